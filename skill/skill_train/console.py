@@ -1,0 +1,191 @@
+"""The only module that prints.
+
+stdout carries exactly one result: a JSON document, a human summary, or one bare value. Progress, warnings and hints go
+to stderr. Nothing ever asks a question.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from skill_train.errors import SkillTrainError
+
+SCHEMA = "skill-train/1"
+MAX_JSON_BYTES = 8192
+Format = Literal["auto", "human", "json", "quiet"]
+
+# Control characters in a name or a prompt must not steer the terminal.
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+class Bar(Protocol):
+    """What a step uses to show progress: `done` of `total` in any unit, and a few words."""
+
+    def __call__(self, done: float, total: float, text: str) -> None: ...
+
+
+@dataclass
+class Result:
+    """What one command answers.
+
+    Attributes:
+        data: the `data` of the JSON answer.
+        human: draws the same for a person; receives a rich console on stdout.
+        quiet: the one value that `--format quiet` prints.
+        next: the commands to run next.
+        error: set when the command did its work and the answer is "no" (a failed verification).
+    """
+
+    data: dict[str, Any]
+    human: Callable[[Any], None] | None = None
+    quiet: str = ""
+    next: list[str] = field(default_factory=list)
+    error: SkillTrainError | None = None
+
+
+class Console:
+    """One per command run.
+
+    Args:
+        mode: `human`, `json` or `quiet`; `auto` is human on a terminal and JSON otherwise.
+        command: the name in the envelope.
+    """
+
+    def __init__(self, mode: Format, command: str) -> None:
+        self.mode = ("human" if sys.stdout.isatty() else "json") if mode == "auto" else mode
+        self.command = command
+        self.warnings: list[dict[str, str]] = []
+
+    def status(self, text: str) -> None:
+        """One line of progress on stderr."""
+        if self.mode != "quiet":
+            print(clean(text), file=sys.stderr, flush=True)
+
+    def warn(self, code: str, message: str) -> None:
+        """Shown on stderr at once and kept for the envelope. A warning is said once."""
+        warning = {"code": code, "message": message}
+        if warning not in self.warnings:
+            self.warnings.append(warning)
+            self.status(f"warning: {message}")
+
+    @contextmanager
+    def progress(self, title: str) -> Iterator[Bar]:
+        """A live bar on a terminal, a line every tenth otherwise."""
+        if self.mode == "quiet":
+            yield lambda done, total, text: None
+        elif sys.stderr.isatty():
+            with _live_bar(title) as bar:
+                yield bar
+        else:
+            yield _plain_bar(title)
+
+    def result(self, result: Result) -> int:
+        """Prints the one result and returns the exit code."""
+        if self.mode == "json":
+            print(self._envelope(result))
+        elif self.mode == "quiet":
+            print(clean(result.quiet))
+        else:
+            _print_human(result)
+        if result.error is not None and self.mode != "json":
+            self._explain(result.error)
+        return result.error.exit_code if result.error else 0
+
+    def error(self, error: SkillTrainError) -> int:
+        """Prints one error and returns its exit code."""
+        if self.mode == "json":
+            print(self._envelope(Result(data={}, error=error)))
+        else:
+            self._explain(error)
+        return error.exit_code
+
+    def _explain(self, error: SkillTrainError) -> None:
+        lines = [f"error: {error.message}"]
+        lines += [
+            f"  {name}: {value}"
+            for name, value in (("expected", error.expected), ("got", error.got), ("next", error.hint))
+            if value
+        ]
+        print(clean("\n".join(lines)), file=sys.stderr, flush=True)
+
+    def _envelope(self, result: Result) -> str:
+        document: dict[str, Any] = {"schema": SCHEMA, "command": self.command, "ok": result.error is None}
+        if result.data or result.error is None:
+            document["data"] = result.data
+        if result.error is not None:
+            document["error"] = result.error.as_dict()
+        document["warnings"] = self.warnings
+        document["next"] = result.next or ([result.error.hint] if result.error and result.error.hint else [])
+        return _bounded(document)
+
+
+def clean(text: str) -> str:
+    """The text without control characters (newline and tab stay)."""
+    return _CONTROL.sub("�", text)
+
+
+def _bounded(document: dict[str, Any]) -> str:
+    """At most 8 KB: long lists and strings lose their tail, and the answer says so. The files hold everything."""
+    text = json.dumps(document, ensure_ascii=False)
+    for limit in (50, 20, 8, 3):
+        if len(text.encode()) <= MAX_JSON_BYTES:
+            break
+        document = _shorten(document, limit)
+        document["shortened"] = f"lists to {limit} items, strings to {limit * 20} characters"
+        text = json.dumps(document, ensure_ascii=False)
+    return text
+
+
+def _shorten(value: Any, limit: int) -> Any:
+    if isinstance(value, dict):
+        return {key: _shorten(item, limit) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_shorten(item, limit) for item in value[:limit]]
+    if isinstance(value, str) and len(value) > limit * 20:
+        return value[: limit * 20] + "…"
+    return value
+
+
+def _print_human(result: Result) -> None:
+    from rich.console import Console as RichConsole
+
+    rich = RichConsole(highlight=False, soft_wrap=False, no_color=bool(os.environ.get("NO_COLOR")) or None)
+    if result.human is not None:
+        result.human(rich)
+    for number, command in enumerate(result.next):
+        rich.print(("next: " if number == 0 else "      ") + clean(command), markup=False)
+
+
+@contextmanager
+def _live_bar(title: str) -> Iterator[Bar]:
+    from rich.console import Console as RichConsole
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[text]}"), TimeRemainingColumn())
+    with Progress(*columns, console=RichConsole(stderr=True), transient=False) as progress:
+        task = progress.add_task(title, total=None, text="")
+
+        def update(done: float, total: float, text: str) -> None:
+            progress.update(task, completed=done, total=total, text=clean(text).replace("[", "\\["))
+
+        yield update
+
+
+def _plain_bar(title: str) -> Bar:
+    shown = -1
+
+    def update(done: float, total: float, text: str) -> None:
+        nonlocal shown
+        tenth = int(10 * done / total) if total else 0
+        if tenth != shown:
+            shown = tenth
+            print(clean(f"{title}: {done:g}/{total:g} {text}"), file=sys.stderr, flush=True)
+
+    return update

@@ -1,0 +1,115 @@
+"""Everything that can go wrong on purpose.
+
+    SkillTrainError
+    ├── UsageError           exit 2  bad usage, recipe or dataset
+    ├── DecisionNeeded       exit 3  does not fit, or somebody must decide
+    ├── AccessError          exit 4  not signed in, no permission, gated or unpaid
+    ├── TrainingFailed       exit 5  training or the remote job failed
+    ├── VerificationFailed   exit 6  an artifact is not what it should be
+    ├── NotInstalled         exit 7  something is missing; the hint installs it
+    ├── Temporary            exit 8  network, rate limit or server; try again
+    └── NativeCrash          exit 1  native code (llama.cpp) ended by a signal
+
+A message says what is wrong and with which value; `expected` and `got` are the two sides; `hint` is the next command.
+`cli` turns each into one error on the screen and its exit code. Anything else is a bug and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+EXIT_CODES: dict[int, str] = {
+    0: "done",
+    1: "a bug in skill-train, or native code crashed",
+    2: "bad usage, recipe or dataset",
+    3: "does not fit, or a decision or budget is needed",
+    4: "not signed in, no permission, gated or unpaid",
+    5: "training or the remote job failed",
+    6: "an artifact failed its verification",
+    7: "something is not installed (the message names the command that installs it)",
+    8: "temporary: network, rate limit, server; try again",
+}
+
+
+class SkillTrainError(Exception):
+    """Base of all errors that are meant for the user.
+
+    Args:
+        message: what is wrong, and which value.
+        code: a stable word for programs, such as `broken_line`.
+        expected: what would have been right.
+        got: what was there.
+        hint: the next command, or the change that would help.
+    """
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, code: str, expected: str = "", got: str = "", hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.code = code
+        self.expected = expected
+        self.got = got
+        self.hint = hint
+
+    def as_dict(self) -> dict[str, str]:
+        """The `error` object of the JSON envelope."""
+        return {
+            "code": self.code,
+            "message": self.message,
+            "expected": self.expected,
+            "got": self.got,
+            "hint": self.hint,
+        }
+
+
+class UsageError(SkillTrainError):
+    exit_code = 2
+
+
+class DecisionNeeded(SkillTrainError):
+    exit_code = 3
+
+
+class AccessError(SkillTrainError):
+    exit_code = 4
+
+
+class TrainingFailed(SkillTrainError):
+    exit_code = 5
+
+
+class VerificationFailed(SkillTrainError):
+    exit_code = 6
+
+
+class NotInstalled(SkillTrainError):
+    exit_code = 7
+
+
+class Temporary(SkillTrainError):
+    exit_code = 8
+
+
+class NativeCrash(SkillTrainError):
+    exit_code = 1
+
+
+def from_exit_code(exit_code: int, error: dict[str, str]) -> SkillTrainError:
+    """The error that a child program reported as data, with the class of its exit code."""
+    classes = (UsageError, DecisionNeeded, AccessError, TrainingFailed, VerificationFailed, NotInstalled, Temporary)
+    kind = next((c for c in classes if c.exit_code == exit_code), TrainingFailed)
+    return kind(
+        error.get("message", "the program ended without saying why"),
+        code=error.get("code", "unknown"),
+        expected=error.get("expected", ""),
+        got=error.get("got", ""),
+        hint=error.get("hint", ""),
+    )
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """` (did you mean 'x'?)` for the nearest known word, or an empty string."""
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f" (did you mean {close[0]!r}?)" if close else ""

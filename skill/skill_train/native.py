@@ -1,0 +1,114 @@
+"""Runs a worker module in a child process, so that a crash of native code never takes the command down.
+
+llama-cpp-python 0.3.36 segfaults on some processors (AMX weight buffers), and aborts on files it does not like. A worker
+is `python -m skill_train.<name>_worker JOB RESULT`: it reads a JSON job, writes a JSON result, and may print progress
+lines `@progress DONE TOTAL TEXT` on stdout.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from skill_train.console import Bar
+from skill_train.errors import DecisionNeeded, NativeCrash, from_exit_code
+from skill_train.run_dir import read_json, write_json
+
+PROGRESS = "@progress "
+_TAIL_LINES = 12
+
+
+def run_worker(module: str, job: dict[str, Any], *, progress: Bar | None = None) -> dict[str, Any]:
+    """The result of one job.
+
+    Args:
+        module: the worker, such as `skill_train.inference_worker`.
+        job: anything JSON can hold.
+        progress: called with the worker's progress lines.
+
+    Raises:
+        NativeCrash: a signal ended the worker.
+        DecisionNeeded: the system killed it (SIGKILL: most likely out of memory).
+        SkillTrainError: what the worker itself reported.
+    """
+    with tempfile.TemporaryDirectory(prefix="skill-train-") as folder:
+        job_file, result_file, log_file = (Path(folder) / name for name in ("job.json", "result.json", "log.txt"))
+        write_json(job_file, job)
+        code = _run(module, job_file, result_file, log_file, progress)
+        log = log_file.read_text(encoding="utf-8", errors="replace")
+        if code < 0:
+            raise _crash(module, -code, log)
+        if not result_file.is_file():
+            raise NativeCrash(
+                f"{module} ended with exit code {code} and no result",
+                code="worker_failed",
+                got=_tail(log),
+                hint="skill-train doctor",
+            )
+        result: dict[str, Any] = read_json(result_file)
+        if "error" in result:
+            raise from_exit_code(int(result["exit_code"]), result["error"])
+        return result
+
+
+def report_progress(done: float, total: float, text: str) -> None:
+    """For workers: one progress line."""
+    print(f"{PROGRESS}{done} {total} {text}", flush=True)
+
+
+def worker_main(run: Any) -> None:
+    """For workers: reads the job, calls `run(job)`, writes its result or its error."""
+    from skill_train.errors import SkillTrainError
+
+    job, result_file = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")), Path(sys.argv[2])
+    try:
+        result = run(job)
+    except SkillTrainError as error:
+        result = {"error": error.as_dict(), "exit_code": error.exit_code}
+    write_json(result_file, result)
+
+
+def _run(module: str, job: Path, result: Path, log: Path, progress: Bar | None) -> int:
+    environment = dict(os.environ, PYTHONUNBUFFERED="1", HF_HUB_DISABLE_TELEMETRY="1")
+    command = [sys.executable, "-m", module, str(job), str(result)]
+    with (
+        open(log, "w", encoding="utf-8") as log_file,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log_file, text=True, env=environment) as process,
+    ):
+        try:
+            for line in process.stdout or ():
+                if line.startswith(PROGRESS) and progress is not None:
+                    done, total, *text = line.removeprefix(PROGRESS).rstrip("\n").split(" ", 2)
+                    progress(float(done), float(total), " ".join(text))
+        except BaseException:
+            process.kill()
+            raise
+    return process.returncode
+
+
+def _crash(module: str, number: int, log: str) -> Exception:
+    name = signal.Signals(number).name
+    if name == "SIGKILL":
+        return DecisionNeeded(
+            f"the system killed {module} (SIGKILL)",
+            code="out_of_memory",
+            expected="enough memory for the model",
+            got=_tail(log),
+            hint="close other programs, or run this step on a machine with more memory",
+        )
+    return NativeCrash(
+        f"llama.cpp crashed with {name} in {module}",
+        code="native_crash",
+        got=_tail(log),
+        hint="skill-train doctor; then try another version of llama-cpp-python",
+    )
+
+
+def _tail(log: str) -> str:
+    return "\n".join(log.strip().splitlines()[-_TAIL_LINES:])

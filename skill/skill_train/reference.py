@@ -1,0 +1,90 @@
+"""The models that artifacts are judged against, through transformers and PEFT, in fp32 on the CPU.
+
+bf16 compute alone is 6e-5 nats off, so a reference is computed in fp32 whatever it is stored in.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from skill_train.errors import NotInstalled
+
+# Read when a model has no data of its own: plain prose, code, digits and other scripts.
+NEUTRAL_TEXTS = (
+    "The quick brown fox jumps over the lazy dog. It was the best of times, it was the worst of times.",
+    "Water boils at 100 degrees Celsius at sea level, and at about 71 degrees on top of Mount Everest.",
+    "def add(a: int, b: int) -> int:\n    return a + b\n\nprint(add(2, 40))  # 42\n",
+    "Am Anfang war das Wort. Au commencement était la parole. В начале было слово. 最初に言葉があった。",
+    "1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144, 233, 377, 610, 987, 1597, 2584, 4181, 6765, 10946",
+)
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """The tokenizer of a model folder, never with remote code."""
+    transformers = _transformers()
+    return transformers.AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
+
+
+@contextlib.contextmanager
+def reference_model(base: Path, adapter: Path | None = None) -> Iterator[Any]:
+    """The model of `base`, with a PEFT adapter on top when one is given, in fp32, in evaluation mode, on the CPU.
+
+    Freed when the block ends, so two of them never lie in memory together.
+    """
+    import torch
+
+    transformers = _transformers()
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        str(base), dtype=torch.float32, trust_remote_code=False, attn_implementation="eager", use_safetensors=True
+    )
+    if adapter is not None:
+        model = _with_adapter(model, adapter)
+    model.eval()
+    try:
+        yield model
+    finally:
+        del model
+        gc.collect()
+
+
+def logits(model: Any, ids: list[int]) -> Any:
+    """Logits of one sequence as a float32 array [len(ids), vocabulary]."""
+    import torch
+
+    with torch.no_grad():
+        return model(input_ids=torch.tensor([ids]), use_cache=False).logits[0].float().numpy()
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a `samples.jsonl` or `held_out.jsonl`; empty when there is no such file."""
+    if not path.is_file():
+        return []
+    with open(path, encoding="utf-8") as file:
+        return [json.loads(line) for line in file if line.strip()]
+
+
+def _with_adapter(model: Any, adapter: Path) -> Any:
+    try:
+        from peft import PeftModel
+    except ImportError:
+        raise NotInstalled(
+            "peft is not installed", code="missing_package", hint='pip install "skill-train[train]"'
+        ) from None
+    return PeftModel.from_pretrained(model, str(adapter), is_trainable=False)
+
+
+def _transformers() -> Any:
+    try:
+        import transformers
+    except ImportError:
+        raise NotInstalled(
+            "transformers is not installed", code="missing_package", hint='pip install "skill-train[train]"'
+        ) from None
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    return transformers

@@ -1,0 +1,322 @@
+"""What one run leaves on disk: one folder, the same names for local and cloud runs.
+
+    plan.json  recipe.yaml  environment.json  metrics.jsonl  train.log  checkpoints/  adapter/  train.json
+    merged/  merge.json     gguf/*.gguf  convert.json  quantize.json     verify.json
+
+A step writes its own folder and, last, its own `<step>.json` by rename: a record that exists is complete. It holds the
+digests of what the step read, so a second call knows whether the work is done, and refuses to overwrite other work.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import secrets
+import shutil
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from skill_train.errors import DecisionNeeded, UsageError
+
+STEP_SCHEMA = "skill-train/step/1"
+
+
+@dataclass(frozen=True)
+class RunDir:
+    """The names inside a run directory. `path` is the folder itself."""
+
+    path: Path
+
+    @property
+    def plan(self) -> Path:
+        return self.path / "plan.json"
+
+    @property
+    def recipe(self) -> Path:
+        return self.path / "recipe.yaml"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def log(self) -> Path:
+        return self.path / "train.log"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def adapter(self) -> Path:
+        return self.path / "adapter"
+
+    @property
+    def samples(self) -> Path:
+        """Rows as the trainer was fed them: `{"row", "input_ids", "labels", …}` a line."""
+        return self.path / "samples.jsonl"
+
+    @property
+    def held_out(self) -> Path:
+        """Rows that were kept from training, in the same form as `samples`."""
+        return self.path / "held_out.jsonl"
+
+    @property
+    def merged(self) -> Path:
+        return self.path / "merged"
+
+    @property
+    def gguf(self) -> Path:
+        return self.path / "gguf"
+
+    def record(self, step: str) -> Path:
+        """`<step>.json`."""
+        return self.path / f"{step}.json"
+
+    @staticmethod
+    def is_one(path: Path) -> bool:
+        return (path / "plan.json").is_file()
+
+
+def open_run(path: Path) -> RunDir:
+    """The run directory at `path`.
+
+    Raises:
+        UsageError: there is no `plan.json`.
+    """
+    if not RunDir.is_one(path):
+        raise UsageError(
+            f"{path} is not a run directory",
+            code="not_a_run",
+            expected="a folder that `skill-train local` or `skill-train pull` made (it holds plan.json)",
+            got="no such folder" if not path.is_dir() else "a folder without plan.json",
+            hint="skill-train local --model MODEL --data DATA --run-dir runs/first",
+        )
+    return RunDir(path)
+
+
+def read_json(path: Path) -> Any:
+    """The JSON document in a file that skill-train wrote.
+
+    Raises:
+        UsageError: missing, or not JSON.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UsageError(f"{path} does not exist", code="missing_file", got=str(path)) from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} is not JSON: {error}", code="bad_json", got=str(path)) from None
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a whole file or nothing: a temporary name beside it, then a rename."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+    try:
+        with open(temporary, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_json(path: Path, document: Any) -> None:
+    write_text(path, json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+@contextlib.contextmanager
+def whole_folder(final: Path) -> Iterator[Path]:
+    """A temporary folder beside `final` that takes its name when the block ends well, and vanishes when it does not.
+
+    Raises:
+        UsageError: `final` exists and is not empty.
+    """
+    if final.is_dir() and any(final.iterdir()):
+        raise UsageError(
+            f"{final} is not empty and was not made by this step from these inputs",
+            code="output_exists",
+            expected="a new or empty folder",
+            hint=f"move {final} away, or choose another folder",
+        )
+    final.parent.mkdir(parents=True, exist_ok=True)
+    _remove_leftovers(final)
+    part = final.with_name(f".{final.name}.{os.getpid()}.{secrets.token_hex(4)}.part")
+    part.mkdir()
+    try:
+        yield part
+        if final.is_dir():
+            final.rmdir()
+        os.replace(part, final)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def whole_file(final: Path) -> Iterator[Path]:
+    """A temporary file name beside `final` that takes its name when the block ends well, and vanishes when it does not."""
+    final.parent.mkdir(parents=True, exist_ok=True)
+    _remove_leftovers(final)
+    part = final.with_name(f".{final.name}.{os.getpid()}.{secrets.token_hex(4)}.part")
+    try:
+        yield part
+        os.replace(part, final)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _remove_leftovers(final: Path) -> None:
+    """Parts that a killed process left. A part names its process; a living one keeps it."""
+    for part in final.parent.glob(f".{final.name}.*.part"):
+        owner = part.name.removeprefix(f".{final.name}.").split(".")[0]
+        if not (owner.isdigit() and _alive(int(owner))):
+            shutil.rmtree(part, ignore_errors=True) if part.is_dir() else part.unlink(missing_ok=True)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def file_digest(path: Path) -> dict[str, Any]:
+    """`{"bytes": size, "sha256": hex}` of one file, read in constant memory."""
+    with open(path, "rb") as file:
+        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    return {"bytes": path.stat().st_size, "sha256": sha256}
+
+
+def digests(root: Path, files: Iterable[Path] | None = None) -> dict[str, dict[str, Any]]:
+    """Digest of each file, by its name relative to `root`; all files below `root` unless some are named."""
+    chosen = files if files is not None else (p for p in root.rglob("*") if p.is_file())
+    return {str(path.relative_to(root)): file_digest(path) for path in sorted(chosen)}
+
+
+def versions(*packages: str) -> dict[str, str | None]:
+    """Installed versions by distribution name; None for what is not installed. Python's own is there too."""
+    found: dict[str, str | None] = {"python": sys.version.split()[0]}
+    for package in ("skill-train", *packages):
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            found[package] = None
+    return found
+
+
+def peak_memory_bytes(children: bool = False) -> int | None:
+    """Highest resident memory of this process (or of its ended children); None where the system does not tell."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    who = resource.RUSAGE_CHILDREN if children else resource.RUSAGE_SELF
+    peak = resource.getrusage(who).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024  # bytes on macOS, KiB on Linux
+
+
+def write_record(path: Path, **fields: Any) -> dict[str, Any]:
+    """Writes `<step>.json`, last. The usual fields: inputs, options, outputs, figures, reasons, versions, seconds,
+    peak_memory_bytes."""
+    record = {
+        "schema": STEP_SCHEMA,
+        "step": path.stem,
+        **fields,
+        "finished_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
+    write_json(path, record)
+    return record
+
+
+def finished_record(path: Path, *, inputs: dict[str, Any], options: dict[str, Any]) -> dict[str, Any] | None:
+    """The record of a step that already did exactly this, with its outputs still whole; None when there is none.
+
+    Raises:
+        UsageError: the record is of other inputs or options, or an output has changed since.
+    """
+    if not path.is_file():
+        return None
+    record: dict[str, Any] = read_json(path)
+    if record.get("inputs") != inputs or record.get("options") != options:
+        different = "inputs" if record.get("inputs") != inputs else "options"
+        raise UsageError(
+            f"{path.parent} already holds a finished {path.stem} made with other {different}",
+            code="output_exists",
+            expected="the same inputs and options, or a new place for the output",
+            got=f"{different} recorded in {path.name} differ",
+            hint=f"move {path} and what it made away, or use another --run-dir or --out",
+        )
+    for name, digest in record.get("outputs", {}).items():
+        file = path.parent / name
+        if not file.is_file() or file_digest(file) != {k: digest[k] for k in ("bytes", "sha256")}:
+            raise UsageError(
+                f"{file} is not the file that {path.name} describes",
+                code="output_changed",
+                expected=f"{digest['bytes']} bytes, sha256 {digest['sha256'][:12]}…",
+                got="missing" if not file.is_file() else "another content",
+                hint=f"move {path} away and run the step again",
+            )
+    return record
+
+
+def require_space(folder: Path, need_bytes: int, what: str) -> None:
+    """Refuses before a long step starts when the disk cannot hold its result.
+
+    Raises:
+        DecisionNeeded: free space below `need_bytes`.
+    """
+    existing = folder
+    while not existing.exists():
+        existing = existing.parent
+    free = shutil.disk_usage(existing).free
+    if free < need_bytes:
+        raise DecisionNeeded(
+            f"not enough disk for {what}: needs {need_bytes / 1e9:.2f} GB, {free / 1e9:.2f} GB free at {existing}",
+            code="no_disk",
+            expected=f"{need_bytes} bytes free",
+            got=f"{free} bytes free",
+            hint="free some space, or choose a folder on another disk",
+        )
+
+
+@contextlib.contextmanager
+def locked(run: RunDir, command: str) -> Iterator[None]:
+    """One process at a time in a run directory. The lock is the system's own, so a killed process leaves none behind.
+
+    Raises:
+        UsageError: another process holds it; the message names it.
+    """
+    run.path.mkdir(parents=True, exist_ok=True)
+    try:
+        import fcntl
+    except ImportError:  # Windows has no flock; two processes there are not told apart
+        yield
+        return
+    with open(run.path / ".lock", "a+", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            holder = file.read().strip() or "another process"
+            raise UsageError(
+                f"{run.path} is in use by {holder}",
+                code="run_in_use",
+                expected="one process in a run directory",
+                hint="wait for it to end, or use another --run-dir",
+            ) from None
+        file.truncate(0)
+        file.write(f"process {os.getpid()} (skill-train {command})")
+        file.flush()
+        yield
