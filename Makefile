@@ -1,0 +1,57 @@
+# Everything sets itself up in .venv: `make demo` and `make test` need only Python 3.11 to 3.13 and a C++ compiler.
+
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+CORES  := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
+
+# The first interpreter that answers and is of a supported version; PYTHON=… chooses another.
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
+	$$p -c 'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' 2>/dev/null \
+	&& { echo $$p; break; }; done)
+
+.PHONY: help demo test live lint fix docs lock clean
+
+help:
+	@echo "make demo   train, merge, export and verify a small model, offline, and print the table"
+	@echo "make test   all tests that need no network"
+	@echo "make lint   formatting, rules, types, generated documentation"
+	@echo "make fix    what lint can repair itself    make docs   write the generated documentation"
+	@echo "make live   tests against the Hub; needs HF_TOKEN    make lock   write requirements.lock"
+
+demo: $(STAMP)
+	$(BIN)/skill-train demo
+
+test: $(STAMP)
+	$(BIN)/python -m pytest
+
+live: $(STAMP)
+	$(BIN)/python -m pytest -m live
+
+lint: $(STAMP)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python scripts/make_docs.py --check
+
+fix: $(STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+docs: $(STAMP)
+	$(BIN)/python scripts/make_docs.py
+
+lock: $(STAMP)
+	$(BIN)/python scripts/make_lock.py
+
+clean:
+	rm -rf $(VENV) dist .pytest_cache .mypy_cache .ruff_cache
+
+# The stamp is written last, so a broken installation is made again.
+$(STAMP): pyproject.toml requirements.lock
+	@test -n "$(PYTHON)" || { echo "no Python 3.11, 3.12 or 3.13 with venv found; install one (on Debian and Ubuntu also python3-venv), or say PYTHON=/path/to/python" >&2; exit 7; }
+	@test -x $(BIN)/python || { echo "making $(VENV) with $(PYTHON)"; $(PYTHON) -m venv $(VENV); }
+	@$(BIN)/python -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("llama_cpp") is None)' \
+	|| echo "installing; this includes compiling llama-cpp-python from source: about 4 minutes on 2 cores (this machine: $(CORES)), silent until it is done"
+	CMAKE_BUILD_PARALLEL_LEVEL=$${CMAKE_BUILD_PARALLEL_LEVEL:-$(CORES)} $(BIN)/python -m pip install -c requirements.lock -e '.[train,gguf,dev]'
+	@touch $(STAMP)
