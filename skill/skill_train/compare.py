@@ -86,9 +86,65 @@ def summarize(figures: TokenFigures) -> dict[str, Any]:
         "perplexity_ratio": ratio,
         "perplexity_ratio_half_width": ratio * 1.96 * error,
     }
-    return {name: value if np.isfinite(value) else None for name, value in values.items()} | {
-        "tokens": len(figures.kl)
+    return {name: value if np.isfinite(value) else None for name, value in values.items()} | {"tokens": len(figures.kl)}
+
+
+@dataclass
+class ShareFigures:
+    """One value a position, for `share`. Arrays have shape [positions].
+
+    Attributes:
+        along: inner product of the other model's change with the tuned model's change.
+        squared: the tuned model's change with itself.
+        kl_tuned: divergence of the other model from the tuned one, in nats.
+        kl_base: divergence of the other model from the base, in nats.
+        kl_between: divergence of the base from the tuned model, in nats: how much tuning changed.
+    """
+
+    along: np.ndarray
+    squared: np.ndarray
+    kl_tuned: np.ndarray
+    kl_base: np.ndarray
+    kl_between: np.ndarray
+
+
+def compare_change(tuned: np.ndarray, base: np.ndarray, other: np.ndarray) -> ShareFigures:
+    """How much of the change from `base` to `tuned` is in `other`; all are logits [positions, vocabulary].
+
+    A change is a difference of log-probabilities. Products are weighted with the tuned model's probabilities and
+    centred, so a constant added to all logits counts for nothing.
+    """
+    import numpy as np
+
+    log_t, log_b, log_o = (_log_softmax(logits) for logits in (tuned, base, other))
+    weight = np.exp(log_t)
+    change, found = log_t - log_b, log_o - log_b
+    change -= (weight * change).sum(axis=1, keepdims=True)
+    return ShareFigures(
+        along=(weight * change * found).sum(axis=1),
+        squared=(weight * change**2).sum(axis=1),
+        kl_tuned=(weight * (log_t - log_o)).sum(axis=1),
+        kl_base=-(np.exp(log_b) * found).sum(axis=1),
+        kl_between=(weight * (log_t - log_b)).sum(axis=1),
+    )
+
+
+def summarize_change(parts: list[ShareFigures]) -> dict[str, Any]:
+    """`share`: 1 for the tuned model, 0 for the base, about 2 for a change made twice; with the half width of its 95 %
+    interval (a ratio's standard error over positions, times 1.96). The mean divergences in nats; None when not finite.
+    """
+    import numpy as np
+
+    along, squared = (np.concatenate([getattr(part, name) for part in parts]) for name in ("along", "squared"))
+    total = float(squared.sum())
+    share = float(along.sum()) / total if total else float("nan")
+    error = float(np.sqrt(((along - share * squared) ** 2).sum())) / total if total else float("nan")
+    means = {
+        name: float(np.concatenate([getattr(part, name) for part in parts]).mean())
+        for name in ("kl_tuned", "kl_base", "kl_between")
     }
+    values = {"share": share, "share_half_width": 1.96 * error} | means
+    return {name: value if np.isfinite(value) else None for name, value in values.items()} | {"tokens": len(along)}
 
 
 def _log_softmax(logits: np.ndarray) -> np.ndarray:

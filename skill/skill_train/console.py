@@ -21,8 +21,9 @@ SCHEMA = "skill-train/1"
 MAX_JSON_BYTES = 8192
 Format = Literal["auto", "human", "json", "quiet"]
 
-# Control characters in a name or a prompt must not steer the terminal.
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+# Control characters in a name or a prompt must not steer the terminal; half a surrogate pair (a file name that is not
+# UTF-8) cannot be printed at all.
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 class Bar(Protocol):
@@ -132,20 +133,26 @@ def clean(text: str) -> str:
 
 
 def _bounded(document: dict[str, Any]) -> str:
-    """At most 8 KB: long lists and strings lose their tail, and the answer says so. The files hold everything."""
-    text = json.dumps(document, ensure_ascii=False)
+    """At most 8 KB: what is long loses its tail, and the answer says so. The files hold everything."""
+    text = _dumps(document)
     for limit in (50, 20, 8, 3):
         if len(text.encode()) <= MAX_JSON_BYTES:
-            break
-        document = _shorten(document, limit)
+            return text
+        document = {key: _shorten(value, limit) for key, value in document.items()}
         document["shortened"] = f"lists to {limit} items, strings to {limit * 20} characters"
-        text = json.dumps(document, ensure_ascii=False)
+        text = _dumps(document)
+    if len(text.encode()) > MAX_JSON_BYTES:
+        text = _dumps(document | {"data": {}, "shortened": "data left out: too large"})
     return text
+
+
+def _dumps(document: dict[str, Any]) -> str:
+    return clean(json.dumps(document, ensure_ascii=False))
 
 
 def _shorten(value: Any, limit: int) -> Any:
     if isinstance(value, dict):
-        return {key: _shorten(item, limit) for key, item in value.items()}
+        return {key: _shorten(item, limit) for key, item in list(value.items())[: max(limit, 12)]}
     if isinstance(value, list):
         return [_shorten(item, limit) for item in value[:limit]]
     if isinstance(value, str) and len(value) > limit * 20:

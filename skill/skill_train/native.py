@@ -1,8 +1,8 @@
 """Runs a worker module in a child process, so that a crash of native code never takes the command down.
 
-llama-cpp-python 0.3.36 segfaults on some processors (AMX weight buffers), and aborts on files it does not like. A worker
-is `python -m skill_train.<name>_worker JOB RESULT`: it reads a JSON job, writes a JSON result, and may print progress
-lines `@progress DONE TOTAL TEXT` on stdout.
+llama-cpp-python 0.3.36 segfaults on some processors (AMX weight buffers), and aborts on files it does not like. A
+worker is `python -m skill_train.<name>_worker JOB RESULT`: it reads a JSON job, writes a JSON result, and may print
+progress lines `@progress DONE TOTAL TEXT` on stdout.
 """
 
 from __future__ import annotations

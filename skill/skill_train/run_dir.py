@@ -163,7 +163,7 @@ def whole_folder(final: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def whole_file(final: Path) -> Iterator[Path]:
-    """A temporary file name beside `final` that takes its name when the block ends well, and vanishes when it does not."""
+    """A temporary name beside `final` that becomes `final` when the block ends well, and vanishes when it does not."""
     final.parent.mkdir(parents=True, exist_ok=True)
     _remove_leftovers(final)
     part = final.with_name(f".{final.name}.{os.getpid()}.{secrets.token_hex(4)}.part")

@@ -1,0 +1,31 @@
+"""A worker for tests: does what the job says, as `python -m crashing_worker JOB RESULT`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from typing import Any
+
+from skill_train.errors import UsageError
+from skill_train.native import report_progress, worker_main
+
+
+def run(job: dict[str, Any]) -> dict[str, Any]:
+    if "signal" in job:
+        print("the last words of native code", file=sys.stderr, flush=True)
+        os.kill(os.getpid(), signal.Signals[job["signal"]])
+    if "exit" in job:
+        os._exit(job["exit"])
+    if "refuse" in job:
+        raise UsageError(job["refuse"], code="refused", hint="try something else")
+    for done in range(job["steps"]):
+        print("native code prints what it likes")
+        report_progress(done + 1, job["steps"], f"tensor {done}")
+    time.sleep(job.get("sleep_seconds", 0))
+    return {"pid": os.getpid(), "doubled": 2 * job["steps"]}
+
+
+if __name__ == "__main__":
+    worker_main(run)

@@ -1,0 +1,196 @@
+"""One result and one error in the four modes, the 8 KB bound, and names that try to steer the terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any
+
+import pytest
+
+from skill_train.console import Console, Format, Result, clean
+from skill_train.errors import UsageError, VerificationFailed
+
+ERROR = UsageError("no such file: x", code="missing_file", expected="a file", got="nothing", hint="ls")
+EXPLAINED = "error: no such file: x\n  expected: a file\n  got: nothing\n  next: ls\n"
+
+
+def _result() -> Result:
+    return Result(
+        data={"run_dir": "runs/a"},
+        human=lambda rich: rich.print("trained"),
+        quiet="runs/a",
+        next=["skill-train merge runs/a"],
+    )
+
+
+RESULT_JSON = {
+    "schema": "skill-train/1",
+    "command": "local",
+    "ok": True,
+    "data": {"run_dir": "runs/a"},
+    "warnings": [],
+    "next": ["skill-train merge runs/a"],
+}
+ERROR_JSON = {
+    "schema": "skill-train/1",
+    "command": "local",
+    "ok": False,
+    "error": {
+        "code": "missing_file",
+        "message": "no such file: x",
+        "expected": "a file",
+        "got": "nothing",
+        "hint": "ls",
+    },
+    "warnings": [],
+    "next": ["ls"],
+}
+HUMAN = "trained\nnext: skill-train merge runs/a\n"
+
+
+@pytest.mark.parametrize(
+    ("mode", "terminal", "out"),
+    [
+        ("human", False, HUMAN),
+        ("auto", True, HUMAN),
+        ("auto", False, RESULT_JSON),
+        ("json", True, RESULT_JSON),
+        ("quiet", True, "runs/a\n"),
+    ],
+)
+def test_one_result_in_each_mode(mode: Format, terminal: bool, out: Any, capsys: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
+    assert Console(mode, "local").result(_result()) == 0
+    said = capsys.readouterr()
+    assert _read(said.out) == out
+    assert said.err == ""
+
+
+@pytest.mark.parametrize(
+    ("mode", "terminal", "out", "err"),
+    [
+        ("human", False, "", EXPLAINED),
+        ("auto", True, "", EXPLAINED),
+        ("auto", False, ERROR_JSON, ""),
+        ("json", True, ERROR_JSON, ""),
+        ("quiet", True, "", EXPLAINED),
+    ],
+)
+def test_one_error_in_each_mode(
+    mode: Format, terminal: bool, out: Any, err: str, capsys: Any, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
+    assert Console(mode, "local").error(ERROR) == 2
+    said = capsys.readouterr()
+    assert _read(said.out) == out
+    assert said.err == err
+
+
+@pytest.mark.parametrize("mode", ["human", "json", "quiet"])
+def test_an_answer_that_is_no_has_data_and_the_exit_code_of_its_error(mode: Format, capsys: Any) -> None:
+    error = VerificationFailed("logits differ", code="verification_failed", hint="look at verify.json")
+    result = Result(data={"verdict": "fail"}, human=lambda rich: rich.print("fail"), quiet="fail", error=error)
+    assert Console(mode, "verify").result(result) == 6
+    said = capsys.readouterr()
+    if mode == "json":
+        document = json.loads(said.out)
+        assert (document["ok"], document["data"], document["error"]["code"]) == (
+            False,
+            {"verdict": "fail"},
+            "verification_failed",
+        )
+    else:
+        assert said.out == "fail\n"
+        assert said.err.startswith("error: logits differ\n")
+
+
+def test_progress_and_warnings_stay_off_stdout(capsys: Any) -> None:
+    console = Console("json", "local")
+    console.warn("slow", "this is slow")
+    console.warn("slow", "this is slow")
+    with console.progress("training") as bar:
+        for step in range(101):
+            bar(step, 100, "loss 1.0")
+    console.result(Result(data={}))
+    said = capsys.readouterr()
+    assert json.loads(said.out)["warnings"] == [{"code": "slow", "message": "this is slow"}]
+    lines = said.err.splitlines()
+    assert lines[0] == "warning: this is slow"
+    assert lines[1:] == [f"training: {tenth}0/100 loss 1.0".replace(": 00/", ": 0/") for tenth in range(11)]
+
+
+def test_quiet_says_nothing_on_stderr(capsys: Any) -> None:
+    console = Console("quiet", "local")
+    console.warn("slow", "this is slow")
+    with console.progress("training") as bar:
+        bar(1, 1, "")
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"rows": [{"name": f"row {number}", "text": "x" * 40} for number in range(1000)]},
+        {"text": "é" * 30_000},
+        {"many": {f"key {number}": ["value " * 30] * 20 for number in range(15)}},
+        {"keys": {f"key {number}": "value" for number in range(2000)}},
+        {"deep": [[[["word " * 20] * 12] * 12] * 12]},
+        {"deep": [{f"k{n}": {f"k{n}": ["v" * 99] * 9 for n in range(9)} for n in range(9)}] * 9},
+    ],
+    ids=["long list", "long text", "many lists", "many keys", "deep lists", "deep objects"],
+)
+def test_json_is_one_document_of_at_most_8_kb(data: dict[str, Any], capsys: Any) -> None:
+    Console("json", "verify").result(Result(data=data))
+    text = capsys.readouterr().out
+    assert len(text.encode()) <= 8192
+    document = json.loads(text)
+    assert document["ok"] is True
+    assert document["shortened"]
+
+
+def test_a_long_error_is_bounded_and_keeps_its_code(capsys: Any) -> None:
+    Console("json", "local").error(UsageError("m" * 20_000, code="c", got="g" * 20_000, hint="h" * 20_000))
+    text = capsys.readouterr().out
+    assert len(text.encode()) <= 8192
+    assert json.loads(text)["error"]["code"] == "c"
+
+
+def test_a_small_answer_is_not_shortened(capsys: Any) -> None:
+    data = {"rows": list(range(60)), "text": "x" * 2000}
+    Console("json", "plan").result(Result(data=data))
+    document = json.loads(capsys.readouterr().out)
+    assert document["data"] == data
+    assert "shortened" not in document
+
+
+def test_control_characters_are_cleaned() -> None:
+    assert clean("a\x1b[31mred\x07\r\x9bb\x7f") == "a�[31mred���b�"
+    assert clean("two\n\tlines, 日本語 é") == "two\n\tlines, 日本語 é"
+
+
+@pytest.mark.parametrize("mode", ["human", "json", "quiet"])
+def test_a_file_name_that_is_not_utf_8_can_be_printed(mode: Format, capsys: Any) -> None:
+    name = os.fsdecode(b"caf\xe9.jsonl")
+    Console(mode, "local").result(Result(data={"file": name}, quiet=name, next=[f"ls {name}"]))
+    said = capsys.readouterr().out
+    assert "caf�.jsonl" in said
+    said.encode()
+
+
+@pytest.mark.parametrize("mode", ["human", "json", "quiet"])
+def test_a_name_cannot_steer_the_terminal(mode: Format, capsys: Any) -> None:
+    name = "model\x1b]0;title\x07"
+    console = Console(mode, "local")
+    console.warn("odd_name", name)
+    console.status(name)
+    console.error(UsageError(name, code="odd_name", got=name, hint=name))
+    console.result(Result(data={"model": name}, quiet=name, next=[name]))
+    said = capsys.readouterr()
+    assert "\x1b" not in said.out + said.err
+    assert "\x07" not in said.out + said.err
+
+
+def _read(text: str) -> Any:
+    return json.loads(text) if text.startswith("{") else text

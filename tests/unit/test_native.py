@@ -1,0 +1,80 @@
+"""A worker that answers, refuses, crashes and is killed; each a real child process."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from skill_train.errors import DecisionNeeded, NativeCrash, UsageError
+from skill_train.native import run_worker
+
+WORKER = "crashing_worker"
+
+
+@pytest.fixture(autouse=True)
+def _worker_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+
+
+def test_a_result_comes_back_from_another_process() -> None:
+    result = run_worker(WORKER, {"steps": 21})
+    assert result["doubled"] == 42
+    assert result["pid"] != os.getpid()
+
+
+def test_progress_is_passed_on_and_other_output_is_not() -> None:
+    seen: list[tuple[Any, ...]] = []
+    run_worker(WORKER, {"steps": 2}, progress=lambda done, total, text: seen.append((done, total, text)))
+    assert seen == [(1.0, 2.0, "tensor 0"), (2.0, 2.0, "tensor 1")]
+
+
+@pytest.mark.parametrize("name", ["SIGSEGV", "SIGABRT", "SIGILL"])
+def test_a_crash_is_an_error_that_names_the_signal(name: str) -> None:
+    with pytest.raises(NativeCrash, match=name) as caught:
+        run_worker(WORKER, {"signal": name})
+    assert (caught.value.code, caught.value.exit_code) == ("native_crash", 1)
+    assert "the last words of native code" in caught.value.got
+    assert caught.value.hint.startswith("skill-train doctor")
+
+
+def test_a_kill_by_the_system_is_taken_as_out_of_memory() -> None:
+    with pytest.raises(DecisionNeeded) as caught:
+        run_worker(WORKER, {"signal": "SIGKILL"})
+    assert (caught.value.code, caught.value.exit_code) == ("out_of_memory", 3)
+
+
+def test_what_the_worker_refuses_arrives_as_it_was() -> None:
+    with pytest.raises(UsageError, match="no such type") as caught:
+        run_worker(WORKER, {"refuse": "no such type"})
+    assert caught.value.as_dict() == {
+        "code": "refused",
+        "message": "no such type",
+        "expected": "",
+        "got": "",
+        "hint": "try something else",
+    }
+
+
+def test_an_end_without_a_result_is_an_error() -> None:
+    with pytest.raises(NativeCrash, match="exit code 3 and no result"):
+        run_worker(WORKER, {"exit": 3})
+
+
+def test_a_traceback_in_a_worker_reaches_the_user() -> None:
+    with pytest.raises(NativeCrash) as caught:
+        run_worker(WORKER, {"neither": "steps nor signal"})
+    assert "KeyError: 'steps'" in caught.value.got
+
+
+def test_an_interrupted_command_kills_its_worker() -> None:
+    def interrupt(done: float, total: float, text: str) -> None:
+        raise KeyboardInterrupt
+
+    started = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        run_worker(WORKER, {"steps": 1, "sleep_seconds": 60}, progress=interrupt)
+    assert time.monotonic() - started < 30  # it did not wait for the worker's own end

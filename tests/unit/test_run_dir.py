@@ -1,0 +1,232 @@
+"""Nothing half-written under a final name, nothing overwritten, one process at a time."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from skill_train import run_dir
+from skill_train.errors import DecisionNeeded, UsageError
+from skill_train.run_dir import RunDir, finished_record, locked, require_space, whole_file, whole_folder, write_record
+
+
+def test_whole_folder_appears_when_the_block_ends(tmp_path: Path) -> None:
+    final = tmp_path / "deep" / "merged"
+    with whole_folder(final) as part:
+        (part / "model.safetensors").write_bytes(b"12")
+        assert not final.exists()
+    assert _files(tmp_path) == ["deep/merged/model.safetensors"]
+
+
+def test_whole_folder_vanishes_when_the_block_fails(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt), whole_folder(tmp_path / "merged") as part:
+        (part / "model.safetensors").write_bytes(b"12")
+        raise KeyboardInterrupt
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_whole_folder_takes_an_empty_place_and_refuses_a_full_one(tmp_path: Path) -> None:
+    final = tmp_path / "merged"
+    final.mkdir()
+    with whole_folder(final) as part:
+        (part / "a").write_text("first")
+    with pytest.raises(UsageError) as caught, whole_folder(final):
+        raise AssertionError("must not be entered")
+    assert caught.value.code == "output_exists"
+    assert (final / "a").read_text() == "first"
+
+
+def test_whole_file_appears_when_the_block_ends(tmp_path: Path) -> None:
+    final = tmp_path / "gguf" / "model-f16.gguf"
+    with whole_file(final) as part:
+        part.write_bytes(b"GGUF")
+        assert not final.exists()
+    assert _files(tmp_path) == ["gguf/model-f16.gguf"]
+
+
+def test_whole_file_keeps_the_old_one_when_the_block_fails(tmp_path: Path) -> None:
+    final = tmp_path / "model-f16.gguf"
+    final.write_bytes(b"old")
+    with pytest.raises(OSError, match="disk full"), whole_file(final) as part:
+        part.write_bytes(b"half")
+        raise OSError("disk full")
+    assert _files(tmp_path) == ["model-f16.gguf"]
+    assert final.read_bytes() == b"old"
+
+
+@pytest.mark.parametrize("step", ["file", "folder"])
+def test_parts_of_a_killed_process_are_removed_and_those_of_a_living_one_kept(tmp_path: Path, step: str) -> None:
+    final = tmp_path / "out"
+    ended = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True)
+    dead = tmp_path / f".out.{ended.stdout.strip()}.aaaa.part"
+    mine = tmp_path / f".out.{os.getpid()}.bbbb.part"
+    other = tmp_path / f".outer.{ended.stdout.strip()}.cccc.part"
+    for part in (dead, mine, other):
+        if step == "folder":
+            part.mkdir()
+            (part / "shard").write_bytes(b"1")
+        else:
+            part.write_bytes(b"1")
+    with whole_file(final) if step == "file" else whole_folder(final) as part:
+        part.write_bytes(b"1") if step == "file" else (part / "x").write_bytes(b"1")
+    assert (dead.exists(), mine.exists(), other.exists()) == (False, True, True)
+
+
+def test_a_killed_process_leaves_nothing_under_the_final_name(tmp_path: Path) -> None:
+    program = (
+        "import os, pathlib, signal; from skill_train.run_dir import whole_folder\n"
+        f"with whole_folder(pathlib.Path({str(tmp_path / 'merged')!r})) as part:\n"
+        "    (part / 'half').write_bytes(b'1'); os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", program]).returncode == -9
+    assert not (tmp_path / "merged").exists()
+    with whole_folder(tmp_path / "merged") as part:
+        (part / "whole").write_bytes(b"1")
+    assert _files(tmp_path) == ["merged/whole"]
+
+
+def test_write_json_is_whole_and_strict(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    run_dir.write_json(path, {"name": "é", "n": 1})
+    assert json.loads(path.read_text(encoding="utf-8")) == {"name": "é", "n": 1}
+    with pytest.raises(ValueError, match="JSON"):
+        run_dir.write_json(path, {"loss": float("nan")})  # NaN is not JSON
+    assert json.loads(path.read_text(encoding="utf-8"))["n"] == 1
+    assert _files(tmp_path) == ["plan.json"]
+
+
+def test_read_json_says_what_is_wrong(tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        run_dir.read_json(tmp_path / "missing.json")
+    assert caught.value.code == "missing_file"
+    for content in (b"{", b"\xff\xfe"):
+        (tmp_path / "bad.json").write_bytes(content)
+        with pytest.raises(UsageError) as caught:
+            run_dir.read_json(tmp_path / "bad.json")
+        assert caught.value.code == "bad_json"
+
+
+def test_open_run_wants_a_plan(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(UsageError) as caught:
+            run_dir.open_run(path)
+        assert caught.value.code == "not_a_run"
+    (tmp_path / "plan.json").write_text("{}")
+    assert run_dir.open_run(tmp_path) == RunDir(tmp_path)
+
+
+def test_digests_are_sha256_by_name(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "a.bin").write_bytes(b"abc")
+    (tmp_path / "b.bin").write_bytes(b"")
+    # Published test vectors of FIPS 180-2: "abc" and the empty message.
+    assert run_dir.digests(tmp_path) == {
+        "b.bin": {"bytes": 0, "sha256": "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"},
+        "sub/a.bin": {"bytes": 3, "sha256": "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"},
+    }
+    assert list(run_dir.digests(tmp_path, [tmp_path / "b.bin"])) == ["b.bin"]
+
+
+INPUTS = {"base": {"model.safetensors": {"bytes": 2, "sha256": "x"}}}
+OPTIONS = {"dtype": "float16"}
+
+
+def _finished(folder: Path) -> Path:
+    (folder / "merged").mkdir(parents=True)
+    output = folder / "merged" / "model.safetensors"
+    output.write_bytes(b"12")
+    digest = {"bytes": 2, "sha256": hashlib.sha256(b"12").hexdigest()}
+    outputs = {"merged/model.safetensors": digest | {"quant": None}}
+    write_record(folder / "merge.json", inputs=INPUTS, options=OPTIONS, outputs=outputs)
+    return folder / "merge.json"
+
+
+def test_no_record_means_work_to_do(tmp_path: Path) -> None:
+    assert finished_record(tmp_path / "merge.json", inputs=INPUTS, options=OPTIONS) is None
+
+
+def test_a_matching_record_is_the_answer(tmp_path: Path) -> None:
+    record = finished_record(_finished(tmp_path), inputs=INPUTS, options=OPTIONS)
+    assert record is not None
+    assert (record["schema"], record["step"]) == ("skill-train/step/1", "merge")
+
+
+@pytest.mark.parametrize(
+    ("inputs", "options", "different"), [({}, OPTIONS, "inputs"), (INPUTS, {"dtype": "bfloat16"}, "options")]
+)
+def test_other_work_is_not_overwritten(
+    tmp_path: Path, inputs: dict[str, str], options: dict[str, str], different: str
+) -> None:
+    path = _finished(tmp_path)
+    with pytest.raises(UsageError, match=different) as caught:
+        finished_record(path, inputs=inputs, options=options)
+    assert caught.value.code == "output_exists"
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize("damage", ["missing", "same size", "shorter"])
+def test_a_changed_output_is_noticed(tmp_path: Path, damage: str) -> None:
+    path = _finished(tmp_path)
+    output = tmp_path / "merged" / "model.safetensors"
+    if damage == "missing":
+        output.unlink()
+    else:
+        output.write_bytes(b"13" if damage == "same size" else b"1")
+    with pytest.raises(UsageError) as caught:
+        finished_record(path, inputs=INPUTS, options=OPTIONS)
+    assert caught.value.code == "output_changed"
+
+
+def test_space_is_asked_before_work_starts(tmp_path: Path) -> None:
+    require_space(tmp_path / "not" / "yet" / "there", 1, "a byte")
+    with pytest.raises(DecisionNeeded, match=r"a moon: needs 1000000000\.00 GB") as caught:
+        require_space(tmp_path / "not" / "yet" / "there", 10**18, "a moon")
+    assert (caught.value.code, caught.value.expected) == ("no_disk", f"{10**18} bytes free")
+    assert not (tmp_path / "not").exists()
+
+
+HOLD = (
+    "import pathlib, sys; from skill_train.run_dir import RunDir, locked\n"
+    "with locked(RunDir(pathlib.Path(sys.argv[1])), 'merge'):\n"
+    "    print('held', flush=True); sys.stdin.read()\n"
+)
+
+
+def test_a_second_process_is_refused_and_told_who_works_there(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", HOLD, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(UsageError) as caught, locked(RunDir(tmp_path), "verify"):
+            raise AssertionError("must not be entered")
+        assert caught.value.code == "run_in_use"
+        assert f"process {holder.pid} (skill-train merge)" in caught.value.message
+        holder.kill()
+        holder.wait()
+        with locked(RunDir(tmp_path), "verify"):  # a killed process leaves no lock
+            pass
+
+
+def test_a_lock_ends_with_its_block(tmp_path: Path) -> None:
+    for command in ("merge", "verify"):
+        with locked(RunDir(tmp_path / "run"), command):
+            pass
+    assert (tmp_path / "run" / ".lock").read_text().endswith("(skill-train verify)")
+
+
+def test_versions_and_peak_memory_are_facts_or_none() -> None:
+    found = run_dir.versions("no-such-package")
+    assert found["python"] == sys.version.split()[0]
+    assert found["no-such-package"] is None
+    peak = run_dir.peak_memory_bytes()
+    assert peak is None or 10**7 < peak < 10**12  # a Python process has tens of megabytes
+
+
+def _files(root: Path) -> list[str]:
+    return sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.is_file())
