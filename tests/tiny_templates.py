@@ -1,0 +1,96 @@
+"""Short chat templates with the behaviour of the real ones; each is written here, none is a vendor's text."""
+
+# ChatML. A conversation without a system message gets one, as Qwen2.5 does.
+QWEN2 = (
+    "{%- if messages[0]['role'] != 'system' -%}"
+    "{{- '<|im_start|>system\\nYou are a helpful assistant.<|im_end|>\\n' -}}"
+    "{%- endif -%}"
+    "{%- for message in messages -%}"
+    "{{- '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' -}}"
+    "{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}"
+)
+
+# ChatML with thinking: the assistant's turns before the last question lose their thoughts, a turn after it shows a
+# think block even when it has none, and `enable_thinking=False` opens the answer after an empty block.
+QWEN3 = (
+    "{%- set last = namespace(question=-1) -%}"
+    "{%- for message in messages -%}"
+    "{%- if message['role'] == 'user' -%}{%- set last.question = loop.index0 -%}{%- endif -%}"
+    "{%- endfor -%}"
+    "{%- for message in messages -%}"
+    "{%- set content = message['content'] -%}"
+    "{%- if message['role'] == 'assistant' -%}"
+    "{%- set thought = '' -%}"
+    "{%- if '</think>' in content -%}"
+    "{%- set thought = content.split('</think>')[0].split('<think>')[-1].strip('\\n') -%}"
+    "{%- set content = content.split('</think>')[-1].lstrip('\\n') -%}"
+    "{%- endif -%}"
+    "{%- if loop.index0 > last.question -%}"
+    "{%- set content = '<think>\\n' + thought + '\\n</think>\\n\\n' + content -%}"
+    "{%- endif -%}"
+    "{%- endif -%}"
+    "{{- '<|im_start|>' + message['role'] + '\\n' + content + '<|im_end|>\\n' -}}"
+    "{%- endfor -%}"
+    "{%- if add_generation_prompt -%}"
+    "{{- '<|im_start|>assistant\\n' -}}"
+    "{%- if enable_thinking is defined and enable_thinking is false -%}"
+    "{{- '<think>\\n\\n</think>\\n\\n' -}}"
+    "{%- endif -%}"
+    "{%- endif -%}"
+)
+
+# Headers around the role; the contents are trimmed.
+LLAMA_3 = (
+    "{{- bos_token -}}"
+    "{%- for message in messages -%}"
+    "{{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n' -}}"
+    "{{- message['content'] | trim + '<|eot_id|>' -}}"
+    "{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' -}}{%- endif -%}"
+)
+
+# The system message moves into the first question; roles must alternate.
+_INST = (
+    "{%- if messages[0]['role'] == 'system' -%}"
+    "{%- set system = 'SYSTEM' -%}{%- set turns = messages[1:] -%}"
+    "{%- else -%}{%- set system = '' -%}{%- set turns = messages -%}{%- endif -%}"
+    "{%- for message in turns -%}"
+    "{%- if (message['role'] == 'user') != (loop.index0 % 2 == 0) -%}"
+    "{{- raise_exception('Conversation roles must alternate user/assistant') -}}"
+    "{%- endif -%}"
+    "{%- if message['role'] == 'user' -%}"
+    "{{- (START) + '[INST] ' + (system if loop.first else '') + message['content'] + ' [/INST]' -}}"
+    "{%- else -%}{{- ' ' + message['content'] + 'CLOSE' + eos_token -}}{%- endif -%}"
+    "{%- endfor -%}"
+)
+
+
+def _inst(*, system: str, close: str, start: str) -> str:
+    return _INST.replace("'SYSTEM'", system).replace("CLOSE", close).replace("START", start)
+
+
+LLAMA_2 = _inst(system="'<<SYS>>\\n' + messages[0]['content'] + '\\n<</SYS>>\\n\\n'", close=" ", start="bos_token")
+MISTRAL = _inst(system="messages[0]['content'] + '\\n\\n'", close="", start="bos_token if loop.first else ''")
+
+# The assistant is called "model", and a system message is put before the first question.
+GEMMA = (
+    "{{- bos_token -}}"
+    "{%- if messages[0]['role'] == 'system' -%}"
+    "{%- set system = messages[0]['content'] + '\\n\\n' -%}{%- set turns = messages[1:] -%}"
+    "{%- else -%}{%- set system = '' -%}{%- set turns = messages -%}{%- endif -%}"
+    "{%- for message in turns -%}"
+    "{%- set role = 'model' if message['role'] == 'assistant' else message['role'] -%}"
+    "{{- '<start_of_turn>' + role + '\\n' + (system if loop.first else '') + message['content'] | trim -}}"
+    "{{- '<end_of_turn>\\n' -}}"
+    "{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{- '<start_of_turn>model\\n' -}}{%- endif -%}"
+)
+
+# A mark for each role and one for the end of a turn.
+PHI_3 = (
+    "{%- for message in messages -%}"
+    "{{- '<|' + message['role'] + '|>\\n' + message['content'] + '<|end|>\\n' -}}"
+    "{%- endfor -%}"
+    "{{- '<|assistant|>\\n' if add_generation_prompt else eos_token -}}"
+)
