@@ -24,6 +24,7 @@ from pathlib import Path, PurePosixPath
 
 from skill_train.console import Bar
 from skill_train.errors import NotInstalled, SkillTrainError, Temporary, UsageError
+from skill_train.machine import cache_dir
 from skill_train.run_dir import digests, file_digest, read_json, write_json
 
 MANIFEST = "manifest.json"
@@ -127,16 +128,6 @@ def fetch(*, progress: Bar | None = None) -> Toolchain:
         unpack(archive, cache_dir() / f"llama.cpp-{version}", version=version)
     show(3, 3, "converter ready")
     return find()
-
-
-def cache_dir() -> Path:
-    """Where the converter is kept: SKILL_TRAIN_CACHE, or the user's own cache folder."""
-    named = os.environ.get("SKILL_TRAIN_CACHE")
-    if named:
-        return Path(named)
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "skill-train"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "skill-train"
 
 
 def unpack(archive: Path, final: Path, *, version: str) -> None:

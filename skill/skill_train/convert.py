@@ -1,0 +1,197 @@
+"""The step that turns a model folder into one GGUF file, through llama.cpp's own converter.
+
+What can be refused is refused first: missing files, no disk, no memory, an unknown architecture or tokenizer, weights
+that no type holds. Only then the weights are written.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from skill_train import converter
+from skill_train.console import Bar
+from skill_train.errors import UsageError, nearest
+from skill_train.gguf_file import read_gguf
+from skill_train.memory import require_memory
+from skill_train.run_dir import (
+    digests,
+    file_digest,
+    finished_record,
+    peak_memory_bytes,
+    require_space,
+    versions,
+    whole_file,
+    write_record,
+)
+from skill_train.shards import Stored
+from skill_train.toolchain import Toolchain
+from skill_train.weight_type import BYTES_PER_WEIGHT, OUTTYPES, WeightType, choose, read_weights
+
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tiktoken.model", "tekken.json")
+
+# Measured on llama-cpp-python 0.3.36: the converter with torch and a vocabulary of 152k takes 0.7 GB, and while it
+# writes a tensor it holds it in its stored type, as float32 and in its new type: at most 10 bytes a weight.
+_CONVERTER_BYTES = 1_000_000_000
+_BYTES_PER_WEIGHT_IN_WORK = 10
+
+# Looking through more weights than this takes longer than asking the converter first. It reads architecture and
+# tokenizer before it writes weights, so on a small model the question would only be asked twice.
+_LONG_BYTES = 2_000_000_000
+
+
+def convert(
+    *,
+    model: Path,
+    out: Path,
+    record: Path,
+    name: str,
+    outtype: str,
+    toolchain: Toolchain,
+    progress: Bar,
+    warn: Callable[[str, str], None],
+) -> dict[str, Any]:
+    """Writes `out/<name>-<type>.gguf` and returns the record of the step.
+
+    Args:
+        model: a folder with config.json, safetensors weights and tokenizer files.
+        out: the folder for the file.
+        record: where `convert.json` goes.
+        outtype: `auto`, `f16`, `bf16`, `f32` or `q8_0`. Auto takes f16 unless a weight is too large for it.
+
+    Raises:
+        UsageError: the folder cannot be converted; the message says why.
+        DecisionNeeded: not enough disk or memory.
+    """
+    started = time.monotonic()
+    _check_files(model, outtype)
+    inputs = digests(model, _input_files(model))
+    options = {"name": name, "outtype": outtype}
+    done = finished_record(record, inputs=inputs, options=options)
+    if done is not None:
+        return done | {"reused": True}
+    weights = read_weights(model)
+    _check_room(weights, model, out, outtype)
+    if sum(stored.size for stored in weights.values()) > _LONG_BYTES:
+        check_supported(model, toolchain, progress=progress)
+    progress(0, 1, "looking at the range of the weights")
+    chosen = choose(weights, outtype)
+    file = out / f"{name}-{chosen.outtype}.gguf"
+    _refuse_existing(file, record)
+    with whole_file(file) as part:
+        _run(toolchain, model, part, ["--outtype", chosen.outtype, "--model-name", name], progress)
+        kinds = Counter(tensor.kind.lower() for tensor in read_gguf(part).tensors.values())
+        digest = file_digest(part)
+    return write_record(
+        record,
+        inputs=inputs,
+        options=options,
+        outputs={str(file.relative_to(record.parent)): digest | {"quant": chosen.outtype}},
+        figures={"tensors": kinds.total(), "types": dict(kinds), "largest_weight": chosen.largest_weight},
+        reasons=[_reason(chosen)],
+        versions=versions("llama-cpp-python", "torch", "transformers", "sentencepiece")
+        | {"converter": f"{toolchain.source} {toolchain.folder.name}"},
+        seconds=round(time.monotonic() - started, 3),
+        peak_memory_bytes=peak_memory_bytes(children=True),
+    )
+
+
+def check_supported(model: Path, toolchain: Toolchain, *, progress: Bar) -> None:
+    """Asks the converter's own code: it reads the architecture, the weights' headers and the tokenizer, and writes the
+    vocabulary alone to a temporary file. Seconds, whatever the size of the model.
+
+    Raises:
+        UsageError: it does not know the architecture or the tokenizer, or the folder is incomplete.
+    """
+    progress(0, 1, "asking llama.cpp whether it knows this architecture and tokenizer")
+    with tempfile.TemporaryDirectory(prefix="skill-train-") as folder:
+        _run(toolchain, model, Path(folder) / "vocabulary.gguf", ["--vocab-only"], lambda done, total, text: None)
+
+
+def output_of(record: dict[str, Any], folder: Path) -> Path:
+    """The GGUF file that a record of this step names; `folder` is where the record lies."""
+    return folder / str(next(iter(record["outputs"])))
+
+
+def _run(toolchain: Toolchain, model: Path, out: Path, options: list[str], progress: Bar) -> None:
+    with converter.without_code(model) as view:
+        arguments = [str(view), "--outfile", str(out.resolve()), *options]
+        converter.run(
+            toolchain,
+            toolchain.converter,
+            arguments,
+            model=model,
+            on_percent=lambda percent: progress(percent, 100, "% written"),
+        )
+
+
+def _input_files(model: Path) -> list[Path]:
+    """The files that a conversion reads. Programs are not among them: they are never run."""
+    return [
+        path for path in model.iterdir() if path.is_file() and not path.name.startswith(".") and path.suffix != ".py"
+    ]
+
+
+def _check_files(model: Path, outtype: str) -> None:
+    if outtype not in OUTTYPES:
+        raise UsageError(
+            f"{outtype!r} is not a type to convert to{nearest(outtype, OUTTYPES)}",
+            code="unknown_outtype",
+            expected=", ".join(OUTTYPES),
+            got=outtype,
+            hint="convert to auto, and quantize the result with --quant",
+        )
+    if not (model / "config.json").is_file():
+        raise UsageError(
+            f"{model} is not a model folder: it has no config.json",
+            code="missing_config",
+            expected="config.json, safetensors weights and tokenizer files",
+            got="no such folder" if not model.is_dir() else "a folder without config.json",
+            hint="name the merged model's folder, or merge first: skill-train merge RUN",
+        )
+    if not any((model / name).is_file() for name in _TOKENIZER_FILES):
+        raise UsageError(
+            f"{model} has no tokenizer files",
+            code="missing_tokenizer",
+            expected=" or ".join(_TOKENIZER_FILES[:3]),
+            got=", ".join(sorted(path.name for path in _input_files(model))[:8]),
+            hint="copy the base model's tokenizer files into the folder",
+        )
+
+
+def _check_room(weights: dict[str, Stored], model: Path, out: Path, outtype: str) -> None:
+    width = BYTES_PER_WEIGHT.get(outtype, BYTES_PER_WEIGHT["f16"])
+    counts = {name: math.prod(stored.shape) for name, stored in weights.items()}
+    written = sum(count * (width if len(weights[name].shape) > 1 else 4) for name, count in counts.items())
+    vocabulary = sum((model / name).stat().st_size for name in _TOKENIZER_FILES if (model / name).is_file())
+    require_space(out, int(written) + vocabulary, "the GGUF file")
+    largest = max(_written_together(counts).values(), default=0)
+    require_memory(_CONVERTER_BYTES + _BYTES_PER_WEIGHT_IN_WORK * largest, "converting the largest tensor")
+
+
+def _written_together(counts: dict[str, int]) -> Counter[str]:
+    """Weights by output tensor: the converter stacks the experts of a layer into one."""
+    together: Counter[str] = Counter()
+    for name, count in counts.items():
+        together[re.sub(r"experts\.\d+\.", "experts.", name)] += count
+    return together
+
+
+def _refuse_existing(file: Path, record: Path) -> None:
+    if file.exists():
+        raise UsageError(
+            f"{file} exists and {record.name} does not say how it was made",
+            code="output_exists",
+            expected="a new place for the file",
+            hint=f"move {file} away, or use another --out",
+        )
+
+
+def _reason(chosen: WeightType) -> dict[str, str]:
+    return {"rule": "outtype", "because": f"{chosen.outtype}: {chosen.reason}", "source": "safetensors weights"}

@@ -1,0 +1,244 @@
+"""Runs llama.cpp's converters, each as a child process, on a view of the model that holds no code.
+
+The converters load tokenizers with `trust_remote_code=True`. The view is a folder of links without the model's Python
+files and without `auto_map` in its configuration, so there is nothing that could run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from skill_train.errors import DecisionNeeded, NativeCrash, NotInstalled, SkillTrainError, UsageError
+from skill_train.run_dir import read_json, write_json
+from skill_train.toolchain import Toolchain
+
+_WRITING = re.compile(r"Writing:\s+(\d+)%")
+_EXCEPTION = re.compile(r"^(?:[A-Za-z_]+\.)*([A-Z]\w*(?:Error|Exception|Interrupt)): ?(.*)")
+_KEPT_LINES = 400
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """What the log of a failed converter says: `found` is the groups of the pattern that matched."""
+
+    model: Path
+    line: str
+    found: tuple[str, ...]
+
+
+@contextlib.contextmanager
+def without_code(model: Path, **changes: Any) -> Iterator[Path]:
+    """A temporary folder of the same name and content as `model`, without anything that could be run.
+
+    Args:
+        changes: keys to set in `adapter_config.json`.
+    """
+    with tempfile.TemporaryDirectory(prefix="skill-train-") as folder:
+        view = Path(folder) / (model.resolve().name or "model")
+        view.mkdir()
+        for entry in sorted(model.iterdir()):
+            if entry.suffix == ".py" or entry.name.startswith("."):
+                continue
+            if entry.name.endswith("config.json"):
+                write_json(view / entry.name, _plain_config(entry, changes))
+            else:
+                (view / entry.name).symlink_to(entry.resolve())
+        yield view
+
+
+def run(
+    toolchain: Toolchain, script: Path, arguments: list[str], *, model: Path, on_percent: Callable[[int], None]
+) -> list[str]:
+    """Runs a converter to its end and returns the lines of its log.
+
+    Args:
+        model: the folder to name in messages.
+        on_percent: called with the share that is written.
+
+    Raises:
+        UsageError: the converter cannot convert this model; the message says why.
+        NotInstalled: it misses a package.
+        DecisionNeeded: disk or memory ran out.
+        NativeCrash: a signal ended it.
+    """
+    lines: list[str] = []
+    command = [sys.executable, str(script), *arguments]
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        stdin=subprocess.DEVNULL,
+        encoding="utf-8",
+        errors="replace",
+        env=_environment(),
+        cwd=toolchain.folder,
+    ) as process:
+        try:
+            for line in process.stdout or ():  # a bar's carriage returns count as line ends
+                written = _WRITING.search(line)
+                if written:
+                    on_percent(int(written[1]))
+                elif line.strip():
+                    lines = [*lines[-_KEPT_LINES:], line.rstrip()]
+        except BaseException:
+            process.kill()
+            raise
+    if process.returncode != 0:
+        raise explain(process.returncode, lines, model=model)
+    return lines
+
+
+def explain(returncode: int, lines: list[str], *, model: Path) -> SkillTrainError:
+    """One clear error for a converter that failed with this log."""
+    last = _last_meaningful(lines)
+    if returncode == -signal.SIGKILL:
+        return _out_of_memory(_Failure(model, last, ()))
+    if returncode < 0:
+        name = signal.Signals(-returncode).name
+        return NativeCrash(f"llama.cpp's converter crashed with {name}", code="native_crash", got=last)
+    for pattern, make in _CAUSES:
+        for line in reversed(lines):
+            match = re.search(pattern, line)
+            if match:
+                return make(_Failure(model, last, match.groups()))
+    return UsageError(
+        f"llama.cpp's converter cannot convert {model}: {last}",
+        code="conversion_failed",
+        got=last,
+        hint="check that the folder loads in transformers; a newer llama-cpp-python may know this model",
+    )
+
+
+def _plain_config(file: Path, changes: dict[str, Any]) -> Any:
+    config = read_json(file)
+    if isinstance(config, dict):
+        config.pop("auto_map", None)
+        if file.name == "adapter_config.json":
+            config |= changes
+    return config
+
+
+def _environment() -> dict[str, str]:
+    environment = dict(
+        os.environ,
+        HF_HUB_OFFLINE="1",
+        HF_HUB_DISABLE_TELEMETRY="1",
+        TRANSFORMERS_VERBOSITY="error",
+        PYTHONUTF8="1",
+        PYTHONUNBUFFERED="1",
+        PYTHONDONTWRITEBYTECODE="1",  # the converter's folder stays as its manifest says
+    )
+    for name in ("PYTHONPATH", "NO_LOCAL_GGUF", "HF_TOKEN"):  # its own gguf-py; and it has no use for a token
+        environment.pop(name, None)
+    return environment
+
+
+def _last_meaningful(lines: list[str]) -> str:
+    """The exception of a traceback with its message, else the last error line, else the last line."""
+    for line in reversed(lines):
+        if _EXCEPTION.match(line) or line.startswith("ERROR:"):
+            return line
+    return lines[-1] if lines else "it said nothing"
+
+
+def _unsupported_architecture(failure: _Failure) -> UsageError:
+    return UsageError(
+        f"llama.cpp's converter does not know the architecture {failure.found[0]} of {failure.model}",
+        code="unsupported_architecture",
+        expected="an architecture that this llama.cpp can run",
+        got=failure.found[0],
+        hint="use a base model of a known architecture (Llama, Qwen, Mistral, Gemma, Phi, …), "
+        "or a newer llama-cpp-python: pip install -U llama-cpp-python",
+    )
+
+
+def _unsupported_tokenizer(failure: _Failure) -> UsageError:
+    return UsageError(
+        f"llama.cpp does not know how the tokenizer of {failure.model} splits text before its merges",
+        code="unsupported_tokenizer",
+        expected="a tokenizer whose pre-tokenizer is in llama.cpp's list, unchanged from its base model",
+        got=failure.line,
+        hint="copy the base model's tokenizer files into the folder unchanged; a home-made tokenizer "
+        "converts when it is a sentencepiece one (tokenizer.model)",
+    )
+
+
+def _missing_file(failure: _Failure) -> UsageError:
+    return UsageError(
+        f"llama.cpp's converter misses a file of {failure.model}: {failure.line}",
+        code="missing_tokenizer",
+        expected="the tokenizer files of the base model, unchanged",
+        got=failure.line,
+        hint="copy the base model's tokenizer files (tokenizer.model for sentencepiece models) into the folder",
+    )
+
+
+def _missing_key(failure: _Failure) -> UsageError:
+    return UsageError(
+        f"the config.json of {failure.model} lacks what llama.cpp's converter reads: {failure.found[0]}",
+        code="incomplete_config",
+        expected="the config.json that the base model was published with",
+        got=f"without {failure.found[0]}",
+        hint="copy config.json from the base model; transformers does not write back every key",
+    )
+
+
+def _missing_package(failure: _Failure) -> NotInstalled:
+    return NotInstalled(
+        f"llama.cpp's converter needs the package {failure.found[0]}",
+        code="missing_package",
+        got=failure.line,
+        hint='pip install "skill-train[train,gguf]"',
+    )
+
+
+def _quantized(failure: _Failure) -> UsageError:
+    return UsageError(
+        f"{failure.model} holds weights that are already quantized ({failure.found[0]})",
+        code="quantized_model",
+        expected="full-precision weights",
+        got=failure.found[0],
+        hint="merge the adapter into the full-precision base model and convert that",
+    )
+
+
+def _no_disk(failure: _Failure) -> DecisionNeeded:
+    return DecisionNeeded(
+        "the disk filled up while the GGUF file was written",
+        code="no_disk",
+        got=failure.line,
+        hint="free some space, or choose a folder on another disk",
+    )
+
+
+def _out_of_memory(failure: _Failure) -> DecisionNeeded:
+    return DecisionNeeded(
+        "memory ran out while the model was converted",
+        code="out_of_memory",
+        got=failure.line,
+        hint="close other programs, or run this step on a machine with more memory",
+    )
+
+
+# What the converters write (llama.cpp of llama-cpp-python 0.3.36), most telling first.
+_CAUSES: list[tuple[str, Callable[[_Failure], SkillTrainError]]] = [
+    (r"Model (\w+) is not supported", _unsupported_architecture),
+    (r"Architecture '(\w+)' not supported", _unsupported_architecture),
+    (r"BPE pre-tokenizer was not recognized", _unsupported_tokenizer),
+    (r"ModuleNotFoundError: No module named '([\w.]+)'", _missing_package),
+    (r"Quant method is not yet supported: '?([\w-]+)", _quantized),
+    (r"No space left on device", _no_disk),
+    (r"MemoryError|not enough memory|[Cc]annot allocate memory", _out_of_memory),
+    (r"^FileNotFoundError|File not found", _missing_file),
+    (r"^KeyError: (.*)", _missing_key),
+]

@@ -1,0 +1,272 @@
+"""The step that makes smaller files from an unquantized GGUF file, through llama-cpp-python's bindings.
+
+llama.cpp is asked first, for every type, what it would do (its dry run): the exact size, tensors that do not fit the
+type, and whether it would refuse. Each file then has its own child process, and is recorded as soon as it is whole.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from skill_train.console import Bar
+from skill_train.errors import NotInstalled, UsageError, nearest
+from skill_train.gguf_file import GgufFile, read_gguf
+from skill_train.memory import require_memory
+from skill_train.native import run_worker
+from skill_train.run_dir import (
+    digests,
+    file_digest,
+    peak_memory_bytes,
+    read_json,
+    require_space,
+    versions,
+    whole_file,
+    write_record,
+)
+
+WORKER = "skill_train.quantize_worker"
+
+# llama-quantize's short names (tools/quantize/quantize.cpp).
+_ALIASES = {"q3_k": "q3_k_m", "q4_k": "q4_k_m", "q5_k": "q5_k_m"}
+
+# In the enumeration, but llama_ftype_get_default_type knows no such file: only a converter writes it.
+_NOT_MADE_BY_QUANTIZING = ("guessed", "nvfp4")
+
+_ONE_DIMENSION = 1
+_SUPER_BLOCK = 256  # weights in a block of a K-quant or i-quant (QK_K in ggml-common.h)
+_WORKER_BYTES = 1_500_000_000  # its buffer for the rows in work is at most 1 GiB; the source is mapped, not loaded
+
+
+def quantize(
+    *,
+    source: Path,
+    out: Path,
+    record: Path,
+    name: str,
+    quants: list[str],
+    progress: Bar,
+    warn: Callable[[str, str], None],
+    threads: int = 0,
+) -> dict[str, Any]:
+    """Writes `out/<name>-<type>.gguf` for each type and returns the record of the step.
+
+    Types that the record already has are reused; the answer names them in `reused_files`, and `reused` is True when all
+    were. A type that the source has already is in `same_as_source`, and no file is written for it.
+
+    Args:
+        source: an unquantized GGUF file.
+        quants: names of types, such as `q4_k_m`; upper case and `-` are understood.
+        threads: 0 lets llama.cpp take all.
+
+    Raises:
+        UsageError: an unknown type, one that needs an importance matrix, or a record of another source.
+        DecisionNeeded: not enough disk or memory.
+    """
+    types = {quant: known_types()[quant] for quant in type_names(quants)}
+    inputs = digests(source.parent, [source])
+    outputs = _earlier_outputs(record, inputs)
+    files = {quant: out / f"{name}-{quant}.gguf" for quant in types}
+    names = {quant: str(file.relative_to(record.parent)) for quant, file in files.items()}
+    reused = [quant for quant in types if names[quant] in outputs]
+    for quant in reused:
+        _check_unchanged(files[quant], outputs[names[quant]], record)
+    plans = _plans(source, {quant: number for quant, number in types.items() if quant not in reused}, progress)
+    same = [quant for quant, plan in plans.items() if plan["changed"] == 0]
+    to_make = [quant for quant in plans if quant not in same]
+    _check_room(source, out, files, {quant: plans[quant] for quant in to_make})
+    for number, quant in enumerate(to_make):
+        bar = _part_of(progress, number, len(to_make), quant)
+        job = {"source": str(source), "type": types[quant], "threads": threads, "dry_run": False}
+        outputs[names[quant]] = _make(job, files[quant], quant, plans[quant]["fallbacks"], bar, warn)
+        _write(record, inputs, outputs)
+    recorded = read_json(record) if record.is_file() else {}
+    if recorded.get("outputs") != outputs:  # nothing was made, but a file that the record names was removed
+        recorded = _write(record, inputs, outputs)
+    answer = {"reused": not to_make, "reused_files": [names[quant] for quant in reused], "same_as_source": same}
+    return recorded | answer
+
+
+def known_types() -> dict[str, int]:
+    """Number by name of every type that the installed llama.cpp can quantize to, read from the text of its bindings:
+    importing them would load the native library.
+
+    Raises:
+        NotInstalled: llama-cpp-python is missing.
+    """
+    found = importlib.util.find_spec("llama_cpp")
+    if found is None or not found.submodule_search_locations:
+        raise NotInstalled(
+            "llama-cpp-python is not installed", code="missing_package", hint='pip install "skill-train[gguf]"'
+        )
+    text = (Path(found.submodule_search_locations[0]) / "llama_cpp.py").read_text(encoding="utf-8")
+    types = re.findall(r"^LLAMA_FTYPE_(?:MOSTLY_|ALL_)?(\w+) = (\d+)", text, re.MULTILINE)
+    return {kind.lower(): int(number) for kind, number in types if kind.lower() not in _NOT_MADE_BY_QUANTIZING}
+
+
+def type_names(quants: list[str]) -> list[str]:
+    """The names as llama.cpp has them, in lower case, each once, in the order given.
+
+    Raises:
+        UsageError: an unknown name, with the nearest known one and the list.
+    """
+    known = known_types()
+    names = []
+    for quant in quants:
+        plain = quant.strip().lower().replace("-", "_")
+        plain = _ALIASES.get(plain, plain)
+        if plain not in known:
+            raise UsageError(
+                f"{quant!r} is not a type that the installed llama.cpp can make{nearest(plain, known)}",
+                code="unknown_quant",
+                expected=", ".join(sorted(known)),
+                got=quant,
+                hint="skill-train export-gguf RUN --quant q8_0,q4_k_m",
+            )
+        names.append(plain)
+    return list(dict.fromkeys(names))
+
+
+def fallbacks_of(file: GgufFile, planned: list[dict[str, Any]], quant: str) -> list[dict[str, Any]]:
+    """Tensors that the file stores in another type than the one they should have: `tensor`, `wanted`, `got`, `why`.
+
+    `got` is read from the file. llama.cpp says nothing when it stores an output matrix (or the embedding of a tied
+    model) as q8_0 because its rows are not divisible by 256; such a tensor is in the list too.
+    """
+    said = [fallback | {"got": file.tensors[fallback["tensor"]].kind.lower()} for fallback in planned]
+    named = {fallback["tensor"] for fallback in planned}
+    silent = [
+        {
+            "tensor": tensor.name,
+            "wanted": "q6_k",
+            "got": tensor.kind.lower(),
+            "why": f"rows of {tensor.shape[0]} weights are not divisible by {_SUPER_BLOCK}",
+        }
+        for tensor in file.tensors.values()
+        if "_k" in quant or quant.startswith(("iq", "tq"))
+        if tensor.name in ("output.weight", "token_embd.weight") and tensor.name not in named
+        if tensor.kind == "Q8_0" and tensor.shape[0] % _SUPER_BLOCK
+    ]
+    return said + silent
+
+
+def _plans(source: Path, types: dict[str, int], progress: Bar) -> dict[str, dict[str, Any]]:
+    """What llama.cpp would do for each type."""
+    plans = {}
+    for number, (quant, kind) in enumerate(types.items()):
+        progress(number, len(types), f"asking llama.cpp about {quant}")
+        job = {"source": str(source), "out": "", "type": kind, "threads": 1, "dry_run": True}
+        plans[quant] = run_worker(WORKER, job)
+        if plans[quant]["needs_imatrix"]:
+            raise UsageError(
+                f"{quant} needs an importance matrix, which skill-train does not make; without one llama.cpp refuses",
+                code="needs_imatrix",
+                expected="a type that works without one, such as q4_k_m, q3_k_m, q2_k or iq4_xs",
+                got=quant,
+                hint="skill-train export-gguf RUN --quant q4_k_m; for this type use llama.cpp's llama-imatrix and "
+                "llama-quantize --imatrix on the f16 file",
+            )
+    return plans
+
+
+def _make(
+    job: dict[str, Any],
+    final: Path,
+    quant: str,
+    planned: list[dict[str, Any]],
+    progress: Bar,
+    warn: Callable[[str, str], None],
+) -> dict[str, Any]:
+    """Quantizes one file and returns its entry in the record."""
+    started = time.monotonic()
+    with whole_file(final) as part:
+        run_worker(WORKER, job | {"out": str(part)}, progress=progress)
+        progress(1, 1, "written, reading it back")
+        made = read_gguf(part)
+        digest = file_digest(part)
+    fallbacks = fallbacks_of(made, planned, quant)
+    matrices = [tensor for tensor in made.tensors.values() if len(tensor.shape) > _ONE_DIMENSION]
+    if fallbacks:
+        got = ", ".join(sorted({fallback["got"] for fallback in fallbacks}))
+        warn(
+            "quant_fallback",
+            f"{final.name}: {len(fallbacks)} of {len(matrices)} matrices are stored as {got}, which is larger, "
+            f"because {fallbacks[0]['why']}",
+        )
+    return digest | {
+        "quant": quant,
+        "types": dict(Counter(tensor.kind.lower() for tensor in made.tensors.values())),
+        "fallbacks": fallbacks,
+        "bits_per_weight": round(8 * sum(t.n_bytes for t in matrices) / sum(t.elements for t in matrices), 3),
+        "seconds": round(time.monotonic() - started, 3),
+    }
+
+
+def _earlier_outputs(record: Path, inputs: dict[str, Any]) -> dict[str, Any]:
+    """What the record says of files that are still there; a file that was removed may be made again."""
+    if not record.is_file():
+        return {}
+    earlier = read_json(record)
+    if earlier.get("inputs") != inputs:
+        raise UsageError(
+            f"{record} describes files made from another GGUF file",
+            code="output_exists",
+            expected=f"the source {', '.join(earlier.get('inputs', {}))} as it was",
+            got=", ".join(inputs),
+            hint=f"move {record} and its files away, or use another --run-dir or --out",
+        )
+    return {name: entry for name, entry in earlier["outputs"].items() if (record.parent / name).is_file()}
+
+
+def _check_unchanged(file: Path, entry: dict[str, Any], record: Path) -> None:
+    digest = file_digest(file)
+    if digest != {key: entry[key] for key in digest}:
+        raise UsageError(
+            f"{file} is not the file that {record.name} describes",
+            code="output_changed",
+            expected=f"{entry['bytes']} bytes, sha256 {entry['sha256'][:12]}…",
+            got=f"{digest['bytes']} bytes, sha256 {digest['sha256'][:12]}…",
+            hint=f"move {file} away; the next call makes it again",
+        )
+
+
+def _check_room(source: Path, out: Path, files: dict[str, Path], plans: dict[str, dict[str, Any]]) -> None:
+    for quant in plans:
+        if files[quant].exists():
+            raise UsageError(
+                f"{files[quant]} exists and no record says how it was made",
+                code="output_exists",
+                expected="a new place for the file",
+                hint=f"move {files[quant]} away, or use another --out",
+            )
+    if not plans:
+        return
+    header = read_gguf(source)
+    metadata_bytes = header.size_bytes - sum(tensor.n_bytes for tensor in header.tensors.values())
+    need = sum(plan["size_bytes"] + metadata_bytes for plan in plans.values())
+    require_space(out, need, f"{', '.join(plans)} files")
+    require_memory(min(_WORKER_BYTES, 4 * header.size_bytes), "quantizing")
+
+
+def _part_of(progress: Bar, number: int, count: int, quant: str) -> Bar:
+    def bar(done: float, total: float, text: str) -> None:
+        progress(round(number + done / max(total, 1), 3), count, f"{quant} {text}")
+
+    return bar
+
+
+def _write(record: Path, inputs: dict[str, Any], outputs: dict[str, Any]) -> dict[str, Any]:
+    return write_record(
+        record,
+        inputs=inputs,
+        options={},
+        outputs=outputs,
+        versions=versions("llama-cpp-python", "gguf"),
+        seconds=round(sum(entry["seconds"] for entry in outputs.values()), 3),
+        peak_memory_bytes=peak_memory_bytes(children=True),
+    )

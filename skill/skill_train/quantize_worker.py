@@ -1,0 +1,130 @@
+"""Child process: llama.cpp quantizes one GGUF file, or says what it would do.
+
+Job: `{"source", "type", "out", "threads", "dry_run"}`. Result, read from llama.cpp's own log: `size_bytes` of the
+tensors' data (to a hundredth of a MiB), `changed` (how many tensors get another type), `fallbacks`, `needs_imatrix`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import re
+from collections.abc import Callable
+from typing import Any
+
+from skill_train.errors import DecisionNeeded, NotInstalled, SkillTrainError, UsageError
+from skill_train.native import report_progress, worker_main
+
+_MIB = 1 << 20
+_BUFFER_BYTES = 1 << 30  # rows of one tensor that are in work at once
+
+# The lines of llama_model_quantize_impl and tensor_type_fallback in llama.cpp's src/llama-quant.cpp.
+_TENSOR = re.compile(r"\[ *(\d+)/ *(\d+)\] (\S+)")
+_FALLBACK = re.compile(r"warning: (\S+) +- ncols +(\d+) not divisible by +(\d+) \(required for type +(\w+)\)")
+_FALLS_TO = re.compile(r"-> falling back to +(\w+)")
+_CHANGED = re.compile(r"MiB -> ")
+_SIZE = re.compile(r"quant size += +([\d.]+) MiB")
+
+
+class _Log:
+    """llama.cpp writes lines in pieces; this puts them together and reads them."""
+
+    def __init__(self, on_tensor: Callable[[int, int, str], None]) -> None:
+        self.on_tensor = on_tensor
+        self.line = ""
+        self.errors: list[str] = []
+        self.fallbacks: list[dict[str, Any]] = []
+        self.changed = 0
+        self.size_bytes = 0
+        self.needs_imatrix = False
+
+    def take(self, text: str) -> None:
+        self.line += text
+        while "\n" in self.line:
+            line, self.line = self.line.split("\n", 1)
+            self._read(line)
+        started = _TENSOR.match(self.line)
+        if started:
+            self.on_tensor(int(started[1]) - 1, int(started[2]), started[3])
+
+    def _read(self, line: str) -> None:
+        fallback, falls_to, size = _FALLBACK.search(line), _FALLS_TO.search(line), _SIZE.search(line)
+        if fallback and falls_to:
+            name, columns, needed, wanted = fallback.groups()
+            why = f"rows of {columns} weights are not divisible by {needed}"
+            self.fallbacks.append({"tensor": name, "wanted": wanted.lower(), "got": falls_to[1].lower(), "why": why})
+        if _CHANGED.search(line):
+            self.changed += 1
+        if size:
+            self.size_bytes = math.ceil((float(size[1]) + 0.01) * _MIB)
+        if "will require an imatrix" in line:
+            self.needs_imatrix = True
+        if "failed to quantize" in line:
+            self.errors.append(line.partition("failed to quantize: ")[2].strip())
+
+
+def run(job: dict[str, Any]) -> dict[str, Any]:
+    """Quantizes, or only looks with `dry_run`.
+
+    Raises:
+        NotInstalled: llama-cpp-python is missing.
+        UsageError: llama.cpp refuses this type for this file.
+        DecisionNeeded: the file could not be written.
+    """
+    api = _bindings()
+    log = _Log(lambda done, total, name: report_progress(done, total, name))
+    callback = api.llama_log_callback(lambda level, text, _: log.take(text.decode("utf-8", errors="replace")))
+    api.llama_log_set(callback, ctypes.c_void_p(0))
+    parameters = api.llama_model_quantize_default_params()
+    parameters.ftype = job["type"]
+    parameters.nthread = job["threads"]
+    parameters.dry_run = job["dry_run"]
+    parameters.max_buf_size = _BUFFER_BYTES
+    status = api.llama_model_quantize(job["source"].encode(), job["out"].encode(), ctypes.byref(parameters))
+    api.llama_log_set(api.llama_log_callback(0), ctypes.c_void_p(0))  # Python may end before llama.cpp's last line
+    if status != 0:
+        raise _refused(log.errors[-1] if log.errors else f"status {status}", job)
+    return {
+        "size_bytes": log.size_bytes,
+        "fallbacks": log.fallbacks,
+        "changed": log.changed,
+        "needs_imatrix": log.needs_imatrix,
+    }
+
+
+def _refused(why: str, job: dict[str, Any]) -> SkillTrainError:
+    if "iostream" in why or "write" in why:
+        return DecisionNeeded(
+            f"llama.cpp could not write {job['out']}: {why}",
+            code="no_disk",
+            got=why,
+            hint="free some space, or choose a folder on another disk",
+        )
+    if "validation failed" in why:
+        return UsageError(
+            "a weight of the file is not finite, or too large for the type",
+            code="bad_weights",
+            got=why,
+            hint="export again with --outtype bf16, or look whether the training diverged",
+        )
+    return UsageError(
+        f"llama.cpp refuses to quantize {job['source']}: {why}",
+        code="cannot_quantize",
+        expected="an unquantized GGUF file (f16, bf16 or f32) and a type that llama.cpp can make",
+        got=why,
+        hint="quantize from the f16 file; choose a type such as q8_0 or q4_k_m",
+    )
+
+
+def _bindings() -> Any:
+    try:
+        import llama_cpp
+    except ImportError:
+        raise NotInstalled(
+            "llama-cpp-python is not installed", code="missing_package", hint='pip install "skill-train[gguf]"'
+        ) from None
+    return llama_cpp
+
+
+if __name__ == "__main__":
+    worker_main(run)
