@@ -1,0 +1,270 @@
+"""The directions of design.md, read from the source with `ast`: who may import whom, and who owns which outside thing.
+
+Each rule is tried on a small source that breaks it, so a rule that has gone blind fails here too.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "skill" / "skill_train"
+
+HEAVY = {
+    "accelerate", "datasets", "gguf", "google", "huggingface_hub", "llama_cpp", "numpy", "peft", "pyarrow", "rich",
+    "safetensors", "sentencepiece", "tokenizers", "torch", "transformers", "trl", "yaml",
+}  # fmt: skip
+# Each of these has one owner (or the few that are named).
+OWNERS: dict[str, set[str]] = {
+    "click": {"cli"},
+    "huggingface_hub": {"hub", "jobs"},
+    "llama_cpp": {"llama_api", "quantize_worker", "template_worker"},  # in child processes only
+    "platform": {"machine"},
+    "psutil": {"machine"},
+    "rich": {"console", "chain", "demo"},  # the composers draw their tables on the console's canvas
+    "subprocess": {"native", "local", "toolchain", "converter", "machine"},
+}  # fmt: skip
+PRINTS = {"console", "native"}  # native prints a worker's progress lines for its parent
+PRINTING = {"print", "click.echo", "click.secho", "sys.stdout.write", "sys.stderr.write"}
+STEPS = {"local", "merge", "convert", "quantize", "verify", "lora_gguf", "evaluate"}
+COMPOSERS = {"chain", "demo"}
+ENTRY = "cli"
+PURE = {"facts", "recipe", "estimate", "plan", "rubric"}
+IMPURE = {
+    "asyncio", "datetime", "glob", "http", "multiprocessing", "os", "platform", "random", "secrets", "shutil", "signal",
+    "socket", "subprocess", "tempfile", "threading", "time", "urllib",
+} | (HEAVY - {"yaml"})  # fmt: skip
+# The floor: what everything stands on stands on nothing but this.
+FLOOR: dict[str, set[str]] = {
+    "errors": set(),
+    "facts": set(),
+    "console": {"errors"},
+    "run_dir": {"errors"},
+    "native": {"console", "errors", "run_dir"},
+    "compare": set(),
+    "resources": set(),
+    "recipe": {"errors"},
+    "estimate": {"errors", "facts", "recipe"},
+    "machine": {"facts"},
+    "hub": {"errors", "facts"},
+    "plan": {"errors", "estimate", "facts", "recipe", "resources"},
+}
+
+
+@dataclass
+class Import:
+    name: str  # skill_train.errors, torch.nn
+    lazy: bool  # inside a function, or for the type checker only
+
+    @property
+    def top(self) -> str:
+        return self.name.split(".")[0]
+
+
+@dataclass
+class Module:
+    name: str
+    source: str
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        return ast.parse(self.source)
+
+    @cached_property
+    def imports(self) -> list[Import]:
+        return list(_imports(self.tree, lazy=False))
+
+    @property
+    def ours(self) -> set[str]:
+        """Modules of the package that this one imports, anywhere."""
+        return {i.name.split(".")[1] for i in self.imports if i.top == "skill_train" and "." in i.name}
+
+    @property
+    def outside(self) -> set[str]:
+        return {i.top for i in self.imports if i.top != "skill_train"}
+
+    @property
+    def functions(self) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
+        return [n for n in ast.walk(self.tree) if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))]
+
+
+def _imports(node: ast.AST, *, lazy: bool) -> Iterator[Import]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Import):
+            yield from (Import(alias.name, lazy) for alias in child.names)
+        elif isinstance(child, ast.ImportFrom):
+            module = ".".join(filter(None, ["skill_train" * bool(child.level), child.module]))
+            names = [f"{module}.{alias.name}" for alias in child.names] if module == "skill_train" else [module]
+            yield from (Import(name, lazy) for name in names)
+        else:
+            inside = isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+            typing = isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test)
+            yield from _imports(child, lazy=lazy or inside or typing)
+
+
+def heavy_at_the_top(module: Module) -> list[str]:
+    """Libraries that `--help` would pay for."""
+    return [f"{module.name} imports {i.name} at its top" for i in module.imports if i.top in HEAVY and not i.lazy]
+
+
+def foreign_owner(module: Module) -> list[str]:
+    return [
+        f"{module.name} imports {name}; it belongs to {', '.join(sorted(owners))}"
+        for name, owners in OWNERS.items()
+        if name in module.outside and module.name not in owners
+    ]
+
+
+def wrong_direction(module: Module) -> list[str]:
+    """Steps never import each other; only the composers import steps; nothing imports the command line."""
+    if module.name == ENTRY:
+        allowed = COMPOSERS
+    elif module.name == "demo":
+        allowed = STEPS | {"chain"}
+    else:
+        allowed = STEPS if module.name in COMPOSERS else set()
+    forbidden = (STEPS | COMPOSERS | {ENTRY}) - allowed
+    if not module.name.endswith("_worker"):
+        forbidden |= {"llama_api"}  # native code runs in a child, where a crash is an answer
+    return [f"{module.name} imports {name}" for name in sorted(module.ours & forbidden)]
+
+
+def off_the_floor(module: Module) -> list[str]:
+    allowed = FLOOR.get(module.name)
+    return [] if allowed is None else [f"{module.name} imports {name}" for name in sorted(module.ours - allowed)]
+
+
+def impure(module: Module) -> list[str]:
+    """Same facts, same plan: no clock, no network, no chance, no system."""
+    found = module.outside & IMPURE if module.name in PURE else set()
+    return [f"{module.name} is pure and imports {name}" for name in sorted(found)]
+
+
+def prints(module: Module) -> list[str]:
+    """Output anywhere but in the console, and questions anywhere."""
+    allowed = module.name in PRINTS
+    found = []
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Call):
+            called = ast.unparse(node.func)
+            if called == "input" or (called in PRINTING and not allowed):
+                found.append(f"{module.name}:{node.lineno} calls {called}")
+    return found
+
+
+def probes_the_system(module: Module) -> list[str]:
+    asks = {"os.uname", "os.sysconf", "os.getloadavg", "os.cpu_count", "os.sched_getaffinity", "os.popen", "os.system"}
+    if module.name == "machine":
+        return []
+    calls = [node for node in ast.walk(module.tree) if isinstance(node, ast.Attribute) and ast.unparse(node) in asks]
+    return [f"{module.name}:{node.lineno} asks {ast.unparse(node)}; machine does that" for node in calls]
+
+
+def too_long(module: Module) -> list[str]:
+    lines = len(module.source.splitlines())
+    found = [f"{module.name} has {lines} lines (400 at most)"] if lines > 400 else []
+    long = [(f, (f.end_lineno or f.lineno) - f.lineno + 1) for f in module.functions]
+    return found + [f"{module.name}.{f.name} has {length} lines (60 at most)" for f, length in long if length > 60]
+
+
+RULES = (
+    heavy_at_the_top,
+    foreign_owner,
+    wrong_direction,
+    off_the_floor,
+    impure,
+    prints,
+    probes_the_system,
+    too_long,
+)
+MODULES = {path.stem: Module(path.stem, path.read_text(encoding="utf-8")) for path in sorted(PACKAGE.glob("*.py"))}
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_the_package_keeps_the_rule(rule) -> None:
+    assert [finding for module in MODULES.values() for finding in rule(module)] == []
+
+
+@pytest.mark.parametrize(
+    ("rule", "name", "source"),
+    [
+        (heavy_at_the_top, "merge", "import torch"),
+        (heavy_at_the_top, "merge", "if True:\n    from torch import nn"),
+        (heavy_at_the_top, "cli", "from huggingface_hub import HfApi"),
+        (foreign_owner, "plan", "def f():\n    import huggingface_hub"),
+        (foreign_owner, "merge", "import click"),
+        (foreign_owner, "verify", "from subprocess import run"),
+        (foreign_owner, "local", "import platform"),
+        (wrong_direction, "merge", "def f():\n    from skill_train.verify import verify"),
+        (wrong_direction, "convert", "from skill_train import quantize"),
+        (wrong_direction, "verify", "from . import merge"),
+        (wrong_direction, "machine", "from skill_train import cli"),
+        (wrong_direction, "plan", "from skill_train import local"),
+        (wrong_direction, "merge", "from skill_train import chain"),
+        (wrong_direction, "verify", "from skill_train.llama_api import Llama"),
+        (wrong_direction, "plan", "from .cli import main"),
+        (off_the_floor, "errors", "from skill_train.console import Console"),
+        (off_the_floor, "plan", "from skill_train.machine import read_machine"),
+        (impure, "plan", "import time"),
+        (impure, "estimate", "def f():\n    import torch"),
+        (impure, "recipe", "from os import environ"),
+        (prints, "merge", "print('x')"),
+        (prints, "plan", "import sys\nsys.stdout.write('x')"),
+        (prints, "console", "input('really?')"),
+        (probes_the_system, "quantize", "import os\nos.cpu_count()"),
+        (too_long, "merge", "x = 1\n" * 401),
+        (too_long, "merge", "def f():\n" + "    x = 1\n" * 60),
+    ],
+)
+def test_the_rule_finds_what_breaks_it(rule, name: str, source: str) -> None:
+    assert rule(Module(name, source))
+
+
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [
+        ("merge", "def f():\n    import torch"),
+        ("compare", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import numpy as np"),
+        ("chain", "def f():\n    from skill_train import merge, verify"),
+        ("demo", "from skill_train import chain"),
+        ("cli", "def f():\n    from skill_train import chain, demo\nimport click"),
+        ("console", "print('x')"),
+    ],
+)
+def test_what_is_right_is_left_alone(name: str, source: str) -> None:
+    assert [finding for rule in RULES for finding in rule(Module(name, source))] == []
+
+
+def test_nothing_imports_in_a_circle() -> None:
+    graph = {name: module.ours & set(MODULES) for name, module in MODULES.items()}
+    while free := {name for name, needs in graph.items() if not needs & set(graph)}:
+        graph = {name: needs for name, needs in graph.items() if name not in free}
+    assert graph == {}
+
+
+def test_half_of_the_functions_have_at_most_12_lines() -> None:
+    lengths = [(f.end_lineno or f.lineno) - f.lineno + 1 for module in MODULES.values() for f in module.functions]
+    assert median(lengths) <= 12
+
+
+def test_the_training_program_runs_alone() -> None:
+    """It imports nothing of ours anywhere, and only the standard library before it has read its plan."""
+    program = Module("train", (ROOT / "scripts" / "train.py").read_text(encoding="utf-8"))
+    assert program.ours == set()
+    assert "skill_train" not in {i.top for i in program.imports}
+    assert {i.top for i in program.imports if not i.lazy} - sys.stdlib_module_names == set()
+
+
+def test_every_step_and_owner_that_the_rules_name_exists_or_is_planned() -> None:
+    """A renamed module must not slip out of its rule."""
+    planned = {"jobs", "evaluate", "rubric"}
+    named = STEPS | COMPOSERS | PURE | PRINTS | set(FLOOR) | {ENTRY} | set().union(*OWNERS.values())
+    assert named - set(MODULES) - planned == set()

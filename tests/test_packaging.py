@@ -1,0 +1,94 @@
+"""What a user installs: the exact files of the wheel, and versions that were tested together."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "skill" / "skill_train"
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+LOCK = (ROOT / "requirements.lock").read_text(encoding="utf-8")
+PINS = dict(line.split("==") for line in LOCK.splitlines() if not line.startswith("#"))
+# Everything in the package that is not a Python module, by name: a stray file must not travel.
+DATA: set[str] = set()
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
+    out = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", str(out), str(ROOT)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (path,) = out.iterdir()
+    assert path.name == f"skill_train-{PROJECT['version']}-py3-none-any.whl"
+    return zipfile.ZipFile(path)
+
+
+def test_the_wheel_holds_exactly_these_files(wheel: zipfile.ZipFile) -> None:
+    modules = {f"skill_train/{path.relative_to(PACKAGE).as_posix()}" for path in PACKAGE.rglob("*.py")}
+    info = f"skill_train-{PROJECT['version']}.dist-info"
+    about = {f"{info}/{name}" for name in ("METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE")}
+    assert set(wheel.namelist()) == modules | DATA | about | {"skill_train/train.py"}
+
+
+def test_the_wheel_is_light(wheel: zipfile.ZipFile) -> None:
+    """5 MB is the limit for the embedded model; one more for everything else."""
+    assert sum(entry.file_size for entry in wheel.infolist()) < 6_000_000
+
+
+def test_the_training_program_in_the_wheel_is_the_one_in_scripts(wheel: zipfile.ZipFile) -> None:
+    assert wheel.read("skill_train/train.py") == (ROOT / "scripts" / "train.py").read_bytes()
+    assert not (PACKAGE / "train.py").exists()
+
+
+def test_the_wheel_names_no_place_on_this_machine(wheel: zipfile.ZipFile) -> None:
+    places = [str(place).encode() for place in (ROOT, Path.home(), sys.prefix) if len(str(place)) > 5]
+    found = [(entry, place) for entry in wheel.namelist() for place in places if place in wheel.read(entry)]
+    assert found == []
+
+
+def test_the_light_base_needs_no_heavy_library() -> None:
+    base = {Requirement(line).name for line in PROJECT["dependencies"]}
+    assert base == {"click", "huggingface_hub", "pyyaml", "rich", "safetensors"}
+    assert set(PROJECT["optional-dependencies"]) == {"train", "gguf", "dev"}
+
+
+def test_the_lock_holds_versions_and_nothing_else() -> None:
+    lines = [line for line in LOCK.splitlines() if not line.startswith("#")]
+    assert [line for line in lines if not re.fullmatch(r"[a-z0-9][a-z0-9-]*==[0-9][0-9a-z.]*", line)] == []
+    assert list(PINS) == sorted(PINS)
+    assert len(PINS) == len(lines)
+    assert [name for name in PINS if name.startswith(("nvidia-", "cuda-", "triton"))] == []
+
+
+def test_the_lock_pins_every_dependency_within_its_range() -> None:
+    extras = PROJECT["optional-dependencies"].values()
+    requirements = [
+        Requirement(line) for line in [*PROJECT["dependencies"], *(line for lines in extras for line in lines)]
+    ]
+    wrong = [str(r) for r in requirements if not r.specifier.contains(PINS.get(_normalized(r.name), "0"))]
+    assert wrong == []
+
+
+def test_the_training_program_pins_what_the_lock_pins() -> None:
+    source = (ROOT / "scripts" / "train.py").read_text(encoding="utf-8")
+    header = re.search(r"^# /// script\n(.*?)^# ///$", source, re.DOTALL | re.MULTILINE)
+    assert header is not None
+    script = tomllib.loads(re.sub(r"^# ?", "", header[1], flags=re.MULTILINE))
+    assert script["requires-python"] == PROJECT["requires-python"]
+    pins = dict(line.split("==") for line in script["dependencies"])
+    assert pins == {name: PINS[_normalized(name)] for name in pins}
+    needed = {Requirement(line).name for line in PROJECT["optional-dependencies"]["train"]}
+    assert needed - {"numpy"} <= set(pins)  # numpy comes with the others
+
+
+def _normalized(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
