@@ -10,6 +10,7 @@ With `--check` nothing is written; exit 1 and the names of the files that are ou
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 import sys
 from collections.abc import Iterator
@@ -26,6 +27,14 @@ ROOT = Path(__file__).resolve().parent.parent
 NOTE = "<!-- Written by scripts/make_docs.py (`make docs`); change the program, not this page. -->\n"
 _BLOCK = re.compile(r"(<!-- generated:(?P<name>[a-z-]+) -->\n).*?(<!-- /generated -->)", re.DOTALL)
 _HELP_COLUMNS = 110
+_TYPES = {
+    "bool": "true or false",
+    "dict[str, str]": "text: text",
+    "float": "number",
+    "int": "whole number",
+    "list[str]": "list of text",
+    "str": "text",
+}
 
 
 def main() -> int:
@@ -66,7 +75,7 @@ def cli_page() -> str:
     """references/cli.md."""
     parts = ["# The command line\n", NOTE, exit_code_table(), *(_help_section("", cli, None))]
     for name, command in commands():
-        parts += _help_section(name, command, click.Context(cli, info_name="skill-train"))
+        parts += _help_section(name, command, click.Context(cli, info_name="skill-train", **cli.context_settings))
     return "\n".join(parts)
 
 
@@ -100,15 +109,10 @@ def _walk(group: click.Group, prefix: str) -> Iterator[tuple[str, click.Command]
 
 
 def _help_section(name: str, command: click.Command, parent: click.Context | None) -> list[str]:
-    title = f"skill-train {name}".rstrip()
     # Its own width, so that the page does not depend on the terminal that writes it.
-    context = click.Context(
-        command,
-        info_name=name or "skill-train",
-        parent=parent,
-        terminal_width=_HELP_COLUMNS,
-        max_content_width=_HELP_COLUMNS,
-    )
+    settings = {**command.context_settings, "terminal_width": _HELP_COLUMNS, "max_content_width": _HELP_COLUMNS}
+    context = click.Context(command, info_name=name or "skill-train", parent=parent, **settings)
+    title = f"skill-train {name}".rstrip()
     return [f"## {title}\n", f"```text\n{command.get_help(context).rstrip()}\n```\n"]
 
 
@@ -123,17 +127,13 @@ def _first_sentence(command: click.Command) -> str:
 
 
 def _type(field: dataclasses.Field[Any]) -> str:
-    return str(field.type)
+    return _TYPES[str(field.type).removesuffix(" | None")]
 
 
 def _default(field: dataclasses.Field[Any]) -> str:
-    if field.default is not dataclasses.MISSING:
-        value = field.default
-    elif field.default_factory is not dataclasses.MISSING:
-        value = field.default_factory()
-    else:
+    if field.default in ("", dataclasses.MISSING):
         return "required"
-    return f"`{value!r}`" if value is not None else "none"
+    return "none" if field.default is None else f"`{json.dumps(field.default)}`"
 
 
 def _table(header: str, rows: list[str]) -> str:

@@ -49,7 +49,7 @@ def run_worker(module: str, job: dict[str, Any], *, progress: Bar | None = None)
                 f"{module} ended with exit code {code} and no result",
                 code="worker_failed",
                 got=_tail(log),
-                hint="skill-train doctor",
+                hint="skill-train demo   (tells whether the installation works at all)",
             )
         result: dict[str, Any] = read_json(result_file)
         if "error" in result:
@@ -106,7 +106,7 @@ def _crash(module: str, number: int, log: str) -> Exception:
         f"llama.cpp crashed with {name} in {module}",
         code="native_crash",
         got=_tail(log),
-        hint="skill-train doctor; then try another version of llama-cpp-python",
+        hint="skill-train demo   (if that crashes too, try another version of llama-cpp-python)",
     )
 
 

@@ -95,7 +95,7 @@ def open_run(path: Path) -> RunDir:
         raise UsageError(
             f"{path} is not a run directory",
             code="not_a_run",
-            expected="a folder that `skill-train local` or `skill-train pull` made (it holds plan.json)",
+            expected="a folder that `skill-train local` made (it holds plan.json)",
             got="no such folder" if not path.is_dir() else "a folder without plan.json",
             hint="skill-train local --model MODEL --data DATA --run-dir runs/first",
         )

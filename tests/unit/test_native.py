@@ -38,7 +38,7 @@ def test_a_crash_is_an_error_that_names_the_signal(name: str) -> None:
         run_worker(WORKER, {"signal": name})
     assert (caught.value.code, caught.value.exit_code) == ("native_crash", 1)
     assert "the last words of native code" in caught.value.got
-    assert caught.value.hint.startswith("skill-train doctor")
+    assert caught.value.hint.startswith("skill-train demo")
 
 
 def test_a_kill_by_the_system_is_taken_as_out_of_memory() -> None:

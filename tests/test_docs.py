@@ -1,0 +1,163 @@
+"""The documentation names what exists, and what exists is named."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+import yaml
+
+from skill_train.cli import cli
+from skill_train.errors import EXIT_CODES
+from skill_train.recipe import Recipe
+
+ROOT = Path(__file__).resolve().parent.parent
+SKILL = (ROOT / "SKILL.md").read_text(encoding="utf-8")
+PAGES = sorted(
+    path
+    for folder in (".", "references", "templates", "bench", "evals", "scripts", ".github")
+    for path in (ROOT / folder).glob("*.md")
+)
+OPTIONS = {name: {o for p in c.params for o in (*p.opts, *p.secondary_opts)} for name, c in cli.commands.items()}
+# `skill-train` and the words after it, up to the end of the code or the line.
+COMMAND = re.compile(r"skill-train (?P<rest>[a-z][^`\n]*)")
+
+
+def test_the_skill_is_short() -> None:
+    assert len(SKILL.splitlines()) <= 150
+
+
+def test_the_frontmatter_is_valid() -> None:
+    """https://agentskills.io/specification: these keys only, and their limits."""
+    _, front, body = SKILL.split("---\n", 2)
+    fields = yaml.safe_load(front)
+    assert set(fields) <= {"name", "description", "license", "compatibility", "metadata", "allowed-tools"}
+    assert fields["name"] == "skill-train"
+    assert 100 < len(fields["description"]) <= 500
+    assert len(fields.get("compatibility", "")) <= 500
+    assert fields["description"].startswith("Fine-tune")  # the words that a user says come first
+    assert body.strip().startswith("# ")
+
+
+def test_the_skill_names_every_command_and_no_other() -> None:
+    documented = set(re.findall(r"^\| `([a-z-]+)", SKILL, re.MULTILINE))
+    assert documented == set(cli.commands)
+
+
+def test_the_skill_explains_every_exit_code_and_no_other() -> None:
+    documented = {int(code): text for code, text in re.findall(r"^\| (\d+) \| (.+) \|$", SKILL, re.MULTILINE)}
+    assert documented == EXIT_CODES
+
+
+def test_exit_codes_in_the_text_exist() -> None:
+    named = {int(code) for page in PAGES for code in re.findall(r"\bexit (?:code )?(\d+)", _read(page), re.IGNORECASE)}
+    assert named
+    assert named <= set(EXIT_CODES)
+
+
+def test_the_skill_says_when_to_read_each_reference() -> None:
+    assert set(re.findall(r"references/[\w.-]+", SKILL)) == {
+        str(path.relative_to(ROOT)) for path in (ROOT / "references").iterdir()
+    }
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    targets = [target.split("#")[0] for target in re.findall(r"\]\(([^)\s]+)\)", _read(page)) if "://" not in target]
+    assert [target for target in targets if target and not (page.parent / target).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_commands_in_the_pages_run(page: Path) -> None:
+    text = re.sub(r"<!--.*?-->", "", _read(page), flags=re.DOTALL)
+    code = "\n".join(re.findall(r"```(?:sh|bash|text)?\n(.*?)```", text, re.DOTALL) + re.findall(r"`([^`\n]+)`", text))
+    assert list(_wrong_commands(code)) == []
+
+
+def test_hints_in_the_program_name_commands_that_exist() -> None:
+    """A hint is the exact next command, so it must be one."""
+    wrong = []
+    for path in (*sorted((ROOT / "skill" / "skill_train").glob("*.py")), ROOT / "scripts" / "train.py"):
+        for text in _strings(ast.parse(_read(path))):
+            wrong += [f"{path.name}: {problem}" for problem in _wrong_commands(text)]
+    assert wrong == []
+
+
+def test_the_check_of_commands_finds_mistakes() -> None:
+    assert list(_wrong_commands("skill-train local --model M --data D")) == []
+    assert list(_wrong_commands("skill-train lokal")) == ["skill-train lokal"]
+    assert list(_wrong_commands("skill-train local --modle M")) == ["skill-train local --modle"]
+
+
+def test_every_command_has_its_help() -> None:
+    """One sentence, two examples, the exit codes, and every option explained."""
+    for name, command in cli.commands.items():
+        assert re.match(r"[A-Z][^.]+\.", command.help or ""), name
+        assert (command.help or "").count(f"\n  skill-train {name}") >= 2, name
+        assert "Exit codes:" in (command.epilog or ""), name
+        options = [p for p in command.params if isinstance(p, click.Option)]
+        assert [p.opts for p in options if not p.help] == [], name
+
+
+def test_every_recipe_field_is_explained() -> None:
+    page = _read(ROOT / "references" / "recipe.md")
+    rows = re.findall(r"^\| `(\w+)` \|.*\| (\S.*) \|$", page, re.MULTILINE)
+    assert [name for name, _ in rows] == list(Recipe.__dataclass_fields__)
+
+
+def test_the_changelog_begins_with_this_version() -> None:
+    project = tomllib.loads(_read(ROOT / "pyproject.toml"))["project"]
+    newest = re.search(r"^## \[([^\]]+)\]", _read(ROOT / "CHANGELOG.md"), re.MULTILINE)
+    assert newest is not None
+    assert newest[1] == project["version"]
+
+
+def test_generated_pages_are_up_to_date() -> None:
+    command = [sys.executable, str(ROOT / "scripts" / "make_docs.py"), "--check"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+
+
+def _wrong_commands(text: str) -> Iterator[str]:
+    """Commands and options in the text that the command line does not have."""
+    for match in COMMAND.finditer(text):
+        words = _words(match["rest"])
+        name = words[0] if words else ""
+        if name not in OPTIONS:
+            yield f"skill-train {name}"
+            continue
+        known = OPTIONS[name] | {"--help", "-h"}
+        yield from (f"skill-train {name} {w}" for w in words if w.startswith("--") and w.split("=")[0] not in known)
+
+
+def _words(text: str) -> list[str]:
+    """The words of one command: a remark, another command or the end of a sentence ends it."""
+    text = re.split(r"   |[;,()#|&]|\. | and | or ", text)[0]
+    try:
+        return shlex.split(text.rstrip(".:"))
+    except ValueError:  # a quotation mark of the sentence around it
+        return text.replace('"', " ").replace("'", " ").split()
+
+
+def _strings(tree: ast.AST) -> Iterator[str]:
+    """String constants that are not documentation; of an f-string its fixed parts with `…` for the others."""
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Expr, ast.JoinedStr)):  # a docstring, or a part of what was yielded whole
+            continue
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.JoinedStr):
+                yield "".join(str(v.value) if isinstance(v, ast.Constant) else "…" for v in child.values)
+            elif isinstance(child, ast.Constant) and isinstance(child.value, str):
+                yield child.value
+
+
+def _read(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
