@@ -41,10 +41,7 @@ def cached(kind: str, **options: Any) -> Path:
 
 
 def vocab_folder() -> Path:
-    """The folder of llama.cpp's `ggml-vocab-*.gguf` files: of the fetched source, or SKILL_TRAIN_TEST_VOCAB."""
-    named = os.environ.get("SKILL_TRAIN_TEST_VOCAB")
-    if named:
-        return Path(named)
+    """The folder of `ggml-vocab-*.gguf` files in the source of the installed llama-cpp-python, fetched when missing."""
     from skill_train import toolchain
 
     return toolchain.source_dir() / "models"
@@ -200,7 +197,7 @@ def _model(config: Any) -> Any:
 def _fill(model: Any, seed: int) -> None:
     """Draws every weight anew: logits spread over several nats, attention picks tokens, norms differ from one.
 
-    Values are rounded to bf16 even when they are stored wider: published weights are, and an f16 file holds them exactly.
+    Values are rounded to bf16 even when they are stored wider: published weights are, and f16 holds them exactly.
     """
     import torch
 

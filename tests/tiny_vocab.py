@@ -29,8 +29,8 @@ _QWEN_TEXT += ["<|repo_name|>", "<|file_sep|>"]
 _QWEN3_TEXT = ["<tool_response>", "</tool_response>", "<think>", "</think>"]
 
 _GEMMA_TEXT = """The farmer walked to the market with seven red apples and a basket of bread. Nobody knew what time it
-was, but the clock on the tower said half past ten. "How much is the fish?" she asked. "Four coins," said the man, "or three
-if you take two." In winter the river freezes and children skate on it; in summer boats go up and down all day long.
+was, but the clock on the tower said half past ten. "How much is the fish?" she asked. "Four coins," said the man, "or
+three if you take two." In winter the river freezes and children skate on it; in summer boats go up and down all day.
 Numbers such as 12, 345 and 6789 appear in letters, bills and reports. A program reads a line, counts the words, and
 writes the answer: def count(line): return len(line.split()). Questions end with a question mark, don't they? The user
 asks and the model answers. Paris is the capital of France, Rome of Italy, Madrid of Spain, and Berlin of Germany.
@@ -214,8 +214,8 @@ def _llama_pieces(folder: Path, vocab_folder: Path, *, swallow: str | None = Non
     """Writes Llama 2's tokenizer.model and returns the same as a fast tokenizer.
 
     Not transformers' own LlamaTokenizer: in 5.23 it orders the merges by id and not by score, and puts no space before
-    text that follows a special token, so `    return` and `<s>[INST]` get other tokens than in llama.cpp. The token named in `swallow`
-    takes the white space after it.
+    text that follows a special token, so `    return` and `<s>[INST]` get other tokens than in llama.cpp.
+    The token named in `swallow` takes the white space after it.
     """
     from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 
