@@ -1,0 +1,154 @@
+"""The Modelfile that tells Ollama how to run a GGUF file: stop tokens, sampling, context; and why each line is there.
+
+No TEMPLATE is written: Ollama would use it instead of the template in the file, and it is in another language (Go's),
+so it would be a second, untested version of the model's own.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from skill_train.errors import UsageError
+from skill_train.reference import load_tokenizer
+from skill_train.run_dir import read_json
+
+Reason = dict[str, str]
+
+# Name in generation_config.json, name in a Modelfile, from
+# https://github.com/ollama/ollama/blob/main/docs/modelfile.md
+_SAMPLING = (
+    ("temperature", "temperature"),
+    ("top_p", "top_p"),
+    ("top_k", "top_k"),
+    ("min_p", "min_p"),
+    ("repetition_penalty", "repeat_penalty"),
+)
+_OLLAMA_REPEAT_PENALTY = "1.1"  # what its documentation names as the default
+_OLLAMA_CONTEXT = 4096  # tokens; what Ollama gives a model that asks for nothing, on most machines
+_PROBE = "Zebra quartz 8162."  # an answer that no template contains
+
+
+def modelfile(*, model: Path, gguf: str, trained_length: int | None = None) -> tuple[str, list[Reason]]:
+    """The text of a Modelfile and the reason of each line, and of what is not there.
+
+    Args:
+        model: the folder that was converted: its tokenizer, generation_config.json and config.json are read.
+        gguf: the file, as FROM shall name it (relative to the Modelfile).
+        trained_length: tokens of the longest training example, when it is known.
+
+    Raises:
+        UsageError: `gguf` cannot be written in one line.
+    """
+    if "\n" in gguf or not gguf:
+        raise UsageError(f"{gguf!r} cannot be named in a Modelfile", code="bad_file_name", hint="rename the file")
+    tokenizer = load_tokenizer(model)
+    generation = _read(model / "generation_config.json")
+    config = _read(model / "config.json")
+    lines = [f"FROM ./{gguf}" if not Path(gguf).is_absolute() and not gguf.startswith("./") else f"FROM {gguf}"]
+    reasons: list[Reason] = []
+
+    def add(name: str, value: Any, because: str, source: str) -> None:
+        lines.append(f"PARAMETER {name} {value}")
+        reasons.append(_reason(f"PARAMETER {name} {value}", because, source))
+
+    for token, because, source in _stops(tokenizer, generation, config):
+        if '"' in token or "\n" in token:
+            reasons.append(_reason(f"no stop {token!r}", "a Modelfile cannot quote it", source))
+        else:
+            add("stop", f'"{token}"', because, source)
+    _add_sampling(generation, add, reasons)
+    _add_context(config.get("max_position_embeddings"), trained_length, add, reasons)
+    reasons.append(_template_reason(tokenizer))
+    return "\n".join(lines) + "\n", reasons
+
+
+def _read(file: Path) -> dict[str, Any]:
+    document = read_json(file) if file.is_file() else {}
+    return document if isinstance(document, dict) else {}
+
+
+def _reason(rule: str, because: str, source: str) -> Reason:
+    return {"rule": rule, "because": because, "source": source}
+
+
+def _stops(tokenizer: Any, generation: dict[str, Any], config: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """Texts that end an answer, each once: token, why, source."""
+    found: dict[str, tuple[str, str, str]] = {}
+    turn_end = _turn_end(tokenizer)
+    if turn_end:
+        found[turn_end] = (turn_end, "the chat template writes it after an answer", "chat template")
+    for source, ids in (
+        ("generation_config.json", generation.get("eos_token_id")),
+        ("config.json", config.get("eos_token_id")),
+        ("tokenizer", tokenizer.eos_token_id),
+    ):
+        for number in ids if isinstance(ids, list) else [ids]:
+            token = tokenizer.convert_ids_to_tokens(number) if isinstance(number, int) else None
+            if token and token in tokenizer.get_added_vocab():  # a plain word as a stop would cut answers short
+                found.setdefault(token, (token, "an end-of-sequence token of the model", source))
+    return list(found.values())
+
+
+def _turn_end(tokenizer: Any) -> str | None:
+    """The special token that follows an answer in the rendered template, found by rendering one."""
+    if not tokenizer.chat_template:
+        return None
+    from jinja2 import TemplateError
+
+    messages = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": _PROBE}]
+    try:
+        rendered = tokenizer.apply_chat_template(messages, tokenize=False)
+    except TemplateError:  # a template that refuses so plain a conversation says nothing about its end
+        return None
+    after = str(rendered).rpartition(_PROBE)[2].lstrip()
+    special = [token for token in tokenizer.get_added_vocab() if after.startswith(token)]
+    return max(special, key=len, default=None)
+
+
+def _add_sampling(generation: dict[str, Any], add: Callable[[str, Any, str, str], None], reasons: list[Reason]) -> None:
+    source = "generation_config.json"
+    samples = generation.get("do_sample")
+    for name, parameter in _SAMPLING:
+        value = generation.get(name)
+        if (
+            isinstance(value, int | float)
+            and not isinstance(value, bool)
+            and (name != "temperature" or samples is not False)
+        ):
+            add(parameter, json.dumps(value), f"the model's own {name}", source)
+    if not samples and (samples is False or "temperature" not in generation):
+        because = "transformers decodes this model greedily, and so do the checks of `verify`; raise it for free text"
+        add("temperature", 0, because, source)
+    elif generation.get("temperature") is None:
+        reasons.append(_reason("no PARAMETER temperature", "the model names none; Ollama's own applies", source))
+    if generation.get("repetition_penalty") is None:
+        because = f"transformers applies none, Ollama's own default is {_OLLAMA_REPEAT_PENALTY}: answers would differ"
+        add("repeat_penalty", "1.0", because, "Ollama's Modelfile documentation")
+
+
+def _add_context(
+    longest: Any, trained: int | None, add: Callable[[str, Any, str, str], None], reasons: list[Reason]
+) -> None:
+    limit = longest if isinstance(longest, int) else None
+    if limit is not None and limit < _OLLAMA_CONTEXT:
+        add("num_ctx", limit, "the model cannot look further back", "config.json")
+    elif trained is not None and trained > _OLLAMA_CONTEXT:
+        add("num_ctx", trained, f"it was trained on examples of up to {trained} tokens", "recipe")
+    else:
+        because = f"Ollama's own default holds; the model can use up to {limit or 'an unknown number of'} tokens"
+        reasons.append(_reason("no PARAMETER num_ctx", because, "config.json"))
+
+
+def _template_reason(tokenizer: Any) -> Reason:
+    if not tokenizer.chat_template:
+        because = "the model has no chat template; it continues plain text, as `ollama run` then does too"
+        return _reason("no TEMPLATE", because, "tokenizer")
+    because = (
+        "the GGUF file carries the model's own chat template, and a TEMPLATE would override it. Ollama takes the one of "
+        "its own templates that is nearest; where `ollama show --template NAME` prints only {{ .Prompt }}, it knew "
+        "none: serve the file with llama.cpp then, which renders the model's own"
+    )
+    return _reason("no TEMPLATE", because, "chat template; ollama server/model.go detectChatTemplate")
