@@ -111,19 +111,16 @@ def _turn_end(tokenizer: Any) -> str | None:
 def _add_sampling(generation: dict[str, Any], add: Callable[[str, Any, str, str], None], reasons: list[Reason]) -> None:
     source = "generation_config.json"
     samples = generation.get("do_sample")
-    for name, parameter in _SAMPLING:
-        value = generation.get(name)
-        if (
-            isinstance(value, int | float)
-            and not isinstance(value, bool)
-            and (name != "temperature" or samples is not False)
-        ):
-            add(parameter, json.dumps(value), f"the model's own {name}", source)
-    if not samples and (samples is False or "temperature" not in generation):
+    greedy = samples is False or (samples is None and "temperature" not in generation)
+    if greedy:
         because = "transformers decodes this model greedily, and so do the checks of `verify`; raise it for free text"
         add("temperature", 0, because, source)
-    elif generation.get("temperature") is None:
+    elif "temperature" not in generation:
         reasons.append(_reason("no PARAMETER temperature", "the model names none; Ollama's own applies", source))
+    for name, parameter in _SAMPLING:
+        value = generation.get(name)
+        if type(value) in (int, float) and not (greedy and name == "temperature"):
+            add(parameter, json.dumps(value), f"the model's own {name}", source)
     if generation.get("repetition_penalty") is None:
         because = f"transformers applies none, Ollama's own default is {_OLLAMA_REPEAT_PENALTY}: answers would differ"
         add("repeat_penalty", "1.0", because, "Ollama's Modelfile documentation")
@@ -147,8 +144,8 @@ def _template_reason(tokenizer: Any) -> Reason:
         because = "the model has no chat template; it continues plain text, as `ollama run` then does too"
         return _reason("no TEMPLATE", because, "tokenizer")
     because = (
-        "the GGUF file carries the model's own chat template, and a TEMPLATE would override it. Ollama takes the one of "
-        "its own templates that is nearest; where `ollama show --template NAME` prints only {{ .Prompt }}, it knew "
+        "the GGUF file carries the model's own chat template, and a TEMPLATE would override it. Ollama takes the one "
+        "of its own templates that is nearest; where `ollama show --template NAME` prints only {{ .Prompt }}, it knew "
         "none: serve the file with llama.cpp then, which renders the model's own"
     )
     return _reason("no TEMPLATE", because, "chat template; ollama server/model.go detectChatTemplate")
