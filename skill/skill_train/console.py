@@ -18,7 +18,7 @@ from typing import Any, Literal, Protocol
 from skill_train.errors import SkillTrainError
 
 SCHEMA = "skill-train/1"
-MAX_JSON_BYTES = 8192
+MAX_JSON_BYTES = 8192  # with the newline at its end
 Format = Literal["auto", "human", "json", "quiet"]
 
 # Control characters in a name or a prompt must not steer the terminal; half a surrogate pair (a file name that is not
@@ -136,12 +136,12 @@ def _bounded(document: dict[str, Any]) -> str:
     """At most 8 KB: what is long loses its tail, and the answer says so. The files hold everything."""
     text = _dumps(document)
     for limit in (50, 20, 8, 3):
-        if len(text.encode()) <= MAX_JSON_BYTES:
+        if len(text.encode()) < MAX_JSON_BYTES:
             return text
         document = {key: _shorten(value, limit) for key, value in document.items()}
         document["shortened"] = f"lists to {limit} items, strings to {limit * 20} characters"
         text = _dumps(document)
-    if len(text.encode()) > MAX_JSON_BYTES:
+    if len(text.encode()) >= MAX_JSON_BYTES:
         text = _dumps(document | {"data": {}, "shortened": "data left out: too large"})
     return text
 

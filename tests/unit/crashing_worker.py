@@ -20,10 +20,12 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
         os._exit(job["exit"])
     if "refuse" in job:
         raise UsageError(job["refuse"], code="refused", hint="try something else")
+    if "sleep_seconds" in job:
+        report_progress(0, 1, str(os.getpid()))
+        time.sleep(job["sleep_seconds"])
     for done in range(job["steps"]):
         print("native code prints what it likes")
         report_progress(done + 1, job["steps"], f"tensor {done}")
-    time.sleep(job.get("sleep_seconds", 0))
     return {"pid": os.getpid(), "doubled": 2 * job["steps"]}
 
 

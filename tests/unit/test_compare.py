@@ -55,12 +55,13 @@ def test_long_sequences_are_done_in_parts_with_the_same_figures() -> None:
     """200 positions pass through in several blocks; each position must keep its own figure."""
     weights = np.arange(1, 201)[:, None]
     reference = np.log(np.concatenate([weights, np.ones_like(weights)], axis=1))
-    figures = compare_logits(reference, np.zeros_like(reference), np.zeros(200, dtype=int))
+    following = (np.arange(200) % 3 == 0).astype(int)
+    figures = compare_logits(reference, np.zeros_like(reference), following)
     w = np.arange(1, 201)
     p = w / (w + 1)
     expected = p * np.log(2 * p) + (1 - p) * np.log(2 * (1 - p))
     assert figures.kl == pytest.approx(expected, abs=1e-12)
-    assert figures.nll_reference == pytest.approx(-np.log(p), abs=1e-12)
+    assert figures.nll_reference == pytest.approx(-np.log(np.where(following == 0, p, 1 - p)), abs=1e-12)
 
 
 def test_summary_by_hand() -> None:

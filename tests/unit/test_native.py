@@ -70,11 +70,17 @@ def test_a_traceback_in_a_worker_reaches_the_user() -> None:
     assert "KeyError: 'steps'" in caught.value.got
 
 
-def test_an_interrupted_command_kills_its_worker() -> None:
+@pytest.mark.parametrize("interruption", [KeyboardInterrupt, RuntimeError])
+def test_an_interrupted_command_kills_its_worker(interruption: type[BaseException]) -> None:
+    seen: list[int] = []
+
     def interrupt(done: float, total: float, text: str) -> None:
-        raise KeyboardInterrupt
+        seen.append(int(text))
+        raise interruption
 
     started = time.monotonic()
-    with pytest.raises(KeyboardInterrupt):
-        run_worker(WORKER, {"steps": 1, "sleep_seconds": 60}, progress=interrupt)
+    with pytest.raises(interruption):
+        run_worker(WORKER, {"sleep_seconds": 60}, progress=interrupt)
     assert time.monotonic() - started < 30  # it did not wait for the worker's own end
+    with pytest.raises(ProcessLookupError):
+        os.kill(seen[0], 0)
