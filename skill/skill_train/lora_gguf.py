@@ -81,15 +81,8 @@ def export_lora(
     require_space(out, 2 * (adapter / WEIGHTS).stat().st_size, "the adapter's GGUF file")
     file = out / f"{name}-lora-{outtype}.gguf"
     with whole_file(file) as part:
-        with converter.without_code(base) as base_view, converter.without_code(adapter, lora_alpha=alpha) as view:
-            arguments = [str(view), "--base", str(base_view), "--outfile", str(part.resolve()), "--outtype", outtype]
-            converter.run(
-                toolchain,
-                toolchain.lora_converter,
-                arguments,
-                model=adapter,
-                on_percent=lambda percent: progress(percent, 100, "% written"),
-            )
+        arguments = ["--outfile", str(part.resolve()), "--outtype", outtype]
+        _run(toolchain, base, adapter, alpha, arguments, progress)
         tensors = len(read_gguf(part).tensors)
         digest = file_digest(part)
     return write_record(
@@ -121,6 +114,17 @@ def problems(adapter: Adapter, base_config: dict[str, Any]) -> list[str]:
             + ", ".join(f"alpha {alpha:g} in {module}" for alpha, module in sorted(_alphas(adapter).items()))
         )
     return found
+
+
+def _run(toolchain: Toolchain, base: Path, adapter: Path, alpha: float, arguments: list[str], progress: Bar) -> None:
+    with converter.without_code(base) as base_view, converter.without_code(adapter, lora_alpha=alpha) as view:
+        converter.run(
+            toolchain,
+            toolchain.lora_converter,
+            [str(view), "--base", str(base_view), *arguments],
+            model=adapter,
+            on_percent=lambda percent: progress(percent, 100, "% written"),
+        )
 
 
 def _check_convertible(adapter: Adapter, base: Path) -> tuple[float, str]:

@@ -29,7 +29,7 @@ from skill_train.run_dir import digests, file_digest, read_json, write_json
 
 MANIFEST = "manifest.json"
 MANIFEST_SCHEMA = "skill-train/llama.cpp/1"
-FETCH_COMMAND = "skill-train export-gguf --fetch-converter"
+FETCH_COMMAND = "skill-train export-gguf --fetch"
 
 _NEEDED = ("convert_hf_to_gguf.py", "convert_lora_to_gguf.py", "conversion/__init__.py", "gguf-py/gguf/__init__.py")
 _FOLDERS = ("conversion/", "gguf-py/gguf/", "models/")

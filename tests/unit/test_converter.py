@@ -1,0 +1,84 @@
+"""How a failed converter becomes one clear error, and what of a model folder it gets to see."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from skill_train.converter import explain, without_code
+from skill_train.errors import DecisionNeeded, NativeCrash, NotInstalled, UsageError
+
+MODEL = Path("my-model")
+TRACEBACK = [
+    "Traceback (most recent call last):",
+    '  File "convert_hf_to_gguf.py", line 312, in <module>',
+    "    main()",
+]
+
+
+@pytest.mark.parametrize(
+    ("line", "kind", "code", "word"),
+    [
+        (
+            "ERROR:hf-to-gguf:Model FooForCausalLM is not supported",
+            UsageError,
+            "unsupported_architecture",
+            "FooForCausal",
+        ),
+        (
+            "NotImplementedError: BPE pre-tokenizer was not recognized - update get_vocab_base_pre()",
+            UsageError,
+            "unsupported_tokenizer",
+            "splits text",
+        ),
+        ("FileNotFoundError: File not found: m/tokenizer.model", UsageError, "missing_tokenizer", "tokenizer.model"),
+        ("KeyError: 'n_ctx'", UsageError, "incomplete_config", "'n_ctx'"),
+        ("ModuleNotFoundError: No module named 'sentencepiece'", NotInstalled, "missing_package", "sentencepiece"),
+        (
+            "NotImplementedError: Quant method is not yet supported: 'bitsandbytes'",
+            UsageError,
+            "quantized_model",
+            "bitsandbytes",
+        ),
+        ("OSError: [Errno 28] No space left on device", DecisionNeeded, "no_disk", "disk filled up"),
+        ("RuntimeError: DefaultCPUAllocator: not enough memory: you tried", DecisionNeeded, "out_of_memory", "memory"),
+        ("ValueError: Can not map tensor 'model.x.weight'", UsageError, "conversion_failed", "Can not map tensor"),
+    ],
+)
+def test_each_cause_is_named_with_its_way_out(line: str, kind: type, code: str, word: str) -> None:
+    error = explain(1, ["INFO:hf-to-gguf:Loading model: my-model", *TRACEBACK, line], model=MODEL)
+    assert isinstance(error, kind)
+    assert error.code == code
+    assert word in error.message
+    assert error.hint
+
+
+def test_a_signal_is_a_crash_and_a_kill_is_memory() -> None:
+    crash = explain(-11, ["INFO: last words"], model=MODEL)
+    assert isinstance(crash, NativeCrash)
+    assert "SIGSEGV" in crash.message
+    assert explain(-9, [], model=MODEL).code == "out_of_memory"
+
+
+def test_the_view_of_a_model_holds_no_code(tmp_path: Path) -> None:
+    model = tmp_path / "tuned"
+    model.mkdir()
+    (model / "modeling_x.py").write_text("raise SystemExit")
+    (model / ".cache").mkdir()
+    (model / "config.json").write_text(json.dumps({"model_type": "x", "auto_map": {"AutoConfig": "modeling_x.C"}}))
+    (model / "tokenizer_config.json").write_text(json.dumps({"auto_map": {"AutoTokenizer": ["a--b.C", None]}, "k": 1}))
+    (model / "model.safetensors").write_bytes(b"weights")
+    with without_code(model) as view:
+        assert view.name == "tuned"
+        assert sorted(path.name for path in view.iterdir()) == [
+            "config.json",
+            "model.safetensors",
+            "tokenizer_config.json",
+        ]
+        assert json.loads((view / "config.json").read_text()) == {"model_type": "x"}
+        assert json.loads((view / "tokenizer_config.json").read_text()) == {"k": 1}
+        assert (view / "model.safetensors").read_bytes() == b"weights"
+    assert not view.exists()
+    assert "auto_map" in (model / "config.json").read_text()  # the model itself is untouched
