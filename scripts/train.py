@@ -1,0 +1,1443 @@
+# /// script
+# requires-python = ">=3.11,<3.14"
+# dependencies = [
+#   "torch==2.13.0",
+#   "transformers==5.23.0",
+#   "trl==1.16.0",
+#   "peft==0.21.2",
+#   "datasets==5.2.0",
+#   "accelerate==1.15.0",
+# ]
+# ///
+"""Trains a LoRA adapter exactly as a plan says. The same bytes run on a laptop and in a cloud job.
+
+    python train.py RUN/plan.json             train; the run directory is the plan's own folder
+    python train.py RUN/plan.json --resume    go on from the newest complete checkpoint
+    python train.py RUN/plan.json --probe     time this model in fp32 and bf16 on this processor; print one JSON line
+
+It has no defaults: every value comes from the plan, and a key that is missing or unknown is refused before torch is
+imported. On stdout: one JSON event a line. In the run directory:
+
+    environment.json    versions, device, and every argument of the trainer as the trainer saw it
+    samples.jsonl       rows as they were fed: text, token ids, labels        held_out.jsonl    rows that never train
+    metrics.jsonl       one line a step                                       checkpoints/      each with complete.json
+    adapter/            the adapter, in PEFT's format                         train.json        last: figures, verdict
+
+Exit codes: 0 done · 2 bad plan or data · 3 does not fit · 5 training failed · 7 a package is missing; train.failed.json
+says why.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import math
+import os
+import random
+import re
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+PLAN_SCHEMA = "skill-train/plan/1"
+
+# Every field the program reads, with its JSON type. `skill_train.recipe` holds the meaning and the defaults.
+RECIPE_FIELDS: dict[str, tuple[type, ...]] = {
+    "model": (str,),
+    "revision": (str, type(None)),
+    "data": (str,),
+    "data_revision": (str, type(None)),
+    "data_config": (str, type(None)),
+    "split": (str,),
+    "format": (str,),
+    "columns": (dict,),
+    "loss_on": (str,),
+    "method": (str,),
+    "max_length": (int,),
+    "max_steps": (int,),
+    "effective_batch_size": (int,),
+    "learning_rate": (float, int),
+    "lr_scheduler_type": (str,),
+    "warmup_steps": (int,),
+    "weight_decay": (float, int),
+    "adam_beta1": (float, int),
+    "adam_beta2": (float, int),
+    "adam_epsilon": (float, int),
+    "max_grad_norm": (float, int),
+    "optim": (str,),
+    "lora_r": (int,),
+    "lora_alpha": (float, int),
+    "lora_dropout": (float, int),
+    "target_modules": (list,),
+    "modules_to_save": (list, type(None)),
+    "use_rslora": (bool,),
+    "use_dora": (bool,),
+    "load_in_4bit": (bool,),
+    "held_out_fraction": (float, int),
+    "skip_untrained_rows": (bool,),
+    "seed": (int,),
+}
+PLACEMENT_FIELDS: dict[str, tuple[type, ...]] = {
+    "backend": (str,),
+    "device": (str,),
+    "dtype": (str,),
+    "attn_implementation": (str,),
+    "per_device_train_batch_size": (int,),
+    "gradient_accumulation_steps": (int,),
+    "num_processes": (int,),
+    "gradient_checkpointing": (bool,),
+    "threads": (int, type(None)),
+    "save_steps": (int,),
+    "save_total_limit": (int,),
+    "report_to": (str,),
+}
+
+IGNORED = -100  # the label of a token that is read and not trained
+SAMPLE_ROWS = 32  # rows kept in samples.jsonl
+HELD_OUT_ROWS = 200  # rows held out at most
+FIXED_ROWS = 8  # training rows whose loss is measured before and after
+ANSWER_TOKENS = 48
+LOGITS_AT_ONCE = 4_000_000  # 16 MB of float32: stays in the cache, and below glibc's threshold for fresh pages
+MARK = "skill train mark 7f3a"  # stands in for an answer to find where a template puts it
+
+EXIT_USAGE, EXIT_DOES_NOT_FIT, EXIT_FAILED, EXIT_NOT_INSTALLED = 2, 3, 5, 7
+
+
+class Refused(Exception):
+    """An end that is explained: what is wrong, what was expected, what was there, what to do next."""
+
+    def __init__(
+        self, message: str, *, code: str, exit_code: int = EXIT_USAGE, expected: str = "", got: str = "", hint: str = ""
+    ) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+        self.error = {"code": code, "message": message, "expected": expected, "got": got, "hint": hint}
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("plan", type=Path)
+    parser.add_argument("--resume", action="store_true", help="go on from the newest complete checkpoint")
+    parser.add_argument("--probe", action="store_true", help="time fp32 and bf16 on this processor and stop")
+    arguments = parser.parse_args(argv)
+    folder = arguments.plan.resolve().parent
+    try:
+        plan = load_plan(arguments.plan)
+        prepare_environment(plan["placement"])
+        with explained_errors():
+            if arguments.probe:
+                event("probe", **probe(plan))
+            else:
+                run(plan, folder, resume=arguments.resume)
+    except Refused as refusal:
+        if is_main_process():
+            failure = {"exit_code": refusal.exit_code, "error": refusal.error}
+            if not arguments.probe and folder.is_dir():
+                write_json(folder / "train.failed.json", failure)
+            event("failed", **failure)
+        return refusal.exit_code
+    return 0
+
+
+def run(plan: dict[str, Any], folder: Path, *, resume: bool) -> None:
+    """Data, model, checks, training, checks, and `train.json` last."""
+    started = time.monotonic()
+    recipe, placement = plan["recipe"], plan["placement"]
+    (folder / "train.failed.json").unlink(missing_ok=True)
+    event("stage", text="reading the data")
+    tokenizer = load_tokenizer(recipe)
+    data = load_data(recipe, tokenizer)
+    event("data", **data["figures"])
+    write_rows(folder / "samples.jsonl", data["train"][:SAMPLE_ROWS])
+    write_rows(folder / "held_out.jsonl", data["held_out"])
+
+    event("stage", text="loading the model")
+    checkpoint = newest_checkpoint(folder / "checkpoints") if resume else None
+    watch = Watch(folder, data, recipe, checkpoint)
+    trainer = build_trainer(recipe, placement, folder, tokenizer, data, watch)
+    write_json(folder / "environment.json", environment(trainer))
+    checks = Checks(trainer, tokenizer, data, recipe)
+    checks.before_training(resumed=checkpoint is not None, folder=folder)
+
+    event("stage", text="training")
+    train(trainer, watch, recipe["seed"], checkpoint)
+    event("stage", text="saving the adapter")
+    save_adapter(trainer, folder / "adapter")
+    if is_main_process():
+        checks.after_training(folder)
+        write_json(folder / "train.json", report(plan, data, watch, checks, trainer, time.monotonic() - started))
+        event("done", verdict=checks.verdict())
+
+
+# --- The plan -------------------------------------------------------------------------------------------------------
+
+
+def load_plan(path: Path) -> dict[str, Any]:
+    """The plan, every field present and of its type. Standard library only: a bad plan fails in milliseconds."""
+    try:
+        plan = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise Refused(f"{path} does not exist", code="missing_file", got=str(path)) from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise Refused(f"{path} is not JSON: {error}", code="bad_plan") from None
+    if not isinstance(plan, dict) or plan.get("schema") != PLAN_SCHEMA:
+        got = str(plan.get("schema")) if isinstance(plan, dict) else type(plan).__name__
+        raise Refused(f"{path} is not a plan", code="bad_plan", expected=PLAN_SCHEMA, got=got)
+    check_fields(plan.get("recipe"), RECIPE_FIELDS, "recipe")
+    check_fields(plan.get("placement"), PLACEMENT_FIELDS, "placement")
+    check_batch(plan["recipe"], plan["placement"])
+    return plan
+
+
+def check_fields(values: Any, fields: dict[str, tuple[type, ...]], name: str) -> None:
+    if not isinstance(values, dict):
+        raise Refused(f"the plan has no {name}", code="bad_plan", expected=f"an object called {name}")
+    for key in sorted(set(values) ^ set(fields)):
+        state = "unknown" if key in values else "missing"
+        raise Refused(f"{name}.{key} is {state}", code="bad_plan", hint="skill-train plan RECIPE --out plan.json")
+    for key, types in fields.items():
+        value = values[key]
+        if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
+            expected = " or ".join(t.__name__ for t in types)
+            raise Refused(f"{name}.{key} has the wrong type", code="bad_plan", expected=expected, got=repr(value))
+
+
+def check_batch(recipe: dict[str, Any], placement: dict[str, Any]) -> None:
+    parts = [placement[k] for k in ("per_device_train_batch_size", "gradient_accumulation_steps", "num_processes")]
+    if math.prod(parts) != recipe["effective_batch_size"]:
+        raise Refused(
+            "the batch split does not make the effective batch size",
+            code="bad_plan",
+            expected=f"effective_batch_size {recipe['effective_batch_size']}",
+            got=" x ".join(map(str, parts)) + " (per device x accumulation x processes)",
+        )
+
+
+def prepare_environment(placement: dict[str, Any]) -> None:
+    """Before any library is imported: no telemetry, and MPS falls back to the CPU for operators it lacks."""
+    for name in ("HF_HUB_DISABLE_TELEMETRY", "DISABLE_TELEMETRY", "DO_NOT_TRACK"):
+        os.environ[name] = "1"
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+    if placement["device"] == "mps":
+        os.environ.setdefault("PYTORCH_ENABLE_MPS_FALLBACK", "1")
+        event("note", text="PYTORCH_ENABLE_MPS_FALLBACK=1: operators that MPS lacks run on the CPU, slower")
+
+
+@contextmanager
+def explained_errors() -> Iterator[None]:
+    """A missing package and an exhausted memory are ends that are explained; anything else keeps its traceback."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise Refused(
+            f"the package {error.name} is not installed",
+            code="missing_package",
+            exit_code=EXIT_NOT_INSTALLED,
+            hint='pip install "skill-train[train]"',
+        ) from error
+    except (RuntimeError, MemoryError) as error:
+        if not isinstance(error, MemoryError) and "out of memory" not in str(error).lower():
+            raise
+        raise Refused(
+            f"out of memory: {str(error).splitlines()[0] if str(error) else 'the system has none left'}",
+            code="out_of_memory",
+            exit_code=EXIT_DOES_NOT_FIT,
+            expected="memory for the model, its activations and one batch",
+            hint="a smaller max_length, per_device_train_batch_size 1, gradient_checkpointing, or a smaller model",
+        ) from error
+
+
+# --- Rows: from a file or the Hub to messages, prompt and completion, or text ---------------------------------------
+
+
+def iter_rows(
+    data: str, *, split: str, config: str | None = None, revision: str | None = None
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """`(line, row)` for each row of the chosen split; `line` is the line in the file where it has one, else its number.
+
+    A line that is not a JSON object is refused by its number: dropping it silently would train on something else than
+    the file says.
+    """
+    path = Path(data)
+    if path.is_dir():
+        rows = iter_saved(path, split)
+    elif path.is_file():
+        rows = iter_slice(iter_file(path), split)
+    else:
+        rows = iter_hub(data, split, config, revision)
+    yield from rows
+
+
+def iter_file(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    kind = path.suffix.lower()
+    if kind in (".jsonl", ".ndjson"):
+        yield from iter_jsonl(path)
+    elif kind == ".json":
+        yield from iter_json(path)
+    elif kind in (".csv", ".tsv"):
+        yield from iter_csv(path, "\t" if kind == ".tsv" else ",")
+    elif kind == ".parquet":
+        import pyarrow.parquet
+
+        batches = pyarrow.parquet.ParquetFile(path).iter_batches(batch_size=1024)
+        yield from enumerate((row for batch in batches for row in batch.to_pylist()), start=1)
+    else:
+        raise Refused(
+            f"{path} is not a kind of file that holds a dataset",
+            code="unknown_file_kind",
+            expected=".jsonl, .json, .csv, .tsv, .parquet, a folder saved by datasets, or a Hub id",
+            got=kind or "no extension",
+        )
+
+
+def iter_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    with open(path, "rb") as file:
+        for number, raw in enumerate(file, start=1):
+            if raw.strip():
+                yield number, parse_object(raw, f"line {number} of {path}")
+
+
+def parse_object(raw: bytes, where: str) -> dict[str, Any]:
+    try:
+        row = json.loads(raw.decode("utf-8-sig"))
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise Refused(
+            f"{where} is not JSON: {error}",
+            code="broken_line",
+            expected="one JSON object a line, in UTF-8",
+            got=raw[:80].decode("utf-8", "replace").rstrip(),
+            hint="mend or remove that line; no row is ever dropped silently",
+        ) from None
+    if not isinstance(row, dict):
+        raise Refused(
+            f"{where} is not a JSON object", code="broken_line", expected='{"column": value, …}', got=repr(row)[:80]
+        )
+    return row
+
+
+def iter_json(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """A JSON file: a list of objects, an object that holds one such list, or one object a line after all."""
+    raw = path.read_bytes()
+    try:
+        document = json.loads(raw.decode("utf-8-sig"))
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError):
+        yield from iter_jsonl(path)
+        return
+    if isinstance(document, dict):
+        lists = [value for value in document.values() if isinstance(value, list)]
+        document = lists[0] if len(lists) == 1 else [document]
+    for number, row in enumerate(document if isinstance(document, list) else [document], start=1):
+        if not isinstance(row, dict):
+            raise Refused(f"item {number} of {path} is not an object", code="broken_line", got=repr(row)[:80])
+        yield number, row
+
+
+def iter_csv(path: Path, delimiter: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    with open(path, encoding="utf-8-sig", newline="") as file:
+        reader = csv.DictReader(file, delimiter=delimiter, strict=True)
+        try:
+            for row in reader:
+                if None in row or None in row.values():
+                    names = reader.fieldnames or []
+                    raise Refused(
+                        f"line {reader.line_num} of {path} has another number of columns than the header",
+                        code="broken_line",
+                        expected=f"{len(names)} columns: {', '.join(names)}",
+                    )
+                yield reader.line_num, dict(row)
+        except (csv.Error, UnicodeDecodeError) as error:
+            raise Refused(f"line {reader.line_num} of {path} is broken: {error}", code="broken_line") from None
+
+
+SLICE = re.compile(r"(?P<name>[\w.-]+)(?:\[(?P<from>\d+%?)?:(?P<to>\d+%?)?\])?")
+
+
+def iter_slice(rows: Iterator[tuple[int, dict[str, Any]]], split: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The rows of `train[10:500]` or `train[:10%]`. A plain file is one split, whatever its name."""
+    match = SLICE.fullmatch(split)
+    if match is None:
+        raise Refused(
+            f"split {split!r} is not understood", code="bad_split", expected="train, train[:500], train[:10%]"
+        )
+    bounds = [match["from"] or "0", match["to"] or ""]
+    if any(bound.endswith("%") for bound in bounds):
+        rows = iter(kept := list(rows))
+        bounds = [str(len(kept) * int(b[:-1]) // 100) if b.endswith("%") else b for b in bounds]
+    for index, row in enumerate(rows):
+        if bounds[1] and index >= int(bounds[1]):
+            return
+        if index >= int(bounds[0]):
+            yield row
+
+
+def iter_saved(folder: Path, split: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """A folder that `datasets` saved."""
+    import datasets
+
+    if not any((folder / name).is_file() for name in ("dataset_dict.json", "state.json")):
+        raise Refused(
+            f"{folder} is not a dataset folder",
+            code="unknown_file_kind",
+            expected="a folder written by Dataset.save_to_disk, or one file",
+        )
+    saved = datasets.load_from_disk(str(folder))
+    name = split.split("[")[0]
+    if isinstance(saved, datasets.DatasetDict):
+        if name not in saved:
+            raise Refused(f"{folder} has no split {name!r}", code="bad_split", expected=", ".join(saved), got=name)
+        saved = saved[name]
+    yield from iter_slice(enumerate(saved, start=1), split)
+
+
+def iter_hub(name: str, split: str, config: str | None, revision: str | None) -> Iterator[tuple[int, dict[str, Any]]]:
+    import datasets
+
+    yield from enumerate(datasets.load_dataset(name, config, split=split, revision=revision), start=1)
+
+
+def to_example(row: dict[str, Any], data_format: str, columns: dict[str, str]) -> dict[str, Any]:
+    """One row as `{"kind": "chat", "messages", "tools", "prompt_messages"}`, `{"kind": "completion", "prompt",
+    "completion"}` or `{"kind": "text", "text"}`.
+
+    Args:
+        data_format: `messages`, `prompt_completion`, `text`, `instruction`, `question_answer` or `sharegpt`.
+        columns: what the format calls a column, to what the dataset calls it.
+    """
+
+    def value(name: str) -> Any:
+        return row.get(columns[name]) if name in columns else None
+
+    if data_format == "messages":
+        return chat(value("messages"), value("tools"), 0)
+    if data_format == "sharegpt":
+        return chat(from_sharegpt(value("conversations"), value("system")), value("tools"), 0)
+    if data_format == "text":
+        return {"kind": "text", "text": text_of(value("text"), "text")}
+    if data_format == "prompt_completion":
+        prompt, completion = value("prompt"), value("completion")
+        if isinstance(prompt, list) or isinstance(completion, list):
+            prompt, completion = as_messages(prompt, "user"), as_messages(completion, "assistant")
+            return chat([*prompt, *completion], value("tools"), len(prompt))
+        return {
+            "kind": "completion",
+            "prompt": text_of(prompt, "prompt"),
+            "completion": text_of(completion, "completion"),
+        }
+    return chat(from_pair(data_format, value), None, 0)
+
+
+def from_pair(data_format: str, value: Any) -> list[dict[str, Any]]:
+    """`instruction`/`input`/`output` and `question`/`answer` as one turn, after a system message if there is one."""
+    names = ("instruction", "output") if data_format == "instruction" else ("question", "answer")
+    user = text_of(value(names[0]), names[0])
+    if value("input"):
+        user += "\n\n" + text_of(value("input"), "input")
+    system = [{"role": "system", "content": text_of(value("system"), "system")}] if value("system") else []
+    answer = {"role": "assistant", "content": text_of(value(names[1]), names[1])}
+    return [*system, {"role": "user", "content": user}, answer]
+
+
+SHAREGPT_ROLES = {
+    "human": "user",
+    "user": "user",
+    "gpt": "assistant",
+    "assistant": "assistant",
+    "chatgpt": "assistant",
+    "model": "assistant",
+    "system": "system",
+    "tool": "tool",
+}
+
+
+def from_sharegpt(turns: Any, system: Any) -> list[dict[str, Any]]:
+    if not isinstance(turns, list):
+        raise Refused(
+            "conversations is not a list", code="bad_row", expected='[{"from", "value"}, …]', got=repr(turns)[:80]
+        )
+    messages = [{"role": "system", "content": text_of(system, "system")}] if system else []
+    for turn in turns:
+        role = SHAREGPT_ROLES.get(str(turn.get("from")).lower()) if isinstance(turn, dict) else None
+        if role is None:
+            raise Refused(
+                "a turn has no known speaker", code="bad_row", expected="from: human or gpt", got=repr(turn)[:80]
+            )
+        messages.append({"role": role, "content": text_of(turn.get("value"), "value")})
+    return messages
+
+
+def as_messages(value: Any, role: str) -> list[dict[str, Any]]:
+    return [{"role": role, "content": value}] if isinstance(value, str) else value
+
+
+def text_of(value: Any, name: str) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise Refused(f"{name} is empty or not text", code="bad_row", expected=f"text in {name}", got=repr(value)[:80])
+    return value
+
+
+def chat(messages: Any, tools: Any, prompt_messages: int) -> dict[str, Any]:
+    """A conversation whose messages are well formed. `prompt_messages` at its start are never trained."""
+    if not isinstance(messages, list) or not messages:
+        raise Refused(
+            "messages is empty or not a list",
+            code="bad_row",
+            expected='[{"role", "content"}, …]',
+            got=repr(messages)[:80],
+        )
+    cleaned = []
+    for message in messages:
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise Refused(
+                "a message has no role", code="bad_row", expected='{"role", "content"}', got=repr(message)[:80]
+            )
+        # `datasets` fills the keys that a row lacks with None; a template must not see them.
+        message = {key: value for key, value in message.items() if value is not None}
+        content = message.get("content", "")
+        if isinstance(content, list) and all(isinstance(p, dict) and p.get("type") == "text" for p in content):
+            content = "".join(part.get("text", "") for part in content)
+        if not isinstance(content, str) or (not content and not message.get("tool_calls")):
+            raise Refused(f"the {message['role']} message has no text", code="bad_row", got=repr(message)[:80])
+        cleaned.append({**message, "content": content})
+    if not any(m["role"] == "assistant" for m in cleaned[prompt_messages:]):
+        raise Refused("a conversation has no assistant message to learn from", code="bad_row", got=repr(cleaned)[:80])
+    return {"kind": "chat", "messages": cleaned, "tools": tools or None, "prompt_messages": prompt_messages}
+
+
+# --- Tokens and labels: what is fed, and what of it is trained ------------------------------------------------------
+
+
+def load_tokenizer(recipe: dict[str, Any]) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(recipe["model"], revision=recipe["revision"], trust_remote_code=False)
+
+
+def load_data(recipe: dict[str, Any], tokenizer: Any) -> dict[str, Any]:
+    """Encoded rows, split into `train` and `held_out`, with their figures and the order in which they are fed."""
+    encode = Encoder(recipe, tokenizer)
+    source = iter_rows(
+        recipe["data"], split=recipe["split"], config=recipe["data_config"], revision=recipe["data_revision"]
+    )
+    rows = [encode(index, line, row) for index, (line, row) in enumerate(source)]
+    if not rows:
+        raise Refused(f"{recipe['data']} has no rows", code="empty_dataset", expected="at least one row")
+    rows = trainable_rows(rows, recipe)
+    held_out = held_out_rows(len(rows), recipe["held_out_fraction"], recipe["seed"])
+    train = [row for index, row in enumerate(rows) if index not in held_out]
+    lengths, trained = [len(r["input_ids"]) for r in train], [trained_tokens(r) for r in train]
+    figures = {
+        "rows": len(rows),
+        "train_rows": len(train),
+        "held_out_rows": len(held_out),
+        "truncated_rows": sum(r["truncated"] for r in rows),
+        "skipped_rows": encode.count - len(rows),
+        "tokens": sum(lengths),
+        "longest_row_tokens": max(lengths),
+        "trained_token_share": round(sum(trained) / sum(lengths), 4),
+        "notes": encode.notes,
+    }
+    order = feeding_order(len(train), recipe["max_steps"] * recipe["effective_batch_size"], recipe["seed"])
+    return {"train": train, "held_out": [rows[i] for i in sorted(held_out)], "figures": figures, "order": order}
+
+
+class Encoder:
+    """Turns rows into token ids and labels, with the model's own template and tokenizer."""
+
+    def __init__(self, recipe: dict[str, Any], tokenizer: Any) -> None:
+        self.recipe = recipe
+        self.tokenizer = tokenizer
+        self.count = 0
+        self.notes: list[str] = []
+        special = sorted({*tokenizer.all_special_tokens, *added_special_tokens(tokenizer)}, key=len, reverse=True)
+        self.end_of_turn = re.compile(r"\s*(?:" + "|".join(map(re.escape, special)) + ")") if special else None
+        if not tokenizer.is_fast:
+            raise Refused(
+                "this model has no fast tokenizer", code="slow_tokenizer", expected="a tokenizer with offsets"
+            )
+
+    def __call__(self, index: int, line: int, row: dict[str, Any]) -> dict[str, Any]:
+        self.count += 1
+        try:
+            example = to_example(row, self.recipe["format"], self.recipe["columns"])
+            rendered, spans = self.chat_spans(example) if example["kind"] == "chat" else plain_spans(example)
+        except Refused as refusal:
+            refusal.error["message"] = f"line {line} of {self.recipe['data']}: {refusal.error['message']}"
+            raise
+        if self.recipe["loss_on"] == "all":
+            spans = [(0, len(rendered))]
+        ids, labels = self.tokens(rendered, spans, is_chat=example["kind"] == "chat")
+        limit = self.recipe["max_length"]
+        return {
+            "row": index,
+            "line": line,
+            **{k: v for k, v in example.items() if k != "prompt_messages"},
+            "rendered": rendered,
+            "input_ids": ids[:limit],
+            "labels": labels[:limit],
+            "truncated": len(ids) > limit,
+            "full_length": len(ids),
+        }
+
+    def tokens(self, rendered: str, spans: list[tuple[int, int]], *, is_chat: bool) -> tuple[list[int], list[int]]:
+        """Ids of the whole text, and labels: a token is trained when it starts inside a trained span.
+
+        A template writes its own special tokens; plain text gets the tokenizer's usual ones and an end token, which is
+        trained so that the model learns to stop.
+        """
+        encoded = self.tokenizer(rendered, add_special_tokens=not is_chat, return_offsets_mapping=True)
+        ids = list(encoded["input_ids"])
+        inside = [any(a <= start < b and end > start for a, b in spans) for start, end in encoded["offset_mapping"]]
+        labels = [token if trained else IGNORED for token, trained in zip(ids, inside, strict=True)]
+        if not is_chat and (not ids or ids[-1] != self.end_token()):
+            ids, labels = [*ids, self.end_token()], [*labels, self.end_token()]
+        return ids, labels
+
+    def end_token(self) -> int:
+        if self.tokenizer.eos_token_id is None:
+            raise Refused(
+                "the tokenizer has no end token", code="no_eos", hint="set eos_token in tokenizer_config.json"
+            )
+        return int(self.tokenizer.eos_token_id)
+
+    def chat_spans(self, example: dict[str, Any]) -> tuple[str, list[tuple[int, int]]]:
+        """The rendered conversation and the character spans of the assistant's answers, end token included."""
+        messages, first = example["messages"], example["prompt_messages"]
+        example["trained_messages"] = [i for i, m in enumerate(messages) if m["role"] == "assistant" and i >= first]
+        rendered = self.render(messages, example["tools"])
+        return rendered, [self.answer_span(example, rendered, i) for i in example["trained_messages"]]
+
+    def answer_span(self, example: dict[str, Any], rendered: str, index: int) -> tuple[int, int]:
+        """Where one answer stands. Its text is replaced by a mark: what stays the same around the mark is not it.
+
+        It starts where the generation prompt ends, because from there on the model is alone, and ends with the token
+        that ends the turn.
+        """
+        messages, tools = example["messages"], example["tools"]
+        before = self.render(messages[:index], tools, add_generation_prompt=True) if index else ""
+        prefix = len(before) if rendered.startswith(before) else 0
+        marked = self.render([*messages[:index], {**messages[index], "content": MARK}, *messages[index + 1 :]], tools)
+        head, mark, tail = marked.partition(MARK)
+        if mark and messages[index]["content"] and rendered.startswith(head) and rendered.endswith(tail):
+            end = self.turn_end(rendered, len(rendered) - len(tail))
+            return (prefix if 0 < prefix <= len(head) else len(head)), end
+        through = self.render(messages[: index + 1], tools)
+        if prefix and rendered.startswith(through):
+            return prefix, len(through.rstrip()) if through.strip() else len(through)
+        raise Refused(
+            "the chat template does not show where an answer stands, so it cannot be trained alone",
+            code="template_mask",
+            expected="a template that renders each answer in one piece",
+            hint="loss_on: all in the recipe trains on the whole conversation",
+        )
+
+    def turn_end(self, rendered: str, end: int) -> int:
+        match = self.end_of_turn.match(rendered, end) if self.end_of_turn else None
+        if match is None:
+            self.note("the template has no end token after an answer: the model will not learn where to stop")
+            return end
+        return match.end()
+
+    def render(self, messages: list[dict[str, Any]], tools: Any, *, add_generation_prompt: bool = False) -> str:
+        import jinja2
+
+        if not self.tokenizer.chat_template:
+            raise Refused(
+                "the model has no chat template, so a conversation cannot be rendered",
+                code="no_chat_template",
+                expected="a model with a chat template (most Instruct models), or rows of plain text",
+                hint="use the model's Instruct version, or data with `prompt` and `completion`, or `text`",
+            )
+        try:
+            return str(
+                self.tokenizer.apply_chat_template(
+                    messages, tools=tools, tokenize=False, add_generation_prompt=add_generation_prompt
+                )
+            )
+        except (jinja2.TemplateError, TypeError, ValueError) as error:
+            raise Refused(
+                f"the model's chat template refuses these messages: {error}",
+                code="template_refuses",
+                got=" ".join(message["role"] for message in messages),
+                hint="bring the roles into the order that it expects: often system once, then user and assistant in turn",
+            ) from None
+
+    def note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
+
+
+def added_special_tokens(tokenizer: Any) -> list[str]:
+    return [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
+
+
+def plain_spans(example: dict[str, Any]) -> tuple[str, list[tuple[int, int]]]:
+    if example["kind"] == "text":
+        return example["text"], [(0, len(example["text"]))]
+    rendered = example["prompt"] + example["completion"]
+    return rendered, [(len(example["prompt"]), len(rendered))]
+
+
+def trained_tokens(row: dict[str, Any]) -> int:
+    """Labels that count: the first one is never predicted, because nothing stands before it."""
+    return sum(label != IGNORED for label in row["labels"][1:])
+
+
+def trainable_rows(rows: list[dict[str, Any]], recipe: dict[str, Any]) -> list[dict[str, Any]]:
+    """Refuses rows with nothing to learn: a batch of them would train at loss 0 and look like success (trl#6668)."""
+    empty = [row for row in rows if not trained_tokens(row)]
+    if not empty or (recipe["skip_untrained_rows"] and len(empty) < len(rows)):
+        return [row for row in rows if trained_tokens(row)]
+    lines = ", ".join(str(row["line"]) for row in empty[:5]) + (", …" if len(empty) > 5 else "")
+    cut = [row["full_length"] for row in empty if row["truncated"]]
+    hint = f"raise max_length (the longest of them has {max(cut)} tokens)" if cut else "check what the rows hold"
+    skip = "" if len(empty) == len(rows) else ", or set skip_untrained_rows: true to leave them out"
+    raise Refused(
+        f"{len(empty)} of {len(rows)} rows have no token to train on (lines {lines})",
+        code="nothing_to_train",
+        expected="at least one trained token in each row",
+        got=f"answers cut away by max_length {recipe['max_length']}" if cut else "every label masked",
+        hint=hint + skip,
+    )
+
+
+def held_out_rows(rows: int, fraction: float, seed: int) -> set[int]:
+    """Indices that never train. Fewer than 20 rows are all trained: one row less would matter more than it tells."""
+    count = min(HELD_OUT_ROWS, int(rows * fraction)) if rows >= 20 else 0
+    return set(random.Random(seed).sample(range(rows), count))
+
+
+def feeding_order(rows: int, needed: int, seed: int) -> list[int]:
+    """Row indices in the order in which they are fed: one seeded shuffle an epoch.
+
+    Made here, and read in sequence by the trainer, so that it is the same whatever the batch split and the number of
+    processes (with the library's own sampler it is not).
+    """
+    shuffler = random.Random(seed)
+    order: list[int] = []
+    while len(order) < needed:
+        epoch = list(range(rows))
+        shuffler.shuffle(epoch)
+        order += epoch
+    return order[:needed]
+
+
+# --- The trainer ----------------------------------------------------------------------------------------------------
+
+
+def build_trainer(
+    recipe: dict[str, Any], placement: dict[str, Any], folder: Path, tokenizer: Any, data: dict[str, Any], watch: Watch
+) -> Any:
+    """TRL's trainer with every argument said. Rows are tokenized and masked already, so TRL prepares nothing."""
+    import datasets
+    import torch
+    import transformers
+    from trl import SFTTrainer
+
+    quiet_libraries(transformers)
+    require_device(torch, placement)
+    if placement["threads"] and placement["device"] == "cpu":
+        torch.set_num_threads(placement["threads"])
+    transformers.set_seed(recipe["seed"])
+    model = load_model(recipe, placement)
+    check_vocabulary(model, data)
+    rows = [{"input_ids": row["input_ids"], "labels": row["labels"]} for row in data["train"]]
+    dataset = datasets.Dataset.from_list(rows).select(data["order"])
+    trainer = SFTTrainer(
+        model=model,
+        args=trainer_arguments(recipe, placement, folder),
+        train_dataset=dataset,
+        processing_class=tokenizer,
+        peft_config=lora_config(recipe, model),
+        callbacks=[watch.callback()],
+    )
+    if placement["device"] != "cuda":
+        score_trained_tokens_only(trainer.accelerator.unwrap_model(trainer.model).get_base_model())
+    return trainer
+
+
+def score_trained_tokens_only(model: Any) -> None:
+    """On processors without Triton, TRL 1.16 projects every position onto the vocabulary, trained or not, and keeps
+    what entropy and accuracy need. This scores the trained positions alone, a few megabytes of logits at a time, and
+    keeps the gradient of the hidden states instead of the logits: the same loss, several times as fast on a CPU.
+
+    A model whose head is trained too, or that scales or caps its logits, keeps TRL's way.
+    """
+    import functools
+    import types
+
+    head, config = model.get_output_embeddings(), model.config.get_text_config()
+    names = ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier", "output_multiplier")
+    changes_logits = any(getattr(config, name, None) is not None for name in names)
+    if changes_logits or type(head).__name__ != "Linear" or head.bias is not None or head.weight.requires_grad:
+        return
+    original, log_probs = model.forward, log_probs_function()
+
+    @functools.wraps(type(model).forward)  # `generate` reads the signature
+    def forward(self: Any, *args: Any, fused_lm_head: bool = False, labels: Any = None, **kwargs: Any) -> Any:
+        if not fused_lm_head:
+            return original(*args, **kwargs) if labels is None else original(*args, labels=labels, **kwargs)
+        kwargs.pop("num_items_in_batch", None)
+        hidden = self.base_model(*args, **kwargs | {"use_cache": False}).last_hidden_state[:, :-1]
+        following = labels[:, 1:]
+        mask = following != IGNORED
+        scored = log_probs.apply(hidden[mask], head.weight, following[mask])
+        none = scored.detach().new_zeros(mask.shape)
+        spread = none.masked_scatter(mask, scored)
+        return types.SimpleNamespace(
+            loss=None, log_probs=spread, entropy=none, is_top1=none, label_mask=mask, aux_loss=None
+        )
+
+    model.forward = types.MethodType(forward, model)
+
+
+def log_probs_function() -> Any:
+    import torch
+
+    class LogProbs(torch.autograd.Function):  # type: ignore[misc]
+        """log p of each label. hidden [tokens, width], weight [vocabulary, width], labels [tokens] -> [tokens].
+
+        d log p / d hidden = weight[label] - softmax(logits) @ weight, made in the forward pass while the logits of a
+        chunk are at hand.
+        """
+
+        @staticmethod
+        def forward(ctx: Any, hidden: Any, weight: Any, labels: Any) -> Any:
+            log_p = torch.empty(len(labels), dtype=torch.float32, device=hidden.device)
+            gradient = torch.empty_like(hidden)
+            rows = max(1, LOGITS_AT_ONCE // weight.shape[0])
+            for start in range(0, len(labels), rows):
+                at = slice(start, start + rows)
+                logits = (hidden[at] @ weight.T).float()
+                total = torch.logsumexp(logits, dim=1, keepdim=True)
+                log_p[at] = (logits.gather(1, labels[at, None]) - total).squeeze(1)
+                p = logits.sub_(total).exp_().to(weight.dtype)
+                gradient[at] = weight[labels[at]] - p @ weight
+            ctx.save_for_backward(gradient)
+            return log_p
+
+        @staticmethod
+        def backward(ctx: Any, grad: Any) -> Any:
+            (gradient,) = ctx.saved_tensors
+            return (gradient * grad[:, None].to(gradient.dtype)), None, None
+
+    return LogProbs
+
+
+def load_model(recipe: dict[str, Any], placement: dict[str, Any]) -> Any:
+    import torch
+    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+
+    dtype = getattr(torch, placement["dtype"])
+    quantization = None
+    if recipe["load_in_4bit"]:
+        quantization = BitsAndBytesConfig(
+            load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=dtype
+        )
+    model = AutoModelForCausalLM.from_pretrained(
+        recipe["model"],
+        revision=recipe["revision"],
+        dtype=dtype,
+        attn_implementation=placement["attn_implementation"],
+        quantization_config=quantization,
+        trust_remote_code=False,
+        use_safetensors=True,
+    )
+    model.config.use_cache = False  # a cache and gradient checkpointing exclude each other
+    return model
+
+
+def lora_config(recipe: dict[str, Any], model: Any) -> Any:
+    from peft import LoraConfig
+
+    leaves = {name.rsplit(".", 1)[-1] for name, module in model.named_modules() if is_linear(module)}
+    names = [name for name, _ in model.named_modules()]
+    for target in recipe["target_modules"]:
+        if not any(name == target or name.endswith("." + target) for name in names):
+            raise Refused(
+                f"the LoRA target {target!r} is not a module of this model",
+                code="no_such_target",
+                expected=f"one of: {', '.join(sorted(leaves - {'lm_head'}))}",
+                got=target,
+                hint="set target_modules in the recipe, or leave it out to have it chosen by the architecture",
+            )
+    return LoraConfig(
+        r=recipe["lora_r"],
+        lora_alpha=recipe["lora_alpha"],
+        lora_dropout=recipe["lora_dropout"],
+        target_modules=recipe["target_modules"],
+        modules_to_save=recipe["modules_to_save"],
+        use_rslora=recipe["use_rslora"],
+        use_dora=recipe["use_dora"],
+        fan_in_fan_out=any(type(module).__name__ == "Conv1D" for module in model.modules()),
+        bias="none",
+        task_type="CAUSAL_LM",
+    )
+
+
+def is_linear(module: Any) -> bool:
+    return type(module).__name__ in ("Linear", "Conv1D", "Linear4bit", "Linear8bitLt")
+
+
+def check_vocabulary(model: Any, data: dict[str, Any]) -> None:
+    size = model.get_input_embeddings().weight.shape[0]
+    highest = max(max(row["input_ids"]) for row in data["train"] + data["held_out"])
+    if highest >= size:
+        raise Refused(
+            "the tokenizer makes a token that the model has no embedding for",
+            code="vocabulary_mismatch",
+            expected=f"token ids below {size}",
+            got=str(highest),
+            hint="use the tokenizer that belongs to the model",
+        )
+
+
+def require_device(torch: Any, placement: dict[str, Any]) -> None:
+    device = placement["device"]
+    available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if not available.get(device, False):
+        raise Refused(
+            f"torch {torch.__version__} cannot use {device} here",
+            code="device_unavailable",
+            exit_code=EXIT_NOT_INSTALLED,
+            expected=f"a build of torch for {device}, and its driver",
+            got=", ".join(name for name, there in available.items() if there),
+            hint="--device cpu, or install the torch build for this machine",
+        )
+
+
+def trainer_arguments(recipe: dict[str, Any], placement: dict[str, Any], folder: Path) -> Any:
+    """Nothing is left to a library's default (trl 1.16, unset: bf16 on every device, checkpointing on, 1024 tokens)."""
+    from trl import SFTConfig
+
+    return SFTConfig(
+        output_dir=str(folder / "checkpoints"),
+        max_steps=recipe["max_steps"],
+        per_device_train_batch_size=placement["per_device_train_batch_size"],
+        gradient_accumulation_steps=placement["gradient_accumulation_steps"],
+        learning_rate=recipe["learning_rate"],
+        lr_scheduler_type=recipe["lr_scheduler_type"],
+        warmup_steps=recipe["warmup_steps"],
+        weight_decay=recipe["weight_decay"],
+        adam_beta1=recipe["adam_beta1"],
+        adam_beta2=recipe["adam_beta2"],
+        adam_epsilon=recipe["adam_epsilon"],
+        max_grad_norm=recipe["max_grad_norm"],
+        optim=recipe["optim"],
+        seed=recipe["seed"],
+        data_seed=recipe["seed"],
+        bf16=placement["dtype"] == "bfloat16",
+        fp16=placement["dtype"] == "float16",
+        use_cpu=placement["device"] == "cpu",
+        gradient_checkpointing=placement["gradient_checkpointing"],
+        gradient_checkpointing_kwargs={"use_reentrant": False},
+        # The rows arrive tokenized, masked, cut and in order.
+        dataset_kwargs={"skip_prepare_dataset": True},
+        train_sampling_strategy="sequential",
+        max_length=None,
+        packing=False,
+        padding_free=False,
+        completion_only_loss=False,
+        assistant_only_loss=False,
+        loss_type="nll",
+        label_smoothing_factor=0.0,
+        average_tokens_across_devices=True,
+        dataloader_num_workers=0,
+        dataloader_drop_last=False,
+        remove_unused_columns=True,
+        logging_strategy="steps",
+        logging_steps=1,
+        logging_nan_inf_filter=False,
+        eval_strategy="no",
+        save_strategy="steps",
+        save_steps=placement["save_steps"],
+        save_total_limit=placement["save_total_limit"],
+        save_only_model=False,
+        report_to=placement["report_to"],
+        push_to_hub=False,
+        disable_tqdm=True,
+        torch_compile=False,
+        trust_remote_code=False,
+    )
+
+
+def train(trainer: Any, watch: Watch, seed: int, checkpoint: Path | None) -> None:
+    """Trains, or goes on from a checkpoint. The seed is set again so that the checks before leave no trace in it."""
+    import transformers
+
+    transformers.set_seed(seed)
+    with watch.signals():
+        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    if watch.problem is not None:
+        raise watch.problem
+
+
+def save_adapter(trainer: Any, folder: Path) -> None:
+    """Writes the adapter under a temporary name first."""
+    part = folder.with_name(".adapter.part")
+    trainer.accelerator.wait_for_everyone()
+    if not is_main_process():
+        return
+    shutil.rmtree(part, ignore_errors=True)
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    model.save_pretrained(str(part), safe_serialization=True)
+    (part / "README.md").unlink(missing_ok=True)  # PEFT's empty card template
+    shutil.rmtree(folder, ignore_errors=True)
+    os.replace(part, folder)
+
+
+def newest_checkpoint(folder: Path) -> Path | None:
+    """The newest checkpoint with its marker and all its bytes; torn ones are removed, so that nothing reads them."""
+    found = [path for path in folder.glob("checkpoint-*") if path.name.rsplit("-", 1)[1].isdigit()]
+    for path in sorted(found, key=lambda p: int(p.name.rsplit("-", 1)[1]), reverse=True):
+        if is_complete(path):
+            event("note", text=f"resuming from {path.name}")
+            return path
+        event("note", text=f"{path.name} is torn and is left out")
+        if is_main_process():
+            shutil.rmtree(path)
+    event("note", text="no complete checkpoint: starting from the first step")
+    return None
+
+
+def is_complete(checkpoint: Path) -> bool:
+    marker = checkpoint / "complete.json"
+    if not marker.is_file():
+        return False
+    sizes = json.loads(marker.read_text(encoding="utf-8"))
+    return all((checkpoint / n).is_file() and (checkpoint / n).stat().st_size == s for n, s in sizes.items())
+
+
+# --- While it trains ------------------------------------------------------------------------------------------------
+
+
+class Watch:
+    """Writes a line a step, marks complete checkpoints, and stops a run that has gone wrong."""
+
+    def __init__(self, folder: Path, data: dict[str, Any], recipe: dict[str, Any], checkpoint: Path | None) -> None:
+        self.metrics = folder / "metrics.jsonl"
+        self.data, self.recipe = data, recipe
+        self.problem: Refused | None = None
+        self.interrupted = False
+        self.step_started = time.monotonic()
+        self.peak_bytes: dict[str, int] = {}
+        done = int(checkpoint.name.rsplit("-", 1)[1]) if checkpoint else 0
+        self.lines = self.kept_lines(done)
+        self.losses = [line["loss"] for line in self.lines]
+        if is_main_process():
+            write_text(self.metrics, "".join(json.dumps(line) + "\n" for line in self.lines))
+
+    def kept_lines(self, done: int) -> list[dict[str, Any]]:
+        """Lines of the steps that the checkpoint holds; later ones will be made again."""
+        if not done or not self.metrics.is_file():
+            return []
+        lines = []
+        for text in self.metrics.read_text(encoding="utf-8").splitlines():
+            try:
+                lines.append(json.loads(text))
+            except json.JSONDecodeError:  # the line that a kill cut in two
+                break
+        return [line for line in lines if line["step"] <= done]
+
+    def callback(self) -> Any:
+        from transformers import TrainerCallback
+
+        watch = self
+
+        class Callback(TrainerCallback):  # type: ignore[misc]
+            def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+                watch.step_started = time.monotonic()
+
+            def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+                if watch.interrupted:
+                    control.should_save = control.should_training_stop = True
+
+            def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any], **_: Any) -> None:
+                if "loss" in logs and not watch.on_loss(state.global_step, state.max_steps, logs):
+                    control.should_save, control.should_training_stop = False, True
+
+            def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+                watch.mark_complete(Path(args.output_dir) / f"checkpoint-{state.global_step}")
+
+        return Callback()
+
+    def on_loss(self, step: int, steps: int, logs: dict[str, Any]) -> bool:
+        """Records one step. False when the run must stop."""
+        batch = self.recipe["effective_batch_size"]
+        fed = [self.data["train"][i] for i in self.data["order"][(step - 1) * batch : step * batch]]
+        seconds, tokens = time.monotonic() - self.step_started, sum(len(row["input_ids"]) for row in fed)
+        line = {
+            "step": step,
+            "steps": steps,
+            "loss": float(logs["loss"]),
+            "grad_norm": number(logs.get("grad_norm")),
+            "learning_rate": number(logs.get("learning_rate")),
+            "epoch": round(step * batch / len(self.data["train"]), 4),
+            "tokens": tokens,
+            "trained_tokens": sum(trained_tokens(row) for row in fed),
+            "seconds": round(seconds, 4),
+            "tokens_per_second": round(tokens / seconds, 1) if seconds > 0 else None,
+            "memory_bytes": self.memory(),
+        }
+        self.problem = self.problem or self.bad_loss(step, line["loss"])
+        line["loss"] = number(line["loss"])
+        self.lines.append(line)
+        if is_main_process():
+            with open(self.metrics, "a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+            event("step", **line)
+        return self.problem is None
+
+    def bad_loss(self, step: int, loss: float) -> Refused | None:
+        """NaN, infinite, exactly zero, or four times the first loss and above 20 nats: training has failed."""
+        self.losses.append(loss)
+        first = self.losses[0]
+        if math.isnan(loss) or math.isinf(loss):
+            what, causes = f"is {loss}", "float16 or bfloat16 overflow, a learning rate too high, rows too long"
+        elif loss == 0.0:
+            what, causes = "is exactly 0", "every label masked, or answers cut away by max_length"
+        elif loss > 4 * first and loss > 20:
+            what, causes = f"exploded to {loss:.3g}", "a learning rate too high"
+        else:
+            return None
+        return Refused(
+            f"the loss {what} at step {step}: {causes}",
+            code="bad_loss",
+            exit_code=EXIT_FAILED,
+            expected="a finite loss above 0",
+            got=f"{loss} (first loss {first:.4g})",
+            hint="dtype float32, half the learning_rate, or a shorter max_length; checkpoints already saved are kept",
+        )
+
+    def memory(self) -> dict[str, int]:
+        """Bytes in use now, by kind; the peaks are kept."""
+        import psutil
+        import torch
+
+        now = {"rss": psutil.Process().memory_info().rss}
+        if torch.cuda.is_available():
+            now["cuda"] = torch.cuda.max_memory_allocated()
+        if torch.backends.mps.is_available():
+            now["mps"] = torch.mps.driver_allocated_memory()
+        for name, value in now.items():
+            self.peak_bytes[name] = max(value, self.peak_bytes.get(name, 0))
+        return now
+
+    def mark_complete(self, checkpoint: Path) -> None:
+        """The marker comes last: a checkpoint without it is torn."""
+        if is_main_process() and checkpoint.is_dir():
+            sizes = {str(p.relative_to(checkpoint)): p.stat().st_size for p in checkpoint.rglob("*") if p.is_file()}
+            write_json(checkpoint / "complete.json", sizes)
+            event("checkpoint", name=checkpoint.name)
+
+    @contextmanager
+    def signals(self) -> Iterator[None]:
+        """Ctrl-C and a polite kill save a checkpoint after the current step and stop."""
+
+        def stop(*_: Any) -> None:
+            self.interrupted = True
+            self.problem = Refused(
+                "training was interrupted; a checkpoint is saved",
+                code="interrupted",
+                exit_code=EXIT_FAILED,
+                hint="skill-train local --resume --run-dir RUN",
+            )
+
+        old = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in old.items():
+                signal.signal(number, handler)
+
+
+# --- The smoke verdict ----------------------------------------------------------------------------------------------
+
+
+class Checks:
+    """What a smoke test must show, each with its figure: pass, warn or fail."""
+
+    def __init__(self, trainer: Any, tokenizer: Any, data: dict[str, Any], recipe: dict[str, Any]) -> None:
+        self.trainer, self.tokenizer, self.data, self.recipe = trainer, tokenizer, data, recipe
+        fed = list(dict.fromkeys(data["order"]))
+        self.rows = [data["train"][i] for i in fed[:FIXED_ROWS]]
+        self.results: list[dict[str, Any]] = []
+        self.answer: dict[str, Any] = {}
+        self.loss_before: float | None = None
+
+    def add(self, name: str, verdict: str, figure: Any, detail: str) -> None:
+        self.results.append({"name": name, "verdict": verdict, "figure": figure, "detail": detail})
+
+    def verdict(self) -> str:
+        verdicts = [result["verdict"] for result in self.results]
+        return next((v for v in ("fail", "warn") if v in verdicts), "pass")
+
+    def before_training(self, *, resumed: bool, folder: Path) -> None:
+        """Measures what training will change. A resumed run takes these figures from its first start."""
+        model = self.trainer.model
+        trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
+        self.add("model_loads", "pass", trainable, f"{trainable:,} trainable parameters")
+        figures = self.data["figures"]
+        share = figures["trained_token_share"]
+        self.add(
+            "batches_are_valid", "pass", share, f"{share:.0%} of the tokens are trained in {figures['train_rows']} rows"
+        )
+        first_start = folder / "checkpoints" / "before.json"
+        if resumed and first_start.is_file():
+            kept = json.loads(first_start.read_text(encoding="utf-8"))
+            self.loss_before, self.answer = kept["loss"], kept["answer"]
+            self.results += kept["results"]
+            return
+        self.check_accumulation()
+        self.loss_before = self.fixed_loss()
+        self.answer = {"prompt": self.prompt()[0], "before": self.answer_now()}
+        if is_main_process():
+            kept = {"loss": self.loss_before, "answer": self.answer, "results": self.results[2:]}
+            write_json(first_start, kept)
+
+    def after_training(self, folder: Path) -> None:
+        self.check_loss()
+        saved = sorted(p.name for p in (folder / "checkpoints").glob("checkpoint-*") if is_complete(p))
+        self.add("checkpoint_saves", "pass" if saved else "fail", len(saved), ", ".join(saved) or "none")
+        self.answer["after"] = self.answer_now()
+        self.check_reload(folder / "adapter")
+
+    def check_accumulation(self) -> None:
+        """Accumulated gradients must equal those of the large batch; a wrong scale is a classic and silent bug."""
+        import torch
+
+        rows = self.rows[: min(4, self.recipe["effective_batch_size"])]
+        if len(rows) < 2:
+            return self.add("accumulation", "warn", None, "one row only: nothing to accumulate")
+        large = self.gradient([rows])
+        small = self.gradient([[row] for row in rows])
+        error = float((torch.linalg.norm(large - small) / torch.linalg.norm(large).clamp(min=1e-12)).cpu())
+        exact = self.trainer.args.bf16 or self.trainer.args.fp16
+        limit = 0.05 if exact else 1e-3
+        self.add("accumulation", "pass" if error <= limit else "fail", error, f"relative difference, at most {limit}")
+
+    def gradient(self, batches: list[list[dict[str, Any]]]) -> Any:
+        """The gradient of the mean loss over all batches, by the trainer's own loss function, dropout off."""
+        import torch
+
+        model = self.trainer.model
+        model.eval()
+        total = torch.tensor(sum(trained_tokens(row) for batch in batches for row in batch))
+        for batch in batches:
+            self.loss(batch, total.to(model.device)).backward()
+        parts = [p.grad.float().flatten() for p in model.parameters() if p.grad is not None]
+        gradient = torch.cat(parts)
+        model.zero_grad()
+        model.train()
+        return gradient
+
+    def loss(self, rows: list[dict[str, Any]], items: Any) -> Any:
+        inputs = self.trainer.data_collator([{"input_ids": r["input_ids"], "labels": r["labels"]} for r in rows])
+        inputs = {key: value.to(self.trainer.model.device) for key, value in inputs.items()}
+        with self.trainer.compute_loss_context_manager():
+            loss = self.trainer.compute_loss(self.trainer.model, inputs, num_items_in_batch=items)
+        self.trainer._metrics["eval"].clear()
+        return loss / max(1, self.trainer.accelerator.num_processes)
+
+    def fixed_loss(self) -> float:
+        """Mean loss on the same few training rows, dropout off: before and after are comparable, unlike two batches."""
+        import torch
+
+        self.trainer.model.eval()
+        with torch.no_grad():
+            total = sum(trained_tokens(row) for row in self.rows)
+            items = torch.tensor(total, device=self.trainer.model.device)
+            loss = sum(float(self.loss([row], items)) for row in self.rows)
+        self.trainer.model.train()
+        return loss
+
+    def check_loss(self) -> None:
+        after, before = self.fixed_loss(), self.loss_before or 0.0
+        detail = f"{before:.4f} before, {after:.4f} after, on the same {len(self.rows)} training rows"
+        verdict = "pass" if after < before else "warn" if after < 1.05 * before else "fail"
+        self.add("loss_falls", verdict if math.isfinite(after) else "fail", number(before - after), detail)
+
+    def check_reload(self, adapter: Path) -> None:
+        """The saved adapter, read back, must give the logits of the model that was trained."""
+        import torch
+
+        model = self.trainer.accelerator.unwrap_model(self.trainer.model)
+        model.eval()
+        ids = torch.tensor([self.rows[0]["input_ids"]], device=model.device)
+        with torch.no_grad(), self.trainer.compute_loss_context_manager():
+            trained = model(input_ids=ids).logits.float()
+            model.load_adapter(str(adapter), adapter_name="reloaded", is_trainable=False)
+            model.set_adapter("reloaded")
+            reloaded = model(input_ids=ids).logits.float()
+        difference = float((trained - reloaded).abs().max().cpu())
+        limit = 1e-4 * max(1.0, float(trained.abs().max().cpu()))
+        verdict = "pass" if difference <= limit else "fail"
+        self.add("adapter_reloads", verdict, difference, f"largest difference of the logits, at most {limit:.1e}")
+
+    def prompt(self) -> tuple[str, list[int]]:
+        """The tokens before the first trained one of a held-out row, or of a training row when none is held out."""
+        row = (self.data["held_out"] or self.rows)[0]
+        first = next(i for i, label in enumerate(row["labels"]) if label != IGNORED and i > 0)
+        ids = row["input_ids"][: max(first, 1)]
+        return self.tokenizer.decode(ids), ids
+
+    def answer_now(self) -> str:
+        import torch
+
+        model = self.trainer.accelerator.unwrap_model(self.trainer.model)
+        model.eval()
+        ids = torch.tensor([self.prompt()[1]], device=model.device)
+        with torch.no_grad(), self.trainer.compute_loss_context_manager():
+            out = model.generate(
+                input_ids=ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=ANSWER_TOKENS,
+                do_sample=False,
+                use_cache=True,
+                pad_token_id=self.tokenizer.pad_token_id or self.tokenizer.eos_token_id,
+            )
+        model.train()
+        return str(self.tokenizer.decode(out[0][ids.shape[1] :], skip_special_tokens=False))
+
+    def example(self) -> str:
+        """One row decoded, with the trained parts between ⟦ and ⟧."""
+        row, text, inside = self.rows[0], "", False
+        pieces: list[tuple[bool, list[int]]] = []
+        for token, label in zip(row["input_ids"], row["labels"], strict=True):
+            if not pieces or pieces[-1][0] != (label != IGNORED):
+                pieces.append((label != IGNORED, []))
+            pieces[-1][1].append(token)
+        for inside, ids in pieces:
+            decoded = self.tokenizer.decode(ids)
+            text += f"⟦{decoded}⟧" if inside else decoded
+        return text
+
+
+# --- The probe: is bf16 worth it on this processor? -----------------------------------------------------------------
+
+
+def probe(plan: dict[str, Any]) -> dict[str, Any]:
+    """Seconds of one forward and backward pass, and the loss, in fp32 and in bf16, on the plan's own model."""
+    import torch
+
+    recipe, placement = plan["recipe"], plan["placement"]
+    if placement["threads"]:
+        torch.set_num_threads(placement["threads"])
+    model = load_model(recipe, {**placement, "dtype": "float32"})
+    ids = torch.randint(0, model.config.get_text_config().vocab_size, (1, 128), generator=torch.manual_seed(0))
+    figures: dict[str, Any] = {}
+    for name in ("float32", "bfloat16"):
+        model.to(getattr(torch, name))
+        model.get_input_embeddings().weight.requires_grad_(True)
+        seconds = []
+        for _ in range(3):
+            started = time.monotonic()
+            loss = model(input_ids=ids, labels=ids).loss
+            loss.backward()
+            model.zero_grad()
+            seconds.append(time.monotonic() - started)
+        figures[name] = {"seconds": min(seconds), "loss": float(loss)}
+    return figures
+
+
+# --- Small things ---------------------------------------------------------------------------------------------------
+
+
+def report(
+    plan: dict[str, Any], data: dict[str, Any], watch: Watch, checks: Checks, trainer: Any, seconds: float
+) -> dict[str, Any]:
+    steps = [line for line in watch.lines if line["tokens_per_second"]]
+    settled = steps[1:] or steps  # the first step warms up
+    return {
+        "schema": "skill-train/step/1",
+        "step": "train",
+        "recipe_hash": plan.get("recipe_hash"),
+        "steps": trainer.state.global_step,
+        "verdict": checks.verdict(),
+        "checks": checks.results,
+        "example": checks.example()[:2000],
+        "answer": checks.answer,
+        "data": data["figures"],
+        "figures": {
+            "first_loss": watch.lines[0]["loss"],
+            "last_loss": watch.lines[-1]["loss"],
+            "tokens_per_second": round(sum(s["tokens"] for s in settled) / sum(s["seconds"] for s in settled), 1),
+            "seconds_per_step": round(sum(s["seconds"] for s in settled) / len(settled), 4),
+            "peak_memory_bytes": watch.peak_bytes,
+        },
+        "seconds": round(seconds, 2),
+        "finished_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
+
+
+def environment(trainer: Any) -> dict[str, Any]:
+    """Versions, device, and every argument as the trainer holds it after construction."""
+    import platform
+    from importlib import metadata
+
+    import torch
+
+    names = ("torch", "transformers", "trl", "peft", "datasets", "accelerate", "tokenizers", "safetensors", "numpy")
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or platform.machine()
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "device": str(trainer.model.device),
+        "device_name": device,
+        "threads": torch.get_num_threads(),
+        "versions": {name: metadata.version(name) for name in names},
+        "trainer": json.loads(trainer.args.to_json_string()),
+    }
+
+
+def quiet_libraries(transformers: Any) -> None:
+    import datasets
+
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    datasets.disable_progress_bars()
+
+
+def is_main_process() -> bool:
+    return os.environ.get("RANK", "0") == "0"
+
+
+def event(name: str, /, **fields: Any) -> None:
+    """One JSON line on stdout. Only the first process speaks."""
+    if is_main_process():
+        print(json.dumps({"event": name, **fields}), flush=True)
+
+
+def number(value: Any) -> float | None:
+    """A finite float, or None: JSON has no NaN."""
+    value = float(value) if value is not None else math.nan
+    return value if math.isfinite(value) else None
+
+
+def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
+    if is_main_process():
+        write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+
+
+def write_json(path: Path, document: Any) -> None:
+    write_text(path, json.dumps(document, indent=1, ensure_ascii=False, default=str) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """The whole file or nothing: a temporary name, then a rename."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    with open(temporary, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,196 @@
+"""Trains on this machine: starts `train.py` as a child process and follows its events. The only module that does."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from skill_train.console import Bar
+from skill_train.errors import DecisionNeeded, NativeCrash, UsageError, from_exit_code
+from skill_train.facts import MachineFacts, ModelFacts, PrecisionProbe
+from skill_train.machine import cache_dir
+from skill_train.recipe import to_yaml
+from skill_train.resources import train_program
+from skill_train.run_dir import RunDir, locked, read_json, write_json, write_text
+
+_TAIL_LINES = 15
+
+
+def train(
+    run: RunDir, plan: dict[str, Any], *, resume: bool, progress: Bar, say: Callable[[str], None]
+) -> dict[str, Any]:
+    """Runs the plan in its run directory and returns `train.json`. A finished run of the same recipe is returned as it
+    is, with `reused`.
+
+    Raises:
+        UsageError: the folder holds another run, or a part of this one and `resume` was not said.
+        SkillTrainError: what the program reported.
+    """
+    with locked(run, "local"):
+        finished = _already_there(run, plan, resume)
+        if finished is not None:
+            return finished | {"reused": True}
+        if not (resume and run.plan.is_file()):
+            write_text(run.recipe, to_yaml(plan["recipe"] | plan["policy"]))
+            write_json(run.plan, plan)
+        _run_program(run, resume=resume, progress=progress, say=say)
+        record: dict[str, Any] = read_json(run.record("train"))
+        return record
+
+
+def probe_precision(plan: dict[str, Any], machine: MachineFacts, model: ModelFacts) -> PrecisionProbe | None:
+    """fp32 and bf16 timed on this machine with this model; kept in the cache. None when the probe itself failed."""
+    key = json.dumps([dataclasses.astuple(machine)[:2], machine.cores, model.fingerprint, metadata.version("torch")])
+    cached = cache_dir() / "probes" / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
+    if not cached.is_file():
+        figures = _run_probe(plan)
+        if figures is None:
+            return None
+        write_json(cached, figures)
+    figures = read_json(cached)
+    return PrecisionProbe(
+        seconds={name: value["seconds"] for name, value in figures.items()},
+        loss={name: value["loss"] for name, value in figures.items()},
+    )
+
+
+def _already_there(run: RunDir, plan: dict[str, Any], resume: bool) -> dict[str, Any] | None:
+    if not run.plan.is_file():
+        return None
+    earlier = read_json(run.plan)
+    if earlier.get("recipe_hash") != plan["recipe_hash"]:
+        raise UsageError(
+            f"{run.path} holds a run of another recipe",
+            code="another_run",
+            expected=f"recipe {plan['recipe_hash'][:12]}",
+            got=f"recipe {str(earlier.get('recipe_hash'))[:12]}",
+            hint="use another --run-dir",
+        )
+    if run.record("train").is_file() and run.adapter.is_dir():
+        record: dict[str, Any] = read_json(run.record("train"))
+        return record
+    if not resume and any(run.checkpoints.glob("checkpoint-*")):
+        raise UsageError(
+            f"{run.path} holds an unfinished run of this recipe",
+            code="unfinished_run",
+            hint=f"skill-train local --resume --run-dir {run.path}",
+        )
+    return None
+
+
+def _run_program(run: RunDir, *, resume: bool, progress: Bar, say: Callable[[str], None]) -> None:
+    command = [sys.executable, str(train_program()), str(run.plan), *(["--resume"] if resume else [])]
+    with open(run.log, "a", encoding="utf-8") as log, _child(command, log) as process:
+        for line in process.stdout or ():
+            log.write(line)
+            log.flush()
+            _show(line, progress, say)
+    if process.returncode != 0:
+        raise _failure(run, process.returncode)
+
+
+class _child:
+    """A child that gets Ctrl-C from the terminal itself and is waited for, so that it can save its checkpoint."""
+
+    def __init__(self, command: list[str], log: Any) -> None:
+        environment = dict(os.environ, PYTHONUNBUFFERED="1", HF_HUB_DISABLE_TELEMETRY="1", DO_NOT_TRACK="1")
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment)
+
+    def __enter__(self) -> subprocess.Popen[str]:
+        self.old = {number: signal.signal(number, self._pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
+        return self.process
+
+    def _pass_on(self, number: int, _: Any) -> None:
+        if number == signal.SIGTERM or not sys.stdin.isatty():  # the terminal sends Ctrl-C to both
+            self.process.send_signal(number)
+
+    def __exit__(self, *error: object) -> None:
+        if error[0] is not None:
+            self.process.kill()
+        self.process.wait()
+        for number, handler in self.old.items():
+            signal.signal(number, handler)
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+
+
+def _show(line: str, progress: Bar, say: Callable[[str], None]) -> None:
+    try:
+        event = json.loads(line)
+    except json.JSONDecodeError:
+        return  # a library's own words; they are in train.log
+    kind = event.get("event") if isinstance(event, dict) else None
+    if kind in ("stage", "note"):
+        say(event["text"])
+    elif kind == "data":
+        say(_data_line(event))
+    elif kind == "step":
+        memory = max(event["memory_bytes"].values()) / 1e9
+        text = f"loss {event['loss']:.4f} · {event['tokens_per_second']:g} tokens/s · {memory:.2f} GB"
+        progress(event["step"], event["steps"], text)
+
+
+def _data_line(figures: dict[str, Any]) -> str:
+    cut = f", {figures['truncated_rows']} cut at max_length" if figures["truncated_rows"] else ""
+    notes = "".join(f"; {note}" for note in figures["notes"])
+    return (
+        f"{figures['train_rows']} training rows, {figures['held_out_rows']} held out, {figures['tokens']} tokens, "
+        f"{figures['trained_token_share']:.0%} of them trained{cut}{notes}"
+    )
+
+
+def _failure(run: RunDir, code: int) -> Exception:
+    tail = "\n".join(run.log.read_text(encoding="utf-8", errors="replace").splitlines()[-_TAIL_LINES:])
+    if code == -signal.SIGKILL:
+        return DecisionNeeded(
+            "the system killed the training process (SIGKILL), most likely for its memory",
+            code="out_of_memory",
+            expected="memory for the model, its activations and one batch",
+            hint=f"skill-train local --resume --run-dir {run.path}; or a smaller max_length or model",
+        )
+    if code < 0:
+        name = signal.Signals(-code).name
+        return NativeCrash(
+            f"the training process crashed with {name}", code="native_crash", got=tail, hint=str(run.log)
+        )
+    report = run.path / "train.failed.json"
+    if report.is_file() and report.stat().st_mtime > time.time() - 3600:
+        failure = read_json(report)
+        error = failure["error"] | {"hint": failure["error"]["hint"].replace("RUN", str(run.path))}
+        return from_exit_code(failure["exit_code"], error)
+    return NativeCrash(
+        f"the training program ended with exit code {code}: {tail.splitlines()[-1] if tail else 'no output'}",
+        code="program_failed",
+        got=tail,
+        hint=f"read {run.log}",
+    )
+
+
+def _run_probe(plan: dict[str, Any]) -> dict[str, Any] | None:
+    with tempfile.TemporaryDirectory(prefix="skill-train-") as folder:
+        file = Path(folder) / "plan.json"
+        write_json(file, plan)
+        command = [sys.executable, str(train_program()), str(file), "--probe"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return next((event for event in _events(done.stdout) if event.pop("event") == "probe"), None)
+
+
+def _events(text: str) -> Iterator[dict[str, Any]]:
+    for line in text.splitlines():
+        try:
+            event = json.loads(line)
+        except json.JSONDecodeError:
+            continue
+        if isinstance(event, dict) and "event" in event:
+            yield event

@@ -1,0 +1,216 @@
+"""The recipe: what must be the same wherever a run happens. Its defaults stand here and nowhere else.
+
+Keys are flat, and what TRL and PEFT name keeps its name. A field that is None is chosen when the plan is made, from the
+model and the data, and the choice carries its reason.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from skill_train.errors import UsageError, nearest
+
+FORMATS = ("messages", "prompt_completion", "text", "instruction", "question_answer", "sharegpt")
+METHODS = ("sft",)
+LOSS_ON = ("assistant", "completion", "all")
+SCHEDULES = ("linear", "cosine", "constant", "constant_with_warmup")
+
+# Said by the user and kept with the run, but the trained model does not depend on it.
+NOT_HASHED = ("sensitive", "hub_model_id", "num_train_epochs", "warmup_ratio")
+
+
+def _say(default: Any, help_text: str, unit: str = "") -> Any:
+    return field(default=default, metadata={"help": help_text, "unit": unit})
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One fine-tune. `docs`: references/recipe.md, made from this class."""
+
+    model: str = _say("", "base model: Hub id or folder")
+    data: str = _say("", "dataset: .jsonl, .json, .csv, .tsv or .parquet file, folder saved by datasets, or Hub id")
+    revision: str | None = _say(None, "revision of the model on the Hub; pinned to its commit when resolved")
+    data_revision: str | None = _say(None, "revision of the dataset on the Hub")
+    data_config: str | None = _say(None, "configuration of the dataset on the Hub")
+    split: str = _say("train", "part of the dataset, such as train or train[:500]")
+    format: str | None = _say(None, f"one of {', '.join(FORMATS)}; found from the columns when left out")
+    columns: dict[str, str] | None = _say(None, "what the format calls a column: what the dataset calls it")
+    loss_on: str | None = _say(
+        None, "assistant, completion or all; by default answers in conversations and completions after prompts"
+    )
+    method: str = _say("sft", f"one of {', '.join(METHODS)}")
+    max_length: int = _say(1024, "longest row; longer ones are cut and counted", "tokens")
+    max_steps: int | None = _say(None, "optimizer steps; from num_train_epochs when left out", "steps")
+    num_train_epochs: float = _say(1.0, "passes over the data, when max_steps is left out", "epochs")
+    effective_batch_size: int = _say(16, "rows a step: per device x accumulation x processes", "rows")
+    learning_rate: float = _say(2e-4, "peak learning rate")
+    lr_scheduler_type: str = _say("linear", f"one of {', '.join(SCHEDULES)}")
+    warmup_steps: int | None = _say(None, "steps of rising learning rate; from warmup_ratio when left out", "steps")
+    warmup_ratio: float = _say(0.0, "share of the steps that warm up, when warmup_steps is left out")
+    weight_decay: float = _say(0.0, "decay of the adapter's weights")
+    adam_beta1: float = _say(0.9, "AdamW's first moment")
+    adam_beta2: float = _say(0.999, "AdamW's second moment")
+    adam_epsilon: float = _say(1e-8, "AdamW's epsilon")
+    max_grad_norm: float = _say(1.0, "gradients are clipped to this norm")
+    optim: str = _say("adamw_torch", "optimizer, by its name in transformers")
+    lora_r: int = _say(16, "rank of the adapter")
+    lora_alpha: float = _say(32, "scale of the adapter: lora_alpha / lora_r")
+    lora_dropout: float = _say(0.05, "dropout before the adapter")
+    target_modules: list[str] | None = _say(None, "modules that get an adapter; by architecture when left out")
+    modules_to_save: list[str] | None = _say(None, "modules trained whole beside the adapter")
+    use_rslora: bool = _say(False, "scale by lora_alpha / sqrt(lora_r)")
+    use_dora: bool = _say(False, "train magnitude and direction apart (DoRA)")
+    load_in_4bit: bool = _say(False, "QLoRA: the base in 4-bit NF4; needs CUDA")
+    held_out_fraction: float = _say(0.05, "share of the rows that never train, 200 at most; none below 20 rows")
+    skip_untrained_rows: bool = _say(False, "leave out rows with no token to train on, instead of refusing them")
+    seed: int = _say(42, "of the adapter's start, the row order and dropout")
+    sensitive: bool = _say(False, "true: data, adapter and model never leave this machine")
+    hub_model_id: str | None = _say(None, "repository on the Hub for the result")
+
+
+FIELDS: dict[str, dataclasses.Field[Any]] = {f.name: f for f in dataclasses.fields(Recipe)}
+_TYPES: dict[str, Any] = get_type_hints(Recipe)
+
+
+def load(path: Path) -> Recipe:
+    """The recipe in a YAML or JSON file. A relative `model` or `data` is looked for beside the file, then here.
+
+    Raises:
+        UsageError: no such file, not YAML, an unknown key, a wrong type or value.
+    """
+    import yaml
+
+    try:
+        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, IsADirectoryError):
+        raise UsageError(
+            f"the recipe {path} does not exist",
+            code="missing_file",
+            expected="a YAML file with at least model and data",
+            got=str(path),
+            hint="skill-train local --model MODEL --data DATA",
+        ) from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} is not YAML: {_one_line(error)}", code="bad_recipe") from None
+    if not isinstance(document, dict):
+        raise UsageError(f"{path} is not a recipe", code="bad_recipe", expected="model: …\ndata: …")
+    return from_dict(
+        {key: _beside(path, value) if key in ("model", "data") else value for key, value in document.items()}
+    )
+
+
+def from_dict(values: dict[str, Any]) -> Recipe:
+    """A recipe from plain values, every one checked.
+
+    Raises:
+        UsageError: an unknown key (with the nearest known one), a wrong type or a value out of range.
+    """
+    for key in values:
+        if key not in FIELDS:
+            raise UsageError(
+                f"unknown key {key!r} in the recipe{nearest(str(key), FIELDS)}",
+                code="unknown_key",
+                expected="a key of references/recipe.md",
+                got=str(key),
+            )
+    recipe = Recipe(**{key: _typed(key, value) for key, value in values.items() if value is not None})
+    _check_values(recipe)
+    return recipe
+
+
+def to_yaml(values: dict[str, Any]) -> str:
+    """The recipe as a file that `load` reads back."""
+    import yaml
+
+    return str(yaml.safe_dump(values, sort_keys=False, allow_unicode=True))
+
+
+def recipe_hash(resolved: dict[str, Any], fingerprints: dict[str, str | None]) -> str:
+    """SHA-256 of a resolved recipe. Local paths are replaced by what they hold, so a moved file is the same recipe."""
+    values = {key: value for key, value in resolved.items() if key not in NOT_HASHED}
+    for key in ("model", "data"):
+        if fingerprints.get(key):
+            values[key] = fingerprints[key]
+    canonical = json.dumps(values, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def _beside(recipe_file: Path, value: Any) -> Any:
+    if isinstance(value, str) and not Path(value).is_absolute() and (recipe_file.parent / value).exists():
+        return str(recipe_file.parent / value)
+    return value
+
+
+def _typed(key: str, value: Any) -> Any:
+    """The value in the field's type. YAML reads 2e-4 as text, so a number in text is a number."""
+    wanted = str(_TYPES[key]).replace("<class '", "").replace("'>", "").removesuffix(" | None")
+    if wanted in ("float", "int") and not isinstance(value, bool):
+        number = _number(value)
+        if number is not None and (wanted == "float" or number == int(number)):
+            return number if wanted == "float" else int(number)
+    kinds = {"str": str, "bool": bool, "list[str]": list, "dict[str, str]": dict}
+    kind = kinds.get(wanted)
+    if kind is not None and isinstance(value, kind) and all(isinstance(item, str) for item in _items(value)):
+        return value
+    raise UsageError(
+        f"{key} has the wrong type", code="wrong_type", expected=wanted, got=f"{value!r} ({type(value).__name__})"
+    )
+
+
+def _number(value: Any) -> float | None:
+    try:
+        number = float(value) if isinstance(value, (int, float, str)) else None
+    except ValueError:
+        return None
+    return number if number is not None and abs(number) < 1e18 else None
+
+
+def _items(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return [*value.keys(), *value.values()]
+    return value if isinstance(value, list) else []
+
+
+def _check_values(recipe: Recipe) -> None:
+    for key in ("model", "data"):
+        if not getattr(recipe, key):
+            raise UsageError(
+                f"the recipe has no {key}",
+                code="missing_key",
+                expected=FIELDS[key].metadata["help"],
+                hint="skill-train local --model MODEL --data DATA",
+            )
+    choices = {"format": FORMATS, "method": METHODS, "loss_on": LOSS_ON, "lr_scheduler_type": SCHEDULES}
+    for key, known in choices.items():
+        value = getattr(recipe, key)
+        if value is not None and value not in known:
+            raise UsageError(
+                f"{key}: {value!r} is not known{nearest(value, known)}",
+                code="bad_value",
+                expected=", ".join(known),
+                got=value,
+            )
+    for key in ("max_length", "max_steps", "effective_batch_size", "lora_r", "num_train_epochs"):
+        _at_least(recipe, key, 1 if key != "num_train_epochs" else 1e-6)
+    for key in ("learning_rate", "lora_alpha", "adam_epsilon"):
+        _at_least(recipe, key, 1e-12)
+    for key in ("warmup_steps", "weight_decay", "max_grad_norm", "seed"):
+        _at_least(recipe, key, 0)
+    for key in ("held_out_fraction", "lora_dropout", "warmup_ratio", "adam_beta1", "adam_beta2"):
+        _at_least(recipe, key, 0, below=1)
+
+
+def _at_least(recipe: Recipe, key: str, least: float, below: float = float("inf")) -> None:
+    value = getattr(recipe, key)
+    if value is not None and not least <= value < below:
+        expected = f"at least {least:g}" + (f" and below {below:g}" if below < float("inf") else "")
+        raise UsageError(f"{key} is out of range", code="bad_value", expected=expected, got=str(value))
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]

@@ -1,0 +1,34 @@
+"""Files that travel with the package: the training program and the demo. In a checkout they lie where git has them."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+
+_PACKAGE = Path(__file__).resolve().parent
+
+
+def train_program() -> Path:
+    """`train.py`: in the wheel beside this file, in a checkout under `scripts/`. The same bytes."""
+    shipped = _PACKAGE / "train.py"
+    return shipped if shipped.is_file() else _PACKAGE.parents[1] / "scripts" / "train.py"
+
+
+@cache
+def train_module() -> ModuleType:
+    """The training program as a module: how a row becomes an example is written once, there. Standard library only."""
+    spec = importlib.util.spec_from_file_location("skill_train_program", train_program())
+    if spec is None or spec.loader is None:
+        raise ImportError(f"no program at {train_program()}")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def demo() -> Path:
+    """The embedded model, dataset and recipe."""
+    return _PACKAGE / "demo"
