@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -75,7 +76,23 @@ def _with_adapter(model: Any, adapter: Path) -> Any:
         raise NotInstalled(
             "peft is not installed", code="missing_package", hint='pip install "skill-train[train]"'
         ) from None
-    return PeftModel.from_pretrained(model, str(adapter), is_trainable=False)
+    _match_vocabulary(model, adapter)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # advice for those who train; what counts is measured
+        return PeftModel.from_pretrained(model, str(adapter), is_trainable=False)
+
+
+def _match_vocabulary(model: Any, adapter: Path) -> None:
+    """PEFT (0.21) loads the saved embeddings of a resized vocabulary only into a model that was resized before."""
+    from safetensors import safe_open
+
+    embedding = model.get_input_embeddings()
+    name = next(name for name, module in model.named_modules() if module is embedding)
+    saved = {f"base_model.model.{name}.{part}weight" for part in ("", "base_layer.", "token_adapter.base_layer.")}
+    with safe_open(str(adapter / "adapter_model.safetensors"), framework="pt") as file:
+        rows = {file.get_slice(key).get_shape()[0] for key in saved & set(file.keys())}
+    for count in rows - {len(embedding.weight)}:
+        model.resize_token_embeddings(count, mean_resizing=False)
 
 
 def _transformers() -> Any:

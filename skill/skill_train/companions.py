@@ -1,0 +1,139 @@
+"""The files beside the weights: tokenizer, chat template, generation config, licence.
+
+They are the base's, byte for byte. transformers 5 drops things when it saves them again (a GPT-2 config loses `n_ctx`,
+Phi-3 and Gemma lose `tokenizer.model`), and llama.cpp's converter needs those. Only what a merge changed is changed.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from skill_train.run_dir import read_json, write_json, write_text
+from skill_train.shards import INDEX
+
+# Weights in any format, pickles and code never come along.
+_LEFT_OUT = """
+    .safetensors .bin .pt .pth .ckpt .pkl .pickle .h5 .msgpack .onnx .onnx_data .gguf .ggml .npz .ot .tflite .mlmodel
+    .nemo .py .pyc .so .sh .exe
+"""
+_TOKENIZER = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "tokenizer.model",
+    "spiece.model",
+    "vocab.json",
+    "merges.txt",
+    "vocab.txt",
+)
+_TEMPLATE = "chat_template.jinja"
+
+
+def companion_files(folder: Path) -> list[Path]:
+    """The files that go along with a model, in sub-folders too; hidden ones, weights and code do not."""
+    return sorted(path for path in folder.rglob("*") if path.is_file() and _goes_along(path.relative_to(folder)))
+
+
+def adapter_files(adapter: Path) -> list[Path]:
+    """The tokenizer files that lie beside an adapter."""
+    return [adapter / name for name in (*_TOKENIZER, _TEMPLATE) if (adapter / name).is_file()]
+
+
+def copy_companions(base: Path, adapter: Path, part: Path, warn: Callable[[str, str], None]) -> list[str]:
+    """Copies what belongs beside the merged weights, and returns the names that come from the adapter.
+
+    The adapter's tokenizer is taken when it has tokens that the base's lacks, and its chat template when the base has
+    none. Any other difference is the base's, with a warning.
+    """
+    for file in companion_files(base):
+        target = part / file.relative_to(base)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, target)
+    taken = [adapter / name for name in _TOKENIZER if (adapter / name).is_file()] if _adds_tokens(base, adapter) else []
+    for file in taken:
+        shutil.copyfile(file, part / file.name)
+    template, trained = chat_template(base), chat_template(adapter)
+    if template is None and trained is not None:
+        write_text(part / _TEMPLATE, trained)
+        taken.append(part / _TEMPLATE)
+    elif template is not None and chat_template(part) != template:
+        write_text(part / _TEMPLATE, template)  # it was inside the base's tokenizer_config.json
+    for name, ours, theirs in (
+        ("chat template", template, trained),
+        ("eos_token", _eos(part), _eos(adapter)),
+    ):
+        if ours is not None and theirs is not None and ours != theirs:
+            warn(
+                "tokenizer_differs",
+                f"the adapter's folder has another {name} than the merged model, which keeps the base's",
+            )
+    return [file.name for file in taken]
+
+
+def write_config(base: Path, part: Path, changes: dict[str, Any], dtype: str | None) -> dict[str, Any]:
+    """Writes config.json with the changed fields, at each level that has them, and returns those; as it is without any.
+
+    Args:
+        dtype: a torch name when every weight has a new dtype.
+    """
+    config = read_json(base / "config.json")
+    levels = [level for level in (config, config.get("text_config")) if isinstance(level, dict)]
+    changed: dict[str, Any] = {}
+    names = [name for name in ("dtype", "torch_dtype") if any(name in level for level in levels)] or ["dtype"]
+    for name, value in (*changes.items(), *((name, dtype) for name in names if dtype)):
+        holders = [level for level in levels if name in level] or [config]
+        if any(level.get(name) != value for level in holders):
+            changed[name] = value
+            for level in holders:
+                level[name] = value
+    if changed:
+        write_json(part / "config.json", config)
+    return changed
+
+
+def chat_template(folder: Path) -> str | None:
+    """The one chat template of a folder; None without one, or with several named ones."""
+    if (folder / _TEMPLATE).is_file():
+        return (folder / _TEMPLATE).read_text(encoding="utf-8")
+    template = _json(folder / "tokenizer_config.json").get("chat_template")
+    return template if isinstance(template, str) else None
+
+
+def _goes_along(path: Path) -> bool:
+    hidden = any(part.startswith(".") for part in path.parts)
+    return not hidden and path.suffix.lower() not in _LEFT_OUT.split() and path.name != INDEX
+
+
+def _adds_tokens(base: Path, adapter: Path) -> bool:
+    """The adapter's tokenizer knows a token or an id that the base's does not."""
+    if not any((base / name).is_file() for name in _TOKENIZER):
+        return any((adapter / name).is_file() for name in _TOKENIZER)
+    return bool(set(_added_tokens(adapter)) - set(_added_tokens(base)))
+
+
+def _added_tokens(folder: Path) -> Iterator[tuple[Any, Any]]:
+    for token in _json(folder / "tokenizer.json").get("added_tokens") or ():
+        yield token.get("content"), token.get("id")
+    for content, number in _json(folder / "added_tokens.json").items():
+        yield content, number
+    for number, token in (_json(folder / "tokenizer_config.json").get("added_tokens_decoder") or {}).items():
+        yield token.get("content"), int(number)
+
+
+def _eos(folder: Path) -> Any:
+    token = _json(folder / "tokenizer_config.json").get("eos_token")
+    return token.get("content") if isinstance(token, dict) else token
+
+
+def _json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file that is not ours to judge; empty when there is none."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, json.JSONDecodeError, UnicodeDecodeError):
+        return {}
+    return document if isinstance(document, dict) else {}

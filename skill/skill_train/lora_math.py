@@ -1,0 +1,103 @@
+"""What an adapter does to one tensor of the base, in fp32, for any block of its rows.
+
+    LoRA   W' = W + s·B·A                 https://arxiv.org/abs/2106.09685, s = alpha / r
+    rsLoRA s = alpha / sqrt(r)            https://arxiv.org/abs/2312.03732
+    DoRA   W' = m · (W + s·B·A) / ‖·‖     https://arxiv.org/abs/2402.09353, one norm an output feature
+
+A weight lies in the file as [out, in] (Linear), [in, out] (GPT-2's Conv1D) or [tokens, width] (Embedding). All three
+are `before + scale · left @ right` with left [rows, r], so rows can be changed a block at a time.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Change:
+    """What becomes of one tensor. Everything is a torch tensor or None; steps apply in this order.
+
+    Attributes:
+        replace: its new value, instead of the base's.
+        left, right, scale: the low-rank update.
+        magnitude: DoRA's vector, one value a row, or one a column when `by_column`.
+        add: added to a bias as it is.
+        token_ids, token_rows: rows that get a new value.
+    """
+
+    replace: Any = None
+    left: Any = None
+    right: Any = None
+    scale: float = 1.0
+    magnitude: Any = None
+    by_column: bool = False
+    add: Any = None
+    token_ids: Any = None
+    token_rows: Any = None
+
+    @property
+    def empty(self) -> bool:
+        return all(tensor is None for tensor in _tensors(self))
+
+    @property
+    def whole(self) -> bool:
+        """The norm of a column needs all rows at once."""
+        return self.magnitude is not None and self.by_column
+
+
+def scaling(alpha: float, rank: int, use_rslora: bool) -> float:
+    return alpha / math.sqrt(rank) if use_rslora else alpha / rank
+
+
+def linear(a: Any, b: Any, scale: float, *, transposed: bool, magnitude: Any = None) -> Change:
+    """For A [r, in] and B [out, r], on a weight [out, in], or [in, out] when transposed."""
+    left, right = (a.T, b.T) if transposed else (b, a)
+    return Change(left=left, right=right, scale=scale, magnitude=magnitude, by_column=transposed)
+
+
+def embedding(a: Any, b: Any, scale: float, *, magnitude: Any = None) -> Change:
+    """For A [r, tokens] and B [width, r], on a weight [tokens, width]; the magnitude is one value a column."""
+    return Change(left=a.T, right=b.T, scale=scale, magnitude=magnitude, by_column=True)
+
+
+def apply(change: Change, before: Any, start: int) -> Any:
+    """The new rows, in fp32.
+
+    Args:
+        before: rows `start` to `start + len(before)` of the base's tensor (or of `replace`), in fp32. Not changed.
+    """
+    import torch
+
+    stop = start + len(before)
+    after = before.clone()
+    if change.left is not None:
+        # [rows, r] @ [r, columns]
+        after.addmm_(change.left[start:stop].float(), change.right.float(), alpha=change.scale)
+    if change.magnitude is not None:
+        axis = 0 if change.by_column else 1
+        magnitude = change.magnitude.float() if change.by_column else change.magnitude[start:stop].float()
+        after *= (magnitude / torch.linalg.norm(after, dim=axis)).unsqueeze(axis)
+    if change.add is not None:
+        after += change.add[start:stop].float()
+    if change.token_ids is not None:
+        here = (change.token_ids >= start) & (change.token_ids < stop)
+        after[change.token_ids[here] - start] = change.token_rows[here].float()
+    return after
+
+
+def same(one: Change | None, other: Change | None) -> bool:
+    """Both do the same to the same tensor, bit for bit."""
+    import torch
+
+    if one is None or other is None:
+        return one is other
+    pairs = zip(_tensors(one), _tensors(other), strict=True)
+    equal = all(a is b or (a is not None and b is not None and torch.equal(a, b)) for a, b in pairs)
+    return equal and (one.left is None or one.scale == other.scale) and one.whole == other.whole
+
+
+def _tensors(change: Change) -> tuple[Any, ...]:
+    low_rank = (change.left, change.right, change.magnitude)
+    return (change.replace, *low_rank, change.add, change.token_ids, change.token_rows)

@@ -1,0 +1,267 @@
+"""The step `merge`: base + adapter → one model in the base's own files.
+
+Weights stream from the base's shards into new ones of the same names, a block of rows at a time, with the adapter's
+change computed in fp32 (`lora_math`, `merge_plan`); tensors that no change touches are copied byte for byte, and so is
+every other file. What cannot be streamed goes through PEFT, and the record says why. The gate (`merge_gate`) compares
+the result with base + adapter before it takes its name.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from skill_train import adapter as adapters
+from skill_train import merge_gate, merge_peft
+from skill_train.adapter import Adapter
+from skill_train.companions import adapter_files, companion_files, copy_companions, write_config
+from skill_train.console import Bar
+from skill_train.errors import NotInstalled, UsageError, VerificationFailed, nearest
+from skill_train.merge_plan import Base, MergePlan, plan_merge
+from skill_train.merge_write import planned_bytes, write_shards
+from skill_train.model import read_config
+from skill_train.run_dir import (
+    digests,
+    finished_record,
+    peak_memory_bytes,
+    require_space,
+    versions,
+    whole_folder,
+    write_json,
+    write_record,
+)
+from skill_train.shards import INDEX, read_folder
+
+DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+
+
+def merge(
+    *,
+    base: Path,
+    adapter: Path,
+    out: Path,
+    record: Path,
+    rows: list[dict[str, Any]],
+    dtype: str | None,
+    threshold: float | None,
+    progress: Bar,
+    warn: Callable[[str, str], None],
+) -> dict[str, Any]:
+    """Writes the merged model to `out` and returns the record; `reused` is True in it when that was done before.
+
+    Args:
+        base: folder of the full-precision base model.
+        adapter: folder of the PEFT adapter.
+        record: where `merge.json` goes; `out` lies in its folder or is its folder.
+        rows: texts with `input_ids` for the gate; may be empty.
+        dtype: `float32`, `float16` or `bfloat16` for every weight; None keeps each as the base stores it.
+        threshold: highest mean KL divergence, in nats, that the gate accepts; None is the stored dtype's own.
+
+    Raises:
+        UsageError: base and adapter cannot be merged, or `out` holds something else.
+        DecisionNeeded: not enough disk.
+        VerificationFailed: the gate, or a weight that is not finite. Nothing takes the name `out` then;
+            `merge.failed.json` beside the record keeps the figures.
+    """
+    started = time.monotonic()
+    _check_dtype(dtype)
+    tuned = adapters.read_adapter(adapter)
+    model = _read_base(base, tuned, out)
+    inputs = _inputs(model, tuned)
+    options = {"dtype": dtype, "threshold": threshold}
+    done = finished_record(record, inputs=inputs, options=options)
+    if done is not None:
+        return {**done, "reused": True}
+    plan, reasons = _plan(model, tuned)
+    require_space(out.parent, planned_bytes(model, plan, DTYPES[dtype] if dtype else None), "the merged model")
+    with whole_folder(out) as part:
+        figures = _write(model, tuned, plan, reasons, part, dtype, progress, warn)
+        outcome = merge_gate.gate(
+            base=base,
+            adapter=adapter,
+            merged=part,
+            rows=rows,
+            stored=figures["stored_dtype"],
+            threshold=threshold,
+            bar=progress,
+        )
+        fields = {
+            "inputs": inputs,
+            "options": options,
+            "how": "peft" if reasons else "streamed",
+            "reasons": reasons,
+            "changes": figures,
+            "gate": outcome,
+            "versions": versions("torch", "transformers", "peft", "safetensors"),
+            "seconds": round(time.monotonic() - started, 2),
+            "peak_memory_bytes": peak_memory_bytes(),
+        }
+        _judge(fields, record, out, warn)
+    outputs = digests(record.parent, [path for path in out.rglob("*") if path.is_file() and path != record])
+    return write_record(record, **fields, outputs=outputs)
+
+
+def _check_dtype(dtype: str | None) -> None:
+    if dtype is not None and dtype not in DTYPES:
+        raise UsageError(
+            f"unknown dtype {dtype!r}{nearest(dtype, DTYPES)}",
+            code="unknown_dtype",
+            expected=", ".join(DTYPES),
+            got=dtype,
+            hint="leave --dtype out to keep the base's",
+        )
+
+
+def _read_base(folder: Path, adapter: Adapter, out: Path) -> Base:
+    """The base's config and weight headers.
+
+    Raises:
+        UsageError: an adapter, a quantized model, one that transformers does not know, or no safetensors weights.
+    """
+    if (folder / adapters.CONFIG).is_file():
+        raise UsageError(
+            f"{folder} is an adapter, not a base model",
+            code="not_a_model",
+            expected="a folder with the whole model",
+            got=f"{adapters.CONFIG} in it",
+            hint=f"skill-train merge --base BASE --adapter {folder} --out {out}",
+        )
+    config = read_config(folder)
+    _refuse_quantized(folder, config, adapter, out)
+    _require_known(folder, config)
+    return Base(folder, config, read_folder(folder))
+
+
+def _refuse_quantized(folder: Path, config: dict[str, Any], adapter: Adapter, out: Path) -> None:
+    """A change cannot be added to packed integers."""
+    levels = [level for level in (config, config.get("text_config")) if isinstance(level, dict)]
+    found = next((q for level in levels if isinstance(q := level.get("quantization_config"), dict)), None)
+    if found is None:
+        return
+    names = (adapter.config.get("base_model_name_or_path"), config.get("_name_or_path"))
+    way = next(
+        (name for name in names if isinstance(name, str) and name not in ("", str(folder))), "FULL_PRECISION_BASE"
+    )
+    raise UsageError(
+        f"{folder} is quantized ({found.get('quant_method', 'unknown method')}); an adapter merges into full precision",
+        code="quantized_base",
+        expected="the float32, float16 or bfloat16 model that it was quantized from",
+        got=f"quantization_config in {folder / 'config.json'}",
+        hint=f"skill-train merge --base {way} --adapter {adapter.folder} --out {out}",
+    )
+
+
+def _require_known(folder: Path, config: dict[str, Any]) -> None:
+    """The gate runs the model, and never with code from its folder."""
+    try:
+        from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as known
+    except ImportError:
+        raise NotInstalled(
+            "transformers is not installed", code="missing_package", hint='pip install "skill-train[train]"'
+        ) from None
+    kind = str(config.get("model_type"))
+    if kind not in known:
+        raise UsageError(
+            f"{folder} is of model type {kind!r}, which transformers cannot run as a causal language model"
+            + nearest(kind, known),
+            code="unknown_model_type",
+            expected="a model type that transformers has without remote code",
+            got=kind,
+            hint="pip install --upgrade transformers, if the model is newer than it",
+        )
+
+
+def _inputs(base: Base, adapter: Adapter) -> dict[str, Any]:
+    """Digests of everything that decides the result: all of what is read or copied."""
+    weights = [base.folder / shard.name for shard in base.shards]
+    index = [base.folder / INDEX] if (base.folder / INDEX).is_file() else []
+    read = [adapter.folder / adapters.CONFIG, adapter.folder / adapters.WEIGHTS, *adapter_files(adapter.folder)]
+    return {
+        "base": digests(base.folder, [*companion_files(base.folder), *weights, *index]),
+        "adapter": digests(adapter.folder, read),
+    }
+
+
+def _plan(base: Base, adapter: Adapter) -> tuple[MergePlan, list[str]]:
+    """The plan, and the reasons not to stream it.
+
+    Raises:
+        UsageError: an adapter tensor that the model has no place for, by name.
+    """
+    reasons = adapters.why_not_streamed(adapter)
+    if reasons:
+        return MergePlan(), reasons
+    plan = plan_merge(base, adapter)
+    if plan.ambiguous:
+        return MergePlan(), ["the adapter's names fit the checkpoint's in more than one way"]
+    if not plan.unmatched:
+        return plan, []
+    unknown = merge_peft.unknown_to_the_model(base.folder, list(plan.unmatched))
+    if unknown:
+        raise UsageError(
+            f"the adapter's tensor {plan.unmatched[unknown[0]]!r} matches nothing in {base.folder}",
+            code="unknown_tensor",
+            expected=f"a base model with {unknown[0]}",
+            got=f"{len(unknown)} of the adapter's modules are not in this model",
+            hint="use the base model that the adapter was trained on "
+            f"({adapter.config.get('base_model_name_or_path') or 'adapter_config.json does not name it'})",
+        )
+    return MergePlan(), [f"the checkpoint stores {next(iter(plan.unmatched))} under another name"]
+
+
+def _write(
+    base: Base,
+    adapter: Adapter,
+    plan: MergePlan,
+    reasons: list[str],
+    part: Path,
+    dtype: str | None,
+    progress: Bar,
+    warn: Callable[[str, str], None],
+) -> dict[str, Any]:
+    """Fills `part`, and returns what was changed."""
+    if reasons:
+        stored = DTYPES[dtype] if dtype else _main_dtype(base)
+        torch_name = next(name for name, code in DTYPES.items() if code == stored)
+        changes = merge_peft.merge_with_peft(base.folder, adapter.folder, part, torch_name)
+        figures: dict[str, Any] = {"stored_dtype": stored}
+    else:
+        changes = plan.config
+        figures = write_shards(base, plan, part, DTYPES[dtype] if dtype else None, progress).as_dict()
+    figures["from_adapter"] = copy_companions(base.folder, adapter.folder, part, warn)
+    figures["config"] = write_config(base.folder, part, changes, dtype)
+    if "vocab_size" in figures["config"] and not figures["from_adapter"]:
+        warn("resized_without_tokenizer", "the adapter resizes the vocabulary, but its folder has no tokenizer for it")
+    return figures
+
+
+def _main_dtype(base: Base) -> str:
+    """The float type that holds most of the base's bytes, of those that a whole model is written in."""
+    sizes = dict.fromkeys(DTYPES.values(), 0)
+    for stored in base.tensors.values():
+        if stored.dtype in sizes:
+            sizes[stored.dtype] += stored.size
+    return max(sizes, key=lambda dtype: sizes[dtype])
+
+
+def _judge(fields: dict[str, Any], record: Path, out: Path, warn: Callable[[str, str], None]) -> None:
+    """Warns, or keeps the failing figures beside the record and raises."""
+    outcome = fields["gate"]
+    failed = (out.parent if record.parent == out else record.parent) / f"{record.stem}.failed.json"
+    failed.unlink(missing_ok=True)
+    if outcome["failures"]:
+        write_json(failed, fields)
+        raise VerificationFailed(
+            f"the merged model does not answer like base + adapter: {'; '.join(outcome['failures'])}",
+            code="merge_gate",
+            expected=f"mean KL divergence of at most {outcome['limits']['mean_kl']:g} nats ({outcome['stored_dtype']})",
+            got=f"{outcome['figures']['mean_kl']} nats; the adapter itself moves the base by "
+            f"{outcome['effect']['mean_kl']} nats; all figures in {failed}",
+            hint="skill-train doctor"
+            if outcome["stored_dtype"] == "F32"
+            else f"skill-train merge … --dtype float32 --out {out}, which rounds nothing",
+        )
+    if not merge_gate.has_effect(outcome):
+        warn("no_effect", "the adapter does not change the base's answers: was it trained, and is it the right one?")

@@ -1,0 +1,205 @@
+"""Writes a merge plan: new shards of the base's names, a block of rows at a time, and the index that goes with them."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from skill_train.console import Bar
+from skill_train.errors import VerificationFailed
+from skill_train.lora_math import Change, apply
+from skill_train.merge_plan import Base, MergePlan
+from skill_train.run_dir import read_json, write_json
+from skill_train.shards import (
+    BLOCK_BYTES,
+    FLOAT_BYTES,
+    INDEX,
+    Stored,
+    copy_bytes,
+    in_order,
+    read_rows,
+    shard_writer,
+    tensor_bytes,
+    torch_dtype,
+)
+
+Layout = dict[str, dict[str, tuple[str, tuple[int, ...]]]]
+_COARSENESS = ("F64", "F32", "F16", "BF16")
+
+
+@dataclass
+class Tally:
+    """What was written.
+
+    Attributes:
+        changed: tensors that the adapter changed.
+        converted: tensors that only got another dtype.
+        stored_dtype: the coarsest dtype among both; F32 when nothing changed.
+        base_square, change_square, rounding_square: sums of squares over the changed tensors of the base's values, of
+            the exact change, and of what rounding to the stored dtype took from or added to it.
+    """
+
+    changed: int = 0
+    converted: int = 0
+    stored_dtype: str = "F32"
+    base_square: float = 0.0
+    change_square: float = 0.0
+    rounding_square: float = 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Norms relative to the base's and to the change's, None without a change."""
+        change = math.sqrt(self.change_square)
+        return {
+            "changed_tensors": self.changed,
+            "converted_tensors": self.converted,
+            "stored_dtype": self.stored_dtype,
+            "change_of_weights": change / math.sqrt(self.base_square) if self.base_square else None,
+            "rounding_of_change": math.sqrt(self.rounding_square) / change if change else None,
+        }
+
+    def note(self, dtype: str) -> None:
+        self.stored_dtype = max(self.stored_dtype, dtype, key=_COARSENESS.index)
+
+
+def write_shards(base: Base, plan: MergePlan, part: Path, dtype: str | None, bar: Bar) -> Tally:
+    """Writes all shards and the index into `part`.
+
+    Args:
+        dtype: safetensors' name for every float tensor; None keeps each.
+
+    Raises:
+        VerificationFailed: a value that is not finite, or that the dtype cannot hold; the tensor is named.
+    """
+    tally = Tally()
+    layout = _layout(base, plan, dtype)
+    total = _total(layout)
+    done = 0
+    for shard in base.shards:
+        tensors = layout[shard.name]
+        with shard_writer(part / shard.name, tensors, shard.metadata) as write:
+            for name, (kind, shape) in tensors.items():
+                stored = shard.tensors[plan.copies.get(name, name)]
+                _write_tensor(name, stored, plan.changes.get(name), kind, shape, write, tally)
+                done += tensor_bytes(kind, shape)
+                bar(done, total, name)
+    _write_index(base, layout, part)
+    return tally
+
+
+def planned_bytes(base: Base, plan: MergePlan, dtype: str | None) -> int:
+    return _total(_layout(base, plan, dtype))
+
+
+def _layout(base: Base, plan: MergePlan, dtype: str | None) -> Layout:
+    """Dtype and shape of every tensor to write, by file, in the order of the bytes."""
+    layout: Layout = {}
+    for shard in base.shards:
+        names = [*shard.tensors, *(new for new, source in plan.copies.items() if source in shard.tensors)]
+        entries = {}
+        for name in names:
+            stored, change = shard.tensors[plan.copies.get(name, name)], plan.changes.get(name)
+            kind = dtype if dtype and stored.dtype in FLOAT_BYTES else stored.dtype
+            replaced = change is not None and change.replace is not None
+            entries[name] = (kind, tuple(change.replace.shape) if replaced and change else stored.shape)
+        layout[shard.name] = in_order(entries)
+    return layout
+
+
+def _total(layout: Layout) -> int:
+    return sum(tensor_bytes(*entry) for tensors in layout.values() for entry in tensors.values())
+
+
+def _write_tensor(
+    name: str,
+    stored: Stored,
+    change: Change | None,
+    dtype: str,
+    shape: tuple[int, ...],
+    write: Callable[[Any], None],
+    tally: Tally,
+) -> None:
+    import torch
+
+    if (change is None or change.empty) and dtype == stored.dtype:
+        copy_bytes(stored, write)
+        return
+    tally.note(dtype)
+    tally.changed += change is not None
+    tally.converted += change is None
+    change = change or Change()
+    for start, stop in _blocks(shape, change):
+        before, after = _rows(stored, change, shape, start, stop)
+        kept = after.to(torch_dtype(dtype))
+        if not bool(torch.isfinite(kept).all()):
+            raise _not_finite(name, after, dtype)
+        if before is not None and not change.empty:
+            tally.base_square += _square(before)
+            tally.change_square += _square(after - before)
+            tally.rounding_square += _square(kept.float() - after)
+        write(memoryview(kept.contiguous().reshape(-1).view(torch.uint8).numpy()))
+
+
+def _rows(stored: Stored, change: Change, shape: tuple[int, ...], start: int, stop: int) -> tuple[Any, Any]:
+    """The base's rows (None when its tensor has another shape) and the new ones, both fp32."""
+    flat = stored if stored.shape else Stored(stored.file, stored.dtype, (1,), stored.start, stored.size)
+    before = read_rows(flat, start, stop).float() if stored.shape == shape else None
+    first = before if change.replace is None else change.replace.reshape(shape or (1,))[start:stop].float()
+    return before, apply(change, first, start)
+
+
+def _blocks(shape: tuple[int, ...], change: Change) -> Iterator[tuple[int, int]]:
+    """Row ranges of about BLOCK_BYTES in fp32; all rows at once where a column's norm needs them."""
+    rows = shape[0] if shape else 1
+    step = rows if change.whole else max(1, BLOCK_BYTES // (4 * max(1, math.prod(shape[1:]))))
+    for start in range(0, rows, max(1, step)):
+        yield start, min(rows, start + step)
+
+
+def _square(tensor: Any) -> float:
+    return float(tensor.double().square().sum())
+
+
+def _not_finite(name: str, after: Any, dtype: str) -> VerificationFailed:
+    import torch
+
+    bad = int((~torch.isfinite(after)).sum())
+    if bad:
+        return VerificationFailed(
+            f"{name} is not finite after the merge",
+            code="not_finite",
+            expected="finite weights",
+            got=f"{bad} values that are NaN or infinite",
+            hint="look for NaN in the adapter's training log, and merge an earlier checkpoint",
+        )
+    largest = float(after.abs().max())
+    return VerificationFailed(
+        f"{name} has values that {dtype} cannot hold",
+        code="overflow",
+        expected=f"at most {torch.finfo(torch_dtype(dtype)).max:g}",
+        got=f"{largest:g}",
+        hint="merge with --dtype bfloat16 or --dtype float32",
+    )
+
+
+def _write_index(base: Base, layout: Layout, part: Path) -> None:
+    """The base's index as it is while it still holds, else with the new names and sizes."""
+    if not (base.folder / INDEX).is_file():
+        return
+    index = read_json(base.folder / INDEX)
+    weight_map = {name: file for file, tensors in layout.items() for name in tensors if name not in index["weight_map"]}
+    metadata = index.get("metadata") if isinstance(index.get("metadata"), dict) else {}
+    sizes = {"total_size": _total(layout)}
+    if "total_parameters" in metadata:
+        before = sum(math.prod(stored.shape) for stored in base.tensors.values())
+        after = sum(math.prod(shape) for tensors in layout.values() for _, shape in tensors.values())
+        sizes["total_parameters"] = metadata["total_parameters"] + after - before
+    if not weight_map and metadata == metadata | sizes:
+        shutil.copyfile(base.folder / INDEX, part / INDEX)
+        return
+    index["metadata"] = metadata | sizes
+    index["weight_map"] = dict(sorted((index["weight_map"] | weight_map).items()))
+    write_json(part / INDEX, index)
