@@ -29,7 +29,6 @@ def local(
     resume: bool,
 ) -> Result:
     """Facts, plan, training, smoke verdict."""
-    from skill_train import local as trainer
     from skill_train.plan import Choices
 
     flags = {"model": model, "data": data, "split": split, "max_steps": max_steps, "max_length": max_length}
@@ -39,11 +38,24 @@ def local(
     else:
         plan = _plan(console, _recipe(recipe, flags), Choices(device=device, dtype=dtype))
     run = RunDir(run_dir or _default_run_dir(plan))
+    return _local_result(run, plan, train_run(console, run, plan, resume=resume))
+
+
+def plan_of(console: Console, recipe: Path) -> dict[str, Any]:
+    """The plan of a recipe file for this machine."""
+    from skill_train.plan import Choices
+
+    return _plan(console, _recipe(recipe, {}), Choices())
+
+
+def train_run(console: Console, run: RunDir, plan: dict[str, Any], *, resume: bool) -> dict[str, Any]:
+    """Trains a plan in its run directory, showing why each value is what it is."""
+    from skill_train import local as trainer
+
     for reason in plan["reasons"]:
         console.status(f"{reason['rule']}: {reason['value']} ({reason['because']})")
     with console.progress("training") as progress:
-        record = trainer.train(run, plan, resume=resume, progress=progress, say=console.status)
-    return _local_result(run, plan, record)
+        return trainer.train(run, plan, resume=resume, progress=progress, say=console.status)
 
 
 def _recipe(file: Path | None, flags: dict[str, Any]) -> Any:

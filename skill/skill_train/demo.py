@@ -1,0 +1,122 @@
+"""The whole chain on the embedded model: train, merge, export, verify, and one table with a proof in each row."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from skill_train import chain, resources
+from skill_train.console import Console, Result
+from skill_train.errors import VerificationFailed
+from skill_train.evaluate import Score, score_gguf, score_model
+from skill_train.reference import read_rows
+from skill_train.run_dir import RunDir, read_json, write_record
+
+QUANTS = "f16,q8_0,q4_k_m"
+LEARNED = 0.9  # share of held-out rows that every stage after training must answer to the letter
+NOT_KNOWN = 0.1  # and the base must not
+
+
+def demo(console: Console, *, run_dir: Path) -> Result:
+    """Runs the chain in `run_dir`; what an earlier call finished is reused."""
+    from skill_train import toolchain
+
+    run = RunDir(run_dir)
+    with console.progress("finding the converter") as progress:
+        tools = toolchain.find_or_fetch(progress=progress)
+    trained = chain.train_run(console, run, chain.plan_of(console, resources.demo() / "recipe.yaml"), resume=True)
+    merged = chain.merge_run(console, run)
+    exported = chain.export_run(console, run, QUANTS, tools).data["files"]
+    chain.verify_run(console, run, 2048)
+    proof = read_json(run.record("verify"))
+    table = _table(console, run, trained, merged, exported, proof)
+    write_record(
+        run.record("demo"), inputs={}, options={"run_dir": run_dir.name}, outputs={}, figures={"stages": table}
+    )
+    data = {"run_dir": str(run_dir), "stages": table, "verdict": proof["verdict"]}
+    following = [f"skill-train verify {run_dir}", "skill-train local --model MODEL --data DATA --max-steps 50"]
+    return Result(
+        data, human=lambda rich: _draw(rich, table), quiet=str(run_dir), next=following, error=_missed(table, run)
+    )
+
+
+def _table(
+    console: Console,
+    run: RunDir,
+    trained: dict[str, Any],
+    merged: dict[str, Any],
+    exported: list[dict[str, Any]],
+    proof: dict[str, Any],
+) -> list[dict[str, Any]]:
+    """One row a stage: size in bytes, held-out exact match, mean KL to what was trained in nats, tokens/s, verdict."""
+    base, rows = chain.base_of(run), read_rows(run.held_out)
+    stages = []
+    with console.progress("answering held-out questions") as progress:
+        total = 3 + len(exported)
+
+        def add(stage: str, size: int, score: Score, kl: float | None, verdict: str | None) -> None:
+            stages.append(_row(stage, size, score, kl, verdict))
+            progress(len(stages), total, stage)
+
+        add("base", _bytes(base), score_model(base, adapter=None, rows=rows), None, None)
+        add("adapter", _bytes(run.adapter), score_model(base, adapter=run.adapter, rows=rows), None, trained["verdict"])
+        gate = merged["gate"]
+        merged_score = score_model(run.merged, adapter=None, rows=rows)
+        add("merged", _bytes(run.merged), merged_score, gate["figures"]["mean_kl"], gate["verdict"])
+        for file in exported:
+            path = Path(file["path"])
+            kl, verdict = _proven(proof, path.name)
+            add(file["quant"], file["bytes"], score_gguf(path, tokenizer_of=run.merged, rows=rows), kl, verdict)
+    return stages
+
+
+def _row(stage: str, size: int, score: Score, kl: float | None, verdict: str | None) -> dict[str, Any]:
+    return {
+        "stage": stage,
+        "bytes": size,
+        "exact_match": round(score.exact_match, 4),
+        "rows": score.rows,
+        "mean_kl": kl,
+        "tokens_per_second": round(score.tokens_per_second, 1) if score.tokens_per_second else None,
+        "verdict": verdict,
+    }
+
+
+def _proven(proof: dict[str, Any], name: str) -> tuple[float | None, str]:
+    """Mean KL and the worst verdict of one file."""
+    checks = [check for check in proof["checks"] if check["file"] == name]
+    kl = next((check["figures"]["mean_kl"] for check in checks if "mean_kl" in check.get("figures", {})), None)
+    return kl, next((v for v in ("fail", "warn") if v in {c["verdict"] for c in checks}), "pass")
+
+
+def _bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+
+
+def _missed(table: list[dict[str, Any]], run: RunDir) -> VerificationFailed | None:
+    """The demo's own promise: not known before, learned after, and kept in every file."""
+    base, after = table[0], table[1:]
+    bad = [base] if base["exact_match"] > NOT_KNOWN else []
+    bad += [row for row in after if row["exact_match"] < LEARNED or row["verdict"] == "fail"]
+    if not bad:
+        return None
+    return VerificationFailed(
+        f"the stage {bad[0]['stage']} does not hold what the demo promises",
+        code="demo_failed",
+        expected=f"exact match at most {NOT_KNOWN:.0%} before, at least {LEARNED:.0%} after, and no failed check",
+        got=f"exact match {bad[0]['exact_match']:.0%}, verdict {bad[0]['verdict']}",
+        hint=f"skill-train verify {run.path}",
+    )
+
+
+def _draw(rich: Any, table: list[dict[str, Any]]) -> None:
+    from rich.table import Table
+
+    rows = table[0]["rows"]
+    drawn = Table("stage", "size", f"exact match ({rows} held out)", "KL to trained", "tokens/s", "verdict")
+    for row in table:
+        kl = "" if row["mean_kl"] is None else f"{row['mean_kl']:.1e}"
+        speed = "" if row["tokens_per_second"] is None else f"{row['tokens_per_second']:,.0f}"
+        cells = (row["stage"], f"{row['bytes'] / 1e6:.2f} MB", f"{row['exact_match']:.1%}", kl, speed)
+        drawn.add_row(*cells, row["verdict"] or "")
+    rich.print(drawn)
