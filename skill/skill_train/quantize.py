@@ -82,7 +82,7 @@ def quantize(
     _check_room(source, out, files, {quant: plans[quant] for quant in to_make})
     for number, quant in enumerate(to_make):
         bar = _part_of(progress, number, len(to_make), quant)
-        job = {"source": str(source), "type": types[quant], "threads": threads, "dry_run": False}
+        job = {"source": str(source), "types": {quant: types[quant]}, "threads": threads}
         outputs[names[quant]] = _make(job, files[quant], quant, plans[quant]["fallbacks"], bar, warn)
         _write(record, inputs, outputs)
     recorded = read_json(record) if record.is_file() else {}
@@ -156,13 +156,13 @@ def fallbacks_of(file: GgufFile, planned: list[dict[str, Any]], quant: str) -> l
 
 
 def _plans(source: Path, types: dict[str, int], progress: Bar) -> dict[str, dict[str, Any]]:
-    """What llama.cpp would do for each type."""
-    plans = {}
-    for number, (quant, kind) in enumerate(types.items()):
-        progress(number, len(types), f"asking llama.cpp about {quant}")
-        job = {"source": str(source), "out": "", "type": kind, "threads": 1, "dry_run": True}
-        plans[quant] = run_worker(WORKER, job)
-        if plans[quant]["needs_imatrix"]:
+    """What llama.cpp would do for each type: its dry run, which reads only the header."""
+    if not types:
+        return {}
+    progress(0, len(types), f"asking llama.cpp about {', '.join(types)}")
+    plans = run_worker(WORKER, {"source": str(source), "types": types, "out": "", "threads": 1})
+    for quant, plan in plans.items():
+        if plan["needs_imatrix"]:
             raise UsageError(
                 f"{quant} needs an importance matrix, which skill-train does not make; without one llama.cpp refuses",
                 code="needs_imatrix",

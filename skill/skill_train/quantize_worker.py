@@ -1,7 +1,8 @@
-"""Child process: llama.cpp quantizes one GGUF file, or says what it would do.
+"""Child process: llama.cpp quantizes a GGUF file, or says for several types what it would do.
 
-Job: `{"source", "type", "out", "threads", "dry_run"}`. Result, read from llama.cpp's own log: `size_bytes` of the
-tensors' data (to a hundredth of a MiB), `changed` (how many tensors get another type), `fallbacks`, `needs_imatrix`.
+Job: `{"source", "types": {name: number}, "out", "threads"}`; without `out` nothing is written and there may be several
+types. Result by name, read from llama.cpp's own log: `size_bytes` of the tensors' data (to a hundredth of a MiB),
+`changed` (how many tensors get another type), `fallbacks`, `needs_imatrix`.
 """
 
 from __future__ import annotations
@@ -64,26 +65,30 @@ class _Log:
 
 
 def run(job: dict[str, Any]) -> dict[str, Any]:
-    """Quantizes, or only looks with `dry_run`.
+    """Quantizes to the one type, or looks at what each type would give.
 
     Raises:
         NotInstalled: llama-cpp-python is missing.
-        UsageError: llama.cpp refuses this type for this file.
+        UsageError: llama.cpp refuses a type for this file.
         DecisionNeeded: the file could not be written.
     """
     api = _bindings()
-    log = _Log(lambda done, total, name: report_progress(done, total, name))
+    return {name: _quantize(api, job, name, number) for name, number in job["types"].items()}
+
+
+def _quantize(api: Any, job: dict[str, Any], name: str, number: int) -> dict[str, Any]:
+    log = _Log(lambda done, total, tensor: report_progress(done, total, tensor))
     callback = api.llama_log_callback(lambda level, text, _: log.take(text.decode("utf-8", errors="replace")))
     api.llama_log_set(callback, ctypes.c_void_p(0))
     parameters = api.llama_model_quantize_default_params()
-    parameters.ftype = job["type"]
+    parameters.ftype = number
     parameters.nthread = job["threads"]
-    parameters.dry_run = job["dry_run"]
+    parameters.dry_run = not job["out"]
     parameters.max_buf_size = _BUFFER_BYTES
     status = api.llama_model_quantize(job["source"].encode(), job["out"].encode(), ctypes.byref(parameters))
     api.llama_log_set(api.llama_log_callback(0), ctypes.c_void_p(0))  # Python may end before llama.cpp's last line
     if status != 0:
-        raise _refused(log.errors[-1] if log.errors else f"status {status}", job)
+        raise _refused(log.errors[-1] if log.errors else f"status {status}", job, name)
     return {
         "size_bytes": log.size_bytes,
         "fallbacks": log.fallbacks,
@@ -92,7 +97,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _refused(why: str, job: dict[str, Any]) -> SkillTrainError:
+def _refused(why: str, job: dict[str, Any], name: str) -> SkillTrainError:
     if "iostream" in why or "write" in why:
         return DecisionNeeded(
             f"llama.cpp could not write {job['out']}: {why}",
@@ -108,7 +113,7 @@ def _refused(why: str, job: dict[str, Any]) -> SkillTrainError:
             hint="export again with --outtype bf16, or look whether the training diverged",
         )
     return UsageError(
-        f"llama.cpp refuses to quantize {job['source']}: {why}",
+        f"llama.cpp refuses to quantize {job['source']} to {name}: {why}",
         code="cannot_quantize",
         expected="an unquantized GGUF file (f16, bf16 or f32) and a type that llama.cpp can make",
         got=why,

@@ -16,7 +16,10 @@ F16_LARGEST = 65504.0  # IEEE 754 binary16
 BYTES_PER_WEIGHT = {"f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32}
 
 _PIECE = 1 << 24  # weights read at a time: 64 MB in float32
-_KEEP_BITS = "f16 keeps 10 bits of the mantissa where bf16 keeps 7, and llama.cpp computes bf16 in bf16"
+_KEEP_BITS = (
+    "f16 keeps 10 bits of the mantissa where bf16 keeps 7 (a weight below 6e-5 is rounded by at most 3e-8), "
+    "and llama.cpp computes bf16 in bf16"
+)
 
 
 @dataclass(frozen=True)
