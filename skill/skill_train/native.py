@@ -76,6 +76,8 @@ def worker_main(run: Any) -> None:
 
 def _run(module: str, job: Path, result: Path, log: Path, progress: Bar | None) -> int:
     environment = dict(os.environ, PYTHONUNBUFFERED="1", HF_HUB_DISABLE_TELEMETRY="1")
+    # Waiting threads of llama.cpp (OpenMP) spin; on a busy machine that made small steps ten times slower.
+    environment.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     command = [sys.executable, "-m", module, str(job), str(result)]
     with (
         open(log, "w", encoding="utf-8") as log_file,

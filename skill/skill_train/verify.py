@@ -1,0 +1,135 @@
+"""Checks GGUF files against the model that was trained, and writes the proof.
+
+The reference is base + adapter through PEFT, in fp32: what was trained, made by none of our own steps. Each file is
+read by our own reader (`gguf_file`) and by llama.cpp in a child process. `verify` never raises because a file is wrong:
+it says so in the record, and goes on with the next file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from skill_train import run_dir
+from skill_train.console import Bar
+from skill_train.errors import UsageError
+from skill_train.verdict import worst
+from skill_train.verify_judge import Proof, judge
+from skill_train.verify_subject import subject_of
+
+Warn = Callable[[str, str], None]
+
+
+def verify(
+    *,
+    reference: Path,
+    adapter: Path | None,
+    base: Path | None,
+    ggufs: list[Path],
+    rows: list[dict[str, Any]],
+    held_out: list[dict[str, Any]],
+    record: Path,
+    tokens: int = 2048,
+    progress: Bar,
+    warn: Warn,
+) -> dict[str, Any]:
+    """The proof, as written to `record`: `verdict`, `checks`, `not_checked`, `samples`, versions and digests.
+
+    Args:
+        reference: model folder. With `adapter` on top, or as it is (a merged or plain model).
+        base: what the adapter was trained on, to see that the files hold the tuned model; None to leave that out.
+        ggufs: the files to judge.
+        rows: as the trainer was fed them (`samples.jsonl`); may be empty.
+        held_out: rows to measure on; `rows`, or built-in texts, when empty.
+        tokens: most tokens to compare logits on.
+
+    A record of the same inputs, options and versions is returned as it is, with `reused`; any other is replaced,
+    because a proof of other files is worth nothing.
+
+    Raises:
+        UsageError: nothing to judge, or a file is missing.
+        NotInstalled: transformers, peft, gguf or llama-cpp-python is missing.
+    """
+    started = time.monotonic()
+    _require(ggufs, reference)
+    fixed = _fixed(reference, adapter, base, ggufs, rows, held_out, tokens)
+    earlier = _earlier(record, fixed)
+    if earlier is not None:
+        return earlier | {"reused": True}
+    proof = Proof()
+    with tempfile.TemporaryDirectory(prefix="skill-train-verify-") as folder:
+        progress(0, len(ggufs) + 1, "reference")
+        subject = subject_of(
+            reference,
+            adapter=adapter,
+            base=base,
+            rows=rows,
+            held_out=held_out or rows,
+            tokens=tokens,
+            folder=Path(folder),
+        )
+        judge(ggufs, subject, proof, run=record.parent, digests=fixed["inputs"]["ggufs"], warn=warn, progress=progress)
+    return run_dir.write_record(
+        record,
+        **fixed,
+        outputs={},
+        verdict=worst(check.verdict for check in proof.checks),
+        checks=[asdict(check) for check in proof.checks],
+        not_checked=[asdict(one) for one in proof.not_checked],
+        samples=subject.samples,
+        seconds=round(time.monotonic() - started, 2),
+        peak_memory_bytes=run_dir.peak_memory_bytes(),
+        peak_memory_children_bytes=run_dir.peak_memory_bytes(children=True),
+    )
+
+
+def _require(ggufs: list[Path], reference: Path) -> None:
+    missing = [path for path in (*ggufs, reference / "config.json") if not path.is_file()]
+    if missing or not ggufs:
+        raise UsageError(
+            f"{missing[0]} does not exist" if missing else "there is no GGUF file to verify",
+            code="missing_file",
+            expected="GGUF files, and a model folder as the reference",
+            hint="skill-train export-gguf RUN",
+        )
+
+
+def _fixed(
+    reference: Path,
+    adapter: Path | None,
+    base: Path | None,
+    ggufs: list[Path],
+    rows: list[dict[str, Any]],
+    held_out: list[dict[str, Any]],
+    tokens: int,
+) -> dict[str, Any]:
+    """What a proof is a proof of."""
+    return {
+        "inputs": {
+            "reference": run_dir.digests(reference),
+            "adapter": run_dir.digests(adapter) if adapter else None,
+            "base": None if base is None else "the reference" if base == reference else run_dir.digests(base),
+            "ggufs": {path.name: run_dir.file_digest(path) for path in ggufs},
+            "rows": _digest(rows),
+            "held_out": _digest(held_out),
+        },
+        "options": {"tokens": tokens},
+        "versions": run_dir.versions("llama-cpp-python", "gguf", "transformers", "torch", "peft"),
+    }
+
+
+def _digest(rows: list[dict[str, Any]]) -> str:
+    return hashlib.sha256(json.dumps(rows, sort_keys=True).encode()).hexdigest()
+
+
+def _earlier(record: Path, fixed: dict[str, Any]) -> dict[str, Any] | None:
+    if not record.is_file():
+        return None
+    earlier: dict[str, Any] = run_dir.read_json(record)
+    return earlier if all(earlier.get(key) == value for key, value in fixed.items()) else None

@@ -1,0 +1,176 @@
+"""Puts one file after the other through every check."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from skill_train import run_dir, verify_answers, verify_file, verify_logits, verify_tensors, verify_tokens
+from skill_train import verify_template as template
+from skill_train.console import Bar
+from skill_train.errors import NativeCrash, VerificationFailed
+from skill_train.gguf_file import GgufFile, read_gguf
+from skill_train.native import run_worker
+from skill_train.thresholds import limits
+from skill_train.verdict import Check, NotChecked
+from skill_train.verify_reference import ANSWER_TOKENS
+from skill_train.verify_subject import Subject
+
+Warn = Callable[[str, str], None]
+_UNQUANTIZED = ("f32", "f16", "bf16")
+_PLAIN = ("Hello world", "12 + 30 = 42", "\n")  # texts that get BOS and EOS where the tokenizer adds them
+
+
+@dataclass
+class Proof:
+    """What was found so far."""
+
+    checks: list[Check] = field(default_factory=list)
+    not_checked: list[NotChecked] = field(default_factory=list)
+
+    def add(self, one: Check | NotChecked) -> None:
+        if isinstance(one, Check):
+            self.checks.append(one)
+        else:
+            self.not_checked.append(one)
+
+
+def judge(
+    ggufs: list[Path],
+    subject: Subject,
+    proof: Proof,
+    run: Path,
+    digests: dict[str, Any],
+    warn: Warn,
+    progress: Bar,
+) -> None:
+    exports = _export_records(run)
+    files = _readable(ggufs, proof)
+    plain = next((gguf for gguf in files if verify_file.file_type(gguf) in _UNQUANTIZED), None)
+    rendered: dict[str, Any] = {}  # by template: the files of one run share one
+    for number, gguf in enumerate(files):
+        name = gguf.path.name
+        progress(number + 1, len(ggufs) + 1, name)
+        proof.add(verify_file.check_file(gguf))
+        proof.add(verify_file.check_digest(gguf, digests[name], exports.get(name)))
+        _judge_static(gguf, plain if plain is not gguf else None, subject, proof)
+        key = template.identity(gguf)
+        if key not in rendered:
+            rendered[key] = template.render_own(gguf, subject.conversations)
+        _judge_running(gguf, subject, rendered[key], proof, warn)
+    progress(len(ggufs) + 1, len(ggufs) + 1, "done")
+
+
+def _readable(ggufs: list[Path], proof: Proof) -> list[GgufFile]:
+    """The files whose header makes sense; the others fail here, and llama.cpp never sees them."""
+    files = []
+    for path in ggufs:
+        try:
+            files.append(read_gguf(path))
+        except VerificationFailed as error:
+            proof.add(Check("file", path.name, "fail", path.stat().st_size, "whole", error.message))
+            proof.add(NotChecked("everything else", path.name, "the file is damaged"))
+    return files
+
+
+def _export_records(run: Path) -> dict[str, Any]:
+    """Digests by file name, as `convert` and `quantize` recorded them."""
+    found: dict[str, Any] = {}
+    for step in ("convert", "quantize"):
+        file = run / f"{step}.json"
+        outputs = run_dir.read_json(file).get("outputs", {}) if file.is_file() else {}
+        found |= {Path(name).name: digest for name, digest in outputs.items()}
+    return found
+
+
+def _judge_static(gguf: GgufFile, unquantized: GgufFile | None, subject: Subject, proof: Proof) -> None:
+    output = verify_tensors.output_of_its_own(subject.reference, subject.adapter)
+    proof.add(verify_file.check_types(gguf))
+    proof.add(verify_file.check_metadata(gguf, subject.config))
+    proof.add(verify_tokens.check_vocabulary(gguf, subject.tokenizer))
+    proof.add(
+        verify_tensors.check_tensors(gguf, unquantized=unquantized, needs_output=output, reference=subject.reference)
+    )
+
+
+def _judge_running(gguf: GgufFile, subject: Subject, own: Any, proof: Proof, warn: Warn) -> None:
+    file, bounds, measured = gguf.path.name, limits(verify_file.file_type(gguf)), subject.measured
+    proof.add(template.check_chat_template(file, own=own, reference=subject.rendered))
+    shipped = _shipped_texts(own, subject, warn)
+    try:
+        result = run_worker("skill_train.inference_worker", _job(gguf, subject, shipped))
+    except (VerificationFailed, NativeCrash) as error:
+        proof.add(Check("loads", file, "fail", error.code, "runs", f"{error.message} ({error.got[-200:]})"))
+        proof.add(NotChecked("everything else", file, "llama.cpp cannot run the file"))
+        return
+    proof.add(Check("loads", file, "pass", "runs", "runs", f"llama.cpp loads it, {result['facts']['tokens']} tokens"))
+    for check in _answered(file, result, subject, shipped):
+        proof.add(check)
+    proof.add(verify_logits.check_logits(file, result["figures"], bounds))
+    proof.add(verify_logits.check_tuned(file, result["change"], bounds, measured.why_no_base))
+    proof.add(verify_answers.check_answers(file, measured.answers, result["answers"], bounds, subject.tokenizer))
+
+
+def _answered(
+    file: str, result: dict[str, Any], subject: Subject, shipped: list[dict[str, Any]]
+) -> list[Check | NotChecked]:
+    """Checks of tokens, of the worker's answers in the order in which `_job` asked."""
+    count, tokenizer = len(subject.texts), subject.tokenizer
+    plain = list(zip(_PLAIN, result["special"], strict=False))
+    chats, others = iter(result["plain"][count:]), iter(result["special"][len(_PLAIN) :])
+    ids: list[list[int] | str] = [
+        one["refused"] if "refused" in one else next(chats if one["chat"] else others) for one in shipped
+    ]
+    return [
+        verify_tokens.check_tokens(file, subject.texts, result["plain"][:count], tokenizer),
+        verify_tokens.check_special_tokens(
+            file,
+            result["facts"],
+            tokenizer=tokenizer,
+            stops=subject.stops,
+            turn_end=template.turn_end(tokenizer),
+            plain=plain,
+        ),
+        verify_tokens.check_trained(file, subject.rows, ids, tokenizer.eos_token_id),
+    ]
+
+
+def _shipped_texts(own: list[dict[str, str]] | str | None, subject: Subject, warn: Warn) -> list[dict[str, Any]]:
+    """For each row the text that a user of the file would send: `{"chat", "text"}` or `{"chat", "refused"}`."""
+    first, why = len(template.CONVERSATIONS), own if isinstance(own, str) else "it has no chat template"
+    rendered = iter(zip(own[first:], (subject.rendered or own)[first:], strict=True) if isinstance(own, list) else [])
+    made: list[dict[str, Any]] = []
+    for row in subject.rows:
+        if row["kind"] != "chat":
+            made.append({"chat": False, "text": row["rendered"]})
+            continue
+        by_file, by_reference = next(rendered, ({"refused": why}, {"refused": why}))
+        if by_file == by_reference and template.reads_clock(subject.tokenizer):
+            warn(
+                "date_in_template",
+                "the chat template writes the date, so prompts differ from those of the training day",
+            )
+            by_file = {"text": row["rendered"]}
+        made.append({"chat": True, **by_file})
+    return made
+
+
+def _job(gguf: GgufFile, subject: Subject, shipped: list[dict[str, Any]]) -> dict[str, Any]:
+    measured = subject.measured
+    sent = [one for one in shipped if "text" in one]
+    return {
+        "gguf": str(gguf.path),
+        "context_tokens": measured.longest + 8,
+        "threads": os.cpu_count() or 1,
+        "vocabulary": measured.vocabulary,
+        "plain": [*subject.texts, *(one["text"] for one in sent if one["chat"])],
+        "special": [*_PLAIN, *(one["text"] for one in sent if not one["chat"])],
+        "sequences": [asdict(sequence) for sequence in measured.sequences],
+        "tuned": str(measured.tuned),
+        "base": str(measured.base) if measured.base else None,
+        "base_rows": measured.base_rows,
+        "prompts": [{"ids": answer.prompt, "most": ANSWER_TOKENS} for answer in measured.answers],
+    }

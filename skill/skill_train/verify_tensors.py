@@ -1,0 +1,162 @@
+"""The weights in a GGUF file: finite, not emptied, all there, and those of a quantized file near the unquantized ones.
+
+The last part names what a figure over all logits only suggests: which tensor is wrong.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from skill_train.gguf_file import GgufFile, Tensor
+from skill_train.verdict import Check, problems
+
+if TYPE_CHECKING:
+    import numpy as np
+
+_ELEMENTS = 1 << 22  # of one tensor; rows of larger ones are sampled evenly
+_CHUNK = 1 << 20
+
+# Largest error of one row relative to its length (root of summed squares), by storage type. Rounding to b bits in
+# blocks errs by about 2^-b of the block's largest weight; the factor 3 covers rows with few large weights. A row that
+# is zeroed errs by 1, one that is exchanged for another by 1.4. Measured on normal weights: Q8_0 0.006, Q6_K 0.02,
+# Q5_K 0.04, Q4_K 0.08, Q3_K 0.17, Q2_K 0.32.
+_ROW_ERROR = {"Q8": 0.03, "Q6": 0.08, "Q5": 0.15, "Q4": 0.3, "MX": 0.4, "NV": 0.4, "Q3": 0.55}
+_WIDEST_ROW_ERROR = 0.8
+_ONLY_ZEROS = "holds only zeros"
+_FLOATS = {"F32": 1e-6, "F16": 2e-3, "BF16": 1e-2}
+
+
+def check_tensors(gguf: GgufFile, *, unquantized: GgufFile | None, needs_output: str, reference: Path) -> Check:
+    """Reads the weights of every tensor, of large ones evenly sampled rows.
+
+    Args:
+        unquantized: the f32, f16 or bf16 file of the same model, when there is one.
+        needs_output: why the file must have an output layer of its own; empty when it need not.
+        reference: model folder; a matrix of zeros is right when it has one of that size.
+    """
+    found, worst = [], 0.0
+    if needs_output and "output.weight" not in gguf.tensors:
+        found.append(f"output.weight is missing, but {needs_output}")
+    for tensor in gguf.tensors.values():
+        fault, error = _read(gguf, tensor, unquantized)
+        if fault == _ONLY_ZEROS and tensor.elements in _zero_sizes(reference):
+            continue
+        worst = max(worst, error)
+        found += [f"{tensor.name} {fault}"] if fault else []
+    looked_at = len(gguf.tensors)
+    good = f"{looked_at} tensors are finite and not empty"
+    if unquantized is not None:
+        found += [f"{name} is missing" for name in unquantized.tensors if name not in gguf.tensors]
+        good += f", the worst row {worst:.2g} from {unquantized.path.name}"
+    return problems("tensors", gguf.path.name, found, looked_at=looked_at, good=good)
+
+
+def output_of_its_own(reference: Path, adapter: Path | None) -> str:
+    """Why the output layer is not the embedding; empty when the two are tied."""
+    config = json.loads((reference / "config.json").read_text(encoding="utf-8"))
+    tied = config.get("tie_word_embeddings", config.get("text_config", {}).get("tie_word_embeddings", True))
+    if tied is False:
+        return "config.json has tie_word_embeddings false"
+    trained = _trained_ends(adapter) if adapter is not None else []
+    return f"the adapter trained {trained[0]}" if trained else ""
+
+
+def _zero_sizes(folder: Path) -> set[int]:
+    """Numbers of elements of the tensors in a model folder that hold only zeros."""
+    import torch
+    from safetensors import safe_open
+
+    sizes: set[int] = set()
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(str(file), framework="pt") as tensors:
+            for name in tensors.keys():  # noqa: SIM118  (a safetensors handle is no dict)
+                tensor = tensors.get_tensor(name)
+                if not torch.count_nonzero(tensor):
+                    sizes.add(tensor.numel())
+    return sizes
+
+
+def _trained_ends(adapter: Path) -> list[str]:
+    """Tensors of an adapter that change the embedding or the output layer alone."""
+    from safetensors import safe_open
+
+    settings = json.loads((adapter / "adapter_config.json").read_text(encoding="utf-8"))
+    file = adapter / "adapter_model.safetensors"
+    if settings.get("ensure_weight_tying") or not file.is_file():
+        return []
+    with safe_open(str(file), framework="np") as tensors:
+        names = sorted(tensors.keys())
+    return [name for name in names if any(end in name for end in ("lm_head", "embed_tokens", "embed_out", ".wte."))]
+
+
+def _read(gguf: GgufFile, tensor: Tensor, unquantized: GgufFile | None) -> tuple[str, float]:
+    """What is wrong with one tensor (empty for nothing), and the error of its worst row."""
+    import numpy as np
+
+    twin = unquantized.tensors.get(tensor.name) if unquantized is not None else None
+    if unquantized is not None and twin is None:
+        return f"is not in {unquantized.path.name}", 0.0
+    if twin is not None and twin.shape != tensor.shape:
+        return f"has shape {list(tensor.shape)}, {list(twin.shape)} unquantized", 0.0
+    largest, worst, worst_row = 0.0, 0.0, 0
+    for rows in _row_samples(tensor):
+        weights = _weights(gguf, tensor, rows)
+        largest = max(largest, float(np.abs(weights).max()))
+        if twin is not None and unquantized is not None:
+            errors = _row_errors(weights, _weights(unquantized, twin, rows))
+            if not errors.max() <= worst:
+                worst, worst_row = float(errors.max()), int(rows[errors.argmax()])
+    if not np.isfinite(largest):
+        return "holds values that are not finite", 0.0
+    if largest == 0 and len(tensor.shape) > 1:
+        return _ONLY_ZEROS, worst
+    if not worst <= _bound(tensor.kind):
+        error = f"row {worst_row} is {worst:.2g} of its length off, {tensor.kind} may be {_bound(tensor.kind)}"
+        return f"is not the unquantized one: {error}", worst
+    return "", worst
+
+
+def _row_samples(tensor: Tensor) -> Iterator[Any]:
+    """Row numbers, in chunks."""
+    import numpy as np
+
+    count = tensor.elements // tensor.shape[0]
+    most = max(1, _ELEMENTS // tensor.shape[0])
+    rows = np.arange(count) if count <= most else np.linspace(0, count - 1, most).astype(np.int64)
+    step = max(1, _CHUNK // tensor.shape[0])
+    return (rows[start : start + step] for start in range(0, len(rows), step))
+
+
+def _weights(gguf: GgufFile, tensor: Tensor, rows: Any) -> np.ndarray:
+    """Rows of a tensor as float32 [rows, row length]."""
+    import numpy as np
+    from gguf.constants import GGMLQuantizationType
+    from gguf.quants import dequantize
+
+    data = np.memmap(gguf.path, dtype=np.uint8, mode="r", offset=tensor.offset, shape=(tensor.n_bytes,))
+    row_bytes = tensor.n_bytes // (tensor.elements // tensor.shape[0])
+    chosen = np.ascontiguousarray(data.reshape(-1, row_bytes)[rows])
+    plain = {"F32": np.float32, "F16": np.float16}.get(tensor.kind)
+    if plain is not None:
+        return chosen.view(plain).astype(np.float32)
+    weights: np.ndarray = dequantize(chosen, GGMLQuantizationType[tensor.kind])
+    return weights.astype(np.float32, copy=False)
+
+
+def _row_errors(weights: np.ndarray, expected: np.ndarray) -> np.ndarray:
+    """Length of each row's error over the length of the row; 0 for rows that are zero in both."""
+    import numpy as np
+
+    with np.errstate(over="ignore", invalid="ignore"):
+        error = np.sqrt(np.square(weights - expected, dtype=np.float64).sum(axis=1))
+    length = np.sqrt(np.square(expected, dtype=np.float64).sum(axis=1))
+    return np.where(error == 0, 0.0, error / np.maximum(length, np.finfo(np.float32).tiny))
+
+
+def _bound(kind: str) -> float:
+    if kind in _FLOATS:
+        return _FLOATS[kind]
+    return _ROW_ERROR.get(kind.removeprefix("I")[:2], _WIDEST_ROW_ERROR)

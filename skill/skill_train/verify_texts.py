@@ -1,0 +1,77 @@
+"""What is compared: the user's held-out rows, or built-in texts when there are none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from skill_train.reference import NEUTRAL_TEXTS
+from skill_train.verify_template import CONVERSATIONS, render_reference
+
+PROMPTS = 4
+_LONGEST = 512  # tokens of one text: longer ones would measure few texts
+_FEWEST = 128  # below this built-in texts are added
+_KEYS = ("max_position_embeddings", "n_positions", "n_ctx")
+
+
+def texts(rows: list[dict[str, Any]], *, tokenizer: Any, config: dict[str, Any], most: int) -> list[list[int]]:
+    """Token ids to compare logits on, at most `most` in all: of rows in their order, then of built-in texts if few."""
+    longest = min(_LONGEST, _context(config))
+    chosen = _fill([row["input_ids"] for row in rows], longest, most)
+    if sum(map(len, chosen)) >= min(_FEWEST, most):
+        return chosen
+    built_in = _chats(tokenizer, generation_prompt=False)
+    built_in += [tokenizer(text).input_ids for text in NEUTRAL_TEXTS]
+    return _fill([*chosen, *built_in], longest, most)
+
+
+def prompts(
+    rows: list[dict[str, Any]], *, tokenizer: Any, config: dict[str, Any], answer_tokens: int
+) -> list[list[int]]:
+    """Token ids of a few prompts to answer: of rows, or built in."""
+    made = [ids for row in rows[: 4 * PROMPTS] if (ids := _prompt(row, tokenizer))]
+    if not made:
+        made = _chats(tokenizer, generation_prompt=True) or [_half(tokenizer(text).input_ids) for text in NEUTRAL_TEXTS]
+    room = min(2 * _LONGEST, _context(config) - answer_tokens)
+    return [ids for ids in made if 0 < len(ids) <= room][:PROMPTS]
+
+
+def _context(config: dict[str, Any]) -> int:
+    text = {**config, **config.get("text_config", {})}
+    return int(next((text[key] for key in _KEYS if isinstance(text.get(key), int)), _LONGEST))
+
+
+def _fill(sequences: list[list[int]], longest: int, most: int) -> list[list[int]]:
+    chosen: list[list[int]] = []
+    for ids in sequences:
+        room = most - sum(map(len, chosen))
+        cut = ids[: min(longest, room)]
+        if len(cut) > 1:  # a single token has nothing that follows it
+            chosen.append(cut)
+    return chosen
+
+
+def _chats(tokenizer: Any, *, generation_prompt: bool) -> list[list[int]]:
+    if not tokenizer.chat_template:
+        return []
+    wanted = [one for one in CONVERSATIONS if one["add_generation_prompt"] is generation_prompt]
+    rendered = (one["text"] for one in render_reference(tokenizer, wanted) if "text" in one)
+    return [tokenizer(text, add_special_tokens=False).input_ids for text in rendered]
+
+
+def _prompt(row: dict[str, Any], tokenizer: Any) -> list[int]:
+    """What comes before the last answer of a row; empty when there is no answer to give."""
+    if row["kind"] == "completion":
+        return list(tokenizer(row["prompt"]).input_ids)
+    if row["kind"] != "chat":
+        return _half(row["input_ids"])
+    roles = [message["role"] for message in row["messages"]]
+    if "assistant" not in roles:
+        return []
+    last = len(roles) - 1 - roles[::-1].index("assistant")
+    asked = {"messages": row["messages"][:last], "tools": row.get("tools"), "add_generation_prompt": True}
+    rendered = render_reference(tokenizer, [asked])[0] if last else {}
+    return tokenizer(rendered["text"], add_special_tokens=False).input_ids if "text" in rendered else []
+
+
+def _half(ids: list[int]) -> list[int]:
+    return ids[: max(1, len(ids) // 2)]

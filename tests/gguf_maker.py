@@ -1,0 +1,98 @@
+"""Exports made without our own steps: PEFT merges, llama.cpp's converter and its bindings write the files.
+
+`exported("qwen2")` is a fine-tuned tiny model with its GGUF files, kept beside the tiny models. Never change its files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tiny
+
+MERGED_CODE = """
+import sys, torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+base, adapter, out, times = sys.argv[1:]
+model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+for _ in range(int(times)):
+    model = PeftModel.from_pretrained(model, adapter).merge_and_unload()
+model.save_pretrained(out)
+"""
+QUANTIZE_CODE = """
+import sys, ctypes, llama_cpp
+source, out, kind = sys.argv[1:]
+params = llama_cpp.llama_model_quantize_default_params()
+params.ftype, params.nthread = getattr(llama_cpp, "LLAMA_FTYPE_MOSTLY_" + kind.upper()), 2
+sys.exit(llama_cpp.llama_model_quantize(source.encode(), out.encode(), ctypes.byref(params)))
+"""
+
+
+@dataclass(frozen=True)
+class Export:
+    """A tiny base, its adapter, and what was made of the two."""
+
+    base: Path
+    adapter: Path
+    merged: Path
+    ggufs: list[Path]
+
+    def file(self, kind: str) -> Path:
+        return next(path for path in self.ggufs if path.name.endswith(f"-{kind}.gguf"))
+
+
+def exported(kind: str, *, quants: tuple[str, ...] = ("q8_0", "q4_k_m"), **adapter: Any) -> Export:
+    """An export of the tiny model `kind` (256 wide, so that K-quants apply) with an adapter of `tiny.adapter`."""
+    base = tiny.cached(kind, hidden=256)
+    key = hashlib.sha256(json.dumps([base.name, quants, adapter, Path(__file__).read_text()]).encode()).hexdigest()[:16]
+    final = base.parent / f"export-{kind}-{key}"
+    if not final.is_dir():
+        part = final.with_name(f".{final.name}-{secrets.token_hex(4)}.part")
+        part.mkdir()
+        tiny.adapter(base, part / "adapter", **{"size": 0.1} | adapter)
+        merge(base, part / "adapter", part / "merged")
+        export(part / "merged", part / "gguf", quants=quants)
+        try:
+            os.rename(part, final)
+        except OSError:  # another process was first
+            shutil.rmtree(part)
+    return Export(base, final / "adapter", final / "merged", sorted((final / "gguf").glob("*.gguf")))
+
+
+def merge(base: Path, adapter: Path, out: Path, *, times: int = 1) -> Path:
+    """base + adapter by PEFT; `times=2` applies it twice. The base's other files are copied as they are."""
+    _python("-c", MERGED_CODE, base, adapter, out, times)
+    made = {path.name for path in out.iterdir()} - {"config.json", "generation_config.json"}
+    for path in base.iterdir():
+        if path.name not in made:
+            shutil.copy(path, out / path.name)
+    return out
+
+
+def export(model: Path, out: Path, *, quants: tuple[str, ...] = (), outtype: str = "f16") -> Path:
+    """`model-<type>.gguf` files by llama.cpp's converter and quantizer; returns the unquantized one."""
+    out.mkdir(exist_ok=True)
+    source = tiny.vocab_folder().parent
+    unquantized = out / f"model-{outtype}.gguf"
+    environment = dict(os.environ, PYTHONPATH=str(source / "gguf-py"), HF_HUB_OFFLINE="1")
+    script = source / "convert_hf_to_gguf.py"
+    _python(script, model, "--outfile", unquantized, "--outtype", outtype, environment=environment)
+    for kind in quants:
+        _python("-c", QUANTIZE_CODE, unquantized, out / f"model-{kind}.gguf", kind)
+    return unquantized
+
+
+def _python(*arguments: Any, environment: dict[str, str] | None = None) -> None:
+    done = subprocess.run(
+        [sys.executable, *map(str, arguments)], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
