@@ -25,6 +25,7 @@ def local(
     max_length: int | None,
     device: str | None,
     dtype: str | None,
+    force: bool,
     run_dir: Path | None,
     resume: bool,
 ) -> Result:
@@ -36,7 +37,7 @@ def local(
     if resume and run_dir is not None and recipe is None and not flags:
         plan = read_json(open_run(run_dir).plan)
     else:
-        plan = _plan(console, _recipe(recipe, flags), Choices(device=device, dtype=dtype))
+        plan = _plan(console, _recipe(recipe, flags), Choices(device=device, dtype=dtype, force=force))
     run = RunDir(run_dir or _default_run_dir(plan))
     return _local_result(run, plan, train_run(console, run, plan, resume=resume))
 

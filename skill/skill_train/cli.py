@@ -137,6 +137,7 @@ _RUN = click.argument("run", type=PATH)
     type=click.Choice(("float32", "bfloat16", "float16")),
     help="Precision.  [default: by device, with its reason]",
 )
+@click.option("--force", is_flag=True, help="Take a --dtype that is known to end in NaN on this device.")
 @click.option("--run-dir", type=PATH, help="Folder of the run.  [default: runs/<data>-<recipe hash>]")
 @click.option("--resume", is_flag=True, help="Go on from the newest complete checkpoint in --run-dir.")
 def local(console: Console, **options: Any) -> Result:

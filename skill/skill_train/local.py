@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -44,7 +46,11 @@ def train(
         if not (resume and run.plan.is_file()):
             write_text(run.recipe, to_yaml(plan["recipe"] | plan["policy"]))
             write_json(run.plan, plan)
-        _run_program(run, resume=resume, progress=progress, say=say)
+        try:
+            _run_program(run, resume=resume, progress=progress, say=say)
+        except UsageError:
+            _forget(run)
+            raise
         record: dict[str, Any] = read_json(run.record("train"))
         return record
 
@@ -69,6 +75,9 @@ def _already_there(run: RunDir, plan: dict[str, Any], resume: bool) -> dict[str,
     if not run.plan.is_file():
         return None
     earlier = read_json(run.plan)
+    started = any(run.checkpoints.glob("checkpoint-*")) or run.adapter.is_dir()
+    if not started:
+        return None  # a try that ended before its first checkpoint: nothing is lost
     if earlier.get("recipe_hash") != plan["recipe_hash"]:
         raise UsageError(
             f"{run.path} holds a run of another recipe",
@@ -80,13 +89,25 @@ def _already_there(run: RunDir, plan: dict[str, Any], resume: bool) -> dict[str,
     if run.record("train").is_file() and run.adapter.is_dir():
         record: dict[str, Any] = read_json(run.record("train"))
         return record
-    if not resume and any(run.checkpoints.glob("checkpoint-*")):
+    if not resume:
         raise UsageError(
             f"{run.path} holds an unfinished run of this recipe",
             code="unfinished_run",
             hint=f"skill-train local --resume --run-dir {run.path}",
         )
     return None
+
+
+def _forget(run: RunDir) -> None:
+    """Bad data was refused before the first checkpoint: leaves no half of a run behind."""
+    if any(run.checkpoints.glob("checkpoint-*")) or run.adapter.is_dir():
+        return
+    made = (run.plan, run.recipe, run.samples, run.held_out, run.metrics, run.log, run.path / ".lock")
+    for path in (*made, *(run.path / f"{name}.json" for name in ("environment", "train.failed"))):
+        path.unlink(missing_ok=True)
+    shutil.rmtree(run.checkpoints, ignore_errors=True)
+    with contextlib.suppress(OSError):  # the user's own files stay, and so does the folder
+        run.path.rmdir()
 
 
 def _run_program(run: RunDir, *, resume: bool, progress: Bar, say: Callable[[str], None]) -> None:

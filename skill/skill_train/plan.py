@@ -43,10 +43,11 @@ TARGETS: dict[str, list[str]] = {
 
 @dataclass(frozen=True)
 class Choices:
-    """What the user says about the placement. None leaves it to the plan."""
+    """What the user says about the placement. None leaves it to the plan; `force` takes an unsafe precision."""
 
     device: str | None = None
     dtype: str | None = None
+    force: bool = False
 
 
 def make_plan(
@@ -92,6 +93,14 @@ def _resolve(recipe: Recipe, model: ModelFacts, dataset: DatasetFacts, reasons: 
     values = {k: v for k, v in dataclasses.asdict(recipe).items() if k not in NOT_HASHED}
     values["format"], values["columns"] = dataset.format, dataset.columns
     _because(reasons, "format", f"{dataset.format} {dataset.columns}", dataset.reason, dataset.source)
+    if dataset.format not in ("text", "prompt_completion") and not model.has_chat_template:
+        raise UsageError(
+            f"{recipe.model} has no chat template, so the conversations in {recipe.data} cannot be rendered",
+            code="no_chat_template",
+            expected="a model with a chat template (most Instruct models), or rows of plain text",
+            got=f"format {dataset.format}",
+            hint="use the model's Instruct version, or data with prompt and completion, or with text",
+        )
     values["loss_on"] = recipe.loss_on or _loss_on(dataset.format, reasons)
     values["target_modules"] = recipe.target_modules or _targets(model, reasons)
     rows = dataset.rows - _held_out(dataset.rows, recipe)
@@ -150,7 +159,7 @@ def _place(
 ) -> dict[str, Any]:
     device = choices.device or machine.device
     _because(reasons, "device", device, "asked for" if choices.device else f"the best of {machine.chip}", "machine")
-    dtype, why = precision(device, machine, choices.dtype, probe)
+    dtype, why = precision(device, machine, choices, probe)
     _because(reasons, "dtype", dtype, why, "references/local_training.md")
     if recipe["load_in_4bit"] and device != "cuda":
         raise DecisionNeeded(
@@ -177,22 +186,23 @@ def _place(
     }
 
 
-def precision(device: str, machine: MachineFacts, asked: str | None, probe: PrecisionProbe | None) -> tuple[str, str]:
+def precision(device: str, machine: MachineFacts, choices: Choices, probe: PrecisionProbe | None) -> tuple[str, str]:
     """`(dtype, reason)` for training on a device.
 
     Raises:
         DecisionNeeded: float16 on MPS or on a CPU, which ends in NaN.
     """
-    if asked == "float16" and device != "cuda":
+    asked = choices.dtype
+    if asked == "float16" and device != "cuda" and not choices.force:
         raise DecisionNeeded(
             f"float16 training on {device} often ends in NaN losses: there is no reliable gradient scaling",
             code="unsafe_precision",
             expected="float32 (safe), or bfloat16 after a probe",
             got="float16",
-            hint="--dtype float32",
+            hint="skill-train local --dtype float32, or --force to take the risk",
         )
     if asked is not None:
-        return asked, "asked for"
+        return asked, "asked for" + (", against the advice" if choices.force else "")
     if device == "cuda":
         capability = machine.compute_capability
         if capability is None:
