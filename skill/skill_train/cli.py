@@ -188,9 +188,9 @@ def merge(console: Console, **options: Any) -> Result:
 @click.option("--fetch", is_flag=True, help="Fetch the converter into the cache; with no RUN, do only that.")
 def export_gguf(console: Console, **options: Any) -> Result:
     """Convert a run, or a model folder, to GGUF and quantize it. Merges first when that is not done."""
-    from skill_train import chain
+    from skill_train import chain_gguf
 
-    return chain.export_gguf(console, **options)
+    return chain_gguf.export_gguf(console, **options)
 
 
 @command(
@@ -210,9 +210,9 @@ def export_gguf(console: Console, **options: Any) -> Result:
 @click.option("--out", type=PATH, help="File for the proof.  [default: RUN/verify.json, or beside the first GGUF]")
 def verify(console: Console, **options: Any) -> Result:
     """Check each GGUF against the model that was trained: file, tokens, template, logits, answers."""
-    from skill_train import chain
+    from skill_train import chain_gguf
 
-    return chain.verify(console, **options)
+    return chain_gguf.verify(console, **options)
 
 
 @command("demo", examples=("skill-train demo", "skill-train demo --run-dir runs/demo --format json"))

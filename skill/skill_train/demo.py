@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from skill_train import chain, resources
+from skill_train import chain, chain_gguf, resources, tables
 from skill_train.console import Console, Result
 from skill_train.errors import VerificationFailed
 from skill_train.evaluate import Score, score_gguf, score_model
@@ -26,8 +26,8 @@ def demo(console: Console, *, run_dir: Path) -> Result:
         tools = toolchain.find_or_fetch(progress=progress)
     trained = chain.train_run(console, run, chain.plan_of(console, resources.demo() / "recipe.yaml"), resume=True)
     merged = chain.merge_run(console, run)
-    exported = chain.export_run(console, run, QUANTS, tools).data["files"]
-    chain.verify_run(console, run, 2048)
+    exported = chain_gguf.export_run(console, run, QUANTS, tools).data["files"]
+    chain_gguf.verify_run(console, run, 2048)
     proof = read_json(run.record("verify"))
     table = _table(console, run, trained, merged, exported, proof)
     write_record(
@@ -36,7 +36,11 @@ def demo(console: Console, *, run_dir: Path) -> Result:
     data = {"run_dir": str(run_dir), "stages": table, "verdict": proof["verdict"]}
     following = [f"skill-train verify {run_dir}", "skill-train local --model MODEL --data DATA --max-steps 50"]
     return Result(
-        data, human=lambda rich: _draw(rich, table), quiet=str(run_dir), next=following, error=_missed(table, run)
+        data,
+        human=lambda rich: tables.draw_stages(rich, table),
+        quiet=str(run_dir),
+        next=following,
+        error=_missed(table, run),
     )
 
 
@@ -107,16 +111,3 @@ def _missed(table: list[dict[str, Any]], run: RunDir) -> VerificationFailed | No
         got=f"exact match {bad[0]['exact_match']:.0%}, verdict {bad[0]['verdict']}",
         hint=f"skill-train verify {run.path}",
     )
-
-
-def _draw(rich: Any, table: list[dict[str, Any]]) -> None:
-    from rich.table import Table
-
-    rows = table[0]["rows"]
-    drawn = Table("stage", "size", f"exact match ({rows} held out)", "KL to trained", "tokens/s", "verdict")
-    for row in table:
-        kl = "" if row["mean_kl"] is None else f"{row['mean_kl']:.1e}"
-        speed = "" if row["tokens_per_second"] is None else f"{row['tokens_per_second']:,.0f}"
-        cells = (row["stage"], f"{row['bytes'] / 1e6:.2f} MB", f"{row['exact_match']:.1%}", kl, speed)
-        drawn.add_row(*cells, row["verdict"] or "")
-    rich.print(drawn)

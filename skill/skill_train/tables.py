@@ -1,0 +1,72 @@
+"""What a person sees: the same figures as the JSON answer, as tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from skill_train.console import clean
+
+_STYLE = {"pass": "green", "warn": "yellow", "fail": "red"}
+
+
+def draw_checks(rich: Any, title: str, checks: list[dict[str, Any]]) -> None:
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left")
+    for column in ("check", "verdict", "figure", "detail"):
+        table.add_column(column, overflow="fold")
+    for check in checks:
+        cells = (check["name"], check["verdict"], _figure(check["figure"]), str(check["detail"]))
+        table.add_row(*(clean(cell) for cell in cells), style=_STYLE[check["verdict"]])
+    rich.print(table)
+
+
+def draw_proof(rich: Any, record: dict[str, Any]) -> None:
+    from rich.table import Table
+
+    table = Table(title=f"proof: {record['verdict']}", title_justify="left")
+    for column in ("file", "check", "verdict", "figure", "threshold"):
+        table.add_column(column, overflow="fold")
+    for check in record["checks"]:
+        cells = (
+            str(check["file"]),
+            check["name"],
+            check["verdict"],
+            _figure(check["figure"]),
+            _figure(check["threshold"]),
+        )
+        table.add_row(*(clean(cell) for cell in cells), style=_STYLE[check["verdict"]])
+    rich.print(table)
+    for check in record["checks"]:
+        if check["verdict"] != "pass":
+            rich.print(clean(f"{check['file']} {check['name']}: {check['detail']}"), markup=False)
+
+
+def files_table(listed: list[dict[str, Any]]) -> Callable[[Any], None]:
+    def draw(rich: Any) -> None:
+        from rich.table import Table
+
+        table = Table("file", "type", "bytes", "sha256", title_justify="left")
+        for file in listed:
+            table.add_row(file["path"], file["quant"], f"{file['bytes']:,}", file["sha256"][:12])
+        rich.print(table)
+
+    return draw
+
+
+def _figure(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value if value is not None else "")
+
+
+def draw_stages(rich: Any, table: list[dict[str, Any]]) -> None:
+    from rich.table import Table
+
+    rows = table[0]["rows"]
+    drawn = Table("stage", "size", f"exact match ({rows} held out)", "KL to trained", "tokens/s", "verdict")
+    for row in table:
+        kl = "" if row["mean_kl"] is None else f"{row['mean_kl']:.1e}"
+        speed = "" if row["tokens_per_second"] is None else f"{row['tokens_per_second']:,.0f}"
+        cells = (row["stage"], f"{row['bytes'] / 1e6:.2f} MB", f"{row['exact_match']:.1%}", kl, speed)
+        drawn.add_row(*cells, row["verdict"] or "")
+    rich.print(drawn)
