@@ -18,7 +18,16 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 LOCK = (ROOT / "requirements.lock").read_text(encoding="utf-8")
 PINS = dict(line.split("==") for line in LOCK.splitlines() if not line.startswith("#"))
 # Everything in the package that is not a Python module, by name: a stray file must not travel.
-DATA: set[str] = set()
+DATA = {
+    "skill_train/demo/data.jsonl",
+    "skill_train/demo/recipe.yaml",
+    "skill_train/demo/model/config.json",
+    "skill_train/demo/model/generation_config.json",
+    "skill_train/demo/model/model.safetensors",
+    "skill_train/demo/model/tokenizer.json",
+    "skill_train/demo/model/tokenizer.model",
+    "skill_train/demo/model/tokenizer_config.json",
+}
 
 
 @pytest.fixture(scope="module")

@@ -28,7 +28,7 @@ def read_machine() -> MachineFacts:
         memory_bytes=gpu[1] if gpu else total,
         available_bytes=gpu[2] if gpu else available,
         compute_capability=gpu[3] if gpu else None,
-        cores=_physical_cores(),
+        cores=physical_cores(),
         bf16_matrix=bool(flags & {"amx_bf16", "bf16"}),
         unknown=unknown,
     )
@@ -37,6 +37,16 @@ def read_machine() -> MachineFacts:
 def available_memory_bytes() -> int | None:
     """The computer's own memory that a new process can have, also where a GPU has its own; None where nothing tells."""
     return _mac().available_bytes if platform.system() == "Darwin" else _linux_memory()[1]
+
+
+def physical_cores() -> int:
+    """Cores that this process may use; two hardware threads of one core count once."""
+    usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+    siblings = set()
+    for cpu in usable:
+        path = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+        siblings.add(path.read_text(encoding="utf-8").strip() if path.is_file() else str(cpu))
+    return max(1, len(siblings))
 
 
 def cache_dir() -> Path:
@@ -94,16 +104,6 @@ def _linux_cpu() -> tuple[str, set[str]]:
     name = re.search(r"^model name\s*: (.+)$", text, re.MULTILINE)
     flags = re.search(r"^(?:flags|Features)\s*: (.+)$", text, re.MULTILINE)
     return (name[1] if name else platform.machine()), set(flags[1].split() if flags else ())
-
-
-def _physical_cores() -> int:
-    """Cores that this process may use; two hardware threads of one core count once."""
-    usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
-    siblings = set()
-    for cpu in usable:
-        path = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
-        siblings.add(path.read_text(encoding="utf-8").strip() if path.is_file() else str(cpu))
-    return max(1, len(siblings))
 
 
 def _ask(program: str, *arguments: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -13,6 +12,7 @@ from skill_train import verify_template as template
 from skill_train.console import Bar
 from skill_train.errors import NativeCrash, VerificationFailed
 from skill_train.gguf_file import GgufFile, read_gguf
+from skill_train.machine import physical_cores
 from skill_train.native import run_worker
 from skill_train.thresholds import limits
 from skill_train.verdict import Check, NotChecked
@@ -164,7 +164,7 @@ def _job(gguf: GgufFile, subject: Subject, shipped: list[dict[str, Any]]) -> dic
     return {
         "gguf": str(gguf.path),
         "context_tokens": measured.longest + 8,
-        "threads": os.cpu_count() or 1,
+        "threads": physical_cores(),
         "vocabulary": measured.vocabulary,
         "plain": [*subject.texts, *(one["text"] for one in sent if one["chat"])],
         "special": [*_PLAIN, *(one["text"] for one in sent if not one["chat"])],
