@@ -18,16 +18,6 @@ from typing import Any
 
 import tiny
 
-MERGED_CODE = """
-import sys, torch
-from peft import PeftModel
-from transformers import AutoModelForCausalLM
-base, adapter, out, times = sys.argv[1:]
-model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
-for _ in range(int(times)):
-    model = PeftModel.from_pretrained(model, adapter).merge_and_unload()
-model.save_pretrained(out)
-"""
 QUANTIZE_CODE = """
 import sys, ctypes, llama_cpp
 source, out, kind = sys.argv[1:]
@@ -50,16 +40,19 @@ class Export:
         return next(path for path in self.ggufs if path.name.endswith(f"-{kind}.gguf"))
 
 
-def exported(kind: str, *, quants: tuple[str, ...] = ("q8_0", "q4_k_m"), **adapter: Any) -> Export:
-    """An export of the tiny model `kind` (256 wide, so that K-quants apply) with an adapter of `tiny.adapter`."""
+def exported(kind: str, *, quants: tuple[str, ...] = ("q8_0", "q4_k_m"), times: int = 1, **adapter: Any) -> Export:
+    """An export of the tiny model `kind` (256 wide, so that K-quants apply) with an adapter of `tiny.adapter`.
+
+    `times` is how often the adapter is applied: 0 and 2 are faults.
+    """
     base = tiny.cached(kind, hidden=256)
-    key = hashlib.sha256(json.dumps([base.name, quants, adapter, Path(__file__).read_text()]).encode()).hexdigest()[:16]
-    final = base.parent / f"export-{kind}-{key}"
+    wanted = json.dumps([base.name, quants, times, adapter, Path(__file__).read_text()])
+    final = base.parent / f"export-{kind}-{hashlib.sha256(wanted.encode()).hexdigest()[:16]}"
     if not final.is_dir():
         part = final.with_name(f".{final.name}-{secrets.token_hex(4)}.part")
         part.mkdir()
         tiny.adapter(base, part / "adapter", **{"size": 0.1} | adapter)
-        merge(base, part / "adapter", part / "merged")
+        merge(base, part / "adapter", part / "merged", times=times)
         export(part / "merged", part / "gguf", quants=quants)
         try:
             os.rename(part, final)
@@ -69,8 +62,15 @@ def exported(kind: str, *, quants: tuple[str, ...] = ("q8_0", "q4_k_m"), **adapt
 
 
 def merge(base: Path, adapter: Path, out: Path, *, times: int = 1) -> Path:
-    """base + adapter by PEFT; `times=2` applies it twice. The base's other files are copied as they are."""
-    _python("-c", MERGED_CODE, base, adapter, out, times)
+    """base + adapter by PEFT. The base's other files are copied as they are."""
+    import torch
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(str(base), dtype=torch.float32)
+    for _ in range(times):
+        model = PeftModel.from_pretrained(model, str(adapter)).merge_and_unload()
+    model.save_pretrained(str(out))
     made = {path.name for path in out.iterdir()} - {"config.json", "generation_config.json"}
     for path in base.iterdir():
         if path.name not in made:

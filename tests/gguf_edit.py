@@ -1,0 +1,49 @@
+"""Changes GGUF files on purpose, with gguf-py: its reader takes a file apart, its writer puts it together again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from gguf import GGUFReader, GGUFValueType, GGUFWriter
+
+_OWN = ("GGUF.", "general.architecture")  # what the writer adds by itself
+
+
+def rewrite(
+    source: Path,
+    out: Path,
+    *,
+    metadata: dict[str, Any] | None = None,
+    tensors: dict[str, Callable[[Any], Any]] | None = None,
+    without: tuple[str, ...] = (),
+) -> Path:
+    """`source` with changes, as `out`.
+
+    Args:
+        metadata: new values by key; None removes the key.
+        tensors: functions from a tensor's data (rows of bytes for quantized ones) to the new data.
+        without: tensors to leave out.
+    """
+    reader, changed = GGUFReader(source), metadata or {}
+    writer = GGUFWriter(str(out), reader.fields["general.architecture"].contents())
+    for key, field in reader.fields.items():
+        value = changed.get(key, field.contents())
+        if not key.startswith(_OWN) and value is not None:
+            inner = field.types[1] if field.types[0] == GGUFValueType.ARRAY else None
+            writer.add_key_value(key, value, field.types[0], inner)
+    for tensor in reader.tensors:
+        if tensor.name not in without:
+            data = (tensors or {}).get(tensor.name, lambda data: data)(tensor.data.copy())
+            writer.add_tensor(tensor.name, data, raw_dtype=tensor.tensor_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return out
+
+
+def metadata(source: Path, key: str) -> Any:
+    """One value of a file."""
+    return GGUFReader(source).fields[key].contents()

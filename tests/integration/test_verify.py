@@ -1,0 +1,104 @@
+"""No false alarm: correct exports, made by PEFT and llama.cpp alone, pass every check."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gguf_maker
+import tiny
+import verify_rows
+from skill_train.errors import UsageError
+from skill_train.verify import verify
+
+# What a run with conversations is checked for; gpt2 has no chat template.
+CHECKS = {
+    *("file", "types", "metadata", "vocabulary", "tensors", "loads", "tokens", "special_tokens", "chat_template"),
+    *("trained_is_shipped", "logits", "tuned", "answers"),
+}
+
+
+def proof(made: gguf_maker.Export, record: Path, **changes: Any) -> dict[str, Any]:
+    arguments: dict[str, Any] = {
+        "reference": made.base,
+        "adapter": made.adapter,
+        "base": made.base,
+        "ggufs": made.ggufs,
+        "rows": [],
+        "held_out": [],
+        "record": record,
+        "tokens": 256,
+    }
+    return verify(**arguments | changes, progress=lambda *_: None, warn=lambda *_: None)
+
+
+def complaints(record: dict[str, Any]) -> list[dict[str, Any]]:
+    return [check for check in record["checks"] if check["verdict"] != "pass"]
+
+
+@pytest.mark.parametrize("kind", ["llama-spm", "qwen2", "qwen3", "gemma"])
+def test_a_correct_export_passes_every_check(kind: str, tmp_path: Path) -> None:
+    made = gguf_maker.exported(kind)
+    rows = verify_rows.chats(made.base, 8)
+    record = proof(made, tmp_path / "verify.json", rows=rows, held_out=rows)
+    assert complaints(record) == []
+    assert record["verdict"] == "pass"
+    for file in made.ggufs:
+        assert {check["name"] for check in record["checks"] if check["file"] == file.name} == CHECKS
+    assert {one["name"] for one in record["not_checked"]} == {"digest"}
+    assert json.loads((tmp_path / "verify.json").read_text()) == record
+
+
+def test_a_model_without_a_chat_template_and_rows_of_plain_text(tmp_path: Path) -> None:
+    made = gguf_maker.exported("gpt2")
+    record = proof(made, tmp_path / "verify.json", rows=verify_rows.texts(made.base, 6))
+    assert complaints(record) == []
+    names = {check["name"] for check in record["checks"] if check["file"] == "model-q4_k_m.gguf"}
+    assert names == CHECKS - {"chat_template"}
+
+
+def test_without_a_run_the_built_in_texts_are_used(tmp_path: Path) -> None:
+    made = gguf_maker.exported("gemma")
+    alone = [made.file("q4_k_m")]
+    record = proof(made, tmp_path / "verify.json", reference=made.merged, adapter=None, base=None, ggufs=alone)
+    assert complaints(record) == []
+    assert record["samples"]["tokens"] > 128 and record["samples"]["answers"] > 0
+    assert {one["name"] for one in record["not_checked"]} == {"digest", "tuned", "trained_is_shipped"}
+
+
+def test_a_file_of_the_base_is_not_the_merged_model(tmp_path: Path) -> None:
+    made, untuned = gguf_maker.exported("gemma"), gguf_maker.exported("gemma", times=0)
+    files = [untuned.file("f16")]
+    record = proof(made, tmp_path / "verify.json", reference=made.merged, adapter=None, base=None, ggufs=files)
+    assert record["verdict"] == "fail"
+    assert {check["name"] for check in complaints(record)} == {"logits", "answers"}
+
+
+def test_the_same_question_is_answered_from_the_record(tmp_path: Path) -> None:
+    made, record = gguf_maker.exported("gemma"), tmp_path / "verify.json"
+    file = tmp_path / "model-f16.gguf"
+    shutil.copy(made.file("f16"), file)
+    first = proof(made, record, ggufs=[file], tokens=64)
+    assert proof(made, record, ggufs=[file], tokens=64) == first | {"reused": True}
+    file.write_bytes(file.read_bytes()[:-100])
+    again = proof(made, record, ggufs=[file], tokens=64)
+    assert "reused" not in again
+    assert [check["name"] for check in complaints(again)] == ["file"]
+
+
+def test_an_adapter_without_effect_is_a_warning(tmp_path: Path) -> None:
+    made = gguf_maker.exported("gemma", times=0)
+    nothing = tiny.adapter(made.base, tmp_path / "adapter", size=0.0)
+    record = proof(made, tmp_path / "verify.json", adapter=nothing, ggufs=[made.file("f16")])
+    assert [(check["name"], check["verdict"]) for check in complaints(record)] == [("tuned", "warn")]
+
+
+def test_a_missing_file_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
+    made = gguf_maker.exported("gemma")
+    with pytest.raises(UsageError, match=r"absent\.gguf does not exist"):
+        proof(made, tmp_path / "verify.json", ggufs=[tmp_path / "absent.gguf"])
+    assert not (tmp_path / "verify.json").exists()

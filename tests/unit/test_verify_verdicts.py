@@ -1,0 +1,255 @@
+"""Verdicts from figures written by hand, without a model."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from skill_train.compare import compare_change, summarize_change
+from skill_train.gguf_file import GgufFile, Tensor
+from skill_train.thresholds import limits
+from skill_train.verdict import Check, NotChecked, worst
+from skill_train.verify_answers import check_answers
+from skill_train.verify_file import check_metadata, check_types, name_type
+from skill_train.verify_logits import check_logits, check_tuned
+from skill_train.verify_reference import Answer
+from skill_train.verify_tokens import check_special_tokens, check_tokens, check_trained, difference
+
+
+def gguf(name: str, file_type: int, kinds: list[str], row: int = 256, **metadata: Any) -> GgufFile:
+    tensors = {f"blk.{i}.w.weight": Tensor(f"blk.{i}.w.weight", (row, 8), kind, 0, 0) for i, kind in enumerate(kinds)}
+    keys = {"general.architecture": "llama", "general.file_type": file_type, **metadata}
+    return GgufFile(Path(name), 3, 32, keys, tensors, 0, 0)
+
+
+def figures(kl: float | None, ratio: float = 1.0, width: float = 0.0) -> dict[str, Any]:
+    values = {"mean_kl": kl, "p99_kl": kl, "same_top1": 1.0, "perplexity_ratio": ratio}
+    return values | {"perplexity_ratio_half_width": width, "tokens": 100}
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("model-q4_k_m.gguf", "q4_k_m"),
+        ("Qwen2-0.5B-Instruct.Q4_K_M.gguf", "q4_k_m"),
+        ("qwen2-0_5b-instruct-f16.gguf", "f16"),
+        ("x_IQ3_XXS.gguf", "iq3_xxs"),
+        ("model.gguf", None),
+        ("best-of-q.gguf", None),
+    ],
+)
+def test_type_in_a_name(name: str, expected: str | None) -> None:
+    assert name_type(Path(name)) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "number", "kinds", "row", "verdict"),
+    [
+        # Numbers of LlamaFileType: 1 f16, 7 q8_0, 15 q4_k_m, 12 q3_k_m.
+        ("m-f16.gguf", 1, ["F16"], 256, "pass"),
+        ("m-q4_k_m.gguf", 15, ["Q4_K", "Q4_K", "Q6_K"], 256, "pass"),
+        ("m.gguf", 15, ["Q4_K", "Q4_K", "Q6_K"], 256, "pass"),
+        ("m-q4_k_m.gguf", 7, ["Q8_0"], 256, "fail"),
+        ("m-q4_k_m.gguf", 15, ["Q8_0"], 256, "fail"),
+        ("m-q4_k_m.gguf", 15, ["Q5_0", "Q5_0", "Q8_0"], 64, "warn"),
+        ("m-q3_k_m.gguf", 12, ["IQ4_NL", "IQ4_NL", "Q5_1"], 64, "warn"),
+        ("m-q4_k_m.gguf", 15, ["F16"], 64, "fail"),
+        ("m-q8_0.gguf", 7, ["Q8_0"], 64, "pass"),
+        ("m-q8_0.gguf", 7, [], 64, "fail"),
+    ],
+)
+def test_types(name: str, number: int, kinds: list[str], row: int, verdict: str) -> None:
+    check = check_types(gguf(name, number, kinds, row))
+    assert check.verdict == verdict, check
+    assert check.figures["types"] == Counter(kinds)
+
+
+def test_metadata_of_a_config_as_transformers_5_writes_it() -> None:
+    config = {"num_hidden_layers": 2, "hidden_size": 64, "rms_norm_eps": 1e-06, "max_position_embeddings": 2048}
+    rope = {"rope_parameters": {"rope_theta": 1000000.0, "rope_type": "default"}}
+    written = {"llama.block_count": 2, "llama.embedding_length": 64, "llama.context_length": 2048}
+    exact = {"llama.attention.layer_norm_rms_epsilon": 9.999999974752427e-07, "llama.rope.freq_base": 1e6}  # float32
+    good = gguf("m-f16.gguf", 1, ["F16"], **written, **exact)
+    assert check_metadata(good, config | rope).verdict == "pass"
+    unsaid = gguf("m-f16.gguf", 1, ["F16"], **written, **{k: v for k, v in exact.items() if "eps" in k})
+    assert check_metadata(unsaid, config | rope).detail == "rope.freq_base is 10000.0, config.json has 1000000.0"
+    stretched = {"rope_parameters": {"rope_theta": 1000000.0, "rope_type": "yarn", "factor": 4.0}}
+    assert check_metadata(good, config | stretched).detail == "rope scaling is missing, config.json has yarn"
+
+
+def test_limits_follow_the_published_figures() -> None:
+    # llama.cpp, tools/perplexity/README.md, Llama 3 8B: mean KL of q8_0 0.001355, of q4_K_M 0.031273.
+    assert limits("q8_0").kl[0] == pytest.approx(10 * 0.001355)
+    assert limits("q4_k_m").kl[0] == pytest.approx(10 * 0.031273)
+    # Qwen2 0.5B: q4_k_m 15.36 / 15.11 = +1.65 %, and q2_k 16.74 / 15.11 = +10.8 % must pass.
+    assert limits("q4_k_m").ratio[0] > 15.36 / 15.11 - 1
+    assert limits("q2_k").ratio[0] > 10.58 / 7.93 - 1
+    assert "no figures published" in limits("q1_0").source
+
+
+@pytest.mark.parametrize(
+    ("kind", "kl", "ratio", "width", "verdict"),
+    [
+        ("f16", 2e-6, 1.0, 0.0, "pass"),
+        ("f16", 1e-4, 1.0, 0.0, "warn"),
+        ("f16", 1e-3, 1.0, 0.0, "fail"),
+        ("f16", 2e-6, 1.05, 0.0, "fail"),
+        ("f16", 2e-6, 1.05, 0.06, "pass"),  # the sample says nothing of the ratio
+        ("q8_0", 1e-3, 0.9, 0.0, "pass"),  # better by chance
+        ("q4_k_m", 0.07, 1.02, 0.0, "pass"),
+        ("q4_k_m", 0.7, 1.02, 0.0, "fail"),
+    ],
+)
+def test_logits(kind: str, kl: float, ratio: float, width: float, verdict: str) -> None:
+    check = check_logits("m.gguf", figures(kl, ratio, width), limits(kind))
+    assert isinstance(check, Check) and check.verdict == verdict
+
+
+def test_logits_that_are_not_finite_fail() -> None:
+    check = check_logits("m.gguf", figures(None), limits("f16"))
+    assert isinstance(check, Check) and check.verdict == "fail"
+    assert isinstance(check_logits("m.gguf", None, limits("f16")), NotChecked)
+
+
+def change(share: float, width: float = 0.001, between: float = 0.1) -> dict[str, Any]:
+    return {"share": share, "share_half_width": width, "kl_tuned": 0.0, "kl_base": 0.1, "kl_between": between}
+
+
+@pytest.mark.parametrize(
+    ("kind", "share", "width", "verdict"),
+    [
+        ("f16", 1.001, 0.001, "pass"),
+        ("f16", 0.95, 0.001, "warn"),
+        ("f16", 0.0, 0.001, "fail"),
+        ("f16", 2.0, 0.001, "fail"),
+        ("q4_k_m", 0.9, 0.02, "pass"),
+        ("q4_k_m", 0.5, 0.02, "fail"),
+        ("q4_k_m", 0.5, 0.4, "warn"),  # too few tokens to tell
+    ],
+)
+def test_tuned(kind: str, share: float, width: float, verdict: str) -> None:
+    check = check_tuned("m.gguf", change(share, width), limits(kind), "")
+    assert isinstance(check, Check) and check.verdict == verdict
+
+
+def test_an_adapter_that_changes_nothing_is_a_warning() -> None:
+    check = check_tuned("m.gguf", change(0.0, 5.0, between=1e-9), limits("f16"), "")
+    assert isinstance(check, Check) and check.verdict == "warn" and "nothing measurable" in check.detail
+
+
+@pytest.mark.parametrize("times", [0.0, 0.5, 1.0, 2.0])
+def test_share_is_how_often_the_change_was_made(times: float) -> None:
+    """A change of the logits that is small enough is a change of log-probabilities, up to its centre."""
+    draw = np.random.default_rng(0)
+    base, step = draw.normal(size=(50, 20)), 1e-4 * draw.normal(size=(50, 20))
+    found = summarize_change([compare_change(base + step, base, base + times * step + 7.0)])  # a constant is no change
+    assert found["share"] == pytest.approx(times, abs=1e-3)
+    assert found["tokens"] == 50
+
+
+def test_share_by_hand() -> None:
+    """Two tokens, p = 1/2 each after tuning: logits (0, 0) from (0, log 3), where p was 1/4 and 3/4."""
+    tuned, base = np.zeros((2, 2)), np.array([[0.0, math.log(3)]] * 2)
+    found = summarize_change([compare_change(tuned, base, base)])
+    assert found["share"] == pytest.approx(0)
+    assert found["kl_between"] == pytest.approx(0.5 * math.log(0.5 / 0.25) + 0.5 * math.log(0.5 / 0.75))
+    assert found["kl_tuned"] == pytest.approx(found["kl_between"])
+    assert found["kl_base"] == pytest.approx(0)
+
+
+TOKENIZER: Any = SimpleNamespace(decode=str, all_special_ids=[9], added_tokens_decoder={})
+
+
+def answer(ids: list[int], *, stopped: bool, second: float = 5.0) -> Answer:
+    """The reference prefers its own token by `second` nats to every other."""
+    rows = np.full((len(ids), 10), -second, dtype=np.float32)
+    rows[np.arange(len(ids)), ids] = 0
+    return Answer([1], ids, stopped, rows)
+
+
+@pytest.mark.parametrize(
+    ("given", "second", "verdict"),
+    [
+        ([3, 4, 9], 5.0, "pass"),
+        ([3, 5, 9], 5.0, "fail"),
+        ([3, 5, 9], 0.01, "pass"),  # a near-tie
+        ([3, 5, 9], 0.05, "warn"),
+        ([3, 4, 9, 2], 5.0, "fail"),  # llama.cpp does not stop
+        ([3], 5.0, "fail"),  # stops early, at a common token
+    ],
+)
+def test_answers(given: list[int], second: float, verdict: str) -> None:
+    own = answer([3, 4, 9], stopped=True, second=second)
+    check = check_answers("m.gguf", [own], [given], limits("f16"), TOKENIZER)
+    assert isinstance(check, Check) and check.verdict == verdict
+
+
+def test_an_answer_may_end_at_a_special_token_that_the_reference_does_not_list() -> None:
+    check = check_answers("m.gguf", [answer([3, 9, 4], stopped=False)], [[3, 9]], limits("f16"), TOKENIZER)
+    assert isinstance(check, Check) and check.verdict == "pass"
+
+
+def letters(text: str, add_special_tokens: bool = True) -> Any:
+    """A tokenizer of letters that composes accents first, as Qwen's does."""
+    composed = text.replace("e\u0301", "é")
+    return SimpleNamespace(input_ids=[1] * add_special_tokens + [ord(letter) for letter in composed])
+
+
+def test_tokens_name_the_first_difference() -> None:
+    check = check_tokens("m.gguf", ["abc", "xyz"], [[97, 98, 99], [120, 0, 122]], letters)
+    assert check.verdict == "fail" and check.figure == 1
+    assert check.detail == "'xyz': at token 1 llama.cpp has [120 0 122], the reference [120 121 122]"
+
+
+def test_letters_with_separate_accents_are_no_fault_of_the_file() -> None:
+    separate = check_tokens("m.gguf", ["e\u0301", "é"], [[101, 769], [233]], letters)
+    assert separate.verdict == "pass" and "does not compose" in separate.detail
+    assert check_tokens("m.gguf", ["e\u0301", "é"], [[101, 769], [234]], letters).verdict == "fail"
+
+
+def test_special_tokens() -> None:
+    own: Any = SimpleNamespace(bos_token_id=1, eos_token_id=2, pad_token_id=0)
+    facts = {"bos": 1, "eos": 2, "pad": None, "add_bos": True, "end_of_generation": [2, 7]}
+
+    def check(**changes: Any) -> Check:
+        tokenizer: Any = letters
+        for name, value in vars(own).items():
+            setattr(tokenizer, name, value)
+        arguments = {"stops": {2}, "turn_end": 7, "plain": [("a", [1, 97])]} | changes
+        return check_special_tokens("m.gguf", facts, tokenizer=tokenizer, **arguments)
+
+    assert check().verdict == "pass"
+    assert "does not stop at token 5" in check(turn_end=5).detail
+    assert "does not stop at token 8" in check(stops={2, 8}).detail
+    assert "added in another way" in check(plain=[("a", [97])]).detail
+    assert "added in another way" in check(plain=[("a", [1, 97, 2])]).detail
+
+
+def test_rows_as_the_trainer_was_fed_them() -> None:
+    chat = {"row": 4, "kind": "chat", "input_ids": [5, 6, 7], "truncated": False}
+    text = {"row": 5, "kind": "text", "input_ids": [5, 6, 2], "truncated": False}
+    cut = {"row": 6, "kind": "chat", "input_ids": [5, 6], "truncated": True}
+    good = check_trained("m.gguf", [chat, text, cut], [[5, 6, 7], [5, 6], [5, 6, 7]], eos=2)
+    assert isinstance(good, Check) and good.verdict == "pass"
+    wrong = check_trained("m.gguf", [chat], [[5, 6]], eos=2)
+    assert isinstance(wrong, Check)
+    assert wrong.detail == "row 4: at token 2 llama.cpp has [5 6], the trainer [5 6 7]"
+    refused = check_trained("m.gguf", [chat], ["no system role"], eos=2)
+    assert isinstance(refused, Check) and refused.verdict == "fail" and "no system role" in refused.detail
+
+
+def test_difference_shows_both_lists_around_the_first_one() -> None:
+    assert difference([*range(20)], [*range(10), 99, *range(11, 20)]).startswith(
+        "at token 10 llama.cpp has [6 7 8 9 10 "
+    )
+
+
+def test_the_worst_verdict_counts() -> None:
+    assert worst([]) == "pass"
+    assert worst(["pass", "fail", "warn"]) == "fail"
