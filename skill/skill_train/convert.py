@@ -36,10 +36,10 @@ from skill_train.weight_type import BYTES_PER_WEIGHT, OUTTYPES, WeightType, choo
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tiktoken.model", "tekken.json")
 
-# Measured on llama-cpp-python 0.3.36: the converter with torch and a vocabulary of 152k takes 0.7 GB, and while it
-# writes a tensor it holds it in its stored type, as float32 and in its new type: at most 10 bytes a weight.
-_CONVERTER_BYTES = 1_000_000_000
-_BYTES_PER_WEIGHT_IN_WORK = 10
+# Measured with the converter of llama-cpp-python 0.3.36 on Linux: 0.45 GB for itself, torch and a vocabulary of 152k,
+# and 1.54 GB at its peak with a largest tensor of 156 million weights: at most 7 bytes a weight, whatever the types.
+_CONVERTER_BYTES = 600_000_000
+_BYTES_PER_WEIGHT_IN_WORK = 8
 
 # Looking through more weights than this takes longer than asking the converter first. It reads architecture and
 # tokenizer before it writes weights, so on a small model the question would only be asked twice.

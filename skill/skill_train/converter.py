@@ -7,6 +7,7 @@ files and without `auto_map` in its configuration, so there is nothing that coul
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from skill_train.errors import DecisionNeeded, NativeCrash, NotInstalled, SkillTrainError, UsageError
-from skill_train.run_dir import read_json, write_json
+from skill_train.run_dir import read_json, write_text
 from skill_train.toolchain import Toolchain
 
 _WRITING = re.compile(r"Writing:\s+(\d+)%")
@@ -49,10 +50,11 @@ def without_code(model: Path, **changes: Any) -> Iterator[Path]:
         for entry in sorted(model.iterdir()):
             if entry.suffix == ".py" or entry.name.startswith("."):
                 continue
-            if entry.name.endswith("config.json"):
-                write_json(view / entry.name, _plain_config(entry, changes))
-            else:
+            plain = _plain_config(entry, changes) if entry.name.endswith("config.json") else None
+            if plain is None:
                 (view / entry.name).symlink_to(entry.resolve())
+            else:
+                write_text(view / entry.name, json.dumps(plain))
         yield view
 
 
@@ -119,13 +121,15 @@ def explain(returncode: int, lines: list[str], *, model: Path) -> SkillTrainErro
     )
 
 
-def _plain_config(file: Path, changes: dict[str, Any]) -> Any:
+def _plain_config(file: Path, changes: dict[str, Any]) -> dict[str, Any] | None:
+    """The configuration without `auto_map` and with the changes; None when the file is that already."""
     config = read_json(file)
-    if isinstance(config, dict):
-        config.pop("auto_map", None)
-        if file.name == "adapter_config.json":
-            config |= changes
-    return config
+    if not isinstance(config, dict):
+        return None
+    plain = {key: value for key, value in config.items() if key != "auto_map"}
+    if file.name == "adapter_config.json":
+        plain |= changes
+    return plain if plain != config else None
 
 
 def _environment() -> dict[str, str]:

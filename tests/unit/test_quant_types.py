@@ -48,7 +48,7 @@ def test_the_log_is_read_in_pieces_as_llama_cpp_writes_it() -> None:
         "[   2/  26] token_embd.weight                    - [   64, 151936,     1,     1], type =    f16, ",
         "converting to q8_0 .. ",
         "size =    18.55 MiB ->     9.85 MiB\n",
-        "llama_model_quantize_impl: quant size  =     9.99 MiB (8.51 BPW)\nsecond line: failed to quantize: out of luck\n",
+        "llama_model_quantize_impl: quant size  =     9.99 MiB (8.51 BPW)\nline: failed to quantize: out of luck\n",
     ):
         log.take(piece)
     why = "rows of 64 weights are not divisible by 256"
