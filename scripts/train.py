@@ -339,20 +339,31 @@ def iter_json(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def iter_csv(path: Path, delimiter: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    with open(path, encoding="utf-8-sig", newline="") as file:
-        reader = csv.DictReader(file, delimiter=delimiter, strict=True)
-        try:
-            for row in reader:
-                if None in row or None in row.values():
-                    names = reader.fieldnames or []
-                    raise Refused(
-                        f"line {reader.line_num} of {path} has another number of columns than the header",
-                        code="broken_line",
-                        expected=f"{len(names)} columns: {', '.join(names)}",
-                    )
-                yield reader.line_num, dict(row)
-        except (csv.Error, UnicodeDecodeError) as error:
-            raise Refused(f"line {reader.line_num} of {path} is broken: {error}", code="broken_line") from None
+    reader = csv.DictReader(decoded_lines(path), delimiter=delimiter, strict=True)
+    try:
+        for row in reader:
+            if None in row or None in row.values():
+                names = reader.fieldnames or []
+                raise Refused(
+                    f"line {reader.line_num} of {path} has another number of columns than the header",
+                    code="broken_line",
+                    expected=f"{len(names)} columns: {', '.join(names)}",
+                )
+            yield reader.line_num, dict(row)
+    except csv.Error as error:  # the reader counts the rows that were whole: the broken one starts after them
+        raise Refused(f"line {reader.line_num + 1} of {path} is broken: {error}", code="broken_line") from None
+
+
+def decoded_lines(path: Path) -> Iterator[str]:
+    """Text by lines. Decoded one at a time, so that the line with a wrong byte is known."""
+    with open(path, "rb") as file:
+        for number, raw in enumerate(file, start=1):
+            try:
+                yield raw.decode("utf-8-sig")
+            except UnicodeDecodeError as error:
+                raise Refused(
+                    f"line {number} of {path} is not UTF-8: {error}", code="broken_line", expected="text in UTF-8"
+                ) from None
 
 
 SLICE = re.compile(r"(?P<name>[\w.-]+)(?:\[(?P<from>\d+%?)?:(?P<to>\d+%?)?\])?")
@@ -664,7 +675,7 @@ class Encoder:
                 f"the model's chat template refuses these messages: {error}",
                 code="template_refuses",
                 got=" ".join(message["role"] for message in messages),
-                hint="bring the roles into the order that it expects: often system once, then user and assistant in turn",
+                hint="bring the roles into the order it expects: often system once, then user and assistant in turn",
             ) from None
 
     def note(self, text: str) -> None:
@@ -1084,14 +1095,15 @@ class Watch:
             "tokens_per_second": round(tokens / seconds, 1) if seconds > 0 else None,
             "memory_bytes": self.memory(),
         }
-        self.problem = self.problem or self.bad_loss(step, line["loss"])
+        bad = self.bad_loss(step, line["loss"])
+        self.problem = bad or self.problem  # an interruption alone still saves its checkpoint
         line["loss"] = number(line["loss"])
         self.lines.append(line)
         if is_main_process():
             with open(self.metrics, "a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
             event("step", **line)
-        return self.problem is None
+        return bad is None
 
     def bad_loss(self, step: int, loss: float) -> Refused | None:
         """NaN, infinite, exactly zero, or four times the first loss and above 20 nats: training has failed."""

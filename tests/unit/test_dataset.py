@@ -1,0 +1,324 @@
+"""What a dataset is taken for, and the line that is named when it is not whole."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from skill_train import dataset
+from skill_train.errors import UsageError
+from skill_train.facts import DatasetFacts
+from skill_train.recipe import Recipe, from_dict
+from skill_train.resources import train_module
+
+TURNS = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]
+SPOKEN = [{"from": "human", "value": "2+2?"}, {"from": "gpt", "value": "4"}]
+GOOD = {"messages": TURNS}
+
+# One row, and what it must be taken for: format, columns.
+TABLE: list[tuple[str, dict[str, Any], str, dict[str, str]]] = [
+    ("messages", {"messages": TURNS}, "messages", {"messages": "messages"}),
+    ("messages in conversations", {"conversations": TURNS}, "messages", {"messages": "conversations"}),
+    ("tools beside messages", GOOD | {"tools": []}, "messages", {"messages": "messages", "tools": "tools"}),
+    ("messages win over prompt", GOOD | {"prompt": "a", "completion": "b"}, "messages", {"messages": "messages"}),
+    ("sharegpt", {"conversations": SPOKEN}, "sharegpt", {"conversations": "conversations"}),
+    (
+        "sharegpt with a system",
+        {"system": "Count.", "conversations": SPOKEN},
+        "sharegpt",
+        {"conversations": "conversations", "system": "system"},
+    ),
+    (
+        "prompt and completion",
+        {"prompt": "a", "completion": "b"},
+        "prompt_completion",
+        {"prompt": "prompt", "completion": "completion"},
+    ),
+    (
+        "prompt and completion, conversational",
+        {"prompt": TURNS[:1], "completion": TURNS[1:]},
+        "prompt_completion",
+        {"prompt": "prompt", "completion": "completion"},
+    ),
+    (
+        "instruction",
+        {"instruction": "Add.", "input": "2 2", "output": "4"},
+        "instruction",
+        {"instruction": "instruction", "output": "output", "input": "input"},
+    ),
+    (
+        "instruction and response",
+        {"instruction": "Add.", "response": "4"},
+        "instruction",
+        {"instruction": "instruction", "output": "response"},
+    ),
+    (
+        "question and answer",
+        {"question": "2+2?", "answer": "4"},
+        "question_answer",
+        {"question": "question", "answer": "answer"},
+    ),
+    (
+        "problem and solution",
+        {"problem": "2+2?", "solution": "4"},
+        "question_answer",
+        {"question": "problem", "answer": "solution"},
+    ),
+    ("text", {"text": "Once."}, "text", {"text": "text"}),
+]
+
+
+@pytest.mark.parametrize(("row", "data_format", "columns"), [t[1:] for t in TABLE], ids=[t[0] for t in TABLE])
+def test_the_format_is_found_from_the_columns(
+    tmp_path: Path, row: dict[str, Any], data_format: str, columns: dict[str, str]
+) -> None:
+    facts = _scan(_jsonl(tmp_path, row))
+    assert (facts.format, facts.columns, facts.rows) == (data_format, columns, 1)
+    assert facts.column_names == tuple(row)
+    assert all(column in facts.reason for column in columns.values())
+
+
+def test_a_mapping_in_the_recipe_is_taken_and_said(tmp_path: Path) -> None:
+    columns = {"prompt": "Frage", "completion": "Antwort"}
+    path = _jsonl(tmp_path, {"Frage": "2+2?", "Antwort": "4", "text": "not this"})
+    facts = _scan(path, format="prompt_completion", columns=columns)
+    assert (facts.format, facts.columns, facts.reason) == ("prompt_completion", columns, "said in the recipe")
+
+
+def test_a_format_in_the_recipe_finds_its_columns(tmp_path: Path) -> None:
+    facts = _scan(_jsonl(tmp_path, GOOD | {"text": "Once."}), format="text")
+    assert (facts.format, facts.columns) == ("text", {"text": "text"})
+
+
+def test_columns_without_a_format_are_refused(tmp_path: Path) -> None:
+    assert _refused(_jsonl(tmp_path, GOOD), columns={"text": "messages"}).code == "bad_recipe"
+
+
+def test_a_column_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    error = _refused(_jsonl(tmp_path, GOOD), format="text", columns={"text": "body"})
+    assert error.code == "wrong_columns"
+    assert "'body'" in error.message
+    assert error.got == "messages"
+
+
+@pytest.mark.parametrize(
+    "row", [{"a": 1, "b": 2}, {"prompt": "no completion"}, {"messages": [1, 2]}, {"conversations": [1, 2]}]
+)
+def test_columns_that_fit_nothing_are_refused(tmp_path: Path, row: dict[str, Any]) -> None:
+    error = _refused(_jsonl(tmp_path, row))
+    assert (error.code, error.exit_code, error.got) == ("wrong_columns", 2, ", ".join(row))
+    assert "messages | prompt, completion" in error.expected
+
+
+def test_preference_pairs_are_named_as_such(tmp_path: Path) -> None:
+    error = _refused(_jsonl(tmp_path, {"prompt": "2+2?", "chosen": "4", "rejected": "5"}))
+    assert error.code == "wrong_columns"
+    assert "DPO" in error.message
+    assert "completion: chosen" in error.hint
+
+
+def test_the_hint_for_preference_pairs_works(tmp_path: Path) -> None:
+    path = _jsonl(tmp_path, {"prompt": "2+2?", "chosen": "4", "rejected": "5"})
+    facts = _scan(path, format="prompt_completion", columns={"prompt": "prompt", "completion": "chosen"})
+    assert facts.rows == 1
+
+
+# --- Broken files: the line is named ---
+
+LINE = json.dumps(GOOD).encode() + b"\n"
+BROKEN: list[tuple[str, bytes, int]] = [
+    ("cut.jsonl", LINE + b'{"messages": [\n' + LINE, 2),
+    ("blank lines count.jsonl", LINE + b"\n\n" + b"nonsense\n", 4),
+    ("not an object.jsonl", LINE + LINE + b"[1, 2]\n", 3),
+    ("a number.jsonl", LINE + b"7\n", 2),
+    ("latin-1.jsonl", LINE + b'{"messages": "caf\xe9"}\n', 2),
+    ("lines in a json file.json", LINE + LINE + b"{]\n", 3),
+    ("too many.csv", b"prompt,completion\na,b\nc,d,e\n", 3),
+    ("too few.csv", b"prompt,completion\na,b\nc\n", 3),
+    ("too few.tsv", b"prompt\tcompletion\na\tb\nc\td\ne\n", 4),
+    ("latin-1.csv", b"prompt,completion\na,b\nc,d\ncaf\xe9,e\nf,g\n", 4),
+    ("open quote.csv", b'prompt,completion\na,b\nc,"d\n', 3),
+    ("latin-1.tsv", b"prompt\tcompletion\na\tb\ncaf\xe9\te\n", 3),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "line"), BROKEN, ids=[b[0] for b in BROKEN])
+def test_a_broken_line_is_named_by_its_number(tmp_path: Path, name: str, content: bytes, line: int) -> None:
+    (tmp_path / name).write_bytes(content)
+    error = _refused(tmp_path / name)
+    assert (error.code, error.exit_code) == ("broken_line", 2)
+    assert f"line {line} of {tmp_path / name}" in error.message
+
+
+def test_an_item_of_a_json_list_is_named(tmp_path: Path) -> None:
+    (tmp_path / "rows.json").write_text(json.dumps([GOOD, "words"]))
+    error = _refused(tmp_path / "rows.json")
+    assert error.code == "broken_line"
+    assert "item 2" in error.message
+
+
+def test_a_row_of_other_columns_is_named(tmp_path: Path) -> None:
+    error = _refused(_jsonl(tmp_path, GOOD, GOOD, {"text": "Once."}))
+    assert error.code == "wrong_columns"
+    assert "line 3" in error.message
+
+
+MALFORMED: list[tuple[str, dict[str, Any]]] = [
+    ("no messages", {"messages": []}),
+    ("no answer", {"messages": TURNS[:1]}),
+    ("no role", {"messages": [{"content": "2+2?"}, TURNS[1]]}),
+    ("no content", {"messages": [{"role": "user"}, TURNS[1]]}),
+    ("empty content", {"messages": [{"role": "user", "content": ""}, TURNS[1]]}),
+    ("an image", {"messages": [{"role": "user", "content": [{"type": "image"}]}, TURNS[1]]}),
+    ("null", {"messages": None}),
+    ("text", {"messages": "2+2? 4"}),
+]
+
+
+@pytest.mark.parametrize("row", [m[1] for m in MALFORMED], ids=[m[0] for m in MALFORMED])
+def test_a_malformed_row_is_named_by_its_line(tmp_path: Path, row: dict[str, Any]) -> None:
+    error = _refused(_jsonl(tmp_path, GOOD, GOOD, row))
+    assert (error.code, error.exit_code) == ("bad_row", 2)
+    assert error.message.startswith(f"line 3 of {tmp_path / 'rows.jsonl'}: ")
+
+
+@pytest.mark.parametrize("row", [{"text": " "}, {"text": None}, {"text": 7}])
+def test_a_text_that_is_none_is_named_by_its_line(tmp_path: Path, row: dict[str, Any]) -> None:
+    error = _refused(_jsonl(tmp_path, {"text": "Once."}, row))
+    assert error.code == "bad_row"
+    assert "line 2" in error.message
+
+
+def test_an_unknown_speaker_is_named(tmp_path: Path) -> None:
+    error = _refused(_jsonl(tmp_path, {"conversations": [*SPOKEN, {"from": "narrator", "value": "End."}]}))
+    assert error.code == "bad_row"
+    assert "narrator" in error.got
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.json", "rows.csv"])
+@pytest.mark.parametrize("content", ["", "\n"])
+def test_an_empty_file_is_refused(tmp_path: Path, name: str, content: str) -> None:
+    (tmp_path / name).write_text(content)
+    assert _refused(tmp_path / name).code == "empty_dataset"
+
+
+def test_an_empty_list_and_a_bare_header_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "rows.json").write_text("[]")
+    (tmp_path / "rows.csv").write_text("prompt,completion\n")
+    assert _refused(tmp_path / "rows.json").code == "empty_dataset"
+    assert _refused(tmp_path / "rows.csv").code == "empty_dataset"
+
+
+def test_a_missing_file_is_refused_without_asking_the_hub(tmp_path: Path) -> None:
+    for missing in (str(tmp_path / "none.jsonl"), "none.jsonl", "some/where/none"):
+        error = _refused(Path(missing))
+        assert (error.code, error.exit_code, error.got) == ("missing_file", 2, missing)
+
+
+def test_an_unknown_kind_of_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "rows.xlsx").write_bytes(b"PK")
+    error = _refused(tmp_path / "rows.xlsx")
+    assert (error.code, error.got) == ("unknown_file_kind", ".xlsx")
+
+
+# --- Kinds of files: the same rows in each ---
+
+
+def test_every_kind_of_file_gives_the_same_rows(tmp_path: Path) -> None:
+    import pyarrow.parquet
+
+    rows = [{"prompt": f"{n}, once", "completion": f"„{n}”"} for n in range(3)]
+    _jsonl(tmp_path, *rows)
+    (tmp_path / "bom.jsonl").write_bytes(b"\xef\xbb\xbf" + (tmp_path / "rows.jsonl").read_bytes())
+    (tmp_path / "list.json").write_text(json.dumps(rows))
+    (tmp_path / "inside.json").write_text(json.dumps({"version": 1, "data": rows}))
+    (tmp_path / "rows.csv").write_text("prompt,completion\n" + "".join(f'"{n}, once",„{n}”\n' for n in range(3)))
+    (tmp_path / "rows.tsv").write_text("prompt\tcompletion\n" + "".join(f"{n}, once\t„{n}”\n" for n in range(3)))
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "rows.parquet")
+    for name in ("rows.jsonl", "bom.jsonl", "list.json", "inside.json", "rows.csv", "rows.tsv", "rows.parquet"):
+        assert [row for _, row in train_module().iter_rows(str(tmp_path / name), split="train")] == rows, name
+    files = [tmp_path / name for name in ("rows.jsonl", "rows.csv", "rows.parquet")]
+    assert len({_scan(file).fingerprint for file in files}) == 1  # the rows decide, not the file
+
+
+def test_a_line_in_quotes_counts_its_own_lines(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text('prompt,completion\n"two\nlines",b\nc,d,e\n')
+    assert "line 4 of" in _refused(tmp_path / "rows.csv").message
+
+
+def test_one_file_with_windows_line_ends(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_bytes(b"prompt,completion\r\na,b\r\nc,d\r\n")
+    rows = [row for _, row in train_module().iter_rows(str(tmp_path / "rows.csv"), split="train")]
+    assert rows == [{"prompt": "a", "completion": "b"}, {"prompt": "c", "completion": "d"}]
+
+
+# --- Slices ---
+
+
+@pytest.mark.parametrize(
+    ("split", "expected"),
+    [
+        ("train", range(10)),
+        ("train_sft", range(10)),
+        ("train[2:5]", [2, 3, 4]),
+        ("train[:3]", [0, 1, 2]),
+        ("train[8:]", [8, 9]),
+        ("train[:50%]", range(5)),
+        ("train[50%:]", range(5, 10)),
+        ("train[20%:4]", [2, 3]),
+        ("train[7:100]", [7, 8, 9]),
+    ],
+)
+def test_a_slice_takes_these_rows(tmp_path: Path, split: str, expected: Any) -> None:
+    path = _jsonl(tmp_path, *({"text": str(n)} for n in range(10)))
+    rows = [row["text"] for _, row in train_module().iter_rows(str(path), split=split)]
+    assert rows == [str(n) for n in expected]
+    assert _scan(path, split=split).rows == len(rows)
+
+
+def test_a_slice_keeps_the_line_numbers_of_the_file(tmp_path: Path) -> None:
+    path = _jsonl(tmp_path, *({"text": str(n)} for n in range(10)))
+    assert [line for line, _ in train_module().iter_rows(str(path), split="train[2:5]")] == [3, 4, 5]
+
+
+@pytest.mark.parametrize("split", ["train[5]", "train[-3:]", "train[:a]", "train[1:2", "a b", ""])
+def test_a_slice_that_is_none_is_refused(tmp_path: Path, split: str) -> None:
+    recipe = Recipe(model="m", data=str(_jsonl(tmp_path, GOOD)), split=split)
+    with pytest.raises(UsageError) as caught:
+        dataset.scan(recipe)
+    assert (caught.value.code, caught.value.exit_code) == ("bad_split", 2)
+
+
+def test_a_slice_with_no_row_is_refused(tmp_path: Path) -> None:
+    error = _refused(_jsonl(tmp_path, GOOD), split="train[5:]")
+    assert error.code == "empty_dataset"
+
+
+# --- The fingerprint ---
+
+
+def test_the_fingerprint_is_of_the_rows(tmp_path: Path) -> None:
+    first = _scan(_jsonl(tmp_path, {"text": "a"}, {"text": "b"})).fingerprint
+    (tmp_path / "moved").mkdir()
+    assert _scan(_jsonl(tmp_path / "moved", {"text": "a"}, {"text": "b"})).fingerprint == first
+    assert _scan(_jsonl(tmp_path, {"text": "b"}, {"text": "a"})).fingerprint != first
+    assert _scan(_jsonl(tmp_path, {"text": "a"})).fingerprint != first
+
+
+def _jsonl(folder: Path, *rows: dict[str, Any]) -> Path:
+    path = folder / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def _scan(path: Path, **values: Any) -> DatasetFacts:
+    return dataset.scan(from_dict({"model": "m", "data": str(path), **values}))
+
+
+def _refused(path: Path, **values: Any) -> UsageError:
+    with pytest.raises(UsageError) as caught:
+        _scan(path, **values)
+    return caught.value

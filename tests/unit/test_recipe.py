@@ -1,0 +1,227 @@
+"""A recipe says what it means, or is refused with the key, what was read and what was expected."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from skill_train import recipe as recipes
+from skill_train.errors import UsageError
+
+LEAST: dict[str, Any] = {"model": "some/model", "data": "rows.jsonl"}
+FINGERPRINTS: dict[str, str | None] = {"model": "a" * 64, "data": "b" * 64}
+
+
+def test_yaml_reads_2e_4_as_text_and_the_recipe_as_a_number(tmp_path: Path) -> None:
+    """YAML 1.1 wants a dot in a float, so its reader hands over the text "2e-4"."""
+    import yaml
+
+    text = "model: some/model\ndata: rows.jsonl\nlearning_rate: 2e-4\nmax_steps: 1e2\n"
+    assert yaml.safe_load(text)["learning_rate"] == "2e-4"
+    recipe = _load(tmp_path, text)
+    assert recipe.learning_rate == 0.0002
+    assert (recipe.max_steps, type(recipe.max_steps)) == (100, int)
+
+
+def test_what_is_left_out_is_what_the_reference_promises(tmp_path: Path) -> None:
+    recipe = _load(tmp_path, "model: some/model\ndata: rows.jsonl\n")
+    assert (recipe.method, recipe.split, recipe.effective_batch_size, recipe.max_length) == ("sft", "train", 16, 1024)
+    assert (recipe.learning_rate, recipe.lora_r, recipe.lora_alpha, recipe.seed) == (2e-4, 16, 32, 42)
+    chosen_by_the_plan = ("format", "columns", "loss_on", "max_steps", "warmup_steps", "target_modules")
+    assert [getattr(recipe, key) for key in chosen_by_the_plan] == [None] * 6
+
+
+def test_null_in_the_file_is_left_out(tmp_path: Path) -> None:
+    recipe = _load(tmp_path, "model: some/model\ndata: rows.jsonl\nlearning_rate: null\nmax_steps: null\n")
+    assert (recipe.learning_rate, recipe.max_steps) == (2e-4, None)
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [("learning_rat", "learning_rate"), ("lora_rank", "lora_r"), ("max_seq_length", "max_length"), ("modle", "model")],
+)
+def test_an_unknown_key_is_refused_with_the_nearest(key: str, meant: str) -> None:
+    error = _refused(LEAST | {key: 1})
+    assert (error.code, error.exit_code, error.got) == ("unknown_key", 2, key)
+    assert f"{meant!r}" in error.message
+
+
+def test_a_key_like_no_other_is_refused_without_a_guess() -> None:
+    assert "did you mean" not in _refused(LEAST | {"zzzz": 1}).message
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("max_length", "long", "int"),
+        ("max_length", 1.5, "int"),
+        ("max_length", True, "int"),
+        ("max_length", float("inf"), "int"),
+        ("learning_rate", "nan", "float"),
+        ("learning_rate", "fast", "float"),
+        ("learning_rate", [1e-4], "float"),
+        ("use_dora", "yes", "bool"),
+        ("use_dora", 1, "bool"),
+        ("model", 7, "str"),
+        ("target_modules", "q_proj", "list[str]"),
+        ("target_modules", ["q_proj", 1], "list[str]"),
+        ("columns", ["prompt"], "dict[str, str]"),
+        ("columns", {"prompt": 1}, "dict[str, str]"),
+    ],
+)
+def test_a_wrong_type_is_refused_with_both_sides(key: str, value: Any, expected: str) -> None:
+    error = _refused(LEAST | {key: value})
+    assert (error.code, error.expected) == ("wrong_type", expected)
+    assert key in error.message
+    assert repr(value) in error.got
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("max_length", 0),
+        ("max_steps", 0),
+        ("effective_batch_size", -16),
+        ("lora_r", 0),
+        ("num_train_epochs", 0),
+        ("learning_rate", 0),
+        ("learning_rate", -2e-4),
+        ("lora_alpha", 0),
+        ("weight_decay", -0.1),
+        ("warmup_steps", -1),
+        ("seed", -1),
+        ("lora_dropout", 1),
+        ("lora_dropout", -0.1),
+        ("held_out_fraction", 1.0),
+        ("adam_beta2", 1),
+    ],
+)
+def test_a_value_out_of_range_is_refused(key: str, value: Any) -> None:
+    error = _refused(LEAST | {key: value})
+    assert error.code == "bad_value"
+    assert key in error.message
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "hint"),
+    [
+        ("method", "dpo", "sft"),
+        ("lr_scheduler_type", "cosin", "did you mean 'cosine'?"),
+        ("format", "message", "did you mean 'messages'?"),
+        ("loss_on", "answers", "assistant, completion, all"),
+    ],
+)
+def test_an_unknown_choice_is_refused_with_the_known_ones(key: str, value: str, hint: str) -> None:
+    error = _refused(LEAST | {key: value})
+    assert error.code == "bad_value"
+    assert hint in error.message + error.expected
+
+
+@pytest.mark.parametrize("key", ["model", "data"])
+def test_a_recipe_without_model_or_data_is_refused(key: str) -> None:
+    error = _refused({k: v for k, v in LEAST.items() if k != key})
+    assert (error.code, error.exit_code) == ("missing_key", 2)
+    assert key in error.message
+
+
+@pytest.mark.parametrize("text", ["[a list]", "just words", "", "model: [unclosed"])
+def test_a_file_that_is_no_recipe_is_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        _load(tmp_path, text)
+    assert caught.value.code == "bad_recipe"
+    assert "recipe.yaml" in caught.value.message
+    assert "\n" not in caught.value.message
+
+
+def test_a_recipe_in_another_encoding_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_bytes("model: caf\xe9\n".encode("latin-1"))
+    with pytest.raises(UsageError) as caught:
+        recipes.load(tmp_path / "recipe.yaml")
+    assert caught.value.code == "bad_recipe"
+
+
+def test_a_missing_recipe_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        recipes.load(tmp_path / "none.yaml")
+    assert (caught.value.code, caught.value.got) == ("missing_file", str(tmp_path / "none.yaml"))
+
+
+def test_relative_paths_are_looked_for_beside_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home, elsewhere = tmp_path / "home", tmp_path / "elsewhere"
+    (home / "base").mkdir(parents=True)
+    elsewhere.mkdir()
+    (home / "rows.jsonl").write_text("{}\n")
+    monkeypatch.chdir(elsewhere)
+    recipe = _load(home, "model: base\ndata: rows.jsonl\n")
+    assert (Path(recipe.model), Path(recipe.data)) == (home / "base", home / "rows.jsonl")
+
+
+def test_what_is_not_beside_the_file_stays_as_it_is_written(tmp_path: Path) -> None:
+    recipe = _load(tmp_path, "model: owner/name\ndata: owner/rows\n")
+    assert (recipe.model, recipe.data) == ("owner/name", "owner/rows")
+
+
+def test_a_recipe_written_and_read_is_the_same(tmp_path: Path) -> None:
+    import dataclasses
+
+    values = LEAST | {
+        "columns": {"prompt": "Frage", "completion": "Antwört"},
+        "format": "prompt_completion",
+        "learning_rate": 3e-5,
+        "target_modules": ["q_proj", "v_proj"],
+        "sensitive": True,
+        "max_steps": 7,
+    }
+    first = recipes.from_dict(values)
+    assert _load(tmp_path, recipes.to_yaml(dataclasses.asdict(first))) == first
+
+
+def test_the_hash_is_sha256_of_the_sorted_values() -> None:
+    """Made once by hand: printf '%s' '{"data":"D","lora_r":16,"model":"M"}' | sha256sum."""
+    known = "aab4cc3cca4499e0618f10f7ee9f8188dce3779af7c0a1670d66911d4f39ef7a"
+    assert recipes.recipe_hash({"model": "m", "lora_r": 16, "data": "d"}, {"model": "M", "data": "D"}) == known
+
+
+def test_a_moved_file_is_the_same_recipe() -> None:
+    here = LEAST | {"data": "/here/rows.jsonl", "model": "/here/base"}
+    there = LEAST | {"data": "/there/renamed.jsonl", "model": "/there/base"}
+    assert recipes.recipe_hash(here, FINGERPRINTS) == recipes.recipe_hash(there, FINGERPRINTS)
+
+
+def test_other_rows_or_another_model_are_another_recipe() -> None:
+    same = recipes.recipe_hash(LEAST, FINGERPRINTS)
+    assert recipes.recipe_hash(LEAST, FINGERPRINTS | {"data": "c" * 64}) != same
+    assert recipes.recipe_hash(LEAST, FINGERPRINTS | {"model": "c" * 64}) != same
+
+
+def test_a_model_on_the_hub_is_hashed_by_its_name_and_revision() -> None:
+    nothing: dict[str, str | None] = {"model": None, "data": None}
+    first = recipes.recipe_hash(LEAST | {"revision": "1"}, nothing)
+    assert recipes.recipe_hash(LEAST | {"revision": "2"}, nothing) != first
+    assert recipes.recipe_hash(LEAST | {"revision": "1", "model": "other/model"}, nothing) != first
+
+
+@pytest.mark.parametrize(("key", "value"), [("learning_rate", 1e-4), ("seed", 1), ("lora_dropout", 0.0)])
+def test_another_hyperparameter_is_another_recipe(key: str, value: Any) -> None:
+    values = LEAST | {"learning_rate": 2e-4, "seed": 42, "lora_dropout": 0.05}
+    assert recipes.recipe_hash(values | {key: value}, FINGERPRINTS) != recipes.recipe_hash(values, FINGERPRINTS)
+
+
+@pytest.mark.parametrize(("key", "value"), [("sensitive", True), ("hub_model_id", "me/tuned")])
+def test_policy_does_not_change_the_recipe(key: str, value: Any) -> None:
+    same = recipes.recipe_hash(LEAST, FINGERPRINTS)
+    assert recipes.recipe_hash(LEAST | {key: value}, FINGERPRINTS) == same
+
+
+def _load(folder: Path, text: str) -> recipes.Recipe:
+    path = folder / "recipe.yaml"
+    path.write_text(text, encoding="utf-8")
+    return recipes.load(path)
+
+
+def _refused(values: dict[str, Any]) -> UsageError:
+    with pytest.raises(UsageError) as caught:
+        recipes.from_dict(values)
+    return caught.value
