@@ -35,6 +35,7 @@ from skill_train.run_dir import (
 from skill_train.shards import INDEX, read_folder
 
 DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+_KEPT = 0.9  # below this share of the change of the weights, rounding is worth a warning
 
 
 def merge(
@@ -84,6 +85,7 @@ def merge(
             merged=part,
             rows=rows,
             stored=figures["stored_dtype"],
+            kept=figures.get("kept_after_rounding"),
             threshold=threshold,
             bar=progress,
         )
@@ -258,10 +260,16 @@ def _judge(fields: dict[str, Any], record: Path, out: Path, warn: Callable[[str,
             code="merge_gate",
             expected=f"mean KL divergence of at most {outcome['limits']['mean_kl']:g} nats ({outcome['stored_dtype']})",
             got=f"{outcome['figures']['mean_kl']} nats; the adapter itself moves the base by "
-            f"{outcome['effect']['mean_kl']} nats; all figures in {failed}",
+            f"{outcome['effect']['kl_between']} nats; all figures in {failed}",
             hint="skill-train doctor"
             if outcome["stored_dtype"] == "F32"
             else f"skill-train merge … --dtype float32 --out {out}, which rounds nothing",
         )
-    if not merge_gate.has_effect(outcome):
+    kept = fields["changes"].get("kept_after_rounding")
+    if kept is not None and kept < _KEPT:
+        warn(
+            "rounding_loss",
+            f"{outcome['stored_dtype']} keeps {kept:.0%} of the adapter's change; --dtype float32 all of it",
+        )
+    if not merge_gate.has_effect(outcome["effect"]):
         warn("no_effect", "the adapter does not change the base's answers: was it trained, and is it the right one?")

@@ -69,7 +69,7 @@ def plan_merge(base: Base, adapter: Adapter) -> MergePlan:
     tie = _find_tie(base, tensors)
     wanted = _wanted(adapter)
     free = {name for name in wanted if tie and not tie.stored and _last_module(name) in _HEADS}
-    matches = _match(list(wanted), set(tensors), free)
+    matches = match_names(list(wanted), set(tensors), free)
     if len(matches) != 1:
         missing = {} if matches else {name: wanted[name] for name in wanted if name not in tensors and name not in free}
         return MergePlan(unmatched=missing, ambiguous=len(matches) > 1)
@@ -86,6 +86,20 @@ def plan_merge(base: Base, adapter: Adapter) -> MergePlan:
         _keep_or_untie(plan, tie, shared)
     _check_shapes(plan, base, adapter, names, tie)
     return plan
+
+
+def match_names(wanted: list[str], stored: set[str], free: set[str]) -> list[dict[str, str]]:
+    """Every consistent way to find the wanted names in the checkpoint: as they are, or with one prefix for another."""
+    found: list[dict[str, str]] = []
+    for strip, add in [("", ""), *_prefixes(wanted, stored, free)]:
+        names = {name: _renamed(name, strip, add, stored) for name in wanted}
+        if not all(new in stored or new in free for new in names.values()) or len(set(names.values())) != len(wanted):
+            continue
+        if not strip and not add:
+            return [names]
+        if names not in found:
+            found.append(names)
+    return found
 
 
 @dataclass(frozen=True)
@@ -119,20 +133,6 @@ def _wanted(adapter: Adapter) -> dict[str, str]:
     return wanted | adapter.replaced
 
 
-def _match(wanted: list[str], stored: set[str], free: set[str]) -> list[dict[str, str]]:
-    """Every consistent way to find the wanted names in the checkpoint: as they are, or with one prefix for another."""
-    found: list[dict[str, str]] = []
-    for strip, add in [("", ""), *_prefixes(wanted, stored, free)]:
-        names = {name: _renamed(name, strip, add, stored) for name in wanted}
-        if not all(new in stored or new in free for new in names.values()) or len(set(names.values())) != len(wanted):
-            continue
-        if not strip and not add:
-            return [names]
-        if names not in found:
-            found.append(names)
-    return found
-
-
 def _prefixes(wanted: list[str], stored: set[str], free: set[str]) -> Iterator[tuple[str, str]]:
     """Prefixes to take away and to put in their place, seen on the first name that is not stored."""
     missing = next((name for name in wanted if name not in stored and name not in free), None)
@@ -141,9 +141,12 @@ def _prefixes(wanted: list[str], stored: set[str], free: set[str]) -> Iterator[t
     parts = missing.split(".")
     for cut in range(min(4, len(parts) - 1)):  # "model.language_model." is the longest known prefix; one to spare
         tail = ".".join(parts[cut:])
+        if any(part.isdigit() for part in parts[:cut]):
+            return  # a layer's number tells layers apart; it is never part of a prefix
         for name in sorted(stored):
-            if name == tail or name.endswith(f".{tail}"):
-                yield missing.removesuffix(tail), name.removesuffix(tail)
+            add = name.removesuffix(tail)
+            if f".{name}".endswith(f".{tail}") and not any(part.isdigit() for part in add.split(".")):
+                yield missing.removesuffix(tail), add
 
 
 def _renamed(name: str, strip: str, add: str, stored: set[str]) -> str:
