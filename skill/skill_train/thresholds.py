@@ -69,6 +69,8 @@ class Limits:
         ratio: perplexity ratio - 1, beyond its 95 % interval.
         gap: log-probability, in nats, by which the reference may prefer its own token where the answers part.
         share: |share of the tuning in the file - 1|.
+        tuning: KL divergence between tuned model and base, nats, from which on `share` may fail. Below, the tuning is
+            smaller than what the type itself loses, and rounding swallows a part of it.
         source: where the bounds come from.
     """
 
@@ -76,6 +78,7 @@ class Limits:
     ratio: tuple[float, float]
     gap: tuple[float, float]
     share: tuple[float, float]
+    tuning: float
     source: str
 
 
@@ -83,7 +86,7 @@ def limits(kind: str) -> Limits:
     """The bounds for a file type such as `f16` or `q4_k_m`."""
     if kind in _UNQUANTIZED:
         kl, source = _UNQUANTIZED[kind], "measured on correct exports"
-        return Limits(kl=kl, ratio=_UNQUANTIZED_RATIO, gap=(0.02, 0.1), share=(0.02, 0.1), source=source)
+        return Limits(kl=kl, ratio=_UNQUANTIZED_RATIO, gap=(0.02, 0.1), share=(0.02, 0.1), tuning=1e-3, source=source)
     known = kind in _PUBLISHED
     kld, excess = _PUBLISHED[kind if known else _UNKNOWN]
     source = "llama.cpp perplexity README and Qwen2 GGUF model cards"
@@ -92,6 +95,7 @@ def limits(kind: str) -> Limits:
         ratio=_times(excess),
         gap=_times(_spread(kld)),
         share=_SHARE if kld < _SHARE_FROM else _SHARE_COARSE,
+        tuning=kld,
         source=source if known else f"no figures published for {kind}: those of {_UNKNOWN}",
     )
 

@@ -28,7 +28,7 @@ def check_logits(file: str, figures: dict[str, Any] | None, limits: Limits) -> C
         f"mean KL {kl:.2g} nats, 99th percentile {figures['p99_kl']:.2g}, same first token {figures['same_top1']:.1%}, "
         f"perplexity x{ratio:.4f} ± {figures['perplexity_ratio_half_width']:.4f} on {figures['tokens']} tokens"
     )
-    bounds = {"fail_above": limits.kl[1], "ratio": limits.ratio, "source": limits.source}
+    bounds = {"fail_above": limits.kl[1], "ratio": list(limits.ratio), "source": limits.source}
     return Check("logits", file, verdict, kl, limits.kl[0], detail, figures | {"limits": bounds})
 
 
@@ -49,13 +49,16 @@ def check_tuned(file: str, change: dict[str, Any] | None, limits: Limits, why_no
         return Check("tuned", file, "fail", None, 1.0, "the logits are not finite", change)
     # Surely outside fails; surely or likely inside passes; a sample too small to tell warns.
     off = abs(share - 1)
-    sure: Verdict = "fail" if off - width > limits.share[1] else "warn"
+    large = change["kl_between"] is None or change["kl_between"] >= limits.tuning
+    sure: Verdict = "fail" if large and off - width > limits.share[1] else "warn"
     verdict: Verdict = "pass" if off <= limits.share[0] else sure
     nearer = "tuned model" if (change["kl_tuned"] or 0) < (change["kl_base"] or 0) else "base"
     detail = (
         f"{share:.3f} ± {width:.3f} of the tuning is in the file ({_means(share)}); it is nearer to the {nearer}: "
         f"KL {change['kl_tuned']:.2g} from the tuned model, {change['kl_base']:.2g} from the base"
     )
+    if not large:
+        detail += f"; the tuning itself is only {change['kl_between']:.2g} nats, less than this type can hold for sure"
     return Check("tuned", file, verdict, share, f"1 ± {limits.share[0]}", detail, change)
 
 
