@@ -91,7 +91,7 @@ def wants_probe(machine: MachineFacts, model: ModelFacts, choices: Choices) -> b
 def _resolve(recipe: Recipe, model: ModelFacts, dataset: DatasetFacts, reasons: list[dict[str, str]]) -> dict[str, Any]:
     """The recipe as the program reads it: no None where a choice is left."""
     values = {k: v for k, v in dataclasses.asdict(recipe).items() if k not in NOT_HASHED}
-    values["format"], values["columns"] = dataset.format, dataset.columns
+    values["format"], values["columns"] = dataset.format, dict(dataset.columns)
     _because(reasons, "format", f"{dataset.format} {dataset.columns}", dataset.reason, dataset.source)
     if dataset.format not in ("text", "prompt_completion") and not model.has_chat_template:
         raise UsageError(
@@ -142,7 +142,7 @@ def _targets(model: ModelFacts, reasons: list[dict[str, str]]) -> list[str]:
             hint="name the modules in the recipe, such as target_modules: [q_proj, v_proj]",
         )
     _because(reasons, "target_modules", targets, f"the attention projections of {model.model_type}", "config.json")
-    return targets
+    return list(targets)
 
 
 def _held_out(rows: int, recipe: Recipe) -> int:
@@ -228,16 +228,23 @@ def _cpu_precision(machine: MachineFacts, probe: PrecisionProbe | None) -> tuple
     return "float32", figures + f" (needs {PROBE_FASTER} times and at most {PROBE_LOSS_TOLERANCE:.1%})"
 
 
+# Rows at a time by device memory, up to a limit in 1e9 bytes: the tables of the user's guide. A GPU's memory is its own;
+# a Mac's is shared with everything else.
+_ROWS_AT_ONCE: dict[str, tuple[tuple[float, int], ...]] = {
+    "mps": ((18, 1), (38, 2), (60, 4), (150, 8), (math.inf, 16)),
+    "cuda": ((14, 1), (20, 2), (38, 4), (75, 8), (math.inf, 16)),
+}
+
+
 def _batch(effective: int, device: str, machine: MachineFacts, model: ModelFacts, reasons: list[dict[str, str]]) -> int:
-    """Rows at a time, a divisor of the effective batch. Accelerators: the seed's table, 1x16 at 8-16 GB to 16x1 at
-    80 GB. CPUs: small models are bound by overhead and take 8; large ones take 1, where padding would be waste."""
+    """Rows at a time, a divisor of the effective batch: 1x16 at 8-16 GB to 16x1 at 80 GB. CPUs: small models are bound
+    by overhead and take 8; large ones take 1, where padding would be waste."""
     gigabytes = (machine.memory_bytes or 0) / 1e9
     if device == "cpu":
         small = (model.parameters or PROBE_FROM_PARAMETERS) < PROBE_FROM_PARAMETERS
         wanted, why = (8, "a small model on a CPU is bound by overhead") if small else (1, "padding is waste on a CPU")
     else:
-        table = ((18, 1), (38, 2), (46, 4), (75, 8))
-        wanted = next((batch for limit, batch in table if gigabytes < limit), 16)
+        wanted = next(rows for limit, rows in _ROWS_AT_ONCE[device] if gigabytes < limit)
         why = f"{gigabytes:.0f} GB of {device} memory"
     batch = max(n for n in range(1, min(wanted, effective) + 1) if effective % n == 0)
     _because(

@@ -1,0 +1,369 @@
+"""A plan is decided from facts alone, and each decision carries its reason. The facts here are made by hand."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from skill_train.errors import DecisionNeeded, UsageError
+from skill_train.estimate import training_bytes
+from skill_train.facts import DatasetFacts, MachineFacts, ModelFacts, PrecisionProbe
+from skill_train.plan import TARGETS, Choices, make_plan, wants_probe
+from skill_train.recipe import Recipe, from_dict
+
+GIB = 1 << 30
+LAPTOP = MachineFacts("Darwin", "Apple M2 Pro", "mps", 16 * GIB, 12 * GIB, None, 6, False)
+A100 = MachineFacts("Linux", "NVIDIA A100-SXM4-80GB", "cuda", 81920 << 20, 81000 << 20, 8.0, 32, False)
+T4 = MachineFacts("Linux", "Tesla T4", "cuda", 15360 << 20, 15000 << 20, 7.5, 2, False)
+CPU = MachineFacts("Linux", "AMD EPYC 7B13", "cpu", 16 * GIB, 12 * GIB, None, 4, False)
+AMX = dataclasses.replace(CPU, chip="Intel Xeon Platinum 8481C", bf16_matrix=True)
+
+# Qwen2.5-0.5B: 494,032,768 parameters (its model card says 0.49B), 24 layers, width 896.
+MODEL = ModelFacts("m", "f" * 64, "qwen2", "Qwen2ForCausalLM", 494032768, 24, 896, 151936, 32768, "BF16", None, True)
+CHAT = DatasetFacts("d", "e" * 64, 1000, ("messages",), "messages", {"messages": "messages"}, 1, "found")
+TEXT = dataclasses.replace(CHAT, format="text", columns={"text": "text"}, column_names=("text",))
+PAIRS = dataclasses.replace(CHAT, format="prompt_completion", columns={"prompt": "prompt", "completion": "completion"})
+
+
+# --- Batch split: the effective batch is the recipe's, the split is the machine's ---
+
+
+@pytest.mark.parametrize(
+    ("chip", "gib", "rows", "accumulated"),
+    [
+        # The user's table of Macs, one row each: chip, memory, batch size, accumulation; 16 together.
+        ("Apple M2", 8, 1, 16),
+        ("Apple M2", 16, 1, 16),
+        ("Apple M2 Pro", 18, 2, 8),
+        ("Apple M3 Pro", 36, 4, 4),
+        ("Apple M4 Pro", 48, 4, 4),
+        ("Apple M3 Max", 36, 4, 4),
+        ("Apple M3 Max", 128, 8, 2),
+        ("Apple M2 Ultra", 64, 8, 2),
+        ("Apple M2 Ultra", 192, 16, 1),
+    ],
+)
+def test_the_batch_split_on_a_mac(chip: str, gib: int, rows: int, accumulated: int) -> None:
+    machine = dataclasses.replace(LAPTOP, chip=chip, memory_bytes=gib * GIB, available_bytes=gib * GIB)
+    assert _split(_plan(machine=machine)) == (rows, accumulated, 1)
+
+
+@pytest.mark.parametrize(
+    ("mebibytes", "rows", "accumulated"),
+    [
+        (8192, 1, 16),
+        (15360, 2, 8),  # T4: "16GB VRAM, use batch_size=2"
+        (40960, 8, 2),  # A100 40GB
+        (81920, 16, 1),  # A100 80GB
+        (143771, 16, 1),
+    ],
+)
+def test_the_batch_split_on_a_gpu(mebibytes: int, rows: int, accumulated: int) -> None:
+    """Memory as nvidia-smi states it for these cards; the split of the user's tables."""
+    machine = dataclasses.replace(A100, memory_bytes=mebibytes << 20)
+    assert _split(_plan(machine=machine)) == (rows, accumulated, 1)
+
+
+def test_the_batch_split_on_a_processor_depends_on_the_model() -> None:
+    assert _split(_plan(machine=CPU)) == (1, 16, 1)
+    assert _split(_plan(machine=CPU, model=dataclasses.replace(MODEL, parameters=10_000_000))) == (8, 2, 1)
+
+
+@pytest.mark.parametrize(("effective", "split"), [(1, (1, 1, 1)), (7, (7, 1, 1)), (12, (12, 1, 1)), (34, (2, 17, 1))])
+def test_the_split_divides_the_effective_batch(effective: int, split: tuple[int, int, int]) -> None:
+    """80 GB would take 16 rows; a divisor is taken, so that the product is exact."""
+    assert _split(_plan(machine=A100, effective_batch_size=effective)) == split
+
+
+def test_unknown_memory_takes_one_row_and_checkpointing() -> None:
+    machine = dataclasses.replace(LAPTOP, memory_bytes=None, available_bytes=None)
+    plan = _plan(machine=machine)
+    assert _split(plan) == (1, 16, 1)
+    assert plan["placement"]["gradient_checkpointing"] is True
+    assert "unknown" in _reason(plan, "gradient_checkpointing")
+
+
+# --- Precision ---
+
+
+def _probe(bf16_seconds: float, bf16_loss: float) -> PrecisionProbe:
+    return PrecisionProbe({"float32": 1.0, "bfloat16": bf16_seconds}, {"float32": 10.0, "bfloat16": bf16_loss})
+
+
+@pytest.mark.parametrize(
+    ("machine", "probe", "dtype", "because"),
+    [
+        (LAPTOP, None, "float32", "MPS"),
+        (A100, None, "bfloat16", "8.0"),
+        (dataclasses.replace(A100, compute_capability=9.0), None, "bfloat16", "9.0"),
+        (T4, None, "float16", "7.5"),
+        (dataclasses.replace(T4, compute_capability=None), None, "float32", "unknown"),
+        (CPU, None, "float32", "no bf16 matrix instructions"),
+        (CPU, _probe(0.1, 10.0), "float32", "no bf16 matrix instructions"),
+        (AMX, None, "float32", "no probe"),
+        (AMX, _probe(0.5, 10.02), "bfloat16", "2.00 times as fast, loss 0.20% off"),
+        (AMX, _probe(0.95, 10.0), "float32", "1.05 times as fast"),
+        (AMX, _probe(2.0, 10.0), "float32", "0.50 times as fast"),
+        (AMX, _probe(0.5, 10.2), "float32", "loss 2.00% off"),
+        (AMX, _probe(0.5, float("nan")), "float32", "nan"),
+    ],
+    ids=lambda value: value.chip if isinstance(value, MachineFacts) else None,
+)
+def test_precision_by_device(machine: MachineFacts, probe: PrecisionProbe | None, dtype: str, because: str) -> None:
+    plan = _plan(machine=machine, probe=probe)
+    assert plan["placement"]["dtype"] == dtype
+    assert because in _reason(plan, "dtype")
+
+
+@pytest.mark.parametrize("machine", [LAPTOP, CPU], ids=["mps", "cpu"])
+def test_float16_off_cuda_is_refused_unless_forced(machine: MachineFacts) -> None:
+    with pytest.raises(DecisionNeeded) as caught:
+        _plan(machine=machine, choices=Choices(dtype="float16"))
+    assert (caught.value.code, caught.value.exit_code) == ("unsafe_precision", 3)
+    assert "--force" in caught.value.hint
+    forced = _plan(machine=machine, choices=Choices(dtype="float16", force=True))
+    assert forced["placement"]["dtype"] == "float16"
+    assert "against the advice" in _reason(forced, "dtype")
+
+
+def test_what_is_asked_for_is_taken_and_said() -> None:
+    plan = _plan(machine=A100, choices=Choices(device="cpu", dtype="bfloat16"))
+    assert (plan["placement"]["device"], plan["placement"]["dtype"]) == ("cpu", "bfloat16")
+    assert (_reason(plan, "device"), _reason(plan, "dtype")) == ("asked for", "asked for")
+
+
+@pytest.mark.parametrize(
+    ("machine", "parameters", "choices", "wanted"),
+    [
+        (AMX, 494032768, Choices(), True),
+        (AMX, 99_999_999, Choices(), False),
+        (AMX, None, Choices(), False),
+        (AMX, 494032768, Choices(dtype="float32"), False),
+        (CPU, 494032768, Choices(), False),
+        (A100, 494032768, Choices(), False),
+    ],
+)
+def test_a_probe_is_made_only_where_it_can_change_the_plan(
+    machine: MachineFacts, parameters: int | None, choices: Choices, wanted: bool
+) -> None:
+    assert wants_probe(machine, dataclasses.replace(MODEL, parameters=parameters), choices) is wanted
+
+
+# --- What is refused before anything runs ---
+
+
+@pytest.mark.parametrize("machine", [LAPTOP, CPU], ids=["mps", "cpu"])
+def test_4_bit_off_cuda_is_refused(machine: MachineFacts) -> None:
+    with pytest.raises(DecisionNeeded) as caught:
+        _plan(machine=machine, load_in_4bit=True)
+    assert (caught.value.code, caught.value.got) == ("needs_cuda", machine.device)
+    assert _plan(machine=A100, load_in_4bit=True)["recipe"]["load_in_4bit"] is True
+
+
+def test_a_quantized_base_is_refused() -> None:
+    with pytest.raises(UsageError) as caught:
+        _plan(model=dataclasses.replace(MODEL, quantization="gptq", parameters=None))
+    assert (caught.value.code, caught.value.exit_code) == ("quantized_base", 2)
+    assert "gptq" in caught.value.message
+
+
+def test_an_unknown_model_type_is_refused_unless_targets_are_named() -> None:
+    unknown = dataclasses.replace(MODEL, model_type="brandnew")
+    with pytest.raises(UsageError) as caught:
+        _plan(model=unknown)
+    assert (caught.value.code, caught.value.got) == ("unknown_model_type", "brandnew")
+    assert "target_modules" in caught.value.hint
+    assert _plan(model=unknown, target_modules=["q_proj"])["recipe"]["target_modules"] == ["q_proj"]
+
+
+@pytest.mark.parametrize("data_format", ["messages", "sharegpt", "instruction", "question_answer"])
+def test_conversations_without_a_chat_template_are_refused(data_format: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        _plan(model=_silent(), dataset=dataclasses.replace(CHAT, format=data_format))
+    assert (caught.value.code, caught.value.exit_code) == ("no_chat_template", 2)
+    assert "Instruct" in caught.value.hint
+
+
+@pytest.mark.parametrize("dataset", [TEXT, PAIRS], ids=["text", "prompt_completion"])
+def test_plain_text_needs_no_chat_template(dataset: DatasetFacts) -> None:
+    assert _plan(model=_silent(), dataset=dataset)["recipe"]["format"] == dataset.format
+
+
+# --- The recipe resolved ---
+
+
+@pytest.mark.parametrize(("dataset", "loss_on"), [(CHAT, "assistant"), (PAIRS, "completion"), (TEXT, "all")])
+def test_what_is_trained_by_default(dataset: DatasetFacts, loss_on: str) -> None:
+    plan = _plan(dataset=dataset)
+    assert plan["recipe"]["loss_on"] == loss_on
+    assert _reason(plan, "loss_on")
+    assert _plan(dataset=dataset, loss_on="all")["recipe"]["loss_on"] == "all"
+
+
+@pytest.mark.parametrize(
+    ("model_type", "targets"),
+    [
+        ("llama", ["q_proj", "k_proj", "v_proj", "o_proj"]),
+        ("qwen2", ["q_proj", "k_proj", "v_proj", "o_proj"]),
+        ("qwen3", ["q_proj", "k_proj", "v_proj", "o_proj"]),
+        ("mistral", ["q_proj", "k_proj", "v_proj", "o_proj"]),
+        ("gemma3_text", ["q_proj", "k_proj", "v_proj", "o_proj"]),
+        ("phi3", ["qkv_proj", "o_proj"]),
+        ("gpt2", ["c_attn", "c_proj"]),
+        ("bloom", ["query_key_value", "dense"]),
+        ("falcon", ["query_key_value", "dense"]),
+    ],
+)
+def test_lora_targets_by_architecture(model_type: str, targets: list[str]) -> None:
+    plan = _plan(model=dataclasses.replace(MODEL, model_type=model_type))
+    assert plan["recipe"]["target_modules"] == targets
+    assert model_type in _reason(plan, "target_modules")
+
+
+def test_target_lists_are_not_shared_between_plans() -> None:
+    before = copy.deepcopy(TARGETS)
+    _plan()["recipe"]["target_modules"].append("lm_head")
+    assert before == TARGETS
+
+
+@pytest.mark.parametrize(
+    ("rows", "epochs", "batch", "steps"),
+    [
+        (1000, 1, 16, 60),  # 50 held out: 950 / 16 = 59.4
+        (1000, 3, 16, 179),  # 2850 / 16 = 178.1
+        (19, 1, 16, 2),  # none held out below 20 rows
+        (20, 1, 16, 2),  # 1 held out
+        (10_000, 1, 16, 613),  # 200 held out at most, not 500: 9800 / 16 = 612.5
+        (3, 0.1, 16, 1),  # never none
+    ],
+)
+def test_steps_from_epochs(rows: int, epochs: float, batch: int, steps: int) -> None:
+    dataset = dataclasses.replace(CHAT, rows=rows)
+    plan = _plan(dataset=dataset, num_train_epochs=epochs, effective_batch_size=batch)
+    assert plan["recipe"]["max_steps"] == steps
+    assert f"{epochs:g} epochs" in _reason(plan, "max_steps")
+
+
+def test_steps_that_are_said_are_taken() -> None:
+    plan = _plan(max_steps=7, num_train_epochs=100)
+    assert plan["recipe"]["max_steps"] == 7
+    assert all(reason["rule"] != "max_steps" for reason in plan["reasons"])
+
+
+@pytest.mark.parametrize(
+    ("steps", "ratio", "said", "warmup"), [(200, 0.03, None, 6), (201, 0.03, None, 7), (10, 0.5, None, 0), (9, 0, 4, 4)]
+)
+def test_warmup_steps(steps: int, ratio: float, said: int | None, warmup: int) -> None:
+    plan = _plan(max_steps=steps, warmup_ratio=ratio, warmup_steps=said)
+    assert plan["recipe"]["warmup_steps"] == warmup
+
+
+@pytest.mark.parametrize(("steps", "every"), [(1, 1), (4, 1), (8, 2), (50, 13), (10_000, 200)])
+def test_checkpoints_come_four_times_and_every_200_steps_at_least(steps: int, every: int) -> None:
+    assert _plan(max_steps=steps)["placement"]["save_steps"] == every
+
+
+def test_threads_are_the_physical_cores_on_a_processor_only() -> None:
+    assert _plan(machine=CPU)["placement"]["threads"] == 4
+    assert _plan(machine=A100)["placement"]["threads"] is None
+
+
+# --- The plan as a whole ---
+
+
+def test_the_same_facts_give_the_same_plan() -> None:
+    assert _plan(machine=AMX, probe=_probe(0.5, 10.0)) == _plan(machine=AMX, probe=_probe(0.5, 10.0))
+
+
+def test_a_plan_is_plain_data() -> None:
+    import json
+
+    plan = _plan(hub_model_id="me/tuned", sensitive=True)
+    assert json.loads(json.dumps(plan, allow_nan=False)) == plan
+    assert plan["policy"] == {"hub_model_id": "me/tuned", "sensitive": True}
+    assert all(set(reason) == {"rule", "value", "because", "source"} for reason in plan["reasons"])
+    assert all(all(reason.values()) for reason in plan["reasons"])
+
+
+def test_the_hash_is_the_same_on_every_machine_and_not_after_a_change() -> None:
+    plans = [_plan(machine=machine) for machine in (LAPTOP, A100, T4, CPU)]
+    assert len({plan["recipe_hash"] for plan in plans}) == 1
+    assert len({str(plan["placement"]) for plan in plans}) == 4
+    changed = [_plan(learning_rate=1e-4), _plan(max_steps=7), _plan(model=dataclasses.replace(MODEL, fingerprint="0"))]
+    assert len({plan["recipe_hash"] for plan in [*plans, *changed]}) == 4
+
+
+def test_epochs_and_the_steps_they_come_to_are_the_same_recipe() -> None:
+    assert _plan(num_train_epochs=1)["recipe_hash"] == _plan(max_steps=60)["recipe_hash"]
+
+
+def test_planning_loads_no_heavy_library() -> None:
+    program = (
+        "import sys; sys.path.insert(0, sys.argv[1]); import test_plan; test_plan._plan();"
+        "print([m for m in ('torch', 'transformers', 'huggingface_hub', 'datasets', 'numpy') if m in sys.modules])"
+    )
+    folder = __file__.rsplit("/", 1)[0]
+    done = subprocess.run([sys.executable, "-c", program, folder], capture_output=True, text=True)
+    assert (done.stdout.strip(), done.returncode) == ("[]", 0), done.stderr
+
+
+# --- The estimate, by hand ---
+
+
+def test_memory_of_a_step_by_hand() -> None:
+    """Weights: 494,032,768 x 4 x 1.05 = 2,074,937,625.6. A layer at 512 tokens, width 896, in fp32: 34 x 512 x 896 x 2
+    = 31,195,136; 24 of them = 748,683,264. Kept with checkpointing: 2 x 512 x 896 x 2 = 1,835,008 a layer."""
+    shape: dict[str, Any] = {"dtype": "float32", "max_length": 512, "batch": 1, "four_bit": False}
+    assert training_bytes(MODEL, checkpointing=False, **shape) == 2_823_620_889
+    assert training_bytes(MODEL, checkpointing=True, **shape) == 2_074_937_625 + 31_195_136 + 24 * 1_835_008
+    half = shape | {"dtype": "bfloat16"}
+    assert training_bytes(MODEL, checkpointing=False, **half) == 1_037_468_812 + 374_341_632
+    # 4.127 bits a parameter: 494,032,768 x 0.515875 = 254,859,154.2, x 1.05 = 267,602,111.9
+    assert training_bytes(MODEL, checkpointing=False, **(half | {"four_bit": True})) == 267_602_111 + 374_341_632
+
+
+def test_memory_of_an_unknown_shape_is_unknown() -> None:
+    shape: dict[str, Any] = {"dtype": "float32", "max_length": 512, "batch": 1, "four_bit": False}
+    for missing in ("parameters", "layers", "hidden_size"):
+        unknown = dataclasses.replace(MODEL, **{missing: None})
+        assert training_bytes(unknown, checkpointing=False, **shape) is None
+
+
+def test_checkpointing_when_memory_is_short() -> None:
+    """At 512 tokens and one row the step takes 2.82 GB: four fifths of 3.53 GB."""
+    for free, checkpointing in ((3_530_000_000, False), (3_529_000_000, True)):
+        machine = dataclasses.replace(CPU, available_bytes=free)
+        assert _plan(machine=machine, max_length=512)["placement"]["gradient_checkpointing"] is checkpointing
+
+
+def _plan(
+    *,
+    machine: MachineFacts = LAPTOP,
+    model: ModelFacts = MODEL,
+    dataset: DatasetFacts = CHAT,
+    choices: Choices = Choices(),
+    probe: PrecisionProbe | None = None,
+    **values: Any,
+) -> dict[str, Any]:
+    recipe: Recipe = from_dict({"model": "m", "data": "d", **values})
+    return make_plan(recipe, model=model, dataset=dataset, machine=machine, choices=choices, probe=probe)
+
+
+def _split(plan: dict[str, Any]) -> tuple[int, int, int]:
+    names = ("per_device_train_batch_size", "gradient_accumulation_steps", "num_processes")
+    rows, accumulated, processes = (plan["placement"][name] for name in names)
+    assert rows * accumulated * processes == plan["recipe"]["effective_batch_size"]
+    return rows, accumulated, processes
+
+
+def _reason(plan: dict[str, Any], rule: str) -> str:
+    return next(reason["because"] for reason in plan["reasons"] if reason["rule"] == rule)
+
+
+def _silent() -> ModelFacts:
+    return dataclasses.replace(MODEL, has_chat_template=False)
