@@ -31,6 +31,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import errno
 import json
 import math
 import os
@@ -41,7 +42,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -139,7 +140,8 @@ def main(argv: list[str]) -> int:
         if is_main_process():
             failure = {"exit_code": refusal.exit_code, "error": refusal.error}
             if not arguments.probe and folder.is_dir():
-                write_json(folder / "train.failed.json", failure)
+                with suppress(OSError):  # a full disk is what it may have to tell of; the event below says it too
+                    write_json(folder / "train.failed.json", failure)
             event("failed", **failure)
         return refusal.exit_code
     return 0
@@ -240,6 +242,19 @@ def explained_errors() -> Iterator[None]:
             code="missing_package",
             exit_code=EXIT_NOT_INSTALLED,
             hint='pip install "skill-train[train]"',
+        ) from error
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES):
+            raise
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        raise Refused(
+            f"the run directory cannot be written: {error}",
+            code="no_disk" if full else "not_writable",
+            exit_code=EXIT_DOES_NOT_FIT if full else EXIT_USAGE,
+            expected="free space for checkpoints and the adapter" if full else "a folder that may be written",
+            hint="free some space, then skill-train local --resume --run-dir RUN"
+            if full
+            else "choose another --run-dir",
         ) from error
     except (RuntimeError, MemoryError) as error:
         if not isinstance(error, MemoryError) and "out of memory" not in str(error).lower():
@@ -1334,17 +1349,18 @@ class Checks:
 
 
 def probe(plan: dict[str, Any]) -> dict[str, Any]:
-    """Seconds of one forward and backward pass, and the loss, in fp32 and in bf16, on the plan's own model."""
+    """Seconds of a forward and backward pass, and the loss, in fp32 and in bf16: the plan's model on its device."""
     import torch
 
     recipe, placement = plan["recipe"], plan["placement"]
     if placement["threads"]:
         torch.set_num_threads(placement["threads"])
     model = load_model(recipe, {**placement, "dtype": "float32"})
-    ids = torch.randint(0, model.config.get_text_config().vocab_size, (1, 128), generator=torch.manual_seed(0))
+    size = model.config.get_text_config().vocab_size
+    ids = torch.randint(0, size, (1, 128), generator=torch.manual_seed(0)).to(placement["device"])
     figures: dict[str, Any] = {}
     for name in ("float32", "bfloat16"):
-        model.to(getattr(torch, name))
+        model.to(device=placement["device"], dtype=getattr(torch, name))
         model.get_input_embeddings().weight.requires_grad_(True)
         seconds = []
         for _ in range(3):
@@ -1352,8 +1368,9 @@ def probe(plan: dict[str, Any]) -> dict[str, Any]:
             loss = model(input_ids=ids, labels=ids).loss
             loss.backward()
             model.zero_grad()
+            value = number(loss.item())  # waits for the device
             seconds.append(time.monotonic() - started)
-        figures[name] = {"seconds": min(seconds), "loss": float(loss)}
+        figures[name] = {"seconds": min(seconds), "loss": value}
     return figures
 
 

@@ -83,12 +83,12 @@ def _plan(console: Console, recipe: Any, choices: Any) -> dict[str, Any]:
     )
     if Path(recipe.data).exists():
         recipe = dataclasses.replace(recipe, data=str(Path(recipe.data).resolve()))
-    made = plan.make_plan(recipe, **facts, choices=choices)
+    probe = None
     if plan.wants_probe(facts["machine"], facts["model"], choices):
-        console.status("timing bf16 on this processor (once for this model)")
-        probe = local.probe_precision(made, facts["machine"], facts["model"])
-        made = plan.make_plan(recipe, **facts, choices=choices, probe=probe)
-    return made
+        console.status("timing bf16 on this machine (once for this model)")
+        safe = plan.make_plan(recipe, **facts, choices=dataclasses.replace(choices, dtype="float32"))
+        probe = local.probe_precision(safe, facts["machine"], facts["model"])
+    return plan.make_plan(recipe, **facts, choices=choices, probe=probe)
 
 
 def _default_run_dir(plan: dict[str, Any]) -> Path:
@@ -123,7 +123,7 @@ def _local_result(run: RunDir, plan: dict[str, Any], record: dict[str, Any]) -> 
     following = [] if failed else [f"skill-train export-gguf {quoted(run.path)}"]
     return Result(
         data,
-        human=lambda rich: tables.draw_checks(rich, "smoke test", data["checks"]),
+        human=lambda rich: tables.draw_smoke(rich, data),
         quiet=str(run.path),
         next=following,
         error=error,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import os
 import sys
@@ -14,7 +15,7 @@ import click
 
 from skill_train import __version__
 from skill_train.console import Console, Format, Result
-from skill_train.errors import EXIT_CODES, SkillTrainError, UsageError, nearest
+from skill_train.errors import EXIT_CODES, DecisionNeeded, SkillTrainError, UsageError, nearest
 
 FORMATS = ("auto", "human", "json", "quiet")
 _EXIT_CODES_HELP = "\b\nExit codes:\n" + "\n".join(f"  {code}  {meaning}" for code, meaning in EXIT_CODES.items())
@@ -83,6 +84,13 @@ def _format_in(arguments: list[str]) -> Format:
 def _system_error(error: OSError) -> SkillTrainError:
     """Disk full, read-only, no permission: the user's to mend, with the path that it happened at."""
     where = f": {error.filename}" if error.filename else ""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return DecisionNeeded(
+            f"no space left on the disk{where}",
+            code="no_disk",
+            expected="free space for the result",
+            hint="free some space, then run the same command again",
+        )
     return UsageError(
         f"{error.strerror or error}{where}",
         code="system_error",

@@ -47,7 +47,7 @@ def score_model(folder: Path, *, adapter: Path | None, rows: list[dict[str, Any]
 
 def score_gguf(file: Path, *, tokenizer_of: Path, rows: list[dict[str, Any]]) -> Score:
     """Scores a GGUF file through llama.cpp in a child process; `tokenizer_of` only turns ids into text."""
-    prompts = [{"ids": prompt, "most": _most(wanted)} for prompt, wanted in map(_split, rows)]
+    prompts: list[dict[str, Any]] = [{"ids": prompt, "most": _most(wanted)} for prompt, wanted in map(_split, rows)]
     longest = max(len(prompt["ids"]) + prompt["most"] for prompt in prompts)
     job: dict[str, Any] = {"gguf": str(file), "context_tokens": longest, "threads": 0, "vocabulary": None}
     job |= {"plain": [], "special": [], "sequences": [], "tuned": None, "base": None, "base_rows": 0}

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import hashlib
 import json
+import math
 import os
 import shutil
 import signal
@@ -57,7 +57,8 @@ def train(
 
 def probe_precision(plan: dict[str, Any], machine: MachineFacts, model: ModelFacts) -> PrecisionProbe | None:
     """fp32 and bf16 timed on this machine with this model; kept in the cache. None when the probe itself failed."""
-    key = json.dumps([dataclasses.astuple(machine)[:2], machine.cores, model.fingerprint, metadata.version("torch")])
+    where = [machine.system, machine.chip, machine.cores, plan["placement"]["device"]]
+    key = json.dumps([where, model.fingerprint, metadata.version("torch")])
     cached = cache_dir() / "probes" / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
     if not cached.is_file():
         figures = _run_probe(plan)
@@ -67,7 +68,7 @@ def probe_precision(plan: dict[str, Any], machine: MachineFacts, model: ModelFac
     figures = read_json(cached)
     return PrecisionProbe(
         seconds={name: value["seconds"] for name, value in figures.items()},
-        loss={name: value["loss"] for name, value in figures.items()},
+        loss={name: math.nan if value["loss"] is None else value["loss"] for name, value in figures.items()},
     )
 
 

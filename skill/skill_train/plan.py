@@ -84,7 +84,10 @@ def make_plan(
 
 def wants_probe(machine: MachineFacts, model: ModelFacts, choices: Choices) -> bool:
     """Whether timing bf16 on this processor could change the plan."""
-    on_cpu = (choices.device or machine.device) == "cpu" and machine.bf16_matrix
+    device = choices.device or machine.device
+    if device == "mps":
+        return choices.dtype == "bfloat16" and not choices.force
+    on_cpu = device == "cpu" and machine.bf16_matrix
     return on_cpu and choices.dtype is None and (model.parameters or 0) >= PROBE_FROM_PARAMETERS
 
 
@@ -190,9 +193,11 @@ def precision(device: str, machine: MachineFacts, choices: Choices, probe: Preci
     """`(dtype, reason)` for training on a device.
 
     Raises:
-        DecisionNeeded: float16 on MPS or on a CPU, which ends in NaN.
+        DecisionNeeded: float16 on MPS or on a CPU, which ends in NaN; bfloat16 on MPS without a good probe.
     """
     asked = choices.dtype
+    if asked == "bfloat16" and device == "mps" and not choices.force:
+        return asked, _mps_bf16(probe)
     if asked == "float16" and device != "cuda" and not choices.force:
         raise DecisionNeeded(
             f"float16 training on {device} often ends in NaN losses: there is no reliable gradient scaling",
@@ -215,21 +220,38 @@ def precision(device: str, machine: MachineFacts, choices: Choices, probe: Preci
     return _cpu_precision(machine, probe)
 
 
+def _mps_bf16(probe: PrecisionProbe | None) -> str:
+    drift = _drift(probe) if probe else math.nan
+    if not drift <= PROBE_LOSS_TOLERANCE:
+        raise DecisionNeeded(
+            "bfloat16 on MPS is taken only after a probe on this machine gives the loss of float32",
+            code="unsafe_precision",
+            expected=f"a loss at most {PROBE_LOSS_TOLERANCE:.1%} off",
+            got=f"{drift:.2%} off" if probe else "the probe did not run",
+            hint="skill-train local --dtype float32, or --force to take the risk",
+        )
+    return f"asked for, and the probe on this machine is {drift:.2%} off in the loss"
+
+
+def _drift(probe: PrecisionProbe) -> float:
+    return abs(probe.loss["bfloat16"] / probe.loss["float32"] - 1)
+
+
 def _cpu_precision(machine: MachineFacts, probe: PrecisionProbe | None) -> tuple[str, str]:
     if not machine.bf16_matrix:
         return "float32", "this processor has no bf16 matrix instructions"
     if probe is None:
         return "float32", "no probe was made: below 100M parameters bf16 saves little on a CPU"
     ratio = probe.seconds["float32"] / probe.seconds["bfloat16"]
-    drift = abs(probe.loss["bfloat16"] / probe.loss["float32"] - 1)
+    drift = _drift(probe)
     figures = f"probe: bf16 {ratio:.2f} times as fast, loss {drift:.2%} off"
     if ratio >= PROBE_FASTER and drift <= PROBE_LOSS_TOLERANCE:
         return "bfloat16", figures
     return "float32", figures + f" (needs {PROBE_FASTER} times and at most {PROBE_LOSS_TOLERANCE:.1%})"
 
 
-# Rows at a time by device memory, up to a limit in 1e9 bytes: the tables of the user's guide. A GPU's memory is its own;
-# a Mac's is shared with everything else.
+# Rows at a time by device memory, up to a limit in 1e9 bytes: the tables of the user's guide. A GPU has its memory for
+# itself; a Mac shares it with everything else.
 _ROWS_AT_ONCE: dict[str, tuple[tuple[float, int], ...]] = {
     "mps": ((18, 1), (38, 2), (60, 4), (150, 8), (math.inf, 16)),
     "cuda": ((14, 1), (20, 2), (38, 4), (75, 8), (math.inf, 16)),

@@ -22,6 +22,15 @@ def draw_checks(rich: Any, title: str, checks: list[dict[str, Any]]) -> None:
     rich.print(table)
 
 
+def draw_smoke(rich: Any, data: dict[str, Any]) -> None:
+    """The verdict of a training run, one row as it was fed, and one prompt answered before and after."""
+    draw_checks(rich, f"smoke test: {data['verdict']}", data["checks"])
+    rich.print(clean("one row as it was fed, ⟦trained parts⟧ marked:\n" + data["example"][:600]), markup=False)
+    rich.print(clean("prompt: " + data["answer"]["prompt"][-300:]), markup=False)
+    for when in ("before", "after"):
+        rich.print(clean(f"{when}: {data['answer'][when][:200]!r}"), markup=False)
+
+
 def draw_proof(rich: Any, record: dict[str, Any]) -> None:
     from rich.table import Table
 
