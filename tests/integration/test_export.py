@@ -381,7 +381,7 @@ def test_a_rank_stabilised_adapter_gets_the_alpha_that_llama_cpp_needs(tmp_path:
         ("llama-spm", {"targets": ["q_proj", "embed_tokens"]}, "embed_tokens"),
         ("llama-spm", {"alpha_pattern": {"q_proj": 64}}, "alpha 64 in"),
         ("llama-spm", {"lora_bias": True}, "bias of its own"),
-        ("qwen2", {"targets": ["q_proj", "lm_head"]}, "lm_head"),
+        ("qwen2", {"targets": ["q_proj", "lm_head"]}, "is tied to the embedding"),
         ("gpt2", {}, "fan_in_fan_out"),
     ],
     ids=["dora", "modules_to_save", "embedding", "alpha_pattern", "lora_bias", "tied lm_head", "conv1d"],
@@ -439,10 +439,11 @@ def test_a_modelfile_samples_as_the_model_asks(tmp_path: Path) -> None:
     edit(
         model / "generation_config.json", do_sample=True, temperature=0.7, top_p=0.8, top_k=20, repetition_penalty=1.05
     )
-    edit(model / "config.json", max_position_embeddings=32768)
+    edit(model / "config.json", max_position_embeddings=32768, eos_token_id=[2, 1000])  # 1000 is a piece of a word
     text, reasons = modelfile(model=model, gguf="x.gguf", trained_length=8192)
     for line in ("temperature 0.7", "top_p 0.8", "top_k 20", "repeat_penalty 1.05", "num_ctx 8192"):
         assert f"PARAMETER {line}\n" in text
+    assert text.count("PARAMETER stop") == 1
     assert "num_ctx" not in modelfile(model=model, gguf="x.gguf")[0]
     assert {reason["source"] for reason in reasons if "temperature" in reason["rule"]} == {"generation_config.json"}
 
