@@ -151,7 +151,8 @@ def _read_config(folder: Path) -> dict[str, Any]:
         ("modules_to_save", list, []),
     ):
         value: Any = default if config.get(name) is None else config[name]
-        if not isinstance(value, types) or isinstance(value, bool) or (name == "r" and value < 1):
+        no_rank = name == "r" and isinstance(value, int) and value < 1
+        if not isinstance(value, types) or isinstance(value, bool) or no_rank:
             raise _bad_field(folder, name, value, "what PEFT writes there")
         config[name] = value
     for pattern in (config["rank_pattern"], config["alpha_pattern"]):

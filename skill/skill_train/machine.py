@@ -92,7 +92,7 @@ def _linux_memory() -> tuple[int | None, int | None]:
     if not path.is_file():
         return None, None
     kib = dict(re.findall(r"^(\w+):\s+(\d+) kB", path.read_text(encoding="utf-8"), re.MULTILINE))
-    total, available = int(kib["MemTotal"]) * 1024, int(kib.get("MemAvailable", kib["MemFree"])) * 1024
+    total, available = int(kib["MemTotal"]) * 1024, int(kib.get("MemAvailable") or kib["MemFree"]) * 1024
     limit = Path("/sys/fs/cgroup/memory.max")  # a container may own less than the machine has
     text = limit.read_text(encoding="utf-8").strip() if limit.is_file() else "max"
     return (min(total, int(text)), min(available, int(text))) if text.isdigit() else (total, available)
