@@ -611,14 +611,15 @@ class Encoder:
         }
 
     def tokens(self, rendered: str, spans: list[tuple[int, int]], *, is_chat: bool) -> tuple[list[int], list[int]]:
-        """Ids of the whole text, and labels: a token is trained when it starts inside a trained span.
+        """Ids of the whole text, and labels: a token is trained when a part of it lies inside a trained span.
 
+        A token may begin with the space that ends the prompt ("is " + "four" is read as " four"): it is the answer's.
         A template writes its own special tokens; plain text gets the tokenizer's usual ones and an end token, which is
         trained so that the model learns to stop.
         """
         encoded = self.tokenizer(rendered, add_special_tokens=not is_chat, return_offsets_mapping=True)
         ids = list(encoded["input_ids"])
-        inside = [any(a <= start < b and end > start for a, b in spans) for start, end in encoded["offset_mapping"]]
+        inside = [any(start < b and end > max(a, start) for a, b in spans) for start, end in encoded["offset_mapping"]]
         labels = [token if trained else IGNORED for token, trained in zip(ids, inside, strict=True)]
         if not is_chat and (not ids or ids[-1] != self.end_token()):
             ids, labels = [*ids, self.end_token()], [*labels, self.end_token()]
@@ -636,6 +637,8 @@ class Encoder:
         messages, first = example["messages"], example["prompt_messages"]
         example["trained_messages"] = [i for i, m in enumerate(messages) if m["role"] == "assistant" and i >= first]
         rendered = self.render(messages, example["tools"])
+        if self.recipe["loss_on"] == "all":
+            return rendered, []  # the whole text is trained, wherever the answers stand
         return rendered, [self.answer_span(example, rendered, i) for i in example["trained_messages"]]
 
     def answer_span(self, example: dict[str, Any], rendered: str, index: int) -> tuple[int, int]:

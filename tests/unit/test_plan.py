@@ -17,6 +17,7 @@ from skill_train.plan import TARGETS, Choices, make_plan, wants_probe
 from skill_train.recipe import Recipe, from_dict
 
 GIB = 1 << 30
+NOTHING_SAID = Choices()
 LAPTOP = MachineFacts("Darwin", "Apple M2 Pro", "mps", 16 * GIB, 12 * GIB, None, 6, False)
 A100 = MachineFacts("Linux", "NVIDIA A100-SXM4-80GB", "cuda", 81920 << 20, 81000 << 20, 8.0, 32, False)
 T4 = MachineFacts("Linux", "Tesla T4", "cuda", 15360 << 20, 15000 << 20, 7.5, 2, False)
@@ -346,7 +347,7 @@ def _plan(
     machine: MachineFacts = LAPTOP,
     model: ModelFacts = MODEL,
     dataset: DatasetFacts = CHAT,
-    choices: Choices = Choices(),
+    choices: Choices = NOTHING_SAID,
     probe: PrecisionProbe | None = None,
     **values: Any,
 ) -> dict[str, Any]:

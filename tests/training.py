@@ -1,0 +1,54 @@
+"""Plans for tiny models, made by the planner from what it reads: one thread, and the batch split that a test says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from skill_train import dataset, facts, model, plan, recipe
+
+MACHINE = facts.MachineFacts("Linux", "a processor", "cpu", 16 << 30, 12 << 30, None, 1, False)
+SPLIT = ("per_device_train_batch_size", "gradient_accumulation_steps", "num_processes")
+
+
+def write_data(folder: Path, rows: list[dict[str, Any]], name: str = "rows.jsonl") -> Path:
+    """Rows as a JSONL file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return folder / name
+
+
+def write_plan(
+    run: Path,
+    base: Path,
+    data: Path,
+    *,
+    split: tuple[int, int, int] | None = None,
+    save_steps: int = 100,
+    **values: Any,
+) -> Path:
+    """`plan.json` in a run directory. `split` is rows at a time x accumulation x processes; `values` the recipe's."""
+    wanted = recipe.from_dict({"model": str(base), "data": str(data), **values})
+    made = plan.make_plan(wanted, model=model.read_model(base), dataset=dataset.scan(wanted), machine=MACHINE)
+    made["placement"] |= dict(zip(SPLIT, split, strict=True)) if split else {}
+    made["placement"]["save_steps"] = save_steps
+    run.mkdir(parents=True, exist_ok=True)
+    (run / "plan.json").write_text(json.dumps(made, indent=1), encoding="utf-8")
+    return run / "plan.json"
+
+
+def resolved(base: Path, data: Path, **values: Any) -> dict[str, Any]:
+    """The recipe of such a plan, as the program reads it."""
+    wanted = recipe.from_dict({"model": str(base), "data": str(data), **values})
+    made = plan.make_plan(wanted, model=model.read_model(base), dataset=dataset.scan(wanted), machine=MACHINE)
+    return dict(made["recipe"])
+
+
+def events(text: str) -> list[dict[str, Any]]:
+    """The events among the lines of the program's output."""
+    return [json.loads(line) for line in text.splitlines() if line.startswith('{"event"')]
+
+
+def metrics(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
