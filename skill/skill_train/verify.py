@@ -65,15 +65,8 @@ def verify(
     proof = Proof()
     with tempfile.TemporaryDirectory(prefix="skill-train-verify-") as folder:
         progress(0, len(ggufs) + 1, "reference")
-        subject = subject_of(
-            reference,
-            adapter=adapter,
-            base=base,
-            rows=rows,
-            held_out=held_out or rows,
-            tokens=tokens,
-            folder=Path(folder),
-        )
+        measured_on: dict[str, Any] = {"rows": rows, "held_out": held_out or rows, "tokens": tokens}
+        subject = subject_of(reference, adapter=adapter, base=base, **measured_on, folder=Path(folder))
         judge(ggufs, subject, proof, run=record.parent, digests=fixed["inputs"]["ggufs"], warn=warn, progress=progress)
     return run_dir.write_record(
         record,

@@ -20,6 +20,7 @@ from skill_train.verify_reference import ANSWER_TOKENS
 from skill_train.verify_subject import Subject
 
 Warn = Callable[[str, str], None]
+_WORKER = "skill_train.inference_worker"
 _UNQUANTIZED = ("f32", "f16", "bf16")
 _PLAIN = ("Hello world", "12 + 30 = 42", "\n")  # texts that get BOS and EOS where the tokenizer adds them
 
@@ -101,7 +102,7 @@ def _judge_running(gguf: GgufFile, subject: Subject, own: Any, proof: Proof, war
     proof.add(template.check_chat_template(file, own=own, reference=subject.rendered))
     shipped = _shipped_texts(own, subject, warn)
     try:
-        result = run_worker("skill_train.inference_worker", _job(gguf, subject, shipped))
+        result = run_worker(_WORKER, _job(gguf, subject, shipped))
     except (VerificationFailed, NativeCrash) as error:
         proof.add(Check("loads", file, "fail", error.code, "runs", f"{error.message} ({error.got[-200:]})"))
         proof.add(NotChecked("everything else", file, "llama.cpp cannot run the file"))

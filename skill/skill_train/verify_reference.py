@@ -146,8 +146,8 @@ def _answer(model: Any, prompt: list[int], stops: set[int]) -> Answer:
     with torch.no_grad():
         while len(ids) < ANSWER_TOKENS and not (ids and ids[-1] in stops):
             out = model(input_ids=torch.tensor([given]), past_key_values=past, use_cache=True)
-            past, row = out.past_key_values, torch.log_softmax(out.logits[0, -1].double(), dim=-1)
-            rows.append(row.float().numpy())
+            past, row = out.past_key_values, torch.log_softmax(out.logits[0, -1].float(), dim=-1)
+            rows.append(row.numpy())
             ids.append(int(row.argmax()))
             given = ids[-1:]
     return Answer(prompt, ids, ids[-1] in stops, np.stack(rows))

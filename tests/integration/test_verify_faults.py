@@ -13,7 +13,7 @@ import pytest
 import gguf_edit
 import gguf_maker
 import verify_rows
-from skill_train import verify_template
+from skill_train import verify_judge, verify_template
 from skill_train.run_dir import file_digest
 from skill_train.verify_judge import Proof, judge
 from skill_train.verify_subject import Subject, subject_of
@@ -212,3 +212,27 @@ def test_system_prompt_that_only_the_trainer_knew(good: gguf_maker.Export, verdi
 def test_file_that_llama_cpp_refuses(good: gguf_maker.Export, verdicts: Any, tmp_path: Path) -> None:
     missing = gguf_edit.rewrite(good.file("f16"), tmp_path / "model-f16.gguf", without=("blk.1.attn_q.weight",))
     assert "loads" in failed(verdicts(missing))
+
+
+def test_crash_of_llama_cpp_is_a_verdict_on_that_file(
+    good: gguf_maker.Export, subject: Subject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker dies for one of two files; the other one is still judged."""
+    (tmp_path / "dying_worker.py").write_text(
+        "import json, os, signal, sys\n"
+        "from skill_train import inference_worker\n"
+        "if 'q8_0' in json.load(open(sys.argv[1]))['gguf']:\n"
+        "    os.kill(os.getpid(), signal.SIGSEGV)\n"
+        "inference_worker.worker_main(inference_worker.run)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(verify_judge, "_WORKER", "dying_worker")
+    files, proof = [good.file("q8_0"), good.file("f16")], Proof()
+    digests = {file.name: file_digest(file) for file in files}
+    judge(files, subject, proof, run=tmp_path, digests=digests, warn=lambda *_: None, progress=lambda *_: None)
+    loads = {check.file: check for check in proof.checks if check.name == "loads"}
+    assert loads["model-q8_0.gguf"].verdict == "fail" and "SIGSEGV" in loads["model-q8_0.gguf"].detail
+    assert loads["model-f16.gguf"].verdict == "pass"
+    assert [check.verdict for check in proof.checks if (check.name, check.file) == ("logits", "model-f16.gguf")] == [
+        "pass"
+    ]

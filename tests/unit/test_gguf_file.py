@@ -68,7 +68,7 @@ def test_damaged_headers_never_end_in_a_traceback(written: Path) -> None:
     data, draw = written.read_bytes(), random.Random(0)
     header = min(tensor.offset for tensor in read_gguf(written).tensors.values())
     refused = 0
-    for _ in range(3000):
+    for _ in range(600):
         broken = bytearray(data)
         for _ in range(draw.randint(1, 4)):
             broken[draw.randrange(header)] = draw.choice((0, 1, 0x7F, 0x80, 0xFF, draw.randrange(256)))
@@ -77,7 +77,7 @@ def test_damaged_headers_never_end_in_a_traceback(written: Path) -> None:
             read_gguf(written)
         except VerificationFailed:
             refused += 1
-    assert refused > 1000
+    assert refused > 200
 
 
 def test_a_folder_and_a_missing_file_are_refused(tmp_path: Path) -> None:
