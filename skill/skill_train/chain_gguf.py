@@ -268,8 +268,8 @@ def _verify(console: Console, **arguments: Any) -> Result:
 
 
 def _short(check: dict[str, Any]) -> dict[str, Any]:
-    """A check without the words that a passing one does not need."""
-    return {k: v for k, v in check.items() if k != "detail" or check["verdict"] != "pass"}
+    """A check in a line: the proof on disk has the further figures, and the words of those that pass."""
+    return {k: v for k, v in check.items() if k != "figures" and (k != "detail" or check["verdict"] != "pass")}
 
 
 def _not_proven(failed: list[dict[str, Any]], record: Path) -> VerificationFailed:

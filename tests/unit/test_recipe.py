@@ -225,3 +225,10 @@ def _refused(values: dict[str, Any]) -> UsageError:
     with pytest.raises(UsageError) as caught:
         recipes.from_dict(values)
     return caught.value
+
+
+@pytest.mark.parametrize(
+    "template", sorted((Path(__file__).parents[2] / "templates").glob("*.yaml")), ids=lambda p: p.name
+)
+def test_templates_load_as_they_are(template: Path) -> None:
+    assert recipes.load(template).model
