@@ -38,9 +38,11 @@ def merge_with_peft(base: Path, adapter: Path, part: Path, dtype: str) -> dict[s
                     expected=f"numbers that {dtype} can hold",
                     hint="merge with --dtype float32",
                 )
-        changed = _untie_if_needed(merged)
+        # PEFT (0.21) unties the model when it merges something into one side of the tie.
+        untied = not merged.config.get_text_config().tie_word_embeddings
         merged.save_pretrained(str(part))
         stored = json.loads((part / "config.json").read_text(encoding="utf-8"))
+    changed: dict[str, Any] = {"tie_word_embeddings": False} if untied else {}
     changed |= {"vocab_size": stored["vocab_size"]} if "vocab_size" in stored else {}
     for written in part.iterdir():  # transformers rewrites what the base's own files say better
         if not written.name.endswith((".safetensors", ".safetensors.index.json")):
@@ -75,14 +77,3 @@ def _require_loaded(model: Any, adapter: Path) -> None:
             got=f"{len(result.unexpected_keys)} tensors without a place",
             hint="see base_model_name_or_path in adapter_config.json",
         )
-
-
-def _untie_if_needed(model: Any) -> dict[str, Any]:
-    """A head that PEFT replaced is another tensor than the embedding now; saved as tied it would be lost."""
-    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
-    text = model.config.get_text_config()
-    if head is None or not text.tie_word_embeddings or head.weight.data_ptr() == embedding.weight.data_ptr():
-        return {}
-    text.tie_word_embeddings = model.config.tie_word_embeddings = False
-    model.tie_weights()  # forgets the old tie, as the config no longer asks for one
-    return {"tie_word_embeddings": False}

@@ -285,7 +285,7 @@ def _new_vocabulary(rows: set[int]) -> int:
             code="shape_mismatch",
             expected="the same number of rows in both",
             got=f"{sorted(rows)} rows",
-            hint="save the adapter again with save_embedding_layers=True",
+            hint="train with both saved whole: modules_to_save of the embedding and the output head",
         )
     return rows.pop()
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import merging
+from skill_train import merge_write
 from skill_train.errors import UsageError
 
 ATTENTION = ["q_proj", "v_proj"]
@@ -36,6 +37,12 @@ ADAPTERS: dict[str, dict[str, Any]] = {
     "lora bias": {"targets": ATTENTION, "lora_bias": True},
     "some layers": {"targets": ATTENTION, "layers_to_transform": [1]},
 }
+
+
+@pytest.fixture(autouse=True)
+def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """16 rows of 64 numbers at a time, so that every tensor here takes several blocks."""
+    monkeypatch.setattr(merge_write, "BLOCK_BYTES", 16 * 64 * 4)
 
 
 @pytest.fixture(scope="module")
@@ -153,7 +160,7 @@ def test_tied_and_stored_twice(tied: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tie", [True, False])
-@pytest.mark.parametrize("more", [{}, {"trainable_token_indices": [128, 129]}])
+@pytest.mark.parametrize("more", [{}, {"trainable_token_indices": [128, 129]}, {"target_modules": ["embed_tokens"]}])
 def test_resized_vocabulary(tie: bool, more: dict[str, Any], untied: Path, tied: Path, tmp_path: Path) -> None:
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
@@ -161,15 +168,19 @@ def test_resized_vocabulary(tie: bool, more: dict[str, Any], untied: Path, tied:
     base = tied if tie else untied
     model = AutoModelForCausalLM.from_pretrained(str(base), dtype=torch.float32)
     model.resize_token_embeddings(130, mean_resizing=False)
-    tuned = get_peft_model(model, LoraConfig(r=4, target_modules=ATTENTION, task_type="CAUSAL_LM", **more))
+    tuned = get_peft_model(model, LoraConfig(**{"r": 4, "target_modules": ATTENTION, "task_type": "CAUSAL_LM"} | more))
     with torch.no_grad():
         for name, weight in tuned.named_parameters():
-            if "lora_B" in name or "trainable_tokens" in name:
+            if "lora_B" in name or "embedding_A" in name or "trainable_tokens" in name:
                 weight.normal_(std=0.3)
     tuned.save_pretrained(str(tmp_path / "adapter"))
+    if more.get("target_modules") and not tie:  # PEFT saves the resized embedding and not the resized head
+        with pytest.raises(UsageError, match="resizes the embedding and not the output head"):
+            merging.run(base, tmp_path / "adapter", tmp_path)
+        return
     record = merging.run(base, tmp_path / "adapter", tmp_path)
     config = json.loads((tmp_path / "merged" / "config.json").read_text())
-    assert (config["vocab_size"], config["tie_word_embeddings"]) == (130, tie)
+    assert (config["vocab_size"], config["tie_word_embeddings"]) == (130, tie and "target_modules" not in more)
     merged = merging.logits(tmp_path / "merged")
     with torch.no_grad():
         truth = tuned.eval()(input_ids=torch.tensor([row["input_ids"] for row in merging.ROWS])).logits
@@ -263,6 +274,14 @@ def test_a_start_that_changes_the_base_goes_through_peft(untied: Path, tmp_path:
     record = merging.run(untied, adapter, tmp_path)
     assert record["how"] == "peft" and "init_lora_weights 'pissa'" in record["reasons"][0]
     torch.testing.assert_close(merging.logits(tmp_path / "merged"), merging.logits(untied, adapter), rtol=0, atol=5e-5)
+
+
+def test_peft_unties_a_trained_head(tied: Path, tmp_path: Path) -> None:
+    options = {"init_lora_weights": "olora", "modules_to_save": ["lm_head"]}
+    adapter = merging.adapter(tied, tmp_path / "adapter", targets=ATTENTION, **options)
+    record = merging.run(tied, adapter, tmp_path)
+    assert (record["how"], record["changes"]["config"]) == ("peft", {"tie_word_embeddings": False})
+    torch.testing.assert_close(merging.logits(tmp_path / "merged"), merging.logits(tied, adapter), rtol=0, atol=5e-5)
 
 
 def test_ia3_goes_through_peft(untied: Path, tmp_path: Path) -> None:

@@ -190,7 +190,7 @@ print(json.dumps({"grew": peak() - before, "changed": tally.changed}))
 
 
 def test_memory_stays_far_below_the_model(tmp_path: Path) -> None:
-    """A base of 600 MB in 8 shards, one of its tensors larger than a block."""
+    """A base of 600 MB in 8 shards, the last of them one tensor."""
     base, adapter, out = (tmp_path / name for name in ("base", "adapter", "out"))
     for folder in (base, adapter, out):
         folder.mkdir()
@@ -199,14 +199,15 @@ def test_memory_stays_far_below_the_model(tmp_path: Path) -> None:
     weight_map, changes = {}, {}
     for shard in range(8):
         name = f"model-{shard + 1:05}-of-00008.safetensors"
-        tensors = {
-            f"model.layers.{shard}.mlp.{part}_proj.weight": block.clone() for part in ("gate", "up", "down", "x")
-        }
+        stem = f"model.layers.{shard}.mlp"
+        tensors = {f"{stem}.{part}_proj.weight": block.clone() for part in ("gate", "up", "down", "x")}
+        if shard == 7:
+            tensors = {f"{stem}.up_proj.weight": block.repeat(4, 1)}
         save_file(tensors, base / name, metadata={"format": "pt"})
         weight_map |= dict.fromkeys(tensors, name)
-        for target in tensors:
-            stem = f"base_model.model.{target.removesuffix('.weight')}"
-            changes |= {f"{stem}.lora_A.weight": torch.randn(4, wide), f"{stem}.lora_B.weight": torch.randn(wide, 4)}
+        for target, weight in tensors.items():
+            lora = f"base_model.model.{target.removesuffix('weight')}lora"
+            changes |= {f"{lora}_A.weight": torch.randn(4, wide), f"{lora}_B.weight": torch.randn(len(weight), 4)}
     (base / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
     (base / "config.json").write_text('{"model_type": "llama"}')
     save_file(changes, adapter / "adapter_model.safetensors")
@@ -214,8 +215,8 @@ def test_memory_stays_far_below_the_model(tmp_path: Path) -> None:
     size = sum(file.stat().st_size for file in base.iterdir())
     command = [sys.executable, "-c", _CHILD, str(base), str(adapter), str(out)]
     result = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-    assert size > 600e6 and result["changed"] == 32
-    assert result["grew"] < size / 4  # blocks of 16 MB in fp32, a few at a time
+    assert size > 600e6 and result["changed"] == 29
+    assert result["grew"] < size / 5  # blocks of 16 MB in fp32, a few at a time; the last tensor has 75 MB in bf16
     first = "model.layers.3.mlp.up_proj"
     a, b = (changes[f"base_model.model.{first}.lora_{letter}.weight"] for letter in "AB")
     exact = (block.float() + 2.0 * (b @ a)).to(torch.bfloat16)

@@ -45,7 +45,8 @@ def test_one_rule_for_all_names(wanted: list[str], stored: set[str], found: list
     [
         (["model.layers.9.mlp.up_proj.weight"], {"model.layers.0.mlp.up_proj.weight"}),
         ([f"model.{LAYER}", "model.norm.weight"], {LAYER, "other.norm.weight"}),  # two names, two different prefixes
-        ([f"a.{LAYER}", f"b.{LAYER}"], {LAYER}),  # two adapter modules for one tensor
+        ([f"a.{LAYER}", f"b.{LAYER}"], {LAYER}),
+        ([f"model.{LAYER}", LAYER], {LAYER}),  # two adapter modules for one tensor
         (["model.wq.weight"], {"model.wqq.weight", "xwq.weight"}),
     ],
 )
