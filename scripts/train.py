@@ -1113,7 +1113,7 @@ class Watch:
             "tokens_per_second": round(tokens / seconds, 1) if seconds > 0 else None,
             "memory_bytes": self.memory(),
         }
-        bad = self.bad_loss(step, line["loss"])
+        bad = self.bad_loss(step, line["loss"], line["grad_norm"])
         self.problem = bad or self.problem  # an interruption alone still saves its checkpoint
         line["loss"] = number(line["loss"])
         self.lines.append(line)
@@ -1123,8 +1123,8 @@ class Watch:
             event("step", **line)
         return bad is None
 
-    def bad_loss(self, step: int, loss: float) -> Refused | None:
-        """NaN, infinite, exactly zero, or four times the first loss and above 20 nats: training has failed."""
+    def bad_loss(self, step: int, loss: float, grad_norm: float | None) -> Refused | None:
+        """NaN, infinite, exactly zero, four times the first loss and above 20 nats, or flat: training has failed."""
         self.losses.append(loss)
         first = self.losses[0]
         if math.isnan(loss) or math.isinf(loss):
@@ -1133,6 +1133,8 @@ class Watch:
             what, causes = "is exactly 0", "every label masked, or answers cut away by max_length"
         elif loss > 4 * first and loss > 20:
             what, causes = f"exploded to {loss:.3g}", "a learning rate too high"
+        elif grad_norm == 0.0:  # norms keep the loss of a drowned model finite, and nothing can be learned any more
+            what, causes = "has a gradient of exactly 0", "a learning rate too high"
         else:
             return None
         return Refused(

@@ -217,7 +217,7 @@ def test_nothing_is_held_out_when_the_recipe_says_so() -> None:
 )
 def test_a_loss_that_ends_training(tmp_path: Path, losses: list[float], word: str | None) -> None:
     watch = PROGRAM.Watch(tmp_path, {}, {}, None)
-    verdicts = [watch.bad_loss(step, loss) for step, loss in enumerate(losses, start=1)]
+    verdicts = [watch.bad_loss(step, loss, 1.0) for step, loss in enumerate(losses, start=1)]
     assert verdicts[:-1] == [None] * (len(losses) - 1)
     if word is None:
         assert verdicts[-1] is None
@@ -226,6 +226,13 @@ def test_a_loss_that_ends_training(tmp_path: Path, losses: list[float], word: st
         assert verdicts[-1].error["code"] == "bad_loss"
         assert f"{word}" in verdicts[-1].error["message"]
         assert f"step {len(losses)}" in verdicts[-1].error["message"]
+
+
+def test_a_flat_loss_ends_training(tmp_path: Path) -> None:
+    watch = PROGRAM.Watch(tmp_path, {}, {}, None)
+    assert watch.bad_loss(1, 2.0, None) is None  # not measured when gradients are not clipped
+    assert watch.bad_loss(2, 2.0, 1e-9) is None
+    assert "gradient of exactly 0 at step 3" in watch.bad_loss(3, 2.0, 0.0).error["message"]
 
 
 def _header() -> str:

@@ -1,0 +1,390 @@
+"""The training program on a tiny Gemma: the loss it minimises, the batch split, resuming, ends that it explains.
+
+Runs are made in this process through the program's own `main`, except where a process is killed or interrupted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tiny
+import training
+from skill_train.resources import train_module, train_program
+
+PROGRAM = train_module()
+STEPS = 8
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """The plans say one thread; the tests after these get theirs back."""
+    import torch
+
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+# --- The loss ---
+
+
+@pytest.fixture(scope="module")
+def two_trainers(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
+    """Our scoring, and TRL's own, on the same model with the same adapter."""
+    folder = tmp_path_factory.mktemp("loss")
+    ours = _trainer(folder / "ours")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PROGRAM, "score_trained_tokens_only", lambda model: None)
+        theirs = _trainer(folder / "theirs")
+    assert [_scored_by(trainer) for trainer in (ours, theirs)] == ["train.py", "utils.py"]
+    return ours, theirs
+
+
+@pytest.mark.parametrize("chunk", [4_000_000, 640 * 3], ids=["one chunk", "three tokens at a time"])
+def test_loss_and_gradients_are_those_of_trl(
+    two_trainers: tuple[Any, Any], chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    monkeypatch.setattr(PROGRAM, "LOGITS_AT_ONCE", chunk)
+    (loss, gradient), (their_loss, their_gradient) = (_loss_and_gradient(trainer) for trainer in two_trainers)
+    torch.testing.assert_close(loss, their_loss, rtol=1e-5, atol=0)
+    assert gradient.keys() == their_gradient.keys()
+    assert sum(bool(g.abs().max() > 1e-4) for g in gradient.values()) == len(gradient)
+    for name, value in gradient.items():
+        torch.testing.assert_close(value, their_gradient[name], rtol=1e-5, atol=1e-7)
+
+
+def test_loss_and_gradients_are_plain_cross_entropy(two_trainers: tuple[Any, Any]) -> None:
+    """Full logits, shifted by one, and torch's own cross entropy over the trained tokens."""
+    import torch
+
+    trainer = two_trainers[0]
+    loss, gradient = _loss_and_gradient(trainer)
+    inputs = _batch(trainer)
+    trainer.model.zero_grad()
+    logits = trainer.model(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"]).logits
+    plain = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), inputs["labels"][:, 1:].flatten())
+    torch.testing.assert_close(loss, plain.detach(), rtol=1e-5, atol=0)
+    plain.backward()
+    for name, value in _gradients(trainer).items():
+        torch.testing.assert_close(gradient[name], value, rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("change", ["cap", "bias", "trained head"])
+def test_a_model_with_its_own_head_keeps_the_librarys_way(change: str) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(str(tiny.cached("gemma")))
+    model.requires_grad_(False)
+    if change == "cap":
+        model.config.final_logit_softcapping = 30.0
+    elif change == "bias":
+        model.lm_head.bias = torch.nn.Parameter(torch.zeros(640), requires_grad=False)
+    else:
+        model.lm_head.weight.requires_grad_(True)
+    PROGRAM.score_trained_tokens_only(model)
+    assert "forward" not in vars(model)
+
+
+def test_every_argument_is_ours_and_not_a_default(two_trainers: tuple[Any, Any]) -> None:
+    """Unset, trl 1.16 takes bf16 and checkpointing everywhere, batch 8, learning rate 2e-5, and cuts at 1024 tokens."""
+    arguments = two_trainers[0].args
+    assert (arguments.bf16, arguments.fp16, arguments.gradient_checkpointing) == (False, False, False)
+    assert (arguments.per_device_train_batch_size, arguments.gradient_accumulation_steps) == (4, 1)
+    assert (arguments.learning_rate, arguments.max_length, arguments.packing) == (2e-4, None, False)
+    assert (arguments.seed, arguments.report_to, arguments.push_to_hub) == (42, [], False)
+
+
+# --- A whole run ---
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of eight steps, dropout on, with a checkpoint every second step."""
+    run = _write(tmp_path_factory.mktemp("straight") / "run")
+    assert PROGRAM.main([str(run / "plan.json")]) == 0
+    return run
+
+
+def test_a_run_leaves_these_files(straight: Path) -> None:
+    expected = {"plan.json", "environment.json", "samples.jsonl", "held_out.jsonl", "metrics.jsonl", "train.json"}
+    assert {path.name for path in straight.iterdir()} == expected | {"checkpoints", "adapter"}
+    assert {path.name for path in (straight / "adapter").glob("adapter*")} == {
+        "adapter_config.json",
+        "adapter_model.safetensors",
+    }
+    assert sorted(path.name for path in (straight / "checkpoints").glob("checkpoint-*")) == [
+        "checkpoint-6",
+        "checkpoint-8",
+    ]
+    assert not list(straight.rglob("*.part"))
+
+
+def test_the_smoke_verdict_has_its_figures(straight: Path) -> None:
+    record = json.loads((straight / "train.json").read_text())
+    checks = {check["name"]: check for check in record["checks"]}
+    wanted = ["model_loads", "batches_are_valid", "accumulation", "loss_falls", "checkpoint_saves", "adapter_reloads"]
+    assert list(checks) == wanted
+    assert record["verdict"] == "pass", record["checks"]
+    assert checks["accumulation"]["figure"] < 1e-3 and checks["adapter_reloads"]["figure"] < 1e-4
+    # r 16 on q (64 -> 128), k and v (64 -> 64) and o (128 -> 64) of two layers: 16 x (in + out) each
+    assert checks["model_loads"]["figure"] == 2 * 16 * (192 + 128 + 128 + 192)
+    assert checks["loss_falls"]["figure"] > 0
+    assert set(record["answer"]) == {"prompt", "before", "after"}
+    assert "⟦" in record["example"] and record["example"].index("⟦") < record["example"].index("<end_of_turn>⟧")
+    assert record["figures"]["peak_memory_bytes"]["rss"] > 0
+
+
+def test_a_line_a_step(straight: Path) -> None:
+    lines = training.metrics(straight)
+    assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
+    assert all(line["loss"] > 0 and line["memory_bytes"]["rss"] > 0 for line in lines)
+    # linear decay from 2e-4 over eight steps, no warm-up
+    assert [line["learning_rate"] for line in lines] == pytest.approx([2e-4 * (1 - n / 8) for n in range(8)])
+
+
+def test_rows_are_kept_as_they_were_fed(straight: Path) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(str(tiny.cached("gemma")))
+    samples = [json.loads(line) for line in (straight / "samples.jsonl").read_text().splitlines()]
+    held_out = [json.loads(line) for line in (straight / "held_out.jsonl").read_text().splitlines()]
+    assert (len(samples), len(held_out)) == (23, 1)
+    assert {row["row"] for row in samples}.isdisjoint(row["row"] for row in held_out)
+    for row in samples + held_out:
+        assert row["kind"] == "chat"
+        assert row["input_ids"] == tokenizer(row["rendered"], add_special_tokens=False)["input_ids"]
+        assert row["rendered"] == tokenizer.apply_chat_template(row["messages"], tokenize=False)
+
+
+def test_the_adapter_loads_with_peft_and_changes_the_answer(straight: Path) -> None:
+    import torch
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    base = AutoModelForCausalLM.from_pretrained(str(tiny.cached("gemma")))
+    ids = torch.arange(3, 40).unsqueeze(0)
+    with torch.no_grad():
+        before = base(ids).logits
+        after = PeftModel.from_pretrained(base, str(straight / "adapter"))(ids).logits
+    assert float((before - after).abs().max()) > 1e-3
+
+
+# --- The batch split ---
+
+
+def test_the_batch_split_does_not_change_the_losses(tmp_path: Path) -> None:
+    """Dropout off: it draws by batch. Rows differ in length, so averaging by batch instead of by token would show."""
+    losses = []
+    for rows, accumulated in ((4, 1), (2, 2), (1, 4)):
+        run = _write(tmp_path / f"{rows}x{accumulated}", split=(rows, accumulated, 1), max_steps=3, lora_dropout=0.0)
+        assert PROGRAM.main([str(run / "plan.json")]) == 0
+        losses.append([line["loss"] for line in training.metrics(run)])
+    assert len(losses[0]) == 3 and losses[0][0] != losses[0][1]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+    assert losses[2] == pytest.approx(losses[0], rel=1e-5)
+
+
+# --- Resuming ---
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same run, killed when it has told of its fifth step."""
+    run = _write(tmp_path_factory.mktemp("killed") / "run")
+    assert _stop_at(run, step=5, how=lambda process: process.kill()) == -signal.SIGKILL
+    assert not (run / "train.json").exists() and not (run / "adapter").exists()
+    return run
+
+
+def test_a_killed_run_goes_on_to_the_same_bytes(killed: Path, straight: Path, tmp_path: Path) -> None:
+    run = _copied(killed, tmp_path)
+    assert PROGRAM.main([str(run / "plan.json"), "--resume"]) == 0
+    assert _adapter(run) == _adapter(straight)
+    lines = training.metrics(run)
+    assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
+    assert [line["loss"] for line in lines] == [line["loss"] for line in training.metrics(straight)]
+    record = json.loads((run / "train.json").read_text())
+    assert record["steps"] == STEPS
+    first = json.loads((straight / "train.json").read_text())
+    assert record["answer"] == first["answer"]  # the answer before training is that of the first start
+
+
+@pytest.mark.parametrize("torn", ["a byte", "a file", "the marker"])
+def test_a_torn_checkpoint_is_left_out(
+    killed: Path, straight: Path, tmp_path: Path, torn: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = _copied(killed, tmp_path)
+    saved = sorted((run / "checkpoints").glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]))
+    newest, older = saved[-1], saved[-2]
+    weights = newest / "adapter_model.safetensors"
+    if torn == "a byte":
+        weights.write_bytes(weights.read_bytes()[:-1])
+    elif torn == "a file":
+        (newest / "optimizer.pt").unlink()
+    else:
+        (newest / "complete.json").unlink()
+    assert PROGRAM.main([str(run / "plan.json"), "--resume"]) == 0
+    notes = [event["text"] for event in training.events(capsys.readouterr().out) if event["event"] == "note"]
+    assert notes == [f"{newest.name} is torn and is left out", f"resuming from {older.name}"]
+    assert _adapter(run) == _adapter(straight)
+
+
+def test_with_no_checkpoint_it_starts_again(straight: Path, tmp_path: Path) -> None:
+    run = _write(tmp_path / "run")
+    assert PROGRAM.main([str(run / "plan.json"), "--resume"]) == 0
+    assert _adapter(run) == _adapter(straight)
+
+
+def test_an_interrupted_run_saves_and_goes_on_to_the_same_bytes(straight: Path, tmp_path: Path) -> None:
+    run = _write(tmp_path / "run", save_steps=100)  # no checkpoint of its own: only the interruption saves one
+    assert _stop_at(run, step=5, how=lambda process: process.send_signal(signal.SIGINT)) == 5
+    failure = json.loads((run / "train.failed.json").read_text())
+    assert (failure["exit_code"], failure["error"]["code"]) == (5, "interrupted")
+    saved = list((run / "checkpoints").glob("checkpoint-*"))
+    assert len(saved) == 1 and PROGRAM.is_complete(saved[0])
+    assert not (run / "train.json").exists()
+    assert PROGRAM.main([str(run / "plan.json"), "--resume"]) == 0
+    assert _adapter(run) == _adapter(straight)
+    assert [line["step"] for line in training.metrics(run)] == list(range(1, STEPS + 1))
+    assert not (run / "train.failed.json").exists()
+
+
+# --- Ends that are explained ---
+
+
+def test_a_weight_that_is_no_number_ends_training(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    base = Path(shutil.copytree(tiny.cached("gemma"), tmp_path / "base"))
+    tensors = load_file(base / "model.safetensors")
+    tensors["model.norm.weight"][3] = float("nan")
+    save_file(tensors, base / "model.safetensors", metadata={"format": "pt"})
+    run = _write(tmp_path / "run", base=base)
+    assert PROGRAM.main([str(run / "plan.json")]) == 5
+    assert _failure(run)["code"] == "bad_loss"
+    assert "is nan at step 1" in _failure(run)["message"]
+    assert not (run / "train.json").exists() and not (run / "adapter").exists()
+    assert training.metrics(run)[0]["loss"] is None  # and the line is JSON
+
+
+def test_a_learning_rate_beyond_reason_ends_training_and_keeps_what_was_saved(tmp_path: Path) -> None:
+    run = _write(tmp_path / "run", save_steps=1, learning_rate=1e17)
+    assert PROGRAM.main([str(run / "plan.json")]) == 5
+    failure = _failure(run)
+    assert failure["code"] == "bad_loss"
+    assert "learning rate" in failure["message"] and "learning_rate" in failure["hint"]
+    assert PROGRAM.is_complete(run / "checkpoints" / "checkpoint-1")
+    assert not (run / "train.json").exists()
+
+
+def test_a_target_that_matches_nothing_names_what_there_is(tmp_path: Path) -> None:
+    run = _write(tmp_path / "run", target_modules=["q_proj", "c_attn"])
+    assert PROGRAM.main([str(run / "plan.json")]) == 2
+    failure = _failure(run)
+    assert (failure["code"], failure["got"]) == ("no_such_target", "c_attn")
+    names = ["down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"]
+    assert failure["expected"] == "one of: " + ", ".join(names)
+
+
+def test_gpt2_trains_on_its_own_names(tmp_path: Path) -> None:
+    data = training.write_data(tmp_path, [{"text": f"{n} and {n} is {2 * n}."} for n in range(6)])
+    plan = training.write_plan(tmp_path / "run", tiny.cached("gpt2"), data, max_steps=2, effective_batch_size=2)
+    assert PROGRAM.main([str(plan)]) == 0
+    config = json.loads((tmp_path / "run" / "adapter" / "adapter_config.json").read_text())
+    assert set(config["target_modules"]) == {"c_attn", "c_proj"} and config["fan_in_fan_out"] is True
+    record = json.loads((tmp_path / "run" / "train.json").read_text())
+    assert record["verdict"] != "fail", record["checks"]
+    assert not [check for check in record["checks"] if check["verdict"] == "fail"]
+
+
+def _write(run: Path, *, base: Path | None = None, save_steps: int = 2, **values: Any) -> Path:
+    """A run directory with its plan: 24 rows, effective batch 4, eight steps unless said otherwise."""
+    data = training.write_data(run.parent, tiny.rows(24))
+    values = {"max_steps": STEPS, "effective_batch_size": 4, "split": (4, 1, 1), **values}
+    training.write_plan(run, base or tiny.cached("gemma"), data, save_steps=save_steps, **values)
+    return run
+
+
+def _stop_at(run: Path, *, step: int, how: Callable[[subprocess.Popen[str]], None]) -> int:
+    """Runs the program as a process, does `how` to it when it tells of a step, and returns its exit code."""
+    command = [sys.executable, str(train_program()), str(run / "plan.json")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        for line in process.stdout or ():
+            event = next(iter(training.events(line)), {})
+            if event.get("event") == "step" and event["step"] == step:
+                how(process)
+    return process.returncode
+
+
+def _copied(run: Path, folder: Path) -> Path:
+    return Path(shutil.copytree(run, folder / "run"))
+
+
+def _adapter(run: Path) -> str:
+    return hashlib.sha256((run / "adapter" / "adapter_model.safetensors").read_bytes()).hexdigest()
+
+
+def _failure(run: Path) -> dict[str, str]:
+    failure = json.loads((run / "train.failed.json").read_text())
+    return dict(failure["error"])
+
+
+def _trainer(run: Path) -> Any:
+    """A trainer whose adapter already does something: B is zero at the start, and so would be A's gradient."""
+    import torch
+
+    _write(run)
+    plan = PROGRAM.load_plan(run / "plan.json")
+    recipe = plan["recipe"]
+    tokenizer = PROGRAM.load_tokenizer(recipe)
+    data = PROGRAM.load_data(recipe, tokenizer)
+    watch = PROGRAM.Watch(run, data, recipe, None)
+    trainer = PROGRAM.build_trainer(recipe, plan["placement"], run, tokenizer, data, watch)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, weight in trainer.model.named_parameters():
+            if "lora_" in name:
+                weight.copy_(0.1 * torch.randn(weight.shape, generator=generator))
+    trainer.model.eval()
+    trainer.rows_of_the_test = data["train"][:4]
+    return trainer
+
+
+def _batch(trainer: Any) -> dict[str, Any]:
+    rows = [{"input_ids": row["input_ids"], "labels": row["labels"]} for row in trainer.rows_of_the_test]
+    assert len({len(row["input_ids"]) for row in rows}) > 1  # padding is in play
+    return dict(trainer.data_collator(rows))
+
+
+def _loss_and_gradient(trainer: Any) -> tuple[Any, dict[str, Any]]:
+    import torch
+
+    inputs = _batch(trainer)
+    items = (inputs["labels"][:, 1:] != PROGRAM.IGNORED).sum()
+    trainer.model.zero_grad()
+    loss = trainer.compute_loss(trainer.model, inputs, num_items_in_batch=items)
+    loss.backward()
+    assert isinstance(loss, torch.Tensor)
+    return loss.detach(), _gradients(trainer)
+
+
+def _gradients(trainer: Any) -> dict[str, Any]:
+    return {n: p.grad.clone() for n, p in trainer.model.named_parameters() if p.grad is not None}
+
+
+def _scored_by(trainer: Any) -> str:
+    """The file whose forward function the base model has: TRL puts in its own from trl/trainer/utils.py."""
+    return Path(trainer.model.get_base_model().forward.__func__.__code__.co_filename).name
