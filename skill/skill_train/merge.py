@@ -79,16 +79,9 @@ def merge(
     require_space(out.parent, planned_bytes(model, plan, DTYPES[dtype] if dtype else None), "the merged model")
     with whole_folder(out) as part:
         figures = _write(model, tuned, plan, reasons, part, dtype, progress, warn)
-        outcome = merge_gate.gate(
-            base=base,
-            adapter=adapter,
-            merged=part,
-            rows=rows,
-            stored=figures["stored_dtype"],
-            kept=figures.get("kept_after_rounding"),
-            threshold=threshold,
-            bar=progress,
-        )
+        compared: dict[str, Any] = {"base": base, "adapter": adapter, "merged": part, "rows": rows}
+        kept, stored = figures.get("kept_after_rounding"), figures["stored_dtype"]
+        outcome = merge_gate.gate(**compared, stored=stored, kept=kept, threshold=threshold, bar=progress)
         fields = {
             "inputs": inputs,
             "options": options,
@@ -96,13 +89,19 @@ def merge(
             "reasons": reasons,
             "changes": figures,
             "gate": outcome,
-            "versions": versions("torch", "transformers", "peft", "safetensors"),
-            "seconds": round(time.monotonic() - started, 2),
-            "peak_memory_bytes": peak_memory_bytes(),
+            **_circumstances(started),
         }
         _judge(fields, record, out, warn)
     outputs = digests(record.parent, [path for path in out.rglob("*") if path.is_file() and path != record])
     return write_record(record, **fields, outputs=outputs)
+
+
+def _circumstances(started: float) -> dict[str, Any]:
+    return {
+        "versions": versions("torch", "transformers", "peft", "safetensors"),
+        "seconds": round(time.monotonic() - started, 2),
+        "peak_memory_bytes": peak_memory_bytes(),
+    }
 
 
 def _check_dtype(dtype: str | None) -> None:
