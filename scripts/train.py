@@ -202,7 +202,7 @@ def check_fields(values: Any, fields: dict[str, tuple[type, ...]], name: str) ->
         raise Refused(f"the plan has no {name}", code="bad_plan", expected=f"an object called {name}")
     for key in sorted(set(values) ^ set(fields)):
         state = "unknown" if key in values else "missing"
-        raise Refused(f"{name}.{key} is {state}", code="bad_plan", hint="skill-train plan RECIPE --out plan.json")
+        raise Refused(f"{name}.{key} is {state}", code="bad_plan", hint="skill-train local RECIPE")
     for key, types in fields.items():
         value = values[key]
         if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):

@@ -10,7 +10,7 @@ from typing import Any
 
 from skill_train import tables
 from skill_train.console import Console, Result
-from skill_train.errors import TrainingFailed, UsageError
+from skill_train.errors import TrainingFailed, UsageError, VerificationFailed
 from skill_train.run_dir import RunDir, open_run, read_json
 
 
@@ -165,7 +165,12 @@ def merge_run(console: Console, run: RunDir, dtype: str | None = None) -> dict[s
 
     require_trained(run)
     rows = read_rows(run.held_out) or read_rows(run.samples)
-    return _merge(console, base=base_of(run), adapter=run.adapter, out=run.merged, rows=rows, dtype=dtype)
+    try:
+        return _merge(console, base=base_of(run), adapter=run.adapter, out=run.merged, rows=rows, dtype=dtype)
+    except VerificationFailed as failure:
+        if failure.code == "merge_gate" and dtype != "float32":
+            failure.hint = f"skill-train merge {quoted(run.path)} --dtype float32"
+        raise
 
 
 def _merge(

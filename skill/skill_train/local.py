@@ -158,9 +158,13 @@ def _show(line: str, progress: Bar, say: Callable[[str], None]) -> None:
     elif kind == "data":
         say(_data_line(event))
     elif kind == "step":
-        memory = max(event["memory_bytes"].values()) / 1e9
-        text = f"loss {event['loss']:.4f} · {event['tokens_per_second']:g} tokens/s · {memory:.2f} GB"
-        progress(event["step"], event["steps"], text)
+        progress(event["step"], event["steps"], _step_line(event))
+
+
+def _step_line(event: dict[str, Any]) -> str:
+    loss = "not a number" if event["loss"] is None else f"{event['loss']:.4f}"  # the program stops there and says why
+    speed = "" if event["tokens_per_second"] is None else f"{event['tokens_per_second']:g} tokens/s · "
+    return f"loss {loss} · {speed}{max(event['memory_bytes'].values()) / 1e9:.2f} GB"
 
 
 def _data_line(figures: dict[str, Any]) -> str:

@@ -260,9 +260,9 @@ def _judge(fields: dict[str, Any], record: Path, out: Path, warn: Callable[[str,
             expected=f"mean KL divergence of at most {outcome['limits']['mean_kl']:g} nats ({outcome['stored_dtype']})",
             got=f"{outcome['figures']['mean_kl']} nats; the adapter itself moves the base by "
             f"{outcome['effect']['kl_between']} nats; all figures in {failed}",
-            hint="skill-train doctor"
+            hint=f"read {failed}"
             if outcome["stored_dtype"] == "F32"
-            else f"skill-train merge … --dtype float32 --out {out}, which rounds nothing",
+            else "the same command with --dtype float32, which rounds nothing",
         )
     kept = fields["changes"].get("kept_after_rounding")
     if kept is not None and kept < _KEPT:

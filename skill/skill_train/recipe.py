@@ -59,7 +59,7 @@ class Recipe:
     max_grad_norm: float = _say(1.0, "gradients are clipped to this norm")
     optim: str = _say("adamw_torch", "optimizer, by its name in transformers")
     lora_r: int = _say(16, "rank of the adapter")
-    lora_alpha: float = _say(32, "scale of the adapter: lora_alpha / lora_r")
+    lora_alpha: float = _say(32.0, "scale of the adapter: lora_alpha / lora_r")
     lora_dropout: float = _say(0.05, "dropout before the adapter")
     target_modules: list[str] | None = _say(None, "modules that get an adapter; by architecture when left out")
     modules_to_save: list[str] | None = _say(None, "modules trained whole beside the adapter")
