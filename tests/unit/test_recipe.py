@@ -33,6 +33,19 @@ def test_what_is_left_out_is_what_the_reference_promises(tmp_path: Path) -> None
     assert [getattr(recipe, key) for key in chosen_by_the_plan] == [None] * 6
 
 
+def test_a_default_that_is_written_down_is_the_same_recipe() -> None:
+    """32 and 32.0 are equal to Python and two texts to SHA-256."""
+    import dataclasses
+
+    left_out = dataclasses.asdict(recipes.from_dict(LEAST))
+    said = dataclasses.asdict(recipes.from_dict({k: v for k, v in left_out.items() if v is not None}))
+    assert recipes.recipe_hash(said, FINGERPRINTS) == recipes.recipe_hash(left_out, FINGERPRINTS)
+    in_whole_numbers = recipes.from_dict(LEAST | {"lora_alpha": 32, "max_grad_norm": 1, "weight_decay": 0})
+    assert recipes.recipe_hash(dataclasses.asdict(in_whole_numbers), FINGERPRINTS) == recipes.recipe_hash(
+        left_out, FINGERPRINTS
+    )
+
+
 def test_null_in_the_file_is_left_out(tmp_path: Path) -> None:
     recipe = _load(tmp_path, "model: some/model\ndata: rows.jsonl\nlearning_rate: null\nmax_steps: null\n")
     assert (recipe.learning_rate, recipe.max_steps) == (2e-4, None)

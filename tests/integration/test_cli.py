@@ -1,0 +1,249 @@
+"""The console script as a program: a local run, its export and its proof; bad input; two calls in one folder."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tiny
+import training
+
+SCRIPT = str(Path(sys.executable).with_name("skill-train"))  # the console script of this environment
+SMALL = ("--max-steps", "3", "--max-length", "256")
+
+
+@pytest.fixture(scope="module")
+def chain(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, subprocess.CompletedProcess[str]]]:
+    """A run on tiny Qwen2 with Qwen's own tokenizer, and what each command of the chain answered."""
+    folder = tmp_path_factory.mktemp("chain")
+    data, run = tiny.write_rows(folder / "rows.jsonl", 24), folder / "run"
+    base = tiny.cached("qwen2")
+    commands = {
+        "local": ("local", "--model", base, "--data", data, *SMALL, "--run-dir", run),
+        "again": ("local", "--model", base, "--data", data, *SMALL, "--run-dir", run),
+        "from its file": ("local", run / "recipe.yaml", "--run-dir", run),
+        "export-gguf": ("export-gguf", run, "--quant", "q8_0,q4_k_m"),
+        "verify": ("verify", run),
+    }
+    return run, {name: _call(folder, *command) for name, command in commands.items()}
+
+
+@pytest.mark.parametrize("name", ["local", "again", "from its file", "export-gguf", "verify"])
+def test_each_command_answers_with_one_document(chain: Any, name: str) -> None:
+    done = chain[1][name]
+    assert done.returncode == 0, done.stderr
+    answer = _answer(done)
+    assert answer["ok"] is True
+    assert set(answer) == {"schema", "command", "ok", "data", "warnings", "next"}
+    assert all(set(warning) == {"code", "message"} for warning in answer["warnings"])
+    assert all(command.startswith("skill-train ") for command in answer["next"])
+    assert "Traceback" not in done.stderr
+
+
+def test_a_local_run_says_what_the_design_promises(chain: Any) -> None:
+    run, calls = chain
+    data = _answer(calls["local"])["data"]
+    assert (data["run_dir"], data["reused"], data["steps"], data["verdict"]) == (str(run), False, 3, "pass")
+    names = {"model_loads", "batches_are_valid", "accumulation", "loss_falls", "checkpoint_saves", "adapter_reloads"}
+    assert {check["name"] for check in data["checks"]} == names
+    assert data["data"]["train_rows"] == 23 and data["figures"]["tokens_per_second"] > 0
+    assert (run / "adapter" / "adapter_model.safetensors").is_file() and (run / "train.json").is_file()
+    assert _answer(calls["local"])["next"] == [f"skill-train export-gguf {run}"]
+    assert "dtype: " in calls["local"].stderr and "loss " in calls["local"].stderr
+
+
+def test_the_second_call_and_the_recipe_that_was_written_find_the_run_done(chain: Any) -> None:
+    _, calls = chain
+    first, again, from_file = (_answer(calls[name])["data"] for name in ("local", "again", "from its file"))
+    assert (again["reused"], from_file["reused"]) == (True, True)
+    assert first["recipe_hash"] == again["recipe_hash"] == from_file["recipe_hash"]
+    assert again["figures"] == first["figures"]
+
+
+def test_an_export_lists_its_files(chain: Any) -> None:
+    run, calls = chain
+    files = _answer(calls["export-gguf"])["data"]["files"]
+    assert all(set(file) >= {"path", "bytes", "sha256", "quant"} for file in files)
+    assert {file["quant"] for file in files} >= {"q8_0", "q4_k_m"}
+    for file in files:
+        assert Path(file["path"]).parent == run / "gguf"
+        assert Path(file["path"]).stat().st_size == file["bytes"]
+        assert Path(file["path"]).read_bytes()[:4] == b"GGUF"
+
+
+def test_the_proof_passes(chain: Any) -> None:
+    data = _answer(chain[1]["verify"])["data"]
+    assert data["verdict"] in ("pass", "warn")
+    assert data["checks"] and all(set(c) >= {"name", "file", "figure", "threshold", "verdict"} for c in data["checks"])
+    assert not [check for check in data["checks"] if check["verdict"] == "fail"]
+
+
+# --- Bad input: one clear error, nothing left behind ---
+
+GOOD = {"messages": [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]}
+LINE = json.dumps(GOOD) + "\n"
+BAD: list[tuple[str, str | None, str, str]] = [
+    ("missing file", None, "missing_file", "rows.jsonl"),
+    ("empty file", "", "empty_dataset", "no rows"),
+    ("broken line", LINE + LINE + '{"messages": [\n' + LINE, "broken_line", "line 3 of"),
+    ("wrong columns", '{"a": 1}\n', "wrong_columns", "rows.jsonl"),
+    ("DPO pairs", '{"prompt": "2+2?", "chosen": "4", "rejected": "5"}\n', "wrong_columns", "DPO"),
+    ("no answer", LINE + '{"messages": [{"role": "user", "content": "2+2?"}]}\n', "bad_row", "line 2 of"),
+]
+
+
+@pytest.mark.parametrize(("content", "code", "words"), [b[1:] for b in BAD], ids=[b[0] for b in BAD])
+def test_bad_data_is_refused(tmp_path: Path, content: str | None, code: str, words: str) -> None:
+    if content is not None:
+        (tmp_path / "rows.jsonl").write_text(content)
+    before = _tree(tmp_path)
+    done = _call(tmp_path, "local", "--model", tiny.cached("gemma"), "--data", "rows.jsonl", "--run-dir", "run")
+    _assert_refused(done, code, words)
+    assert _tree(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("recipe", "code", "words"),
+    [
+        ("model: m\ndata: rows.jsonl\nlearning_rat: 1e-4\n", "unknown_key", "did you mean 'learning_rate'"),
+        ("model: m\ndata: rows.jsonl\nmax_length: long\n", "wrong_type", "max_length"),
+        ("data: rows.jsonl\n", "missing_key", "no model"),
+        ("model: [\n", "bad_recipe", "recipe.yaml"),
+        ("model: ./nowhere\ndata: rows.jsonl\n", "unknown_model", "nowhere"),
+    ],
+)
+def test_a_bad_recipe_is_refused(tmp_path: Path, recipe: str, code: str, words: str) -> None:
+    (tmp_path / "rows.jsonl").write_text(LINE)
+    (tmp_path / "recipe.yaml").write_text(recipe)
+    before = _tree(tmp_path)
+    _assert_refused(_call(tmp_path, "local", "recipe.yaml"), code, words)
+    assert _tree(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("change", "code"), [({"model_type": "brandnew"}, "unknown_model_type"), (None, "broken_safetensors")]
+)
+def test_a_model_that_cannot_be_used_is_refused(tmp_path: Path, change: dict[str, str] | None, code: str) -> None:
+    base = _base(tmp_path)
+    if change:
+        (base / "config.json").write_text(json.dumps(json.loads((base / "config.json").read_text()) | change))
+    else:
+        (base / "model.safetensors").write_bytes((base / "model.safetensors").read_bytes()[:-100])
+    (tmp_path / "rows.jsonl").write_text(LINE)
+    before = _tree(tmp_path)
+    done = _call(tmp_path, "local", "--model", base, "--data", "rows.jsonl", "--run-dir", "run")
+    _assert_refused(done, code, "brandnew" if change else "model.safetensors")
+    assert _tree(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (("lokal",), "bad_usage"),
+        (("local", "--max-steps", "0"), "bad_usage"),
+        (("local", "--device", "tpu"), "bad_usage"),
+        (("export-gguf", "nowhere"), "not_a_run"),
+        (("export-gguf",), "bad_usage"),
+        (("merge", "nowhere"), "not_a_run"),
+        (("verify", "nowhere"), "not_a_run"),
+        (("local", "--resume", "--run-dir", "nowhere"), "not_a_run"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
+)
+def test_bad_usage_is_refused(tmp_path: Path, arguments: tuple[str, ...], code: str) -> None:
+    _assert_refused(_call(tmp_path, *arguments), code, "")
+    assert not list(tmp_path.iterdir())
+
+
+def test_rows_without_anything_to_learn_leave_no_run_behind(tmp_path: Path) -> None:
+    """Known only after tokenizing, so the program finds it: the folder it had begun is taken away again."""
+    (tmp_path / "rows.jsonl").write_text(LINE)
+    before = _tree(tmp_path)
+    arguments = ("--model", tiny.cached("gemma"), "--data", "rows.jsonl", "--max-length", "3", "--run-dir", "run")
+    done = _call(tmp_path, "local", *arguments)
+    _assert_refused(done, "nothing_to_train", "no token to train on (lines 1)")
+    assert _tree(tmp_path) == before
+
+
+# --- A run that fails, and one that is in use ---
+
+
+def test_a_loss_that_is_no_number_is_explained(tmp_path: Path) -> None:
+    from safetensors.numpy import load_file, save_file
+
+    base = _base(tmp_path)
+    tensors = load_file(base / "model.safetensors")
+    tensors["model.norm.weight"][3] = float("nan")
+    save_file(tensors, base / "model.safetensors", metadata={"format": "pt"})
+    tiny.write_rows(tmp_path / "rows.jsonl", 4)
+    arguments = ("--model", base, "--data", "rows.jsonl", *SMALL, "--run-dir", "run")
+    done = _call(tmp_path, "local", *arguments)
+    assert done.returncode == 5, done.stderr
+    assert "Traceback" not in done.stderr
+    error = _answer(done)["error"]
+    assert error["code"] == "bad_loss" and "is nan at step 1" in error["message"]
+    assert (tmp_path / "run" / "train.failed.json").is_file() and not (tmp_path / "run" / "train.json").exists()
+
+
+def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
+    data, run = training.write_data(tmp_path, [GOOD]), tmp_path / "run"
+    run.mkdir()
+    with open(run / ".lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        lock.write("process 1 (another test)")
+        lock.flush()
+        done = _call(tmp_path, "local", "--model", tiny.cached("gemma"), "--data", data, "--run-dir", run)
+    _assert_refused(done, "run_in_use", "process 1 (another test)")
+    assert [path.name for path in run.iterdir()] == [".lock"]
+
+
+def test_another_recipe_in_the_same_folder_is_refused(chain: Any, tmp_path: Path) -> None:
+    run = chain[0]
+    before = (run / "train.json").read_bytes()
+    arguments = ("--model", tiny.cached("qwen2"), "--data", run.parent / "rows.jsonl", "--max-steps", "4")
+    done = _call(tmp_path, "local", *arguments, "--run-dir", run)
+    _assert_refused(done, "another_run", str(run))
+    assert (run / "train.json").read_bytes() == before
+
+
+def _call(folder: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [SCRIPT, *map(str, arguments)]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=280)
+
+
+def _answer(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    """The one document on stdout: the envelope of the design, at most 8 KB, on one line, and nothing else."""
+    assert len(done.stdout.encode()) <= 8192
+    assert done.stdout.count("\n") == 1, done.stdout
+    answer: dict[str, Any] = json.loads(done.stdout, parse_constant=_no_json)
+    assert answer["schema"] == "skill-train/1"
+    return answer
+
+
+def _no_json(name: str) -> None:
+    raise AssertionError(f"{name} is not JSON")
+
+
+def _assert_refused(done: subprocess.CompletedProcess[str], code: str, words: str) -> None:
+    assert done.returncode == 2, done.stderr
+    answer = _answer(done)
+    assert answer["ok"] is False
+    assert set(answer["error"]) == {"code", "message", "expected", "got", "hint"}
+    assert answer["error"]["code"] == code, answer["error"]
+    assert words in answer["error"]["message"]
+    assert "Traceback" not in done.stderr
+
+
+def _tree(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+def _base(folder: Path) -> Path:
+    return Path(shutil.copytree(tiny.cached("gemma"), folder / "base"))
