@@ -23,7 +23,7 @@ demo: $(STAMP)
 	$(BIN)/skill-train demo
 
 test: $(STAMP)
-	$(BIN)/python -m pytest
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest
 
 live: $(STAMP)
 	$(BIN)/python -m pytest -m live

