@@ -235,6 +235,13 @@ def test_a_flat_loss_ends_training(tmp_path: Path) -> None:
     assert "gradient of exactly 0 at step 3" in watch.bad_loss(3, 2.0, 0.0).error["message"]
 
 
+def test_a_figure_that_is_no_number_stays_out_of_the_record() -> None:
+    checks = PROGRAM.Checks(None, None, {"order": [0], "train": [{}]}, {})
+    checks.add("adapter_reloads", "fail", float("nan"), "")
+    checks.add("checkpoint_saves", "pass", 2, "")
+    assert [check["figure"] for check in checks.results] == [None, 2]
+
+
 def _header() -> str:
     lines = SOURCE.splitlines()
     start, end = lines.index("# /// script"), lines.index("# ///")

@@ -25,14 +25,15 @@ def write_plan(
     data: Path,
     *,
     split: tuple[int, int, int] | None = None,
-    save_steps: int = 100,
+    placement: dict[str, Any] | None = None,
     **values: Any,
 ) -> Path:
-    """`plan.json` in a run directory. `split` is rows at a time x accumulation x processes; `values` the recipe's."""
+    """`plan.json` in a run directory. `split` is rows at a time x accumulation x processes; `placement` replaces what
+    the planner chose; `values` are the recipe's."""
     wanted = recipe.from_dict({"model": str(base), "data": str(data), **values})
     made = plan.make_plan(wanted, model=model.read_model(base), dataset=dataset.scan(wanted), machine=MACHINE)
     made["placement"] |= dict(zip(SPLIT, split, strict=True)) if split else {}
-    made["placement"]["save_steps"] = save_steps
+    made["placement"] |= {"save_steps": 100, **(placement or {})}
     run.mkdir(parents=True, exist_ok=True)
     (run / "plan.json").write_text(json.dumps(made, indent=1), encoding="utf-8")
     return run / "plan.json"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -190,6 +191,30 @@ def test_a_loss_that_is_no_number_is_explained(tmp_path: Path) -> None:
     error = _answer(done)["error"]
     assert error["code"] == "bad_loss" and "is nan at step 1" in error["message"]
     assert (tmp_path / "run" / "train.failed.json").is_file() and not (tmp_path / "run" / "train.json").exists()
+
+
+def test_an_interrupted_run_goes_on_as_its_hint_says(tmp_path: Path) -> None:
+    """Ctrl-C without a terminal: the command passes it on, the program saves a checkpoint, and the hint finishes it."""
+    tiny.write_rows(tmp_path / "rows.jsonl", 24)
+    recipe = f"model: {tiny.cached('gemma')}\ndata: rows.jsonl\nmax_steps: 30\neffective_batch_size: 2\n"
+    (tmp_path / "recipe.yaml").write_text(recipe)
+    command = [SCRIPT, "local", "recipe.yaml", "--run-dir", "run"]
+    pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, cwd=tmp_path, text=True, **pipes) as process:
+        for line in process.stderr:
+            if line.startswith("training: "):
+                process.send_signal(signal.SIGINT)
+                break
+        stdout, stderr = process.communicate(timeout=100)
+    stopped = _answer(subprocess.CompletedProcess(command, process.returncode, stdout, stderr))
+    assert (process.returncode, stopped["error"]["code"]) == (5, "interrupted"), stderr
+    assert stopped["error"]["hint"] == "skill-train local --resume --run-dir run"
+    assert not (tmp_path / "run" / "train.json").exists()
+    done = _call(tmp_path, *stopped["error"]["hint"].split()[1:])
+    assert done.returncode == 0, done.stderr
+    assert _answer(done)["data"]["steps"] == 30
+    assert "resuming from checkpoint-" in done.stderr
+    assert [line["step"] for line in training.metrics(tmp_path / "run")] == list(range(1, 31))
 
 
 def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:

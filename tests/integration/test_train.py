@@ -197,6 +197,44 @@ def test_the_batch_split_does_not_change_the_losses(tmp_path: Path) -> None:
     assert losses[2] == pytest.approx(losses[0], rel=1e-5)
 
 
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"use_dora": True},
+        {"use_rslora": True},
+        {"modules_to_save": ["lm_head"]},
+        {"target_modules": ["q_proj", "down_proj"], "lr_scheduler_type": "cosine", "warmup_steps": 1},
+        {"placement": {"dtype": "bfloat16"}},
+    ],
+    ids=["dora", "rslora", "a trained head", "other targets", "bfloat16"],
+)
+def test_other_ways_to_train_pass_the_smoke_test(tmp_path: Path, values: dict[str, Any]) -> None:
+    run = _write(tmp_path / "run", base=tiny.cached("gemma", tied=False), max_steps=4, learning_rate=2e-3, **values)
+    assert PROGRAM.main([str(run / "plan.json")]) == 0
+    record = json.loads((run / "train.json").read_text())
+    assert record["verdict"] == "pass", record["checks"]
+
+
+def test_recomputing_activations_changes_no_loss(tmp_path: Path) -> None:
+    losses = []
+    for name, recompute in (("kept", False), ("recomputed", True)):
+        run = _write(tmp_path / name, max_steps=3, placement={"gradient_checkpointing": recompute})
+        assert PROGRAM.main([str(run / "plan.json")]) == 0
+        assert json.loads((run / "environment.json").read_text())["trainer"]["gradient_checkpointing"] is recompute
+        losses.append([line["loss"] for line in training.metrics(run)])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+
+
+def test_the_probe_times_both_precisions_and_leaves_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = _write(tmp_path / "run")
+    assert PROGRAM.main([str(run / "plan.json"), "--probe"]) == 0
+    (event,) = training.events(capsys.readouterr().out)
+    assert event["event"] == "probe" and set(event) == {"event", "float32", "bfloat16"}
+    assert all(event[name]["seconds"] > 0 for name in ("float32", "bfloat16"))
+    assert event["bfloat16"]["loss"] == pytest.approx(event["float32"]["loss"], rel=0.02)
+    assert [path.name for path in run.iterdir()] == ["plan.json"]
+
+
 # --- Resuming ---
 
 
@@ -314,7 +352,8 @@ def _write(run: Path, *, base: Path | None = None, save_steps: int = 2, **values
     """A run directory with its plan: 24 rows, effective batch 4, eight steps unless said otherwise."""
     data = training.write_data(run.parent, tiny.rows(24))
     values = {"max_steps": STEPS, "effective_batch_size": 4, "split": (4, 1, 1), **values}
-    training.write_plan(run, base or tiny.cached("gemma"), data, save_steps=save_steps, **values)
+    placement = {"save_steps": save_steps, **values.pop("placement", {})}
+    training.write_plan(run, base or tiny.cached("gemma"), data, placement=placement, **values)
     return run
 
 
