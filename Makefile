@@ -20,7 +20,7 @@ help:
 	@echo "make live   tests against the Hub; needs HF_TOKEN    make lock   write requirements.lock"
 
 demo: $(STAMP)
-	$(BIN)/skill-train demo
+	$(BIN)/skill-train demo --format human
 
 test: $(STAMP)
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest
