@@ -10,7 +10,7 @@ from skill_train.console import Console, Result
 from skill_train.errors import VerificationFailed
 from skill_train.evaluate import Score, score_gguf, score_model
 from skill_train.reference import read_rows
-from skill_train.run_dir import RunDir, read_json, write_record
+from skill_train.run_dir import RunDir, digests, read_json, write_record
 
 QUANTS = "f16,q8_0,q4_k_m"
 LEARNED = 0.9  # share of held-out rows that every stage after training must answer to the letter
@@ -29,10 +29,8 @@ def demo(console: Console, *, run_dir: Path) -> Result:
     exported = chain_gguf.export_run(console, run, QUANTS, tools).data["files"]
     chain_gguf.verify_run(console, run, 2048)
     proof = read_json(run.record("verify"))
-    table = _table(console, run, trained, merged, exported, proof)
-    write_record(
-        run.record("demo"), inputs={}, options={"run_dir": run_dir.name}, outputs={}, figures={"stages": table}
-    )
+    table = _recorded(run) or _table(console, run, trained, merged, exported, proof)
+    write_record(run.record("demo"), inputs=_inputs(run), options={}, outputs={}, figures={"stages": table})
     data = {"run_dir": str(run_dir), "stages": table, "verdict": proof["verdict"]}
     following = [f"skill-train verify {run_dir}", "skill-train local --model MODEL --data DATA --max-steps 50"]
     return Result(
@@ -42,6 +40,17 @@ def demo(console: Console, *, run_dir: Path) -> Result:
         next=following,
         error=_missed(table, run),
     )
+
+
+def _inputs(run: RunDir) -> dict[str, Any]:
+    return digests(run.path, [run.record(step) for step in ("train", "merge", "verify")])
+
+
+def _recorded(run: RunDir) -> list[dict[str, Any]] | None:
+    """The table of an earlier call, when nothing that it stands on has changed since."""
+    record = read_json(run.record("demo")) if run.record("demo").is_file() else {}
+    stages: list[dict[str, Any]] | None = record.get("figures", {}).get("stages")
+    return stages if record.get("inputs") == _inputs(run) else None
 
 
 def _table(
