@@ -192,6 +192,11 @@ def test_a_twentieth_is_held_out_and_200_at_most(rows: int, count: int) -> None:
     assert held_out == PROGRAM.held_out_rows(rows, 0.05, 42)
 
 
+def test_fewer_than_20_rows_are_all_trained() -> None:
+    assert PROGRAM.held_out_rows(19, 0.5, 42) == set()
+    assert len(PROGRAM.held_out_rows(20, 0.5, 42)) == 10
+
+
 def test_another_seed_holds_out_other_rows() -> None:
     assert PROGRAM.held_out_rows(1000, 0.05, 1) != PROGRAM.held_out_rows(1000, 0.05, 2)
 

@@ -159,10 +159,11 @@ def test_loss_on_all_trains_the_prompt_too(tmp_path: Path) -> None:
 
 
 def test_long_rows_are_cut_and_counted(tmp_path: Path) -> None:
-    short, long = {"text": "one two"}, {"text": "one two three four five six seven eight"}
-    data, _ = _loaded(tmp_path, "gpt2", [short, long, long], max_length=5)
-    assert [len(row["input_ids"]) for row in data["train"]] == [3, 5, 5]
-    assert [row["full_length"] for row in data["train"]] == [3, 9, 9]
+    short, fits, long = {"text": "one two"}, {"text": "one two three four"}, {"text": "one two three four five six"}
+    data, _ = _loaded(tmp_path, "gpt2", [short, fits, long, long], max_length=5)
+    assert [len(row["input_ids"]) for row in data["train"]] == [3, 5, 5, 5]
+    assert [row["full_length"] for row in data["train"]] == [3, 5, 7, 7]
+    assert [row["truncated"] for row in data["train"]] == [False, False, True, True]
     assert data["figures"]["truncated_rows"] == 2
     assert data["figures"]["longest_row_tokens"] == 5
 
@@ -195,6 +196,9 @@ def test_the_share_of_trained_tokens_by_hand(tmp_path: Path) -> None:
     data, _ = _loaded(tmp_path, "gpt2", [{"prompt": "one two", "completion": " three"}])
     assert data["figures"]["trained_token_share"] == 0.5
     assert data["figures"]["tokens"] == 4
+    # In plain text all count but the first, which nothing predicts: "one", " two" and the end are 2 of 3.
+    data, _ = _loaded(tmp_path, "gpt2", [{"text": "one two"}])
+    assert data["figures"]["trained_token_share"] == 0.6667
 
 
 # --- Templates with a will of their own ---

@@ -132,6 +132,20 @@ def test_float16_off_cuda_is_refused_unless_forced(machine: MachineFacts) -> Non
     assert "against the advice" in _reason(forced, "dtype")
 
 
+def test_bf16_on_mps_is_taken_on_request_after_a_good_probe() -> None:
+    """Asked for on a Mac: a probe there must give the loss of float32, however fast it is."""
+    asked = Choices(dtype="bfloat16")
+    plan = _plan(choices=asked, probe=_probe(2.0, 10.02))
+    assert plan["placement"]["dtype"] == "bfloat16"
+    assert "0.20% off" in _reason(plan, "dtype")
+    for probe, got in ((None, "did not run"), (_probe(0.1, 10.2), "2.00% off"), (_probe(0.1, float("nan")), "nan")):
+        with pytest.raises(DecisionNeeded) as caught:
+            _plan(choices=asked, probe=probe)
+        assert (caught.value.code, caught.value.exit_code) == ("unsafe_precision", 3)
+        assert got in caught.value.got
+    assert _plan(choices=Choices(dtype="bfloat16", force=True))["placement"]["dtype"] == "bfloat16"
+
+
 def test_what_is_asked_for_is_taken_and_said() -> None:
     plan = _plan(machine=A100, choices=Choices(device="cpu", dtype="bfloat16"))
     assert (plan["placement"]["device"], plan["placement"]["dtype"]) == ("cpu", "bfloat16")
@@ -147,6 +161,10 @@ def test_what_is_asked_for_is_taken_and_said() -> None:
         (AMX, 494032768, Choices(dtype="float32"), False),
         (CPU, 494032768, Choices(), False),
         (A100, 494032768, Choices(), False),
+        (LAPTOP, 494032768, Choices(), False),
+        (LAPTOP, 10_000_000, Choices(dtype="bfloat16"), True),
+        (LAPTOP, 494032768, Choices(dtype="bfloat16", force=True), False),
+        (dataclasses.replace(AMX, device="mps"), 494032768, Choices(device="cpu"), True),
     ],
 )
 def test_a_probe_is_made_only_where_it_can_change_the_plan(
