@@ -1,0 +1,71 @@
+"""The demo as a user runs it: a child process, no network, one document on stdout."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("demo")
+    answer = _demo(folder)
+    assert answer.returncode == 0, answer.stderr
+    (folder / "answer.json").write_text(answer.stdout, encoding="utf-8")
+    return folder
+
+
+def test_every_stage_after_training_knows_what_the_base_does_not(made: Path) -> None:
+    stages = {row["stage"]: row for row in _stages(made)}
+    assert list(stages) == ["base", "adapter", "merged", "f16", "q8_0", "q4_k_m"]
+    assert stages["base"]["exact_match"] <= 0.1
+    assert all(row["exact_match"] > 0.9 for name, row in stages.items() if name != "base")
+    assert all(row["verdict"] == "pass" for name, row in stages.items() if name != "base")
+
+
+def test_the_divergence_grows_with_the_loss_of_precision(made: Path) -> None:
+    stages = {row["stage"]: row for row in _stages(made)}
+    assert 0 <= stages["f16"]["mean_kl"] < stages["q8_0"]["mean_kl"] < stages["q4_k_m"]["mean_kl"] < 0.1
+    assert stages["f16"]["bytes"] > stages["q8_0"]["bytes"] > stages["q4_k_m"]["bytes"]
+
+
+def test_a_second_call_shows_the_same_table_and_trains_nothing(made: Path) -> None:
+    before = (made / "runs" / "demo" / "train.json").stat().st_mtime_ns
+    again = _demo(made)
+    assert json.loads(again.stdout)["data"]["stages"] == _stages(made)
+    assert (made / "runs" / "demo" / "train.json").stat().st_mtime_ns == before
+
+
+def test_a_file_that_was_changed_is_not_shown_as_proven(made: Path, tmp_path: Path) -> None:
+    shutil.copytree(made / "runs", tmp_path / "runs")
+    file = tmp_path / "runs" / "demo" / "gguf" / "demo-q8_0.gguf"
+    data = bytearray(file.read_bytes())
+    data[-4096:] = bytes(4096)
+    file.write_bytes(data)
+    answer = _run(tmp_path, "verify", "runs/demo", "--format", "json")
+    assert answer.returncode == 6
+    assert "digest (demo-q8_0.gguf)" in json.loads(answer.stdout)["error"]["message"]
+    assert "Traceback" not in answer.stderr
+
+
+def _stages(folder: Path) -> list[dict[str, Any]]:
+    document = json.loads((folder / "answer.json").read_text(encoding="utf-8"))
+    stages: list[dict[str, Any]] = document["data"]["stages"]
+    return stages
+
+
+def _demo(folder: Path) -> subprocess.CompletedProcess[str]:
+    return _run(folder, "demo", "--format", "json")
+
+
+def _run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    dead = dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"), "http://127.0.0.1:9")
+    command = [str(Path(sys.executable).with_name("skill-train")), *arguments]
+    return subprocess.run(command, cwd=folder, env=os.environ | dead, capture_output=True, text=True, check=False)
