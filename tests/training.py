@@ -6,9 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import tiny
 from skill_train import dataset, facts, model, plan, recipe
 
 MACHINE = facts.MachineFacts("Linux", "a processor", "cpu", 16 << 30, 12 << 30, None, 1, False)
+STEPS = 8
 SPLIT = ("per_device_train_batch_size", "gradient_accumulation_steps", "num_processes")
 
 
@@ -37,6 +39,15 @@ def write_plan(
     run.mkdir(parents=True, exist_ok=True)
     (run / "plan.json").write_text(json.dumps(made, indent=1), encoding="utf-8")
     return run / "plan.json"
+
+
+def write_run(run: Path, *, base: Path | None = None, save_steps: int = 2, **values: Any) -> Path:
+    """A run directory with its plan: 24 rows, effective batch 4, eight steps unless said otherwise."""
+    data = write_data(run.parent, tiny.rows(24))
+    values = {"max_steps": STEPS, "effective_batch_size": 4, "split": (4, 1, 1), **values}
+    placement = {"save_steps": save_steps, **values.pop("placement", {})}
+    write_plan(run, base or tiny.cached("gemma"), data, placement=placement, **values)
+    return run
 
 
 def resolved(base: Path, data: Path, **values: Any) -> dict[str, Any]:

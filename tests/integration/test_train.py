@@ -1,4 +1,4 @@
-"""The training program on a tiny Gemma: the loss it minimises, the batch split, resuming, ends that it explains.
+"""The training program on a tiny Gemma: the files it leaves, the batch split, resuming, ends that it explains.
 
 Runs are made in this process through the program's own `main`, except where a process is killed or interrupted.
 """
@@ -22,7 +22,6 @@ import training
 from skill_train.resources import train_module, train_program
 
 PROGRAM = train_module()
-STEPS = 8
 
 
 @pytest.fixture(autouse=True)
@@ -35,85 +34,13 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-# --- The loss ---
-
-
-@pytest.fixture(scope="module")
-def two_trainers(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
-    """Our scoring, and TRL's own, on the same model with the same adapter."""
-    folder = tmp_path_factory.mktemp("loss")
-    ours = _trainer(folder / "ours")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(PROGRAM, "score_trained_tokens_only", lambda model: None)
-        theirs = _trainer(folder / "theirs")
-    assert [_scored_by(trainer) for trainer in (ours, theirs)] == ["train.py", "utils.py"]
-    return ours, theirs
-
-
-@pytest.mark.parametrize("chunk", [4_000_000, 640 * 3], ids=["one chunk", "three tokens at a time"])
-def test_loss_and_gradients_are_those_of_trl(
-    two_trainers: tuple[Any, Any], chunk: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import torch
-
-    monkeypatch.setattr(PROGRAM, "LOGITS_AT_ONCE", chunk)
-    (loss, gradient), (their_loss, their_gradient) = (_loss_and_gradient(trainer) for trainer in two_trainers)
-    torch.testing.assert_close(loss, their_loss, rtol=1e-5, atol=0)
-    assert gradient.keys() == their_gradient.keys()
-    assert sum(bool(g.abs().max() > 1e-4) for g in gradient.values()) == len(gradient)
-    for name, value in gradient.items():
-        torch.testing.assert_close(value, their_gradient[name], rtol=1e-5, atol=1e-7)
-
-
-def test_loss_and_gradients_are_plain_cross_entropy(two_trainers: tuple[Any, Any]) -> None:
-    """Full logits, shifted by one, and torch's own cross entropy over the trained tokens."""
-    import torch
-
-    trainer = two_trainers[0]
-    loss, gradient = _loss_and_gradient(trainer)
-    inputs = _batch(trainer)
-    trainer.model.zero_grad()
-    logits = trainer.model(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"]).logits
-    plain = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), inputs["labels"][:, 1:].flatten())
-    torch.testing.assert_close(loss, plain.detach(), rtol=1e-5, atol=0)
-    plain.backward()
-    for name, value in _gradients(trainer).items():
-        torch.testing.assert_close(gradient[name], value, rtol=1e-4, atol=1e-7)
-
-
-@pytest.mark.parametrize("change", ["cap", "bias", "trained head"])
-def test_a_model_with_its_own_head_keeps_the_librarys_way(change: str) -> None:
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(str(tiny.cached("gemma")))
-    model.requires_grad_(False)
-    if change == "cap":
-        model.config.final_logit_softcapping = 30.0
-    elif change == "bias":
-        model.lm_head.bias = torch.nn.Parameter(torch.zeros(640), requires_grad=False)
-    else:
-        model.lm_head.weight.requires_grad_(True)
-    PROGRAM.score_trained_tokens_only(model)
-    assert "forward" not in vars(model)
-
-
-def test_every_argument_is_ours_and_not_a_default(two_trainers: tuple[Any, Any]) -> None:
-    """Unset, trl 1.16 takes bf16 and checkpointing everywhere, batch 8, learning rate 2e-5, and cuts at 1024 tokens."""
-    arguments = two_trainers[0].args
-    assert (arguments.bf16, arguments.fp16, arguments.gradient_checkpointing) == (False, False, False)
-    assert (arguments.per_device_train_batch_size, arguments.gradient_accumulation_steps) == (4, 1)
-    assert (arguments.learning_rate, arguments.max_length, arguments.packing) == (2e-4, None, False)
-    assert (arguments.seed, arguments.report_to, arguments.push_to_hub) == (42, [], False)
-
-
 # --- A whole run ---
 
 
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of eight steps, dropout on, with a checkpoint every second step."""
-    run = _write(tmp_path_factory.mktemp("straight") / "run")
+    run = training.write_run(tmp_path_factory.mktemp("straight") / "run")
     assert PROGRAM.main([str(run / "plan.json")]) == 0
     return run
 
@@ -149,7 +76,7 @@ def test_the_smoke_verdict_has_its_figures(straight: Path) -> None:
 
 def test_a_line_a_step(straight: Path) -> None:
     lines = training.metrics(straight)
-    assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
+    assert [line["step"] for line in lines] == list(range(1, training.STEPS + 1))
     assert all(line["loss"] > 0 and line["memory_bytes"]["rss"] > 0 for line in lines)
     # linear decay from 2e-4 over eight steps, no warm-up
     assert [line["learning_rate"] for line in lines] == pytest.approx([2e-4 * (1 - n / 8) for n in range(8)])
@@ -189,7 +116,9 @@ def test_the_batch_split_does_not_change_the_losses(tmp_path: Path) -> None:
     """Dropout off: it draws by batch. Rows differ in length, so averaging by batch instead of by token would show."""
     losses = []
     for rows, accumulated in ((4, 1), (2, 2), (1, 4)):
-        run = _write(tmp_path / f"{rows}x{accumulated}", split=(rows, accumulated, 1), max_steps=3, lora_dropout=0.0)
+        run = training.write_run(
+            tmp_path / f"{rows}x{accumulated}", split=(rows, accumulated, 1), max_steps=3, lora_dropout=0.0
+        )
         assert PROGRAM.main([str(run / "plan.json")]) == 0
         losses.append([line["loss"] for line in training.metrics(run)])
     assert len(losses[0]) == 3 and losses[0][0] != losses[0][1]
@@ -209,7 +138,9 @@ def test_the_batch_split_does_not_change_the_losses(tmp_path: Path) -> None:
     ids=["dora", "rslora", "a trained head", "other targets", "bfloat16"],
 )
 def test_other_ways_to_train_pass_the_smoke_test(tmp_path: Path, values: dict[str, Any]) -> None:
-    run = _write(tmp_path / "run", base=tiny.cached("gemma", tied=False), max_steps=4, learning_rate=2e-3, **values)
+    run = training.write_run(
+        tmp_path / "run", base=tiny.cached("gemma", tied=False), max_steps=4, learning_rate=2e-3, **values
+    )
     assert PROGRAM.main([str(run / "plan.json")]) == 0
     record = json.loads((run / "train.json").read_text())
     assert record["verdict"] == "pass", record["checks"]
@@ -218,7 +149,7 @@ def test_other_ways_to_train_pass_the_smoke_test(tmp_path: Path, values: dict[st
 def test_recomputing_activations_changes_no_loss(tmp_path: Path) -> None:
     losses = []
     for name, recompute in (("kept", False), ("recomputed", True)):
-        run = _write(tmp_path / name, max_steps=3, placement={"gradient_checkpointing": recompute})
+        run = training.write_run(tmp_path / name, max_steps=3, placement={"gradient_checkpointing": recompute})
         assert PROGRAM.main([str(run / "plan.json")]) == 0
         assert json.loads((run / "environment.json").read_text())["trainer"]["gradient_checkpointing"] is recompute
         losses.append([line["loss"] for line in training.metrics(run)])
@@ -226,7 +157,7 @@ def test_recomputing_activations_changes_no_loss(tmp_path: Path) -> None:
 
 
 def test_the_probe_times_both_precisions_and_leaves_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = _write(tmp_path / "run")
+    run = training.write_run(tmp_path / "run")
     assert PROGRAM.main([str(run / "plan.json"), "--probe"]) == 0
     (event,) = training.events(capsys.readouterr().out)
     assert event["event"] == "probe" and set(event) == {"event", "float32", "bfloat16"}
@@ -241,7 +172,7 @@ def test_the_probe_times_both_precisions_and_leaves_nothing(tmp_path: Path, caps
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same run, killed when it has told of its fifth step."""
-    run = _write(tmp_path_factory.mktemp("killed") / "run")
+    run = training.write_run(tmp_path_factory.mktemp("killed") / "run")
     assert _stop_at(run, step=5, how=lambda process: process.kill()) == -signal.SIGKILL
     assert not (run / "train.json").exists() and not (run / "adapter").exists()
     return run
@@ -252,10 +183,10 @@ def test_a_killed_run_goes_on_to_the_same_bytes(killed: Path, straight: Path, tm
     assert PROGRAM.main([str(run / "plan.json"), "--resume"]) == 0
     assert _adapter(run) == _adapter(straight)
     lines = training.metrics(run)
-    assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
+    assert [line["step"] for line in lines] == list(range(1, training.STEPS + 1))
     assert [line["loss"] for line in lines] == [line["loss"] for line in training.metrics(straight)]
     record = json.loads((run / "train.json").read_text())
-    assert record["steps"] == STEPS
+    assert record["steps"] == training.STEPS
     first = json.loads((straight / "train.json").read_text())
     assert record["answer"] == first["answer"]  # the answer before training is that of the first start
 
@@ -281,13 +212,15 @@ def test_a_torn_checkpoint_is_left_out(
 
 
 def test_with_no_checkpoint_it_starts_again(straight: Path, tmp_path: Path) -> None:
-    run = _write(tmp_path / "run")
+    run = training.write_run(tmp_path / "run")
     assert PROGRAM.main([str(run / "plan.json"), "--resume"]) == 0
     assert _adapter(run) == _adapter(straight)
 
 
 def test_an_interrupted_run_saves_and_goes_on_to_the_same_bytes(straight: Path, tmp_path: Path) -> None:
-    run = _write(tmp_path / "run", save_steps=100)  # no checkpoint of its own: only the interruption saves one
+    run = training.write_run(
+        tmp_path / "run", save_steps=100
+    )  # no checkpoint of its own: only the interruption saves one
     assert _stop_at(run, step=5, how=lambda process: process.send_signal(signal.SIGINT)) == 5
     failure = json.loads((run / "train.failed.json").read_text())
     assert (failure["exit_code"], failure["error"]["code"]) == (5, "interrupted")
@@ -296,7 +229,7 @@ def test_an_interrupted_run_saves_and_goes_on_to_the_same_bytes(straight: Path, 
     assert not (run / "train.json").exists()
     assert PROGRAM.main([str(run / "plan.json"), "--resume"]) == 0
     assert _adapter(run) == _adapter(straight)
-    assert [line["step"] for line in training.metrics(run)] == list(range(1, STEPS + 1))
+    assert [line["step"] for line in training.metrics(run)] == list(range(1, training.STEPS + 1))
     assert not (run / "train.failed.json").exists()
 
 
@@ -310,7 +243,7 @@ def test_a_weight_that_is_no_number_ends_training(tmp_path: Path) -> None:
     tensors = load_file(base / "model.safetensors")
     tensors["model.norm.weight"][3] = float("nan")
     save_file(tensors, base / "model.safetensors", metadata={"format": "pt"})
-    run = _write(tmp_path / "run", base=base)
+    run = training.write_run(tmp_path / "run", base=base)
     assert PROGRAM.main([str(run / "plan.json")]) == 5
     assert _failure(run)["code"] == "bad_loss"
     assert "is nan at step 1" in _failure(run)["message"]
@@ -319,7 +252,7 @@ def test_a_weight_that_is_no_number_ends_training(tmp_path: Path) -> None:
 
 
 def test_a_learning_rate_beyond_reason_ends_training_and_keeps_what_was_saved(tmp_path: Path) -> None:
-    run = _write(tmp_path / "run", save_steps=1, learning_rate=1e17)
+    run = training.write_run(tmp_path / "run", save_steps=1, learning_rate=1e17)
     assert PROGRAM.main([str(run / "plan.json")]) == 5
     failure = _failure(run)
     assert failure["code"] == "bad_loss"
@@ -329,7 +262,7 @@ def test_a_learning_rate_beyond_reason_ends_training_and_keeps_what_was_saved(tm
 
 
 def test_a_target_that_matches_nothing_names_what_there_is(tmp_path: Path) -> None:
-    run = _write(tmp_path / "run", target_modules=["q_proj", "c_attn"])
+    run = training.write_run(tmp_path / "run", target_modules=["q_proj", "c_attn"])
     assert PROGRAM.main([str(run / "plan.json")]) == 2
     failure = _failure(run)
     assert (failure["code"], failure["got"]) == ("no_such_target", "c_attn")
@@ -346,15 +279,6 @@ def test_gpt2_trains_on_its_own_names(tmp_path: Path) -> None:
     record = json.loads((tmp_path / "run" / "train.json").read_text())
     assert record["verdict"] != "fail", record["checks"]
     assert not [check for check in record["checks"] if check["verdict"] == "fail"]
-
-
-def _write(run: Path, *, base: Path | None = None, save_steps: int = 2, **values: Any) -> Path:
-    """A run directory with its plan: 24 rows, effective batch 4, eight steps unless said otherwise."""
-    data = training.write_data(run.parent, tiny.rows(24))
-    values = {"max_steps": STEPS, "effective_batch_size": 4, "split": (4, 1, 1), **values}
-    placement = {"save_steps": save_steps, **values.pop("placement", {})}
-    training.write_plan(run, base or tiny.cached("gemma"), data, placement=placement, **values)
-    return run
 
 
 def _stop_at(run: Path, *, step: int, how: Callable[[subprocess.Popen[str]], None]) -> int:
@@ -379,51 +303,3 @@ def _adapter(run: Path) -> str:
 def _failure(run: Path) -> dict[str, str]:
     failure = json.loads((run / "train.failed.json").read_text())
     return dict(failure["error"])
-
-
-def _trainer(run: Path) -> Any:
-    """A trainer whose adapter already does something: B is zero at the start, and so would be A's gradient."""
-    import torch
-
-    _write(run)
-    plan = PROGRAM.load_plan(run / "plan.json")
-    recipe = plan["recipe"]
-    tokenizer = PROGRAM.load_tokenizer(recipe)
-    data = PROGRAM.load_data(recipe, tokenizer)
-    watch = PROGRAM.Watch(run, data, recipe, None)
-    trainer = PROGRAM.build_trainer(recipe, plan["placement"], run, tokenizer, data, watch)
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for name, weight in trainer.model.named_parameters():
-            if "lora_" in name:
-                weight.copy_(0.1 * torch.randn(weight.shape, generator=generator))
-    trainer.model.eval()
-    trainer.rows_of_the_test = data["train"][:4]
-    return trainer
-
-
-def _batch(trainer: Any) -> dict[str, Any]:
-    rows = [{"input_ids": row["input_ids"], "labels": row["labels"]} for row in trainer.rows_of_the_test]
-    assert len({len(row["input_ids"]) for row in rows}) > 1  # padding is in play
-    return dict(trainer.data_collator(rows))
-
-
-def _loss_and_gradient(trainer: Any) -> tuple[Any, dict[str, Any]]:
-    import torch
-
-    inputs = _batch(trainer)
-    items = (inputs["labels"][:, 1:] != PROGRAM.IGNORED).sum()
-    trainer.model.zero_grad()
-    loss = trainer.compute_loss(trainer.model, inputs, num_items_in_batch=items)
-    loss.backward()
-    assert isinstance(loss, torch.Tensor)
-    return loss.detach(), _gradients(trainer)
-
-
-def _gradients(trainer: Any) -> dict[str, Any]:
-    return {n: p.grad.clone() for n, p in trainer.model.named_parameters() if p.grad is not None}
-
-
-def _scored_by(trainer: Any) -> str:
-    """The file whose forward function the base model has: TRL puts in its own from trl/trainer/utils.py."""
-    return Path(trainer.model.get_base_model().forward.__func__.__code__.co_filename).name
