@@ -171,6 +171,7 @@ def _log_softmax(logits: np.ndarray) -> np.ndarray:
     import numpy as np
 
     shifted = logits.astype(np.float64)
-    shifted -= shifted.max(axis=1, keepdims=True)
-    shifted -= np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+    with np.errstate(invalid="ignore"):  # an infinite logit ends as NaN, which no threshold accepts
+        shifted -= shifted.max(axis=1, keepdims=True)
+        shifted -= np.log(np.exp(shifted).sum(axis=1, keepdims=True))
     return shifted

@@ -7,7 +7,15 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from skill_train import run_dir, verify_answers, verify_file, verify_logits, verify_tensors, verify_tokens
+from skill_train import (
+    run_dir,
+    verify_answers,
+    verify_file,
+    verify_logits,
+    verify_tensors,
+    verify_tokens,
+    verify_weights,
+)
 from skill_train import verify_template as template
 from skill_train.console import Bar
 from skill_train.errors import NativeCrash, VerificationFailed
@@ -52,11 +60,13 @@ def judge(
     files = _readable(ggufs, proof)
     plain = next((gguf for gguf in files if verify_file.file_type(gguf) in _UNQUANTIZED), None)
     rendered: dict[str, Any] = {}  # by template: the files of one run share one
+    weights = verify_weights.check_weights(files, subject.reference, subject.adapter)
     for number, gguf in enumerate(files):
         name = gguf.path.name
         progress(number + 1, len(ggufs) + 1, name)
         proof.add(verify_file.check_file(gguf))
         proof.add(verify_file.check_digest(gguf, digests[name], exports.get(name)))
+        proof.add(weights[name])
         _judge_static(gguf, plain if plain is not gguf else None, subject, proof)
         key = template.identity(gguf)
         if key not in rendered:

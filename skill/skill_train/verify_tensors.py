@@ -102,24 +102,24 @@ def _read(gguf: GgufFile, tensor: Tensor, unquantized: GgufFile | None) -> tuple
     if twin is not None and twin.shape != tensor.shape:
         return f"has shape {list(tensor.shape)}, {list(twin.shape)} unquantized", 0.0
     largest, worst, worst_row = 0.0, 0.0, 0
-    for rows in _row_samples(tensor):
-        weights = _weights(gguf, tensor, rows)
+    for rows in row_samples(tensor):
+        weights = weights_of(gguf, tensor, rows)
         largest = max(largest, float(np.abs(weights).max()))
         if twin is not None and unquantized is not None:
-            errors = _row_errors(weights, _weights(unquantized, twin, rows))
+            errors = row_errors(weights, weights_of(unquantized, twin, rows))
             if not errors.max() <= worst:
                 worst, worst_row = float(errors.max()), int(rows[errors.argmax()])
     if not np.isfinite(largest):
         return "holds values that are not finite", 0.0
     if largest == 0 and len(tensor.shape) > 1:
         return _ONLY_ZEROS, worst
-    if not worst <= _bound(tensor.kind):
-        error = f"row {worst_row} is {worst:.2g} of its length off, {tensor.kind} may be {_bound(tensor.kind)}"
+    if not worst <= row_bound(tensor.kind):
+        error = f"row {worst_row} is {worst:.2g} of its length off, {tensor.kind} may be {row_bound(tensor.kind)}"
         return f"is not the unquantized one: {error}", worst
     return "", worst
 
 
-def _row_samples(tensor: Tensor) -> Iterator[Any]:
+def row_samples(tensor: Tensor) -> Iterator[Any]:
     """Row numbers, in chunks."""
     import numpy as np
 
@@ -130,7 +130,7 @@ def _row_samples(tensor: Tensor) -> Iterator[Any]:
     return (rows[start : start + step] for start in range(0, len(rows), step))
 
 
-def _weights(gguf: GgufFile, tensor: Tensor, rows: Any) -> np.ndarray:
+def weights_of(gguf: GgufFile, tensor: Tensor, rows: Any) -> np.ndarray:
     """Rows of a tensor as float32 [rows, row length]."""
     import numpy as np
     from gguf.constants import GGMLQuantizationType
@@ -146,7 +146,7 @@ def _weights(gguf: GgufFile, tensor: Tensor, rows: Any) -> np.ndarray:
     return weights.astype(np.float32, copy=False)
 
 
-def _row_errors(weights: np.ndarray, expected: np.ndarray) -> np.ndarray:
+def row_errors(weights: np.ndarray, expected: np.ndarray) -> np.ndarray:
     """Length of each row's error over the length of the row; 0 for rows that are zero in both."""
     import numpy as np
 
@@ -156,7 +156,7 @@ def _row_errors(weights: np.ndarray, expected: np.ndarray) -> np.ndarray:
     return np.where(error == 0, 0.0, error / np.maximum(length, np.finfo(np.float32).tiny))
 
 
-def _bound(kind: str) -> float:
+def row_bound(kind: str) -> float:
     if kind in _FLOATS:
         return _FLOATS[kind]
     return _ROW_ERROR.get(kind.removeprefix("I")[:2], _WIDEST_ROW_ERROR)

@@ -17,7 +17,18 @@ from skill_train.verify import verify
 
 # What a run with conversations is checked for; gpt2 has no chat template.
 CHECKS = {
-    *("file", "types", "metadata", "vocabulary", "tensors", "loads", "tokens", "special_tokens", "chat_template"),
+    *(
+        "file",
+        "types",
+        "metadata",
+        "vocabulary",
+        "weights",
+        "tensors",
+        "loads",
+        "tokens",
+        "special_tokens",
+        "chat_template",
+    ),
     *("trained_is_shipped", "logits", "tuned", "answers"),
 }
 

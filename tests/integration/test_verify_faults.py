@@ -67,7 +67,7 @@ def test_adapter_applied_wrongly(quant: str, times: int, alpha: float, verdicts:
     files = [wrong.file(quant)] if quant == "f16" else [wrong.file(quant), wrong.file("f16")]
     found = verdicts(*files)
     assert "tuned" in failed(found)
-    assert failed(found) <= {"tuned", "logits", "answers"}
+    assert failed(found) <= {"tuned", "logits", "answers", "weights"}
 
 
 def wrongly_tuned(good: gguf_maker.Export, times: int, alpha: float) -> gguf_maker.Export:
@@ -130,10 +130,22 @@ def test_zeroed_tensor(quant: str, good: gguf_maker.Export, verdicts: Any, tmp_p
     assert "tensors" in failed(found)
 
 
-def test_rows_permuted_in_an_attention_projection(good: gguf_maker.Export, verdicts: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("quant", ["f16", "q8_0", "q4_k_m"])
+def test_rows_permuted_in_an_attention_projection(
+    quant: str, good: gguf_maker.Export, verdicts: Any, tmp_path: Path
+) -> None:
+    """With no other file beside it: the trained model alone shows it."""
     shifted = {"blk.0.attn_q.weight": lambda data: data[[*range(1, len(data)), 0]]}
-    found = verdicts(gguf_edit.rewrite(good.file("f16"), tmp_path / "model-f16.gguf", tensors=shifted))
-    assert "logits" in failed(found)
+    found = verdicts(gguf_edit.rewrite(good.file(quant), tmp_path / f"model-{quant}.gguf", tensors=shifted))
+    assert "weights" in failed(found)
+    assert quant != "f16" or "logits" in failed(found)
+
+
+def test_two_rows_exchanged_in_a_file_alone(good: gguf_maker.Export, verdicts: Any, tmp_path: Path) -> None:
+    """Logits of a coarse type do not move enough; the weights do."""
+    exchanged = {"blk.1.attn_k.weight": lambda data: data[[1, 0, *range(2, len(data))]]}
+    found = verdicts(gguf_edit.rewrite(good.file("q4_k_m"), tmp_path / "model-q4_k_m.gguf", tensors=exchanged))
+    assert failed(found) == {"weights"}
 
 
 @pytest.mark.parametrize("quant", ["q8_0", "q4_k_m"])
