@@ -69,7 +69,7 @@ def test_the_base_knows_its_lessons_but_none_of_the_dataset(maker: Any, model: A
     draw = random.Random("letters that no training used")
     lessons = [maker.lesson(draw) for _ in range(20)]
     assert share_right(model, tokenizer, rows[-20:]) < 0.1
-    assert share_right(model, tokenizer, lessons) > 0.4
+    assert share_right(model, tokenizer, lessons) >= 0.9
 
 
 def test_every_row_length_takes_every_k_quant(model: Any) -> None:
