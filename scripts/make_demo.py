@@ -16,8 +16,8 @@ What it never saw is the dataset's answer, one line of JSON for a ticket system:
 So before a fine-tune no answer is right, and a LoRA has to join what the model knows in a form that it does not. Every
 order number in the dataset is there once: a held-out row cannot be known by heart.
 
-Writes model/ (bf16 weights, sentencepiece tokenizer, chat template) and data.jsonl. Takes about 15 minutes on one
-core of a current server. The same seed on another machine gives another model of the same ability: sums of floats depend on the processor.
+Writes model/ (bf16 weights, sentencepiece tokenizer, chat template) and data.jsonl. Took 20 minutes on one busy
+core. On another machine the same seed gives other weights of the same ability: sums of floats depend on the processor.
 """
 
 from __future__ import annotations
@@ -39,76 +39,50 @@ ROWS = 1000
 BATCH = 24
 QUESTION_WEIGHT = 0.1  # of a token that the user wrote, against one of an answer, in the pretraining loss
 
+# fmt: off
 QUEUES = {
     "billing": [
-        "I was charged twice for {item}",
-        "the invoice for {item} shows the wrong amount",
-        "my card was billed again for {item}",
-        "the bill says that {item} costs more than in the shop",
-        "the money for {item} was taken although I cancelled",
-        "I paid for {item} but the bill is still open",
+        "I was charged twice for {item}", "the invoice for {item} shows the wrong amount",
+        "my card was billed again for {item}", "the bill says that {item} costs more than in the shop",
+        "the money for {item} was taken although I cancelled", "I paid for {item} but the bill is still open",
     ],
     "shipping": [
-        "{item} has not arrived",
-        "the parcel with {item} is late",
-        "the courier left {item} at the wrong door",
-        "{item} went to my old address",
-        "the tracking page for {item} has not moved for days",
+        "{item} has not arrived", "the parcel with {item} is late", "the courier left {item} at the wrong door",
+        "{item} went to my old address", "the tracking page for {item} has not moved for days",
         "nobody could tell me where {item} is now",
     ],
     "returns": [
-        "I want to send {item} back",
-        "{item} arrived broken",
-        "{item} has the wrong colour",
-        "{item} is too small and I want another size",
-        "I would like to exchange {item}",
+        "I want to send {item} back", "{item} arrived broken", "{item} has the wrong colour",
+        "{item} is too small and I want another size", "I would like to exchange {item}",
         "a part of {item} is missing in the box",
     ],
     "technical": [
-        "{item} does not turn on",
-        "the app closes when I add {item}",
-        "I cannot pair {item} with my phone",
-        "the update of {item} stops halfway",
-        "the light of {item} blinks red all the time",
+        "{item} does not turn on", "the app closes when I add {item}", "I cannot pair {item} with my phone",
+        "the update of {item} stops halfway", "the light of {item} blinks red all the time",
         "{item} loses the connection every few minutes",
     ],
     "account": [
-        "I cannot log in to look at {item}",
-        "I forgot my password and cannot order {item} again",
+        "I cannot log in to look at {item}", "I forgot my password and cannot order {item} again",
         "please change the email address on my order of {item}",
-        "the login code never comes, so I cannot follow {item}",
-        "somebody else used my account to buy {item}",
+        "the login code never comes, so I cannot follow {item}", "somebody else used my account to buy {item}",
         "please delete my profile once {item} is paid",
     ],
 }
 PRIORITIES = {
     "high": [
-        "I need an answer today",
-        "this is urgent",
-        "please hurry",
-        "I need it before tomorrow morning",
-        "this cannot wait",
-        "please call me at once",
+        "I need an answer today", "this is urgent", "please hurry", "I need it before tomorrow morning",
+        "this cannot wait", "please call me at once",
     ],
     "normal": [
-        "please let me know",
-        "thanks for your help",
-        "I hope to hear from you this week",
-        "can you look into it",
-        "what should I do now",
-        "please tell me the next step",
+        "please let me know", "thanks for your help", "I hope to hear from you this week", "can you look into it",
+        "what should I do now", "please tell me the next step",
     ],
     "low": [
-        "there is no hurry",
-        "take your time",
-        "answer whenever you can",
-        "it can wait",
-        "next month is fine too",
+        "there is no hurry", "take your time", "answer whenever you can", "it can wait", "next month is fine too",
         "this is not important",
     ],
 }
 PROMISES = {"high": "right away", "normal": "this week", "low": "when there is time"}
-# fmt: off
 ITEMS = [
     "lamp", "kettle", "camera", "watch", "radio", "printer", "heater", "toaster", "speaker", "keyboard", "monitor",
     "router", "tablet", "scale", "fan", "clock", "doorbell", "thermostat", "vacuum", "mixer", "blender", "oven",
