@@ -164,3 +164,12 @@ def _strings(tree: ast.AST) -> Iterator[str]:
 
 def _read(path: Path) -> str:
     return path.read_text(encoding="utf-8")
+
+
+def test_every_check_of_verify_is_explained_and_no_other() -> None:
+    """Names in the code are the first argument of Check(…) or problems(…)."""
+    package = ROOT / "skill" / "skill_train"
+    source = "".join(path.read_text(encoding="utf-8") for path in sorted(package.glob("verify_*.py")))
+    named = set(re.findall(r"\b(?:Check|problems)\(\s*\"(\w+)\"", source))
+    page = (ROOT / "references" / "verification.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)) == named
