@@ -32,6 +32,7 @@ from __future__ import annotations
 import argparse
 import csv
 import errno
+import hashlib
 import json
 import math
 import os
@@ -173,7 +174,10 @@ def run(plan: dict[str, Any], folder: Path, *, resume: bool) -> None:
     save_adapter(trainer, folder / "adapter")
     if is_main_process():
         checks.after_training(folder)
-        write_json(folder / "train.json", report(plan, data, watch, checks, trainer, time.monotonic() - started))
+        write_json(
+            folder / "train.json",
+            report(plan, data, watch, checks, trainer, folder / "adapter", time.monotonic() - started),
+        )
         event("done", verdict=checks.verdict())
 
 
@@ -235,39 +239,51 @@ def prepare_environment(placement: dict[str, Any]) -> None:
 
 @contextmanager
 def explained_errors() -> Iterator[None]:
-    """A missing package and an exhausted memory are ends that are explained; anything else keeps its traceback."""
+    """Missing packages, full disks and exhausted memory are ends that are explained; a bug keeps its traceback."""
     try:
         yield
-    except ModuleNotFoundError as error:
-        raise Refused(
+    except Exception as error:
+        refusal = explanation(error)
+        if refusal is None:
+            raise
+        raise refusal from error
+
+
+def explanation(error: Exception) -> Refused | None:
+    text = str(error).lower()
+    if isinstance(error, ModuleNotFoundError):
+        return Refused(
             f"the package {error.name} is not installed",
             code="missing_package",
             exit_code=EXIT_NOT_INSTALLED,
             hint='pip install "skill-train[train]"',
-        ) from error
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES):
-            raise
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        raise Refused(
+        )
+    number = error.errno if isinstance(error, OSError) else None
+    # torch and safetensors say a full disk in words of their own.
+    if number in (errno.ENOSPC, errno.EDQUOT) or "no space left" in text or "iostream error" in text:
+        return Refused(
+            f"the disk is full: {str(error).splitlines()[0]}",
+            code="no_disk",
+            exit_code=EXIT_DOES_NOT_FIT,
+            expected="free space for checkpoints and the adapter",
+            hint="skill-train local --resume --run-dir RUN, after freeing some space",
+        )
+    if number in (errno.EROFS, errno.EACCES):
+        return Refused(
             f"the run directory cannot be written: {error}",
-            code="no_disk" if full else "not_writable",
-            exit_code=EXIT_DOES_NOT_FIT if full else EXIT_USAGE,
-            expected="free space for checkpoints and the adapter" if full else "a folder that may be written",
-            hint="free some space, then skill-train local --resume --run-dir RUN"
-            if full
-            else "choose another --run-dir",
-        ) from error
-    except (RuntimeError, MemoryError) as error:
-        if not isinstance(error, MemoryError) and "out of memory" not in str(error).lower():
-            raise
-        raise Refused(
-            f"out of memory: {str(error).splitlines()[0] if str(error) else 'the system has none left'}",
+            code="not_writable",
+            expected="a folder that may be written",
+            hint="choose another --run-dir",
+        )
+    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "out of memory" in text):
+        return Refused(
+            f"out of memory: {str(error).splitlines()[0] if text else 'the system has none left'}",
             code="out_of_memory",
             exit_code=EXIT_DOES_NOT_FIT,
             expected="memory for the model, its activations and one batch",
             hint="a smaller max_length, per_device_train_batch_size 1, gradient_checkpointing, or a smaller model",
-        ) from error
+        )
+    return None
 
 
 # --- Rows: from a file or the Hub to messages, prompt and completion, or text ---------------------------------------
@@ -285,6 +301,10 @@ def iter_rows(
     if path.is_dir():
         rows = iter_saved(path, split)
     elif path.is_file():
+        if not split.startswith("train"):
+            raise Refused(
+                f"{path} is one file and has no split {split!r}", code="bad_split", expected="train, train[:500]"
+            )
         rows = iter_slice(iter_file(path), split)
     else:
         rows = iter_hub(data, split, config, revision)
@@ -1386,7 +1406,13 @@ def probe(plan: dict[str, Any]) -> dict[str, Any]:
 
 
 def report(
-    plan: dict[str, Any], data: dict[str, Any], watch: Watch, checks: Checks, trainer: Any, seconds: float
+    plan: dict[str, Any],
+    data: dict[str, Any],
+    watch: Watch,
+    checks: Checks,
+    trainer: Any,
+    adapter: Path,
+    seconds: float,
 ) -> dict[str, Any]:
     steps = [line for line in watch.lines if line["tokens_per_second"]]
     settled = steps[1:] or steps  # the first step warms up
@@ -1396,6 +1422,7 @@ def report(
         "recipe_hash": plan.get("recipe_hash"),
         "steps": trainer.state.global_step,
         "verdict": checks.verdict(),
+        "outputs": {f"adapter/{path.name}": file_digest(path) for path in sorted(adapter.iterdir()) if path.is_file()},
         "checks": checks.results,
         "example": checks.example()[:2000],
         "answer": checks.answer,
@@ -1454,6 +1481,11 @@ def number(value: Any) -> float | None:
     """A finite float, or None: JSON has no NaN."""
     value = float(value) if value is not None else math.nan
     return value if math.isfinite(value) else None
+
+
+def file_digest(path: Path) -> dict[str, Any]:
+    with open(path, "rb") as file:
+        return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
 
 
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:

@@ -39,6 +39,8 @@ def local(
     else:
         plan = _plan(console, _recipe(recipe, flags), Choices(device=device, dtype=dtype, force=force))
     run = RunDir(run_dir or _default_run_dir(plan))
+    if run.path.exists() and not run.path.is_dir():
+        raise UsageError(f"{run.path} is a file", code="bad_run_dir", expected="a new folder, or one of an earlier run")
     return _local_result(run, plan, train_run(console, run, plan, resume=resume))
 
 
@@ -140,7 +142,7 @@ def merge(
     dtype: str | None,
 ) -> Result:
     if run is not None:
-        only_one("RUN", {"--base": base, "--adapter": adapter, "--out": out})
+        only_one("merge", {"--base": base, "--adapter": adapter, "--out": out})
         record = merge_run(console, open_run(run), dtype)
         following, folder = [f"skill-train export-gguf {quoted(run)}"], run / "merged"
     else:
@@ -208,19 +210,17 @@ def base_folder(model: str) -> Path:
 
 
 def require_trained(run: RunDir) -> None:
-    if not run.record("train").is_file() or not run.adapter.is_dir():
-        raise UsageError(
-            f"{run.path} is not trained yet",
-            code="not_trained",
-            expected="train.json and adapter/",
-            hint=f"skill-train local --resume --run-dir {quoted(run.path)}",
-        )
+    from skill_train.local import trained
+
+    trained(run)
 
 
-def only_one(first: str, others: dict[str, Any]) -> None:
+def only_one(command: str, others: dict[str, Any]) -> None:
     given = [name for name, value in others.items() if value]
     if given:
-        raise UsageError(f"{first} and {given[0]} exclude each other", code="bad_usage", hint="skill-train --help")
+        raise UsageError(
+            f"RUN and {given[0]} exclude each other", code="bad_usage", hint=f"skill-train {command} --help"
+        )
 
 
 def outputs_of(record: dict[str, Any], root: Path) -> list[dict[str, Any]]:

@@ -38,7 +38,7 @@ def export_gguf(
     with console.progress("finding the converter") as progress:
         tools = toolchain.find_or_fetch(llama_cpp, progress=progress)
     if RunDir.is_one(run):
-        only_one("RUN", {"--out": out})
+        only_one("export-gguf", {"--out": out})
         if lora:
             return _export_lora(console, open_run(run), tools)
         return export_run(console, open_run(run), quant, tools)
@@ -194,7 +194,7 @@ def verify(
     out: Path | None,
 ) -> Result:
     if run is not None:
-        only_one("RUN", {"--reference": reference, "--base": base, "--gguf": gguf})
+        only_one("verify", {"--reference": reference, "--base": base, "--gguf": gguf})
         return verify_run(console, open_run(run), tokens, out)
     if reference is None or not gguf:
         raise UsageError(
@@ -229,6 +229,9 @@ def verify_run(console: Console, run: RunDir, tokens: int, out: Path | None = No
             expected="files in gguf/",
             hint=f"skill-train export-gguf {quoted(run.path)}",
         )
+    gone = [str(path) for path in _recorded(run) if not path.is_file()]
+    if gone:
+        console.warn("missing_file", f"exported and not there any more, so not verified: {', '.join(gone)}")
     base = base_of(run)
     return _verify(
         console,
@@ -241,6 +244,12 @@ def verify_run(console: Console, run: RunDir, tokens: int, out: Path | None = No
         record=out or run.record("verify"),
         tokens=tokens,
     )
+
+
+def _recorded(run: RunDir) -> list[Path]:
+    """The files that `convert` and `quantize` say they made."""
+    records = [run.record(step) for step in ("convert", "quantize")]
+    return [run.path / name for record in records if record.is_file() for name in read_json(record)["outputs"]]
 
 
 def _verify(console: Console, **arguments: Any) -> Result:
@@ -259,6 +268,10 @@ def _verify(console: Console, **arguments: Any) -> Result:
         "reused": record.get("reused", False),
     }
     failed = [check for check in checks if check["verdict"] == "fail"]
+    for name in dict.fromkeys(check["name"] for check in checks if check["verdict"] == "warn"):
+        console.warn("verdict_warn", f"{name}: true of this file and no fault of the export; see {arguments['record']}")
+    if arguments["base"] is None:
+        console.warn("no_base", "without --base a small tuning that was left out of a coarse type may go unseen")
     return Result(
         data,
         human=lambda rich: tables.draw_proof(rich, record),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import functools
 import os
+import shlex
 import sys
 import traceback
 from collections.abc import Callable
@@ -50,22 +51,27 @@ def main(argv: list[str] | None = None) -> None:
         code = cli.main(arguments, prog_name="skill-train", standalone_mode=False)
     except SkillTrainError as error:
         code = console.error(error)
-    except click.exceptions.Abort:
-        code = 130
     except click.ClickException as error:
         hint = f"skill-train {command} --help" if command in cli.commands else "skill-train --help"
         code = console.error(UsageError(error.format_message(), code="bad_usage", hint=hint))
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 0
-    except KeyboardInterrupt:
-        code = 130
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+        code = 141
+    except (KeyboardInterrupt, click.exceptions.Abort):
+        code = console.error(
+            _Interrupted("interrupted", code="interrupted", hint=shlex.join(["skill-train", *arguments]))
+        )
     except OSError as error:
         code = console.error(_system_error(error))
     except Exception as error:  # the one boundary: a bug keeps its traceback, and a program still gets an envelope
         traceback.print_exc()
         code = console.error(_Bug(f"{type(error).__name__}: {error}", code="bug", hint="report it, with the traceback"))
     sys.exit(code if isinstance(code, int) else 0)
+
+
+class _Interrupted(SkillTrainError):
+    exit_code = 130
 
 
 class _Bug(SkillTrainError):
@@ -167,7 +173,7 @@ def local(console: Console, **options: Any) -> Result:
 @click.argument("run", type=PATH, required=False)
 @click.option("--base", help="Base model: folder or Hub id. Without RUN.")
 @click.option("--adapter", type=PATH, help="Folder of a PEFT LoRA adapter. Without RUN.")
-@click.option("--out", type=PATH, help="Folder for the merged model.  [default: RUN/merged]")
+@click.option("--out", type=PATH, help="Folder for the merged model. Without RUN.  [default with RUN: RUN/merged]")
 @click.option(
     "--dtype", type=click.Choice(("float32", "bfloat16", "float16")), help="Stored type.  [default: the base's]"
 )
@@ -192,7 +198,9 @@ def merge(console: Console, **options: Any) -> Result:
     show_default=True,
     help="Types, with commas; f16, bf16 or f32 chooses the unquantized file.",
 )
-@click.option("--out", type=PATH, help="Folder for the files.  [default: RUN/gguf]")
+@click.option(
+    "--out", type=PATH, help="Folder for the files of a model folder.  [default: FOLDER-gguf; with a run RUN/gguf]"
+)
 @click.option("--lora", is_flag=True, help="Export the adapter alone, for use beside a GGUF of its base.")
 @click.option("--llama-cpp", type=PATH, help="A llama.cpp checkout to convert with.  [default: fetched once, cached]")
 @click.option("--fetch", is_flag=True, help="Fetch the converter into the cache; with no RUN, do only that.")

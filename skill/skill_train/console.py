@@ -11,7 +11,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -67,7 +67,8 @@ class Console:
     def status(self, text: str) -> None:
         """One line of progress on stderr."""
         if self.mode != "quiet":
-            print(clean(text), file=sys.stderr, flush=True)
+            with suppress(BrokenPipeError):  # nobody listens any more; the work goes on
+                print(clean(text), file=sys.stderr, flush=True)
 
     def warn(self, code: str, message: str) -> None:
         """Shown on stderr at once and kept for the envelope. A warning is said once."""
@@ -123,7 +124,8 @@ class Console:
         if result.error is not None:
             document["error"] = result.error.as_dict()
         document["warnings"] = self.warnings
-        document["next"] = result.next or ([result.error.hint] if result.error and result.error.hint else [])
+        hint = result.error.hint if result.error else ""
+        document["next"] = result.next or ([hint] if hint.startswith("skill-train ") else [])
         return _bounded(document)
 
 
@@ -193,6 +195,7 @@ def _plain_bar(title: str) -> Bar:
         tenth = int(10 * done / total) if total else 0
         if tenth != shown:
             shown = tenth
-            print(clean(f"{title}: {done:g}/{total:g} {text}"), file=sys.stderr, flush=True)
+            with suppress(BrokenPipeError):
+                print(clean(f"{title}: {done:g}/{total:g} {text}"), file=sys.stderr, flush=True)
 
     return update

@@ -29,6 +29,7 @@ EXIT_CODES: dict[int, str] = {
     6: "an artifact failed its verification",
     7: "something is not installed (the message names the command that installs it)",
     8: "temporary: network, rate limit, server; try again",
+    130: "interrupted (Ctrl-C); what was finished is kept, run the same command again",
 }
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from skill_train.errors import AccessError, Temporary, UsageError
 
-_MODEL_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+_MODEL_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _FILES = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt", "*.tiktoken", "LICENSE*", "README.md"]
 
 
@@ -23,12 +23,12 @@ def model_folder(model: str, revision: str | None) -> tuple[Path, str | None]:
     path = Path(model)
     if path.is_dir():
         return path, None
-    if path.is_absolute() or model.startswith(".") or not _MODEL_ID.fullmatch(model):
+    if path.is_absolute() or model.startswith(".") or path.is_file() or not _MODEL_ID.fullmatch(model):
         raise UsageError(
             f"{model} is neither a model folder nor the id of a model on the Hub",
             code="unknown_model",
             expected="a folder with config.json and safetensors, or an id such as Qwen/Qwen2.5-0.5B-Instruct",
-            got=model,
+            got=f"{model}, a file" if path.is_file() else f"{model}, no such folder here",
         )
     return _snapshot(model, revision)
 
@@ -69,6 +69,6 @@ def _snapshot(model: str, revision: str | None) -> tuple[Path, str]:
             code="hub_unreachable",
             expected="a connection to the Hub, or a local model folder",
             got=type(error).__name__,
-            hint="try again later, or give a folder with --model",
+            hint="try again when the Hub can be reached, or give a model folder",
         ) from None
     return folder, folder.name

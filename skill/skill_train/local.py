@@ -7,24 +7,24 @@ import hashlib
 import json
 import math
 import os
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from skill_train.console import Bar
-from skill_train.errors import DecisionNeeded, NativeCrash, UsageError, from_exit_code
+from skill_train.errors import DecisionNeeded, NativeCrash, TrainingFailed, UsageError, from_exit_code
 from skill_train.facts import MachineFacts, ModelFacts, PrecisionProbe
 from skill_train.machine import cache_dir
 from skill_train.recipe import to_yaml
 from skill_train.resources import train_program
-from skill_train.run_dir import RunDir, locked, read_json, write_json, write_text
+from skill_train.run_dir import RunDir, file_digest, locked, read_json, write_json, write_text
 
 _TAIL_LINES = 15
 
@@ -83,13 +83,12 @@ def _already_there(run: RunDir, plan: dict[str, Any], resume: bool) -> dict[str,
         raise UsageError(
             f"{run.path} holds a run of another recipe",
             code="another_run",
-            expected=f"recipe {plan['recipe_hash'][:12]}",
-            got=f"recipe {str(earlier.get('recipe_hash'))[:12]}",
-            hint="use another --run-dir",
+            expected="the same recipe and data, or another --run-dir",
+            got="; ".join(_differences(earlier, plan)),
+            hint=f"skill-train local --resume --run-dir {shlex.quote(str(run.path))} goes on with the one there",
         )
     if run.record("train").is_file() and run.adapter.is_dir():
-        record: dict[str, Any] = read_json(run.record("train"))
-        return record
+        return trained(run)
     if not resume:
         raise UsageError(
             f"{run.path} holds an unfinished run of this recipe",
@@ -97,6 +96,45 @@ def _already_there(run: RunDir, plan: dict[str, Any], resume: bool) -> dict[str,
             hint=f"skill-train local --resume --run-dir {run.path}",
         )
     return None
+
+
+def trained(run: RunDir) -> dict[str, Any]:
+    """`train.json` of a finished run whose adapter is still the one that was trained.
+
+    Raises:
+        UsageError: not trained yet, or the adapter has changed since.
+    """
+    if not run.record("train").is_file() or not run.adapter.is_dir():
+        raise UsageError(
+            f"{run.path} is not trained yet",
+            code="not_trained",
+            expected="train.json and adapter/",
+            hint=f"skill-train local --resume --run-dir {shlex.quote(str(run.path))}",
+        )
+    record: dict[str, Any] = read_json(run.record("train"))
+    for name, digest in record.get("outputs", {}).items():
+        file = run.path / name
+        if not file.is_file() or file_digest(file) != digest:
+            raise UsageError(
+                f"{file} is not the file that train.json describes",
+                code="output_changed",
+                expected=f"{digest['bytes']} bytes, sha256 {digest['sha256'][:12]}…",
+                got="another content" if file.is_file() else "missing",
+                hint=f"put the trained file back, or move {run.record('train')} away and train again",
+            )
+    return record
+
+
+def _differences(earlier: dict[str, Any], plan: dict[str, Any]) -> list[str]:
+    """What is another, as `key: there → asked for`."""
+    told = []
+    for part in ("fingerprints", "recipe"):
+        old, new = earlier.get(part, {}), plan[part]
+        for key in sorted(set(old) | set(new)):
+            if old.get(key) != new.get(key):
+                changed = f"the {key} has changed" if part == "fingerprints" else f"{old.get(key)!r} → {new.get(key)!r}"
+                told.append(changed if part == "fingerprints" else f"{key}: {changed}")
+    return told
 
 
 def _forget(run: RunDir) -> None:
@@ -113,13 +151,15 @@ def _forget(run: RunDir) -> None:
 
 def _run_program(run: RunDir, *, resume: bool, progress: Bar, say: Callable[[str], None]) -> None:
     command = [sys.executable, str(train_program()), str(run.plan), *(["--resume"] if resume else [])]
+    failure: dict[str, Any] | None = None
     with open(run.log, "a", encoding="utf-8") as log, _child(command, log) as process:
         for line in process.stdout or ():
             log.write(line)
             log.flush()
+            failure = next((e for e in _events(line) if e["event"] == "failed"), failure)
             _show(line, progress, say)
     if process.returncode != 0:
-        raise _failure(run, process.returncode)
+        raise _failure(run, process.returncode, failure)
 
 
 class _child:
@@ -176,7 +216,7 @@ def _data_line(figures: dict[str, Any]) -> str:
     )
 
 
-def _failure(run: RunDir, code: int) -> Exception:
+def _failure(run: RunDir, code: int, failure: dict[str, Any] | None) -> Exception:
     tail = "\n".join(run.log.read_text(encoding="utf-8", errors="replace").splitlines()[-_TAIL_LINES:])
     if code == -signal.SIGKILL:
         return DecisionNeeded(
@@ -185,15 +225,19 @@ def _failure(run: RunDir, code: int) -> Exception:
             expected="memory for the model, its activations and one batch",
             hint=f"skill-train local --resume --run-dir {run.path}; or a smaller max_length or model",
         )
+    if -code in (signal.SIGINT, signal.SIGTERM):
+        return TrainingFailed(
+            f"training was interrupted ({signal.Signals(-code).name}) before its first step",
+            code="interrupted",
+            hint=f"skill-train local --resume --run-dir {shlex.quote(str(run.path))}",
+        )
     if code < 0:
         name = signal.Signals(-code).name
         return NativeCrash(
             f"the training process crashed with {name}", code="native_crash", got=tail, hint=str(run.log)
         )
-    report = run.path / "train.failed.json"
-    if report.is_file() and report.stat().st_mtime > time.time() - 3600:
-        failure = read_json(report)
-        error = failure["error"] | {"hint": failure["error"]["hint"].replace("RUN", str(run.path))}
+    if failure is not None:
+        error = failure["error"] | {"hint": failure["error"]["hint"].replace("RUN", shlex.quote(str(run.path)))}
         return from_exit_code(failure["exit_code"], error)
     return NativeCrash(
         f"the training program ended with exit code {code}: {tail.splitlines()[-1] if tail else 'no output'}",

@@ -241,7 +241,7 @@ def write_record(path: Path, **fields: Any) -> dict[str, Any]:
 
 
 def finished_record(path: Path, *, inputs: dict[str, Any], options: dict[str, Any]) -> dict[str, Any] | None:
-    """The record of a step that already did exactly this, with its outputs still whole; None when there is none.
+    """The record of a step that already did exactly this, with its outputs still whole; None when it must be done.
 
     Raises:
         UsageError: the record is of other inputs or options, or an output has changed since.
@@ -258,7 +258,10 @@ def finished_record(path: Path, *, inputs: dict[str, Any], options: dict[str, An
             got=f"{different} recorded in {path.name} differ",
             hint=f"move {path} and what it made away, or use another --run-dir or --out",
         )
-    for name, digest in record.get("outputs", {}).items():
+    outputs = record.get("outputs", {})
+    if outputs and not any((path.parent / name).exists() for name in outputs):
+        return None  # somebody removed all that was made: it can be made again, and nothing is overwritten
+    for name, digest in outputs.items():
         file = path.parent / name
         if not file.is_file() or file_digest(file) != {k: digest[k] for k in ("bytes", "sha256")}:
             raise UsageError(

@@ -65,7 +65,8 @@ def files_table(listed: list[dict[str, Any]]) -> Callable[[Any], None]:
 
 
 def _figure(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value if value is not None else "")
+    text = f"{value:.4g}" if isinstance(value, float) else str(value if value is not None else "")
+    return text if len(text) <= 40 else text[:12] + "…"  # a digest
 
 
 def draw_stages(rich: Any, table: list[dict[str, Any]]) -> None:

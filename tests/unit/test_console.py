@@ -12,8 +12,10 @@ import pytest
 from skill_train.console import Console, Format, Result, clean
 from skill_train.errors import UsageError, VerificationFailed
 
-ERROR = UsageError("no such file: x", code="missing_file", expected="a file", got="nothing", hint="ls")
-EXPLAINED = "error: no such file: x\n  expected: a file\n  got: nothing\n  next: ls\n"
+ERROR = UsageError(
+    "no such file: x", code="missing_file", expected="a file", got="nothing", hint="skill-train local --help"
+)
+EXPLAINED = "error: no such file: x\n  expected: a file\n  got: nothing\n  next: skill-train local --help\n"
 
 
 def _result() -> Result:
@@ -42,10 +44,10 @@ ERROR_JSON = {
         "message": "no such file: x",
         "expected": "a file",
         "got": "nothing",
-        "hint": "ls",
+        "hint": "skill-train local --help",
     },
     "warnings": [],
-    "next": ["ls"],
+    "next": ["skill-train local --help"],
 }
 HUMAN = "trained\nnext: skill-train merge runs/a\n"
 

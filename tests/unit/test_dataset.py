@@ -322,3 +322,12 @@ def _refused(path: Path, **values: Any) -> UsageError:
     with pytest.raises(UsageError) as caught:
         _scan(path, **values)
     return caught.value
+
+
+def test_a_file_is_the_training_split_and_no_other(tmp_path: Path) -> None:
+    """Silently training on all of it, when `test` was asked for, would be worse than refusing."""
+    data = tmp_path / "rows.jsonl"
+    data.write_text('{"text": "a"}\n', encoding="utf-8")
+    with pytest.raises(UsageError) as caught:
+        dataset.scan(Recipe(model="m", data=str(data), split="test"))
+    assert caught.value.code == "bad_split"

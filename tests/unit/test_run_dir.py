@@ -170,14 +170,17 @@ def test_other_work_is_not_overwritten(
     assert caught.value.hint
 
 
-@pytest.mark.parametrize("damage", ["missing", "same size", "shorter"])
+def test_work_of_which_nothing_is_left_is_to_be_done_again(tmp_path: Path) -> None:
+    path = _finished(tmp_path)
+    (tmp_path / "merged" / "model.safetensors").unlink()
+    assert finished_record(path, inputs=INPUTS, options=OPTIONS) is None
+
+
+@pytest.mark.parametrize("damage", ["same size", "shorter"])
 def test_a_changed_output_is_noticed(tmp_path: Path, damage: str) -> None:
     path = _finished(tmp_path)
     output = tmp_path / "merged" / "model.safetensors"
-    if damage == "missing":
-        output.unlink()
-    else:
-        output.write_bytes(b"13" if damage == "same size" else b"1")
+    output.write_bytes(b"13" if damage == "same size" else b"1")
     with pytest.raises(UsageError) as caught:
         finished_record(path, inputs=INPUTS, options=OPTIONS)
     assert caught.value.code == "output_changed"
