@@ -1272,8 +1272,8 @@ class Checks:
         large = self.gradient([rows])
         small = self.gradient([[row] for row in rows])
         error = float((torch.linalg.norm(large - small) / torch.linalg.norm(large).clamp(min=1e-12)).cpu())
-        exact = self.trainer.args.bf16 or self.trainer.args.fp16
-        limit = 0.05 if exact else 1e-3
+        coarse = self.trainer.args.bf16 or self.trainer.args.fp16
+        limit = 0.05 if coarse else 1e-3
         self.add("accumulation", "pass" if error <= limit else "fail", error, f"relative difference, at most {limit}")
 
     def gradient(self, batches: list[list[dict[str, Any]]]) -> Any:

@@ -44,6 +44,8 @@ def main(argv: list[str] | None = None) -> None:
     """The console script. Every known error becomes one message and its exit code, here and nowhere else."""
     # Read once, when torch or llama.cpp is loaded: threads that spin while they wait slow a busy machine 10 times.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    for name in ("HF_HUB_DISABLE_TELEMETRY", "DISABLE_TELEMETRY", "DO_NOT_TRACK"):
+        os.environ[name] = "1"
     arguments = sys.argv[1:] if argv is None else argv
     command = next((a for a in arguments if not a.startswith("-")), "skill-train")
     console = Console(_format_in(arguments), command)
