@@ -11,7 +11,7 @@ from typing import Any
 from skill_train import tables
 from skill_train.console import Console, Result
 from skill_train.errors import TrainingFailed, UsageError, VerificationFailed
-from skill_train.run_dir import RunDir, open_run, read_json
+from skill_train.run_dir import RunDir, open_run, read_json, set_aside
 
 
 def local(
@@ -167,12 +167,20 @@ def merge_run(console: Console, run: RunDir, dtype: str | None = None) -> dict[s
 
     require_trained(run)
     rows = read_rows(run.held_out) or read_rows(run.samples)
+    put_aside(console, run.merged, run.record("merge"))
     try:
         return _merge(console, base=base_of(run), adapter=run.adapter, out=run.merged, rows=rows, dtype=dtype)
     except VerificationFailed as failure:
         if failure.code == "merge_gate" and dtype != "float32":
             failure.hint = f"skill-train merge {quoted(run.path)} --dtype float32"
         raise
+
+
+def put_aside(console: Console, made: Path, record: Path) -> None:
+    """A result of ours without its record is made again; it stays beside, under another name."""
+    aside = set_aside(made, record)
+    if aside is not None:
+        console.warn("set_aside", f"{made} has no {record.name}; it is now {aside.name}, and is made again")
 
 
 def _merge(

@@ -6,10 +6,22 @@ from pathlib import Path
 from typing import Any
 
 from skill_train import tables
-from skill_train.chain import base_folder, base_of, merge_run, only_one, outputs_of, quoted, require_trained, slug
+from skill_train.chain import (
+    base_folder,
+    base_of,
+    merge_run,
+    only_one,
+    outputs_of,
+    put_aside,
+    quoted,
+    require_trained,
+    slug,
+)
 from skill_train.console import Console, Result
 from skill_train.errors import UsageError, VerificationFailed
 from skill_train.run_dir import RunDir, open_run, read_json, write_text
+
+UNQUANTIZED = ("f16", "bf16", "f32")
 
 
 def export_gguf(
@@ -55,6 +67,8 @@ def export_run(console: Console, run: RunDir, quant: str, tools: Any) -> Result:
     types = type_names(quant.split(","))  # a wrong name is refused before anything runs
     merge_run(console, run, _merged_dtype(run))
     length = read_json(run.plan)["recipe"]["max_length"]
+    for kind in UNQUANTIZED:
+        put_aside(console, run.gguf / f"{slug(run.path)}-{kind}.gguf", run.record("convert"))
     return _export(
         console,
         model=run.merged,
@@ -87,7 +101,7 @@ def _export(
     from skill_train import convert, modelfile, quantize
 
     types = quantize.type_names(quant.split(","))
-    plain = [t for t in types if t in ("f16", "bf16", "f32")]
+    plain = [t for t in types if t in UNQUANTIZED]
     with console.progress("converting") as progress:
         converted = convert.convert(
             model=model,
@@ -268,8 +282,9 @@ def _verify(console: Console, **arguments: Any) -> Result:
         "reused": record.get("reused", False),
     }
     failed = [check for check in checks if check["verdict"] == "fail"]
-    for name in dict.fromkeys(check["name"] for check in checks if check["verdict"] == "warn"):
-        console.warn("verdict_warn", f"{name}: true of this file and no fault of the export; see {arguments['record']}")
+    for check in checks:
+        if check["verdict"] == "warn":
+            console.warn("verdict_warn", f"{check['file']}: {check['name']}: {check['detail']}")
     if arguments["base"] is None:
         console.warn("no_base", "without --base a small tuning that was left out of a coarse type may go unseen")
     return Result(

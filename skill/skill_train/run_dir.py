@@ -192,6 +192,18 @@ def _alive(pid: int) -> bool:
     return True
 
 
+def set_aside(made: Path, record: Path) -> Path | None:
+    """Renames what a step left when a kill came between its result and its record: nobody can say what it is.
+
+    Returns the new name, or None when there was nothing to rename.
+    """
+    if record.is_file() or not made.exists():
+        return None
+    aside = next(n for i in range(1, 1000) if not (n := made.with_name(f"{made.name}.unrecorded-{i}")).exists())
+    os.replace(made, aside)
+    return aside
+
+
 def file_digest(path: Path) -> dict[str, Any]:
     """`{"bytes": size, "sha256": hex}` of one file, read in constant memory."""
     with open(path, "rb") as file:

@@ -13,7 +13,16 @@ import pytest
 
 from skill_train import run_dir
 from skill_train.errors import DecisionNeeded, UsageError
-from skill_train.run_dir import RunDir, finished_record, locked, require_space, whole_file, whole_folder, write_record
+from skill_train.run_dir import (
+    RunDir,
+    finished_record,
+    locked,
+    require_space,
+    set_aside,
+    whole_file,
+    whole_folder,
+    write_record,
+)
 
 
 def test_whole_folder_appears_when_the_block_ends(tmp_path: Path) -> None:
@@ -233,3 +242,18 @@ def test_versions_and_peak_memory_are_facts_or_none() -> None:
 
 def _files(root: Path) -> list[str]:
     return sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.is_file())
+
+
+def test_a_result_without_its_record_is_set_aside(tmp_path: Path) -> None:
+    """A kill between the two: the result is whole, but nobody can say what it was made from."""
+    made, record = tmp_path / "merged", tmp_path / "merge.json"
+    assert set_aside(made, record) is None
+    for number in (1, 2):
+        made.mkdir()
+        (made / "weights").write_text(str(number))
+        aside = set_aside(made, record)
+        assert aside is not None and (aside / "weights").read_text() == str(number)
+        assert not made.exists()
+    made.mkdir()
+    record.write_text("{}")
+    assert set_aside(made, record) is None and made.is_dir()
