@@ -260,7 +260,8 @@ def explanation(error: Exception) -> Refused | None:
         )
     number = error.errno if isinstance(error, OSError) else None
     # torch and safetensors say a full disk in words of their own.
-    if number in (errno.ENOSPC, errno.EDQUOT) or "no space left" in text or "iostream error" in text:
+    own_words = ("no space left", "iostream error", "inline_container")
+    if number in (errno.ENOSPC, errno.EDQUOT) or any(words in text for words in own_words):
         return Refused(
             f"the disk is full: {str(error).splitlines()[0]}",
             code="no_disk",

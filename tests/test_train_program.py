@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import errno
 import json
 import subprocess
 import sys
@@ -286,3 +287,21 @@ def _write(folder: Path, plan: dict[str, Any]) -> Path:
     path = folder / "plan.json"
     path.write_text(json.dumps(plan), encoding="utf-8")
     return path
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        # torch.save's words on a full disk, recorded on a 3 MB tmpfs on 2026-11-21 with torch 2.13
+        (RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 255040 vs 254928"), "no_disk"),
+        (OSError(errno.ENOSPC, "No space left on device"), "no_disk"),
+        (RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"), "out_of_memory"),
+        (PermissionError(errno.EACCES, "Permission denied"), "not_writable"),
+        (ModuleNotFoundError("No module named 'trl'", name="trl"), "missing_package"),
+        (RuntimeError("a bug"), None),
+        (KeyError("a bug"), None),
+    ],
+)
+def test_ends_that_are_explained_and_bugs_that_keep_their_traceback(error: Exception, code: str | None) -> None:
+    refusal = train_module().explanation(error)
+    assert (refusal.error["code"] if refusal else None) == code
