@@ -26,7 +26,7 @@ HEAVY = {
 OWNERS: dict[str, set[str]] = {
     "click": {"cli"},
     "huggingface_hub": {"hub", "jobs"},
-    "llama_cpp": {"llama_api", "quantize_worker", "template_worker"},  # in child processes only
+    "llama_cpp": {"llama_api", "template_worker"},  # in child processes only
     "platform": {"machine"},
     "psutil": {"machine"},
     "rich": {"console", "tables"},

@@ -131,9 +131,7 @@ def _export(
     chosen = next((Path(f["path"]).name for f in reversed(outputs)), source.name)
     text, reasons = modelfile.modelfile(model=model, gguf=chosen, trained_length=trained_length)
     write_text(out / "Modelfile", text)
-    return _export_result(
-        console, model, out, outputs, converted, quantized, [vars(r) if not isinstance(r, dict) else r for r in reasons]
-    )
+    return _export_result(console, model, out, outputs, converted, quantized, reasons)
 
 
 def _outtype(record: Path, plain: list[str]) -> str:

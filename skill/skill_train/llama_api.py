@@ -104,7 +104,7 @@ def loaded(path: Path, *, context_tokens: int, threads: int) -> Iterator[Llama]:
         NotInstalled: llama-cpp-python is missing.
         VerificationFailed: llama.cpp refuses the file; `got` holds its last words.
     """
-    api = _bindings()
+    api = bindings()
     with _captured_log(api) as lines:
         model = api.llama_model_load_from_file(str(path).encode(), _model_parameters(api))
         if not model:
@@ -167,7 +167,8 @@ def _refused(path: Path, lines: deque[tuple[int, str]]) -> VerificationFailed:
     return VerificationFailed(f"llama.cpp cannot load {path.name}: {words[0]}", code="gguf_refused", got=words[-1])
 
 
-def _bindings() -> Any:
+def bindings() -> Any:
+    """llama-cpp-python's low-level functions. For workers only: native code can end the process."""
     try:
         import llama_cpp
     except ImportError:

@@ -13,7 +13,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from skill_train.errors import DecisionNeeded, NotInstalled, SkillTrainError, UsageError
+from skill_train.errors import DecisionNeeded, SkillTrainError, UsageError
+from skill_train.llama_api import bindings
 from skill_train.native import report_progress, worker_main
 
 _MIB = 1 << 20
@@ -72,7 +73,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
         UsageError: llama.cpp refuses a type for this file.
         DecisionNeeded: the file could not be written.
     """
-    api = _bindings()
+    api = bindings()
     return {name: _quantize(api, job, name, number) for name, number in job["types"].items()}
 
 
@@ -119,16 +120,6 @@ def _refused(why: str, job: dict[str, Any], name: str) -> SkillTrainError:
         got=why,
         hint="quantize from the f16 file; choose a type such as q8_0 or q4_k_m",
     )
-
-
-def _bindings() -> Any:
-    try:
-        import llama_cpp
-    except ImportError:
-        raise NotInstalled(
-            "llama-cpp-python is not installed", code="missing_package", hint='pip install "skill-train[gguf]"'
-        ) from None
-    return llama_cpp
 
 
 if __name__ == "__main__":
