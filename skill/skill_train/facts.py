@@ -12,9 +12,23 @@ class ModelFacts:
     Attributes:
         source: where it was read.
         fingerprint: changes when the model changes; None for a model on the Hub (its revision says it).
-        parameters: counted from the tensor shapes in the headers.
+        parameters: all of them: counted from the tensor shapes in the headers, else worked out from the config.
         stored_dtype: of most weights, as safetensors names it (`BF16`).
         quantization: the method of a quantized checkpoint, such as `bitsandbytes`.
+        parameters_from: `safetensors headers` or `config arithmetic`.
+        active_parameters: those that one token passes; below `parameters` in a mixture of experts.
+        embedding_parameters: the input embedding, and the output head where it is not tied to it.
+        intermediate_size: width of the MLP; of one expert in a mixture of experts.
+        heads, kv_heads, head_dim: of the attention.
+        tied_embeddings: whether the output head is the input embedding.
+        context: tokens that the model was made for.
+        sliding_window: tokens that a windowed attention layer sees; None when every layer sees all.
+        experts, experts_per_token: of a mixture of experts; None for a dense model.
+        weight_bytes: size of the weight files.
+        vision: it reads images too.
+        gated: the Hub asks for consent before download; None for a folder.
+        revision: the commit on the Hub; None for a folder.
+        convertible: llama.cpp's converter knows the architecture; None when that is not known.
     """
 
     source: str
@@ -30,6 +44,47 @@ class ModelFacts:
     quantization: str | None
     has_chat_template: bool
     unknown: dict[str, str] = field(default_factory=dict)
+    parameters_from: str | None = None
+    active_parameters: int | None = None
+    embedding_parameters: int | None = None
+    intermediate_size: int | None = None
+    heads: int | None = None
+    kv_heads: int | None = None
+    head_dim: int | None = None
+    tied_embeddings: bool | None = None
+    sliding_window: int | None = None
+    experts: int | None = None
+    experts_per_token: int | None = None
+    weight_bytes: int | None = None
+    vision: bool = False
+    gated: bool | None = None
+    revision: str | None = None
+    convertible: bool | None = None
+
+
+@dataclass(frozen=True)
+class TokenFacts:
+    """Tokens a row, template included, before anything is cut.
+
+    Attributes:
+        basis: how they are known: `counted in all rows`, `counted in 2000 of 50000 rows`, or `2 to 5 bytes a token`.
+        counted: made with the model's tokenizer and template. When False the figures are ranges.
+        mean: tokens a row, `(low, high)`; equal when counted.
+        longest: of the longest row, `(low, high)`.
+        trained_share: share of the tokens that are trained, None when not counted.
+        truncated_share: share of the rows that are longer than `max_length`, None when not counted.
+        mean_cut: tokens a row after cutting at `max_length`, `(low, high)`.
+        max_length: the limit these figures were made for.
+    """
+
+    basis: str
+    counted: bool
+    mean: tuple[float, float]
+    longest: tuple[int, int]
+    mean_cut: tuple[float, float]
+    max_length: int
+    trained_share: float | None = None
+    truncated_share: float | None = None
 
 
 @dataclass(frozen=True)
@@ -40,6 +95,10 @@ class DatasetFacts:
         fingerprint: SHA-256 of the file's bytes (or of its rows); None when the data is on the Hub.
         format: how a row becomes an example; `columns` maps the format's names to the dataset's.
         bytes: size on disk; None when unknown.
+        text_bytes: UTF-8 bytes of all texts of all rows, without keys and JSON's marks; None when not read.
+        longest_text_bytes: of the row with most of them.
+        tokens: None when nothing is known of the lengths.
+        revision: the commit on the Hub; None for a file.
     """
 
     source: str
@@ -50,19 +109,52 @@ class DatasetFacts:
     columns: dict[str, str]
     bytes: int | None
     reason: str
+    text_bytes: int | None = None
+    longest_text_bytes: int | None = None
+    tokens: TokenFacts | None = None
+    revision: str | None = None
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One NVIDIA GPU, or one of a flavor.
+
+    Attributes:
+        name: as nvidia-smi prints it, such as `NVIDIA GeForce RTX 4090`.
+        memory_bytes, free_bytes: free is None on a machine that is not this one.
+        compute_capability: such as 8.9.
+        nvlink: the GPUs of this machine reach each other over NVLink; None when there is one GPU or it is unknown.
+    """
+
+    name: str
+    memory_bytes: int
+    free_bytes: int | None
+    compute_capability: float | None
+    nvlink: bool | None = None
 
 
 @dataclass(frozen=True)
 class MachineFacts:
-    """This machine, probed without torch.
+    """This machine, probed without torch, or what a flavor promises.
 
     Attributes:
+        chip: the processor of a training run: the GPU's name, Apple's chip, or the CPU's.
         device: `cuda`, `mps` or `cpu`: the best that the hardware offers.
-        memory_bytes: what the device can use: GPU memory, or all RAM on Apple silicon and CPUs.
+        memory_bytes: what the device can use: GPU memory of one GPU, or all RAM on Apple silicon and CPUs.
         available_bytes: of it, free now.
         compute_capability: CUDA, such as 8.9.
-        cores: physical cores.
+        cores: physical cores; performance cores on Apple silicon.
         bf16_matrix: the processor has matrix instructions for bf16 (AMX, or Arm BF16).
+        gpus: every NVIDIA GPU, equal ones first to last.
+        unified: the GPU's memory is the computer's (Apple silicon, DGX Spark).
+        ram_bytes, ram_available_bytes: of the computer.
+        disk_free_bytes: where runs are written.
+        on_battery: None on a machine without a battery or where nothing tells.
+        laptop: it has a battery; None when nothing tells.
+        intel_mac: a Mac without Apple silicon.
+        rosetta: this Python runs under Rosetta and cannot use MPS.
+        cpu: the processor's own name; `cpu_features`: those of avx2, avx512f, avx512_bf16, amx_bf16, bf16, neon it has;
+        cpu_mhz: its highest stated clock.
     """
 
     system: str
@@ -74,6 +166,41 @@ class MachineFacts:
     cores: int
     bf16_matrix: bool
     unknown: dict[str, str] = field(default_factory=dict)
+    gpus: tuple[Gpu, ...] = ()
+    unified: bool = False
+    ram_bytes: int | None = None
+    ram_available_bytes: int | None = None
+    disk_free_bytes: int | None = None
+    on_battery: bool | None = None
+    laptop: bool | None = None
+    intel_mac: bool = False
+    rosetta: bool = False
+    cpu: str = ""
+    cpu_features: tuple[str, ...] = ()
+    cpu_mhz: float | None = None
+
+
+@dataclass(frozen=True)
+class Flavor:
+    """One kind of machine that Hugging Face Jobs rents out.
+
+    Attributes:
+        gpu: as the Jobs API names the accelerator, such as `L40S`; None for a CPU flavor.
+        gpu_memory_bytes: of one GPU.
+        usd_per_hour: of the whole flavor.
+        read_at: the date of the price; `source`: where it was read.
+    """
+
+    name: str
+    gpu: str | None
+    gpus: int
+    gpu_memory_bytes: int | None
+    cores: int
+    ram_bytes: int
+    disk_bytes: int
+    usd_per_hour: float
+    read_at: str
+    source: str
 
 
 @dataclass(frozen=True)
@@ -82,3 +209,18 @@ class PrecisionProbe:
 
     seconds: dict[str, float]
     loss: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What a finished run on this machine measured, to be used instead of an assumed speed.
+
+    Attributes:
+        flops_per_second: arithmetic of the training steps over their time, padding included.
+        basis: the run it comes from, for the reader.
+        same_shape: that run trained the same model shape; otherwise another one on this device and dtype.
+    """
+
+    flops_per_second: float
+    basis: str
+    same_shape: bool
