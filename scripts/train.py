@@ -105,6 +105,7 @@ SAMPLE_ROWS = 32  # rows kept in samples.jsonl
 HELD_OUT_ROWS = 200  # rows held out at most
 FIXED_ROWS = 8  # training rows whose loss is measured before and after
 ANSWER_TOKENS = 48
+RELOAD_TOKENS = 64  # enough to see a wrong adapter; the logits of a long row would need more memory than training
 LOGITS_AT_ONCE = 4_000_000  # 16 MB of float32: stays in the cache, and below glibc's threshold for fresh pages
 MARK = "skill train mark 7f3a"  # stands in for an answer to find where a template puts it
 
@@ -796,6 +797,7 @@ def build_trainer(
     if placement["threads"] and placement["device"] == "cpu":
         torch.set_num_threads(placement["threads"])
     transformers.set_seed(recipe["seed"])
+    watch.memory()  # what the libraries take before the model is there
     model = load_model(recipe, placement)
     check_vocabulary(model, data)
     rows = [{"input_ids": row["input_ids"], "labels": row["labels"]} for row in data["train"]]
@@ -1077,6 +1079,7 @@ class Watch:
         self.problem: Refused | None = None
         self.interrupted = False
         self.step_started = time.monotonic()
+        self.baseline_bytes: dict[str, int] = {}
         self.peak_bytes: dict[str, int] = {}
         done = int(checkpoint.name.rsplit("-", 1)[1]) if checkpoint else 0
         self.lines = self.kept_lines(done)
@@ -1170,15 +1173,16 @@ class Watch:
         )
 
     def memory(self) -> dict[str, int]:
-        """Bytes in use now, by kind; the peaks are kept."""
-        import psutil
+        """Bytes in use at most so far, by kind (`mps`: now, because it keeps no peak). The first answer is kept as the
+        baseline."""
         import torch
 
-        now = {"rss": psutil.Process().memory_info().rss}
+        now = {"rss": peak_rss_bytes()}
         if torch.cuda.is_available():
             now["cuda"] = torch.cuda.max_memory_allocated()
         if torch.backends.mps.is_available():
             now["mps"] = torch.mps.driver_allocated_memory()
+        self.baseline_bytes = self.baseline_bytes or now
         for name, value in now.items():
             self.peak_bytes[name] = max(value, self.peak_bytes.get(name, 0))
         return now
@@ -1267,7 +1271,7 @@ class Checks:
         """Accumulated gradients must equal those of the large batch; a wrong scale is a classic and silent bug."""
         import torch
 
-        rows = self.rows[: min(4, self.recipe["effective_batch_size"])]
+        rows = self.short_rows(self.rows[: min(4, self.recipe["effective_batch_size"])])
         if len(rows) < 2:
             return self.add("accumulation", "warn", None, "one row only: nothing to accumulate")
         large = self.gradient([rows])
@@ -1276,6 +1280,18 @@ class Checks:
         coarse = self.trainer.args.bf16 or self.trainer.args.fp16
         limit = 0.05 if coarse else 1e-3
         self.add("accumulation", "pass" if error <= limit else "fail", error, f"relative difference, at most {limit}")
+
+    def short_rows(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The end of each row around its last trained token, so that all of them together need no more memory than one
+        batch of the training."""
+        batch = self.trainer.args.per_device_train_batch_size
+        keep = max(2, self.recipe["max_length"] * batch // len(rows))
+        short = []
+        for row in rows:
+            end = max(i for i, label in enumerate(row["labels"]) if label != IGNORED) + 1
+            at = slice(max(0, end - keep), end)
+            short.append({"input_ids": row["input_ids"][at], "labels": row["labels"][at]})
+        return short
 
     def gradient(self, batches: list[list[dict[str, Any]]]) -> Any:
         """The gradient of the mean loss over all batches, by the trainer's own loss function, dropout off."""
@@ -1324,7 +1340,7 @@ class Checks:
 
         model = self.trainer.accelerator.unwrap_model(self.trainer.model)
         model.eval()
-        ids = torch.tensor([self.rows[0]["input_ids"]], device=model.device)
+        ids = torch.tensor([self.rows[0]["input_ids"][:RELOAD_TOKENS]], device=model.device)
         with torch.no_grad(), self.trainer.compute_loss_context_manager():
             trained = model(input_ids=ids).logits.float()
             model.load_adapter(str(adapter), adapter_name="reloaded", is_trainable=False)
@@ -1434,6 +1450,7 @@ def report(
             "tokens_per_second": round(sum(s["tokens"] for s in settled) / sum(s["seconds"] for s in settled), 1),
             "seconds_per_step": round(sum(s["seconds"] for s in settled) / len(settled), 4),
             "peak_memory_bytes": watch.peak_bytes,
+            "baseline_memory_bytes": watch.baseline_bytes,
         },
         "seconds": round(seconds, 2),
         "finished_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -1476,6 +1493,16 @@ def event(name: str, /, **fields: Any) -> None:
     """One JSON line on stdout. Only the first process speaks."""
     if is_main_process():
         print(json.dumps({"event": name, **fields}), flush=True)
+
+
+def peak_rss_bytes() -> int:
+    """The most memory that this process has had. Not `ru_maxrss` on Linux: it starts with what the parent had."""
+    import resource
+
+    status = Path("/proc/self/status")
+    if status.is_file():
+        return int(re.search(r"^VmHWM:\s+(\d+) kB", status.read_text(encoding="utf-8"), re.MULTILINE)[1]) * 1024  # type: ignore[index]
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # bytes on macOS
 
 
 def number(value: Any) -> float | None:
