@@ -18,7 +18,6 @@ _KEYS = (
     "hw.cpufrequency_max",
     "machdep.cpu.brand_string",
     "machdep.cpu.leaf7_features",
-    "sysctl.proc_translated",
     "iogpu.wired_limit_mb",
 )
 # PyTorch's last release with macOS x86_64 wheels is 2.2 (pytorch.org, release notes of 2.3, 2024-04).
@@ -29,8 +28,8 @@ _INTEL = "a Mac with an Intel processor: torch 2.2 was the last one for it, and 
 def read_mac(probe: Probe) -> MachineFacts:
     said = _sysctl(probe)
     chip = said.get("machdep.cpu.brand_string") or probe.processor
-    # A translated process sees an Intel processor; these two keys and the name still tell.
-    apple = "arm64" in (probe.processor, "arm64" * (said.get("hw.optional.arm64") == "1")) or chip.startswith("Apple")
+    # A translated process sees an Intel processor; this key still tells.
+    apple = probe.processor == "arm64" or said.get("hw.optional.arm64") == "1"
     rosetta = apple and probe.processor != "arm64"
     mps = apple and not rosetta
     total = int(said.get("hw.memsize") or 0) or None

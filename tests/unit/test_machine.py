@@ -114,12 +114,6 @@ def test_a_mac_that_cannot_use_its_gpu_says_why() -> None:
     assert not (recorded_machine("m2_pro_16gb").rosetta or recorded_machine("m2_pro_16gb").intel_mac)
 
 
-def test_rosetta_is_seen_also_where_sysctl_itself_runs_natively() -> None:
-    record = record_of("rosetta_m2")
-    record["programs"]["sysctl"] = record["programs"]["sysctl"].replace("proc_translated: 1", "proc_translated: 0")
-    assert read_machine(probe_of(record)).rosetta
-
-
 @pytest.mark.parametrize(
     ("name", "features", "bf16"),
     [
@@ -183,6 +177,19 @@ def test_of_different_gpus_the_equal_best_ones_count() -> None:
     assert facts.gpus[0].nvlink is True
     assert facts.available_bytes == 20000 * MIB  # of the fuller one: a run takes the same on each
     assert "Tesla P40" in facts.unknown["gpus"] and "CUDA_VISIBLE_DEVICES=1,2" in facts.unknown["gpus"]
+
+
+def test_a_gpu_that_torch_no_longer_supports_comes_last() -> None:
+    lines = [
+        "0, GPU-a, Tesla P40, 24576, 24000, 6.1, [N/A]",
+        "1, GPU-b, NVIDIA GeForce RTX 3060, 12288, 11000, 8.6, [N/A]",
+    ]
+    assert _nvidia(lines).chip == "NVIDIA GeForce RTX 3060"
+
+
+def test_a_broken_driver_is_named_in_its_own_words() -> None:
+    reason = recorded_machine("broken_nvidia_smi").unknown["device"]
+    assert reason == "nvidia-smi: Failed to initialize NVML: Driver/library version mismatch"
 
 
 def test_a_mig_share_is_what_its_profile_says() -> None:
