@@ -171,6 +171,8 @@ def _self_test(console: Console) -> tuple[dict[str, Any], SkillTrainError | None
             _chain(console, Path(folder), stages)
         except SkillTrainError as problem:
             error = problem
+            if folder in error.hint:  # which is about to go
+                error.hint = "skill-train demo   (the same chain, in a folder that stays)"
     figures = {
         "verdict": "fail" if error else "pass",
         "seconds": round(time.monotonic() - started, 1),

@@ -37,7 +37,7 @@ class Check:
 def python(version: str) -> Check:
     wanted = python_wanted()
     if wanted is None:
-        why = "skill-train runs from its source and is not installed"
+        why = "the package runs from its source and is not installed, so its ranges are not known"
         return Check("python", "warn", version, because=why, fix="pip install -e .")
     if within(version, wanted):
         return Check("python", "ok", version, wanted)
@@ -183,7 +183,7 @@ def agents(home: Path, here: Path, skill: Path | None) -> Check:
     claude = Path(os.environ.get("CLAUDE_CONFIG_DIR") or home / ".claude")
     roots = [claude, home / ".agents", here / ".claude", here / ".agents"]
     folders = list(dict.fromkeys(root / "skills" for root in roots if root.is_dir()))
-    expected = "skill-train in a folder where coding agents look"
+    expected = "this skill in a folder where coding agents look"
     if not folders:
         return Check("agents", "ok", "none", expected, "no folder of a coding agent is here")
     named = "; ".join(f"{folder}: {_skills_in(folder)}" for folder in folders)
@@ -191,12 +191,12 @@ def agents(home: Path, here: Path, skill: Path | None) -> Check:
         return Check("agents", "ok", named, expected)
     target = folders[0] / "skill-train"
     fix = f"mkdir -p {folders[0]} && ln -s {skill} {target}" if skill is not None else ""
-    return Check("agents", "warn", named, expected, "agents here do not know skill-train", fix)
+    return Check("agents", "warn", named, expected, "the agents here do not know this skill", fix)
 
 
 def _skills_in(folder: Path) -> str:
     names = sorted(path.parent.name for path in folder.glob("*/SKILL.md")) if folder.is_dir() else []
-    return f"{len(names)} skills" + (", skill-train among them" if "skill-train" in names else "")
+    return f"{len(names)} skills" + (", this one among them" if "skill-train" in names else "")
 
 
 def worst(checks: Iterable[Check]) -> str:
