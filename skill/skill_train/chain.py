@@ -1,4 +1,4 @@
-"""`local` and `merge`: facts, plan, and the steps in turn. Only this module, `chain_gguf` and `demo` compose steps."""
+"""`local` and `merge`: facts, plan, and the steps in turn. Beside it only `chain_gguf`, `demo`, `doctor` compose."""
 
 from __future__ import annotations
 

@@ -242,3 +242,12 @@ def demo(console: Console, **options: Any) -> Result:
     from skill_train import demo as program
 
     return program.demo(console, **options)
+
+
+@command("doctor", examples=("skill-train doctor", "skill-train doctor --self-test --format json"))
+@click.option("--self-test", is_flag=True, help="Run the chain on the embedded model too, offline: about a minute.")
+def doctor(console: Console, **options: Any) -> Result:
+    """Check this installation: versions, accelerator, memory, disk, token, converter; each problem with its remedy."""
+    from skill_train import doctor as program
+
+    return program.doctor(console, **options)

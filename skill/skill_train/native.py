@@ -13,6 +13,8 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -24,24 +26,30 @@ PROGRESS = "@progress "
 _TAIL_LINES = 12
 
 
-def run_worker(module: str, job: dict[str, Any], *, progress: Bar | None = None) -> dict[str, Any]:
+def run_worker(
+    module: str, job: dict[str, Any], *, progress: Bar | None = None, most_seconds: float | None = None
+) -> dict[str, Any]:
     """The result of one job.
 
     Args:
         module: the worker, such as `skill_train.inference_worker`.
         job: anything JSON can hold.
         progress: called with the worker's progress lines.
+        most_seconds: the worker is ended after that time.
 
     Raises:
-        NativeCrash: a signal ended the worker.
+        NativeCrash: a signal ended the worker, or it took longer than `most_seconds`.
         DecisionNeeded: the system killed it (SIGKILL: most likely out of memory).
         SkillTrainError: what the worker itself reported.
     """
     with tempfile.TemporaryDirectory(prefix="skill-train-") as folder:
         job_file, result_file, log_file = (Path(folder) / name for name in ("job.json", "result.json", "log.txt"))
         write_json(job_file, job)
-        code = _run(module, job_file, result_file, log_file, progress)
+        started = time.monotonic()
+        code = _run(module, job_file, result_file, log_file, progress, most_seconds)
         log = log_file.read_text(encoding="utf-8", errors="replace")
+        if most_seconds is not None and code < 0 and time.monotonic() - started >= most_seconds:
+            raise NativeCrash(f"{module} did not end in {most_seconds:g} s", code="worker_hangs", got=_tail(log))
         if code < 0:
             raise _crash(module, -code, log)
         if not result_file.is_file():
@@ -74,7 +82,7 @@ def worker_main(run: Any) -> None:
     write_json(result_file, result)
 
 
-def _run(module: str, job: Path, result: Path, log: Path, progress: Bar | None) -> int:
+def _run(module: str, job: Path, result: Path, log: Path, progress: Bar | None, most_seconds: float | None) -> int:
     environment = dict(os.environ, PYTHONUNBUFFERED="1", HF_HUB_DISABLE_TELEMETRY="1")
     # Waiting threads of llama.cpp (OpenMP) spin; on a busy machine that made small steps ten times slower.
     environment.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -83,14 +91,20 @@ def _run(module: str, job: Path, result: Path, log: Path, progress: Bar | None) 
         open(log, "w", encoding="utf-8") as log_file,
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log_file, text=True, env=environment) as process,
     ):
+        limit = threading.Timer(most_seconds or 0, process.kill)
+        if most_seconds is not None:
+            limit.start()
         try:
             for line in process.stdout or ():
                 if line.startswith(PROGRESS) and progress is not None:
                     done, total, *text = line.removeprefix(PROGRESS).rstrip("\n").split(" ", 2)
                     progress(float(done), float(total), " ".join(text))
+            process.wait()
         except BaseException:
             process.kill()
             raise
+        finally:
+            limit.cancel()
     return process.returncode
 
 

@@ -32,3 +32,9 @@ def train_module() -> ModuleType:
 def demo() -> Path:
     """The embedded model, dataset and recipe."""
     return _PACKAGE / "demo"
+
+
+def skill() -> Path | None:
+    """The folder of the skill itself, with its SKILL.md; None where only the package is installed."""
+    folder = _PACKAGE.parents[1]
+    return folder if (folder / "SKILL.md").is_file() else None

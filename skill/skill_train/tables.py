@@ -7,7 +7,7 @@ from typing import Any
 
 from skill_train.console import clean
 
-_STYLE = {"pass": "green", "warn": "yellow", "fail": "red"}
+_STYLE = {"pass": "green", "ok": "green", "warn": "yellow", "fail": "red"}
 
 
 def draw_checks(rich: Any, title: str, checks: list[dict[str, Any]]) -> None:
@@ -80,3 +80,35 @@ def draw_stages(rich: Any, table: list[dict[str, Any]]) -> None:
         cells = (row["stage"], f"{row['bytes'] / 1e6:.2f} MB", f"{row['exact_match']:.1%}", kl, speed)
         drawn.add_row(*cells, row["verdict"] or "")
     rich.print(drawn)
+
+
+def draw_doctor(rich: Any, data: dict[str, Any]) -> None:
+    """Checks, the remedy of each that is not ok, what this installation can do, and the stages of the self-test."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table("check", "verdict", "found", title=f"this installation: {data['verdict']}", title_justify="left")
+    for check in data["checks"]:
+        cells = (check["name"], check["verdict"], check["found"])
+        table.add_row(*(Text(clean(cell)) for cell in cells), style=_STYLE[check["verdict"]])
+    rich.print(table)
+    for check in data["checks"]:
+        if check["verdict"] != "ok":
+            said = [check.get("because", ""), f"mend it with: {check['fix']}" if "fix" in check else ""]
+            rich.print(clean(f"{check['name']}: " + "; ".join(filter(None, said))), markup=False, soft_wrap=True)
+    for name, able in data["able"].items():
+        word = {True: "yes", False: "no", None: "not known"}[able]
+        reason = f" ({data['not_able'][name]})" if name in data["not_able"] else ""
+        rich.print(clean(f"{name}: {word}{reason}"), markup=False)
+    if "self_test" in data:
+        _draw_self_test(rich, data["self_test"])
+
+
+def _draw_self_test(rich: Any, figures: dict[str, Any]) -> None:
+    from rich.table import Table
+
+    table = Table("stage", "verdict", "seconds", title=f"self-test: {figures['verdict']}", title_justify="left")
+    for stage in figures["stages"]:
+        table.add_row(stage["stage"], stage["verdict"], str(stage.get("seconds", "")), style=_STYLE[stage["verdict"]])
+    rich.print(table)
+    rich.print(f"{figures['seconds']} s in all")

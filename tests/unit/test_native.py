@@ -84,3 +84,11 @@ def test_an_interrupted_command_kills_its_worker(interruption: type[BaseExceptio
     assert time.monotonic() - started < 30  # it did not wait for the worker's own end
     with pytest.raises(ProcessLookupError):
         os.kill(seen[0], 0)
+
+
+def test_a_worker_that_hangs_is_ended() -> None:
+    started = time.monotonic()
+    with pytest.raises(NativeCrash) as caught:
+        run_worker(WORKER, {"sleep_seconds": 30}, most_seconds=1)
+    assert caught.value.code == "worker_hangs"
+    assert time.monotonic() - started < 10

@@ -1,0 +1,84 @@
+"""Installed packages against the ranges that skill-train was tested with: those in its own metadata."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import metadata
+
+_OPERATORS: dict[str, Callable[[tuple[int, ...], tuple[int, ...]], bool]] = {
+    ">=": operator.ge,
+    "<=": operator.le,
+    "==": operator.eq,
+    "!=": operator.ne,
+    ">": operator.gt,
+    "<": operator.lt,
+}
+
+
+@dataclass(frozen=True)
+class Package:
+    """One requirement: `group` is `base`, `train` or `gguf`; `installed` is None when it is missing."""
+
+    name: str
+    wanted: str
+    group: str
+    installed: str | None
+
+    @property
+    def right(self) -> bool:
+        return self.installed is not None and within(self.installed, self.wanted)
+
+
+def packages() -> list[Package]:
+    """What skill-train needs; empty when skill-train itself is not installed (a bare source tree)."""
+    try:
+        lines = metadata.requires("skill-train") or []
+    except metadata.PackageNotFoundError:
+        return []
+    return [package for package in map(_package, lines) if package.group in ("base", "train", "gguf")]
+
+
+def python_wanted() -> str | None:
+    """The range of Python versions, such as `<3.14,>=3.11`."""
+    try:
+        return metadata.metadata("skill-train")["Requires-Python"]
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def within(version: str, wanted: str) -> bool:
+    """Whether a version lies in a range such as `<2.14,>=2.8`, by its release numbers: `2.13.0+cpu` is 2.13.0."""
+    has = _release(version)
+    for clause in filter(None, map(str.strip, wanted.split(","))):
+        sign, limit = re.fullmatch(r"([<>=!]+)\s*(\S+)", clause).groups()  # type: ignore[union-attr]
+        bound = _release(limit)
+        length = max(len(has), len(bound))
+        if not _OPERATORS[sign](_padded(has, length), _padded(bound, length)):
+            return False
+    return True
+
+
+def _package(line: str) -> Package:
+    requirement, _, marker = line.partition(";")
+    name = re.match(r"[\w.-]+", requirement)[0]  # type: ignore[index]
+    extra = re.search(r"extra == ['\"]([\w-]+)['\"]", marker)
+    return Package(name, requirement[len(name) :].strip(), extra[1] if extra else "base", _installed(name))
+
+
+def _installed(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _release(version: str) -> tuple[int, ...]:
+    found = re.match(r"\d+(?:\.\d+)*", version)
+    return tuple(int(part) for part in found[0].split(".")) if found else ()
+
+
+def _padded(numbers: tuple[int, ...], length: int) -> tuple[int, ...]:
+    return numbers + (0,) * (length - len(numbers))

@@ -1,0 +1,107 @@
+"""The questions that are asked of the operating system; a recorded machine answers the same ones from a file."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+_WSL = "/usr/lib/wsl/lib"  # WSL puts nvidia-smi there, and not every shell has it on PATH
+_SECONDS = 10  # nvidia-smi takes 1 to 3 seconds on a machine with eight GPUs
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The exit code of a program, and what it printed on stdout."""
+
+    code: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Probe:
+    """One machine that can be asked.
+
+    Attributes:
+        system, processor: as `platform` names them, such as `Darwin` and `x86_64`.
+        cpus: numbers of the logical processors that this process may use.
+        disk_free_bytes: in the current folder; None when it cannot be told.
+        has: whether a program is installed.
+        ask: runs a program; None when it is missing or does not end.
+        read: a small text file; None when it is missing or unreadable.
+        names: what lies in a folder, sorted; empty when there is none.
+    """
+
+    system: str
+    processor: str
+    cpus: tuple[int, ...]
+    environment: Mapping[str, str]
+    disk_free_bytes: int | None
+    has: Callable[[str], bool]
+    ask: Callable[..., Answer | None]
+    read: Callable[[str], str | None]
+    names: Callable[[str], tuple[str, ...]]
+
+
+def this_machine() -> Probe:
+    return Probe(
+        system=platform.system(),
+        processor=platform.machine(),
+        cpus=_cpus(),
+        environment=os.environ,
+        disk_free_bytes=_disk_free(),
+        has=lambda program: _find(program) is not None,
+        ask=_ask,
+        read=_read,
+        names=_names,
+    )
+
+
+def _cpus() -> tuple[int, ...]:
+    if hasattr(os, "sched_getaffinity"):
+        return tuple(sorted(os.sched_getaffinity(0)))
+    return tuple(range(os.cpu_count() or 1))
+
+
+def _disk_free() -> int | None:
+    try:
+        return shutil.disk_usage(".").free
+    except OSError:
+        return None
+
+
+def _find(program: str) -> str | None:
+    return shutil.which(program) or shutil.which(program, path=_WSL)
+
+
+def _ask(program: str, *arguments: str) -> Answer | None:
+    found = _find(program)
+    if found is None:
+        return None
+    import subprocess  # 10 ms that a machine without such tools need not pay
+
+    environment = dict(os.environ, LC_ALL="C")  # numbers with a point, messages in English
+    try:
+        done = subprocess.run(
+            [found, *arguments], capture_output=True, text=True, errors="replace", timeout=_SECONDS, env=environment
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return Answer(done.returncode, done.stdout.strip("\n"))
+
+
+def _read(path: str) -> str | None:
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+
+
+def _names(folder: str) -> tuple[str, ...]:
+    try:
+        return tuple(sorted(os.listdir(folder)))
+    except OSError:
+        return ()
