@@ -37,7 +37,9 @@ PRINTING = {"print", "click.echo", "click.secho", "sys.stdout.write", "sys.stder
 STEPS = {"local", "merge", "convert", "quantize", "verify", "lora_gguf", "evaluate"}
 COMPOSERS = {"chain", "chain_gguf", "demo"}
 ENTRY = "cli"
-PURE = {"facts", "recipe", "estimate", "plan", "rubric"}
+PURE = {
+    "facts", "recipe", "estimate", "plan", "rubric", "model_config", "model_arithmetic", "llama_architectures",
+}  # fmt: skip
 IMPURE = {
     "asyncio", "datetime", "glob", "http", "multiprocessing", "os", "platform", "random", "secrets", "shutil", "signal",
     "socket", "subprocess", "tempfile", "threading", "time", "urllib",
@@ -54,6 +56,10 @@ FLOOR: dict[str, set[str]] = {
     "recipe": {"errors"},
     "estimate": {"errors", "facts", "recipe"},
     "machine": {"facts"},
+    "llama_architectures": set(),
+    "model_arithmetic": set(),
+    "model_config": {"facts", "llama_architectures", "model_arithmetic"},
+    "model": {"errors", "facts", "model_config"},
     "hub": {"errors", "facts"},
     "plan": {"errors", "estimate", "facts", "recipe", "resources"},
 }
