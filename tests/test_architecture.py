@@ -19,13 +19,14 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "skill" / "skill_train"
 
 HEAVY = {
-    "accelerate", "datasets", "gguf", "google", "huggingface_hub", "llama_cpp", "numpy", "peft", "pyarrow", "rich",
-    "safetensors", "sentencepiece", "tokenizers", "torch", "transformers", "trl", "yaml",
+    "accelerate", "datasets", "gguf", "google", "httpx2", "huggingface_hub", "llama_cpp", "numpy", "peft", "pyarrow",
+    "rich", "safetensors", "sentencepiece", "tokenizers", "torch", "transformers", "trl", "yaml",
 }  # fmt: skip
 # Each of these has one owner (or the few that are named).
 OWNERS: dict[str, set[str]] = {
     "click": {"cli"},
-    "huggingface_hub": {"hub", "jobs"},
+    "httpx2": {"hub_client"},
+    "huggingface_hub": {"hub", "hub_client", "jobs"},
     "llama_cpp": {"llama_api", "template_worker"},  # in child processes only
     "platform": {"machine"},
     "psutil": {"machine"},
@@ -60,7 +61,9 @@ FLOOR: dict[str, set[str]] = {
     "model_arithmetic": set(),
     "model_config": {"facts", "llama_architectures", "model_arithmetic"},
     "model": {"errors", "facts", "model_config"},
-    "hub": {"errors", "facts"},
+    "hub_client": {"errors"},
+    "hub": {"errors", "facts", "hub_client", "model", "model_config"},
+    "flavors": {"errors", "facts", "hub", "machine", "run_dir"},
     "plan": {"errors", "estimate", "facts", "recipe", "resources"},
 }
 

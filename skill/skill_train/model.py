@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 import struct
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from skill_train.model_config import Stored
 
 MAX_HEADER_BYTES = 100_000_000  # safetensors' own limit
 _SAMPLE_BYTES = 1 << 20
+_SHARD = re.compile(r"model-\d+-of-\d+\.safetensors")
 
 
 def read_model(folder: Path, *, weights_needed: bool = True) -> ModelFacts:
@@ -60,13 +63,13 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a model folder, by name.
+    """The safetensors files of a model folder that transformers would load, by name.
 
     Raises:
         UsageError: there is none.
     """
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
+    names = sorted(path.name for path in folder.glob("*.safetensors"))
+    if not names:
         pickled = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in folder.glob(pattern))
         raise UsageError(
             f"{folder} has no safetensors weights",
@@ -75,7 +78,18 @@ def weight_files(folder: Path) -> list[Path]:
             got=", ".join(pickled[:3]) + " (pickle files are never opened)" if pickled else "no weights",
             hint="save the model again with model.save_pretrained(folder), which writes safetensors",
         )
-    return files
+    return [folder / name for name in used_weights(names)]
+
+
+def used_weights(names: Iterable[str]) -> list[str]:
+    """Of the safetensors files beside a config, those that transformers loads, sorted.
+
+    A repository can hold the same weights twice: Mistral's has `consolidated.safetensors` beside the shards.
+    """
+    found = sorted(names)
+    if "model.safetensors" in found:
+        return ["model.safetensors"]
+    return [name for name in found if _SHARD.fullmatch(name)] or found
 
 
 def read_header(path: Path) -> dict[str, Any]:

@@ -55,7 +55,12 @@ _SWITCHED_WINDOW = ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "smollm3", "qwen
 _NESTED_TEXT = ("text_config", "llm_config", "language_config")
 # Keys under which models that read images describe how.
 _VISION = ("vision_config", "img_processor", "mm_vision_tower", "vision_tower", "visual", "vision_lora")
-_DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32", "float64": "F64"}  # torch's names, safetensors' names
+_DTYPES = {
+    "bfloat16": "BF16",
+    "float16": "F16",
+    "float32": "F32",
+    "float64": "F64",
+}  # torch's names, safetensors' names
 
 
 @dataclass(frozen=True)
@@ -162,7 +167,10 @@ def _fields(text: Config) -> dict[str, Any]:
 
 
 def _shape(model_type: str, fields: Mapping[str, Any]) -> TextShape | None:
-    optional = {"experts": fields["experts"] or 0, "experts_per_token": fields["experts_per_token"] or 0}
+    optional: dict[str, Any] = {
+        "experts": fields["experts"] or 0,
+        "experts_per_token": fields["experts_per_token"] or 0,
+    }
     needed = {name: value for name, value in fields.items() if name not in optional}
     half_known = bool(fields["experts"]) and not fields["experts_per_token"]
     if not model_arithmetic.knows(model_type) or None in needed.values() or half_known:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from models import NAMES, recorded
 
+from models import NAMES, recorded
 from skill_train import model_config
 
 torch = pytest.importorskip("torch")

@@ -6,8 +6,8 @@ import ast
 from typing import Any
 
 import pytest
-from models import NAMES, recorded, recorded_model
 
+from models import NAMES, recorded, recorded_model
 from skill_train import llama_architectures, model_config, toolchain
 from skill_train.errors import NotInstalled
 from skill_train.model_config import Stored
