@@ -13,7 +13,7 @@ from typing import Any
 from skill_train import model_config
 from skill_train.errors import SkillTrainError, Temporary, UsageError
 from skill_train.facts import Flavor, ModelFacts
-from skill_train.hub_client import Subject, ask
+from skill_train.hub_client import REQUEST_SECONDS, Subject, ask
 from skill_train.model import read_config, read_model, used_weights
 from skill_train.model_config import Stored
 
@@ -108,10 +108,10 @@ def _download(model: str, revision: str | None) -> Path:
 def _ask_model(model: str, revision: str | None) -> ModelFacts:
     from huggingface_hub import HfApi
 
-    info = HfApi().model_info(model, revision=revision, files_metadata=True)
+    info = HfApi().model_info(model, revision=revision, files_metadata=True, timeout=REQUEST_SECONDS)
     sizes = {file.rfilename: file.size for file in info.siblings or []}
     _check_files(model, set(sizes))
-    config = read_config(_file(model, "config.json", info.sha).parent)
+    config = read_config(_config_folder(model, revision, info.sha))
     return model_config.read(
         config,
         source=model,
@@ -145,7 +145,16 @@ def _check_files(model: str, names: set[str]) -> None:
         )
 
 
-def _file(model: str, name: str, revision: str) -> Path:
+def _config_folder(model: str, revision: str | None, commit: str) -> Path:
+    """The folder of `config.json` in the Hub's cache.
+
+    It is asked for by the branch's name, so that the cache learns which commit that is and can answer without the Hub.
+    """
+    folder = _file(model, "config.json", revision).parent
+    return folder if folder.name == commit else _file(model, "config.json", commit).parent
+
+
+def _file(model: str, name: str, revision: str | None) -> Path:
     """A small file, in the Hub's cache."""
     from huggingface_hub import hf_hub_download
 
@@ -205,7 +214,7 @@ def _or_dataset(error: UsageError, model: str) -> UsageError:
     from huggingface_hub import HfApi
 
     try:
-        ask(Subject("dataset", model), lambda: HfApi().dataset_info(model), seconds=5)
+        ask(Subject("dataset", model), lambda: HfApi().dataset_info(model, timeout=5), seconds=5)
     except SkillTrainError:  # only a friendlier message is at stake
         return error
     return UsageError(

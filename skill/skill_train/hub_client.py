@@ -164,7 +164,7 @@ def _of_status(response: Any, subject: Subject) -> SkillTrainError:
         wait = str(response.headers.get("Retry-After"))
         pause = f"in {wait} seconds" if wait.isdigit() else "in five minutes"
         return Temporary(
-            f"too many requests to the Hub, for {subject}", code="rate_limit", got=got, hint=f"try {pause}"
+            f"too many requests to the Hub, for {subject}", code="rate_limit", got=got, hint=f"try again {pause}"
         )
     if status >= 500:
         again = "try again in a few minutes; https://status.huggingface.co tells whether the Hub is down"
@@ -172,7 +172,8 @@ def _of_status(response: Any, subject: Subject) -> SkillTrainError:
     return UsageError(f"the Hub refuses the question about {subject}", code="refused", got=got, hint=subject.page)
 
 
-def _of_disk(error: OSError) -> Exception:
+def _of_disk(error: OSError) -> SkillTrainError:
+    """What is left is the cache: the requests' own failures have other classes."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return DecisionNeeded(
             "the disk is full",
@@ -180,14 +181,13 @@ def _of_disk(error: OSError) -> Exception:
             got=str(error),
             hint="free some space, or set HF_HOME to a folder on another disk",
         )
-    if isinstance(error, PermissionError) or error.errno == errno.EROFS:
-        return UsageError(
-            "the cache of the Hub cannot be written",
-            code="cache_not_writable",
-            got=str(error),
-            hint="set HF_HOME to a folder that you may write",
-        )
-    return error
+    return UsageError(
+        "the cache of the Hub cannot be used",
+        code="broken_cache",
+        expected="a folder that can be written",
+        got=str(error),
+        hint="set HF_HOME to a folder that you may write",
+    )
 
 
 def _unreachable(subject: Subject, reason: str) -> Temporary:
