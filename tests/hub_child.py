@@ -21,7 +21,7 @@ def ask(url: str, home: Path, name: str, *arguments: Any, token: str | None = TO
 
     Args:
         home: the Hub's cache.
-        name: such as `hub.model_facts`.
+        name: such as `hub.model_facts`; `hub_dataset.look` takes the fields of a recipe.
         more: for the environment.
 
     Returns:
@@ -41,27 +41,29 @@ def _main(name: str, arguments: str) -> None:
     from skill_train.errors import SkillTrainError
 
     module, function = name.split(".")
-    asked = getattr(importlib.import_module(f"skill_train.{module}"), function)
+    asked = _look if name == "hub_dataset.look" else getattr(importlib.import_module(f"skill_train.{module}"), function)
     started = time.perf_counter()
     try:
-        given = json.loads(arguments)
-        last = given.pop() if given and isinstance(given[-1], dict) else {}
-        answer: dict[str, Any] = {"answer": _plain(asked(*given, **last))}
+        answer: dict[str, Any] = {"answer": _plain(asked(*json.loads(arguments)))}
     except SkillTrainError as error:
         answer = {"error": error.as_dict() | {"exit_code": error.exit_code}}
     print(json.dumps(answer | {"seconds": time.perf_counter() - started}))
 
 
+def _look(recipe: dict[str, Any]) -> Any:
+    """A dataset, with the format detection that `plan` uses."""
+    from skill_train import dataset, hub_dataset
+    from skill_train.recipe import from_dict
+
+    return hub_dataset.look(from_dict({"model": "m"} | recipe), dataset._format)
+
+
 def _plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return dataclasses.asdict(value)
-    return (
-        [_plain(item) for item in value]
-        if isinstance(value, (list, tuple))
-        else str(value)
-        if isinstance(value, Path)
-        else value
-    )
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return str(value) if isinstance(value, Path) else value
 
 
 if __name__ == "__main__":

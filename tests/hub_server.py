@@ -79,6 +79,7 @@ class HubServer:
         self.log: list[Request] = []
         self.unknown: list[str] = []
         self.troubles: dict[str, Trouble] = {}
+        self.ranges = True
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
         self._server.daemon_threads = True
         self._server.hub = self  # type: ignore[attr-defined]
@@ -163,7 +164,8 @@ class _Handler(BaseHTTPRequestHandler):
         if self.command == "HEAD":
             return
         try:
-            for drop in [body[i : i + 1] for i in range(len(body))] if drop_seconds else [body]:
+            size = 1 if drop_seconds else 1 << 20
+            for drop in (body[i : i + size] for i in range(0, len(body), size)):
                 self.wfile.write(drop)
                 self.request_.sent += len(drop)
                 time.sleep(drop_seconds)
@@ -212,6 +214,9 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(404, "RevisionNotFound")
             return
         inside = {p: data for p, data in files.items() if p.startswith(path.lstrip("/"))}
+        if not inside:
+            self._refuse(404, "EntryNotFound")
+            return
         self._json([{"type": "file", "path": p, "size": len(d), "oid": _blob(d)} for p, d in inside.items()])
 
     def _resolve(self, query: dict[str, list[str]], kind: str, name: str, revision: str, path: str) -> None:
@@ -230,7 +235,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _file(self, data: bytes, headers: dict[str, str]) -> None:
         asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range") or "")
-        if not asked:
+        if not asked or not self.hub.ranges:
             self._send(200, data, headers)
             return
         start, end = int(asked[1]), min(int(asked[2] or len(data) - 1), len(data) - 1)

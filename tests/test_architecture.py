@@ -26,7 +26,7 @@ HEAVY = {
 OWNERS: dict[str, set[str]] = {
     "click": {"cli"},
     "httpx2": {"hub_client"},
-    "huggingface_hub": {"hub", "hub_client", "jobs"},
+    "huggingface_hub": {"hub", "hub_client", "hub_dataset", "jobs"},
     "llama_cpp": {"llama_api", "template_worker"},  # in child processes only
     "platform": {"machine"},
     "psutil": {"machine"},
@@ -40,6 +40,7 @@ COMPOSERS = {"chain", "chain_gguf", "demo"}
 ENTRY = "cli"
 PURE = {
     "facts", "recipe", "estimate", "plan", "rubric", "model_config", "model_arithmetic", "llama_architectures",
+    "dataset_card", "first_rows",
 }  # fmt: skip
 IMPURE = {
     "asyncio", "datetime", "glob", "http", "multiprocessing", "os", "platform", "random", "secrets", "shutil", "signal",
@@ -63,6 +64,9 @@ FLOOR: dict[str, set[str]] = {
     "model": {"errors", "facts", "model_config"},
     "hub_client": {"errors"},
     "hub": {"errors", "facts", "hub_client", "model", "model_config"},
+    "dataset_card": {"errors"},
+    "first_rows": {"errors"},
+    "hub_dataset": {"dataset_card", "errors", "facts", "first_rows", "hub_client", "recipe"},
     "flavors": {"errors", "facts", "hub", "machine", "run_dir"},
     "plan": {"errors", "estimate", "facts", "recipe", "resources"},
 }

@@ -26,7 +26,7 @@ def shipped() -> tuple[Flavor, ...]:
     return tuple(_from_row(row, table) for row in table["flavors"])
 
 
-def current(*, live: bool) -> tuple[tuple[Flavor, ...], str]:
+def current(live: bool) -> tuple[tuple[Flavor, ...], str]:
     """`(flavors, where they come from)`.
 
     An answer of the Jobs API is kept for a day. When the API cannot be asked, the newer of that answer and the shipped

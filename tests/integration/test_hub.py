@@ -322,10 +322,10 @@ def test_live_flavors(hub: HubServer, home: Path) -> None:
 
 
 def test_a_live_answer_is_kept_for_a_day(hub: HubServer, home: Path) -> None:
-    found, reason = ask(hub.url, home, "flavors.current", {"live": True})["answer"]
+    found, reason = ask(hub.url, home, "flavors.current", True)["answer"]
     assert (len(found), reason) == (3, "the Jobs API, asked now")
     hub.log.clear()
-    found, reason = ask(hub.url, home, "flavors.current", {"live": True})["answer"]
+    found, reason = ask(hub.url, home, "flavors.current", True)["answer"]
     assert len(found) == 3
     assert reason.startswith("the Jobs API, asked 0.0 hours ago")
     assert hub.log == []
@@ -333,7 +333,7 @@ def test_a_live_answer_is_kept_for_a_day(hub: HubServer, home: Path) -> None:
 
 def test_without_the_jobs_api_the_dated_table_answers(hub: HubServer, home: Path) -> None:
     hub.troubles["/api/jobs/hardware"] = Trouble(500)
-    found, reason = ask(hub.url, home, "flavors.current", {"live": True})["answer"]
+    found, reason = ask(hub.url, home, "flavors.current", True)["answer"]
     assert len(found) == 26
     assert reason == (
         "the table shipped with skill-train, of 2026-08-22: "
