@@ -19,13 +19,14 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "skill" / "skill_train"
 
 HEAVY = {
-    "accelerate", "datasets", "gguf", "google", "huggingface_hub", "llama_cpp", "numpy", "peft", "pyarrow", "rich",
-    "safetensors", "sentencepiece", "tokenizers", "torch", "transformers", "trl", "yaml",
+    "accelerate", "datasets", "gguf", "google", "httpx2", "huggingface_hub", "llama_cpp", "numpy", "peft", "pyarrow",
+    "rich", "safetensors", "sentencepiece", "tokenizers", "torch", "transformers", "trl", "yaml",
 }  # fmt: skip
 # Each of these has one owner (or the few that are named).
 OWNERS: dict[str, set[str]] = {
     "click": {"cli"},
-    "huggingface_hub": {"hub", "jobs"},
+    "httpx2": {"hub_client"},
+    "huggingface_hub": {"hub", "hub_account", "hub_client", "hub_dataset", "jobs"},
     "llama_cpp": {"llama_api", "template_worker"},  # in child processes only
     "platform": {"machine_probe"},
     "psutil": {"machine_probe"},
@@ -37,7 +38,10 @@ PRINTING = {"print", "click.echo", "click.secho", "sys.stdout.write", "sys.stder
 STEPS = {"local", "merge", "convert", "quantize", "verify", "lora_gguf", "evaluate"}
 COMPOSERS = {"chain", "chain_gguf", "demo", "doctor"}
 ENTRY = "cli"
-PURE = {"facts", "recipe", "estimate", "plan", "rubric"}
+PURE = {
+    "facts", "recipe", "estimate", "plan", "rubric", "model_config", "model_arithmetic", "llama_architectures",
+    "dataset_card", "first_rows",
+}  # fmt: skip
 IMPURE = {
     "asyncio", "datetime", "glob", "http", "multiprocessing", "os", "platform", "random", "secrets", "shutil", "signal",
     "socket", "subprocess", "tempfile", "threading", "time", "urllib",
@@ -58,7 +62,17 @@ FLOOR: dict[str, set[str]] = {
     "machine_linux": {"machine_probe"},
     "machine_mac": {"facts", "machine_linux", "machine_probe"},
     "machine_nvidia": {"facts", "machine_probe"},
-    "hub": {"errors", "facts"},
+    "llama_architectures": set(),
+    "model_arithmetic": set(),
+    "model_config": {"facts", "llama_architectures", "model_arithmetic"},
+    "model": {"errors", "facts", "model_config"},
+    "hub_client": {"errors"},
+    "hub": {"errors", "facts", "hub_client", "model", "model_config"},
+    "dataset_card": {"errors"},
+    "first_rows": {"errors"},
+    "hub_dataset": {"dataset_card", "errors", "facts", "first_rows", "hub_client", "recipe"},
+    "flavors": {"errors", "facts", "hub", "machine", "run_dir"},
+    "hub_account": set(),
     "plan": {"errors", "estimate", "facts", "recipe", "resources"},
 }
 

@@ -27,6 +27,7 @@ DATA = {
     "skill_train/demo/model/tokenizer.json",
     "skill_train/demo/model/tokenizer.model",
     "skill_train/demo/model/tokenizer_config.json",
+    "skill_train/flavors.json",
 }
 
 

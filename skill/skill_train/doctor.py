@@ -18,7 +18,7 @@ from skill_train.console import Console, Result
 from skill_train.doctor_checks import Check
 from skill_train.doctor_packages import Package
 from skill_train.errors import DecisionNeeded, NotInstalled, SkillTrainError, TrainingFailed, UsageError
-from skill_train.hub import Account
+from skill_train.hub_account import Account
 from skill_train.machine_probe import this_machine
 from skill_train.run_dir import RunDir, peak_memory_bytes, write_text
 
@@ -59,14 +59,14 @@ def _group(group: str) -> list[Package]:
 
 def _checks(found: dict[str, list[Package]]) -> tuple[list[Check], Account]:
     """All checks, in the order of the chain; what has to wait (torch, the Hub) runs beside the others."""
-    from skill_train import hub, toolchain
+    from skill_train import hub_account, toolchain
 
     probe = this_machine()
     facts = machine.read_machine(probe)
     has_torch = _has(found, "train", "torch")
     with ThreadPoolExecutor(2) as beside:
         torch = beside.submit(_ask_torch, facts.device) if has_torch else None
-        asked = beside.submit(hub.account) if _has(found, "base", "huggingface-hub") else None
+        asked = beside.submit(hub_account.account) if _has(found, "base", "huggingface-hub") else None
         done = [
             checks.python(sys.version.split()[0]),
             *(checks.packages(group, some) for group, some in found.items() if some),

@@ -12,7 +12,7 @@ from typing import Any
 from skill_train.doctor_packages import Package, python_wanted, within
 from skill_train.errors import SkillTrainError
 from skill_train.facts import MachineFacts
-from skill_train.hub import Account
+from skill_train.hub_account import Account
 
 # Bytes. Each process of the self-test peaks at 0.6 GB (measured: torch 2.13, Linux, CPU), two run at a time.
 NEEDS_MEMORY = 2_000_000_000

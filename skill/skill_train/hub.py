@@ -1,17 +1,28 @@
-"""Everything asked of the Hugging Face Hub. The token stays inside huggingface_hub."""
+"""Everything asked of the Hugging Face Hub about models and machines. The token stays inside huggingface_hub."""
 
 from __future__ import annotations
 
-import os
+import dataclasses
+import json
 import re
-from dataclasses import dataclass
+from collections import Counter
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from skill_train.errors import AccessError, Temporary, UsageError
+from skill_train import model_config
+from skill_train.errors import SkillTrainError, Temporary, UsageError
+from skill_train.facts import Flavor, ModelFacts
+from skill_train.hub_client import REQUEST_SECONDS, Subject, ask
+from skill_train.model import read_config, read_model, used_weights
+from skill_train.model_config import Stored
 
 _MODEL_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _FILES = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt", "*.tiktoken", "LICENSE*", "README.md"]
+_NOT_FILES = ["consolidated*", "original/*", "onnx/*"]  # the same weights again, in other forms
+_FEW_SHARDS = 8  # headers to ask for, one request each, where the Hub has not counted the parameters itself
+_UNITS = {"MB": 10**6, "GB": 10**9, "TB": 10**12}
+_MINUTES = {"minute": 1, "hour": 60}
 
 
 def model_folder(model: str, revision: str | None) -> tuple[Path, str | None]:
@@ -19,12 +30,66 @@ def model_folder(model: str, revision: str | None) -> tuple[Path, str | None]:
 
     Raises:
         UsageError: neither a folder nor a model on the Hub.
-        AccessError: gated or private.
+        AccessError: gated, private, or the token is refused.
         Temporary: the Hub cannot be reached and the model is not in the cache.
     """
     path = Path(model)
     if path.is_dir():
         return path, None
+    check_id(model)
+    try:
+        folder = ask(Subject("model", model), lambda: _download(model, revision), seconds=None)
+    except UsageError as error:
+        raise _or_dataset(error, model) from None
+    return folder, folder.name
+
+
+def model_facts(model: str, revision: str | None = None) -> ModelFacts:
+    """The facts of a model on the Hub, from its metadata: never its weights.
+
+    When the Hub cannot be reached, those of the snapshot in the cache.
+
+    Raises:
+        UsageError: no such model or revision, or not one that can be trained: no config, no safetensors.
+        AccessError: gated, or the token is refused.
+        Temporary: the Hub cannot be reached and the cache has no copy.
+    """
+    check_id(model)
+    subject = Subject("model", model)
+    try:
+        return ask(subject, lambda: _ask_model(model, revision))
+    except Temporary:
+        cached = _cached(model, revision)
+        if cached is None:
+            raise
+        return cached
+    except UsageError as error:
+        raise _or_dataset(error, model) from None
+
+
+def live_flavors(*, seconds: float = 3.0) -> tuple[Flavor, ...]:
+    """The machines of Hugging Face Jobs with today's prices.
+
+    Raises:
+        Temporary: no answer in time, or one that cannot be understood.
+    """
+    subject = Subject("prices of Hugging Face Jobs")
+
+    def question() -> list[Any]:
+        from huggingface_hub import HfApi
+
+        return list(HfApi().list_jobs_hardware())
+
+    hardware = ask(subject, question, seconds=seconds)
+    read = [flavor for flavor in map(_flavor, hardware) if flavor is not None]
+    if not read:
+        raise Temporary("the Jobs API lists no machine that skill-train can read", code="hub_answer")
+    return tuple(read)
+
+
+def check_id(model: str) -> None:
+    """Refuses what cannot be an id on the Hub, before the Hub is asked."""
+    path = Path(model)
     if path.is_absolute() or model.startswith(".") or path.is_file() or not _MODEL_ID.fullmatch(model):
         raise UsageError(
             f"{model} is neither a model folder nor the id of a model on the Hub",
@@ -32,101 +97,168 @@ def model_folder(model: str, revision: str | None) -> tuple[Path, str | None]:
             expected="a folder with config.json and safetensors, or an id such as Qwen/Qwen2.5-0.5B-Instruct",
             got=f"{model}, a file" if path.is_file() else f"{model}, no such folder here",
         )
-    return _snapshot(model, revision)
 
 
-def _snapshot(model: str, revision: str | None) -> tuple[Path, str]:
-    os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
+def _download(model: str, revision: str | None) -> Path:
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import (
-        GatedRepoError,
-        HfHubHTTPError,
-        LocalEntryNotFoundError,
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
+
+    return Path(snapshot_download(model, revision=revision, allow_patterns=_FILES, ignore_patterns=_NOT_FILES))
+
+
+def _ask_model(model: str, revision: str | None) -> ModelFacts:
+    from huggingface_hub import HfApi
+
+    info = HfApi().model_info(model, revision=revision, files_metadata=True, timeout=REQUEST_SECONDS)
+    sizes = {file.rfilename: file.size for file in info.siblings or []}
+    _check_files(model, set(sizes))
+    config = read_config(_config_folder(model, revision, info.sha))
+    return model_config.read(
+        config,
+        source=model,
+        stored=_stored(model, info, sizes, quantized="quantization_config" in config),
+        has_chat_template=_has_chat_template(model, info, set(sizes)),
+        gated=bool(info.gated),
+        revision=info.sha,
     )
 
-    try:
-        folder = Path(snapshot_download(model, revision=revision, allow_patterns=_FILES))
-    except GatedRepoError:
-        raise AccessError(
-            f"{model} is gated",
-            code="gated",
-            expected="access granted to your account on the model's page",
-            hint="ask for access on the model's page, then: hf auth login",
-        ) from None
-    except RepositoryNotFoundError:
+
+def _check_files(model: str, names: set[str]) -> None:
+    """Refuses a repository that holds no model that can be trained."""
+    if "config.json" not in names:
+        adapter = "adapter_config.json" in names
+        gguf = any(name.endswith(".gguf") for name in names)
         raise UsageError(
-            f"there is no model {model} on the Hub, or it is private",
-            code="unknown_model",
-            expected="a model id that your token can read, or a folder",
-            got=model,
-            hint="check the name; for a private model: hf auth login",
-        ) from None
-    except RevisionNotFoundError:
-        raise UsageError(f"{model} has no revision {revision}", code="unknown_revision", got=str(revision)) from None
-    except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
-        raise Temporary(
-            f"{model} cannot be fetched: the Hub cannot be reached, and the cache does not have it",
-            code="hub_unreachable",
-            expected="a connection to the Hub, or a local model folder",
-            got=type(error).__name__,
-            hint="try again when the Hub can be reached, or give a model folder",
-        ) from None
-    return folder, folder.name
+            f"{model} is not a model that transformers can load",
+            code="not_a_model",
+            expected="a repository with config.json and safetensors",
+            got="a LoRA adapter" if adapter else "GGUF files" if gguf else "no config.json",
+            hint="give the base model that it was made from",
+        )
+    if not any(name.endswith(".safetensors") and "/" not in name for name in names):
+        pickled = sorted(name for name in names if name.endswith((".bin", ".pt", ".pth", ".gguf")))
+        raise UsageError(
+            f"{model} has no safetensors weights",
+            code="no_safetensors",
+            expected="model.safetensors or model-*-of-*.safetensors",
+            got=", ".join(pickled[:3]) or "no weights",
+            hint="look for a copy with safetensors; pickle files are never opened",
+        )
 
 
-@dataclass(frozen=True)
-class Account:
-    """Who the token on this machine belongs to, and what it may do.
+def _config_folder(model: str, revision: str | None, commit: str) -> Path:
+    """The folder of `config.json` in the Hub's cache.
 
-    Attributes:
-        state: `valid`, `invalid`, `none` (no token) or `unchecked` (the Hub was not asked, or did not answer).
-        name, role: of a valid token; the role is the Hub's word, such as `write` or `fineGrained`.
-        can_write, can_run_jobs: None when that is not known.
-        why: of `unchecked`.
+    It is asked for by the branch's name, so that the cache learns which commit that is and can answer without the Hub.
     """
-
-    state: str
-    name: str = ""
-    role: str = ""
-    can_write: bool | None = None
-    can_run_jobs: bool | None = None
-    why: str = ""
+    folder = _file(model, "config.json", revision).parent
+    return folder if folder.name == commit else _file(model, "config.json", commit).parent
 
 
-def account(seconds: float = 4.0) -> Account:
-    """Asks the Hub once who the token belongs to. Never raises, and nothing of the token is in the answer."""
-    os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
-    from huggingface_hub import constants
-    from huggingface_hub.errors import HTTPError, OfflineModeIsEnabled
-    from huggingface_hub.utils import build_hf_headers, get_session, get_token
+def _file(model: str, name: str, revision: str | None) -> Path:
+    """A small file, in the Hub's cache."""
+    from huggingface_hub import hf_hub_download
 
-    token = get_token()
-    if token is None:
-        return Account("none")
-    if constants.is_offline_mode():
-        return Account("unchecked", why="HF_HUB_OFFLINE is set")
+    return Path(hf_hub_download(model, name, revision=revision))
+
+
+def _stored(model: str, info: Any, sizes: dict[str, int | None], *, quantized: bool) -> Stored:
+    """What the files hold: as the Hub has counted it, else from the headers of a few files."""
+    from huggingface_hub import HfApi
+
+    used = used_weights(name for name in sizes if name.endswith(".safetensors") and "/" not in name)
+    known = [size for size in (sizes[name] for name in used) if size is not None]
+    total = sum(known) if len(known) == len(used) else None
+    unknown = "the Hub does not say" if total is None else ""
+    elements: Counter[str] = Counter(info.safetensors.parameters if info.safetensors else {})
+    if not elements and len(used) <= _FEW_SHARDS:
+        for name in used:
+            elements.update(HfApi().parse_safetensors_file_metadata(model, name, revision=info.sha).parameter_count)
+    return Stored(dict(elements), total, unknown)
+
+
+def _has_chat_template(model: str, info: Any, names: set[str]) -> bool:
+    if names & {"chat_template.jinja", "chat_template.json"}:
+        return True
+    said = (info.config or {}).get("tokenizer_config")  # the Hub copies the template there
+    if isinstance(said, dict) and said.get("chat_template"):
+        return True
+    if "tokenizer_config.json" not in names:
+        return False
+    path = _file(model, "tokenizer_config.json", info.sha)
     try:
-        url = f"{constants.ENDPOINT}/api/whoami-v2"
-        answer = get_session().get(url, headers=build_hf_headers(token=token), timeout=seconds)
-        if answer.status_code == 401:
-            return Account("invalid")
-        if answer.status_code != 200:
-            return Account("unchecked", why=f"the Hub answered {answer.status_code}")
-        return _account(answer.json())
-    except (HTTPError, OfflineModeIsEnabled, OSError, ValueError) as error:
-        return Account("unchecked", why=f"the Hub cannot be reached ({type(error).__name__})")
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(config, dict) and bool(config.get("chat_template"))
 
 
-def _account(said: dict[str, Any]) -> Account:
-    """A `write` token may do all that its owner may; a `fineGrained` one what its permissions say."""
-    token = (said.get("auth") or {}).get("accessToken") or {}
-    role, name = str(token.get("role") or ""), str(said.get("name") or "")
-    if role == "fineGrained":
-        fine = token.get("fineGrained") or {}
-        may = set(fine.get("global") or ())
-        may |= {permission for scope in fine.get("scoped") or () for permission in scope.get("permissions") or ()}
-        return Account("valid", name, role, "repo.write" in may, "job.write" in may)
-    known = {"write": True, "admin": True, "read": False}.get(role)  # a sign-in by browser (OAuth) has no role
-    return Account("valid", name, role, known, known)
+def _cached(model: str, revision: str | None) -> ModelFacts | None:
+    """The facts of the snapshot in the Hub's cache; None when there is none with a config."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        folder = Path(snapshot_download(model, revision=revision, allow_patterns=_FILES, local_files_only=True))
+    except LocalEntryNotFoundError:
+        return None
+    if not (folder / "config.json").is_file():
+        return None
+    facts = read_model(folder, weights_needed=False)
+    return dataclasses.replace(facts, source=f"{model}, from the cache", revision=folder.name, fingerprint=None)
+
+
+def _or_dataset(error: UsageError, model: str) -> UsageError:
+    """The error of an unknown model, unless the id is that of a dataset: then one that says so."""
+    if error.code != "unknown_model":
+        return error
+    from huggingface_hub import HfApi
+
+    try:
+        ask(Subject("dataset", model), lambda: HfApi().dataset_info(model, timeout=5), seconds=5)
+    except SkillTrainError:  # only a friendlier message is at stake
+        return error
+    return UsageError(
+        f"{model} is a dataset on the Hub, not a model",
+        code="unknown_model",
+        expected="the id of a model",
+        got=model,
+        hint=f"skill-train plan --model Qwen/Qwen2.5-0.5B-Instruct --data {model}",
+    )
+
+
+def _flavor(hardware: Any) -> Flavor | None:
+    """One row of the Jobs API (huggingface_hub 2.4, JobHardwareInfo); None for one that cannot be understood or used.
+
+    Its sizes are texts such as `16 GB`, the GPU memory is that of all GPUs together, the price is for a unit of time.
+    """
+    gpus = _amount(hardware.accelerator.quantity) if hardware.accelerator else 0
+    memory = _bytes(hardware.accelerator.vram) if hardware.accelerator else 0
+    cores, ram, disk = _amount(hardware.cpu), _bytes(hardware.ram), _bytes(hardware.ephemeral_storage)
+    minutes = _MINUTES.get(hardware.unit_label)
+    usable = not hardware.accelerator or hardware.accelerator.manufacturer.lower() == "nvidia"
+    if not (cores and ram and disk and minutes and usable) or gpus is None or memory is None:
+        return None
+    return Flavor(
+        name=hardware.name,
+        gpu=hardware.accelerator.model if gpus else None,
+        gpus=gpus,
+        gpu_memory_bytes=memory // gpus if gpus else None,
+        cores=cores,
+        ram_bytes=ram,
+        disk_bytes=disk,
+        usd_per_hour=round(hardware.unit_cost_usd * 60 / minutes, 4),
+        read_at=datetime.now(UTC).strftime("%Y-%m-%d"),
+        source="the Jobs API, /api/jobs/hardware",
+    )
+
+
+def _amount(text: str) -> int | None:
+    """The number at the start of `2 vCPU`."""
+    found = re.match(r"\s*(\d+)", str(text))
+    return int(found[1]) if found else None
+
+
+def _bytes(text: str) -> int | None:
+    """`16 GB` in bytes. The Hub's GB are taken as 1e9 bytes: the smaller reading."""
+    found = re.fullmatch(r"\s*([\d.]+)\s*([MGT]B)\s*", str(text))
+    return int(float(found[1]) * _UNITS[found[2]]) if found else None

@@ -5,48 +5,41 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 import struct
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from skill_train import model_config
 from skill_train.errors import UsageError
 from skill_train.facts import ModelFacts
+from skill_train.model_config import Stored
 
 MAX_HEADER_BYTES = 100_000_000  # safetensors' own limit
 _SAMPLE_BYTES = 1 << 20
+_SHARD = re.compile(r"model-\d+-of-\d+\.safetensors")
 
 
-def read_model(folder: Path) -> ModelFacts:
+def read_model(folder: Path, *, weights_needed: bool = True) -> ModelFacts:
     """The facts of one model folder.
 
+    Args:
+        weights_needed: False takes a folder without weights too; its parameters come from the config alone.
+
     Raises:
-        UsageError: no folder, no `config.json`, no safetensors, or a broken one.
+        UsageError: no folder, no `config.json`, a broken safetensors file, or none.
     """
     config = read_config(folder)
-    nested = config.get("text_config")
-    text: dict[str, Any] = nested if isinstance(nested, dict) else config
-    headers = {path.name: read_header(path) for path in weight_files(folder)}
-    tensors = [t for header in headers.values() for name, t in header.items() if name != "__metadata__"]
-    dtypes: Counter[str] = Counter()
-    for tensor in tensors:
-        dtypes[tensor["dtype"]] += math.prod(tensor["shape"])
-    quantization = config.get("quantization_config")
-    unknown = {key: "config.json does not say" for key in ("num_hidden_layers", "hidden_size") if key not in text}
-    return ModelFacts(
+    without = not weights_needed and not any(folder.glob("*.safetensors"))
+    stored = Stored(unknown="the folder holds no safetensors") if without else _stored(weight_files(folder))
+    return model_config.read(
+        config,
         source=str(folder),
+        stored=stored,
         fingerprint=fingerprint(folder),
-        model_type=str(config.get("model_type", "unknown")),
-        architecture=str((config.get("architectures") or ["unknown"])[0]),
-        parameters=sum(dtypes.values()) if not quantization else None,
-        layers=_first(text, "num_hidden_layers", "n_layer"),
-        hidden_size=_first(text, "hidden_size", "n_embd"),
-        vocab_size=_first(text, "vocab_size"),
-        context=_first(text, "max_position_embeddings", "n_positions", "n_ctx"),
-        stored_dtype=dtypes.most_common(1)[0][0] if dtypes else None,
-        quantization=str(quantization.get("quant_method", "unknown")) if quantization else None,
         has_chat_template=_has_chat_template(folder),
-        unknown=unknown,
     )
 
 
@@ -62,7 +55,7 @@ def read_config(folder: Path) -> dict[str, Any]:
         )
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{path} is not JSON: {error}", code="broken_model") from None
     if not isinstance(config, dict):
         raise UsageError(f"{path} is not a JSON object", code="broken_model")
@@ -70,13 +63,13 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a model folder, by name.
+    """The safetensors files of a model folder that transformers would load, by name.
 
     Raises:
         UsageError: there is none.
     """
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
+    names = sorted(path.name for path in folder.glob("*.safetensors"))
+    if not names:
         pickled = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in folder.glob(pattern))
         raise UsageError(
             f"{folder} has no safetensors weights",
@@ -85,7 +78,18 @@ def weight_files(folder: Path) -> list[Path]:
             got=", ".join(pickled[:3]) + " (pickle files are never opened)" if pickled else "no weights",
             hint="save the model again with model.save_pretrained(folder), which writes safetensors",
         )
-    return files
+    return [folder / name for name in used_weights(names)]
+
+
+def used_weights(names: Iterable[str]) -> list[str]:
+    """Of the safetensors files beside a config, those that transformers loads, sorted.
+
+    A repository can hold the same weights twice: Mistral's has `consolidated.safetensors` beside the shards.
+    """
+    found = sorted(names)
+    if "model.safetensors" in found:
+        return ["model.safetensors"]
+    return [name for name in found if _SHARD.fullmatch(name)] or found
 
 
 def read_header(path: Path) -> dict[str, Any]:
@@ -101,7 +105,7 @@ def read_header(path: Path) -> dict[str, Any]:
             raise _broken(path, f"its header claims {length} bytes, the file has {size}")
         try:
             header = json.loads(file.read(length).decode("utf-8"))
-        except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:
             raise _broken(path, f"its header is not JSON: {error}") from None
     if not isinstance(header, dict):
         raise _broken(path, "its header is not a JSON object")
@@ -150,8 +154,13 @@ def _broken(path: Path, why: str) -> UsageError:
     )
 
 
-def _first(config: dict[str, Any], *names: str) -> int | None:
-    return next((int(config[name]) for name in names if isinstance(config.get(name), int)), None)
+def _stored(files: list[Path]) -> Stored:
+    elements: Counter[str] = Counter()
+    for header in map(read_header, files):
+        for name, tensor in header.items():
+            if name != "__metadata__":
+                elements[tensor["dtype"]] += math.prod(tensor["shape"])
+    return Stored(elements, sum(path.stat().st_size for path in files))
 
 
 def _has_chat_template(folder: Path) -> bool:
@@ -160,5 +169,5 @@ def _has_chat_template(folder: Path) -> bool:
     config = folder / "tokenizer_config.json"
     try:
         return bool(json.loads(config.read_text(encoding="utf-8")).get("chat_template")) if config.is_file() else False
-    except (json.JSONDecodeError, UnicodeDecodeError, AttributeError):
+    except (ValueError, RecursionError, AttributeError):
         return False

@@ -189,7 +189,7 @@ def test_offline_mode_asks_nobody(light: Path, hub: Callable[..., str]) -> None:
 
 
 def test_a_slow_hub_is_given_up(hub: Callable[..., str]) -> None:
-    program = "from skill_train.hub import account; print(account(0.3))"
+    program = "from skill_train.hub_account import account; print(account(0.3))"
     environment = os.environ | {"HF_ENDPOINT": hub(200, {}, 3), "HF_TOKEN": TOKEN, "HF_HUB_OFFLINE": "0"}
     started = time.monotonic()
     done = subprocess.run(

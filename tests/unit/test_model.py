@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,10 @@ CONFIG: dict[str, Any] = {
     "architectures": ["Qwen2ForCausalLM"],
     "num_hidden_layers": 24,
     "hidden_size": 896,
+    "intermediate_size": 4864,
+    "num_attention_heads": 14,
+    "num_key_value_heads": 2,
+    "tie_word_embeddings": True,
     "vocab_size": 151936,
     "max_position_embeddings": 32768,
 }
@@ -32,6 +37,8 @@ def test_the_facts_of_a_folder(tmp_path: Path) -> None:
     assert (facts.layers, facts.hidden_size, facts.vocab_size, facts.context) == (24, 896, 151936, 32768)
     assert (facts.quantization, facts.has_chat_template, facts.unknown) == (None, False, {})
     assert facts.source == str(tmp_path)
+    assert facts.weight_bytes == (tmp_path / "model.safetensors").stat().st_size
+    assert (facts.gated, facts.revision, facts.vision, facts.convertible) == (None, None, False, True)
 
 
 def test_shards_are_added_up(tmp_path: Path) -> None:
@@ -61,12 +68,40 @@ def test_the_text_part_of_a_larger_model_counts(tmp_path: Path) -> None:
 def test_what_the_config_does_not_say_is_unknown_with_its_reason(tmp_path: Path) -> None:
     facts = model.read_model(_folder(tmp_path, config={"model_type": "new"}))
     assert (facts.layers, facts.hidden_size, facts.vocab_size, facts.context) == (None, None, None, None)
-    assert set(facts.unknown) == {"num_hidden_layers", "hidden_size"}
+    assert {"layers", "hidden_size", "vocab_size", "context"} <= set(facts.unknown)
+    assert "parameters" not in facts.unknown  # the headers say them
 
 
-def test_a_quantized_checkpoint_is_named_and_not_counted(tmp_path: Path) -> None:
+def test_a_quantized_checkpoint_is_named_and_its_bytes_are_not_counted(tmp_path: Path) -> None:
+    """What is left is the arithmetic: the published count of Qwen2.5-0.5B, whose config this is."""
     facts = model.read_model(_folder(tmp_path, config=CONFIG | {"quantization_config": {"quant_method": "gptq"}}))
-    assert (facts.quantization, facts.parameters) == ("gptq", None)
+    assert (facts.quantization, facts.parameters, facts.parameters_from) == ("gptq", 494_032_768, "config arithmetic")
+
+
+def test_a_plan_needs_no_weights(tmp_path: Path) -> None:
+    (_folder(tmp_path) / "model.safetensors").unlink()
+    facts = model.read_model(tmp_path, weights_needed=False)
+    assert (facts.parameters, facts.parameters_from, facts.weight_bytes) == (494_032_768, "config arithmetic", None)
+    assert facts.unknown == {
+        "weight_bytes": "the folder holds no safetensors", "stored_dtype": "config.json does not say",
+    }  # fmt: skip
+
+
+def test_weights_that_are_there_are_read_for_a_plan_too(tmp_path: Path) -> None:
+    assert model.read_model(_folder(tmp_path), weights_needed=False).parameters == 60
+
+
+def test_a_72b_model_is_read_in_milliseconds(tmp_path: Path) -> None:
+    """37 shards of 26 tensors, as the real one has, without their data: only the headers are opened."""
+    shards = 37
+    (_folder(tmp_path) / "model.safetensors").unlink()
+    for shard in range(shards):
+        tensors = {f"model.layers.{shard}.{n}.weight": ("BF16", [1, 1]) for n in range(26)}
+        _weights(tmp_path / f"model-{shard + 1:05d}-of-{shards:05d}.safetensors", tensors)
+    model.read_model(tmp_path)
+    started = time.perf_counter()
+    assert model.read_model(tmp_path).parameters == shards * 26
+    assert time.perf_counter() - started < 0.1  # 10 ms here; a busy machine may take longer
 
 
 @pytest.mark.parametrize("place", ["chat_template.jinja", "tokenizer_config.json"])
@@ -92,7 +127,7 @@ def test_no_folder_and_a_folder_of_something_else_are_refused(tmp_path: Path) ->
         assert (error.code, error.exit_code, error.got) == ("not_a_model", 2, got)
 
 
-@pytest.mark.parametrize("text", [b"{", b"[]", b"\xff\xfe"])
+@pytest.mark.parametrize("text", [b"{", b"[]", b"\xff\xfe", b"[" * 100_000, b'{"vocab_size": ' + b"1" * 5000 + b"}"])
 def test_a_broken_config_is_refused(tmp_path: Path, text: bytes) -> None:
     _folder(tmp_path)
     (tmp_path / "config.json").write_bytes(text)

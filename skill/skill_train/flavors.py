@@ -1,0 +1,98 @@
+"""The machines that Hugging Face Jobs rents out: live from its API, from yesterday's answer, or from a dated table."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from skill_train.errors import SkillTrainError, UsageError
+from skill_train.facts import Flavor
+from skill_train.machine import cache_dir
+from skill_train.run_dir import read_json, write_json
+
+_TABLE = Path(__file__).with_name("flavors.json")
+_DAY = 24 * 3600.0
+_GB = 1_000_000_000
+
+
+def shipped() -> tuple[Flavor, ...]:
+    """The table that travels with the package; `read_at` of each says how old it is."""
+    table = json.loads(_TABLE.read_text(encoding="utf-8"))
+    return tuple(_from_row(row, table) for row in table["flavors"])
+
+
+def current(live: bool) -> tuple[tuple[Flavor, ...], str]:
+    """`(flavors, where they come from)`.
+
+    An answer of the Jobs API is kept for a day. When the API cannot be asked, the newer of that answer and the shipped
+    table counts, and the reason says which and of when.
+
+    Args:
+        live: whether the Jobs API may be asked, for at most 3 seconds.
+    """
+    kept, age = _kept()
+    if kept and age < _DAY:
+        return kept, f"the Jobs API, asked {_ago(age)}"
+    why = "the Jobs API was not asked"
+    if live:
+        from skill_train import hub
+
+        try:
+            fresh = hub.live_flavors()
+        except SkillTrainError as error:
+            why = error.message
+        else:
+            _keep(fresh)
+            return fresh, "the Jobs API, asked now"
+    table = shipped()
+    if kept and kept[0].read_at > table[0].read_at:
+        return kept, f"the Jobs API, asked {_ago(age)}: {why}"
+    return table, f"the table shipped with skill-train, of {table[0].read_at}: {why}"
+
+
+def _from_row(row: dict[str, Any], table: dict[str, Any]) -> Flavor:
+    memory = row["gpu_memory_gb"]
+    return Flavor(
+        name=row["name"],
+        gpu=row["gpu"],
+        gpus=row["gpus"],
+        gpu_memory_bytes=memory * _GB if memory is not None else None,
+        cores=row["cores"],
+        ram_bytes=row["ram_gb"] * _GB,
+        disk_bytes=row["disk_gb"] * _GB,
+        usd_per_hour=row["usd_per_hour"],
+        read_at=table["read_at"],
+        source=table["source"],
+    )
+
+
+def _kept() -> tuple[tuple[Flavor, ...], float]:
+    """The last answer of the API with its age in seconds; nothing when there is none, or none that can be read."""
+    try:
+        kept = read_json(_kept_file())
+        age = time.time() - kept["asked"]
+        flavors = tuple(Flavor(**flavor) for flavor in kept["flavors"])
+    except (UsageError, KeyError, TypeError):
+        return (), 0.0
+    return (flavors, age) if age >= 0 else ((), 0.0)  # a clock that was set back says nothing
+
+
+def _keep(flavors: tuple[Flavor, ...]) -> None:
+    with contextlib.suppress(OSError):  # a cache that cannot be written only costs another question
+        write_json(_kept_file(), {"asked": time.time(), "flavors": [dataclasses.asdict(flavor) for flavor in flavors]})
+
+
+def _kept_file() -> Path:
+    return cache_dir() / "flavors.json"
+
+
+def _ago(seconds: float) -> str:
+    asked = datetime.fromtimestamp(time.time() - seconds, UTC).strftime("%Y-%m-%d %H:%M UTC")
+    if seconds < _DAY:
+        return f"{seconds / 3600:.1f} hours ago ({asked})"
+    return f"{seconds / _DAY:.1f} days ago ({asked})"

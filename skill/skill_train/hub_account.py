@@ -1,0 +1,63 @@
+"""Who the token on this machine belongs to. The token stays inside huggingface_hub."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Account:
+    """Who the token on this machine belongs to, and what it may do.
+
+    Attributes:
+        state: `valid`, `invalid`, `none` (no token) or `unchecked` (the Hub was not asked, or did not answer).
+        name, role: of a valid token; the role is the Hub's word, such as `write` or `fineGrained`.
+        can_write, can_run_jobs: None when that is not known.
+        why: of `unchecked`.
+    """
+
+    state: str
+    name: str = ""
+    role: str = ""
+    can_write: bool | None = None
+    can_run_jobs: bool | None = None
+    why: str = ""
+
+
+def account(seconds: float = 4.0) -> Account:
+    """Asks the Hub once who the token belongs to. Never raises, and nothing of the token is in the answer."""
+    os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
+    from huggingface_hub import constants
+    from huggingface_hub.errors import HTTPError, OfflineModeIsEnabled
+    from huggingface_hub.utils import build_hf_headers, get_session, get_token
+
+    token = get_token()
+    if token is None:
+        return Account("none")
+    if constants.is_offline_mode():
+        return Account("unchecked", why="HF_HUB_OFFLINE is set")
+    try:
+        url = f"{constants.ENDPOINT}/api/whoami-v2"
+        answer = get_session().get(url, headers=build_hf_headers(token=token), timeout=seconds)
+        if answer.status_code == 401:
+            return Account("invalid")
+        if answer.status_code != 200:
+            return Account("unchecked", why=f"the Hub answered {answer.status_code}")
+        return _account(answer.json())
+    except (HTTPError, OfflineModeIsEnabled, OSError, ValueError) as error:
+        return Account("unchecked", why=f"the Hub cannot be reached ({type(error).__name__})")
+
+
+def _account(said: dict[str, Any]) -> Account:
+    """A `write` token may do all that its owner may; a `fineGrained` one what its permissions say."""
+    token = (said.get("auth") or {}).get("accessToken") or {}
+    role, name = str(token.get("role") or ""), str(said.get("name") or "")
+    if role == "fineGrained":
+        fine = token.get("fineGrained") or {}
+        may = set(fine.get("global") or ())
+        may |= {permission for scope in fine.get("scoped") or () for permission in scope.get("permissions") or ()}
+        return Account("valid", name, role, "repo.write" in may, "job.write" in may)
+    known = {"write": True, "admin": True, "read": False}.get(role)  # a sign-in by browser (OAuth) has no role
+    return Account("valid", name, role, known, known)

@@ -1,0 +1,205 @@
+"""One way to ask the Hub: with a time limit on the whole question, and every failure as one of our errors."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, TypeVar
+
+from skill_train.errors import AccessError, DecisionNeeded, SkillTrainError, Temporary, UsageError
+
+Answer = TypeVar("Answer")
+
+REQUEST_SECONDS = 8.0  # to connect, to write, and for each read; huggingface_hub 2.4 sets no limit of its own
+QUESTION_SECONDS = 20.0  # for all requests of one question, also where a server sends a byte now and then
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What a question is about, for its messages.
+
+    Attributes:
+        kind: `model` or `dataset`, or another noun.
+        name: the id on the Hub; empty when it is not about a repository.
+    """
+
+    kind: str
+    name: str = ""
+
+    def __str__(self) -> str:
+        return f"the {self.kind} {self.name}".strip()
+
+    @property
+    def page(self) -> str:
+        return "https://huggingface.co/" + ("datasets/" if self.kind == "dataset" else "") + self.name
+
+
+def ask(subject: Subject, question: Callable[[], Answer], *, seconds: float | None = QUESTION_SECONDS) -> Answer:
+    """What the question returns.
+
+    Args:
+        question: makes the requests.
+        seconds: the limit for all of them; None for a download, which takes as long as it takes.
+
+    Raises:
+        UsageError: no such repository or revision.
+        AccessError: gated, or the token is refused.
+        Temporary: no connection, no answer in time, too many requests, or the server's own trouble.
+    """
+    prepare()
+    try:
+        return question() if seconds is None else _within(seconds, subject, question)
+    except SkillTrainError:
+        raise
+    except Exception as error:
+        ours = translated(error, subject)
+        if ours is error:
+            raise
+        raise ours from None
+
+
+def _within(seconds: float, subject: Subject, question: Callable[[], Answer]) -> Answer:
+    """The answer of a thread of its own, which is left behind when the time is up."""
+    box: dict[str, Any] = {}
+
+    def run() -> None:
+        try:
+            box["answer"] = question()
+        except BaseException as error:  # noqa: BLE001 - handed to the thread that waits
+            box["error"] = error
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if thread.is_alive():
+        raise _unreachable(subject, f"no answer within {seconds:g} seconds")
+    if "error" in box:
+        raise box["error"]
+    answer: Answer = box["answer"]
+    return answer
+
+
+@cache
+def prepare() -> None:
+    """Sets huggingface_hub up, before its first request: no telemetry, and no request without a limit."""
+    os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
+    from huggingface_hub import set_client_factory
+    from huggingface_hub.utils._http import default_client_factory
+
+    def client() -> Any:
+        made = default_client_factory()
+        made.timeout = REQUEST_SECONDS
+        return made
+
+    set_client_factory(client)
+
+
+def translated(error: Exception, subject: Subject) -> Exception:
+    """Our error for one of huggingface_hub or its HTTP client; any other error as it is."""
+    import httpx2
+    from huggingface_hub import errors
+
+    cause = error.__cause__
+    if isinstance(error, errors.LocalEntryNotFoundError) and isinstance(cause, errors.HfHubHTTPError):
+        error = cause  # a download that found no copy in the cache either
+    if isinstance(error, errors.HfHubHTTPError):
+        return _of_repository(error, subject) or _of_status(error.response, subject)
+    if isinstance(error, (httpx2.HTTPError, ConnectionError, TimeoutError, errors.LocalEntryNotFoundError)):
+        return _unreachable(subject, _reason(cause or error))
+    if isinstance(error, OSError):
+        return _of_disk(error)
+    if isinstance(error, json.JSONDecodeError):
+        return Temporary(f"what answered for {subject} is not the Hub", code="hub_answer", got=_reason(error))
+    if isinstance(error, errors.SafetensorsParsingError):
+        return UsageError(f"{subject} has a broken safetensors file", code="broken_safetensors", got=_reason(error))
+    return error
+
+
+def _of_repository(error: BaseException, subject: Subject) -> SkillTrainError | None:
+    from huggingface_hub import errors
+
+    if isinstance(error, errors.GatedRepoError):
+        return AccessError(
+            f"{subject} is gated",
+            code="gated",
+            expected=f"access granted to your account on {subject.page}",
+            hint=f"ask for access on {subject.page}, then: hf auth login",
+        )
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return UsageError(
+            f"there is no {subject.kind} {subject.name} on the Hub, or it is private",
+            code=f"unknown_{subject.kind}",
+            expected=f"a {subject.kind} that your token can read",
+            got=subject.name,
+            hint="check the name; for a private one: hf auth login",
+        )
+    if isinstance(error, errors.RevisionNotFoundError):
+        return UsageError(
+            f"{subject} has no such revision", code="unknown_revision", hint=f"see {subject.page}/commits/main"
+        )
+    return None
+
+
+def _of_status(response: Any, subject: Subject) -> SkillTrainError:
+    status = response.status_code
+    got = f"status {status}"
+    if status == 401:
+        return AccessError(
+            f"the Hub refuses your token, for {subject}", code="bad_token", got=got, hint="hf auth login"
+        )
+    if status in (402, 403):
+        return AccessError(
+            f"your account has no access to {subject}",
+            code="no_permission",
+            expected="a token with the permission to read it",
+            got=got,
+            hint="hf auth login, with a token that may read it",
+        )
+    if status == 429:
+        wait = str(response.headers.get("Retry-After"))
+        pause = f"in {wait} seconds" if wait.isdigit() else "in five minutes"
+        return Temporary(
+            f"too many requests to the Hub, for {subject}", code="rate_limit", got=got, hint=f"try again {pause}"
+        )
+    if status >= 500:
+        again = "try again in a few minutes; https://status.huggingface.co tells whether the Hub is down"
+        return Temporary(f"the Hub failed to answer, for {subject}", code="hub_error", got=got, hint=again)
+    return UsageError(f"the Hub refuses the question about {subject}", code="refused", got=got, hint=subject.page)
+
+
+def _of_disk(error: OSError) -> SkillTrainError:
+    """What is left is the cache: the requests' own failures have other classes."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return DecisionNeeded(
+            "the disk is full",
+            code="no_disk",
+            got=str(error),
+            hint="free some space, or set HF_HOME to a folder on another disk",
+        )
+    return UsageError(
+        "the cache of the Hub cannot be used",
+        code="broken_cache",
+        expected="a folder that can be written",
+        got=str(error),
+        hint="set HF_HOME to a folder that you may write",
+    )
+
+
+def _unreachable(subject: Subject, reason: str) -> Temporary:
+    return Temporary(
+        f"the Hub cannot be reached, for {subject}",
+        code="hub_unreachable",
+        expected="a connection to the Hub, or a local copy",
+        got=reason,
+        hint="try again when the Hub can be reached, or give a local folder or file",
+    )
+
+
+def _reason(error: BaseException) -> str:
+    words = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {words[0][:200]}" if words else type(error).__name__

@@ -1,0 +1,213 @@
+"""How many parameters a model has, worked out from its config: one formula for each family of decoders.
+
+The formulas follow the modules of transformers 5.23 (`models/<type>/modeling_<type>.py`). Tests hold them against the
+published counts of real models and against models that transformers builds from the same config.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class TextShape:
+    """The text decoder of a model, with every number that the formulas need."""
+
+    model_type: str
+    layers: int
+    hidden_size: int
+    vocab_size: int
+    intermediate_size: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    tied_embeddings: bool
+    context: int
+    experts: int = 0
+    experts_per_token: int = 0
+
+    @property
+    def embedding(self) -> int:
+        return self.vocab_size * self.hidden_size
+
+    @property
+    def head(self) -> int:
+        """Parameters of the output head beside the input embedding."""
+        return 0 if self.tied_embeddings else self.embedding
+
+
+@dataclass(frozen=True)
+class Count:
+    """Attributes:
+    total: all parameters.
+    idle: those in the experts that a token does not pass.
+    """
+
+    total: int
+    idle: int = 0
+
+
+@dataclass(frozen=True)
+class _Block:
+    """What sets one family of gated decoders apart from Llama.
+
+    Attributes:
+        qkv_bias: queries, keys and values always have a bias, the output has none.
+        reads_bias: `attention_bias` and `mlp_bias` of the config count.
+        norms: RMS norms of the hidden size in a layer.
+        head_norms: one norm over a head for queries and one for keys.
+        width_norms: the same over all heads together.
+    """
+
+    qkv_bias: bool = False
+    reads_bias: bool = True
+    norms: int = 2
+    head_norms: bool = False
+    width_norms: bool = False
+
+
+_GATED: dict[str, _Block] = {
+    "gemma": _Block(),
+    "gemma2": _Block(norms=4),
+    "gemma3_text": _Block(norms=4, head_norms=True),
+    "granite": _Block(),
+    "llama": _Block(),
+    "mistral": _Block(reads_bias=False),
+    "mixtral": _Block(reads_bias=False),
+    "olmo2": _Block(width_norms=True),
+    "phi3": _Block(reads_bias=False),  # its fused projections hold as many numbers as the separate ones
+    "qwen2": _Block(qkv_bias=True, reads_bias=False),
+    "qwen2_moe": _Block(qkv_bias=True, reads_bias=False),
+    "qwen3": _Block(head_norms=True),
+    "qwen3_moe": _Block(head_norms=True),
+    "smollm3": _Block(),
+}
+
+
+def count(shape: TextShape, config: Mapping[str, Any]) -> Count:
+    """The parameters of a decoder of a known type.
+
+    Args:
+        config: the keys that only some families have: biases, and which layers hold experts.
+
+    Raises:
+        KeyError: no formula for this model type; ask `knows` first.
+    """
+    if shape.model_type in _GATED:
+        return _gated(shape, config)
+    return Count(_PLAIN[shape.model_type](shape, config))
+
+
+def knows(model_type: str) -> bool:
+    return model_type in _GATED or model_type in _PLAIN
+
+
+def without_copies(stored: int, shape: TextShape, counted: Count) -> int:
+    """The parameters of a model whose files hold `stored` numbers.
+
+    A file can hold more than the model: a copy of the tied head (Qwen3-0.6B), or each layer's triangular mask and a few
+    numbers beside it (GPT-2, Pythia). Any other difference is the model's own, and stays.
+    """
+    extra = stored - counted.total
+    if shape.tied_embeddings and extra == shape.embedding:
+        return counted.total
+    masks = shape.layers * shape.context**2
+    if shape.model_type in ("gpt2", "gpt_neox") and masks <= extra <= masks + shape.layers * 1024:
+        return counted.total
+    return stored
+
+
+def _gated(shape: TextShape, config: Mapping[str, Any]) -> Count:
+    block = _GATED[shape.model_type]
+    norms = block.norms * shape.hidden_size
+    feed_forward, idle = _feed_forward(shape, config, biased=block.reads_bias and bool(config.get("mlp_bias")))
+    layers = shape.layers * (_attention(shape, block, config) + norms) + feed_forward
+    return Count(shape.embedding + layers + shape.hidden_size + shape.head, idle)
+
+
+def _attention(shape: TextShape, block: _Block, config: Mapping[str, Any]) -> int:
+    queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    weights = shape.hidden_size * (2 * queries + 2 * keys)  # q, o, k, v
+    inner_biases = queries + 2 * keys
+    if block.qkv_bias and config.get("qkv_bias", True):
+        weights += inner_biases
+    if block.reads_bias and config.get("attention_bias"):
+        weights += inner_biases + shape.hidden_size
+    if block.head_norms:
+        weights += 2 * shape.head_dim
+    if block.width_norms:
+        weights += queries + keys
+    return weights
+
+
+def _feed_forward(shape: TextShape, config: Mapping[str, Any], *, biased: bool) -> tuple[int, int]:
+    """`(all, idle)` over all layers. `intermediate_size` of the shape is that of one expert where there are experts."""
+    if not shape.experts:
+        return shape.layers * _mlp(shape.hidden_size, shape.intermediate_size, biased=biased), 0
+    sparse = _sparse_layers(shape, config)
+    expert = _mlp(shape.hidden_size, shape.intermediate_size)
+    shared = _number(config, "shared_expert_intermediate_size") if shape.model_type == "qwen2_moe" else 0
+    beside = shape.hidden_size * shape.experts  # the router
+    if shared:
+        beside += _mlp(shape.hidden_size, shared) + shape.hidden_size  # and its gate
+    dense = (shape.layers - sparse) * _mlp(shape.hidden_size, _number(config, "intermediate_size"))
+    idle = sparse * (shape.experts - shape.experts_per_token) * expert
+    return dense + sparse * (shape.experts * expert + beside), idle
+
+
+def _sparse_layers(shape: TextShape, config: Mapping[str, Any]) -> int:
+    """Layers with experts. Qwen puts them in every `decoder_sparse_step`-th layer that is not in `mlp_only_layers`."""
+    step = _number(config, "decoder_sparse_step") or 1
+    candidates = range(step - 1, shape.layers, step)
+    dense = config.get("mlp_only_layers")
+    named = {n for n in dense if isinstance(n, int)} if isinstance(dense, list) else set()
+    return len(candidates) - sum(n in candidates for n in named)
+
+
+def _number(config: Mapping[str, Any], key: str) -> int:
+    value = config.get(key)
+    return value if isinstance(value, int) and value > 0 else 0
+
+
+def _mlp(hidden: int, inner: int, *, biased: bool = False) -> int:
+    """Gate, up and down."""
+    return 3 * hidden * inner + (2 * inner + hidden if biased else 0)
+
+
+def _linear(inputs: int, outputs: int, *, biased: bool = True) -> int:
+    return inputs * outputs + (outputs if biased else 0)
+
+
+def _two_layer_mlp(shape: TextShape) -> int:
+    return _linear(shape.hidden_size, shape.intermediate_size) + _linear(shape.intermediate_size, shape.hidden_size)
+
+
+def _gpt2(shape: TextShape, config: Mapping[str, Any]) -> int:
+    hidden, norm = shape.hidden_size, 2 * shape.hidden_size
+    layer = 2 * norm + _linear(hidden, 3 * hidden) + _linear(hidden, hidden) + _two_layer_mlp(shape)
+    return shape.embedding + shape.context * hidden + shape.layers * layer + norm + shape.head
+
+
+def _gpt_neox(shape: TextShape, config: Mapping[str, Any]) -> int:
+    hidden, norm, biased = shape.hidden_size, 2 * shape.hidden_size, bool(config.get("attention_bias", True))
+    attention = _linear(hidden, 3 * hidden, biased=biased) + _linear(hidden, hidden, biased=biased)
+    return shape.embedding + shape.layers * (2 * norm + attention + _two_layer_mlp(shape)) + norm + shape.head
+
+
+def _phi(shape: TextShape, config: Mapping[str, Any]) -> int:
+    hidden, norm = shape.hidden_size, 2 * shape.hidden_size
+    queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    attention = _linear(hidden, queries) + 2 * _linear(hidden, keys) + _linear(queries, hidden)
+    if config.get("qk_layernorm"):
+        attention += 4 * (hidden // shape.heads)
+    layers = shape.layers * (norm + attention + _two_layer_mlp(shape))
+    return shape.embedding + layers + norm + shape.head + shape.vocab_size  # its output head has a bias
+
+
+_PLAIN: dict[str, Callable[[TextShape, Mapping[str, Any]], int]] = {
+    "gpt2": _gpt2,
+    "gpt_neox": _gpt_neox,
+    "phi": _phi,
+}

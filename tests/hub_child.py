@@ -1,0 +1,70 @@
+"""Asks the Hub in a process of its own, because huggingface_hub reads its environment once, when it is imported.
+
+As a program: `python hub_child.py NAME JSON_ARGUMENTS` prints what `ask` gives back.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from hub_server import TOKEN, environment
+
+
+def ask(url: str, home: Path, name: str, *arguments: Any, token: str | None = TOKEN, **more: str) -> dict[str, Any]:
+    """What one of our functions answers when `url` is the Hub.
+
+    Args:
+        home: the Hub's cache.
+        name: such as `hub.model_facts`; `hub_dataset.look` takes the fields of a recipe.
+        more: for the environment.
+
+    Returns:
+        `answer`, or `error` (with `exit_code`); and `seconds`, `words` (everything that was printed).
+    """
+    command = [sys.executable, __file__, name, json.dumps(arguments)]
+    env = environment(url, home, token=token) | more
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=env)
+    assert done.returncode == 0, done.stderr
+    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return answer | {"words": done.stdout + done.stderr}
+
+
+def _main(name: str, arguments: str) -> None:
+    import importlib
+
+    from skill_train.errors import SkillTrainError
+
+    module, function = name.split(".")
+    asked = _look if name == "hub_dataset.look" else getattr(importlib.import_module(f"skill_train.{module}"), function)
+    started = time.perf_counter()
+    try:
+        answer: dict[str, Any] = {"answer": _plain(asked(*json.loads(arguments)))}
+    except SkillTrainError as error:
+        answer = {"error": error.as_dict() | {"exit_code": error.exit_code}}
+    print(json.dumps(answer | {"seconds": time.perf_counter() - started}))
+
+
+def _look(recipe: dict[str, Any]) -> Any:
+    """A dataset, with the format detection that `plan` uses."""
+    from skill_train import dataset, hub_dataset
+    from skill_train.recipe import from_dict
+
+    return hub_dataset.look(from_dict({"model": "m"} | recipe), dataset._format)
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return str(value) if isinstance(value, Path) else value
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])

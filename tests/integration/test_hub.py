@@ -1,0 +1,380 @@
+"""What the Hub is asked and what it may answer: the real client, over real HTTP, against a Hub on this machine."""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hub_child import ask
+from hub_server import TOKEN, HubServer, Repository, Trouble
+from models import recorded
+
+pytest.importorskip("huggingface_hub")
+
+MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
+WEIGHTS = r"/resolve/.*\.safetensors$"
+HEADER_BYTES = 100_001  # what huggingface_hub asks for to read a header; source: parse_safetensors_file_metadata
+# The shape of the API's answer: JobHardwareInfo in huggingface_hub 2.4. Prices are of 2026-08-22, a minute.
+T4 = {"type": "gpu", "model": "T4", "quantity": "1", "vram": "16 GB", "manufacturer": "Nvidia"}
+HARDWARE: list[dict[str, Any]] = [
+    {
+        "name": "cpu-basic", "prettyName": "CPU Basic", "cpu": "2 vCPU", "ram": "16 GB", "ephemeralStorage": "50 GB",
+        "accelerator": None, "unitCostMicroUSD": 167, "unitCostUSD": 0.000167, "unitLabel": "minute",
+    },
+    {
+        "name": "t4-small", "prettyName": "Nvidia T4 - small", "cpu": "4 vCPU", "ram": "15 GB",
+        "ephemeralStorage": "50 GB", "accelerator": T4,
+        "unitCostMicroUSD": 6667, "unitCostUSD": 0.006667, "unitLabel": "minute",
+    },
+    {
+        "name": "l40sx8", "prettyName": "8x Nvidia L40S", "cpu": "192 vCPU", "ram": "1534 GB",
+        "ephemeralStorage": "6.5 TB", "accelerator": T4 | {"model": "L40S", "quantity": "8", "vram": "384 GB"},
+        "unitCostMicroUSD": 391667, "unitCostUSD": 0.391667, "unitLabel": "minute",
+    },
+    {
+        "name": "v5e-1x1", "prettyName": "TPU", "cpu": "22 vCPU", "ram": "44 GB", "ephemeralStorage": "100 GB",
+        "accelerator": T4 | {"type": "tpu", "manufacturer": "Google"},
+        "unitCostMicroUSD": 20000, "unitCostUSD": 0.02, "unitLabel": "minute",
+    },
+]  # fmt: skip
+
+
+@pytest.fixture
+def hub() -> Iterator[HubServer]:
+    with HubServer() as server:
+        server.hardware = HARDWARE
+        yield server
+    assert server.unknown == []
+    assert server.sent(WEIGHTS) <= 8 * HEADER_BYTES
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    return tmp_path / "home"
+
+
+# --- A model ---
+
+
+def test_the_facts_of_a_model(hub: HubServer, home: Path) -> None:
+    """The parameters as the Hub has counted them; the weights are never asked for."""
+    repository = _model(hub)
+    facts = ask(hub.url, home, "hub.model_facts", MODEL, None)["answer"]
+    assert (facts["source"], facts["revision"], facts["gated"]) == (MODEL, repository.commit("main"), False)
+    assert (facts["parameters"], facts["parameters_from"]) == (494_032_768, "safetensors headers")
+    assert (facts["layers"], facts["stored_dtype"], facts["has_chat_template"]) == (24, "BF16", True)
+    assert facts["weight_bytes"] == len(repository.files["model.safetensors"])
+    assert facts["unknown"] == {}
+    assert hub.sent(WEIGHTS) == 0
+
+
+def test_the_second_time_asks_only_for_what_may_have_changed(hub: HubServer, home: Path) -> None:
+    _model(hub)
+    ask(hub.url, home, "hub.model_facts", MODEL, None)
+    hub.log.clear()
+    ask(hub.url, home, "hub.model_facts", MODEL, None)
+    asked = [(request.method, request.path) for request in hub.log if "harness" not in request.path]
+    assert asked == [("GET", f"/api/models/{MODEL}"), ("HEAD", f"/{MODEL}/resolve/main/config.json")]
+
+
+def test_headers_are_read_where_the_hub_has_not_counted(hub: HubServer, home: Path) -> None:
+    _model(hub, safetensors=None, weights={"a": [1000, 1000], "b": [7]})
+    facts = ask(hub.url, home, "hub.model_facts", MODEL, None)["answer"]
+    assert (facts["parameters"], facts["parameters_from"]) == (1_000_007, "safetensors headers")
+    assert hub.sent(WEIGHTS) == HEADER_BYTES  # of 2 MB
+
+
+def test_shards_count_once_and_copies_not_at_all(hub: HubServer, home: Path) -> None:
+    repository = _model(hub, safetensors=None, weights={"a": [5]})
+    shard = repository.files.pop("model.safetensors")
+    names = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "consolidated.safetensors"]
+    repository.files |= dict.fromkeys(names, shard)
+    facts = ask(hub.url, home, "hub.model_facts", MODEL, None)["answer"]
+    assert (facts["parameters"], facts["weight_bytes"]) == (10, 2 * len(shard))
+
+
+def test_many_shards_are_not_asked_one_by_one(hub: HubServer, home: Path) -> None:
+    """The arithmetic answers, and no shard is touched."""
+    repository = _model(hub, safetensors=None)
+    shard = repository.files.pop("model.safetensors")
+    repository.files |= {f"model-{n:05d}-of-00037.safetensors": shard for n in range(1, 38)}
+    facts = ask(hub.url, home, "hub.model_facts", MODEL, None)["answer"]
+    assert (facts["parameters"], facts["parameters_from"]) == (494_032_768, "config arithmetic")
+    assert hub.sent(WEIGHTS) == 0
+
+
+@pytest.mark.parametrize(
+    ("files", "info", "expected"),
+    [
+        ({"chat_template.jinja": b"{{ messages }}"}, {}, True),
+        ({"chat_template.json": b"{}"}, {}, True),
+        ({"tokenizer_config.json": b'{"chat_template": "{{ messages }}"}'}, {}, True),
+        ({"tokenizer_config.json": b"{}"}, {"config": {"tokenizer_config": {"chat_template": "{{ m }}"}}}, True),
+        ({"tokenizer_config.json": b"{}"}, {}, False),
+        ({"tokenizer_config.json": b"[" * 100_000}, {}, False),
+        ({}, {}, False),
+    ],
+)
+def test_a_chat_template_is_found_wherever_it_is(
+    hub: HubServer, home: Path, files: dict[str, bytes], info: dict[str, Any], expected: bool
+) -> None:
+    repository = _model(hub)
+    repository.files.pop("tokenizer_config.json")
+    repository.files |= files
+    repository.info |= info
+    assert ask(hub.url, home, "hub.model_facts", MODEL, None)["answer"]["has_chat_template"] is expected
+
+
+def test_a_revision_is_pinned(hub: HubServer, home: Path) -> None:
+    repository = _model(hub)
+    config = recorded("qwen2.5-0.5b")["config"] | {"num_hidden_layers": 2}
+    repository.branches["small"] = repository.files | {"config.json": json.dumps(config).encode()}
+    facts = ask(hub.url, home, "hub.model_facts", MODEL, "small")["answer"]
+    assert (facts["layers"], facts["revision"]) == (2, repository.commit("small"))
+    error = ask(hub.url, home, "hub.model_facts", MODEL, "none")["error"]
+    assert (error["code"], error["exit_code"]) == ("unknown_revision", 2)
+
+
+# --- What it refuses ---
+
+
+def test_an_unknown_model(hub: HubServer, home: Path) -> None:
+    for token in (TOKEN, None):
+        error = ask(hub.url, home, "hub.model_facts", "nobody/nothing", None, token=token)["error"]
+        assert (error["code"], error["exit_code"], error["got"]) == ("unknown_model", 2, "nobody/nothing")
+        assert "hf auth login" in error["hint"]
+
+
+def test_a_private_model_is_there_for_its_token_only(hub: HubServer, home: Path) -> None:
+    _model(hub).private = True
+    assert "answer" in ask(hub.url, home, "hub.model_facts", MODEL, None)
+    assert ask(hub.url, home, "hub.model_facts", MODEL, None, token=None)["error"]["code"] == "unknown_model"
+
+
+@pytest.mark.parametrize("function", ["hub.model_facts", "hub.model_folder"])
+def test_a_gated_model(hub: HubServer, home: Path, function: str) -> None:
+    _model(hub).gated = True
+    error = ask(hub.url, home, function, MODEL, None)["error"]
+    assert (error["code"], error["exit_code"]) == ("gated", 4)
+    assert error["hint"] == f"ask for access on https://huggingface.co/{MODEL}, then: hf auth login"
+
+
+def test_a_token_that_is_not_valid_is_refused_and_never_shown(hub: HubServer, home: Path) -> None:
+    _model(hub)
+    told = ask(hub.url, home, "hub.model_facts", MODEL, None, token="hf_wrongAndSecret")
+    assert (told["error"]["code"], told["error"]["exit_code"], told["error"]["hint"]) == (
+        "bad_token",
+        4,
+        "hf auth login",
+    )
+    assert "hf_wrongAndSecret" not in told["words"]
+    assert any(request.authorization == "Bearer hf_wrongAndSecret" for request in hub.log)
+
+
+def test_a_dataset_is_not_a_model(hub: HubServer, home: Path) -> None:
+    hub.add("dataset", "me/tickets", {"train.jsonl": b"{}"})
+    for function in ("hub.model_facts", "hub.model_folder"):
+        error = ask(hub.url, home, function, "me/tickets", None)["error"]
+        assert (error["message"], error["exit_code"]) == ("me/tickets is a dataset on the Hub, not a model", 2)
+        assert "--data me/tickets" in error["hint"]
+
+
+@pytest.mark.parametrize(
+    ("files", "code", "got"),
+    [
+        (("adapter_config.json", "adapter_model.safetensors"), "not_a_model", "a LoRA adapter"),
+        (("model-q4_k_m.gguf",), "not_a_model", "GGUF files"),
+        (("README.md",), "not_a_model", "no config.json"),
+        (("config.json", "pytorch_model.bin"), "no_safetensors", "pytorch_model.bin"),
+        (("config.json", "onnx/model.safetensors"), "no_safetensors", "no weights"),
+    ],
+)
+def test_a_repository_without_a_model_to_train(
+    hub: HubServer, home: Path, files: tuple[str, ...], code: str, got: str
+) -> None:
+    hub.add("model", MODEL, dict.fromkeys(files, b"{}"))
+    error = ask(hub.url, home, "hub.model_facts", MODEL, None)["error"]
+    assert (error["code"], error["exit_code"], error["got"]) == (code, 2, got)
+    assert hub.sent("resolve") == 0
+
+
+# --- A Hub that fails ---
+
+
+@pytest.mark.parametrize(
+    ("trouble", "code", "exit_code", "hint"),
+    [
+        (Trouble(429), "rate_limit", 8, "try again in five minutes"),
+        (Trouble(429, {"Retry-After": "55"}), "rate_limit", 8, "try again in 55 seconds"),
+        (Trouble(500), "hub_error", 8, "try again in a few minutes"),
+        (Trouble(503), "hub_error", 8, "try again in a few minutes"),
+        (Trouble(403, {"X-Error-Message": "no"}), "no_permission", 4, "hf auth login"),
+        (Trouble(418), "refused", 2, f"https://huggingface.co/{MODEL}"),
+    ],
+)
+@pytest.mark.parametrize("function", ["hub.model_facts", "hub.model_folder"])
+def test_a_server_in_trouble(
+    hub: HubServer, home: Path, trouble: Trouble, code: str, exit_code: int, hint: str, function: str
+) -> None:
+    _model(hub)
+    hub.troubles["/api/models/"] = trouble
+    error = ask(hub.url, home, function, MODEL, None)["error"]
+    assert (error["code"], error["exit_code"]) == (code, exit_code)
+    assert error["hint"].startswith(hint)
+
+
+def test_something_else_that_answers(hub: HubServer, home: Path) -> None:
+    """A hotel's login page, say."""
+    hub.troubles["/api/models/"] = Trouble(200, body=b"<html>", drop_seconds=0.001)
+    error = ask(hub.url, home, "hub.model_facts", MODEL, None)["error"]
+    assert (error["code"], error["exit_code"]) == ("hub_answer", 8)
+
+
+def test_a_hub_that_cannot_be_reached(home: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+    for function in ("hub.model_facts", "hub.model_folder"):
+        told = ask(url, home, function, MODEL, None)
+        assert (told["error"]["code"], told["error"]["exit_code"]) == ("hub_unreachable", 8)
+        assert told["seconds"] < 20
+
+
+def test_a_hub_that_does_not_answer_ends_after_its_time(hub: HubServer, home: Path) -> None:
+    hub.troubles["/api/models/"] = Trouble(seconds=30)
+    told = ask(hub.url, home, "hub.model_facts", MODEL, None)
+    assert (told["error"]["code"], told["error"]["exit_code"]) == ("hub_unreachable", 8)
+    assert 7 < told["seconds"] < 12  # the limit of one request
+
+
+def test_a_hub_that_drips_ends_after_its_time(hub: HubServer, home: Path) -> None:
+    """Each byte comes in time; all of them do not."""
+    hub.troubles["/api/jobs/hardware"] = Trouble(body=b" " * 100, drop_seconds=0.5)
+    told = ask(hub.url, home, "hub.live_flavors")
+    assert (told["error"]["code"], told["error"]["exit_code"]) == ("hub_unreachable", 8)
+    assert told["error"]["got"] == "no answer within 3 seconds"
+    assert told["seconds"] < 4.5
+
+
+# --- The cache ---
+
+
+def test_without_the_hub_the_cache_answers(hub: HubServer, home: Path) -> None:
+    repository = _model(hub, weights={"a": [40], "b": [2]})
+    folder = ask(hub.url, home, "hub.model_folder", MODEL, None)["answer"]
+    assert folder[1] == repository.commit("main")
+    assert (Path(folder[0]) / "model.safetensors").is_file()
+    for trouble in (Trouble(503), Trouble(429)):
+        hub.troubles["/api/models/"] = trouble
+        facts = ask(hub.url, home, "hub.model_facts", MODEL, None)["answer"]
+        assert (facts["source"], facts["revision"]) == (f"{MODEL}, from the cache", repository.commit("main"))
+        assert facts["parameters"] == 42
+    hub.log.clear()
+    assert "answer" in ask(hub.url, home, "hub.model_facts", MODEL, None, HF_HUB_OFFLINE="1")
+    assert hub.log == []
+    hub.repositories.clear()
+    hub.sent = lambda pattern: 0  # type: ignore[method-assign] # here the weights were meant to come
+
+
+def test_a_config_in_the_cache_is_enough_for_a_plan(hub: HubServer, home: Path) -> None:
+    _model(hub)
+    ask(hub.url, home, "hub.model_facts", MODEL, None)
+    hub.troubles["/api/models/"] = Trouble(503)
+    facts = ask(hub.url, home, "hub.model_facts", MODEL, None)["answer"]
+    assert (facts["parameters"], facts["parameters_from"]) == (494_032_768, "config arithmetic")
+    assert facts["unknown"]["weight_bytes"] == "the folder holds no safetensors"
+
+
+def test_a_download_leaves_out_the_second_copy_of_the_weights(hub: HubServer, home: Path) -> None:
+    repository = _model(hub, weights={"a": [40]})
+    repository.files |= dict.fromkeys(["consolidated.safetensors", "original/model.safetensors"], b"x" * 1000)
+    repository.files |= {"pytorch_model.bin": b"x", "modeling.py": b"x"}
+    folder = Path(ask(hub.url, home, "hub.model_folder", MODEL, None)["answer"][0])
+    assert {p.name for p in folder.iterdir()} == {"config.json", "model.safetensors", "tokenizer_config.json"}
+
+
+def test_a_cache_that_cannot_be_written(hub: HubServer, home: Path) -> None:
+    _model(hub)
+    home.mkdir()
+    (home / "hub").write_text("a file where the cache should be")
+    error = ask(hub.url, home, "hub.model_facts", MODEL, None)["error"]
+    assert (error["code"], error["exit_code"]) == ("broken_cache", 2)
+
+
+# --- Machines to rent ---
+
+
+def test_live_flavors(hub: HubServer, home: Path) -> None:
+    """GPU memory of one GPU, prices an hour; what is not an NVIDIA GPU is left out."""
+    flavors = {f["name"]: f for f in ask(hub.url, home, "hub.live_flavors")["answer"]}
+    assert set(flavors) == {"cpu-basic", "t4-small", "l40sx8"}
+    large = flavors["l40sx8"]
+    assert (large["gpu"], large["gpus"], large["gpu_memory_bytes"]) == ("L40S", 8, 48_000_000_000)
+    assert (large["cores"], large["ram_bytes"], large["disk_bytes"]) == (192, 1534 * 10**9, 6500 * 10**9)
+    assert [flavors[n]["usd_per_hour"] for n in ("cpu-basic", "t4-small", "l40sx8")] == [0.01, 0.4, 23.5]
+    assert (flavors["cpu-basic"]["gpu"], flavors["cpu-basic"]["gpu_memory_bytes"]) == (None, None)
+
+
+def test_a_live_answer_is_kept_for_a_day(hub: HubServer, home: Path) -> None:
+    found, reason = ask(hub.url, home, "flavors.current", True)["answer"]
+    assert (len(found), reason) == (3, "the Jobs API, asked now")
+    hub.log.clear()
+    found, reason = ask(hub.url, home, "flavors.current", True)["answer"]
+    assert len(found) == 3
+    assert reason.startswith("the Jobs API, asked 0.0 hours ago")
+    assert hub.log == []
+
+
+def test_without_the_jobs_api_the_dated_table_answers(hub: HubServer, home: Path) -> None:
+    hub.troubles["/api/jobs/hardware"] = Trouble(500)
+    found, reason = ask(hub.url, home, "flavors.current", True)["answer"]
+    assert len(found) == 26
+    assert reason == (
+        "the table shipped with skill-train, of 2026-08-22: "
+        "the Hub failed to answer, for the prices of Hugging Face Jobs"
+    )
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"ram": "plenty"},
+        {"cpu": "many"},
+        {"unitLabel": "moon"},
+        {"ephemeralStorage": "N/A"},
+        {"accelerator": T4 | {"vram": "?"}},
+    ],
+)
+def test_a_row_that_cannot_be_read_is_left_out(hub: HubServer, home: Path, changes: dict[str, Any]) -> None:
+    hub.hardware = [HARDWARE[1] | changes]
+    assert ask(hub.url, home, "hub.live_flavors")["error"]["code"] == "hub_answer"
+
+
+def _model(hub: HubServer, *, safetensors: Any = 494_032_768, weights: Any = None) -> Repository:
+    """A model as the Hub shows it. Its weights are small, or as large as said; a whole download of them would show."""
+    files = {
+        "config.json": json.dumps(recorded("qwen2.5-0.5b")["config"]).encode(),
+        "tokenizer_config.json": b'{"chat_template": "{{ messages }}"}',
+        "model.safetensors": _safetensors(weights or {"a": [1000, 1000]}),
+    }
+    info = {"safetensors": {"parameters": {"BF16": safetensors}, "total": safetensors}} if safetensors else {}
+    return hub.add("model", MODEL, files, info=info)
+
+
+def _safetensors(shapes: dict[str, list[int]]) -> bytes:
+    header: dict[str, Any] = {}
+    end = 0
+    for name, shape in shapes.items():
+        size = 2
+        for n in shape:
+            size *= n
+        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [end, end + size]}
+        end += size
+    text = json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + bytes(end)

@@ -1,0 +1,43 @@
+"""Real models as `plan` sees them on the Hub: their recorded `config.json` and published parameter count."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from skill_train import model_config
+from skill_train.facts import ModelFacts
+
+CONFIGS = Path(__file__).resolve().parent / "data" / "configs"
+NAMES = sorted(path.stem for path in CONFIGS.glob("*.json"))
+
+_BYTES = {"BF16": 2, "F16": 2, "F32": 4}
+_DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
+_GATED = ("google/", "meta-llama/", "mistralai/")
+_WITHOUT_TEMPLATE = ("gpt2", "mixtral-8x7b", "olmo-2-7b")
+
+
+def recorded(name: str) -> dict[str, Any]:
+    """`model` (its id), `source`, `date`, `published_parameters` (what its files hold) and `config`.
+
+    Args:
+        name: such as `qwen2.5-0.5b`; `NAMES` has them all.
+    """
+    data: dict[str, Any] = json.loads((CONFIGS / f"{name}.json").read_text(encoding="utf-8"))
+    return data
+
+
+def recorded_model(name: str) -> ModelFacts:
+    """The facts of a recorded model, with a made-up commit."""
+    data = recorded(name)
+    dtype = _DTYPES[data["config"]["torch_dtype"]] if "torch_dtype" in data["config"] else "F32"
+    parameters = data["published_parameters"]
+    return model_config.read(
+        data["config"],
+        source=data["model"],
+        stored=model_config.Stored({dtype: parameters}, parameters * _BYTES[dtype]),
+        has_chat_template=name not in _WITHOUT_TEMPLATE,
+        gated=data["model"].startswith(_GATED),
+        revision="0" * 40,
+    )

@@ -1,0 +1,56 @@
+"""Rows from the start of a file."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from skill_train import first_rows
+from skill_train.errors import UsageError
+
+ROWS = [{"prompt": f"Größe {n}?", "completion": "line\nline"} for n in range(50)]
+LINES = "\n".join(json.dumps(row, ensure_ascii=False) for row in ROWS).encode()
+TABLE = ("prompt,completion\n" + "".join(f'Größe {n}?,"line\nline"\n' for n in range(50))).encode()
+FILES = {
+    "a.jsonl": LINES,
+    "a.ndjson": b"\xef\xbb\xbf" + LINES + b"\n\n",
+    "a.json": json.dumps(ROWS, indent=1, ensure_ascii=False).encode(),
+    "b.json": LINES,  # lines under that name are usual
+    "a.csv": TABLE,
+    "a.tsv": TABLE.replace(b",", b"\t"),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_whole_file(name: str) -> None:
+    assert first_rows.parse(FILES[name], name, whole=True) == ROWS
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_cut_file_gives_its_whole_rows_wherever_it_is_cut(name: str) -> None:
+    for cut in range(len(FILES[name]) // 2, len(FILES[name]) // 2 + 90):
+        rows = first_rows.parse(FILES[name][:cut], name, whole=False)
+        assert rows == ROWS[: len(rows)]
+        assert len(rows) >= 10
+
+
+def test_text_has_a_row_a_line() -> None:
+    assert first_rows.parse(b"one\ntwo\n", "a.txt", whole=True) == [{"text": "one"}, {"text": "two"}]
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "code", "words"),
+    [
+        ("a.jsonl", b'{"a": 1}\n{"a"', "broken_line", "line 2 is not JSON"),
+        ("a.jsonl", b"[1]", "broken_line", "line 1 is not a JSON object"),
+        ("a.json", b"[1]", "broken_line", "not a JSON object"),
+        ("a.json", b'[{"a": 1', "broken_line", "its first row is not JSON"),
+        ("a.jsonl", b'{"a": "\xff"}', "not_utf8", "byte 7"),
+    ],
+)
+def test_what_is_not_rows_is_refused(name: str, data: bytes, code: str, words: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        first_rows.parse(data, name, whole=True)
+    assert caught.value.code == code
+    assert words in caught.value.message
