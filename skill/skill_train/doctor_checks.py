@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -190,7 +191,8 @@ def agents(home: Path, here: Path, skill: Path | None) -> Check:
     if any((folder / "skill-train" / "SKILL.md").is_file() for folder in folders):
         return Check("agents", "ok", named, expected)
     target = folders[0] / "skill-train"
-    fix = f"mkdir -p {folders[0]} && ln -s {skill} {target}" if skill is not None else ""
+    quoted = [shlex.quote(str(path)) for path in (folders[0], skill, target)]
+    fix = f"mkdir -p {quoted[0]} && ln -s {quoted[1]} {quoted[2]}" if skill is not None else ""
     return Check("agents", "warn", named, expected, "the agents here do not know this skill", fix)
 
 

@@ -57,7 +57,7 @@ def test_the_light_base_plans_and_cannot_train(light: Path) -> None:
 def test_the_answer_for_a_person(light: Path) -> None:
     done = run(light, "doctor", "--format", "human")
     assert done.returncode == 0, done.stderr
-    assert "packages [train]" in done.stdout and "local: no" in done.stdout
+    assert "│ packages [train] │" in done.stdout and "local: no" in done.stdout
     assert 'mend it with: pip install "skill-train[train]"' in done.stdout
 
 
@@ -318,7 +318,7 @@ def test_the_compiler() -> None:
 
 def test_agents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CLAUDE_CONFIG_DIR", raising=False)
-    home, here, skill = tmp_path / "home", tmp_path / "project", tmp_path / "source"
+    home, here, skill = tmp_path / "my home", tmp_path / "project", tmp_path / "source"
     assert checks.agents(home, here, skill).found == "none"
     (home / ".claude").mkdir(parents=True)
     other = here / ".agents" / "skills" / "another"
