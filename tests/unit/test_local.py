@@ -64,7 +64,7 @@ def test_another_recipe_in_the_same_folder_is_told_apart(run: RunDir) -> None:
     ],
 )
 def test_how_a_training_process_ended(run: RunDir, ended: int, kind: type[SkillTrainError], code: str) -> None:
-    error = local._failure(run, ended, None)
+    error = local._failure(run, ended, None, "some words\n")
     assert isinstance(error, kind)
     assert error.code == code
     assert error.hint
@@ -72,6 +72,6 @@ def test_how_a_training_process_ended(run: RunDir, ended: int, kind: type[SkillT
 
 def test_the_words_of_the_program_count_before_its_exit_code(run: RunDir) -> None:
     said = {"code": "no_disk", "message": "full", "expected": "", "got": "", "hint": "skill-train local --run-dir RUN"}
-    error = local._failure(run, 3, {"exit_code": 3, "error": said})
+    error = local._failure(run, 3, {"exit_code": 3, "error": said}, "")
     assert isinstance(error, DecisionNeeded)
     assert error.hint == f"skill-train local --run-dir {run.path}"
