@@ -168,8 +168,6 @@ def run(plan: dict[str, Any], folder: Path, *, resume: bool) -> None:
     """Data, model, checks, training, checks, and `train.json` last."""
     started = time.monotonic()
     recipe, placement = plan["recipe"], plan["placement"]
-    if placement["num_processes"] > 1:
-        tell("process", rank=int(os.environ["RANK"]), pid=os.getpid())
     event("stage", text="reading the data")
     tokenizer = load_tokenizer(recipe)
     data = load_data(recipe, tokenizer)
@@ -179,6 +177,8 @@ def run(plan: dict[str, Any], folder: Path, *, resume: bool) -> None:
 
     event("stage", text="loading the model")
     checkpoint = newest_checkpoint(folder / "checkpoints") if resume else None
+    if checkpoint is not None:
+        check_split(checkpoint, placement)
     watch = Watch(folder, data, recipe, checkpoint)
     trainer = build_trainer(recipe, placement, folder, tokenizer, data, watch)
     if is_main_process():
@@ -257,14 +257,16 @@ def check_processes(placement: dict[str, Any]) -> None:
     """A process that was never started would leave out its part of every batch, and the loss would look healthy:
     `accelerate launch --cpu --num_processes 2` starts one (accelerate 1.15)."""
     started = int(os.environ.get("WORLD_SIZE", "1"))
-    sharded = os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
-    if started == placement["num_processes"] and sharded == (placement["strategy"] == "fsdp"):
-        return
-    raise Refused(
+    if started != placement["num_processes"]:
+        raise wrong_launch(f"{placement['num_processes']} processes", f"{started}")
+
+
+def wrong_launch(expected: str, got: str) -> Refused:
+    return Refused(
         "the program was not started as its plan says",
         code="wrong_launch",
-        expected=f"{placement['num_processes']} processes, strategy {placement['strategy']}",
-        got=f"{started} processes" + (", with FSDP" if sharded else ""),
+        expected=expected,
+        got=got,
         hint="skill-train local starts it; by hand: accelerate launch with the arguments under `launch` in the plan",
     )
 
@@ -305,7 +307,8 @@ def explanation(error: Exception) -> Refused | None:
     number = error.errno if isinstance(error, OSError) else None
     # torch and safetensors say a full disk in words of their own.
     own_words = ("no space left", "iostream error", "inline_container")
-    if number in (errno.ENOSPC, errno.EDQUOT) or any(words in text for words in own_words):
+    cannot_open = "open file failed" in text
+    if number in (errno.ENOSPC, errno.EDQUOT) or (any(words in text for words in own_words) and not cannot_open):
         return Refused(
             f"the disk is full: {str(error).splitlines()[0]}",
             code="no_disk",
@@ -330,7 +333,8 @@ def explanation(error: Exception) -> Refused | None:
             expected="a folder that may be written",
             hint="choose another --run-dir",
         )
-    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "out of memory" in text):
+    exhausted = isinstance(error, RuntimeError) and ("out of memory" in text or "can't allocate memory" in text)
+    if isinstance(error, MemoryError) or exhausted:
         return Refused(
             f"out of memory: {str(error).splitlines()[0] if text else 'the system has none left'}",
             code="out_of_memory",
@@ -862,6 +866,8 @@ def build_trainer(
         peft_config=lora_config(recipe, model),
         callbacks=[watch.callback()],
     )
+    if trainer.is_fsdp_enabled != (placement["strategy"] == "fsdp"):
+        raise wrong_launch(f"strategy {placement['strategy']}", "FSDP" if trainer.is_fsdp_enabled else "no FSDP")
     if placement["device"] != "cuda":
         score_trained_tokens_only(trainer.accelerator.unwrap_model(trainer.model).get_base_model())
     return trainer
@@ -943,7 +949,12 @@ def load_model(recipe: dict[str, Any], placement: dict[str, Any]) -> Any:
     quantization = None
     if recipe["load_in_4bit"]:
         quantization = BitsAndBytesConfig(
-            load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=dtype
+            load_in_4bit=True,
+            bnb_4bit_quant_type="nf4",
+            bnb_4bit_use_double_quant=True,
+            bnb_4bit_compute_dtype=dtype,
+            # FSDP shares out floating point weights only: two 4-bit values are then stored in a part of such a number.
+            bnb_4bit_quant_storage=dtype if placement["strategy"] == "fsdp" else torch.uint8,
         )
     model = AutoModelForCausalLM.from_pretrained(
         recipe["model"],
@@ -1099,14 +1110,23 @@ def train(trainer: Any, watch: Watch, seed: int, checkpoint: Path | None) -> Non
 def save_adapter(trainer: Any, folder: Path) -> None:
     """Writes the adapter under a temporary name first. All processes have it when this returns."""
     part = folder.with_name(".adapter.part")
+    weights = gathered_weights(trainer.model) if trainer.is_fsdp_enabled else None
     if is_main_process():
         shutil.rmtree(part, ignore_errors=True)
         model = trainer.accelerator.unwrap_model(trainer.model)
-        model.save_pretrained(str(part), safe_serialization=True)
+        model.save_pretrained(str(part), state_dict=weights, safe_serialization=True)
         (part / "README.md").unlink(missing_ok=True)  # PEFT's empty card template
         shutil.rmtree(folder, ignore_errors=True)
         os.replace(part, folder)
     wait_for_all()
+
+
+def gathered_weights(model: Any) -> dict[str, Any]:
+    """The trained weights of a model whose parts lie on all processes, whole, in the RAM of the first. All must call."""
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True)
+    return dict(get_model_state_dict(model, options=options))
 
 
 def newest_checkpoint(folder: Path) -> Path | None:
@@ -1124,6 +1144,23 @@ def newest_checkpoint(folder: Path) -> Path | None:
             shutil.rmtree(path)
     event("note", text="no complete checkpoint: starting from the first step")
     return None
+
+
+def check_split(checkpoint: Path, placement: dict[str, Any]) -> None:
+    """A run may go on with another number of processes: it feeds the same rows in the same batches. Only dropout is
+    drawn anew, since each process has its own. What FSDP saves, only FSDP reads."""
+    if any(checkpoint.glob("pytorch_model_fsdp*")) != (placement["strategy"] == "fsdp"):
+        raise Refused(
+            f"{checkpoint.name} cannot go on with strategy {placement['strategy']}",
+            code="another_strategy",
+            expected="the plan that this run was started with",
+            got="FSDP on one side only: it stores its state in parts",
+            hint="resume with the plan of the first start, or train into a new --run-dir",
+        )
+    processes = len(list(checkpoint.glob("rng_state*.pth")))
+    if processes != placement["num_processes"]:
+        text = f"{checkpoint.name} is of {processes} processes: rows and batches stay the same, dropout is drawn anew"
+        event("note", text=text)
 
 
 def is_complete(checkpoint: Path) -> bool:
@@ -1148,6 +1185,7 @@ class Watch:
         self.data, self.recipe = data, recipe
         self.problem: Refused | None = None
         self.interrupted = False
+        self.parent = os.getppid()
         self.step_started = time.monotonic()
         self.peak_bytes: dict[str, int] = {}
         done = int(checkpoint.name.rsplit("-", 1)[1]) if checkpoint else 0
@@ -1264,8 +1302,12 @@ class Watch:
             event("checkpoint", name=checkpoint.name)
 
     def asked_to_stop(self, device: Any) -> bool:
-        """Whether a signal reached any of the processes: all stop after the same step, or the rest would wait forever."""
-        if any_process(self.interrupted, device):
+        """Whether a signal reached any of the processes: all stop after the same step, or the rest would wait forever.
+
+        Processes whose launcher was killed would go on alone; their parent is then another.
+        """
+        alone = "LOCAL_RANK" in os.environ and os.getppid() != self.parent
+        if any_process(self.interrupted or alone, device):
             self.problem = self.problem or Refused(
                 "training was interrupted; a checkpoint is saved",
                 code="interrupted",
@@ -1322,6 +1364,10 @@ class Checks:
         self.add(
             "batches_are_valid", "pass", share, f"{share:.0%} of the tokens are trained in {figures['train_rows']} rows"
         )
+        if self.trainer.is_fsdp_enabled:
+            self.answer = {"prompt": self.prompt()[0], "before": None, "after": None}
+            why = "FSDP: no process holds the whole model, so accumulation, loss on fixed rows and reload are not measured"
+            return self.add("whole_model", "warn", None, why)
         first_start = folder / "checkpoints" / "before.json"
         if resumed and first_start.is_file():
             kept = json.loads(first_start.read_text(encoding="utf-8"))
@@ -1336,11 +1382,14 @@ class Checks:
             write_json(first_start, kept)
 
     def after_training(self, folder: Path) -> None:
-        self.check_loss()
+        sharded = self.trainer.is_fsdp_enabled
+        if not sharded:
+            self.check_loss()
         saved = sorted(p.name for p in (folder / "checkpoints").glob("checkpoint-*") if is_complete(p))
         self.add("checkpoint_saves", "pass" if saved else "fail", len(saved), ", ".join(saved) or "none")
-        self.answer["after"] = self.answer_now()
-        self.check_reload(folder / "adapter")
+        if not sharded:
+            self.answer["after"] = self.answer_now()
+            self.check_reload(folder / "adapter")
 
     def check_accumulation(self) -> None:
         """Accumulated gradients must equal those of the large batch; a wrong scale is a classic and silent bug."""

@@ -37,7 +37,7 @@ PRINTING = {"print", "click.echo", "click.secho", "sys.stdout.write", "sys.stder
 STEPS = {"local", "merge", "convert", "quantize", "verify", "lora_gguf", "evaluate"}
 COMPOSERS = {"chain", "chain_gguf", "demo"}
 ENTRY = "cli"
-PURE = {"facts", "recipe", "estimate", "plan", "rubric"}
+PURE = {"facts", "recipe", "estimate", "launch", "plan", "rubric"}
 IMPURE = {
     "asyncio", "datetime", "glob", "http", "multiprocessing", "os", "platform", "random", "secrets", "shutil", "signal",
     "socket", "subprocess", "tempfile", "threading", "time", "urllib",
@@ -55,7 +55,8 @@ FLOOR: dict[str, set[str]] = {
     "estimate": {"errors", "facts", "recipe"},
     "machine": {"facts"},
     "hub": {"errors", "facts"},
-    "plan": {"errors", "estimate", "facts", "recipe", "resources"},
+    "launch": {"errors", "facts"},
+    "plan": {"errors", "estimate", "facts", "launch", "recipe", "resources"},
 }
 
 

@@ -39,7 +39,8 @@ def write_plan(
     made["placement"] |= dict(zip(SPLIT, split, strict=True)) if split else {}
     made["placement"]["strategy"] = "single" if made["placement"]["num_processes"] == 1 else "ddp"
     made["placement"] |= {"save_steps": 100, **(placement or {})}
-    made["launch"] = launch.launch(made["placement"], TWO_CORES)
+    if made["placement"]["strategy"] != "fsdp":
+        made["launch"] = launch.launch(made["placement"], TWO_CORES)
     run.mkdir(parents=True, exist_ok=True)
     (run / "plan.json").write_text(json.dumps(made, indent=1), encoding="utf-8")
     return run / "plan.json"

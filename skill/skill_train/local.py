@@ -154,21 +154,19 @@ def _forget(run: RunDir) -> None:
 
 
 def _run_program(run: RunDir, *, resume: bool, progress: Bar, say: Callable[[str], None]) -> None:
-    launch = read_json(run.plan)["launch"]
+    launch = read_json(run.plan).get("launch", {"arguments": [], "environment": {}})
     failure: dict[str, Any] | None = None
     with open(run.log, "a", encoding="utf-8") as log, _child(_command(run, launch, resume), launch, log) as child:
         start = log.tell()
         for line in child.process.stdout or ():
             log.write(line)
             log.flush()
-            for event in _events(line):
-                if event["event"] == "process":
-                    child.processes.append(event["pid"])
-                failure = failure or (event if event["event"] == "failed" else None)
+            failure = failure or next((e for e in _events(line) if e["event"] == "failed"), None)
             _show(line, progress, say)
     if child.process.returncode != 0:
         said = run.log.read_bytes()[start:].decode("utf-8", errors="replace")
-        raise _failure(run, _how_it_ended(child, failure, said), failure, said)
+        code = _how_it_ended(child, failure, said) if launch["arguments"] else child.process.returncode
+        raise _failure(run, code, failure, said)
 
 
 def _command(run: RunDir, launch: dict[str, Any], resume: bool) -> list[str]:
@@ -178,26 +176,22 @@ def _command(run: RunDir, launch: dict[str, Any], resume: bool) -> list[str]:
 
 
 class _child:
-    """A child in a group of its own that is told of Ctrl-C and waited for, so that it can save its checkpoint.
-
-    Attributes:
-        processes: of a launched plan, the ids of its processes. Each leads a session of its own, which outlives a
-            launcher that is killed.
-        stopped: the signal that was passed on.
+    """A child in a group of its own that is told of Ctrl-C and waited for, so that it can save its checkpoint. A launcher
+    tells its processes; when it is killed itself, they notice, save and stop.
     """
 
     def __init__(self, command: list[str], launch: dict[str, Any], log: Any) -> None:
         quiet = {"PYTHONUNBUFFERED": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "DO_NOT_TRACK": "1"}
         self.process = subprocess.Popen(
             command,
+            stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=log,
             text=True,
             env=os.environ | quiet | launch["environment"],
             process_group=0,
         )
-        self.processes: list[int] = []
-        self.stopped: int | None = None
+        self.stopped: int | None = None  # the signal that was passed on
 
     def __enter__(self) -> _child:
         self.old = {number: signal.signal(number, self._pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -211,10 +205,6 @@ class _child:
         if error[0] is not None:
             self.process.kill()
         self.process.wait()
-        if self.process.returncode != 0:
-            for pid in self.processes:
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(pid, signal.SIGKILL)
         for number, handler in self.old.items():
             signal.signal(number, handler)
         if self.process.stdout is not None:
@@ -227,18 +217,19 @@ def _how_it_ended(child: _child, failure: dict[str, Any] | None, said: str) -> i
     Its table of failures tells of each process. Without a word from any, the first in time is the cause; when one lost
     another, the cause is the one that the system killed.
     """
-    code = child.process.returncode
-    if not child.processes:
-        return code
     first = re.search(r"Root Cause.*?exitcode\s*:\s*(-?\d+)", said, re.DOTALL)
     killed = [int(n) for n in re.findall(r"exitcode\s*:\s*(-\d+)", said) if int(n) != -signal.SIGTERM]
     if failure is None and child.stopped is not None:
         return -child.stopped
     if failure is None and first and int(first[1]) < 0:
         return int(first[1])
-    if failure is not None and failure["error"]["code"] == "process_lost" and killed:
+    if failure is not None and _lost_another(failure) and killed:
         return killed[0]
-    return code
+    return child.process.returncode
+
+
+def _lost_another(failure: dict[str, Any]) -> bool:
+    return bool(failure["error"]["code"] == "process_lost")
 
 
 def _show(line: str, progress: Bar, say: Callable[[str], None]) -> None:
@@ -290,7 +281,7 @@ def _failure(run: RunDir, code: int, failure: dict[str, Any] | None, said: str) 
         return NativeCrash(
             f"the training process crashed with {name}", code="native_crash", got=tail, hint=str(run.log)
         )
-    if failure is not None:
+    if failure is not None and not (_lost_another(failure) and tail.startswith("[rank")):  # its traceback says more
         error = failure["error"] | {"hint": failure["error"]["hint"].replace("RUN", shlex.quote(str(run.path)))}
         return from_exit_code(failure["exit_code"], error)
     return NativeCrash(
