@@ -316,8 +316,9 @@ def explanation(error: Exception) -> Refused | None:
             expected="free space for checkpoints and the adapter",
             hint="skill-train local --resume --run-dir RUN, after freeing some space",
         )
-    # In the words of gloo and NCCL. The process that ended had no time to tell why, or this would not be the first word.
-    if any(words in text for words in ("connection closed by peer", "connection reset by peer", "remote process exited")):
+    # In the words of gloo and NCCL. The process that ended had no time to tell why, or this would not be heard first.
+    lost = ("connection closed by peer", "connection reset by peer", "remote process exited")
+    if "WORLD_SIZE" in os.environ and any(words in text for words in lost):
         return Refused(
             "another process of this run ended without a word",
             code="process_lost",
@@ -1073,7 +1074,7 @@ def trainer_arguments(recipe: dict[str, Any], placement: dict[str, Any], folder:
         loss_type="nll",
         label_smoothing_factor=0.0,
         average_tokens_across_devices=True,
-        ddp_find_unused_parameters=False,  # every adapter weight is used in every pass; the search cannot see our output
+        ddp_find_unused_parameters=False,  # every adapter weight is used in every pass
         ddp_broadcast_buffers=False,
         dataloader_num_workers=0,
         dataloader_drop_last=False,
@@ -1122,7 +1123,7 @@ def save_adapter(trainer: Any, folder: Path) -> None:
 
 
 def gathered_weights(model: Any) -> dict[str, Any]:
-    """The trained weights of a model whose parts lie on all processes, whole, in the RAM of the first. All must call."""
+    """The trained weights of a model that is shared out, whole, in the RAM of the first process. All must call."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
     options = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True)
@@ -1366,7 +1367,7 @@ class Checks:
         )
         if self.trainer.is_fsdp_enabled:
             self.answer = {"prompt": self.prompt()[0], "before": None, "after": None}
-            why = "FSDP: no process holds the whole model, so accumulation, loss on fixed rows and reload are not measured"
+            why = "FSDP: no process holds the whole model; accumulation, loss on fixed rows and reload are not measured"
             return self.add("whole_model", "warn", None, why)
         first_start = folder / "checkpoints" / "before.json"
         if resumed and first_start.is_file():

@@ -63,7 +63,9 @@ def _common(placement: dict[str, Any], machine: MachineFacts, reasons: list[dict
     threads = placement["threads"] or max(1, machine.cores // processes)
     why = "each GPU" if placement["device"] == "cuda" else "each share of the cores"
     _because(reasons, "processes", processes, f"one for {why}", "machine")
-    _because(reasons, "mixed_precision", "no", "the training program sets bf16 or fp16 itself, as the plan says", "plan")
+    _because(
+        reasons, "mixed_precision", "no", "the training program sets bf16 or fp16 itself, as the plan says", "plan"
+    )
     _because(reasons, "main_process_port", 0, "a free port: two runs on one machine do not meet", "accelerate launch")
     _because(reasons, "threads", threads, f"{machine.cores} cores shared by {processes} processes", "machine")
     values = {
@@ -100,10 +102,14 @@ def _fsdp(placement: dict[str, Any], four_bit: bool, reasons: list[dict[str, str
         version = "accelerate 1.15 shares out 4-bit weights with FSDP 1 alone (huggingface/accelerate#3874)"
     else:
         values |= {"fsdp_reshard_after_forward": "true"}
-        version = "what transformers documents; it shares each weight out by itself, so LoRA and base may differ in dtype"
+        version = (
+            "what transformers documents; it shares each weight out by itself, so LoRA and base may differ in dtype"
+        )
     _because(reasons, "fsdp_version", values["fsdp_version"], version, "transformers docs, FSDP2")
     _because(reasons, "fsdp_state_dict_type", "FULL_STATE_DICT", "one whole adapter instead of a part a GPU", _GUIDE)
-    _because(reasons, "fsdp_cpu_ram_efficient_loading", "true", "only one process reads the weights into RAM", "PEFT docs")
+    _because(
+        reasons, "fsdp_cpu_ram_efficient_loading", "true", "only one process reads the weights into RAM", "PEFT docs"
+    )
     if placement["offload"]:
         _because(reasons, "fsdp_offload_params", "true", "nothing else fits: weights wait in RAM, slower", "plan")
     return ["--use_fsdp", *(text for name, value in values.items() for text in (f"--{name}", str(value)))]
@@ -123,7 +129,7 @@ def _environment(placement: dict[str, Any], machine: MachineFacts, reasons: list
                 "NCCL_BUFFSIZE": "PCIe: buffers of 16 MB instead of 4, fewer and larger transfers",
                 "NCCL_IB_DISABLE": "one machine: InfiniBand is not looked for",
             }
-            # GeForce 40 cards cannot reach each other directly with older drivers; accelerate knows which, if it is unset.
+            # GeForce 40: no direct access with drivers before 550.40.07; accelerate sees to it, unless it is set.
             if not any("RTX 40" in gpu.name for gpu in machine.gpus):
                 values["NCCL_P2P_DISABLE"], why["NCCL_P2P_DISABLE"] = "0", "GPUs read from each other where they can"
     for name, value in values.items():

@@ -165,7 +165,9 @@ def _run_program(run: RunDir, *, resume: bool, progress: Bar, say: Callable[[str
             _show(line, progress, say)
     if child.process.returncode != 0:
         said = run.log.read_bytes()[start:].decode("utf-8", errors="replace")
-        code = _how_it_ended(child, failure, said) if launch["arguments"] else child.process.returncode
+        code = child.process.returncode
+        if launch["arguments"]:
+            code = _how_it_ended(code, child.stopped, failure, said)
         raise _failure(run, code, failure, said)
 
 
@@ -176,8 +178,9 @@ def _command(run: RunDir, launch: dict[str, Any], resume: bool) -> list[str]:
 
 
 class _child:
-    """A child in a group of its own that is told of Ctrl-C and waited for, so that it can save its checkpoint. A launcher
-    tells its processes; when it is killed itself, they notice, save and stop.
+    """A child in a group of its own that is told of Ctrl-C and waited for, so that it can save its checkpoint.
+
+    A launcher tells its processes. When it is killed itself, they notice, save and stop.
     """
 
     def __init__(self, command: list[str], launch: dict[str, Any], log: Any) -> None:
@@ -211,7 +214,7 @@ class _child:
             self.process.stdout.close()
 
 
-def _how_it_ended(child: _child, failure: dict[str, Any] | None, said: str) -> int:
+def _how_it_ended(code: int, stopped: int | None, failure: dict[str, Any] | None, said: str) -> int:
     """The exit code, or minus the signal, of what went wrong first: a launcher ends with 1 whatever its processes did.
 
     Its table of failures tells of each process. Without a word from any, the first in time is the cause; when one lost
@@ -219,13 +222,13 @@ def _how_it_ended(child: _child, failure: dict[str, Any] | None, said: str) -> i
     """
     first = re.search(r"Root Cause.*?exitcode\s*:\s*(-?\d+)", said, re.DOTALL)
     killed = [int(n) for n in re.findall(r"exitcode\s*:\s*(-\d+)", said) if int(n) != -signal.SIGTERM]
-    if failure is None and child.stopped is not None:
-        return -child.stopped
+    if failure is None and stopped is not None:
+        return -stopped
     if failure is None and first and int(first[1]) < 0:
         return int(first[1])
     if failure is not None and _lost_another(failure) and killed:
         return killed[0]
-    return child.process.returncode
+    return code
 
 
 def _lost_another(failure: dict[str, Any]) -> bool:
