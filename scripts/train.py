@@ -855,13 +855,16 @@ def build_trainer(
     if placement["threads"] and placement["device"] == "cpu":
         torch.set_num_threads(placement["threads"])
     transformers.set_seed(recipe["seed"])
+    # First: they join the processes and take this one's GPU, where 4-bit weights are loaded, and without which every
+    # process of FSDP would read all the weights into RAM.
+    arguments = trainer_arguments(recipe, placement, folder)
     model = load_model(recipe, placement)
     check_vocabulary(model, data)
     rows = [{"input_ids": row["input_ids"], "labels": row["labels"]} for row in data["train"]]
     dataset = datasets.Dataset.from_list(rows).select(data["order"])
     trainer = SFTTrainer(
         model=model,
-        args=trainer_arguments(recipe, placement, folder),
+        args=arguments,
         train_dataset=dataset,
         processing_class=tokenizer,
         peft_config=lora_config(recipe, model),
