@@ -16,7 +16,8 @@
     python train.py RUN/plan.json --probe     time this model in fp32 and bf16 on this processor; print one JSON line
 
 It has no defaults: every value comes from the plan, and a key that is missing or unknown is refused before torch is
-imported. On stdout: one JSON event a line. In the run directory:
+imported. A plan of several processes is started by `accelerate launch` with the arguments and the environment under
+`launch` in the plan; every process runs this program. On stdout: one JSON event a line. In the run directory:
 
     environment.json    versions, device, and every argument of the trainer as the trainer saw it
     samples.jsonl       rows as they were fed: text, token ids, labels        held_out.jsonl    rows that never train
@@ -24,7 +25,7 @@ imported. On stdout: one JSON event a line. In the run directory:
     adapter/            the adapter, in PEFT's format                         train.json        last: figures, verdict
 
 Exit codes: 0 done · 2 bad plan or data · 3 does not fit · 5 training failed · 7 a package is missing; train.failed.json
-says why.
+says why, in the words of the process that failed first.
 """
 
 from __future__ import annotations
@@ -93,6 +94,8 @@ PLACEMENT_FIELDS: dict[str, tuple[type, ...]] = {
     "per_device_train_batch_size": (int,),
     "gradient_accumulation_steps": (int,),
     "num_processes": (int,),
+    "strategy": (str,),
+    "offload": (bool,),
     "gradient_checkpointing": (bool,),
     "threads": (int, type(None)),
     "save_steps": (int,),
@@ -107,6 +110,7 @@ FIXED_ROWS = 8  # training rows whose loss is measured before and after
 ANSWER_TOKENS = 48
 RELOAD_TOKENS = 64  # enough to see a wrong adapter; the logits of a long row would need more memory than training
 LOGITS_AT_ONCE = 4_000_000  # 16 MB of float32: stays in the cache, and below glibc's threshold for fresh pages
+STRATEGIES = ("single", "ddp", "fsdp")
 MARK = "skill train mark 7f3a"  # stands in for an answer to find where a template puts it
 
 EXIT_USAGE, EXIT_DOES_NOT_FIT, EXIT_FAILED, EXIT_NOT_INSTALLED = 2, 3, 5, 7
@@ -130,8 +134,13 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--probe", action="store_true", help="time fp32 and bf16 on this processor and stop")
     arguments = parser.parse_args(argv)
     folder = arguments.plan.resolve().parent
+    if is_main_process() and not arguments.probe:  # now: what another process writes later is this run's
+        with suppress(OSError):
+            (folder / "train.failed.json").unlink(missing_ok=True)
     try:
         plan = load_plan(arguments.plan)
+        if not arguments.probe:
+            check_processes(plan["placement"])
         prepare_environment(plan["placement"])
         with explained_errors():
             if arguments.probe:
@@ -139,21 +148,27 @@ def main(argv: list[str]) -> int:
             else:
                 run(plan, folder, resume=arguments.resume)
     except Refused as refusal:
-        if is_main_process():
-            failure = {"exit_code": refusal.exit_code, "error": refusal.error}
-            if not arguments.probe and folder.is_dir():
-                with suppress(OSError):  # a full disk is what it may have to tell of; the event below says it too
-                    write_json(folder / "train.failed.json", failure)
-            event("failed", **failure)
+        tell_failure(refusal, None if arguments.probe else folder)
         return refusal.exit_code
     return 0
+
+
+def tell_failure(refusal: Refused, folder: Path | None) -> None:
+    """The first process that fails tells why, whichever it is: the others fail because it did."""
+    failure = {"exit_code": refusal.exit_code, "error": refusal.error}
+    if folder is not None and folder.is_dir():
+        record = folder / "train.failed.json"
+        if record.exists():
+            return
+        with suppress(OSError):  # a full disk is what it may have to tell of; the event below says it too
+            write_json(record, failure)
+    tell("failed", **failure)
 
 
 def run(plan: dict[str, Any], folder: Path, *, resume: bool) -> None:
     """Data, model, checks, training, checks, and `train.json` last."""
     started = time.monotonic()
     recipe, placement = plan["recipe"], plan["placement"]
-    (folder / "train.failed.json").unlink(missing_ok=True)
     event("stage", text="reading the data")
     tokenizer = load_tokenizer(recipe)
     data = load_data(recipe, tokenizer)
@@ -163,9 +178,13 @@ def run(plan: dict[str, Any], folder: Path, *, resume: bool) -> None:
 
     event("stage", text="loading the model")
     checkpoint = newest_checkpoint(folder / "checkpoints") if resume else None
+    if checkpoint is not None:
+        check_split(checkpoint, placement)
     watch = Watch(folder, data, recipe, checkpoint)
     trainer = build_trainer(recipe, placement, folder, tokenizer, data, watch)
-    write_json(folder / "environment.json", environment(trainer))
+    if is_main_process():
+        write_json(folder / "environment.json", environment(trainer))
+    # Every process takes part in the checks: the loss is gathered from all, and one that is missing is waited for.
     checks = Checks(trainer, tokenizer, data, recipe)
     checks.before_training(resumed=checkpoint is not None, folder=folder)
 
@@ -173,13 +192,14 @@ def run(plan: dict[str, Any], folder: Path, *, resume: bool) -> None:
     train(trainer, watch, recipe["seed"], checkpoint)
     event("stage", text="saving the adapter")
     save_adapter(trainer, folder / "adapter")
+    checks.after_training(folder)
     if is_main_process():
-        checks.after_training(folder)
         write_json(
             folder / "train.json",
             report(plan, data, watch, checks, trainer, folder / "adapter", time.monotonic() - started),
         )
         event("done", verdict=checks.verdict())
+    trainer.accelerator.end_training()
 
 
 # --- The plan -------------------------------------------------------------------------------------------------------
@@ -224,6 +244,32 @@ def check_batch(recipe: dict[str, Any], placement: dict[str, Any]) -> None:
             expected=f"effective_batch_size {recipe['effective_batch_size']}",
             got=" x ".join(map(str, parts)) + " (per device x accumulation x processes)",
         )
+    strategy, processes = placement["strategy"], placement["num_processes"]
+    if strategy not in STRATEGIES or (strategy == "single") != (processes == 1):
+        raise Refused(
+            "placement.strategy does not go with the number of processes",
+            code="bad_plan",
+            expected="single with one process, ddp or fsdp with several",
+            got=f"{strategy} with {processes}",
+        )
+
+
+def check_processes(placement: dict[str, Any]) -> None:
+    """A process that was never started would leave out its part of every batch, and the loss would look healthy:
+    `accelerate launch --cpu --num_processes 2` starts one (accelerate 1.15)."""
+    started = int(os.environ.get("WORLD_SIZE", "1"))
+    if started != placement["num_processes"]:
+        raise wrong_launch(f"{placement['num_processes']} processes", f"{started}")
+
+
+def wrong_launch(expected: str, got: str) -> Refused:
+    return Refused(
+        "the program was not started as its plan says",
+        code="wrong_launch",
+        expected=expected,
+        got=got,
+        hint="skill-train local starts it; by hand: accelerate launch with the arguments under `launch` in the plan",
+    )
 
 
 def prepare_environment(placement: dict[str, Any]) -> None:
@@ -262,13 +308,25 @@ def explanation(error: Exception) -> Refused | None:
     number = error.errno if isinstance(error, OSError) else None
     # torch and safetensors say a full disk in words of their own.
     own_words = ("no space left", "iostream error", "inline_container")
-    if number in (errno.ENOSPC, errno.EDQUOT) or any(words in text for words in own_words):
+    cannot_open = "open file failed" in text
+    if number in (errno.ENOSPC, errno.EDQUOT) or (any(words in text for words in own_words) and not cannot_open):
         return Refused(
             f"the disk is full: {str(error).splitlines()[0]}",
             code="no_disk",
             exit_code=EXIT_DOES_NOT_FIT,
             expected="free space for checkpoints and the adapter",
             hint="skill-train local --resume --run-dir RUN, after freeing some space",
+        )
+    # In the words of gloo and NCCL. The process that ended had no time to tell why, or this would not be heard first.
+    lost = ("connection closed by peer", "connection reset by peer", "remote process exited")
+    if "WORLD_SIZE" in os.environ and any(words in text for words in lost):
+        return Refused(
+            "another process of this run ended without a word",
+            code="process_lost",
+            exit_code=EXIT_FAILED,
+            expected=f"{os.environ.get('WORLD_SIZE')} processes until the end",
+            got=str(error).splitlines()[0][:200],
+            hint="read RUN/train.log; most often the system killed it for its memory",
         )
     if number in (errno.EROFS, errno.EACCES):
         return Refused(
@@ -277,7 +335,8 @@ def explanation(error: Exception) -> Refused | None:
             expected="a folder that may be written",
             hint="choose another --run-dir",
         )
-    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "out of memory" in text):
+    exhausted = isinstance(error, RuntimeError) and ("out of memory" in text or "can't allocate memory" in text)
+    if isinstance(error, MemoryError) or exhausted:
         return Refused(
             f"out of memory: {str(error).splitlines()[0] if text else 'the system has none left'}",
             code="out_of_memory",
@@ -797,6 +856,9 @@ def build_trainer(
     if placement["threads"] and placement["device"] == "cpu":
         torch.set_num_threads(placement["threads"])
     transformers.set_seed(recipe["seed"])
+    # First: they join the processes and take this one's GPU, where 4-bit weights are loaded, and without which every
+    # process of FSDP would read all the weights into RAM.
+    arguments = trainer_arguments(recipe, placement, folder)
     watch.memory()  # what the libraries take before the model is there
     model = load_model(recipe, placement)
     check_vocabulary(model, data)
@@ -804,12 +866,14 @@ def build_trainer(
     dataset = datasets.Dataset.from_list(rows).select(data["order"])
     trainer = SFTTrainer(
         model=model,
-        args=trainer_arguments(recipe, placement, folder),
+        args=arguments,
         train_dataset=dataset,
         processing_class=tokenizer,
         peft_config=lora_config(recipe, model),
         callbacks=[watch.callback()],
     )
+    if trainer.is_fsdp_enabled != (placement["strategy"] == "fsdp"):
+        raise wrong_launch(f"strategy {placement['strategy']}", "FSDP" if trainer.is_fsdp_enabled else "no FSDP")
     if placement["device"] != "cuda":
         score_trained_tokens_only(trainer.accelerator.unwrap_model(trainer.model).get_base_model())
     return trainer
@@ -891,7 +955,12 @@ def load_model(recipe: dict[str, Any], placement: dict[str, Any]) -> Any:
     quantization = None
     if recipe["load_in_4bit"]:
         quantization = BitsAndBytesConfig(
-            load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=dtype
+            load_in_4bit=True,
+            bnb_4bit_quant_type="nf4",
+            bnb_4bit_use_double_quant=True,
+            bnb_4bit_compute_dtype=dtype,
+            # FSDP shares out floating point weights only: two 4-bit values are then stored in a part of such a number.
+            bnb_4bit_quant_storage=dtype if placement["strategy"] == "fsdp" else torch.uint8,
         )
     model = AutoModelForCausalLM.from_pretrained(
         recipe["model"],
@@ -963,6 +1032,15 @@ def require_device(torch: Any, placement: dict[str, Any]) -> None:
             got=", ".join(name for name, there in available.items() if there),
             hint="--device cpu, or install the torch build for this machine",
         )
+    if device == "cuda" and torch.cuda.device_count() < placement["num_processes"]:
+        raise Refused(
+            "the plan has more processes than there are GPUs",
+            code="too_few_devices",
+            exit_code=EXIT_DOES_NOT_FIT,
+            expected=f"{placement['num_processes']} GPUs, one a process",
+            got=f"{torch.cuda.device_count()} (CUDA_VISIBLE_DEVICES {os.environ.get('CUDA_VISIBLE_DEVICES', 'unset')})",
+            hint="plan again on this machine: skill-train local RECIPE",
+        )
 
 
 def trainer_arguments(recipe: dict[str, Any], placement: dict[str, Any], folder: Path) -> Any:
@@ -1001,6 +1079,8 @@ def trainer_arguments(recipe: dict[str, Any], placement: dict[str, Any], folder:
         loss_type="nll",
         label_smoothing_factor=0.0,
         average_tokens_across_devices=True,
+        ddp_find_unused_parameters=False,  # every adapter weight is used in every pass
+        ddp_broadcast_buffers=False,
         dataloader_num_workers=0,
         dataloader_drop_last=False,
         remove_unused_columns=True,
@@ -1021,32 +1101,45 @@ def trainer_arguments(recipe: dict[str, Any], placement: dict[str, Any], folder:
 
 
 def train(trainer: Any, watch: Watch, seed: int, checkpoint: Path | None) -> None:
-    """Trains, or goes on from a checkpoint. The seed is set again so that the checks before leave no trace in it."""
+    """Trains, or goes on from a checkpoint. The seed is set again so that the checks before leave no trace in it; each
+    process draws its own dropout."""
     import transformers
 
-    transformers.set_seed(seed)
+    transformers.set_seed(seed + int(os.environ.get("RANK", "0")))
     with watch.signals():
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        watch.asked_to_stop(trainer.args.device)  # after the last step too
     if watch.problem is not None:
         raise watch.problem
 
 
 def save_adapter(trainer: Any, folder: Path) -> None:
-    """Writes the adapter under a temporary name first."""
+    """Writes the adapter under a temporary name first. All processes have it when this returns."""
     part = folder.with_name(".adapter.part")
-    trainer.accelerator.wait_for_everyone()
-    if not is_main_process():
-        return
-    shutil.rmtree(part, ignore_errors=True)
-    model = trainer.accelerator.unwrap_model(trainer.model)
-    model.save_pretrained(str(part), safe_serialization=True)
-    (part / "README.md").unlink(missing_ok=True)  # PEFT's empty card template
-    shutil.rmtree(folder, ignore_errors=True)
-    os.replace(part, folder)
+    weights = gathered_weights(trainer.model) if trainer.is_fsdp_enabled else None
+    if is_main_process():
+        shutil.rmtree(part, ignore_errors=True)
+        model = trainer.accelerator.unwrap_model(trainer.model)
+        model.save_pretrained(str(part), state_dict=weights, safe_serialization=True)
+        (part / "README.md").unlink(missing_ok=True)  # PEFT's empty card template
+        shutil.rmtree(folder, ignore_errors=True)
+        os.replace(part, folder)
+    wait_for_all()
+
+
+def gathered_weights(model: Any) -> dict[str, Any]:
+    """The trained weights of a model that is shared out, whole, in the RAM of the first process. All must call."""
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True)
+    return dict(get_model_state_dict(model, options=options))
 
 
 def newest_checkpoint(folder: Path) -> Path | None:
-    """The newest checkpoint with its marker and all its bytes; torn ones are removed, so that nothing reads them."""
+    """The newest checkpoint with its marker and all its bytes; torn ones are removed, so that nothing reads them.
+
+    Every process looks for itself, while the first one removes: what it removes is torn for all.
+    """
     found = [path for path in folder.glob("checkpoint-*") if path.name.rsplit("-", 1)[1].isdigit()]
     for path in sorted(found, key=lambda p: int(p.name.rsplit("-", 1)[1]), reverse=True):
         if is_complete(path):
@@ -1059,12 +1152,32 @@ def newest_checkpoint(folder: Path) -> Path | None:
     return None
 
 
+def check_split(checkpoint: Path, placement: dict[str, Any]) -> None:
+    """A run may go on with another number of processes: it feeds the same rows in the same batches. Only dropout is
+    drawn anew, since each process has its own. What FSDP saves, only FSDP reads."""
+    if any(checkpoint.glob("pytorch_model_fsdp*")) != (placement["strategy"] == "fsdp"):
+        raise Refused(
+            f"{checkpoint.name} cannot go on with strategy {placement['strategy']}",
+            code="another_strategy",
+            expected="the plan that this run was started with",
+            got="FSDP on one side only: it stores its state in parts",
+            hint="resume with the plan of the first start, or train into a new --run-dir",
+        )
+    processes = len(list(checkpoint.glob("rng_state*.pth")))
+    if processes != placement["num_processes"]:
+        text = f"{checkpoint.name} is of {processes} processes: rows and batches stay the same, dropout is drawn anew"
+        event("note", text=text)
+
+
 def is_complete(checkpoint: Path) -> bool:
     marker = checkpoint / "complete.json"
     if not marker.is_file():
         return False
-    sizes = json.loads(marker.read_text(encoding="utf-8"))
-    return all((checkpoint / n).is_file() and (checkpoint / n).stat().st_size == s for n, s in sizes.items())
+    try:
+        sizes = json.loads(marker.read_text(encoding="utf-8"))
+        return all((checkpoint / name).stat().st_size == size for name, size in sizes.items())
+    except FileNotFoundError:
+        return False
 
 
 # --- While it trains ------------------------------------------------------------------------------------------------
@@ -1078,6 +1191,7 @@ class Watch:
         self.data, self.recipe = data, recipe
         self.problem: Refused | None = None
         self.interrupted = False
+        self.parent = os.getppid()
         self.step_started = time.monotonic()
         self.baseline_bytes: dict[str, int] = {}
         self.peak_bytes: dict[str, int] = {}
@@ -1109,7 +1223,7 @@ class Watch:
                 watch.step_started = time.monotonic()
 
             def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-                if watch.interrupted:
+                if watch.asked_to_stop(args.device):
                     control.should_save = control.should_training_stop = True
 
             def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any], **_: Any) -> None:
@@ -1117,6 +1231,7 @@ class Watch:
                     control.should_save, control.should_training_stop = False, True
 
             def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+                wait_for_all()  # each process writes a part of the checkpoint
                 watch.mark_complete(Path(args.output_dir) / f"checkpoint-{state.global_step}")
 
         return Callback()
@@ -1194,18 +1309,28 @@ class Watch:
             write_json(checkpoint / "complete.json", sizes)
             event("checkpoint", name=checkpoint.name)
 
+    def asked_to_stop(self, device: Any) -> bool:
+        """Whether a signal reached any of the processes: all stop after the same step, or the rest would wait forever.
+
+        Processes whose launcher was killed would go on alone; their parent is then another.
+        """
+        alone = "LOCAL_RANK" in os.environ and os.getppid() != self.parent
+        if any_process(self.interrupted or alone, device):
+            self.problem = self.problem or Refused(
+                "training was interrupted; a checkpoint is saved",
+                code="interrupted",
+                exit_code=EXIT_FAILED,
+                hint="skill-train local --resume --run-dir RUN",
+            )
+            self.interrupted = True
+        return self.interrupted
+
     @contextmanager
     def signals(self) -> Iterator[None]:
         """Ctrl-C and a polite kill save a checkpoint after the current step and stop."""
 
         def stop(*_: Any) -> None:
             self.interrupted = True
-            self.problem = Refused(
-                "training was interrupted; a checkpoint is saved",
-                code="interrupted",
-                exit_code=EXIT_FAILED,
-                hint="skill-train local --resume --run-dir RUN",
-            )
 
         old = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
@@ -1247,6 +1372,10 @@ class Checks:
         self.add(
             "batches_are_valid", "pass", share, f"{share:.0%} of the tokens are trained in {figures['train_rows']} rows"
         )
+        if self.trainer.is_fsdp_enabled:
+            self.answer = {"prompt": self.prompt()[0], "before": None, "after": None}
+            why = "FSDP: no process holds the whole model; accumulation, loss on fixed rows and reload are not measured"
+            return self.add("whole_model", "warn", None, why)
         first_start = folder / "checkpoints" / "before.json"
         if resumed and first_start.is_file():
             kept = json.loads(first_start.read_text(encoding="utf-8"))
@@ -1261,11 +1390,14 @@ class Checks:
             write_json(first_start, kept)
 
     def after_training(self, folder: Path) -> None:
-        self.check_loss()
+        sharded = self.trainer.is_fsdp_enabled
+        if not sharded:
+            self.check_loss()
         saved = sorted(p.name for p in (folder / "checkpoints").glob("checkpoint-*") if is_complete(p))
         self.add("checkpoint_saves", "pass" if saved else "fail", len(saved), ", ".join(saved) or "none")
-        self.answer["after"] = self.answer_now()
-        self.check_reload(folder / "adapter")
+        if not sharded:
+            self.answer["after"] = self.answer_now()
+            self.check_reload(folder / "adapter")
 
     def check_accumulation(self) -> None:
         """Accumulated gradients must equal those of the large batch; a wrong scale is a classic and silent bug."""
@@ -1489,10 +1621,35 @@ def is_main_process() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
+def wait_for_all() -> None:
+    import torch.distributed as dist
+
+    if dist.is_available() and dist.is_initialized():
+        dist.barrier()
+
+
+def any_process(said: bool, device: Any) -> bool:
+    """Whether one of the processes said yes. Every process must ask."""
+    import torch
+    import torch.distributed as dist
+
+    if not (dist.is_available() and dist.is_initialized()):
+        return said
+    answer = torch.tensor([int(said)], device=device)
+    dist.all_reduce(answer, op=dist.ReduceOp.MAX)
+    return bool(answer.item())
+
+
 def event(name: str, /, **fields: Any) -> None:
-    """One JSON line on stdout. Only the first process speaks."""
+    """An event that all processes see alike: only the first one speaks."""
     if is_main_process():
-        print(json.dumps({"event": name, **fields}), flush=True)
+        tell(name, **fields)
+
+
+def tell(name: str, /, **fields: Any) -> None:
+    """One JSON line on stdout, in one piece: several processes write there."""
+    sys.stdout.write(json.dumps({"event": name, **fields}) + "\n")
+    sys.stdout.flush()
 
 
 def peak_rss_bytes() -> int:

@@ -39,7 +39,7 @@ STEPS = {"local", "merge", "convert", "quantize", "verify", "lora_gguf", "evalua
 COMPOSERS = {"chain", "chain_gguf", "demo", "doctor"}
 ENTRY = "cli"
 PURE = {
-    "facts", "recipe", "estimate", "plan", "rubric", "model_config", "model_arithmetic", "llama_architectures",
+    "facts", "recipe", "estimate", "launch", "plan", "rubric", "model_config", "model_arithmetic", "llama_architectures",
     "dataset_card", "first_rows",
 }  # fmt: skip
 IMPURE = {
@@ -73,7 +73,8 @@ FLOOR: dict[str, set[str]] = {
     "hub_dataset": {"dataset_card", "errors", "facts", "first_rows", "hub_client", "recipe"},
     "flavors": {"errors", "facts", "hub", "machine", "run_dir"},
     "hub_account": set(),
-    "plan": {"errors", "estimate", "facts", "recipe", "resources"},
+    "launch": {"errors", "facts"},
+    "plan": {"errors", "estimate", "facts", "launch", "recipe", "resources"},
 }
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
 
 import tiny
-from skill_train import dataset, facts, model, plan, recipe
+from skill_train import dataset, facts, launch, model, plan, recipe
 
 MACHINE = facts.MachineFacts("Linux", "a processor", "cpu", 16 << 30, 12 << 30, None, 1, False)
+TWO_CORES = dataclasses.replace(MACHINE, cores=2)
 STEPS = 8
 SPLIT = ("per_device_train_batch_size", "gradient_accumulation_steps", "num_processes")
 
@@ -35,7 +37,10 @@ def write_plan(
     wanted = recipe.from_dict({"model": str(base), "data": str(data), **values})
     made = plan.make_plan(wanted, model=model.read_model(base), dataset=dataset.scan(wanted), machine=MACHINE)
     made["placement"] |= dict(zip(SPLIT, split, strict=True)) if split else {}
+    made["placement"]["strategy"] = "single" if made["placement"]["num_processes"] == 1 else "ddp"
     made["placement"] |= {"save_steps": 100, **(placement or {})}
+    if made["placement"]["strategy"] != "fsdp":
+        made["launch"] = launch.launch(made["placement"], TWO_CORES)
     run.mkdir(parents=True, exist_ok=True)
     (run / "plan.json").write_text(json.dumps(made, indent=1), encoding="utf-8")
     return run / "plan.json"

@@ -1,4 +1,7 @@
-"""Trains on this machine: starts `train.py` as a child process and follows its events. The only module that does."""
+"""Trains on this machine: starts `train.py` as a child process and follows its events. The only module that does.
+
+A plan of several processes is started through `accelerate launch`; the first of them speaks, and the first that fails.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -150,32 +154,55 @@ def _forget(run: RunDir) -> None:
 
 
 def _run_program(run: RunDir, *, resume: bool, progress: Bar, say: Callable[[str], None]) -> None:
-    command = [sys.executable, str(train_program()), str(run.plan), *(["--resume"] if resume else [])]
+    launch = read_json(run.plan).get("launch", {"arguments": [], "environment": {}})
     failure: dict[str, Any] | None = None
-    with open(run.log, "a", encoding="utf-8") as log, _child(command, log) as process:
-        for line in process.stdout or ():
+    with open(run.log, "a", encoding="utf-8") as log, _child(_command(run, launch, resume), launch, log) as child:
+        start = log.tell()
+        for line in child.process.stdout or ():
             log.write(line)
             log.flush()
-            failure = next((e for e in _events(line) if e["event"] == "failed"), failure)
+            failure = failure or next((e for e in _events(line) if e["event"] == "failed"), None)
             _show(line, progress, say)
-    if process.returncode != 0:
-        raise _failure(run, process.returncode, failure)
+    if child.process.returncode != 0:
+        said = run.log.read_bytes()[start:].decode("utf-8", errors="replace")
+        code = child.process.returncode
+        if launch["arguments"]:
+            code = _how_it_ended(code, child.stopped, failure, said)
+        raise _failure(run, code, failure, said)
+
+
+def _command(run: RunDir, launch: dict[str, Any], resume: bool) -> list[str]:
+    """One process is the program itself; several are started by accelerate, with the arguments of the plan."""
+    launcher = ["-m", "accelerate.commands.launch", *launch["arguments"]] if launch["arguments"] else []
+    return [sys.executable, *launcher, str(train_program()), str(run.plan), *(["--resume"] if resume else [])]
 
 
 class _child:
-    """A child that gets Ctrl-C from the terminal itself and is waited for, so that it can save its checkpoint."""
+    """A child in a group of its own that is told of Ctrl-C and waited for, so that it can save its checkpoint.
 
-    def __init__(self, command: list[str], log: Any) -> None:
-        environment = dict(os.environ, PYTHONUNBUFFERED="1", HF_HUB_DISABLE_TELEMETRY="1", DO_NOT_TRACK="1")
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment)
+    A launcher tells its processes. When it is killed itself, they notice, save and stop.
+    """
 
-    def __enter__(self) -> subprocess.Popen[str]:
+    def __init__(self, command: list[str], launch: dict[str, Any], log: Any) -> None:
+        quiet = {"PYTHONUNBUFFERED": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "DO_NOT_TRACK": "1"}
+        self.process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            env=os.environ | quiet | launch["environment"],
+            process_group=0,
+        )
+        self.stopped: int | None = None  # the signal that was passed on
+
+    def __enter__(self) -> _child:
         self.old = {number: signal.signal(number, self._pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
-        return self.process
+        return self
 
     def _pass_on(self, number: int, _: Any) -> None:
-        if number == signal.SIGTERM or not sys.stdin.isatty():  # the terminal sends Ctrl-C to both
-            self.process.send_signal(number)
+        self.stopped = number
+        self.process.send_signal(number)
 
     def __exit__(self, *error: object) -> None:
         if error[0] is not None:
@@ -185,6 +212,27 @@ class _child:
             signal.signal(number, handler)
         if self.process.stdout is not None:
             self.process.stdout.close()
+
+
+def _how_it_ended(code: int, stopped: int | None, failure: dict[str, Any] | None, said: str) -> int:
+    """The exit code, or minus the signal, of what went wrong first: a launcher ends with 1 whatever its processes did.
+
+    Its table of failures tells of each process. Without a word from any, the first in time is the cause; when one lost
+    another, the cause is the one that the system killed.
+    """
+    first = re.search(r"Root Cause.*?exitcode\s*:\s*(-?\d+)", said, re.DOTALL)
+    killed = [int(n) for n in re.findall(r"exitcode\s*:\s*(-\d+)", said) if int(n) != -signal.SIGTERM]
+    if failure is None and stopped is not None:
+        return -stopped
+    if failure is None and first and int(first[1]) < 0:
+        return int(first[1])
+    if failure is not None and _lost_another(failure) and killed:
+        return killed[0]
+    return code
+
+
+def _lost_another(failure: dict[str, Any]) -> bool:
+    return bool(failure["error"]["code"] == "process_lost")
 
 
 def _show(line: str, progress: Bar, say: Callable[[str], None]) -> None:
@@ -216,8 +264,8 @@ def _data_line(figures: dict[str, Any]) -> str:
     )
 
 
-def _failure(run: RunDir, code: int, failure: dict[str, Any] | None) -> Exception:
-    tail = "\n".join(run.log.read_text(encoding="utf-8", errors="replace").splitlines()[-_TAIL_LINES:])
+def _failure(run: RunDir, code: int, failure: dict[str, Any] | None, said: str) -> Exception:
+    tail = _tail(said)
     if code == -signal.SIGKILL:
         return DecisionNeeded(
             "the system killed the training process (SIGKILL), most likely for its memory",
@@ -236,7 +284,7 @@ def _failure(run: RunDir, code: int, failure: dict[str, Any] | None) -> Exceptio
         return NativeCrash(
             f"the training process crashed with {name}", code="native_crash", got=tail, hint=str(run.log)
         )
-    if failure is not None:
+    if failure is not None and not (_lost_another(failure) and tail.startswith("[rank")):  # its traceback says more
         error = failure["error"] | {"hint": failure["error"]["hint"].replace("RUN", shlex.quote(str(run.path)))}
         return from_exit_code(failure["exit_code"], error)
     return NativeCrash(
@@ -245,6 +293,14 @@ def _failure(run: RunDir, code: int, failure: dict[str, Any] | None) -> Exceptio
         got=tail,
         hint=f"read {run.log}",
     )
+
+
+def _tail(said: str) -> str:
+    """The last words: of the traceback that torch marks with its process, where several wrote at once."""
+    lines = said.splitlines()
+    marked = [line for line in lines if re.match(r"\[rank\d+\]: ", line)]
+    own = [line for line in marked if line.split(":")[0] == marked[0].split(":")[0]]
+    return "\n".join((own or lines)[-_TAIL_LINES:])
 
 
 def _run_probe(plan: dict[str, Any]) -> dict[str, Any] | None:

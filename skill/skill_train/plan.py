@@ -10,6 +10,7 @@ from typing import Any
 from skill_train.errors import DecisionNeeded, UsageError
 from skill_train.estimate import training_bytes
 from skill_train.facts import DatasetFacts, MachineFacts, ModelFacts, PrecisionProbe
+from skill_train.launch import launch
 from skill_train.recipe import NOT_HASHED, Recipe, recipe_hash
 from skill_train.resources import train_module
 
@@ -68,6 +69,7 @@ def make_plan(
     reasons: list[dict[str, str]] = []
     resolved = _resolve(recipe, model, dataset, reasons)
     placement = _place(resolved, model, machine, choices, probe, reasons)
+    started = launch(placement, machine, four_bit=resolved["load_in_4bit"])
     fingerprints = {"model": model.fingerprint, "data": dataset.fingerprint}
     return {
         "schema": PLAN_SCHEMA,
@@ -77,6 +79,7 @@ def make_plan(
         "fingerprints": fingerprints,
         "policy": {"sensitive": recipe.sensitive, "hub_model_id": recipe.hub_model_id},
         "placement": placement,
+        "launch": started,
         "facts": {"model": dataclasses.asdict(model), "machine": dataclasses.asdict(machine)},
         "reasons": reasons,
     }
@@ -181,6 +184,8 @@ def _place(
         "per_device_train_batch_size": batch,
         "gradient_accumulation_steps": recipe["effective_batch_size"] // batch,
         "num_processes": 1,
+        "strategy": "single",
+        "offload": False,
         "gradient_checkpointing": _checkpointing(recipe, model, machine, dtype, batch, reasons),
         "threads": machine.cores if device == "cpu" else None,
         "save_steps": max(1, min(200, math.ceil(recipe["max_steps"] / 4))),

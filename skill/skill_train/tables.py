@@ -28,7 +28,8 @@ def draw_smoke(rich: Any, data: dict[str, Any]) -> None:
     rich.print(clean("one row as it was fed, ⟦trained parts⟧ marked:\n" + data["example"][:600]), markup=False)
     rich.print(clean("prompt: " + data["answer"]["prompt"][-300:]), markup=False)
     for when in ("before", "after"):
-        rich.print(clean(f"{when}: {data['answer'][when][:200]!r}"), markup=False)
+        answer = data["answer"][when]
+        rich.print(clean(f"{when}: {'not measured' if answer is None else repr(answer[:200])}"), markup=False)
 
 
 def draw_proof(rich: Any, record: dict[str, Any]) -> None:

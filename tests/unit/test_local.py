@@ -64,14 +64,82 @@ def test_another_recipe_in_the_same_folder_is_told_apart(run: RunDir) -> None:
     ],
 )
 def test_how_a_training_process_ended(run: RunDir, ended: int, kind: type[SkillTrainError], code: str) -> None:
-    error = local._failure(run, ended, None)
+    error = local._failure(run, ended, None, "some words\n")
     assert isinstance(error, kind)
     assert error.code == code
     assert error.hint
 
 
+# What torch 2.13 wrote to train.log, recorded 2026-11-21: the second of two processes killed, and failed with a bug.
+KILLED = """\
+Failures:
+[1]:
+  time      : 2026-11-21_14:14:43
+  rank      : 0 (local_rank: 0)
+  exitcode  : -15 (pid: 11141)  (SIGTERM)
+  traceback : Signal 15 (SIGTERM) received by PID 11141
+------------------------------------------------------------
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-11-21_14:14:43
+  rank      : 1 (local_rank: 1)
+  exitcode  : -9 (pid: 11142)  (SIGKILL)
+  traceback : Signal 9 (SIGKILL) received by PID 11142
+"""
+BUG = """\
+[rank1]: Traceback (most recent call last):
+[rank1]:   File "train.py", line 1513, in <module>
+[rank1]: RuntimeError: open file failed with strerror: Is a directory
+E1121 14:02:59.363000 7737 failed (exitcode: 1) local_rank: 1 (pid: 7744) of binary: python
+Root Cause (first observed failure):
+[0]:
+  rank      : 1 (local_rank: 1)
+  exitcode  : 1 (pid: 10811)
+"""
+LOST = {"exit_code": 5, "error": {"code": "process_lost", "message": "lost", "expected": "", "got": "", "hint": ""}}
+OTHER = {"exit_code": 3, "error": {"code": "no_disk", "message": "full", "expected": "", "got": "", "hint": ""}}
+
+
+@pytest.mark.parametrize(
+    ("failure", "stopped", "said", "code"),
+    [
+        (LOST, None, KILLED, -signal.SIGKILL),
+        (None, None, KILLED, -signal.SIGKILL),
+        (OTHER, None, KILLED, 1),  # its own word: the rest was killed because it ended
+        (LOST, None, BUG, 1),
+        (None, None, BUG, 1),
+        (None, signal.SIGINT, BUG, -signal.SIGINT),
+        (LOST, None, "", 1),
+    ],
+)
+def test_how_several_processes_ended(failure: dict[str, Any] | None, stopped: int | None, said: str, code: int) -> None:
+    """Their launcher ends with 1 whatever they did."""
+    assert local._how_it_ended(1, stopped, failure, said) == code
+
+
+def test_a_bug_in_one_of_several_processes_shows_its_traceback(run: RunDir) -> None:
+    error = local._failure(run, 1, LOST, BUG)
+    assert isinstance(error, NativeCrash)
+    assert error.code == "program_failed"
+    assert "Is a directory" in error.message
+    assert all(line.startswith("[rank1]") for line in error.got.splitlines())
+
+
+def test_a_lost_process_without_a_traceback_is_told(run: RunDir) -> None:
+    error = local._failure(run, 1, LOST, "some words")
+    assert isinstance(error, TrainingFailed)
+    assert error.code == "process_lost"
+
+
+def test_the_launcher_is_started_with_the_arguments_of_the_plan(run: RunDir) -> None:
+    command = local._command(run, {"arguments": ["--multi_gpu"], "environment": {}}, resume=True)
+    assert command[1:4] == ["-m", "accelerate.commands.launch", "--multi_gpu"]
+    assert Path(command[4]).name == "train.py" and command[5:] == [str(run.plan), "--resume"]
+    assert local._command(run, {"arguments": []}, resume=False)[1:] == command[4:6]
+
+
 def test_the_words_of_the_program_count_before_its_exit_code(run: RunDir) -> None:
     said = {"code": "no_disk", "message": "full", "expected": "", "got": "", "hint": "skill-train local --run-dir RUN"}
-    error = local._failure(run, 3, {"exit_code": 3, "error": said})
+    error = local._failure(run, 3, {"exit_code": 3, "error": said}, "")
     assert isinstance(error, DecisionNeeded)
     assert error.hint == f"skill-train local --run-dir {run.path}"
