@@ -222,7 +222,7 @@ def _or_dataset(error: UsageError, model: str) -> UsageError:
         code="unknown_model",
         expected="the id of a model",
         got=model,
-        hint=f"skill-train plan --model Qwen/Qwen2.5-0.5B-Instruct --data {model}",
+        hint=f"give it as the data: --data {model}",
     )
 
 

@@ -281,5 +281,5 @@ def _or_model(error: UsageError, name: str) -> UsageError:
         code="unknown_dataset",
         expected="the id of a dataset, or a file",
         got=name,
-        hint=f"skill-train plan --model {name} --data FILE_OR_DATASET",
+        hint=f"give it as the model: --model {name}",
     )

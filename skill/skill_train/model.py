@@ -18,8 +18,8 @@ from skill_train.facts import ModelFacts
 from skill_train.model_config import Stored
 
 MAX_HEADER_BYTES = 100_000_000  # safetensors' own limit
-_SAMPLE_BYTES = 1 << 20
-_SHARD = re.compile(r"model-\d+-of-\d+\.safetensors")
+_SAMPLE_BYTES = 1 << 16
+_SHARD = re.compile(r"model-\d+-of-(\d+)\.safetensors")
 
 
 def read_model(folder: Path, *, weights_needed: bool = True) -> ModelFacts:
@@ -32,8 +32,8 @@ def read_model(folder: Path, *, weights_needed: bool = True) -> ModelFacts:
         UsageError: no folder, no `config.json`, a broken safetensors file, or none.
     """
     config = read_config(folder)
-    without = not weights_needed and not any(folder.glob("*.safetensors"))
-    stored = Stored(unknown="the folder holds no safetensors") if without else _stored(weight_files(folder))
+    lacking = None if weights_needed else _lacking(folder)
+    stored = Stored(unknown=lacking) if lacking else _stored(weight_files(folder))
     return model_config.read(
         config,
         source=str(folder),
@@ -66,7 +66,7 @@ def weight_files(folder: Path) -> list[Path]:
     """The safetensors files of a model folder that transformers would load, by name.
 
     Raises:
-        UsageError: there is none.
+        UsageError: there is none, or a part is missing.
     """
     names = sorted(path.name for path in folder.glob("*.safetensors"))
     if not names:
@@ -78,7 +78,17 @@ def weight_files(folder: Path) -> list[Path]:
             got=", ".join(pickled[:3]) + " (pickle files are never opened)" if pickled else "no weights",
             hint="save the model again with model.save_pretrained(folder), which writes safetensors",
         )
-    return [folder / name for name in used_weights(names)]
+    used = used_weights(names)
+    missing = _missing(used)
+    if missing:
+        raise UsageError(
+            f"{folder} is not whole: {missing}",
+            code="missing_shards",
+            expected="every weight file of the model",
+            got=missing,
+            hint="download the model again",
+        )
+    return [folder / name for name in used]
 
 
 def used_weights(names: Iterable[str]) -> list[str]:
@@ -90,6 +100,20 @@ def used_weights(names: Iterable[str]) -> list[str]:
     if "model.safetensors" in found:
         return ["model.safetensors"]
     return [name for name in found if _SHARD.fullmatch(name)] or found
+
+
+def _lacking(folder: Path) -> str | None:
+    """Why the weights cannot be counted; None when they can."""
+    used = used_weights(path.name for path in folder.glob("*.safetensors"))
+    return _missing(used) if used else "the folder holds no safetensors"
+
+
+def _missing(used: list[str]) -> str | None:
+    """What the numbers in the names of shards say is not there."""
+    shard = _SHARD.fullmatch(used[0])
+    if shard is None or len(used) == int(shard[1]):
+        return None
+    return f"only {len(used)} of {int(shard[1])} weight files are there"
 
 
 def read_header(path: Path) -> dict[str, Any]:
@@ -118,7 +142,7 @@ def read_header(path: Path) -> dict[str, Any]:
 def fingerprint(folder: Path) -> str:
     """SHA-256 that changes when the model changes, without reading gigabytes.
 
-    Small files count whole; of a weight file its name, size, header, and its first and last mebibyte of data.
+    Small files count whole; of a weight file its name, size, header, and the first and last 64 KiB of its data.
     """
     sha256 = hashlib.sha256()
     for path in sorted(p for p in folder.iterdir() if p.suffix in (".json", ".model", ".jinja", ".safetensors")):

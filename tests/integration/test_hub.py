@@ -278,8 +278,20 @@ def test_without_the_hub_the_cache_answers(hub: HubServer, home: Path) -> None:
     hub.log.clear()
     assert "answer" in ask(hub.url, home, "hub.model_facts", MODEL, None, HF_HUB_OFFLINE="1")
     assert hub.log == []
-    hub.repositories.clear()
-    hub.sent = lambda pattern: 0  # type: ignore[method-assign] # here the weights were meant to come
+
+
+def test_a_download_that_was_cut_is_not_counted(hub: HubServer, home: Path) -> None:
+    """Two of three shards in the cache say nothing of the whole; the config does."""
+    repository = _model(hub)
+    shard = repository.files.pop("model.safetensors")
+    repository.files |= {f"model-{n:05d}-of-00003.safetensors": shard for n in (1, 2)}
+    ask(hub.url, home, "hub.model_folder", MODEL, None)
+    hub.troubles["/api/models/"] = Trouble(503)
+    hub.log.clear()
+    facts = ask(hub.url, home, "hub.model_facts", MODEL, None)["answer"]
+    assert (facts["parameters"], facts["parameters_from"]) == (494_032_768, "config arithmetic")
+    assert facts["unknown"]["weight_bytes"] == "only 2 of 3 weight files are there"
+    hub.log.clear()  # the two shards were meant to come
 
 
 def test_a_config_in_the_cache_is_enough_for_a_plan(hub: HubServer, home: Path) -> None:

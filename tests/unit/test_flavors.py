@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import time
 from pathlib import Path
 
@@ -63,7 +64,7 @@ def test_an_answer_of_today_serves_again_and_says_its_age(tmp_path: Path) -> Non
     _keep(tmp_path, hours=5)
     found, reason = flavors.current(live=False)
     assert [(f.name, f.usd_per_hour) for f in found] == [("t4-small", 0.7)]
-    assert reason.startswith("the Jobs API, asked 5.0 hours ago (")
+    assert re.fullmatch(r"the Jobs API, asked 5\.0 hours ago \(20\d\d-\d\d-\d\d \d\d:\d\d UTC\)", reason)
 
 
 def test_yesterdays_answer_serves_only_when_nothing_newer_is_there(tmp_path: Path) -> None:

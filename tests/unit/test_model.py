@@ -87,6 +87,22 @@ def test_a_plan_needs_no_weights(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
+def test_a_model_with_a_part_missing_is_not_counted(tmp_path: Path) -> None:
+    (_folder(tmp_path) / "model.safetensors").rename(tmp_path / "model-00002-of-00003.safetensors")
+    error = _refused(tmp_path)
+    assert (error.code, error.got) == ("missing_shards", "only 1 of 3 weight files are there")
+    facts = model.read_model(tmp_path, weights_needed=False)
+    assert (facts.parameters, facts.parameters_from) == (494_032_768, "config arithmetic")
+    assert facts.unknown["weight_bytes"] == "only 1 of 3 weight files are there"
+
+
+def test_weights_that_lie_there_twice_count_once(tmp_path: Path) -> None:
+    """As in Mistral's repositories."""
+    _folder(tmp_path)
+    _weights(tmp_path / "consolidated.safetensors", TENSORS)
+    assert model.read_model(tmp_path).parameters == 60
+
+
 def test_weights_that_are_there_are_read_for_a_plan_too(tmp_path: Path) -> None:
     assert model.read_model(_folder(tmp_path), weights_needed=False).parameters == 60
 

@@ -101,6 +101,12 @@ def test_the_window_is_one_that_cuts(name: str, window: int | None) -> None:
     assert recorded_model(name).sliding_window == window
 
 
+@pytest.mark.parametrize(("switch", "window"), [(True, 4096), (False, None), (None, None)])
+def test_qwens_window_counts_when_it_is_switched_on(switch: bool | None, window: int | None) -> None:
+    config = recorded("qwen2.5-7b")["config"] | {"sliding_window": 4096, "use_sliding_window": switch}
+    assert model_config.read(config, source="x").sliding_window == window
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_vision_is_seen(name: str) -> None:
     assert recorded_model(name).vision is (name in VISION)
