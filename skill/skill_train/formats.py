@@ -22,6 +22,7 @@ OPTIONAL: dict[str, tuple[str, ...]] = {
     "question_answer": ("system",),
     "text": (),
 }
+_ALSO = {"input": ("input", "context"), "system": ("system", "system_prompt")}
 
 
 class Found(NamedTuple):
@@ -65,8 +66,14 @@ def match(name: str, row: dict[str, Any]) -> dict[str, str] | None:
 
 
 def overlooked(found: Found, names: Iterable[str]) -> dict[str, str]:
-    """Optional columns that the dataset has and the mapping, made from one row, does not."""
-    return {n: n for n in OPTIONAL[found.format] if n in set(names) and n not in found.columns}
+    """Optional columns that the dataset has and the mapping, made from one row by the usual names, does not."""
+    there = set(names) - set(found.columns.values())
+    extra = {}
+    for optional in OPTIONAL[found.format]:
+        column = next((c for c in _ALSO.get(optional, (optional,)) if c in there), None)
+        if optional not in found.columns and column is not None:
+            extra[optional] = column
+    return extra
 
 
 def kind(value: Any) -> str:

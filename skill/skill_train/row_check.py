@@ -8,7 +8,7 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from skill_train.formats import Found
+from skill_train.formats import Found, kind
 from skill_train.resources import train_module
 
 # Roles that answer a call of the assistant, by the names that templates know.
@@ -41,6 +41,8 @@ def checker(found: Found) -> Callable[[dict[str, Any]], Checked]:
             if talk is not None and (usual := _usual(row.get(talk))) is not None:
                 return usual
             if not row.keys() >= required:
+                if not row:
+                    return _refusal("empty", "a row without columns")
                 return _refusal("missing_column", f"no column {min(required - row.keys())!r}")
             example = to_example(row, data_format, columns)
             size, turns = measure(example)
@@ -53,6 +55,37 @@ def checker(found: Found) -> Callable[[dict[str, Any]], Checked]:
         return size, turns, _order(tuple(message["role"] for message in example["messages"]))
 
     return check
+
+
+def column_checker(columns: dict[str, str]) -> Callable[[dict[str, Any]], Checked]:
+    """A function that checks rows for a method that skill-train does not train: every column there, none empty, the
+    answers of one kind, the label true or false."""
+
+    def check(row: dict[str, Any]) -> Checked:
+        missing = [column for column in columns.values() if column not in row]
+        if missing:
+            return _refusal("missing_column" if row else "empty", f"no column {missing[0]!r}")
+        values = {wanted: row[column] for wanted, column in columns.items()}
+        empty = next((name for name, value in values.items() if _is_empty(value)), None)
+        if empty is not None:
+            return _refusal("empty", f"{empty} is empty")
+        kinds = {name: kind(value) for name, value in values.items() if name != "label"}
+        if not set(kinds.values()) <= {"text", "messages"} or len(set(kinds.values())) > 1:
+            return _refusal("malformed", "the texts are not all text, or all messages")
+        if not isinstance(values.get("label", True), bool):
+            return _refusal("malformed", "label is neither true nor false")
+        try:
+            return sum(_deep_bytes(value) for value in values.values()), 0, None
+        except UnicodeEncodeError:
+            return _refusal("not_utf8", "half a surrogate pair stands in a text, which no tokenizer reads")
+
+    return check
+
+
+def _deep_bytes(value: Any) -> int:
+    if isinstance(value, list):
+        return sum(_deep_bytes(message.get("content")) for message in value)
+    return _bytes(value) if isinstance(value, str) else 0
 
 
 def _usual(messages: Any) -> Checked | None:
