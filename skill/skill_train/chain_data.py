@@ -13,7 +13,7 @@ from skill_train.console import Console, Result
 from skill_train.data_report import ONLY_SFT, Counted, plain_example, report
 from skill_train.data_subject import Subject, look
 from skill_train.dataset import wrong_columns
-from skill_train.errors import SkillTrainError, UsageError, from_exit_code
+from skill_train.errors import NotInstalled, SkillTrainError, Temporary, UsageError, from_exit_code
 from skill_train.facts import DatasetFacts
 from skill_train.formats import COLUMNS
 from skill_train.recipe import Recipe
@@ -51,13 +51,13 @@ def _answer(console: Console, asked: Recipe, method: str, file: Path | None, fix
     counted = _tokens(console, subject)
     answer = report(subject, counted)
     _warn(console, subject)
-    if fix is not None and subject.check is not None:
-        answer["fix"] = _fix(console, subject, fix)
+    if fix is not None and subject.check is not None and counted.error is None:
+        answer["fix"] = _fix(console, subject, counted.counter, fix)
         left_out = sum(answer["fix"]["left_out"].values())
         console.status(f"{fix}: {answer['fix']['rows']} rows; {left_out} left out")
-        following, error = [_after(asked, fix)], None
+        following, error = [_after(subject, fix)], None
     else:
-        error = _refusal(subject, counted.problems)
+        error = counted.error or _refusal(subject, counted)
         following = _next(subject) if error is None else []
     return Result(
         answer,
@@ -95,14 +95,23 @@ def _tokens(console: Console, subject: Subject) -> Counted:
     from skill_train import token_count
 
     console.status(f"counting tokens with the tokenizer of {subject.recipe.model}")
-    counter = token_count.Counter(subject.recipe, subject.found)
+    try:
+        counter = token_count.Counter(subject.recipe, subject.found)
+    except (NotInstalled, Temporary) as error:  # what the dataset is does not depend on it
+        console.warn(error.code, f"{error.message}; tokens are a range, and no row was tried with the template")
+        return Counted(nothing, plain, why_not=error.message)
     rows = survey.usable(subject.recipe, checker(subject.found))
-    lengths, problems, example = token_count.count_rows(counter, rows, subject.seen.usable, subject.seen.longest_row)
+    total, longest_row = subject.seen.usable, subject.seen.longest_row
+    try:
+        lengths, problems, example = token_count.count_rows(counter, rows, total, longest_row)
+    except UsageError as error:  # the model's fault, not a row's: the report of the dataset stands
+        return Counted(nothing, plain, why_not=error.message, error=error)
     for note in counter.notes:
         console.warn("template", note)
     if lengths is not None:
         _keep(subject, lengths)
-    return Counted({**problems}, example or plain, lengths, "" if lengths else "the template refuses every row")
+    why_not = "" if lengths else "the template refuses every row"
+    return Counted({**problems}, example or plain, lengths, why_not, counter=counter)
 
 
 def _keep(subject: Subject, lengths: tokens.Lengths) -> None:
@@ -137,10 +146,10 @@ def _warn(console: Console, subject: Subject) -> None:
         console.warn("not_trained_here", ONLY_SFT)
 
 
-def _fix(console: Console, subject: Subject, out: Path) -> dict[str, Any]:
+def _fix(console: Console, subject: Subject, counter: Any, out: Path) -> dict[str, Any]:
     check = subject.check
     assert check is not None
-    refuses = _refuses(subject) if subject.method == "sft" and subject.recipe.model else None
+    refuses = _refuses(subject, counter) if counter is not None else None
     columns = subject.verdict.columns
     console.status(f"writing {out}")
     names = [name for name in columns if name in COLUMNS.get(subject.verdict.format or "", {})]
@@ -148,12 +157,8 @@ def _fix(console: Console, subject: Subject, out: Path) -> dict[str, Any]:
     return data_fix.write_fixed(subject.recipe, ordered, check, refuses, out)
 
 
-def _refuses(subject: Subject) -> data_fix.Refuses:
+def _refuses(subject: Subject, counter: Any) -> data_fix.Refuses:
     """Every row through the tokenizer: what is left out must be what training would refuse."""
-    from skill_train import token_count
-
-    assert subject.found is not None
-    counter = token_count.Counter(subject.recipe, subject.found)
 
     def refuses(line: int, row: dict[str, Any]) -> str | None:
         encoded = counter.encode(line, row)
@@ -164,28 +169,43 @@ def _refuses(subject: Subject) -> data_fix.Refuses:
     return refuses
 
 
-def _refusal(subject: Subject, counted: dict[str, Count | None]) -> SkillTrainError | None:
+def _refusal(subject: Subject, counted: Counted) -> SkillTrainError | None:
     """What training would end with, when it would."""
-    asked = subject.recipe
     if subject.verdict.verdict == "impossible" and subject.row:
-        error = wrong_columns(asked, subject.row, subject.verdict.because)
-        error.message = f"{asked.data} cannot be used for {subject.method}: {subject.verdict.because}"
-        return error
-    problems = subject.seen.problems | {name: count for name, count in counted.items() if count is not None}
+        return _impossible(subject)
+    problems = subject.seen.problems | {name: count for name, count in counted.problems.items() if count is not None}
     refused = {name: count for name, count in problems.items() if count.refused}
     if not refused:
         return None
     total = sum(count.refused for count in refused.values())
     name, first = min(refused.items(), key=lambda item: item[1].lines[0])
-    mends = subject.check is not None and subject.seen.usable > 0
     where = first.why if first.why.startswith("line ") else f"line {first.lines[0]}: {first.why}"
     return UsageError(
         f"training would refuse {total} of {subject.seen.rows} rows; first {where}",
         code="unusable_rows",
         expected="every row whole, with something to train on",
         got=", ".join(f"{count.refused} {name}" for name, count in refused.items()),
-        hint=_fix_command(subject) if mends else f"mend line {first.lines[0]} ({name})",
+        hint=_mend(subject, counted, f"mend line {first.lines[0]} ({name})"),
     )
+
+
+def _mend(subject: Subject, counted: Counted, otherwise: str) -> str:
+    """The command that leaves the refused rows out, unless no row would stay."""
+    masked, lengths = counted.problems["fully_masked"], counted.lengths
+    if masked is not None and lengths is not None and masked.refused == len(lengths.counted):
+        return f"raise --max-length: the longest row has {lengths.longest} tokens"
+    return _fix_command(subject) if subject.check is not None and subject.seen.usable else otherwise
+
+
+def _impossible(subject: Subject) -> UsageError:
+    error = wrong_columns(subject.recipe, subject.row, "")
+    error.message = f"{subject.recipe.data} cannot be used for {subject.method}: {subject.verdict.because}"
+    others = [name for name, verdict in subject.verdicts.items() if verdict.verdict != "impossible"]
+    if subject.method != "sft":
+        error.expected = "the columns of that method, as references/data.md has them"
+    if others:
+        error.hint = shlex.join(["skill-train", "data", subject.recipe.data, "--method", others[0]])
+    return error
 
 
 def _next(subject: Subject) -> list[str]:
@@ -194,27 +214,31 @@ def _next(subject: Subject) -> list[str]:
         return [_fix_command(subject)]
     if subject.method != "sft" or not subject.recipe.model:
         return []
-    return [_train_command(subject.recipe, subject.recipe.data)]
+    file = [str(subject.file)] if subject.file else []
+    return [shlex.join(["skill-train", "local", *file, "--data", subject.recipe.data, *_flags(subject.recipe)])]
 
 
-def _after(asked: Recipe, fixed: Path) -> str:
-    return _train_command(asked, str(fixed)) if asked.model else shlex.join(["skill-train", "data", str(fixed)])
-
-
-def _train_command(asked: Recipe, dataset: str) -> str:
-    limit = [] if asked.max_length == Recipe.max_length else ["--max-length", str(asked.max_length)]
-    return shlex.join(["skill-train", "local", "--model", asked.model, "--data", dataset, *limit])
+def _after(subject: Subject, fixed: Path) -> str:
+    """What to do with the written file. It is mapped, and one split."""
+    asked = dataclasses.replace(subject.recipe, split=Recipe.split)
+    if subject.method != "sft" or not asked.model:
+        method = ["--method", subject.method] if subject.method != "sft" else []
+        return shlex.join(["skill-train", "data", str(fixed), *method, *_flags(asked)])
+    return shlex.join(["skill-train", "local", "--data", str(fixed), *_flags(asked)])
 
 
 def _fix_command(subject: Subject) -> str:
-    asked, path = subject.recipe, Path(subject.recipe.data)
-    words = ["skill-train", "data", asked.data]
+    words = ["skill-train", "data", subject.recipe.data]
     words += ["--recipe", str(subject.file)] if subject.file else []
-    words += ["--model", asked.model] if asked.model else []
     words += ["--method", subject.method] if subject.method != "sft" else []
-    words += ["--split", asked.split] if asked.split != Recipe.split else []
-    words += ["--max-length", str(asked.max_length)] if asked.max_length != Recipe.max_length else []
-    return shlex.join([*words, "--fix", _free_name(path)])
+    return shlex.join([*words, *_flags(subject.recipe), "--fix", _free_name(Path(subject.recipe.data))])
+
+
+def _flags(asked: Recipe) -> list[str]:
+    """The options that `data` and `local` share, where they are not the default."""
+    flags = ["--model", asked.model] if asked.model else []
+    flags += ["--split", asked.split] if asked.split != Recipe.split else []
+    return flags + (["--max-length", str(asked.max_length)] if asked.max_length != Recipe.max_length else [])
 
 
 def _free_name(path: Path) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 from skill_train import survey, tokens
 from skill_train.data_subject import Subject
+from skill_train.errors import SkillTrainError
 from skill_train.facts import TokenFacts
 from skill_train.formats import Found
 from skill_train.methods import Verdict
@@ -21,12 +22,17 @@ _EXAMPLE = 1200  # characters
 
 @dataclass
 class Counted:
-    """Of the tokenizer, when there was one: lengths, problems, one row rendered; else why there is none."""
+    """Of the tokenizer, when there was one: lengths, problems, one row rendered; else why there is none.
+
+    `error`: the model cannot be trained on this format at all. `counter`: the `token_count.Counter` that counted.
+    """
 
     problems: dict[str, Count | None]
     example: str
     lengths: tokens.Lengths | None = None
     why_not: str = ""
+    error: SkillTrainError | None = None
+    counter: Any = None
 
 
 def report(subject: Subject, counted: Counted) -> dict[str, Any]:

@@ -126,7 +126,8 @@ def _one_column(row: dict[str, Any]) -> Verdict | None:
         ("text", "text", "text"),
     ):
         columns = [column for column, value in row.items() if kind(value) == wanted]
-        if len(columns) == 1 and not (wanted == "text" and _column(row, _ASKED)):
+        only_asks = wanted != "turns" and columns[:1] == [_column(row, _ASKED)]
+        if len(columns) == 1 and not only_asks:
             because = f"{columns[0]} is the only column of {wanted}"
             return Verdict("needs_mapping", because, {name: columns[0]}, data_format)
     return None

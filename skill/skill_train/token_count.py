@@ -15,6 +15,7 @@ from skill_train.survey import Count
 from skill_train.tokens import Lengths
 
 SAMPLE = 2000  # rows
+TRAINED = "⟦"  # opens a trained part of an example
 _UNCUT = 1 << 40  # a max_length that cuts nothing
 _OF_THE_MODEL = ("no_chat_template", "slow_tokenizer", "no_eos")  # the model's, not a row's
 
@@ -63,14 +64,15 @@ class Counter:
         pairs = zip(encoded["input_ids"][:limit], encoded["labels"][:limit], strict=True)
         for trained, piece in groupby(pairs, key=lambda pair: pair[1] != train_module().IGNORED):
             decoded = self.tokenizer.decode([token for token, _ in piece])
-            text += f"⟦{decoded}⟧" if trained else decoded
+            text += f"{TRAINED}{decoded}⟧" if trained else decoded
         return text
 
 
 def count_rows(
     counter: Counter, rows: Iterator[tuple[int, dict[str, Any]]], total: int, longest_row: int
 ) -> tuple[Lengths | None, dict[str, Count], str]:
-    """Lengths of an even sample of `total` rows, the problems that only a tokenizer sees, and the first row rendered.
+    """Lengths of an even sample of `total` rows, the problems that only a tokenizer sees, and the first row rendered
+    (the first with a trained part, where one has it).
 
     The row at ordinal `longest_row` is counted besides, so that the longest is known. None when no row was encoded.
     """
@@ -85,7 +87,9 @@ def count_rows(
         if encoded is None:
             continue
         size = encoded["full_length"]
-        longest, example = max(longest, size), example or counter.example(encoded)
+        longest = max(longest, size)
+        if not example or (TRAINED not in example and counter.trained(encoded)):
+            example = counter.example(encoded)
         if index in sample:
             lengths.append((size, train_module().trained_tokens(encoded), first_trained(encoded)))
             _note(problems, line, size, counter.trained(encoded), counter.recipe)
