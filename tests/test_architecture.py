@@ -35,9 +35,9 @@ OWNERS: dict[str, set[str]] = {
 PRINTS = {"console", "native"}  # native prints a worker's progress lines for its parent
 PRINTING = {"print", "click.echo", "click.secho", "sys.stdout.write", "sys.stderr.write"}
 STEPS = {"local", "merge", "convert", "quantize", "verify", "lora_gguf", "evaluate"}
-COMPOSERS = {"chain", "chain_gguf", "demo"}
+COMPOSERS = {"chain", "chain_data", "chain_gguf", "demo"}
 ENTRY = "cli"
-PURE = {"facts", "recipe", "estimate", "plan", "rubric"}
+PURE = {"facts", "recipe", "estimate", "plan", "rubric", "formats", "methods"}
 IMPURE = {
     "asyncio", "datetime", "glob", "http", "multiprocessing", "os", "platform", "random", "secrets", "shutil", "signal",
     "socket", "subprocess", "tempfile", "threading", "time", "urllib",
@@ -52,6 +52,13 @@ FLOOR: dict[str, set[str]] = {
     "compare": set(),
     "resources": set(),
     "recipe": {"errors"},
+    "formats": set(),
+    "methods": {"formats"},
+    "repeats": set(),
+    "row_check": {"formats", "resources"},
+    "rows": {"errors", "recipe", "resources"},
+    "dataset": {"errors", "facts", "formats", "recipe", "resources", "row_check", "rows", "run_dir"},
+    "tokens": {"facts", "machine", "run_dir"},
     "estimate": {"errors", "facts", "recipe"},
     "machine": {"facts"},
     "hub": {"errors", "facts"},

@@ -151,7 +151,7 @@ _RUN = click.argument("run", type=PATH)
     type=click.Choice(("sft", "dpo", "kto", "grpo", "reward")),
     default="sft",
     show_default=True,
-    help="Method that must be able to use it. skill-train trains sft only.",
+    help="Method that must be able to use it; only sft is trained here.",
 )
 @click.option("--split", help="Part of the dataset, such as train[:500].  [default: train]")
 @click.option("--max-length", type=click.IntRange(min=2), help="Longest row, in tokens.  [default: 1024]")

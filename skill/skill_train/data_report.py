@@ -16,7 +16,7 @@ from skill_train.resources import train_module
 from skill_train.run_dir import file_digest
 from skill_train.survey import Count, Survey
 
-ONLY_SFT = "skill-train itself trains sft only; the other verdicts are for TRL's own trainers"
+ONLY_SFT = "the only method that skill-train trains is sft; the other verdicts are for TRL's own trainers"
 _EXAMPLE = 1200  # characters
 
 

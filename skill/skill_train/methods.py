@@ -2,7 +2,7 @@
 
 What each method needs: TRL, docs/source/dataset_formats.md, "Which dataset type to use?" (read 2026-11, and compared
 with the `_prepare_dataset` of the trainers of trl 1.16.0): SFT language modeling or prompt-completion; DPO and reward
-preference; KTO unpaired preference or preference; GRPO prompt-only. skill-train itself trains sft alone.
+preference; KTO unpaired preference or preference; GRPO prompt-only. The only one that skill-train trains is sft.
 """
 
 from __future__ import annotations

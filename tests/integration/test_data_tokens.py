@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import subprocess
@@ -13,6 +15,7 @@ import pytest
 
 import tiny
 from skill_train import dataset, tokens
+from skill_train.cli import main
 from skill_train.recipe import Recipe
 from skill_train.resources import train_module
 
@@ -144,8 +147,12 @@ def test_a_large_dataset_is_sampled_and_the_longest_row_still_found(tmp_path: Pa
 
 
 def _data(*arguments: Any) -> tuple[int, dict[str, Any]]:
-    done = _call("data", *arguments, "--format", "json")
-    return done.returncode, json.loads(done.stdout)
+    """In this process, because loading transformers each time would take minutes."""
+    out = io.StringIO()
+    with pytest.raises(SystemExit) as ended, contextlib.redirect_stdout(out):
+        main(["data", *map(str, arguments), "--format", "json"])
+    assert isinstance(ended.value.code, int)
+    return ended.value.code, json.loads(out.getvalue())
 
 
 def _call(*arguments: Any) -> subprocess.CompletedProcess[str]:
