@@ -57,7 +57,7 @@ FLOOR: dict[str, set[str]] = {
     "repeats": set(),
     "row_check": {"formats", "resources"},
     "rows": {"errors", "recipe", "resources"},
-    "dataset": {"errors", "facts", "formats", "recipe", "resources", "row_check", "rows", "run_dir"},
+    "dataset": {"errors", "facts", "formats", "recipe", "resources", "row_check", "rows"},
     "tokens": {"facts", "machine", "run_dir"},
     "estimate": {"errors", "facts", "recipe"},
     "machine": {"facts"},

@@ -14,7 +14,6 @@ from skill_train.formats import Found, detect, match
 from skill_train.recipe import Recipe
 from skill_train.resources import train_module
 from skill_train.row_check import checker
-from skill_train.run_dir import file_digest
 
 
 def scan(recipe: Recipe) -> DatasetFacts:
@@ -55,7 +54,7 @@ def _scan(recipe: Recipe, path: Path) -> DatasetFacts:
         raise empty(recipe)
     return DatasetFacts(
         source=recipe.data,
-        fingerprint=file_digest(path)["sha256"] if digest is None else digest.hexdigest(),
+        fingerprint=_sha256(path) if digest is None else digest.hexdigest(),
         rows=count,
         column_names=tuple(first),
         format=found.format,
@@ -119,6 +118,11 @@ def wrong_columns(recipe: Recipe, row: dict[str, Any], why: str) -> UsageError:
         got=", ".join(map(str, row)) or "no columns",
         hint=hint,
     )
+
+
+def _sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _refused(recipe: Recipe, line: int, row: dict[str, Any], found: Found, kind: str) -> SkillTrainError:

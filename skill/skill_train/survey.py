@@ -84,7 +84,8 @@ def survey(recipe: Recipe, check: Check | None) -> Survey:
     repeats, shapes = Repeats(), set[tuple[Any, ...]]()
     for line, row, raw in rows.read(recipe):
         found.rows += 1
-        if isinstance(row, rows.Broken):
+        if type(row) is not dict:
+            assert isinstance(row, rows.Broken)
             found.problems[row.kind].add(line, row.refusal.error["message"], refused=True)
             continue
         shape = (*row, *map(type, row.values()))

@@ -115,6 +115,12 @@ def test_a_row_that_training_refuses_is_counted_with_its_line(
     assert dataset.scan(Recipe(data="rows.fixed.jsonl")).rows == 3
 
 
+def test_many_problems_keep_their_count_and_ten_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = _jsonl(tmp_path, {"text": "Once."}, *({"text": ""} for _ in range(30)))
+    count = _data(capsys, path)[1]["data"]["problems"]["empty"]
+    assert (count["rows"], count["refused"], count["lines"]) == (30, 30, list(range(2, 12)))
+
+
 def test_odd_orders_are_counted_and_not_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [{"messages": m} for m in (TURNS, TURNS[::-1], [*TURNS, TURNS[0]], TOOLS)]
     code, answer = _data(capsys, _jsonl(tmp_path, *rows))
