@@ -36,11 +36,12 @@ OWNERS: dict[str, set[str]] = {
 PRINTS = {"console", "native"}  # native prints a worker's progress lines for its parent
 PRINTING = {"print", "click.echo", "click.secho", "sys.stdout.write", "sys.stderr.write"}
 STEPS = {"local", "merge", "convert", "quantize", "verify", "lora_gguf", "evaluate"}
-COMPOSERS = {"chain", "chain_gguf", "demo", "doctor"}
+COMPOSERS = {"chain", "chain_data", "chain_gguf", "demo", "doctor"}
 ENTRY = "cli"
 PURE = {
-    "facts", "recipe", "estimate", "launch", "plan", "rubric", "model_config", "model_arithmetic", "llama_architectures",
-    "dataset_card", "first_rows",
+    "candidates", "dataset_card", "devices", "estimate", "estimate_files", "estimate_report", "estimate_time", "facts",
+    "first_rows", "formats", "launch", "llama_architectures", "methods", "model_arithmetic", "model_config", "placement",
+    "plan", "recipe", "rubric",
 }  # fmt: skip
 IMPURE = {
     "asyncio", "datetime", "glob", "http", "multiprocessing", "os", "platform", "random", "secrets", "shutil", "signal",
@@ -56,7 +57,21 @@ FLOOR: dict[str, set[str]] = {
     "compare": set(),
     "resources": set(),
     "recipe": {"errors"},
-    "estimate": {"errors", "facts", "recipe"},
+    "formats": set(),
+    "methods": {"formats"},
+    "repeats": set(),
+    "row_check": {"formats", "resources"},
+    "rows": {"errors", "recipe", "resources"},
+    "dataset": {"errors", "facts", "formats", "recipe", "resources", "row_check", "rows"},
+    "tokens": {"facts", "machine", "run_dir"},
+    "devices": {"facts"},
+    "estimate": {"facts"},
+    "estimate_time": {"devices", "estimate", "facts"},
+    "estimate_files": {"devices", "estimate", "facts"},
+    "placement": {"errors", "estimate", "facts"},
+    "candidates": {"errors", "estimate", "estimate_files", "estimate_time", "facts", "placement"},
+    "estimate_report": {"candidates", "estimate", "estimate_files", "facts"},
+    "rubric": {"candidates", "errors", "facts", "placement"},
     "machine": {"facts", "machine_linux", "machine_mac", "machine_nvidia", "machine_probe"},
     "machine_probe": set(),
     "machine_linux": {"machine_probe"},
@@ -74,7 +89,9 @@ FLOOR: dict[str, set[str]] = {
     "flavors": {"errors", "facts", "hub", "machine", "run_dir"},
     "hub_account": set(),
     "launch": {"errors", "facts"},
-    "plan": {"errors", "estimate", "facts", "launch", "recipe", "resources"},
+    "plan": {
+        "candidates", "errors", "estimate_report", "facts", "launch", "placement", "recipe", "resources", "rubric",
+    },
 }
 
 

@@ -137,6 +137,33 @@ _RUN = click.argument("run", type=PATH)
 
 
 @command(
+    "data",
+    examples=(
+        "skill-train data tickets.jsonl",
+        "skill-train data tickets.csv --model Qwen/Qwen2.5-0.5B-Instruct --fix tickets.fixed.jsonl",
+    ),
+)
+@click.argument("dataset", required=False)
+@click.option("--recipe", type=PATH, help="Recipe with a mapping to try (format, columns); DATASET may be left out.")
+@click.option("--model", help="Count tokens with this model's tokenizer and template: folder or Hub id.")
+@click.option(
+    "--method",
+    type=click.Choice(("sft", "dpo", "kto", "grpo", "reward")),
+    default="sft",
+    show_default=True,
+    help="Method that must be able to use it; only sft is trained here.",
+)
+@click.option("--split", help="Part of the dataset, such as train[:500].  [default: train]")
+@click.option("--max-length", type=click.IntRange(min=2), help="Longest row, in tokens.  [default: 1024]")
+@click.option("--fix", type=PATH, help="New .jsonl file for the usable rows, mapped. The dataset is only read.")
+def data(console: Console, **options: Any) -> Result:
+    """Say what format a dataset has, which methods can use it, and which rows training would refuse."""
+    from skill_train import chain_data
+
+    return chain_data.data(console, **options)
+
+
+@command(
     "local",
     examples=(
         "skill-train local --model Qwen/Qwen2.5-0.5B-Instruct --data tickets.jsonl --max-steps 50 --run-dir runs/first",

@@ -92,13 +92,15 @@ class DatasetFacts:
     """What reading every row once says.
 
     Attributes:
-        fingerprint: SHA-256 of the file's bytes (or of its rows); None when the data is on the Hub.
+        fingerprint: SHA-256 of a file's bytes, or of the rows of a folder; None when the data is on the Hub.
         format: how a row becomes an example; `columns` maps the format's names to the dataset's.
         bytes: size on disk; None when unknown.
-        text_bytes: UTF-8 bytes of all texts of all rows, without keys and JSON's marks; None when not read.
+        text_bytes: UTF-8 bytes of all texts that training reads, without keys and JSON's marks; None when not read.
         longest_text_bytes: of the row with most of them.
         tokens: None when nothing is known of the lengths.
         revision: the commit on the Hub; None for a file.
+        turns: messages of all rows, 0 where the rows are plain text; None when not read.
+        longest_turns: of the row with most of them.
     """
 
     source: str
@@ -113,6 +115,8 @@ class DatasetFacts:
     longest_text_bytes: int | None = None
     tokens: TokenFacts | None = None
     revision: str | None = None
+    turns: int | None = None
+    longest_turns: int | None = None
 
 
 @dataclass(frozen=True)

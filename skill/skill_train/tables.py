@@ -113,3 +113,53 @@ def _draw_self_test(rich: Any, figures: dict[str, Any]) -> None:
         table.add_row(stage["stage"], stage["verdict"], str(stage.get("seconds", "")), style=_STYLE[stage["verdict"]])
     rich.print(table)
     rich.print(f"{figures['seconds']} s in all")
+
+
+def draw_data(rich: Any, data: dict[str, Any]) -> None:
+    """What a dataset is, who can use it, what is wrong with it, how long its rows are, and one of them."""
+    from rich.table import Table
+
+    said = f"{data['rows']:,} rows, columns {', '.join(f'{name} ({kind})' for name, kind in data['columns'].items())}"
+    rich.print(clean(f"{data['path']}: {said}"), markup=False)
+    verdicts = Table("method", "verdict", "because", "recipe lines", title_justify="left")
+    colours = {"ready": "green", "needs_mapping": "yellow", "impossible": "red"}
+    for name, verdict in data["methods"].items():
+        cells = (name, verdict["verdict"], verdict["because"], "\n".join(verdict["recipe"]))
+        verdicts.add_row(*(clean(cell) for cell in cells), style=colours[verdict["verdict"]])
+    rich.print(verdicts)
+    rich.print(clean(data["note"]), markup=False)
+    _draw_problems(rich, data)
+    if data["tokens"] is not None:
+        _draw_tokens(rich, data["tokens"])
+    rich.print(clean("one row, ⟦trained parts⟧ marked:\n" + data["example"][:600]), markup=False)
+    if "fix" in data:
+        left_out = ", ".join(f"{count} {kind}" for kind, count in data["fix"]["left_out"].items()) or "none"
+        rich.print(clean(f"{data['fix']['path']}: {data['fix']['rows']:,} rows; left out: {left_out}"), markup=False)
+
+
+def _draw_problems(rich: Any, data: dict[str, Any]) -> None:
+    from rich.table import Table
+
+    table = Table("problem", "rows", "training refuses", "lines", "first", title_justify="left")
+    for name, count in data["problems"].items():
+        if count is None:
+            table.add_row(name, "unknown", "", "", clean(data["unknown"].get(name, "")), style="dim")
+        elif count["rows"]:
+            share = f"{count['rows']:,}" + (f" of {count['of_rows']:,}" if "of_rows" in count else "")
+            lines = ", ".join(map(str, count["lines"]))
+            cells = (name, share, f"{count['refused']:,}", lines, clean(count["first"]))
+            table.add_row(*cells, style="red" if count["refused"] else "yellow")
+    rich.print(table)
+
+
+def _draw_tokens(rich: Any, tokens: dict[str, Any]) -> None:
+    from rich.table import Table
+
+    names = ("mean", "p50", "p90", "p99", "longest", "trained_share", "truncated_share")
+    figures = ", ".join(f"{name} {tokens[name]}" for name in names if tokens.get(name) is not None)
+    rich.print(clean(f"tokens a row ({tokens['basis']}): {figures}; max_length {tokens['max_length']}"), markup=False)
+    if "histogram" in tokens:
+        table, most = Table("tokens", "rows", ""), max(bucket["rows"] for bucket in tokens["histogram"])
+        for bucket in tokens["histogram"]:
+            table.add_row(f"up to {bucket['up_to']:,}", f"{bucket['rows']:,}", "█" * -(-30 * bucket["rows"] // most))
+        rich.print(table)

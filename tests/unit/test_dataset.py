@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -240,8 +241,8 @@ def test_every_kind_of_file_gives_the_same_rows(tmp_path: Path) -> None:
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "rows.parquet")
     for name in ("rows.jsonl", "bom.jsonl", "list.json", "inside.json", "rows.csv", "rows.tsv", "rows.parquet"):
         assert [row for _, row in train_module().iter_rows(str(tmp_path / name), split="train")] == rows, name
-    files = [tmp_path / name for name in ("rows.jsonl", "rows.csv", "rows.parquet")]
-    assert len({_scan(file).fingerprint for file in files}) == 1  # the rows decide, not the file
+        kept = _scan(tmp_path / name)
+        assert (kept.rows, kept.format) == (3, "prompt_completion"), name
 
 
 def test_a_line_in_quotes_counts_its_own_lines(tmp_path: Path) -> None:
@@ -300,12 +301,59 @@ def test_a_slice_with_no_row_is_refused(tmp_path: Path) -> None:
 # --- The fingerprint ---
 
 
-def test_the_fingerprint_is_of_the_rows(tmp_path: Path) -> None:
+def test_the_fingerprint_of_a_file_is_that_of_its_bytes(tmp_path: Path) -> None:
+    path = _jsonl(tmp_path, {"text": "a"}, {"text": "b"})
+    assert _scan(path).fingerprint == hashlib.sha256(b'{"text": "a"}\n{"text": "b"}\n').hexdigest()
+
+
+def test_the_fingerprint_of_a_folder_is_that_of_its_rows(tmp_path: Path) -> None:
+    """`datasets` writes another file each time: only the rows are the same."""
+    import datasets
+
+    for name in ("one", "two"):
+        datasets.Dataset.from_list([{"text": "a"}, {"text": "b"}]).save_to_disk(str(tmp_path / name))
+    datasets.Dataset.from_list([{"text": "a"}, {"text": "c"}]).save_to_disk(str(tmp_path / "three"))
+    one, two, three = (_scan(tmp_path / name).fingerprint for name in ("one", "two", "three"))
+    assert one == two != three
+
+
+def test_the_fingerprint_changes_with_the_rows(tmp_path: Path) -> None:
     first = _scan(_jsonl(tmp_path, {"text": "a"}, {"text": "b"})).fingerprint
     (tmp_path / "moved").mkdir()
     assert _scan(_jsonl(tmp_path / "moved", {"text": "a"}, {"text": "b"})).fingerprint == first
     assert _scan(_jsonl(tmp_path, {"text": "b"}, {"text": "a"})).fingerprint != first
     assert _scan(_jsonl(tmp_path, {"text": "a"})).fingerprint != first
+
+
+# --- Sizes: figures counted by hand ---
+
+SIZES: list[tuple[str, dict[str, Any], int, int]] = [
+    ("text", {"text": "Once."}, 5, 0),
+    ("two bytes a letter", {"text": "äöü"}, 6, 0),
+    ("an id is not read", {"text": "Once.", "id": "0000000000"}, 5, 0),
+    ("pairs", {"prompt": "12", "completion": "345"}, 5, 0),
+    ("messages", GOOD, 5, 2),  # "2+2?" and "4"
+    ("sharegpt", {"conversations": SPOKEN, "system": "Count."}, 11, 3),
+    ("instruction", {"instruction": "Add.", "input": "2 2", "output": "4"}, 4 + 2 + 3 + 1, 2),
+]
+
+
+@pytest.mark.parametrize(("row", "text_bytes", "turns"), [s[1:] for s in SIZES], ids=[s[0] for s in SIZES])
+def test_the_text_of_a_row_is_measured(tmp_path: Path, row: dict[str, Any], text_bytes: int, turns: int) -> None:
+    facts = _scan(_jsonl(tmp_path, row, row))
+    assert (facts.text_bytes, facts.longest_text_bytes) == (2 * text_bytes, text_bytes)
+    assert (facts.turns, facts.longest_turns) == (2 * turns, turns)
+
+
+def test_the_longest_row_is_found(tmp_path: Path) -> None:
+    facts = _scan(_jsonl(tmp_path, {"text": "ab"}, {"text": "abcde"}, {"text": "a"}))
+    assert (facts.text_bytes, facts.longest_text_bytes) == (8, 5)
+
+
+def test_half_a_surrogate_pair_is_refused_here_and_not_by_the_tokenizer(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"text": "a"}\n{"text": "\\ud83d"}\n')
+    error = _refused(tmp_path / "rows.jsonl")
+    assert (error.code, "line 2" in error.message) == ("bad_row", True)
 
 
 def _jsonl(folder: Path, *rows: dict[str, Any]) -> Path:

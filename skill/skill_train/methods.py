@@ -1,0 +1,209 @@
+"""Which training method a dataset can serve, judged from one row, and the mapping as recipe lines. Pure.
+
+What each method needs: TRL, docs/source/dataset_formats.md, "Which dataset type to use?" (read 2026-11, and compared
+with the `_prepare_dataset` of the trainers of trl 1.16.0): SFT language modeling or prompt-completion; DPO and reward
+preference; KTO unpaired preference or preference; GRPO prompt-only. The only one that skill-train trains is sft.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from skill_train.formats import Found, kind
+
+METHODS = ("sft", "dpo", "kto", "grpo", "reward")
+
+# Names that datasets give to what somebody asks and to what is answered, as `_plain` writes them.
+_ASKED = (
+    "prompt", "question", "query", "problem", "instruction", "input", "q", "user", "human", "request", "ask",
+    "inputs", "src", "source", "usermessage", "userinput", "inputtext", "userprompt",
+)  # fmt: skip
+_ANSWERED = (
+    "completion", "response", "answer", "output", "a", "reply", "assistant", "bot", "gpt", "solution", "target",
+    "targets", "outputs", "tgt", "assistantmessage", "botresponse", "modelresponse", "modelanswer", "outputtext",
+    "answertext", "finalanswer",
+)  # fmt: skip
+_QUESTIONS = (
+    "question", "query", "problem", "q", "user", "human", "request", "ask", "usermessage",
+)  # fmt: skip
+_CHOSEN = (
+    "chosen", "accepted", "preferred", "better", "winner", "positive", "responsechosen", "chosenresponse", "win",
+    "good",
+)  # fmt: skip
+_REJECTED = (
+    "rejected", "dispreferred", "worse", "loser", "negative", "responserejected", "rejectedresponse", "lose", "bad",
+)  # fmt: skip
+_LABEL = (
+    "label", "preferred", "desirable", "thumbsup", "liked", "isgood",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Attributes:
+    columns: what the method calls a column: what the dataset calls it. Empty when it is impossible.
+    format: of sft only.
+    guessed: the mapping rests on the order of the columns, not on their names.
+    """
+
+    verdict: Literal["ready", "needs_mapping", "impossible"]
+    because: str
+    columns: dict[str, str] = field(default_factory=dict)
+    format: str | None = None
+    guessed: bool = False
+
+    @property
+    def lines(self) -> list[str]:
+        """The mapping as lines of a recipe."""
+        if self.verdict != "needs_mapping":
+            return []
+        import yaml
+
+        values = ({"format": self.format} if self.format else {}) | {"columns": self.columns}
+        text = yaml.safe_dump(values, default_flow_style=None, sort_keys=False, width=10**6, allow_unicode=True)
+        return [line for line in text.splitlines() if line]
+
+
+def judge(row: dict[str, Any], found: Found | None) -> dict[str, Verdict]:
+    """The verdict on every method.
+
+    Args:
+        row: a typical one.
+        found: the format that training would take it for, or that the recipe says.
+    """
+    return {"sft": _sft(row, found), "dpo": _preference(row, "DPO"), "kto": _kto(row)} | {
+        "grpo": _grpo(row),
+        "reward": _preference(row, "a reward model"),
+    }
+
+
+def _sft(row: dict[str, Any], found: Found | None) -> Verdict:
+    if found is not None:
+        because = found.reason
+        if "label" in row and found.format == "prompt_completion":
+            because += "; label is not read, so rows with a bad label are trained too"
+        return Verdict("ready", because, found.columns, found.format)
+    for suggest in (_chosen_answers, _odd_names, _one_column, _two_texts):
+        verdict = suggest(row)
+        if verdict is not None:
+            return verdict
+    asked = _column(row, _ASKED)
+    why = f"{asked} has no answer beside it" if asked else "no column holds conversations, answers or plain text"
+    if any(kind(value) == "text" for value in row.values()) and not asked:
+        why = "several text columns, and no name says which is asked and which is answered: say it in a recipe"
+    return Verdict("impossible", why)
+
+
+def _chosen_answers(row: dict[str, Any]) -> Verdict | None:
+    """Preference pairs: the chosen answers are examples."""
+    pair = _pair(row)
+    if pair is None:
+        return None
+    prompt, chosen = _column(row, _ASKED), pair["chosen"]
+    because = "preference pairs: train on the chosen answers"
+    if prompt is not None and (kind(row[prompt]) == kind(row[chosen])):
+        return Verdict("needs_mapping", because, {"prompt": prompt, "completion": chosen}, "prompt_completion")
+    if kind(row[chosen]) == "messages":
+        return Verdict("needs_mapping", because, {"messages": chosen}, "messages")
+    return Verdict("needs_mapping", because, {"text": chosen}, "text") if kind(row[chosen]) == "text" else None
+
+
+def _odd_names(row: dict[str, Any]) -> Verdict | None:
+    """A pair of columns with names that are known, in another spelling or combination."""
+    texts = {name: value for name, value in row.items() if kind(value) in ("text", "messages")}
+    asked, answered = _column(texts, _ASKED), _column(texts, _ANSWERED)
+    if asked is None or answered is None:
+        return None
+    return _pairs(row, asked, answered, f"{asked} is asked and {answered} answers, by their names")
+
+
+def _one_column(row: dict[str, Any]) -> Verdict | None:
+    """One column that can only be one thing, whatever its name."""
+    for wanted, data_format, name in (
+        ("messages", "messages", "messages"),
+        ("turns", "sharegpt", "conversations"),
+        ("text", "text", "text"),
+    ):
+        columns = [column for column, value in row.items() if kind(value) == wanted]
+        only_asks = wanted != "turns" and columns[:1] == [_column(row, _ASKED)]
+        if len(columns) == 1 and not only_asks:
+            because = f"{columns[0]} is the only column of {wanted}"
+            return Verdict("needs_mapping", because, {name: columns[0]}, data_format)
+    return None
+
+
+def _two_texts(row: dict[str, Any]) -> Verdict | None:
+    texts = [column for column, value in row.items() if kind(value) == "text"]
+    if len(texts) != 2:
+        return None
+    because = f"two text columns; that {texts[0]} is asked and {texts[1]} answers is a guess: look at the example"
+    return _pairs(row, texts[0], texts[1], because, guessed=True)
+
+
+def _pairs(row: dict[str, Any], asked: str, answered: str, because: str, *, guessed: bool = False) -> Verdict:
+    """A question is rendered as a chat turn, a prompt is given as it stands."""
+    if _plain(asked) in _QUESTIONS and kind(row[asked]) == kind(row[answered]) == "text":
+        because += "; rendered as a chat (for a model without a chat template: format prompt_completion)"
+        columns = {"question": asked, "answer": answered}
+        return Verdict("needs_mapping", because, columns, "question_answer", guessed=guessed)
+    columns = {"prompt": asked, "completion": answered}
+    return Verdict("needs_mapping", because, columns, "prompt_completion", guessed=guessed)
+
+
+def _preference(row: dict[str, Any], what: str) -> Verdict:
+    pair = _pair(row)
+    if pair is None:
+        return Verdict("impossible", f"{what} needs a chosen and a rejected answer to each prompt")
+    prompt = _column(row, _ASKED)
+    if prompt is not None and kind(row[prompt]) == kind(row[pair["chosen"]]):
+        return _mapped(row, {"prompt": prompt, **pair}, f"{prompt}, {pair['chosen']} and {pair['rejected']}")
+    because = f"{pair['chosen']} and {pair['rejected']}, with the prompt inside them"
+    if prompt == "prompt":  # TRL would join a text with a list of messages
+        because += f"; {prompt} is {kind(row[prompt])} beside {kind(row[pair['chosen']])} and must be left out"
+        return Verdict("needs_mapping", because, pair)
+    return _mapped(row, pair, because)
+
+
+def _kto(row: dict[str, Any]) -> Verdict:
+    if _pair(row) is not None:
+        verdict = _preference(row, "KTO")
+        because = f"{verdict.because}; TRL makes two rows of each pair"
+        return Verdict(verdict.verdict, because, verdict.columns)
+    prompt, answer, label = _column(row, _ASKED), _column(row, _ANSWERED), _column(row, _LABEL)
+    if prompt is None or answer is None or label is None:
+        return Verdict("impossible", "KTO needs a prompt, a completion and a label that is true or false, or pairs")
+    if kind(row[label]) != "true or false":
+        return Verdict("impossible", f"{label} holds {kind(row[label])}; KTO needs true or false")
+    names = {"prompt": prompt, "completion": answer, "label": label}
+    return _mapped(row, names, f"{prompt}, {answer} and {label}")
+
+
+def _grpo(row: dict[str, Any]) -> Verdict:
+    prompt = _column(row, _ASKED)
+    if prompt is None or kind(row[prompt]) not in ("text", "messages"):
+        return Verdict("impossible", "GRPO needs a column of prompts; the model writes the answers")
+    return _mapped(row, {"prompt": prompt}, f"{prompt}; a reward function must come with it")
+
+
+def _mapped(row: dict[str, Any], columns: dict[str, str], because: str) -> Verdict:
+    ready = all(wanted == column for wanted, column in columns.items())
+    return Verdict("ready" if ready else "needs_mapping", because, columns)
+
+
+def _pair(row: dict[str, Any]) -> dict[str, str] | None:
+    """Two columns of one kind, a better and a worse answer."""
+    chosen, rejected = _column(row, _CHOSEN), _column(row, _REJECTED)
+    if chosen is None or rejected is None or kind(row[chosen]) != kind(row[rejected]):
+        return None
+    return {"chosen": chosen, "rejected": rejected} if kind(row[chosen]) in ("text", "messages") else None
+
+
+def _column(row: dict[str, Any], names: tuple[str, ...]) -> str | None:
+    """The column with the first of these names; case, spaces and underscores do not matter."""
+    plain = {_plain(column): column for column in reversed(row)}
+    return next((plain[name] for name in names if name in plain), None)
+
+
+def _plain(name: str) -> str:
+    return "".join(character for character in name.lower() if character.isalnum())

@@ -1,0 +1,91 @@
+"""The verdict on each method. The rows are those of TRL's page on dataset formats, and well-known datasets' columns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from skill_train.formats import detect
+from skill_train.methods import METHODS, judge
+
+ASK = [{"role": "user", "content": "What color is the sky?"}]
+BLUE, GREEN = [{"role": "assistant", "content": "It is blue."}], [{"role": "assistant", "content": "It is green."}]
+TURNS = [{"from": "human", "value": "What color?"}, {"from": "gpt", "value": "Blue."}]
+
+# A row, and its verdicts on sft, dpo, kto, grpo, reward: r(eady), m(apping needed), i(mpossible).
+TABLE: list[tuple[str, dict[str, Any], str]] = [
+    ("language modeling", {"text": "The sky is blue."}, "riiii"),
+    ("language modeling, conversational", {"messages": ASK + BLUE}, "riiii"),
+    ("prompt-only", {"prompt": "The sky is"}, "iiiri"),
+    ("prompt-only, conversational", {"prompt": ASK}, "iiiri"),
+    ("prompt-completion", {"prompt": "The sky is", "completion": " blue."}, "riiri"),
+    ("prompt-completion, conversational", {"prompt": ASK, "completion": BLUE}, "riiri"),
+    ("preference", {"prompt": "The sky is", "chosen": " blue.", "rejected": " green."}, "mrrrr"),
+    ("preference, implicit", {"chosen": "The sky is blue.", "rejected": "The sky is green."}, "mrrir"),
+    ("preference, conversational", {"prompt": ASK, "chosen": BLUE, "rejected": GREEN}, "mrrrr"),
+    ("preference, conversational, implicit", {"chosen": ASK + BLUE, "rejected": ASK + GREEN}, "mrrir"),
+    ("unpaired preference", {"prompt": "The sky is", "completion": " blue.", "label": True}, "rirri"),
+    ("unpaired, conversational", {"prompt": ASK, "completion": BLUE, "label": False}, "rirri"),
+    ("alpaca", {"instruction": "Add.", "input": "2 2", "output": "4"}, "riimi"),
+    ("gsm8k", {"question": "2+2?", "answer": "4"}, "riimi"),
+    ("sharegpt", {"conversations": TURNS}, "riiii"),
+    ("ultrafeedback", {"prompt": "Sky?", "chosen": ASK + BLUE, "rejected": ASK + GREEN}, "mmmrm"),
+    ("odd names", {"Q": "Sky?", "A": "Blue."}, "miimi"),
+    ("odd pairs", {"question": "Sky?", "better": "Blue.", "worse": "Green."}, "mmmmm"),
+    ("a label of 0 and 1", {"prompt": "a", "completion": "b", "label": 1}, "riiri"),
+    ("messages under another name", {"id": 1, "dialog": ASK + BLUE}, "miiii"),
+    ("turns under another name", {"dialog": TURNS}, "miiii"),
+    ("text under another name", {"id": 1, "body": "Once."}, "miiii"),
+    ("two texts", {"Frage": "Himmel?", "Antwort": "Blau."}, "miiii"),
+    ("three texts", {"a1": "x", "b1": "y", "c1": "z"}, "iiiii"),
+    ("numbers", {"x": 1, "y": 2.5}, "iiiii"),
+    ("nothing", {}, "iiiii"),
+]
+
+
+@pytest.mark.parametrize(("row", "expected"), [t[1:] for t in TABLE], ids=[t[0] for t in TABLE])
+def test_each_method_has_its_verdict(row: dict[str, Any], expected: str) -> None:
+    verdicts = judge(row, detect(row))
+    assert tuple(verdicts) == METHODS
+    assert "".join(verdict.verdict[0].replace("n", "m") for verdict in verdicts.values()) == expected
+    assert all(verdict.because for verdict in verdicts.values())
+    assert all(bool(verdict.lines) == (verdict.verdict == "needs_mapping") for verdict in verdicts.values())
+
+
+@pytest.mark.parametrize(
+    ("row", "lines"),
+    [
+        ({"Q": "a", "A": "b"}, ["format: question_answer", "columns: {question: Q, answer: A}"]),
+        ({"src": "a", "tgt": "b"}, ["format: prompt_completion", "columns: {prompt: src, completion: tgt}"]),
+        (
+            {"prompt": "a", "chosen": "b", "rejected": "c"},
+            ["format: prompt_completion", "columns: {prompt: prompt, completion: chosen}"],
+        ),
+        ({"chosen": ASK + BLUE, "rejected": ASK + GREEN}, ["format: messages", "columns: {messages: chosen}"]),
+        ({"the body: all": "Once."}, ["format: text", "columns: {text: 'the body: all'}"]),
+    ],
+    ids=str,
+)
+def test_the_mapping_is_recipe_lines(row: dict[str, Any], lines: list[str]) -> None:
+    assert judge(row, detect(row))["sft"].lines == lines
+
+
+def test_a_mapping_by_the_order_of_columns_is_called_a_guess() -> None:
+    verdict = judge({"Frage": "a", "Antwort": "b"}, None)["sft"]
+    assert verdict.guessed
+    assert "guess" in verdict.because
+
+
+def test_a_prompt_of_another_kind_than_the_answers_is_left_out() -> None:
+    verdict = judge({"prompt": "Sky?", "chosen": ASK + BLUE, "rejected": ASK + GREEN}, None)["dpo"]
+    assert verdict.lines == ["columns: {chosen: chosen, rejected: rejected}"]
+
+
+def test_the_mapping_makes_the_dataset_ready() -> None:
+    """Each mapped row is what the same table calls ready."""
+    for _, row, _ in TABLE:
+        for name, verdict in judge(row, detect(row)).items():
+            mapped = {wanted: row[column] for wanted, column in verdict.columns.items()}
+            if verdict.verdict == "needs_mapping":
+                assert judge(mapped, detect(mapped))[name].verdict == "ready", (name, row)

@@ -1,0 +1,155 @@
+"""What training refuses is refused here, by the same program; the order of speakers is only remarked on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from skill_train.formats import Found
+from skill_train.resources import train_module
+from skill_train.row_check import checker, column_checker, role_trouble
+
+USER, BOT = {"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}
+CALL = {"role": "assistant", "tool_calls": [{"type": "function", "function": {"name": "add", "arguments": {"a": 2}}}]}
+ANSWER = {"role": "tool", "name": "add", "content": "4"}
+CHAT = Found("messages", {"messages": "messages"}, "")
+
+# Every way in which a message can be odd: the quick answer for usual rows must be that of training.
+ROWS: list[Any] = [
+    [USER, BOT],
+    [USER, {"role": "assistant", "content": "vier – ä"}],
+    [USER],
+    [],
+    None,
+    "text",
+    (USER, BOT),
+    [USER, {"role": "assistant", "content": ""}],
+    [USER, {"role": "assistant", "content": " "}],
+    [USER, {"role": "assistant", "content": None}],
+    [USER, {"role": "assistant", "content": 4}],
+    [USER, {"role": "assistant"}],
+    [USER, {"role": None, "content": "4"}],
+    [USER, {"role": 1, "content": "4"}],
+    [USER, {"content": "4", "name": "x"}],
+    [USER, {"role": "assistant", "content": [{"type": "text", "text": "4"}]}],
+    [USER, {"role": "assistant", "content": [{"type": "image"}]}],
+    [USER, CALL, ANSWER, BOT],
+    [USER, {"role": "assistant", "content": "4", "thinking": None}],
+    [USER, 7],
+    [{"role": "model", "content": "4"}, USER],
+]
+
+
+@pytest.mark.parametrize("messages", ROWS, ids=str)
+def test_a_row_is_refused_exactly_when_training_refuses_it(messages: Any) -> None:
+    program = train_module()
+    try:
+        program.to_example({"messages": messages}, "messages", {"messages": "messages"})
+        refused = False
+    except program.Refused:
+        refused = True
+    trouble = checker(CHAT)({"messages": messages})[2]
+    assert (trouble is not None and trouble.refused) == refused
+
+
+@pytest.mark.parametrize(
+    ("row", "kind"),
+    [
+        ({}, "empty"),
+        ({"text": "x"}, "missing_column"),
+        ({"messages": []}, "empty"),
+        ({"messages": None}, "empty"),
+        ({"messages": [USER, {"role": "assistant", "content": ""}]}, "empty"),
+        ({"messages": "x"}, "malformed"),
+        ({"messages": [USER, {"role": "assistant", "content": 4}]}, "malformed"),
+        ({"messages": [USER]}, "wrong_role_order"),
+        ({"messages": [USER, {"role": "assistant", "content": "\ud83d"}]}, "not_utf8"),
+    ],
+    ids=str,
+)
+def test_a_refusal_has_its_kind(row: dict[str, Any], kind: str) -> None:
+    trouble = checker(CHAT)(row)[2]
+    assert trouble is not None
+    assert (trouble.kind, trouble.refused) == (kind, True)
+
+
+@pytest.mark.parametrize("value", ["", "  ", None])
+def test_an_empty_text_is_empty(value: Any) -> None:
+    found = Found("prompt_completion", {"prompt": "q", "completion": "a"}, "")
+    trouble = checker(found)({"q": "2+2?", "a": value})[2]
+    assert trouble is not None
+    assert (trouble.kind, trouble.refused) == ("empty", True)
+
+
+# Conversations of TRL's and transformers' own documentation are in order.
+IN_ORDER = [
+    "user assistant",
+    "system user assistant",
+    "developer user assistant",
+    "user assistant user assistant",
+    "user assistant tool assistant",
+    "user assistant tool tool assistant user assistant",
+    "user assistant tool assistant tool assistant",
+    "user assistant function assistant",
+    "user assistant tool user assistant",
+    "user assistant tool",
+]
+OUT_OF_ORDER = [
+    ("assistant user assistant", "assistant speaks first"),
+    ("system assistant user", "assistant speaks first"),
+    ("user user assistant", "two user messages in a row"),
+    ("user assistant assistant", "two assistant messages in a row"),
+    ("user system assistant", "a system message that is not the first"),
+    ("system system user assistant", "a system message that is not the first"),
+    ("user assistant user", "ends with the user"),
+    ("user tool assistant", "a tool message after user"),
+    ("tool assistant", "tool speaks first"),
+    ("system", "a system message alone"),
+]
+
+
+@pytest.mark.parametrize("roles", IN_ORDER)
+def test_valid_conversations_are_in_order(roles: str) -> None:
+    assert role_trouble(tuple(roles.split())) == ""
+
+
+@pytest.mark.parametrize(("roles", "why"), OUT_OF_ORDER)
+def test_an_odd_order_is_named(roles: str, why: str) -> None:
+    assert role_trouble(tuple(roles.split())) == why
+
+
+def test_an_odd_order_is_remarked_and_not_refused() -> None:
+    """Most templates take two messages of one speaker; only the tokenizer can say."""
+    size, turns, trouble = checker(CHAT)({"messages": [USER, USER, BOT]})
+    assert (size, turns) == (9, 3)
+    assert trouble is not None
+    assert (trouble.kind, trouble.refused) == ("wrong_role_order", False)
+
+
+PAIRS = {"prompt": "prompt", "chosen": "chosen", "rejected": "rejected"}
+
+
+@pytest.mark.parametrize(
+    ("row", "kind"),
+    [
+        ({"prompt": "q", "chosen": "a", "rejected": "b"}, None),
+        ({"prompt": [USER], "chosen": [BOT], "rejected": [BOT]}, None),
+        ({"prompt": "q", "chosen": "a"}, "missing_column"),
+        ({"prompt": "q", "chosen": "a", "rejected": " "}, "empty"),
+        ({"prompt": "q", "chosen": [BOT], "rejected": [BOT]}, "malformed"),
+        ({"prompt": "q", "chosen": 1, "rejected": 2}, "malformed"),
+        ({}, "empty"),
+    ],
+    ids=str,
+)
+def test_rows_of_other_methods_are_whole(row: dict[str, Any], kind: str | None) -> None:
+    trouble = column_checker(PAIRS)(row)[2]
+    assert (trouble.kind if trouble else None) == kind
+
+
+@pytest.mark.parametrize(("label", "kind"), [(True, None), (False, None), (1, "malformed"), ("true", "malformed")])
+def test_a_label_is_true_or_false(label: Any, kind: str | None) -> None:
+    columns = {"prompt": "prompt", "completion": "completion", "label": "label"}
+    trouble = column_checker(columns)({"prompt": "q", "completion": "a", "label": label})[2]
+    assert (trouble.kind if trouble else None) == kind

@@ -1,0 +1,80 @@
+"""Reading goes on after a broken line, and reads whole rows exactly as training does."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from skill_train import rows
+from skill_train.recipe import Recipe
+from skill_train.resources import train_module
+
+ROW = {"prompt": "a", "completion": "b"}
+LINE = json.dumps(ROW).encode() + b"\n"
+
+# What the file holds, and (line, kind) of what comes out; None is a whole row.
+FILES: list[tuple[str, bytes, list[tuple[int, str | None]]]] = [
+    ("cut.jsonl", LINE + b'{"prompt": \n' + LINE, [(1, None), (2, "broken_json"), (3, None)]),
+    ("latin-1.jsonl", b'{"prompt": "caf\xe9"}\n' + LINE, [(1, "not_utf8"), (2, None)]),
+    (
+        "list.jsonl",
+        LINE + b"[1]\n7\nnull\n",
+        [(1, None), (2, "not_an_object"), (3, "not_an_object"), (4, "not_an_object")],
+    ),
+    ("two in a line.jsonl", LINE.strip() + LINE, [(1, "broken_json")]),
+    ("blank lines.jsonl", b"\n" + LINE + b"  \n\n" + LINE, [(2, None), (5, None)]),
+    ("no end.jsonl", LINE + LINE.strip(), [(1, None), (2, None)]),
+    ("bom.jsonl", b"\xef\xbb\xbf" + LINE + LINE, [(1, None), (2, None)]),
+    ("windows.jsonl", LINE.strip() + b"\r\n" + LINE, [(1, None), (2, None)]),
+    ("indented.jsonl", b"  " + LINE + b"\t" + LINE.strip() + b"  \n", [(1, None), (2, None)]),
+    ("items.json", b'[{"prompt": "a", "completion": "b"}, "words"]', [(1, None), (2, "not_an_object")]),
+    ("lines.json", LINE + b"{]\n" + LINE, [(1, None), (2, "broken_json"), (3, None)]),
+    (
+        "wide.csv",
+        b"prompt,completion\na,b\na,b,c\na\na,b\n",
+        [(2, None), (3, "broken_json"), (4, "broken_json"), (5, None)],
+    ),
+    ("latin-1.csv", b"prompt,completion\na,b\ncaf\xe9,b\na,b\n", [(2, None), (3, "not_utf8"), (4, None)]),
+    ("quote.csv", b'prompt,completion\na,b\na,"b"c\na,b\n', [(2, None), (3, "broken_json"), (4, None)]),
+    ("open quote.csv", b'prompt,completion\na,b\na,"b\nc', [(2, None), (3, "broken_json")]),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "expected"), FILES, ids=[f[0] for f in FILES])
+def test_what_is_broken_is_handed_over_with_its_line(
+    tmp_path: Path, name: str, content: bytes, expected: list[tuple[int, str | None]]
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    read = list(rows.read(_recipe(tmp_path / name)))
+    assert [(line, row.kind if isinstance(row, rows.Broken) else None) for line, row, _ in read] == expected
+    assert all(row == ROW for _, row, _ in read if isinstance(row, dict))
+
+
+WHOLE: list[tuple[str, bytes]] = [
+    ("plain.jsonl", LINE * 3),
+    ("bom.jsonl", b"\xef\xbb\xbf" + LINE + b"\n" + b" " + LINE),
+    ("escapes.jsonl", '{"prompt": "\\u00e4\\ud83d\\ude00", "completion": "ä😀", "n": [1, 2.5, null, true]}\n'.encode()),
+    ("list.json", json.dumps([ROW, ROW]).encode()),
+    ("inside.json", json.dumps({"v": 1, "rows": [ROW]}).encode()),
+    ("one.json", json.dumps(ROW).encode()),
+    ("lines.json", LINE * 2),
+    ("table.csv", b'prompt,completion\n"a, b","two\nlines"\n\nc,\n'),
+    ("windows.csv", b"prompt,completion\r\na,b\r\nc,d\r\n"),
+    ("bom.csv", b"\xef\xbb\xbfprompt,completion\na,b\n"),
+    ("table.tsv", b"prompt\tcompletion\na\tb\n"),
+]
+
+
+@pytest.mark.parametrize(("name", "content"), WHOLE, ids=[w[0] for w in WHOLE])
+@pytest.mark.parametrize("split", ["train", "train[1:]", "train[:50%]"])
+def test_whole_files_are_read_as_training_reads_them(tmp_path: Path, name: str, content: bytes, split: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
+    expected = list(train_module().iter_rows(str(path), split=split))
+    assert [(line, row) for line, row, _ in rows.read(Recipe(data=str(path), split=split))] == expected
+
+
+def _recipe(path: Path) -> Recipe:
+    return Recipe(data=str(path))

@@ -1,0 +1,133 @@
+"""Token figures: ranges by hand, counted ones from lengths written out here, and what is kept is found again."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from skill_train import tokens
+from skill_train.facts import DatasetFacts
+from skill_train.tokens import Lengths
+
+# Ten rows: tokens, trained tokens, position of the first trained one.
+ROWS = [(10, 4, 6), (12, 4, 8), (20, 10, 10), (20, 10, 10), (30, 10, 20), (40, 10, 30), (50, 5, 45), (60, 6, 54)]
+LENGTHS = Lengths(8, ROWS, 60)
+DATA = DatasetFacts("d.jsonl", "f" * 64, 8, ("messages",), "messages", {"messages": "messages"}, 1, "found")
+
+
+def test_the_range_of_plain_text() -> None:
+    """1000 bytes in 10 rows: 100 bytes a row are 20 to 50 tokens; an end token, and at most a first one beside it."""
+    facts = tokens.token_range(10, 1000, 400, 60)
+    assert (facts.counted, facts.basis, facts.max_length) == (False, "2 to 5 bytes a token", 60)
+    assert facts.mean == (21, 52)
+    assert facts.longest == (81, 202)
+    assert facts.mean_cut == (21, 52)
+    assert tokens.token_range(10, 1000, 400, 30).mean_cut == (21, 30)
+    assert (facts.trained_share, facts.truncated_share) == (None, None)
+
+
+def test_the_range_of_conversations_adds_the_template() -> None:
+    """Two turns a row: 2 to 12 tokens, and up to 40 of a system message that the template writes itself."""
+    facts = tokens.token_range(10, 1000, 400, 1024, turns=20, longest_turns=8)
+    assert facts.mean == (20 + 2, 50 + 12 + 40)
+    assert facts.longest == (80 + 8, 200 + 48 + 40)
+
+
+def test_counted_figures() -> None:
+    """242 tokens in 8 rows, 59 of them trained; cut at 30: 10 + 12 + 20 + 20 + 4 * 30 = 182."""
+    facts = tokens.token_facts(LENGTHS, 30)
+    assert (facts.counted, facts.basis) == (True, "counted in all rows")
+    assert facts.mean == (242 / 8, 242 / 8)
+    assert facts.longest == (60, 60)
+    assert facts.mean_cut == (182 / 8, 182 / 8)
+    assert facts.trained_share == 59 / 242
+    assert facts.truncated_share == 3 / 8
+
+
+def test_a_sample_says_so() -> None:
+    facts = tokens.token_facts(Lengths(1000, ROWS, 900), 100)
+    assert facts.basis == "counted in 8 of 1000 rows"
+    assert facts.longest == (900, 900)
+
+
+def test_percentiles_and_histogram() -> None:
+    """Nearest rank of 8: p50 is the 4th, p90 the 8th. Buckets end at powers of two."""
+    figures = tokens.distribution(LENGTHS)
+    assert (figures["p50"], figures["p90"], figures["p99"]) == (20, 60, 60)
+    assert figures["histogram"] == [{"up_to": 16, "rows": 2}, {"up_to": 32, "rows": 3}, {"up_to": 64, "rows": 3}]
+
+
+def test_what_was_counted_is_found_for_any_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SKILL_TRAIN_CACHE", str(tmp_path))
+    assert _known(30) is None
+    tokens.keep(DATA, "key", LENGTHS, split="train", loss_on=None)
+    for limit in (30, 1024):
+        assert _known(limit) == tokens.token_facts(LENGTHS, limit)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"fingerprint": "e" * 64}, {}),
+        ({"columns": {"messages": "chosen"}}, {}),
+        ({"format": "sharegpt"}, {}),
+        ({}, {"tokenizer": "another"}),
+        ({}, {"tokenizer": None}),
+        ({}, {"split": "train[:4]"}),
+        ({}, {"loss_on": "all"}),
+    ],
+    ids=str,
+)
+def test_figures_of_something_else_are_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, object], words: dict[str, str]
+) -> None:
+    monkeypatch.setenv("SKILL_TRAIN_CACHE", str(tmp_path))
+    tokens.keep(DATA, "key", LENGTHS, split="train", loss_on=None)
+    asked = {"tokenizer": "key", "split": "train", "loss_on": None} | words
+    tokenizer = asked.pop("tokenizer")
+    changed = dataclasses.replace(DATA, **change)  # type: ignore[arg-type]
+    assert tokens.known_tokens(changed, tokenizer, **asked, max_length=30) is None  # type: ignore[arg-type]
+
+
+def test_the_choice_of_the_plan_finds_what_was_counted_without_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`loss_on: assistant` is what a conversation gets by itself."""
+    monkeypatch.setenv("SKILL_TRAIN_CACHE", str(tmp_path))
+    tokens.keep(DATA, "key", LENGTHS, split="train", loss_on=None)
+    assert tokens.known_tokens(DATA, "key", split="train", loss_on="assistant", max_length=30) is not None
+
+
+def test_a_torn_file_counts_as_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SKILL_TRAIN_CACHE", str(tmp_path))
+    tokens.keep(DATA, "key", LENGTHS, split="train", loss_on=None)
+    kept = next((tmp_path / "tokens").iterdir())
+    for text in ("", "{", "[]", '{"schema": "skill-train/tokens/1"}', kept.read_text()[:60]):
+        kept.write_text(text)
+        assert _known(30) is None
+
+
+def test_the_key_of_a_tokenizer_changes_with_its_files(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(b"1")
+    key = tokens.tokenizer_key(str(tmp_path), None)
+    (tmp_path / "model.safetensors").write_bytes(b"2")
+    assert tokens.tokenizer_key(str(tmp_path), None) == key
+    (tmp_path / "chat_template.jinja").write_text("{{ messages }}")
+    changed = tokens.tokenizer_key(str(tmp_path), None)
+    assert changed != key
+    with open(tmp_path / "tokenizer.json", "wb") as file:
+        file.seek(6 << 20)
+        file.write(b"}")
+    assert tokens.tokenizer_key(str(tmp_path), None) not in (key, changed)
+
+
+def test_the_key_of_a_model_on_the_hub_is_its_commit() -> None:
+    assert tokens.tokenizer_key("owner/name", "abc") == "owner/name@abc"
+    assert tokens.tokenizer_key("owner/name", None) is None
+
+
+def _known(max_length: int) -> object:
+    return tokens.known_tokens(DATA, "key", split="train", loss_on=None, max_length=max_length)
