@@ -36,12 +36,12 @@ OWNERS: dict[str, set[str]] = {
 PRINTS = {"console", "native"}  # native prints a worker's progress lines for its parent
 PRINTING = {"print", "click.echo", "click.secho", "sys.stdout.write", "sys.stderr.write"}
 STEPS = {"local", "merge", "convert", "quantize", "verify", "lora_gguf", "evaluate"}
-COMPOSERS = {"chain", "chain_data", "chain_gguf", "demo", "doctor"}
+COMPOSERS = {"chain", "chain_data", "chain_gguf", "chain_plan", "demo", "doctor"}
 ENTRY = "cli"
 PURE = {
     "candidates", "dataset_card", "devices", "estimate", "estimate_files", "estimate_report", "estimate_time", "facts",
-    "first_rows", "formats", "launch", "llama_architectures", "methods", "model_arithmetic", "model_config", "placement",
-    "plan", "recipe", "rubric",
+    "first_rows", "formats", "launch", "llama_architectures", "methods", "model_arithmetic", "model_config",
+    "placement", "plan", "recipe", "rubric",
 }  # fmt: skip
 IMPURE = {
     "asyncio", "datetime", "glob", "http", "multiprocessing", "os", "platform", "random", "secrets", "shutil", "signal",
@@ -90,7 +90,15 @@ FLOOR: dict[str, set[str]] = {
     "hub_account": set(),
     "launch": {"errors", "facts"},
     "plan": {
-        "candidates", "errors", "estimate_report", "facts", "launch", "placement", "recipe", "resources", "rubric",
+        "candidates",
+        "errors",
+        "estimate_report",
+        "facts",
+        "launch",
+        "placement",
+        "recipe",
+        "resources",
+        "rubric",
     },
 }
 

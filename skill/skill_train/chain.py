@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import shlex
 from pathlib import Path
 from typing import Any
 
-from skill_train import tables
+from skill_train import calibration, tables
+from skill_train.chain_plan import actual, given_plan, is_plan, load_recipe, local_plan, require_room
 from skill_train.console import Console, Result
 from skill_train.errors import TrainingFailed, UsageError, VerificationFailed
+from skill_train.placement import Choices
+from skill_train.reference import read_rows
 from skill_train.run_dir import RunDir, open_run, read_json, set_aside
 
 
@@ -18,26 +20,28 @@ def local(
     console: Console,
     *,
     recipe: Path | None,
-    model: str | None,
-    data: str | None,
-    split: str | None,
-    max_steps: int | None,
-    max_length: int | None,
+    run_dir: Path | None,
+    resume: bool,
     device: str | None,
     dtype: str | None,
     force: bool,
-    run_dir: Path | None,
-    resume: bool,
+    **flags: Any,
 ) -> Result:
-    """Facts, plan, training, smoke verdict."""
-    from skill_train.plan import Choices
+    """Facts, plan, training, smoke verdict.
 
-    flags = {"model": model, "data": data, "split": split, "max_steps": max_steps, "max_length": max_length}
-    flags = {key: value for key, value in flags.items() if value is not None}
-    if resume and run_dir is not None and recipe is None and not flags:
+    Args:
+        recipe: a recipe file, or a plan that `skill-train plan --out` wrote.
+        flags: values of the recipe, None where they were not said.
+    """
+    said = {key: value for key, value in flags.items() if value is not None}
+    if resume and run_dir is not None and recipe is None and not said:
         plan = read_json(open_run(run_dir).plan)
+    elif recipe is not None and is_plan(recipe):
+        plan = given_plan(recipe, said | {"device": device, "dtype": dtype})
     else:
-        plan = _plan(console, _recipe(recipe, flags), Choices(device=device, dtype=dtype, force=force))
+        choices = Choices(device=device, dtype=dtype, force=force, where="local")
+        plan = local_plan(console, load_recipe(recipe, said), choices)
+        require_room(console, plan, force=force)
     run = RunDir(run_dir or _default_run_dir(plan))
     if run.path.exists() and not run.path.is_dir():
         raise UsageError(f"{run.path} is a file", code="bad_run_dir", expected="a new folder, or one of an earlier run")
@@ -46,9 +50,7 @@ def local(
 
 def plan_of(console: Console, recipe: Path) -> dict[str, Any]:
     """The plan of a recipe file for this machine."""
-    from skill_train.plan import Choices
-
-    return _plan(console, _recipe(recipe, {}), Choices())
+    return local_plan(console, load_recipe(recipe, {}), Choices(where="local"))
 
 
 def train_run(console: Console, run: RunDir, plan: dict[str, Any], *, resume: bool) -> dict[str, Any]:
@@ -58,39 +60,10 @@ def train_run(console: Console, run: RunDir, plan: dict[str, Any], *, resume: bo
     for reason in plan["reasons"]:
         console.status(f"{reason['rule']}: {reason['value']} ({reason['because']})")
     with console.progress("training") as progress:
-        return trainer.train(run, plan, resume=resume, progress=progress, say=console.status)
-
-
-def _recipe(file: Path | None, flags: dict[str, Any]) -> Any:
-    from skill_train import recipe as recipes
-
-    if file is None:
-        return recipes.from_dict(flags)
-    loaded = recipes.load(file)
-    return recipes.from_dict({k: v for k, v in dataclasses.asdict(loaded).items() if v is not None} | flags)
-
-
-def _plan(console: Console, recipe: Any, choices: Any) -> dict[str, Any]:
-    """Reads the facts and makes the plan."""
-    from skill_train import dataset, hub, local, machine, model, plan
-
-    folder, commit = hub.model_folder(recipe.model, recipe.revision)
-    facts: dict[str, Any] = {
-        "model": model.read_model(folder),
-        "dataset": dataset.scan(recipe),
-        "machine": machine.read_machine(),
-    }
-    recipe = dataclasses.replace(
-        recipe, model=str(folder.resolve()) if commit is None else recipe.model, revision=commit
-    )
-    if Path(recipe.data).exists():
-        recipe = dataclasses.replace(recipe, data=str(Path(recipe.data).resolve()))
-    probe = None
-    if plan.wants_probe(facts["machine"], facts["model"], choices):
-        console.status("timing bf16 on this machine (once for this model)")
-        safe = plan.make_plan(recipe, **facts, choices=dataclasses.replace(choices, dtype="float32"))
-        probe = local.probe_precision(safe, facts["machine"], facts["model"])
-    return plan.make_plan(recipe, **facts, choices=choices, probe=probe)
+        record = trainer.train(run, plan, resume=resume, progress=progress, say=console.status)
+    if not record.get("reused"):
+        calibration.remember(plan, read_rows(run.metrics), record["finished_at"])
+    return record
 
 
 def _default_run_dir(plan: dict[str, Any]) -> Path:
@@ -111,6 +84,7 @@ def _local_result(run: RunDir, plan: dict[str, Any], record: dict[str, Any]) -> 
         "answer": record["answer"],
         "data": record["data"],
         "placement": plan["placement"],
+        "estimates": actual(plan, record),
         "reused": record.get("reused", False),
     }
     error = None
@@ -163,8 +137,6 @@ def merge(
 
 def merge_run(console: Console, run: RunDir, dtype: str | None = None) -> dict[str, Any]:
     """Merges the adapter of a run into `merged/`."""
-    from skill_train.reference import read_rows
-
     require_trained(run)
     rows = read_rows(run.held_out) or read_rows(run.samples)
     put_aside(console, run.merged, run.record("merge"))

@@ -163,6 +163,57 @@ def data(console: Console, **options: Any) -> Result:
     return chain_data.data(console, **options)
 
 
+def recipe_options(function: Callable[..., Result]) -> Callable[..., Result]:
+    """What `plan` and `local` take alike."""
+    options = (
+        click.option("--model", help="Base model: folder or Hub id."),
+        click.option("--data", help="Dataset: file, folder or Hub id."),
+        click.option("--split", help="Part of the dataset, such as train[:500].  [default: train]"),
+        click.option("--max-steps", type=click.IntRange(min=1), help="Optimizer steps.  [default: one epoch]"),
+        click.option("--max-length", type=click.IntRange(min=2), help="Longest row, in tokens.  [default: 1024]"),
+        click.option(
+            "--device", type=click.Choice(("cuda", "mps", "cpu")), help="Where to train.  [default: the best here]"
+        ),
+        click.option(
+            "--dtype",
+            type=click.Choice(("float32", "bfloat16", "float16")),
+            help="Precision.  [default: by device, with its reason]",
+        ),
+    )
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+@command(
+    "plan",
+    examples=(
+        "skill-train plan --model Qwen/Qwen2.5-7B-Instruct --data tickets.jsonl",
+        "skill-train plan recipe.yaml --where cloud --max-hours 2 --out plan.json",
+    ),
+)
+@click.argument("recipe", type=PATH, required=False)
+@recipe_options
+@click.option("--where", type=click.Choice(("local", "cloud")), help="Overrides the rules.  [default: they decide]")
+@click.option("--flavor", help="Machine of Hugging Face Jobs.  [default: the cheapest that fits and is in time]")
+@click.option(
+    "--max-hours",
+    type=click.FloatRange(min=0, min_open=True),
+    default=8.0,
+    show_default=True,
+    help="Longest run, in hours: a longer one here goes to the cloud.",
+)
+@click.option("--out", type=PATH, help="File for the plan; `skill-train local PLAN` runs it.")
+def plan(console: Console, **options: Any) -> Result:
+    """Decide whether to train here or in the cloud, with memory, time, cost and reasons; spends nothing.
+
+    RECIPE is a recipe file, or the folder of a run, whose estimates are then shown beside what was measured.
+    """
+    from skill_train import chain_plan
+
+    return chain_plan.plan(console, **options)
+
+
 @command(
     "local",
     examples=(
@@ -171,22 +222,14 @@ def data(console: Console, **options: Any) -> Result:
     ),
 )
 @click.argument("recipe", type=PATH, required=False)
-@click.option("--model", help="Base model: folder or Hub id.")
-@click.option("--data", help="Dataset: file, folder or Hub id.")
-@click.option("--split", help="Part of the dataset, such as train[:500].  [default: train]")
-@click.option("--max-steps", type=click.IntRange(min=1), help="Optimizer steps.  [default: one epoch]")
-@click.option("--max-length", type=click.IntRange(min=2), help="Longest row, in tokens.  [default: 1024]")
-@click.option("--device", type=click.Choice(("cuda", "mps", "cpu")), help="Where to train.  [default: the best here]")
+@recipe_options
 @click.option(
-    "--dtype",
-    type=click.Choice(("float32", "bfloat16", "float16")),
-    help="Precision.  [default: by device, with its reason]",
+    "--force", is_flag=True, help="Take what is known to fail: a --dtype that ends in NaN, too little memory."
 )
-@click.option("--force", is_flag=True, help="Take a --dtype that is known to end in NaN on this device.")
 @click.option("--run-dir", type=PATH, help="Folder of the run.  [default: runs/<data>-<recipe hash>]")
 @click.option("--resume", is_flag=True, help="Go on from the newest complete checkpoint in --run-dir.")
 def local(console: Console, **options: Any) -> Result:
-    """Train a LoRA adapter on this machine and end with a smoke verdict."""
+    """Train a LoRA adapter on this machine and end with a smoke verdict. RECIPE is a recipe file or a plan."""
     from skill_train import chain
 
     return chain.local(console, **options)

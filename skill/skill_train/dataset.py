@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from pathlib import Path
@@ -65,6 +66,22 @@ def _scan(recipe: Recipe, path: Path) -> DatasetFacts:
         longest_text_bytes=longest,
         turns=turns,
         longest_turns=longest_turns,
+    )
+
+
+def with_text_of(facts: DatasetFacts, recipe: Recipe, first: tuple[dict[str, Any], ...]) -> DatasetFacts:
+    """Facts of a dataset that was not read whole: its text measured in its first rows, and taken for the others."""
+    check = checker(Found(facts.format, facts.columns, facts.reason))
+    measured = [(size, said) for size, said, trouble in map(check, first) if trouble is None or not trouble.refused]
+    if not measured:
+        return facts
+    share = facts.rows / len(measured)
+    return dataclasses.replace(
+        facts,
+        text_bytes=round(share * sum(size for size, _ in measured)),
+        longest_text_bytes=max(size for size, _ in measured),
+        turns=round(share * sum(said for _, said in measured)),
+        longest_turns=max(said for _, said in measured),
     )
 
 

@@ -1,28 +1,262 @@
-"""How much memory a run will take. Pure arithmetic; every formula names its source."""
+"""How much memory a training step takes, part by part, as a range. Pure arithmetic; every formula names its source.
+
+What autograd keeps was read off this project's own training program with `torch.autograd.graph.saved_tensors_hooks`
+(torch 2.13, transformers 5.23, peft 0.21, 2026-11-21): with the base frozen, a linear layer keeps nothing, an adapter
+keeps its input, and the norms, the attention and the activation function keep theirs. bench/estimates holds the result
+against measured peaks.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 from skill_train.facts import ModelFacts
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+NF4_BYTES = 4.127 / 8  # a parameter in 4-bit NF4 with double quantization: Dettmers et al. 2023 (QLoRA), section 3
+LOGITS_AT_ONCE = 4_000_000  # of scripts/train.py, off CUDA; tested equal
+# Model types that scale or cap their logits, so that off CUDA TRL's own head scores every position.
+TRL_HEAD = ("gemma2", "cohere", "cohere2", "granite")
 
 
-def training_bytes(
-    model: ModelFacts, *, dtype: str, max_length: int, batch: int, checkpointing: bool, four_bit: bool
-) -> int | None:
-    """Bytes of one LoRA training step: weights, activations, adapter; None when the model's shape is unknown.
+@dataclass(frozen=True)
+class Range:
+    """From `low` to `high`, and what that rests on."""
 
-    Weights: parameters x bytes; 4-bit NF4 with double quantization is 4.127 bits a parameter (Dettmers et al. 2023,
-    QLoRA, section 3). Activations: 34 x tokens x hidden bytes a layer in 16 bit, 2 x tokens x hidden when only the
-    layer's input is kept (Korthikanti et al. 2022, "Reducing Activation Recomputation", table 2, without attention
-    scores, which fused attention does not keep). The adapter, its gradient and AdamW's moments are below 5 % of the
-    weights at the ranks used here and are counted as that. Logits are made in chunks and not counted.
+    low: float
+    high: float
+    basis: str
+
+    @property
+    def middle(self) -> float:
+        return (self.low + self.high) / 2
+
+    def as_dict(self) -> dict[str, object]:
+        return {"low": round(self.low), "high": round(self.high), "basis": self.basis}
+
+
+@dataclass(frozen=True)
+class Part:
+    """One term of a sum, in bytes."""
+
+    name: str
+    low: float
+    high: float
+    because: str
+
+
+@dataclass(frozen=True)
+class MicroStep:
+    """One forward and backward pass on one device.
+
+    Attributes:
+        rows, length: of the batch, in rows and tokens; rows are padded to the longest.
+        trained_share: share of the tokens that the loss counts.
+        shards: processes that the weights are divided among (FSDP); 1 when each holds all.
+        offload: sharded weights and optimizer states wait in host memory.
     """
-    if not model.parameters or not model.layers or not model.hidden_size:
+
+    device: str
+    dtype: str
+    rows: int
+    length: int
+    checkpointing: bool
+    four_bit: bool = False
+    lora_r: int = 16
+    lora_dropout: float = 0.05
+    target_modules: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj")
+    trained_share: float = 1.0
+    shards: int = 1
+    offload: bool = False
+
+    @property
+    def tokens(self) -> int:
+        return self.rows * self.length
+
+
+def training_memory(model: ModelFacts, step: MicroStep) -> list[Part] | None:
+    """The parts of the peak of a LoRA training step on one device; None when the model's shape is unknown."""
+    if not (model.parameters and model.layers and model.hidden_size and model.vocab_size):
         return None
-    weights = model.parameters * (4.127 / 8 if four_bit else BYTES[dtype])
-    tokens = batch * max_length
-    layer = 34 * tokens * model.hidden_size * BYTES[dtype] / 2
-    kept = 2 * tokens * model.hidden_size * BYTES[dtype] / 2
-    activations = layer + kept * model.layers if checkpointing else layer * model.layers
-    return int(weights * 1.05 + activations)
+    parts = [
+        _weights(model, step, model.parameters),
+        _adapter(model, step),
+        _activations(model, step),
+        _attention_scores(model, step),
+        _logits(model, step),
+    ]
+    parts = [part for part in parts if part.high > 0]
+    return [*parts, _fragmentation(model, step, parts), framework(step.device)]
+
+
+def total(parts: Iterable[Part], basis: str) -> Range:
+    parts = list(parts)
+    return Range(sum(part.low for part in parts), sum(part.high for part in parts), basis)
+
+
+def _weights(model: ModelFacts, step: MicroStep, parameters: int) -> Part:
+    """Frozen weights. 4-bit: only linear layers are quantized; embeddings, head and norms stay in 16 bit (transformers'
+    bitsandbytes integration leaves the output head out)."""
+    if step.four_bit:
+        kept = model.embedding_parameters if model.embedding_parameters is not None else 0
+        size = (parameters - kept) * NF4_BYTES + kept * 2
+        because = f"{(parameters - kept) / 1e9:.2f}B parameters in NF4 (4.127 bits each), {kept / 1e9:.2f}B in 16 bit"
+    else:
+        size = float(parameters * BYTES[step.dtype])
+        because = f"{parameters / 1e9:.3f}B parameters x {BYTES[step.dtype]} bytes ({step.dtype})"
+    if step.shards == 1:
+        return Part("weights", size, size, because)
+    gathered = 2 * size / (model.layers or 1)  # FSDP gathers one layer and prefetches the next
+    held = 0 if step.offload else size / step.shards
+    return Part("weights", held + gathered, held + 2 * gathered, f"{because}, sharded over {step.shards} processes")
+
+
+def adapter_parameters(model: ModelFacts, target_modules: Iterable[str], lora_r: int) -> int:
+    """Parameters of the adapter: r x (inputs + outputs) for each target of each layer (Hu et al. 2021, LoRA)."""
+    widths = sum(sum(_module_widths(model, target)) for target in target_modules)
+    return lora_r * widths * (model.layers or 0)
+
+
+def _module_widths(model: ModelFacts, name: str) -> tuple[int, int]:
+    """`(inputs, outputs)` of a linear layer by its usual name; a name that is not known counts as the MLP's."""
+    h, q, kv, f = _widths(model)
+    known = {
+        "q_proj": (h, q),
+        "k_proj": (h, kv),
+        "v_proj": (h, kv),
+        "o_proj": (q, h),
+        "out_proj": (q, h),
+        "dense": (q, h),
+        "qkv_proj": (h, q + 2 * kv),
+        "query_key_value": (h, q + 2 * kv),
+        "c_attn": (h, 3 * h),
+        "gate_up_proj": (h, 2 * f),
+        "down_proj": (f, h),
+        "fc2": (f, h),
+        "c_proj": (h + f, 2 * h),  # GPT-2 calls two layers so: after the attention and after the MLP
+    }
+    return known.get(name, (h, f))
+
+
+def _widths(model: ModelFacts) -> tuple[int, int, int, int]:
+    """Hidden size, width of all queries, of all keys, and of the MLP that one token passes."""
+    h = model.hidden_size or 0
+    heads = model.heads or 1
+    head = model.head_dim or h // heads
+    f = model.intermediate_size or 4 * h
+    return h, heads * head, (model.kv_heads or heads) * head, f * (model.experts_per_token or 1)
+
+
+def _adapter(model: ModelFacts, step: MicroStep) -> Part:
+    """Weights, gradients and AdamW's two moments in float32: 16 bytes a parameter. On a 4-bit base TRL 1.16 casts the
+    adapter to bfloat16: 8 bytes. The optimizer's step needs a temporary copy on top (torch's foreach kernels)."""
+    count = adapter_parameters(model, step.target_modules, step.lora_r)
+    each = 8 if step.four_bit else 16
+    because = f"{count / 1e6:.2f}M parameters x {each} bytes: weights, gradients, AdamW's moments"
+    return Part("adapter", count * each, count * each * 1.5, because)
+
+
+def _activations(model: ModelFacts, step: MicroStep) -> Part:
+    """What the forward pass keeps for the backward pass, all layers; with checkpointing every layer's input and one
+    layer whole (Chen et al. 2016; Korthikanti et al. 2022, table 2, for the same sum with every weight trained)."""
+    layers, size = model.layers or 0, BYTES[step.dtype]
+    h, _, _, f = _widths(model)
+    layer = step.tokens * layer_bytes_per_token(model, step)
+    backward = step.tokens * size * (2 * f + 4 * h)  # gradients in flight through one layer
+    ends = step.tokens * h * (4 + size)  # the embedding's output and the last norm
+    if not step.checkpointing:
+        because = f"{layers} layers x {layer / 1e6:.1f} MB for {step.rows} x {step.length} tokens"
+        return Part("activations", layers * layer + ends, layers * layer + ends + backward, because)
+    kept = layers * step.tokens * h * size
+    because = f"inputs of {layers} layers ({kept / 1e6:.0f} MB) and one layer recomputed ({layer / 1e6:.0f} MB)"
+    return Part("activations", kept + layer + ends, kept + layer + ends + 2 * backward, because)
+
+
+def layer_bytes_per_token(model: ModelFacts, step: MicroStep) -> float:
+    """Bytes that one layer keeps for one token, without attention scores."""
+    h, q, kv, f = _widths(model)
+    size = BYTES[step.dtype]
+    norms = 4 * (2 * h * (2 if model.model_type.startswith("gemma") and model.model_type != "gemma" else 1))
+    if model.model_type.startswith(("qwen3", "gemma3")):
+        norms += 4 * (q + kv)  # each head's queries and keys are normalized too
+    attention = size * (2 * q + 2 * kv) + 4 * (model.heads or 0)
+    return norms + attention + size * 3 * f + _adapter_inputs(model, step)
+
+
+def _adapter_inputs(model: ModelFacts, step: MicroStep) -> float:
+    """An adapter keeps its input, after dropout, and what dropout needs: a mask of one byte on CUDA, the noise in
+    float32 elsewhere. On a 16-bit base the adapter is float32, its input is cast for dropout and cast back by
+    autocast."""
+    size = BYTES[step.dtype]
+    dropout = 0 if not step.lora_dropout else 1 if step.device == "cuda" else 4
+    widths = [_module_widths(model, target)[0] for target in step.target_modules]
+    return sum(width * (size + dropout) + step.lora_r * size for width in widths)
+
+
+def _attention_scores(model: ModelFacts, step: MicroStep) -> Part:
+    """Fused kernels (CUDA, CPU) keep no scores. torch's MPS kernel has no fused backward: scores and their softmax are
+    kept, in every layer or, with checkpointing, in one."""
+    if step.device != "mps":
+        return Part("attention scores", 0, 0, "the fused kernel keeps none")
+    seen = step.length
+    each = step.rows * (model.heads or 1) * step.length * seen * BYTES[step.dtype]
+    layers = 1 if step.checkpointing else model.layers or 1
+    because = f"{layers} layers x {step.rows} x {model.heads} heads x {step.length} x {seen} tokens, once or twice"
+    return Part("attention scores", layers * each, 2 * layers * each, because)
+
+
+def _logits(model: ModelFacts, step: MicroStep) -> Part:
+    """The term that kills small models with large vocabularies: full logits would be vocabulary x tokens x 4 bytes.
+
+    On CUDA TRL 1.16 projects trained tokens only, in tiles of at most 4096 x 32768 in 16 bit, and keeps 8 bytes x
+    hidden size a token (trl/trainer/utils.py `add_fused_lm_head`, kernels/chunked_logprob.py). Elsewhere train.py does
+    it, a few megabytes at a time; where it cannot, TRL scores all tokens at 32 bytes an element of a tile (measured).
+    """
+    h, vocabulary = model.hidden_size or 0, model.vocab_size or 0
+    trained = max(1.0, step.tokens * step.trained_share)
+    if step.device == "cuda":
+        tile = min(trained, 4096) * 32768 * 2
+        return Part("logits", tile, 2 * tile + trained * (8 * h + 44), f"a tile of {tile / 1e6:.0f} MB at a time")
+    if model.model_type in TRL_HEAD:
+        tile = 32.0 * min(step.tokens, 4096) * min(vocabulary, 32768)
+        return Part("logits", tile, 1.25 * tile, "TRL's head on this device: all tokens, 32 bytes an element")
+    rows = min(trained, max(1, LOGITS_AT_ONCE // vocabulary))
+    chunk = rows * vocabulary * 4
+    kept = trained * h * BYTES[step.dtype]
+    return Part("logits", chunk + kept, 3 * chunk + 3 * kept, f"{rows:.0f} trained tokens at a time")
+
+
+# What the allocator holds on top, as a share. CUDA and MPS: of what the step needs at once (reserved over allocated in
+# torch's caching allocator). CPU: of all that passes through the heap in a step, also with checkpointing, because glibc
+# finds little room for the next layer in what the last one left; measured in bench/estimates.
+_FRAGMENTATION = {"cuda": (0.02, 0.10), "mps": (0.05, 0.25), "cpu": (0.20, 0.62), "cpu checkpointing": (0.06, 0.46)}
+
+
+def _fragmentation(model: ModelFacts, step: MicroStep, parts: list[Part]) -> Part:
+    low, high = _FRAGMENTATION[step.device + " checkpointing" * (step.device == "cpu" and step.checkpointing)]
+    if step.device == "cpu":
+        least = most = step.tokens * layer_bytes_per_token(model, step) * (model.layers or 0)
+        what = "of all that a step allocates"
+    else:
+        moving = [part for part in parts if part.name in ("activations", "attention scores", "logits")]
+        least, most = sum(part.low for part in moving), sum(part.high for part in moving)
+        what = "of what a step needs at once"
+    return Part("fragmentation", low * least, high * most, f"{low:.0%} to {high:.0%} {what}")
+
+
+# Bytes outside the tensors. CUDA: context and cuBLAS's workspace, 0.14 GB on a T4 to 0.75 GB on Blackwell
+# (pytorch#107667, invoke-ai#9413, llama.cpp#27953). CPU: threads, oneDNN and kernels paged in while they run.
+_FRAMEWORK = {"cuda": (0.2e9, 0.75e9), "mps": (0.3e9, 1.0e9), "cpu": (0.03e9, 0.12e9)}
+
+
+def framework(device: str) -> Part:
+    low, high = _FRAMEWORK[device]
+    what = {"cuda": "CUDA context and workspaces", "mps": "Metal's heaps", "cpu": "kernels and their buffers"}[device]
+    return Part("framework", low, high, what)
+
+
+def libraries(device: str) -> list[Part]:
+    """Host memory of torch, transformers, trl and their imports: 0.46 GB resident on Linux (bench/estimates), where the
+    device's memory is the computer's."""
+    return [] if device == "cuda" else [Part("libraries", 0.4e9, 0.7e9, "torch, transformers, trl, as imported")]

@@ -1,24 +1,23 @@
-"""The plan: recipe + placement + reasons, as data. Pure: the same facts always give the same plan."""
+"""The plan: recipe + placement + estimates + reasons, as data. Pure: the same facts always give the same plan."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from dataclasses import dataclass
 from typing import Any
 
-from skill_train.errors import DecisionNeeded, UsageError
-from skill_train.estimate import training_bytes
-from skill_train.facts import DatasetFacts, MachineFacts, ModelFacts, PrecisionProbe
+from skill_train import candidates, rubric
+from skill_train.candidates import Candidate
+from skill_train.errors import UsageError
+from skill_train.estimate_report import estimates
+from skill_train.facts import Calibration, DatasetFacts, Flavor, MachineFacts, ModelFacts, PrecisionProbe
 from skill_train.launch import launch
+from skill_train.placement import PROBE_FROM_PARAMETERS, Choices, placement
 from skill_train.recipe import NOT_HASHED, Recipe, recipe_hash
 from skill_train.resources import train_module
 
 PLAN_SCHEMA = "skill-train/plan/1"
-HEADROOM = 0.8  # of the memory that is free: the rest is the framework's, fragmentation's and the user's
-PROBE_FROM_PARAMETERS = 100_000_000  # below, a pass is overhead and bf16 saves nothing worth a probe
-PROBE_FASTER = 1.1
-PROBE_LOSS_TOLERANCE = 0.005
+HERE = Choices(where="local")
 
 # LoRA targets by model_type: the attention projections under the names that each architecture gives them (transformers'
 # modeling files; PEFT's own table is in peft/utils/constants.py).
@@ -42,46 +41,53 @@ TARGETS: dict[str, list[str]] = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Choices:
-    """What the user says about the placement. None leaves it to the plan; `force` takes an unsafe precision."""
-
-    device: str | None = None
-    dtype: str | None = None
-    force: bool = False
-
-
 def make_plan(
     recipe: Recipe,
     *,
     model: ModelFacts,
     dataset: DatasetFacts,
     machine: MachineFacts,
-    choices: Choices = Choices(),
+    choices: Choices = HERE,
     probe: PrecisionProbe | None = None,
+    offered: tuple[Flavor, ...] = (),
+    calibrations: dict[str, Calibration] | None = None,
 ) -> dict[str, Any]:
-    """A local plan with every field resolved.
+    """A plan with every field resolved. What would stop it stands in its `blockers`.
+
+    Args:
+        offered: the flavors of the cloud, with their prices.
+        calibrations: measured speeds of this machine, by dtype.
 
     Raises:
-        UsageError: the recipe asks for something that this model cannot do.
+        UsageError: the recipe asks for something that this model cannot do, or names no flavor.
         DecisionNeeded: a choice that is not safe was asked for.
     """
     reasons: list[dict[str, str]] = []
     resolved = _resolve(recipe, model, dataset, reasons)
-    placement = _place(resolved, model, machine, choices, probe, reasons)
-    started = launch(placement, machine, four_bit=resolved["load_in_4bit"])
+    here = candidates.here(resolved, model, dataset, machine, choices, probe, calibrations or {})
+    cloud = candidates.flavors(resolved, model, dataset, offered, choices)
+    decision = rubric.decide(resolved, sensitive=recipe.sensitive, model=model, here=here, choices=choices)
+    chosen = here if decision.where == "local" else _flavor(cloud, choices)
+    taken = chosen or here
+    reasons = [rule.as_reason() for rule in decision.fired] + reasons + _placed(resolved, model, taken, choices)
+    placed = placement(resolved, taken.machine, taken.fit, "local" if taken.flavor is None else "hf_jobs")
+    started = launch(placed, taken.machine, four_bit=resolved["load_in_4bit"])
     fingerprints = {"model": model.fingerprint, "data": dataset.fingerprint}
     return {
         "schema": PLAN_SCHEMA,
-        "where": "local",
+        "where": decision.where,
         "recipe": resolved,
         "recipe_hash": recipe_hash(resolved, fingerprints),
         "fingerprints": fingerprints,
         "policy": {"sensitive": recipe.sensitive, "hub_model_id": recipe.hub_model_id},
-        "placement": placement,
+        "placement": placed,
         "launch": started,
-        "facts": {"model": dataclasses.asdict(model), "machine": dataclasses.asdict(machine)},
-        "reasons": reasons,
+        "flavor": taken.flavor.name if taken.flavor else None,
+        "timeout_seconds": candidates.timeout_seconds(taken.seconds) if taken.flavor and taken.seconds else None,
+        "blockers": _blockers(decision.where, chosen, here, cloud),
+        "estimates": estimates(model, machine, taken, cloud, context=resolved["max_length"]),
+        "facts": _plain({"model": model, "dataset": dataset, "machine": machine}),
+        "reasons": reasons + started["reasons"],
     }
 
 
@@ -92,6 +98,67 @@ def wants_probe(machine: MachineFacts, model: ModelFacts, choices: Choices) -> b
         return choices.dtype == "bfloat16" and not choices.force
     on_cpu = device == "cpu" and machine.bf16_matrix
     return on_cpu and choices.dtype is None and (model.parameters or 0) >= PROBE_FROM_PARAMETERS
+
+
+def _flavor(cloud: list[Candidate], choices: Choices) -> Candidate | None:
+    if choices.flavor is None:
+        return candidates.cheapest(cloud, choices.max_hours)
+    found = next((candidate for candidate in cloud if candidate.name == choices.flavor), None)
+    if found is None:
+        raise UsageError(
+            f"there is no GPU flavor {choices.flavor!r}",
+            code="unknown_flavor",
+            expected=", ".join(candidate.name for candidate in cloud),
+            got=choices.flavor,
+        )
+    return found
+
+
+def _blockers(where: str, chosen: Candidate | None, here: Candidate, cloud: list[Candidate]) -> list[dict[str, str]]:
+    """What would stop the plan. Nothing is guessed: a need that is unknown is one of them."""
+    if chosen is None:
+        known = [candidate.problems[0][1] for candidate in cloud if candidate.problems]
+        why = "; ".join(here.unknown.values()) if here.fit.memory is None else known[-1] if known else "none is offered"
+        return [{"code": "no_flavor", "message": f"no flavor of Hugging Face Jobs can run this: {why}"}]
+    found = [{"code": code, "message": message} for code, message in chosen.problems]
+    if chosen.fit.memory is None:
+        message = chosen.unknown.get("seconds", "the model's shape is unknown")
+        found.append({"code": "unknown_memory", "message": f"what {where} training needs is unknown: {message}"})
+    return found
+
+
+def _placed(resolved: dict[str, Any], model: ModelFacts, taken: Candidate, choices: Choices) -> list[dict[str, str]]:
+    """Why the placement is what it is."""
+    fit, reasons = taken.fit, list[dict[str, str]]()
+    step, effective = fit.step, resolved["effective_batch_size"]
+    best = f"the best of {taken.machine.chip}"
+    if "device" in taken.machine.unknown:
+        best += f" ({taken.machine.unknown['device']})"
+    _because(reasons, "device", step.device, "asked for" if choices.device else best, "machine")
+    _because(reasons, "dtype", step.dtype, taken.dtype_because, "references/local_training.md")
+    _because(reasons, "attn_implementation", "sdpa", "torch's own fused kernels, on every device", "plan")
+    split = f"{step.rows} x {fit.accumulation}" + (f" x {fit.processes} processes" if fit.processes > 1 else "")
+    gigabytes = (taken.machine.memory_bytes or 0) / 1e9
+    why = f"{gigabytes:.0f} GB of {step.device} memory; the effective batch stays {effective}"
+    _because(reasons, "batch", split, why, "references/local_training.md")
+    _because(reasons, "gradient_checkpointing", step.checkpointing, _why_checkpointing(taken), "estimate")
+    if fit.strategy != "single":
+        why = "one GPU holds the model" if fit.strategy == "ddp" else "one GPU does not hold the model"
+        _because(reasons, "strategy", fit.strategy + " with offload" * step.offload, why, "seed: DDP vs FSDP")
+    if model.convertible is False:
+        _because(reasons, "convertible", False, f"llama.cpp does not know {model.architecture}: no GGUF", "llama.cpp")
+    if taken.flavor is not None and taken.cost is not None:
+        why = f"the cheapest that fits and ends within {choices.max_hours:g} h: {taken.cost.basis}"
+        _because(reasons, "flavor", taken.name, "asked for" if choices.flavor else why, taken.flavor.source)
+    return reasons
+
+
+def _why_checkpointing(taken: Candidate) -> str:
+    memory, usable = taken.fit.memory, taken.fit.usable_bytes
+    if memory is None or usable is None:
+        return "memory need or memory unknown: the careful choice"
+    how = "with" if taken.fit.step.checkpointing else "without"
+    return f"up to {memory.high / 1e9:.2f} GB {how} it, {usable / 1e9:.1f} GB usable"
 
 
 def _resolve(recipe: Recipe, model: ModelFacts, dataset: DatasetFacts, reasons: list[dict[str, str]]) -> dict[str, Any]:
@@ -155,150 +222,15 @@ def _held_out(rows: int, recipe: Recipe) -> int:
     return len(train_module().held_out_rows(rows, recipe.held_out_fraction, recipe.seed))
 
 
-def _place(
-    recipe: dict[str, Any],
-    model: ModelFacts,
-    machine: MachineFacts,
-    choices: Choices,
-    probe: PrecisionProbe | None,
-    reasons: list[dict[str, str]],
-) -> dict[str, Any]:
-    device = choices.device or machine.device
-    _because(reasons, "device", device, "asked for" if choices.device else f"the best of {machine.chip}", "machine")
-    dtype, why = precision(device, machine, choices, probe)
-    _because(reasons, "dtype", dtype, why, "references/local_training.md")
-    if recipe["load_in_4bit"] and device != "cuda":
-        raise DecisionNeeded(
-            f"load_in_4bit needs CUDA; this machine would train on {device}",
-            code="needs_cuda",
-            expected="an NVIDIA GPU for 4-bit QLoRA (bitsandbytes)",
-            got=device,
-            hint="load_in_4bit: false with a smaller model here, or a cloud GPU",
-        )
-    batch = _batch(recipe["effective_batch_size"], device, machine, model, reasons)
-    return {
-        "backend": "local",
-        "device": device,
-        "dtype": dtype,
-        "attn_implementation": "sdpa",
-        "per_device_train_batch_size": batch,
-        "gradient_accumulation_steps": recipe["effective_batch_size"] // batch,
-        "num_processes": 1,
-        "strategy": "single",
-        "offload": False,
-        "gradient_checkpointing": _checkpointing(recipe, model, machine, dtype, batch, reasons),
-        "threads": machine.cores if device == "cpu" else None,
-        "save_steps": max(1, min(200, math.ceil(recipe["max_steps"] / 4))),
-        "save_total_limit": 2,
-        "report_to": "none",
-    }
+def _plain(facts: dict[str, Any]) -> dict[str, Any]:
+    """Facts as JSON has them."""
+    return {name: _lists(dataclasses.asdict(value)) for name, value in facts.items()}
 
 
-def precision(device: str, machine: MachineFacts, choices: Choices, probe: PrecisionProbe | None) -> tuple[str, str]:
-    """`(dtype, reason)` for training on a device.
-
-    Raises:
-        DecisionNeeded: float16 on MPS or on a CPU, which ends in NaN; bfloat16 on MPS without a good probe.
-    """
-    asked = choices.dtype
-    if asked == "bfloat16" and device == "mps" and not choices.force:
-        return asked, _mps_bf16(probe)
-    if asked == "float16" and device != "cuda" and not choices.force:
-        raise DecisionNeeded(
-            f"float16 training on {device} often ends in NaN losses: there is no reliable gradient scaling",
-            code="unsafe_precision",
-            expected="float32 (safe), or bfloat16 after a probe",
-            got="float16",
-            hint="skill-train local --dtype float32, or --force to take the risk",
-        )
-    if asked is not None:
-        return asked, "asked for" + (", against the advice" if choices.force else "")
-    if device == "cuda":
-        capability = machine.compute_capability
-        if capability is None:
-            return "float32", "the GPU's compute capability is unknown, and float32 works on all"
-        if capability >= 8.0:
-            return "bfloat16", f"compute capability {capability} has bf16: the range of float32, no gradient scaling"
-        return "float16", f"compute capability {capability} is older than Ampere: float16 with gradient scaling"
-    if device == "mps":
-        return "float32", "the safe default on MPS; --dtype bfloat16 on M2 or newer after a short trial"
-    return _cpu_precision(machine, probe)
-
-
-def _mps_bf16(probe: PrecisionProbe | None) -> str:
-    drift = _drift(probe) if probe else math.nan
-    if not drift <= PROBE_LOSS_TOLERANCE:
-        raise DecisionNeeded(
-            "bfloat16 on MPS is taken only after a probe on this machine gives the loss of float32",
-            code="unsafe_precision",
-            expected=f"a loss at most {PROBE_LOSS_TOLERANCE:.1%} off",
-            got=f"{drift:.2%} off" if probe else "the probe did not run",
-            hint="skill-train local --dtype float32, or --force to take the risk",
-        )
-    return f"asked for, and the probe on this machine is {drift:.2%} off in the loss"
-
-
-def _drift(probe: PrecisionProbe) -> float:
-    return abs(probe.loss["bfloat16"] / probe.loss["float32"] - 1)
-
-
-def _cpu_precision(machine: MachineFacts, probe: PrecisionProbe | None) -> tuple[str, str]:
-    if not machine.bf16_matrix:
-        return "float32", "this processor has no bf16 matrix instructions"
-    if probe is None:
-        return "float32", "no probe was made: below 100M parameters bf16 saves little on a CPU"
-    ratio = probe.seconds["float32"] / probe.seconds["bfloat16"]
-    drift = _drift(probe)
-    figures = f"probe: bf16 {ratio:.2f} times as fast, loss {drift:.2%} off"
-    if ratio >= PROBE_FASTER and drift <= PROBE_LOSS_TOLERANCE:
-        return "bfloat16", figures
-    return "float32", figures + f" (needs {PROBE_FASTER} times and at most {PROBE_LOSS_TOLERANCE:.1%})"
-
-
-# Rows at a time by device memory, up to a limit in 1e9 bytes: the tables of the user's guide. A GPU has its memory for
-# itself; a Mac shares it with everything else.
-_ROWS_AT_ONCE: dict[str, tuple[tuple[float, int], ...]] = {
-    "mps": ((18, 1), (38, 2), (60, 4), (150, 8), (math.inf, 16)),
-    "cuda": ((14, 1), (20, 2), (38, 4), (75, 8), (math.inf, 16)),
-}
-
-
-def _batch(effective: int, device: str, machine: MachineFacts, model: ModelFacts, reasons: list[dict[str, str]]) -> int:
-    """Rows at a time, a divisor of the effective batch: 1x16 at 8-16 GB to 16x1 at 80 GB. CPUs: small models are bound
-    by overhead and take 8; large ones take 1, where padding would be waste."""
-    gigabytes = (machine.memory_bytes or 0) / 1e9
-    if device == "cpu":
-        small = (model.parameters or PROBE_FROM_PARAMETERS) < PROBE_FROM_PARAMETERS
-        wanted, why = (8, "a small model on a CPU is bound by overhead") if small else (1, "padding is waste on a CPU")
-    else:
-        wanted = next(rows for limit, rows in _ROWS_AT_ONCE[device] if gigabytes < limit)
-        why = f"{gigabytes:.0f} GB of {device} memory"
-    batch = max(n for n in range(1, min(wanted, effective) + 1) if effective % n == 0)
-    _because(
-        reasons, "batch", f"{batch} x {effective // batch}", f"{why}; the effective batch stays {effective}", "plan"
-    )
-    return batch
-
-
-def _checkpointing(
-    recipe: dict[str, Any],
-    model: ModelFacts,
-    machine: MachineFacts,
-    dtype: str,
-    batch: int,
-    reasons: list[dict[str, str]],
-) -> bool:
-    """Recomputing activations costs about a third more time, so only when memory needs it."""
-    shape = {"dtype": dtype, "max_length": recipe["max_length"], "batch": batch, "four_bit": recipe["load_in_4bit"]}
-    need = training_bytes(model, checkpointing=False, **shape)
-    have = machine.available_bytes or machine.memory_bytes
-    if need is None or have is None:
-        _because(reasons, "gradient_checkpointing", True, "memory need or memory unknown: the careful choice", "plan")
-        return True
-    needed = need > HEADROOM * have
-    why = f"{need / 1e9:.2f} GB without it, {have / 1e9:.1f} GB free, {HEADROOM:.0%} of it used at most"
-    _because(reasons, "gradient_checkpointing", needed, why, "estimate")
-    return needed
+def _lists(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _lists(item) for key, item in value.items()}
+    return [_lists(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def _because(reasons: list[dict[str, str]], rule: str, value: Any, why: str, source: str) -> None:

@@ -163,3 +163,52 @@ def _draw_tokens(rich: Any, tokens: dict[str, Any]) -> None:
         for bucket in tokens["histogram"]:
             table.add_row(f"up to {bucket['up_to']:,}", f"{bucket['rows']:,}", "█" * -(-30 * bucket["rows"] // most))
         rich.print(table)
+
+
+def draw_plan(rich: Any, data: dict[str, Any]) -> None:
+    """Where and why, then memory and time with their parts, money, and what each file will need."""
+    from rich.table import Table
+
+    where = data["where"] + (f" ({data['flavor']})" if data["flavor"] else "")
+    rules = Table("rule", "says", "because", "source", title=clean(f"train: {where}"), title_justify="left")
+    for reason in data["reasons"]:
+        rules.add_row(*(clean(reason[key]) for key in ("rule", "value", "because", "source")))
+    rich.print(rules)
+    for blocker in data["blockers"]:
+        rich.print(clean(f"blocked: {blocker['message']}"), style="red", markup=False)
+    table = Table("what", "from", "to", "because", title_justify="left")
+    for part in data["memory_parts"]:
+        table.add_row(clean(part["name"]), _bytes(part["low"]), _bytes(part["high"]), clean(part["because"]))
+    table.add_row("memory", *_ends(data["memory_bytes"], _bytes), style="bold", end_section=True)
+    for part in data["seconds_parts"]:
+        table.add_row(clean(part["name"]), _time(part["low"]), _time(part["high"]), clean(part["because"]))
+    table.add_row("time", *_ends(data["seconds"], _time), style="bold", end_section=True)
+    table.add_row("cost", *_ends(data["cost_usd"], lambda dollars: f"${dollars:,.2f}"), end_section=True)
+    for name in ("merge", "convert", "verify", "disk"):
+        table.add_row(f"{name} {'space' if name == 'disk' else 'memory'}", *_ends(data[f"{name}_bytes"], _bytes))
+    for file in data["files"]:
+        table.add_row(f"{file['quant']} file", *_ends(file["bytes"], _bytes))
+        table.add_row(f"{file['quant']} tokens/s here", *_ends(file["tokens_per_second"], lambda rate: f"{rate:,.0f}"))
+    rich.print(table)
+    for name, both in data.get("actual", {}).items():
+        rich.print(f"{name}: estimated {both['low']} to {both['high']}, measured {both['actual']}", markup=False)
+
+
+def _ends(value: dict[str, Any], shown: Any) -> tuple[str, str, str]:
+    if value["low"] is None:
+        return "unknown", "unknown", clean(value["basis"])
+    return shown(value["low"]), shown(value["high"]), clean(value["basis"])
+
+
+def _bytes(count: float) -> str:
+    return f"{count / 1e9:.2f} GB" if count >= 1e8 else f"{count / 1e6:.1f} MB"
+
+
+def _time(seconds: float) -> str:
+    return (
+        f"{seconds / 3600:.1f} h"
+        if seconds >= 5400
+        else f"{seconds / 60:.1f} min"
+        if seconds >= 90
+        else f"{seconds:.0f} s"
+    )

@@ -1,0 +1,97 @@
+"""What finished runs on this machine measured, kept in the cache, so that the next estimate need not assume a speed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from skill_train.estimate import MicroStep
+from skill_train.estimate_time import micro_step_flops
+from skill_train.facts import Calibration, MachineFacts, ModelFacts
+from skill_train.machine import cache_dir
+from skill_train.run_dir import write_json
+
+SCHEMA = "skill-train/calibration/1"
+_LEAST_STEPS = 3  # the first warms up
+
+
+def remember(plan: dict[str, Any], lines: list[dict[str, Any]], finished_at: str) -> Calibration | None:
+    """Keeps the speed of a run; None when it was too short to tell.
+
+    Args:
+        plan: of the run.
+        lines: of its `metrics.jsonl`.
+        finished_at: when it ended, for the reader.
+    """
+    settled = [line for line in lines[1:] if line.get("seconds")]
+    model, machine = _facts(plan)
+    if len(lines) < _LEAST_STEPS or not settled or plan["placement"]["num_processes"] > 1:
+        return None
+    flops = sum(_flops(plan, model, line) or 0 for line in settled)
+    seconds = sum(line["seconds"] for line in settled)
+    if not flops:
+        return None
+    dtype, shape = plan["placement"]["dtype"], _shape(model)
+    basis = f"{len(settled)} steps of {Path(model.source).name} in {dtype}, {finished_at[:10]}"
+    path = _path(machine, plan["placement"]["device"], dtype)
+    kept = _read(path) | {shape: {"flops_per_second": flops / seconds, "basis": basis}}
+    write_json(path, {"schema": SCHEMA, "chip": machine.chip, "dtype": dtype, "shapes": kept})
+    return Calibration(flops / seconds, basis, same_shape=True)
+
+
+def known(machine: MachineFacts, model: ModelFacts, device: str) -> dict[str, Calibration]:
+    """Measured speeds of this machine, by dtype: of this very model shape, else of the one that ran fastest."""
+    found = {}
+    for dtype in ("float32", "bfloat16", "float16"):
+        shapes = _read(_path(machine, device, dtype))
+        same = shapes.get(_shape(model))
+        best = same or max(shapes.values(), key=lambda kept: float(kept["flops_per_second"]), default=None)
+        if best is not None:
+            found[dtype] = Calibration(float(best["flops_per_second"]), str(best["basis"]), same_shape=same is not None)
+    return found
+
+
+def _flops(plan: dict[str, Any], model: ModelFacts, line: dict[str, Any]) -> float | None:
+    """Of one optimizer step, from the tokens that it was fed."""
+    recipe, placement = plan["recipe"], plan["placement"]
+    rows, tokens = recipe["effective_batch_size"], line["tokens"]
+    step = MicroStep(
+        device=placement["device"],
+        dtype=placement["dtype"],
+        rows=1,
+        length=max(1, round(tokens / rows)),
+        checkpointing=placement["gradient_checkpointing"],
+        four_bit=recipe["load_in_4bit"],
+        lora_r=recipe["lora_r"],
+        target_modules=tuple(recipe["target_modules"]),
+        trained_share=line["trained_tokens"] / tokens,
+    )
+    flops = micro_step_flops(model, step)
+    return None if flops is None else flops * rows
+
+
+def _facts(plan: dict[str, Any]) -> tuple[ModelFacts, MachineFacts]:
+    return ModelFacts(**plan["facts"]["model"]), MachineFacts(**plan["facts"]["machine"])
+
+
+def _shape(model: ModelFacts) -> str:
+    values = asdict(model)
+    return json.dumps([values[k] for k in ("model_type", "layers", "hidden_size", "intermediate_size", "vocab_size")])
+
+
+def _path(machine: MachineFacts, device: str, dtype: str) -> Path:
+    key = json.dumps([machine.system, machine.chip, machine.cores, device, dtype])
+    return cache_dir() / "calibration" / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """The kept shapes. A cache may be lost or torn: then nothing is known."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        shapes = document["shapes"] if document["schema"] == SCHEMA else {}
+        return {key: kept for key, kept in shapes.items() if float(kept["flops_per_second"]) > 0 and kept["basis"]}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}

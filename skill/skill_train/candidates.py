@@ -1,0 +1,192 @@
+"""Each place where a recipe could train, this machine and every flavor, with its fit, its time and its price. Pure."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from skill_train.errors import DecisionNeeded
+from skill_train.estimate import Part, Range, total
+from skill_train.estimate_files import disk_bytes, merge_bytes
+from skill_train.estimate_time import Schedule, training_seconds
+from skill_train.facts import Calibration, DatasetFacts, Flavor, Gpu, MachineFacts, ModelFacts, PrecisionProbe
+from skill_train.placement import Choices, Fit, fit, precision
+
+# Compute capability and NVLink by the names of the Jobs API: NVIDIA's list of CUDA GPUs; hub-docs, jobs-configuration.
+_CAPABILITY = {"T4": 7.5, "A10G": 8.6, "L4": 8.9, "L40S": 8.9, "A100": 8.0, "H100": 9.0, "H200": 9.0, "RTX": 12.0}
+_NVLINK = ("A100", "H100", "H200")
+# A job's container, seconds: pull, `uv` installs torch and the rest, and the first imports. No published measurement
+# was found; a guess until jobs of ours are measured.
+_START_SECONDS = (60.0, 300.0)
+QUANTS = ("q8_0", "q4_k_m")
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One place to train.
+
+    Attributes:
+        flavor: None for this machine.
+        problems: why it cannot be taken, as `(code, message)`.
+        unknown: why a figure is None.
+    """
+
+    machine: MachineFacts
+    flavor: Flavor | None
+    dtype: str
+    dtype_because: str
+    fit: Fit
+    time: tuple[Part, ...]
+    seconds: Range | None
+    cost: Range | None
+    problems: tuple[tuple[str, str], ...]
+    unknown: dict[str, str]
+
+    @property
+    def name(self) -> str:
+        return self.flavor.name if self.flavor else "this machine"
+
+
+def here(
+    recipe: dict[str, Any],
+    model: ModelFacts,
+    dataset: DatasetFacts,
+    machine: MachineFacts,
+    choices: Choices,
+    probe: PrecisionProbe | None,
+    calibrations: dict[str, Calibration],
+) -> Candidate:
+    """This machine.
+
+    Raises:
+        DecisionNeeded: a precision that is not safe on it was asked for.
+    """
+    device = choices.device or machine.device
+    dtype, because = precision(device, machine, choices, probe, model)
+    return _candidate(recipe, model, dataset, machine, None, device, (dtype, because), calibrations.get(dtype))
+
+
+def flavors(
+    recipe: dict[str, Any], model: ModelFacts, dataset: DatasetFacts, offered: tuple[Flavor, ...], choices: Choices
+) -> list[Candidate]:
+    """Every GPU flavor. Those without a GPU are left out: nothing tells how fast their processors are."""
+    found = []
+    for flavor in offered:
+        if flavor.gpu is None:
+            continue
+        machine = machine_of(flavor)
+        try:
+            kind = precision("cuda", machine, Choices(dtype=choices.dtype, force=choices.force), None, model)
+        except DecisionNeeded:
+            continue
+        found.append(_candidate(recipe, model, dataset, machine, flavor, "cuda", kind, None))
+    return found
+
+
+def machine_of(flavor: Flavor) -> MachineFacts:
+    """What a flavor promises, as facts of a machine."""
+    name = f"NVIDIA {flavor.gpu}" if flavor.gpu else "a cloud processor"
+    capability = next((value for key, value in _CAPABILITY.items() if key in (flavor.gpu or "").split()), None)
+    memory = flavor.gpu_memory_bytes or 0
+    nvlink = any(key in name for key in _NVLINK) if flavor.gpus > 1 else None
+    return MachineFacts(
+        system="Linux",
+        chip=name,
+        device="cuda" if flavor.gpu else "cpu",
+        memory_bytes=memory if flavor.gpu else flavor.ram_bytes,
+        available_bytes=None,
+        compute_capability=capability,
+        cores=flavor.cores,
+        bf16_matrix=False,
+        gpus=(Gpu(name, memory, None, capability, nvlink),) * flavor.gpus if flavor.gpu else (),
+        ram_bytes=flavor.ram_bytes,
+        disk_free_bytes=flavor.disk_bytes,
+    )
+
+
+def cheapest(candidates: list[Candidate], max_hours: float) -> Candidate | None:
+    """The cheapest that fits and ends in time by its upper estimate; the fastest that fits when none does. By name when
+    prices are equal, so that the same facts give the same plan."""
+    usable = [c for c in candidates if not c.problems and c.seconds is not None and c.cost is not None]
+    in_time = [c for c in usable if c.seconds is not None and c.seconds.high <= max_hours * 3600]
+    if in_time:
+        return min(in_time, key=lambda c: (c.cost.middle if c.cost else math.inf, c.name))
+    return min(usable, key=lambda c: (c.seconds.middle if c.seconds else math.inf, c.name), default=None)
+
+
+def timeout_seconds(seconds: Range) -> int:
+    """When a job is stopped: the upper estimate, which holds loading and installation, a quarter more, and ten minutes
+    for saving and uploading. Whole minutes, because they are what is billed."""
+    return math.ceil((seconds.high * 1.25 + 600) / 60) * 60
+
+
+def _candidate(
+    recipe: dict[str, Any],
+    model: ModelFacts,
+    dataset: DatasetFacts,
+    machine: MachineFacts,
+    flavor: Flavor | None,
+    device: str,
+    kind: tuple[str, str],
+    calibration: Calibration | None,
+) -> Candidate:
+    chosen = fit(recipe, model, dataset, machine, device, kind[0])
+    parts = training_seconds(
+        model, chosen.step, machine, _schedule(recipe, model, dataset, chosen, flavor), calibration
+    )
+    seconds = None if parts is None else total(parts, parts[-1].because)
+    cost = None
+    if flavor is not None and seconds is not None:
+        a_second = flavor.usd_per_hour / 3600
+        basis = f"${flavor.usd_per_hour:g} an hour, price of {flavor.read_at}"
+        cost = Range(seconds.low * a_second, seconds.high * a_second, basis)
+    unknown = dict(machine.unknown)
+    if seconds is None:
+        unknown["seconds"] = _why_no_time(model, machine, device)
+    problems = tuple(_problems(recipe, model, machine, flavor, device, chosen))
+    return Candidate(machine, flavor, *kind, chosen, tuple(parts or ()), seconds, cost, problems, unknown)
+
+
+def _schedule(
+    recipe: dict[str, Any], model: ModelFacts, dataset: DatasetFacts, chosen: Fit, flavor: Flavor | None
+) -> Schedule:
+    longest = float(recipe["max_length"])
+    tokens = dataset.tokens
+    mean = (0.1 * longest, longest) if tokens is None else tokens.mean_cut
+    return Schedule(
+        steps=recipe["max_steps"],
+        accumulation=chosen.accumulation,
+        row_tokens=(min(mean[0], longest), min(mean[1], longest)),
+        rows=dataset.rows,
+        local_weights=flavor is None and model.revision is None,
+        start_seconds=_START_SECONDS if flavor else (0, 0),
+    )
+
+
+def _why_no_time(model: ModelFacts, machine: MachineFacts, device: str) -> str:
+    if not (model.parameters and model.layers and model.hidden_size and model.vocab_size):
+        return "the model's shape is unknown: " + "; ".join(model.unknown.values())
+    if device == "cpu":
+        return "the processor's clock or its vector unit is unknown; a short run here measures it"
+    return f"no published speed of {machine.chip} is known; a short run here measures it"
+
+
+def _problems(
+    recipe: dict[str, Any], model: ModelFacts, machine: MachineFacts, flavor: Flavor | None, device: str, chosen: Fit
+) -> list[tuple[str, str]]:
+    found = []
+    if recipe["load_in_4bit"] and device != "cuda":
+        found.append(("needs_cuda", f"load_in_4bit needs CUDA (bitsandbytes); {machine.chip} would train on {device}"))
+    if chosen.fits is False and chosen.memory is not None and chosen.usable_bytes is not None:
+        need, have = chosen.memory.high / 1e9, chosen.usable_bytes / 1e9
+        found.append(("no_memory", f"needs up to {need:.1f} GB, {have:.1f} GB can be used on {machine.chip}"))
+    merge, ram = merge_bytes(model), machine.ram_bytes
+    if flavor is not None and merge is not None and ram is not None and merge.low > ram:
+        found.append(
+            ("no_host_ram", f"merging needs {merge.low / 1e9:.0f} GB of host memory, it has {ram / 1e9:.0f} GB")
+        )
+    disk, free = disk_bytes(model, QUANTS, 0), machine.disk_free_bytes
+    if disk is not None and free is not None and disk.low > free:
+        found.append(("no_disk", f"the run writes {disk.low / 1e9:.0f} GB, {free / 1e9:.0f} GB are free"))
+    return found

@@ -1,0 +1,307 @@
+"""`plan`: reads the facts, decides, and keeps the decision. Spends nothing and needs neither torch nor a GPU."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+from skill_train import calibration, dataset, flavors, machine, model, tables, tokens
+from skill_train import plan as planner
+from skill_train import recipe as recipes
+from skill_train.console import Console, Result
+from skill_train.errors import DecisionNeeded, UsageError
+from skill_train.facts import DatasetFacts, ModelFacts
+from skill_train.placement import Choices
+from skill_train.recipe import Recipe
+from skill_train.run_dir import open_run, read_json, write_json
+
+
+def plan(
+    console: Console,
+    *,
+    recipe: Path | None,
+    out: Path | None,
+    device: str | None,
+    dtype: str | None,
+    where: str | None,
+    flavor: str | None,
+    max_hours: float,
+    **flags: Any,
+) -> Result:
+    """Decides, and writes the plan when asked to. A run directory shows what was estimated and what was measured."""
+    said = {key: value for key, value in flags.items() if value is not None}
+    if recipe is not None and (recipe / "plan.json").is_file():
+        return _of_run(recipe)
+    choices = Choices(device=device, dtype=dtype, where=where, flavor=flavor, max_hours=max_hours)
+    if out is not None and out.exists() and not is_plan(out):
+        raise UsageError(f"{out} exists and is not a plan", code="would_overwrite", hint="choose another --out")
+    made = decided(console, load_recipe(recipe, said), choices)
+    if out is not None:
+        write_json(out, made)
+    return _result(console, made, out, recipe, said)
+
+
+def decided(console: Console, recipe: Recipe, choices: Choices) -> dict[str, Any]:
+    """The plan of a recipe, from metadata only: no weights are read and nothing is downloaded whole."""
+    on_hub = not Path(recipe.model).is_dir()
+    if on_hub:
+        from skill_train import hub
+
+        console.status(f"asking the Hub about {recipe.model}")
+        about = hub.model_facts(recipe.model, recipe.revision)
+    else:
+        about = model.read_model(Path(recipe.model), weights_needed=False)
+    rows = dataset_facts(console, recipe, about)
+    offered, why = flavors.current(live=on_hub or rows.revision is not None)
+    console.status(f"prices: {why}")
+    return _made(pinned(recipe, about.revision, rows.revision), about, rows, choices, offered)
+
+
+def local_plan(console: Console, recipe: Recipe, choices: Choices) -> dict[str, Any]:
+    """The plan for this machine, with the model's files at hand; bf16 is timed where that could change the plan."""
+    from skill_train import hub, local
+
+    folder, commit = hub.model_folder(recipe.model, recipe.revision)
+    about = model.read_model(folder)
+    rows = dataset_facts(console, recipe, about)
+    recipe = pinned(recipe, commit, rows.revision)
+    this = machine.read_machine()
+    probe = None
+    if planner.wants_probe(this, about, choices):
+        console.status("timing bf16 on this machine (once for this model)")
+        safe = _made(recipe, about, rows, dataclasses.replace(choices, dtype="float32"), ())
+        probe = local.probe_precision(safe, this, about)
+    return _made(recipe, about, rows, choices, (), probe)
+
+
+def _made(
+    recipe: Recipe, about: ModelFacts, rows: DatasetFacts, choices: Choices, offered: Any, probe: Any = None
+) -> dict[str, Any]:
+    this = machine.read_machine()
+    known = calibration.known(this, about, choices.device or this.device)
+    return planner.make_plan(
+        recipe,
+        model=about,
+        dataset=rows,
+        machine=this,
+        choices=choices,
+        probe=probe,
+        offered=offered,
+        calibrations=known,
+    )
+
+
+def load_recipe(file: Path | None, flags: dict[str, Any]) -> Recipe:
+    """A recipe file with what the command line says in its place."""
+    if file is None:
+        return recipes.from_dict(flags)
+    loaded = dataclasses.asdict(recipes.load(file))
+    return recipes.from_dict({key: value for key, value in loaded.items() if value is not None} | flags)
+
+
+def pinned(recipe: Recipe, model_commit: str | None, data_commit: str | None) -> Recipe:
+    """Paths made absolute and revisions made commits, so that the plan means the same later and elsewhere."""
+    here = {key: str(Path(getattr(recipe, key)).resolve()) for key in ("model", "data")}
+    return dataclasses.replace(
+        recipe,
+        model=here["model"] if model_commit is None else recipe.model,
+        revision=model_commit,
+        data=here["data"] if Path(recipe.data).exists() else recipe.data,
+        data_revision=data_commit or recipe.data_revision,
+    )
+
+
+def dataset_facts(console: Console, recipe: Recipe, about: ModelFacts) -> DatasetFacts:
+    """Every row of a file; of a dataset on the Hub its metadata and first rows. Tokens as they were counted by
+    `skill-train data`, else a range."""
+    if Path(recipe.data).exists() or not _is_id(recipe.data):
+        found = dataset.scan(recipe)
+    else:
+        from skill_train import hub_dataset
+
+        console.status(f"asking the Hub about {recipe.data}")
+        looked = hub_dataset.look(recipe, dataset.find_format)
+        found = dataset.with_text_of(looked.facts, recipe, looked.first)
+    key = tokens.tokenizer_key(recipe.model, about.revision)
+    counted = tokens.known_tokens(found, key, split=recipe.split, loss_on=recipe.loss_on, max_length=recipe.max_length)
+    if counted is None and found.text_bytes is not None:
+        sizes = (found.rows, found.text_bytes, found.longest_text_bytes or found.text_bytes)
+        counted = tokens.token_range(*sizes, recipe.max_length, found.turns or 0, found.longest_turns or 0)
+    return dataclasses.replace(found, tokens=counted)
+
+
+def _is_id(name: str) -> bool:
+    file = Path(name).suffix in (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")
+    return name.count("/") == 1 and not name.startswith((".", "/")) and not file
+
+
+def is_plan(path: Path) -> bool:
+    """Whether a file is a plan that skill-train wrote."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8")) if path.suffix == ".json" else None
+    except (OSError, ValueError):
+        return False
+    return isinstance(document, dict) and document.get("schema") == planner.PLAN_SCHEMA
+
+
+def given_plan(path: Path, said: dict[str, Any]) -> dict[str, Any]:
+    """A plan that was made before, for this machine, as long as model and data are still the same.
+
+    Raises:
+        UsageError: it is for the cloud, something else was said beside it, or its inputs have changed.
+        DecisionNeeded: something would stop it.
+    """
+    made: dict[str, Any] = read_json(path)
+    others = [f"--{key.replace('_', '-')}" for key, value in said.items() if value is not None]
+    again = f"skill-train plan --model {_word(made['recipe']['model'])} --data {_word(made['recipe']['data'])}"
+    if others:
+        raise UsageError(f"{path} is a plan, which {others[0]} would change", code="bad_usage", hint=again)
+    if made["where"] != "local":
+        raise UsageError(
+            f"{path} is a plan for the cloud ({made['flavor']})",
+            code="cloud_plan",
+            expected="a plan for this machine",
+            hint=f"{again} --where local --out {_word(path)}",
+        )
+    if made["blockers"]:
+        raise _blocked(made)
+    for key, now in _fingerprints(made["recipe"]).items():
+        if now is not None and now != made["fingerprints"][key]:
+            raise UsageError(
+                f"the {key} has changed since {path} was made",
+                code="outdated_plan",
+                got=made["recipe"][key],
+                hint=again,
+            )
+    return made
+
+
+def _fingerprints(recipe: dict[str, Any]) -> dict[str, str | None]:
+    known = {key: recipe[key] for key in recipes.FIELDS if key in recipe and recipe[key] is not None}
+    folder = Path(recipe["model"])
+    data = dataset.scan(recipes.from_dict(known)).fingerprint if Path(recipe["data"]).exists() else None
+    return {"model": model.fingerprint(folder) if folder.is_dir() else None, "data": data}
+
+
+def require_room(console: Console, made: dict[str, Any], *, force: bool) -> None:
+    """Refuses a run that cannot fit even by the lower estimate; warns where the upper one does not.
+
+    Raises:
+        DecisionNeeded: it does not fit, or needs what this machine lacks.
+    """
+    memory, usable = made["estimates"]["memory_bytes"], made["estimates"]["usable_bytes"]
+    tight = memory["low"] is not None and usable is not None and memory["low"] <= usable < memory["high"]
+    stopping = [
+        b for b in made["blockers"] if b["code"] != "unknown_memory" and not (b["code"] == "no_memory" and tight)
+    ]
+    if tight:
+        console.warn(
+            "little_memory", f"the run may need {memory['high'] / 1e9:.1f} GB; {usable / 1e9:.1f} GB can be used"
+        )
+    if stopping and not force:
+        raise _blocked({**made, "blockers": stopping})
+
+
+def _blocked(made: dict[str, Any]) -> DecisionNeeded:
+    """The plan stands, and something would stop it. With the way out that the plan knows."""
+    first = made["blockers"][0]
+    hint = {
+        "needs_cuda": "load_in_4bit: false with a smaller model, or --where cloud",
+        "no_memory": "a smaller model, a shorter max_length, load_in_4bit: true on an NVIDIA GPU, or --where cloud",
+        "no_disk": "free some space, or choose another place for the run",
+    }.get(first["code"], "a smaller model, a shorter max_length, or load_in_4bit: true")
+    return DecisionNeeded(
+        f"this plan cannot run: {'; '.join(blocker['message'] for blocker in made['blockers'])}",
+        code=first["code"],
+        expected="a model and rows that fit",
+        got=f"{made['where']}, {made['flavor'] or made['facts']['machine']['chip']}",
+        hint=hint,
+    )
+
+
+def _result(
+    console: Console, made: dict[str, Any], out: Path | None, recipe: Path | None, said: dict[str, Any]
+) -> Result:
+    data = summary(made) | {"plan": str(out) if out else None}
+    if made["facts"]["model"]["vision"]:
+        console.warn("vision", "this version trains on text only; images in the rows are not read")
+    if made["facts"]["machine"]["on_battery"] and made["where"] == "local":
+        console.warn("on_battery", "this machine runs on battery; training empties it")
+    error = _blocked(made) if made["blockers"] else None
+    return Result(
+        data,
+        human=lambda rich: tables.draw_plan(rich, data),
+        quiet=made["where"],
+        next=[] if error else _next(made, out, recipe, said),
+        error=error,
+    )
+
+
+def _next(made: dict[str, Any], out: Path | None, recipe: Path | None, said: dict[str, Any]) -> list[str]:
+    if made["where"] != "local":
+        return []
+    if out is not None:
+        return [f"skill-train local {_word(out)}"]
+    options = [f"--{key.replace('_', '-')} {_word(value)}" for key, value in said.items()]
+    return [" ".join(["skill-train local", *([_word(recipe)] if recipe else []), *options])]
+
+
+def summary(made: dict[str, Any]) -> dict[str, Any]:
+    """What a reader of a plan wants to know, short enough for one answer."""
+    estimates = made["estimates"]
+    keys = ("memory_bytes", "memory_parts", "usable_bytes", "seconds", "seconds_parts", "cost_usd")
+    later = ("merge_bytes", "convert_bytes", "verify_bytes", "disk_bytes", "adapter_parameters", "files", "flavors")
+    return {
+        "where": made["where"],
+        "flavor": made["flavor"],
+        "timeout_seconds": made["timeout_seconds"],
+        "blockers": made["blockers"],
+        "parameters": made["facts"]["model"]["parameters"],
+        "recipe_hash": made["recipe_hash"],
+        **{key: estimates[key] for key in keys},
+        "reasons": made["reasons"],
+        "placement": made["placement"],
+        "launch": made["launch"]["arguments"],
+        **{key: estimates[key] for key in later},
+        "tokens": made["facts"]["dataset"]["tokens"],
+    }
+
+
+def actual(made: dict[str, Any], record: dict[str, Any]) -> dict[str, Any]:
+    """What was estimated beside what was measured."""
+    figures = record["figures"]
+    peaks = figures["peak_memory_bytes"]
+    device = made["placement"]["device"]
+    measured = {"memory_bytes": peaks.get(device, peaks.get("rss")), "seconds": record["seconds"]}
+    estimates = made.get("estimates", {})
+    return {
+        key: {
+            "low": estimates.get(key, {}).get("low"),
+            "high": estimates.get(key, {}).get("high"),
+            "actual": value,
+            "within": _within(estimates.get(key, {}), value),
+        }
+        for key, value in measured.items()
+    }
+
+
+def _within(estimate: dict[str, Any], value: float | None) -> bool | None:
+    if value is None or estimate.get("low") is None:
+        return None
+    return bool(estimate["low"] <= value <= estimate["high"])
+
+
+def _of_run(folder: Path) -> Result:
+    run = open_run(folder)
+    made = read_json(run.plan)
+    data = summary(made) | {"plan": str(run.plan)}
+    if run.record("train").is_file():
+        data["actual"] = actual(made, read_json(run.record("train")))
+    return Result(data, human=lambda rich: tables.draw_plan(rich, data), quiet=made["where"])
+
+
+def _word(value: Any) -> str:
+    return shlex.quote(str(value))

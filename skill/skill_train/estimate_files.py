@@ -1,0 +1,119 @@
+"""What the results need: memory to merge, convert and verify, and the size, memory and speed of each quantized file on
+a device. Pure arithmetic; every formula names its source."""
+
+from __future__ import annotations
+
+from skill_train.devices import device_speed
+from skill_train.estimate import Part, Range
+from skill_train.facts import MachineFacts, ModelFacts
+
+# Bits a weight of whole files, Llama 3.1 8B: llama.cpp, tools/quantize/README.md (read 2026-11-21).
+BITS = {
+    "q2_k": 3.16,
+    "q3_k_s": 3.64,
+    "q3_k_m": 4.00,
+    "q3_k_l": 4.30,
+    "q4_0": 4.61,
+    "q4_k_s": 4.67,
+    "q4_k_m": 4.89,
+    "q5_k_s": 5.57,
+    "q5_k_m": 5.70,
+    "q6_k": 6.56,
+    "q8_0": 8.50,
+    "f16": 16.0,
+    "bf16": 16.0,
+    "f32": 32.0,
+}
+# The embedding and the output head stay at 6 bits or more; where rows are no multiple of 256 at 8 (llama.cpp,
+# llama-quant).
+_EMBEDDING_BITS = (6.56, 8.5)
+_TOKENIZER_BYTES = (0.5e6, 12e6)
+_BANDWIDTH_REACHED = (0.35, 0.80)  # generation: llama.cpp discussions 4167 (Apple) and 15013 (CUDA), 7B Q4_0 and F16
+_UBATCH = 512  # llama.cpp's default
+
+
+def file_bytes(model: ModelFacts, quant: str) -> Range | None:
+    """Size of a GGUF file; None when the parameters are unknown."""
+    if not model.parameters or quant not in BITS:
+        return None
+    embeddings = model.embedding_parameters or 0
+    bits = BITS[quant]
+    least, most = (max(bits, edge) if bits < 16 else bits for edge in _EMBEDDING_BITS)
+    body = model.parameters - embeddings
+    low = min(model.parameters * bits, body * bits * 0.97 + embeddings * least) / 8
+    high = (body * bits * 1.03 + embeddings * most) / 8
+    return Range(low + _TOKENIZER_BYTES[0], high + _TOKENIZER_BYTES[1], f"{bits} bits a weight")
+
+
+def inference_bytes(model: ModelFacts, quant: str, context: int) -> list[Part] | None:
+    """Memory of llama.cpp with one sequence: the file, the cache of keys and values in float16 (2 x layers x kv heads x
+    head size x context x 2 bytes), and the compute buffer (llama.cpp reserves logits of one ubatch in float32)."""
+    size = file_bytes(model, quant)
+    if size is None or not (model.layers and model.hidden_size and model.vocab_size):
+        return None
+    cache = kv_cache_bytes(model, context)
+    compute = _UBATCH * model.vocab_size * 4
+    return [
+        Part("weights", size.low, size.high, size.basis),
+        Part("kv cache", cache, cache, f"{context} tokens in float16"),
+        Part("compute", 0.5 * compute, compute + 150e6, f"{_UBATCH} rows of logits, graph and context"),
+    ]
+
+
+def kv_cache_bytes(model: ModelFacts, context: int) -> int:
+    heads = model.kv_heads or model.heads or 1
+    head = model.head_dim or (model.hidden_size or 0) // (model.heads or 1)
+    return 2 * (model.layers or 0) * heads * head * context * 2
+
+
+def tokens_per_second(model: ModelFacts, quant: str, machine: MachineFacts) -> Range | None:
+    """Generation reads every active weight once a token: bandwidth x the share that is reached / bytes. None where the
+    bandwidth is not known (most CPUs)."""
+    size, device = file_bytes(model, quant), device_speed(machine)
+    if size is None or device is None or not model.parameters:
+        return None
+    read = size.middle * (model.active_parameters or model.parameters) / model.parameters
+    rate = device.gigabytes_per_second * 1e9 / read
+    low, high = _BANDWIDTH_REACHED
+    basis = f"{device.gigabytes_per_second:g} GB/s of {machine.chip} x {low:.0%} to {high:.0%}"
+    return Range(rate * low, rate * high, basis)
+
+
+def merge_bytes(model: ModelFacts) -> Range | None:
+    """Memory to merge and pass the merge gate: the merge streams; the gate runs the reference in float32
+    (reference.py), one model at a time, with its weights mapped from the file while they are converted."""
+    return _reference_bytes(model, "the gate's reference in float32; the merge itself streams")
+
+
+def verify_bytes(model: ModelFacts) -> Range | None:
+    """Memory to verify: the reference in float32, then each file in a process of its own."""
+    return _reference_bytes(model, "the reference in float32, then one file at a time")
+
+
+def convert_bytes(model: ModelFacts) -> Range | None:
+    """Memory to convert: the largest tensor in float32 and its parts in work (convert.py keeps the same sum)."""
+    if not (model.vocab_size and model.hidden_size):
+        return None
+    largest = model.vocab_size * model.hidden_size
+    return Range(0.3e9 + 4 * largest, 0.8e9 + 12 * largest, "llama.cpp's converter, one tensor at a time")
+
+
+def disk_bytes(model: ModelFacts, quants: tuple[str, ...], adapter_bytes: float) -> Range | None:
+    """Disk for a whole run: merged model, one unquantized GGUF, the quantized files, and three copies of the adapter
+    with its optimizer state in checkpoints."""
+    sizes = [file_bytes(model, quant) for quant in quants]
+    if not model.parameters or None in sizes:
+        return None
+    stored = model.weight_bytes or 2 * model.parameters
+    known = [size for size in sizes if size is not None]
+    fixed = stored + 2 * model.parameters + 9 * adapter_bytes
+    return Range(
+        fixed + sum(s.low for s in known), fixed + sum(s.high for s in known), "merged, f16 and quantized files"
+    )
+
+
+def _reference_bytes(model: ModelFacts, basis: str) -> Range | None:
+    if not model.parameters:
+        return None
+    stored = model.weight_bytes or 2 * model.parameters
+    return Range(4 * model.parameters + 0.5e9, 4 * model.parameters + 0.5 * stored + 2.0e9, basis)

@@ -1,0 +1,139 @@
+"""Here or in the cloud: rules that each compare one figure and say what follows. Pure: the same facts, the same answer.
+
+The rules are those of this project's first document ("Local training on macOS", Agent Decision Rubric) for Macs; where
+it is silent the estimate decides, and a CUDA workstation is judged by its memory. references/planning.md tells them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from skill_train.candidates import Candidate
+from skill_train.errors import DecisionNeeded
+from skill_train.facts import MachineFacts, ModelFacts
+from skill_train.placement import Choices
+
+# "Up to 3B" and "7B and more", as models are called: Llama 3.2 3B has 3.21e9 parameters, Llama 2 7B 6.74e9.
+SMALL, LARGE = 3.5e9, 6.5e9
+SHORT, LONG = 1024, 4096  # tokens; the seed's "short context", and what no laptop's memory was made for
+SEED = "seed: Agent Decision Rubric"
+FRAMEWORK = "seed: decision framework, local or cloud"
+GUIDE = "seed: hardware guide"
+
+
+@dataclass(frozen=True)
+class Fired:
+    """One rule: what it compared and what it says (`local`, `cloud`, or `either`: the others decide)."""
+
+    rule: str
+    says: str
+    because: str
+    source: str
+
+    def as_reason(self) -> dict[str, str]:
+        return {"rule": self.rule, "value": self.says, "because": self.because, "source": self.source}
+
+
+@dataclass(frozen=True)
+class Decision:
+    where: str
+    fired: tuple[Fired, ...]
+
+
+def decide(
+    recipe: dict[str, Any], *, sensitive: bool, model: ModelFacts, here: Candidate, choices: Choices
+) -> Decision:
+    """Local unless a rule says cloud; what the user says comes first, and sensitive data before that.
+
+    Raises:
+        DecisionNeeded: the cloud was asked for, and the data is sensitive.
+    """
+    fired = tuple(rules(recipe, model, here, choices.max_hours))
+    advice = "cloud" if any(rule.says == "cloud" for rule in fired) else "local"
+    if sensitive:
+        if choices.where == "cloud":
+            raise DecisionNeeded(
+                "the recipe says sensitive: true, so nothing of it may leave this machine",
+                code="sensitive",
+                expected="--where local, or sensitive: false",
+                got="--where cloud",
+                hint="train here, or take sensitive: true out of the recipe if the data may leave",
+            )
+        kept = Fired("sensitive", "local", "sensitive: true: data, adapter and model stay on this machine", FRAMEWORK)
+        return Decision("local", (kept, *fired))
+    if choices.where is not None:
+        against = [rule.rule for rule in fired if rule.says not in (choices.where, "either")]
+        overrode = f", against {', '.join(against)}" if advice != choices.where else "; the rules say the same"
+        return Decision(
+            choices.where, (Fired("asked", choices.where, f"--where {choices.where}{overrode}", "user"), *fired)
+        )
+    return Decision(advice, fired)
+
+
+def rules(recipe: dict[str, Any], model: ModelFacts, here: Candidate, max_hours: float) -> Iterator[Fired]:
+    """Every rule that applies, in the order in which a reader asks."""
+    machine = here.machine
+    if machine.intel_mac:
+        yield Fired("intel mac", "cloud", "no MPS on an Intel Mac, and training on its processor takes days", SEED)
+    if machine.rosetta:
+        yield Fired(
+            "rosetta", "either", "this Python runs under Rosetta and cannot use MPS; install an arm64 Python", GUIDE
+        )
+    if recipe["load_in_4bit"] and here.fit.step.device != "cuda":
+        yield Fired("4-bit", "cloud", "QLoRA needs CUDA (bitsandbytes)", SEED)
+    if model.vision:
+        yield Fired("vision", "cloud", f"{model.architecture} reads images too", SEED)
+    if here.fit.step.device != "cuda":
+        yield _size(model, machine)
+        yield _length(recipe["max_length"], here)
+    yield _memory(here)
+    yield _time(here, max_hours)
+
+
+def _size(model: ModelFacts, machine: MachineFacts) -> Fired:
+    if model.parameters is None:
+        return Fired("model size", "either", "; ".join(model.unknown.values()) or "unknown", "config.json")
+    billions = f"{model.parameters / 1e9:.2f}B parameters"
+    if model.parameters <= SMALL:
+        return Fired("model size", "local", f"{billions}, up to 3B is small enough", SEED)
+    if model.parameters >= LARGE and machine.laptop is not False:
+        return Fired("model size", "cloud", f"{billions}, 7B and more is too slow without CUDA", SEED)
+    return Fired(
+        "model size", "either", f"{billions}, between 3B and 7B or on a desktop: memory and time decide", GUIDE
+    )
+
+
+def _length(limit: int, here: Candidate) -> Fired:
+    """By what the rows really have where that is known."""
+    length = min(limit, here.fit.step.length)
+    if length <= SHORT:
+        return Fired("context", "local", f"rows of at most {length} tokens, {SHORT} is short", SEED)
+    if length > LONG:
+        return Fired("context", "cloud", f"rows of up to {length} tokens, more than {LONG} is long", SEED)
+    return Fired("context", "either", f"rows of up to {length} tokens: memory and time decide", "estimate")
+
+
+def _memory(here: Candidate) -> Fired:
+    fit = here.fit
+    if fit.memory is None:
+        return Fired("memory", "either", "the memory it needs is unknown", "estimate")
+    need = f"needs {fit.memory.low / 1e9:.1f} to {fit.memory.high / 1e9:.1f} GB"
+    if fit.usable_bytes is None:
+        return Fired("memory", "either", f"{need}; what {here.machine.chip} has is unknown", "estimate")
+    have = f"{fit.usable_bytes / 1e9:.1f} GB can be used on {here.machine.chip}"
+    return Fired("memory", "local" if fit.fits else "cloud", f"{need}, {have}", "estimate")
+
+
+def _time(here: Candidate, max_hours: float) -> Fired:
+    if here.seconds is None:
+        return Fired("time", "either", here.unknown.get("seconds", "unknown"), "estimate")
+    hours = f"{_hours(here.seconds.low)} to {_hours(here.seconds.high)}"
+    if here.seconds.middle > max_hours * 3600:
+        return Fired("time", "cloud", f"{hours} here, more than {max_hours:g} h (--max-hours): a production run", SEED)
+    return Fired("time", "local", f"{hours} here, within {max_hours:g} h (--max-hours)", "estimate")
+
+
+def _hours(seconds: float) -> str:
+    return f"{seconds / 3600:.1f} h" if seconds >= 5400 else f"{seconds / 60:.0f} min"
