@@ -186,12 +186,25 @@ def layer_bytes_per_token(model: ModelFacts, step: MicroStep) -> float:
 
 def _adapter_inputs(model: ModelFacts, step: MicroStep) -> float:
     """An adapter keeps its input, after dropout, and what dropout needs: a mask of one byte on CUDA, the noise in
-    float32 elsewhere. On a 16-bit base the adapter is float32, its input is cast for dropout and cast back by
-    autocast."""
+    float32 elsewhere. On a 16-bit base the adapter is float32, its input is cast for dropout and cast back by autocast.
+    With neither dropout nor casts, layers that read the same input keep it once, and the attention keeps its own output.
+    """
     size = BYTES[step.dtype]
+    ranks = len(step.target_modules) * step.lora_r * size
+    inputs = [(_input_of(target), _module_widths(model, target)[0]) for target in step.target_modules]
+    if not step.lora_dropout and step.dtype == "float32":
+        return ranks + size * sum(width for name, width in set(inputs) if name != "attention output")
     dropout = 0 if not step.lora_dropout else 1 if step.device == "cuda" else 4
-    widths = [_module_widths(model, target)[0] for target in step.target_modules]
-    return sum(width * (size + dropout) + step.lora_r * size for width in widths)
+    return ranks + sum(width * (size + dropout) for _, width in inputs)
+
+
+def _input_of(target: str) -> str:
+    """What a linear layer reads, by its usual name."""
+    if target in ("q_proj", "k_proj", "v_proj", "qkv_proj", "query_key_value", "c_attn"):
+        return "attention norm"
+    if target in ("o_proj", "out_proj", "dense"):
+        return "attention output"
+    return "mlp norm" if target in ("gate_proj", "up_proj", "gate_up_proj", "c_fc", "fc1") else target
 
 
 def _attention_scores(model: ModelFacts, step: MicroStep) -> Part:
@@ -230,7 +243,7 @@ def _logits(model: ModelFacts, step: MicroStep) -> Part:
 # What the allocator holds on top, as a share. CUDA and MPS: of what the step needs at once (reserved over allocated in
 # torch's caching allocator). CPU: of all that passes through the heap in a step, also with checkpointing, because glibc
 # finds little room for the next layer in what the last one left; measured in bench/estimates.
-_FRAGMENTATION = {"cuda": (0.02, 0.10), "mps": (0.05, 0.25), "cpu": (0.20, 0.62), "cpu checkpointing": (0.06, 0.46)}
+_FRAGMENTATION = {"cuda": (0.02, 0.10), "mps": (0.05, 0.25), "cpu": (0.22, 0.72), "cpu checkpointing": (0.06, 0.50)}
 
 
 def _fragmentation(model: ModelFacts, step: MicroStep, parts: list[Part]) -> Part:

@@ -24,9 +24,10 @@ BITS = {
     "bf16": 16.0,
     "f32": 32.0,
 }
-# The embedding and the output head stay at 6 bits or more; where rows are no multiple of 256 at 8 (llama.cpp,
-# llama-quant).
-_EMBEDDING_BITS = (6.56, 8.5)
+# An embedding that is the output head too is kept at 6 bits, or at 8 where its rows are no multiple of 256; then the
+# other K-quants fall back to coarser blocks as well, q4_k to q5_0 (llama.cpp, src/llama-quant.cpp).
+_TIED_BITS = (6.56, 8.5)
+_FALLBACK = 1.3
 _TOKENIZER_BYTES = (0.5e6, 12e6)
 _BANDWIDTH_REACHED = (0.35, 0.80)  # generation: llama.cpp discussions 4167 (Apple) and 15013 (CUDA), 7B Q4_0 and F16
 _UBATCH = 512  # llama.cpp's default
@@ -36,12 +37,13 @@ def file_bytes(model: ModelFacts, quant: str) -> Range | None:
     """Size of a GGUF file; None when the parameters are unknown."""
     if not model.parameters or quant not in BITS:
         return None
-    embeddings = model.embedding_parameters or 0
     bits = BITS[quant]
-    least, most = (max(bits, edge) if bits < 16 else bits for edge in _EMBEDDING_BITS)
+    embeddings = model.embedding_parameters or 0 if model.tied_embeddings is not False else 0
     body = model.parameters - embeddings
-    low = min(model.parameters * bits, body * bits * 0.97 + embeddings * least) / 8
-    high = (body * bits * 1.03 + embeddings * most) / 8
+    least, most = (max(bits, edge) if bits < 16 else bits for edge in _TIED_BITS)
+    coarse = _FALLBACK if "_k" in quant and (model.hidden_size or 0) % 256 else 1.04
+    low = (body * bits * 0.96 + embeddings * least) / 8
+    high = (body * bits * coarse + embeddings * most) / 8
     return Range(low + _TOKENIZER_BYTES[0], high + _TOKENIZER_BYTES[1], f"{bits} bits a weight")
 
 

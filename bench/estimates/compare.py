@@ -1,0 +1,229 @@
+"""Holds the estimates against what was measured (measured.jsonl) and what others published (published.json).
+
+    python bench/estimates/compare.py             print the tables; exit 1 when a measured peak lies outside its range
+    python bench/estimates/compare.py --write     write them to README.md beside this file too
+
+Memory: the range that `plan` would state for the training step, without the libraries' own memory. Time before
+calibration: the range from the processor's peak. Time after calibration: the speed of one run of the same shape, type and
+device (its longest row without checkpointing) predicts the others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from skill_train.estimate import MicroStep, Range, total, training_memory
+from skill_train.estimate_time import micro_step_flops, micro_step_seconds
+from skill_train.facts import Calibration, MachineFacts, ModelFacts
+from skill_train.model_config import Stored, read
+
+HERE = Path(__file__).resolve().parent
+SHAPES = json.loads((HERE / "shapes.json").read_text(encoding="utf-8"))
+MARKS = ("<!-- table -->", "<!-- /table -->")
+FULL_FINE_TUNING = 6 / 4  # forward and backward with gradients of the weights, over those without
+
+
+@dataclass(frozen=True)
+class Row:
+    """One figure beside its estimate.
+
+    Attributes:
+        unit: bytes or seconds.
+    """
+
+    name: str
+    actual: float
+    estimate: Range
+    note: str = ""
+
+    @property
+    def error(self) -> float:
+        return self.estimate.middle / self.actual - 1
+
+    @property
+    def inside(self) -> bool:
+        return self.estimate.low <= self.actual <= self.estimate.high
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--write", action="store_true", help="write the tables to README.md")
+    options = parser.parse_args(arguments)
+    text = report()
+    print(text)
+    if options.write:
+        readme = HERE / "README.md"
+        before, _, rest = readme.read_text(encoding="utf-8").partition(MARKS[0])
+        after = rest.partition(MARKS[1])[2]
+        readme.write_text(f"{before}{MARKS[0]}\n{text}\n{MARKS[1]}{after}", encoding="utf-8")
+    return 0 if all(row.inside for row in memory_rows()) else 1
+
+
+def report() -> str:
+    memory, before, after = memory_rows(), time_rows(), calibrated_rows()
+    parts = [
+        "### Peak memory of a training step, measured",
+        table(memory, gigabytes),
+        summary("memory", memory),
+        "### Seconds of a micro-step, measured: before calibration",
+        table(before, seconds),
+        summary("time before calibration", before),
+        "### Seconds of a micro-step, measured: after calibration",
+        table(after, seconds),
+        summary("time after calibration", after),
+        "### Published by others",
+        table([*published("memory")], gigabytes),
+        table([*published("seconds")], seconds),
+    ]
+    return "\n\n".join(parts)
+
+
+def table(rows: list[Row], shown: Any) -> str:
+    lines = ["| what | figure | estimate | middle off by | inside | note |", "| --- | --: | --: | --: | --- | --- |"]
+    for row in rows:
+        ends = f"{shown(row.estimate.low)} to {shown(row.estimate.high)}"
+        inside = "yes" if row.inside else "no"
+        lines.append(f"| {row.name} | {shown(row.actual)} | {ends} | {row.error:+.0%} | {inside} | {row.note} |")
+    return "\n".join(lines)
+
+
+def summary(name: str, rows: list[Row]) -> str:
+    errors = [abs(row.error) for row in rows]
+    inside = sum(row.inside for row in rows)
+    return (
+        f"**{name}: {len(rows)} configurations, {inside} inside the range; middle off by {median(errors):.1%} (median), "
+        f"{max(errors):.1%} (worst).**"
+    )
+
+
+def gigabytes(count: float) -> str:
+    return f"{count / 1e9:.2f} GB"
+
+
+def seconds(value: float) -> str:
+    return f"{value:.2f} s" if value < 100 else f"{value / 60:.1f} min"
+
+
+def measured() -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (HERE / "measured.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+def memory_rows() -> list[Row]:
+    rows = []
+    for line in measured():
+        parts = training_memory(shape(line["configuration"]["shape"]), step_of(line))
+        assert parts is not None
+        if line["configuration"]["device"] == "cuda":  # torch's own count leaves out the context and what is cached
+            parts = [part for part in parts if part.name not in ("framework", "fragmentation")]
+        rows.append(Row(line["name"], line["peak_bytes"], total(parts, "")))
+    return rows
+
+
+def time_rows() -> list[Row]:
+    rows = []
+    for line in measured():
+        estimate = micro_step_seconds(shape(line["configuration"]["shape"]), step_of(line), machine_of(line), None)
+        if estimate is not None:
+            rows.append(Row(line["name"], line["seconds_per_micro_step"], estimate))
+    return rows
+
+
+def calibrated_rows() -> list[Row]:
+    """Every configuration but those that calibrate."""
+    rows = []
+    lines = measured()
+    for line in lines:
+        by = _calibrates(line, lines)
+        if by is line:
+            continue
+        flops = micro_step_flops(shape(by["configuration"]["shape"]), step_of(by))
+        assert flops is not None
+        speed = Calibration(flops / by["seconds_per_micro_step"], by["name"], same_shape=True)
+        estimate = micro_step_seconds(shape(line["configuration"]["shape"]), step_of(line), machine_of(line), speed)
+        assert estimate is not None
+        rows.append(Row(line["name"], line["seconds_per_micro_step"], estimate, f"by {by['name']}"))
+    return rows
+
+
+def _calibrates(line: dict[str, Any], lines: list[dict[str, Any]]) -> dict[str, Any]:
+    """The run of the same device, shape and type whose micro-step is in the middle."""
+    keys = ("device", "shape", "dtype", "four_bit")
+    alike = [other for other in lines if all(other["configuration"][k] == line["configuration"][k] for k in keys)]
+    alike.sort(key=lambda other: float(other["seconds_per_micro_step"]))
+    return alike[len(alike) // 2]
+
+
+def published(kind: str) -> list[Row]:
+    rows = json.loads((HERE / "published.json").read_text(encoding="utf-8"))["rows"]
+    return [_published_memory(row) if kind == "memory" else _published_time(row) for row in rows if row["kind"] == kind]
+
+
+def _published_memory(row: dict[str, Any]) -> Row:
+    step = MicroStep(
+        device="cuda",
+        dtype="bfloat16",
+        rows=row["rows"],
+        length=row["length"],
+        checkpointing=row["checkpointing"],
+        four_bit=row["four_bit"],
+        lora_r=row["lora_r"],
+        target_modules=tuple(row["target_modules"]),
+    )
+    parts = training_memory(shape(row["shape"]), step)
+    assert parts is not None
+    return Row(row["name"], row["published"], total(parts, ""), "; ".join(filter(None, [row["note"], row["source"]])))
+
+
+def _published_time(row: dict[str, Any]) -> Row:
+    step = MicroStep(row["device"], row["dtype"], row["rows"], row["length"], checkpointing=False)
+    one = micro_step_seconds(shape(row["shape"]), step, _machine(row["chip"], row["device"]), None)
+    assert one is not None
+    factor = row["steps"] * row["accumulation"] * FULL_FINE_TUNING
+    estimate = Range(one.low * factor, one.high * factor, one.basis)
+    return Row(row["name"], row["published"], estimate, f"{row['note']}; {row['source']}")
+
+
+def shape(name: str) -> ModelFacts:
+    return read(SHAPES[name]["config"], source=SHAPES[name]["source"], stored=Stored(), has_chat_template=True)
+
+
+def step_of(line: dict[str, Any]) -> MicroStep:
+    values = line["configuration"]
+    return MicroStep(
+        device=values["device"],
+        dtype=values["dtype"],
+        rows=values["batch"],
+        length=values["length"],
+        checkpointing=values["checkpointing"],
+        four_bit=values["four_bit"],
+        lora_r=values["lora_r"],
+        target_modules=tuple(values["target_modules"]),
+        trained_share=line["trained_share"],
+    )
+
+
+def machine_of(line: dict[str, Any]) -> MachineFacts:
+    was = line["machine"]
+    facts = _machine(was["chip"], line["configuration"]["device"])
+    return MachineFacts(
+        **{
+            **vars(facts),
+            "cores": was["cores"],
+            "cpu_features": tuple(was["cpu_features"]),
+            "cpu_mhz": was["cpu_mhz"],
+        }
+    )
+
+
+def _machine(chip: str, device: str) -> MachineFacts:
+    return MachineFacts("", chip, device, None, None, None, 1, False)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

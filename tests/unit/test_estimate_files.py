@@ -1,0 +1,105 @@
+"""Sizes and speeds of files against published ones."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import models
+import pytest
+from machines import recorded_machine
+from skill_train.estimate import total
+from skill_train.estimate_files import (
+    BITS,
+    convert_bytes,
+    disk_bytes,
+    file_bytes,
+    inference_bytes,
+    kv_cache_bytes,
+    merge_bytes,
+    tokens_per_second,
+)
+
+LLAMA = models.recorded_model("llama-3.1-8b")
+GIB = 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("model", "quant", "published"),
+    [
+        # llama.cpp, tools/quantize/README.md: Llama 3.1 8B, GiB.
+        ("llama-3.1-8b", "q4_k_m", 4.58 * GIB),
+        ("llama-3.1-8b", "q8_0", 7.95 * GIB),
+        ("llama-3.1-8b", "q5_k_m", 5.33 * GIB),
+        ("llama-3.1-8b", "q6_k", 6.14 * GIB),
+        ("llama-3.1-8b", "f16", 14.96 * GIB),
+        # huggingface.co/Qwen/Qwen2.5-0.5B-Instruct-GGUF, 7B-Instruct-GGUF: sizes of the files, 2024-09.
+        ("qwen2.5-0.5b", "q8_0", 531_068_000),
+        ("qwen2.5-7b", "q4_k_m", 4_683_074_000),
+    ],
+)
+def test_file_sizes_as_published(model: str, quant: str, published: float) -> None:
+    size = file_bytes(models.recorded_model(model), quant)
+    assert size is not None
+    assert size.low <= published <= size.high
+    assert size.middle == pytest.approx(published, rel=0.06)
+
+
+def test_the_cache_by_hand() -> None:
+    """Llama 3.1 8B: 2 x 32 layers x 8 heads x 128 x 2 bytes = 128 KiB a token."""
+    assert kv_cache_bytes(LLAMA, 1) == 131_072
+    parts = inference_bytes(LLAMA, "q4_k_m", 8192)
+    assert parts is not None
+    assert {part.name: part.low for part in parts}["kv cache"] == GIB
+    assert 5.5e9 < total(parts, "").middle < 6.5e9
+
+
+@pytest.mark.parametrize(
+    ("machine", "published"),
+    [
+        ("rtx_4090", 130.6),  # Llama 3 8B Q4_K_M: XiongjieDai/GPU-Benchmarks-on-LLM-Inference, 2024-05
+        ("m1_8gb", 10.2),
+        ("m4_max_128gb", 66.0),  # Llama 2 7B Q4_0 gives 83.1 (llama.cpp discussion 4167); 3.56 / 4.58 of it
+    ],
+)
+def test_generation_speeds_as_published(machine: str, published: float) -> None:
+    rate = tokens_per_second(LLAMA, "q4_k_m", recorded_machine(machine))
+    assert rate is not None
+    assert rate.low <= published <= rate.high
+
+
+def test_a_mixture_reads_its_active_weights_only() -> None:
+    mixture = models.recorded_model("qwen3-30b-a3b")
+    machine = recorded_machine("rtx_4090")
+    rate = tokens_per_second(mixture, "q4_k_m", machine)
+    dense = tokens_per_second(dataclasses.replace(mixture, active_parameters=None), "q4_k_m", machine)
+    assert rate is not None and dense is not None and rate.low > 5 * dense.low
+
+
+def test_merging_needs_the_reference_in_float32() -> None:
+    """7.6e9 parameters x 4 bytes: "7B is about 28 to 31 GB"."""
+    merge = merge_bytes(models.recorded_model("qwen2.5-7b"))
+    assert merge is not None and 30.4e9 < merge.low < 31.5e9 < merge.high
+
+
+def test_disk_counts_merged_f16_and_quantized_files() -> None:
+    """Llama 3.1 8B: 16.06 merged + 16.06 f16 + 8.54 q8_0 + 4.92 q4_k_m = 45.6 GB."""
+    disk = disk_bytes(LLAMA, ("q8_0", "q4_k_m"), 0)
+    assert disk is not None and disk.middle == pytest.approx(45.6e9, rel=0.03)
+
+
+def test_what_is_unknown_stays_unknown() -> None:
+    unknown = dataclasses.replace(LLAMA, parameters=None, vocab_size=None)
+    assert file_bytes(unknown, "q8_0") is None
+    assert inference_bytes(unknown, "q8_0", 1024) is None
+    assert merge_bytes(unknown) is None
+    assert convert_bytes(unknown) is None
+    assert disk_bytes(unknown, ("q8_0",), 0) is None
+    assert file_bytes(LLAMA, "q9_z") is None
+    assert tokens_per_second(LLAMA, "q8_0", recorded_machine("bare_cpu")) is None
+
+
+def test_fewer_bits_make_smaller_files() -> None:
+    order = ["q2_k", "q3_k_s", "q3_k_m", "q4_k_m", "q5_k_m", "q6_k", "q8_0", "f16", "f32"]
+    sizes = [size.middle for size in (file_bytes(LLAMA, quant) for quant in order) if size is not None]
+    assert sizes == sorted(sizes) and len(sizes) == len(order)
+    assert set(order) <= set(BITS)

@@ -1,0 +1,125 @@
+"""Time estimates against arithmetic done by hand and against published runs."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import models
+import pytest
+from machines import recorded_machine
+from skill_train.devices import cpu_flops, device_speed
+from skill_train.estimate import MicroStep
+from skill_train.estimate_time import Schedule, micro_step_flops, micro_step_seconds, training_seconds
+from skill_train.facts import Calibration
+
+QWEN = models.recorded_model("qwen2.5-0.5b")
+LLAMA = models.recorded_model("llama-3.2-3b")
+A100 = recorded_machine("a100_80gb")
+NO_ADAPTER = MicroStep("cuda", "bfloat16", 1, 512, checkpointing=False, lora_r=0)
+
+
+def test_operations_by_hand() -> None:
+    """Qwen2.5 0.5B, 512 tokens, no adapter: 357,898,112 weights without the embedding x 2 x 512 forward and again
+    backward; attention 2 x 896 x 512 x 512 x 24 layers x (1 + 2.5); the head 2 x 151,936 x 896 x 512 x 3 on CUDA."""
+    linear = 357_898_112 * 2 * 512 * 2
+    attention = 2 * 896 * 512 * 512 * 24 * 3.5
+    head = 2 * 151_936 * 896 * 512 * 3
+    assert micro_step_flops(QWEN, NO_ADAPTER) == linear + attention + head
+    again = dataclasses.replace(NO_ADAPTER, checkpointing=True)
+    assert micro_step_flops(QWEN, again) == linear * 3 / 2 + attention * 4.5 / 3.5 + head
+
+
+def test_the_head_sees_trained_tokens_only() -> None:
+    half = dataclasses.replace(NO_ADAPTER, trained_share=0.5)
+    whole, less = micro_step_flops(QWEN, NO_ADAPTER), micro_step_flops(QWEN, half)
+    assert whole is not None and less is not None
+    assert whole - less == 151_936 * 896 * 512 * 3
+
+
+def test_a_mixture_of_experts_computes_its_active_parameters() -> None:
+    mixture = models.recorded_model("qwen3-30b-a3b")
+    dense = dataclasses.replace(mixture, active_parameters=mixture.parameters)
+    one, all_ = micro_step_flops(mixture, NO_ADAPTER), micro_step_flops(dense, NO_ADAPTER)
+    assert one is not None and all_ is not None
+    assert all_ / one > 5
+
+
+@pytest.mark.parametrize(
+    ("machine", "model", "rows", "length", "checkpointing", "lora_r", "targets", "seconds", "source"),
+    [
+        # 840 tokens, a step every 840 / 7245 s: huggingface/peft, method_comparison/MetaMathQA, 2026-07-15, L40S.
+        ("8x_l40s", LLAMA, 4, 210, False, 32, ("q_proj", "v_proj"), 0.116, "PEFT"),
+        # 3244 and 1707 tokens a second: QwenLM/Qwen README, 7B LoRA, A100 80 GB (Llama 2 7B has the same layers).
+        (
+            "a100_80gb",
+            models.recorded_model("qwen2.5-7b"),
+            1,
+            4096,
+            True,
+            64,
+            ("q_proj", "v_proj"),
+            4096 / 3244,
+            "Qwen",
+        ),
+        ("a100_80gb", models.recorded_model("qwen2.5-7b"), 1, 256, True, 64, ("q_proj", "v_proj"), 256 / 1707, "Qwen"),
+    ],
+)
+def test_published_runs_lie_within_a_factor_of_two(
+    machine, model, rows, length, checkpointing, lora_r, targets, seconds, source
+) -> None:
+    step = MicroStep("cuda", "bfloat16", rows, length, checkpointing, lora_r=lora_r, target_modules=targets)
+    estimate = micro_step_seconds(model, step, recorded_machine(machine), None)
+    assert estimate is not None
+    assert seconds / 2 < estimate.middle < seconds * 2
+    assert estimate.low < seconds < estimate.high
+
+
+def test_a_measurement_replaces_the_assumption() -> None:
+    """1e12 operations a second measured: the middle of the range is near operations / 1e12, and says by what."""
+    flops = micro_step_flops(QWEN, NO_ADAPTER)
+    assert flops is not None
+    estimate = micro_step_seconds(QWEN, NO_ADAPTER, A100, Calibration(1e12, "a run", same_shape=True))
+    assert estimate is not None
+    assert estimate.middle == pytest.approx(flops / 1e12, rel=0.03)
+    assert estimate.high / estimate.low == pytest.approx(1.25**2)
+    assert "a run" in estimate.basis
+    other = micro_step_seconds(QWEN, NO_ADAPTER, A100, Calibration(1e12, "a run", same_shape=False))
+    assert other is not None and other.high > estimate.high
+
+
+def test_an_unknown_speed_is_unknown() -> None:
+    unknown = dataclasses.replace(A100, chip="NVIDIA Something New")
+    assert micro_step_seconds(QWEN, NO_ADAPTER, unknown, None) is None
+    bare = dataclasses.replace(recorded_machine("bare_cpu"), cpu_mhz=None)
+    assert micro_step_seconds(QWEN, dataclasses.replace(NO_ADAPTER, device="cpu"), bare, None) is None
+
+
+def test_a_processor_by_hand() -> None:
+    """4 cores at 2,500 MHz with AVX2: 4 x 2.5e9 x 2 units x 8 lanes x 2 = 320 GFLOPS."""
+    machine = dataclasses.replace(recorded_machine("bare_cpu"), cores=4, cpu_mhz=2500.0, cpu_features=("avx2",))
+    assert cpu_flops(machine) == 320e9
+    assert cpu_flops(dataclasses.replace(machine, cpu_features=("avx2", "avx512f"))) == 640e9
+    assert cpu_flops(dataclasses.replace(machine, cpu_features=("asimd",))) == 160e9
+    assert device_speed(machine) is None
+
+
+def test_the_parts_of_a_run() -> None:
+    schedule = Schedule(steps=10, accumulation=4, row_tokens=(100.0, 200.0), rows=1000, local_weights=False)
+    parts = training_seconds(QWEN, NO_ADAPTER, A100, schedule, None)
+    assert parts is not None
+    names = [part.name for part in parts]
+    assert names == ["imports", "download", "loading", "tokenizing", "checks", "training"]
+    one = micro_step_seconds(QWEN, dataclasses.replace(NO_ADAPTER, length=100), A100, None)
+    assert one is not None and parts[-1].low == pytest.approx(40 * one.low)
+    here = training_seconds(QWEN, NO_ADAPTER, A100, dataclasses.replace(schedule, local_weights=True), None)
+    assert here is not None and "download" not in [part.name for part in here]
+
+
+def test_rows_of_a_batch_are_padded() -> None:
+    """Several rows at a time take as long as the longest of them: the upper end counts 30 % more tokens."""
+    schedule = Schedule(steps=1, accumulation=1, row_tokens=(200.0, 200.0), rows=4, local_weights=True)
+    four = dataclasses.replace(NO_ADAPTER, rows=4)
+    parts = training_seconds(QWEN, four, A100, schedule, None)
+    long = micro_step_seconds(QWEN, dataclasses.replace(four, length=260), A100, None)
+    assert parts is not None and long is not None
+    assert parts[-1].high == pytest.approx(long.high)
