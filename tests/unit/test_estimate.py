@@ -29,6 +29,12 @@ def test_adapter_parameters_as_peft_counts_them() -> None:
     assert adapter_parameters(LLAMA, every, 16) == 41_943_040
 
 
+def test_the_adapter_and_its_optimizer_by_hand() -> None:
+    """2,162,688 parameters: 4 + 4 + 8 bytes in float32; 2 + 2 + 4 in the bfloat16 that TRL gives it on a 4-bit base."""
+    assert _parts(QWEN, STEP)["adapter"].low == 2_162_688 * 16
+    assert _parts(QWEN, dataclasses.replace(STEP, four_bit=True))["adapter"].low == 2_162_688 * 8
+
+
 @pytest.mark.parametrize(
     ("dtype", "four_bit", "expected"),
     [
