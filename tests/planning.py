@@ -1,0 +1,79 @@
+"""Plans of recorded models on recorded machines, with rows of known lengths."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Iterable
+from typing import Any
+
+from machines import recorded_machine
+from models import recorded_model
+
+from skill_train import flavors
+from skill_train.facts import DatasetFacts, Flavor, MachineFacts, ModelFacts, TokenFacts
+from skill_train.placement import Choices
+from skill_train.plan import make_plan
+from skill_train.recipe import FIELDS, from_dict
+
+MEAN_TOKENS = 380  # of MATH's rows with their prompt, the data of this project's seed "From MacBook to Cloud"
+
+
+def decided(
+    model: str | ModelFacts, machine: str | MachineFacts, *, offered: Iterable[Flavor] | None = None, **said: Any
+) -> dict[str, Any]:
+    """A plan by the names of a model and a machine, and whatever differs from a smoke test of 50 steps.
+
+    Args:
+        offered: the flavors of the cloud; the shipped table when left out.
+        said: keys of the recipe, fields of `Choices`, `rows` of the dataset, `longest` of them in tokens, `free` bytes
+            of the device's memory (the recorded ones when left out), and `epochs` in place of the 50 steps.
+    """
+    facts = recorded_model(model) if isinstance(model, str) else model
+    there = recorded_machine(machine) if isinstance(machine, str) else machine
+    if "free" in said:
+        there = dataclasses.replace(there, available_bytes=int(said.pop("free")))
+    names = {field.name for field in dataclasses.fields(Choices)}
+    choices = Choices(**{key: said.pop(key) for key in [*said] if key in names})
+    recipe = {"model": facts.source, "data": "rows.jsonl", "max_length": 1024}
+    recipe |= {"num_train_epochs": said.pop("epochs")} if "epochs" in said else {"max_steps": 50}
+    rows, longest = said.pop("rows", 1000), said.pop("longest", None)
+    assert not said.keys() - FIELDS.keys(), said
+    asked = from_dict(recipe | said)
+    return make_plan(
+        asked,
+        model=facts,
+        dataset=rows_of(rows, asked.max_length, longest or asked.max_length, chat=facts.has_chat_template),
+        machine=there,
+        choices=choices,
+        offered=flavors.shipped() if offered is None else tuple(offered),
+    )
+
+
+def rows_of(rows: int, max_length: int, longest: int, *, chat: bool = True) -> DatasetFacts:
+    """Rows of `MEAN_TOKENS` on average, counted, half of them trained."""
+    mean = float(min(MEAN_TOKENS, max_length, longest))
+    cut = min(longest, max_length)
+    tokens = TokenFacts(
+        "counted in all rows", True, (mean, mean), (longest, longest), (mean, mean), max_length, trained_share=0.5
+    )
+    name = "messages" if chat else "text"
+    print_of_rows = hashlib.sha256(f"{rows} {longest}".encode()).hexdigest()
+    return DatasetFacts(
+        "rows.jsonl", print_of_rows, rows, (name,), name, {name: name}, rows * cut * 4, "found", tokens=tokens
+    )
+
+
+def says(plan: dict[str, Any]) -> dict[str, str]:
+    """What each rule and each choice of the placement says, by its name."""
+    return {reason["rule"]: reason["value"] for reason in plan["reasons"]}
+
+
+def split(plan: dict[str, Any]) -> tuple[int, int, int]:
+    """Rows at a time, accumulation, processes."""
+    placed = plan["placement"]
+    return (
+        placed["per_device_train_batch_size"],
+        placed["gradient_accumulation_steps"],
+        placed["num_processes"],
+    )

@@ -1,0 +1,254 @@
+"""Where each recipe trains: real models, recorded machines, and expectations from the project's documents and from
+published measurements, never from what the code said.
+
+Sources, by the names used below:
+  rubric      seed "Local training on macOS (Apple Silicon)": Agent Decision Rubric, Scope, memory guidance, Intel Macs
+  notes       seed "From MacBook to Cloud": dtype table, memory scaling table, performance table
+  guide       seed "Hardware Guide": RTX 4090, A100, 8 x L40S, NCCL, DDP or FSDP
+  framework   seed "Develop locally, deploy to the cloud": RTX 3080 10 GB, DGX Spark, when to use which
+  issue       this project's issue 3, section 2
+  torchtune   its README, memory and performance tables (read 2026-11-21)
+  qwen        QwenLM/Qwen README, Profiling of Memory and Speed (A100 80 GB)
+  qlora       Dettmers et al. 2023, arXiv 2305.14314, figure 6: 7B 6.9, 13B 11.3, 33B 24.7, 65B 45.0 GB
+  llamafactory  hiyouga/LLaMA-Factory README, hardware requirements
+  arithmetic  parameters of the recorded config x bytes, by hand
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from machines import recorded_machine
+from models import recorded_model
+from planning import decided, says, split
+
+from skill_train.errors import DecisionNeeded
+
+# What Metal gives a 16 GB Mac's GPU when nothing else runs: 10922.67 MiB (llama-cpp-python#687). The recorded one is
+# a Mac in use with 7.5 GB free.
+IDLE_16 = 10_922_670_000
+VLM = ["q_proj", "k_proj", "v_proj", "o_proj"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One decision. What is None or left out is not stated by the source."""
+
+    model: str
+    machine: str
+    where: str
+    source: str
+    said: dict[str, Any] = field(default_factory=dict)
+    rules: dict[str, str] = field(default_factory=dict)
+    dtype: str | None = None
+    strategy: str | None = None
+    split: tuple[int, int, int] | None = None
+    blockers: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        said = "-".join(f"{key}={value}" for key, value in self.said.items())
+        return f"{self.model}-{self.machine}" + f"-{said}" * bool(said)
+
+
+def row(model: str, machine: str, where: str, source: str, /, **more: Any) -> Row:
+    known = {f.name for f in dataclasses.fields(Row)}
+    expected = {key: more.pop(key) for key in [*more] if key in known}
+    return Row(model, machine, where, source, more, **expected)
+
+
+SMALL = {"model size": "local", "context": "local"}
+LARGE = {"model size": "cloud"}
+GAP = {"model size": "either"}
+
+MACS = [
+    row("qwen2.5-0.5b", "m2_pro_16gb", "local", "rubric: up to 3B, up to 1024 tokens, LoRA; notes: float32 on MPS",
+        rules=SMALL, dtype="float32", strategy="single", split=(1, 16, 1)),
+    row("qwen2.5-0.5b", "m2_pro_16gb", "local", "rubric: its own script, 500 rows of at most 512 tokens, one epoch",
+        rows=500, epochs=1.0, max_length=512, rules=SMALL | {"time": "local"}),
+    row("qwen3-0.6b", "m2_pro_16gb", "local", "rubric, memory: 16 GB, start with 0.5B to 1.5B", rules=SMALL),
+    row("smollm2-135m", "m1_8gb", "local", "arithmetic: 0.5 GB of weights in float32, 2.6 GB free",
+        max_length=512, split=(1, 16, 1)),
+    row("smollm2-360m", "m2_pro_16gb", "local", "rubric: up to 3B", rules=SMALL),
+    row("gemma-3-1b", "m2_pro_16gb", "local", "rubric, memory: 16 GB, 0.5B to 1.5B; 512 tokens to start with",
+        max_length=512, free=IDLE_16, rules=SMALL, dtype="float32"),
+    row("llama-3.2-1b", "m2_pro_16gb", "local", "rubric, memory: 16 GB, 0.5B to 1.5B",
+        max_length=512, free=IDLE_16, rules=SMALL),
+    row("qwen2.5-1.5b", "m2_pro_16gb", "local", "rubric, memory: 16 GB, 0.5B to 1.5B",
+        max_length=512, free=IDLE_16, rules=SMALL),
+    row("qwen2.5-1.5b", "m2_pro_32gb", "local", "rubric, memory: 32 GB, 1.5B to 3B; notes: Pro, 2 x 8 to 4 x 4",
+        rules=SMALL, split=(2, 8, 1), dtype="float32"),
+    row("qwen3-1.7b", "m2_pro_32gb", "local", "rubric, memory: 32 GB, 1.5B to 3B", rules=SMALL),
+    row("smollm2-1.7b", "m2_pro_32gb", "local", "rubric, memory: 32 GB, 1.5B to 3B", rules=SMALL),
+    row("qwen2.5-3b", "m2_pro_32gb", "local", "rubric, memory: 32 GB, 1.5B to 3B", max_length=512, rules=SMALL),
+    row("gemma-2-2b", "m2_pro_32gb", "local", "rubric, memory: 32 GB, 1.5B to 3B", max_length=512, rules=SMALL),
+    row("qwen2.5-3b", "m2_pro_16gb", "cloud", "issue: float32 on a 16 GB Mac, where even 3B does not fit",
+        rules={"model size": "local", "memory": "cloud"}),
+    row("qwen2.5-3b", "m2_pro_16gb", "cloud", "issue: the same with nothing else running: 12.3 GB of weights",
+        free=IDLE_16, rules={"model size": "local", "memory": "cloud"}),
+    row("llama-3.2-3b", "m2_pro_16gb", "cloud", "issue: float32 on a 16 GB Mac, where even 3B does not fit",
+        rules={"model size": "local", "memory": "cloud"}),
+    row("llama-3.2-3b", "m4_max_128gb", "local", "rubric: up to 3B; notes: Max, 4 x 4 to 8 x 2", rules=SMALL,
+        split=(8, 2, 1), dtype="float32"),
+    row("qwen2.5-1.5b", "m1_8gb", "cloud", "arithmetic: 6.2 GB of weights in float32, 2.6 GB free; rubric: from 16 GB",
+        rules={"memory": "cloud"}),
+    row("qwen3-4b", "m4_max_128gb", "local", "issue: 3B to 7B by the estimate; 16 GB of weights in 103 GB",
+        max_length=512, rules=GAP | {"memory": "local"}),
+    row("phi-4-mini", "m4_max_128gb", "local", "issue: 3B to 7B by the estimate; 15 GB of weights in 103 GB",
+        max_length=512, rules=GAP | {"memory": "local"}),
+    row("qwen3-4b", "m2_pro_16gb", "cloud", "arithmetic: 16.1 GB of weights in float32", free=IDLE_16,
+        rules=GAP | {"memory": "cloud"}),
+    row("phi-3-mini-4k", "m2_pro_16gb", "cloud", "arithmetic: 15.3 GB of weights in float32", free=IDLE_16,
+        rules=GAP | {"memory": "cloud"}),
+    row("qwen2.5-7b", "m1_8gb", "cloud", "rubric: 7B and more", rules=LARGE | {"memory": "cloud"}),
+    row("qwen2.5-7b", "m2_pro_16gb", "cloud", "rubric: 7B and more", rules=LARGE),
+    row("qwen2.5-7b", "m2_pro_32gb", "cloud", "rubric: 7B and more", rules=LARGE),
+    row("qwen2.5-7b", "m4_max_128gb", "cloud", "rubric: 7B and more on a Mac laptop, though 30 GB would fit",
+        rules=LARGE | {"memory": "local"}),
+    row("llama-3.1-8b", "m4_max_128gb", "cloud", "rubric: 7B and more", rules=LARGE),
+    row("mistral-7b-v0.3", "m4_max_128gb", "cloud", "rubric: 7B and more", rules=LARGE),
+    row("gemma-2-9b", "m4_max_128gb", "cloud", "rubric: 7B and more", rules=LARGE),
+    row("phi-4", "m4_max_128gb", "cloud", "rubric: 7B and more", rules=LARGE),
+    row("qwen3-30b-a3b", "m4_max_128gb", "cloud", "rubric: 7B and more; all experts are in memory", rules=LARGE),
+    row("qwen1.5-moe-a2.7b", "m2_pro_32gb", "cloud", "arithmetic: 57 GB of weights though 2.7B are active",
+        rules=LARGE | {"memory": "cloud"}),
+    row("gemma-3-4b", "m4_max_128gb", "cloud", "rubric: vision-language models", rules={"vision": "cloud"}),
+    row("qwen2.5-vl-7b", "m4_max_128gb", "cloud", "rubric: vision-language models", rules={"vision": "cloud"},
+        blockers=("vision",)),
+    row("qwen2.5-0.5b", "m4_max_128gb", "cloud", "rubric: QLoRA 4-bit needs CUDA", load_in_4bit=True,
+        rules={"4-bit": "cloud"}),
+    row("qwen2.5-7b", "m2_pro_16gb", "cloud", "rubric: QLoRA 4-bit needs CUDA", load_in_4bit=True,
+        rules=LARGE | {"4-bit": "cloud"}),
+    row("qwen2.5-0.5b", "m2_pro_32gb", "cloud", "rubric: long context", max_length=8192, rules={"context": "cloud"}),
+    row("qwen2.5-1.5b", "m4_max_128gb", "cloud", "rubric: long context", max_length=8192, rules={"context": "cloud"}),
+    row("qwen2.5-0.5b", "m2_pro_32gb", "local", "rubric: short context; no row is longer than 300 tokens",
+        max_length=8192, longest=300, rules=SMALL),
+    row("qwen2.5-0.5b", "m4_max_128gb", "local", "issue: 1k to 4k tokens by the estimate", max_length=2048,
+        rules={"context": "either", "memory": "local"}),
+    row("qwen2.5-1.5b", "m2_pro_32gb", "cloud", "rubric: production runs; notes: 27 s a step of 8 rows on an M2 Pro",
+        rows=100_000, epochs=3.0, rules=SMALL | {"time": "cloud"}),
+    row("qwen2.5-0.5b", "intel_mac", "cloud", "rubric: Intel Macs, cloud for all training",
+        rules={"intel mac": "cloud"}),
+    row("smollm2-135m", "intel_mac", "cloud", "rubric: Intel Macs, cloud for all training",
+        rules={"intel mac": "cloud"}),
+]  # fmt: skip
+
+ONE_GPU = [
+    row("qwen2.5-7b", "rtx_4090", "local", "issue: 24 GB, LoRA up to about 7B in bf16; notes: bf16 on Ampere and newer",
+        rules={"memory": "local"}, dtype="bfloat16", strategy="single"),
+    row("mistral-7b-v0.3", "rtx_4090", "local", "guide: RTX 4090, fine-tuning up to 7B", dtype="bfloat16"),
+    row("llama-3.1-8b", "rtx_4090", "local", "torchtune: 8B LoRA 16.2 GiB on a 4090, 2 x 2048 tokens",
+        max_length=2048, dtype="bfloat16"),
+    row("qwen3-8b", "rtx_4090", "local", "torchtune: 8B LoRA 16.2 GiB on a 4090, 2 x 2048 tokens"),
+    row("qwen2.5-14b", "rtx_4090", "cloud", "arithmetic: 29.5 GB of weights in 16 bit", rules={"memory": "cloud"}),
+    row("phi-4", "rtx_4090", "cloud", "arithmetic: 29.3 GB of weights in 16 bit", rules={"memory": "cloud"}),
+    row("qwen2.5-14b", "rtx_4090", "local", "issue: QLoRA above 7B on 24 GB; qwen: 14B QLoRA 18.4 GB at 512 tokens",
+        load_in_4bit=True, rules={"memory": "local"}),
+    row("phi-4", "rtx_4090", "local", "issue: QLoRA above 7B on 24 GB; qlora: 13B 11.3 GB", load_in_4bit=True),
+    row("llama-3.1-70b", "rtx_4090", "cloud", "guide: 70B in 4 bit is 35 GB before anything else", load_in_4bit=True,
+        rules={"memory": "cloud"}),
+    row("llama-3.2-11b-vision", "rtx_4090", "cloud", "issue: vision models", rules={"vision": "cloud"},
+        load_in_4bit=True, blockers=("vision",)),
+    row("qwen2.5-0.5b", "rtx_4090", "local", "issue: a CUDA workstation by its memory, not by the Mac rule",
+        max_length=8192),
+    row("llama-3.1-8b", "rtx_3080", "local", "framework: 10 GB, 7B and 8B with 4-bit; torchtune: QLoRA 7.4 GiB",
+        load_in_4bit=True, max_length=512, rules={"memory": "local"}, split=(1, 16, 1)),
+    row("qwen2.5-7b", "rtx_3080", "local", "framework: 10 GB, 7B and 8B with 4-bit; llamafactory: 6 GB",
+        load_in_4bit=True, max_length=512),
+    row("qwen2.5-7b", "rtx_3080", "cloud", "arithmetic: 15.2 GB of weights in 16 bit", rules={"memory": "cloud"}),
+    row("qwen2.5-14b", "rtx_3080", "cloud", "framework: 10 GB, 13B and 14B only by offloading", load_in_4bit=True,
+        rules={"memory": "cloud"}),
+    row("qwen2.5-1.5b", "rtx_3080", "local", "qwen: 1.8B LoRA 7.4 GB at 512 tokens", max_length=512,
+        dtype="bfloat16"),
+    row("qwen2.5-1.5b", "t4", "local", "notes: T4, float16, batch 2 x 8", dtype="float16", split=(2, 8, 1)),
+    row("gemma-2-2b", "t4", "local", "arithmetic: 10.5 GB; Gemma overflows float16 (transformers docs, Gemma 2)",
+        max_length=512, dtype="float32"),
+    row("gemma-3-1b", "t4", "local", "arithmetic: 4 GB; Gemma overflows float16 (transformers docs, Gemma 3)",
+        dtype="float32"),
+    row("llama-3.1-8b", "t4", "local", "torchtune: QLoRA 7.4 GiB; notes: float16 before Ampere",
+        load_in_4bit=True, dtype="float16"),
+    row("qwen2.5-7b", "t4", "cloud", "arithmetic: 15.2 GB of weights in 16 bit of 15.6 free",
+        rules={"memory": "cloud"}),
+    row("qwen2.5-1.5b", "a100_80gb", "local", "notes: A100 80 GB, 16 x 1; guide: bf16", split=(16, 1, 1),
+        dtype="bfloat16"),
+    row("qwen2.5-14b", "a100_80gb", "local", "qwen: 14B LoRA 35.3 GB at 1024 tokens", dtype="bfloat16"),
+    row("llama-3.1-70b", "a100_80gb", "local", "guide: 70B in 4 bit with LoRA, 42 to 48 GB", load_in_4bit=True,
+        rules={"memory": "local"}, strategy="single"),
+    row("qwen2.5-72b", "a100_80gb", "local", "qwen: 72B QLoRA 61.4 to 75.6 GB on one A100", load_in_4bit=True),
+    row("llama-3.1-70b", "a100_80gb", "cloud", "guide: 140 GB of weights in bf16", rules={"memory": "cloud"}),
+    row("qwen3-30b-a3b", "a100_80gb", "local", "arithmetic: 61 GB of weights in 16 bit", max_length=512),
+    row("qwen2.5-14b", "dgx_spark", "local", "framework: DGX Spark, 128 GB, made for fine-tuning; 29.5 GB of weights",
+        dtype="bfloat16", strategy="single"),
+    row("llama-3.1-70b", "dgx_spark", "local", "guide: 70B in 4 bit with LoRA, 42 to 48 GB of 128", load_in_4bit=True),
+    row("llama-3.1-70b", "dgx_spark", "cloud", "guide: 140 GB of weights in bf16", rules={"memory": "cloud"}),
+]  # fmt: skip
+
+MANY_GPUS_AND_NONE = [
+    row("qwen2.5-7b", "8x_l40s", "local", "guide: the model fits on one GPU, DDP", strategy="ddp", dtype="bfloat16"),
+    row("qwen2.5-14b", "8x_l40s", "local", "guide: 29.5 GB fit on one GPU of 48, DDP", strategy="ddp"),
+    row("llama-3.1-70b", "8x_l40s", "local", "guide: 70B in bf16 is 17.5 GB a GPU, FSDP", strategy="fsdp"),
+    row("qwen2.5-32b", "8x_l40s", "local", "arithmetic: 65.5 GB of weights, more than one GPU of 48", strategy="fsdp"),
+    row("mixtral-8x7b", "8x_l40s", "local", "arithmetic: 93 GB of weights, more than one GPU of 48", strategy="fsdp"),
+    row("qwen2.5-7b", "8x_a100_nvlink", "local", "guide: the model fits on one GPU, DDP", strategy="ddp"),
+    row("llama-3.1-70b", "8x_a100_nvlink", "local", "torchtune: 70B LoRA on 8 A100, 27.6 GiB each", strategy="fsdp"),
+    row("qwen2.5-72b", "8x_a100_nvlink", "local", "arithmetic: 145 GB of weights, 18 GB a GPU", strategy="fsdp"),
+    row("smollm2-135m", "bare_cpu", "local", "notes: CPU, float32; framework: small-scale experiments stay local",
+        max_length=256, max_steps=20, dtype="float32", strategy="single"),
+    row("qwen2.5-7b", "bare_cpu", "cloud", "arithmetic: 30.5 GB of weights in float32, 20 GB free",
+        rules={"memory": "cloud"}),
+    row("qwen2.5-1.5b", "bare_cpu", "cloud", "rubric: CPU only is impractically slow; production runs",
+        rows=100_000, epochs=3.0, rules={"time": "cloud"}),
+    row("smollm2-360m", "container_4gb", "cloud", "rubric: production runs", rows=100_000, epochs=3.0,
+        rules={"time": "cloud"}),
+    row("qwen2.5-3b", "container_4gb", "cloud", "arithmetic: 12.3 GB of weights, 3.5 GB free",
+        rules={"memory": "cloud"}),
+    row("smollm2-360m", "amx_server", "local", "framework: small-scale experiments stay local", max_length=256),
+    row("qwen2.5-7b", "amx_server", "local", "issue: 7B and more goes to the cloud on a laptop; this is a server",
+        max_length=512, rules=GAP | {"memory": "local"}),
+]  # fmt: skip
+
+ASKED = [
+    row("qwen2.5-7b", "m2_pro_16gb", "local", "issue: --where overrides, and what cannot run is a blocker",
+        where_asked="local", rules={"asked": "local"} | LARGE, blockers=("no_memory",)),
+    row("qwen2.5-7b", "m4_max_128gb", "local", "issue: --where overrides the advice", where_asked="local",
+        rules={"asked": "local"} | LARGE),
+    row("qwen2.5-0.5b", "m2_pro_16gb", "cloud", "issue: --where overrides the advice", where_asked="cloud",
+        rules={"asked": "cloud"} | SMALL),
+    row("qwen2.5-0.5b", "m2_pro_16gb", "local", "rubric: QLoRA 4-bit needs CUDA", where_asked="local",
+        load_in_4bit=True, blockers=("needs_cuda",)),
+    row("qwen2.5-0.5b", "m2_pro_16gb", "local", "framework: sensitive data stays local", sensitive=True,
+        rules={"sensitive": "local"}),
+    row("qwen2.5-7b", "m2_pro_16gb", "local", "issue: sensitive keeps everything here, or refuses", sensitive=True,
+        rules={"sensitive": "local"} | LARGE, blockers=("no_memory",)),
+    row("qwen2.5-0.5b", "m2_pro_32gb", "local", "issue: sensitive keeps everything here, or refuses", sensitive=True,
+        load_in_4bit=True, rules={"sensitive": "local", "4-bit": "cloud"}, blockers=("needs_cuda",)),
+    row("qwen2.5-1.5b", "m2_pro_32gb", "local", "issue: sensitive keeps everything here, however long it takes",
+        sensitive=True, rows=100_000, epochs=3.0, rules={"sensitive": "local", "time": "cloud"}),
+    row("qwen2.5-14b", "rtx_4090", "local", "issue: sensitive keeps everything here, or refuses", sensitive=True,
+        where_asked="local", blockers=("no_memory",)),
+]  # fmt: skip
+
+TABLE = [*MACS, *ONE_GPU, *MANY_GPUS_AND_NONE, *ASKED]
+
+
+def _plan(row: Row) -> dict[str, Any]:
+    said = {("where" if key == "where_asked" else key): value for key, value in row.said.items()}
+    if recorded_model(row.model).vision:
+        said = {"target_modules": VLM} | said
+    return decided(row.model, row.machine, **said)
+
+
+@pytest.mark.parametrize("row", TABLE, ids=str)
+def test_where_it_trains(row: Row) -> None:
+    plan = _plan(row)
+    why = {reason["rule"]: reason["because"] for reason in plan["reasons"]}
+    assert plan["where"] == row.where, (row.source, why)
+    said = says(plan)
+    assert {rule: said.get(rule) for rule in row.rules} == row.rules, (row.source, why)
+    assert tuple(blocker["code"] for blocker in plan["blockers"]) == row.blockers, (row.source, plan["blockers"])
+    placed = plan["placement"]
+    assert row.dtype in (None, placed["dtype"]), row.source
+    assert row.strategy in (None, placed["strategy"]), row.source
+    assert row.split in (None, split(plan)), row.source
