@@ -27,9 +27,10 @@ from planning import decided, says, split
 
 from skill_train.errors import DecisionNeeded
 
-# What Metal gives a 16 GB Mac's GPU when nothing else runs: 10922.67 MiB (llama-cpp-python#687). The recorded one is
-# a Mac in use with 7.5 GB free.
-IDLE_16 = 10_922_670_000
+# What Metal gives a 16 GB Mac's GPU when nothing else runs: 10922.67 MiB (llama-cpp-python#687). The recorded ones are
+# Macs in use, with 7.5 and 2.6 GB free.
+IDLE_16 = int(10_922.67 * 2**20)
+IDLE_8 = IDLE_16 // 2  # the same share of 8 GB
 VLM = ["q_proj", "k_proj", "v_proj", "o_proj"]
 
 
@@ -69,8 +70,8 @@ MACS = [
     row("qwen2.5-0.5b", "m2_pro_16gb", "local", "rubric: its own script, 500 rows of at most 512 tokens, one epoch",
         rows=500, epochs=1.0, max_length=512, rules=SMALL | {"time": "local"}),
     row("qwen3-0.6b", "m2_pro_16gb", "local", "rubric, memory: 16 GB, start with 0.5B to 1.5B", rules=SMALL),
-    row("smollm2-135m", "m1_8gb", "local", "arithmetic: 0.5 GB of weights in float32, 2.6 GB free",
-        max_length=512, split=(1, 16, 1)),
+    row("smollm2-135m", "m1_8gb", "local", "arithmetic: 0.5 GB of weights in float32; notes: 8 GB, 1 x 16",
+        max_length=512, free=IDLE_8, split=(1, 16, 1)),
     row("smollm2-360m", "m2_pro_16gb", "local", "rubric: up to 3B", rules=SMALL),
     row("gemma-3-1b", "m2_pro_16gb", "local", "rubric, memory: 16 GB, 0.5B to 1.5B; 512 tokens to start with",
         max_length=512, free=IDLE_16, rules=SMALL, dtype="float32"),
@@ -150,7 +151,7 @@ ONE_GPU = [
     row("llama-3.1-70b", "rtx_4090", "cloud", "guide: 70B in 4 bit is 35 GB before anything else", load_in_4bit=True,
         rules={"memory": "cloud"}),
     row("llama-3.2-11b-vision", "rtx_4090", "cloud", "issue: vision models", rules={"vision": "cloud"},
-        load_in_4bit=True, blockers=("vision",)),
+        load_in_4bit=True),
     row("qwen2.5-0.5b", "rtx_4090", "local", "issue: a CUDA workstation by its memory, not by the Mac rule",
         max_length=8192),
     row("llama-3.1-8b", "rtx_3080", "local", "framework: 10 GB, 7B and 8B with 4-bit; torchtune: QLoRA 7.4 GiB",
