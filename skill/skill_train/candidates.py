@@ -106,13 +106,20 @@ def machine_of(flavor: Flavor) -> MachineFacts:
 
 
 def cheapest(candidates: list[Candidate], max_hours: float) -> Candidate | None:
-    """The cheapest that fits and ends in time by its upper estimate; the fastest that fits when none does. By name when
-    prices are equal, so that the same facts give the same plan."""
+    """The cheapest that fits and ends in time by its upper estimate; the fastest that fits when none does. Weights wait
+    in host memory only when nothing else fits. By name when prices are equal, so that the same facts give the same
+    plan."""
     usable = [c for c in candidates if not c.problems and c.seconds is not None and c.cost is not None]
-    in_time = [c for c in usable if c.seconds is not None and c.seconds.high <= max_hours * 3600]
+    usable = [c for c in usable if not c.fit.step.offload] or usable
+    in_time = [c for c in usable if in_hours(c, max_hours)]
     if in_time:
         return min(in_time, key=lambda c: (c.cost.middle if c.cost else math.inf, c.name))
     return min(usable, key=lambda c: (c.seconds.middle if c.seconds else math.inf, c.name), default=None)
+
+
+def in_hours(candidate: Candidate, max_hours: float) -> bool:
+    """Whether it ends in time by its upper estimate."""
+    return candidate.seconds is not None and candidate.seconds.high <= max_hours * 3600
 
 
 def timeout_seconds(seconds: Range) -> int:
@@ -176,6 +183,8 @@ def _problems(
     recipe: dict[str, Any], model: ModelFacts, machine: MachineFacts, flavor: Flavor | None, device: str, chosen: Fit
 ) -> list[tuple[str, str]]:
     found = []
+    if machine.intel_mac or machine.rosetta:
+        found.append(("no_torch", machine.unknown.get("device", "torch has no build for Intel processors on a Mac")))
     if recipe["load_in_4bit"] and device != "cuda":
         found.append(("needs_cuda", f"load_in_4bit needs CUDA (bitsandbytes); {machine.chip} would train on {device}"))
     if chosen.fits is False and chosen.memory is not None and chosen.usable_bytes is not None:

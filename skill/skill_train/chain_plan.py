@@ -212,6 +212,8 @@ def _blocked(made: dict[str, Any]) -> DecisionNeeded:
         "needs_cuda": "load_in_4bit: false with a smaller model, or --where cloud",
         "no_memory": "a smaller model, a shorter max_length, load_in_4bit: true on an NVIDIA GPU, or --where cloud",
         "no_disk": "free some space, or choose another place for the run",
+        "no_torch": "a Python built for arm64 on Apple silicon, or --where cloud",
+        "vision": "the text model of the same family, such as Qwen2.5 for Qwen2.5-VL",
     }.get(first["code"], "a smaller model, a shorter max_length, or load_in_4bit: true")
     return DecisionNeeded(
         f"this plan cannot run: {'; '.join(blocker['message'] for blocker in made['blockers'])}",

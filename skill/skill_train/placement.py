@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from skill_train.errors import DecisionNeeded
-from skill_train.estimate import MicroStep, Part, Range, libraries, total, training_memory
+from skill_train.estimate import BYTES, MicroStep, Part, Range, libraries, total, training_memory
 from skill_train.facts import DatasetFacts, MachineFacts, ModelFacts, PrecisionProbe
 
 PROBE_FROM_PARAMETERS = 100_000_000  # below, a pass is overhead and bf16 saves nothing worth a probe
@@ -189,8 +189,14 @@ def _ways(
                 replace(base, rows=count, checkpointing=checkpointing),
             )
     if processes > 1 and not base.four_bit:
-        for offload in (False, True):
+        for offload in (False, True)[: 1 + _host_holds(model, machine, dtype)]:
             yield processes, "fsdp", replace(base, checkpointing=True, shards=processes, offload=offload)
+
+
+def _host_holds(model: ModelFacts, machine: MachineFacts, dtype: str) -> bool:
+    """Whether the weights can wait in host memory; where that is unknown they cannot."""
+    free = machine.ram_bytes if machine.ram_available_bytes is None else machine.ram_available_bytes
+    return free is not None and (model.parameters or 0) * BYTES[dtype] <= free * HEADROOM["cpu"]
 
 
 def _parts(model: ModelFacts, dataset: DatasetFacts, step: MicroStep) -> list[Part] | None:

@@ -27,6 +27,7 @@ TARGETS: dict[str, list[str]] = {
         (
             "llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "gemma", "gemma2", "gemma3",
             "gemma3_text", "smollm3", "olmo", "olmo2", "granite", "cohere", "cohere2", "stablelm", "starcoder2",
+            "mllama", "qwen2_vl", "qwen2_5_vl",
         ),
         _QKVO,
     ),
@@ -39,6 +40,9 @@ TARGETS: dict[str, list[str]] = {
     "bloom": ["query_key_value", "dense"],
     "falcon": ["query_key_value", "dense"],
 }  # fmt: skip
+# Vision models that AutoModelForCausalLM, and so train.py, loads for their text (transformers 5.23,
+# MODEL_FOR_CAUSAL_LM_MAPPING_NAMES). It refuses all others.
+TEXT_OF_VISION = ("fuyu", "gemma3", "gemma3n", "gemma4", "git", "llama4", "mllama", "phi4_multimodal", "qwen3_5")
 
 
 def make_plan(
@@ -84,7 +88,7 @@ def make_plan(
         "launch": started,
         "flavor": taken.flavor.name if taken.flavor else None,
         "timeout_seconds": candidates.timeout_seconds(taken.seconds) if taken.flavor and taken.seconds else None,
-        "blockers": _blockers(decision.where, chosen, here, cloud),
+        "blockers": _unread(model) + _blockers(decision.where, chosen, here, cloud),
         "estimates": estimates(model, machine, taken, cloud, context=resolved["max_length"]),
         "facts": _plain({"model": model, "dataset": dataset, "machine": machine}),
         "reasons": reasons + started["reasons"],
@@ -112,6 +116,14 @@ def _flavor(cloud: list[Candidate], choices: Choices) -> Candidate | None:
             got=choices.flavor,
         )
     return found
+
+
+def _unread(model: ModelFacts) -> list[dict[str, str]]:
+    """A model that the training program cannot load anywhere."""
+    if not model.vision or model.model_type in TEXT_OF_VISION:
+        return []
+    message = f"this version trains on text only, and {model.architecture} has no text model that can be loaded alone"
+    return [{"code": "vision", "message": message}]
 
 
 def _blockers(where: str, chosen: Candidate | None, here: Candidate, cloud: list[Candidate]) -> list[dict[str, str]]:
@@ -148,9 +160,15 @@ def _placed(resolved: dict[str, Any], model: ModelFacts, taken: Candidate, choic
     if model.convertible is False:
         _because(reasons, "convertible", False, f"llama.cpp does not know {model.architecture}: no GGUF", "llama.cpp")
     if taken.flavor is not None and taken.cost is not None:
-        why = f"the cheapest that fits and ends within {choices.max_hours:g} h: {taken.cost.basis}"
-        _because(reasons, "flavor", taken.name, "asked for" if choices.flavor else why, taken.flavor.source)
+        why = "asked for" if choices.flavor else _why_flavor(taken, choices.max_hours)
+        _because(reasons, "flavor", taken.name, f"{why}: {taken.cost.basis}", taken.flavor.source)
     return reasons
+
+
+def _why_flavor(taken: Candidate, max_hours: float) -> str:
+    if candidates.in_hours(taken, max_hours):
+        return f"the cheapest that fits and ends within {max_hours:g} h"
+    return f"the fastest that fits; none is sure to end within {max_hours:g} h"
 
 
 def _why_checkpointing(taken: Candidate) -> str:

@@ -31,7 +31,6 @@ from skill_train.errors import DecisionNeeded
 # Macs in use, with 7.5 and 2.6 GB free.
 IDLE_16 = int(10_922.67 * 2**20)
 IDLE_8 = IDLE_16 // 2  # the same share of 8 GB
-VLM = ["q_proj", "k_proj", "v_proj", "o_proj"]
 
 
 @dataclass(frozen=True)
@@ -134,6 +133,10 @@ MACS = [
         rules={"intel mac": "cloud"}),
     row("smollm2-135m", "intel_mac", "cloud", "rubric: Intel Macs, cloud for all training",
         rules={"intel mac": "cloud"}),
+    row("smollm2-135m", "intel_mac", "local", "issue: what would stop it; torch 2.2 was the last for Intel Macs",
+        where_asked="local", blockers=("no_torch",)),
+    row("qwen2.5-0.5b", "rosetta_m2", "local", "issue: Rosetta recognised; such a Python has no torch of today",
+        rules={"rosetta": "either"}, blockers=("no_torch",)),
 ]  # fmt: skip
 
 ONE_GPU = [
@@ -236,8 +239,6 @@ TABLE = [*MACS, *ONE_GPU, *MANY_GPUS_AND_NONE, *ASKED]
 
 def _plan(row: Row) -> dict[str, Any]:
     said = {("where" if key == "where_asked" else key): value for key, value in row.said.items()}
-    if recorded_model(row.model).vision:
-        said = {"target_modules": VLM} | said
     return decided(row.model, row.machine, **said)
 
 
