@@ -21,13 +21,12 @@ class Device:
     """Speeds of one kind of GPU or Apple chip.
 
     Attributes:
-        name: a regular expression that its name matches.
+        name: a regular expression of its name, without maker and family.
         half_tflops: float16 or bfloat16 with float32 accumulation, 1e12 operations a second.
         float_tflops: float32.
         gigabytes_per_second: memory bandwidth, 1e9 bytes.
         sustained: share of the peak that training code reaches, relative to an A100; below 1 for cards that run into
-        their
-            power limit or that need larger batches (stas00's MAMF table; a judgement, not a measurement of ours).
+            their power limit or that need larger batches (stas00's MAMF table; a judgement, not a measurement of ours).
     """
 
     name: str
@@ -37,53 +36,55 @@ class Device:
     sustained: float = 1.0
 
 
+# The whole name is matched: a Laptop GPU, a Ti or a SUPER is another chip, and one that is not here is unknown.
 _NVIDIA = (
-    Device(r"\bT4\b", 65, 8.1, 320, 0.7),
-    Device(r"V100", 112, 14, 900, 0.7),
+    Device(r"T4", 65, 8.1, 320, 0.7),
+    Device(r"V100-.+", 112, 14, 900, 0.7),
     Device(r"RTX 2080 Ti", 53.8, 13.4, 616, 0.7),
-    Device(r"RTX 3060\b", 25.5, 12.7, 360),
-    Device(r"RTX 3070\b", 40.6, 20.3, 448),
-    Device(r"RTX 3080\b", 59.5, 29.8, 760),
-    Device(r"RTX 3090\b", 71, 35.6, 936),
-    Device(r"RTX 4060\b", 30, 15.1, 272),
+    Device(r"RTX 3060", 25.5, 12.7, 360),
+    Device(r"RTX 3070", 40.6, 20.3, 448),
+    Device(r"RTX 3080", 59.5, 29.8, 760),
+    Device(r"RTX 3090", 71, 35.6, 936),
+    Device(r"RTX 4060", 30, 15.1, 272),
     Device(r"RTX 4060 Ti", 44.1, 22.1, 288),
-    Device(r"RTX 4070\b", 58.3, 29.1, 504),
-    Device(r"RTX 4070 Ti", 88.2, 44.1, 672),
-    Device(r"RTX 4080", 97.5, 48.7, 717),
-    Device(r"RTX 4090\b", 165.2, 82.6, 1008),
-    Device(r"RTX 5070\b", 61.7, 30.9, 672),
+    Device(r"RTX 4070", 58.3, 29.1, 504),
+    Device(r"RTX 4070 Ti SUPER", 88.2, 44.1, 672),
+    Device(r"RTX 4080( SUPER)?", 97.5, 48.7, 717),
+    Device(r"RTX 4090", 165.2, 82.6, 1008),
+    Device(r"RTX 5070", 61.7, 30.9, 672),
     Device(r"RTX 5080", 112.6, 56.3, 960),
     Device(r"RTX 5090", 209.5, 104.8, 1792),
-    Device(r"\bA10\b", 125, 31.2, 600, 0.7),
-    Device(r"\bA10G\b", 70, 31.5, 600, 0.7),
+    Device(r"A10", 125, 31.2, 600, 0.7),
+    Device(r"A10G", 70, 31.5, 600, 0.7),
     Device(r"RTX A5000", 111, 27.8, 768, 0.8),
     Device(r"RTX A6000", 154.8, 38.7, 768, 0.8),
-    Device(r"RTX 6000 Ada", 364, 91.1, 960, 0.8),
-    Device(r"RTX PRO 6000", 500, 125, 1597, 0.6),
-    Device(r"\bL4\b", 121, 30.3, 300, 0.5),
+    Device(r"RTX 6000 Ada Generation", 364, 91.1, 960, 0.8),
+    Device(r"RTX PRO 6000( Blackwell (Workstation|Server) Edition)?", 500, 125, 1597, 0.6),
+    Device(r"L4", 121, 30.3, 300, 0.5),
     Device(r"L40S", 362, 91.6, 864, 0.6),
-    Device(r"A100", 312, 19.5, 1555),
+    Device(r"A100-.+-40GB", 312, 19.5, 1555),
+    Device(r"A100(-.+-80GB| 80GB PCIe)?", 312, 19.5, 2000),  # the flavors of the Jobs API have the one with 80 GB
     Device(r"H100 PCIe", 756, 51, 2000, 0.75),
-    Device(r"H100", 989, 67, 3350, 0.75),
+    Device(r"H100( 80GB HBM3)?", 989, 67, 3350, 0.75),
     Device(r"H200", 989, 67, 4800, 0.75),
     Device(r"B200", 2250, 80, 8000, 0.6),
     Device(r"GB10", 125, 31, 273, 0.7),
 )
 # The GPU cores of a chip come in several numbers; these are for the most, and `sustained` leaves room for fewer.
 _APPLE = (
-    Device(r"M1$", 2.6, 2.6, 68),
+    Device(r"M1", 2.6, 2.6, 68),
     Device(r"M1 Pro", 5.2, 5.2, 200),
     Device(r"M1 Max", 10.4, 10.4, 400),
     Device(r"M1 Ultra", 21, 21, 800),
-    Device(r"M2$", 3.6, 3.6, 100),
+    Device(r"M2", 3.6, 3.6, 100),
     Device(r"M2 Pro", 6.8, 6.8, 200),
     Device(r"M2 Max", 13.5, 13.5, 400),
     Device(r"M2 Ultra", 27, 27, 800),
-    Device(r"M3$", 3.6, 3.6, 100),
+    Device(r"M3", 3.6, 3.6, 100),
     Device(r"M3 Pro", 6.4, 6.4, 150),
     Device(r"M3 Max", 14.2, 14.2, 400),
     Device(r"M3 Ultra", 28, 28, 819),
-    Device(r"M4$", 4.3, 4.3, 120),
+    Device(r"M4", 4.3, 4.3, 120),
     Device(r"M4 Pro", 9.2, 9.2, 273),
     Device(r"M4 Max", 18, 18, 546),
 )
@@ -92,8 +93,12 @@ _APPLE = (
 def device_speed(machine: MachineFacts) -> Device | None:
     """The row of this machine's GPU or Apple chip; None for one that is not in the table, and for a CPU."""
     rows = {"cuda": _NVIDIA, "mps": _APPLE}.get(machine.device, ())
-    found = [row for row in rows if re.search(row.name, machine.chip)]
-    return max(found, key=lambda row: len(row.name)) if found else None
+    return next((row for row in rows if _matches(row, machine.chip)), None)
+
+
+def _matches(row: Device, name: str) -> bool:
+    """Drivers before 2021 print no `NVIDIA`; `Tesla` and `GeForce` are families."""
+    return re.fullmatch(rf"(?:NVIDIA |Apple )?(?:GeForce |Tesla )?(?:{row.name})", name) is not None
 
 
 # Floating point operations a core can start in one clock, in float32: multiply-adds count twice. Two units of the
