@@ -9,7 +9,6 @@ from typing import Any
 
 from machines import recorded_machine
 from models import recorded_model
-
 from skill_train import flavors
 from skill_train.facts import DatasetFacts, Flavor, MachineFacts, ModelFacts, TokenFacts
 from skill_train.placement import Choices

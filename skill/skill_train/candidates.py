@@ -11,7 +11,7 @@ from skill_train.estimate import Part, Range, total
 from skill_train.estimate_files import disk_bytes, merge_bytes
 from skill_train.estimate_time import Schedule, training_seconds
 from skill_train.facts import Calibration, DatasetFacts, Flavor, Gpu, MachineFacts, ModelFacts, PrecisionProbe
-from skill_train.placement import Choices, Fit, fit, precision
+from skill_train.placement import HEADROOM, Choices, Fit, fit, precision
 
 # Compute capability and NVLink by the names of the Jobs API: NVIDIA's list of CUDA GPUs; hub-docs, jobs-configuration.
 _CAPABILITY = {"T4": 7.5, "A10G": 8.6, "L4": 8.9, "L40S": 8.9, "A100": 8.0, "H100": 9.0, "H200": 9.0, "RTX": 12.0}
@@ -191,10 +191,9 @@ def _problems(
         need, have = chosen.memory.high / 1e9, chosen.usable_bytes / 1e9
         found.append(("no_memory", f"needs up to {need:.1f} GB, {have:.1f} GB can be used on {machine.chip}"))
     merge, ram = merge_bytes(model), machine.ram_bytes
-    if flavor is not None and merge is not None and ram is not None and merge.low > ram:
-        found.append(
-            ("no_host_ram", f"merging needs {merge.low / 1e9:.0f} GB of host memory, it has {ram / 1e9:.0f} GB")
-        )
+    if flavor is not None and merge is not None and ram is not None and merge.low > ram * HEADROOM["cpu"]:
+        have = f"{ram * HEADROOM['cpu'] / 1e9:.1f} of {ram / 1e9:.0f} GB can be used"
+        found.append(("no_host_ram", f"merging needs {merge.low / 1e9:.1f} GB of host memory, {have}"))
     disk, free = disk_bytes(model, QUANTS, 0), machine.disk_free_bytes
     if disk is not None and free is not None and disk.low > free:
         found.append(("no_disk", f"the run writes {disk.low / 1e9:.0f} GB, {free / 1e9:.0f} GB are free"))

@@ -8,6 +8,7 @@ import pytest
 
 from models import NAMES, recorded
 from skill_train import model_config
+from skill_train.plan import TEXT_OF_VISION
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -56,6 +57,16 @@ def test_each_recorded_config_builds_the_published_model(name: str) -> None:
     data = recorded(name)
     files_hold_more = {"gpt2": 12 * 1024**2, "qwen3-0.6b": 151_936 * 1024, "qwen3-1.7b": 151_936 * 2048}
     assert _built(data["config"]) == data["published_parameters"] - files_hold_more.get(name, 0)
+
+
+def test_which_vision_models_load_for_their_text() -> None:
+    """A plan blocks the others. transformers' own list of what AutoModelForCausalLM loads."""
+    loads = transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    assert set(TEXT_OF_VISION) <= set(loads)
+    for name in NAMES:
+        config = recorded(name)["config"]
+        if model_config.is_vision(config):
+            assert (config["model_type"] in loads) is (config["model_type"] in TEXT_OF_VISION), name
 
 
 def _built(config: dict[str, Any]) -> int:

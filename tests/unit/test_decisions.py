@@ -21,10 +21,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+
 from machines import recorded_machine
 from models import recorded_model
 from planning import decided, says, split
-
 from skill_train.errors import DecisionNeeded
 
 # What Metal gives a 16 GB Mac's GPU when nothing else runs: 10922.67 MiB (llama-cpp-python#687). The recorded ones are
@@ -62,6 +62,7 @@ def row(model: str, machine: str, where: str, source: str, /, **more: Any) -> Ro
 SMALL = {"model size": "local", "context": "local"}
 LARGE = {"model size": "cloud"}
 GAP = {"model size": "either"}
+SENSITIVE = {"sensitive": True}
 
 MACS = [
     row("qwen2.5-0.5b", "m2_pro_16gb", "local", "rubric: up to 3B, up to 1024 tokens, LoRA; notes: float32 on MPS",
@@ -254,3 +255,100 @@ def test_where_it_trains(row: Row) -> None:
     assert row.dtype in (None, placed["dtype"]), row.source
     assert row.strategy in (None, placed["strategy"]), row.source
     assert row.split in (None, split(plan)), row.source
+
+
+def test_the_same_facts_give_the_same_plan() -> None:
+    for row in TABLE:
+        assert _plan(row) == _plan(row), row
+
+
+def test_every_rule_has_its_figure_and_its_source() -> None:
+    """A figure unless what is compared has none, such as the kind of a model, or is unknown, which decides nothing."""
+    without = {"vision", "4-bit", "intel mac", "rosetta", "sensitive", "asked"}
+    rules = {"model size", "context", "memory", "time"} | without
+    seen = set()
+    for row in TABLE:
+        for reason in _plan(row)["reasons"]:
+            assert reason["source"] and reason["because"], row
+            if reason["rule"] in rules:
+                seen.add(reason["rule"])
+                assert reason["value"] in ("local", "cloud", "either")
+                figure = any(character.isdigit() for character in reason["because"])
+                unknown = reason["value"] == "either" and "unknown" in reason["because"]
+                assert reason["rule"] in without or figure or unknown, (row, reason)
+    assert seen == rules
+
+
+@pytest.mark.parametrize("machine", ["m2_pro_16gb", "rtx_4090", "intel_mac"])
+def test_sensitive_data_is_never_sent(machine: str) -> None:
+    with pytest.raises(DecisionNeeded) as caught:
+        decided("qwen2.5-0.5b", machine, sensitive=True, where="cloud")
+    assert (caught.value.code, caught.value.exit_code) == ("sensitive", 3)
+    assert "--where" in caught.value.got
+
+
+@pytest.mark.parametrize("row", TABLE, ids=str)
+def test_sensitive_keeps_every_decision_here(row: Row) -> None:
+    plan = _plan(dataclasses.replace(row, said={k: v for k, v in row.said.items() if k != "where_asked"} | SENSITIVE))
+    assert (plan["where"], plan["flavor"], plan["placement"]["backend"]) == ("local", None, "local")
+    assert plan["policy"]["sensitive"] is True
+
+
+@pytest.mark.parametrize(
+    ("model", "machine", "where", "against"),
+    [
+        ("qwen2.5-7b", "m4_max_128gb", "local", "against model size"),
+        ("qwen2.5-7b", "m2_pro_16gb", "local", "against model size, memory"),
+        ("qwen2.5-0.5b", "intel_mac", "local", "against intel mac"),
+        ("qwen2.5-0.5b", "m2_pro_16gb", "cloud", "against model size, context, memory, time"),
+        ("qwen2.5-0.5b", "m2_pro_16gb", "local", "the rules say the same"),
+        ("qwen2.5-7b", "m2_pro_16gb", "cloud", "the rules say the same"),
+    ],
+)
+def test_what_is_asked_for_says_what_it_overrode(model: str, machine: str, where: str, against: str) -> None:
+    plan = decided(model, machine, where=where)
+    assert plan["where"] == where
+    (because,) = [reason["because"] for reason in plan["reasons"] if reason["rule"] == "asked"]
+    assert because.startswith(f"--where {where}") and because.endswith(against)
+
+
+def test_nccl_over_pcie_is_set_as_the_guide_says() -> None:
+    """Hardware Guide, "NCCL Tuning for PCIe Topology". NCCL_SOCKET_IFNAME=eth0 is left out: launch.py says why."""
+    plan = decided("qwen2.5-7b", "8x_l40s")
+    environment = plan["launch"]["environment"]
+    guide = {"P2P_DISABLE": "0", "IB_DISABLE": "1", "DEBUG": "WARN", "ALGO": "Ring", "BUFFSIZE": "16777216"}
+    assert {name: environment.get(f"NCCL_{name}") for name in guide} == guide
+    assert "--multi_gpu" in plan["launch"]["arguments"]
+    nvlink = decided("qwen2.5-7b", "8x_a100_nvlink")["launch"]["environment"]
+    assert {name for name in nvlink if name.startswith("NCCL")} == {"NCCL_DEBUG"}
+
+
+def test_the_effective_batch_is_the_same_everywhere() -> None:
+    """Seed "From MacBook to Cloud": the effective batch stays 16 on every device."""
+    for row in TABLE:
+        rows, accumulation, processes = split(_plan(row))
+        assert rows * accumulation * processes == 16, row
+
+
+def test_70b_in_4_bit_needs_what_the_guide_says() -> None:
+    """Hardware Guide: "Llama 3 70B + bitsandbytes 4-bit + LoRA, typical: 42-48 GB". With 52 GB free it is frugal."""
+    plan = decided("llama-3.1-70b", "a100_80gb", load_in_4bit=True, free=52e9)
+    assert (plan["where"], plan["placement"]["gradient_checkpointing"]) == ("local", True)
+    memory = plan["estimates"]["memory_bytes"]
+    assert memory["high"] >= 42e9 and memory["low"] <= 48e9
+
+
+def test_what_is_unknown_decides_nothing() -> None:
+    """A model without a shape and a chip without a published speed: no figure is made up, and nothing is blocked
+    because of it but the memory."""
+    shapeless = dataclasses.replace(
+        recorded_model("qwen2.5-0.5b"), parameters=None, layers=None, unknown={"parameters": "no config arithmetic"}
+    )
+    plan = decided(shapeless, "m2_pro_16gb")
+    assert {rule: says(plan)[rule] for rule in ("model size", "memory", "time")} == dict.fromkeys(
+        ("model size", "memory", "time"), "either"
+    )
+    assert [blocker["code"] for blocker in plan["blockers"]] == ["unknown_memory"]
+    laptop = dataclasses.replace(recorded_machine("rtx_4090"), chip="NVIDIA GeForce RTX 4090 Laptop GPU")
+    plan = decided("qwen2.5-0.5b", laptop)
+    assert (plan["where"], says(plan)["time"], plan["estimates"]["seconds"]["low"]) == ("local", "either", None)

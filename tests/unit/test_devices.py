@@ -1,8 +1,8 @@
 """Names of devices as nvidia-smi and sysctl print them, and the row of the table that each finds, or none.
 
 Names: recorded in tests/data/machines, and NVIDIA's `nvidia-smi --query-gpu=name` as public logs show it (GeForce, RTX,
-data center; read 2026-11-21). Rates: trl 1.16 `_PEAK_FLOPS_BY_DEVICE`; NVIDIA's Ampere GA102, Ada and Turing whitepapers;
-stas00/ml-engineering, compute/accelerator/README.md.
+data center; read 2026-11-21). Rates: trl 1.16 `_PEAK_FLOPS_BY_DEVICE`; NVIDIA's whitepapers of
+Ampere GA102, Ada and Turing; stas00/ml-engineering, compute/accelerator/README.md.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import dataclasses
 import re
 
 import pytest
-from machines import NAMES, recorded_machine
 
+from machines import NAMES, recorded_machine
 from skill_train import devices, flavors
 from skill_train.candidates import machine_of
 from skill_train.devices import cpu_flops, device_speed

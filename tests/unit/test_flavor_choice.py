@@ -1,0 +1,191 @@
+"""Which machine of the cloud a plan takes, checked by hand against the prices and sizes of the shipped table
+(huggingface.co/docs/hub/jobs-pricing, 2026-08-22).
+
+Speed for money by hand, from rates that are published (trl 1.16, `_PEAK_FLOPS_BY_DEVICE`; AWS for A10G) times the
+share that devices.py gives each, a dollar: H200 989 x 0.75 / 5.00 = 148, A100 312 / 2.50 = 125, L40S 362 x 0.6 / 1.80 =
+121, T4 65 x 0.7 / 0.40 = 114, RTX PRO 6000 500 x 0.6 / 2.75 = 109, L4 121 x 0.5 / 0.80 = 76, A10G 70 x 0.7 / 1.50 = 33.
+A long run goes by that; a short one is start and download, and goes by the price of an hour.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from machines import recorded_machine
+from models import recorded_model
+from planning import decided, says
+from skill_train import flavors
+from skill_train.candidates import timeout_seconds
+from skill_train.errors import UsageError
+from skill_train.estimate import Range
+from skill_train.facts import Flavor, ModelFacts
+
+# Llama 3.1 405B, config.json of meta-llama/Llama-3.1-405B: 126 layers of 16384, 128 heads, 8 for keys and values.
+_405B = 405_853_388_800
+
+
+def _large(parameters: int = _405B) -> ModelFacts:
+    return dataclasses.replace(
+        recorded_model("llama-3.1-70b"),
+        parameters=parameters,
+        active_parameters=parameters,
+        embedding_parameters=2 * 128_256 * 16_384,
+        layers=126,
+        hidden_size=16_384,
+        intermediate_size=53_248,
+        heads=128,
+        kv_heads=8,
+        weight_bytes=2 * parameters,
+    )
+
+
+@pytest.mark.parametrize(
+    ("model", "said", "flavor", "by_hand"),
+    [
+        ("qwen2.5-0.5b", {}, "t4-small", "$0.40 an hour is the least; 4 GB of 16"),
+        ("smollm2-1.7b", {}, "t4-small", "$0.40; 3.4 GB of weights; merging takes 7.3 GB of 15"),
+        ("qwen3-4b", {}, "t4-medium", "merging takes 16.6 GB: t4-small has 15, t4-medium 30 for $0.60"),
+        ("mistral-7b-v0.3", {"max_steps": 1}, "a10g-large", "29.5 GB to merge: 30 GB of l4x1 leave no room"),
+        ("qwen2.5-7b", {"max_steps": 1}, "a10g-large", "31 GB to merge, 30 in l4x1; next $1.50: 46 GB, 24 on the GPU"),
+        ("qwen2.5-7b", {}, "l40sx1", "217 TFLOPS for $1.80 against 49 for $1.50, once there is work to do"),
+        ("qwen2.5-7b", {"load_in_4bit": True, "max_steps": 1}, "a10g-large", "fits a T4, but merging takes 31 GB"),
+        ("qwen2.5-14b", {}, "a100-large", "59.6 GB to merge, 62 in l40sx1; $2.50: 142 GB"),
+        ("qwen2.5-32b", {}, "rtx-pro-6000", "131.6 GB to merge, 142 in a100-large leave no room; $2.75: 256 GB"),
+        ("qwen3-30b-a3b", {}, "a100-large", "122.6 GB to merge of 142; 61 GB of weights of 80"),
+        ("llama-3.1-70b", {"max_steps": 1}, "rtx-pro-6000x2", "282.7 GB to merge; 141 GB on 2 x 96; $5.50"),
+        ("llama-3.1-70b", {"load_in_4bit": True, "max_steps": 1}, "rtx-pro-6000x2", "282.7 GB to merge; $5.50"),
+        ("llama-3.1-8b", {"rows": 100_000, "epochs": 3.0, "max_hours": 100}, "h200", "148 TFLOPS a dollar, A100 125"),
+        ("qwen2.5-1.5b", {"rows": 10_000, "epochs": 1.0}, "t4-small", "114 TFLOPS a dollar, and a start for a sixth"),
+        ("qwen2.5-1.5b", {"rows": 10_000, "epochs": 1.0, "max_hours": 0.5}, "l40sx1", "T4: too slow for half an hour"),
+    ],
+)  # fmt: skip
+def test_the_cheapest_that_fits_in_time(model: str, said: dict[str, Any], flavor: str, by_hand: str) -> None:
+    plan = _cloud(model, **said)
+    assert (plan["flavor"], plan["blockers"]) == (flavor, []), (by_hand, plan["estimates"]["flavors"])
+    assert plan["placement"]["backend"] == "hf_jobs"
+    offers = {offer["flavor"]: offer for offer in plan["estimates"]["flavors"]}
+    assert plan["estimates"]["seconds"]["high"] <= said.get("max_hours", 8) * 3600
+    in_time = [name for name, offer in offers.items() if offer["seconds"][1] <= said.get("max_hours", 8) * 3600]
+    assert min(in_time, key=lambda name: sum(offers[name]["cost_usd"])) == flavor
+
+
+def test_a_price_is_time_times_the_price_of_an_hour() -> None:
+    plan = _cloud("qwen2.5-0.5b")
+    seconds, cost = plan["estimates"]["seconds"], plan["estimates"]["cost_usd"]
+    assert cost["low"] == pytest.approx(seconds["low"] / 3600 * 0.40, abs=0.001)
+    assert cost["high"] == pytest.approx(seconds["high"] / 3600 * 0.40, abs=0.001)
+    assert "$0.4 an hour" in cost["basis"] and "2026-08-22" in cost["basis"]
+    assert "2026-08-22" in next(r["source"] for r in plan["reasons"] if r["rule"] == "flavor")
+
+
+def test_when_none_ends_in_time_the_fastest_is_taken_and_said() -> None:
+    """8 H200 have the most arithmetic of the table: 8 x 989 TFLOPS."""
+    plan = _cloud("llama-3.1-8b", rows=100_000, epochs=3.0, max_hours=0.1)
+    assert plan["flavor"] == "h200x8"
+    because = next(reason["because"] for reason in plan["reasons"] if reason["rule"] == "flavor")
+    assert "none is sure to end within 0.1 h" in because and "cheapest" not in because
+
+
+def test_a_flavor_that_is_named_is_taken() -> None:
+    plan = _cloud("qwen2.5-0.5b", flavor="a100x4")
+    assert (plan["flavor"], plan["blockers"]) == ("a100x4", [])
+    assert plan["placement"]["num_processes"] == 4
+    because = next(reason["because"] for reason in plan["reasons"] if reason["rule"] == "flavor")
+    assert because.startswith("asked for")
+
+
+def test_a_flavor_that_is_named_and_too_small_is_blocked() -> None:
+    """15.2 GB of weights in 16 GB, and 31 GB to merge in 15."""
+    plan = _cloud("qwen2.5-7b", flavor="t4-small")
+    assert plan["flavor"] == "t4-small"
+    assert [blocker["code"] for blocker in plan["blockers"]] == ["no_memory", "no_host_ram"]
+
+
+@pytest.mark.parametrize("name", ["a100", "h100x8", "cpu-basic"])
+def test_a_flavor_that_is_not_there(name: str) -> None:
+    """A processor flavor is none to train on: nothing tells how fast it is."""
+    with pytest.raises(UsageError) as caught:
+        _cloud("qwen2.5-0.5b", flavor=name)
+    assert (caught.value.code, caught.value.exit_code, caught.value.got) == ("unknown_flavor", 2, name)
+    assert "a100-large" in caught.value.expected and "cpu" not in caught.value.expected
+
+
+def test_nothing_fits() -> None:
+    """405B in 4 bit is 209 GB, more than any GPU here; a model of 1e12 parameters needs 4 TB to merge."""
+    for model, said in ((_large(), {"load_in_4bit": True}), (_large(10**12), {})):
+        plan = _cloud(model, **said)
+        assert (plan["flavor"], plan["timeout_seconds"]) == (None, None)
+        assert [blocker["code"] for blocker in plan["blockers"]] == ["no_flavor"]
+
+
+def test_nothing_is_offered() -> None:
+    plan = _cloud("qwen2.5-0.5b", offered=())
+    assert [blocker["code"] for blocker in plan["blockers"]] == ["no_flavor"]
+
+
+def test_host_memory_takes_weights_only_when_nothing_else_fits() -> None:
+    """340B in bf16 is 680 GB: 85 GB on each of 8 H200 (141 GB, $40), but not on 8 RTX PRO 6000 (96 GB, $22) with the
+    layers in work on top. 405B is 101 GB a GPU, which with them is more than an H200 can be sure to hold."""
+    plan = _cloud(_large(340 * 10**9))
+    assert (plan["flavor"], plan["placement"]["offload"]) == ("h200x8", False)
+    assert _cloud(_large(), max_hours=100)["placement"]["offload"] is True
+
+
+def test_host_memory_that_is_too_small_takes_no_weights() -> None:
+    """405B in bf16 is 812 GB."""
+    machine = recorded_machine("8x_l40s")
+    roomy = decided(_large(), machine, where="local", max_hours=100)
+    assert (roomy["placement"]["strategy"], roomy["placement"]["offload"]) == ("fsdp", True)
+    small = dataclasses.replace(machine, ram_bytes=512 * 10**9, ram_available_bytes=500 * 10**9)
+    tight = decided(_large(), small, where="local", max_hours=100)
+    assert [blocker["code"] for blocker in tight["blockers"]] == ["no_memory"]
+    assert says(decided(_large(), small, max_hours=100))["memory"] == "cloud"
+
+
+def test_a_disk_that_is_too_small() -> None:
+    """7B leaves 15 GB merged, 15 GB in f16, 8 GB in q8_0 and 5 GB in q4_k_m."""
+    small = [dataclasses.replace(flavor, disk_bytes=40 * 10**9) for flavor in flavors.shipped()]
+    plan = _cloud("qwen2.5-7b", offered=small, flavor="a100-large")
+    assert [blocker["code"] for blocker in plan["blockers"]] == ["no_disk"]
+
+
+def test_equal_prices_go_by_name() -> None:
+    t4 = _flavor("t4-small")
+    offered = [dataclasses.replace(t4, name=name) for name in ("b", "c", "a")]
+    assert _cloud("qwen2.5-0.5b", offered=offered)["flavor"] == "a"
+    assert _cloud("qwen2.5-0.5b", offered=offered[::-1])["flavor"] == "a"
+
+
+@pytest.mark.parametrize(
+    ("upper", "seconds"),
+    [
+        (0, 600),
+        (48, 660),  # 60 + 600
+        (1197, 2100),  # 1496.25 + 600 = 2096.25
+        (3600, 5100),  # 4500 + 600
+        (3601, 5160),  # 4501.25 + 600
+    ],
+)
+def test_the_timeout_by_hand(upper: float, seconds: int) -> None:
+    assert timeout_seconds(Range(0, upper, "")) == seconds
+
+
+@pytest.mark.parametrize("model", ["qwen2.5-0.5b", "qwen2.5-7b", "llama-3.1-70b"])
+def test_the_timeout_of_a_plan(model: str) -> None:
+    plan = _cloud(model)
+    upper = plan["estimates"]["seconds"]["high"]
+    assert plan["timeout_seconds"] % 60 == 0
+    assert 0 <= plan["timeout_seconds"] - (upper * 1.25 + 600) < 61
+
+
+def _cloud(model: str | ModelFacts, **said: Any) -> dict[str, Any]:
+    plan = decided(model, "m2_pro_16gb", where="cloud", **said)
+    assert plan["where"] == "cloud"
+    return plan
+
+
+def _flavor(name: str) -> Flavor:
+    return next(flavor for flavor in flavors.shipped() if flavor.name == name)
