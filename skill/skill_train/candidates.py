@@ -192,8 +192,8 @@ def _problems(
         found.append(("no_memory", f"needs up to {need:.1f} GB, {have:.1f} GB can be used on {machine.chip}"))
     merge, ram = merge_bytes(model), machine.ram_bytes
     if flavor is not None and merge is not None and ram is not None and merge.low > ram * HEADROOM["cpu"]:
-        have = f"{ram * HEADROOM['cpu'] / 1e9:.1f} of {ram / 1e9:.0f} GB can be used"
-        found.append(("no_host_ram", f"merging needs {merge.low / 1e9:.1f} GB of host memory, {have}"))
+        room = f"{ram * HEADROOM['cpu'] / 1e9:.1f} of {ram / 1e9:.0f} GB can be used"
+        found.append(("no_host_ram", f"merging needs {merge.low / 1e9:.1f} GB of host memory, {room}"))
     disk, free = disk_bytes(model, QUANTS, 0), machine.disk_free_bytes
     if disk is not None and free is not None and disk.low > free:
         found.append(("no_disk", f"the run writes {disk.low / 1e9:.0f} GB, {free / 1e9:.0f} GB are free"))

@@ -97,6 +97,13 @@ def test_a_flavor_that_is_named_is_taken() -> None:
     assert because.startswith("asked for")
 
 
+@pytest.mark.parametrize(("flavor", "ring"), [("a100x4", None), ("h200x2", None), ("l40sx4", "Ring"), ("l4x4", "Ring")])
+def test_flavors_without_nvlink_get_the_settings_of_pcie(flavor: str, ring: str | None) -> None:
+    """The seed's hardware guide: A100 and H100 SXM have NVLink, L40S has not."""
+    environment = _cloud("qwen2.5-1.5b", flavor=flavor)["launch"]["environment"]
+    assert environment.get("NCCL_ALGO") == ring
+
+
 def test_a_flavor_that_is_named_and_too_small_is_blocked() -> None:
     """15.2 GB of weights in 16 GB, and 31 GB to merge in 15."""
     plan = _cloud("qwen2.5-7b", flavor="t4-small")
