@@ -4,8 +4,8 @@
     python bench/estimates/compare.py --write     write them to README.md beside this file too
 
 Memory: the range that `plan` would state for the training step, without the libraries' own memory. Time before
-calibration: the range from the processor's peak. Time after calibration: the speed of one run of the same shape, type and
-device (its longest row without checkpointing) predicts the others.
+calibration: the range from the processor's peak. Time after calibration: the speed of one run of the same shape, type
+and device (its longest row without checkpointing) predicts the others.
 """
 
 from __future__ import annotations
@@ -97,8 +97,42 @@ def summary(name: str, rows: list[Row]) -> str:
     errors = [abs(row.error) for row in rows]
     inside = sum(row.inside for row in rows)
     return (
-        f"**{name}: {len(rows)} configurations, {inside} inside the range; middle off by {median(errors):.1%} (median), "
-        f"{max(errors):.1%} (worst).**"
+        f"**{name}: {len(rows)} configurations,
+        {inside} inside
+       
+        the range;
+       
+        middle
+        off
+       
+        by
+       
+       
+        {median(errors):.1%}
+        (median),
+     
+      
+       
+     
+      
+       
+      
+       
+      
+       
+      
+       
+        " f"{max(errors):.1%} (worst).**"
+  
+   
+  
+   
+  
+   
+  
+   
+  
+   
     )
 
 

@@ -187,7 +187,8 @@ def layer_bytes_per_token(model: ModelFacts, step: MicroStep) -> float:
 def _adapter_inputs(model: ModelFacts, step: MicroStep) -> float:
     """An adapter keeps its input, after dropout, and what dropout needs: a mask of one byte on CUDA, the noise in
     float32 elsewhere. On a 16-bit base the adapter is float32, its input is cast for dropout and cast back by autocast.
-    With neither dropout nor casts, layers that read the same input keep it once, and the attention keeps its own output.
+    With neither dropout nor casts, layers that read the same input keep it once, and the attention keeps its own
+    output.
     """
     size = BYTES[step.dtype]
     ranks = len(step.target_modules) * step.lora_r * size

@@ -61,19 +61,32 @@ def train(
 
 def probe_precision(plan: dict[str, Any], machine: MachineFacts, model: ModelFacts) -> PrecisionProbe | None:
     """fp32 and bf16 timed on this machine with this model; kept in the cache. None when the probe itself failed."""
-    where = [machine.system, machine.chip, machine.cores, plan["placement"]["device"]]
+    device = plan["placement"]["device"]
+    kept = known_probe(device, machine, model)
+    if kept is not None:
+        return kept
+    figures = _run_probe(plan)
+    if figures is not None:
+        write_json(_probe_file(device, machine, model), figures)
+    return known_probe(device, machine, model)
+
+
+def known_probe(device: str, machine: MachineFacts, model: ModelFacts) -> PrecisionProbe | None:
+    """What an earlier probe measured; None when there was none."""
+    try:
+        figures = json.loads(_probe_file(device, machine, model).read_text(encoding="utf-8"))
+        return PrecisionProbe(
+            seconds={name: float(value["seconds"]) for name, value in figures.items()},
+            loss={name: math.nan if value["loss"] is None else value["loss"] for name, value in figures.items()},
+        )
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, metadata.PackageNotFoundError):
+        return None  # a cache may be lost or torn, and without torch nothing was probed
+
+
+def _probe_file(device: str, machine: MachineFacts, model: ModelFacts) -> Path:
+    where = [machine.system, machine.chip, machine.cores, device]
     key = json.dumps([where, model.fingerprint, metadata.version("torch")])
-    cached = cache_dir() / "probes" / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
-    if not cached.is_file():
-        figures = _run_probe(plan)
-        if figures is None:
-            return None
-        write_json(cached, figures)
-    figures = read_json(cached)
-    return PrecisionProbe(
-        seconds={name: value["seconds"] for name, value in figures.items()},
-        loss={name: math.nan if value["loss"] is None else value["loss"] for name, value in figures.items()},
-    )
+    return cache_dir() / "probes" / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
 
 
 def _already_there(run: RunDir, plan: dict[str, Any], resume: bool) -> dict[str, Any] | None:

@@ -92,7 +92,7 @@ def precision(
         return "float16", f"compute capability {capability} is older than Ampere: float16 with gradient scaling"
     if device == "mps":
         return "float32", "the safe default on MPS; --dtype bfloat16 on M2 or newer after a short trial"
-    return _cpu_precision(machine, probe)
+    return _cpu_precision(machine, probe, model)
 
 
 def _mps_bf16(probe: PrecisionProbe | None) -> str:
@@ -112,11 +112,13 @@ def _drift(probe: PrecisionProbe) -> float:
     return abs(probe.loss["bfloat16"] / probe.loss["float32"] - 1)
 
 
-def _cpu_precision(machine: MachineFacts, probe: PrecisionProbe | None) -> tuple[str, str]:
+def _cpu_precision(machine: MachineFacts, probe: PrecisionProbe | None, model: ModelFacts) -> tuple[str, str]:
     if not machine.bf16_matrix:
         return "float32", "this processor has no bf16 matrix instructions"
-    if probe is None:
+    if probe is None and (model.parameters or 0) < PROBE_FROM_PARAMETERS:
         return "float32", "no probe was made: below 100M parameters bf16 saves little on a CPU"
+    if probe is None:
+        return "float32", "no probe was made yet: `skill-train local` times bf16 here before it trains"
     ratio = probe.seconds["float32"] / probe.seconds["bfloat16"]
     drift = _drift(probe)
     figures = f"probe: bf16 {ratio:.2f} times as fast, loss {drift:.2%} off"

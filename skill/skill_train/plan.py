@@ -88,7 +88,7 @@ def make_plan(
         "launch": started,
         "flavor": taken.flavor.name if taken.flavor else None,
         "timeout_seconds": candidates.timeout_seconds(taken.seconds) if taken.flavor and taken.seconds else None,
-        "blockers": _unread(model) + _blockers(decision.where, chosen, here, cloud),
+        "blockers": _unread(model) + _blockers(decision.where, chosen, here, cloud) + _too_slow(chosen, choices),
         "estimates": estimates(model, machine, taken, cloud, context=resolved["max_length"]),
         "facts": _plain({"model": model, "dataset": dataset, "machine": machine}),
         "reasons": reasons + started["reasons"],
@@ -139,6 +139,18 @@ def _blockers(where: str, chosen: Candidate | None, here: Candidate, cloud: list
     return found
 
 
+def _too_slow(chosen: Candidate | None, choices: Choices) -> list[dict[str, str]]:
+    """A rented machine that may not end in time, unless the user named it."""
+    if chosen is None or chosen.flavor is None or choices.flavor is not None or chosen.seconds is None:
+        return []
+    hours = chosen.seconds.high / 3600
+    if hours <= choices.max_hours:
+        return []
+    limit = f"{choices.max_hours:g} h (--max-hours)"
+    message = f"no flavor is sure to end within {limit}; {chosen.name} takes up to {hours:.1f} h"
+    return [{"code": "too_slow", "message": message}]
+
+
 def _placed(resolved: dict[str, Any], model: ModelFacts, taken: Candidate, choices: Choices) -> list[dict[str, str]]:
     """Why the placement is what it is."""
     fit, reasons = taken.fit, list[dict[str, str]]()
@@ -156,7 +168,7 @@ def _placed(resolved: dict[str, Any], model: ModelFacts, taken: Candidate, choic
     _because(reasons, "gradient_checkpointing", step.checkpointing, _why_checkpointing(taken), "estimate")
     if fit.strategy != "single":
         why = "one GPU holds the model" if fit.strategy == "ddp" else "one GPU does not hold the model"
-        _because(reasons, "strategy", fit.strategy + " with offload" * step.offload, why, "seed: DDP vs FSDP")
+        _because(reasons, "strategy", fit.strategy + " with offload" * step.offload, why, "Hardware guide: DDP or FSDP")
     if model.convertible is False:
         _because(reasons, "convertible", False, f"llama.cpp does not know {model.architecture}: no GGUF", "llama.cpp")
     if taken.flavor is not None and taken.cost is not None:

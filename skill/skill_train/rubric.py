@@ -18,9 +18,9 @@ from skill_train.placement import Choices
 # "Up to 3B" and "7B and more", as models are called: Llama 3.2 3B has 3.21e9 parameters, Llama 2 7B 6.74e9.
 SMALL, LARGE = 3.5e9, 6.5e9
 SHORT, LONG = 1024, 4096  # tokens; the seed's "short context", and what no laptop's memory was made for
-SEED = "seed: Agent Decision Rubric"
-FRAMEWORK = "seed: decision framework, local or cloud"
-GUIDE = "seed: hardware guide"
+SEED = "Local training on macOS: agent decision rubric"
+FRAMEWORK = "Develop locally, deploy to the cloud: decision framework"
+GUIDE = "Hardware guide"
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+
 import tiny
 from skill_train.estimate import MicroStep, layer_bytes_per_token
 from skill_train.model import read_model

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
-import models
 import pytest
+
+import models
 from skill_train import estimate
 from skill_train.estimate import MicroStep, adapter_parameters, layer_bytes_per_token, total, training_memory
 from skill_train.facts import ModelFacts

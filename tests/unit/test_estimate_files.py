@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
-import models
 import pytest
+
+import models
 from machines import recorded_machine
 from skill_train.estimate import total
 from skill_train.estimate_files import (
