@@ -5,7 +5,7 @@
 
 Memory: the range that `plan` would state for the training step, without the libraries' own memory. Time before
 calibration: the range from the processor's peak. Time after calibration: the speed of one run of the same shape, type
-and device (its longest row without checkpointing) predicts the others.
+and device, the one of middle length in time, predicts the others.
 """
 
 from __future__ import annotations
@@ -96,44 +96,8 @@ def table(rows: list[Row], shown: Any) -> str:
 def summary(name: str, rows: list[Row]) -> str:
     errors = [abs(row.error) for row in rows]
     inside = sum(row.inside for row in rows)
-    return (
-        f"**{name}: {len(rows)} configurations,
-        {inside} inside
-       
-        the range;
-       
-        middle
-        off
-       
-        by
-       
-       
-        {median(errors):.1%}
-        (median),
-     
-      
-       
-     
-      
-       
-      
-       
-      
-       
-      
-       
-        " f"{max(errors):.1%} (worst).**"
-  
-   
-  
-   
-  
-   
-  
-   
-  
-   
-    )
+    off = f"{median(errors):.1%} (median), {max(errors):.1%} (worst)"
+    return f"**{name}: {len(rows)} configurations, {inside} inside the range; middle off by {off}.**"
 
 
 def gigabytes(count: float) -> str:
