@@ -252,7 +252,8 @@ def _next(made: dict[str, Any], out: Path | None, recipe: Path | None, said: dic
 
 
 def summary(made: dict[str, Any]) -> dict[str, Any]:
-    """What a reader of a plan wants to know, short enough for one answer."""
+    """What a reader of a plan wants to know, short enough for one answer. How the processes of a plan with several are
+    started has ten reasons of its own; they stand in the plan."""
     estimates = made["estimates"]
     keys = ("memory_bytes", "memory_parts", "usable_bytes", "seconds", "seconds_parts", "cost_usd")
     later = ("merge_bytes", "convert_bytes", "verify_bytes", "disk_bytes", "adapter_parameters", "files", "flavors")
@@ -264,7 +265,7 @@ def summary(made: dict[str, Any]) -> dict[str, Any]:
         "parameters": made["facts"]["model"]["parameters"],
         "recipe_hash": made["recipe_hash"],
         **{key: estimates[key] for key in keys},
-        "reasons": made["reasons"],
+        "reasons": [reason for reason in made["reasons"] if reason not in made["launch"]["reasons"]],
         "placement": made["placement"],
         "launch": made["launch"]["arguments"],
         **{key: estimates[key] for key in later},
