@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from dataclasses import asdict
@@ -38,7 +39,8 @@ def remember(plan: dict[str, Any], lines: list[dict[str, Any]], finished_at: str
     basis = f"{len(settled)} steps of {Path(model.source).name} in {dtype}, {finished_at[:10]}"
     path = _path(machine, plan["placement"]["device"], dtype)
     kept = _read(path) | {shape: {"flops_per_second": flops / seconds, "basis": basis}}
-    write_json(path, {"schema": SCHEMA, "chip": machine.chip, "dtype": dtype, "shapes": kept})
+    with contextlib.suppress(OSError):  # the run is done; a cache that cannot be written costs an estimate
+        write_json(path, {"schema": SCHEMA, "chip": machine.chip, "dtype": dtype, "shapes": kept})
     return Calibration(flops / seconds, basis, same_shape=True)
 
 

@@ -29,6 +29,7 @@ class ModelFacts:
         gated: the Hub asks for consent before download; None for a folder.
         revision: the commit on the Hub; None for a folder.
         convertible: llama.cpp's converter knows the architecture; None when that is not known.
+        at_hand: the weights lie on this machine.
     """
 
     source: str
@@ -60,6 +61,7 @@ class ModelFacts:
     gated: bool | None = None
     revision: str | None = None
     convertible: bool | None = None
+    at_hand: bool = False
 
 
 @dataclass(frozen=True)

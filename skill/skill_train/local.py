@@ -62,7 +62,7 @@ def train(
 def probe_precision(plan: dict[str, Any], machine: MachineFacts, model: ModelFacts) -> PrecisionProbe | None:
     """fp32 and bf16 timed on this machine with this model; kept in the cache. None when the probe itself failed."""
     where = [machine.system, machine.chip, machine.cores, plan["placement"]["device"]]
-    key = json.dumps([where, model.fingerprint, metadata.version("torch")])
+    key = json.dumps([where, model.fingerprint or [model.source, model.revision], metadata.version("torch")])
     cached = cache_dir() / "probes" / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
     if not cached.is_file():
         figures = _run_probe(plan)
