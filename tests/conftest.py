@@ -40,8 +40,10 @@ def pytest_unconfigure() -> None:
 def _own_cache(cache: Path, shared: Path) -> Path:
     """What tests measure and count stays in a cache of their own. The converter in it is the user's, because it is
     downloaded once and checked by its digests."""
+    from skill_train.toolchain import is_whole
+
     cache.mkdir()
-    for converter in shared.glob("llama.cpp-*"):
+    for converter in filter(is_whole, shared.glob("llama.cpp-*")):
         (cache / converter.name).symlink_to(converter, target_is_directory=True)
     return cache
 
