@@ -103,11 +103,13 @@ def test_what_is_unknown_is_null_with_its_reason(hub: HubServer, here: Path) -> 
 
 @pytest.mark.parametrize("columns", [80, 120])
 def test_the_answer_for_a_person_fits_the_screen(hub: HubServer, here: Path, columns: int) -> None:
-    done = _call(hub, here, *LOCAL, "--format", "human", COLUMNS=str(columns))
+    data = f"{'rows-' * 20}.jsonl"
+    (here / "rows.jsonl").rename(here / data)
+    done = _call(hub, here, *LOCAL[:-1], data, "--format", "human", COLUMNS=str(columns))
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[0].strip() == "train: local"
-    assert lines[-1] == "next: skill-train local --model model --data rows.jsonl"
+    assert lines[-1] == f"next: skill-train local --model model --data {data}"  # one line to copy
     assert max(map(len, lines[:-1])) <= columns
     assert "…" not in done.stdout
     for words in ("gradient_checkpointing", "model size", "memory", "time", "cost", "q4_k_m file", "small enough"):
