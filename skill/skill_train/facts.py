@@ -224,7 +224,7 @@ class Calibration:
     Attributes:
         flops_per_second: arithmetic of the training steps over their time, padding included.
         basis: the run it comes from, for the reader.
-        same_shape: that run trained the same model shape; otherwise another one on this device and dtype.
+        same_shape: that run trained the same model shape; otherwise one of about its size on this device and dtype.
     """
 
     flops_per_second: float
