@@ -36,9 +36,12 @@ def plan(
     here = {key: value for key, value in {"device": device, "dtype": dtype}.items() if value is not None}
     if recipe is not None and recipe.is_dir():
         return _of_run(recipe, said | here | {"where": where, "flavor": flavor, "out": out})
-    if flavor is not None and where is None:
-        where = "cloud"
-    choices = Choices(device=device, dtype=dtype, where=where, flavor=flavor, max_hours=max_hours)
+    if flavor is not None and where == "local":
+        raise UsageError(
+            "--flavor is of the cloud", code="bad_usage", got="--where local", hint="leave one of them out"
+        )
+    wanted = where or ("cloud" if flavor else None)
+    choices = Choices(device=device, dtype=dtype, where=wanted, flavor=flavor, max_hours=max_hours)
     if out is not None:
         require_free(out)
     made = decided(console, load_recipe(recipe, said), choices)

@@ -232,6 +232,7 @@ REFUSED: list[tuple[str, dict[str, Any], int, str, str]] = [
     ("wrong columns", {"row": {"a": 1}}, 2, "wrong_columns", "rows.jsonl"),
     ("no file", {"data": "nothing.jsonl"}, 2, "missing_file", "nothing.jsonl"),
     ("unknown flavor", {"more": ["--flavor", "abacus"]}, 2, "unknown_flavor", "abacus"),
+    ("a flavor here", {"more": ["--flavor", "t4-small", "--where", "local"]}, 2, "bad_usage", "--flavor"),
     ("no hours", {"more": ["--max-hours", "0"]}, 2, "bad_usage", "max-hours"),
     ("fp16 on a CPU", {"more": ["--device", "cpu", "--dtype", "float16"]}, 3, "unsafe_precision", "float16"),
 ]
@@ -294,7 +295,7 @@ def test_what_takes_too_long_goes_to_the_cloud(hub: HubServer, here: Path) -> No
     data = _answer(_call(hub, here, *LOCAL, "--max-hours", "0.0003"))["data"]
     reasons = {reason["rule"]: reason for reason in data["reasons"]}
     assert (data["where"], reasons["time"]["value"]) == ("cloud", "cloud")
-    assert reasons["flavor"]["because"].startswith("none surely ends within 0.0003 h")
+    assert reasons["flavor"]["because"].startswith("the fastest that fits; none is sure to end within 0.0003 h")
 
 
 def test_where_overrides_the_rules_and_says_so(hub: HubServer, here: Path) -> None:
