@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import tempfile
 from collections.abc import Iterator
@@ -14,16 +15,17 @@ import pytest
 _TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACEHUB_API_TOKEN", "HF_TOKEN_PATH", "HF_ENDPOINT")
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _temporary: tempfile.TemporaryDirectory[str] | None = None
+_shared = Path()  # the user's cache
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Before anything imports huggingface_hub, which reads its environment once."""
-    global _temporary
+    global _shared, _temporary
     if config.option.markexpr == "live":
         return
     _temporary = tempfile.TemporaryDirectory(prefix="skill-train-tests-")
-    # The converter is downloaded once and checked by its digests, so tests share it with the user's own runs.
-    os.environ.setdefault("SKILL_TRAIN_CACHE", str(_user_cache() / "skill-train"))
+    _shared = Path(os.environ.get("SKILL_TRAIN_CACHE") or _user_cache() / "skill-train")
+    os.environ["SKILL_TRAIN_CACHE"] = str(_own_cache(Path(_temporary.name) / "skill-train", _shared))
     os.environ.update(_environment(Path(_temporary.name)))
     for name in _TOKENS:
         os.environ.pop(name, None)
@@ -31,7 +33,27 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_unconfigure() -> None:
     if _temporary is not None:
+        _share_converter(Path(_temporary.name) / "skill-train", _shared)
         _temporary.cleanup()
+
+
+def _own_cache(cache: Path, shared: Path) -> Path:
+    """What tests measure and count stays in a cache of their own. The converter in it is the user's, because it is
+    downloaded once and checked by its digests."""
+    from skill_train.toolchain import is_whole
+
+    cache.mkdir()
+    for converter in filter(is_whole, shared.glob("llama.cpp-*")):
+        (cache / converter.name).symlink_to(converter, target_is_directory=True)
+    return cache
+
+
+def _share_converter(cache: Path, shared: Path) -> None:
+    """One that the tests had to download serves the next time."""
+    for converter in cache.glob("llama.cpp-*"):
+        if not converter.is_symlink() and not (shared / converter.name).exists():
+            shared.mkdir(parents=True, exist_ok=True)
+            shutil.move(converter, shared / converter.name)
 
 
 @pytest.fixture(autouse=True)

@@ -89,6 +89,8 @@ FLOOR: dict[str, set[str]] = {
     "flavors": {"errors", "facts", "hub", "machine", "run_dir"},
     "hub_account": set(),
     "launch": {"errors", "facts"},
+    "calibration": {"estimate", "estimate_time", "facts", "machine", "run_dir"},
+    "plan_file": {"dataset", "errors", "machine", "model", "plan", "recipe", "run_dir"},
     "plan": {
         "candidates",
         "errors",

@@ -15,8 +15,11 @@ import click
 import pytest
 import yaml
 
+from skill_train import candidates, rubric
 from skill_train.cli import cli
 from skill_train.errors import EXIT_CODES
+from skill_train.estimate import Range
+from skill_train.placement import HEADROOM, Choices
 from skill_train.recipe import Recipe
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -127,6 +130,26 @@ def test_generated_pages_are_up_to_date() -> None:
     command = [sys.executable, str(ROOT / "scripts" / "make_docs.py"), "--check"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
+
+
+def test_the_rules_of_planning_are_those_of_the_program() -> None:
+    """Every rule has its row, and every limit on the page is the one that is compared with."""
+    page = re.sub(r"\s+", " ", _read(ROOT / "references" / "planning.md"))
+    source = _read(ROOT / "skill" / "skill_train" / "rubric.py")
+    named = set(re.findall(r"Fired\(\s*\"([\w\s-]+)\"", source)) - {"sensitive", "asked"}
+    assert named >= {"memory", "time", "context"}
+    for rule in named:
+        assert f"| `{rule}`" in page, rule
+    assert f"from {rubric.LARGE / 1e9:g} billion" in page and f"up to {rubric.SMALL / 1e9:g} billion" in page
+    assert f"longer than {rubric.LONG:,} tokens" in page and f"up to {rubric.SHORT:,} tokens" in page
+    assert f"`--max-hours` ({Choices().max_hours:g})" in page
+    assert [f"{HEADROOM[device]:.0%}".replace("%", " %") for device in ("cuda", "mps", "cpu")] == [
+        "95 %",
+        "90 %",
+        "90 %",
+    ]
+    assert "95 % on CUDA, and 90 % on a Mac" in page
+    assert candidates.timeout_seconds(Range(0, 3600, "")) == 1.25 * 3600 + 600  # "a quarter more, and ten minutes"
 
 
 def _wrong_commands(text: str) -> Iterator[str]:

@@ -1,8 +1,9 @@
-"""`--help` answers at once: it loads none of the libraries that a command may need."""
+"""`--help` and `plan` answer at once: they load none of the libraries that a command may need."""
 
 from __future__ import annotations
 
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 from skill_train.cli import cli
 
 SCRIPT = str(Path(sys.executable).with_name("skill-train"))  # the console script of this environment
+CONFIGS = Path(__file__).resolve().parent / "data" / "configs"
 HEAVY = ("torch", "transformers", "huggingface_hub", "llama_cpp", "numpy", "rich", "datasets", "peft", "trl", "yaml")
 # Runs the command line as the console script does, then says which of the libraries are loaded.
 PROGRAM = f"""
@@ -44,16 +46,50 @@ def test_the_probe_sees_what_is_loaded() -> None:
 
 
 def test_help_takes_less_than_a_fifth_of_a_second() -> None:
-    """Processor time of the best of five, so that a busy machine does not fail it. Measured on 2 cores: 0.09 s."""
-    assert min(_cpu_seconds(SCRIPT, "--help") for _ in range(5)) < 0.2
+    """Processor time of the best of five, so that a busy machine does not fail it. Measured on 2 cores: 0.06 s."""
+    assert min(_cpu_seconds(SCRIPT, "--help", says=b"Commands:") for _ in range(5)) < 0.2
+
+
+def test_a_plan_loads_no_heavy_library(tmp_path: Path) -> None:
+    done = _run("-c", PROGRAM, *_plan(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["data"]["where"] in ("local", "cloud")
+    assert json.loads(done.stderr.splitlines()[-1]) == []
+
+
+def test_a_plan_of_a_recipe_file_loads_what_reads_it(tmp_path: Path) -> None:
+    _, _, model, _, data, *_ = _plan(tmp_path)
+    (tmp_path / "recipe.yaml").write_text(f"model: {model}\ndata: {data}\n")
+    done = _run("-c", PROGRAM, "plan", str(tmp_path / "recipe.yaml"), "--format", "json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stderr.splitlines()[-1]) == ["yaml"]
+
+
+def test_a_plan_takes_less_than_a_quarter_of_a_second(tmp_path: Path) -> None:
+    """Processor time of the best of five, of 1,000 rows. Measured on 2 cores: 0.11 s; bench/startup has a model of real
+    size."""
+    assert min(_cpu_seconds(SCRIPT, *_plan(tmp_path), says=b'"where"') for _ in range(5)) < 0.25
+
+
+def _plan(folder: Path) -> list[str]:
+    """The arguments for a plan of a model folder without weights, whose parameters come from its config."""
+    model, rows = folder / "model", folder / "rows.jsonl"
+    if not model.is_dir():
+        model.mkdir()
+        recorded = json.loads((CONFIGS / "qwen2.5-0.5b.json").read_text())
+        (model / "config.json").write_text(json.dumps(recorded["config"]))
+        rows.write_text('{"prompt": "What is late?", "completion": "The ticket."}\n' * 1000)
+    return ["plan", "--model", str(model), "--data", str(rows), "--format", "json"]
 
 
 def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *arguments], capture_output=True, text=True)
 
 
-def _cpu_seconds(*command: str) -> float:
+def _cpu_seconds(*command: str, says: bytes) -> float:
+    """With bytecode kept, as an installation has it."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    assert b"Commands:" in subprocess.run(command, capture_output=True, check=True).stdout
+    assert says in subprocess.run(command, capture_output=True, check=True, env=environment).stdout
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import math
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,10 @@ from skill_train.run_dir import write_json
 
 SCHEMA = "skill-train/calibration/1"
 _LEAST_STEPS = 3  # the first warms up
+# Another shape tells only for models of about its size, in parameters. Narrow ones are held up by overhead: on 2 cores
+# a model of hidden size 64 reached 4 to 10 GFLOPS and Qwen3-0.6B 24 to 78 (bench/estimates, 2026-11). Four times the
+# parameters is about twice the width, over which the share of the peak changes by a third (estimate_time, _REACHED).
+_SIMILAR = 4.0
 
 
 def remember(plan: dict[str, Any], lines: list[dict[str, Any]], finished_at: str) -> Calibration | None:
@@ -37,21 +43,32 @@ def remember(plan: dict[str, Any], lines: list[dict[str, Any]], finished_at: str
     dtype, shape = plan["placement"]["dtype"], _shape(model)
     basis = f"{len(settled)} steps of {Path(model.source).name} in {dtype}, {finished_at[:10]}"
     path = _path(machine, plan["placement"]["device"], dtype)
-    kept = _read(path) | {shape: {"flops_per_second": flops / seconds, "basis": basis}}
-    write_json(path, {"schema": SCHEMA, "chip": machine.chip, "dtype": dtype, "shapes": kept})
+    measured = {"flops_per_second": flops / seconds, "basis": basis, "parameters": model.parameters}
+    kept = _read(path) | {shape: measured}
+    with contextlib.suppress(OSError):  # the run is done; a cache that cannot be written costs an estimate
+        write_json(path, {"schema": SCHEMA, "chip": machine.chip, "dtype": dtype, "shapes": kept})
     return Calibration(flops / seconds, basis, same_shape=True)
 
 
 def known(machine: MachineFacts, model: ModelFacts, device: str) -> dict[str, Calibration]:
-    """Measured speeds of this machine, by dtype: of this very model shape, else of the one that ran fastest."""
+    """Measured speeds of this machine, by dtype: of this very model shape, else of the one nearest in size."""
     found = {}
     for dtype in ("float32", "bfloat16", "float16"):
         shapes = _read(_path(machine, device, dtype))
         same = shapes.get(_shape(model))
-        best = same or max(shapes.values(), key=lambda kept: float(kept["flops_per_second"]), default=None)
+        best = same or _nearest(shapes, model.parameters)
         if best is not None:
             found[dtype] = Calibration(float(best["flops_per_second"]), str(best["basis"]), same_shape=same is not None)
     return found
+
+
+def _nearest(shapes: dict[str, Any], parameters: int | None) -> dict[str, Any] | None:
+    """Of models not too different in size; None when there is none, or the size is unknown."""
+    if not parameters:
+        return None
+    apart = {key: abs(math.log(kept["parameters"] / parameters)) for key, kept in shapes.items()}
+    nearest = min(apart, key=lambda key: apart[key], default=None)
+    return shapes[nearest] if nearest is not None and apart[nearest] <= math.log(_SIMILAR) else None
 
 
 def _flops(plan: dict[str, Any], model: ModelFacts, line: dict[str, Any]) -> float | None:
@@ -92,6 +109,10 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
         shapes = document["shapes"] if document["schema"] == SCHEMA else {}
-        return {key: kept for key, kept in shapes.items() if float(kept["flops_per_second"]) > 0 and kept["basis"]}
+        return {key: kept for key, kept in shapes.items() if _is_whole(kept)}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}
+
+
+def _is_whole(kept: dict[str, Any]) -> bool:
+    return float(kept["flops_per_second"]) > 0 and float(kept["parameters"]) > 0 and bool(kept["basis"])

@@ -146,7 +146,7 @@ def _candidate(
     cost = None
     if flavor is not None and seconds is not None:
         a_second = flavor.usd_per_hour / 3600
-        basis = f"${flavor.usd_per_hour:g} an hour, price of {flavor.read_at}"
+        basis = f"${flavor.usd_per_hour:.2f} an hour, price of {flavor.read_at}"
         cost = Range(seconds.low * a_second, seconds.high * a_second, basis)
     unknown = dict(machine.unknown)
     if seconds is None:
@@ -166,7 +166,7 @@ def _schedule(
         accumulation=chosen.accumulation,
         row_tokens=(min(mean[0], longest), min(mean[1], longest)),
         rows=dataset.rows,
-        local_weights=flavor is None and model.revision is None,
+        local_weights=flavor is None and (model.at_hand or model.revision is None),
         start_seconds=_START_SECONDS if flavor else (0, 0),
     )
 

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from skill_train import calibration, tables
-from skill_train.chain_plan import actual, given_plan, is_plan, load_recipe, local_plan, require_room
+from skill_train.chain_plan import actual, load_recipe, local_plan, require_room
 from skill_train.console import Console, Result
 from skill_train.errors import TrainingFailed, UsageError, VerificationFailed
 from skill_train.placement import Choices
+from skill_train.plan_file import given_plan, is_plan
 from skill_train.reference import read_rows
 from skill_train.run_dir import RunDir, open_run, read_json, set_aside
 
@@ -34,13 +35,15 @@ def local(
         flags: values of the recipe, None where they were not said.
     """
     said = {key: value for key, value in flags.items() if value is not None}
-    if resume and run_dir is not None and recipe is None and not said:
+    goes_on = resume and run_dir is not None and recipe is None and not said
+    if goes_on and run_dir is not None:
         plan = read_json(open_run(run_dir).plan)
     elif recipe is not None and is_plan(recipe):
         plan = given_plan(recipe, said | {"device": device, "dtype": dtype})
     else:
         choices = Choices(device=device, dtype=dtype, force=force, where="local")
         plan = local_plan(console, load_recipe(recipe, said), choices)
+    if not goes_on:
         require_room(console, plan, force=force)
     run = RunDir(run_dir or _default_run_dir(plan))
     if run.path.exists() and not run.path.is_dir():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import shlex
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from skill_train.console import Console, Result
 from skill_train.errors import DecisionNeeded, UsageError
 from skill_train.facts import DatasetFacts, ModelFacts
 from skill_train.placement import Choices
+from skill_train.plan_file import require_free
 from skill_train.recipe import Recipe
 from skill_train.run_dir import open_run, read_json, write_json
 
@@ -33,19 +33,28 @@ def plan(
 ) -> Result:
     """Decides, and writes the plan when asked to. A run directory shows what was estimated and what was measured."""
     said = {key: value for key, value in flags.items() if value is not None}
-    if recipe is not None and (recipe / "plan.json").is_file():
-        return _of_run(recipe)
-    choices = Choices(device=device, dtype=dtype, where=where, flavor=flavor, max_hours=max_hours)
-    if out is not None and out.exists() and not is_plan(out):
-        raise UsageError(f"{out} exists and is not a plan", code="would_overwrite", hint="choose another --out")
+    here = {key: value for key, value in {"device": device, "dtype": dtype}.items() if value is not None}
+    if recipe is not None and recipe.is_dir():
+        return _of_run(recipe, said | here | {"where": where, "flavor": flavor, "out": out})
+    if flavor is not None and where == "local":
+        raise UsageError(
+            "--flavor is of the cloud", code="bad_usage", got="--where local", hint="leave one of them out"
+        )
+    wanted = where or ("cloud" if flavor else None)
+    choices = Choices(device=device, dtype=dtype, where=wanted, flavor=flavor, max_hours=max_hours)
+    if out is not None:
+        require_free(out)
     made = decided(console, load_recipe(recipe, said), choices)
     if out is not None:
         write_json(out, made)
-    return _result(console, made, out, recipe, said)
+    return _result(console, made, out, recipe, said | here)
 
 
 def decided(console: Console, recipe: Recipe, choices: Choices) -> dict[str, Any]:
-    """The plan of a recipe, from metadata only: no weights are read and nothing is downloaded whole."""
+    """The plan of a recipe, from metadata only: no weights are read and nothing is downloaded whole.
+
+    Prices are asked for where the Hub is needed anyway or the cloud was asked for; a plan of local files stays offline.
+    """
     on_hub = not Path(recipe.model).is_dir()
     if on_hub:
         from skill_train import hub
@@ -55,7 +64,8 @@ def decided(console: Console, recipe: Recipe, choices: Choices) -> dict[str, Any
     else:
         about = model.read_model(Path(recipe.model), weights_needed=False)
     rows = dataset_facts(console, recipe, about)
-    offered, why = flavors.current(live=on_hub or rows.revision is not None)
+    to_cloud = choices.where == "cloud" and not recipe.sensitive
+    offered, why = flavors.current(live=on_hub or rows.revision is not None or to_cloud)
     console.status(f"prices: {why}")
     return _made(pinned(recipe, about.revision, rows.revision), about, rows, choices, offered)
 
@@ -66,6 +76,8 @@ def local_plan(console: Console, recipe: Recipe, choices: Choices) -> dict[str, 
 
     folder, commit = hub.model_folder(recipe.model, recipe.revision)
     about = model.read_model(folder)
+    if commit is not None:  # of a model on the Hub the revision says which it is, as in a plan made without its files
+        about = dataclasses.replace(about, source=recipe.model, revision=commit, fingerprint=None)
     rows = dataset_facts(console, recipe, about)
     recipe = pinned(recipe, commit, rows.revision)
     this = machine.read_machine()
@@ -138,54 +150,6 @@ def _is_id(name: str) -> bool:
     return name.count("/") == 1 and not name.startswith((".", "/")) and not file
 
 
-def is_plan(path: Path) -> bool:
-    """Whether a file is a plan that skill-train wrote."""
-    try:
-        document = json.loads(path.read_text(encoding="utf-8")) if path.suffix == ".json" else None
-    except (OSError, ValueError):
-        return False
-    return isinstance(document, dict) and document.get("schema") == planner.PLAN_SCHEMA
-
-
-def given_plan(path: Path, said: dict[str, Any]) -> dict[str, Any]:
-    """A plan that was made before, for this machine, as long as model and data are still the same.
-
-    Raises:
-        UsageError: it is for the cloud, something else was said beside it, or its inputs have changed.
-        DecisionNeeded: something would stop it.
-    """
-    made: dict[str, Any] = read_json(path)
-    others = [f"--{key.replace('_', '-')}" for key, value in said.items() if value is not None]
-    again = f"skill-train plan --model {_word(made['recipe']['model'])} --data {_word(made['recipe']['data'])}"
-    if others:
-        raise UsageError(f"{path} is a plan, which {others[0]} would change", code="bad_usage", hint=again)
-    if made["where"] != "local":
-        raise UsageError(
-            f"{path} is a plan for the cloud ({made['flavor']})",
-            code="cloud_plan",
-            expected="a plan for this machine",
-            hint=f"{again} --where local --out {_word(path)}",
-        )
-    if made["blockers"]:
-        raise _blocked(made)
-    for key, now in _fingerprints(made["recipe"]).items():
-        if now is not None and now != made["fingerprints"][key]:
-            raise UsageError(
-                f"the {key} has changed since {path} was made",
-                code="outdated_plan",
-                got=made["recipe"][key],
-                hint=again,
-            )
-    return made
-
-
-def _fingerprints(recipe: dict[str, Any]) -> dict[str, str | None]:
-    known = {key: recipe[key] for key in recipes.FIELDS if key in recipe and recipe[key] is not None}
-    folder = Path(recipe["model"])
-    data = dataset.scan(recipes.from_dict(known)).fingerprint if Path(recipe["data"]).exists() else None
-    return {"model": model.fingerprint(folder) if folder.is_dir() else None, "data": data}
-
-
 def require_room(console: Console, made: dict[str, Any], *, force: bool) -> None:
     """Refuses a run that cannot fit even by the lower estimate; warns where the upper one does not.
 
@@ -252,7 +216,8 @@ def _next(made: dict[str, Any], out: Path | None, recipe: Path | None, said: dic
 
 
 def summary(made: dict[str, Any]) -> dict[str, Any]:
-    """What a reader of a plan wants to know, short enough for one answer."""
+    """What a reader of a plan wants to know, short enough for one answer. How the processes of a plan with several are
+    started has ten reasons of its own; they stand in the plan."""
     estimates = made["estimates"]
     keys = ("memory_bytes", "memory_parts", "usable_bytes", "seconds", "seconds_parts", "cost_usd")
     later = ("merge_bytes", "convert_bytes", "verify_bytes", "disk_bytes", "adapter_parameters", "files", "flavors")
@@ -264,7 +229,7 @@ def summary(made: dict[str, Any]) -> dict[str, Any]:
         "parameters": made["facts"]["model"]["parameters"],
         "recipe_hash": made["recipe_hash"],
         **{key: estimates[key] for key in keys},
-        "reasons": made["reasons"],
+        "reasons": [reason for reason in made["reasons"] if reason not in made["launch"]["reasons"]],
         "placement": made["placement"],
         "launch": made["launch"]["arguments"],
         **{key: estimates[key] for key in later},
@@ -296,8 +261,13 @@ def _within(estimate: dict[str, Any], value: float | None) -> bool | None:
     return bool(estimate["low"] <= value <= estimate["high"])
 
 
-def _of_run(folder: Path) -> Result:
+def _of_run(folder: Path, said: dict[str, Any]) -> Result:
+    """The plan of a run as it was made, and what was measured."""
     run = open_run(folder)
+    others = [f"--{key.replace('_', '-')}" for key, value in said.items() if value is not None]
+    if others:
+        hint = f"skill-train plan {_word(folder)}"
+        raise UsageError(f"{folder} is a run, whose plan is made; it takes no {others[0]}", code="bad_usage", hint=hint)
     made = read_json(run.plan)
     data = summary(made) | {"plan": str(run.plan)}
     if run.record("train").is_file():

@@ -7,14 +7,12 @@ import functools
 import os
 import shlex
 import sys
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
 import click
 
-from skill_train import __version__
 from skill_train.console import Console, Format, Result
 from skill_train.errors import EXIT_CODES, DecisionNeeded, SkillTrainError, UsageError, nearest
 
@@ -35,7 +33,7 @@ class _Commands(click.Group):
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
-@click.version_option(__version__, prog_name="skill-train")
+@click.version_option(package_name="skill-train", prog_name="skill-train")
 def cli() -> None:
     """The fine-tune that proves itself: train a LoRA here or in the cloud, merge it, export it to GGUF, check it."""
 
@@ -67,6 +65,8 @@ def main(argv: list[str] | None = None) -> None:
     except OSError as error:
         code = console.error(_system_error(error))
     except Exception as error:  # the one boundary: a bug keeps its traceback, and a program still gets an envelope
+        import traceback
+
         traceback.print_exc()
         code = console.error(_Bug(f"{type(error).__name__}: {error}", code="bug", hint="report it, with the traceback"))
     sys.exit(code if isinstance(code, int) else 0)

@@ -154,7 +154,7 @@ def _dumps(document: dict[str, Any]) -> str:
 
 def _shorten(value: Any, limit: int) -> Any:
     if isinstance(value, dict):
-        return {key: _shorten(item, limit) for key, item in list(value.items())[: max(limit, 12)]}
+        return {key: _shorten(item, limit) for key, item in list(value.items())[: max(limit, 30)]}
     if isinstance(value, list):
         return [_shorten(item, limit) for item in value[:limit]]
     if isinstance(value, str) and len(value) > limit * 20:
@@ -169,7 +169,7 @@ def _print_human(result: Result) -> None:
     if result.human is not None:
         result.human(rich)
     for number, command in enumerate(result.next):
-        rich.print(("next: " if number == 0 else "      ") + clean(command), markup=False)
+        rich.print(("next: " if number == 0 else "      ") + clean(command), markup=False, soft_wrap=True)
 
 
 @contextmanager

@@ -16,7 +16,6 @@ A message says what is wrong and with which value; `expected` and `got` are the 
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 
 EXIT_CODES: dict[int, str] = {
@@ -112,5 +111,7 @@ def from_exit_code(exit_code: int, error: dict[str, str]) -> SkillTrainError:
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """` (did you mean 'x'?)` for the nearest known word, or an empty string."""
+    import difflib
+
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
     return f" (did you mean {close[0]!r}?)" if close else ""

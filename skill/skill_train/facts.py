@@ -29,6 +29,7 @@ class ModelFacts:
         gated: the Hub asks for consent before download; None for a folder.
         revision: the commit on the Hub; None for a folder.
         convertible: llama.cpp's converter knows the architecture; None when that is not known.
+        at_hand: the weights lie on this machine.
     """
 
     source: str
@@ -60,6 +61,7 @@ class ModelFacts:
     gated: bool | None = None
     revision: str | None = None
     convertible: bool | None = None
+    at_hand: bool = False
 
 
 @dataclass(frozen=True)
@@ -222,7 +224,7 @@ class Calibration:
     Attributes:
         flops_per_second: arithmetic of the training steps over their time, padding included.
         basis: the run it comes from, for the reader.
-        same_shape: that run trained the same model shape; otherwise another one on this device and dtype.
+        same_shape: that run trained the same model shape; otherwise one of about its size on this device and dtype.
     """
 
     flops_per_second: float

@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import json
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +91,7 @@ def _kept_file() -> Path:
 
 
 def _ago(seconds: float) -> str:
-    asked = datetime.fromtimestamp(time.time() - seconds, UTC).strftime("%Y-%m-%d %H:%M UTC")
+    asked = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(time.time() - seconds))
     if seconds < _DAY:
         return f"{seconds / 3600:.1f} hours ago ({asked})"
     return f"{seconds / _DAY:.1f} days ago ({asked})"

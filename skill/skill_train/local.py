@@ -66,26 +66,34 @@ def probe_precision(plan: dict[str, Any], machine: MachineFacts, model: ModelFac
     if kept is not None:
         return kept
     figures = _run_probe(plan)
-    if figures is not None:
+    if figures is None:
+        return None
+    with contextlib.suppress(OSError):  # a cache that cannot be written costs another probe next time
         write_json(_probe_file(device, machine, model), figures)
-    return known_probe(device, machine, model)
+    return _as_probe(figures)
 
 
 def known_probe(device: str, machine: MachineFacts, model: ModelFacts) -> PrecisionProbe | None:
     """What an earlier probe measured; None when there was none."""
     try:
-        figures = json.loads(_probe_file(device, machine, model).read_text(encoding="utf-8"))
-        return PrecisionProbe(
-            seconds={name: float(value["seconds"]) for name, value in figures.items()},
-            loss={name: math.nan if value["loss"] is None else value["loss"] for name, value in figures.items()},
-        )
+        return _as_probe(json.loads(_probe_file(device, machine, model).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError, KeyError, AttributeError, metadata.PackageNotFoundError):
         return None  # a cache may be lost or torn, and without torch nothing was probed
 
 
+def _as_probe(figures: dict[str, Any]) -> PrecisionProbe:
+    return PrecisionProbe(
+        seconds={name: float(figures[name]["seconds"]) for name in ("float32", "bfloat16")},
+        loss={
+            name: math.nan if figures[name]["loss"] is None else float(figures[name]["loss"])
+            for name in ("float32", "bfloat16")
+        },
+    )
+
+
 def _probe_file(device: str, machine: MachineFacts, model: ModelFacts) -> Path:
     where = [machine.system, machine.chip, machine.cores, device]
-    key = json.dumps([where, model.fingerprint, metadata.version("torch")])
+    key = json.dumps([where, model.fingerprint or [model.source, model.revision], metadata.version("torch")])
     return cache_dir() / "probes" / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import math
@@ -34,13 +35,14 @@ def read_model(folder: Path, *, weights_needed: bool = True) -> ModelFacts:
     config = read_config(folder)
     lacking = None if weights_needed else _lacking(folder)
     stored = Stored(unknown=lacking) if lacking else _stored(weight_files(folder))
-    return model_config.read(
+    found = model_config.read(
         config,
         source=str(folder),
         stored=stored,
         fingerprint=fingerprint(folder),
         has_chat_template=_has_chat_template(folder),
     )
+    return dataclasses.replace(found, at_hand=lacking is None)
 
 
 def read_config(folder: Path) -> dict[str, Any]:

@@ -264,4 +264,5 @@ def _lists(value: Any) -> Any:
 
 
 def _because(reasons: list[dict[str, str]], rule: str, value: Any, why: str, source: str) -> None:
-    reasons.append({"rule": rule, "value": str(value), "because": why, "source": source})
+    text = ", ".join(value) if isinstance(value, list) else str(value)
+    reasons.append({"rule": rule, "value": text, "because": why, "source": source})

@@ -19,7 +19,6 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -219,6 +218,8 @@ def digests(root: Path, files: Iterable[Path] | None = None) -> dict[str, dict[s
 
 def versions(*packages: str) -> dict[str, str | None]:
     """Installed versions by distribution name; None for what is not installed. Python's own is there too."""
+    from importlib import metadata
+
     found: dict[str, str | None] = {"python": sys.version.split()[0]}
     for package in ("skill-train", *packages):
         try:

@@ -170,34 +170,75 @@ def draw_plan(rich: Any, data: dict[str, Any]) -> None:
     from rich.table import Table
 
     where = data["where"] + (f" ({data['flavor']})" if data["flavor"] else "")
-    rules = Table("rule", "says", "because", "source", title=clean(f"train: {where}"), title_justify="left")
+    rules = Table(title=clean(f"train: {where}"), title_justify="left")
+    rules.add_column("rule", no_wrap=True)
+    rules.add_column("says", overflow="fold", max_width=24)
+    rules.add_column("because (source)", overflow="fold")
     for reason in data["reasons"]:
-        rules.add_row(*(clean(reason[key]) for key in ("rule", "value", "because", "source")))
+        _add(rules, reason["rule"], reason["value"], f"{reason['because']} ({reason['source']})")
     rich.print(rules)
     for blocker in data["blockers"]:
         rich.print(clean(f"blocked: {blocker['message']}"), style="red", markup=False)
+    rich.print(_figures(data))
+    if data["flavors"]:
+        rich.print(_flavors(data["flavors"]))
+    if "actual" in data:
+        rich.print(_actual(data["actual"]))
+
+
+def _figures(data: dict[str, Any]) -> Any:
+    from rich.table import Table
+
     table = Table("what", "from", "to", "because", title_justify="left")
     for part in data["memory_parts"]:
-        table.add_row(clean(part["name"]), _bytes(part["low"]), _bytes(part["high"]), clean(part["because"]))
-    table.add_row("memory", *_ends(data["memory_bytes"], _bytes), style="bold", end_section=True)
+        _add(table, part["name"], _bytes(part["low"]), _bytes(part["high"]), part["because"])
+    _add(table, "memory", *_ends(data["memory_bytes"], _bytes), style="bold", end_section=True)
     for part in data["seconds_parts"]:
-        table.add_row(clean(part["name"]), _time(part["low"]), _time(part["high"]), clean(part["because"]))
-    table.add_row("time", *_ends(data["seconds"], _time), style="bold", end_section=True)
-    table.add_row("cost", *_ends(data["cost_usd"], lambda dollars: f"${dollars:,.2f}"), end_section=True)
+        _add(table, part["name"], _time(part["low"]), _time(part["high"]), part["because"])
+    _add(table, "time", *_ends(data["seconds"], _time), style="bold", end_section=True)
+    _add(table, "cost", *_ends(data["cost_usd"], lambda dollars: f"${dollars:,.2f}"), end_section=True)
     for name in ("merge", "convert", "verify", "disk"):
-        table.add_row(f"{name} {'space' if name == 'disk' else 'memory'}", *_ends(data[f"{name}_bytes"], _bytes))
+        _add(table, f"{name} {'space' if name == 'disk' else 'memory'}", *_ends(data[f"{name}_bytes"], _bytes))
     for file in data["files"]:
-        table.add_row(f"{file['quant']} file", *_ends(file["bytes"], _bytes))
-        table.add_row(f"{file['quant']} tokens/s here", *_ends(file["tokens_per_second"], lambda rate: f"{rate:,.0f}"))
-    rich.print(table)
-    for name, both in data.get("actual", {}).items():
-        rich.print(f"{name}: estimated {both['low']} to {both['high']}, measured {both['actual']}", markup=False)
+        _add(table, f"{file['quant']} file", *_ends(file["bytes"], _bytes))
+        _add(table, f"{file['quant']} tokens/s here", *_ends(file["tokens_per_second"], lambda rate: f"{rate:,.0f}"))
+    return table
+
+
+def _flavors(offers: list[dict[str, Any]]) -> Any:
+    from rich.table import Table
+
+    table = Table("in the cloud", "time", "cost", title_justify="left")
+    for offer in offers:
+        (fast, slow), (low, high) = offer["seconds"], offer["cost_usd"]
+        _add(table, offer["flavor"], f"{_time(fast)} to {_time(slow)}", f"${low:,.2f} to ${high:,.2f}")
+    return table
+
+
+def _actual(figures: dict[str, dict[str, Any]]) -> Any:
+    from rich.table import Table
+
+    table = Table("finished run", "estimated", "measured", "inside the range", title_justify="left")
+    for name, both in figures.items():
+        shown, word = (_bytes, "memory") if name == "memory_bytes" else (_time, "time")
+        ends = [both["low"], both["high"]]
+        estimated = "unknown" if None in ends else " to ".join(map(shown, ends))
+        measured = "unknown" if both["actual"] is None else shown(both["actual"])
+        _add(table, word, estimated, measured, {True: "yes", False: "no", None: "unknown"}[both["within"]])
+    return table
+
+
+def _add(table: Any, *cells: str, **options: Any) -> None:
+    """A row whose cells are text and never markup."""
+    from rich.text import Text
+
+    table.add_row(*(Text(clean(cell)) for cell in cells), **options)
 
 
 def _ends(value: dict[str, Any], shown: Any) -> tuple[str, str, str]:
     if value["low"] is None:
-        return "unknown", "unknown", clean(value["basis"])
-    return shown(value["low"]), shown(value["high"]), clean(value["basis"])
+        return "unknown", "unknown", value["basis"]
+    return shown(value["low"]), shown(value["high"]), value["basis"]
 
 
 def _bytes(count: float) -> str:

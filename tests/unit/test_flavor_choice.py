@@ -77,7 +77,7 @@ def test_a_price_is_time_times_the_price_of_an_hour() -> None:
     seconds, cost = plan["estimates"]["seconds"], plan["estimates"]["cost_usd"]
     assert cost["low"] == pytest.approx(seconds["low"] / 3600 * 0.40, abs=0.001)
     assert cost["high"] == pytest.approx(seconds["high"] / 3600 * 0.40, abs=0.001)
-    assert "$0.4 an hour" in cost["basis"] and "2026-08-22" in cost["basis"]
+    assert "$0.40 an hour" in cost["basis"] and "2026-08-22" in cost["basis"]
     assert "2026-08-22" in next(r["source"] for r in plan["reasons"] if r["rule"] == "flavor")
 
 

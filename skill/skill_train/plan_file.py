@@ -1,0 +1,101 @@
+"""A plan as a file: `skill-train plan --out` writes it, `skill-train local` runs it as long as nothing has changed."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+from skill_train import dataset, machine, model, recipe
+from skill_train.errors import UsageError
+from skill_train.plan import PLAN_SCHEMA
+from skill_train.run_dir import read_json
+
+_LARGEST_BYTES = 10_000_000  # a plan takes 20 kB; what is larger is something else
+_PARTS = {"where", "recipe", "recipe_hash", "fingerprints", "placement", "launch", "blockers", "estimates", "facts"}
+
+
+def is_plan(path: Path) -> bool:
+    """Whether a file is a plan that skill-train wrote."""
+    try:
+        small = path.stat().st_size < _LARGEST_BYTES
+        document = json.loads(path.read_text(encoding="utf-8")) if small else None
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(document, dict) and document.get("schema") == PLAN_SCHEMA
+
+
+def given_plan(path: Path, said: dict[str, Any]) -> dict[str, Any]:
+    """A plan that was made before, on and for this machine, as long as model and data are still the same.
+
+    Raises:
+        UsageError: something else was said beside it, it is for the cloud or another machine, it was edited, or its
+            inputs have changed.
+    """
+    others = [f"--{key.replace('_', '-')}" for key, value in said.items() if value is not None]
+    again = f"make the plan again, with its recipe and options, and --out {shlex.quote(str(path))}"
+    if others:
+        hint = f"make another plan with {others[0]}, or leave {others[0]} out"
+        raise UsageError(f"{path} is a plan, which {others[0]} would change", code="bad_usage", hint=hint)
+    made: dict[str, Any] = read_json(path)
+    _check_given(path, made, again)
+    changed = [key for key, now in _fingerprints(made["recipe"]).items() if now != made["fingerprints"].get(key)]
+    if changed:
+        raise UsageError(
+            f"the {' and the '.join(changed)} changed after {path} was made, or cannot be found",
+            code="outdated_plan",
+            expected="the model and the data that it was made for",
+            got=made["recipe"][changed[0]],
+            hint=again,
+        )
+    return made
+
+
+def _check_given(path: Path, made: dict[str, Any], again: str) -> None:
+    missing = _PARTS - made.keys()
+    if missing:
+        got = f"no {', '.join(sorted(missing))}"
+        raise UsageError(f"{path} is not a whole plan", code="broken_plan", got=got, hint=again)
+    if made["where"] != "local":
+        raise UsageError(
+            f"{path} is a plan for the cloud ({made['flavor']})",
+            code="cloud_plan",
+            expected="a plan for this machine",
+            got=made["where"],
+            hint=f"{again} --where local",
+        )
+    there, this = made["facts"]["machine"]["chip"], machine.read_machine().chip
+    if there != this:
+        raise UsageError(
+            f"{path} was made on another machine", code="another_machine", expected=there, got=this, hint=again
+        )
+    if recipe.recipe_hash(made["recipe"], made["fingerprints"]) != made["recipe_hash"]:
+        raise UsageError(
+            f"the recipe in {path} is not the one that was planned",
+            code="edited_plan",
+            expected=f"recipe_hash {made['recipe_hash'][:12]}…",
+            hint=again,
+        )
+
+
+def _fingerprints(planned: dict[str, Any]) -> dict[str, str | None]:
+    """Of what lies here; None for what is on the Hub, where the revision says it."""
+    known = {key: planned[key] for key in recipe.FIELDS if key in planned and planned[key] is not None}
+    folder = Path(planned["model"])
+    data = dataset.scan(recipe.from_dict(known)).fingerprint if Path(planned["data"]).exists() else None
+    return {"model": model.fingerprint(folder) if folder.is_dir() else None, "data": data}
+
+
+def require_free(out: Path) -> None:
+    """Only a plan is overwritten, and never one that a run has followed."""
+    of_run = any((out.parent / name).exists() for name in ("train.json", "adapter", "checkpoints"))
+    if out.exists() and (of_run or not is_plan(out)):
+        what = "is the plan of a run" if of_run and is_plan(out) else "exists and is not a plan"
+        raise UsageError(
+            f"{out} {what}",
+            code="would_overwrite",
+            expected="a new file, or a plan to replace",
+            got=str(out),
+            hint="choose another --out",
+        )

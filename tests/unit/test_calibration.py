@@ -1,0 +1,163 @@
+"""What a finished run leaves for the next estimate. The speeds are worked out by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from skill_train import calibration
+from skill_train.facts import MachineFacts, ModelFacts
+
+MACHINE = MachineFacts("Linux", "a processor", "cpu", 16 << 30, 12 << 30, None, 2, False)
+MODEL = ModelFacts(
+    source="models/small",
+    fingerprint="f",
+    model_type="llama",
+    architecture="LlamaForCausalLM",
+    parameters=1100,
+    layers=2,
+    hidden_size=4,
+    vocab_size=10,
+    context=64,
+    stored_dtype="F32",
+    quantization=None,
+    has_chat_template=True,
+    embedding_parameters=40,
+    intermediate_size=8,
+    heads=1,
+    kv_heads=1,
+    head_dim=4,
+)
+LARGER = dataclasses.replace(MODEL, source="models/larger", layers=3, parameters=4400)
+# Three steps of 4 rows, 40 tokens, 20 of them trained. The first warms up.
+LINES = [{"seconds": seconds, "tokens": 40, "trained_tokens": 20} for seconds in (9.0, 2.0, 3.0)]
+# One row of 10 tokens, forward and backward (2 passes), a multiply-add counted twice:
+#   the 1060 parameters that are no embedding   2 x 1060 x 10 x 2                    = 42,400
+#   the adapter, 2 x (4 + 4) in 2 layers, and its own gradient   2 x 32 x 10 x 3     =  1,920
+#   attention, 2 x width 4 x 10 x 10 x 2 layers x (1 + 2.5)                          =  5,600
+#   the head, 10 x 4, for 5 trained tokens   2 x 40 x 5 x 2                          =    800
+A_STEP = 4 * (42_400 + 1_920 + 5_600 + 800)
+SPEED = 2 * A_STEP / (2.0 + 3.0)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("SKILL_TRAIN_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "calibration"
+
+
+def _plan(model: ModelFacts = MODEL, **placement: Any) -> dict[str, Any]:
+    """A plan as its file has it."""
+    usual = {"device": "cpu", "dtype": "float32", "gradient_checkpointing": False, "num_processes": 1}
+    recipe = {"effective_batch_size": 4, "load_in_4bit": False, "lora_r": 2, "target_modules": ["q_proj"]}
+    facts = {"model": dataclasses.asdict(model), "machine": dataclasses.asdict(MACHINE)}
+    document = {"facts": facts, "recipe": recipe, "placement": usual | placement}
+    return dict(json.loads(json.dumps(document)))
+
+
+def _remember(*arguments: Any, **placement: Any) -> calibration.Calibration | None:
+    return calibration.remember(_plan(*arguments, **placement), LINES, "2026-11-21T10:00:00Z")
+
+
+def test_the_speed_is_that_of_the_steps_after_the_first() -> None:
+    found = _remember()
+    assert found is not None
+    assert found.flops_per_second == pytest.approx(SPEED)
+    assert (found.basis, found.same_shape) == ("2 steps of small in float32, 2026-11-21", True)
+    assert calibration.known(MACHINE, MODEL, "cpu") == {"float32": found}
+
+
+def test_recomputation_counts_as_work() -> None:
+    """A third pass: 2 x 1060 x 10 and 2 x 32 x 10 more, and the attention's forward again."""
+    found = _remember(gradient_checkpointing=True)
+    more = 4 * (21_200 + 640 + 1_600)
+    assert found is not None
+    assert found.flops_per_second == pytest.approx(2 * (A_STEP + more) / 5.0)
+
+
+def test_another_shape_is_a_hint_when_it_is_of_about_that_size() -> None:
+    _remember()
+    _remember(LARGER)
+    same = calibration.known(MACHINE, MODEL, "cpu")["float32"]
+    assert (same.same_shape, same.flops_per_second) == (True, pytest.approx(SPEED))
+    for parameters, nearest in ((300, "small"), (2000, "small"), (3000, "larger"), (17_000, "larger")):
+        other = dataclasses.replace(MODEL, hidden_size=8, parameters=parameters)
+        found = calibration.known(MACHINE, other, "cpu")["float32"]
+        assert (found.same_shape, found.basis.split(" in ")[0]) == (False, f"2 steps of {nearest}")
+    for parameters in (270, 18_000, None):  # more than four times away from both, or unknown
+        other = dataclasses.replace(MODEL, hidden_size=8, parameters=parameters)
+        assert calibration.known(MACHINE, other, "cpu") == {}
+
+
+def test_the_newest_run_of_a_shape_counts() -> None:
+    _remember()
+    slower = [line | {"seconds": line["seconds"] * 2} for line in LINES]
+    calibration.remember(_plan(), slower, "2026-11-22T10:00:00Z")
+    found = calibration.known(MACHINE, MODEL, "cpu")["float32"]
+    assert (found.flops_per_second, found.basis[-10:]) == (pytest.approx(SPEED / 2), "2026-11-22")
+
+
+def test_another_machine_device_or_dtype_says_nothing() -> None:
+    _remember(dtype="bfloat16")
+    assert calibration.known(MACHINE, MODEL, "cpu").keys() == {"bfloat16"}
+    assert calibration.known(MACHINE, MODEL, "mps") == {}
+    for change in ({"chip": "another"}, {"cores": 4}, {"system": "Darwin"}):
+        assert calibration.known(dataclasses.replace(MACHINE, **change), MODEL, "cpu") == {}
+
+
+@pytest.mark.parametrize("lines", [LINES[:2], [], [line | {"seconds": None} for line in LINES]])
+def test_a_run_too_short_to_tell_is_not_kept(lines: list[dict[str, Any]], cache: Path) -> None:
+    assert calibration.remember(_plan(), lines, "2026-11-21T10:00:00Z") is None
+    assert not cache.exists()
+
+
+def test_several_processes_are_not_kept(cache: Path) -> None:
+    assert _remember(num_processes=2) is None
+    assert not cache.exists()
+
+
+def test_an_unknown_shape_is_not_kept(cache: Path) -> None:
+    assert _remember(dataclasses.replace(MODEL, layers=None)) is None
+    assert not cache.exists()
+
+
+def _cache(schema: str = calibration.SCHEMA, **entry: Any) -> str:
+    usual = {"flops_per_second": 1.0, "basis": "a run", "parameters": 1100}
+    return json.dumps({"schema": schema, "shapes": {"a shape": usual | entry}})
+
+
+TORN = [
+    "",
+    _cache()[:-9],
+    "[]",
+    json.dumps({"schema": calibration.SCHEMA, "shapes": []}),
+    json.dumps({"schema": calibration.SCHEMA, "shapes": {"a shape": None}}),
+    _cache("skill-train/calibration/0"),
+    _cache(flops_per_second="fast"),
+    _cache(flops_per_second=0),
+    _cache(parameters=None),
+    _cache(basis=""),
+]
+
+
+@pytest.mark.parametrize("kept", TORN)
+def test_a_torn_or_old_cache_says_nothing_and_is_written_again(kept: str, cache: Path) -> None:
+    _remember()
+    (path,) = cache.iterdir()
+    path.write_text(_cache())
+    assert calibration.known(MACHINE, MODEL, "cpu").keys() == {"float32"}
+    path.write_text(kept)
+    assert calibration.known(MACHINE, MODEL, "cpu") == {}
+    found = _remember()
+    assert calibration.known(MACHINE, MODEL, "cpu") == {"float32": found}
+
+
+def test_a_cache_that_cannot_be_written_does_not_fail_the_run(cache: Path) -> None:
+    cache.parent.write_text("a file")
+    found = _remember()
+    assert found is not None and found.flops_per_second == pytest.approx(SPEED)
+    assert calibration.known(MACHINE, MODEL, "cpu") == {}
