@@ -59,6 +59,7 @@ def decided(console: Console, recipe: Recipe, choices: Choices) -> dict[str, Any
     if on_hub:
         from skill_train import hub
 
+        hub.check_id(recipe.model)
         console.status(f"asking the Hub about {recipe.model}")
         about = hub.model_facts(recipe.model, recipe.revision)
     else:
@@ -67,7 +68,12 @@ def decided(console: Console, recipe: Recipe, choices: Choices) -> dict[str, Any
     to_cloud = choices.where == "cloud" and not recipe.sensitive
     offered, why = flavors.current(live=on_hub or rows.revision is not None or to_cloud)
     console.status(f"prices: {why}")
-    return _made(pinned(recipe, about.revision, rows.revision), about, rows, choices, offered)
+    this, probe = machine.read_machine(), None
+    if planner.wants_probe(this, about, choices):
+        from skill_train import local
+
+        probe = local.known_probe(choices.device or this.device, this, about)
+    return _made(pinned(recipe, about.revision, rows.revision), about, rows, choices, offered, probe)
 
 
 def local_plan(console: Console, recipe: Recipe, choices: Choices) -> dict[str, Any]:
