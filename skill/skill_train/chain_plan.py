@@ -183,6 +183,7 @@ def _blocked(made: dict[str, Any]) -> DecisionNeeded:
         "no_memory": "a smaller model, a shorter max_length, load_in_4bit: true on an NVIDIA GPU, or --where cloud",
         "no_disk": "free some space, or choose another place for the run",
         "no_torch": "a Python built for arm64 on Apple silicon, or --where cloud",
+        "too_slow": "a larger --max-hours, --flavor for the one that you accept, or fewer steps",
         "vision": "the text model of the same family, such as Qwen2.5 for Qwen2.5-VL",
     }.get(first["code"], "a smaller model, a shorter max_length, or load_in_4bit: true")
     return DecisionNeeded(
