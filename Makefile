@@ -23,7 +23,7 @@ demo: $(STAMP)
 	$(BIN)/skill-train demo --format human
 
 test: $(STAMP)
-	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n $(CORES) --dist loadfile
 
 live: $(STAMP)
 	$(BIN)/python -m pytest -m live
