@@ -13,14 +13,18 @@ import time
 from pathlib import Path
 from typing import Any
 
-from hub_server import TOKEN, environment
+from hub_emulator import Hub, environment
 
 
-def ask(url: str, home: Path, name: str, *arguments: Any, token: str | None = TOKEN, **more: str) -> dict[str, Any]:
-    """What one of our functions answers when `url` is the Hub.
+def ask(
+    hub: Hub | str, home: Path, name: str, *arguments: Any, token: str | None = "", **more: str
+) -> dict[str, Any]:
+    """What one of our functions answers.
 
     Args:
+        hub: the Hub; an address for one that is not there.
         home: the Hub's cache.
+        token: None for nobody; that of the hub's user when it is empty.
         name: such as `hub.model_facts`; `hub_dataset.look` takes the fields of a recipe.
         more: for the environment.
 
@@ -28,7 +32,8 @@ def ask(url: str, home: Path, name: str, *arguments: Any, token: str | None = TO
         `answer`, or `error` (with `exit_code`); and `seconds`, `words` (everything that was printed).
     """
     command = [sys.executable, __file__, name, json.dumps(arguments)]
-    env = environment(url, home, token=token) | more
+    env = environment(hub, home, "hf_madeUp") if isinstance(hub, str) else hub.environment(home, token=token)
+    env |= {"SKILL_TRAIN_CACHE": str(home / "skill-train")} | more
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=env)
     assert done.returncode == 0, done.stderr
     answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from hub_child import ask
-from hub_server import TOKEN, HubServer, Repository, Trouble
+from hub_emulator import ALWAYS, Fault, Hub, Repository
 from models import recorded
 
 pytest.importorskip("huggingface_hub")
@@ -46,8 +46,8 @@ HARDWARE: list[dict[str, Any]] = [
 
 
 @pytest.fixture
-def hub() -> Iterator[HubServer]:
-    with HubServer() as server:
+def hub(tmp_path: Path) -> Iterator[Hub]:
+    with Hub(tmp_path / "hub") as server:
         server.hardware = HARDWARE
         yield server
     assert server.unknown == []
@@ -62,10 +62,10 @@ def home(tmp_path: Path) -> Path:
 # --- A model ---
 
 
-def test_the_facts_of_a_model(hub: HubServer, home: Path) -> None:
+def test_the_facts_of_a_model(hub: Hub, home: Path) -> None:
     """The parameters as the Hub has counted them; the weights are never asked for."""
     repository = _model(hub)
-    facts = ask(hub.url, home, "hub.model_facts", MODEL, None)["answer"]
+    facts = ask(hub, home, "hub.model_facts", MODEL, None)["answer"]
     assert (facts["source"], facts["revision"], facts["gated"]) == (MODEL, repository.commit("main"), False)
     assert (facts["parameters"], facts["parameters_from"]) == (494_032_768, "safetensors headers")
     assert (facts["layers"], facts["stored_dtype"], facts["has_chat_template"]) == (24, "BF16", True)
@@ -74,37 +74,37 @@ def test_the_facts_of_a_model(hub: HubServer, home: Path) -> None:
     assert hub.sent(WEIGHTS) == 0
 
 
-def test_the_second_time_asks_only_for_what_may_have_changed(hub: HubServer, home: Path) -> None:
+def test_the_second_time_asks_only_for_what_may_have_changed(hub: Hub, home: Path) -> None:
     _model(hub)
-    ask(hub.url, home, "hub.model_facts", MODEL, None)
+    ask(hub, home, "hub.model_facts", MODEL, None)
     hub.log.clear()
-    ask(hub.url, home, "hub.model_facts", MODEL, None)
+    ask(hub, home, "hub.model_facts", MODEL, None)
     asked = [(request.method, request.path) for request in hub.log if "harness" not in request.path]
     assert asked == [("GET", f"/api/models/{MODEL}"), ("HEAD", f"/{MODEL}/resolve/main/config.json")]
 
 
-def test_headers_are_read_where_the_hub_has_not_counted(hub: HubServer, home: Path) -> None:
+def test_headers_are_read_where_the_hub_has_not_counted(hub: Hub, home: Path) -> None:
     _model(hub, safetensors=None, weights={"a": [1000, 1000], "b": [7]})
-    facts = ask(hub.url, home, "hub.model_facts", MODEL, None)["answer"]
+    facts = ask(hub, home, "hub.model_facts", MODEL, None)["answer"]
     assert (facts["parameters"], facts["parameters_from"]) == (1_000_007, "safetensors headers")
     assert hub.sent(WEIGHTS) == HEADER_BYTES  # of 2 MB
 
 
-def test_shards_count_once_and_copies_not_at_all(hub: HubServer, home: Path) -> None:
+def test_shards_count_once_and_copies_not_at_all(hub: Hub, home: Path) -> None:
     repository = _model(hub, safetensors=None, weights={"a": [5]})
     shard = repository.files.pop("model.safetensors")
     names = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "consolidated.safetensors"]
     repository.files |= dict.fromkeys(names, shard)
-    facts = ask(hub.url, home, "hub.model_facts", MODEL, None)["answer"]
+    facts = ask(hub, home, "hub.model_facts", MODEL, None)["answer"]
     assert (facts["parameters"], facts["weight_bytes"]) == (10, 2 * len(shard))
 
 
-def test_many_shards_are_not_asked_one_by_one(hub: HubServer, home: Path) -> None:
+def test_many_shards_are_not_asked_one_by_one(hub: Hub, home: Path) -> None:
     """The arithmetic answers, and no shard is touched."""
     repository = _model(hub, safetensors=None)
     shard = repository.files.pop("model.safetensors")
     repository.files |= {f"model-{n:05d}-of-00037.safetensors": shard for n in range(1, 38)}
-    facts = ask(hub.url, home, "hub.model_facts", MODEL, None)["answer"]
+    facts = ask(hub, home, "hub.model_facts", MODEL, None)["answer"]
     assert (facts["parameters"], facts["parameters_from"]) == (494_032_768, "config arithmetic")
     assert hub.sent(WEIGHTS) == 0
 
@@ -122,65 +122,65 @@ def test_many_shards_are_not_asked_one_by_one(hub: HubServer, home: Path) -> Non
     ],
 )
 def test_a_chat_template_is_found_wherever_it_is(
-    hub: HubServer, home: Path, files: dict[str, bytes], info: dict[str, Any], expected: bool
+    hub: Hub, home: Path, files: dict[str, bytes], info: dict[str, Any], expected: bool
 ) -> None:
     repository = _model(hub)
     repository.files.pop("tokenizer_config.json")
     repository.files |= files
     repository.info |= info
-    assert ask(hub.url, home, "hub.model_facts", MODEL, None)["answer"]["has_chat_template"] is expected
+    assert ask(hub, home, "hub.model_facts", MODEL, None)["answer"]["has_chat_template"] is expected
 
 
-def test_a_revision_is_pinned(hub: HubServer, home: Path) -> None:
+def test_a_revision_is_pinned(hub: Hub, home: Path) -> None:
     repository = _model(hub)
     config = recorded("qwen2.5-0.5b")["config"] | {"num_hidden_layers": 2}
     repository.branches["small"] = repository.files | {"config.json": json.dumps(config).encode()}
-    facts = ask(hub.url, home, "hub.model_facts", MODEL, "small")["answer"]
+    facts = ask(hub, home, "hub.model_facts", MODEL, "small")["answer"]
     assert (facts["layers"], facts["revision"]) == (2, repository.commit("small"))
-    error = ask(hub.url, home, "hub.model_facts", MODEL, "none")["error"]
+    error = ask(hub, home, "hub.model_facts", MODEL, "none")["error"]
     assert (error["code"], error["exit_code"]) == ("unknown_revision", 2)
 
 
 # --- What it refuses ---
 
 
-def test_an_unknown_model(hub: HubServer, home: Path) -> None:
-    for token in (TOKEN, None):
-        error = ask(hub.url, home, "hub.model_facts", "nobody/nothing", None, token=token)["error"]
+def test_an_unknown_model(hub: Hub, home: Path) -> None:
+    for token in (hub.token, None):
+        error = ask(hub, home, "hub.model_facts", "nobody/nothing", None, token=token)["error"]
         assert (error["code"], error["exit_code"], error["got"]) == ("unknown_model", 2, "nobody/nothing")
         assert "hf auth login" in error["hint"]
 
 
-def test_a_private_model_is_there_for_its_token_only(hub: HubServer, home: Path) -> None:
+def test_a_private_model_is_there_for_its_token_only(hub: Hub, home: Path) -> None:
     _model(hub).private = True
-    assert "answer" in ask(hub.url, home, "hub.model_facts", MODEL, None)
-    assert ask(hub.url, home, "hub.model_facts", MODEL, None, token=None)["error"]["code"] == "unknown_model"
+    assert "answer" in ask(hub, home, "hub.model_facts", MODEL, None)
+    assert ask(hub, home, "hub.model_facts", MODEL, None, token=None)["error"]["code"] == "unknown_model"
 
 
 @pytest.mark.parametrize("function", ["hub.model_facts", "hub.model_folder"])
-def test_a_gated_model(hub: HubServer, home: Path, function: str) -> None:
+def test_a_gated_model(hub: Hub, home: Path, function: str) -> None:
     _model(hub).gated = True
-    error = ask(hub.url, home, function, MODEL, None)["error"]
+    error = ask(hub, home, function, MODEL, None)["error"]
     assert (error["code"], error["exit_code"]) == ("gated", 4)
     assert error["hint"] == f"ask for access on https://huggingface.co/{MODEL}, then: hf auth login"
 
 
-def test_a_token_that_is_not_valid_is_refused_and_never_shown(hub: HubServer, home: Path) -> None:
+def test_a_token_that_is_not_valid_is_refused_and_never_shown(hub: Hub, home: Path) -> None:
     _model(hub)
-    told = ask(hub.url, home, "hub.model_facts", MODEL, None, token="hf_wrongAndSecret")
+    told = ask(hub, home, "hub.model_facts", MODEL, None, token="hf_wrongAndSecret")
     assert (told["error"]["code"], told["error"]["exit_code"], told["error"]["hint"]) == (
         "bad_token",
         4,
         "hf auth login",
     )
     assert "hf_wrongAndSecret" not in told["words"]
-    assert any(request.authorization == "Bearer hf_wrongAndSecret" for request in hub.log)
+    assert "refused" in {request.who for request in hub.log}
 
 
-def test_a_dataset_is_not_a_model(hub: HubServer, home: Path) -> None:
+def test_a_dataset_is_not_a_model(hub: Hub, home: Path) -> None:
     hub.add("dataset", "me/tickets", {"train.jsonl": b"{}"})
     for function in ("hub.model_facts", "hub.model_folder"):
-        error = ask(hub.url, home, function, "me/tickets", None)["error"]
+        error = ask(hub, home, function, "me/tickets", None)["error"]
         assert (error["message"], error["exit_code"]) == ("me/tickets is a dataset on the Hub, not a model", 2)
         assert "--data me/tickets" in error["hint"]
 
@@ -196,10 +196,10 @@ def test_a_dataset_is_not_a_model(hub: HubServer, home: Path) -> None:
     ],
 )
 def test_a_repository_without_a_model_to_train(
-    hub: HubServer, home: Path, files: tuple[str, ...], code: str, got: str
+    hub: Hub, home: Path, files: tuple[str, ...], code: str, got: str
 ) -> None:
     hub.add("model", MODEL, dict.fromkeys(files, b"{}"))
-    error = ask(hub.url, home, "hub.model_facts", MODEL, None)["error"]
+    error = ask(hub, home, "hub.model_facts", MODEL, None)["error"]
     assert (error["code"], error["exit_code"], error["got"]) == (code, 2, got)
     assert hub.sent("resolve") == 0
 
@@ -210,29 +210,29 @@ def test_a_repository_without_a_model_to_train(
 @pytest.mark.parametrize(
     ("trouble", "code", "exit_code", "hint"),
     [
-        (Trouble(429), "rate_limit", 8, "try again in five minutes"),
-        (Trouble(429, {"Retry-After": "55"}), "rate_limit", 8, "try again in 55 seconds"),
-        (Trouble(500), "hub_error", 8, "try again in a few minutes"),
-        (Trouble(503), "hub_error", 8, "try again in a few minutes"),
-        (Trouble(403, {"X-Error-Message": "no"}), "no_permission", 4, "hf auth login"),
-        (Trouble(418), "refused", 2, f"https://huggingface.co/{MODEL}"),
+        (Fault(429), "rate_limit", 8, "try again in five minutes"),
+        (Fault(429, {"Retry-After": "55"}), "rate_limit", 8, "try again in 55 seconds"),
+        (Fault(500), "hub_error", 8, "try again in a few minutes"),
+        (Fault(503), "hub_error", 8, "try again in a few minutes"),
+        (Fault(403, {"X-Error-Message": "no"}), "no_permission", 4, "hf auth login"),
+        (Fault(418), "refused", 2, f"https://huggingface.co/{MODEL}"),
     ],
 )
 @pytest.mark.parametrize("function", ["hub.model_facts", "hub.model_folder"])
 def test_a_server_in_trouble(
-    hub: HubServer, home: Path, trouble: Trouble, code: str, exit_code: int, hint: str, function: str
+    hub: Hub, home: Path, trouble: Fault, code: str, exit_code: int, hint: str, function: str
 ) -> None:
     _model(hub)
-    hub.troubles["/api/models/"] = trouble
-    error = ask(hub.url, home, function, MODEL, None)["error"]
+    hub.faults.add("/api/models/", trouble, times=ALWAYS)
+    error = ask(hub, home, function, MODEL, None)["error"]
     assert (error["code"], error["exit_code"]) == (code, exit_code)
     assert error["hint"].startswith(hint)
 
 
-def test_something_else_that_answers(hub: HubServer, home: Path) -> None:
+def test_something_else_that_answers(hub: Hub, home: Path) -> None:
     """A hotel's login page, say."""
-    hub.troubles["/api/models/"] = Trouble(200, body=b"<html>", drop_seconds=0.001)
-    error = ask(hub.url, home, "hub.model_facts", MODEL, None)["error"]
+    hub.faults.add("/api/models/", Fault(200, body=b"<html>", drop_seconds=0.001), times=ALWAYS)
+    error = ask(hub, home, "hub.model_facts", MODEL, None)["error"]
     assert (error["code"], error["exit_code"]) == ("hub_answer", 8)
 
 
@@ -246,17 +246,17 @@ def test_a_hub_that_cannot_be_reached(home: Path) -> None:
         assert told["seconds"] < 20
 
 
-def test_a_hub_that_does_not_answer_ends_after_its_time(hub: HubServer, home: Path) -> None:
-    hub.troubles["/api/models/"] = Trouble(seconds=30)
-    told = ask(hub.url, home, "hub.model_facts", MODEL, None)
+def test_a_hub_that_does_not_answer_ends_after_its_time(hub: Hub, home: Path) -> None:
+    hub.faults.add("/api/models/", Fault(seconds=30), times=ALWAYS)
+    told = ask(hub, home, "hub.model_facts", MODEL, None)
     assert (told["error"]["code"], told["error"]["exit_code"]) == ("hub_unreachable", 8)
     assert 7 < told["seconds"] < 12  # the limit of one request
 
 
-def test_a_hub_that_drips_ends_after_its_time(hub: HubServer, home: Path) -> None:
+def test_a_hub_that_drips_ends_after_its_time(hub: Hub, home: Path) -> None:
     """Each byte comes in time; all of them do not."""
-    hub.troubles["/api/jobs/hardware"] = Trouble(body=b" " * 100, drop_seconds=0.5)
-    told = ask(hub.url, home, "hub.live_flavors")
+    hub.faults.add("/api/jobs/hardware", Fault(body=b" " * 100, drop_seconds=0.5), times=ALWAYS)
+    told = ask(hub, home, "hub.live_flavors")
     assert (told["error"]["code"], told["error"]["exit_code"]) == ("hub_unreachable", 8)
     assert told["error"]["got"] == "no answer within 3 seconds"
     assert told["seconds"] < 4.5
@@ -265,66 +265,67 @@ def test_a_hub_that_drips_ends_after_its_time(hub: HubServer, home: Path) -> Non
 # --- The cache ---
 
 
-def test_without_the_hub_the_cache_answers(hub: HubServer, home: Path) -> None:
+def test_without_the_hub_the_cache_answers(hub: Hub, home: Path) -> None:
     repository = _model(hub, weights={"a": [40], "b": [2]})
-    folder = ask(hub.url, home, "hub.model_folder", MODEL, None)["answer"]
+    folder = ask(hub, home, "hub.model_folder", MODEL, None)["answer"]
     assert folder[1] == repository.commit("main")
     assert (Path(folder[0]) / "model.safetensors").is_file()
-    for trouble in (Trouble(503), Trouble(429)):
-        hub.troubles["/api/models/"] = trouble
-        facts = ask(hub.url, home, "hub.model_facts", MODEL, None)["answer"]
+    for trouble in (Fault(503), Fault(429)):
+        hub.faults.clear()
+        hub.faults.add("/api/models/", trouble, times=ALWAYS)
+        facts = ask(hub, home, "hub.model_facts", MODEL, None)["answer"]
         assert (facts["source"], facts["revision"]) == (f"{MODEL}, from the cache", repository.commit("main"))
         assert facts["parameters"] == 42
     hub.log.clear()
-    assert "answer" in ask(hub.url, home, "hub.model_facts", MODEL, None, HF_HUB_OFFLINE="1")
+    assert "answer" in ask(hub, home, "hub.model_facts", MODEL, None, HF_HUB_OFFLINE="1")
     assert hub.log == []
 
 
-def test_a_download_that_was_cut_is_not_counted(hub: HubServer, home: Path) -> None:
+def test_a_download_that_was_cut_is_not_counted(hub: Hub, home: Path) -> None:
     """Two of three shards in the cache say nothing of the whole; the config does."""
     repository = _model(hub)
     shard = repository.files.pop("model.safetensors")
     repository.files |= {f"model-{n:05d}-of-00003.safetensors": shard for n in (1, 2)}
-    ask(hub.url, home, "hub.model_folder", MODEL, None)
-    hub.troubles["/api/models/"] = Trouble(503)
+    ask(hub, home, "hub.model_folder", MODEL, None)
+    hub.faults.add("/api/models/", Fault(503), times=ALWAYS)
     hub.log.clear()
-    facts = ask(hub.url, home, "hub.model_facts", MODEL, None)["answer"]
+    facts = ask(hub, home, "hub.model_facts", MODEL, None)["answer"]
     assert (facts["parameters"], facts["parameters_from"]) == (494_032_768, "config arithmetic")
     assert facts["unknown"]["weight_bytes"] == "only 2 of 3 weight files are there"
     hub.log.clear()  # the two shards were meant to come
 
 
-def test_a_config_in_the_cache_is_enough_for_a_plan(hub: HubServer, home: Path) -> None:
+def test_a_config_in_the_cache_is_enough_for_a_plan(hub: Hub, home: Path) -> None:
     _model(hub)
-    ask(hub.url, home, "hub.model_facts", MODEL, None)
-    hub.troubles["/api/models/"] = Trouble(503)
-    facts = ask(hub.url, home, "hub.model_facts", MODEL, None)["answer"]
+    ask(hub, home, "hub.model_facts", MODEL, None)
+    hub.faults.add("/api/models/", Fault(503), times=ALWAYS)
+    facts = ask(hub, home, "hub.model_facts", MODEL, None)["answer"]
     assert (facts["parameters"], facts["parameters_from"]) == (494_032_768, "config arithmetic")
     assert facts["unknown"]["weight_bytes"] == "the folder holds no safetensors"
 
 
-def test_a_download_leaves_out_the_second_copy_of_the_weights(hub: HubServer, home: Path) -> None:
+def test_a_download_leaves_out_the_second_copy_of_the_weights(hub: Hub, home: Path) -> None:
     repository = _model(hub, weights={"a": [40]})
     repository.files |= dict.fromkeys(["consolidated.safetensors", "original/model.safetensors"], b"x" * 1000)
     repository.files |= {"pytorch_model.bin": b"x", "modeling.py": b"x"}
-    folder = Path(ask(hub.url, home, "hub.model_folder", MODEL, None)["answer"][0])
+    folder = Path(ask(hub, home, "hub.model_folder", MODEL, None)["answer"][0])
     assert {p.name for p in folder.iterdir()} == {"config.json", "model.safetensors", "tokenizer_config.json"}
 
 
-def test_a_cache_that_cannot_be_written(hub: HubServer, home: Path) -> None:
+def test_a_cache_that_cannot_be_written(hub: Hub, home: Path) -> None:
     _model(hub)
     home.mkdir()
     (home / "hub").write_text("a file where the cache should be")
-    error = ask(hub.url, home, "hub.model_facts", MODEL, None)["error"]
+    error = ask(hub, home, "hub.model_facts", MODEL, None)["error"]
     assert (error["code"], error["exit_code"]) == ("broken_cache", 2)
 
 
 # --- Machines to rent ---
 
 
-def test_live_flavors(hub: HubServer, home: Path) -> None:
+def test_live_flavors(hub: Hub, home: Path) -> None:
     """GPU memory of one GPU, prices an hour; what is not an NVIDIA GPU is left out."""
-    flavors = {f["name"]: f for f in ask(hub.url, home, "hub.live_flavors")["answer"]}
+    flavors = {f["name"]: f for f in ask(hub, home, "hub.live_flavors")["answer"]}
     assert set(flavors) == {"cpu-basic", "t4-small", "l40sx8"}
     large = flavors["l40sx8"]
     assert (large["gpu"], large["gpus"], large["gpu_memory_bytes"]) == ("L40S", 8, 48_000_000_000)
@@ -333,19 +334,19 @@ def test_live_flavors(hub: HubServer, home: Path) -> None:
     assert (flavors["cpu-basic"]["gpu"], flavors["cpu-basic"]["gpu_memory_bytes"]) == (None, None)
 
 
-def test_a_live_answer_is_kept_for_a_day(hub: HubServer, home: Path) -> None:
-    found, reason = ask(hub.url, home, "flavors.current", True)["answer"]
+def test_a_live_answer_is_kept_for_a_day(hub: Hub, home: Path) -> None:
+    found, reason = ask(hub, home, "flavors.current", True)["answer"]
     assert (len(found), reason) == (3, "the Jobs API, asked now")
     hub.log.clear()
-    found, reason = ask(hub.url, home, "flavors.current", True)["answer"]
+    found, reason = ask(hub, home, "flavors.current", True)["answer"]
     assert len(found) == 3
     assert reason.startswith("the Jobs API, asked 0.0 hours ago")
     assert hub.log == []
 
 
-def test_without_the_jobs_api_the_dated_table_answers(hub: HubServer, home: Path) -> None:
-    hub.troubles["/api/jobs/hardware"] = Trouble(500)
-    found, reason = ask(hub.url, home, "flavors.current", True)["answer"]
+def test_without_the_jobs_api_the_dated_table_answers(hub: Hub, home: Path) -> None:
+    hub.faults.add("/api/jobs/hardware", Fault(500), times=ALWAYS)
+    found, reason = ask(hub, home, "flavors.current", True)["answer"]
     assert len(found) == 26
     assert reason == (
         "the table shipped with skill-train, of 2026-08-22: "
@@ -363,12 +364,12 @@ def test_without_the_jobs_api_the_dated_table_answers(hub: HubServer, home: Path
         {"accelerator": T4 | {"vram": "?"}},
     ],
 )
-def test_a_row_that_cannot_be_read_is_left_out(hub: HubServer, home: Path, changes: dict[str, Any]) -> None:
+def test_a_row_that_cannot_be_read_is_left_out(hub: Hub, home: Path, changes: dict[str, Any]) -> None:
     hub.hardware = [HARDWARE[1] | changes]
-    assert ask(hub.url, home, "hub.live_flavors")["error"]["code"] == "hub_answer"
+    assert ask(hub, home, "hub.live_flavors")["error"]["code"] == "hub_answer"
 
 
-def _model(hub: HubServer, *, safetensors: Any = 494_032_768, weights: Any = None) -> Repository:
+def _model(hub: Hub, *, safetensors: Any = 494_032_768, weights: Any = None) -> Repository:
     """A model as the Hub shows it. Its weights are small, or as large as said; a whole download of them would show."""
     files = {
         "config.json": json.dumps(recorded("qwen2.5-0.5b")["config"]).encode(),

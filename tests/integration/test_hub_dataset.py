@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from hub_child import ask
-from hub_server import HubServer, Trouble
+from hub_emulator import ALWAYS, Fault, Hub
 from skill_train import dataset_card
 
 pytest.importorskip("huggingface_hub")
@@ -20,8 +20,8 @@ DATA = "me/tickets"
 
 
 @pytest.fixture
-def hub() -> Iterator[HubServer]:
-    with HubServer() as server:
+def hub(tmp_path: Path) -> Iterator[Hub]:
+    with Hub(tmp_path / "hub") as server:
         yield server
     assert server.unknown == []
 
@@ -31,8 +31,8 @@ def home(tmp_path: Path) -> Path:
     return tmp_path / "home"
 
 
-def _look(hub: HubServer, home: Path, **recipe: Any) -> dict[str, Any]:
-    return ask(hub.url, home, "hub_dataset.look", {"data": DATA} | recipe)
+def _look(hub: Hub, home: Path, **recipe: Any) -> dict[str, Any]:
+    return ask(hub, home, "hub_dataset.look", {"data": DATA} | recipe)
 
 
 def _lines(rows: int, width: int = 10) -> bytes:
@@ -56,7 +56,7 @@ def _parquet(rows: int, *, width: int = 10, group: int = 100_000, start: int = 0
     return sink.getvalue()
 
 
-def test_small_text_files_are_counted(hub: HubServer, home: Path) -> None:
+def test_small_text_files_are_counted(hub: Hub, home: Path) -> None:
     repository = hub.add("dataset", DATA, {"train.jsonl": _lines(300), "test.jsonl": _lines(7), "README.md": b"x"})
     looked = _look(hub, home)["answer"]
     facts = looked["facts"]
@@ -69,12 +69,12 @@ def test_small_text_files_are_counted(hub: HubServer, home: Path) -> None:
 
 
 @pytest.mark.parametrize(("split", "rows"), [("test", 7), ("train[:50]", 50), ("train[:10%]", 30)])
-def test_a_split_and_a_slice(hub: HubServer, home: Path, split: str, rows: int) -> None:
+def test_a_split_and_a_slice(hub: Hub, home: Path, split: str, rows: int) -> None:
     hub.add("dataset", DATA, {"train.jsonl": _lines(300), "test.jsonl": _lines(7)})
     assert _look(hub, home, split=split)["answer"]["facts"]["rows"] == rows
 
 
-def test_the_start_of_a_large_file_is_enough(hub: HubServer, home: Path) -> None:
+def test_the_start_of_a_large_file_is_enough(hub: Hub, home: Path) -> None:
     """20 MB, of which half a megabyte is read; the card says the rows."""
     data = _lines(20_000, 1000)
     info = {"cardData": {"dataset_info": {"splits": [{"name": "train", "num_examples": 20_000}]}}}
@@ -85,7 +85,7 @@ def test_the_start_of_a_large_file_is_enough(hub: HubServer, home: Path) -> None
     assert hub.sent("resolve") == 512_000
 
 
-def test_without_a_card_the_rows_of_a_large_file_are_estimated_and_said_to_be(hub: HubServer, home: Path) -> None:
+def test_without_a_card_the_rows_of_a_large_file_are_estimated_and_said_to_be(hub: Hub, home: Path) -> None:
     hub.add("dataset", DATA, {"train.jsonl": _lines(20_000, 1000)})
     looked = _look(hub, home)["answer"]
     assert looked["facts"]["rows"] == pytest.approx(20_000, rel=0.01)
@@ -93,7 +93,7 @@ def test_without_a_card_the_rows_of_a_large_file_are_estimated_and_said_to_be(hu
     assert looked["facts"]["reason"].endswith("rows estimated from the first 0.5 of 21 MB")
 
 
-def test_parquet_is_read_in_parts(hub: HubServer, home: Path) -> None:
+def test_parquet_is_read_in_parts(hub: Hub, home: Path) -> None:
     """Two files of 21 MB: their footers, and the first pages of the first."""
     data = _parquet(20_000, width=1000)
     hub.add("dataset", DATA, {f"data/train-{n:05d}-of-00002.parquet": data for n in range(2)})
@@ -105,7 +105,7 @@ def test_parquet_is_read_in_parts(hub: HubServer, home: Path) -> None:
     assert hub.sent("resolve") < 3_000_000
 
 
-def test_many_parquet_files_are_not_all_opened(hub: HubServer, home: Path) -> None:
+def test_many_parquet_files_are_not_all_opened(hub: Hub, home: Path) -> None:
     data = _parquet(10)
     files = {f"data/train-{n:05d}-of-00030.parquet": data for n in range(30)}
     hub.add("dataset", DATA, files)
@@ -117,14 +117,14 @@ def test_many_parquet_files_are_not_all_opened(hub: HubServer, home: Path) -> No
     assert _look(hub, home)["answer"]["facts"]["rows"] == 299
 
 
-def test_the_hubs_own_parquet_copy_serves_where_the_files_cannot_be_read(hub: HubServer, home: Path) -> None:
+def test_the_hubs_own_parquet_copy_serves_where_the_files_cannot_be_read(hub: Hub, home: Path) -> None:
     repository = hub.add("dataset", DATA, {"data.arrow": b"x" * 100})
     repository.branches["refs/convert/parquet"] = {"default/train/0000.parquet": _parquet(12)}
     looked = _look(hub, home)["answer"]
     assert (looked["facts"]["rows"], looked["facts"]["revision"]) == (12, repository.commit("main"))
 
 
-def test_a_revision_is_pinned(hub: HubServer, home: Path) -> None:
+def test_a_revision_is_pinned(hub: Hub, home: Path) -> None:
     repository = hub.add("dataset", DATA, {"train.jsonl": _lines(300)})
     repository.branches["v1"] = {"train.jsonl": _lines(5)}
     facts = _look(hub, home, data_revision="v1")["answer"]["facts"]
@@ -135,7 +135,7 @@ def test_a_revision_is_pinned(hub: HubServer, home: Path) -> None:
 # --- What it refuses ---
 
 
-def test_configurations_are_listed_and_not_chosen(hub: HubServer, home: Path) -> None:
+def test_configurations_are_listed_and_not_chosen(hub: Hub, home: Path) -> None:
     configs = [{"config_name": name, "data_files": f"{name}.jsonl"} for name in ("en", "de")]
     hub.add("dataset", DATA, {"en.jsonl": _lines(3), "de.jsonl": _lines(4)}, info={"cardData": {"configs": configs}})
     error = _look(hub, home)["error"]
@@ -156,35 +156,36 @@ def test_configurations_are_listed_and_not_chosen(hub: HubServer, home: Path) ->
     ],
 )
 def test_a_dataset_that_cannot_be_used(
-    hub: HubServer, home: Path, files: dict[str, bytes], recipe: dict[str, Any], code: str
+    hub: Hub, home: Path, files: dict[str, bytes], recipe: dict[str, Any], code: str
 ) -> None:
     hub.add("dataset", DATA, files)
     error = _look(hub, home, **recipe)["error"]
     assert (error["code"], error["exit_code"]) == (code, 2)
 
 
-def test_an_unknown_dataset_and_a_model(hub: HubServer, home: Path) -> None:
+def test_an_unknown_dataset_and_a_model(hub: Hub, home: Path) -> None:
     assert _look(hub, home)["error"]["code"] == "unknown_dataset"
     hub.add("model", DATA, {"config.json": b"{}"})
     assert _look(hub, home)["error"]["message"] == "me/tickets is a model on the Hub, not a dataset"
 
 
-def test_a_gated_dataset(hub: HubServer, home: Path) -> None:
+def test_a_gated_dataset(hub: Hub, home: Path) -> None:
     hub.add("dataset", DATA, {"train.jsonl": _lines(3)}, gated=True)
     error = _look(hub, home)["error"]
     assert (error["code"], error["exit_code"]) == ("gated", 4)
     assert f"https://huggingface.co/datasets/{DATA}" in error["hint"]
 
 
-def test_a_hub_in_trouble(hub: HubServer, home: Path) -> None:
+def test_a_hub_in_trouble(hub: Hub, home: Path) -> None:
     hub.add("dataset", DATA, {"train.jsonl": _lines(3)})
     for path, status, code in (("/api/datasets", 500, "hub_error"), ("resolve", 429, "rate_limit")):
-        hub.troubles = {path: Trouble(status)}
+        hub.faults.clear()
+        hub.faults.add(path, Fault(status), times=ALWAYS)
         error = _look(hub, home)["error"]
         assert (error["code"], error["exit_code"]) == (code, 8)
 
 
-def test_a_server_without_ranges_is_not_listened_to_to_the_end(hub: HubServer, home: Path) -> None:
+def test_a_server_without_ranges_is_not_listened_to_to_the_end(hub: Hub, home: Path) -> None:
     data = _lines(60_000, 1000)  # 62 MB
     hub.add("dataset", DATA, {"train.jsonl": data})
     hub.ranges = False
@@ -192,7 +193,7 @@ def test_a_server_without_ranges_is_not_listened_to_to_the_end(hub: HubServer, h
     assert hub.sent("resolve") < 20_000_000
 
 
-def test_rows_that_are_too_large_to_look_at(hub: HubServer, home: Path) -> None:
+def test_rows_that_are_too_large_to_look_at(hub: Hub, home: Path) -> None:
     hub.add("dataset", DATA, {"train.parquet": _parquet(4, width=20_000_000)})
     error = _look(hub, home)["error"]
     assert (error["code"], error["exit_code"]) == ("large_rows", 2)

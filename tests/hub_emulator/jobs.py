@@ -1,0 +1,299 @@
+"""Jobs: each is really run, as a child process of the server with nothing of the server's environment but its PATH."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from hub_emulator.faults import JobFault
+from hub_emulator.volumes import Mount, MountFailed, mount, rewrite, save
+from hub_emulator.wire import now
+
+ENDED = ("COMPLETED", "CANCELED", "ERROR", "DELETED")
+_DEFAULT_SECONDS = 1800  # of a job without a timeout; huggingface.co/docs/hub/jobs, 2026-08
+_POLL_SECONDS = 0.02
+
+
+@dataclass
+class Job:
+    """One job, and all that happened to it.
+
+    Attributes:
+        spec: as it was sent, without `secrets`; this and the rest may be shown.
+        secrets: the only place where their values are.
+        number: 1 for the first job of the server.
+        events: of its log: `data` (a line) and `timestamp`.
+        starts: how often its command was started.
+        commands: the command of each start, as it was run.
+    """
+
+    spec: dict[str, Any]
+    secrets: dict[str, str] = field(repr=False)
+    namespace: str
+    user: str
+    number: int
+    initiator: str = "user"
+    id: str = field(default_factory=lambda: secrets.token_hex(12))
+    labels: dict[str, str] = field(default_factory=dict)
+    created: float = field(default_factory=time.time)
+    started: float | None = None
+    finished: float | None = None
+    stage: str = "SCHEDULING"
+    message: str | None = None
+    events: list[dict[str, str]] = field(default_factory=list)
+    starts: int = 0
+    commands: list[list[str]] = field(default_factory=list)
+    pid: int | None = None
+    cancelled: threading.Event = field(default_factory=threading.Event, repr=False)
+    changed: threading.Condition = field(default_factory=threading.Condition, repr=False)
+
+    @property
+    def ended(self) -> bool:
+        return self.stage in ENDED
+
+    @property
+    def lines(self) -> list[str]:
+        """Its log."""
+        return [event["data"] for event in self.events]
+
+    def say(self, line: str) -> None:
+        with self.changed:
+            self.events.append({"data": line, "timestamp": now()})
+            self.changed.notify_all()
+
+    def become(self, stage: str, message: str | None = None) -> None:
+        with self.changed:
+            if stage == "RUNNING":
+                self.started = self.started or time.time()
+            if stage in ENDED:
+                self.finished = time.time()
+            self.stage, self.message = stage, message
+            self.changed.notify_all()
+
+    def info(self) -> dict[str, Any]:
+        """What the API says of it: of the secrets, the names."""
+        until = self.finished or time.time()
+        about = {
+            "id": self.id,
+            "type": "job",
+            "owner": {"id": "1" * 24, "name": self.namespace, "type": "user"},
+            "createdBy": {"id": "1" * 24, "name": self.user, "type": "user"},
+            "initiator": {"type": self.initiator, "id": "1" * 24, "name": self.user},
+            "createdAt": _time(self.created),
+            "startedAt": _time(self.started),
+            "finishedAt": _time(self.finished),
+            "status": {"stage": self.stage, "message": self.message},
+            "labels": self.labels,
+            "secrets": sorted(self.secrets),
+            "timeout": self.spec.get("timeoutSeconds") or _DEFAULT_SECONDS,
+            "retry": (self.spec.get("attempts") or 1) - 1,
+            "durations": {
+                "schedulingSecs": int((self.started or until) - self.created) if self.started else None,
+                "runningSecs": int(until - self.started) if self.started else None,
+                "totalSecs": int(until - self.created),
+            },
+        }
+        kept = ("dockerImage", "spaceId", "command", "arguments", "environment", "flavor", "volumes")
+        return {name: self.spec.get(name) for name in kept} | about
+
+
+class Jobs:
+    """All jobs of a server.
+
+    Attributes:
+        scheduling_seconds: before a job runs.
+        grace_seconds: between SIGTERM and SIGKILL for a job that is cancelled or out of time.
+    """
+
+    def __init__(self, hub: Any) -> None:
+        self.all: list[Job] = []
+        self.scheduling_seconds = 0.05
+        self.grace_seconds = 2.0
+        self._hub = hub
+        self._threads: list[threading.Thread] = []
+        self._lock = threading.Lock()
+
+    def get(self, job_id: str) -> Job | None:
+        return next((job for job in self.all if job.id == job_id), None)
+
+    def create(self, spec: dict[str, Any], namespace: str, user: str, initiator: str = "user") -> Job:
+        """A new job, which starts by itself."""
+        shown = {name: value for name, value in spec.items() if name != "secrets"}
+        hidden = {name: str(value) for name, value in (spec.get("secrets") or {}).items()}
+        with self._lock:
+            job = Job(shown, hidden, namespace, user, len(self.all) + 1, initiator)
+            job.labels = dict(spec.get("labels") or {})
+            self.all.append(job)
+        thread = threading.Thread(target=self._run, args=(job,), daemon=True)
+        self._threads.append(thread)
+        thread.start()
+        return job
+
+    def stop(self) -> None:
+        """Ends them all."""
+        self.grace_seconds = 0.0
+        for job in self.all:
+            job.cancelled.set()
+        for thread in self._threads:
+            thread.join(timeout=30)
+
+    def _run(self, job: Job) -> None:
+        folder = self._hub.folder / "jobs" / job.id
+        try:
+            if job.cancelled.wait(self.scheduling_seconds):
+                job.become("CANCELED", "Job canceled")  # these words are made up
+            else:
+                job.become(*self._attempts(job, folder))
+        except Exception as error:
+            self._hub.unknown.append(f"job {job.id}: {type(error).__name__}: {error}")
+            job.become("ERROR", "the emulator broke")
+
+    def _attempts(self, job: Job, folder: Path) -> tuple[str, str | None]:
+        """The stage that a job ends in, with its message."""
+        left = job.spec.get("attempts") or 1
+        while True:
+            job.starts += 1
+            fault = self._hub.faults.of_job(job.number, job.starts)
+            if fault and fault.ending == "stuck":
+                job.cancelled.wait()
+                return "CANCELED", "Job canceled"
+            try:
+                ending, code = self._attempt(job, folder / str(job.starts), fault)
+            except MountFailed as error:
+                return "ERROR", f"Job failed to start: {error}"
+            if ending == "restart":
+                continue
+            left -= 1
+            if ending == "canceled":
+                return "CANCELED", "Job canceled"
+            if ending == "timeout":
+                return "ERROR", "Job timeout"
+            if code == 0:
+                return "COMPLETED", None
+            if left == 0:  # the words: users' reports, 2026
+                return "ERROR", f"Job failed with exit code: {code}. Reason: {'OOMKilled' if code == 137 else 'Error'}"
+
+    def _attempt(self, job: Job, folder: Path, fault: JobFault | None) -> tuple[str, int]:
+        """Runs the command once, in a new folder that is gone afterwards; `(ending, exit code)`."""
+        folder.mkdir(parents=True)
+        mounts = mount(self._hub, job.spec.get("volumes") or [], folder)
+        try:
+            process = self._start(job, folder, mounts)
+            reader = threading.Thread(target=_read, args=(job, process), daemon=True)
+            first = len(job.events)
+            job.say(f"===== Job started at {now()} =====")
+            job.become("RUNNING")
+            reader.start()
+            ending, code = self._watch(job, process, fault, first)
+            reader.join(timeout=10)
+        finally:
+            save(self._hub, mounts)
+            shutil.rmtree(folder)
+        return ending, code
+
+    def _start(self, job: Job, folder: Path, mounts: list[Mount]) -> subprocess.Popen[bytes]:
+        command = [rewrite(part, mounts) for part in [*job.spec["command"], *(job.spec.get("arguments") or [])]]
+        env = {k: rewrite(str(v), mounts) for k, v in ((job.spec.get("environment") or {}) | job.secrets).items()}
+        home = folder / "home"
+        home.mkdir(exist_ok=True)
+        path = f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"
+        own = {"PATH": path, "HOME": str(home), "HF_ENDPOINT": self._hub.endpoint, "JOB_ID": job.id}
+        own |= _machine(self._hub.hardware, job.spec["flavor"])
+        job.commands.append(fast(command))
+        options: dict[str, Any] = {"cwd": home, "env": own | env, "start_new_session": True}
+        streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        try:
+            process = subprocess.Popen(job.commands[-1], **options, **streams)
+        except OSError as error:  # as a container says it
+            failed = [sys.executable, "-c", f"print({str(error)!r}); raise SystemExit(127)"]
+            process = subprocess.Popen(failed, **options, **streams)
+        job.pid = process.pid
+        return process
+
+    def _watch(self, job: Job, process: subprocess.Popen[bytes], fault: JobFault | None, first: int) -> tuple[str, int]:
+        """Waits for the end of the process, or ends it."""
+        began, deadline = time.time(), (job.started or 0) + (job.spec.get("timeoutSeconds") or _DEFAULT_SECONDS)
+        while process.poll() is None:
+            strikes = fault is not None and _strikes(fault, job.lines[first:], time.time() - began)
+            if job.cancelled.is_set():
+                return self._end(process, self.grace_seconds, "canceled", 143)
+            if time.time() > deadline or (strikes and fault and fault.ending == "timeout"):
+                return self._end(process, self.grace_seconds, "timeout", 143)
+            if strikes and fault:
+                return self._end(process, 0.0, fault.ending, fault.code)
+            time.sleep(_POLL_SECONDS)
+        code = process.returncode
+        return self._end(process, 0.0, "exit", code if code >= 0 else 128 - code)
+
+    def _end(self, process: subprocess.Popen[bytes], grace: float, ending: str, code: int) -> tuple[str, int]:
+        """Leaves nothing of a job running."""
+        if grace:
+            _signal(process.pid, signal.SIGTERM)
+            try:
+                process.wait(grace)
+            except subprocess.TimeoutExpired:
+                pass
+        _signal(process.pid, signal.SIGKILL)
+        process.wait(10)
+        return ending, code
+
+
+def fast(command: list[str]) -> list[str]:
+    """`uv run SCRIPT …` with our own Python, which has the packages; any other command as it is."""
+    if command[:2] != ["uv", "run"]:
+        return command
+    rest = command[2:]
+    while rest and rest[0].startswith("-"):
+        option = rest.pop(0)
+        if option == "--":
+            break
+        if option in _WITH_VALUE:
+            rest.pop(0)
+    return [sys.executable, *rest] if rest and rest[0].endswith(".py") else rest
+
+
+_WITH_VALUE = {"--with", "--python", "-p", "--extra", "--index", "--index-url", "--extra-index-url", "--env-file"}
+
+
+def _strikes(fault: JobFault, lines: list[str], seconds: float) -> bool:
+    if fault.line is not None:
+        return any(re.search(fault.line, line) for line in lines)
+    return seconds >= fault.seconds
+
+
+def _machine(hardware: list[dict[str, Any]], flavor: str) -> dict[str, str]:
+    """What a job is told of its machine (huggingface.co/docs/hub/jobs, 2026-08; the form of MEMORY is made up)."""
+    row = next((row for row in hardware if row["name"] == flavor), {})
+    cores, ram = str(row.get("cpu", "")).split(" ")[0], str(row.get("ram", "")).replace(" GB", "Gi")
+    return {"ACCELERATOR": "none", "CPU_CORES": cores, "MEMORY": ram}  # whatever the flavor: it has no GPU here
+
+
+def _read(job: Job, process: subprocess.Popen[bytes]) -> None:
+    assert process.stdout is not None
+    for line in process.stdout:
+        job.say(line.decode(errors="replace").rstrip("\n"))
+    process.stdout.close()
+
+
+def _signal(group: int, number: int) -> None:
+    try:
+        os.killpg(group, number)
+    except (ProcessLookupError, PermissionError):  # it has ended; on macOS also a group of zombies
+        pass
+
+
+def _time(seconds: float | None) -> str | None:
+    if seconds is None:
+        return None
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"
