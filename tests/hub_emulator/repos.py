@@ -88,7 +88,7 @@ def repository_of(call: Call, *, content: bool) -> Repository:
     Raises:
         Refused: as the Hub does it: what one may not see does not exist; what is gated exists, without its content.
     """
-    kind = call.parts["kind"].removesuffix("s") or "model"
+    kind = call.parts["kind"].rstrip("/").removesuffix("s") or "model"
     found: Repository | None = call.hub.repositories.get((kind, call.parts["name"]))
     if found is None or (found.private and call.access is None):
         raise Refused(404 if call.access else 401, "Repository not found", "RepoNotFound")
