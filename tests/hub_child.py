@@ -16,9 +16,7 @@ from typing import Any
 from hub_emulator import Hub, environment
 
 
-def ask(
-    hub: Hub | str, home: Path, name: str, *arguments: Any, token: str | None = "", **more: str
-) -> dict[str, Any]:
+def ask(hub: Hub | str, home: Path, name: str, *arguments: Any, token: str | None = "", **more: str) -> dict[str, Any]:
     """What one of our functions answers.
 
     Args:

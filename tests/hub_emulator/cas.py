@@ -237,7 +237,7 @@ def _hash(data: bytes) -> str:
 
 
 def store_token(call: Call, right: str) -> Answer:
-    """The answer to a client that wants to read from or write to the store: the body for hf_xet, the headers for others."""
+    """Access to the store: the body of the answer is for hf_xet, the headers are for huggingface_hub."""
     until, token = int(time.time()) + _TOKEN_SECONDS, call.hub.store.token(right)
     headers = {
         "X-Xet-Cas-Url": call.hub.cas,

@@ -112,9 +112,10 @@ def _lfs_content(call: Call, oid: str) -> bytes:
     hub = call.hub
     if oid not in hub.lfs:
         name = hub.store.file_of_sha256(oid)
-        if name is None:
+        size = hub.store.size(name) if name else None
+        if name is None or size is None:
             raise Refused(400, f"LFS object {oid} was not uploaded")
-        hub.lfs[oid] = hub.store.read(name, hub.store.size(name))
+        hub.lfs[oid] = hub.store.read(name, size)
     data: bytes = hub.lfs[oid]
     if sha256(data) != oid:
         raise Refused(400, f"LFS object {oid} has another content")
@@ -122,8 +123,10 @@ def _lfs_content(call: Call, oid: str) -> bytes:
 
 
 def xet_token(call: Call) -> Answer:
-    repository = _writable(call) if call.parts["right"] == "write" else repository_of(call, content=True)
-    assert repository
+    if call.parts["right"] == "write":
+        _writable(call)
+    else:
+        repository_of(call, content=True)
     return cas.store_token(call, call.parts["right"])
 
 

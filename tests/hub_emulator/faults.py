@@ -56,8 +56,8 @@ class JobFault:
     """How an attempt of a job ends, or does not begin.
 
     Attributes:
-        ending: `stuck` (never leaves SCHEDULING), `exit` (the attempt is killed and reported with `code`), `timeout` (the
-            job's time is up), or `restart` (the node is lost, and the job starts once more; no attempt is used up).
+        ending: `stuck` (never leaves SCHEDULING), `exit` (the attempt is killed and reported with `code`), `timeout`
+            (the job's time is up), or `restart` (the node is lost, the job starts once more, no attempt is used up).
         code: 137 is what a container killed for its memory reports.
         seconds: after the attempt began.
         line: a pattern; the fault strikes when a line of the log matches, and `seconds` does not count.

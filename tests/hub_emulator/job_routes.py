@@ -130,11 +130,15 @@ def logs(call: Call) -> Answer:
 
 
 def _log(job: Job, tail: int | None) -> Iterator[bytes]:
-    """All lines from the start, as they come, until the job has ended; with `tail` the first event and the last lines."""
+    """All events from the first, as they come, until the job has ended.
+
+    With `tail`, of those that are there already the first and the last few.
+    """
     at = 0
     while True:
         with job.changed:
-            job.changed.wait_for(lambda: len(job.events) > at or job.ended, timeout=_KEEP_ALIVE_SECONDS)
+            if len(job.events) == at and not job.ended:
+                job.changed.wait(_KEEP_ALIVE_SECONDS)
             ended, events = job.ended, list(job.events)
         if len(events) == at and not ended:
             yield b": keep-alive\n\n"

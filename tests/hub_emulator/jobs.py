@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import secrets
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from hub_emulator.faults import JobFault
-from hub_emulator.volumes import Mount, MountFailed, mount, rewrite, save
+from hub_emulator.volumes import Mount, MountFailed, mount, release, rewrite, save
 from hub_emulator.wire import now
 
 ENDED = ("COMPLETED", "CANCELED", "ERROR", "DELETED")
@@ -108,18 +109,41 @@ class Job:
         return {name: self.spec.get(name) for name in kept} | about
 
 
+@dataclass
+class _Watched:
+    """What is looked after while an attempt runs. `first` is the index of its first event."""
+
+    mounts: list[Mount]
+    fault: JobFault | None
+    first: int
+    began: float = field(default_factory=time.time)
+    synced: float = field(default_factory=time.time)
+
+    def struck(self, job: Job) -> JobFault | None:
+        """The fault, when its time has come."""
+        if self.fault is None:
+            return None
+        if self.fault.line is None:
+            return self.fault if time.time() - self.began >= self.fault.seconds else None
+        new = job.lines[self.first :]
+        self.first += len(new)
+        return self.fault if any(re.search(self.fault.line, line) for line in new) else None
+
+
 class Jobs:
     """All jobs of a server.
 
     Attributes:
         scheduling_seconds: before a job runs.
         grace_seconds: between SIGTERM and SIGKILL for a job that is cancelled or out of time.
+        sync_seconds: how often what a running job has written is brought into its buckets; None for at its end only.
     """
 
     def __init__(self, hub: Any) -> None:
         self.all: list[Job] = []
         self.scheduling_seconds = 0.05
         self.grace_seconds = 2.0
+        self.sync_seconds: float | None = None
         self._hub = hub
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
@@ -155,7 +179,7 @@ class Jobs:
                 job.become("CANCELED", "Job canceled")  # these words are made up
             else:
                 job.become(*self._attempts(job, folder))
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - a thread that dies in silence leaves its job running for ever
             self._hub.unknown.append(f"job {job.id}: {type(error).__name__}: {error}")
             job.become("ERROR", "the emulator broke")
 
@@ -187,20 +211,22 @@ class Jobs:
     def _attempt(self, job: Job, folder: Path, fault: JobFault | None) -> tuple[str, int]:
         """Runs the command once, in a new folder that is gone afterwards; `(ending, exit code)`."""
         folder.mkdir(parents=True)
-        mounts = mount(self._hub, job.spec.get("volumes") or [], folder)
+        mounts: list[Mount] = []
         try:
-            process = self._start(job, folder, mounts)
-            reader = threading.Thread(target=_read, args=(job, process), daemon=True)
+            mounts = mount(self._hub, job.spec.get("volumes") or [], folder)
             first = len(job.events)
+            process = self._start(job, folder, mounts)
             job.say(f"===== Job started at {now()} =====")
             job.become("RUNNING")
+            reader = threading.Thread(target=_read, args=(job, process), daemon=True)
             reader.start()
-            ending, code = self._watch(job, process, fault, first)
+            ended = self._watch(job, process, _Watched(mounts, fault, first))
             reader.join(timeout=10)
         finally:
             save(self._hub, mounts)
+            release(mounts)
             shutil.rmtree(folder)
-        return ending, code
+        return ended
 
     def _start(self, job: Job, folder: Path, mounts: list[Mount]) -> subprocess.Popen[bytes]:
         command = [rewrite(part, mounts) for part in [*job.spec["command"], *(job.spec.get("arguments") or [])]]
@@ -221,17 +247,20 @@ class Jobs:
         job.pid = process.pid
         return process
 
-    def _watch(self, job: Job, process: subprocess.Popen[bytes], fault: JobFault | None, first: int) -> tuple[str, int]:
+    def _watch(self, job: Job, process: subprocess.Popen[bytes], watched: _Watched) -> tuple[str, int]:
         """Waits for the end of the process, or ends it."""
-        began, deadline = time.time(), (job.started or 0) + (job.spec.get("timeoutSeconds") or _DEFAULT_SECONDS)
+        deadline = (job.started or 0) + (job.spec.get("timeoutSeconds") or _DEFAULT_SECONDS)
         while process.poll() is None:
-            strikes = fault is not None and _strikes(fault, job.lines[first:], time.time() - began)
+            fault = watched.struck(job)
             if job.cancelled.is_set():
                 return self._end(process, self.grace_seconds, "canceled", 143)
-            if time.time() > deadline or (strikes and fault and fault.ending == "timeout"):
+            if time.time() > deadline or (fault and fault.ending == "timeout"):
                 return self._end(process, self.grace_seconds, "timeout", 143)
-            if strikes and fault:
+            if fault:
                 return self._end(process, 0.0, fault.ending, fault.code)
+            if self.sync_seconds is not None and time.time() > watched.synced + self.sync_seconds:
+                save(self._hub, watched.mounts)
+                watched.synced = time.time()
             time.sleep(_POLL_SECONDS)
         code = process.returncode
         return self._end(process, 0.0, "exit", code if code >= 0 else 128 - code)
@@ -240,10 +269,8 @@ class Jobs:
         """Leaves nothing of a job running."""
         if grace:
             _signal(process.pid, signal.SIGTERM)
-            try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(grace)
-            except subprocess.TimeoutExpired:
-                pass
         _signal(process.pid, signal.SIGKILL)
         process.wait(10)
         return ending, code
@@ -266,12 +293,6 @@ def fast(command: list[str]) -> list[str]:
 _WITH_VALUE = {"--with", "--python", "-p", "--extra", "--index", "--index-url", "--extra-index-url", "--env-file"}
 
 
-def _strikes(fault: JobFault, lines: list[str], seconds: float) -> bool:
-    if fault.line is not None:
-        return any(re.search(fault.line, line) for line in lines)
-    return seconds >= fault.seconds
-
-
 def _machine(hardware: list[dict[str, Any]], flavor: str) -> dict[str, str]:
     """What a job is told of its machine (huggingface.co/docs/hub/jobs, 2026-08; the form of MEMORY is made up)."""
     row = next((row for row in hardware if row["name"] == flavor), {})
@@ -287,10 +308,8 @@ def _read(job: Job, process: subprocess.Popen[bytes]) -> None:
 
 
 def _signal(group: int, number: int) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # it has ended; on macOS also a group of zombies
         os.killpg(group, number)
-    except (ProcessLookupError, PermissionError):  # it has ended; on macOS also a group of zombies
-        pass
 
 
 def _time(seconds: float | None) -> str | None:

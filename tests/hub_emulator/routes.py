@@ -18,7 +18,7 @@ _REVISION = r"(?P<revision>[^/]+)"
 _BUCKET = r"(?P<id>[^/]+/[^/]+)"
 _JOBS = r"/api/jobs/(?P<namespace>[^/]+)"
 _JOB = _JOBS + r"/(?P<id>[0-9a-f]{24})"
-_STORE = r"/cas(?:-own)?"
+_STORE = r"/cas(?:-own|/[0-9a-f]{8})"
 _HASH = r"(?P<hash>[0-9a-f]{64})"
 
 ROUTES: list[tuple[str, str, str, Callable[[Call], Answer]]] = [

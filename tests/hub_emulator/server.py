@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 import threading
 import time
 import traceback
@@ -65,7 +66,7 @@ class Hub:
         self._server.daemon_threads = True
         self._server.hub = self  # type: ignore[attr-defined]
         self.endpoint = f"http://127.0.0.1:{self._server.server_address[1]}"
-        self.cas = f"{self.endpoint}/cas"
+        self.cas = f"{self.endpoint}/cas/{secrets.token_hex(4)}"  # hf_xet remembers a store by its address
         self.accounts = Accounts(user, f"{user}-org")
         self.token = self.new_token()
         self.log: list[Request] = []
@@ -172,7 +173,7 @@ class _Handler(BaseHTTPRequestHandler):
                     return route(call)
                 except Refused as refused:
                     return refused.answer()
-                except Exception:
+                except Exception:  # noqa: BLE001 - the test that asserts on `unknown` shows it
                     self.hub.unknown.append(f"{self.command} {path}: {traceback.format_exc()}")
                     return Answer(b'{"error": "the emulator broke"}', {}, 500)
         self.hub.unknown.append(f"{self.command} {path}")
@@ -233,10 +234,12 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _send_stream(self, events: Iterator[bytes], cut: int | None) -> None:
         """Events in chunks. A stream that is cut has no last chunk, by which the client knows."""
-        for count, event in enumerate(events):
-            if count == cut:
+        sent = 0
+        for event in events:
+            if sent == cut:
                 self.close_connection = True
                 return
+            sent += not event.startswith(b":")  # a comment, to keep the connection alive
             self.wfile.write(f"{len(event):x}\r\n".encode() + event + b"\r\n")
             self.wfile.flush()
             self._record.sent += len(event)

@@ -58,11 +58,8 @@ def mount(hub: Any, volumes: list[dict[str, Any]], root: Path) -> list[Mount]:
 
 
 def save(hub: Any, mounts: list[Mount]) -> None:
-    """Brings what changed in a writable volume into its bucket."""
-    for made in mounts:
-        if not made.writable:
-            _unprotect(made.folder)
-            continue
+    """Brings what changed in the writable volumes into their buckets."""
+    for made in (m for m in mounts if m.writable):
         bucket = hub.buckets[made.volume["source"]]
         after = _seen(made, mounts)
         changed = [path for path, seen in after.items() if made.before.get(path) != seen]
@@ -72,11 +69,18 @@ def save(hub: Any, mounts: list[Mount]) -> None:
         made.before = after
 
 
+def release(mounts: list[Mount]) -> None:
+    """So that the folders can be removed."""
+    for made in mounts:
+        for path in [made.folder, *(p for p in made.folder.rglob("*") if p.is_dir())]:
+            path.chmod(0o755)
+
+
 def rewrite(text: str, mounts: list[Mount]) -> str:
     """The text with each mount path in it as a path of this machine."""
     for made in sorted(mounts, key=lambda m: -len(m.volume["mountPath"])):
         path = "/" + made.volume["mountPath"].strip("/")
-        text = re.sub(rf"(?<![\w./-]){re.escape(path)}(?![\w.-])", lambda _, m=made: str(m.folder), text)
+        text = re.sub(rf"(?<![\w./-]){re.escape(path)}(?![\w.-])", str(made.folder).replace("\\", r"\\"), text)
     return text
 
 
@@ -120,8 +124,3 @@ def _protect(folder: Path, others: list[Path]) -> None:
     for path in [folder, *folder.rglob("*")]:
         if not any(path.is_relative_to(other) for other in others if other.is_relative_to(folder)):
             path.chmod(0o555 if path.is_dir() else 0o444)
-
-
-def _unprotect(folder: Path) -> None:
-    for path in [folder, *(p for p in folder.rglob("*") if p.is_dir())]:
-        path.chmod(0o755)

@@ -92,7 +92,9 @@ def paged(call: Call, items: list[Any]) -> Answer:
     end = start + call.hub.page
     link = {}
     if end < len(items):
-        rest = [f"{name}={_quoted(value)}" for name, values in call.query.items() if name != "cursor" for value in values]
+        rest = [
+            f"{name}={_quoted(value)}" for name, values in call.query.items() if name != "cursor" for value in values
+        ]
         link = {"Link": f'<{call.hub.endpoint}{call.path}?{"&".join([*rest, f"cursor={end}"])}>; rel="next"'}
     return json_answer(items[start:end], link)
 
