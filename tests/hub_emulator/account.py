@@ -9,7 +9,9 @@ from typing import Any
 
 from hub_emulator.wire import Answer, Call, Refused, json_answer
 
-_REAL = re.compile(r"(Bearer\s+)?hf_[A-Za-z0-9]{30,}")  # one made by this server has a second underscore
+_REAL = re.compile(
+    r"(Bearer\s+)?(hf|api_org|hf_oauth)_[A-Za-z0-9]{30,}"
+)  # one made by this server has a second underscore
 
 
 @dataclass(frozen=True)

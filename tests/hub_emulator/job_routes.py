@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from hub_emulator.account import check_write
+from hub_emulator.account import check_write, looks_real
 from hub_emulator.jobs import Job
 from hub_emulator.wire import Answer, Call, Refused, json_answer, paged
 
@@ -70,6 +70,9 @@ def _check(call: Call, spec: dict[str, Any]) -> None:
         raise Refused(400, f"invalid flavor: {spec.get('flavor')}")
     if not spec.get("command"):
         raise Refused(400, "a command is needed")
+    given = [*(spec.get("secrets") or {}).values(), *(spec.get("environment") or {}).values()]
+    if any(looks_real(str(value)) for value in given):
+        raise Refused(400, "this is no place for a real token")
     paths = [volume.get("mountPath", "") for volume in spec.get("volumes") or []]
     if len(set(paths)) < len(paths) or not all(path.startswith("/") and path.strip("/") for path in paths):
         raise Refused(400, "mount paths must be absolute, and each its own")

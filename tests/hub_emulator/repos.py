@@ -44,9 +44,17 @@ class Repository:
 
     def commit(self, branch: str) -> str:
         """The newest commit of a branch."""
-        count = len(self.history.get(branch, []))
+        return self._commit(branch, len(self.history.get(branch, [])))
+
+    def _commit(self, branch: str, count: int) -> str:
         words = f"{self.kind} {self.name} {branch}" + (f" {count}" if count else "")
         return hashlib.sha1(words.encode()).hexdigest()
+
+    def commits(self, branch: str) -> list[dict[str, Any]]:
+        """All of a branch, the newest first."""
+        about = {"title": "initial commit", "message": "", "authors": [], "date": self.created_at}
+        first = about | {"id": self._commit(branch, 0)}
+        return [*reversed(self.history.get(branch, [])), first]
 
     def commit_of(self, revision: str) -> str:
         """The commit of a branch, or the commit itself."""
@@ -181,9 +189,7 @@ def resolve(call: Call) -> Answer:
 def commits(call: Call) -> Answer:
     repository = repository_of(call, content=True)
     files_of(call, repository)
-    first = {"id": repository.commit("main"), "title": "initial commit", "message": "", "authors": []}
-    made = repository.history.get(repository.branch(call.parts["revision"]) or "main", [])
-    return paged(call, list(reversed(made)) or [first | {"date": repository.created_at}])
+    return paged(call, repository.commits(repository.branch(call.parts["revision"]) or "main"))
 
 
 def refs(call: Call) -> Answer:
