@@ -227,9 +227,9 @@ class _Handler(BaseHTTPRequestHandler):
     def _send_bytes(self, body: bytes, drop_seconds: float) -> None:
         size = 1 if drop_seconds else 1 << 20
         for drop in (body[i : i + size] for i in range(0, len(body), size)):
+            self._record.sent += len(drop)  # first, for a client that has it all may look
             self.wfile.write(drop)
             self.wfile.flush()
-            self._record.sent += len(drop)
             time.sleep(drop_seconds)
 
     def _send_stream(self, events: Iterator[bytes], cut: int | None) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
+import subprocess
 import textwrap
 import time
 from collections.abc import Iterator
@@ -179,8 +179,10 @@ def test_volumes_are_mounted_where_the_command_says(hub: Hub, api: Any, folder: 
         hf.Volume(type="model", source="me/model", mount_path="/model"),
     ]
     program = """
-        import os, pathlib, sys
+        import contextlib, os, pathlib, sys
         assert pathlib.Path(sys.argv[1]).read_text() == "input"
+        with contextlib.suppress(PermissionError):  # root may, and it is of no use
+            pathlib.Path("/inputs/new.txt").write_text("x")
         assert pathlib.Path("/model/config.json").read_text() == "{}"
         assert sorted(os.listdir("/model")) == ["config.json", "sub"]
         assert oct(pathlib.Path("/model/config.json").stat().st_mode)[-3:] == "444"
@@ -247,23 +249,29 @@ def test_what_a_running_job_has_written_can_be_seen(hub: Hub, api: Any) -> None:
 # --- The end of a job ---
 
 
-def test_a_job_out_of_time_ends_with_all_its_processes(hub: Hub, api: Any, folder: Path) -> None:
-    child = (
-        "import subprocess, sys, time; p = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']); "
-    )
-    job = _run(api, child + "print(p.pid, flush=True); time.sleep(60)", timeout=1, attempts=3)
+# It leaves a process behind that does not listen to SIGTERM.
+STUBBORN = """
+    import signal, subprocess, sys, time
+    deaf = "from signal import *; import time; signal(SIGTERM, SIG_IGN); print('deaf', flush=True); time.sleep(60)"
+    child = subprocess.Popen([sys.executable, "-c", deaf], stdout=subprocess.PIPE)
+    child.stdout.readline()
+    print(child.pid, flush=True)
+    time.sleep(float(sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize(("seconds", "stage", "message"), [("60", "ERROR", "Job timeout"), ("0", "COMPLETED", None)])
+def test_nothing_of_a_job_stays_behind(hub: Hub, api: Any, seconds: str, stage: str, message: str | None) -> None:
+    command = ["python", "-c", textwrap.dedent(STUBBORN), seconds]
+    job = api.run_job(image="x", command=command, namespace="me", timeout=1, attempts=3)
     done = _wait(api, job)
-    assert (done.status.stage, done.status.message) == ("ERROR", "Job timeout")
-    assert hub.jobs.all[0].starts == 1
-    _until(lambda: not _alive(int(_logs(api, job)[0])))
+    assert (done.status.stage, done.status.message, hub.jobs.all[0].starts) == (stage, message, 1)
+    _until(lambda: not _alive(_logs(api, job)[0]), seconds=5)
 
 
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-    except (ProcessLookupError, FileNotFoundError):
-        return False
+def _alive(pid: str) -> bool:
+    found = subprocess.run(["ps", "-o", "stat=", "-p", pid], capture_output=True, text=True).stdout.strip()
+    return found != "" and not found.startswith("Z")
 
 
 def test_cancelling(hub: Hub, api: Any) -> None:
@@ -363,6 +371,7 @@ def test_metrics_of_a_running_job(hub: Hub, api: Any) -> None:
     assert sample["memory_total_bytes"] == 15_000_000_000
     api.cancel_job(job_id=job.id, namespace="me")
     assert list(api.fetch_job_metrics(job_id=job.id, namespace="me", follow=True)) == []
+    assert (hub.log[-2].path.endswith("/metrics"), hub.log[-2].status) == (True, 406)
 
 
 def test_jobs_are_found_by_label_and_stage_in_pages(hub: Hub, api: Any) -> None:
