@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
+from hub_emulator.account import check_write
 from hub_emulator.wire import Answer, Call, Refused, file_answer, json_answer, now, paged
 
 
@@ -131,6 +132,14 @@ def info(call: Call) -> Answer:
         "lastModified": dates[-1] if dates else repository.created_at,
     }
     return json_answer(about | {"siblings": siblings, "tags": [], "downloads": 0, "likes": 0} | repository.info)
+
+
+def auth_check(call: Call) -> Answer:
+    """Whether the one who asks may read a repository; with `/write`, whether they may write to it."""
+    repository = repository_of(call, content=True)
+    if call.parts["write"]:
+        check_write(call, repository.name.split("/")[0])
+    return json_answer({})
 
 
 def tree(call: Call) -> Answer:

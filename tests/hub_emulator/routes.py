@@ -30,6 +30,7 @@ ROUTES: list[tuple[str, str, str, Callable[[Call], Answer]]] = [
     ("POST", r"/api/validate-yaml", ANYONE, commits.validate_card),
     ("GET", rf"/api/{_KIND}/{_NAME}", ANYONE, repos.info),
     ("GET", rf"/api/{_KIND}/{_NAME}/revision/{_REVISION}", ANYONE, repos.info),
+    ("GET", rf"/api/{_KIND}/{_NAME}/auth-check(?P<write>/write)?", ANYONE, repos.auth_check),
     ("GET", rf"/api/{_KIND}/{_NAME}/tree/{_REVISION}(?P<path>.*)", ANYONE, repos.tree),
     ("POST", rf"/api/{_KIND}/{_NAME}/paths-info/{_REVISION}", ANYONE, repos.paths_info),
     ("GET", rf"/api/{_KIND}/{_NAME}/commits/{_REVISION}", ANYONE, repos.commits),

@@ -95,7 +95,10 @@ def test_a_token_that_may_only_read(hub: Hub, api: Any, folder: Path) -> None:
     api.create_repo("me/model", private=True)
     reader = hf.HfApi(endpoint=hub.endpoint, token=hub.new_token("read", ()))
     assert reader.model_info("me/model").private is True
+    api.auth_check("me/model", write=True)
+    reader.auth_check("me/model")
     for question in (
+        lambda: reader.auth_check("me/model", write=True),
         lambda: reader.create_repo("me/other"),
         lambda: reader.create_bucket("me/bucket"),
         lambda: reader.upload_file(path_or_fileobj=b"x", path_in_repo="x", repo_id="me/model"),
