@@ -15,7 +15,8 @@ class Fault:
     """How a request is answered instead.
 
     Attributes:
-        status: of the answer; 200 together with `seconds` is the right answer, late.
+        status: of the answer; 200 together with `seconds` is the right answer, late. 0 is no answer: the connection is
+            closed.
         seconds: before anything is sent.
         drop_seconds: between the bytes of the answer, which are sent one by one.
         after: the request is first carried out, and then answered with `status`.
@@ -49,6 +50,8 @@ RATE_LIMIT = Fault(
 SERVER_ERROR = Fault(500)
 DONE_AND_ERROR = Fault(500, after=True)  # it happened, and the client cannot know
 BAD_GATEWAY = Fault(502)
+NO_ANSWER = Fault(0)
+DONE_AND_NO_ANSWER = Fault(0, after=True)
 
 
 @dataclass(frozen=True)

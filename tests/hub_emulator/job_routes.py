@@ -140,9 +140,9 @@ def _log(job: Job, tail: int | None) -> Iterator[bytes]:
     at = 0
     while True:
         with job.changed:
-            if len(job.events) == at and not job.ended:
+            if len(job.events) == at and not (job.ended or job.log_ended):
                 job.changed.wait(_KEEP_ALIVE_SECONDS)
-            ended, events = job.ended, list(job.events)
+            ended, events = job.ended or job.log_ended, list(job.events)
         if len(events) == at and not ended:
             yield b": keep-alive\n\n"
         for index in range(at, len(events)):

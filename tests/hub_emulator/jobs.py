@@ -35,6 +35,7 @@ class Job:
         secrets: the only place where their values are.
         number: 1 for the first job of the server.
         events: of its log: `data` (a line) and `timestamp`.
+        log_ended: its log stream ends although the job has not; see `Jobs.lag_seconds`.
         starts: how often its command was started.
         commands: the command of each start, as it was run.
     """
@@ -53,6 +54,7 @@ class Job:
     stage: str = "SCHEDULING"
     message: str | None = None
     events: list[dict[str, str]] = field(default_factory=list)
+    log_ended: bool = False
     starts: int = 0
     commands: list[list[str]] = field(default_factory=list)
     pid: int | None = None
@@ -71,6 +73,11 @@ class Job:
     def say(self, line: str) -> None:
         with self.changed:
             self.events.append({"data": line, "timestamp": now()})
+            self.changed.notify_all()
+
+    def end_log(self) -> None:
+        with self.changed:
+            self.log_ended = True
             self.changed.notify_all()
 
     def become(self, stage: str, message: str | None = None) -> None:
@@ -136,6 +143,7 @@ class Jobs:
     Attributes:
         scheduling_seconds: before a job runs.
         grace_seconds: between SIGTERM and SIGKILL for a job that is cancelled or out of time.
+        lag_seconds: between the end of a log and the end of its job; on the Hub 1.3 s (huggingface_hub's own comment).
         sync_seconds: how often what a running job has written is brought into its buckets; None for at its end only.
     """
 
@@ -143,6 +151,7 @@ class Jobs:
         self.all: list[Job] = []
         self.scheduling_seconds = 0.05
         self.grace_seconds = 2.0
+        self.lag_seconds = 0.0
         self.sync_seconds: float | None = None
         self._hub = hub
         self._threads: list[threading.Thread] = []
@@ -178,7 +187,11 @@ class Jobs:
             if job.cancelled.wait(self.scheduling_seconds):
                 job.become("CANCELED", "Job canceled")  # these words are made up
             else:
-                job.become(*self._attempts(job, folder))
+                stage, message = self._attempts(job, folder)
+                if self.lag_seconds:
+                    job.end_log()
+                    time.sleep(self.lag_seconds)
+                job.become(stage, message)
         except Exception as error:  # noqa: BLE001 - a thread that dies in silence leaves its job running for ever
             self._hub.unknown.append(f"job {job.id}: {type(error).__name__}: {error}")
             job.become("ERROR", "the emulator broke")

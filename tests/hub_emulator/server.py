@@ -141,7 +141,7 @@ class _Handler(BaseHTTPRequestHandler):
         fault = None if own else self.hub.faults.of_request(self.command, url.path)
         try:
             self._send(*self._struck(url.path, url.query, body, fault))
-        except OSError:  # the client has gone
+        except OSError:  # the client has gone, or is to see no answer
             self.close_connection = True
 
     do_HEAD = do_POST = do_PUT = do_DELETE = do_PATCH = do_GET
@@ -156,6 +156,8 @@ class _Handler(BaseHTTPRequestHandler):
         time.sleep(fault.seconds)
         if fault.after:
             self._answer(path, query, body)
+        if fault.status == 0:
+            raise ConnectionAbortedError
         if fault.lets_through:
             return self._answer(path, query, body), fault
         return Answer(fault.body, dict(fault.headers), fault.status), fault

@@ -1,7 +1,8 @@
-"""Faults of requests in the Hub for tests, as the unmodified client sees each of them."""
+"""Faults of requests and of jobs in the Hub for tests, as the unmodified client sees each of them."""
 
 from __future__ import annotations
 
+import textwrap
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from hub_emulator import ALWAYS, Fault, Hub, faults
+from hub_emulator import ALWAYS, Fault, Hub, JobFault, faults
 
 hf = pytest.importorskip("huggingface_hub")
 constants = pytest.importorskip("huggingface_hub.constants")
 errors = pytest.importorskip("huggingface_hub.errors")
 
+SLEEP = "import time; print('begun', flush=True); time.sleep(60)"
 CREATE, INSPECT = "POST /api/jobs/me$", r"GET /api/jobs/me/[0-9a-f]{24}$"
 
 
@@ -31,8 +33,12 @@ def api(hub: Hub) -> Any:
     return hf.HfApi(endpoint=hub.endpoint, token=hub.token)
 
 
-def _submit(api: Any, **more: Any) -> Any:
-    return api.run_job(image="x", command=["python", "-c", "print('hello')"], namespace="me", **more)
+def _submit(api: Any, program: str = "print('hello')", **more: Any) -> Any:
+    return api.run_job(image="x", command=["python", "-c", textwrap.dedent(program)], namespace="me", **more)
+
+
+def _wait(api: Any, job: Any, seconds: float = 20) -> Any:
+    return api.wait_for_job(job_id=job.id, namespace="me", timeout=seconds, poll_interval=0.05)
 
 
 @pytest.mark.parametrize(
@@ -59,14 +65,22 @@ def test_a_job_that_is_refused_is_not_created(hub: Hub, api: Any, fault: Fault, 
     assert hub.jobs_created == 1
 
 
-def test_an_error_after_the_job_was_created(hub: Hub, api: Any) -> None:
+def test_a_connection_that_breaks_before_the_job_is_created(hub: Hub, api: Any) -> None:
+    hub.faults.add(CREATE, faults.NO_ANSWER)
+    with pytest.raises(errors.HTTPError, match="disconnected"):
+        _submit(api)
+    assert hub.jobs_created == 0
+
+
+@pytest.mark.parametrize("fault", [faults.DONE_AND_ERROR, faults.DONE_AND_NO_ANSWER])
+def test_an_error_after_the_job_was_created(hub: Hub, api: Any, fault: Fault) -> None:
     """The label is how the client finds it."""
-    hub.faults.add(CREATE, faults.DONE_AND_ERROR)
-    with pytest.raises(errors.HfHubHTTPError):
+    hub.faults.add(CREATE, fault)
+    with pytest.raises(errors.HTTPError):
         _submit(api, labels={"run": "abc"})
     assert hub.jobs_created == 1
     [job] = api.list_jobs(namespace="me", labels={"run": "abc"})
-    assert api.wait_for_job(job_id=job.id, namespace="me", timeout=20).status.stage == "COMPLETED"
+    assert _wait(api, job).status.stage == "COMPLETED"
 
 
 def test_polling_dies_at_the_first_bad_gateway_and_the_job_does_not(hub: Hub, api: Any) -> None:
@@ -76,7 +90,7 @@ def test_polling_dies_at_the_first_bad_gateway_and_the_job_does_not(hub: Hub, ap
     for _ in range(2):
         with pytest.raises(errors.HfHubHTTPError, match="502"):
             api.inspect_job(job_id=job.id, namespace="me")
-    assert api.wait_for_job(job_id=job.id, namespace="me", timeout=20).status.stage == "COMPLETED"
+    assert _wait(api, job).status.stage == "COMPLETED"
 
 
 def test_what_the_client_asks_again_by_itself(hub: Hub, api: Any, tmp_path: Path) -> None:
@@ -140,3 +154,53 @@ def test_the_schedule_counts_calls(hub: Hub, api: Any) -> None:
             seen.append(str(error.response.status_code))
     assert seen == ["me", "503", "503", "me", "me"]
     assert hub.faults.struck == ["GET /api/whoami-v2: 503"] * 2
+
+
+# --- Jobs ---
+
+
+@pytest.mark.parametrize(
+    ("fault", "message", "starts"),
+    [
+        (JobFault("exit", code=3), "Job failed with exit code: 3. Reason: Error", 1),
+        (JobFault("exit", line="begun"), "Job failed with exit code: 137. Reason: OOMKilled", 1),
+        (JobFault("exit", seconds=0.4, attempt=None), "Job failed with exit code: 137. Reason: OOMKilled", 1),
+        (JobFault("timeout", line="begun"), "Job timeout", 1),
+        (JobFault("exit", job=2), "Job timeout", 1),
+    ],
+)
+def test_a_planned_end(hub: Hub, api: Any, fault: JobFault, message: str, starts: int) -> None:
+    hub.faults.add_job(fault)
+    done = _wait(api, _submit(api, SLEEP, timeout=2))
+    assert (done.status.stage, done.status.message, hub.jobs.all[0].starts) == ("ERROR", message, starts)
+
+
+def test_a_job_that_is_started_a_second_time(hub: Hub, api: Any) -> None:
+    """A lost node, say: no attempt is used up, and the log has a second beginning."""
+    api.create_bucket("me/keep")
+    hub.faults.add_job(JobFault("restart", line="begun"))
+    program = """
+        import pathlib, time
+        mark = pathlib.Path("/keep/mark")
+        if mark.exists():
+            print("begun again", flush=True)
+            time.sleep(0.3)
+            raise SystemExit
+        mark.write_text("x")
+        print("begun", flush=True)
+        time.sleep(60)
+    """
+    job = _submit(api, program, volumes=[hf.Volume(type="bucket", source="me/keep", mount_path="/keep")])
+    assert _wait(api, job).status.stage == "COMPLETED"
+    assert list(api.fetch_job_logs(job_id=job.id, namespace="me")) == ["begun", "begun again"]
+    assert sum(line.startswith("===== Job started") for line in hub.jobs.all[0].lines) == 2
+
+
+def test_a_job_that_never_starts(hub: Hub, api: Any) -> None:
+    hub.faults.add_job(JobFault("stuck"))
+    job = _submit(api, "print('never')")
+    with pytest.raises(TimeoutError, match="SCHEDULING"):
+        _wait(api, job, seconds=0.5)
+    assert api.inspect_job(job_id=job.id, namespace="me").durations.scheduling_secs is None
+    api.cancel_job(job_id=job.id, namespace="me")
+    assert _wait(api, job).status.stage == "CANCELED"

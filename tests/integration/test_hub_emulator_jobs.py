@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from hub_emulator import Fault, Hub, JobFault
+from hub_emulator import Fault, Hub
 
 hf = pytest.importorskip("huggingface_hub")
 constants = pytest.importorskip("huggingface_hub.constants")
@@ -290,51 +290,6 @@ def test_a_command_that_cannot_run_and_one_that_is_killed(hub: Hub, api: Any, co
     assert done.status.message == f"Job failed with exit code: {code}"
 
 
-@pytest.mark.parametrize(
-    ("fault", "message", "starts"),
-    [
-        (JobFault("exit", code=3), "Job failed with exit code: 3. Reason: Error", 1),
-        (JobFault("exit", line="begun"), "Job failed with exit code: 137. Reason: OOMKilled", 1),
-        (JobFault("exit", seconds=0.4, attempt=None), "Job failed with exit code: 137. Reason: OOMKilled", 1),
-        (JobFault("timeout", line="begun"), "Job timeout", 1),
-        (JobFault("exit", job=2), "Job timeout", 1),
-    ],
-)
-def test_a_planned_end(hub: Hub, api: Any, fault: JobFault, message: str, starts: int) -> None:
-    hub.faults.add_job(fault)
-    done = _wait(api, _run(api, SLEEP, timeout=2))
-    assert (done.status.stage, done.status.message, hub.jobs.all[0].starts) == ("ERROR", message, starts)
-
-
-def test_a_job_that_is_started_a_second_time(hub: Hub, api: Any) -> None:
-    """A lost node, say: no attempt is used up, and the log has a second beginning."""
-    api.create_bucket("me/keep")
-    hub.faults.add_job(JobFault("restart", line="begun"))
-    program = """
-        import pathlib, time
-        mark = pathlib.Path("/keep/mark")
-        if mark.exists():
-            raise SystemExit(print("gone on"))
-        mark.write_text("x")
-        print("begun", flush=True)
-        time.sleep(60)
-    """
-    job = _run(api, program, volumes=[hf.Volume(type="bucket", source="me/keep", mount_path="/keep")])
-    assert _wait(api, job).status.stage == "COMPLETED"
-    assert _logs(api, job) == ["begun", "gone on"]
-    assert sum(line.startswith("===== Job started") for line in hub.jobs.all[0].lines) == 2
-
-
-def test_a_job_that_never_starts(hub: Hub, api: Any) -> None:
-    hub.faults.add_job(JobFault("stuck"))
-    job = _run(api, "print('never')")
-    with pytest.raises(TimeoutError, match="SCHEDULING"):
-        _wait(api, job, seconds=0.5)
-    assert api.inspect_job(job_id=job.id, namespace="me").durations.scheduling_secs is None
-    api.cancel_job(job_id=job.id, namespace="me")
-    assert _wait(api, job).status.stage == "CANCELED"
-
-
 # --- Following ---
 
 
@@ -355,6 +310,14 @@ def test_the_client_gives_up_on_a_stream_that_is_cut_when_the_job_has_ended(hub:
     hub.faults.add("GET /api/jobs/me/.*/logs", Fault(cut=3))
     assert _logs(api, job, follow=True) == ["line 0", "line 1"]
     assert len(_logs(api, job, follow=True)) == 10
+
+
+def test_a_log_may_end_before_its_job(hub: Hub, api: Any) -> None:
+    """The client asks for the stage, and for the log again, and says each line once."""
+    hub.jobs.lag_seconds = 1.0
+    job = _run(api, "print('hello')")
+    assert _logs(api, job, follow=True) == ["hello"]
+    assert sum(request.path.endswith(job.id) for request in hub.log) == 2
 
 
 def test_the_end_of_a_log(hub: Hub, api: Any) -> None:
