@@ -31,7 +31,7 @@ def ask(hub: Hub | str, home: Path, name: str, *arguments: Any, token: str | Non
     """
     command = [sys.executable, __file__, name, json.dumps(arguments)]
     env = environment(hub, home, "hf_madeUp") if isinstance(hub, str) else hub.environment(home, token=token)
-    env |= {"SKILL_TRAIN_CACHE": str(home / "skill-train")} | more
+    env |= more
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=env)
     assert done.returncode == 0, done.stderr
     answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

@@ -117,6 +117,7 @@ def environment(endpoint: str, home: Path, token: str | None) -> dict[str, str]:
     """The environment of a child process that takes `endpoint` for the Hub, and keeps everything of it in `home`."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith("HF_") and not k.lower().endswith("_proxy")}
     own = {"HF_ENDPOINT": endpoint, "HF_HOME": str(home), "NO_PROXY": "127.0.0.1,localhost"}
+    own["SKILL_TRAIN_CACHE"] = str(home / "skill-train")
     quiet = ("HF_HUB_DISABLE_TELEMETRY", "HF_HUB_DISABLE_PROGRESS_BARS", "HF_HUB_DISABLE_UPDATE_CHECK")
     own |= dict.fromkeys((*quiet, "HF_HUB_DISABLE_EXPERIMENTAL_WARNING"), "1") | {"HF_XET_TELEMETRY_ENABLED": "0"}
     return kept | own | ({"HF_TOKEN": token} if token else {})

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import tiny
-from hub_server import TOKEN, HubServer, Trouble, environment
+from hub_emulator import ALWAYS, Fault, Hub, environment
 from models import recorded
 
 pytest.importorskip("huggingface_hub")
@@ -48,8 +48,8 @@ HARDWARE = [
 
 
 @pytest.fixture
-def hub() -> Iterator[HubServer]:
-    with HubServer() as server:
+def hub(tmp_path: Path) -> Iterator[Hub]:
+    with Hub(tmp_path / "hub") as server:
         server.hardware = HARDWARE
         yield server
     assert server.unknown == []
@@ -70,7 +70,7 @@ LOCAL = ("plan", "--model", "model", "--data", "rows.jsonl")
 # --- What it answers ---
 
 
-def test_the_answer_in_json(hub: HubServer, here: Path) -> None:
+def test_the_answer_in_json(hub: Hub, here: Path) -> None:
     before = _tree(here)
     answer = _answer(_call(hub, here, *LOCAL))
     data = answer["data"]
@@ -86,7 +86,7 @@ def test_the_answer_in_json(hub: HubServer, here: Path) -> None:
     assert (data["plan"], _tree(here), hub.log) == (None, before, [])
 
 
-def test_what_is_unknown_is_null_with_its_reason(hub: HubServer, here: Path) -> None:
+def test_what_is_unknown_is_null_with_its_reason(hub: Hub, here: Path) -> None:
     """A config without a shape: no size, so no memory, no time, and no file sizes are known, and each says so."""
     (here / "model" / "config.json").write_text('{"model_type": "llama", "architectures": ["LlamaForCausalLM"]}')
     done = _call(hub, here, *LOCAL, "--where", "local", "--device", "cpu")
@@ -102,7 +102,7 @@ def test_what_is_unknown_is_null_with_its_reason(hub: HubServer, here: Path) -> 
 
 
 @pytest.mark.parametrize("columns", [80, 120])
-def test_the_answer_for_a_person_fits_the_screen(hub: HubServer, here: Path, columns: int) -> None:
+def test_the_answer_for_a_person_fits_the_screen(hub: Hub, here: Path, columns: int) -> None:
     data = f"{'rows-' * 20}.jsonl"
     (here / "rows.jsonl").rename(here / data)
     done = _call(hub, here, *LOCAL[:-1], data, "--format", "human", COLUMNS=str(columns))
@@ -116,18 +116,18 @@ def test_the_answer_for_a_person_fits_the_screen(hub: HubServer, here: Path, col
         assert words in done.stdout, words
 
 
-def test_the_quiet_answer_is_one_word(hub: HubServer, here: Path) -> None:
+def test_the_quiet_answer_is_one_word(hub: Hub, here: Path) -> None:
     done = _call(hub, here, *LOCAL, "--format", "quiet")
     assert (done.returncode, done.stdout, done.stderr) == (0, "local\n", "")
 
 
-def test_a_name_is_no_markup(hub: HubServer, here: Path) -> None:
+def test_a_name_is_no_markup(hub: Hub, here: Path) -> None:
     (here / "rows.jsonl").rename(here / "[red]rows.jsonl")
     done = _call(hub, here, *LOCAL[:-1], "[red]rows.jsonl", "--format", "human", COLUMNS="200")
     assert "([red]rows.jsonl)" in done.stdout
 
 
-def test_a_large_plan_is_whole_in_8_kb(hub: HubServer, tmp_path: Path) -> None:
+def test_a_large_plan_is_whole_in_8_kb(hub: Hub, tmp_path: Path) -> None:
     """Long names, conversations, a model that eight GPUs share: nothing is left out."""
     folder = tmp_path / ("a long name " * 9) / ("another " * 9)
     _model(folder / ("model " * 9), "qwen2.5-72b")
@@ -139,7 +139,7 @@ def test_a_large_plan_is_whole_in_8_kb(hub: HubServer, tmp_path: Path) -> None:
     assert answer["data"]["launch"] and answer["data"]["files"] and answer["data"]["plan"] is None
 
 
-def test_the_next_command_says_what_was_said(hub: HubServer, here: Path) -> None:
+def test_the_next_command_says_what_was_said(hub: Hub, here: Path) -> None:
     options = ("--max-steps", "3", "--max-length", "64", "--device", "cpu", "--dtype", "float32")
     answer = _answer(_call(hub, here, *LOCAL, *options))
     assert answer["next"] == [" ".join(["skill-train local --model model --data rows.jsonl", *options])]
@@ -148,7 +148,7 @@ def test_the_next_command_says_what_was_said(hub: HubServer, here: Path) -> None
 # --- The Hub ---
 
 
-def test_a_model_on_the_hub_is_planned_from_its_metadata(hub: HubServer, here: Path) -> None:
+def test_a_model_on_the_hub_is_planned_from_its_metadata(hub: Hub, here: Path) -> None:
     """Prices are those of the Jobs API, of today: 0.48 dollars an hour."""
     repository = _add_model(hub)
     arguments = ("--model", MODEL, "--data", "rows.jsonl", "--where", "cloud", "--flavor", "t4-small")
@@ -167,15 +167,15 @@ def test_a_model_on_the_hub_is_planned_from_its_metadata(hub: HubServer, here: P
     assert not [request for request in hub.log if request.path == PRICES]  # kept for a day
 
 
-def test_without_live_prices_the_dated_table_counts(hub: HubServer, here: Path) -> None:
-    hub.troubles[PRICES] = Trouble(500)
+def test_without_live_prices_the_dated_table_counts(hub: Hub, here: Path) -> None:
+    hub.faults.add(PRICES, Fault(500), times=ALWAYS)
     done = _call(hub, here, *LOCAL, "--flavor", "t4-small")
     data = _answer(done)["data"]
     assert data["cost_usd"]["basis"] == "$0.40 an hour, price of 2026-08-22"
     assert "the table shipped with skill-train, of 2026-08-22: the Hub failed to answer" in done.stderr
 
 
-def test_a_dataset_on_the_hub_is_looked_at(hub: HubServer, here: Path) -> None:
+def test_a_dataset_on_the_hub_is_looked_at(hub: Hub, here: Path) -> None:
     lines = b"".join(json.dumps(ROW).encode() + b"\n" for _ in range(320))
     repository = hub.add("dataset", DATA, {"train.jsonl": lines})
     answer = _answer(_call(hub, here, "plan", "--model", "model", "--data", DATA, "--out", "plan.json"))
@@ -187,14 +187,14 @@ def test_a_dataset_on_the_hub_is_looked_at(hub: HubServer, here: Path) -> None:
     assert answer["next"] == ["skill-train local plan.json"]
 
 
-def test_a_dataset_that_is_only_called_like_one_on_the_hub(hub: HubServer, here: Path) -> None:
+def test_a_dataset_that_is_only_called_like_one_on_the_hub(hub: Hub, here: Path) -> None:
     (here / "me").mkdir()
     (here / "rows.jsonl").rename(here / "me" / "tickets.jsonl")
     assert _answer(_call(hub, here, "plan", "--model", "model", "--data", "me/tickets.jsonl"))["ok"]
     assert hub.log == []
 
 
-def test_sensitive_rows_stay_offline(hub: HubServer, here: Path) -> None:
+def test_sensitive_rows_stay_offline(hub: Hub, here: Path) -> None:
     (here / "recipe.yaml").write_text("model: model\ndata: rows.jsonl\nsensitive: true\n")
     data = _answer(_call(hub, here, "plan", "recipe.yaml", "--max-hours", "0.0001"))["data"]
     assert (data["where"], data["reasons"][0]["rule"]) == ("local", "sensitive")
@@ -205,7 +205,7 @@ def test_sensitive_rows_stay_offline(hub: HubServer, here: Path) -> None:
     assert hub.log == []
 
 
-def test_sensitive_rows_with_a_model_on_the_hub(hub: HubServer, here: Path) -> None:
+def test_sensitive_rows_with_a_model_on_the_hub(hub: Hub, here: Path) -> None:
     """Its metadata is public and is read; nothing of the rows is sent, not even their name."""
     _add_model(hub)
     (here / "rows.jsonl").rename(here / "patients.jsonl")
@@ -239,14 +239,12 @@ REFUSED: list[tuple[str, dict[str, Any], int, str, str]] = [
 
 
 @pytest.mark.parametrize(("case", "exit_code", "code", "words"), [r[1:] for r in REFUSED], ids=[r[0] for r in REFUSED])
-def test_one_clear_error(
-    hub: HubServer, here: Path, case: dict[str, Any], exit_code: int, code: str, words: str
-) -> None:
+def test_one_clear_error(hub: Hub, here: Path, case: dict[str, Any], exit_code: int, code: str, words: str) -> None:
     _hub_of_troubles(hub)
     _rows(here / "rows.jsonl", case.get("row", ROW))
     arguments = ["plan", "--model", case.get("model", "model"), "--data", case.get("data", "rows.jsonl")]
     arguments += [*case.get("more", []), "--out", "plan.json"]
-    token = case.get("token", TOKEN)
+    token = case.get("token", "")
     done = _call(hub, here, *arguments, token=token)
     assert done.returncode == exit_code, done.stdout + done.stderr
     answer = _answer(done)
@@ -263,7 +261,7 @@ def test_an_unreachable_hub_is_temporary(here: Path) -> None:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]  # and nobody answers there
-    env = environment(f"http://127.0.0.1:{port}", here / "home")
+    env = environment(f"http://127.0.0.1:{port}", here / "home", "hf_madeUp")
     for arguments in (("--model", MODEL, "--data", "rows.jsonl"), ("--model", "model", "--data", DATA)):
         done = _run(here, env, "plan", *arguments)
         assert (done.returncode, _answer(done)["error"]["code"]) == (8, "hub_unreachable"), done.stderr
@@ -271,7 +269,7 @@ def test_an_unreachable_hub_is_temporary(here: Path) -> None:
     assert _run(here, env, *LOCAL).returncode == 0
 
 
-def test_a_plan_that_cannot_run_is_shown_and_refused(hub: HubServer, here: Path) -> None:
+def test_a_plan_that_cannot_run_is_shown_and_refused(hub: Hub, here: Path) -> None:
     (here / "recipe.yaml").write_text("model: model\ndata: rows.jsonl\nload_in_4bit: true\n")
     arguments = ("plan", "recipe.yaml", "--where", "local", "--device", "cpu")
     done = _call(hub, here, *arguments, "--out", "plan.json")
@@ -290,7 +288,7 @@ def test_a_plan_that_cannot_run_is_shown_and_refused(hub: HubServer, here: Path)
 # --- Its options ---
 
 
-def test_what_takes_too_long_goes_to_the_cloud(hub: HubServer, here: Path) -> None:
+def test_what_takes_too_long_goes_to_the_cloud(hub: Hub, here: Path) -> None:
     """Nothing ends within a second, and the plan does not say that something does."""
     data = _answer(_call(hub, here, *LOCAL, "--max-hours", "0.0003"))["data"]
     reasons = {reason["rule"]: reason for reason in data["reasons"]}
@@ -298,7 +296,7 @@ def test_what_takes_too_long_goes_to_the_cloud(hub: HubServer, here: Path) -> No
     assert reasons["flavor"]["because"].startswith("the fastest that fits; none is sure to end within 0.0003 h")
 
 
-def test_where_overrides_the_rules_and_says_so(hub: HubServer, here: Path) -> None:
+def test_where_overrides_the_rules_and_says_so(hub: Hub, here: Path) -> None:
     data = _answer(_call(hub, here, *LOCAL, "--where", "cloud"))["data"]
     assert (data["where"], data["flavor"]) == ("cloud", "t4-small")
     assert data["reasons"][0]["rule"] == "asked"
@@ -307,13 +305,13 @@ def test_where_overrides_the_rules_and_says_so(hub: HubServer, here: Path) -> No
     assert (local["where"], local["reasons"][0]["because"]) == ("local", "--where local, against time")
 
 
-def test_a_flavor_is_a_wish_for_the_cloud(hub: HubServer, here: Path) -> None:
+def test_a_flavor_is_a_wish_for_the_cloud(hub: Hub, here: Path) -> None:
     data = _answer(_call(hub, here, *LOCAL, "--flavor", "l40sx8"))["data"]
     assert (data["where"], data["flavor"]) == ("cloud", "l40sx8")
     assert {reason["rule"]: reason["because"] for reason in data["reasons"]}["flavor"].startswith("asked for")
 
 
-def test_out_replaces_plans_and_nothing_else(hub: HubServer, here: Path) -> None:
+def test_out_replaces_plans_and_nothing_else(hub: Hub, here: Path) -> None:
     for _ in range(2):
         assert _answer(_call(hub, here, *LOCAL, "--out", "new/plan"))["data"]["plan"] == "new/plan"
     assert _tree(here / "new") == ["plan"]
@@ -326,7 +324,7 @@ def test_out_replaces_plans_and_nothing_else(hub: HubServer, here: Path) -> None
     assert (done.returncode, _answer(done)["error"]["code"]) == (2, "system_error")
 
 
-def test_the_plan_that_a_run_followed_is_kept(hub: HubServer, here: Path) -> None:
+def test_the_plan_that_a_run_followed_is_kept(hub: Hub, here: Path) -> None:
     assert _call(hub, here, *LOCAL, "--out", "run/plan.json").returncode == 0
     (here / "run" / "checkpoints").mkdir()
     done = _call(hub, here, *LOCAL, "--out", "run/plan.json")
@@ -349,7 +347,7 @@ def followed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, 
         "of run": ("plan", "run"),
         "again": ("plan", *said, "--where", "local"),
     }
-    with HubServer() as hub:
+    with Hub(tmp_path_factory.mktemp("hubs") / "hub") as hub:
         hub.hardware = HARDWARE
         hub.add("model", "me/tiny", {p.name: p.read_bytes() for p in tiny.cached("gemma").iterdir()})
         done, asked = {}, []
@@ -374,7 +372,7 @@ def test_the_same_recipe_without_its_plan_is_the_same_run(followed: Any) -> None
     assert followed[1]["same"]["reused"] is True
 
 
-def test_a_finished_run_shows_the_estimates_beside_the_measurements(followed: Any) -> None:
+def test_a_finished_run_shows_the_estimates_beside_the_measurements(followed: Any, tmp_path: Path) -> None:
     folder, told = followed
     record = json.loads((folder / "run" / "train.json").read_text())
     actual = told["of run"]["actual"]
@@ -382,7 +380,7 @@ def test_a_finished_run_shows_the_estimates_beside_the_measurements(followed: An
     assert actual["memory_bytes"]["actual"] == record["figures"]["peak_memory_bytes"]["rss"]
     for figure in actual.values():
         assert figure["within"] is (figure["low"] <= figure["actual"] <= figure["high"])
-    with HubServer() as hub:
+    with Hub(tmp_path / "hub") as hub:
         done = _call(hub, folder, "plan", "run", "--format", "human", COLUMNS="100")
     assert re.search(r"│ time +│ .+ to .+ │ .+ │ (yes|no)", done.stdout)
 
@@ -398,8 +396,8 @@ def test_a_finished_run_calibrates_the_next_plan(followed: Any) -> None:
     assert training["low"] <= round(5 * sum(steps[1:]) / 4)
 
 
-def test_a_run_takes_no_options(followed: Any) -> None:
-    with HubServer() as hub:
+def test_a_run_takes_no_options(followed: Any, tmp_path: Path) -> None:
+    with Hub(tmp_path / "hub") as hub:
         done = _call(hub, followed[0], "plan", "run", "--where", "cloud")
         assert (done.returncode, _answer(done)["error"]["code"]) == (2, "bad_usage")
         assert "--where" in _answer(done)["error"]["message"]
@@ -446,7 +444,7 @@ CHANGES: list[tuple[str, Any, tuple[str, ...], str, str]] = [
 
 @pytest.mark.parametrize(("change", "more", "code", "words"), [c[1:] for c in CHANGES], ids=[c[0] for c in CHANGES])
 def test_a_plan_that_no_longer_holds_is_refused(
-    hub: HubServer, here: Path, change: Any, more: tuple[str, ...], code: str, words: str
+    hub: Hub, here: Path, change: Any, more: tuple[str, ...], code: str, words: str
 ) -> None:
     assert _call(hub, here, *LOCAL, "--where", "local", "--out", "plan.json").returncode == 0
     change(here)
@@ -463,18 +461,18 @@ def test_a_plan_that_no_longer_holds_is_refused(
 
 
 def _call(
-    hub: HubServer, folder: Path, *arguments: object, token: str | None = TOKEN, **more: str
+    hub: Hub, folder: Path, *arguments: object, token: str | None = "", **more: str
 ) -> subprocess.CompletedProcess[str]:
     """The console script, with `hub` as the Hub and caches of its own beside the folder."""
     home = folder.with_name(f"home of {folder.name}")
-    return _run(folder, environment(hub.url, home, token=token) | more, *arguments)
+    return _run(folder, hub.environment(home, token=token) | more, *arguments)
 
 
 def _run(folder: Path, env: dict[str, str], *arguments: object) -> subprocess.CompletedProcess[str]:
     command = [SCRIPT, *map(str, arguments)]
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=280)
     assert "Traceback" not in done.stderr, done.stderr
-    assert TOKEN not in done.stdout + done.stderr
+    assert env.get("HF_TOKEN", "no token") not in done.stdout + done.stderr
     return done
 
 
@@ -497,7 +495,7 @@ def _rows(path: Path, row: dict[str, Any], count: int = 40) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for _ in range(count)))
 
 
-def _add_model(hub: HubServer, name: str = MODEL, **config: Any) -> Any:
+def _add_model(hub: Hub, name: str = MODEL, **config: Any) -> Any:
     files = {
         "config.json": json.dumps(recorded("qwen2.5-0.5b")["config"] | config).encode(),
         "tokenizer_config.json": b'{"chat_template": "{{ messages }}"}',
@@ -507,7 +505,7 @@ def _add_model(hub: HubServer, name: str = MODEL, **config: Any) -> Any:
     return hub.add("model", name, files, info=info)
 
 
-def _hub_of_troubles(hub: HubServer) -> None:
+def _hub_of_troubles(hub: Hub) -> None:
     _add_model(hub)
     _add_model(hub, "me/gated").gated = True
     _add_model(hub, "me/private").private = True
