@@ -180,7 +180,7 @@ def _parquet_rows(recipe: Recipe, files: _Files, found: Configuration, budget: _
 def _of_footers(files: _Files, said: int | None, opened: Callable[[str], Any]) -> tuple[int, str, list[Row]]:
     """`(rows, how they are known, the first ones)`; `said` is the number of rows that the card says."""
     first_file = opened(files.names[0])
-    batch = next(first_file.iter_batches(batch_size=_FIRST_ROWS), None)
+    batch = next(first_file.iter_batches(batch_size=_FIRST_ROWS, use_threads=False), None)
     first = batch.to_pylist() if batch is not None else []
     if len(files.names) > _MOST_FOOTERS and said is not None:
         return said, "as the dataset's card says", first
