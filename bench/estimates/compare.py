@@ -94,6 +94,8 @@ def table(rows: list[Row], shown: Any) -> str:
 
 
 def summary(name: str, rows: list[Row]) -> str:
+    if not rows:
+        return f"**{name}: nothing to compare.**"
     errors = [abs(row.error) for row in rows]
     inside = sum(row.inside for row in rows)
     off = f"{median(errors):.1%} (median), {max(errors):.1%} (worst)"
@@ -123,9 +125,14 @@ def memory_rows() -> list[Row]:
     return rows
 
 
+def timed() -> list[dict[str, Any]]:
+    """Without the lines whose time is None, because other work ran on the machine meanwhile."""
+    return [line for line in measured() if line["seconds_per_micro_step"] is not None]
+
+
 def time_rows() -> list[Row]:
     rows = []
-    for line in measured():
+    for line in timed():
         estimate = micro_step_seconds(shape(line["configuration"]["shape"]), step_of(line), machine_of(line), None)
         if estimate is not None:
             rows.append(Row(line["name"], line["seconds_per_micro_step"], estimate))
@@ -135,7 +142,7 @@ def time_rows() -> list[Row]:
 def calibrated_rows() -> list[Row]:
     """Every configuration but those that calibrate."""
     rows = []
-    lines = measured()
+    lines = timed()
     for line in lines:
         by = _calibrates(line, lines)
         if by is line:
