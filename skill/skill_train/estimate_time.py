@@ -28,7 +28,7 @@ _FOUR_BIT_SECONDS = (
 _MPS_REACHED = (0.15, 0.45)
 # CPU: measured in bench/estimates on 2 cores of an AMD EPYC with AVX-512, from Gemma 3 at 128 tokens to SmolLM2 at 2048.
 _CPU_REACHED = (0.11, 0.60)
-_CPU_HALF = 3.0  # times as fast in bfloat16 where the processor multiplies it; same measurements
+_CPU_HALF = 3.0  # times as fast in bfloat16 where the processor multiplies it; measured there too
 _BF16_FEATURES = {"avx512_bf16", "amx_bf16", "bf16"}
 _SPREAD = 1.6  # an uncalibrated time is this many times faster or slower; published runs differ by that
 _CALIBRATED = {True: 1.25, False: 1.6}  # by whether the measured run had the same model shape
