@@ -20,15 +20,15 @@ from skill_train.facts import Calibration, MachineFacts, ModelFacts
 _REACHED = ((1024, 0.30), (1536, 0.33), (2048, 0.36), (3072, 0.42), (4096, 0.48), (5120, 0.53))
 # Seconds a layer below which a micro-step does not get, however small: kernel launches. Same source.
 _FLOOR = {True: 0.0045, False: 0.0030}  # with and without checkpointing
-_FOUR_BIT_SECONDS = (
-    0.010  # a billion parameters, a micro-step, at 2000 GB/s: dequantizing; QLoRA against LoRA, same source
-)
+# Dequantizing, a billion parameters and a micro-step, at 2000 GB/s: QLoRA against LoRA, same source.
+_FOUR_BIT_SECONDS = 0.010
 # MPS: 0.42 of the float32 peak for a 1.5B model on an M2 Pro in float32 (this project's seed, "M2 Pro 1 x 8", padded
 # rows); about 0.5 for 8B on an M4 Pro (unslothai/unsloth PR 1289).
 _MPS_REACHED = (0.15, 0.45)
-# CPU: measured in bench/estimates on 2 cores of an AMD EPYC with AVX-512, from Gemma 3 at 128 tokens to SmolLM2 at 2048.
+# CPU: measured in bench/estimates on 2 cores of an AMD EPYC with AVX-512, from Gemma 3 at 128 tokens to SmolLM2 at
+# 2048; and in bfloat16, where the processor multiplies it, so many times as fast.
 _CPU_REACHED = (0.11, 0.60)
-_CPU_HALF = 3.0  # times as fast in bfloat16 where the processor multiplies it; measured there too
+_CPU_HALF = 3.0
 _BF16_FEATURES = {"avx512_bf16", "amx_bf16", "bf16"}
 _SPREAD = 1.6  # an uncalibrated time is this many times faster or slower; published runs differ by that
 _CALIBRATED = {True: 1.25, False: 1.6}  # by whether the measured run had the same model shape
