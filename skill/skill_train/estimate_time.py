@@ -22,8 +22,8 @@ _REACHED = ((1024, 0.30), (1536, 0.33), (2048, 0.36), (3072, 0.42), (4096, 0.48)
 _FLOOR = {True: 0.0045, False: 0.0030}  # with and without checkpointing
 # Dequantizing, a billion parameters and a micro-step, at 2000 GB/s: QLoRA against LoRA, same source.
 _FOUR_BIT_SECONDS = 0.010
-# MPS: 0.42 of the float32 peak for a 1.5B model on an M2 Pro in float32 (this project's seed, "M2 Pro 1 x 8", padded
-# rows); about 0.5 for 8B on an M4 Pro (unslothai/unsloth PR 1289).
+# MPS: 0.41 to 0.44 of the float32 peak for 8B with long rows, 0.14 with rows of 84 tokens (MLX on an M1 Max,
+# mlx-train-perf 0.9.1); about 0.5 for 8B on an M4 Pro (PyTorch, unslothai/unsloth PR 1289).
 _MPS_REACHED = (0.15, 0.45)
 # CPU: measured in bench/estimates on 2 cores of an AMD EPYC with AVX-512, from Gemma 3 at 128 tokens to SmolLM2 at
 # 2048; and in bfloat16, where the processor multiplies it, so many times as fast.
