@@ -621,9 +621,25 @@ def chat(messages: Any, tools: Any, prompt_messages: int) -> dict[str, Any]:
 # --- Tokens and labels: what is fed, and what of it is trained ------------------------------------------------------
 
 
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model", "tiktoken.model")
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Whether a model folder holds a tokenizer. Without one, transformers makes an empty one of the model's type."""
+    return any((folder / name).is_file() for name in TOKENIZERS)
+
+
 def load_tokenizer(recipe: dict[str, Any]) -> Any:
     from transformers import AutoTokenizer
 
+    if Path(recipe["model"]).is_dir() and not has_tokenizer(Path(recipe["model"])):
+        raise Refused(
+            f"{recipe['model']} has no tokenizer",
+            code="no_tokenizer",
+            expected=f"one of {', '.join(TOKENIZERS)} in the model folder",
+            got="none of them",
+            hint="download the whole model, or copy the tokenizer's files from the model that it was made from",
+        )
     return AutoTokenizer.from_pretrained(recipe["model"], revision=recipe["revision"], trust_remote_code=False)
 
 

@@ -63,7 +63,7 @@ FLOOR: dict[str, set[str]] = {
     "row_check": {"formats", "resources"},
     "rows": {"errors", "recipe", "resources"},
     "dataset": {"errors", "facts", "formats", "recipe", "resources", "row_check", "rows"},
-    "tokens": {"facts", "machine", "run_dir"},
+    "tokens": {"facts", "machine", "resources", "run_dir"},
     "devices": {"facts"},
     "estimate": {"facts"},
     "estimate_time": {"devices", "estimate", "facts"},

@@ -100,6 +100,8 @@ def _tokens(console: Console, subject: Subject) -> Counted:
     except (NotInstalled, Temporary) as error:  # what the dataset is does not depend on it
         console.warn(error.code, f"{error.message}; tokens are a range, and no row was tried with the template")
         return Counted(nothing, plain, why_not=error.message)
+    except UsageError as error:  # the model's fault: the report of the dataset stands
+        return Counted(nothing, plain, why_not=error.message, error=error)
     rows = survey.usable(subject.recipe, checker(subject.found))
     total, longest_row = subject.seen.usable, subject.seen.longest_row
     try:

@@ -144,6 +144,8 @@ def dataset_facts(console: Console, recipe: Recipe, about: ModelFacts) -> Datase
         looked = hub_dataset.look(recipe, dataset.find_format)
         found = dataset.with_text_of(looked.facts, recipe, looked.first)
     key = tokens.tokenizer_key(recipe.model, about.revision)
+    if key is None and Path(recipe.model).is_dir():
+        console.warn("no_tokenizer", f"{recipe.model} has no tokenizer: it can be planned, and not trained")
     counted = tokens.known_tokens(found, key, split=recipe.split, loss_on=recipe.loss_on, max_length=recipe.max_length)
     if counted is None and found.text_bytes is not None:
         sizes = (found.rows, found.text_bytes, found.longest_text_bytes or found.text_bytes)
@@ -178,11 +180,14 @@ def require_room(console: Console, made: dict[str, Any], *, force: bool) -> None
 def _blocked(made: dict[str, Any]) -> DecisionNeeded:
     """The plan stands, and something would stop it. With the way out that the plan knows."""
     first = made["blockers"][0]
+    cloud = made["where"] == "cloud"
+    elsewhere = "" if cloud or made["policy"]["sensitive"] else ", or --where cloud"
+    larger = "a larger flavor, " if cloud else ""
     hint = {
-        "needs_cuda": "load_in_4bit: false with a smaller model, or --where cloud",
-        "no_memory": "a smaller model, a shorter max_length, load_in_4bit: true on an NVIDIA GPU, or --where cloud",
+        "needs_cuda": f"load_in_4bit: false with a smaller model{elsewhere}",
+        "no_memory": f"{larger}a smaller model, a shorter max_length, load_in_4bit: true on an NVIDIA GPU{elsewhere}",
         "no_disk": "free some space, or choose another place for the run",
-        "no_torch": "a Python built for arm64 on Apple silicon, or --where cloud",
+        "no_torch": f"a Python built for arm64 on Apple silicon{elsewhere}",
         "too_slow": "a larger --max-hours, --flavor for the one that you accept, or fewer steps",
         "vision": "the text model of the same family, such as Qwen2.5 for Qwen2.5-VL",
     }.get(first["code"], "a smaller model, a shorter max_length, or load_in_4bit: true")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -156,11 +157,17 @@ def _refused(recipe: Recipe, line: int, row: dict[str, Any], found: Found, kind:
         program.to_example(row, found.format, found.columns)
     except program.Refused as refusal:
         refusal.error["message"] = f"{where}: {refusal.error['message']}"
+        refusal.error["hint"] = refusal.error["hint"] or _look_closer(recipe)
         return from_exit_code(refusal.exit_code, refusal.error)
     return UsageError(
         f"{where}: half a surrogate pair stands in a text, which no tokenizer reads",
         code="bad_row",
         expected="text in Unicode",
         got=repr(row)[:80],
-        hint="mend or remove that line",
+        hint=_look_closer(recipe),
     )
+
+
+def _look_closer(recipe: Recipe) -> str:
+    """The command that finds every such row at once."""
+    return shlex.join(["skill-train", "data", recipe.data])

@@ -143,11 +143,12 @@ def _too_slow(chosen: Candidate | None, choices: Choices) -> list[dict[str, str]
     """A rented machine that may not end in time, unless the user named it."""
     if chosen is None or chosen.flavor is None or choices.flavor is not None or chosen.seconds is None:
         return []
-    hours = chosen.seconds.high / 3600
-    if hours <= choices.max_hours:
+    if chosen.seconds.high <= choices.max_hours * 3600:
         return []
-    limit = f"{choices.max_hours:g} h (--max-hours)"
-    message = f"no flavor is sure to end within {limit}; {chosen.name} takes up to {hours:.1f} h"
+    limit = f"{rubric.duration(choices.max_hours * 3600)} (--max-hours)"
+    most = max(chosen.time, key=lambda part: part.high)
+    up_to = f"{rubric.duration(chosen.seconds.high)}, {rubric.duration(most.high)} of it {most.name}"
+    message = f"no flavor is sure to end within {limit}; {chosen.name} takes up to {up_to}"
     return [{"code": "too_slow", "message": message}]
 
 

@@ -133,13 +133,15 @@ def _memory(here: Candidate) -> Fired:
 def _time(here: Candidate, max_hours: float) -> Fired:
     if here.seconds is None:
         return Fired("time", "either", here.unknown.get("seconds", "unknown"), "estimate")
-    hours = f"{_hours(here.seconds.low)} to {_hours(here.seconds.high)}"
+    limit = f"{duration(max_hours * 3600)} (--max-hours)"
+    hours = f"{duration(here.seconds.low)} to {duration(here.seconds.high)}"
     if here.seconds.middle > max_hours * 3600:
-        return Fired("time", "cloud", f"{hours} here, more than {max_hours:g} h (--max-hours): a production run", SEED)
-    return Fired("time", "local", f"{hours} here, within {max_hours:g} h (--max-hours)", "estimate")
+        return Fired("time", "cloud", f"{hours} here, the middle above {limit}: a production run", SEED)
+    return Fired("time", "local", f"{hours} here, the middle within {limit}", "estimate")
 
 
-def _hours(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """For a reader: hours, minutes or seconds."""
     if seconds >= 5400:
         return f"{seconds / 3600:.1f} h"
     return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"

@@ -122,6 +122,8 @@ def _tokenizer(recipe: Recipe) -> Any:
     transformers.utils.logging.set_verbosity_error()
     try:
         return train_module().load_tokenizer({"model": recipe.model, "revision": recipe.revision})
+    except train_module().Refused as refusal:
+        raise from_exit_code(refusal.exit_code, refusal.error) from None
     except (OSError, ValueError) as error:
         raise _no_tokenizer(recipe, str(error).strip().splitlines()[0]) from None
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from skill_train import machine
 from skill_train.facts import DatasetFacts, TokenFacts
+from skill_train.resources import train_module
 from skill_train.run_dir import write_json
 
 SCHEMA = "skill-train/tokens/1"
@@ -139,6 +140,8 @@ def tokenizer_key(model: str, revision: str | None) -> str | None:
     folder = Path(model)
     if not folder.is_dir():
         return f"{model}@{revision}" if revision else None
+    if not train_module().has_tokenizer(folder):
+        return None
     sha256 = hashlib.sha256()
     for path in (folder / name for name in _TOKENIZER_FILES):
         if path.is_file():

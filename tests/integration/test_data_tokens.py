@@ -100,6 +100,17 @@ def test_a_model_without_a_template_is_refused_with_the_report(tmp_path: Path) -
     assert (code, answer["error"]["code"], answer["data"]["rows"]) == (2, "no_chat_template", 3)
 
 
+def test_a_model_without_a_tokenizer_is_refused_with_the_report(tmp_path: Path) -> None:
+    """transformers makes an empty tokenizer of the model's type, whose rows have one token each."""
+    model = tmp_path / "model"
+    model.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (model / name).symlink_to(tiny.cached("qwen2") / name)
+    code, answer = _data(tiny.write_rows(tmp_path / "d.jsonl", 30), "--model", model)
+    assert (code, answer["error"]["code"]) == (2, "no_tokenizer")
+    assert (answer["data"]["rows"], answer["next"]) == (30, [])
+
+
 def test_an_answer_that_is_always_cut_away_asks_for_more_length(tmp_path: Path) -> None:
     path = tiny.write_rows(tmp_path / "rows.jsonl", 5)
     code, answer = _data(path, "--model", tiny.cached("qwen2"), "--max-length", 4)

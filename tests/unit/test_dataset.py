@@ -184,6 +184,7 @@ def test_a_malformed_row_is_named_by_its_line(tmp_path: Path, row: dict[str, Any
     error = _refused(_jsonl(tmp_path, GOOD, GOOD, row))
     assert (error.code, error.exit_code) == ("bad_row", 2)
     assert error.message.startswith(f"line 3 of {tmp_path / 'rows.jsonl'}: ")
+    assert error.hint == f"skill-train data {tmp_path / 'rows.jsonl'}"  # it lists all such rows
 
 
 @pytest.mark.parametrize("row", [{"text": " "}, {"text": None}, {"text": 7}])

@@ -25,6 +25,7 @@ import pytest
 from machines import recorded_machine
 from models import recorded_model
 from planning import decided, says, split
+from skill_train import chain_plan
 from skill_train.errors import DecisionNeeded
 
 # What Metal gives a 16 GB Mac's GPU when nothing else runs: 10922.67 MiB (llama-cpp-python#687). The recorded ones are
@@ -352,3 +353,12 @@ def test_what_is_unknown_decides_nothing() -> None:
     laptop = dataclasses.replace(recorded_machine("rtx_4090"), chip="NVIDIA GeForce RTX 4090 Laptop GPU")
     plan = decided("qwen2.5-0.5b", laptop)
     assert (plan["where"], says(plan)["time"], plan["estimates"]["seconds"]["low"]) == ("local", "either", None)
+
+
+def test_the_way_out_of_a_blocked_plan_is_one() -> None:
+    """No cloud for sensitive data, and none for a plan that is for the cloud already."""
+    here = {"where": "local"}
+    assert "--where cloud" in chain_plan._blocked(decided("qwen2.5-7b", "m2_pro_16gb", **here)).hint
+    assert "cloud" not in chain_plan._blocked(decided("qwen2.5-7b", "m2_pro_16gb", sensitive=True)).hint
+    rented = chain_plan._blocked(decided("qwen2.5-14b", "m2_pro_16gb", flavor="t4-small", where="cloud"))
+    assert "a larger flavor" in rented.hint and "--where" not in rented.hint

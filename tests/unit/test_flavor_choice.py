@@ -88,7 +88,7 @@ def test_when_none_ends_in_time_the_fastest_is_taken_and_said() -> None:
     because = next(reason["because"] for reason in plan["reasons"] if reason["rule"] == "flavor")
     assert "none is sure to end within 0.1 h" in because and "cheapest" not in because
     assert [blocker["code"] for blocker in plan["blockers"]] == ["too_slow"]
-    assert "0.1 h" in plan["blockers"][0]["message"]
+    assert "within 6 min (--max-hours)" in plan["blockers"][0]["message"]
 
 
 def test_a_flavor_that_is_named_is_taken() -> None:

@@ -124,6 +124,15 @@ def test_the_key_of_a_tokenizer_changes_with_its_files(tmp_path: Path) -> None:
     assert tokens.tokenizer_key(str(tmp_path), None) not in (key, changed)
 
 
+def test_a_folder_without_a_tokenizer_has_no_key(tmp_path: Path) -> None:
+    """Else the counts of one such model would be found for every other."""
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    assert tokens.tokenizer_key(str(tmp_path), None) is None
+    (tmp_path / "tokenizer.model").write_bytes(b"x")
+    assert tokens.tokenizer_key(str(tmp_path), None) is not None
+
+
 def test_the_key_of_a_model_on_the_hub_is_its_commit() -> None:
     assert tokens.tokenizer_key("owner/name", "abc") == "owner/name@abc"
     assert tokens.tokenizer_key("owner/name", None) is None
