@@ -123,6 +123,14 @@ def translated(error: Exception, subject: Subject) -> Exception:
 def _of_repository(error: BaseException, subject: Subject) -> SkillTrainError | None:
     from huggingface_hub import errors
 
+    if isinstance(error, errors.JobNotFoundError):
+        return UsageError(
+            f"there is no {subject} on the Hub, or your token may not see it",
+            code="unknown_job",
+            expected="NAMESPACE/JOB_ID or a run directory that was submitted",
+            got=subject.name,
+            hint="check the id; hf jobs ps -a lists them",
+        )
     if isinstance(error, errors.GatedRepoError):
         return AccessError(
             f"{subject} is gated",

@@ -1,0 +1,99 @@
+"""Commands after training, and of the installation: words and options only; the composers do the work."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from skill_train.cli_frame import PATH, command
+from skill_train.console import Console, Result
+
+
+@command(
+    "merge",
+    examples=(
+        "skill-train merge runs/first",
+        "skill-train merge --base Qwen2.5-0.5B-Instruct --adapter my-adapter --out merged",
+    ),
+)
+@click.argument("run", type=PATH, required=False)
+@click.option("--base", help="Base model: folder or Hub id. Without RUN.")
+@click.option("--adapter", type=PATH, help="Folder of a PEFT LoRA adapter. Without RUN.")
+@click.option("--out", type=PATH, help="Folder for the merged model. Without RUN.  [default with RUN: RUN/merged]")
+@click.option(
+    "--dtype", type=click.Choice(("float32", "bfloat16", "float16")), help="Stored type.  [default: the base's]"
+)
+def merge(console: Console, **options: Any) -> Result:
+    """Merge an adapter into its base, tensor by tensor, and check the result against base + adapter."""
+    from skill_train import chain
+
+    return chain.merge(console, **options)
+
+
+@command(
+    "export-gguf",
+    examples=(
+        "skill-train export-gguf runs/first --quant q8_0,q4_k_m",
+        "skill-train export-gguf merged-model-folder --out gguf --quant q6_k",
+    ),
+)
+@click.argument("run", type=PATH, required=False)
+@click.option(
+    "--quant",
+    default="q8_0,q4_k_m",
+    show_default=True,
+    help="Types, with commas; f16, bf16 or f32 chooses the unquantized file.",
+)
+@click.option(
+    "--out", type=PATH, help="Folder for the files of a model folder.  [default: FOLDER-gguf; with a run RUN/gguf]"
+)
+@click.option("--lora", is_flag=True, help="Export the adapter alone, for use beside a GGUF of its base.")
+@click.option("--llama-cpp", type=PATH, help="A llama.cpp checkout to convert with.  [default: fetched once, cached]")
+@click.option("--fetch", is_flag=True, help="Fetch the converter into the cache; with no RUN, do only that.")
+def export_gguf(console: Console, **options: Any) -> Result:
+    """Convert a run, or a model folder, to GGUF and quantize it. Merges first when that is not done."""
+    from skill_train import chain_gguf
+
+    return chain_gguf.export_gguf(console, **options)
+
+
+@command(
+    "verify",
+    examples=(
+        "skill-train verify runs/first",
+        "skill-train verify --reference merged-model-folder --gguf model-q4_k_m.gguf",
+    ),
+)
+@click.argument("run", type=PATH, required=False)
+@click.option("--reference", help="Model that the files must equal: folder or Hub id. Without RUN.")
+@click.option("--base", help="Model before the fine-tune, to show which of both the file is. Without RUN.")
+@click.option("--gguf", type=PATH, multiple=True, help="File to check; repeat for more. Without RUN.")
+@click.option(
+    "--tokens", type=click.IntRange(min=16), default=2048, show_default=True, help="Tokens to compare, at most."
+)
+@click.option("--out", type=PATH, help="File for the proof.  [default: RUN/verify.json, or beside the first GGUF]")
+def verify(console: Console, **options: Any) -> Result:
+    """Check each GGUF against the model that was trained: file, tokens, template, logits, answers."""
+    from skill_train import chain_gguf
+
+    return chain_gguf.verify(console, **options)
+
+
+@command("demo", examples=("skill-train demo", "skill-train demo --run-dir runs/demo --format json"))
+@click.option("--run-dir", type=PATH, default=Path("runs/demo"), show_default=True, help="Folder of the run.")
+def demo(console: Console, **options: Any) -> Result:
+    """Run the whole chain on an embedded model and dataset, offline, and show each stage with its proof."""
+    from skill_train import demo as program
+
+    return program.demo(console, **options)
+
+
+@command("doctor", examples=("skill-train doctor", "skill-train doctor --self-test --format json"))
+@click.option("--self-test", is_flag=True, help="Run the chain on the embedded model too, offline: about a minute.")
+def doctor(console: Console, **options: Any) -> Result:
+    """Check this installation: versions, accelerator, memory, disk, token, converter; each problem with its remedy."""
+    from skill_train import doctor as program
+
+    return program.doctor(console, **options)

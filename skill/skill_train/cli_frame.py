@@ -1,0 +1,60 @@
+"""What all commands share: the group, the options that each has, and how a function becomes a command."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import click
+
+from skill_train.console import Console, Format, Result
+from skill_train.errors import EXIT_CODES, nearest
+
+FORMATS = ("auto", "human", "json", "quiet")
+_EXIT_CODES_HELP = "\b\nExit codes:\n" + "\n".join(f"  {code}  {meaning}" for code, meaning in EXIT_CODES.items())
+
+
+class _Commands(click.Group):
+    """Keeps the order of definition and names the nearest command for a wrong one."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        if args and not args[0].startswith("-") and args[0] not in self.commands:
+            ctx.fail(f"no command {args[0]!r}{nearest(args[0], self.commands)}")
+        return super().resolve_command(ctx, args)
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+@click.version_option(package_name="skill-train", prog_name="skill-train")
+def cli() -> None:
+    """The fine-tune that proves itself: train a LoRA here or in the cloud, merge it, export it to GGUF, check it."""
+
+
+def command(name: str, *, examples: tuple[str, ...]) -> Callable[[Callable[..., Result]], click.Command]:
+    """A command whose function takes a Console first and returns a Result."""
+
+    def wrap(function: Callable[..., Result]) -> click.Command:
+        @functools.wraps(function)
+        def run(format_: str, **options: Any) -> int:
+            console = Console(cast(Format, format_), name)
+            return console.result(function(console, **options))
+
+        run.__doc__ = f"{function.__doc__}\n\n\b\nExamples:\n" + "\n".join(f"  {line}" for line in examples)
+        with_format = click.option(
+            "--format",
+            "format_",
+            type=click.Choice(FORMATS),
+            default="auto",
+            show_default=True,
+            help="auto is human on a terminal and json otherwise.",
+        )(run)
+        return cli.command(name, epilog=_EXIT_CODES_HELP)(with_format)
+
+    return wrap
+
+
+PATH = click.Path(path_type=Path)

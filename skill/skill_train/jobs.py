@@ -1,0 +1,236 @@
+"""Hugging Face Jobs and their bucket, through huggingface_hub: one question a function, each with a limit of time.
+
+Nothing here decides or tries again: a caller that asks twice must know what asking twice means.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from skill_train.errors import AccessError
+from skill_train.hub_client import Subject, ask
+from skill_train.job_spec import JobSpec, Mount
+
+LIVE = ("SCHEDULING", "RUNNING", "UPDATING")  # of huggingface_hub 2.4; the others are ends
+START_SECONDS = 300.0  # to upload two small files and post
+_SECRETS = ("HF_TOKEN",)  # their names
+
+
+@dataclass(frozen=True)
+class Job:
+    """What the Hub says of a job.
+
+    Attributes:
+        id: 24 hex digits.
+        stage: one of `LIVE`, or COMPLETED, CANCELED, ERROR, DELETED.
+        message: the Hub's words on how it ended; the exit code is only in there.
+        bucket: `(id, folder in it)` that is mounted beside its program; None for a job that skill-train did not start.
+        secret_names: never their values.
+    """
+
+    id: str
+    namespace: str
+    url: str
+    stage: str
+    message: str | None
+    flavor: str | None
+    labels: dict[str, str]
+    bucket: tuple[str, str] | None
+    created_at: datetime | None
+    started_at: datetime | None
+    finished_at: datetime | None
+    secret_names: tuple[str, ...] = field(default=())
+
+    @property
+    def live(self) -> bool:
+        return self.stage in LIVE
+
+
+@dataclass(frozen=True)
+class BucketFile:
+    """`path` is relative to the folder that was listed; `remote` is the whole path in the bucket."""
+
+    path: str
+    remote: str
+    size: int
+
+
+def start(spec: JobSpec) -> Job:
+    """Uploads the program and the plan, and creates the job. After an error nobody knows whether it exists: look with
+    `find` before starting it again.
+
+    Raises:
+        AccessError: not signed in, no permission, no credit.
+        Temporary: no answer, or the server's own trouble.
+    """
+    token = _token()
+
+    def question() -> Any:
+        with contextlib.redirect_stdout(io.StringIO()):  # the client tells of its bucket there
+            return _api().run_uv_job(
+                str(spec.program),
+                script_args=list(spec.arguments),
+                dependencies=list(spec.dependencies) or None,
+                secrets=dict.fromkeys(_SECRETS, token),
+                volumes=_volumes(spec.mounts),
+                **_common(spec),
+            )
+
+    return _job(ask(_job_of(spec.namespace), question, seconds=START_SECONDS), spec.namespace)
+
+
+def start_again(spec: JobSpec, bucket: tuple[str, str]) -> Job:
+    """A further job in the folder of an earlier one, where its program, its plan and its checkpoints lie.
+
+    Raises: as `start`.
+    """
+    token, mount = _token(), Mount(*bucket, "/data", read_only=False)
+
+    def question() -> Any:
+        with_packages = [word for name in spec.dependencies for word in ("--with", name)]
+        files = {str(spec.program): f"/data/{spec.program.name}", str(spec.plan): f"/data/{spec.plan.name}"}
+        words = [files.get(word, word) for word in (str(spec.program), *spec.arguments)]
+        return _api().run_job(
+            image="ghcr.io/astral-sh/uv:python3.12-bookworm",  # what run_uv_job of huggingface_hub 2.4 takes
+            command=["uv", "run", *with_packages, *words],
+            secrets=dict.fromkeys(_SECRETS, token),
+            volumes=_volumes((*spec.mounts, mount)),
+            **_common(spec),
+        )
+
+    return _job(ask(_job_of(spec.namespace), question, seconds=START_SECONDS), spec.namespace)
+
+
+def inspect(namespace: str, job_id: str) -> Job:
+    """The job as it is now.
+
+    Raises:
+        UsageError: there is no such job.
+    """
+    subject = Subject("job", f"{namespace}/{job_id}")
+    return _job(ask(subject, lambda: _api().inspect_job(job_id=job_id, namespace=namespace)), namespace)
+
+
+def find(namespace: str, labels: dict[str, str]) -> list[Job]:
+    """The jobs that carry all these labels, the newest first."""
+    found = ask(_job_of(namespace), lambda: list(_api().list_jobs(namespace=namespace, labels=labels)))
+    jobs = [_job(each, namespace) for each in found]
+    jobs = [job for job in jobs if labels.items() <= job.labels.items()]  # a server that ignores the filter
+    return sorted(jobs, key=lambda job: job.created_at.timestamp() if job.created_at else 0.0, reverse=True)
+
+
+def cancel(namespace: str, job_id: str) -> None:
+    subject = Subject("job", f"{namespace}/{job_id}")
+    ask(subject, lambda: _api().cancel_job(job_id=job_id, namespace=namespace))
+
+
+def logs(namespace: str, job_id: str, *, follow: bool, tail: int | None = None) -> Iterator[str]:
+    """Its lines. A stream that is cut ends early or raises, as the connection does: the caller counts the lines."""
+    lines = _api().fetch_job_logs(job_id=job_id, namespace=namespace, follow=follow, tail=tail)
+    subject = Subject("job", f"{namespace}/{job_id}")
+    iterator = iter(lines)
+    while True:
+        try:
+            yield ask(subject, lambda: next(iterator), seconds=None)
+        except StopIteration:
+            return
+
+
+def sync_data(folder: Path, mount_path: str, namespace: str) -> Mount:
+    """Brings the files of a folder into the bucket of the jobs, those that it lacks.
+
+    Raises: as `start`.
+    """
+    _token()
+
+    def question() -> Any:
+        with contextlib.redirect_stdout(io.StringIO()):
+            return _api().sync_job_volume(folder, mount_path, namespace=namespace)
+
+    volume = ask(Subject("bucket", f"{namespace}/jobs-artifacts"), question, seconds=None)
+    return Mount(volume.source, volume.path or "", mount_path, read_only=True)
+
+
+def list_files(bucket: str, folder: str) -> list[BucketFile]:
+    """Every file below a folder of a bucket."""
+    subject, prefix = Subject("bucket", bucket), f"{folder.strip('/')}/"
+    tree = ask(subject, lambda: list(_api().list_bucket_tree(bucket, prefix=folder.strip("/"), recursive=True)))
+    files = [entry for entry in tree if entry.type == "file" and entry.path.startswith(prefix)]
+    return [BucketFile(entry.path.removeprefix(prefix), entry.path, entry.size) for entry in files]
+
+
+def download(bucket: str, files: list[tuple[str, Path]]) -> None:
+    """Fetches `(path in the bucket, local file)`. Files that are not there are left out."""
+    if files:
+        subject = Subject("bucket", bucket)
+        ask(subject, lambda: _api().download_bucket_files(bucket, list(files)), seconds=None)
+
+
+def _api() -> Any:
+    from huggingface_hub import HfApi
+
+    return HfApi()
+
+
+def _token() -> str:
+    from huggingface_hub import get_token
+
+    token: str | None = get_token()
+    if token is None:
+        raise AccessError(
+            "you are not signed in to the Hugging Face Hub",
+            code="not_signed_in",
+            expected="a token that may write and run jobs",
+            hint="hf auth login",
+        )
+    return token
+
+
+def _common(spec: JobSpec) -> dict[str, Any]:
+    return {
+        "env": dict(spec.environment),
+        "flavor": spec.flavor,
+        "timeout": spec.timeout_seconds,
+        "name": spec.name,
+        "labels": dict(spec.labels),
+        "namespace": spec.namespace,
+    }
+
+
+def _volumes(mounts: tuple[Mount, ...]) -> list[Any] | None:
+    from huggingface_hub import Volume
+
+    made = [
+        Volume(type="bucket", source=m.bucket, path=m.folder, mount_path=m.mount_path, read_only=m.read_only)
+        for m in mounts
+    ]
+    return made or None
+
+
+def _job_of(namespace: str) -> Subject:
+    return Subject("job", f"of {namespace}")
+
+
+def _job(info: Any, namespace: str) -> Job:
+    """Ours, of the client's."""
+    mounted = [v for v in info.volumes or () if v.type == "bucket" and v.mount_path == "/data"]
+    return Job(
+        id=info.id,
+        namespace=info.owner.name if info.owner else namespace,
+        url=info.url,
+        stage=str(getattr(info.status.stage, "value", info.status.stage)),
+        message=info.status.message,
+        flavor=str(getattr(info.flavor, "value", info.flavor)) if info.flavor else None,
+        labels=dict(info.labels or {}),
+        bucket=(mounted[0].source, mounted[0].path or "") if mounted else None,
+        created_at=info.created_at,
+        started_at=info.started_at,
+        finished_at=info.finished_at,
+        secret_names=tuple(sorted(info.secrets or ())),
+    )
