@@ -90,6 +90,7 @@ FLOOR: dict[str, set[str]] = {
     "flavors": {"errors", "facts", "hub", "machine", "run_dir"},
     "hub_account": set(),
     "launch": {"errors", "facts"},
+    "cloud_record": {"errors", "run_dir"},
     "job_spec": set(),
     "jobs": {"errors", "hub_client", "job_spec"},
     "calibration": {"estimate", "estimate_time", "facts", "machine", "run_dir"},
