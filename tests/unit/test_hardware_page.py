@@ -50,7 +50,7 @@ def _largest(machine: str = "bare_cpu", flavor: str | None = None, **said: bool)
 def test_the_page_has_these_rows() -> None:
     machines = PAGE.split("## Machines")[1].split("## Precision")[0]
     assert re.findall(r"^\| ([^|]+ \| \d+ GB[^|]*?) \|", machines, re.MULTILINE) == list(ROWS)
-    assert len(TEXT) == 30
+    assert f"largest of {len(TEXT)} recorded" in PAGE
 
 
 @pytest.mark.parametrize("row", ROWS)
