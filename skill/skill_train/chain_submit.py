@@ -108,7 +108,7 @@ def _repository(made: dict[str, Any], place: str) -> str:
     """`NAMESPACE/<model>-<data>-<recipe hash>`; the Hub takes 96 characters (huggingface_hub 2.4, validate_repo_id)."""
     words = [_slug(made["recipe"]["model"].split("/")[-1]), _slug(_data_name(made))]
     name = "-".join((*words, made["recipe_hash"][:8]))
-    return f"{place}/{name[-(96 - len(place) - 1) :].lstrip('-.')}"
+    return f"{place}/{name[-(96 - len(place) - 1) :].strip('-.')}"
 
 
 def _data_name(made: dict[str, Any]) -> str:
@@ -117,7 +117,8 @@ def _data_name(made: dict[str, Any]) -> str:
 
 
 def _slug(text: str) -> str:
-    return re.sub(r"[^A-Za-z0-9]+", "-", text).strip("-").lower() or "data"
+    """Of the characters that the Hub takes in a name, without two of `-` and `.` in a row."""
+    return re.sub(r"[-.]*-[-.]*|\.{2,}", "-", re.sub(r"[^A-Za-z0-9.]+", "-", text)).strip("-.").lower() or "data"
 
 
 def _run_dir(asked: Asked, made: dict[str, Any]) -> Path:

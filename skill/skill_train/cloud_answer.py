@@ -17,6 +17,7 @@ from skill_train.cloud_record import CloudData, CloudJob, CloudRecord
 from skill_train.console import Console, Result
 from skill_train.errors import DecisionNeeded
 from skill_train.job_spec import KEPT, Mount, as_request
+from skill_train.jobs import LIVE
 from skill_train.run_dir import RunDir, read_json
 
 _AT_START = "(made at the start)"
@@ -161,7 +162,7 @@ def result(console: Console, run: RunDir, sent: Sent, order: Order) -> Result:
         "job_id": last.job_id,
         "url": last.url,
         "reused": sent.reused,
-        "stage": sent.job.stage,
+        "stage": sent.stage,
         "namespace": record.namespace,
         "hub_model_id": record.hub_model_id,
         "flavor": last.flavor,
@@ -193,8 +194,8 @@ def _expected_end(job: CloudJob, budget: Budget) -> dict[str, Any]:
 def _next(run: RunDir, sent: Sent) -> list[str]:
     name = shlex.quote(str(run.path))
     words: tuple[str, ...] = ("status {}", "resume {}")
-    if sent.job.live:
+    if sent.stage in (None, *LIVE):
         words = ("status {}", "logs {} --follow", "wait {}", "pull {}")
-    elif sent.job.stage == "COMPLETED":
+    elif sent.stage == "COMPLETED":
         words = ("pull {}",)
     return [f"skill-train {word.format(name)}" for word in words]

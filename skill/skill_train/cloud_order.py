@@ -8,7 +8,6 @@ from typing import Any
 
 from skill_train import cloud_record
 from skill_train.cloud_record import CloudRecord
-from skill_train.jobs import Job
 from skill_train.resources import train_program
 from skill_train.staging import Staged
 
@@ -37,10 +36,15 @@ class Order:
 
 @dataclass(frozen=True)
 class Sent:
-    """A job of a run. `reused`: it was there already."""
+    """A job of a run.
+
+    Attributes:
+        stage: as the Hub said it last; None when it did not answer.
+        reused: it was there already.
+    """
 
     record: CloudRecord
-    job: Job
+    stage: str | None
     reused: bool
 
 

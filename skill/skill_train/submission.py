@@ -12,7 +12,7 @@ from typing import Any
 from skill_train import cloud_record, hub_repository, job_once, jobs, staging
 from skill_train.cloud_order import Order, Sent
 from skill_train.cloud_record import CloudData, CloudJob, CloudRecord
-from skill_train.errors import SkillTrainError, UsageError
+from skill_train.errors import SkillTrainError, Temporary, UsageError
 from skill_train.job_once import patiently
 from skill_train.jobs import Job
 from skill_train.recipe import to_yaml
@@ -49,7 +49,7 @@ def submit(run: RunDir, order: Order, say: Say, *, force_new: bool) -> Sent:
         spec = job_once.specification(run, order.plan, record, job)
         say(f"starting the job on {job.flavor}")
         record = job_once.start(run, record, job, lambda: jobs.start(spec), say)
-        return Sent(record, _inspect(record), reused=False)
+        return Sent(record, _stage_of(record), reused=False)
 
 
 def existing(run: RunDir, order: Order, say: Say) -> Sent | None:
@@ -100,14 +100,22 @@ def _of_record(run: RunDir, record: CloudRecord) -> Sent | None:
         job = job_once.look(record, last.number)
         if job is None:
             return None
-        return Sent(job_once.started(run, record, last, job), job, reused=True)
-    return Sent(record, _inspect(record), reused=True)
+        return Sent(job_once.started(run, record, last, job), job.stage, reused=True)
+    return Sent(record, _inspect(record).stage, reused=True)
 
 
 def _inspect(record: CloudRecord) -> Job:
     job_id = record.last.job_id if record.last else None
     assert job_id is not None
     return patiently(lambda: jobs.inspect(record.namespace, job_id))
+
+
+def _stage_of(record: CloudRecord) -> str | None:
+    """Of a job that has just begun: it is there, whether the Hub answers now or not."""
+    try:
+        return _inspect(record).stage
+    except Temporary:
+        return None
 
 
 def _live(order: Order) -> Job | None:
@@ -132,7 +140,7 @@ def _adopt(run: RunDir, order: Order, job: Job, say: Say) -> Sent:
     asked = CloudJob(number, "starting", job.flavor or made["flavor"], timeout, job_once.now(), order.usd_per_hour)
     write_json(run.plan, made)
     write_text(run.recipe, to_yaml(made["recipe"] | made["policy"]))
-    return Sent(job_once.started(run, record, asked, job), job, reused=True)
+    return Sent(job_once.started(run, record, asked, job), job.stage, reused=True)
 
 
 def _plan_of(job: Job) -> dict[str, Any] | None:
