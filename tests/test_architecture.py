@@ -31,11 +31,11 @@ OWNERS: dict[str, set[str]] = {
     "platform": {"machine_probe"},
     "psutil": {"machine_probe"},
     "rich": {"console", "tables"},
-    "subprocess": {"native", "local", "toolchain", "converter", "machine_probe"},
+    "subprocess": {"native", "local", "toolchain", "converter", "machine_probe", "rehearsal"},
 }  # fmt: skip
 PRINTS = {"console", "native"}  # native prints a worker's progress lines for its parent
 PRINTING = {"print", "click.echo", "click.secho", "sys.stdout.write", "sys.stderr.write"}
-STEPS = {"local", "merge", "convert", "quantize", "verify", "lora_gguf", "evaluate", "submission"}
+STEPS = {"local", "merge", "convert", "quantize", "verify", "lora_gguf", "evaluate", "rehearsal", "submission"}
 COMPOSERS = {"chain", "chain_data", "chain_gguf", "chain_plan", "chain_submit", "demo", "doctor"}
 ENTRY = "cli"
 COMMANDS = {"cli_cloud", "cli_export", "cli_local"}  # each composes nothing: it calls a composer
