@@ -427,6 +427,15 @@ def test_killed_between_the_request_and_its_record(hub: Hub, one: Any, call: Any
     assert after["jobs"][0]["state"] == "started"
 
 
+def test_an_answer_that_comes_too_late(hub: Hub, one: Any, call: Any, here: Path) -> None:
+    """The job is made after nobody waits for it any more: asking again at once would make another."""
+    hub.faults.add(CREATE, Fault(seconds=4.0))
+    child = _start(hub, one, here, *SAID, "--yes", TEST_REQUEST_SECONDS="1")
+    assert (child.wait(30), hub.jobs_created) == (8, 0)
+    _until(lambda: hub.jobs_created == 1)
+    assert (call(*SAID, "--yes").data["reused"], hub.jobs_created) == (True, 1)
+
+
 def test_two_at_once_make_one_job(hub: Hub, one: Any, here: Path) -> None:
     """One of both may find the run directory in use, and says so."""
     hub.faults.add(CREATE, Fault(seconds=1.0))
@@ -439,10 +448,11 @@ def test_two_at_once_make_one_job(hub: Hub, one: Any, here: Path) -> None:
 # --- Helpers ---
 
 
-def _start(hub: Hub, one: Any, here: Path, *arguments: object) -> subprocess.Popen[bytes]:
+def _start(hub: Hub, one: Any, here: Path, *arguments: object, **more: str) -> subprocess.Popen[bytes]:
     """A process of its own."""
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    return subprocess.Popen(program("submit", *arguments), cwd=here, env=hub.environment(one[2]), **quiet)  # type: ignore[call-overload,no-any-return]
+    env = hub.environment(one[2]) | more
+    null = subprocess.DEVNULL
+    return subprocess.Popen(program("submit", *arguments), cwd=here, env=env, stdout=null, stderr=null)
 
 
 def _until(condition: Any, seconds: float = 30) -> None:
