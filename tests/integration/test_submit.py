@@ -253,7 +253,7 @@ REFUSED: list[tuple[str, dict[str, Any], int, str, str]] = [
     ("no right to write", {"role": ("fineGrained", ("job.write",))}, 4, "no_permission", "hf auth login"),
     ("another namespace", {"more": ["--namespace", "you"]}, 4, "no_permission", "--namespace me"),
     ("another's repository", {"more": ["--hub-model-id", "you/x"]}, 4, "no_permission", "--hub-model-id me/x"),
-    ("no repository", {"more": ["--hub-model-id", "a b"]}, 2, "bad_repository", "--hub-model-id"),
+    ("no repository", {"more": ["--hub-model-id", "a b"]}, 2, "bad_repo", "--hub-model-id"),
     ("gated model", {"model": "me/gated"}, 4, "gated", "huggingface.co/me/gated"),
     ("gated data", {"data": "me/gated-rows"}, 4, "gated", "huggingface.co/datasets/me/gated-rows"),
     ("no model", {"model": "me/nothing"}, 2, "unknown_model", ""),
@@ -265,7 +265,8 @@ REFUSED: list[tuple[str, dict[str, Any], int, str, str]] = [
     ("too dear", {"more": ["--max-cost", "0.001"]}, 3, "over_budget", "--max-cost"),
     ("too dear by its timeout", {"more": ["--max-cost", "1", "--timeout", "9h"]}, 3, "over_budget", "--timeout"),
     ("too large", {"model": "me/large", "more": ["--flavor", "t4-small"]}, 3, "no_memory", "a larger flavor"),
-    ("public data", {"more": ["--data-repo", "me/open"]}, 3, "public_place", "--data-repo"),
+    ("a public result", {"more": ["--hub-model-id", "me/shown"]}, 3, "public_repository", "--hub-model-id"),
+    ("public data", {"more": ["--data-repo", "me/open"]}, 3, "public_repository", "--data-repo"),
 ]
 
 
@@ -290,7 +291,7 @@ def test_one_clear_error_before_anything_is_sent(
 def test_a_public_bucket_is_no_place_for_the_run(hub: Hub, call: Any) -> None:
     call(*SAID, "--yes")
     hub.buckets["me/jobs-artifacts"].private = False
-    assert call(*SAID, "--yes", "--force-new").error == (3, "public_place")
+    assert call(*SAID, "--yes", "--force-new").error == (3, "public_repository")
     assert hub.jobs_created == 1
 
 
@@ -326,7 +327,7 @@ def test_a_check_without_an_answer_is_temporary(
 
 
 def test_a_repository_that_is_in_use_is_told(hub: Hub, call: Any) -> None:
-    hub.add("model", "me/mine", {"adapter_config.json": b"{}", ".gitattributes": b""})
+    hub.add("model", "me/mine", {"adapter_config.json": b"{}", ".gitattributes": b""}, private=True)
     done = call(*SAID, "--hub-model-id", "me/mine")
     assert [w["code"] for w in done.answer["warnings"]] == ["repository_in_use"]
 
@@ -483,6 +484,7 @@ def _troubles(hub: Hub) -> None:
     rows = {"train.jsonl": b'{"prompt": "a", "completion": "b"}\n' * 40}
     hub.add("dataset", "me/gated-rows", rows, gated=True)
     hub.add("dataset", "me/open", {})
+    hub.add("model", "me/shown", {})
 
 
 def _in_bucket(hub: Hub, folder: str) -> dict[str, bytes]:
