@@ -116,7 +116,7 @@ def command_of(asked: Asked, **more: Any) -> str:
         elif value is True:
             words.append(option)
         elif value not in (None, False, field.default):
-            words += [option, shlex.quote(str(value) if not isinstance(value, float) else f"{value:g}")]
+            words += [option, shlex.quote(str(value).removesuffix(".0") if isinstance(value, float) else str(value))]
     return " ".join(words)
 
 

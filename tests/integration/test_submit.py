@@ -178,6 +178,14 @@ def test_the_token_is_a_secret_of_the_job_and_nowhere_else(hub: Hub, call: Any, 
     assert files and not [data for data in files if hub.token.encode() in data]
 
 
+def test_an_organisation_runs_and_pays(hub: Hub, call: Any) -> None:
+    data = call(*SAID, "--namespace", "me-org", "--yes").data
+    [job] = hub.jobs.all
+    assert (job.namespace, data["namespace"], data["hub_model_id"].split("/")[0]) == ("me-org", "me-org", "me-org")
+    assert {volume["source"] for volume in job.spec["volumes"]} == {"me-org/jobs-artifacts"}
+    assert call(*SAID, "--namespace", "me-org").data["reused"] is True
+
+
 # --- Where it comes from ---
 
 
