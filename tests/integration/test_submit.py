@@ -203,6 +203,17 @@ def test_a_cloud_plan_is_run_as_it_is(hub: Hub, one: Any, call: Any, here: Path)
     assert call("plan.json", "--yes").error == (2, "outdated_plan")
 
 
+@pytest.mark.parametrize("kind", ["model", "dataset"])
+def test_a_plan_whose_parts_cannot_be_read_any_more(hub: Hub, one: Any, call: Any, here: Path, kind: str) -> None:
+    """Nothing else asks for them: the plan is made."""
+    _, commands, home = one
+    hub.add("dataset", DATA, {"train.jsonl": (here / ROWS).read_bytes()})
+    arguments = ("plan", "--model", MODEL, "--data", DATA, "--where", "cloud", "--out", "plan.json")
+    assert commands.run(here, hub.environment(home), *arguments).code == 0
+    hub.repositories[kind, MODEL if kind == "model" else DATA].gated = True
+    assert call("plan.json", "--yes").error == (4, "gated")
+
+
 def test_a_local_run_now_for_real(hub: Hub, one: Any, call: Any, here: Path) -> None:
     """Its plan here, the same recipe there, in a run directory of its own."""
     _, commands, home = one
@@ -293,6 +304,7 @@ def test_one_clear_error_before_anything_is_sent(
     assert hint in done.answer["error"]["hint"]
     assert done.answer["error"]["expected"] or done.answer["error"]["got"]
     assert (hub.jobs_created, _tree(here)) == (0, before)
+    assert code not in ("sensitive", "local_model") or hub.log == []
     assert not [request for request in hub.log if request.method not in ("GET", "HEAD")]
 
 
@@ -443,6 +455,17 @@ def test_an_answer_that_comes_too_late(hub: Hub, one: Any, call: Any, here: Path
     assert (child.wait(30), hub.jobs_created) == (8, 0)
     _until(lambda: hub.jobs_created == 1)
     assert (call(*SAID, "--yes").data["reused"], hub.jobs_created) == (True, 1)
+
+
+def test_one_that_was_slower_finds_the_job_of_the_other(hub: Hub, one: Any, call: Any, here: Path) -> None:
+    """It looked before the other began, and looks again when it is its turn."""
+    call(*SAID)
+    hub.log.clear()
+    hub.faults.add("GET /api/jobs/hardware", Fault(seconds=2.5))
+    slower = _start(hub, one, here, *SAID, "--yes")
+    _until(lambda: any(request.path == "/api/jobs/hardware" for request in hub.log))
+    assert call(*SAID, "--yes").data["reused"] is False
+    assert (slower.poll(), slower.wait(30), hub.jobs_created) == (None, 0, 1)
 
 
 def test_two_at_once_make_one_job(hub: Hub, one: Any, here: Path) -> None:
