@@ -428,6 +428,7 @@ def test_a_job_that_has_ended_is_told_and_not_run_again(hub: Hub, call: Any) -> 
     hub.jobs.all[0].become("ERROR", "Job failed with exit code: 137. Reason: OOMKilled")
     done = call(*SAID, "--yes")
     assert (done.data["job_id"], done.data["reused"], done.data["stage"]) == (first["job_id"], True, "ERROR")
+    assert first["expected_end"]["low"] < first["expected_end"]["high"] and done.data["expected_end"]["low"] is None
     assert done.answer["next"] == [f"skill-train {word} {first['run_dir']}" for word in ("status", "resume")]
     hub.jobs.all[0].become("COMPLETED")
     assert call(*SAID, "--yes").answer["next"] == [f"skill-train pull {first['run_dir']}"]
