@@ -93,6 +93,7 @@ FLOOR: dict[str, set[str]] = {
     "cloud_record": {"errors", "run_dir"},
     "job_spec": set(),
     "jobs": {"errors", "hub_client", "job_spec"},
+    "job_once": {"cloud_record", "errors", "hub_client", "jobs", "run_dir"},
     "calibration": {"estimate", "estimate_time", "facts", "machine", "run_dir"},
     "plan_file": {"dataset", "errors", "machine", "model", "plan", "recipe", "run_dir"},
     "plan": {
