@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 from dataclasses import dataclass, replace
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,7 @@ from skill_train import cloud_record, jobs, kept
 from skill_train.cloud_record import CloudJob, CloudRecord
 from skill_train.errors import AccessError, UsageError
 from skill_train.follow import Say, patiently
+from skill_train.job_once import timestamp
 from skill_train.jobs import Job
 from skill_train.recipe import to_yaml
 from skill_train.run_dir import RunDir, read_json, write_json, write_text
@@ -76,18 +75,19 @@ def with_now(cloud: CloudRun, say: Say) -> CloudRun:
     return replace(cloud, now=now)
 
 
+def latest(cloud: CloudRun) -> CloudRun:
+    """The run with its last job in the place of the one that was named."""
+    return replace(cloud, job=cloud.record.jobs[-1], now=None)
+
+
 def plan_of(cloud: CloudRun, say: Say) -> dict[str, Any] | None:
     """The plan, from the run directory or the bucket; None when neither has it."""
     if cloud.run is not None and cloud.run.plan.is_file():
         return dict(read_json(cloud.run.plan))
     if cloud.record.bucket is None or cloud.record.folder is None:
         return None
-    text = kept.peek(cloud.record.bucket, cloud.record.folder, ("plan.json",), say).get("plan.json")
-    try:
-        plan = json.loads(text[0]) if text else None
-    except ValueError:
-        return None
-    return plan if isinstance(plan, dict) and "recipe" in plan else None
+    plan = kept.peek(cloud.record.bucket, cloud.record.folder, ("plan.json",), say).document("plan.json")
+    return plan if plan is not None and "recipe" in plan else None
 
 
 def in_folder(cloud: CloudRun, folder: Path | None, say: Say) -> CloudRun:
@@ -180,7 +180,7 @@ def _by_id(name: str, namespace: str, job_id: str, say: Say) -> CloudRun:
 def _as_record(job: Job, asked: CloudJob | None) -> CloudJob:
     """A job of the Hub as the record has one."""
     attempt = job.labels.get("attempt", "1")
-    made = _text(job.created_at)
+    made = timestamp(job.created_at) if job.created_at else None
     if asked is not None:
         return replace(asked, state="started", job_id=job.id, url=job.url, created_at=made)
     return CloudJob(
@@ -193,10 +193,6 @@ def _as_record(job: Job, asked: CloudJob | None) -> CloudJob:
         url=job.url,
         created_at=made,
     )
-
-
-def _text(moment: datetime | None) -> str | None:
-    return moment.strftime("%Y-%m-%dT%H:%M:%SZ") if moment else None
 
 
 def _gone(cloud: CloudRun) -> Job:

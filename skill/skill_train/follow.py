@@ -7,6 +7,7 @@ rate limits, 2026-08).
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections.abc import Callable, Iterator
 from typing import TypeVar
@@ -77,25 +78,22 @@ def patiently(question: Callable[[], Answer], say: Say, *, seconds: float = PATI
             patience.bear(trouble)
 
 
-def until_end(namespace: str, job_id: str, *, seconds: float | None, say: Say) -> Job:
+def until_end(namespace: str, job_id: str, *, seconds: float | None, seen: Callable[[Job], None], say: Say) -> Job:
     """The job when it has ended; as it is when `seconds` are over.
 
     Args:
         seconds: None to wait as long as it takes.
-        say: told of each new stage, and of trouble.
+        seen: gets the job each time that it was looked at.
 
     Raises:
         Temporary: the Hub did not answer for a quarter of an hour, or until the time was over.
     """
-    began, stage = time.monotonic(), ""
+    end = math.inf if seconds is None else time.monotonic() + seconds
     for pause in pauses():
-        left = float("inf") if seconds is None else began + seconds - time.monotonic()
-        outage = min(OUTAGE_SECONDS, max(left, 0.0))
+        outage = min(OUTAGE_SECONDS, max(end - time.monotonic(), 0.0))
         job = patiently(lambda: jobs.inspect(namespace, job_id), say, seconds=outage)
-        if job.stage != stage:
-            say(f"job {job_id}: {job.stage}")
-            stage = job.stage
-        left = left if seconds is None else began + seconds - time.monotonic()
+        seen(job)
+        left = end - time.monotonic()
         if not job.live or left <= 0:
             return job
         time.sleep(min(pause, left))

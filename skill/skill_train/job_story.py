@@ -340,4 +340,3 @@ def _with_next(story: Story, ending: Ending, run: str, offered: tuple[Flavor, ..
         "data": (log,),
     }
     return replace(story, next=following[story.remedy])
-

@@ -1,8 +1,8 @@
 """What a job has kept of its run in the bucket: which files, and the digests that its markers promise.
 
-    kept.json                              last of a finished run: {"run", "state", "exit_code", "files": {name: digest}}
-    checkpoints/checkpoint-N/kept.json     last of a checkpoint: {name: digest}
-    metrics.jsonl …                        written anew while it trains, with no digest before the end
+    kept.json                             last of a run: {"run", "state", "exit_code", "files": {name: digest}}
+    checkpoints/checkpoint-N/kept.json    last of a checkpoint: {name: digest}
+    metrics.jsonl …                       written anew while it trains, with no digest before the end
 
 A digest is `{"bytes", "sha256"}`. The bucket is written by a program in the job, so every name in it is checked before
 it becomes a path here.
@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import re
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -26,9 +26,10 @@ from skill_train.jobs import BucketFile
 MARKER = "kept.json"
 FOLDERS = ("adapter", "merged", "checkpoints")
 FILES = (
-    "train.json", "train.failed.json", "environment.json", "samples.jsonl", "held_out.jsonl", "metrics.jsonl", "train.log",
+    "environment.json", "held_out.jsonl", "metrics.jsonl", "samples.jsonl", "train.failed.json", "train.json",
+    "train.log",
 )  # fmt: skip
-BEFORE = "checkpoints/before.json"  # what a run that goes on compares itself with
+BEFORE = "checkpoints/before.json"  # of a run that goes on; each kept checkpoint has it
 _CHECKPOINT = re.compile(r"checkpoints/checkpoint-(\d+)/kept\.json")
 
 
@@ -57,6 +58,30 @@ class Kept:
     files: tuple[KeptFile, ...]
 
 
+@dataclass(frozen=True)
+class Peek:
+    """Small files of a run.
+
+    Attributes:
+        texts: by name, with the moment each was written.
+        checkpoint: step of the newest one that was kept; 0 without one.
+    """
+
+    texts: dict[str, tuple[str, datetime | None]]
+    checkpoint: int
+
+    def document(self, name: str) -> dict[str, Any] | None:
+        """A JSON object; None when it is not there, or torn."""
+        try:
+            found = json.loads(self.texts[name][0])
+        except (KeyError, ValueError, RecursionError):
+            return None
+        return found if isinstance(found, dict) else None
+
+
+NOTHING = Peek({}, 0)
+
+
 def look(bucket: str, folder: str, say: Say) -> Kept | None:
     """What is kept in a folder of a bucket; None when there is nothing, or no such bucket any more.
 
@@ -75,13 +100,14 @@ def look(bucket: str, folder: str, say: Say) -> Kept | None:
     newest_first = [found[step] for step in sorted(found, reverse=True)]
     markers = _read_json(bucket, [listed[name] for name in (MARKER, *newest_first) if name in listed], say)
     end = markers.get(MARKER) or {}
-    state = end.get("state") if end.get("state") in ("done", "failed") else "unfinished"
+    state = str(end.get("state")) if end.get("state") in ("done", "failed") else "unfinished"
     promised = _digests(end.get("files")) or {} if state == "done" else {}
     step, checkpoint = _newest_whole(listed, markers, newest_first)
-    loose = {name: None for name in listed if name in (*FILES, BEFORE)}
+    loose = {name: None for name in listed if name in FILES}
     wanted = loose | promised | checkpoint
-    files = tuple(_kept_file(listed, name, digest) for name, digest in wanted.items() if belongs(name))
-    return Kept(bucket, state, step, files) if files else None
+    files = [_kept_file(listed, name, digest) for name, digest in wanted.items() if belongs(name)]
+    files += [replace(file, name=BEFORE) for file in files if file.name == f"checkpoints/checkpoint-{step}/before.json"]
+    return Kept(bucket, state, step, tuple(files)) if files else None
 
 
 def belongs(name: str) -> bool:
@@ -102,15 +128,17 @@ def belongs(name: str) -> bool:
     return name in FILES or (path.parts[0] in FOLDERS and len(path.parts) > 1)
 
 
-def peek(bucket: str, folder: str, names: tuple[str, ...], say: Say) -> dict[str, tuple[str, datetime | None]]:
-    """The text of small files in the folder of a run, and when each was written; what is not there is left out."""
+def peek(bucket: str, folder: str, names: tuple[str, ...], say: Say) -> Peek:
+    """Small files in the folder of a run; what is not there is left out."""
     try:
         listed = patiently(lambda: jobs.list_files(bucket, folder), say)
     except UsageError:  # no such bucket
-        return {}
+        return NOTHING
     files = [file for file in listed if file.path in names]
     texts = _fetch(bucket, [file.remote for file in files], say)
-    return {file.path: (texts[file.remote], file.uploaded_at) for file in files if file.remote in texts}
+    steps = [int(m[1]) for file in listed if (m := _CHECKPOINT.fullmatch(file.path))]
+    found = {file.path: (texts[file.remote], file.uploaded_at) for file in files if file.remote in texts}
+    return Peek(found, max(steps, default=0))
 
 
 def _newest_whole(
@@ -146,7 +174,9 @@ def _digests(value: Any) -> dict[str, dict[str, Any]] | None:
     whole = {
         name: {"bytes": d["bytes"], "sha256": d["sha256"]}
         for name, d in value.items()
-        if isinstance(d, dict) and isinstance(d.get("bytes"), int) and re.fullmatch("[0-9a-f]{64}", str(d.get("sha256")))
+        if isinstance(d, dict)
+        and isinstance(d.get("bytes"), int)
+        and re.fullmatch("[0-9a-f]{64}", str(d.get("sha256")))
     }
     return whole if len(whole) == len(value) else None
 
@@ -171,5 +201,7 @@ def _fetch(bucket: str, remotes: list[str], say: Say) -> dict[str, str]:
         places = {remote: Path(folder) / str(number) for number, remote in enumerate(remotes)}
         patiently(lambda: jobs.download(bucket, list(places.items())), say)
         return {
-            remote: path.read_text(encoding="utf-8", errors="replace") for remote, path in places.items() if path.is_file()
+            remote: path.read_text(encoding="utf-8", errors="replace")
+            for remote, path in places.items()
+            if path.is_file()
         }

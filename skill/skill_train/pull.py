@@ -157,7 +157,9 @@ def _placed(run: RunDir, file: KeptFile, source: str) -> dict[str, Any]:
         raise VerificationFailed(
             f"{file.name} in {source} is not the file that was kept",
             code="kept_file_changed",
-            expected=f"{file.digest['bytes']} bytes, sha256 {file.digest['sha256'][:12]}…" if file.digest else file.name,
+            expected=f"{file.digest['bytes']} bytes, sha256 {file.digest['sha256'][:12]}…"
+            if file.digest
+            else file.name,
             got=f"{found['bytes']} bytes, sha256 {found['sha256'][:12]}…" if found else "no such file",
             hint=f"skill-train pull {shlex.quote(str(run.path))}; if it stays so, something changed the bucket",
         )
