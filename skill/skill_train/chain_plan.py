@@ -177,6 +177,16 @@ def require_room(console: Console, made: dict[str, Any], *, force: bool) -> None
         raise _blocked({**made, "blockers": stopping})
 
 
+def require_no_blockers(made: dict[str, Any]) -> None:
+    """Refuses a plan that something would stop, as `plan` does.
+
+    Raises:
+        DecisionNeeded: it has blockers.
+    """
+    if made["blockers"]:
+        raise _blocked(made)
+
+
 def _blocked(made: dict[str, Any]) -> DecisionNeeded:
     """The plan stands, and something would stop it. With the way out that the plan knows."""
     first = made["blockers"][0]

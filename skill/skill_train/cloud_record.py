@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from skill_train.errors import UsageError
+from skill_train.job_spec import Mount
 from skill_train.run_dir import RunDir, read_json, write_json
 
 SCHEMA = "skill-train/cloud/1"
@@ -66,6 +67,13 @@ class CloudData:
     folder: str | None = None
     repository: str | None = None
     revision: str | None = None
+
+    @property
+    def mount(self) -> Mount:
+        """As a job mounts it."""
+        if self.repository is not None:
+            return Mount(self.repository, "", self.mount_path, True, kind="dataset", revision=self.revision)
+        return Mount(self.bucket or "", self.folder or "", self.mount_path, read_only=True)
 
 
 @dataclass(frozen=True)

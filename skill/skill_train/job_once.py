@@ -10,13 +10,15 @@ import dataclasses
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from skill_train import cloud_record, jobs
 from skill_train.cloud_record import CloudJob, CloudRecord
 from skill_train.errors import SkillTrainError, Temporary
 from skill_train.hub_client import StillAsking
+from skill_train.job_spec import JobSpec, of_run
 from skill_train.jobs import Job
+from skill_train.resources import train_program
 from skill_train.run_dir import RunDir
 
 Answer = TypeVar("Answer")
@@ -60,6 +62,20 @@ def start(
         else:
             return started(run, record, asked, job)
     raise AssertionError("the last try returns or raises")
+
+
+def specification(run: RunDir, made: dict[str, Any], record: CloudRecord, job: CloudJob) -> JobSpec:
+    """What this job of a run is started with."""
+    return of_run(
+        made,
+        program=train_program(),
+        plan=run.plan,
+        namespace=record.namespace,
+        labels=cloud_record.labels(record, job.number),
+        flavor=job.flavor,
+        timeout_seconds=job.timeout_seconds,
+        data=record.data.mount if record.data else None,
+    )
 
 
 def look(record: CloudRecord, number: int) -> Job | None:

@@ -31,6 +31,7 @@ class Job:
         message: the Hub's words on how it ended; the exit code is only in there.
         bucket: `(id, folder in it)` that is mounted beside its program; None for a job that skill-train did not start.
         secret_names: never their values.
+        mounts: its other volumes.
     """
 
     id: str
@@ -45,6 +46,7 @@ class Job:
     started_at: datetime | None
     finished_at: datetime | None
     secret_names: tuple[str, ...] = field(default=())
+    mounts: tuple[Mount, ...] = field(default=())
 
     @property
     def live(self) -> bool:
@@ -226,7 +228,11 @@ def _job_of(namespace: str) -> Subject:
 
 def _job(info: Any, namespace: str) -> Job:
     """Ours, of the client's."""
-    mounted = [v for v in info.volumes or () if v.type == "bucket" and v.mount_path == KEPT]
+    volumes = [
+        Mount(v.source, v.path or "", v.mount_path, bool(v.read_only), str(v.type), v.revision)
+        for v in info.volumes or ()
+    ]
+    kept = next((mount for mount in volumes if mount.kind == "bucket" and mount.mount_path == KEPT), None)
     return Job(
         id=info.id,
         namespace=info.owner.name if info.owner else namespace,
@@ -235,9 +241,10 @@ def _job(info: Any, namespace: str) -> Job:
         message=info.status.message,
         flavor=str(getattr(info.flavor, "value", info.flavor)) if info.flavor else None,
         labels=dict(info.labels or {}),
-        bucket=(mounted[0].source, mounted[0].path or "") if mounted else None,
+        bucket=(kept.bucket, kept.folder) if kept else None,
         created_at=info.created_at,
         started_at=info.started_at,
         finished_at=info.finished_at,
         secret_names=tuple(sorted(info.secrets or ())),
+        mounts=tuple(mount for mount in volumes if mount != kept),
     )
