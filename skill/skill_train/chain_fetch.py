@@ -9,6 +9,7 @@ from typing import Any
 from skill_train import cloud_budget, cloud_run, flavors, job_figures, kept, tables
 from skill_train.chain import require_trained
 from skill_train.chain_follow import About, look
+from skill_train.cloud_answer import money
 from skill_train.cloud_record import CloudJob
 from skill_train.cloud_run import CloudRun
 from skill_train.console import Console, Result
@@ -45,7 +46,8 @@ def pull(console: Console, *, run: str, run_dir: Path | None) -> Result:
     }
     word = shlex.quote(str(here.path))
     live = cloud.now is not None and cloud.now.live
-    unfinished = f"skill-train wait {word}" if live else f"skill-train resume {word}"
+    ended_well = cloud.now is not None and cloud.now.stage == "COMPLETED"
+    unfinished = f"skill-train {'wait' if live else 'logs' if ended_well else 'resume'} {word}"
     return Result(
         data,
         human=lambda rich: tables.draw_pulled(rich, data),
@@ -193,13 +195,11 @@ def _agreement(about: About, budget: cloud_budget.Budget, timeout: str | None) -
     words = ["skill-train", "resume", cloud.word]
     words += ["--flavor", budget.flavor] if budget.flavor != cloud.job.flavor else []
     command = " ".join([*words, *(["--timeout", timeout] if timeout else []), "--yes"])
-    estimate = "" if cost["low"] is None else f"${cost['low']:.2f} to ${cost['high']:.2f}, "
-    most = "for an unknown price" if cost["most"] is None else f"at most ${cost['most']:.2f}"
     error = DecisionNeeded(
-        f"a new job on {budget.flavor} would go on from step {about.kept_step}: {estimate}{most}",
+        f"a new job on {budget.flavor} would go on from step {about.kept_step}: {money(budget)}",
         code="confirm_cost",
         expected="--yes",
-        got=f"timeout {budget.timeout_seconds} s; {budget.basis}",
+        got=f"{budget.flavor}, stopped after {budget.timeout_seconds} s",
         hint=command,
     )
     data = {

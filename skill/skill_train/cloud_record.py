@@ -57,12 +57,12 @@ class CloudData:
     Attributes:
         bucket, folder: of a synced volume; None where a dataset repository holds the data.
         repository, revision: of that repository, with its commit.
-        bytes, files: what was uploaded.
+        bytes, files: what was uploaded; None for a run that is known by the id of a job only.
     """
 
     mount_path: str
-    bytes: int
-    files: int
+    bytes: int | None
+    files: int | None
     bucket: str | None = None
     folder: str | None = None
     repository: str | None = None

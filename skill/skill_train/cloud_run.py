@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from skill_train import cloud_record, jobs, kept
-from skill_train.cloud_record import CloudJob, CloudRecord
+from skill_train.cloud_record import CloudData, CloudJob, CloudRecord
 from skill_train.errors import AccessError, UsageError
 from skill_train.follow import Say, patiently
 from skill_train.job_once import timestamp
+from skill_train.job_spec import Mount
 from skill_train.jobs import Job
 from skill_train.recipe import to_yaml
 from skill_train.run_dir import RunDir, read_json, write_json, write_text
@@ -173,8 +174,15 @@ def _by_id(name: str, namespace: str, job_id: str, say: Say) -> CloudRun:
     others = patiently(lambda: jobs.find(namespace, {"run": run_id}), say)
     known = {job.id: _as_record(job, None) for job in (*others, now)}
     ordered = tuple(sorted(known.values(), key=lambda job: job.number))
-    record = CloudRecord(run_id, now.labels.get("plan", ""), namespace, "", jobs=ordered)
+    data = _data_of(now.mounts[0]) if now.mounts else None
+    record = CloudRecord(run_id, now.labels.get("plan", ""), namespace, "", data=data, jobs=ordered)
     return CloudRun(f"{namespace}/{job_id}", None, with_bucket(record, now), known[job_id], now)
+
+
+def _data_of(mount: Mount) -> CloudData:
+    if mount.kind == "dataset":
+        return CloudData(mount.mount_path, None, None, repository=mount.bucket, revision=mount.revision)
+    return CloudData(mount.mount_path, None, None, bucket=mount.bucket, folder=mount.folder)
 
 
 def _as_record(job: Job, asked: CloudJob | None) -> CloudJob:

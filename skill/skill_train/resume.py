@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from skill_train import cloud_record, job_once, job_spec, jobs
-from skill_train.cloud_record import CloudData, CloudJob, CloudRecord
+from skill_train import cloud_record, job_once, jobs
+from skill_train.cloud_record import CloudJob, CloudRecord
 from skill_train.errors import UsageError
 from skill_train.follow import Say, patiently
-from skill_train.job_spec import Mount
-from skill_train.resources import train_program
 from skill_train.run_dir import RunDir, locked, read_json
 
 
@@ -24,7 +22,7 @@ def resume(
     """
     with locked(run, "resume"):
         record = _settled(run, cloud_record.submitted(run), say)
-        if is_live(record, say):
+        if _is_live(record, say):
             return record, True
         if record.bucket is None or record.folder is None:
             raise UsageError(
@@ -35,30 +33,12 @@ def resume(
             )
         number = record.last.number if record.last and record.last.job_id is None else len(record.jobs) + 1
         asked = CloudJob(number, "starting", flavor, timeout_seconds, job_once.now(), usd_per_hour)
-        spec = job_spec.of_run(
-            read_json(run.plan),
-            program=train_program(),
-            plan=run.plan,
-            namespace=record.namespace,
-            labels=cloud_record.labels(record, number),
-            flavor=flavor,
-            timeout_seconds=timeout_seconds,
-            data=mount_of(record.data),
-        )
+        spec = job_once.specification(run, read_json(run.plan), record, asked)
         folder = (record.bucket, record.folder)
         return job_once.start(run, record, asked, lambda: jobs.start_again(spec, folder), say), False
 
 
-def mount_of(data: CloudData | None) -> Mount | None:
-    """Where a job finds the data that was uploaded."""
-    if data is None:
-        return None
-    if data.repository is not None:
-        return Mount(data.repository, "", data.mount_path, read_only=True, kind="dataset", revision=data.revision)
-    return Mount(data.bucket or "", data.folder or "", data.mount_path, read_only=True)
-
-
-def is_live(record: CloudRecord, say: Say) -> bool:
+def _is_live(record: CloudRecord, say: Say) -> bool:
     """Whether the last job of the record has not ended."""
     job_id = record.last.job_id if record.last else None
     if job_id is None:

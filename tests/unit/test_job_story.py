@@ -7,7 +7,7 @@ import json
 import pytest
 
 from skill_train import flavors
-from skill_train.job_story import Ending, Story, explain, exit_code, larger, waiting
+from skill_train.job_story import Ending, Story, exit_code, explain, larger, waiting
 
 OFFERED = flavors.shipped()
 RUN = "runs/tickets cloud"
@@ -29,8 +29,8 @@ ERROR_802 = (  # huggingface_hub#4134, 2026-04-23, on an h200
     "NumCudaDevices() that might have already set an error? Error 802: system not yet initialized"
 )
 NO_CREDIT = (  # users' reports, 2026
-    "huggingface_hub.errors.HfHubHTTPError: 402 Client Error: Payment Required. Pre-paid credit balance is insufficient "
-    "- add more credits to your account to use Jobs."
+    "huggingface_hub.errors.HfHubHTTPError: 402 Client Error: Payment Required. Pre-paid credit balance is "
+    "insufficient - add more credits to your account to use Jobs."
 )
 FORBIDDEN = (  # katanaml/sparrow#31, 2023-07-31, at the push after training
     "huggingface_hub.utils._errors.HfHubHTTPError: 403 Client Error: Forbidden for url: "
