@@ -9,6 +9,7 @@ import hashlib
 import json
 import tempfile
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -109,9 +110,13 @@ def digest(content: bytes) -> dict[str, Any]:
     return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
 
 
-def checkpoint(step: int, files: dict[str, bytes] | None = None) -> dict[str, bytes]:
+def checkpoint(step: int) -> dict[str, bytes]:
     """A checkpoint as a job keeps it, its marker with it."""
-    files = files or {"adapter_model.safetensors": f"weights {step}".encode(), "complete.json": b"{}", "before.json": b"{}"}
+    files = {
+        "adapter_model.safetensors": f"weights {step}".encode(),
+        "complete.json": b"{}",
+        "before.json": b"{}",
+    }
     folder = f"checkpoints/checkpoint-{step}/"
     marker = json.dumps({name: digest(content) for name, content in files.items()}).encode()
     return {folder + name: content for name, content in files.items()} | {folder + "kept.json": marker}
@@ -142,8 +147,9 @@ def result(state: str = "done", **more: bytes) -> dict[str, bytes]:
     return files | {"kept.json": json.dumps(marker).encode()}
 
 
-def plan(flavor: str = "t4-small") -> dict[str, Any]:
-    made = decided("qwen2.5-0.5b", "rtx_4090", where="cloud", flavor=flavor)
+@cache
+def plan() -> dict[str, Any]:
+    made = decided("qwen2.5-0.5b", "rtx_4090", where="cloud", flavor="t4-small")
     return made | {"policy": {"sensitive": False, "hub_model_id": "me/tickets"}}
 
 

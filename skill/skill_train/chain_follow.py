@@ -14,13 +14,13 @@ from typing import Any
 from skill_train import cloud_record, cloud_run, flavors, follow, job_figures, job_story, jobs, kept, tables
 from skill_train.cloud_run import CloudRun
 from skill_train.console import Console, Result
-from skill_train.errors import SkillTrainError, Temporary, UsageError, from_exit_code
+from skill_train.errors import AccessError, SkillTrainError, Temporary, UsageError, from_exit_code
 from skill_train.job_figures import Speed
 from skill_train.job_story import Ending, Story
 from skill_train.jobs import Job
 from skill_train.run_dir import RunDir, read_json
 
-_PEEKED = ("metrics.jsonl", "train.failed.json", kept.MARKER)
+_PEEKED = ("metrics.jsonl", "train.failed.json", "plan.json", kept.MARKER)
 _TAIL_LINES = 60  # of a log, in which the reason of a failure is looked for
 _CANCEL_SECONDS = 60.0  # for a job to save its checkpoint
 _LOG_BYTES = 6000  # of log lines in a JSON answer, which has at most 8 KB
@@ -199,8 +199,7 @@ class About:
 
 def look(cloud: CloudRun, console: Console) -> About:
     """One look, whatever has been kept of the run and whatever the Hub still has of the job."""
-    now, record, say = _now(cloud), cloud.record, console.status
-    there = kept.peek(record.bucket, record.folder, _PEEKED, say) if record.bucket and record.folder else kept.NOTHING
+    now, there = _now(cloud), _peeked(cloud, console)
     failed = not now.live and now.stage != "COMPLETED"
     text, written = there.texts.get("metrics.jsonl", ("", None))
     lines = _tail(cloud, console) if failed or (now.stage == "RUNNING" and not text) else []
@@ -210,13 +209,25 @@ def look(cloud: CloudRun, console: Console) -> About:
     return About(
         cloud=cloud,
         now=now,
-        plan=cloud_run.plan_of(cloud, say),
+        plan=cloud_run.plan_of(cloud, there),
         speed=measured,
         source=source if measured else None,
         age_seconds=(datetime.now(UTC) - written).total_seconds() if written else None,
         kept_step=there.checkpoint,
         story=_explained(cloud, measured, there, lines) if failed else None,
     )
+
+
+def _peeked(cloud: CloudRun, console: Console) -> kept.Peek:
+    """What is kept so far; a bucket that may not be read does not hide what the Hub says of the job."""
+    record = cloud.record
+    if record.bucket is None or record.folder is None:
+        return kept.NOTHING
+    try:
+        return kept.peek(record.bucket, record.folder, _PEEKED, console.status)
+    except AccessError as error:
+        console.warn("no_bucket", f"what the job keeps cannot be read: {error.message}")
+        return kept.NOTHING
 
 
 def _explained(cloud: CloudRun, measured: Speed | None, there: kept.Peek, lines: list[str]) -> Story:

@@ -81,14 +81,12 @@ def latest(cloud: CloudRun) -> CloudRun:
     return replace(cloud, job=cloud.record.jobs[-1], now=None)
 
 
-def plan_of(cloud: CloudRun, say: Say) -> dict[str, Any] | None:
-    """The plan, from the run directory or the bucket; None when neither has it."""
+def plan_of(cloud: CloudRun, there: kept.Peek) -> dict[str, Any] | None:
+    """The plan, of the run directory or as it lies in the bucket; None when neither has it."""
     if cloud.run is not None and cloud.run.plan.is_file():
         return dict(read_json(cloud.run.plan))
-    if cloud.record.bucket is None or cloud.record.folder is None:
-        return None
-    plan = kept.peek(cloud.record.bucket, cloud.record.folder, ("plan.json",), say).document("plan.json")
-    return plan if plan is not None and "recipe" in plan else None
+    plan = there.document("plan.json")
+    return plan if plan is not None and isinstance(plan.get("recipe"), dict) else None
 
 
 def in_folder(cloud: CloudRun, folder: Path | None, say: Say) -> CloudRun:
@@ -100,18 +98,20 @@ def in_folder(cloud: CloudRun, folder: Path | None, say: Say) -> CloudRun:
     if cloud.run is not None and folder in (None, cloud.run.path):
         return cloud
     run = RunDir(folder or Path("runs") / cloud.record.run_id)
-    there = cloud_record.read(run)
-    if there is not None and there.run_id == cloud.record.run_id:
-        return replace(cloud, name=str(run.path), run=run)
-    if there is not None or run.plan.exists() or run.adapter.exists():
+    known = cloud_record.read(run)
+    if known is not None and known.run_id == cloud.record.run_id:
+        return replace(cloud, name=str(run.path), run=run, record=known)
+    if known is not None or run.plan.exists() or run.adapter.exists():
         raise UsageError(
             f"{run.path} holds another run",
             code="another_run",
             expected="a new folder, or one of the same run",
-            got=f"run {there.run_id}" if there else "a run of this machine",
+            got=f"run {known.run_id}" if known else "a run of this machine",
             hint="give another --run-dir",
         )
-    plan = plan_of(cloud, say)
+    bucket, kept_in = cloud.record.bucket, cloud.record.folder
+    there = kept.peek(bucket, kept_in, ("plan.json",), say) if bucket and kept_in else kept.NOTHING
+    plan = plan_of(cloud, there)
     if plan is None:
         raise UsageError(
             f"the plan of {cloud.name} is not in its bucket any more",

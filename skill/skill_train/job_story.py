@@ -306,7 +306,8 @@ def _of_log(ending: Ending) -> Story | None:
 
 def _unknown(ending: Ending) -> Story:
     code = exit_code(ending.message)
-    last = next((line.strip() for line in reversed(ending.lines) if line.strip()), "")
+    words = (line.strip() for line in reversed(ending.lines))
+    last = next((line for line in words if line and not line.startswith('{"event"')), "")
     what = "the job failed" if code is None else f"the program of the job ended with exit code {code}"
     message = f"{what}: {last[:200]}" if last else what
     return Story("job_failed", message, "read its log", "again", got=ending.message or "")

@@ -90,12 +90,7 @@ def look(bucket: str, folder: str, say: Say) -> Kept | None:
     Raises:
         VerificationFailed: a marker names a path that leads out of the run directory.
     """
-    try:
-        listed = {file.path: file for file in patiently(lambda: jobs.list_files(bucket, folder), say)}
-    except UsageError as error:
-        if error.code == "unknown_bucket":
-            return None
-        raise
+    listed = {file.path: file for file in _listed(bucket, folder, say)}
     found = {int(m[1]): name for name in listed if (m := _CHECKPOINT.fullmatch(name))}
     newest_first = [found[step] for step in sorted(found, reverse=True)]
     markers = _read_json(bucket, [listed[name] for name in (MARKER, *newest_first) if name in listed], say)
@@ -129,16 +124,26 @@ def belongs(name: str) -> bool:
 
 
 def peek(bucket: str, folder: str, names: tuple[str, ...], say: Say) -> Peek:
-    """Small files in the folder of a run; what is not there is left out."""
-    try:
-        listed = patiently(lambda: jobs.list_files(bucket, folder), say)
-    except UsageError:  # no such bucket
-        return NOTHING
+    """Small files in the folder of a run; what is not there is left out.
+
+    Raises:
+        AccessError: the token may not read the bucket.
+    """
+    listed = _listed(bucket, folder, say)
     files = [file for file in listed if file.path in names]
     texts = _fetch(bucket, [file.remote for file in files], say)
     steps = [int(m[1]) for file in listed if (m := _CHECKPOINT.fullmatch(file.path))]
     found = {file.path: (texts[file.remote], file.uploaded_at) for file in files if file.remote in texts}
     return Peek(found, max(steps, default=0))
+
+
+def _listed(bucket: str, folder: str, say: Say) -> list[BucketFile]:
+    try:
+        return patiently(lambda: jobs.list_files(bucket, folder), say)
+    except UsageError as error:
+        if error.code == "unknown_bucket":
+            return []
+        raise
 
 
 def _newest_whole(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import textwrap
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import cloud_runs
-from cloud_runs import BUCKET, FOLDER, RUN_ID, Cloud
+from cloud_runs import Cloud
 from hub_emulator import Fault, Hub, JobFault, faults
 
 pytest.importorskip("huggingface_hub")
@@ -74,6 +73,7 @@ def test_a_person_reads_lines(cloud: Cloud) -> None:
 
 
 def test_a_job_whose_start_nobody_heard_of_is_found(cloud: Cloud) -> None:
+    cloud.keep({"metrics.jsonl": cloud_runs.metrics(1)})
     job = _running(cloud)
     lost = dataclasses.replace(cloud.record.jobs[0], state="starting", job_id=None, url=None)
     cloud.write(dataclasses.replace(cloud.record, jobs=(lost,), bucket=None, folder=None))
@@ -177,7 +177,9 @@ def test_a_job_that_never_begins(cloud: Cloud) -> None:
 
 
 OWN = {"code": "bad_row", "message": "row 3 has no text", "expected": "text", "got": "{}", "hint": "mend it"}
-FAILED_EVENT = f"import json; print(json.dumps({{'event': 'failed', 'exit_code': 2, 'error': {OWN!r}}})); raise SystemExit(2)"
+FAILED_EVENT = (
+    f"import json; print(json.dumps({{'event': 'failed', 'exit_code': 2, 'error': {OWN!r}}})); raise SystemExit(2)"
+)
 OUT_OF_MEMORY = "raise SystemExit('torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB')"
 
 

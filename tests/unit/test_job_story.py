@@ -133,6 +133,11 @@ def test_the_record_of_an_earlier_job_is_not_believed() -> None:
     assert _story("Job timeout", failure=failure).code == "timeout"
 
 
+def test_the_last_words_are_not_an_event() -> None:
+    story = _story(FAILED, lines=("Segmentation fault", '{"event": "step", "step": 5}', ""))
+    assert story.message == "the program of the job ended with exit code 1: Segmentation fault"
+
+
 def test_what_was_measured_is_told() -> None:
     ending = Ending(
         "ERROR", FAILED, lines=(CUDA_OOM,), step=12, steps=50, memory_bytes={"cuda": 23_100_000_000, "rss": 9}
