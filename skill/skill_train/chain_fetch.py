@@ -89,11 +89,15 @@ def resume(
     yes: bool,
 ) -> Result:
     """A new job from the newest checkpoint, after its cost was agreed to."""
+    from skill_train import resume as step
+
     cloud = cloud_run.find(run, console.status)
     last = cloud.record.last
     if last is not None and last.job_id not in (None, cloud.job.job_id):  # an id of an earlier job was given
         cloud = cloud_run.with_now(cloud_run.latest(cloud), console.status)
     if cloud.now is not None and cloud.now.live:
+        if cloud.run is not None:
+            step.noted(cloud.run, console.status)
         return _there(cloud, cloud.job, reused=True)
     cloud = cloud_run.in_folder(cloud, run_dir, console.status)
     about = look(cloud, console)
@@ -114,8 +118,6 @@ def resume(
         console.warn("same_again", f"the same recipe may end the same way: {about.story.help}")
     if not yes:
         return _agreement(about, budget, timeout)
-    from skill_train import resume as step
-
     assert cloud.run is not None  # in_folder gave it one
     record, reused = step.resume(
         cloud.run,

@@ -44,22 +44,20 @@ def status(console: Console, *, run: str) -> Result:
 def logs(console: Console, *, run: str, follow_: bool, tail: int | None) -> Result:
     """Its lines: printed as they come, or the last of them in the answer."""
     cloud = cloud_run.find(run, console.status)
-    where = (cloud.record.namespace, cloud.job.job_id or "")
-    there = follow.log_so_far(*where, console.status) if follow_ or tail is None else []
-    if tail is not None and not follow_:
-        there = follow.log_so_far(*where, console.status, tail=tail)
+    where, say = (cloud.record.namespace, _now(cloud).id), console.status
+    live = follow_ and _now(cloud).live
+    there = [] if live and tail is None else follow.log_so_far(*where, say, tail=None if live else tail)
     last: deque[str] = deque(maxlen=tail or 1000)
-    for line in there if tail is None else there[len(there) - min(tail, len(there)) :]:
+    for line in there[-tail:] if tail else there:
         last.append(line)
         console.line(line, now=follow_)
-    if follow_:
-        for line in follow.lines(*where, say=console.status, skip=len(there)):
+    if live:
+        for line in follow.lines(*where, say=say, skip=len(there)):
             last.append(line)
             console.line(line, now=True)
-        cloud = cloud_run.with_now(cloud, console.status)
+        cloud = cloud_run.with_now(cloud, say)
     shown = _that_fit(last)
-    stage = cloud.now.stage if cloud.now else ""
-    data = {"job_id": where[1], "stage": stage, "lines": shown, "left_out": len(last) - len(shown)}
+    data = {"job_id": where[1], "stage": _now(cloud).stage, "lines": shown, "left_out": len(last) - len(shown)}
     return Result(data, next=_next_of_logs(cloud, console))
 
 

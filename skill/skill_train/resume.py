@@ -38,6 +38,12 @@ def resume(
         return job_once.start(run, record, asked, lambda: jobs.start_again(spec, folder), say), False
 
 
+def noted(run: RunDir, say: Say) -> CloudRecord:
+    """The record, with a job whose start nobody heard of written into it."""
+    with locked(run, "resume"):
+        return _settled(run, cloud_record.submitted(run), say)
+
+
 def _is_live(record: CloudRecord, say: Say) -> bool:
     """Whether the last job of the record has not ended."""
     job_id = record.last.job_id if record.last else None

@@ -137,12 +137,14 @@ def test_a_pull_that_is_killed_goes_on(cloud: Cloud, tmp_path: Path) -> None:
     _until(lambda: bool(cloud.hub.faults.struck))
     child.send_signal(signal.SIGKILL)
     child.wait()
-    there = _tree(cloud)
+    there, asked = _tree(cloud), len(cloud.hub.log)
+    (cloud.run.path / ".pull.part" / "environment.json").write_bytes(b"{}")  # it had come, and had no name yet
     assert there == {"adapter/adapter_config.json", "adapter/adapter_model.safetensors"}
     answer = cloud.on("pull")
     assert answer.data["trained"]
     assert answer.data["fetched"] == len(cloud_runs.result()) - 1 - len(there)  # but for the marker
     assert not (cloud.run.path / ".pull.part").exists()
+    assert not [r for r in cloud.hub.log[asked:] if r.method == "HEAD" and "environment" in r.path]
 
 
 def test_trouble_while_files_come(cloud: Cloud) -> None:
@@ -281,7 +283,11 @@ def test_a_start_that_was_cut_off_is_looked_for(cloud: Cloud, monkeypatch: pytes
     cloud.write(record.with_job(lost))
     answer = cloud.on("resume", "--yes")
     assert (answer.data["reused"], answer.data["job_id"]) == (True, record.jobs[1].job_id)
-    assert cloud.hub.jobs_created == 2
+    assert (cloud.hub.jobs_created, cloud.record.jobs[1].job_id) == (2, record.jobs[1].job_id)
+    cloud.on("cancel")
+    cloud.write(record.with_job(lost))
+    assert (cloud.on("resume", "--yes").data["attempt"], cloud.hub.jobs_created) == (3, 3)
+    assert [job.number for job in cloud.record.jobs if job.job_id] == [1, 2, 3]
 
 
 def test_the_token_is_nowhere(cloud: Cloud) -> None:
