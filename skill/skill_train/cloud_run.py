@@ -143,9 +143,9 @@ def _started_perhaps(cloud: CloudRun, say: Say) -> CloudRun:
     wanted = {key: labels[key] for key in ("run", "attempt")}
     found = patiently(lambda: jobs.find(cloud.record.namespace, wanted), say)
     if found:
-        known = _as_record(found[0], cloud.job)
-        record = with_bucket(cloud.record.with_job(known), found[0])
-        return replace(cloud, record=record, job=known, now=found[0])
+        known = _as_record(found[-1], cloud.job)
+        record = with_bucket(cloud.record.with_job(known), found[-1])
+        return replace(cloud, record=record, job=known, now=found[-1])
     before = next((job for job in reversed(cloud.record.jobs) if job.job_id is not None), None)
     if before is None:
         raise never_started(cloud.name)
