@@ -26,25 +26,32 @@ HEAVY = {
 OWNERS: dict[str, set[str]] = {
     "click": {"cli", "cli_cloud", "cli_export", "cli_frame", "cli_local"},
     "httpx2": {"hub_client"},
-    "huggingface_hub": {"hub", "hub_account", "hub_client", "hub_dataset", "hub_repository", "jobs"},
+    "huggingface_hub": {
+        "hub", "hub_account", "hub_client", "hub_dataset", "hub_push", "hub_repository", "jobs",
+    },
     "llama_cpp": {"llama_api", "template_worker"},  # in child processes only
     "platform": {"machine_probe"},
     "psutil": {"machine_probe"},
     "rich": {"console", "tables"},
-    "subprocess": {"native", "local", "toolchain", "converter", "machine_probe"},
+    "subprocess": {"native", "local", "toolchain", "converter", "machine_probe", "rehearsal"},
 }  # fmt: skip
 PRINTS = {"console", "native"}  # native prints a worker's progress lines for its parent
 PRINTING = {"print", "click.echo", "click.secho", "sys.stdout.write", "sys.stderr.write"}
-STEPS = {"local", "merge", "convert", "quantize", "verify", "lora_gguf", "evaluate", "pull", "resume", "submission"}
+STEPS = {
+    "local", "merge", "convert", "quantize", "verify", "lora_gguf", "evaluate", "pull", "rehearsal", "resume",
+    "submission",
+}  # fmt: skip
 COMPOSERS = {
     "chain", "chain_data", "chain_fetch", "chain_follow", "chain_gguf", "chain_plan", "chain_submit", "demo", "doctor",
+    "push",
 }  # fmt: skip
 ENTRY = "cli"
 COMMANDS = {"cli_cloud", "cli_export", "cli_local"}  # each composes nothing: it calls a composer
 PURE = {
     "candidates", "cloud_budget", "dataset_card", "devices", "estimate", "estimate_files", "estimate_report",
     "estimate_time", "facts", "first_rows", "formats", "job_figures", "job_spec", "job_story", "launch",
-    "llama_architectures", "methods", "model_arithmetic", "model_config", "placement", "plan", "recipe", "rubric",
+    "llama_architectures", "methods", "model_arithmetic", "model_card", "model_config", "placement", "plan", "recipe",
+    "rubric",
 }  # fmt: skip
 IMPURE = {
     "asyncio", "datetime", "glob", "http", "multiprocessing", "os", "platform", "random", "secrets", "shutil", "signal",
@@ -96,6 +103,9 @@ FLOOR: dict[str, set[str]] = {
     "cloud_budget": {"errors"},
     "cloud_record": {"errors", "job_spec", "run_dir"},
     "job_spec": set(),
+    "hub_push": {"errors", "hub_client", "push_files"},
+    "model_card": set(),
+    "push_files": {"errors", "recipe", "run_dir"},
     "jobs": {"errors", "hub_client", "job_spec"},
     "job_figures": set(),
     "job_story": {"facts"},

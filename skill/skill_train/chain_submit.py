@@ -7,18 +7,31 @@ import re
 from pathlib import Path
 from typing import Any
 
-from skill_train import cloud_answer, cloud_budget, cloud_record, flavors, preflight, rubric, staging, submission
+from skill_train import (
+    cloud_answer,
+    cloud_budget,
+    cloud_record,
+    flavors,
+    preflight,
+    rehearsal,
+    rubric,
+    staging,
+    submission,
+    tables,
+)
 from skill_train import recipe as recipes
-from skill_train.chain_plan import decided, load_recipe, require_no_blockers
+from skill_train.chain_plan import decided, load_recipe, local_plan, require_no_blockers, require_room
 from skill_train.cloud_answer import Asked, Checked
 from skill_train.cloud_budget import Budget
 from skill_train.cloud_order import Order
 from skill_train.console import Console, Result
+from skill_train.errors import DecisionNeeded
 from skill_train.facts import Flavor
 from skill_train.hub_account import Account
 from skill_train.placement import Choices
 from skill_train.plan_file import given_plan, is_plan
 from skill_train.recipe import Recipe
+from skill_train.resources import train_program
 from skill_train.run_dir import RunDir, open_run, read_json
 
 
@@ -32,6 +45,8 @@ def submit(console: Console, **options: Any) -> Result:
     timeout = None if asked.timeout is None else cloud_budget.seconds_of(asked.timeout)
     made = _plan(console, asked)
     require_no_blockers(made)
+    if asked.rehearse:
+        return _rehearse(console, asked, made)
     account = _account(asked)
     order = _order(asked, made, account)
     run = RunDir(_run_dir(asked, made))
@@ -92,10 +107,12 @@ def _require_remote(model: str, *, sensitive: bool, owner: str | None) -> None:
 
 
 def _order(asked: Asked, made: dict[str, Any], account: Account) -> Order:
-    """The plan with its repository and its data; the price comes with the checks."""
+    """The plan with its repository and its data, and the price that was known last; the checks ask for today's."""
     place = preflight.namespace(account, asked.namespace) if account.state == "valid" else account.name
     staged = staging.stage(Path(made["recipe"]["data"])) if preflight.local_data(made) else None
-    return Order(_with_repository(made, asked, place), place, None, staged, asked.data_repo)
+    offer = _kept_offer(made["flavor"])
+    price = None if offer is None else offer.usd_per_hour
+    return Order(_with_repository(made, asked, place), place, price, staged, asked.data_repo)
 
 
 def _with_repository(made: dict[str, Any], asked: Asked, place: str) -> dict[str, Any]:
@@ -133,6 +150,40 @@ def _run_dir(asked: Asked, made: dict[str, Any]) -> Path:
         return first
     later = (first.with_name(f"{first.name}-{number}") for number in range(2, 1000))
     return next(path for path in (first, *later) if not path.exists())
+
+
+def _rehearse(console: Console, asked: Asked, made: dict[str, Any]) -> Result:
+    """Two steps of the job on this machine. Nothing is sent."""
+    made = _with_repository(made, asked, asked.namespace or "me")
+    here = _plan_here(console, _recipe_of(made, {"max_steps": rehearsal.STEPS}))
+    for part in ("device", "dtype", "num_processes"):
+        console.status(f"{part}: {here['placement'][part]} here, {made['placement'][part]} in the job")
+    staged = staging.stage(Path(made["recipe"]["data"])) if preflight.local_data(made) else None
+    spec = cloud_answer.specification(RunDir(_run_dir(asked, made)), Order(made, "me", None, staged, None), "rehearsal")
+    figures = rehearsal.rehearse(rehearsal.shortened(made, here), spec, staged, console.status)
+    data = {"verdict": "pass", **figures, "not_rehearsed": rehearsal.differences(made, here, train_program())}
+    again = cloud_answer.command_of(asked, rehearse=False)
+    return Result(data, human=lambda rich: tables.draw_rehearsal(rich, data), quiet=data["verdict"], next=[again])
+
+
+def _plan_here(console: Console, recipe: Recipe) -> dict[str, Any]:
+    """The placement of this machine for the recipe.
+
+    Raises:
+        DecisionNeeded: it does not fit here.
+    """
+    try:
+        here = local_plan(console, recipe, Choices(where="local"))
+        require_room(console, here, force=False)
+    except DecisionNeeded as error:
+        raise DecisionNeeded(
+            f"this machine cannot rehearse the run: {error.message}",
+            code="cannot_rehearse",
+            expected=error.expected,
+            got=error.got,
+            hint="--dry-run in the place of --rehearse checks everything but the training",
+        ) from None
+    return here
 
 
 # --- The checks ---

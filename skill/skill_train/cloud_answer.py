@@ -16,7 +16,7 @@ from skill_train.cloud_order import Order, Sent, uploads
 from skill_train.cloud_record import CloudData, CloudJob, CloudRecord
 from skill_train.console import Console, Result
 from skill_train.errors import DecisionNeeded
-from skill_train.job_spec import KEPT, Mount, as_request
+from skill_train.job_spec import KEPT, JobSpec, Mount, as_request
 from skill_train.jobs import LIVE
 from skill_train.run_dir import RunDir, read_json
 
@@ -123,13 +123,18 @@ def command_of(asked: Asked, **more: Any) -> str:
 def dry_run(run: RunDir, checked: Checked) -> Result:
     """The job as it would be sent. What only the start makes is said in its place."""
     order = checked.order
-    made = order.plan
-    record = CloudRecord(_AT_START, order.plan_hash, order.namespace, made["policy"]["hub_model_id"], data=_data(order))
-    job = CloudJob(1, "starting", made["flavor"], made["timeout_seconds"], job_once.now(), order.usd_per_hour)
-    spec = job_once.specification(run, made, record, job)
+    spec = specification(run, order, _AT_START)
     request = as_request(spec, Mount(f"{order.namespace}/jobs-artifacts", _AT_START, KEPT, read_only=False))
     data = {"job": request, "not_checked": checked.unchecked, "run_dir": str(run.path), **_shown(checked)}
     return Result(data, human=lambda rich: rich.print_json(data=data), quiet=json.dumps(request))
+
+
+def specification(run: RunDir, order: Order, run_id: str) -> JobSpec:
+    """The job of an order that was not sent."""
+    made = order.plan
+    record = CloudRecord(run_id, order.plan_hash, order.namespace, made["policy"]["hub_model_id"], data=_data(order))
+    job = CloudJob(1, "starting", made["flavor"], made["timeout_seconds"] or 0, job_once.now(), order.usd_per_hour)
+    return job_once.specification(run, made, record, job)
 
 
 def _data(order: Order) -> CloudData | None:

@@ -137,6 +137,15 @@ def draw_submit(rich: Any, data: dict[str, Any]) -> None:
         rich.print(clean(line), markup=False, soft_wrap=True)
 
 
+def draw_rehearsal(rich: Any, data: dict[str, Any]) -> None:
+    lines = [
+        f"rehearsal: {data['verdict']}, {data['steps']} steps in {data['seconds']} s, {data['kept_files']} files kept"
+    ]
+    lines += [f"not rehearsed: {text}" for text in data["not_rehearsed"]]
+    for line in lines:
+        rich.print(clean(line), markup=False, soft_wrap=True)
+
+
 def draw_data(rich: Any, data: dict[str, Any]) -> None:
     """What a dataset is, who can use it, what is wrong with it, how long its rows are, and one of them."""
     from rich.table import Table
