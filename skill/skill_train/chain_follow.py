@@ -256,15 +256,13 @@ def _tail(cloud: CloudRun, console: Console) -> list[str]:
 
 def _not_well(about: About, timeout: float | None) -> SkillTrainError | None:
     """The error that `wait` ends with."""
-    word = about.cloud.word
+    hint, waited = f"skill-train wait {about.cloud.word}", f"after {timeout or 0:g} seconds of waiting"
+    if about.now.stage == "SCHEDULING":
+        message = f"the job has no machine yet {waited}"
+        return Temporary(message, code="not_started", expected="RUNNING", got=about.now.stage, hint=hint)
     if about.now.live:
-        return Temporary(
-            f"the job is still {about.now.stage} after {timeout or 0:g} seconds of waiting; it goes on",
-            code="not_started" if about.now.stage == "SCHEDULING" else "still_running",
-            expected="COMPLETED",
-            got=about.now.stage,
-            hint=f"skill-train wait {word}",
-        )
+        message = f"the job still runs {waited}; it goes on"
+        return Temporary(message, code="still_running", expected="COMPLETED", got=about.now.stage, hint=hint)
     if about.story is None:
         return None
     story = about.story

@@ -88,80 +88,80 @@ class Sign:
 SIGNS = (
     Sign(  # torch.OutOfMemoryError of torch 2.x: pytorch/pytorch#16417 (2024-03), lllyasviel/FramePack#369 (2025-04)
         r"CUDA out of memory|torch\.(?:cuda\.)?OutOfMemoryError",
-        "out_of_memory",
-        "the GPU ran out of memory",
-        "a flavor with more memory on each GPU, a smaller max_length, or load_in_4bit",
-        "gpu",
-        3,
+        code="out_of_memory",
+        message="the GPU ran out of memory",
+        help="a flavor with more memory on each GPU, a smaller max_length, or load_in_4bit",
+        remedy="gpu",
+        exit_code=3,
     ),
     Sign(  # an H200 whose fabric manager was not ready: huggingface_hub#4134 (2026-04), #4128 (open)
         r"Error 802|system not yet initialized|CUDA-capable device\(s\) is/are busy or unavailable",
-        "bad_machine",
-        "the machine of the job had a GPU that does not work; training never began",
-        "another machine: the same job once more, or another flavor if it happens again",
-        "again",
+        code="bad_machine",
+        message="the machine of the job had a GPU that does not work; training never began",
+        help="another machine: the same job once more, or another flavor if it happens again",
+        remedy="again",
     ),
     Sign(  # users' reports, 2026: the answer of POST /api/jobs
         r"[Cc]redit balance is insufficient|402 (?:Client Error|Payment Required)",
-        "no_credit",
-        "the account that pays for the job has no credit left",
-        f"add credit at {BILLING}",
-        "credit",
-        4,
+        code="no_credit",
+        message="the account that pays for the job has no credit left",
+        help=f"add credit at {BILLING}",
+        remedy="credit",
+        exit_code=4,
     ),
     Sign(  # GatedRepoError of huggingface_hub 2.4; its text also names 401 or 403
         r"GatedRepoError|Cannot access gated repo|is restricted and you are not in the authorized list",
-        "gated",
-        "the job may not read a gated model or dataset",
-        "ask for access on its page with the account whose token the job has",
-        "token",
-        4,
+        code="gated",
+        message="the job may not read a gated model or dataset",
+        help="ask for access on its page with the account whose token the job has",
+        remedy="token",
+        exit_code=4,
     ),
     Sign(  # huggingface_hub 2.4 with X-Error-Message; hf jobs: users' reports, 2026
         r"403 (?:Forbidden|Client Error)|required permissions to complete this action",
-        "no_permission",
-        "the token of the job lacks a permission",
-        "sign in with a token that may write to the model repository and run jobs",
-        "token",
-        4,
+        code="no_permission",
+        message="the token of the job lacks a permission",
+        help="sign in with a token that may write to the model repository and run jobs",
+        remedy="token",
+        exit_code=4,
     ),
     Sign(  # huggingface_hub 2.4 [ran]
         r"401 (?:Unauthorized|Client Error)|Invalid user token|Invalid credentials in Authorization header",
-        "bad_token",
-        "the Hub refused the token of the job; it may have been revoked while the job ran",
-        "sign in again",
-        "token",
-        4,
+        code="bad_token",
+        message="the Hub refused the token of the job; it may have been revoked while the job ran",
+        help="sign in again",
+        remedy="token",
+        exit_code=4,
     ),
     Sign(  # errno 28, as Linux says it
         r"No space left on device",
-        "no_disk",
-        "the disk of the job was full",
-        "a flavor with a larger disk, or a smaller save_total_limit",
-        "again",
-        3,
+        code="no_disk",
+        message="the disk of the job was full",
+        help="a flavor with a larger disk, or a smaller save_total_limit",
+        remedy="again",
+        exit_code=3,
     ),
     Sign(  # TRL and datasets name it so, and a KeyError is what code without a check ends in
         r"KeyError: '(?:messages|prompt|completion|text|conversations|chosen|rejected|instruction|output)'"
         r"|[Cc]olumn (?:name )?\S+ not in the dataset|has no column",
-        "missing_column",
-        "a column that the recipe needs is not in the data",
-        "see what columns there are, and name them under columns in the recipe",
-        "data",
+        code="missing_column",
+        message="a column that the recipe needs is not in the data",
+        help="see what columns there are, and name them under columns in the recipe",
+        remedy="data",
     ),
     Sign(  # the Trainer of transformers prints {'loss': nan, …}
         r"['\"]loss['\"]: *'?nan\b|\bloss is nan\b",
-        "bad_loss",
-        "the loss became NaN",
-        "half the learning_rate, a shorter max_length, or float32",
-        "recipe",
+        code="bad_loss",
+        message="the loss became NaN",
+        help="half the learning_rate, a shorter max_length, or float32",
+        remedy="recipe",
     ),
     Sign(  # uv 0.9, which installs what the program's header names
         r"No solution found when resolving|ModuleNotFoundError: No module named",
-        "not_installed",
-        "a package that the program needs could not be installed in the job",
-        "once more if the package index was down; the versions stand in the header of train.py",
-        "again",
+        code="not_installed",
+        message="a package that the program needs could not be installed in the job",
+        help="once more if the package index was down; the versions stand in the header of train.py",
+        remedy="again",
     ),
 )
 
@@ -256,12 +256,20 @@ def _memory(flavor: Flavor, need: str) -> int:
 def _of_stage(ending: Ending) -> Story | None:
     said = ending.message or ""
     if ending.stage == "DELETED":
-        return Story("job_deleted", "the job was deleted on the Hub", "what it kept may still be there", got=said)
+        message, rest = "the job was deleted on the Hub", "what it kept may still be there"
+        return Story(code="job_deleted", message=message, help=rest, got=said)
     if re.search(r"spend(?:ing)? limit reached", said, re.IGNORECASE):  # hub-docs, jobs in resource groups, 2026-08
-        help_ = "a higher limit for the resource group (its administrators set it), or a cheaper flavor"
-        return Story("spend_limit", "the spending limit of the resource group was reached", help_, "credit", 4, said)
+        return Story(
+            code="spend_limit",
+            message="the spending limit of the resource group was reached",
+            help="a higher limit for the resource group (its administrators set it), or a cheaper flavor",
+            remedy="credit",
+            exit_code=4,
+            got=said,
+        )
     if ending.stage == "CANCELED":
-        return Story("cancelled", "the job was cancelled", "what it kept is used by the next job", got=said)
+        rest = "what it kept is used by the next job"
+        return Story(code="cancelled", message="the job was cancelled", help=rest, got=said)
     return None
 
 
@@ -269,13 +277,16 @@ def _of_message(ending: Ending) -> Story | None:
     said = ending.message or ""
     if re.search(r"\btime(?:d )?\s?out\b", said, re.IGNORECASE):  # `Job timeout`: hub-docs and users' reports, 2026
         limit = f" after {ending.timeout_seconds / 60:.0f} minutes" if ending.timeout_seconds else ""
-        return Story("timeout", f"the job's time was up{limit}", "a longer timeout", "time", got=said)
+        message = f"the job's time was up{limit}"
+        return Story(code="timeout", message=message, help="a longer timeout", remedy="time", got=said)
     if exit_code(said) == 137 or "OOMKilled" in said:  # 128 + SIGKILL; the reason: users' reports, 2026
         sure = "ran out of memory" if "OOMKilled" in said else "was killed, most likely for its memory,"
         message = f"the machine of the job {sure} (RAM, not the GPU's)"
-        return Story("out_of_memory", message, "a flavor with more RAM, or a smaller model", "ram", 3, said)
+        rest = "a flavor with more RAM, or a smaller model"
+        return Story(code="out_of_memory", message=message, help=rest, remedy="ram", exit_code=3, got=said)
     if re.search(r"failed to start", said, re.IGNORECASE):
-        return Story("not_started", "the job could not be started", "the same job once more", got=said)
+        rest = "the same job once more"
+        return Story(code="start_failed", message="the job could not be started", help=rest, got=said)
     return None
 
 
@@ -310,7 +321,7 @@ def _unknown(ending: Ending) -> Story:
     last = next((line for line in words if line and not line.startswith('{"event"')), "")
     what = "the job failed" if code is None else f"the program of the job ended with exit code {code}"
     message = f"{what}: {last[:200]}" if last else what
-    return Story("job_failed", message, "read its log", "again", got=ending.message or "")
+    return Story(code="job_failed", message=message, help="read its log", got=ending.message or "")
 
 
 def _with_memory(story: Story, ending: Ending) -> Story:

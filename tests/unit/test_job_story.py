@@ -87,7 +87,7 @@ def test_a_program_that_said_nothing_but_its_last_words(line: str, code: str, ex
         # hub-docs, jobs in resource groups, 2026-08.
         ("CANCELED", "Resource group spend limit reached", "spend_limit", 4, NAMED),
         ("DELETED", None, "job_deleted", 5, NAMED),
-        ("ERROR", "Job failed to start: volume me/x not found", "not_started", 5, NAMED),
+        ("ERROR", "Job failed to start: volume me/x not found", "start_failed", 5, NAMED),
         ("ERROR", FAILED, "job_failed", 5, NAMED),
         ("ERROR", None, "job_failed", 5, NAMED),
     ],
