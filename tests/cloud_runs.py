@@ -71,18 +71,23 @@ class Cloud:
         return self.call(command, str(self.run.path), *arguments)
 
     def start(
-        self, program: str = "", *, arguments: tuple[str, ...] = (), flavor: str = "t4-small", timeout: int = 600
+        self,
+        program: str = "",
+        *,
+        flavor: str = "t4-small",
+        timeout: int = 600,
+        mounts: tuple[dict[str, Any], ...] = (),
     ) -> Job:
-        """A job of the run that runs a Python program, whose first argument is the folder that is kept."""
+        """A job of the run that runs a Python program, whose argument is the folder that is kept."""
         number = len(self.hub.jobs.all) + 1
         volume = {"type": "bucket", "source": BUCKET, "path": FOLDER, "mountPath": "/data", "readOnly": False}
         spec = {
-            "command": ["python", "-c", program, "/data", *arguments],
+            "command": ["python", "-c", program, "/data"],
             "flavor": flavor,
             "timeoutSeconds": timeout,
             "dockerImage": "x",
             "labels": {"skill-train": "1", "run": RUN_ID, "plan": "1" * 16, "attempt": str(number)},
-            "volumes": [volume],
+            "volumes": [*mounts, volume],
         }
         job = self.hub.jobs.create(spec, "me", "me")
         known = CloudJob(number, "started", flavor, timeout, "2026-11-21T10:00:00Z", USD_PER_HOUR, job.id, "url")

@@ -215,6 +215,19 @@ def test_after_a_timeout_with_the_time_that_it_needs(cloud: Cloud) -> None:
     assert [job.state for job in cloud.record.jobs] == ["started", "started"]
 
 
+def test_by_the_id_of_a_job_with_its_data(cloud: Cloud, tmp_path: Path) -> None:
+    """Rows of the user's own, which lie in the bucket: the next job has them too, at the same place."""
+    cloud.hub.buckets[BUCKET].files["rows-1/rows.jsonl"] = next(iter(cloud.hub.buckets[BUCKET].files.values()))
+    rows = {"type": "bucket", "source": BUCKET, "path": "rows-1", "mountPath": "/dataset", "readOnly": True}
+    job = cloud.start("raise SystemExit(1)", mounts=(rows,))
+    _ended(cloud, job)
+    answer = cloud.call("resume", job.id, "--run-dir", str(tmp_path / "new"), "--yes")
+    assert (answer.exit_code, answer.data["attempt"], answer.data["run_dir"]) == (0, 2, str(tmp_path / "new"))
+    spec = cloud.hub.jobs.all[1].spec
+    assert spec["command"][-2:] == ["--data", "/dataset/rows.jsonl"]
+    assert rows in spec["volumes"]
+
+
 def test_a_live_job_is_the_answer(cloud: Cloud) -> None:
     job = cloud.start(SLEEP)
     data = cloud.on("resume", "--yes").data
