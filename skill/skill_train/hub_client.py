@@ -145,7 +145,7 @@ def _of_repository(error: BaseException, subject: Subject) -> SkillTrainError | 
             expected=f"access granted to your account on {subject.page}",
             hint=f"ask for access on {subject.page}, then: hf auth login",
         )
-    if isinstance(error, errors.RepositoryNotFoundError):
+    if isinstance(error, (errors.RepositoryNotFoundError, errors.BucketNotFoundError)):
         return UsageError(
             f"there is no {subject.kind} {subject.name} on the Hub, or it is private",
             code=f"unknown_{subject.kind}",

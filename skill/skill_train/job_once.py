@@ -79,7 +79,7 @@ def specification(run: RunDir, made: dict[str, Any], record: CloudRecord, job: C
         namespace=record.namespace,
         labels=cloud_record.labels(record, job.number),
         flavor=job.flavor,
-        timeout_seconds=job.timeout_seconds,
+        timeout_seconds=job.timeout_seconds or made["timeout_seconds"],
         data=record.data.mount if record.data else None,
     )
 
