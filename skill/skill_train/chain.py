@@ -139,8 +139,20 @@ def merge(
 
 
 def merge_run(console: Console, run: RunDir, dtype: str | None = None) -> dict[str, Any]:
-    """Merges the adapter of a run into `merged/`."""
+    """Merges the adapter of a run into `merged/`.
+
+    Raises:
+        UsageError: not trained yet, or there is no adapter because every weight was trained.
+    """
     require_trained(run)
+    if run.is_full:
+        raise UsageError(
+            f"{run.path} has nothing to merge: every weight was trained, and merged/ is the whole model",
+            code="nothing_to_merge",
+            expected="a run that trained an adapter",
+            got="finetuning_type full",
+            hint=f"skill-train export-gguf {quoted(run.path)}",
+        )
     rows = read_rows(run.held_out) or read_rows(run.samples)
     put_aside(console, run.merged, run.record("merge"))
     try:

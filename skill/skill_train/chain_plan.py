@@ -13,7 +13,7 @@ from skill_train import recipe as recipes
 from skill_train.console import Console, Result
 from skill_train.errors import DecisionNeeded, UsageError
 from skill_train.facts import DatasetFacts, ModelFacts
-from skill_train.placement import Choices
+from skill_train.placement import Choices, with_precision
 from skill_train.plan_file import require_free
 from skill_train.recipe import Recipe
 from skill_train.run_dir import open_run, read_json, write_json
@@ -55,6 +55,7 @@ def decided(console: Console, recipe: Recipe, choices: Choices) -> dict[str, Any
 
     Prices are asked for where the Hub is needed anyway or the cloud was asked for; a plan of local files stays offline.
     """
+    choices = with_precision(choices, pure_bf16=recipe.pure_bf16)
     on_hub = not Path(recipe.model).is_dir()
     if on_hub:
         from skill_train import hub
@@ -80,6 +81,7 @@ def local_plan(console: Console, recipe: Recipe, choices: Choices) -> dict[str, 
     """The plan for this machine, with the model's files at hand; bf16 is timed where that could change the plan."""
     from skill_train import hub, local
 
+    choices = with_precision(choices, pure_bf16=recipe.pure_bf16)
     folder, commit = hub.model_folder(recipe.model, recipe.revision)
     about = model.read_model(folder)
     if commit is not None:  # of a model on the Hub the revision says which it is, as in a plan made without its files

@@ -58,9 +58,10 @@ def micro_step_flops(model: ModelFacts, step: MicroStep) -> float | None:
     """Floating point operations of one micro-step, a multiply-add counted twice; None for an unknown shape.
 
     Forward 2 x parameters x tokens (Kaplan et al. 2020, section 2.1). Backward the same again for the gradients of the
-    inputs; those of frozen weights are not made (Hu et al. 2021). Recomputation once more. Attention: 2 matmuls over
-    the causal half, 2.5 times that backward (Dao 2023, FlashAttention-2, section 4.1). The output head sees trained
-    tokens.
+    inputs; those of frozen weights are not made (Hu et al. 2021), and where all weights train they are as much again.
+    Recomputation once more. Attention: 2 matmuls over the causal half, 2.5 times that backward (Dao 2023,
+    FlashAttention-2, section 4.1). The output head sees trained tokens: forward, backward, and again where TRL (on
+    CUDA) or a head that trains makes its logits twice.
     """
     active = model.active_parameters or model.parameters
     if not (active and model.layers and model.hidden_size and model.vocab_size):
@@ -68,14 +69,15 @@ def micro_step_flops(model: ModelFacts, step: MicroStep) -> float | None:
     head = model.vocab_size * model.hidden_size
     embeddings = model.embedding_parameters if model.embedding_parameters is not None else head
     body = max(active - embeddings, 0)
-    passes = 3 if step.checkpointing else 2  # forward, backward, and forward again
-    linear = 2 * body * step.tokens * passes
-    adapter = 2 * adapter_parameters(model, step.target_modules, step.lora_r) * step.tokens * (passes + 1)
+    forward = 2 if step.checkpointing else 1
+    linear = 2 * body * step.tokens * (forward + 1 + step.full)
+    adapter = 2 * adapter_parameters(model, step.target_modules, step.lora_r) * step.tokens * (forward + 2)
     queries = (model.heads or 1) * (model.head_dim or model.hidden_size // (model.heads or 1))
     seen = min(step.length, model.sliding_window or step.length)
-    attention = 2 * queries * seen * step.tokens * model.layers * (passes - 1 + 2.5)
+    attention = 2 * queries * seen * step.tokens * model.layers * (forward + 2.5)
     trained = step.tokens * step.trained_share
-    return linear + adapter + attention + 2 * head * trained * (3 if step.device == "cuda" else 2)
+    head_passes = 4 if step.full else 3 if step.device == "cuda" else 2
+    return linear + adapter * (not step.full) + attention + 2 * head * trained * head_passes
 
 
 def micro_step_seconds(
