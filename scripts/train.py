@@ -1221,11 +1221,13 @@ def take_files(base: Path, part: Path, dtype: str) -> None:
 
 
 def gathered_weights(model: Any) -> dict[str, Any]:
-    """The trained weights of a model that is shared out, whole, in the RAM of the first process. All must call."""
+    """The trained weights of a model that is shared out, whole, in the RAM of the first process. All must call. One that
+    is tied to another has a name of its own here, and is left out."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
     options = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True)
-    return dict(get_model_state_dict(model, options=options))
+    names = {name for name, _ in (*model.named_parameters(), *model.named_buffers())}
+    return {name: weight for name, weight in get_model_state_dict(model, options=options).items() if name in names}
 
 
 def newest_checkpoint(folder: Path) -> Path | None:

@@ -210,6 +210,9 @@ def step_of(line: dict[str, Any]) -> MicroStep:
         lora_r=values["lora_r"],
         target_modules=tuple(values["target_modules"]),
         trained_share=line["trained_share"],
+        full=values.get("finetuning_type") == "full",
+        pure_bf16=values.get("pure_bf16", False),
+        accumulates=values.get("accumulation", 1) > 1,
     )
 
 
