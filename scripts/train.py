@@ -116,10 +116,11 @@ RELOAD_TOKENS = 64  # enough to see a wrong adapter; the logits of a long row wo
 LOGITS_AT_ONCE = 4_000_000  # 16 MB of float32: stays in the cache, and below glibc's threshold for fresh pages
 STRATEGIES = ("single", "ddp", "fsdp")
 TUNED = {"lora": "adapter", "full": "merged"}  # the folder of what was trained
-LEFT_OUT = (  # of a base's files: weights in any format, pickles and code; `skill_train.companions` has the same
-    ".safetensors .bin .pt .pth .ckpt .pkl .pickle .h5 .msgpack .onnx .onnx_data .gguf .ggml .npz .ot .tflite .mlmodel "
-    ".nemo .py .pyc .so .sh .exe"
-).split()
+# Of a base's files: weights in any format, pickles and code. `skill_train.companions` has the same.
+LEFT_OUT = """
+    .safetensors .bin .pt .pth .ckpt .pkl .pickle .h5 .msgpack .onnx .onnx_data .gguf .ggml .npz .ot .tflite .mlmodel
+    .nemo .py .pyc .so .sh .exe
+"""
 MARK = "skill train mark 7f3a"  # stands in for an answer to find where a template puts it
 
 EXIT_USAGE, EXIT_DOES_NOT_FIT, EXIT_FAILED, EXIT_NOT_INSTALLED = 2, 3, 5, 7
@@ -954,8 +955,8 @@ def log_probs_function() -> Any:
     class LogProbs(torch.autograd.Function):  # type: ignore[misc]
         """log p of each label. hidden [tokens, width], weight [vocabulary, width], labels [tokens] -> [tokens].
 
-        d log p / d logits = one at the label - softmax(logits). A frozen weight: the gradient of `hidden` is made in the
-        forward pass, while the logits of a chunk are at hand. One that trains: the backward pass makes them again.
+        d log p / d logits = one at the label - softmax(logits). A frozen weight: the gradient of `hidden` is made in
+        the forward pass, while the logits of a chunk are at hand. One that trains: the backward pass makes them again.
         """
 
         @staticmethod
@@ -1030,7 +1031,7 @@ def is_full(recipe: dict[str, Any]) -> bool:
 
 def weights_dtype(recipe: dict[str, Any], placement: dict[str, Any]) -> str:
     """A frozen base has the type that is computed in. Weights that train are float32, and autocast computes in the
-    placement's type: bfloat16 has 8 bits, so a step that changes a weight by less than 1/256 of it would change nothing.
+    placement's type: bfloat16 has 8 bits, so a step that moves a weight by less than 1/256 of it would change nothing.
     `pure_bf16` takes that."""
     return "float32" if is_full(recipe) and not recipe["pure_bf16"] else str(placement["dtype"])
 
@@ -1041,7 +1042,7 @@ def base_folder(recipe: dict[str, Any]) -> Path:
         return Path(recipe["model"])
     from huggingface_hub import snapshot_download
 
-    left_out = [f"*{suffix}" for suffix in LEFT_OUT]
+    left_out = [f"*{suffix}" for suffix in LEFT_OUT.split()]
     return Path(snapshot_download(recipe["model"], revision=recipe["revision"], ignore_patterns=left_out))
 
 
@@ -1208,7 +1209,7 @@ def take_files(base: Path, part: Path, dtype: str) -> None:
             made.unlink()
     for file in sorted(path for path in base.rglob("*") if path.is_file()):
         name = file.relative_to(base)
-        if name.suffix.lower() not in LEFT_OUT and ".safetensors" not in name.name and not str(name).startswith("."):
+        if name.suffix.lower() not in LEFT_OUT.split() and ".safetensors" not in name.name and not str(name).startswith("."):
             (part / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file, part / name)
     config = json.loads((base / "config.json").read_text(encoding="utf-8"))
@@ -1221,8 +1222,8 @@ def take_files(base: Path, part: Path, dtype: str) -> None:
 
 
 def gathered_weights(model: Any) -> dict[str, Any]:
-    """The trained weights of a model that is shared out, whole, in the RAM of the first process. All must call. One that
-    is tied to another has a name of its own here, and is left out."""
+    """The trained weights of a model that is shared out, whole, in the RAM of the first process. All must call. What is
+    tied to another weight has a name of its own here, and is left out."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
     options = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True)
@@ -1686,7 +1687,9 @@ def report(
         "steps": trainer.state.global_step,
         "verdict": checks.verdict(),
         "outputs": {
-            str(path.relative_to(tuned.parent)): file_digest(path) for path in sorted(tuned.rglob("*")) if path.is_file()
+            str(path.relative_to(tuned.parent)): file_digest(path)
+            for path in sorted(tuned.rglob("*"))
+            if path.is_file()
         },
         "saved_dtype": str(next(p.dtype for p in trainer.model.parameters() if p.requires_grad)).removeprefix("torch."),
         "checks": checks.results,

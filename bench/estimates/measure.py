@@ -264,6 +264,7 @@ def _plan(configuration: Configuration, model: Path) -> tuple[dict[str, Any], di
         "effective_batch_size": configuration.batch * configuration.accumulation,
         "finetuning_type": configuration.finetuning_type,
         "pure_bf16": configuration.pure_bf16,
+        "optim": "adamw_torch_fused" if configuration.finetuning_type == "full" else "adamw_torch",
         "lora_r": configuration.lora_r,
         "target_modules": list(configuration.target_modules),
         "load_in_4bit": configuration.four_bit,

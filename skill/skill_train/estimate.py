@@ -56,6 +56,7 @@ class MicroStep:
         shards: processes that the weights are divided among (FSDP); 1 when each holds all.
         offload: sharded weights and optimizer states wait in host memory.
         full: every weight trains, in float32 with autocast in `dtype`; with `pure_bf16` all of it in bfloat16.
+        fused: the optimizer is one kernel without temporaries.
         accumulates: gradients of earlier micro-steps are there already.
     """
 
@@ -73,6 +74,7 @@ class MicroStep:
     offload: bool = False
     full: bool = False
     pure_bf16: bool = False
+    fused: bool = True
     accumulates: bool = True
 
     @property
@@ -132,8 +134,8 @@ def _trained_weights(model: ModelFacts, step: MicroStep, parameters: int, moving
     held = 0.0 if step.offload else parameters * each / step.shards
     count = f"{parameters / 1e9:.3f}B parameters x {each} bytes" + f" / {step.shards} shards" * (step.shards > 1)
     head = (model.vocab_size or 0) * (model.hidden_size or 0)
-    # AdamW makes one more of every weight on CUDA (torch's foreach kernels, in one call), two of one weight elsewhere.
-    temporary = held if step.device == "cuda" else 2 * head * each
+    # Not fused, AdamW makes one more of every weight on CUDA (torch's foreach kernels), two of one weight elsewhere.
+    temporary = 0.0 if step.fused else held if step.device == "cuda" else 2.0 * head * each
     # The head's gradient is made whole, in float32, before it is added; a tied embedding makes a second one.
     whole = 4 * head
     after = max(temporary, whole * (1 if model.tied_embeddings is False else 2)) + held * (not step.accumulates)
@@ -142,7 +144,7 @@ def _trained_weights(model: ModelFacts, step: MicroStep, parameters: int, moving
     return [
         Part("weights", held, held, f"{count}, trained"),
         _computed_with(model, step, parameters),
-        Part("gradients", stays + low, stays + high, f"{count}; the head's twice, or AdamW's temporaries"),
+        Part("gradients", stays + low, stays + high, f"{count}, and the head's once more"),
         Part("optimizer", 2 * held, 2 * held, f"{count} x 2: AdamW's moments"),
     ]
 

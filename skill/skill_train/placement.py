@@ -198,6 +198,7 @@ def _ways(
         four_bit=recipe["load_in_4bit"],
         full=recipe["finetuning_type"] == "full",
         pure_bf16=recipe["pure_bf16"],
+        fused=recipe["optim"].endswith("fused"),
         lora_r=recipe["lora_r"],
         lora_dropout=recipe["lora_dropout"],
         target_modules=tuple(recipe["target_modules"]),

@@ -217,7 +217,7 @@ def _resolve(recipe: Recipe, model: ModelFacts, dataset: DatasetFacts, reasons: 
         values["warmup_steps"] = math.ceil(values["max_steps"] * recipe.warmup_ratio) if values["max_steps"] > 10 else 0
     if model.quantization and not recipe.load_in_4bit:
         raise UsageError(
-            f"{recipe.model} is a quantized checkpoint ({model.quantization}); what is trained on it has no exact merge",
+            f"{recipe.model} is a quantized checkpoint ({model.quantization}); a tuning of it has no exact merge",
             code="quantized_base",
             expected="the full-precision model it was made from",
             hint="use the original model; load_in_4bit: true quantizes it while training (QLoRA)",
@@ -238,12 +238,15 @@ def _tuning(recipe: Recipe, model: ModelFacts, reasons: list[dict[str, str]]) ->
         why = "the usual one where every weight trains" if full else "the usual one for adapters"
         _because(reasons, "learning_rate", f"{rate:g}", why, "TRL docs, LoRA Without Regret")
     if not full:
-        return {"learning_rate": rate, "target_modules": recipe.target_modules or _targets(model, reasons)}
+        targets = recipe.target_modules or _targets(model, reasons)
+        return {"learning_rate": rate, "target_modules": targets, "optim": recipe.optim or "adamw_torch"}
     weights = "bfloat16, AdamW's moments too" if recipe.pure_bf16 else "float32"
     why = f"every weight trains, in {weights}; the fields of LoRA are not read"
     _because(reasons, "finetuning_type", "full", why, "recipe")
+    if recipe.optim is None:
+        _because(reasons, "optim", "adamw_torch_fused", "one pass, and no second copy of every weight", "torch docs")
     unread = {key: FIELDS[key].default for key in OF_LORA}
-    return unread | {"learning_rate": rate, "target_modules": []}
+    return unread | {"learning_rate": rate, "target_modules": [], "optim": recipe.optim or "adamw_torch_fused"}
 
 
 def _loss_on(data_format: str, reasons: list[dict[str, str]]) -> str:

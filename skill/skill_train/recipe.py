@@ -65,7 +65,9 @@ class Recipe:
     adam_beta2: float = _say(0.999, "AdamW's second moment")
     adam_epsilon: float = _say(1e-8, "AdamW's epsilon")
     max_grad_norm: float = _say(1.0, "gradients are clipped to this norm")
-    optim: str = _say("adamw_torch", "optimizer, by its name in transformers")
+    optim: str | None = _say(
+        None, "optimizer, by its name in transformers; adamw_torch, and adamw_torch_fused in full, when left out"
+    )
     lora_r: int = _say(16, "rank of the adapter")
     lora_alpha: float = _say(32.0, "scale of the adapter: lora_alpha / lora_r")
     lora_dropout: float = _say(0.05, "dropout before the adapter")
