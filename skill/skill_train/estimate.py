@@ -240,15 +240,16 @@ def layer_bytes_per_token(model: ModelFacts, step: MicroStep) -> float:
     size = BYTES[step.dtype]
     gemma = model.model_type.startswith("gemma") and model.model_type != "gemma"
     normed = 2 * h * (2 if gemma else 1)
-    if model.model_type.startswith(("qwen3", "gemma3")):
-        normed += q + kv  # each head's queries and keys are normalized too
+    # Some normalize each head's queries and keys too.
+    heads_normed = q + kv if model.model_type.startswith(("qwen3", "gemma3")) else 0
     attention = size * (2 * q + 2 * kv) + 4 * (model.heads or 0)
-    kept = 4 * normed + attention + size * 3 * f
+    kept = 4 * (normed + heads_normed) + attention + size * 3 * f
     if not step.full:
         return kept + _adapter_inputs(model, step)
-    # A norm that trains keeps its result before the weight; gemma's are float32 throughout. The linear layers keep
-    # their inputs: one for all that read it, or with autocast a copy each.
-    before_weight = normed * (size if step.pure_bf16 and not gemma else 4)
+    # A norm that trains keeps its result before the weight, in the type of what it normalizes; gemma's in float32. The
+    # linear layers keep their inputs: one for all that read it, or with autocast a copy each.
+    stream = 4 if step.mixed else size
+    before_weight = 4 * (normed + heads_normed) if gemma else stream * normed + size * heads_normed
     return kept + before_weight + size * ((5 if step.mixed else 2) * h + f)
 
 
