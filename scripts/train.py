@@ -394,7 +394,7 @@ def iter_file(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     elif kind == ".json":
         yield from iter_json(path)
     elif kind in (".csv", ".tsv"):
-        yield from iter_csv(path, "\t" if kind == ".tsv" else ",")
+        yield from iter_csv(path, delimiter_of(path))
     elif kind == ".parquet":
         import pyarrow.parquet
 
@@ -416,10 +416,24 @@ def iter_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                 yield number, parse_object(raw, f"line {number} of {path}")
 
 
+def not_utf8(where: str, raw: bytes) -> Refused:
+    """UTF-16 starts with a mark; nearly all else that is not UTF-8 is Windows-1252, of which Latin-1 is a part."""
+    encoding = "UTF-16" if raw[:2] in (b"\xff\xfe", b"\xfe\xff") else "WINDOWS-1252"
+    return Refused(
+        f"{where} is not UTF-8, most likely {encoding}",
+        code="broken_line",
+        expected="text in UTF-8",
+        got=raw[:80].decode("utf-8", "replace").rstrip(),
+        hint=f"iconv -f {encoding} -t UTF-8 FILE > NEW_FILE",
+    )
+
+
 def parse_object(raw: bytes, where: str) -> dict[str, Any]:
     try:
         row = json.loads(raw.decode("utf-8-sig"))
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UnicodeDecodeError:
+        raise not_utf8(where, raw) from None
+    except (json.JSONDecodeError, RecursionError) as error:
         raise Refused(
             f"{where} is not JSON: {error}",
             code="broken_line",
@@ -451,6 +465,15 @@ def iter_json(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         yield number, row
 
 
+def delimiter_of(path: Path) -> str:
+    """A tab in a .tsv; in a .csv a comma, or the semicolon that Excel writes where the comma is for decimals."""
+    if path.suffix.lower() == ".tsv":
+        return "\t"
+    with open(path, "rb") as file:
+        header = file.readline()
+    return ";" if b";" in header and b"," not in header else ","
+
+
 def iter_csv(path: Path, delimiter: str) -> Iterator[tuple[int, dict[str, Any]]]:
     reader = csv.DictReader(decoded_lines(path), delimiter=delimiter, strict=True)
     try:
@@ -473,10 +496,8 @@ def decoded_lines(path: Path) -> Iterator[str]:
         for number, raw in enumerate(file, start=1):
             try:
                 yield raw.decode("utf-8-sig")
-            except UnicodeDecodeError as error:
-                raise Refused(
-                    f"line {number} of {path} is not UTF-8: {error}", code="broken_line", expected="text in UTF-8"
-                ) from None
+            except UnicodeDecodeError:
+                raise not_utf8(f"line {number} of {path}", raw) from None
 
 
 SLICE = re.compile(r"(?P<name>[\w.-]+)(?:\[(?P<from>\d+%?)?:(?P<to>\d+%?)?\])?")
@@ -1209,7 +1230,11 @@ def take_files(base: Path, part: Path, dtype: str) -> None:
             made.unlink()
     for file in sorted(path for path in base.rglob("*") if path.is_file()):
         name = file.relative_to(base)
-        if name.suffix.lower() not in LEFT_OUT.split() and ".safetensors" not in name.name and not str(name).startswith("."):
+        if (
+            name.suffix.lower() not in LEFT_OUT.split()
+            and ".safetensors" not in name.name
+            and not str(name).startswith(".")
+        ):
             (part / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file, part / name)
     config = json.loads((base / "config.json").read_text(encoding="utf-8"))

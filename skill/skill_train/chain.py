@@ -43,12 +43,18 @@ def local(
     else:
         choices = Choices(device=device, dtype=dtype, force=force, where="local")
         plan = local_plan(console, load_recipe(recipe, said), choices)
-    if not goes_on:
-        require_room(console, plan, force=force)
     run = RunDir(run_dir or _default_run_dir(plan))
     if run.path.exists() and not run.path.is_dir():
         raise UsageError(f"{run.path} is a file", code="bad_run_dir", expected="a new folder, or one of an earlier run")
+    if not goes_on and not _is_finished(run, plan):
+        require_room(console, plan, force=force)
     return _local_result(run, plan, train_run(console, run, plan, resume=resume))
+
+
+def _is_finished(run: RunDir, plan: dict[str, Any]) -> bool:
+    """Nothing is left to train, so nothing needs memory."""
+    kept = read_json(run.plan) if run.plan.is_file() and run.record("train").is_file() else {}
+    return bool(kept.get("recipe_hash") == plan["recipe_hash"])
 
 
 def plan_of(console: Console, recipe: Path) -> dict[str, Any]:

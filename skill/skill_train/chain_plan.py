@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from skill_train import calibration, dataset, flavors, machine, model, tables, tokens
+from skill_train import calibration, dataset, flavors, machine, model, rows, tables, tokens
 from skill_train import plan as planner
 from skill_train import recipe as recipes
 from skill_train.console import Console, Result
@@ -65,16 +65,16 @@ def decided(console: Console, recipe: Recipe, choices: Choices) -> dict[str, Any
         about = hub.model_facts(recipe.model, recipe.revision)
     else:
         about = model.read_model(Path(recipe.model), weights_needed=False)
-    rows = dataset_facts(console, recipe, about)
+    data = dataset_facts(console, recipe, about)
     to_cloud = choices.where == "cloud" and not recipe.sensitive
-    offered, why = flavors.current(live=on_hub or rows.revision is not None or to_cloud)
+    offered, why = flavors.current(live=on_hub or data.revision is not None or to_cloud)
     console.status(f"prices: {why}")
     this, probe = machine.read_machine(), None
     if planner.wants_probe(this, about, choices):
         from skill_train import local
 
         probe = local.known_probe(choices.device or this.device, this, about)
-    return _made(pinned(recipe, about.revision, rows.revision), about, rows, choices, offered, probe)
+    return _made(pinned(recipe, about.revision, data.revision), about, data, choices, offered, probe)
 
 
 def local_plan(console: Console, recipe: Recipe, choices: Choices) -> dict[str, Any]:
@@ -86,26 +86,26 @@ def local_plan(console: Console, recipe: Recipe, choices: Choices) -> dict[str, 
     about = model.read_model(folder)
     if commit is not None:  # of a model on the Hub the revision says which it is, as in a plan made without its files
         about = dataclasses.replace(about, source=recipe.model, revision=commit, fingerprint=None)
-    rows = dataset_facts(console, recipe, about)
-    recipe = pinned(recipe, commit, rows.revision)
+    data = dataset_facts(console, recipe, about)
+    recipe = pinned(recipe, commit, data.revision)
     this = machine.read_machine()
     probe = None
     if planner.wants_probe(this, about, choices):
         console.status("timing bf16 on this machine (once for this model)")
-        safe = _made(recipe, about, rows, dataclasses.replace(choices, dtype="float32"), ())
+        safe = _made(recipe, about, data, dataclasses.replace(choices, dtype="float32"), ())
         probe = local.probe_precision(safe, this, about)
-    return _made(recipe, about, rows, choices, (), probe)
+    return _made(recipe, about, data, choices, (), probe)
 
 
 def _made(
-    recipe: Recipe, about: ModelFacts, rows: DatasetFacts, choices: Choices, offered: Any, probe: Any = None
+    recipe: Recipe, about: ModelFacts, data: DatasetFacts, choices: Choices, offered: Any, probe: Any = None
 ) -> dict[str, Any]:
     this = machine.read_machine()
     known = calibration.known(this, about, choices.device or this.device)
     return planner.make_plan(
         recipe,
         model=about,
-        dataset=rows,
+        dataset=data,
         machine=this,
         choices=choices,
         probe=probe,
@@ -137,7 +137,7 @@ def pinned(recipe: Recipe, model_commit: str | None, data_commit: str | None) ->
 def dataset_facts(console: Console, recipe: Recipe, about: ModelFacts) -> DatasetFacts:
     """Every row of a file; of a dataset on the Hub its metadata and first rows. Tokens as they were counted by
     `skill-train data`, else a range."""
-    if Path(recipe.data).exists() or not _is_id(recipe.data):
+    if Path(recipe.data).exists() or not rows.is_id(recipe.data):
         found = dataset.scan(recipe)
     else:
         from skill_train import hub_dataset
@@ -153,11 +153,6 @@ def dataset_facts(console: Console, recipe: Recipe, about: ModelFacts) -> Datase
         sizes = (found.rows, found.text_bytes, found.longest_text_bytes or found.text_bytes)
         counted = tokens.token_range(*sizes, recipe.max_length, found.turns or 0, found.longest_turns or 0)
     return dataclasses.replace(found, tokens=counted)
-
-
-def _is_id(name: str) -> bool:
-    file = Path(name).suffix in (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")
-    return name.count("/") == 1 and not name.startswith((".", "/")) and not file
 
 
 def require_room(console: Console, made: dict[str, Any], *, force: bool) -> None:
