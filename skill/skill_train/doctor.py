@@ -43,7 +43,9 @@ def doctor(console: Console, *, self_test: bool) -> Result:
         data["self_test"], error = _self_test(console)
         data["verdict"] = "fail" if error else data["verdict"]
     data["checks"] = [_short(check) for check in done]
-    fixes = [check.fix for check in sorted(done, key=lambda check: check.verdict) if check.fix]
+    fixes = [
+        check.fix for check in sorted(done, key=lambda check: check.verdict) if check.fix.startswith("skill-train ")
+    ]
     return Result(
         data,
         human=lambda rich: tables.draw_doctor(rich, data),
