@@ -20,7 +20,7 @@ PACKAGE = ROOT / "skill" / "skill_train"
 
 HEAVY = {
     "accelerate", "datasets", "gguf", "google", "httpx2", "huggingface_hub", "llama_cpp", "numpy", "peft", "pyarrow",
-    "rich", "safetensors", "sentencepiece", "tokenizers", "torch", "transformers", "trl", "yaml",
+    "rich", "safetensors", "sentencepiece", "tokenizers", "torch", "transformers", "trl", "vllm", "yaml",
 }  # fmt: skip
 # Each of these has one owner (or the few that are named).
 OWNERS: dict[str, set[str]] = {
@@ -31,12 +31,13 @@ OWNERS: dict[str, set[str]] = {
     "platform": {"machine_probe"},
     "psutil": {"machine_probe"},
     "rich": {"console", "tables"},
+    "vllm": {"vllm_worker"},  # in a child process, which gives the memory back
     "subprocess": {"native", "local", "toolchain", "converter", "machine_probe"},
 }  # fmt: skip
 PRINTS = {"console", "native"}  # native prints a worker's progress lines for its parent
 PRINTING = {"print", "click.echo", "click.secho", "sys.stdout.write", "sys.stderr.write"}
 STEPS = {"local", "merge", "convert", "quantize", "verify", "lora_gguf", "evaluate"}
-COMPOSERS = {"chain", "chain_data", "chain_gguf", "chain_plan", "demo", "doctor"}
+COMPOSERS = {"chain", "chain_data", "chain_evaluate", "chain_gguf", "chain_plan", "demo", "doctor"}
 ENTRY = "cli"
 COMMANDS = {"cli_cloud", "cli_export", "cli_local"}  # each composes nothing: it calls a composer
 PURE = {
@@ -56,6 +57,7 @@ FLOOR: dict[str, set[str]] = {
     "run_dir": {"errors"},
     "native": {"console", "errors", "run_dir"},
     "compare": set(),
+    "bootstrap": set(),
     "resources": set(),
     "recipe": {"errors"},
     "formats": set(),
