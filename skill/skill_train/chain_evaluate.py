@@ -16,8 +16,7 @@ from skill_train.reference import read_rows
 from skill_train.run_dir import RunDir, open_run, read_json
 
 ROWS = 100
-_SHOWN = 3  # rows side by side in the answer; the record has all
-_SHOWN_CHARACTERS = 200
+_SHOWN, _SHOWN_CHARACTERS = 2, 800  # rows side by side in the answer, and characters of one; the record has all
 _DIGITS = 6
 
 
@@ -127,11 +126,12 @@ def _telling(answers: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _shown(one: dict[str, Any]) -> dict[str, Any]:
+    most = _SHOWN_CHARACTERS // (2 + len(one["answers"]))
     return {
         "line": one["line"],
-        "prompt": one["prompt"][-_SHOWN_CHARACTERS:],
-        "expected": one["expected"][:_SHOWN_CHARACTERS],
-        "answers": {name: text[:_SHOWN_CHARACTERS] for name, text in one["answers"].items()},
+        "prompt": one["prompt"][-most:],
+        "expected": one["expected"][:most],
+        "answers": {name: text[:most] for name, text in one["answers"].items()},
     }
 
 
