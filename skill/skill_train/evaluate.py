@@ -61,20 +61,16 @@ def evaluate(
     """
     started = time.monotonic()
     rows = spread(rows, most_rows)
+    asked = questions(rows, loss_on=loss_on, room=_room(scoring), context=_context(tokenizer_of))
+    _warn(asked, loss_on, warn)
     fixed = _fixed(models, rows, scoring, backend)
     earlier = _earlier(record, fixed)
     if earlier is not None:
         return earlier | {"reused": True}
-    asked = questions(rows, loss_on=loss_on, room=_room(scoring), context=_context(tokenizer_of))
-    _warn(asked, loss_on, warn)
     tokenizer = load_tokenizer(tokenizer_of)
     _try_scorer(scoring, asked, tokenizer)
-    measured = [
-        measure(
-            model, asked, tokenizer=tokenizer, scoring=scoring, backend=backend, progress=_part(progress, n, models)
-        )
-        for n, model in enumerate(models)
-    ]
+    how: dict[str, Any] = {"tokenizer": tokenizer, "scoring": scoring, "backend": backend}
+    measured = [measure(model, asked, **how, progress=_part(progress, n, models)) for n, model in enumerate(models)]
     return run_dir.write_record(
         record,
         **fixed,
