@@ -71,6 +71,49 @@ def _figure(value: Any) -> str:
     return text if len(text) <= 40 else text[:12] + "…"  # a digest
 
 
+def draw_evaluation(rich: Any, data: dict[str, Any]) -> None:
+    """Figures of each model, their differences with intervals, and a few answers side by side."""
+    from rich.table import Table
+
+    said = f"{data['rows']} held-out rows, {data['answer_tokens']:,} trained tokens, {data['asked']} questions"
+    rich.print(clean(said), markup=False)
+    names = ["loss", "perplexity", "exact_match", *(["score"] if data["score"] else []), "tokens_per_second"]
+    models = Table(title_justify="left")
+    models.add_column("model", overflow="fold")
+    models.add_column("by", no_wrap=True)
+    for name in names:
+        models.add_column({"exact_match": "exact match", "tokens_per_second": "tokens/s"}.get(name, name))
+    for one in data["models"]:
+        figures = (_share(one[name]) if name == "exact_match" else _figure(one[name]) for name in names)
+        device = "" if one["device"] in ("cpu", "") else f" on {one['device']}"
+        _add(models, one["name"], one["backend"] + device, *figures)
+    rich.print(models)
+    for one in data["models"]:
+        if one["reason"]:
+            rich.print(clean(f"{one['name']} was not measured: {one['reason']}"), markup=False)
+    _draw_differences(rich, data["differences"])
+    for row in data["answers"]:
+        rich.print(clean(f"line {row['line']}: {row['prompt'].strip()}"), markup=False)
+        for name, text in {"expected": row["expected"], **row["answers"]}.items():
+            rich.print(clean(f"  {name}: {text}"), markup=False)
+
+
+def _draw_differences(rich: Any, differences: list[dict[str, Any]]) -> None:
+    from rich.table import Table
+
+    table = Table("model - against", "in", "difference (95 % interval)", "says", title_justify="left")
+    for one in differences:
+        figure = f"{one['difference']:+.3g} ({one['low']:+.3g} to {one['high']:+.3g})"
+        style = {"better": "green", "worse": "yellow"}.get(one["says"])
+        pair = f"{one['model']} - {one['against']}"
+        _add(table, pair, one["measure"].replace("_", " "), figure, one["says"], style=style)
+    rich.print(table)
+
+
+def _share(value: float | None) -> str:
+    return "" if value is None else f"{value:.1%}"
+
+
 def draw_stages(rich: Any, table: list[dict[str, Any]]) -> None:
     from rich.table import Table
 
