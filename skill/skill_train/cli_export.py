@@ -81,6 +81,19 @@ def verify(console: Console, **options: Any) -> Result:
     return chain_gguf.verify(console, **options)
 
 
+@command(
+    "report",
+    examples=("skill-train report runs/first", "skill-train report runs/first runs/second --out compared.html"),
+)
+@click.argument("runs", type=PATH, nargs=-1, required=True)
+@click.option("--out", type=PATH, help="File for the page.  [default: report.html in the first run]")
+def report(console: Console, **options: Any) -> Result:
+    """Write one HTML page about a run, or about several beside each other; it loads nothing and opens from disk."""
+    from skill_train import chain_report
+
+    return chain_report.report(console, **options)
+
+
 @command("demo", examples=("skill-train demo", "skill-train demo --run-dir runs/demo --format json"))
 @click.option("--run-dir", type=PATH, default=Path("runs/demo"), show_default=True, help="Folder of the run.")
 def demo(console: Console, **options: Any) -> Result:
