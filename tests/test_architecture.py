@@ -19,15 +19,19 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "skill" / "skill_train"
 
 HEAVY = {
-    "accelerate", "datasets", "gguf", "google", "httpx2", "huggingface_hub", "llama_cpp", "numpy", "peft", "pyarrow",
-    "rich", "safetensors", "sentencepiece", "tokenizers", "torch", "transformers", "trl", "yaml",
+    "accelerate", "datasets", "gguf", "google", "httpx2", "huggingface_hub", "jinja2", "llama_cpp", "markupsafe",
+    "matplotlib", "numpy", "peft", "pyarrow", "rich", "safetensors", "sentencepiece", "tokenizers", "torch",
+    "transformers", "trl", "yaml",
 }  # fmt: skip
 # Each of these has one owner (or the few that are named).
 OWNERS: dict[str, set[str]] = {
     "click": {"cli", "cli_cloud", "cli_export", "cli_frame", "cli_local"},
     "httpx2": {"hub_client"},
     "huggingface_hub": {"hub", "hub_account", "hub_client", "hub_dataset", "jobs"},
+    "jinja2": {"modelfile", "report_page", "template_worker", "verify_template"},
     "llama_cpp": {"llama_api", "template_worker"},  # in child processes only
+    "markupsafe": {"report_page"},
+    "matplotlib": {"report_charts"},
     "platform": {"machine_probe"},
     "psutil": {"machine_probe"},
     "rich": {"console", "tables"},
@@ -35,14 +39,15 @@ OWNERS: dict[str, set[str]] = {
 }  # fmt: skip
 PRINTS = {"console", "native"}  # native prints a worker's progress lines for its parent
 PRINTING = {"print", "click.echo", "click.secho", "sys.stdout.write", "sys.stderr.write"}
-STEPS = {"local", "merge", "convert", "quantize", "verify", "lora_gguf", "evaluate"}
-COMPOSERS = {"chain", "chain_data", "chain_gguf", "chain_plan", "demo", "doctor"}
+STEPS = {"local", "merge", "convert", "quantize", "verify", "lora_gguf", "evaluate", "report"}
+COMPOSERS = {"chain", "chain_data", "chain_gguf", "chain_plan", "chain_report", "demo", "doctor"}
 ENTRY = "cli"
 COMMANDS = {"cli_cloud", "cli_export", "cli_local"}  # each composes nothing: it calls a composer
 PURE = {
     "candidates", "dataset_card", "devices", "estimate", "estimate_files", "estimate_report", "estimate_time", "facts",
     "first_rows", "formats", "job_spec", "launch", "llama_architectures", "methods", "model_arithmetic", "model_config",
-    "placement", "plan", "recipe", "rubric",
+    "placement", "plan", "recipe", "report_figures", "report_files", "report_quality", "report_records", "report_text",
+    "rubric",
 }  # fmt: skip
 IMPURE = {
     "asyncio", "datetime", "glob", "http", "multiprocessing", "os", "platform", "random", "secrets", "shutil", "signal",
@@ -93,6 +98,13 @@ FLOOR: dict[str, set[str]] = {
     "job_spec": set(),
     "jobs": {"errors", "hub_client", "job_spec"},
     "calibration": {"estimate", "estimate_time", "facts", "machine", "run_dir"},
+    "report_text": {"console"},
+    "report_records": set(),
+    "report_quality": {"report_records", "report_text"},
+    "report_files": {"report_quality", "report_records", "report_text"},
+    "report_figures": {"report_files", "report_quality", "report_records", "report_text"},
+    "report_charts": {"errors"},
+    "report_page": {"errors", "resources"},
     "plan_file": {"dataset", "errors", "machine", "model", "plan", "recipe", "run_dir"},
     "plan": {
         "candidates",

@@ -12,7 +12,7 @@ from typing import Any
 
 from skill_train.console import Bar
 from skill_train.errors import UsageError
-from skill_train.report_charts import COLOURS, Amount, Series, bars, curves
+from skill_train.report_charts import COLOURS, Amount, Panel, Series, bars, curves
 from skill_train.report_figures import curve, differences, overview, shown
 from skill_train.report_page import page
 from skill_train.report_records import Run
@@ -133,13 +133,18 @@ def _curves(runs: list[Run]) -> list[dict[str, Any]]:
     kinds = dict.fromkeys(kind for run in runs for line in run.metrics for kind in line.get("memory_bytes") or {})
     several = len(kinds) > 1  # the process's own memory beside that of a device
     memory = [s for kind in kinds for s in series("memory_bytes", kind, scale=1e-9, dashed=several and kind == "rss")]
+    aside = ", that of the process dashed" if several else ""
     drawn = (
-        ("loss", "Loss, and the learning rate below it", [("loss", series("loss")), ("rate", series("learning_rate"))]),
-        ("gradient", "Gradient norm", [("norm", series("grad_norm"))]),
-        ("speed", "Training speed", [("tokens/s", series("tokens_per_second"))]),
-        ("memory", "Memory in use" + (", that of the process dashed" if several else ""), [("GB", memory)]),
+        ("loss", "Loss, and the learning rate below it", _loss(series("loss"), series("learning_rate"))),
+        ("gradient", "Gradient norm", [Panel("norm", series("grad_norm"), "log")]),
+        ("speed", "Training speed", [Panel("tokens/s", series("tokens_per_second"))]),
+        ("memory", f"Memory in use{aside}", [Panel("GB", memory)]),
     )
     return _charts((name, title, curves(name, title, panels)) for name, title, panels in drawn)
+
+
+def _loss(loss: list[Series], rate: list[Series]) -> list[Panel]:
+    return [Panel("loss", loss, "log"), Panel("rate", rate, "free")]
 
 
 def _series(number: int, run: Run, keys: tuple[str, ...], scale: float, dashed: bool) -> Series:

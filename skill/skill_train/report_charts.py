@@ -11,12 +11,13 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from skill_train.errors import NotInstalled
 
 COLOURS = 8  # series that the style sheet has a colour for; further ones begin again, dashed
-WIDTH, HEIGHT = 4.4, 2.5  # inches of 72 units: the text is readable where a phone shows the chart whole
+# Inches of 72 units: the text is readable where a phone shows the chart whole.
+WIDTH, HEIGHT, BARS_WIDTH = 4.4, 2.5, 3.6
 _TEXT, _GRID = "#0a0b01", "#0a0b02"
 _SERIES = "#0a0c{:02x}"  # placeholders; the page has `var(--text)`, `var(--grid)` and `var(--series-0)` instead
 _SPAN = 20.0  # a curve whose largest value is this many times its smallest is drawn on a log scale
@@ -52,6 +53,16 @@ class Series:
 
 
 @dataclass(frozen=True)
+class Panel:
+    """Curves over the same steps. The scale begins at zero, is a log one where the values span many times (`log`), or
+    takes what the values need (`free`)."""
+
+    unit: str
+    series: Sequence[Series]
+    scale: Literal["zero", "log", "free"] = "zero"
+
+
+@dataclass(frozen=True)
 class Amount:
     """One file in the comparison: `label` is its type. A value of None is drawn as nothing."""
 
@@ -60,8 +71,8 @@ class Amount:
     value: float | None
 
 
-def curves(name: str, title: str, panels: Sequence[tuple[str, Sequence[Series]]]) -> str | None:
-    """An SVG of panels above each other, each with its unit, over the training's steps; None when nothing is known.
+def curves(name: str, title: str, panels: Sequence[Panel]) -> str | None:
+    """An SVG of panels above each other over the training's steps; None when no value is known.
 
     Args:
         name: unlike that of any other chart on the page.
@@ -70,25 +81,31 @@ def curves(name: str, title: str, panels: Sequence[tuple[str, Sequence[Series]]]
     Raises:
         NotInstalled: matplotlib is missing.
     """
-    panels = [(unit, [s for s in series if any(y is not None for y in s.ys)]) for unit, series in panels]
-    panels = [(unit, series) for unit, series in panels if series]
+    panels = [panel for panel in panels if any(y is not None for one in panel.series for y in one.ys)]
     if not panels:
         return None
-    ratios = [3, *[1.4] * (len(panels) - 1)]
-    with _figure(HEIGHT * (1 + 0.4 * (len(panels) - 1))) as figure:
+    with _figure(WIDTH, HEIGHT * (1 + 0.4 * (len(panels) - 1))) as figure:
+        ratios = [3, *[1.4] * (len(panels) - 1)]
         axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False, height_ratios=ratios)[:, 0]
-        for number, (axis, (unit, series)) in enumerate(zip(axes, panels, strict=True)):
-            for place, one in enumerate(series):
-                ys = [float("nan") if y is None else y for y in one.ys]
-                style = "--" if one.dashed else "-"
-                marker = "o" if len(ys) == 1 else ""
-                (line,) = axis.plot(one.xs, ys, style, marker=marker, color=_colour(one.colour))
-                line.set_gid(f"curve-{number}-{place}")
-            log = _scale(axis, "y", [y for one in series for y in one.ys])
-            axis.set_ylabel(f"{unit} (log)" if log else unit)
+        for number, (axis, panel) in enumerate(zip(axes, panels, strict=True)):
+            _draw(axis, panel, f"curve-{number}")
         axes[-1].set_xlabel("step")
         axes[-1].xaxis.get_major_locator().set_params(integer=True)
         return _svg(figure, name, title)
+
+
+def _draw(axis: Any, panel: Panel, gid: str) -> None:
+    for place, one in enumerate(panel.series):
+        ys = [float("nan") if y is None else y for y in one.ys]
+        (line,) = axis.plot(one.xs, ys, "--" if one.dashed else "-", color=_colour(one.colour))
+        line.set_gid(f"{gid}-{place}")
+        if len(ys) == 1:
+            line.set_marker("o")
+    values = [y for one in panel.series for y in one.ys]
+    log = panel.scale == "log" and _log(axis, "y", values)
+    if panel.scale == "zero":
+        axis.set_ylim(bottom=0)
+    axis.set_ylabel(f"{panel.unit} (log)" if log else panel.unit)
 
 
 def bars(name: str, title: str, unit: str, rows: Sequence[Amount]) -> str | None:
@@ -100,10 +117,10 @@ def bars(name: str, title: str, unit: str, rows: Sequence[Amount]) -> str | None
     known = [row for row in rows if row.value is not None]
     if not known:
         return None
-    with _figure(0.75 + 0.27 * len(known)) as figure:
+    with _figure(BARS_WIDTH, 0.75 + 0.27 * len(known)) as figure:
         axis = figure.subplots()
         places = range(len(known), 0, -1)
-        log = _scale(axis, "x", [row.value for row in known])
+        log = _log(axis, "x", [row.value for row in known])
         for place, row in zip(places, known, strict=True):
             if log:  # a bar on a log scale has no beginning, so its length says nothing
                 axis.plot([row.value], [place], "o", markersize=7, color=_colour(row.colour))
@@ -116,7 +133,7 @@ def bars(name: str, title: str, unit: str, rows: Sequence[Amount]) -> str | None
 
 
 @contextmanager
-def _figure(height: float) -> Iterator[Any]:
+def _figure(width: float, height: float) -> Iterator[Any]:
     try:
         from matplotlib import rc_context
         from matplotlib.figure import Figure
@@ -127,10 +144,10 @@ def _figure(height: float) -> Iterator[Any]:
             hint='pip install "skill-train[report]"',
         ) from None
     with rc_context(_STYLE):
-        yield Figure(figsize=(WIDTH, height))
+        yield Figure(figsize=(width, height))
 
 
-def _scale(axes: Any, which: str, values: Sequence[float | None]) -> bool:
+def _log(axes: Any, which: str, values: Sequence[float | None]) -> bool:
     """A log scale where the values span many times, with plain numbers beside it. Whether it is one."""
     from matplotlib.ticker import FuncFormatter, NullFormatter
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from skill_train.report_files import cloud, files, missing, proof, reproduce, run_it, versions
+from skill_train.report_files import cloud, files, missing, proof, reproduce, run_it, smallest, versions
 from skill_train.report_quality import answers, measured, quality
 from skill_train.report_records import Figure, Record, Run
 from skill_train.report_text import dollars, duration, marked, number, rate, share, size
@@ -100,22 +100,26 @@ def _stale(run: Run) -> list[str]:
 def overview(run: Run) -> list[tuple[str, list[Figure]]]:
     """The few figures that runs are compared by; several figures stand for a change from one to the next."""
     plan, train = run["plan"], run["train"]
+    loss = [train.figure(number, "figures", name) for name in ("first_loss", "last_loss")]
+    exact = [measured(run, "base", "exact_match"), measured(run, "tuned", "exact_match", stage="merged")]
     return [
         ("model", [plan.figure(str, "recipe", "model")]),
         ("parameters", [plan.figure(number, "facts", "model", "parameters")]),
         ("data", [plan.figure(str, "recipe", "data")]),
         ("trained on", [plan.figure(str, "placement", "device"), plan.figure(str, "placement", "dtype")]),
         ("steps", [train.figure(number, "steps")]),
-        ("loss, first to last", [train.figure(number, "figures", name) for name in ("first_loss", "last_loss")]),
-        (
-            "exact match, base to tuned",
-            [measured(run, "base", "exact_match"), measured(run, "tuned", "exact_match", stage="merged")],
-        ),
+        ("loss, first to last", _change(*loss)),
+        ("exact match, base to tuned", _change(*exact)),
         ("training speed", [train.figure(rate, "figures", "tokens_per_second")]),
         ("time", [train.figure(duration, "seconds")]),
         ("peak memory", [_peak(run)]),
+        ("smallest file that passes", smallest(run)),
         ("recipe", [plan.figure(number, "recipe_hash")]),
     ]
+
+
+def _change(before: Figure, after: Figure) -> list[Figure]:
+    return [before, after] if before.at or after.at else [after]
 
 
 def _peak(run: Run) -> Figure:
@@ -178,9 +182,13 @@ def _estimate(plan: Record, what: str, key: str, shown: Any, actual: Figure) -> 
 
 def _cost(run: Run) -> Figure:
     """A local run pays no rent. What jobs cost is on the bill: their records here hold a price, and no end."""
-    if not run["cloud"]:
+    record, seconds = run["cloud"], run["train"].get("seconds")
+    if not record:
         return Figure("no rent", 0) if run["plan"].get("where") == "local" else Figure("not known")
-    return Figure("not known: the bill of the jobs says it")
+    price = record.get("jobs", 0, "usd_per_hour")
+    if seconds is None or price is None or len(record.get("jobs")) > 1:
+        return Figure("not known: the bill of the jobs says it")
+    return Figure(f"{dollars(seconds / 3600 * price)} or more: what the training alone took")
 
 
 def decision(run: Run) -> dict[str, Any]:

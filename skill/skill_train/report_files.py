@@ -103,6 +103,15 @@ def _file(run: Run, file: str, step: str, name: str) -> dict[str, Any]:
     }
 
 
+def smallest(run: Run) -> list[Figure]:
+    """Type and size of the smallest file that passes its checks."""
+    passing = [file for file in files(run) if file["verdict"] == "pass"]
+    if not passing:
+        return [Figure("none yet")]
+    step, name = exported(run)[passing[-1]["file"]]
+    return [run[step].figure(str, "outputs", name, "quant"), passing[-1]["bytes"]]
+
+
 def run_it(run: Run) -> dict[str, Any] | None:
     """Commands that run the smallest file that passed; paths are those inside the run's folder."""
     listed = files(run)
