@@ -7,11 +7,13 @@ file descriptor 3 and writes 4.
 from __future__ import annotations
 
 import base64
+import fcntl
 import json
 import os
 import select
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from dataclasses import dataclass, field
@@ -20,6 +22,9 @@ from typing import Any
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 _SECONDS = 60.0
+_START = (
+    "import os, sys; os.dup2(int(sys.argv[1]), 3); os.dup2(int(sys.argv[2]), 4); os.execv(sys.argv[3], sys.argv[3:])"
+)
 
 
 def found() -> str | None:
@@ -42,18 +47,19 @@ class Browser:
         program = found()
         assert program is not None
         self._profile = tempfile.TemporaryDirectory(prefix="skill-train-browser-", ignore_cleanup_errors=True)
-        theirs, self._write = os.pipe()
-        self._read, theirs_too = os.pipe()
+        reads, self._write = os.pipe()
+        self._read, writes = os.pipe()
+        high = [fcntl.fcntl(end, fcntl.F_DUPFD, 10) for end in (reads, writes)]  # neither is 3 or 4 already
         options = ["--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe", "--hide-scrollbars"]
         folder = f"--user-data-dir={self._profile.name}"
         self._process = subprocess.Popen(
-            ["sh", "-c", f'exec "$0" "$@" 3<&{theirs} 4>&{theirs_too}', program, *options, folder],
-            pass_fds=(theirs, theirs_too),
+            [sys.executable, "-c", _START, *map(str, high), program, *options, folder],
+            pass_fds=high,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        os.close(theirs)
-        os.close(theirs_too)
+        for end in (reads, writes, *high):
+            os.close(end)
         self._buffer, self._number, self._seen = b"", 0, Seen()
         target = self._ask("Target.createTarget", url="about:blank")["targetId"]
         self._session = self._ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]

@@ -88,7 +88,7 @@ def verify(console: Console, **options: Any) -> Result:
 @click.argument("runs", type=PATH, nargs=-1, required=True)
 @click.option("--out", type=PATH, help="File for the page.  [default: report.html in the first run]")
 def report(console: Console, **options: Any) -> Result:
-    """Write one HTML page about a run, or about several beside each other; it loads nothing and opens from disk."""
+    """Write one HTML page about a run, or about several side by side. It opens from disk and loads nothing."""
     from skill_train import chain_report
 
     return chain_report.report(console, **options)

@@ -24,6 +24,7 @@ _DOCUMENTS = (
     "cloud",
 )  # fmt: skip
 _OURS = '<meta name="generator" content="skill-train report">'
+_SHALLOW = 2  # `/home` and `/tmp` are everybody's
 _HEAD = 2000  # characters; the mark stands in them
 
 
@@ -103,10 +104,10 @@ def _read(run: RunDir, name: str) -> Run:
 
 
 def _places(run: RunDir, plan: dict[str, Any]) -> list[str]:
-    """Paths of this machine that a record may hold, and whose names may have spaces."""
-    asked = [str(plan["recipe"].get(key)) for key in ("model", "data")]
-    folders = [run.path.resolve(), run.path.resolve().parent, Path.cwd(), Path.home()]
-    return [path for path in (*asked, *map(str, folders)) if Path(path).is_absolute()]
+    """Paths of this machine, and of the one that planned, with the folders above them: their names may have spaces."""
+    asked = [Path(str(plan["recipe"].get(key))) for key in ("model", "data")]
+    known = [path for path in (*asked, run.path.resolve(), Path.cwd(), Path.home()) if path.is_absolute()]
+    return [str(place) for path in known for place in (path, *path.parents) if len(place.parts) > _SHALLOW]
 
 
 def _metrics(path: Path) -> list[dict[str, Any]]:

@@ -70,7 +70,8 @@ def _proven(verify: Record) -> dict[str, Any]:
     count = {word: sum(check["verdict"] == word for check in checks) for word in ("pass", "warn", "fail")}
     said = [f"{c['file']} {c['name']}: {c['detail']}" for c in checks if c["verdict"] != "pass"]
     said += [f"{one['file']} {one['name']}: not checked, {one['reason']}" for one in verify.get("not_checked") or []]
-    of = f"{count['pass']} of {len(checks)} checks pass on {len(verify.get('inputs', 'ggufs', default={}))} files"
+    judged = len(verify.get("inputs", "ggufs", default={}))
+    of = f"{count['pass']} of {len(checks)} checks pass on {judged} file{'' if judged == 1 else 's'}"
     head = {"pass": "Proven", "warn": "Proven, with warnings", "fail": "Not what was trained"}
     return _verdict(verify.get("verdict"), f"{head[verify.get('verdict')]}: {of}", said)
 

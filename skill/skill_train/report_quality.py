@@ -42,10 +42,11 @@ def quality(run: Run) -> dict[str, Any] | None:
     evaluate = run["evaluate"]
     if not evaluate:
         return None
+    keys = [key for key in _MEASURES if key != "score" or evaluate.get("score") is not None]
     models = [
         {
             "name": one["name"],
-            "figures": [evaluate.figure(_MEASURES[key], "models", i, key, unknown=NOT_MEASURED) for key in _MEASURES],
+            "figures": [evaluate.figure(_MEASURES[key], "models", i, key, unknown=NOT_MEASURED) for key in keys],
             "reason": one.get("reason") or "",
         }
         for i, one in evaluate.items("models")
@@ -64,7 +65,7 @@ def quality(run: Run) -> dict[str, Any] | None:
         "rows": evaluate.figure(number, "rows"),
         "asked": evaluate.figure(number, "asked"),
         "score": evaluate.get("score"),
-        "measures": [key.replace("_", " ") for key in _MEASURES],
+        "measures": [key.replace("_", " ") for key in keys],
         "models": models,
         "differences": differences,
     }

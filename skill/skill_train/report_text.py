@@ -10,7 +10,9 @@ from skill_train.console import clean
 
 # Text of the model or the data: a path in it is no place of this machine, and a reader wants it as it is.
 SAID = {"example", "prompt", "before", "after", "answer", "answers", "expected", "messages", "text"}
-_POSIX = re.compile(r"(?<![\w.:/~…-])(?:file://)?~?(?:/[^\s/'\"`<>|;,()\[\]{}…]+)+/([^\s/'\"`<>|;,()\[\]{}]+)")
+_POSIX = re.compile(
+    r"(?<![\w.:/~…-])(?:file://|[A-Za-z]:)?~?(?:/[^\s/'\"`<>|;,()\[\]{}…]+)+/([^\s/'\"`<>|;,()\[\]{}]+)"
+)
 _WINDOWS = re.compile(r"(?<!\w)(?:[A-Za-z]:|\\)\\(?:[^\\\s'\"<>|]+\\)+([^\\\s'\"<>|]+)")
 # https://huggingface.co/docs/hub/security-tokens; a name and a secret in front of a host are as bad.
 _TOKEN = re.compile(r"\bhf_[A-Za-z0-9]{8,}|(?<=://)[^\s/@]+:[^\s/@]+(?=@)")
@@ -85,7 +87,7 @@ def _text(text: str, places: list[str], said: bool) -> str:
         text = re.sub(re.escape(place) + r"(?:/[^\s'\"`<>|;,()\[\]{}]*)?", _last_name, text)
     text = _TOKEN.sub("…", text)
     if not said:
-        text = _WINDOWS.sub(r"…\\\1", _POSIX.sub(r"…/\1", text))
+        text = _WINDOWS.sub(r"…/\1", _POSIX.sub(r"…/\1", text))
     return clean(text)
 
 

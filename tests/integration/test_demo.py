@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from pages import Page, differing
+
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -53,6 +55,16 @@ def test_a_file_that_was_changed_is_not_shown_as_proven(made: Path, tmp_path: Pa
     assert answer.returncode == 6
     assert "digest (demo-q8_0.gguf)" in json.loads(answer.stdout)["error"]["message"]
     assert "Traceback" not in answer.stderr
+
+
+def test_the_report_shows_the_figures_of_its_files(made: Path) -> None:
+    answer = _run(made, "report", "runs/demo", "--format", "json")
+    assert answer.returncode == 0, answer.stderr
+    page = Page((made / "runs" / "demo" / "report.html").read_text(encoding="utf-8"))
+    assert json.loads(answer.stdout)["data"]["runs"][0]["headline"] == "Proven: 45 of 45 checks pass on 3 files"
+    assert len(page.figures) > 200
+    assert differing(page, made / "runs", lambda text: f"…/{Path(text).name}" if text.startswith("/") else text) == []
+    assert str(made) not in page.html
 
 
 def _stages(folder: Path) -> list[dict[str, Any]]:
