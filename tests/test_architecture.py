@@ -19,8 +19,9 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "skill" / "skill_train"
 
 HEAVY = {
-    "accelerate", "datasets", "gguf", "google", "httpx2", "huggingface_hub", "llama_cpp", "numpy", "peft", "pyarrow",
-    "rich", "safetensors", "sentencepiece", "tokenizers", "torch", "transformers", "trl", "vllm", "yaml",
+    "accelerate", "datasets", "gguf", "google", "httpx2", "huggingface_hub", "jinja2", "llama_cpp", "markupsafe",
+    "matplotlib", "numpy", "peft", "pyarrow", "rich", "safetensors", "sentencepiece", "tokenizers", "torch",
+    "transformers", "trl", "vllm", "yaml",
 }  # fmt: skip
 # Each of these has one owner (or the few that are named).
 OWNERS: dict[str, set[str]] = {
@@ -29,7 +30,10 @@ OWNERS: dict[str, set[str]] = {
     "huggingface_hub": {
         "hub", "hub_account", "hub_client", "hub_dataset", "hub_push", "hub_repository", "jobs",
     },
+    "jinja2": {"modelfile", "report_page", "template_worker", "verify_template"},
     "llama_cpp": {"llama_api", "template_worker"},  # in child processes only
+    "markupsafe": {"report_page"},
+    "matplotlib": {"report_charts"},
     "platform": {"machine_probe"},
     "psutil": {"machine_probe"},
     "rich": {"console", "tables"},
@@ -39,12 +43,12 @@ OWNERS: dict[str, set[str]] = {
 PRINTS = {"console", "native"}  # native prints a worker's progress lines for its parent
 PRINTING = {"print", "click.echo", "click.secho", "sys.stdout.write", "sys.stderr.write"}
 STEPS = {
-    "local", "merge", "convert", "quantize", "verify", "lora_gguf", "evaluate", "pull", "rehearsal", "resume",
-    "submission",
+    "local", "merge", "convert", "quantize", "verify", "lora_gguf", "evaluate", "pull", "rehearsal", "report",
+    "resume", "submission",
 }  # fmt: skip
 COMPOSERS = {
-    "chain", "chain_data", "chain_evaluate", "chain_fetch", "chain_follow", "chain_gguf", "chain_plan", "chain_submit",
-    "demo", "doctor", "push",
+    "chain", "chain_data", "chain_evaluate", "chain_fetch", "chain_follow", "chain_gguf", "chain_plan", "chain_report",
+    "chain_submit", "demo", "doctor", "push",
 }  # fmt: skip
 ENTRY = "cli"
 COMMANDS = {"cli_cloud", "cli_export", "cli_local"}  # each composes nothing: it calls a composer
@@ -52,7 +56,7 @@ PURE = {
     "candidates", "cloud_budget", "dataset_card", "devices", "estimate", "estimate_files", "estimate_report",
     "estimate_time", "facts", "first_rows", "formats", "job_figures", "job_spec", "job_story", "launch",
     "llama_architectures", "methods", "model_arithmetic", "model_card", "model_config", "placement", "plan", "recipe",
-    "rubric",
+    "report_figures", "report_files", "report_quality", "report_records", "report_text", "rubric",
 }  # fmt: skip
 IMPURE = {
     "asyncio", "datetime", "glob", "http", "multiprocessing", "os", "platform", "random", "secrets", "shutil", "signal",
@@ -127,6 +131,13 @@ FLOOR: dict[str, set[str]] = {
     },
     "job_once": {"cloud_record", "errors", "hub_client", "job_spec", "jobs", "resources", "run_dir"},
     "calibration": {"estimate", "estimate_time", "facts", "machine", "run_dir"},
+    "report_text": {"console"},
+    "report_records": set(),
+    "report_quality": {"report_records", "report_text"},
+    "report_files": {"report_quality", "report_records", "report_text"},
+    "report_figures": {"report_files", "report_quality", "report_records", "report_text"},
+    "report_charts": {"errors"},
+    "report_page": {"errors", "resources"},
     "plan_file": {"dataset", "errors", "machine", "model", "plan", "recipe", "run_dir"},
     "plan": {
         "candidates",

@@ -28,6 +28,9 @@ DATA = {
     "skill_train/demo/model/tokenizer.model",
     "skill_train/demo/model/tokenizer_config.json",
     "skill_train/flavors.json",
+    "skill_train/report/page.html",
+    "skill_train/report/run.html",
+    "skill_train/report/style.css",
 }
 
 
@@ -68,7 +71,7 @@ def test_the_wheel_names_no_place_on_this_machine(wheel: zipfile.ZipFile) -> Non
 def test_the_light_base_needs_no_heavy_library() -> None:
     base = {Requirement(line).name for line in PROJECT["dependencies"]}
     assert base == {"click", "huggingface_hub", "pyyaml", "rich", "safetensors"}
-    assert set(PROJECT["optional-dependencies"]) == {"train", "gguf", "dev"}
+    assert set(PROJECT["optional-dependencies"]) == {"train", "gguf", "report", "dev"}
 
 
 def test_the_lock_holds_versions_and_nothing_else() -> None:

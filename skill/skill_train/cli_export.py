@@ -119,6 +119,19 @@ def evaluate(console: Console, **options: Any) -> Result:
 
 
 @command(
+    "report",
+    examples=("skill-train report runs/first", "skill-train report runs/first runs/second --out compared.html"),
+)
+@click.argument("runs", type=PATH, nargs=-1, required=True)
+@click.option("--out", type=PATH, help="File for the page.  [default: report.html in the first run]")
+def report(console: Console, **options: Any) -> Result:
+    """Write one HTML page about a run, or about several side by side. It opens from disk and loads nothing."""
+    from skill_train import chain_report
+
+    return chain_report.report(console, **options)
+
+
+@command(
     "push",
     examples=(
         "skill-train push runs/first --repo me/tickets-0.5b --dry-run",

@@ -38,3 +38,8 @@ def skill() -> Path | None:
     """The folder of the skill itself, with its SKILL.md; None where only the package is installed."""
     folder = _PACKAGE.parents[1]
     return folder if (folder / "SKILL.md").is_file() else None
+
+
+def report() -> Path:
+    """Template and style sheet of the report."""
+    return _PACKAGE / "report"
