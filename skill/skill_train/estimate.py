@@ -138,9 +138,12 @@ def _trained_weights(model: ModelFacts, step: MicroStep, parameters: int, moving
     temporary = 0.0 if step.fused else held if step.device == "cuda" else 2.0 * head * each
     # The head's gradient is made whole, in float32, before it is added; a tied embedding makes a second one.
     whole = 4 * head
-    after = max(temporary, whole * (1 if model.tied_embeddings is False else 2)) + held * (not step.accumulates)
-    stays = held * step.accumulates
-    low, high = max(whole, after - moving.high), max(whole, after - moving.low)
+    late = max(temporary, whole * (1 if model.tied_embeddings is False else 2))
+    grown = 0.0 if step.accumulates else held
+    low, high = max(whole, late + grown - moving.high), max(whole, late + grown - moving.low)
+    if step.device == "cpu":  # glibc keeps what the passes gave back, and such large ones get pages of their own
+        high = max(high, late)
+    stays = held - grown
     return [
         Part("weights", held, held, f"{count}, trained"),
         _computed_with(model, step, parameters),
