@@ -24,7 +24,7 @@ HEAVY = {
 }  # fmt: skip
 # Each of these has one owner (or the few that are named).
 OWNERS: dict[str, set[str]] = {
-    "click": {"cli", "cli_cloud", "cli_export", "cli_frame", "cli_local"},
+    "click": {"cli", "cli_cloud", "cli_export", "cli_frame", "cli_local", "cli_skills"},
     "httpx2": {"hub_client"},
     "huggingface_hub": {"hub", "hub_account", "hub_client", "hub_dataset", "jobs"},
     "llama_cpp": {"llama_api", "template_worker"},  # in child processes only
@@ -36,9 +36,9 @@ OWNERS: dict[str, set[str]] = {
 PRINTS = {"console", "native"}  # native prints a worker's progress lines for its parent
 PRINTING = {"print", "click.echo", "click.secho", "sys.stdout.write", "sys.stderr.write"}
 STEPS = {"local", "merge", "convert", "quantize", "verify", "lora_gguf", "evaluate"}
-COMPOSERS = {"chain", "chain_data", "chain_gguf", "chain_plan", "demo", "doctor"}
+COMPOSERS = {"chain", "chain_data", "chain_gguf", "chain_plan", "chain_skills", "demo", "doctor"}
 ENTRY = "cli"
-COMMANDS = {"cli_cloud", "cli_export", "cli_local"}  # each composes nothing: it calls a composer
+COMMANDS = {"cli_cloud", "cli_export", "cli_local", "cli_skills"}  # each composes nothing: it calls a composer
 PURE = {
     "candidates", "dataset_card", "devices", "estimate", "estimate_files", "estimate_report", "estimate_time", "facts",
     "first_rows", "formats", "job_spec", "launch", "llama_architectures", "methods", "model_arithmetic", "model_config",
@@ -57,6 +57,8 @@ FLOOR: dict[str, set[str]] = {
     "native": {"console", "errors", "run_dir"},
     "compare": set(),
     "resources": set(),
+    "skill_files": {"resources"},
+    "skill_install": {"errors", "run_dir", "skill_files"},
     "recipe": {"errors"},
     "formats": set(),
     "methods": {"formats"},
