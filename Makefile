@@ -33,6 +33,7 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python scripts/make_docs.py --check
+	$(BIN)/python scripts/build_plugin.py --check
 
 fix: $(STAMP)
 	$(BIN)/ruff check --fix .
@@ -40,6 +41,7 @@ fix: $(STAMP)
 
 docs: $(STAMP)
 	$(BIN)/python scripts/make_docs.py
+	$(BIN)/python scripts/build_plugin.py
 
 lock: $(STAMP)
 	$(BIN)/python scripts/make_lock.py

@@ -35,7 +35,9 @@ _SCOPE = click.option(
     help="agents is .agents/skills with a link in .claude/skills; PATH is a folder that holds skills.",
 )
 @_SCOPE
-@click.option("--force", is_flag=True, help="Replace edited files too, and files of the same names that others put there.")
+@click.option(
+    "--force", is_flag=True, help="Replace edited files too, and files of the same names that others put there."
+)
 def install(console: Console, **options: Any) -> Result:
     """Copy the skill (instructions, references, templates, programs) to where agents look; needs no network."""
     from skill_train import chain_skills
