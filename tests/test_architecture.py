@@ -25,7 +25,7 @@ HEAVY = {
 }  # fmt: skip
 # Each of these has one owner (or the few that are named).
 OWNERS: dict[str, set[str]] = {
-    "click": {"cli", "cli_cloud", "cli_export", "cli_frame", "cli_local"},
+    "click": {"cli", "cli_cloud", "cli_export", "cli_frame", "cli_local", "cli_skills"},
     "httpx2": {"hub_client"},
     "huggingface_hub": {
         "hub", "hub_account", "hub_client", "hub_dataset", "hub_push", "hub_repository", "jobs",
@@ -48,10 +48,10 @@ STEPS = {
 }  # fmt: skip
 COMPOSERS = {
     "chain", "chain_data", "chain_evaluate", "chain_fetch", "chain_follow", "chain_gguf", "chain_plan", "chain_report",
-    "chain_submit", "demo", "doctor", "push",
+    "chain_skills", "chain_submit", "demo", "doctor", "push",
 }  # fmt: skip
 ENTRY = "cli"
-COMMANDS = {"cli_cloud", "cli_export", "cli_local"}  # each composes nothing: it calls a composer
+COMMANDS = {"cli_cloud", "cli_export", "cli_local", "cli_skills"}  # each composes nothing: it calls a composer
 PURE = {
     "candidates", "cloud_budget", "dataset_card", "devices", "estimate", "estimate_files", "estimate_report",
     "estimate_time", "facts", "first_rows", "formats", "job_figures", "job_spec", "job_story", "launch",
@@ -72,6 +72,8 @@ FLOOR: dict[str, set[str]] = {
     "compare": set(),
     "bootstrap": set(),
     "resources": set(),
+    "skill_files": {"resources"},
+    "skill_install": {"errors", "run_dir", "skill_files"},
     "recipe": {"errors"},
     "formats": set(),
     "methods": {"formats"},

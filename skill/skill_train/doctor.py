@@ -77,7 +77,7 @@ def _checks(found: dict[str, list[Package]]) -> tuple[list[Check], Account]:
         done.append(checks.converter(toolchain.find, gguf_ready=_has(found, "gguf", "llama-cpp-python")))
         if not _has(found, "gguf", "llama-cpp-python"):
             done.append(checks.compiler(probe.has, probe.system))
-        done.append(checks.agents(Path.home(), Path.cwd(), resources.skill()))
+        done.append(checks.agents(Path.home(), Path.cwd()))
         account = asked.result() if asked else Account("unchecked", why="huggingface_hub is not installed")
         done.append(checks.token(account))
         if torch is not None:
