@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -17,6 +18,12 @@ PACKAGE = ROOT / "skill" / "skill_train"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 LOCK = (ROOT / "requirements.lock").read_text(encoding="utf-8")
 PINS = dict(line.split("==") for line in LOCK.splitlines() if not line.startswith("#"))
+# The skill, as `skill-train skills install` copies it.
+SKILL = {
+    "SKILL.md",
+    "templates/chat.yaml",
+    *(f"scripts/{name}.py" for name in ("export_gguf", "inspect_dataset", "plan")),
+}
 # Everything in the package that is not a Python module, by name: a stray file must not travel.
 DATA = {
     "skill_train/demo/data.jsonl",
@@ -28,6 +35,9 @@ DATA = {
     "skill_train/demo/model/tokenizer.model",
     "skill_train/demo/model/tokenizer_config.json",
     "skill_train/flavors.json",
+    "skill_train/report/page.html",
+    "skill_train/report/run.html",
+    "skill_train/report/style.css",
 }
 
 
@@ -46,7 +56,25 @@ def test_the_wheel_holds_exactly_these_files(wheel: zipfile.ZipFile) -> None:
     modules = {f"skill_train/{path.relative_to(PACKAGE).as_posix()}" for path in PACKAGE.rglob("*.py")}
     info = f"skill_train-{PROJECT['version']}.dist-info"
     about = {f"{info}/{name}" for name in ("METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE")}
-    assert set(wheel.namelist()) == modules | DATA | about | {"skill_train/train.py"}
+    references = {f"references/{path.name}" for path in (ROOT / "references").iterdir()}
+    skill = {f"skill_train/skill/{name}" for name in SKILL | references}
+    assert set(wheel.namelist()) == modules | DATA | skill | about | {"skill_train/train.py"}
+
+
+def test_the_wheel_installs_the_skill(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
+    """From the files of the wheel alone, in a project of its own, without a network."""
+    wheel.extractall(tmp_path / "site")
+    project = tmp_path / "project"
+    project.mkdir()
+    program = "import sys; sys.path.insert(0, sys.argv.pop(1)); from skill_train.cli import main; main()"
+    command = [sys.executable, "-c", program, str(tmp_path / "site"), "skills", "install", "--format", "json"]
+    done = subprocess.run(command, cwd=project, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": ""})
+    assert done.returncode == 0, done.stderr
+    copy = project / ".agents" / "skills" / "skill-train"
+    assert (copy / "SKILL.md").read_bytes() == (ROOT / "SKILL.md").read_bytes()
+    assert {path.relative_to(copy).as_posix() for path in copy.rglob("*") if path.is_file()} == {
+        *SKILL, *(f"references/{path.name}" for path in (ROOT / "references").iterdir()), ".skill-train-manifest.json"
+    }  # fmt: skip
 
 
 def test_the_wheel_is_light(wheel: zipfile.ZipFile) -> None:
@@ -68,7 +96,7 @@ def test_the_wheel_names_no_place_on_this_machine(wheel: zipfile.ZipFile) -> Non
 def test_the_light_base_needs_no_heavy_library() -> None:
     base = {Requirement(line).name for line in PROJECT["dependencies"]}
     assert base == {"click", "huggingface_hub", "pyyaml", "rich", "safetensors"}
-    assert set(PROJECT["optional-dependencies"]) == {"train", "gguf", "dev"}
+    assert set(PROJECT["optional-dependencies"]) == {"train", "gguf", "report", "dev"}
 
 
 def test_the_lock_holds_versions_and_nothing_else() -> None:
