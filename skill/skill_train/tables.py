@@ -83,6 +83,31 @@ def draw_stages(rich: Any, table: list[dict[str, Any]]) -> None:
     rich.print(drawn)
 
 
+def draw_diff(rich: Any, data: dict[str, Any]) -> None:
+    """The differences of recipe and placement, and how far the results are apart."""
+    from rich.table import Table
+
+    table = Table(title=f"two runs: {data['verdict']}", title_justify="left")
+    for column in ("group", "fact", "run A", "run B"):
+        table.add_column(column, overflow="fold")
+    for group, style in (("recipe", "red"), ("placement", "")):
+        for each in data[group]:
+            _add(table, group, each["fact"], str(each["a"]), str(each["b"]), style=style)
+    if table.row_count:
+        rich.print(table)
+    rich.print(
+        "{compared} facts compared: {recipe} of the recipe differ, {placement} of the placement".format(
+            **data["counts"]
+        )
+    )
+    if data["losses"] is not None:
+        losses = data["losses"]
+        far = f"differ by up to {losses['largest_difference']:.3g} (step {losses['at_step']})"
+        rich.print(f"losses of {losses['steps']} steps: {'equal' if losses['equal'] else far}")
+    if data["same_weights"] is not None:
+        rich.print(f"trained weights: {'the same bytes' if data['same_weights'] else 'other bytes'}")
+
+
 def draw_doctor(rich: Any, data: dict[str, Any]) -> None:
     """Checks, the remedy of each that is not ok, what this installation can do, and the stages of the self-test."""
     from rich.table import Table
