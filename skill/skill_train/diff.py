@@ -99,7 +99,9 @@ class Comparison:
 def compare(a: Run, b: Run) -> Comparison:
     """Every fact of both runs."""
     left, right = _sections(a, b), _sections(b, a)
-    found, missing, compared = _rows(a, b) + _steps(a, b), [], 0
+    found: list[Difference] = []
+    missing: list[str] = []
+    compared = 0
     for name in left:
         here, there = left[name], right[name]
         if here is None or there is None:
@@ -107,7 +109,7 @@ def compare(a: Run, b: Run) -> Comparison:
             continue
         compared += len(here | there)
         found += [Difference(n, here.get(n, ABSENT), there.get(n, ABSENT)) for n in here | there]
-    found = [each for each in found if each.a != each.b]
+    found = [each for each in found if each.a != each.b] + _rows(a, b) + _steps(a, b)
     losses, weights = _losses(a, b), (_weights(a), _weights(b))
     missing += [] if losses else [_missing("losses", a.metrics or None, b.metrics or None)]
     missing += [] if all(weights) else [_missing("trained weights", *weights)]
