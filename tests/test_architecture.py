@@ -26,7 +26,7 @@ HEAVY = {
 OWNERS: dict[str, set[str]] = {
     "click": {"cli", "cli_cloud", "cli_export", "cli_frame", "cli_local"},
     "httpx2": {"hub_client"},
-    "huggingface_hub": {"hub", "hub_account", "hub_client", "hub_dataset", "jobs"},
+    "huggingface_hub": {"hub", "hub_account", "hub_client", "hub_dataset", "hub_push", "jobs"},
     "llama_cpp": {"llama_api", "template_worker"},  # in child processes only
     "platform": {"machine_probe"},
     "psutil": {"machine_probe"},
@@ -36,13 +36,13 @@ OWNERS: dict[str, set[str]] = {
 PRINTS = {"console", "native"}  # native prints a worker's progress lines for its parent
 PRINTING = {"print", "click.echo", "click.secho", "sys.stdout.write", "sys.stderr.write"}
 STEPS = {"local", "merge", "convert", "quantize", "verify", "lora_gguf", "evaluate"}
-COMPOSERS = {"chain", "chain_data", "chain_diff", "chain_gguf", "chain_plan", "demo", "doctor"}
+COMPOSERS = {"chain", "chain_data", "chain_diff", "chain_gguf", "chain_plan", "demo", "doctor", "push"}
 ENTRY = "cli"
 COMMANDS = {"cli_cloud", "cli_export", "cli_local"}  # each composes nothing: it calls a composer
 PURE = {
     "candidates", "dataset_card", "devices", "diff", "estimate", "estimate_files", "estimate_report", "estimate_time",
     "facts", "first_rows", "formats", "job_spec", "launch", "llama_architectures", "methods", "model_arithmetic",
-    "model_config", "placement", "plan", "recipe", "rubric",
+    "model_card", "model_config", "placement", "plan", "recipe", "rubric",
 }  # fmt: skip
 IMPURE = {
     "asyncio", "datetime", "glob", "http", "multiprocessing", "os", "platform", "random", "secrets", "shutil", "signal",
@@ -92,6 +92,9 @@ FLOOR: dict[str, set[str]] = {
     "launch": {"errors", "facts"},
     "diff": set(),
     "job_spec": set(),
+    "hub_push": {"errors", "hub_client", "push_files"},
+    "model_card": set(),
+    "push_files": {"errors", "recipe", "run_dir"},
     "jobs": {"errors", "hub_client", "job_spec"},
     "calibration": {"estimate", "estimate_time", "facts", "machine", "run_dir"},
     "plan_file": {"dataset", "errors", "machine", "model", "plan", "recipe", "run_dir"},

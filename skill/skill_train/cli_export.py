@@ -81,6 +81,30 @@ def verify(console: Console, **options: Any) -> Result:
     return chain_gguf.verify(console, **options)
 
 
+@command(
+    "push",
+    examples=(
+        "skill-train push runs/first --repo me/tickets-0.5b --dry-run",
+        "skill-train push runs/first --repo me/tickets-0.5b --part gguf --public",
+    ),
+)
+@click.argument("run", type=PATH)
+@click.option("--repo", help="Repository on the Hub, NAMESPACE/NAME.  [default: the recipe's hub_model_id]")
+@click.option(
+    "--part",
+    type=click.Choice(("gguf", "adapter", "merged")),
+    multiple=True,
+    help="What to push; repeat for more.  [default: the GGUF files and the adapter]",
+)
+@click.option("--public", is_flag=True, help="Make a new repository public; it is private otherwise.")
+@click.option("--dry-run", is_flag=True, help="List files and sizes; send nothing.")
+def push(console: Console, **options: Any) -> Result:
+    """Push a run's adapter, merged model or GGUF files to the Hub, with a model card that carries the proof."""
+    from skill_train import push as program
+
+    return program.push(console, **options)
+
+
 @command("demo", examples=("skill-train demo", "skill-train demo --run-dir runs/demo --format json"))
 @click.option("--run-dir", type=PATH, default=Path("runs/demo"), show_default=True, help="Folder of the run.")
 def demo(console: Console, **options: Any) -> Result:

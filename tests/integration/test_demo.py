@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from hub_emulator import Hub
+
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -55,6 +57,27 @@ def test_a_file_that_was_changed_is_not_shown_as_proven(made: Path, tmp_path: Pa
     assert "Traceback" not in answer.stderr
 
 
+def test_it_is_pushed_with_its_proof_and_comes_back_byte_for_byte(made: Path, tmp_path: Path) -> None:
+    with Hub(tmp_path / "hub") as hub:
+        answer = _run(made, "push", "runs/demo", "--repo", "me/demo", **hub.environment(tmp_path / "home"))
+        assert answer.returncode == 0, answer.stderr
+        command = [sys.executable, "-c", _DOWNLOAD, str(tmp_path / "back")]
+        subprocess.run(command, env=hub.environment(tmp_path / "home"), check=True, timeout=60)
+        assert hub.unknown == []
+    files = sorted((made / "runs" / "demo" / "gguf").glob("*.gguf"))
+    assert [(tmp_path / "back" / file.name).read_bytes() == file.read_bytes() for file in files] == [True] * 3
+    card = (tmp_path / "back" / "README.md").read_text(encoding="utf-8")
+    assert all(f"| {file.name} | tuned | pass |" in card for file in files)
+
+
+_DOWNLOAD = """
+import sys
+from huggingface_hub import HfApi, hf_hub_download
+for name in HfApi().list_repo_files("me/demo"):
+    hf_hub_download("me/demo", name, local_dir=sys.argv[1])
+"""
+
+
 def _stages(folder: Path) -> list[dict[str, Any]]:
     document = json.loads((folder / "answer.json").read_text(encoding="utf-8"))
     stages: list[dict[str, Any]] = document["data"]["stages"]
@@ -65,7 +88,9 @@ def _demo(folder: Path) -> subprocess.CompletedProcess[str]:
     return _run(folder, "demo", "--format", "json")
 
 
-def _run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def _run(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     dead = dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"), "http://127.0.0.1:9")
     command = [str(Path(sys.executable).with_name("skill-train")), *arguments]
-    return subprocess.run(command, cwd=folder, env=os.environ | dead, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        command, cwd=folder, env=os.environ | dead | environment, capture_output=True, text=True, check=False
+    )
