@@ -26,23 +26,25 @@ HEAVY = {
 OWNERS: dict[str, set[str]] = {
     "click": {"cli", "cli_cloud", "cli_export", "cli_frame", "cli_local"},
     "httpx2": {"hub_client"},
-    "huggingface_hub": {"hub", "hub_account", "hub_client", "hub_dataset", "hub_push", "jobs"},
+    "huggingface_hub": {
+        "hub", "hub_account", "hub_client", "hub_dataset", "hub_push", "hub_repository", "jobs",
+    },
     "llama_cpp": {"llama_api", "template_worker"},  # in child processes only
     "platform": {"machine_probe"},
     "psutil": {"machine_probe"},
     "rich": {"console", "tables"},
-    "subprocess": {"native", "local", "toolchain", "converter", "machine_probe"},
+    "subprocess": {"native", "local", "toolchain", "converter", "machine_probe", "rehearsal"},
 }  # fmt: skip
 PRINTS = {"console", "native"}  # native prints a worker's progress lines for its parent
 PRINTING = {"print", "click.echo", "click.secho", "sys.stdout.write", "sys.stderr.write"}
-STEPS = {"local", "merge", "convert", "quantize", "verify", "lora_gguf", "evaluate"}
-COMPOSERS = {"chain", "chain_data", "chain_diff", "chain_gguf", "chain_plan", "demo", "doctor", "push"}
+STEPS = {"convert", "evaluate", "local", "lora_gguf", "merge", "quantize", "rehearsal", "submission", "verify"}
+COMPOSERS = {"chain", "chain_data", "chain_diff", "chain_gguf", "chain_plan", "chain_submit", "demo", "doctor", "push"}
 ENTRY = "cli"
 COMMANDS = {"cli_cloud", "cli_export", "cli_local"}  # each composes nothing: it calls a composer
 PURE = {
-    "candidates", "dataset_card", "devices", "diff", "estimate", "estimate_files", "estimate_report", "estimate_time",
-    "facts", "first_rows", "formats", "job_spec", "launch", "llama_architectures", "methods", "model_arithmetic",
-    "model_card", "model_config", "placement", "plan", "recipe", "rubric",
+    "candidates", "cloud_budget", "dataset_card", "devices", "diff", "estimate", "estimate_files", "estimate_report",
+    "estimate_time", "facts", "first_rows", "formats", "job_spec", "launch", "llama_architectures", "methods",
+    "model_arithmetic", "model_card", "model_config", "placement", "plan", "recipe", "rubric",
 }  # fmt: skip
 IMPURE = {
     "asyncio", "datetime", "glob", "http", "multiprocessing", "os", "platform", "random", "secrets", "shutil", "signal",
@@ -89,13 +91,17 @@ FLOOR: dict[str, set[str]] = {
     "hub_dataset": {"dataset_card", "errors", "facts", "first_rows", "hub_client", "recipe"},
     "flavors": {"errors", "facts", "hub", "machine", "run_dir"},
     "hub_account": set(),
+    "hub_repository": {"errors", "hub_client"},
     "launch": {"errors", "facts"},
     "diff": set(),
+    "cloud_budget": {"errors"},
+    "cloud_record": {"errors", "job_spec", "run_dir"},
     "job_spec": set(),
     "hub_push": {"errors", "hub_client", "push_files"},
     "model_card": set(),
     "push_files": {"errors", "recipe", "run_dir"},
     "jobs": {"errors", "hub_client", "job_spec"},
+    "job_once": {"cloud_record", "errors", "hub_client", "job_spec", "jobs", "resources", "run_dir"},
     "calibration": {"estimate", "estimate_time", "facts", "machine", "run_dir"},
     "plan_file": {"dataset", "errors", "machine", "model", "plan", "recipe", "run_dir"},
     "plan": {

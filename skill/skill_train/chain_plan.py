@@ -177,6 +177,16 @@ def require_room(console: Console, made: dict[str, Any], *, force: bool) -> None
         raise _blocked({**made, "blockers": stopping})
 
 
+def require_no_blockers(made: dict[str, Any]) -> None:
+    """Refuses a plan that something would stop, as `plan` does.
+
+    Raises:
+        DecisionNeeded: it has blockers.
+    """
+    if made["blockers"]:
+        raise _blocked(made)
+
+
 def _blocked(made: dict[str, Any]) -> DecisionNeeded:
     """The plan stands, and something would stop it. With the way out that the plan knows."""
     first = made["blockers"][0]
@@ -219,12 +229,14 @@ def _result(
 
 
 def _next(made: dict[str, Any], out: Path | None, recipe: Path | None, said: dict[str, Any]) -> list[str]:
-    if made["where"] != "local":
-        return []
+    """The command that runs this plan, or the same recipe where no plan was written."""
+    command = "skill-train local" if made["where"] == "local" else "skill-train submit"
     if out is not None:
-        return [f"skill-train local {_word(out)}"]
+        return [f"{command} {_word(out)}"]
+    if made["where"] == "cloud":  # the machine of the plan, and nothing of this one
+        said = {key: value for key, value in said.items() if key != "device"} | {"flavor": made["flavor"]}
     options = [f"--{key.replace('_', '-')} {_word(value)}" for key, value in said.items()]
-    return [" ".join(["skill-train local", *([_word(recipe)] if recipe else []), *options])]
+    return [" ".join([command, *([_word(recipe)] if recipe else []), *options])]
 
 
 def summary(made: dict[str, Any]) -> dict[str, Any]:

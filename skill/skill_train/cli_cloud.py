@@ -1,13 +1,52 @@
-"""Commands of runs in the cloud, and of two runs side by side: words and options only; the composers do the work."""
+"""Commands of the cloud, and of two runs side by side: words and options only; the composers do the work."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
-from skill_train.cli_frame import PATH, command
+from skill_train.cli_frame import PATH, command, recipe_options
 from skill_train.console import Console, Result
+
+
+@command(
+    "submit",
+    examples=(
+        "skill-train submit runs/first --max-cost 5",
+        "skill-train submit recipe.yaml --flavor a10g-large --timeout 2h --yes",
+    ),
+)
+@click.argument("source", metavar="[RECIPE|PLAN|RUN]", type=PATH, required=False)
+@recipe_options
+@click.option("--flavor", help="Machine of Hugging Face Jobs.  [default: the cheapest that fits and is in time]")
+@click.option("--timeout", help="The job is stopped after it: 90m, 2h, or seconds.  [default: above the estimate]")
+@click.option(
+    "--max-cost",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Dollars that the job may never exceed.  [default: none; --yes takes what is shown]",
+)
+@click.option(
+    "--max-hours",
+    type=click.FloatRange(min=0, min_open=True),
+    default=8.0,
+    show_default=True,
+    help="Longest run, in hours, for the choice of the flavor.",
+)
+@click.option("--namespace", help="User or organisation that runs and pays the job.  [default: you]")
+@click.option("--hub-model-id", help="Repository for the result.  [default: NAMESPACE/<model>-<data>-<recipe hash>]")
+@click.option("--data-repo", help="Private dataset repository for local data.  [default: the bucket of the jobs]")
+@click.option("--run-dir", type=PATH, help="Folder of the run.  [default: runs/<data>-<recipe hash>-cloud]")
+@click.option("--dry-run", is_flag=True, help="Check, and print the job as it would be sent; send nothing.")
+@click.option("--rehearse", is_flag=True, help="Run two steps of the job here, in a throwaway folder; send nothing.")
+@click.option("--force-new", is_flag=True, help="Start another job although one of this plan runs.")
+@click.option("--yes", is_flag=True, help="Take the cost that was shown, and start.")
+def submit(console: Console, **options: Any) -> Result:
+    """Run a recipe, a plan or a local run as a job of Hugging Face; without --yes show cost and uploads only."""
+    from skill_train import chain_submit
+
+    return chain_submit.submit(console, **options)
 
 
 @command(

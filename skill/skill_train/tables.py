@@ -140,6 +140,36 @@ def _draw_self_test(rich: Any, figures: dict[str, Any]) -> None:
     rich.print(f"{figures['seconds']} s in all")
 
 
+def draw_submit(rich: Any, data: dict[str, Any]) -> None:
+    """A job that was started or would be: where, what it costs, what leaves this machine."""
+    cost = data["cost_usd"]
+    estimate = "not known" if cost["low"] is None else f"${cost['low']:.2f} to ${cost['high']:.2f}"
+    most = "" if cost["most"] is None else f"; at most ${cost['most']:.2f}, at its timeout"
+    lines = [f"job: {data['job_id']}, {data['stage']}, {data['url']}"] if "job_id" in data else []
+    lines += [f"run directory: {data['run_dir']}"] if "run_dir" in data else []
+    lines += [
+        f"machine: {data['flavor']} of {data['namespace']}, stopped after {data['timeout_seconds'] / 3600:.2f} h",
+        f"cost: {estimate}{most} ({cost['basis']})",
+        f"result: the repository {data['hub_model_id']}",
+    ]
+    end = data.get("expected_end", {"low": None})
+    lines += [f"expected end: {end['low']} to {end['high']}"] if end["low"] is not None else []
+    for upload in data["uploads"]:
+        size = f"{upload['bytes'] / 1e6:.2f} MB" + (f" in {upload['files']} files" if upload["files"] > 1 else "")
+        lines.append(f"upload: {upload['what']} {upload['name']}, {size}, to {upload['to']}")
+    for line in lines:
+        rich.print(clean(line), markup=False, soft_wrap=True)
+
+
+def draw_rehearsal(rich: Any, data: dict[str, Any]) -> None:
+    lines = [
+        f"rehearsal: {data['verdict']}, {data['steps']} steps in {data['seconds']} s, {data['kept_files']} files kept"
+    ]
+    lines += [f"not rehearsed: {text}" for text in data["not_rehearsed"]]
+    for line in lines:
+        rich.print(clean(line), markup=False, soft_wrap=True)
+
+
 def draw_data(rich: Any, data: dict[str, Any]) -> None:
     """What a dataset is, who can use it, what is wrong with it, how long its rows are, and one of them."""
     from rich.table import Table
