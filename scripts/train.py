@@ -1099,12 +1099,13 @@ def require_device(torch: Any, placement: dict[str, Any]) -> None:
             got=", ".join(name for name, there in available.items() if there),
             hint="--device cpu, or install the torch build for this machine",
         )
-    if device == "cuda" and torch.cuda.device_count() < placement["num_processes"]:
+    processes_here = int(os.environ.get("LOCAL_WORLD_SIZE", placement["num_processes"]))  # the rest are elsewhere
+    if device == "cuda" and torch.cuda.device_count() < processes_here:
         raise Refused(
             "the plan has more processes than there are GPUs",
             code="too_few_devices",
             exit_code=EXIT_DOES_NOT_FIT,
-            expected=f"{placement['num_processes']} GPUs, one a process",
+            expected=f"{processes_here} GPUs, one a process",
             got=f"{torch.cuda.device_count()} (CUDA_VISIBLE_DEVICES {os.environ.get('CUDA_VISIBLE_DEVICES', 'unset')})",
             hint="plan again on this machine: skill-train local RECIPE",
         )
@@ -1484,7 +1485,8 @@ class Checks:
         self.add("checkpoint_saves", "pass" if saved else "fail", len(saved), ", ".join(saved) or "none")
         if not sharded:
             self.answer["after"] = self.answer_now()
-            self.check_reload(folder / "adapter")
+            if (folder / "adapter").is_dir():  # it is on the first machine alone
+                self.check_reload(folder / "adapter")
 
     def check_accumulation(self) -> None:
         """Accumulated gradients must equal those of the large batch; a wrong scale is a classic and silent bug."""

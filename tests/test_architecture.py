@@ -33,12 +33,35 @@ OWNERS: dict[str, set[str]] = {
     "platform": {"machine_probe"},
     "psutil": {"machine_probe"},
     "rich": {"console", "tables"},
-    "subprocess": {"native", "local", "toolchain", "converter", "machine_probe", "rehearsal"},
+    "subprocess": {"native", "local", "toolchain", "converter", "machine_probe", "rehearsal", "skypilot"},
 }  # fmt: skip
 PRINTS = {"console", "native"}  # native prints a worker's progress lines for its parent
 PRINTING = {"print", "click.echo", "click.secho", "sys.stdout.write", "sys.stderr.write"}
-STEPS = {"convert", "evaluate", "local", "lora_gguf", "merge", "quantize", "rehearsal", "submission", "verify"}
-COMPOSERS = {"chain", "chain_data", "chain_diff", "chain_gguf", "chain_plan", "chain_submit", "demo", "doctor", "push"}
+STEPS = {
+    "colab",
+    "convert",
+    "evaluate",
+    "local",
+    "lora_gguf",
+    "merge",
+    "quantize",
+    "rehearsal",
+    "skypilot",
+    "submission",
+    "verify",
+}
+COMPOSERS = {
+    "chain",
+    "chain_data",
+    "chain_diff",
+    "chain_elsewhere",
+    "chain_gguf",
+    "chain_plan",
+    "chain_submit",
+    "demo",
+    "doctor",
+    "push",
+}
 ENTRY = "cli"
 COMMANDS = {"cli_cloud", "cli_export", "cli_local"}  # each composes nothing: it calls a composer
 PURE = {

@@ -28,6 +28,7 @@ DATA = {
     "skill_train/demo/model/tokenizer.model",
     "skill_train/demo/model/tokenizer_config.json",
     "skill_train/flavors.json",
+    "skill_train/colab.ipynb",
 }
 
 
@@ -46,7 +47,8 @@ def test_the_wheel_holds_exactly_these_files(wheel: zipfile.ZipFile) -> None:
     modules = {f"skill_train/{path.relative_to(PACKAGE).as_posix()}" for path in PACKAGE.rglob("*.py")}
     info = f"skill_train-{PROJECT['version']}.dist-info"
     about = {f"{info}/{name}" for name in ("METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE")}
-    assert set(wheel.namelist()) == modules | DATA | about | {"skill_train/train.py"}
+    programs = {"skill_train/train.py", "skill_train/skypilot_node.py"}
+    assert set(wheel.namelist()) == modules | DATA | about | programs
 
 
 def test_the_wheel_is_light(wheel: zipfile.ZipFile) -> None:
@@ -54,9 +56,11 @@ def test_the_wheel_is_light(wheel: zipfile.ZipFile) -> None:
     assert sum(entry.file_size for entry in wheel.infolist()) < 6_000_000
 
 
-def test_the_training_program_in_the_wheel_is_the_one_in_scripts(wheel: zipfile.ZipFile) -> None:
-    assert wheel.read("skill_train/train.py") == (ROOT / "scripts" / "train.py").read_bytes()
-    assert not (PACKAGE / "train.py").exists()
+@pytest.mark.parametrize("source", ["scripts/train.py", "scripts/skypilot_node.py", "templates/colab.ipynb"])
+def test_a_program_in_the_wheel_is_the_one_in_its_folder(wheel: zipfile.ZipFile, source: str) -> None:
+    name = Path(source).name
+    assert wheel.read(f"skill_train/{name}") == (ROOT / source).read_bytes()
+    assert not (PACKAGE / name).exists()
 
 
 def test_the_wheel_names_no_place_on_this_machine(wheel: zipfile.ZipFile) -> None:

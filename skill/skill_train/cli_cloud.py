@@ -41,6 +41,15 @@ from skill_train.console import Console, Result
 @click.option("--dry-run", is_flag=True, help="Check, and print the job as it would be sent; send nothing.")
 @click.option("--rehearse", is_flag=True, help="Run two steps of the job here, in a throwaway folder; send nothing.")
 @click.option("--force-new", is_flag=True, help="Start another job although one of this plan runs.")
+@click.option(
+    "--backend",
+    type=click.Choice(("hf_jobs", "skypilot", "colab")),
+    default="hf_jobs",
+    show_default=True,
+    help="Whose machines: a job of Hugging Face, a SkyPilot task for other clouds, a notebook for Google Colab.",
+)
+@click.option("--nodes", type=click.IntRange(min=1), default=1, show_default=True, help="Machines; only skypilot.")
+@click.option("--infra", help="Places to look for machines, with commas; only skypilot.  [default: all that can]")
 @click.option("--yes", is_flag=True, help="Take the cost that was shown, and start.")
 def submit(console: Console, **options: Any) -> Result:
     """Run a recipe, a plan or a local run as a job of Hugging Face; without --yes show cost and uploads only."""

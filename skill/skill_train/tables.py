@@ -161,6 +161,21 @@ def draw_submit(rich: Any, data: dict[str, Any]) -> None:
         rich.print(clean(line), markup=False, soft_wrap=True)
 
 
+def draw_elsewhere(rich: Any, data: dict[str, Any]) -> None:
+    """A task or a notebook: where it lies, what it asks for, and how it goes on."""
+    lines = [f"run directory: {data['run_dir']}"]
+    if "notebook" in data:
+        lines += [f"notebook: {data['notebook']}, for a {data['gpu']}"]
+    else:
+        asked = data["resources"]
+        lines += [f"task: {data['task']}, {data['nodes']} x {asked['accelerators']}"]
+        lines += [f"machines of: {', '.join(place['infra'] for place in asked['any_of'])}"]
+        lines += [f"training is ended after {data['timeout_seconds'] / 3600:.2f} h; all is kept in {data['kept_in']}"]
+    lines += [f"result: the repository {data['hub_model_id']}", data["how"]]
+    for line in lines:
+        rich.print(clean(line), markup=False, soft_wrap=True)
+
+
 def draw_rehearsal(rich: Any, data: dict[str, Any]) -> None:
     lines = [
         f"rehearsal: {data['verdict']}, {data['steps']} steps in {data['seconds']} s, {data['kept_files']} files kept"
