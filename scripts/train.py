@@ -10,7 +10,8 @@
 #   "huggingface_hub==2.4.0",
 # ]
 # ///
-"""Trains a LoRA adapter exactly as a plan says. The same bytes run on a laptop and in a cloud job.
+"""Fine-tunes a model exactly as a plan says: a LoRA adapter, or every weight. The same bytes run on a laptop and in a
+cloud job.
 
     python train.py RUN/plan.json             train; the run directory is the plan's own folder
     python train.py RUN/plan.json --resume    go on from the newest complete checkpoint
@@ -25,7 +26,8 @@ imported. A plan of several processes is started by `accelerate launch` with the
     environment.json    versions, device, and every argument of the trainer as the trainer saw it
     samples.jsonl       rows as they were fed: text, token ids, labels        held_out.jsonl    rows that never train
     metrics.jsonl       one line a step                                       checkpoints/      each with complete.json
-    adapter/            the adapter, in PEFT's format                         train.json        last: figures, verdict
+    adapter/            the adapter, in PEFT's format, or merged/: the whole model, where every weight was trained
+    train.json          last: figures, verdict
 
 With `--job` the run directory is a mounted bucket, and the job's own disk is lost with it. The program proves that the
 token can write to `policy.hub_model_id`, starts itself without `--job` in a folder of that disk, and brings back each
@@ -76,6 +78,8 @@ RECIPE_FIELDS: dict[str, tuple[type, ...]] = {
     "columns": (dict,),
     "loss_on": (str,),
     "method": (str,),
+    "finetuning_type": (str,),
+    "pure_bf16": (bool,),
     "max_length": (int,),
     "max_steps": (int,),
     "effective_batch_size": (int,),
@@ -125,6 +129,12 @@ ANSWER_TOKENS = 48
 RELOAD_TOKENS = 64  # enough to see a wrong adapter; the logits of a long row would need more memory than training
 LOGITS_AT_ONCE = 4_000_000  # 16 MB of float32: stays in the cache, and below glibc's threshold for fresh pages
 STRATEGIES = ("single", "ddp", "fsdp")
+TUNED = {"lora": "adapter", "full": "merged"}  # the folder of what was trained
+# Of a base's files: weights in any format, pickles and code. `skill_train.companions` has the same.
+LEFT_OUT = """
+    .safetensors .bin .pt .pth .ckpt .pkl .pickle .h5 .msgpack .onnx .onnx_data .gguf .ggml .npz .ot .tflite .mlmodel
+    .nemo .py .pyc .so .sh .exe
+"""
 MARK = "skill train mark 7f3a"  # stands in for an answer to find where a template puts it
 
 EXIT_USAGE, EXIT_DOES_NOT_FIT, EXIT_FAILED, EXIT_NOT_INSTALLED = 2, 3, 5, 7
@@ -192,6 +202,7 @@ def run(plan: dict[str, Any], folder: Path, *, resume: bool) -> None:
     """Data, model, checks, training, checks, and `train.json` last."""
     started = time.monotonic()
     recipe, placement = plan["recipe"], plan["placement"]
+    tuned = folder / TUNED[recipe["finetuning_type"]]
     event("stage", text="reading the data")
     tokenizer = load_tokenizer(recipe)
     data = load_data(recipe, tokenizer)
@@ -200,6 +211,7 @@ def run(plan: dict[str, Any], folder: Path, *, resume: bool) -> None:
     write_rows(folder / "held_out.jsonl", data["held_out"])
 
     event("stage", text="loading the model")
+    base = base_folder(recipe) if is_full(recipe) else None
     checkpoint = newest_checkpoint(folder / "checkpoints") if resume else None
     if checkpoint is not None:
         check_split(checkpoint, placement)
@@ -213,13 +225,13 @@ def run(plan: dict[str, Any], folder: Path, *, resume: bool) -> None:
 
     event("stage", text="training")
     train(trainer, watch, recipe["seed"], checkpoint)
-    event("stage", text="saving the adapter")
-    save_adapter(trainer, folder / "adapter")
-    checks.after_training(folder)
+    event("stage", text=f"saving {tuned.name}/")
+    save(trainer, tuned, base)
+    checks.after_training(folder, tuned)
     if is_main_process():
         write_json(
             folder / "train.json",
-            report(plan, data, watch, checks, trainer, folder / "adapter", time.monotonic() - started),
+            report(plan, data, watch, checks, trainer, tuned, time.monotonic() - started),
         )
         event("done", verdict=checks.verdict())
     trainer.accelerator.end_training()
@@ -241,6 +253,9 @@ def load_plan(path: Path) -> dict[str, Any]:
         raise Refused(f"{path} is not a plan", code="bad_plan", expected=PLAN_SCHEMA, got=got)
     check_fields(plan.get("recipe"), RECIPE_FIELDS, "recipe")
     check_fields(plan.get("placement"), PLACEMENT_FIELDS, "placement")
+    tuning = plan["recipe"]["finetuning_type"]
+    if tuning not in TUNED:
+        raise Refused("recipe.finetuning_type is unknown", code="bad_plan", expected=" or ".join(TUNED), got=tuning)
     check_batch(plan["recipe"], plan["placement"])
     return plan
 
@@ -337,7 +352,7 @@ def explanation(error: Exception) -> Refused | None:
             f"the disk is full: {str(error).splitlines()[0]}",
             code="no_disk",
             exit_code=EXIT_DOES_NOT_FIT,
-            expected="free space for checkpoints and the adapter",
+            expected="free space for checkpoints and what is trained",
             hint="skill-train local --resume --run-dir RUN, after freeing some space",
         )
     # In the words of gloo and NCCL. The process that ended had no time to tell why, or this would not be heard first.
@@ -430,7 +445,7 @@ def iter_file(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     elif kind == ".json":
         yield from iter_json(path)
     elif kind in (".csv", ".tsv"):
-        yield from iter_csv(path, "\t" if kind == ".tsv" else ",")
+        yield from iter_csv(path, delimiter_of(path))
     elif kind == ".parquet":
         import pyarrow.parquet
 
@@ -452,10 +467,24 @@ def iter_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                 yield number, parse_object(raw, f"line {number} of {path}")
 
 
+def not_utf8(where: str, raw: bytes) -> Refused:
+    """UTF-16 starts with a mark; nearly all else that is not UTF-8 is Windows-1252, of which Latin-1 is a part."""
+    encoding = "UTF-16" if raw[:2] in (b"\xff\xfe", b"\xfe\xff") else "WINDOWS-1252"
+    return Refused(
+        f"{where} is not UTF-8, most likely {encoding}",
+        code="broken_line",
+        expected="text in UTF-8",
+        got=raw[:80].decode("utf-8", "replace").rstrip(),
+        hint=f"iconv -f {encoding} -t UTF-8 FILE > NEW_FILE",
+    )
+
+
 def parse_object(raw: bytes, where: str) -> dict[str, Any]:
     try:
         row = json.loads(raw.decode("utf-8-sig"))
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UnicodeDecodeError:
+        raise not_utf8(where, raw) from None
+    except (json.JSONDecodeError, RecursionError) as error:
         raise Refused(
             f"{where} is not JSON: {error}",
             code="broken_line",
@@ -487,6 +516,15 @@ def iter_json(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         yield number, row
 
 
+def delimiter_of(path: Path) -> str:
+    """A tab in a .tsv; in a .csv a comma, or the semicolon that Excel writes where the comma is for decimals."""
+    if path.suffix.lower() == ".tsv":
+        return "\t"
+    with open(path, "rb") as file:
+        header = file.readline()
+    return ";" if b";" in header and b"," not in header else ","
+
+
 def iter_csv(path: Path, delimiter: str) -> Iterator[tuple[int, dict[str, Any]]]:
     reader = csv.DictReader(decoded_lines(path), delimiter=delimiter, strict=True)
     try:
@@ -509,10 +547,8 @@ def decoded_lines(path: Path) -> Iterator[str]:
         for number, raw in enumerate(file, start=1):
             try:
                 yield raw.decode("utf-8-sig")
-            except UnicodeDecodeError as error:
-                raise Refused(
-                    f"line {number} of {path} is not UTF-8: {error}", code="broken_line", expected="text in UTF-8"
-                ) from None
+            except UnicodeDecodeError:
+                raise not_utf8(f"line {number} of {path}", raw) from None
 
 
 SLICE = re.compile(r"(?P<name>[\w.-]+)(?:\[(?P<from>\d+%?)?:(?P<to>\d+%?)?\])?")
@@ -936,30 +972,32 @@ def build_trainer(
         args=arguments,
         train_dataset=dataset,
         processing_class=tokenizer,
-        peft_config=lora_config(recipe, model),
+        peft_config=None if is_full(recipe) else lora_config(recipe, model),
         callbacks=[watch.callback()],
     )
     if trainer.is_fsdp_enabled != (placement["strategy"] == "fsdp"):
         raise wrong_launch(f"strategy {placement['strategy']}", "FSDP" if trainer.is_fsdp_enabled else "no FSDP")
     if placement["device"] != "cuda":
-        score_trained_tokens_only(trainer.accelerator.unwrap_model(trainer.model).get_base_model())
+        score_trained_tokens_only(model)
     return trainer
 
 
 def score_trained_tokens_only(model: Any) -> None:
     """On processors without Triton, TRL 1.16 projects every position onto the vocabulary, trained or not, and keeps
-    what entropy and accuracy need. This scores the trained positions alone, a few megabytes of logits at a time, and
-    keeps the gradient of the hidden states instead of the logits: the same loss, several times as fast on a CPU.
+    what entropy and accuracy need. This scores the trained positions alone, a few megabytes of logits at a time: the
+    same loss, several times as fast on a CPU.
 
-    A model whose head is trained too, or that scales or caps its logits, keeps TRL's way.
+    A model that scales or caps its logits, or whose head PEFT trains too, keeps TRL's way.
     """
     import functools
     import types
 
+    import torch
+
     head, config = model.get_output_embeddings(), model.config.get_text_config()
     names = ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier", "output_multiplier")
     changes_logits = any(getattr(config, name, None) is not None for name in names)
-    if changes_logits or type(head).__name__ != "Linear" or head.bias is not None or head.weight.requires_grad:
+    if changes_logits or type(head) is not torch.nn.Linear or head.bias is not None:
         return
     original, log_probs = model.forward, log_probs_function()
 
@@ -971,7 +1009,9 @@ def score_trained_tokens_only(model: Any) -> None:
         hidden = self.base_model(*args, **kwargs | {"use_cache": False}).last_hidden_state[:, :-1]
         following = labels[:, 1:]
         mask = following != IGNORED
-        scored = log_probs.apply(hidden[mask], head.weight, following[mask])
+        kind = hidden.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else head.weight.dtype
+        scored = log_probs.apply(hidden[mask].to(dtype), head.weight.to(dtype), following[mask])
         none = scored.detach().new_zeros(mask.shape)
         spread = none.masked_scatter(mask, scored)
         return types.SimpleNamespace(
@@ -987,29 +1027,43 @@ def log_probs_function() -> Any:
     class LogProbs(torch.autograd.Function):  # type: ignore[misc]
         """log p of each label. hidden [tokens, width], weight [vocabulary, width], labels [tokens] -> [tokens].
 
-        d log p / d hidden = weight[label] - softmax(logits) @ weight, made in the forward pass while the logits of a
-        chunk are at hand.
+        d log p / d logits = one at the label - softmax(logits). A frozen weight: the gradient of `hidden` is made in
+        the forward pass, while the logits of a chunk are at hand. One that trains: the backward pass makes them again.
         """
 
         @staticmethod
         def forward(ctx: Any, hidden: Any, weight: Any, labels: Any) -> Any:
+            ctx.trained = ctx.needs_input_grad[1]
             log_p = torch.empty(len(labels), dtype=torch.float32, device=hidden.device)
-            gradient = torch.empty_like(hidden)
-            rows = max(1, LOGITS_AT_ONCE // weight.shape[0])
-            for start in range(0, len(labels), rows):
-                at = slice(start, start + rows)
+            gradient = None if ctx.trained else torch.empty_like(hidden)
+            for at in chunks(labels, weight):
                 logits = (hidden[at] @ weight.T).float()
                 total = torch.logsumexp(logits, dim=1, keepdim=True)
                 log_p[at] = (logits.gather(1, labels[at, None]) - total).squeeze(1)
-                p = logits.sub_(total).exp_().to(weight.dtype)
-                gradient[at] = weight[labels[at]] - p @ weight
-            ctx.save_for_backward(gradient)
+                if gradient is not None:
+                    p = logits.sub_(total).exp_().to(weight.dtype)
+                    gradient[at] = weight[labels[at]] - p @ weight
+            ctx.save_for_backward(*((hidden, weight, labels) if ctx.trained else (gradient,)))
             return log_p
 
         @staticmethod
         def backward(ctx: Any, grad: Any) -> Any:
-            (gradient,) = ctx.saved_tensors
-            return (gradient * grad[:, None].to(gradient.dtype)), None, None
+            if not ctx.trained:
+                (gradient,) = ctx.saved_tensors
+                return (gradient * grad[:, None].to(gradient.dtype)), None, None
+            hidden, weight, labels = ctx.saved_tensors
+            to_hidden, to_weight = torch.empty_like(hidden), torch.zeros_like(weight, dtype=torch.float32)
+            for at in chunks(labels, weight):
+                change = torch.softmax((hidden[at] @ weight.T).float(), dim=1).neg_()
+                change.scatter_add_(1, labels[at, None], torch.ones_like(change[:, :1]))
+                change *= grad[at, None]
+                to_hidden[at] = change.to(weight.dtype) @ weight
+                to_weight.addmm_(change.T, hidden[at].float())
+            return to_hidden, to_weight.to(weight.dtype), None
+
+    def chunks(labels: Any, weight: Any) -> Iterator[slice]:
+        rows = max(1, LOGITS_AT_ONCE // weight.shape[0])
+        return (slice(start, start + rows) for start in range(0, len(labels), rows))
 
     return LogProbs
 
@@ -1018,7 +1072,7 @@ def load_model(recipe: dict[str, Any], placement: dict[str, Any]) -> Any:
     import torch
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
-    dtype = getattr(torch, placement["dtype"])
+    dtype = getattr(torch, weights_dtype(recipe, placement))
     quantization = None
     if recipe["load_in_4bit"]:
         quantization = BitsAndBytesConfig(
@@ -1040,6 +1094,28 @@ def load_model(recipe: dict[str, Any], placement: dict[str, Any]) -> Any:
     )
     model.config.use_cache = False  # a cache and gradient checkpointing exclude each other
     return model
+
+
+def is_full(recipe: dict[str, Any]) -> bool:
+    """Every weight trains, instead of an adapter."""
+    return bool(recipe["finetuning_type"] == "full")
+
+
+def weights_dtype(recipe: dict[str, Any], placement: dict[str, Any]) -> str:
+    """A frozen base has the type that is computed in. Weights that train are float32, and autocast computes in the
+    placement's type: bfloat16 has 8 bits, so a step that moves a weight by less than 1/256 of it would change nothing.
+    `pure_bf16` takes that."""
+    return "float32" if is_full(recipe) and not recipe["pure_bf16"] else str(placement["dtype"])
+
+
+def base_folder(recipe: dict[str, Any]) -> Path:
+    """The base's files beside its weights. Fetched before training: afterwards a broken line would cost the run."""
+    if Path(recipe["model"]).is_dir():
+        return Path(recipe["model"])
+    from huggingface_hub import snapshot_download
+
+    left_out = [f"*{suffix}" for suffix in LEFT_OUT.split()]
+    return Path(snapshot_download(recipe["model"], revision=recipe["revision"], ignore_patterns=left_out))
 
 
 def lora_config(recipe: dict[str, Any], model: Any) -> Any:
@@ -1131,7 +1207,7 @@ def trainer_arguments(recipe: dict[str, Any], placement: dict[str, Any], folder:
         optim=recipe["optim"],
         seed=recipe["seed"],
         data_seed=recipe["seed"],
-        bf16=placement["dtype"] == "bfloat16",
+        bf16=placement["dtype"] == "bfloat16" and not recipe["pure_bf16"],
         fp16=placement["dtype"] == "float16",
         use_cpu=placement["device"] == "cpu",
         gradient_checkpointing=placement["gradient_checkpointing"],
@@ -1147,7 +1223,7 @@ def trainer_arguments(recipe: dict[str, Any], placement: dict[str, Any], folder:
         loss_type="nll",
         label_smoothing_factor=0.0,
         average_tokens_across_devices=True,
-        ddp_find_unused_parameters=False,  # every adapter weight is used in every pass
+        ddp_find_unused_parameters=False,  # every weight that trains is used in every pass
         ddp_broadcast_buffers=False,
         dataloader_num_workers=0,
         dataloader_drop_last=False,
@@ -1191,26 +1267,55 @@ def train(trainer: Any, watch: Watch, seed: int, checkpoint: Path | None) -> Non
         raise watch.problem
 
 
-def save_adapter(trainer: Any, folder: Path) -> None:
-    """Writes the adapter under a temporary name first. All processes have it when this returns."""
-    part = folder.with_name(".adapter.part")
+def save(trainer: Any, folder: Path, base: Path | None) -> None:
+    """Writes the adapter, or the whole model with the files of its `base`, under a temporary name first. All processes
+    have it when this returns."""
+    part = folder.with_name(f".{folder.name}.part")
     weights = gathered_weights(trainer.model) if trainer.is_fsdp_enabled else None
     if is_main_process():
         shutil.rmtree(part, ignore_errors=True)
         model = trainer.accelerator.unwrap_model(trainer.model)
-        model.save_pretrained(str(part), state_dict=weights, safe_serialization=True)
+        model.save_pretrained(str(part), state_dict=weights)
         (part / "README.md").unlink(missing_ok=True)  # PEFT's empty card template
+        if base is not None:
+            take_files(base, part, str(model.dtype).removeprefix("torch."))
         shutil.rmtree(folder, ignore_errors=True)
         os.replace(part, folder)
     wait_for_all()
 
 
+def take_files(base: Path, part: Path, dtype: str) -> None:
+    """Tokenizer, template and configs are the base's, byte for byte: what transformers saves again, converters may not
+    read. Only the type of the weights is another in config.json."""
+    for made in part.iterdir():
+        if ".safetensors" not in made.name:
+            made.unlink()
+    for file in sorted(path for path in base.rglob("*") if path.is_file()):
+        name = file.relative_to(base)
+        if (
+            name.suffix.lower() not in LEFT_OUT.split()
+            and ".safetensors" not in name.name
+            and not str(name).startswith(".")
+        ):
+            (part / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, part / name)
+    config = json.loads((base / "config.json").read_text(encoding="utf-8"))
+    levels = [level for level in (config, config.get("text_config")) if isinstance(level, dict)]
+    stated = [(level, key) for level in levels for key in ("dtype", "torch_dtype") if key in level]
+    if any(level[key] != dtype for level, key in stated or [(config | {"dtype": None}, "dtype")]):
+        for level, key in stated or [(config, "dtype")]:
+            level[key] = dtype
+        write_json(part / "config.json", config)
+
+
 def gathered_weights(model: Any) -> dict[str, Any]:
-    """The trained weights of a model that is shared out, whole, in the RAM of the first process. All must call."""
+    """The trained weights of a model that is shared out, whole, in the RAM of the first process. All must call. What is
+    tied to another weight has a name of its own here, and is left out."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
     options = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True)
-    return dict(get_model_state_dict(model, options=options))
+    names = {name for name, _ in (*model.named_parameters(), *model.named_buffers())}
+    return {name: weight for name, weight in get_model_state_dict(model, options=options).items() if name in names}
 
 
 def newest_checkpoint(folder: Path) -> Path | None:
@@ -1477,7 +1582,7 @@ class Checks:
             kept = {"loss": self.loss_before, "answer": self.answer, "results": self.results[2:]}
             write_json(first_start, kept)
 
-    def after_training(self, folder: Path) -> None:
+    def after_training(self, folder: Path, tuned: Path) -> None:
         sharded = self.trainer.is_fsdp_enabled
         if not sharded:
             self.check_loss()
@@ -1485,8 +1590,8 @@ class Checks:
         self.add("checkpoint_saves", "pass" if saved else "fail", len(saved), ", ".join(saved) or "none")
         if not sharded:
             self.answer["after"] = self.answer_now()
-            if (folder / "adapter").is_dir():  # it is on the first machine alone
-                self.check_reload(folder / "adapter")
+            if tuned.is_dir():  # it is on the first machine alone
+                self.check_reload(tuned)
 
     def check_accumulation(self) -> None:
         """Accumulated gradients must equal those of the large batch; a wrong scale is a classic and silent bug."""
@@ -1497,8 +1602,10 @@ class Checks:
             return self.add("accumulation", "warn", None, "one row only: nothing to accumulate")
         large = self.gradient([rows])
         small = self.gradient([[row] for row in rows])
-        error = float((torch.linalg.norm(large - small) / torch.linalg.norm(large).clamp(min=1e-12)).cpu())
-        coarse = self.trainer.args.bf16 or self.trainer.args.fp16
+        apart = sum(float(torch.linalg.norm(a.float() - b.float())) ** 2 for a, b in zip(large, small, strict=True))
+        size = sum(float(torch.linalg.norm(a.float())) ** 2 for a in large)
+        error = math.sqrt(apart) / max(math.sqrt(size), 1e-12)
+        coarse = self.trainer.args.bf16 or self.trainer.args.fp16 or self.recipe["pure_bf16"]
         limit = 0.05 if coarse else 1e-3
         self.add("accumulation", "pass" if error <= limit else "fail", error, f"relative difference, at most {limit}")
 
@@ -1514,8 +1621,9 @@ class Checks:
             short.append({"input_ids": row["input_ids"][at], "labels": row["labels"][at]})
         return short
 
-    def gradient(self, batches: list[list[dict[str, Any]]]) -> Any:
-        """The gradient of the mean loss over all batches, by the trainer's own loss function, dropout off."""
+    def gradient(self, batches: list[list[dict[str, Any]]]) -> list[Any]:
+        """The gradient of the mean loss over all batches, one tensor a weight, by the trainer's own loss function,
+        dropout off."""
         import torch
 
         model = self.trainer.model
@@ -1523,8 +1631,7 @@ class Checks:
         total = torch.tensor(sum(trained_tokens(row) for batch in batches for row in batch))
         for batch in batches:
             self.loss(batch, total.to(model.device)).backward()
-        parts = [p.grad.float().flatten() for p in model.parameters() if p.grad is not None]
-        gradient = torch.cat(parts)
+        gradient = [p.grad for p in model.parameters() if p.grad is not None]
         model.zero_grad()
         model.train()
         return gradient
@@ -1555,22 +1662,39 @@ class Checks:
         verdict = "pass" if after < before else "warn" if after < 1.05 * before else "fail"
         self.add("loss_falls", verdict if math.isfinite(after) else "fail", number(before - after), detail)
 
-    def check_reload(self, adapter: Path) -> None:
-        """The saved adapter, read back, must give the logits of the model that was trained."""
-        import torch
-
+    def check_reload(self, tuned: Path) -> None:
+        """What was saved, read back, must give the logits of the model that was trained."""
         model = self.trainer.accelerator.unwrap_model(self.trainer.model)
-        model.eval()
-        ids = torch.tensor([self.rows[0]["input_ids"][:RELOAD_TOKENS]], device=model.device)
-        with torch.no_grad(), self.trainer.compute_loss_context_manager():
-            trained = model(input_ids=ids).logits.float()
-            model.load_adapter(str(adapter), adapter_name="reloaded", is_trainable=False)
+        trained = self.logits(model)
+        if is_full(self.recipe):
+            name, reloaded = "model_reloads", self.logits(self.read_back(tuned, model))
+        else:
+            model.load_adapter(str(tuned), adapter_name="reloaded", is_trainable=False)
             model.set_adapter("reloaded")
-            reloaded = model(input_ids=ids).logits.float()
+            name, reloaded = "adapter_reloads", self.logits(model)
         difference = float((trained - reloaded).abs().max().cpu())
         limit = 1e-4 * max(1.0, float(trained.abs().max().cpu()))
         verdict = "pass" if difference <= limit else "fail"
-        self.add("adapter_reloads", verdict, difference, f"largest difference of the logits, at most {limit:.1e}")
+        self.add(name, verdict, difference, f"largest difference of the logits, at most {limit:.1e}")
+
+    def logits(self, model: Any) -> Any:
+        import torch
+
+        model.eval()
+        ids = torch.tensor([self.rows[0]["input_ids"][:RELOAD_TOKENS]], device=model.device)
+        with torch.no_grad(), self.trainer.compute_loss_context_manager():
+            return model(input_ids=ids).logits.float()
+
+    def read_back(self, folder: Path, model: Any) -> Any:
+        """A second model, in the memory that gradients and AdamW's moments had: training is over."""
+        from transformers import AutoModelForCausalLM
+
+        self.trainer.model.zero_grad()
+        self.trainer.optimizer.state.clear()
+        kernel = model.config._attn_implementation
+        return AutoModelForCausalLM.from_pretrained(
+            folder, dtype=model.dtype, attn_implementation=kernel, trust_remote_code=False, use_safetensors=True
+        ).to(model.device)
 
     def prompt(self) -> tuple[str, list[int]]:
         """The tokens before the first trained one of a held-out row, or of a training row when none is held out."""
@@ -1649,7 +1773,7 @@ def report(
     watch: Watch,
     checks: Checks,
     trainer: Any,
-    adapter: Path,
+    tuned: Path,
     seconds: float,
 ) -> dict[str, Any]:
     steps = [line for line in watch.lines if line["tokens_per_second"]]
@@ -1660,7 +1784,12 @@ def report(
         "recipe_hash": plan.get("recipe_hash"),
         "steps": trainer.state.global_step,
         "verdict": checks.verdict(),
-        "outputs": {f"adapter/{path.name}": file_digest(path) for path in sorted(adapter.iterdir()) if path.is_file()},
+        "outputs": {
+            str(path.relative_to(tuned.parent)): file_digest(path)
+            for path in sorted(tuned.rglob("*"))
+            if path.is_file()
+        },
+        "saved_dtype": str(next(p.dtype for p in trainer.model.parameters() if p.requires_grad)).removeprefix("torch."),
         "checks": checks.results,
         "example": checks.example()[:2000],
         "answer": checks.answer,

@@ -82,10 +82,11 @@ def _run(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _main(arguments: list[str]) -> int:
-    from skill_train import job_once
+    from skill_train import hub_client, job_once
     from skill_train.cli import main
 
     job_once.PAUSE_SECONDS = PAUSE_SECONDS
+    hub_client.REQUEST_SECONDS = float(os.environ.get("TEST_REQUEST_SECONDS", hub_client.REQUEST_SECONDS))
     try:
         main(arguments)
     except SystemExit as end:

@@ -38,36 +38,20 @@ OWNERS: dict[str, set[str]] = {
 PRINTS = {"console", "native"}  # native prints a worker's progress lines for its parent
 PRINTING = {"print", "click.echo", "click.secho", "sys.stdout.write", "sys.stderr.write"}
 STEPS = {
-    "colab",
-    "convert",
-    "evaluate",
-    "local",
-    "lora_gguf",
-    "merge",
-    "quantize",
-    "rehearsal",
-    "skypilot",
-    "submission",
-    "verify",
-}
+    "colab", "convert", "evaluate", "local", "lora_gguf", "merge", "pull", "quantize", "rehearsal", "resume",
+    "skypilot", "submission", "verify",
+}  # fmt: skip
 COMPOSERS = {
-    "chain",
-    "chain_data",
-    "chain_diff",
-    "chain_elsewhere",
-    "chain_gguf",
-    "chain_plan",
-    "chain_submit",
-    "demo",
-    "doctor",
-    "push",
-}
+    "chain", "chain_data", "chain_diff", "chain_elsewhere", "chain_fetch", "chain_follow", "chain_gguf", "chain_plan",
+    "chain_submit", "demo", "doctor", "push",
+}  # fmt: skip
 ENTRY = "cli"
 COMMANDS = {"cli_cloud", "cli_export", "cli_local"}  # each composes nothing: it calls a composer
 PURE = {
     "candidates", "cloud_budget", "dataset_card", "devices", "diff", "estimate", "estimate_files", "estimate_report",
-    "estimate_time", "facts", "first_rows", "formats", "job_spec", "launch", "llama_architectures", "methods",
-    "model_arithmetic", "model_card", "model_config", "placement", "plan", "recipe", "rubric",
+    "estimate_time", "facts", "first_rows", "formats", "job_figures", "job_spec", "job_story", "launch",
+    "llama_architectures", "methods", "model_arithmetic", "model_card", "model_config", "placement", "plan", "recipe",
+    "rubric",
 }  # fmt: skip
 IMPURE = {
     "asyncio", "datetime", "glob", "http", "multiprocessing", "os", "platform", "random", "secrets", "shutil", "signal",
@@ -124,6 +108,22 @@ FLOOR: dict[str, set[str]] = {
     "model_card": set(),
     "push_files": {"errors", "recipe", "run_dir"},
     "jobs": {"errors", "hub_client", "job_spec"},
+    "job_figures": set(),
+    "job_story": {"facts"},
+    "follow": {"errors", "jobs"},
+    "kept": {"errors", "follow", "jobs"},
+    "cloud_run": {
+        "cloud_record",
+        "errors",
+        "follow",
+        "hub_account",
+        "job_once",
+        "job_spec",
+        "jobs",
+        "kept",
+        "recipe",
+        "run_dir",
+    },
     "job_once": {"cloud_record", "errors", "hub_client", "job_spec", "jobs", "resources", "run_dir"},
     "calibration": {"estimate", "estimate_time", "facts", "machine", "run_dir"},
     "plan_file": {"dataset", "errors", "machine", "model", "plan", "recipe", "run_dir"},

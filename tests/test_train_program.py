@@ -83,7 +83,7 @@ def test_its_recipe_fields_are_those_that_decide_the_model() -> None:
 def test_its_types_are_those_of_the_recipe() -> None:
     """What the plan has chosen is no longer None; a float may be written as an integer."""
     hints = typing.get_type_hints(Recipe)
-    chosen = {"format", "columns", "loss_on", "max_steps", "warmup_steps", "target_modules"}
+    chosen = {"format", "columns", "loss_on", "max_steps", "warmup_steps", "target_modules", "learning_rate", "optim"}
     for name, types in PROGRAM.RECIPE_FIELDS.items():
         declared = {typing.get_origin(t) or t for t in (typing.get_args(hints[name]) or (hints[name],))}
         if typing.get_origin(hints[name]) in (dict, list):

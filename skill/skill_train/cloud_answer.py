@@ -119,7 +119,7 @@ def command_of(asked: Asked, **more: Any) -> str:
         elif value is True:
             words.append(option)
         elif value not in (None, False, field.default):
-            words += [option, shlex.quote(str(value) if not isinstance(value, float) else f"{value:g}")]
+            words += [option, shlex.quote(str(value).removesuffix(".0") if isinstance(value, float) else str(value))]
     return " ".join(words)
 
 
@@ -175,7 +175,7 @@ def result(console: Console, run: RunDir, sent: Sent, order: Order) -> Result:
         "hub_model_id": record.hub_model_id,
         "flavor": last.flavor,
         "timeout_seconds": last.timeout_seconds,
-        "expected_end": _expected_end(last, budget),
+        "expected_end": _expected_end(last, budget, sent.stage),
         "cost_usd": budget.as_dict(),
         "recipe_hash": made["recipe_hash"],
         "plan_hash": record.plan_hash,
@@ -189,11 +189,11 @@ def result(console: Console, run: RunDir, sent: Sent, order: Order) -> Result:
     )
 
 
-def _expected_end(job: CloudJob, budget: Budget) -> dict[str, Any]:
+def _expected_end(job: CloudJob, budget: Budget, stage: str | None) -> dict[str, Any]:
     """UTC. The wait for a machine is not in it: nothing tells how long that is."""
     start = job.created_at or job.asked_at
-    if budget.seconds is None:
-        return {"low": None, "high": None, "basis": budget.basis}
+    if budget.seconds is None or stage not in (None, *LIVE):
+        return {"low": None, "high": None, "basis": budget.basis if budget.seconds is None else f"it is {stage}"}
     began = datetime.strptime(start, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
     low, high = (job_once.timestamp(began + timedelta(seconds=end)) for end in budget.seconds)
     return {"low": low, "high": high, "basis": "the estimate, from when it was created, without the wait for a machine"}

@@ -34,6 +34,7 @@ class CloudJob:
         number: from 1; the label `attempt` has it too.
         state: `starting` or `started`.
         job_id, url, created_at: None while it is starting.
+        timeout_seconds: None for a job that is known by its id only: the client does not tell.
         usd_per_hour: of its flavor when it was asked for; None when no price was known.
         asked_at, created_at: UTC, such as `2026-11-21T10:00:00Z`.
     """
@@ -41,7 +42,7 @@ class CloudJob:
     number: int
     state: str
     flavor: str
-    timeout_seconds: int
+    timeout_seconds: int | None
     asked_at: str
     usd_per_hour: float | None = None
     job_id: str | None = None
@@ -56,12 +57,12 @@ class CloudData:
     Attributes:
         bucket, folder: of a synced volume; None where a dataset repository holds the data.
         repository, revision: of that repository, with its commit.
-        bytes, files: what was uploaded.
+        bytes, files: what was uploaded; None for a run that is known by the id of a job only.
     """
 
     mount_path: str
-    bytes: int
-    files: int
+    bytes: int | None
+    files: int | None
     bucket: str | None = None
     folder: str | None = None
     repository: str | None = None

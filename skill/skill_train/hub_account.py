@@ -86,7 +86,8 @@ def _account(said: dict[str, Any]) -> Account:
 
 
 def _scopes(fine: dict[str, Any]) -> list[tuple[str, frozenset[str]]]:
-    """Their form: users' reports of huggingface.co (2026). An entity is a user, an organisation or a repository."""
+    """Their form is the one that trufflehog's analyzer reads (2026). An entity is a user, an organisation or a
+    repository."""
     found = [("", frozenset(fine.get("global") or ()))]
     for scope in fine.get("scoped") or ():
         entity = scope.get("entity") or {}

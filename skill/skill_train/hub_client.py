@@ -21,7 +21,7 @@ QUESTION_SECONDS = 20.0  # for all requests of one question, also where a server
 
 
 class StillAsking(Temporary):
-    """No answer in time, and the question is still under way: what it asks for may yet happen."""
+    """No answer in time, and the question may still be under way: what it asks for may yet happen."""
 
 
 @dataclass(frozen=True)
@@ -114,6 +114,8 @@ def translated(error: Exception, subject: Subject) -> Exception:
         error = cause  # a download that found no copy in the cache either
     if isinstance(error, errors.HfHubHTTPError):
         return _of_repository(error, subject) or _of_status(error.response, subject)
+    if isinstance(error, httpx2.ReadTimeout):
+        return _unreachable(subject, _reason(error), StillAsking)
     if isinstance(error, (httpx2.HTTPError, ConnectionError, TimeoutError, errors.LocalEntryNotFoundError)):
         return _unreachable(subject, _reason(cause or error))
     if isinstance(error, OSError):
@@ -143,7 +145,7 @@ def _of_repository(error: BaseException, subject: Subject) -> SkillTrainError | 
             expected=f"access granted to your account on {subject.page}",
             hint=f"ask for access on {subject.page}, then: hf auth login",
         )
-    if isinstance(error, errors.RepositoryNotFoundError):
+    if isinstance(error, (errors.RepositoryNotFoundError, errors.BucketNotFoundError)):
         return UsageError(
             f"there is no {subject.kind} {subject.name} on the Hub, or it is private",
             code=f"unknown_{subject.kind}",

@@ -25,6 +25,7 @@ Answer = TypeVar("Answer")
 
 TRIES = 3
 PAUSE_SECONDS = 2.0  # before each look: a listing may be a moment behind
+LATE_LOOKS = 15  # half a minute, for a server that is slower than our patience
 READ_TRIES = 4  # of a question that changes nothing
 
 
@@ -47,8 +48,13 @@ def start(
     for attempt in range(1, TRIES + 1):
         try:
             job = post()
-        except StillAsking:
-            raise
+        except StillAsking as error:
+            say(f"{error.message} ({error.got}); looking whether the job is there")
+            found = look(record, asked.number, times=LATE_LOOKS)
+            if found is None:  # it may come yet, so another is not asked for
+                error.hint = "run the same command again in a minute: it looks for the job before it asks for one"
+                raise
+            return started(run, record, asked, found)
         except Temporary as error:
             say(f"{error.message} ({error.got}); looking whether the job is there (try {attempt} of {TRIES})")
             found = look(record, asked.number)
@@ -73,19 +79,19 @@ def specification(run: RunDir, made: dict[str, Any], record: CloudRecord, job: C
         namespace=record.namespace,
         labels=cloud_record.labels(record, job.number),
         flavor=job.flavor,
-        timeout_seconds=job.timeout_seconds,
+        timeout_seconds=job.timeout_seconds or made["timeout_seconds"],
         data=record.data.mount if record.data else None,
     )
 
 
-def look(record: CloudRecord, number: int) -> Job | None:
-    """The job with this number, if it exists; asked twice, with a pause.
+def look(record: CloudRecord, number: int, times: int = 2) -> Job | None:
+    """The job with this number, if it exists; asked twice at least, with a pause.
 
     Raises:
         Temporary: the Hub does not answer, so nobody knows.
     """
     wanted = {key: value for key, value in cloud_record.labels(record, number).items() if key in ("run", "attempt")}
-    for _ in range(2):
+    for _ in range(times):
         time.sleep(PAUSE_SECONDS)
         found = patiently(lambda: jobs.find(record.namespace, wanted))
         if found:

@@ -60,6 +60,7 @@ class BucketFile:
     path: str
     remote: str
     size: int
+    uploaded_at: datetime | None = None
 
 
 def start(spec: JobSpec) -> Job:
@@ -163,7 +164,7 @@ def list_files(bucket: str, folder: str) -> list[BucketFile]:
     subject, prefix = Subject("bucket", bucket), f"{folder.strip('/')}/"
     tree = ask(subject, lambda: list(_api().list_bucket_tree(bucket, prefix=folder.strip("/"), recursive=True)))
     files = [entry for entry in tree if entry.type == "file" and entry.path.startswith(prefix)]
-    return [BucketFile(entry.path.removeprefix(prefix), entry.path, entry.size) for entry in files]
+    return [BucketFile(f.path.removeprefix(prefix), f.path, f.size, f.uploaded_at) for f in files]
 
 
 def download(bucket: str, files: list[tuple[str, Path]]) -> None:

@@ -77,6 +77,7 @@ def result_repository(account: Account, name: str) -> tuple[str, ...]:
 
     Raises:
         UsageError: no name of a repository. AccessError: it is not yours, or the token may not write there.
+        DecisionNeeded: it is public.
     """
     hub_repository.check_name(name)
     owner = name.split("/")[0]
@@ -93,6 +94,8 @@ def result_repository(account: Account, name: str) -> tuple[str, ...]:
     if known is None:
         return ()
     patiently(lambda: hub_repository.check_writable("model", name))
+    if not known.private:
+        raise _public(f"the repository {name}", f"make it private, or --hub-model-id {owner}/ANOTHER-NAME")
     return tuple(file for file in known.files if file not in _EMPTY)
 
 
@@ -185,7 +188,7 @@ def _require(account: Account, permission: str, where: str) -> None:
 def _public(what: str, hint: str) -> DecisionNeeded:
     return DecisionNeeded(
         f"{what} is public, and what this run uploads is not",
-        code="public_place",
+        code="public_repository",
         expected="a private one",
         got="public",
         hint=hint,

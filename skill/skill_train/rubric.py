@@ -93,6 +93,8 @@ def rules(recipe: dict[str, Any], model: ModelFacts, here: Candidate, max_hours:
     if here.fit.step.device != "cuda":
         yield _size(model, machine)
         yield _length(recipe["max_length"], here)
+        if recipe["finetuning_type"] == "full":
+            yield Fired("full fine-tuning", "cloud", "every weight trains, with gradients and AdamW's moments", SEED)
     yield _memory(here)
     yield _time(here, max_hours)
 

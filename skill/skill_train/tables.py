@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from skill_train.console import clean
+from skill_train.rubric import duration
 
 _STYLE = {"pass": "green", "ok": "green", "warn": "yellow", "fail": "red"}
 
@@ -323,3 +324,58 @@ def _time(seconds: float) -> str:
         if seconds >= 90
         else f"{seconds:.0f} s"
     )
+
+
+def draw_status(rich: Any, data: dict[str, Any]) -> None:
+    """A run in one look: a line for each thing that is known."""
+    for name, value in _status_lines(data):
+        if value:
+            rich.print(clean(f"{name:<10}{value}"), markup=False, soft_wrap=True)
+
+
+def _status_lines(data: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    seconds, cost, progress = data["seconds"], data.get("cost_usd") or {}, data["progress"]
+    said = f": {data['message']}" if data.get("message") else ""
+    yield "stage", f"{data['stage']}{said}"
+    yield "job", " · ".join(str(part) for part in (data["job_id"], data.get("flavor"), data.get("url")) if part)
+    loss = "" if data["loss"] is None else f" · loss {data['loss']:.4f}"
+    speed = "" if data["tokens_per_second"] is None else f" · {data['tokens_per_second']:,.0f} tokens/s"
+    yield "step", "" if data["step"] is None else f"{data['step']} of {data['steps']}{loss}{speed}"
+    age = progress["age_seconds"]
+    yield "from", (progress["source"] or "") + ("" if age is None else f", {duration(age)} old")
+    yield "time", _of(seconds.get("ran"), seconds.get("expected"), seconds.get("estimated"), duration)
+    yield "cost", _of(cost.get("so_far"), cost.get("expected"), cost.get("estimated"), lambda usd: f"${usd:.2f}")
+    yield "ends by", data.get("ends_by") or ""
+    yield "waiting", data.get("waiting") or ""
+    why = data["why"] or {}
+    yield "why", why.get("message", "")
+    yield "helps", why.get("help", "")
+
+
+def _of(so_far: Any, expected: Any, estimated: Any, words: Callable[[float], str]) -> str:
+    """So much of so much, beside what was estimated."""
+    if so_far is None:
+        return ""
+    of = "" if expected is None else f" of {words(expected)}"
+    known = estimated and estimated["low"] is not None
+    return (
+        words(so_far) + of + (f" (estimated {words(estimated['low'])} to {words(estimated['high'])})" if known else "")
+    )
+
+
+def draw_cancelled(rich: Any, data: dict[str, Any]) -> None:
+    there = data["kept"]
+    step = "" if not there or there["checkpoint"] is None else f"a checkpoint of step {there['checkpoint']}"
+    what = "the whole result" if there and there["state"] == "done" else step or "nothing"
+    rich.print(clean(f"{data['job_id']}: {data['stage']}; kept: {what}"), markup=False)
+
+
+def draw_pulled(rich: Any, data: dict[str, Any]) -> None:
+    what = "trained" if data["trained"] else f"unfinished, checkpoint {data['checkpoint']}"
+    size = sum(file["bytes"] for file in data["files"])
+    told = f"{data['run_dir']}: {what}; {len(data['files'])} files, {size / 1e6:.1f} MB, {data['fetched']} of them new"
+    draw_line(rich, told)
+
+
+def draw_line(rich: Any, text: str) -> None:
+    rich.print(clean(text), markup=False, soft_wrap=True)

@@ -178,6 +178,14 @@ def test_the_token_is_a_secret_of_the_job_and_nowhere_else(hub: Hub, call: Any, 
     assert files and not [data for data in files if hub.token.encode() in data]
 
 
+def test_an_organisation_runs_and_pays(hub: Hub, call: Any) -> None:
+    data = call(*SAID, "--namespace", "me-org", "--yes").data
+    [job] = hub.jobs.all
+    assert (job.namespace, data["namespace"], data["hub_model_id"].split("/")[0]) == ("me-org", "me-org", "me-org")
+    assert {volume["source"] for volume in job.spec["volumes"]} == {"me-org/jobs-artifacts"}
+    assert call(*SAID, "--namespace", "me-org").data["reused"] is True
+
+
 # --- Where it comes from ---
 
 
@@ -193,6 +201,17 @@ def test_a_cloud_plan_is_run_as_it_is(hub: Hub, one: Any, call: Any, here: Path)
     assert hub.jobs.all[0].spec["flavor"] == "l4x1"
     (here / ROWS).write_text((here / ROWS).read_text() * 2)
     assert call("plan.json", "--yes").error == (2, "outdated_plan")
+
+
+@pytest.mark.parametrize("kind", ["model", "dataset"])
+def test_a_plan_whose_parts_cannot_be_read_any_more(hub: Hub, one: Any, call: Any, here: Path, kind: str) -> None:
+    """Nothing else asks for them: the plan is made."""
+    _, commands, home = one
+    hub.add("dataset", DATA, {"train.jsonl": (here / ROWS).read_bytes()})
+    arguments = ("plan", "--model", MODEL, "--data", DATA, "--where", "cloud", "--out", "plan.json")
+    assert commands.run(here, hub.environment(home), *arguments).code == 0
+    hub.repositories[kind, MODEL if kind == "model" else DATA].gated = True
+    assert call("plan.json", "--yes").error == (4, "gated")
 
 
 def test_a_local_run_now_for_real(hub: Hub, one: Any, call: Any, here: Path) -> None:
@@ -253,7 +272,7 @@ REFUSED: list[tuple[str, dict[str, Any], int, str, str]] = [
     ("no right to write", {"role": ("fineGrained", ("job.write",))}, 4, "no_permission", "hf auth login"),
     ("another namespace", {"more": ["--namespace", "you"]}, 4, "no_permission", "--namespace me"),
     ("another's repository", {"more": ["--hub-model-id", "you/x"]}, 4, "no_permission", "--hub-model-id me/x"),
-    ("no repository", {"more": ["--hub-model-id", "a b"]}, 2, "bad_repository", "--hub-model-id"),
+    ("no repository", {"more": ["--hub-model-id", "a b"]}, 2, "bad_repo", "--hub-model-id"),
     ("gated model", {"model": "me/gated"}, 4, "gated", "huggingface.co/me/gated"),
     ("gated data", {"data": "me/gated-rows"}, 4, "gated", "huggingface.co/datasets/me/gated-rows"),
     ("no model", {"model": "me/nothing"}, 2, "unknown_model", ""),
@@ -265,7 +284,8 @@ REFUSED: list[tuple[str, dict[str, Any], int, str, str]] = [
     ("too dear", {"more": ["--max-cost", "0.001"]}, 3, "over_budget", "--max-cost"),
     ("too dear by its timeout", {"more": ["--max-cost", "1", "--timeout", "9h"]}, 3, "over_budget", "--timeout"),
     ("too large", {"model": "me/large", "more": ["--flavor", "t4-small"]}, 3, "no_memory", "a larger flavor"),
-    ("public data", {"more": ["--data-repo", "me/open"]}, 3, "public_place", "--data-repo"),
+    ("a public result", {"more": ["--hub-model-id", "me/shown"]}, 3, "public_repository", "--hub-model-id"),
+    ("public data", {"more": ["--data-repo", "me/open"]}, 3, "public_repository", "--data-repo"),
 ]
 
 
@@ -284,13 +304,14 @@ def test_one_clear_error_before_anything_is_sent(
     assert hint in done.answer["error"]["hint"]
     assert done.answer["error"]["expected"] or done.answer["error"]["got"]
     assert (hub.jobs_created, _tree(here)) == (0, before)
+    assert code not in ("sensitive", "local_model") or hub.log == []
     assert not [request for request in hub.log if request.method not in ("GET", "HEAD")]
 
 
 def test_a_public_bucket_is_no_place_for_the_run(hub: Hub, call: Any) -> None:
     call(*SAID, "--yes")
     hub.buckets["me/jobs-artifacts"].private = False
-    assert call(*SAID, "--yes", "--force-new").error == (3, "public_place")
+    assert call(*SAID, "--yes", "--force-new").error == (3, "public_repository")
     assert hub.jobs_created == 1
 
 
@@ -326,7 +347,7 @@ def test_a_check_without_an_answer_is_temporary(
 
 
 def test_a_repository_that_is_in_use_is_told(hub: Hub, call: Any) -> None:
-    hub.add("model", "me/mine", {"adapter_config.json": b"{}", ".gitattributes": b""})
+    hub.add("model", "me/mine", {"adapter_config.json": b"{}", ".gitattributes": b""}, private=True)
     done = call(*SAID, "--hub-model-id", "me/mine")
     assert [w["code"] for w in done.answer["warnings"]] == ["repository_in_use"]
 
@@ -407,6 +428,7 @@ def test_a_job_that_has_ended_is_told_and_not_run_again(hub: Hub, call: Any) -> 
     hub.jobs.all[0].become("ERROR", "Job failed with exit code: 137. Reason: OOMKilled")
     done = call(*SAID, "--yes")
     assert (done.data["job_id"], done.data["reused"], done.data["stage"]) == (first["job_id"], True, "ERROR")
+    assert first["expected_end"]["low"] < first["expected_end"]["high"] and done.data["expected_end"]["low"] is None
     assert done.answer["next"] == [f"skill-train {word} {first['run_dir']}" for word in ("status", "resume")]
     hub.jobs.all[0].become("COMPLETED")
     assert call(*SAID, "--yes").answer["next"] == [f"skill-train pull {first['run_dir']}"]
@@ -427,6 +449,26 @@ def test_killed_between_the_request_and_its_record(hub: Hub, one: Any, call: Any
     assert after["jobs"][0]["state"] == "started"
 
 
+def test_an_answer_that_comes_too_late(hub: Hub, one: Any, call: Any, here: Path) -> None:
+    """The job is made after nobody waits for it any more: asking again at once would make another."""
+    hub.faults.add(CREATE, Fault(seconds=4.0))
+    child = _start(hub, one, here, *SAID, "--yes", TEST_REQUEST_SECONDS="1")
+    assert (child.wait(30), hub.jobs_created) == (8, 0)
+    _until(lambda: hub.jobs_created == 1)
+    assert (call(*SAID, "--yes").data["reused"], hub.jobs_created) == (True, 1)
+
+
+def test_one_that_was_slower_finds_the_job_of_the_other(hub: Hub, one: Any, call: Any, here: Path) -> None:
+    """It looked before the other began, and looks again when it is its turn."""
+    call(*SAID)
+    hub.log.clear()
+    hub.faults.add("GET /api/jobs/hardware", Fault(seconds=2.5))
+    slower = _start(hub, one, here, *SAID, "--yes")
+    _until(lambda: any(request.path == "/api/jobs/hardware" for request in hub.log))
+    assert call(*SAID, "--yes").data["reused"] is False
+    assert (slower.poll(), slower.wait(30), hub.jobs_created) == (None, 0, 1)
+
+
 def test_two_at_once_make_one_job(hub: Hub, one: Any, here: Path) -> None:
     """One of both may find the run directory in use, and says so."""
     hub.faults.add(CREATE, Fault(seconds=1.0))
@@ -439,10 +481,11 @@ def test_two_at_once_make_one_job(hub: Hub, one: Any, here: Path) -> None:
 # --- Helpers ---
 
 
-def _start(hub: Hub, one: Any, here: Path, *arguments: object) -> subprocess.Popen[bytes]:
+def _start(hub: Hub, one: Any, here: Path, *arguments: object, **more: str) -> subprocess.Popen[bytes]:
     """A process of its own."""
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    return subprocess.Popen(program("submit", *arguments), cwd=here, env=hub.environment(one[2]), **quiet)  # type: ignore[call-overload,no-any-return]
+    env = hub.environment(one[2]) | more
+    null = subprocess.DEVNULL
+    return subprocess.Popen(program("submit", *arguments), cwd=here, env=env, stdout=null, stderr=null)
 
 
 def _until(condition: Any, seconds: float = 30) -> None:
@@ -473,6 +516,7 @@ def _troubles(hub: Hub) -> None:
     rows = {"train.jsonl": b'{"prompt": "a", "completion": "b"}\n' * 40}
     hub.add("dataset", "me/gated-rows", rows, gated=True)
     hub.add("dataset", "me/open", {})
+    hub.add("model", "me/shown", {})
 
 
 def _in_bucket(hub: Hub, folder: str) -> dict[str, bytes]:
