@@ -136,7 +136,7 @@ def _timeout(asked: Asked, made: dict[str, Any]) -> int:
     if asked.timeout is not None:
         return cloud_budget.seconds_of(asked.timeout)
     if made["timeout_seconds"] is None:
-        raise UsageError(
+        raise DecisionNeeded(
             "how long this takes is unknown, so a limit must be said",
             code="no_timeout",
             expected="--timeout, such as 8h",
