@@ -20,7 +20,7 @@ PACKAGE = ROOT / "skill" / "skill_train"
 
 HEAVY = {
     "accelerate", "datasets", "gguf", "google", "httpx2", "huggingface_hub", "llama_cpp", "numpy", "peft", "pyarrow",
-    "rich", "safetensors", "sentencepiece", "tokenizers", "torch", "transformers", "trl", "yaml",
+    "rich", "safetensors", "sentencepiece", "tokenizers", "torch", "transformers", "trl", "vllm", "yaml",
 }  # fmt: skip
 # Each of these has one owner (or the few that are named).
 OWNERS: dict[str, set[str]] = {
@@ -32,8 +32,9 @@ OWNERS: dict[str, set[str]] = {
     "llama_cpp": {"llama_api", "template_worker"},  # in child processes only
     "platform": {"machine_probe"},
     "psutil": {"machine_probe"},
-    "rich": {"console", "tables"},
+    "rich": {"console", "tables", "tables_cloud"},
     "subprocess": {"native", "local", "toolchain", "converter", "machine_probe", "rehearsal", "skypilot"},
+    "vllm": {"vllm_worker"},  # in a child process, which gives the memory back
 }  # fmt: skip
 PRINTS = {"console", "native"}  # native prints a worker's progress lines for its parent
 PRINTING = {"print", "click.echo", "click.secho", "sys.stdout.write", "sys.stderr.write"}
@@ -42,8 +43,8 @@ STEPS = {
     "skypilot", "submission", "verify",
 }  # fmt: skip
 COMPOSERS = {
-    "chain", "chain_data", "chain_diff", "chain_elsewhere", "chain_fetch", "chain_follow", "chain_gguf", "chain_plan",
-    "chain_submit", "demo", "doctor", "push",
+    "chain", "chain_data", "chain_diff", "chain_elsewhere", "chain_evaluate", "chain_fetch", "chain_follow",
+    "chain_gguf", "chain_plan", "chain_submit", "demo", "doctor", "push",
 }  # fmt: skip
 ENTRY = "cli"
 COMMANDS = {"cli_cloud", "cli_export", "cli_local"}  # each composes nothing: it calls a composer
@@ -65,6 +66,7 @@ FLOOR: dict[str, set[str]] = {
     "run_dir": {"errors"},
     "native": {"console", "errors", "run_dir"},
     "compare": set(),
+    "bootstrap": set(),
     "resources": set(),
     "recipe": {"errors"},
     "formats": set(),

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from skill_train import tables
+from skill_train import tables_cloud
 from skill_train.console import Console, Result
 from skill_train.diff import Comparison, Difference, Run, compare
 from skill_train.errors import UsageError, VerificationFailed
@@ -36,7 +36,9 @@ def diff(console: Console, *, run_a: Path, run_b: Path) -> Result:
         "same_weights": found.same_weights,
         "not_compared": found.not_compared,
     }
-    return Result(data, quiet=found.verdict, human=lambda rich: tables.draw_diff(rich, data), error=_refusal(found))
+    return Result(
+        data, quiet=found.verdict, human=lambda rich: tables_cloud.draw_diff(rich, data), error=_refusal(found)
+    )
 
 
 def _refusal(found: Comparison) -> VerificationFailed | None:

@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from skill_train import cloud_answer, cloud_budget, cloud_record, colab, flavors, hub_account, skypilot, tables
+from skill_train import cloud_answer, cloud_budget, cloud_record, colab, flavors, hub_account, skypilot, tables_cloud
 from skill_train.cloud_answer import Asked
 from skill_train.cloud_order import Order
 from skill_train.console import Console, Result
@@ -64,7 +64,7 @@ def _notebook(run: RunDir, order: Order, flavor: Flavor) -> Result:
     data["how"] = (
         "open the notebook in Colab (File, Upload notebook), then Runtime, Run all; once more after a disconnect"
     )
-    return Result(data, human=lambda rich: tables.draw_elsewhere(rich, data), quiet=str(path))
+    return Result(data, human=lambda rich: tables_cloud.draw_elsewhere(rich, data), quiet=str(path))
 
 
 def _task(console: Console, asked: Asked, run: RunDir, order: Order, flavor: Flavor) -> Result:
@@ -103,7 +103,7 @@ def _task(console: Console, asked: Asked, run: RunDir, order: Order, flavor: Fla
     data["how"] = f"sky queue, sky logs {task['name']}; what it keeps: {back}"
     return Result(
         data,
-        human=lambda rich: tables.draw_elsewhere(rich, data),
+        human=lambda rich: tables_cloud.draw_elsewhere(rich, data),
         quiet=str(folder / "task.yaml"),
         next=[f"sky logs {task['name']}", back] if asked.yes else [cloud_answer.command_of(asked, yes=True)],
         error=None if asked.yes else _confirm(asked, task),

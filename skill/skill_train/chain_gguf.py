@@ -244,7 +244,7 @@ def verify_run(console: Console, run: RunDir, tokens: int, out: Path | None = No
     from skill_train.reference import read_rows
 
     require_trained(run)
-    ggufs = sorted(path for path in run.gguf.glob("*.gguf") if "-lora-" not in path.name)
+    ggufs = ggufs_of(run)
     if not ggufs:
         raise UsageError(
             f"{run.path} has no GGUF file yet",
@@ -267,6 +267,11 @@ def verify_run(console: Console, run: RunDir, tokens: int, out: Path | None = No
         record=out or run.record("verify"),
         tokens=tokens,
     )
+
+
+def ggufs_of(run: RunDir) -> list[Path]:
+    """The GGUF files of a run that hold a whole model."""
+    return sorted(path for path in run.gguf.glob("*.gguf") if "-lora-" not in path.name)
 
 
 def _recorded(run: RunDir) -> list[Path]:

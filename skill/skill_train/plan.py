@@ -13,7 +13,7 @@ from skill_train.estimate_report import estimates
 from skill_train.facts import Calibration, DatasetFacts, Flavor, MachineFacts, ModelFacts, PrecisionProbe
 from skill_train.launch import launch
 from skill_train.placement import PROBE_FROM_PARAMETERS, Choices, placement, with_precision
-from skill_train.recipe import FIELDS, NOT_HASHED, OF_LORA, Recipe, recipe_hash
+from skill_train.recipe import FIELDS, NOT_HASHED, OF_LORA, POLICY, Recipe, recipe_hash
 from skill_train.resources import train_module
 
 PLAN_SCHEMA = "skill-train/plan/1"
@@ -84,7 +84,7 @@ def make_plan(
         "recipe": resolved,
         "recipe_hash": recipe_hash(resolved, fingerprints),
         "fingerprints": fingerprints,
-        "policy": {"sensitive": recipe.sensitive, "hub_model_id": recipe.hub_model_id},
+        "policy": {key: getattr(recipe, key) for key in POLICY},
         "placement": placed,
         "launch": started,
         "flavor": taken.flavor.name if taken.flavor else None,

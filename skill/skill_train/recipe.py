@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -23,9 +24,11 @@ SCHEDULES = ("linear", "cosine", "constant", "constant_with_warmup")
 
 # What full fine-tuning does not read.
 OF_LORA = ("lora_r", "lora_alpha", "lora_dropout", "target_modules", "modules_to_save", "use_rslora", "use_dora")
+SCORES = ("exact", "regex", "json")
 
 # Said by the user and kept with the run, but the trained model does not depend on it.
-NOT_HASHED = ("sensitive", "hub_model_id", "num_train_epochs", "warmup_ratio")
+POLICY = ("sensitive", "hub_model_id", "score", "score_pattern")
+NOT_HASHED = (*POLICY, "num_train_epochs", "warmup_ratio")
 
 
 def _say(default: Any, help_text: str, unit: str = "") -> Any:
@@ -81,6 +84,8 @@ class Recipe:
     seed: int = _say(42, "of the adapter's start, the row order and dropout")
     sensitive: bool = _say(False, "true: data, adapter and model never leave this machine")
     hub_model_id: str | None = _say(None, "repository on the Hub for the result")
+    score: str | None = _say(None, f"how `evaluate` scores answers: one of {', '.join(SCORES)}; exact when left out")
+    score_pattern: str | None = _say(None, "regular expression for score: regex; its first group is compared")
 
 
 FIELDS: dict[str, dataclasses.Field[Any]] = {f.name: f for f in dataclasses.fields(Recipe)}
@@ -197,6 +202,7 @@ def _check_values(recipe: Recipe) -> None:
             )
     choices = {"format": FORMATS, "method": METHODS, "loss_on": LOSS_ON, "lr_scheduler_type": SCHEDULES}
     choices["finetuning_type"] = TUNINGS
+    choices["score"] = SCORES
     for key, known in choices.items():
         value = getattr(recipe, key)
         if value is not None and value not in known:
@@ -206,6 +212,7 @@ def _check_values(recipe: Recipe) -> None:
                 expected=", ".join(known),
                 got=value,
             )
+    _check_score(recipe)
     for key in ("max_length", "max_steps", "effective_batch_size", "lora_r", "num_train_epochs"):
         _at_least(recipe, key, 1 if key != "num_train_epochs" else 1e-6)
     for key in ("learning_rate", "lora_alpha", "adam_epsilon"):
@@ -236,6 +243,20 @@ def _check_tuning(recipe: Recipe) -> None:
             got=f"finetuning_type {recipe.finetuning_type}",
             hint="leave pure_bf16 out; --dtype bfloat16 chooses the precision of a LoRA run",
         )
+
+
+def _check_score(recipe: Recipe) -> None:
+    if (recipe.score == "regex") is not (recipe.score_pattern is not None):
+        raise UsageError(
+            "score: regex and score_pattern belong together",
+            code="bad_value",
+            expected="both, or neither",
+            got=f"score: {recipe.score}, score_pattern: {recipe.score_pattern}",
+        )
+    try:
+        re.compile(recipe.score_pattern or "")
+    except re.error as error:
+        raise UsageError(f"score_pattern is no regular expression: {error}", code="bad_value") from None
 
 
 def _at_least(recipe: Recipe, key: str, least: float, below: float = float("inf")) -> None:

@@ -71,6 +71,49 @@ def _figure(value: Any) -> str:
     return text if len(text) <= 40 else text[:12] + "…"  # a digest
 
 
+def draw_evaluation(rich: Any, data: dict[str, Any]) -> None:
+    """Figures of each model, their differences with intervals, and a few answers side by side."""
+    from rich.table import Table
+
+    said = f"{data['rows']} held-out rows, {data['answer_tokens']:,} trained tokens, {data['asked']} questions"
+    rich.print(clean(said), markup=False)
+    names = ["loss", "perplexity", "exact_match", *(["score"] if data["score"] else []), "tokens_per_second"]
+    models = Table(title_justify="left")
+    models.add_column("model", overflow="fold")
+    models.add_column("by", no_wrap=True)
+    for name in names:
+        models.add_column({"exact_match": "exact match", "tokens_per_second": "tokens/s"}.get(name, name))
+    for one in data["models"]:
+        figures = (_share(one[name]) if name == "exact_match" else _figure(one[name]) for name in names)
+        device = "" if one["device"] in ("cpu", "") else f" on {one['device']}"
+        _add(models, one["name"], one["backend"] + device, *figures)
+    rich.print(models)
+    for one in data["models"]:
+        if one["reason"]:
+            rich.print(clean(f"{one['name']} was not measured: {one['reason']}"), markup=False)
+    _draw_differences(rich, data["differences"])
+    for row in data["answers"]:
+        rich.print(clean(f"line {row['line']}: {row['prompt'].strip()}"), markup=False)
+        for name, text in {"expected": row["expected"], **row["answers"]}.items():
+            rich.print(clean(f"  {name}: {text}"), markup=False)
+
+
+def _draw_differences(rich: Any, differences: list[dict[str, Any]]) -> None:
+    from rich.table import Table
+
+    table = Table("model - against", "in", "difference (95 % interval)", "says", title_justify="left")
+    for one in differences:
+        figure = f"{one['difference']:+.3g} ({one['low']:+.3g} to {one['high']:+.3g})"
+        style = {"better": "green", "worse": "yellow"}.get(one["says"])
+        pair = f"{one['model']} - {one['against']}"
+        _add(table, pair, one["measure"].replace("_", " "), figure, one["says"], style=style)
+    rich.print(table)
+
+
+def _share(value: float | None) -> str:
+    return "" if value is None else f"{value:.1%}"
+
+
 def draw_stages(rich: Any, table: list[dict[str, Any]]) -> None:
     from rich.table import Table
 
@@ -82,31 +125,6 @@ def draw_stages(rich: Any, table: list[dict[str, Any]]) -> None:
         cells = (row["stage"], f"{row['bytes'] / 1e6:.2f} MB", f"{row['exact_match']:.1%}", kl, speed)
         drawn.add_row(*cells, row["verdict"] or "")
     rich.print(drawn)
-
-
-def draw_diff(rich: Any, data: dict[str, Any]) -> None:
-    """The differences of recipe and placement, and how far the results are apart."""
-    from rich.table import Table
-
-    table = Table(title=f"two runs: {data['verdict']}", title_justify="left")
-    for column in ("group", "fact", "run A", "run B"):
-        table.add_column(column, overflow="fold")
-    for group, style in (("recipe", "red"), ("placement", "")):
-        for each in data[group]:
-            _add(table, group, each["fact"], str(each["a"]), str(each["b"]), style=style)
-    if table.row_count:
-        rich.print(table)
-    rich.print(
-        "{compared} facts compared: {recipe} of the recipe differ, {placement} of the placement".format(
-            **data["counts"]
-        )
-    )
-    if data["losses"] is not None:
-        losses = data["losses"]
-        far = f"differ by up to {losses['largest_difference']:.3g} (step {losses['at_step']})"
-        rich.print(f"losses of {losses['steps']} steps: {'equal' if losses['equal'] else far}")
-    if data["same_weights"] is not None:
-        rich.print(f"trained weights: {'the same bytes' if data['same_weights'] else 'other bytes'}")
 
 
 def draw_doctor(rich: Any, data: dict[str, Any]) -> None:
@@ -158,21 +176,6 @@ def draw_submit(rich: Any, data: dict[str, Any]) -> None:
     for upload in data["uploads"]:
         size = f"{upload['bytes'] / 1e6:.2f} MB" + (f" in {upload['files']} files" if upload["files"] > 1 else "")
         lines.append(f"upload: {upload['what']} {upload['name']}, {size}, to {upload['to']}")
-    for line in lines:
-        rich.print(clean(line), markup=False, soft_wrap=True)
-
-
-def draw_elsewhere(rich: Any, data: dict[str, Any]) -> None:
-    """A task or a notebook: where it lies, what it asks for, and how it goes on."""
-    lines = [f"run directory: {data['run_dir']}"]
-    if "notebook" in data:
-        lines += [f"notebook: {data['notebook']}, for a {data['gpu']}"]
-    else:
-        asked = data["resources"]
-        lines += [f"task: {data['task']}, {data['nodes']} x {asked['accelerators']}"]
-        lines += [f"machines of: {', '.join(place['infra'] for place in asked['any_of'])}"]
-        lines += [f"training is ended after {data['timeout_seconds'] / 3600:.2f} h; all is kept in {data['kept_in']}"]
-    lines += [f"result: the repository {data['hub_model_id']}", data["how"]]
     for line in lines:
         rich.print(clean(line), markup=False, soft_wrap=True)
 

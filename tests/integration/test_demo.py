@@ -45,6 +45,21 @@ def test_a_second_call_shows_the_same_table_and_trains_nothing(made: Path) -> No
     assert (made / "runs" / "demo" / "train.json").stat().st_mtime_ns == before
 
 
+def test_evaluate_says_that_tuning_helped_and_that_the_file_kept_it(made: Path) -> None:
+    """base < tuned ≈ q8_0, with intervals; and the demo has measured it already."""
+    answer = _run(made, "evaluate", "runs/demo", "--format", "json")
+    data = json.loads(answer.stdout)["data"]
+    assert (answer.returncode, data["reused"], data["rows"]) == (0, True, 100)
+    loss = {one["name"]: one["loss"] for one in data["models"]}
+    assert loss["tuned"] < 0.05 < 1 < loss["base"]
+    says = {(one["model"], one["measure"]): one for one in data["differences"]}
+    assert says["tuned", "loss"]["says"] == says["tuned", "exact_match"]["says"] == "better"
+    assert says["tuned", "loss"]["high"] < -1
+    assert says["demo-q8_0.gguf", "exact_match"]["says"] == "inside the noise"
+    kept = says["demo-q8_0.gguf", "loss"]
+    assert -1e-3 < kept["low"] <= kept["difference"] <= kept["high"] < 1e-3
+
+
 def test_a_file_that_was_changed_is_not_shown_as_proven(made: Path, tmp_path: Path) -> None:
     shutil.copytree(made / "runs", tmp_path / "runs")
     file = tmp_path / "runs" / "demo" / "gguf" / "demo-q8_0.gguf"

@@ -236,10 +236,26 @@ def test_another_hyperparameter_is_another_recipe(key: str, value: Any) -> None:
     assert recipes.recipe_hash(values | {key: value}, FINGERPRINTS) != recipes.recipe_hash(values, FINGERPRINTS)
 
 
-@pytest.mark.parametrize(("key", "value"), [("sensitive", True), ("hub_model_id", "me/tuned")])
+@pytest.mark.parametrize(("key", "value"), [("sensitive", True), ("hub_model_id", "me/tuned"), ("score", "json")])
 def test_policy_does_not_change_the_recipe(key: str, value: Any) -> None:
     same = recipes.recipe_hash(LEAST, FINGERPRINTS)
     assert recipes.recipe_hash(LEAST | {key: value}, FINGERPRINTS) == same
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"score": "regex"},
+        {"score_pattern": "(.+)"},
+        {"score": "json", "score_pattern": "x"},
+        {"score": "bleu"},
+        {"score": "regex", "score_pattern": "(open"},
+    ],
+)
+def test_a_score_that_cannot_be_made_is_refused(values: dict[str, Any]) -> None:
+    with pytest.raises(UsageError) as caught:
+        recipes.from_dict(LEAST | values)
+    assert caught.value.code == "bad_value"
 
 
 def _load(folder: Path, text: str) -> recipes.Recipe:
