@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ _SHOWN = 60  # characters of a value; the files hold the whole
 
 def diff(console: Console, *, run_a: Path, run_b: Path) -> Result:
     """Compares two run directories; exit 6 when they are not of one recipe."""
-    a, b = (_read(open_run(path)) for path in (run_a, run_b))
+    a, b = (_read(_opened(path)) for path in (run_a, run_b))
     found = compare(a, b)
     for reason in found.not_compared:
         console.warn("not_compared", reason)
@@ -65,6 +66,18 @@ def _text(value: Any) -> Any:
         return value
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
+
+
+def _opened(path: Path) -> RunDir:
+    """A run directory. A job's files are not here yet."""
+    if not path.exists() and re.fullmatch(r"([\w.-]+/)?[0-9a-f]{24}", str(path)):
+        raise UsageError(
+            f"{path} is a job, and its files are not here",
+            code="not_a_run",
+            expected="two run directories",
+            hint=f"skill-train pull {path}",
+        )
+    return open_run(path)
 
 
 def _read(run: RunDir) -> Run:

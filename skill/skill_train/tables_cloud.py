@@ -21,11 +21,9 @@ def draw_diff(rich: Any, data: dict[str, Any]) -> None:
             table.add_row(*(Text(clean(cell)) for cell in cells), style=style)
     if table.row_count:
         rich.print(table)
-    rich.print(
-        "{compared} facts compared: {recipe} of the recipe differ, {placement} of the placement".format(
-            **data["counts"]
-        )
-    )
+    counts = data["counts"]
+    differ = f"{counts['recipe']} of the recipe differ, {counts['placement']} of the placement"
+    rich.print(f"{counts['compared']} facts compared: {differ}")
     if data["losses"] is not None:
         losses = data["losses"]
         far = f"differ by up to {losses['largest_difference']:.3g} (step {losses['at_step']})"

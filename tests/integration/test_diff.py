@@ -190,6 +190,8 @@ def test_another_placement_is_the_same_recipe(
 def test_what_is_no_run_is_refused(first: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     answer = answered(capsys, first, tmp_path / "nothing", exits=2)
     assert answer["error"]["code"] == "not_a_run"
+    job = "me/0123456789abcdef01234567"
+    assert answered(capsys, first, Path(job), exits=2)["next"] == [f"skill-train pull {job}"]
 
 
 def test_a_person_sees_a_table(first: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
