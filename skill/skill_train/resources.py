@@ -17,6 +17,17 @@ def train_program() -> Path:
     return shipped if shipped.is_file() else _PACKAGE.parents[1] / "scripts" / "train.py"
 
 
+def node_program() -> Path:
+    """`skypilot_node.py`, which runs beside `train.py` on each machine of a SkyPilot task."""
+    return train_program().with_name("skypilot_node.py")
+
+
+def notebook_template() -> Path:
+    """The cells of a notebook for Colab."""
+    shipped = _PACKAGE / "colab.ipynb"
+    return shipped if shipped.is_file() else _PACKAGE.parents[1] / "templates" / "colab.ipynb"
+
+
 @cache
 def train_module() -> ModuleType:
     """The training program as a module: how a row becomes an example is written once, there. Standard library only."""
