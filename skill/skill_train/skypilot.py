@@ -22,7 +22,7 @@ from skill_train.facts import Flavor
 from skill_train.resources import node_program, train_program
 
 VERSION = "0.14.1"
-# Tried in this order of price and availability by SkyPilot's optimizer, which leaves out those without credentials.
+# SkyPilot takes the cheapest that has such machines, and leaves out those that it has no credentials for.
 CLOUDS = ("lambda", "runpod", "vast", "k8s", "aws", "gcp")  # CoreWeave is one of Kubernetes
 # "Multi-node not supported yet, as the interconnection among nodes are non-trivial" (clouds/runpod.py, clouds/vast.py).
 ONE_NODE_ONLY = ("runpod", "vast")

@@ -116,6 +116,7 @@ def test_every_gpu_of_a_flavor_has_its_name() -> None:
     for each in flavors.shipped():
         if each.gpu is not None:
             assert skypilot.accelerator(each) in known
+            assert (each.gpu == "A100") == (skypilot.accelerator(each) == "A100-80GB")
             assert each.gpu != "A100" or each.gpu_memory_bytes == 80e9
 
 
