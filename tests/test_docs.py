@@ -210,3 +210,22 @@ def test_every_check_of_verify_is_explained_and_no_other() -> None:
     named = set(re.findall(r"\b(?:Check|problems)\(\s*\"(\w+)\"", source))
     page = (ROOT / "references" / "verification.md").read_text(encoding="utf-8")
     assert set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)) == named
+
+
+def test_every_error_code_is_explained_and_every_explained_one_exists() -> None:
+    page = _read(ROOT / "references" / "troubleshooting.md")
+    tables = page.split("## Exit 2", 1)[1]
+    first_cells = re.findall(r"^\| (`.+?) \|", tables, re.MULTILINE)
+    explained = {code for cell in first_cells for code in re.findall(r"`([a-z0-9_]+)`", cell)}
+    assert explained == _error_codes()
+
+
+def _error_codes() -> set[str]:
+    """Of every `code=` that is written out where an error is made; warnings have their own."""
+    found = set()
+    for path in (*sorted((ROOT / "skill" / "skill_train").glob("*.py")), ROOT / "scripts" / "train.py"):
+        for node in ast.walk(ast.parse(_read(path))):
+            if isinstance(node, ast.Call):
+                values = [k.value for k in node.keywords if k.arg == "code"]
+                found |= {v.value for v in values if isinstance(v, ast.Constant) and isinstance(v.value, str)}
+    return found

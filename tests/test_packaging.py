@@ -19,10 +19,8 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 LOCK = (ROOT / "requirements.lock").read_text(encoding="utf-8")
 PINS = dict(line.split("==") for line in LOCK.splitlines() if not line.startswith("#"))
 # The skill, as `skill-train skills install` copies it.
-SKILL = {
-    "SKILL.md",
-    "templates/chat.yaml",
-    *(f"scripts/{name}.py" for name in ("export_gguf", "inspect_dataset", "plan")),
+SKILL = {"SKILL.md", *(f"scripts/{name}.py" for name in ("export_gguf", "inspect_dataset", "plan"))} | {
+    path.relative_to(ROOT).as_posix() for folder in ("references", "templates") for path in (ROOT / folder).iterdir()
 }
 # Everything in the package that is not a Python module, by name: a stray file must not travel.
 DATA = {
@@ -35,6 +33,9 @@ DATA = {
     "skill_train/demo/model/tokenizer.model",
     "skill_train/demo/model/tokenizer_config.json",
     "skill_train/flavors.json",
+    "skill_train/report/page.html",
+    "skill_train/report/run.html",
+    "skill_train/report/style.css",
 }
 
 
@@ -53,8 +54,7 @@ def test_the_wheel_holds_exactly_these_files(wheel: zipfile.ZipFile) -> None:
     modules = {f"skill_train/{path.relative_to(PACKAGE).as_posix()}" for path in PACKAGE.rglob("*.py")}
     info = f"skill_train-{PROJECT['version']}.dist-info"
     about = {f"{info}/{name}" for name in ("METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE")}
-    references = {f"references/{path.name}" for path in (ROOT / "references").iterdir()}
-    skill = {f"skill_train/skill/{name}" for name in SKILL | references}
+    skill = {f"skill_train/skill/{name}" for name in SKILL}
     assert set(wheel.namelist()) == modules | DATA | skill | about | {"skill_train/train.py"}
 
 
@@ -69,9 +69,8 @@ def test_the_wheel_installs_the_skill(wheel: zipfile.ZipFile, tmp_path: Path) ->
     assert done.returncode == 0, done.stderr
     copy = project / ".agents" / "skills" / "skill-train"
     assert (copy / "SKILL.md").read_bytes() == (ROOT / "SKILL.md").read_bytes()
-    assert {path.relative_to(copy).as_posix() for path in copy.rglob("*") if path.is_file()} == {
-        *SKILL, *(f"references/{path.name}" for path in (ROOT / "references").iterdir()), ".skill-train-manifest.json"
-    }  # fmt: skip
+    written = {path.relative_to(copy).as_posix() for path in copy.rglob("*") if path.is_file()}
+    assert written == SKILL | {".skill-train-manifest.json"}
 
 
 def test_the_wheel_is_light(wheel: zipfile.ZipFile) -> None:
@@ -93,7 +92,7 @@ def test_the_wheel_names_no_place_on_this_machine(wheel: zipfile.ZipFile) -> Non
 def test_the_light_base_needs_no_heavy_library() -> None:
     base = {Requirement(line).name for line in PROJECT["dependencies"]}
     assert base == {"click", "huggingface_hub", "pyyaml", "rich", "safetensors"}
-    assert set(PROJECT["optional-dependencies"]) == {"train", "gguf", "dev"}
+    assert set(PROJECT["optional-dependencies"]) == {"train", "gguf", "report", "dev"}
 
 
 def test_the_lock_holds_versions_and_nothing_else() -> None:

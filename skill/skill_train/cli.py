@@ -16,6 +16,9 @@ import click
 from skill_train import cli_local  # importing a module adds its commands; in the order of --help, not of the alphabet
 
 # isort: split
+from skill_train import cli_cloud
+
+# isort: split
 from skill_train import cli_export
 
 # isort: split
@@ -26,7 +29,7 @@ from skill_train.cli_frame import FORMATS, cli
 from skill_train.console import Console, Format
 from skill_train.errors import DecisionNeeded, SkillTrainError, UsageError
 
-__all__ = ["cli", "cli_export", "cli_local", "cli_skills", "main"]
+__all__ = ["cli", "cli_cloud", "cli_export", "cli_local", "cli_skills", "main"]
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -60,3 +60,27 @@ def command(
 
 
 PATH = click.Path(path_type=Path)
+
+
+def recipe_options(function: Callable[..., Result]) -> Callable[..., Result]:
+    """What `plan`, `local` and `submit` take alike."""
+    options = (
+        click.option("--model", help="Base model: folder or Hub id."),
+        click.option("--data", help="Dataset: file, folder or Hub id."),
+        click.option("--split", help="Part of the dataset, such as train[:500].  [default: train]"),
+        click.option("--max-steps", type=click.IntRange(min=1), help="Optimizer steps.  [default: one epoch]"),
+        click.option("--max-length", type=click.IntRange(min=2), help="Longest row, in tokens.  [default: 1024]"),
+        click.option(
+            "--dtype",
+            type=click.Choice(("float32", "bfloat16", "float16")),
+            help="Precision.  [default: by device, with its reason]",
+        ),
+    )
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+device_option = click.option(
+    "--device", type=click.Choice(("cuda", "mps", "cpu")), help="Where to train.  [default: the best here]"
+)

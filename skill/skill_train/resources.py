@@ -38,3 +38,8 @@ def skill() -> Path:
     """The folder with SKILL.md, references, templates, scripts: in the wheel inside the package, else the checkout."""
     shipped = _PACKAGE / "skill"
     return shipped if shipped.is_dir() else _PACKAGE.parents[1]
+
+
+def report() -> Path:
+    """Template and style sheet of the report."""
+    return _PACKAGE / "report"

@@ -46,7 +46,7 @@ def test_the_light_base_plans_and_cannot_train(light: Path) -> None:
     assert data["able"]["plan"] is True
     assert {data["able"][name] for name in ("local", "merge", "export-gguf", "verify", "submit")} == {False}
     assert data["not_able"]["local"] == 'pip install "skill-train[train]"'
-    assert data["not_able"]["submit"] == "no token"
+    assert data["not_able"]["submit"] == "no token: hf auth login"
     found = {check["name"]: check for check in data["checks"]}
     assert "torch" not in found and "compiler" in found
     assert (found["packages"]["verdict"], found["packages [train]"]["verdict"]) == ("ok", "warn")

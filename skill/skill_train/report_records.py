@@ -1,0 +1,88 @@
+"""The JSON files of one run as the report reads them: each figure on the page knows the place that it was read from.
+
+Pure: the files were read before.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+NOT_KNOWN = "not known"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One value on the page.
+
+    Attributes:
+        text: as a person reads it.
+        value: as it stands in its file; None when it does not.
+        at: `run/train.json#/figures/last_loss`, a JSON pointer (RFC 6901) behind the file; empty when unknown.
+    """
+
+    text: str
+    value: Any = None
+    at: str = ""
+
+
+@dataclass(frozen=True)
+class Record:
+    """One JSON document of a run; `content` is empty when there is no such file."""
+
+    run: str
+    file: str
+    content: dict[str, Any]
+
+    def __bool__(self) -> bool:
+        return bool(self.content)
+
+    def get(self, *keys: str | int, default: Any = None) -> Any:
+        """The value at these keys; `default` where one of them is missing or the value is null."""
+        found: Any = self.content
+        for key in keys:
+            try:
+                found = found[key]
+            except (KeyError, IndexError, TypeError):
+                return default
+        return default if found is None else found
+
+    def figure(self, shown: Callable[[Any], str], *keys: str | int, unknown: str = NOT_KNOWN) -> Figure:
+        value = self.get(*keys)
+        if value is None:
+            return Figure(unknown)
+        pointer = "".join("/" + str(key).replace("~", "~0").replace("/", "~1") for key in keys)
+        return Figure(shown(value), value, f"{self.run}/{self.file}#{pointer}")
+
+    def items(self, *keys: str | int) -> Iterator[tuple[str | int, Any]]:
+        """Keys and values of the object or list at these keys."""
+        found = self.get(*keys, default={})
+        yield from found.items() if isinstance(found, dict) else enumerate(found)
+
+
+@dataclass(frozen=True)
+class Run:
+    """All that the report knows of one run.
+
+    Attributes:
+        name: of its folder, and unlike that of any other run on the page.
+        call: what a command is given to find it.
+        documents: JSON documents by the name of their file without `.json`.
+        metrics: a line a step, in order.
+        texts: `recipe.yaml` and `Modelfile`, where there are such files.
+    """
+
+    name: str
+    call: str
+    documents: dict[str, dict[str, Any]]
+    metrics: list[dict[str, Any]]
+    texts: dict[str, str]
+
+    def __getitem__(self, name: str) -> Record:
+        return Record(self.name, f"{name}.json", self.documents.get(name, {}))
+
+    def command(self, words: str) -> str:
+        """`skill-train …` on this run."""
+        return f"skill-train {words} {shlex.quote(self.call)}"

@@ -1,0 +1,255 @@
+"""What the report shows, without drawing it: verdicts, words, thinning, and what must not be on a page."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from skill_train.report_figures import curve, differences, estimates, shown, steps, thinned, verdict
+from skill_train.report_records import Record, Run
+from skill_train.report_text import dollars, duration, marked, nats, number, placeless, rate, share, size
+
+ADAPTER = {"bytes": 10, "sha256": "aa"}
+FILE = {"bytes": 20, "sha256": "bb", "quant": "q8_0"}
+
+
+def run(**documents: Any) -> Run:
+    return Run(name="first", call="runs/first", documents=documents, metrics=[], texts={})
+
+
+def trained(word: str = "pass") -> dict[str, Any]:
+    check = {"name": "loss_falls", "verdict": word, "figure": 1.0, "detail": "1 before, 2 after"}
+    return {"verdict": word, "outputs": {"adapter/adapter_model.safetensors": ADAPTER}, "checks": [check]}
+
+
+def proven(*words: str, file: str = "m-q8_0.gguf", sha256: str = "bb", adapter: Any = ADAPTER) -> dict[str, Any]:
+    checks = [
+        {"name": f"c{i}", "file": file, "verdict": word, "detail": f"it is {word}"} for i, word in enumerate(words)
+    ]
+    worst = next(word for word in ("fail", "warn", "pass") if word in words)
+    inputs = {"adapter": {"adapter_model.safetensors": adapter}, "ggufs": {file: {"bytes": 20, "sha256": sha256}}}
+    return {"verdict": worst, "checks": checks, "inputs": inputs, "not_checked": []}
+
+
+CONVERT = {"outputs": {"gguf/m-q8_0.gguf": FILE}}
+
+
+@pytest.mark.parametrize(
+    ("documents", "word", "headline", "said", "following"),
+    [
+        ({}, "unknown", "Not trained yet", "", "skill-train local --resume --run-dir runs/first"),
+        (
+            {"cloud": {"run_id": "0"}},
+            "unknown",
+            "Submitted, results not fetched yet",
+            "",
+            "skill-train pull runs/first",
+        ),
+        (
+            {"train.failed": {"exit_code": 5, "error": {"message": "the loss is nan", "hint": "a smaller rate"}}},
+            "fail",
+            "The training failed",
+            "the loss is nan",
+            "a smaller rate",
+        ),
+        ({"train": trained("fail")}, "fail", "The smoke test failed", "loss_falls: 1 before, 2 after", ""),
+        ({"train": trained()}, "unknown", "Trained, not verified yet", "", "skill-train export-gguf runs/first"),
+        (
+            {"train": trained(), "convert": CONVERT},
+            "unknown",
+            "Trained, not verified yet",
+            "",
+            "skill-train verify runs/first",
+        ),
+        (
+            {"train": trained(), "convert": CONVERT, "verify": proven("pass", "pass")},
+            "pass",
+            "Proven: 2 of 2 checks pass on 1 file",
+            "",
+            "",
+        ),
+        (
+            {"train": trained(), "convert": CONVERT, "verify": proven("pass", "warn")},
+            "warn",
+            "Proven, with warnings: 1 of 2 checks pass on 1 file",
+            "m-q8_0.gguf c1: it is warn",
+            "",
+        ),
+        (
+            {"train": trained(), "convert": CONVERT, "verify": proven("pass", "warn", "fail")},
+            "fail",
+            "Not what was trained: 1 of 3 checks pass on 1 file",
+            "m-q8_0.gguf c2: it is fail",
+            "",
+        ),
+        (
+            {"train": trained(), "convert": CONVERT, "verify": proven("pass", adapter={"bytes": 10, "sha256": "cc"})},
+            "fail",
+            "The proof is of other files",
+            "the adapter is another than the one that was verified",
+            "skill-train verify runs/first",
+        ),
+        (
+            {"train": trained(), "convert": CONVERT, "verify": proven("pass", sha256="dd")},
+            "fail",
+            "The proof is of other files",
+            "m-q8_0.gguf is another than the one that was verified",
+            "skill-train verify runs/first",
+        ),
+        (
+            {"train": trained(), "convert": CONVERT, "verify": proven("pass", file="m-f16.gguf")},
+            "fail",
+            "The proof is of other files",
+            "m-q8_0.gguf was exported and not verified",
+            "skill-train verify runs/first",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) and value.istitle() else None,
+)
+def test_the_verdict(documents: Any, word: str, headline: str, said: str, following: str) -> None:
+    found = verdict(run(**documents))
+    assert (found["word"], found["headline"], found["next"]) == (word, headline, following)
+    assert said in "\n".join(found["because"])
+
+
+def test_what_could_not_be_checked_is_said_under_a_verdict_that_passes() -> None:
+    proof = proven("pass") | {"not_checked": [{"name": "answers", "file": "m", "reason": "no prompt was short enough"}]}
+    found = verdict(run(train=trained(), convert=CONVERT, verify=proof))
+    assert found["word"] == "pass"
+    assert found["because"] == ["m answers: not checked, no prompt was short enough"]
+
+
+@pytest.mark.parametrize(
+    ("given", "left"),
+    [
+        ("/home/ada/work/rows.jsonl", "…/rows.jsonl"),
+        ("read '/srv/models/base/config.json' first", "read '…/config.json' first"),
+        ("~/.cache/huggingface/hub/x", "…/x"),
+        ("file:///srv/store/model", "…/model"),
+        (r"C:\Users\ada\rows.jsonl", "…/rows.jsonl"),
+        ("C:/Users/ada/rows.jsonl", "…/rows.jsonl"),
+        (r"\\server\share\rows.jsonl", "…/rows.jsonl"),
+        ("https://huggingface.co/ada/model", "https://huggingface.co/ada/model"),
+        ("references/local_training.md and 300 tokens/s", "references/local_training.md and 300 tokens/s"),
+        ("./runs/first/plan.json", "./runs/first/plan.json"),
+        ("token hf_AbCdEfGhIj here", "token … here"),
+        ("http://me:word@proxy:80/x", "http://…@proxy:80/x"),
+        ("bell\x07 and \x1b[31m", "bell� and �[31m"),
+    ],
+)
+def test_a_record_loses_its_places_and_its_secrets(given: str, left: str) -> None:
+    assert placeless({"detail": [given]}, []) == {"detail": [left]}
+
+
+def test_a_known_place_goes_with_its_spaces_and_from_what_the_model_says_too() -> None:
+    document = {
+        "source": r"C:\Users\Ada Lovelace\rows.jsonl, again",
+        "after": "/home/ada b/notes/x.txt and /etc/ssh/key",
+    }
+    places = [r"C:\Users\Ada Lovelace\rows.jsonl", "/home/ada b", "/"]
+    assert placeless(document, places) == {"source": "…/rows.jsonl, again", "after": "…/x.txt and /etc/ssh/key"}
+
+
+def test_a_figure_knows_its_place_and_an_unknown_one_has_none() -> None:
+    record = Record("first", "convert.json", {"outputs": {"gguf/a~b.gguf": {"bytes": 1_500_000, "quant": None}}})
+    figure = record.figure(size, "outputs", "gguf/a~b.gguf", "bytes")
+    assert (figure.text, figure.value) == ("1.5 MB", 1_500_000)
+    assert figure.at == "first/convert.json#/outputs/gguf~1a~0b.gguf/bytes"  # RFC 6901
+    unknown = record.figure(size, "outputs", "gguf/a~b.gguf", "quant")
+    assert (unknown.text, unknown.value, unknown.at) == ("not known", None, "")
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        (size(999), "999 bytes"),
+        (size(1_284_448), "1.28 MB"),
+        (size(999_600_000), "1,000 MB"),
+        (size(15e9), "15 GB"),
+        (duration(35.73), "35.7 s"),
+        (duration(90), "1.5 min"),
+        (duration(5400), "1.5 h"),
+        (share(0.3715), "37.1%"),
+        (share(1.0), "100%"),
+        (dollars(0), "$0.00"),
+        (dollars(0.0099), "$0.0099"),
+        (dollars(12.345), "$12.35"),
+        (rate(4013.0), "4,013 tokens/s"),
+        (nats(7.16100877009245e-07), "7.2e-07"),
+        (number(2_033_408), "2,033,408"),
+        (number(True), "yes"),
+        (number("efd62d9b36bd5a798454e834062b52fd750e0b1dcd674ba1f6aabd0cfce4118d"), "efd62d9b36bd…"),
+    ],
+)
+def test_numbers_in_words(text: str, wanted: str) -> None:
+    assert text == wanted
+
+
+def test_the_trained_parts_of_an_example() -> None:
+    assert marked("<s>Hi ⟦yes\nno⟧ end⟦!⟧") == [("<s>Hi ", False), ("yes\nno", True), (" end", False), ("!", True)]
+
+
+def test_thinning_keeps_the_ends_and_the_extremes() -> None:
+    values: list[float | None] = [1.0] * 10_000
+    values[1234], values[8765], values[5000] = 9.0, -9.0, None
+    kept = thinned(values, most=100)
+    assert len(kept) <= 100
+    assert kept == sorted(set(kept))
+    assert {0, 1234, 8765, 9999} <= set(kept)
+    assert thinned(values[:100], most=100) == list(range(100))
+
+
+def test_a_curve_has_a_gap_where_a_value_is_not_known() -> None:
+    metrics = [{"step": 5, "memory_bytes": {"cuda": 7}}, {"step": 6, "memory_bytes": None}, {"step": 7}]
+    assert curve(metrics, "memory_bytes", "cuda") == ([5, 6, 7], [7, None, None])
+
+
+def test_the_table_of_steps_has_at_most_two_hundred_and_the_last() -> None:
+    table = steps([{"step": step, "loss": 0.5} for step in range(1, 1001)])
+    assert (table["every"], table["steps"], len(table["rows"])) == (5, 1000, 201)
+    assert table["rows"][-1] == [1000, "0.5", "", "", "", ""]
+    assert steps([]) == {"every": 1, "rows": [], "steps": 0}
+
+
+def test_an_estimate_without_a_measurement_is_neither_right_nor_wrong() -> None:
+    plan = {"estimates": {"seconds": {"low": 10, "high": 20, "basis": "b"}, "memory_bytes": {"low": None}}}
+    inside = {row["what"]: row["within"] for row in estimates(run(plan=plan, train={"seconds": 15.0}))["rows"]}
+    assert inside == {"memory": None, "time": True, "cost": None}
+    outside = estimates(run(plan=plan, train={"seconds": 21.0}))["rows"][1]
+    assert outside["within"] is False
+
+
+def test_runs_differ_in_what_is_another_and_in_nothing_else() -> None:
+    one, other = ({"recipe": {"seed": 42, "lora_r": r}, "placement": {"device": "cpu"}} for r in (8, 16))
+    other["placement"] |= {"offload": True}
+    found = differences([run(plan=one), run(plan=other)])
+    assert [(row["name"], [cell.text for cell in row["cells"]]) for row in found] == [
+        ("lora_r", ["8", "16"]),
+        ("offload", ["none", "yes"]),
+    ]
+
+
+def test_an_evaluation_is_taken_before_the_demo_and_never_mixed_with_it() -> None:
+    stage = {"stage": "q8_0", "exact_match": 1.0, "tokens_per_second": 100.0}
+    model = {"name": "m-q8_0.gguf", "exact_match": 0.25, "tokens_per_second": None, "loss": 1.0, "perplexity": 2.7}
+    documents = {"convert": CONVERT, "demo": {"figures": {"stages": [stage]}}, "train": trained()}
+    (file,) = shown(run(**documents))["files"]
+    assert (file["exact_match"].text, file["speed"].text) == ("100%", "100 tokens/s")
+    (file,) = shown(run(**documents, evaluate={"models": [model], "differences": [], "answers": []}))["files"]
+    assert (file["exact_match"].text, file["speed"].text) == ("25.0%", "not measured")
+
+
+def test_the_file_to_run_is_the_smallest_that_passes() -> None:
+    outputs = {
+        f"gguf/m {q}.gguf": {"bytes": b, "sha256": q, "quant": q} for q, b in (("f16", 9), ("q8_0", 5), ("q4_k_m", 3))
+    }
+    checks = [
+        {"name": "logits", "file": f"m {quant}.gguf", "verdict": word, "detail": ""}
+        for quant, word in (("f16", "pass"), ("q8_0", "pass"), ("q4_k_m", "fail"))
+    ]
+    view = shown(run(convert={"outputs": outputs}, verify={"checks": checks, "verdict": "fail"}, train=trained()))
+    assert view["run_it"]["quant"] == "q8_0"
+    lines = [line for one in view["run_it"]["commands"] for line in one["lines"]]
+    assert "llama-cli -m 'gguf/m q8_0.gguf' -cnv" in lines
+    assert "lms import --copy 'gguf/m q8_0.gguf'" in lines  # without --copy, the file leaves the run
