@@ -108,6 +108,7 @@ class Box:
             "HOME": str(self.root / "home"),
             "PATH": os.pathsep.join([str(self.root / "bin"), os.environ["PATH"]]),
             "SKILL_TRAIN_CACHE": str(self.root / "cache"),
+            "HF_HOME": str(self.root / "home" / "huggingface"),
             "HF_HUB_OFFLINE": "1",
             "HF_ENDPOINT": "http://127.0.0.1:9",  # nothing listens there
             "OMP_WAIT_POLICY": "PASSIVE",

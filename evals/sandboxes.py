@@ -20,13 +20,15 @@ from typing import Any
 
 from box import DEMO, Box, digest, read_rows, write_rows
 
-# Qwen/Qwen2.5-7B-Instruct's config.json as published: 7,615,616,512 parameters.
+# Its config.json as published: 7,615,616,512 parameters. There are no weights: it is only planned with.
 QWEN_7B = {
     "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "vocab_size": 152064, "hidden_size": 3584,
     "intermediate_size": 18944, "num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4,
     "hidden_act": "silu", "max_position_embeddings": 32768, "rms_norm_eps": 1e-06, "rope_theta": 1000000.0,
     "tie_word_embeddings": False, "torch_dtype": "bfloat16", "bos_token_id": 151643, "eos_token_id": 151645,
 }  # fmt: skip
+SEVEN = "Qwen/Qwen2.5-7B-Instruct"
+COMMIT = "0123456789abcdef0123456789abcdef01234567"  # of a model that is in the cache
 BROKEN_TEMPLATE = (b"<|im_start|>assistant\\n", b"<|im_start|>bystander\\n")  # of the same length
 KILLED_AFTER = 10  # steps
 
@@ -59,20 +61,20 @@ def bad_rows(box: Box) -> dict[str, Any]:
 
 
 def no_token(box: Box) -> dict[str, Any]:
-    _base(box)
+    _in_cache(box, "acme/desk-1m", DEMO / "model")
     write_rows(box.work / "tickets.jsonl", read_rows(DEMO / "data.jsonl")[:200])
-    recipe = "model: base\ndata: tickets.jsonl\nmax_steps: 100\nhub_model_id: acme/tickets-1m\n"
+    recipe = "model: acme/desk-1m\ndata: tickets.jsonl\nmax_steps: 100\nhub_model_id: acme/tickets-1m\n"
     return _recipe(box, recipe)
 
 
 def budget(box: Box) -> dict[str, Any]:
     _seven_billion(box)
-    return _recipe(box, "model: model\ndata: rows.jsonl\nmax_steps: 12000\nhub_model_id: acme/tickets-7b\n")
+    return _recipe(box, f"model: {SEVEN}\ndata: rows.jsonl\nmax_steps: 12000\nhub_model_id: acme/tickets-7b\n")
 
 
 def private(box: Box) -> dict[str, Any]:
     _seven_billion(box)
-    return _recipe(box, "model: model\ndata: rows.jsonl\nmax_steps: 500\nsensitive: true\n")
+    return _recipe(box, f"model: {SEVEN}\ndata: rows.jsonl\nmax_steps: 500\nsensitive: true\n")
 
 
 def card_12gb(box: Box) -> dict[str, Any]:
@@ -138,10 +140,19 @@ def _base(box: Box, name: str = "base") -> None:
 
 
 def _seven_billion(box: Box) -> None:
-    (box.work / "model").mkdir()
-    (box.work / "model" / "config.json").write_text(json.dumps(QWEN_7B), encoding="utf-8")
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(QWEN_7B), encoding="utf-8")
+        _in_cache(box, SEVEN, Path(folder))
     row = {"prompt": "Why is the ticket late? " + "word " * 150, "completion": "Because it waits. " + "reason " * 150}
     write_rows(box.work / "rows.jsonl", [{**row, "prompt": f"{n}: {row['prompt']}"} for n in range(2000)])
+
+
+def _in_cache(box: Box, model: str, files: Path) -> None:
+    """The model as the Hub's client keeps it, so that its facts can be read without a network."""
+    kept = Path(box.environment()["HF_HOME"]) / "hub" / f"models--{model.replace('/', '--')}"
+    shutil.copytree(files, kept / "snapshots" / COMMIT)
+    (kept / "refs").mkdir()
+    (kept / "refs" / "main").write_text(COMMIT, encoding="utf-8")
 
 
 def _recipe(box: Box, text: str) -> dict[str, Any]:

@@ -19,10 +19,8 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 LOCK = (ROOT / "requirements.lock").read_text(encoding="utf-8")
 PINS = dict(line.split("==") for line in LOCK.splitlines() if not line.startswith("#"))
 # The skill, as `skill-train skills install` copies it.
-SKILL = {
-    "SKILL.md",
-    *(f"templates/{path.name}" for path in (ROOT / "templates").iterdir()),
-    *(f"scripts/{name}.py" for name in ("export_gguf", "inspect_dataset", "plan")),
+SKILL = {"SKILL.md", *(f"scripts/{name}.py" for name in ("export_gguf", "inspect_dataset", "plan"))} | {
+    path.relative_to(ROOT).as_posix() for folder in ("references", "templates") for path in (ROOT / folder).iterdir()
 }
 PROGRAMS = {"skill_train/train.py", "skill_train/skypilot_node.py"}
 # Everything in the package that is not a Python module, by name: a stray file must not travel.
@@ -58,8 +56,7 @@ def test_the_wheel_holds_exactly_these_files(wheel: zipfile.ZipFile) -> None:
     modules = {f"skill_train/{path.relative_to(PACKAGE).as_posix()}" for path in PACKAGE.rglob("*.py")}
     info = f"skill_train-{PROJECT['version']}.dist-info"
     about = {f"{info}/{name}" for name in ("METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE")}
-    references = {f"references/{path.name}" for path in (ROOT / "references").iterdir()}
-    skill = {f"skill_train/skill/{name}" for name in SKILL | references}
+    skill = {f"skill_train/skill/{name}" for name in SKILL}
     assert set(wheel.namelist()) == modules | DATA | skill | about | PROGRAMS
 
 
@@ -74,9 +71,8 @@ def test_the_wheel_installs_the_skill(wheel: zipfile.ZipFile, tmp_path: Path) ->
     assert done.returncode == 0, done.stderr
     copy = project / ".agents" / "skills" / "skill-train"
     assert (copy / "SKILL.md").read_bytes() == (ROOT / "SKILL.md").read_bytes()
-    assert {path.relative_to(copy).as_posix() for path in copy.rglob("*") if path.is_file()} == {
-        *SKILL, *(f"references/{path.name}" for path in (ROOT / "references").iterdir()), ".skill-train-manifest.json"
-    }  # fmt: skip
+    written = {path.relative_to(copy).as_posix() for path in copy.rglob("*") if path.is_file()}
+    assert written == SKILL | {".skill-train-manifest.json"}
 
 
 def test_the_wheel_is_light(wheel: zipfile.ZipFile) -> None:

@@ -143,7 +143,7 @@ def _outdated(copy: Copy, skill: Skill) -> DecisionNeeded:
     }
     return DecisionNeeded(
         f"{copy.path} {said.get(copy.state, copy.state)}",
-        code=f"skill_{copy.state}",
+        code="skill_outdated",
         expected=skill.version,
         got=copy.version or "no version",
         hint=_renew(copy),

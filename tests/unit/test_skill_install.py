@@ -143,7 +143,8 @@ def test_an_edited_file_is_kept_and_named(skills: Call) -> None:
 def test_a_new_version_replaces_what_is_old_and_keeps_what_was_edited(skills: Call) -> None:
     _older("0.0.9")
     (AGENTS / "references" / "data.md").write_text("edited since")
-    assert skills("skills", "check", code=3)["error"]["code"] == "skill_older"
+    answer = skills("skills", "check", code=3)
+    assert (answer["error"]["code"], answer["data"]["places"][0]["state"]) == ("skill_outdated", "older")
     place = skills("skills", "install")["data"]["places"][0]
     assert (place["state"], place["kept"], place["removed"]) == ("updated", ["references/data.md"], ["gone.md"])
     assert not (AGENTS / "gone.md").exists()
@@ -159,8 +160,8 @@ def test_a_new_version_replaces_what_is_old_and_keeps_what_was_edited(skills: Ca
 )
 def test_check_compares_the_versions(skills: Call, installed: str, state: str) -> None:
     _older(installed)
-    error = skills("skills", "check", code=3)["error"]
-    assert (error["code"], error["got"]) == (f"skill_{state}", installed)
+    answer = skills("skills", "check", code=3)
+    assert (answer["data"]["places"][0]["state"], answer["error"]["got"]) == (state, installed)
 
 
 def test_check_says_which_command_renews_it(skills: Call) -> None:
@@ -176,7 +177,8 @@ def test_check_says_which_command_renews_it(skills: Call) -> None:
 def test_check_of_what_another_program_put_there(skills: Call) -> None:
     _put(AGENTS, "folder")
     answer = skills("skills", "check", code=3)
-    assert (answer["error"]["code"], answer["data"]["places"][0]["version"]) == ("skill_unmanaged", None)
+    (place,) = answer["data"]["places"]
+    assert (place["state"], place["version"]) == ("unmanaged", None)
 
 
 def test_check_of_nothing(skills: Call) -> None:
