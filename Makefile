@@ -10,13 +10,14 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
 	$$p -c 'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' 2>/dev/null \
 	&& { echo $$p; break; }; done)
 
-.PHONY: help demo test live lint fix docs lock clean
+.PHONY: help demo test live lint fix docs evals lock clean
 
 help:
 	@echo "make demo   train, merge, export and verify a small model, offline, and print the table"
 	@echo "make test   all tests that need no network"
 	@echo "make lint   formatting, rules, types, generated documentation"
 	@echo "make fix    what lint can repair itself    make docs   write the generated documentation"
+	@echo "make evals  prepare the sandboxes of evals/ and grade what agents left in them"
 	@echo "make live   tests against the Hub; needs HF_TOKEN    make lock   write requirements.lock"
 
 demo: $(STAMP)
@@ -33,6 +34,7 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python scripts/make_docs.py --check
+	$(BIN)/python scripts/build_plugin.py --check
 
 fix: $(STAMP)
 	$(BIN)/ruff check --fix .
@@ -40,6 +42,11 @@ fix: $(STAMP)
 
 docs: $(STAMP)
 	$(BIN)/python scripts/make_docs.py
+	$(BIN)/python scripts/build_plugin.py
+
+evals: $(STAMP)
+	$(BIN)/python evals/run.py prepare
+	$(BIN)/python evals/run.py grade
 
 lock: $(STAMP)
 	$(BIN)/python scripts/make_lock.py

@@ -60,7 +60,7 @@ def with_blocks(text: str) -> str:
 def command_table() -> str:
     """Name, arguments and first sentence of every command, as a Markdown table."""
     rows = [
-        f"| `{' '.join([name, *_arguments(command)])}` | {_cell(_first_sentence(command))} |"
+        f"| `{_cell(' '.join([name, *_arguments(command)]))}` | {_cell(_first_sentence(command))} |"
         for name, command in commands()
     ]
     return _table("| command | does |", rows)

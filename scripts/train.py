@@ -7,13 +7,17 @@
 #   "peft==0.21.2",
 #   "datasets==5.2.0",
 #   "accelerate==1.15.0",
+#   "huggingface_hub==2.4.0",
 # ]
 # ///
-"""Trains a LoRA adapter exactly as a plan says. The same bytes run on a laptop and in a cloud job.
+"""Fine-tunes a model exactly as a plan says: a LoRA adapter, or every weight. The same bytes run on a laptop and in a
+cloud job.
 
     python train.py RUN/plan.json             train; the run directory is the plan's own folder
     python train.py RUN/plan.json --resume    go on from the newest complete checkpoint
     python train.py RUN/plan.json --probe     time this model in fp32 and bf16 on this processor; print one JSON line
+    python train.py RUN/plan.json --job       as a cloud job: see below
+    python train.py … --data PATH             the plan's data lies here; its fingerprint must be the plan's
 
 It has no defaults: every value comes from the plan, and a key that is missing or unknown is refused before torch is
 imported. A plan of several processes is started by `accelerate launch` with the arguments and the environment under
@@ -22,10 +26,18 @@ imported. A plan of several processes is started by `accelerate launch` with the
     environment.json    versions, device, and every argument of the trainer as the trainer saw it
     samples.jsonl       rows as they were fed: text, token ids, labels        held_out.jsonl    rows that never train
     metrics.jsonl       one line a step                                       checkpoints/      each with complete.json
-    adapter/            the adapter, in PEFT's format                         train.json        last: figures, verdict
+    adapter/            the adapter, in PEFT's format, or merged/: the whole model, where every weight was trained
+    train.json          last: figures, verdict
 
-Exit codes: 0 done · 2 bad plan or data · 3 does not fit · 5 training failed · 7 a package is missing; train.failed.json
-says why, in the words of the process that failed first.
+With `--job` the run directory is a mounted bucket, and the job's own disk is lost with it. The program proves that the
+token can write to `policy.hub_model_id`, starts itself without `--job` in a folder of that disk, and brings back each
+complete checkpoint (the newest two stay), then everything above with train.log, each folder's kept.json last; then it
+pushes the adapter. Started again it goes on from the newest kept checkpoint, or with the push. `--rehearse` beside it
+does the same and writes nothing to the Hub.
+
+Exit codes: 0 done · 2 bad plan or data · 3 does not fit · 4 not signed in, or no permission to write · 5 training or
+the push failed · 7 a package is missing · 8 the Hub cannot be reached before training. train.failed.json says why, in
+the words of the process that failed first.
 """
 
 from __future__ import annotations
@@ -41,12 +53,16 @@ import random
 import re
 import shutil
 import signal
+import struct
+import subprocess
 import sys
+import tempfile
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 PLAN_SCHEMA = "skill-train/plan/1"
 
@@ -62,6 +78,8 @@ RECIPE_FIELDS: dict[str, tuple[type, ...]] = {
     "columns": (dict,),
     "loss_on": (str,),
     "method": (str,),
+    "finetuning_type": (str,),
+    "pure_bf16": (bool,),
     "max_length": (int,),
     "max_steps": (int,),
     "effective_batch_size": (int,),
@@ -111,9 +129,16 @@ ANSWER_TOKENS = 48
 RELOAD_TOKENS = 64  # enough to see a wrong adapter; the logits of a long row would need more memory than training
 LOGITS_AT_ONCE = 4_000_000  # 16 MB of float32: stays in the cache, and below glibc's threshold for fresh pages
 STRATEGIES = ("single", "ddp", "fsdp")
+TUNED = {"lora": "adapter", "full": "merged"}  # the folder of what was trained
+# Of a base's files: weights in any format, pickles and code. `skill_train.companions` has the same.
+LEFT_OUT = """
+    .safetensors .bin .pt .pth .ckpt .pkl .pickle .h5 .msgpack .onnx .onnx_data .gguf .ggml .npz .ot .tflite .mlmodel
+    .nemo .py .pyc .so .sh .exe
+"""
 MARK = "skill train mark 7f3a"  # stands in for an answer to find where a template puts it
 
 EXIT_USAGE, EXIT_DOES_NOT_FIT, EXIT_FAILED, EXIT_NOT_INSTALLED = 2, 3, 5, 7
+EXIT_NO_ACCESS, EXIT_TEMPORARY = 4, 8
 
 
 class Refused(Exception):
@@ -132,7 +157,14 @@ def main(argv: list[str]) -> int:
     parser.add_argument("plan", type=Path)
     parser.add_argument("--resume", action="store_true", help="go on from the newest complete checkpoint")
     parser.add_argument("--probe", action="store_true", help="time fp32 and bf16 on this processor and stop")
+    parser.add_argument("--data", type=Path, help="where the plan's data lies here")
+    parser.add_argument("--job", action="store_true", help="as a cloud job: keep what it makes in the plan's folder")
+    parser.add_argument("--rehearse", action="store_true", help="with --job: write nothing to the Hub")
     arguments = parser.parse_args(argv)
+    if arguments.rehearse and not arguments.job:
+        parser.error("--rehearse goes with --job")
+    if arguments.job:
+        return run_job(arguments.plan, arguments.data, rehearse=arguments.rehearse)
     folder = arguments.plan.resolve().parent
     if is_main_process() and not arguments.probe:  # now: what another process writes later is this run's
         with suppress(OSError):
@@ -146,6 +178,7 @@ def main(argv: list[str]) -> int:
             if arguments.probe:
                 event("probe", **probe(plan))
             else:
+                use_data(plan, arguments.data)
                 run(plan, folder, resume=arguments.resume)
     except Refused as refusal:
         tell_failure(refusal, None if arguments.probe else folder)
@@ -169,6 +202,7 @@ def run(plan: dict[str, Any], folder: Path, *, resume: bool) -> None:
     """Data, model, checks, training, checks, and `train.json` last."""
     started = time.monotonic()
     recipe, placement = plan["recipe"], plan["placement"]
+    tuned = folder / TUNED[recipe["finetuning_type"]]
     event("stage", text="reading the data")
     tokenizer = load_tokenizer(recipe)
     data = load_data(recipe, tokenizer)
@@ -177,26 +211,27 @@ def run(plan: dict[str, Any], folder: Path, *, resume: bool) -> None:
     write_rows(folder / "held_out.jsonl", data["held_out"])
 
     event("stage", text="loading the model")
+    base = base_folder(recipe) if is_full(recipe) else None
     checkpoint = newest_checkpoint(folder / "checkpoints") if resume else None
     if checkpoint is not None:
         check_split(checkpoint, placement)
     watch = Watch(folder, data, recipe, checkpoint)
     trainer = build_trainer(recipe, placement, folder, tokenizer, data, watch)
     if is_main_process():
-        write_json(folder / "environment.json", environment(trainer))
+        write_json(folder / "environment.json", environment(trainer, data))
     # Every process takes part in the checks: the loss is gathered from all, and one that is missing is waited for.
     checks = Checks(trainer, tokenizer, data, recipe)
     checks.before_training(resumed=checkpoint is not None, folder=folder)
 
     event("stage", text="training")
     train(trainer, watch, recipe["seed"], checkpoint)
-    event("stage", text="saving the adapter")
-    save_adapter(trainer, folder / "adapter")
-    checks.after_training(folder)
+    event("stage", text=f"saving {tuned.name}/")
+    save(trainer, tuned, base)
+    checks.after_training(folder, tuned)
     if is_main_process():
         write_json(
             folder / "train.json",
-            report(plan, data, watch, checks, trainer, folder / "adapter", time.monotonic() - started),
+            report(plan, data, watch, checks, trainer, tuned, time.monotonic() - started),
         )
         event("done", verdict=checks.verdict())
     trainer.accelerator.end_training()
@@ -218,6 +253,9 @@ def load_plan(path: Path) -> dict[str, Any]:
         raise Refused(f"{path} is not a plan", code="bad_plan", expected=PLAN_SCHEMA, got=got)
     check_fields(plan.get("recipe"), RECIPE_FIELDS, "recipe")
     check_fields(plan.get("placement"), PLACEMENT_FIELDS, "placement")
+    tuning = plan["recipe"]["finetuning_type"]
+    if tuning not in TUNED:
+        raise Refused("recipe.finetuning_type is unknown", code="bad_plan", expected=" or ".join(TUNED), got=tuning)
     check_batch(plan["recipe"], plan["placement"])
     return plan
 
@@ -314,7 +352,7 @@ def explanation(error: Exception) -> Refused | None:
             f"the disk is full: {str(error).splitlines()[0]}",
             code="no_disk",
             exit_code=EXIT_DOES_NOT_FIT,
-            expected="free space for checkpoints and the adapter",
+            expected="free space for checkpoints and what is trained",
             hint="skill-train local --resume --run-dir RUN, after freeing some space",
         )
     # In the words of gloo and NCCL. The process that ended had no time to tell why, or this would not be heard first.
@@ -372,6 +410,34 @@ def iter_rows(
     yield from rows
 
 
+def use_data(plan: dict[str, Any], data: Path | None) -> None:
+    """Takes the data from another place than the one that was planned, where the same bytes must lie."""
+    if data is None:
+        return
+    if not data.exists():
+        raise Refused(f"{data} does not exist", code="missing_file", got=str(data))
+    planned, found = plan.get("fingerprints", {}).get("data"), data_fingerprint(data, plan["recipe"]["split"])
+    if found != planned:
+        raise Refused(
+            f"{data} is not the data of the plan",
+            code="other_data",
+            expected=f"sha256 {planned[:12]}…" if planned else "a plan of a file or folder, with its fingerprint",
+            got=f"sha256 {found[:12]}…",
+            hint="bring the same file, or plan again with this one",
+        )
+    plan["recipe"]["data"] = str(data)
+
+
+def data_fingerprint(data: Path, split: str) -> str:
+    """SHA-256 of a file's bytes, or of the rows of a folder, as the plan has it."""
+    if data.is_file():
+        return str(file_digest(data)["sha256"])
+    digest = hashlib.sha256()
+    for _, row in iter_rows(str(data), split=split):
+        digest.update(json.dumps(row, sort_keys=True, ensure_ascii=False, default=str).encode("utf-8", "replace"))
+    return digest.hexdigest()
+
+
 def iter_file(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     kind = path.suffix.lower()
     if kind in (".jsonl", ".ndjson"):
@@ -379,7 +445,7 @@ def iter_file(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     elif kind == ".json":
         yield from iter_json(path)
     elif kind in (".csv", ".tsv"):
-        yield from iter_csv(path, "\t" if kind == ".tsv" else ",")
+        yield from iter_csv(path, delimiter_of(path))
     elif kind == ".parquet":
         import pyarrow.parquet
 
@@ -401,10 +467,24 @@ def iter_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                 yield number, parse_object(raw, f"line {number} of {path}")
 
 
+def not_utf8(where: str, raw: bytes) -> Refused:
+    """UTF-16 starts with a mark; nearly all else that is not UTF-8 is Windows-1252, of which Latin-1 is a part."""
+    encoding = "UTF-16" if raw[:2] in (b"\xff\xfe", b"\xfe\xff") else "WINDOWS-1252"
+    return Refused(
+        f"{where} is not UTF-8, most likely {encoding}",
+        code="broken_line",
+        expected="text in UTF-8",
+        got=raw[:80].decode("utf-8", "replace").rstrip(),
+        hint=f"iconv -f {encoding} -t UTF-8 FILE > NEW_FILE",
+    )
+
+
 def parse_object(raw: bytes, where: str) -> dict[str, Any]:
     try:
         row = json.loads(raw.decode("utf-8-sig"))
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UnicodeDecodeError:
+        raise not_utf8(where, raw) from None
+    except (json.JSONDecodeError, RecursionError) as error:
         raise Refused(
             f"{where} is not JSON: {error}",
             code="broken_line",
@@ -436,6 +516,15 @@ def iter_json(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         yield number, row
 
 
+def delimiter_of(path: Path) -> str:
+    """A tab in a .tsv; in a .csv a comma, or the semicolon that Excel writes where the comma is for decimals."""
+    if path.suffix.lower() == ".tsv":
+        return "\t"
+    with open(path, "rb") as file:
+        header = file.readline()
+    return ";" if b";" in header and b"," not in header else ","
+
+
 def iter_csv(path: Path, delimiter: str) -> Iterator[tuple[int, dict[str, Any]]]:
     reader = csv.DictReader(decoded_lines(path), delimiter=delimiter, strict=True)
     try:
@@ -458,10 +547,8 @@ def decoded_lines(path: Path) -> Iterator[str]:
         for number, raw in enumerate(file, start=1):
             try:
                 yield raw.decode("utf-8-sig")
-            except UnicodeDecodeError as error:
-                raise Refused(
-                    f"line {number} of {path} is not UTF-8: {error}", code="broken_line", expected="text in UTF-8"
-                ) from None
+            except UnicodeDecodeError:
+                raise not_utf8(f"line {number} of {path}", raw) from None
 
 
 SLICE = re.compile(r"(?P<name>[\w.-]+)(?:\[(?P<from>\d+%?)?:(?P<to>\d+%?)?\])?")
@@ -885,30 +972,32 @@ def build_trainer(
         args=arguments,
         train_dataset=dataset,
         processing_class=tokenizer,
-        peft_config=lora_config(recipe, model),
+        peft_config=None if is_full(recipe) else lora_config(recipe, model),
         callbacks=[watch.callback()],
     )
     if trainer.is_fsdp_enabled != (placement["strategy"] == "fsdp"):
         raise wrong_launch(f"strategy {placement['strategy']}", "FSDP" if trainer.is_fsdp_enabled else "no FSDP")
     if placement["device"] != "cuda":
-        score_trained_tokens_only(trainer.accelerator.unwrap_model(trainer.model).get_base_model())
+        score_trained_tokens_only(model)
     return trainer
 
 
 def score_trained_tokens_only(model: Any) -> None:
     """On processors without Triton, TRL 1.16 projects every position onto the vocabulary, trained or not, and keeps
-    what entropy and accuracy need. This scores the trained positions alone, a few megabytes of logits at a time, and
-    keeps the gradient of the hidden states instead of the logits: the same loss, several times as fast on a CPU.
+    what entropy and accuracy need. This scores the trained positions alone, a few megabytes of logits at a time: the
+    same loss, several times as fast on a CPU.
 
-    A model whose head is trained too, or that scales or caps its logits, keeps TRL's way.
+    A model that scales or caps its logits, or whose head PEFT trains too, keeps TRL's way.
     """
     import functools
     import types
 
+    import torch
+
     head, config = model.get_output_embeddings(), model.config.get_text_config()
     names = ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier", "output_multiplier")
     changes_logits = any(getattr(config, name, None) is not None for name in names)
-    if changes_logits or type(head).__name__ != "Linear" or head.bias is not None or head.weight.requires_grad:
+    if changes_logits or type(head) is not torch.nn.Linear or head.bias is not None:
         return
     original, log_probs = model.forward, log_probs_function()
 
@@ -920,7 +1009,9 @@ def score_trained_tokens_only(model: Any) -> None:
         hidden = self.base_model(*args, **kwargs | {"use_cache": False}).last_hidden_state[:, :-1]
         following = labels[:, 1:]
         mask = following != IGNORED
-        scored = log_probs.apply(hidden[mask], head.weight, following[mask])
+        kind = hidden.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else head.weight.dtype
+        scored = log_probs.apply(hidden[mask].to(dtype), head.weight.to(dtype), following[mask])
         none = scored.detach().new_zeros(mask.shape)
         spread = none.masked_scatter(mask, scored)
         return types.SimpleNamespace(
@@ -936,29 +1027,43 @@ def log_probs_function() -> Any:
     class LogProbs(torch.autograd.Function):  # type: ignore[misc]
         """log p of each label. hidden [tokens, width], weight [vocabulary, width], labels [tokens] -> [tokens].
 
-        d log p / d hidden = weight[label] - softmax(logits) @ weight, made in the forward pass while the logits of a
-        chunk are at hand.
+        d log p / d logits = one at the label - softmax(logits). A frozen weight: the gradient of `hidden` is made in
+        the forward pass, while the logits of a chunk are at hand. One that trains: the backward pass makes them again.
         """
 
         @staticmethod
         def forward(ctx: Any, hidden: Any, weight: Any, labels: Any) -> Any:
+            ctx.trained = ctx.needs_input_grad[1]
             log_p = torch.empty(len(labels), dtype=torch.float32, device=hidden.device)
-            gradient = torch.empty_like(hidden)
-            rows = max(1, LOGITS_AT_ONCE // weight.shape[0])
-            for start in range(0, len(labels), rows):
-                at = slice(start, start + rows)
+            gradient = None if ctx.trained else torch.empty_like(hidden)
+            for at in chunks(labels, weight):
                 logits = (hidden[at] @ weight.T).float()
                 total = torch.logsumexp(logits, dim=1, keepdim=True)
                 log_p[at] = (logits.gather(1, labels[at, None]) - total).squeeze(1)
-                p = logits.sub_(total).exp_().to(weight.dtype)
-                gradient[at] = weight[labels[at]] - p @ weight
-            ctx.save_for_backward(gradient)
+                if gradient is not None:
+                    p = logits.sub_(total).exp_().to(weight.dtype)
+                    gradient[at] = weight[labels[at]] - p @ weight
+            ctx.save_for_backward(*((hidden, weight, labels) if ctx.trained else (gradient,)))
             return log_p
 
         @staticmethod
         def backward(ctx: Any, grad: Any) -> Any:
-            (gradient,) = ctx.saved_tensors
-            return (gradient * grad[:, None].to(gradient.dtype)), None, None
+            if not ctx.trained:
+                (gradient,) = ctx.saved_tensors
+                return (gradient * grad[:, None].to(gradient.dtype)), None, None
+            hidden, weight, labels = ctx.saved_tensors
+            to_hidden, to_weight = torch.empty_like(hidden), torch.zeros_like(weight, dtype=torch.float32)
+            for at in chunks(labels, weight):
+                change = torch.softmax((hidden[at] @ weight.T).float(), dim=1).neg_()
+                change.scatter_add_(1, labels[at, None], torch.ones_like(change[:, :1]))
+                change *= grad[at, None]
+                to_hidden[at] = change.to(weight.dtype) @ weight
+                to_weight.addmm_(change.T, hidden[at].float())
+            return to_hidden, to_weight.to(weight.dtype), None
+
+    def chunks(labels: Any, weight: Any) -> Iterator[slice]:
+        rows = max(1, LOGITS_AT_ONCE // weight.shape[0])
+        return (slice(start, start + rows) for start in range(0, len(labels), rows))
 
     return LogProbs
 
@@ -967,7 +1072,7 @@ def load_model(recipe: dict[str, Any], placement: dict[str, Any]) -> Any:
     import torch
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
-    dtype = getattr(torch, placement["dtype"])
+    dtype = getattr(torch, weights_dtype(recipe, placement))
     quantization = None
     if recipe["load_in_4bit"]:
         quantization = BitsAndBytesConfig(
@@ -989,6 +1094,28 @@ def load_model(recipe: dict[str, Any], placement: dict[str, Any]) -> Any:
     )
     model.config.use_cache = False  # a cache and gradient checkpointing exclude each other
     return model
+
+
+def is_full(recipe: dict[str, Any]) -> bool:
+    """Every weight trains, instead of an adapter."""
+    return bool(recipe["finetuning_type"] == "full")
+
+
+def weights_dtype(recipe: dict[str, Any], placement: dict[str, Any]) -> str:
+    """A frozen base has the type that is computed in. Weights that train are float32, and autocast computes in the
+    placement's type: bfloat16 has 8 bits, so a step that moves a weight by less than 1/256 of it would change nothing.
+    `pure_bf16` takes that."""
+    return "float32" if is_full(recipe) and not recipe["pure_bf16"] else str(placement["dtype"])
+
+
+def base_folder(recipe: dict[str, Any]) -> Path:
+    """The base's files beside its weights. Fetched before training: afterwards a broken line would cost the run."""
+    if Path(recipe["model"]).is_dir():
+        return Path(recipe["model"])
+    from huggingface_hub import snapshot_download
+
+    left_out = [f"*{suffix}" for suffix in LEFT_OUT.split()]
+    return Path(snapshot_download(recipe["model"], revision=recipe["revision"], ignore_patterns=left_out))
 
 
 def lora_config(recipe: dict[str, Any], model: Any) -> Any:
@@ -1048,12 +1175,13 @@ def require_device(torch: Any, placement: dict[str, Any]) -> None:
             got=", ".join(name for name, there in available.items() if there),
             hint="--device cpu, or install the torch build for this machine",
         )
-    if device == "cuda" and torch.cuda.device_count() < placement["num_processes"]:
+    processes_here = int(os.environ.get("LOCAL_WORLD_SIZE", placement["num_processes"]))  # the rest are elsewhere
+    if device == "cuda" and torch.cuda.device_count() < processes_here:
         raise Refused(
             "the plan has more processes than there are GPUs",
             code="too_few_devices",
             exit_code=EXIT_DOES_NOT_FIT,
-            expected=f"{placement['num_processes']} GPUs, one a process",
+            expected=f"{processes_here} GPUs, one a process",
             got=f"{torch.cuda.device_count()} (CUDA_VISIBLE_DEVICES {os.environ.get('CUDA_VISIBLE_DEVICES', 'unset')})",
             hint="plan again on this machine: skill-train local RECIPE",
         )
@@ -1079,7 +1207,7 @@ def trainer_arguments(recipe: dict[str, Any], placement: dict[str, Any], folder:
         optim=recipe["optim"],
         seed=recipe["seed"],
         data_seed=recipe["seed"],
-        bf16=placement["dtype"] == "bfloat16",
+        bf16=placement["dtype"] == "bfloat16" and not recipe["pure_bf16"],
         fp16=placement["dtype"] == "float16",
         use_cpu=placement["device"] == "cpu",
         gradient_checkpointing=placement["gradient_checkpointing"],
@@ -1095,7 +1223,7 @@ def trainer_arguments(recipe: dict[str, Any], placement: dict[str, Any], folder:
         loss_type="nll",
         label_smoothing_factor=0.0,
         average_tokens_across_devices=True,
-        ddp_find_unused_parameters=False,  # every adapter weight is used in every pass
+        ddp_find_unused_parameters=False,  # every weight that trains is used in every pass
         ddp_broadcast_buffers=False,
         dataloader_num_workers=0,
         dataloader_drop_last=False,
@@ -1108,12 +1236,22 @@ def trainer_arguments(recipe: dict[str, Any], placement: dict[str, Any], folder:
         save_steps=placement["save_steps"],
         save_total_limit=placement["save_total_limit"],
         save_only_model=False,
-        report_to=placement["report_to"],
+        report_to=reporter(placement["report_to"]),
         push_to_hub=False,
         disable_tqdm=True,
         torch_compile=False,
         trust_remote_code=False,
     )
+
+
+def reporter(name: str) -> str:
+    """Who else is told of the metrics. By choice, never required."""
+    from importlib.util import find_spec
+
+    if name == "none" or find_spec(name) is not None:
+        return name
+    event("note", text=f"report_to {name}: the package is not installed, so the metrics are in metrics.jsonl alone")
+    return "none"
 
 
 def train(trainer: Any, watch: Watch, seed: int, checkpoint: Path | None) -> None:
@@ -1129,26 +1267,55 @@ def train(trainer: Any, watch: Watch, seed: int, checkpoint: Path | None) -> Non
         raise watch.problem
 
 
-def save_adapter(trainer: Any, folder: Path) -> None:
-    """Writes the adapter under a temporary name first. All processes have it when this returns."""
-    part = folder.with_name(".adapter.part")
+def save(trainer: Any, folder: Path, base: Path | None) -> None:
+    """Writes the adapter, or the whole model with the files of its `base`, under a temporary name first. All processes
+    have it when this returns."""
+    part = folder.with_name(f".{folder.name}.part")
     weights = gathered_weights(trainer.model) if trainer.is_fsdp_enabled else None
     if is_main_process():
         shutil.rmtree(part, ignore_errors=True)
         model = trainer.accelerator.unwrap_model(trainer.model)
-        model.save_pretrained(str(part), state_dict=weights, safe_serialization=True)
+        model.save_pretrained(str(part), state_dict=weights)
         (part / "README.md").unlink(missing_ok=True)  # PEFT's empty card template
+        if base is not None:
+            take_files(base, part, str(model.dtype).removeprefix("torch."))
         shutil.rmtree(folder, ignore_errors=True)
         os.replace(part, folder)
     wait_for_all()
 
 
+def take_files(base: Path, part: Path, dtype: str) -> None:
+    """Tokenizer, template and configs are the base's, byte for byte: what transformers saves again, converters may not
+    read. Only the type of the weights is another in config.json."""
+    for made in part.iterdir():
+        if ".safetensors" not in made.name:
+            made.unlink()
+    for file in sorted(path for path in base.rglob("*") if path.is_file()):
+        name = file.relative_to(base)
+        if (
+            name.suffix.lower() not in LEFT_OUT.split()
+            and ".safetensors" not in name.name
+            and not str(name).startswith(".")
+        ):
+            (part / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, part / name)
+    config = json.loads((base / "config.json").read_text(encoding="utf-8"))
+    levels = [level for level in (config, config.get("text_config")) if isinstance(level, dict)]
+    stated = [(level, key) for level in levels for key in ("dtype", "torch_dtype") if key in level]
+    if any(level[key] != dtype for level, key in stated or [(config | {"dtype": None}, "dtype")]):
+        for level, key in stated or [(config, "dtype")]:
+            level[key] = dtype
+        write_json(part / "config.json", config)
+
+
 def gathered_weights(model: Any) -> dict[str, Any]:
-    """The trained weights of a model that is shared out, whole, in the RAM of the first process. All must call."""
+    """The trained weights of a model that is shared out, whole, in the RAM of the first process. All must call. What is
+    tied to another weight has a name of its own here, and is left out."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
     options = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True)
-    return dict(get_model_state_dict(model, options=options))
+    names = {name for name, _ in (*model.named_parameters(), *model.named_buffers())}
+    return {name: weight for name, weight in get_model_state_dict(model, options=options).items() if name in names}
 
 
 def newest_checkpoint(folder: Path) -> Path | None:
@@ -1235,6 +1402,9 @@ class Watch:
         watch = self
 
         class Callback(TrainerCallback):  # type: ignore[misc]
+            def on_train_begin(self, args: Any, state: Any, control: Any, **made: Any) -> None:
+                watch.on_start(made["optimizer"], made["lr_scheduler"])
+
             def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
                 watch.step_started = time.monotonic()
 
@@ -1251,6 +1421,13 @@ class Watch:
                 watch.mark_complete(Path(args.output_dir) / f"checkpoint-{state.global_step}")
 
         return Callback()
+
+    def on_start(self, optimizer: Any, scheduler: Any) -> None:
+        """The optimizer and its schedule, which the trainer makes only now, join the other arguments."""
+        record = self.metrics.with_name("environment.json")
+        if is_main_process() and record.is_file():
+            known = json.loads(record.read_text(encoding="utf-8"))
+            write_json(record, known | {"optimizer": built_optimizer(optimizer), "schedule": built_schedule(scheduler)})
 
     def on_loss(self, step: int, steps: int, logs: dict[str, Any]) -> bool:
         """Records one step. False when the run must stop."""
@@ -1405,7 +1582,7 @@ class Checks:
             kept = {"loss": self.loss_before, "answer": self.answer, "results": self.results[2:]}
             write_json(first_start, kept)
 
-    def after_training(self, folder: Path) -> None:
+    def after_training(self, folder: Path, tuned: Path) -> None:
         sharded = self.trainer.is_fsdp_enabled
         if not sharded:
             self.check_loss()
@@ -1413,7 +1590,8 @@ class Checks:
         self.add("checkpoint_saves", "pass" if saved else "fail", len(saved), ", ".join(saved) or "none")
         if not sharded:
             self.answer["after"] = self.answer_now()
-            self.check_reload(folder / "adapter")
+            if tuned.is_dir():  # it is on the first machine alone
+                self.check_reload(tuned)
 
     def check_accumulation(self) -> None:
         """Accumulated gradients must equal those of the large batch; a wrong scale is a classic and silent bug."""
@@ -1424,8 +1602,10 @@ class Checks:
             return self.add("accumulation", "warn", None, "one row only: nothing to accumulate")
         large = self.gradient([rows])
         small = self.gradient([[row] for row in rows])
-        error = float((torch.linalg.norm(large - small) / torch.linalg.norm(large).clamp(min=1e-12)).cpu())
-        coarse = self.trainer.args.bf16 or self.trainer.args.fp16
+        apart = sum(float(torch.linalg.norm(a.float() - b.float())) ** 2 for a, b in zip(large, small, strict=True))
+        size = sum(float(torch.linalg.norm(a.float())) ** 2 for a in large)
+        error = math.sqrt(apart) / max(math.sqrt(size), 1e-12)
+        coarse = self.trainer.args.bf16 or self.trainer.args.fp16 or self.recipe["pure_bf16"]
         limit = 0.05 if coarse else 1e-3
         self.add("accumulation", "pass" if error <= limit else "fail", error, f"relative difference, at most {limit}")
 
@@ -1441,8 +1621,9 @@ class Checks:
             short.append({"input_ids": row["input_ids"][at], "labels": row["labels"][at]})
         return short
 
-    def gradient(self, batches: list[list[dict[str, Any]]]) -> Any:
-        """The gradient of the mean loss over all batches, by the trainer's own loss function, dropout off."""
+    def gradient(self, batches: list[list[dict[str, Any]]]) -> list[Any]:
+        """The gradient of the mean loss over all batches, one tensor a weight, by the trainer's own loss function,
+        dropout off."""
         import torch
 
         model = self.trainer.model
@@ -1450,8 +1631,7 @@ class Checks:
         total = torch.tensor(sum(trained_tokens(row) for batch in batches for row in batch))
         for batch in batches:
             self.loss(batch, total.to(model.device)).backward()
-        parts = [p.grad.float().flatten() for p in model.parameters() if p.grad is not None]
-        gradient = torch.cat(parts)
+        gradient = [p.grad for p in model.parameters() if p.grad is not None]
         model.zero_grad()
         model.train()
         return gradient
@@ -1482,22 +1662,39 @@ class Checks:
         verdict = "pass" if after < before else "warn" if after < 1.05 * before else "fail"
         self.add("loss_falls", verdict if math.isfinite(after) else "fail", number(before - after), detail)
 
-    def check_reload(self, adapter: Path) -> None:
-        """The saved adapter, read back, must give the logits of the model that was trained."""
-        import torch
-
+    def check_reload(self, tuned: Path) -> None:
+        """What was saved, read back, must give the logits of the model that was trained."""
         model = self.trainer.accelerator.unwrap_model(self.trainer.model)
-        model.eval()
-        ids = torch.tensor([self.rows[0]["input_ids"][:RELOAD_TOKENS]], device=model.device)
-        with torch.no_grad(), self.trainer.compute_loss_context_manager():
-            trained = model(input_ids=ids).logits.float()
-            model.load_adapter(str(adapter), adapter_name="reloaded", is_trainable=False)
+        trained = self.logits(model)
+        if is_full(self.recipe):
+            name, reloaded = "model_reloads", self.logits(self.read_back(tuned, model))
+        else:
+            model.load_adapter(str(tuned), adapter_name="reloaded", is_trainable=False)
             model.set_adapter("reloaded")
-            reloaded = model(input_ids=ids).logits.float()
+            name, reloaded = "adapter_reloads", self.logits(model)
         difference = float((trained - reloaded).abs().max().cpu())
         limit = 1e-4 * max(1.0, float(trained.abs().max().cpu()))
         verdict = "pass" if difference <= limit else "fail"
-        self.add("adapter_reloads", verdict, difference, f"largest difference of the logits, at most {limit:.1e}")
+        self.add(name, verdict, difference, f"largest difference of the logits, at most {limit:.1e}")
+
+    def logits(self, model: Any) -> Any:
+        import torch
+
+        model.eval()
+        ids = torch.tensor([self.rows[0]["input_ids"][:RELOAD_TOKENS]], device=model.device)
+        with torch.no_grad(), self.trainer.compute_loss_context_manager():
+            return model(input_ids=ids).logits.float()
+
+    def read_back(self, folder: Path, model: Any) -> Any:
+        """A second model, in the memory that gradients and AdamW's moments had: training is over."""
+        from transformers import AutoModelForCausalLM
+
+        self.trainer.model.zero_grad()
+        self.trainer.optimizer.state.clear()
+        kernel = model.config._attn_implementation
+        return AutoModelForCausalLM.from_pretrained(
+            folder, dtype=model.dtype, attn_implementation=kernel, trust_remote_code=False, use_safetensors=True
+        ).to(model.device)
 
     def prompt(self) -> tuple[str, list[int]]:
         """The tokens before the first trained one of a held-out row, or of a training row when none is held out."""
@@ -1576,7 +1773,7 @@ def report(
     watch: Watch,
     checks: Checks,
     trainer: Any,
-    adapter: Path,
+    tuned: Path,
     seconds: float,
 ) -> dict[str, Any]:
     steps = [line for line in watch.lines if line["tokens_per_second"]]
@@ -1587,7 +1784,12 @@ def report(
         "recipe_hash": plan.get("recipe_hash"),
         "steps": trainer.state.global_step,
         "verdict": checks.verdict(),
-        "outputs": {f"adapter/{path.name}": file_digest(path) for path in sorted(adapter.iterdir()) if path.is_file()},
+        "outputs": {
+            str(path.relative_to(tuned.parent)): file_digest(path)
+            for path in sorted(tuned.rglob("*"))
+            if path.is_file()
+        },
+        "saved_dtype": str(next(p.dtype for p in trainer.model.parameters() if p.requires_grad)).removeprefix("torch."),
         "checks": checks.results,
         "example": checks.example()[:2000],
         "answer": checks.answer,
@@ -1605,8 +1807,11 @@ def report(
     }
 
 
-def environment(trainer: Any) -> dict[str, Any]:
-    """Versions, device, and every argument as the trainer holds it after construction."""
+def environment(trainer: Any, data: dict[str, Any]) -> dict[str, Any]:
+    """Versions, device, what is fed, and every argument as the trainer holds it after construction.
+
+    `skill-train diff` compares two of these. The optimizer and the schedule join when training starts.
+    """
     import platform
     from importlib import metadata
 
@@ -1615,14 +1820,97 @@ def environment(trainer: Any) -> dict[str, Any]:
     names = ("torch", "transformers", "trl", "peft", "datasets", "accelerate", "tokenizers", "safetensors", "numpy")
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or platform.machine()
     return {
+        "program": file_digest(Path(__file__)),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "device": str(trainer.model.device),
         "device_name": device,
+        "cuda": torch.version.cuda,
         "threads": torch.get_num_threads(),
         "versions": {name: metadata.version(name) for name in names},
+        "processes": {
+            "count": trainer.accelerator.num_processes,
+            "distributed": str(trainer.accelerator.distributed_type.value),
+            "mixed_precision": trainer.accelerator.mixed_precision,
+        },
+        "model": built_model(trainer.model),
+        "lora": built_lora(trainer.model),
         "trainer": json.loads(trainer.args.to_json_string()),
+        "data": fed_data(data, trainer.train_dataset, trainer.args.max_steps),
     }
+
+
+def built_model(model: Any) -> dict[str, Any]:
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    return {
+        "class": type(base).__name__,
+        "dtype": str(base.dtype),
+        "attn_implementation": base.config._attn_implementation,
+        "trainable_parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
+    }
+
+
+def built_lora(model: Any) -> dict[str, Any] | None:
+    """Every field of PEFT's configuration, sets in order; None when the model has no adapter."""
+    config = getattr(model, "peft_config", {}).get("default")
+    if config is None:
+        return None
+    fields = {key: sorted(value) if isinstance(value, set) else value for key, value in config.to_dict().items()}
+    return dict(json.loads(json.dumps(fields, default=str)))
+
+
+def built_optimizer(optimizer: Any) -> dict[str, Any]:
+    """Its class and its groups. `lr` is left out: it changes with each step, and a resumed run has another one."""
+    inner = getattr(optimizer, "optimizer", optimizer)
+    groups = [{key: value for key, value in g.items() if key not in ("params", "lr")} for g in inner.param_groups]
+    sizes = [len(group["params"]) for group in inner.param_groups]
+    return {
+        "class": type(inner).__name__,
+        "groups": [group | {"tensors": n} for group, n in zip(groups, sizes, strict=True)],
+    }
+
+
+def built_schedule(scheduler: Any) -> dict[str, Any]:
+    inner = getattr(scheduler, "scheduler", scheduler)
+    first = next(iter(getattr(inner, "lr_lambdas", [])), None)
+    function = getattr(first, "func", first)
+    return {
+        "class": type(inner).__name__,
+        "function": getattr(function, "__name__", None),
+        **getattr(first, "keywords", {}),
+    }
+
+
+FIRST_BATCHES = 4  # of which a digest each is kept, so that a difference can be placed
+
+
+def fed_data(data: dict[str, Any], dataset: Any, steps: int) -> dict[str, Any]:
+    """Token counts, and digests of token ids and labels: of all rows, of their order, and of the first batches as the
+    trainer holds them."""
+    train, order = data["train"], data["order"]
+    batch = len(order) // steps
+    held = dataset.select(range(min(len(order), FIRST_BATCHES * batch)))
+    batches = [held.select(range(at, at + batch)) for at in range(0, len(held), batch)]
+    return {
+        "train_rows": len(train),
+        "held_out_rows": len(data["held_out"]),
+        "rows_sha256": rows_digest(train),
+        "held_out_sha256": rows_digest(data["held_out"]),
+        "order_sha256": hashlib.sha256(json.dumps(order).encode()).hexdigest(),
+        "fed_rows": len(order),
+        "fed_tokens": sum(len(train[i]["input_ids"]) for i in order),
+        "fed_trained_tokens": sum(trained_tokens(train[i]) for i in order),
+        "first_batches": [rows_digest(rows)[:16] for rows in batches],
+    }
+
+
+def rows_digest(rows: Any) -> str:
+    """SHA-256 of token ids and labels, each list with its length before it, as 32-bit little-endian numbers."""
+    digest = hashlib.sha256()
+    for row in rows:
+        for values in (row["input_ids"], row["labels"]):
+            digest.update(struct.pack(f"<i{len(values)}i", len(values), *values))
+    return digest.hexdigest()
 
 
 def quiet_libraries(transformers: Any) -> None:
@@ -1707,6 +1995,574 @@ def write_text(path: Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, path)
+
+
+# --- In a cloud job -------------------------------------------------------------------------------------------------
+#
+# The plan's folder is a mounted bucket ("kept"): it outlives the job, and a file in it is uploaded when it is closed
+# (hf-mount: written from start to end, not changed afterwards). So this process trains nothing: it starts the program
+# as `skill-train local` does, on the job's own disk ("work"), and copies whole files from there. A marker with the
+# SHA-256 of each file comes last; what has no marker, or other bytes than it says, was not kept.
+
+KEEP_SECONDS = 2.0
+KEEP_AGAIN_SECONDS = 60.0  # after a disk that took no more
+KEPT_CHECKPOINTS = 2
+PAUSES = (1, 2, 4, 8, 16, 32, 64, 128, 128)  # seconds; together longer than the 300 of the Hub's rate limit
+REQUEST_SECONDS = 60.0  # to connect, to write, and for each read; huggingface_hub 2.4 sets no limit of its own
+MARKER = "kept.json"
+PROOF = "training.json"  # in the repository, while it has no result
+RECORDS = ("train.json", "environment.json", "samples.jsonl", "held_out.jsonl", "metrics.jsonl", "train.log")
+RESULTS = ("adapter", "merged", *RECORDS, "train.failed.json")
+
+
+def run_job(path: Path, data: Path | None, *, rehearse: bool) -> int:
+    """Trains, keeps everything in the plan's folder, and pushes the result. A run that was trained before is pushed."""
+    kept = path.resolve().parent
+    try:
+        plan = load_plan(path)
+        prepare_environment(plan["placement"])
+        scratch = tempfile.TemporaryDirectory(prefix="skill-train-", ignore_cleanup_errors=True)
+        with explained_errors(), scratch as folder:
+            work, failure = Path(folder), None
+            if not fetch_result(kept, work):
+                start_job(plan, kept, rehearse=rehearse)
+                failure = train_in_job(plan, path, data, work, kept)
+                if failure is not None:
+                    return int(failure["exit_code"])
+            if not rehearse:
+                push(plan, work)
+            require_kept(kept)
+    except Refused as refusal:
+        failure = {"exit_code": refusal.exit_code, "error": refusal.error}
+        with suppress(OSError):
+            if not (kept / MARKER).exists():  # it was refused before it was trained
+                put_json(kept / "train.failed.json", failure)
+        tell("failed", **failure)
+        return refusal.exit_code
+    return 0
+
+
+def start_job(plan: dict[str, Any], kept: Path, *, rehearse: bool) -> None:
+    """Before anything is paid for: both places that take the result can be written. An earlier end is forgotten."""
+    for name in (MARKER, "train.failed.json"):
+        (kept / name).unlink(missing_ok=True)
+    put_json(kept / ".writable", {})
+    (kept / ".writable").unlink()
+    if rehearse:
+        return
+    tell("stage", text="proving that the result can be pushed")
+    state = {"run": run_id(), "recipe_hash": plan.get("recipe_hash"), "state": "training"}
+    commit_id = commit(plan, {PROOF: as_json(state)}, "Training has begun")
+    tell("note", text=f"{plan['policy']['hub_model_id']} can be written: {commit_id}")
+
+
+def train_in_job(plan: dict[str, Any], path: Path, data: Path | None, work: Path, kept: Path) -> dict[str, Any] | None:
+    """Trains in a child process, and keeps what it makes while it makes it. Returns why it failed, if it did."""
+    copy_file(path, work / "plan.json")
+    keeper = Keeper(work, kept, restore(kept, work))
+    with Child(child_command(plan, work, data), plan, work / "train.log") as child:
+        while child.running(KEEP_SECONDS):
+            keeper.look()
+        failure = how_it_failed(child, work)
+        keeper.look(last=True)
+        try:
+            keep_results(work, kept, failure)
+        except OSError as error:  # the push may still succeed; `require_kept` tells afterwards
+            tell("note", text=f"the results could not be kept: {error}")
+    return failure
+
+
+def child_command(plan: dict[str, Any], work: Path, data: Path | None) -> list[str]:
+    """What `skill-train local` starts for this plan."""
+    arguments = plan.get("launch", {}).get("arguments") or []
+    launcher = ["-m", "accelerate.commands.launch", *arguments] if arguments else []
+    where = ["--data", str(data.resolve())] if data else []
+    return [sys.executable, *launcher, str(Path(__file__).resolve()), str(work / "plan.json"), "--resume", *where]
+
+
+class Child:
+    """The training program. Its output goes to ours and into train.log; a signal to us goes on to it, which saves a
+    checkpoint and ends, and everything is kept before we end.
+
+    It stays in our process group, so that whoever kills the group leaves nothing behind.
+    """
+
+    def __init__(self, command: list[str], plan: dict[str, Any], log: Path) -> None:
+        self.stopped = False
+        self.log = open(log, "ab")  # noqa: SIM115 - closed on exit
+        self.start = self.log.tell()
+        self.lock = threading.Lock()
+        environment = {"PYTHONUNBUFFERED": "1"} | plan.get("launch", {}).get("environment", {})
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, env=os.environ | environment
+        )
+        streams = (self.process.stdout, self.process.stderr)
+        self.readers = [threading.Thread(target=self.read, args=(stream,), daemon=True) for stream in streams]
+
+    def __enter__(self) -> Child:
+        self.old = {number: signal.signal(number, self.pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
+        for reader in self.readers:
+            reader.start()
+        return self
+
+    def pass_on(self, number: int, _: Any) -> None:
+        self.stopped = True
+        self.process.send_signal(number)
+
+    def read(self, stream: IO[bytes]) -> None:
+        """Whole lines, one at a time. It never stops reading: a child that cannot write would wait for ever."""
+        for line in stream:
+            with self.lock:
+                for out in (self.log, sys.stdout.buffer):
+                    with suppress(OSError):
+                        out.write(line)
+                        out.flush()
+
+    def running(self, seconds: float) -> bool:
+        """Waits so long for its end. At the end, everything that it said has been read."""
+        try:
+            self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return True
+        for reader in self.readers:
+            reader.join(timeout=10)  # a process that it left behind may hold the pipe open
+        return False
+
+    def said(self) -> str:
+        return Path(self.log.name).read_bytes()[self.start :].decode("utf-8", "replace")
+
+    def __exit__(self, *error: object) -> None:
+        if error[0] is not None:
+            self.process.kill()
+        self.process.wait()
+        with self.lock:
+            self.log.close()
+        for number, handler in self.old.items():
+            signal.signal(number, handler)
+
+
+def how_it_failed(child: Child, work: Path) -> dict[str, Any] | None:
+    """What the program says in train.failed.json. One that was killed says nothing, and its launcher ends with 1."""
+    code, record = child.process.returncode, work / "train.failed.json"
+    if code == 0:
+        return None
+    told = json.loads(record.read_text(encoding="utf-8")) if record.is_file() else None
+    if told is not None and told["error"]["code"] != "process_lost":
+        return dict(told)
+    killed = [int(n) for n in re.findall(r"exitcode\s*:\s*(-\d+)", child.said()) if int(n) != -signal.SIGTERM]
+    if told is not None and not killed:
+        return dict(told)
+    refusal = ended(killed[0] if killed and code > 0 else code, child)
+    failure = {"exit_code": refusal.exit_code, "error": refusal.error}
+    write_json(record, failure)
+    tell("failed", **failure)
+    return failure
+
+
+def ended(code: int, child: Child) -> Refused:
+    """Why, of a program that did not say it. `code` is below 0 for a signal."""
+    again = "start the run again: it goes on from its newest kept checkpoint"
+    tail = "\n".join(child.said().splitlines()[-15:])
+    if code == -signal.SIGKILL:
+        return Refused(
+            "the system killed the training process (SIGKILL), most likely for its memory",
+            code="out_of_memory",
+            exit_code=EXIT_DOES_NOT_FIT,
+            expected="memory for the model, its activations and one batch",
+            hint=f"a larger machine, or a smaller max_length or model; {again}",
+        )
+    if child.stopped:
+        return Refused(
+            "training was interrupted before its first step", code="interrupted", exit_code=EXIT_FAILED, hint=again
+        )
+    how = f"crashed with {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+    return Refused(
+        f"the training program {how}",
+        code="native_crash" if code < 0 else "program_failed",
+        exit_code=EXIT_FAILED,
+        got=tail,
+        hint="the end of its log is above",
+    )
+
+
+class Keeper:
+    """Copies what the training has made so far, on a disk that may be full, slow or gone for a while."""
+
+    def __init__(self, work: Path, kept: Path, restored: Path | None) -> None:
+        self.work, self.kept = work, kept
+        self.whole = {restored.name} if restored else set()  # those that are known to be kept
+        self.not_before = 0.0
+        self.seen: dict[str, tuple[int, int]] = {}
+
+    def look(self, *, last: bool = False) -> None:
+        """Trouble ends no training: it is told, and a minute later tried again with more room."""
+        if time.monotonic() < self.not_before and not last:
+            return
+        try:
+            self.keep()
+        except OSError as error:
+            self.not_before = time.monotonic() + KEEP_AGAIN_SECONDS
+            tell("note", text=f"could not be kept, and will be tried again: {error}")
+            self.prune(1)
+
+    def keep(self) -> None:
+        complete = [path for path in numbered(self.work / "checkpoints") if is_complete(path)]
+        for name in ("metrics.jsonl", "environment.json"):
+            self.keep_changed(name)
+        for checkpoint in complete[:KEPT_CHECKPOINTS]:
+            if checkpoint.name not in self.whole:
+                self.keep_checkpoint(checkpoint)
+        self.prune(KEPT_CHECKPOINTS)
+
+    def keep_changed(self, name: str) -> None:
+        """For those who look while it runs. What a restart needs of it lies in the checkpoints."""
+        path = self.work / name
+        if path.is_file():
+            now = (path.stat().st_size, path.stat().st_mtime_ns)
+            if self.seen.get(name) != now:
+                copy_file(path, self.kept / name)
+                self.seen[name] = now
+
+    def keep_checkpoint(self, checkpoint: Path) -> None:
+        """All its files, with what else a restart needs: the lines of the steps so far, and the figures from before."""
+        started, target = time.monotonic(), self.kept / "checkpoints" / checkpoint.name
+        beside = (self.work / "metrics.jsonl", self.work / "checkpoints" / "before.json")
+        try:
+            files = {path.relative_to(checkpoint).as_posix(): path for path in files_of(checkpoint)}
+            files |= {path.name: path for path in beside if path.is_file()}
+            digests = {name: copy_file(path, target / name) for name, path in files.items()}
+            put_json(target / MARKER, digests)
+        except OSError:
+            remove_kept(target)
+            if is_complete(checkpoint):
+                raise
+            return  # the trainer removed it meanwhile, because it has newer ones
+        self.whole.add(checkpoint.name)
+        size = sum(digest["bytes"] for digest in digests.values())
+        tell("kept", name=checkpoint.name, bytes=size, seconds=round(time.monotonic() - started, 2))
+
+    def prune(self, count: int) -> None:
+        found = numbered(self.kept / "checkpoints")
+        whole = [path for path in found if (path / MARKER).is_file()]
+        for path in found:
+            if whole[count - 1 :] and step_of(path) < step_of(whole[count - 1]):
+                remove_kept(path)
+
+
+def keep_results(work: Path, kept: Path, failure: dict[str, Any] | None) -> None:
+    files = {path.relative_to(work).as_posix(): path for name in RESULTS for path in files_of(work / name)}
+    digests = {name: copy_file(path, kept / name) for name, path in files.items()}
+    state = (
+        {"state": "done", "exit_code": 0} if failure is None else {"state": "failed", "exit_code": failure["exit_code"]}
+    )
+    put_json(kept / MARKER, {"run": run_id()} | state | {"files": digests})
+
+
+def require_kept(kept: Path) -> None:
+    if not (kept / MARKER).is_file():
+        raise Refused(
+            "the run is trained, and its results could not be kept",
+            code="not_kept",
+            exit_code=EXIT_FAILED,
+            expected="room in the folder of the plan",
+            hint="the reason stands above; in a job, the adapter itself was pushed",
+        )
+
+
+def fetch_result(kept: Path, work: Path) -> bool:
+    """Whether this run was trained before; its results are in `work` then."""
+    marker = read_marker(kept / MARKER)
+    if marker is None or marker.get("state") != "done":
+        return False
+    if fetch(kept, work, marker["files"]):
+        tell("note", text="this run was trained before")
+        return True
+    tell("note", text="the results that were kept are torn: going on from the newest checkpoint")
+    return False
+
+
+def restore(kept: Path, work: Path) -> Path | None:
+    """Brings back the newest checkpoint that was kept whole, the lines of its steps, and the log of earlier starts.
+    What is torn stays there: it may be the view of it that is old."""
+    if (kept / "train.log").is_file():
+        copy_file(kept / "train.log", work / "train.log")
+    for checkpoint in numbered(kept / "checkpoints"):
+        target, marker = work / "checkpoints" / checkpoint.name, read_marker(checkpoint / MARKER)
+        if marker is not None and fetch(checkpoint, target, marker):
+            tell("note", text=f"{checkpoint.name} was kept and is whole")
+            for name, place in (("metrics.jsonl", work), ("before.json", work / "checkpoints")):
+                if (target / name).is_file():
+                    os.replace(target / name, place / name)
+            return checkpoint
+        tell("note", text=f"{checkpoint.name} was not kept whole and is left out")
+    return None
+
+
+def fetch(source: Path, target: Path, files: dict[str, Any]) -> bool:
+    """Whether every file came with the bytes that were kept. If not, there is no `target` afterwards."""
+    for name, digest in files.items():
+        try:
+            whole = copy_file(source / name, target / name) == digest
+        except FileNotFoundError:
+            whole = False
+        if not whole:
+            shutil.rmtree(target, ignore_errors=True)
+            return False
+    return True
+
+
+def read_marker(path: Path) -> dict[str, Any] | None:
+    try:
+        marker = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):  # a torn one is none
+        return None
+    return marker if isinstance(marker, dict) else None
+
+
+def remove_kept(folder: Path) -> None:
+    """The marker first: nobody may find it without its files."""
+    with suppress(OSError):
+        (folder / MARKER).unlink(missing_ok=True)
+        shutil.rmtree(folder)
+
+
+def copy_file(source: Path, target: Path) -> dict[str, Any]:
+    """Copies a file, and returns the digest of what was read."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    digest, size = hashlib.sha256(), 0
+    with open(source, "rb") as file, open(target, "wb") as copy:
+        while block := file.read(1 << 20):
+            digest.update(block)
+            copy.write(block)
+            size += len(block)
+    return {"bytes": size, "sha256": digest.hexdigest()}
+
+
+def put_json(path: Path, document: Any) -> None:
+    """As it is, under its own name: a mounted bucket may know no renaming."""
+    path.write_bytes(as_json(document))
+
+
+def as_json(document: Any) -> bytes:
+    return (json.dumps(document, indent=1, ensure_ascii=False) + "\n").encode()
+
+
+def files_of(path: Path) -> list[Path]:
+    found = sorted(path.rglob("*")) if path.is_dir() else [path]
+    return [file for file in found if file.is_file()]
+
+
+def numbered(folder: Path) -> list[Path]:
+    """The checkpoints of a folder, the newest first."""
+    found = [path for path in folder.glob("checkpoint-*") if path.name.rsplit("-", 1)[1].isdigit()]
+    return sorted(found, key=step_of, reverse=True)
+
+
+def step_of(checkpoint: Path) -> int:
+    return int(checkpoint.name.rsplit("-", 1)[1])
+
+
+def run_id() -> str | None:
+    return os.environ.get("SKILL_TRAIN_RUN")
+
+
+def push(plan: dict[str, Any], work: Path) -> None:
+    """The result, its records and its card in one commit. Done before, it does nothing."""
+    tell("stage", text="pushing the result")
+    folder = work / ("adapter" if (work / "adapter").is_dir() else "merged")
+    files: dict[str, Path | bytes] = {path.relative_to(folder).as_posix(): path for path in files_of(folder)}
+    files |= {name: work / name for name in ("train.json", "environment.json")}
+    files["recipe.json"] = as_json(shown_recipe(plan))
+    try:
+        files["README.md"] = model_card(plan, work, licence(plan)).encode()
+        commit_id = commit(plan, files, f"Trained by skill-train, recipe {str(plan.get('recipe_hash'))[:12]}")
+    except Refused as refusal:
+        raise Refused(
+            f"the run is trained and kept, and could not be pushed: {refusal}",
+            code="push_failed",
+            exit_code=EXIT_FAILED,
+            expected=f"{plan['policy']['hub_model_id']} takes a commit",
+            got=refusal.error["got"],
+            hint="start the run again: it pushes what was kept, and trains nothing",
+        ) from refusal
+    tell("pushed", repo=plan["policy"]["hub_model_id"], commit=commit_id)
+
+
+def commit(plan: dict[str, Any], files: dict[str, Any], message: str) -> str:
+    """One commit in the private repository of the plan, which is made where there is none. Returns its id."""
+    from huggingface_hub import CommitOperationAdd, CommitOperationDelete
+
+    repo = plan.get("policy", {}).get("hub_model_id")
+    if not repo:
+        raise Refused(
+            "the plan does not say where the result goes", code="no_repository", expected="hub_model_id: owner/name"
+        )
+    api = hub()
+
+    def attempt() -> str:
+        api.create_repo(repo, private=True, exist_ok=True)
+        changes: list[Any] = [
+            CommitOperationAdd(name, content if isinstance(content, bytes) else str(content))
+            for name, content in files.items()
+        ]
+        if PROOF not in files and api.file_exists(repo, PROOF):
+            changes.append(CommitOperationDelete(PROOF))
+        return str(api.create_commit(repo, changes, commit_message=message).oid)
+
+    return str(asked(attempt, repo))
+
+
+def hub() -> Any:
+    """The client, without bars, and with no request that waits for ever."""
+    from huggingface_hub import HfApi, get_token, set_client_factory
+    from huggingface_hub.utils import disable_progress_bars
+    from huggingface_hub.utils._http import default_client_factory
+
+    if get_token() is None:
+        raise Refused(
+            "there is no token for the Hub",
+            code="not_signed_in",
+            exit_code=EXIT_NO_ACCESS,
+            expected="HF_TOKEN among the secrets of the job",
+        )
+
+    def client() -> Any:
+        made = default_client_factory()
+        made.timeout = REQUEST_SECONDS
+        return made
+
+    set_client_factory(client)
+    disable_progress_bars()
+    return HfApi()
+
+
+def asked(question: Callable[[], Any], repo: str) -> Any:
+    """The Hub's answer. Trouble that passes is waited out: too many requests, the Hub's own, lost connections."""
+    import httpx2
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    for pause in (*PAUSES, None):
+        try:
+            return question()
+        except HFValidationError as error:
+            raise Refused(f"{repo} cannot be the name of a repository", code="no_repository", got=str(error)) from None
+        except (httpx2.HTTPError, OSError, RuntimeError, ValueError) as error:
+            status = error.response.status_code if isinstance(error, HfHubHTTPError) else None
+            got = (str(error).splitlines() or [type(error).__name__])[0][:200]
+            if status is not None and status < 500 and status not in (408, 409, 412, 429):
+                raise no_access(repo, got) from None
+            if pause is None:
+                raise unreachable(repo, got) from None
+            tell("note", text=f"{repo}: {got}; again in {pause} s")
+            time.sleep(pause)
+
+
+def no_access(repo: str, got: str) -> Refused:
+    return Refused(
+        f"the token may not write to {repo}",
+        code="no_permission",
+        exit_code=EXIT_NO_ACCESS,
+        expected="a token with write access to that repository",
+        got=got,
+        hint="hf auth login, with a token that may write there; then start the run again",
+    )
+
+
+def unreachable(repo: str, got: str) -> Refused:
+    return Refused(
+        f"the Hub did not take a commit for {repo}",
+        code="hub_unreachable",
+        exit_code=EXIT_TEMPORARY,
+        got=got,
+        hint="start the run again; https://status.huggingface.co tells whether the Hub is down",
+    )
+
+
+def on_hub(plan: dict[str, Any], key: str) -> str | None:
+    """The Hub id of the model or the data; None for what lay on the machine that planned."""
+    name = str(plan["recipe"][key])
+    local = plan.get("fingerprints", {}).get(key) or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name)
+    return None if local else name
+
+
+def shown_recipe(plan: dict[str, Any]) -> dict[str, Any]:
+    """The recipe without the folders of the machine that planned."""
+    names = {key: on_hub(plan, key) or Path(plan["recipe"][key]).name for key in ("model", "data")}
+    return {**plan["recipe"], **names}
+
+
+def licence(plan: dict[str, Any]) -> dict[str, str]:
+    """What the card of the base says of its licence; nothing when it says nothing or cannot be read."""
+    base = on_hub(plan, "model")
+    if base is None:
+        return {}
+    import httpx2
+
+    with suppress(httpx2.HTTPError, OSError, ValueError):
+        card = hub().model_info(base, revision=plan["recipe"]["revision"]).card_data
+        told = {key: card.get(key) for key in ("license", "license_name")} if card is not None else {}
+        return {key: value for key, value in told.items() if isinstance(value, str)}
+    return {}
+
+
+def model_card(plan: dict[str, Any], work: Path, licence: dict[str, str]) -> str:
+    """README.md: what the Hub reads between the lines of ---, then what a reader wants to know."""
+    from huggingface_hub import ModelCardData
+
+    recipe, repo = plan["recipe"], plan["policy"]["hub_model_id"]
+    adapter, data = (work / "adapter").is_dir(), on_hub(plan, "data")
+    about = ModelCardData(
+        base_model=on_hub(plan, "model"),
+        library_name="peft" if adapter else "transformers",
+        pipeline_tag="text-generation",
+        tags=["skill-train", recipe["method"], *(["lora"] if adapter else [])],
+        datasets=[data] if data else None,
+        **licence,
+    )
+    kind = "LoRA adapter" if adapter else "fine-tuned model"
+    base = shown_recipe(plan)["model"] + (f" at revision {recipe['revision']}" if recipe["revision"] else "")
+    use = (
+        "from peft import AutoPeftModelForCausalLM as Model"
+        if adapter
+        else "from transformers import AutoModelForCausalLM as Model"
+    )
+    return f"""---
+{about.to_yaml()}
+---
+
+# {repo.rsplit("/", 1)[-1]}
+
+A {kind} of {base}, trained by skill-train. `recipe.json` is the whole recipe, `train.json` the record of the training,
+`environment.json` every argument of the trainer and every version.
+
+```python
+{use}
+
+model = Model.from_pretrained("{repo}")
+```
+
+{card_figures(plan, work)}"""
+
+
+def card_figures(plan: dict[str, Any], work: Path) -> str:
+    recipe = plan["recipe"]
+    record = json.loads((work / "train.json").read_text(encoding="utf-8"))
+    versions = json.loads((work / "environment.json").read_text(encoding="utf-8"))["versions"]
+    figures, data = record["figures"], record["data"]
+    chosen = ("method", "learning_rate", "lr_scheduler_type", "effective_batch_size", "max_length", "lora_r")
+    rows = {
+        "recipe hash": f"`{plan.get('recipe_hash')}`",
+        "steps": record["steps"],
+        "training loss, first and last step": f"{figures['first_loss']:.4f}, {figures['last_loss']:.4f}",
+        "training rows, tokens": f"{data['train_rows']}, {data['tokens']}",
+        "share of the tokens that is trained": f"{data['trained_token_share']:.0%}",
+        **{name: recipe[name] for name in chosen if name in recipe},
+        "checks of the training program": record["verdict"],
+        "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
+    }
+    lines = ["| | |", "| --- | --- |", *(f"| {name} | {value} |" for name, value in rows.items())]
+    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":

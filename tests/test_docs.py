@@ -29,7 +29,19 @@ PAGES = sorted(
     for folder in (".", "references", "templates", "bench", "evals", "scripts", ".github")
     for path in (ROOT / folder).glob("*.md")
 )
-OPTIONS = {name: {o for p in c.params for o in (*p.opts, *p.secondary_opts)} for name, c in cli.commands.items()}
+
+
+def _leaves(group: click.Group, prefix: str = "") -> dict[str, click.Command]:
+    """Every command by its full name, those of groups too."""
+    found: dict[str, click.Command] = {}
+    for name, command in group.commands.items():
+        inside = _leaves(command, f"{name} ") if isinstance(command, click.Group) else {prefix + name: command}
+        found |= inside
+    return found
+
+
+COMMANDS = _leaves(cli)
+OPTIONS = {name: {o for p in c.params for o in (*p.opts, *p.secondary_opts)} for name, c in COMMANDS.items()}
 # `skill-train` and the words after it, up to the end of the code or the line.
 COMMAND = re.compile(r"skill-train (?P<rest>[a-z][^`\n]*)")
 # Not a command: "which skill-train does not make".
@@ -53,8 +65,8 @@ def test_the_frontmatter_is_valid() -> None:
 
 
 def test_the_skill_names_every_command_and_no_other() -> None:
-    documented = set(re.findall(r"^\| `([a-z-]+)", SKILL, re.MULTILINE))
-    assert documented == set(cli.commands)
+    documented = set(re.findall(r"^\| `([a-z-]+(?: [a-z-]+)*)", SKILL, re.MULTILINE))
+    assert documented == set(COMMANDS)
 
 
 def test_the_skill_explains_every_exit_code_and_no_other() -> None:
@@ -101,11 +113,13 @@ def test_the_check_of_commands_finds_mistakes() -> None:
     assert list(_wrong_commands("skill-train local --model M --data D")) == []
     assert list(_wrong_commands("skill-train lokal")) == ["skill-train lokal"]
     assert list(_wrong_commands("skill-train local --modle M")) == ["skill-train local --modle"]
+    assert list(_wrong_commands("skill-train skills check --force")) == ["skill-train skills check --force"]
+    assert list(_wrong_commands("skill-train skills")) == ["skill-train skills"]
 
 
 def test_every_command_has_its_help() -> None:
     """One sentence, two examples, the exit codes, and every option explained."""
-    for name, command in cli.commands.items():
+    for name, command in COMMANDS.items():
         assert re.match(r"[A-Z][^.]+\.", command.help or ""), name
         assert (command.help or "").count(f"\n  skill-train {name}") >= 2, name
         assert "Exit codes:" in (command.epilog or ""), name
@@ -156,7 +170,7 @@ def _wrong_commands(text: str) -> Iterator[str]:
     """Commands and options in the text that the command line does not have."""
     for match in COMMAND.finditer(text):
         words = _words(match["rest"])
-        name = words[0] if words else ""
+        name = " ".join(words[: 1 + isinstance(cli.commands.get(words[0]), click.Group)]) if words else ""
         if name not in OPTIONS:
             yield f"skill-train {name}"
             continue
@@ -196,3 +210,22 @@ def test_every_check_of_verify_is_explained_and_no_other() -> None:
     named = set(re.findall(r"\b(?:Check|problems)\(\s*\"(\w+)\"", source))
     page = (ROOT / "references" / "verification.md").read_text(encoding="utf-8")
     assert set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)) == named
+
+
+def test_every_error_code_is_explained_and_every_explained_one_exists() -> None:
+    page = _read(ROOT / "references" / "troubleshooting.md")
+    tables = page.split("## Exit 2", 1)[1]
+    first_cells = re.findall(r"^\| (`.+?) \|", tables, re.MULTILINE)
+    explained = {code for cell in first_cells for code in re.findall(r"`([a-z0-9_]+)`", cell)}
+    assert explained == _error_codes()
+
+
+def _error_codes() -> set[str]:
+    """Of every `code=` that is written out where an error is made; warnings have their own."""
+    found = set()
+    for path in (*sorted((ROOT / "skill" / "skill_train").glob("*.py")), ROOT / "scripts" / "train.py"):
+        for node in ast.walk(ast.parse(_read(path))):
+            if isinstance(node, ast.Call):
+                values = [k.value for k in node.keywords if k.arg == "code"]
+                found |= {v.value for v in values if isinstance(v, ast.Constant) and isinstance(v.value, str)}
+    return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -17,6 +18,13 @@ PACKAGE = ROOT / "skill" / "skill_train"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 LOCK = (ROOT / "requirements.lock").read_text(encoding="utf-8")
 PINS = dict(line.split("==") for line in LOCK.splitlines() if not line.startswith("#"))
+# The skill, as `skill-train skills install` copies it.
+SKILL = {
+    "SKILL.md",
+    *(f"templates/{path.name}" for path in (ROOT / "templates").iterdir()),
+    *(f"scripts/{name}.py" for name in ("export_gguf", "inspect_dataset", "plan")),
+}
+PROGRAMS = {"skill_train/train.py", "skill_train/skypilot_node.py"}
 # Everything in the package that is not a Python module, by name: a stray file must not travel.
 DATA = {
     "skill_train/demo/data.jsonl",
@@ -31,6 +39,7 @@ DATA = {
     "skill_train/report/page.html",
     "skill_train/report/run.html",
     "skill_train/report/style.css",
+    "skill_train/colab.ipynb",
 }
 
 
@@ -49,7 +58,25 @@ def test_the_wheel_holds_exactly_these_files(wheel: zipfile.ZipFile) -> None:
     modules = {f"skill_train/{path.relative_to(PACKAGE).as_posix()}" for path in PACKAGE.rglob("*.py")}
     info = f"skill_train-{PROJECT['version']}.dist-info"
     about = {f"{info}/{name}" for name in ("METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE")}
-    assert set(wheel.namelist()) == modules | DATA | about | {"skill_train/train.py"}
+    references = {f"references/{path.name}" for path in (ROOT / "references").iterdir()}
+    skill = {f"skill_train/skill/{name}" for name in SKILL | references}
+    assert set(wheel.namelist()) == modules | DATA | skill | about | PROGRAMS
+
+
+def test_the_wheel_installs_the_skill(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
+    """From the files of the wheel alone, in a project of its own, without a network."""
+    wheel.extractall(tmp_path / "site")
+    project = tmp_path / "project"
+    project.mkdir()
+    program = "import sys; sys.path.insert(0, sys.argv.pop(1)); from skill_train.cli import main; main()"
+    command = [sys.executable, "-c", program, str(tmp_path / "site"), "skills", "install", "--format", "json"]
+    done = subprocess.run(command, cwd=project, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": ""})
+    assert done.returncode == 0, done.stderr
+    copy = project / ".agents" / "skills" / "skill-train"
+    assert (copy / "SKILL.md").read_bytes() == (ROOT / "SKILL.md").read_bytes()
+    assert {path.relative_to(copy).as_posix() for path in copy.rglob("*") if path.is_file()} == {
+        *SKILL, *(f"references/{path.name}" for path in (ROOT / "references").iterdir()), ".skill-train-manifest.json"
+    }  # fmt: skip
 
 
 def test_the_wheel_is_light(wheel: zipfile.ZipFile) -> None:
@@ -57,9 +84,11 @@ def test_the_wheel_is_light(wheel: zipfile.ZipFile) -> None:
     assert sum(entry.file_size for entry in wheel.infolist()) < 6_000_000
 
 
-def test_the_training_program_in_the_wheel_is_the_one_in_scripts(wheel: zipfile.ZipFile) -> None:
-    assert wheel.read("skill_train/train.py") == (ROOT / "scripts" / "train.py").read_bytes()
-    assert not (PACKAGE / "train.py").exists()
+@pytest.mark.parametrize("source", ["scripts/train.py", "scripts/skypilot_node.py", "templates/colab.ipynb"])
+def test_a_program_in_the_wheel_is_the_one_in_its_folder(wheel: zipfile.ZipFile, source: str) -> None:
+    name = Path(source).name
+    assert wheel.read(f"skill_train/{name}") == (ROOT / source).read_bytes()
+    assert not (PACKAGE / name).exists()
 
 
 def test_the_wheel_names_no_place_on_this_machine(wheel: zipfile.ZipFile) -> None:

@@ -29,7 +29,13 @@ finally:
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--help"], ["--version"], ["nonsense"], *([name, "--help"] for name in cli.commands)],
+    [
+        ["--help"],
+        ["--version"],
+        ["nonsense"],
+        *([name, "--help"] for name in cli.commands),
+        ["skills", "check", "--help"],
+    ],
     ids=" ".join,
 )
 def test_help_loads_no_heavy_library(arguments: list[str]) -> None:

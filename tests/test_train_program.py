@@ -44,12 +44,17 @@ def test_the_pins_are_those_of_the_lock() -> None:
     lock = dict(line.split("==") for line in lines if not line.startswith("#"))
     pins = dict(pin.split("==") for pin in tomllib.loads(_header())["dependencies"])
     assert set(pins) >= {"torch", "transformers", "trl", "peft", "datasets", "accelerate"}
-    assert pins == {name: lock[name] for name in pins}
+    assert pins == {name: lock[name.replace("_", "-")] for name in pins}
 
 
 def test_every_library_that_it_imports_is_pinned_or_comes_with_one() -> None:
     pinned = {pin.split("==")[0] for pin in tomllib.loads(_header())["dependencies"]}
-    comes_with = {"jinja2": "transformers", "psutil": "accelerate", "pyarrow": "datasets"}
+    comes_with = {
+        "httpx2": "huggingface_hub",
+        "jinja2": "transformers",
+        "psutil": "accelerate",
+        "pyarrow": "datasets",
+    }
     others = {name.split(".")[0] for name, _ in _imports()} - set(sys.stdlib_module_names)
     assert others - pinned <= set(comes_with)
 
@@ -78,7 +83,7 @@ def test_its_recipe_fields_are_those_that_decide_the_model() -> None:
 def test_its_types_are_those_of_the_recipe() -> None:
     """What the plan has chosen is no longer None; a float may be written as an integer."""
     hints = typing.get_type_hints(Recipe)
-    chosen = {"format", "columns", "loss_on", "max_steps", "warmup_steps", "target_modules"}
+    chosen = {"format", "columns", "loss_on", "max_steps", "warmup_steps", "target_modules", "learning_rate", "optim"}
     for name, types in PROGRAM.RECIPE_FIELDS.items():
         declared = {typing.get_origin(t) or t for t in (typing.get_args(hints[name]) or (hints[name],))}
         if typing.get_origin(hints[name]) in (dict, list):

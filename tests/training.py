@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +56,19 @@ def write_run(run: Path, *, base: Path | None = None, save_steps: int = 2, **val
     placement = {"save_steps": save_steps, **values.pop("placement", {})}
     write_plan(run, base or tiny.cached("gemma"), data, placement=placement, **values)
     return run
+
+
+def sharded(run: Path) -> int:
+    """The exit code of a run that FSDP shards over two processes on this processor, started with the arguments for two
+    GPUs. What they say is in `log`."""
+    gpus = (facts.Gpu("NVIDIA L40S", 48 << 30, None, 8.9, False),) * 2
+    placement = json.loads((run / "plan.json").read_text())["placement"] | {"device": "cuda"}
+    made = launch.launch(placement, dataclasses.replace(TWO_CORES, device="cuda", gpus=gpus))
+    program = Path(__file__).resolve().parent / "fsdp_on_cpu.py"
+    command = [sys.executable, "-m", "accelerate.commands.launch", *made["arguments"], str(program)]
+    environment = os.environ | made["environment"]
+    with open(run / "log", "w") as log:
+        return subprocess.call([*command, str(run / "plan.json")], env=environment, stdout=log, stderr=log)
 
 
 def resolved(base: Path, data: Path, **values: Any) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from skill_train.calibration import computing_seconds
 from skill_train.estimate import MicroStep, Range, total, training_memory
 from skill_train.estimate_time import micro_step_flops, micro_step_seconds
 from skill_train.facts import Calibration, MachineFacts, ModelFacts
@@ -26,7 +27,6 @@ from skill_train.model_config import Stored, read
 HERE = Path(__file__).resolve().parent
 SHAPES = json.loads((HERE / "shapes.json").read_text(encoding="utf-8"))
 MARKS = ("<!-- table -->", "<!-- /table -->")
-FULL_FINE_TUNING = 6 / 4  # forward and backward with gradients of the weights, over those without
 
 
 @dataclass(frozen=True)
@@ -147,10 +147,12 @@ def calibrated_rows() -> list[Row]:
         by = _calibrates(line, lines)
         if by is line:
             continue
-        flops = micro_step_flops(shape(by["configuration"]["shape"]), step_of(by))
+        model = shape(by["configuration"]["shape"])
+        flops = micro_step_flops(model, step_of(by))
         assert flops is not None
-        speed = Calibration(flops / by["seconds_per_micro_step"], by["name"], same_shape=True)
-        estimate = micro_step_seconds(shape(line["configuration"]["shape"]), step_of(line), machine_of(line), speed)
+        computing = computing_seconds(model, machine_of(by), by["seconds_per_micro_step"], [(1, step_of(by))])
+        speed = Calibration(flops / computing, by["name"], same_shape=True)
+        estimate = micro_step_seconds(model, step_of(line), machine_of(line), speed)
         assert estimate is not None
         rows.append(Row(line["name"], line["seconds_per_micro_step"], estimate, f"by {by['name']}"))
     return rows
@@ -158,8 +160,8 @@ def calibrated_rows() -> list[Row]:
 
 def _calibrates(line: dict[str, Any], lines: list[dict[str, Any]]) -> dict[str, Any]:
     """The run of the same device, shape and type whose micro-step is in the middle."""
-    keys = ("device", "shape", "dtype", "four_bit")
-    alike = [other for other in lines if all(other["configuration"][k] == line["configuration"][k] for k in keys)]
+    keys = ("device", "shape", "dtype", "four_bit", "finetuning_type", "pure_bf16")
+    alike = [o for o in lines if all(o["configuration"].get(k) == line["configuration"].get(k) for k in keys)]
     alike.sort(key=lambda other: float(other["seconds_per_micro_step"]))
     return alike[len(alike) // 2]
 
@@ -172,13 +174,15 @@ def published(kind: str) -> list[Row]:
 def _published_memory(row: dict[str, Any]) -> Row:
     step = MicroStep(
         device="cuda",
-        dtype="bfloat16",
+        dtype=row.get("dtype", "bfloat16"),
         rows=row["rows"],
         length=row["length"],
         checkpointing=row["checkpointing"],
         four_bit=row["four_bit"],
         lora_r=row["lora_r"],
         target_modules=tuple(row["target_modules"]),
+        full=row.get("full", False),
+        pure_bf16=row.get("pure_bf16", False),
     )
     parts = training_memory(shape(row["shape"]), step)
     assert parts is not None
@@ -186,10 +190,10 @@ def _published_memory(row: dict[str, Any]) -> Row:
 
 
 def _published_time(row: dict[str, Any]) -> Row:
-    step = MicroStep(row["device"], row["dtype"], row["rows"], row["length"], checkpointing=False)
+    step = MicroStep(row["device"], row["dtype"], row["rows"], row["length"], checkpointing=False, full=True)
     one = micro_step_seconds(shape(row["shape"]), step, _machine(row["chip"], row["device"]), None)
     assert one is not None
-    factor = row["steps"] * row["accumulation"] * FULL_FINE_TUNING
+    factor = row["steps"] * row["accumulation"]
     estimate = Range(one.low * factor, one.high * factor, one.basis)
     return Row(row["name"], row["published"], estimate, f"{row['note']}; {row['source']}")
 
@@ -210,6 +214,9 @@ def step_of(line: dict[str, Any]) -> MicroStep:
         lora_r=values["lora_r"],
         target_modules=tuple(values["target_modules"]),
         trained_share=line["trained_share"],
+        full=values.get("finetuning_type") == "full",
+        pure_bf16=values.get("pure_bf16", False),
+        accumulates=values.get("accumulation", 1) > 1,
     )
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from skill_train.estimate import MicroStep
-from skill_train.estimate_time import micro_step_flops
+from skill_train.estimate_time import micro_step_flops, optimizer_seconds, reading_seconds
 from skill_train.facts import Calibration, MachineFacts, ModelFacts
 from skill_train.machine import cache_dir
 from skill_train.run_dir import write_json
@@ -36,10 +36,11 @@ def remember(plan: dict[str, Any], lines: list[dict[str, Any]], finished_at: str
     model, machine = _facts(plan)
     if len(lines) < _LEAST_STEPS or not settled or plan["placement"]["num_processes"] > 1:
         return None
-    flops = sum(_flops(plan, model, line) or 0 for line in settled)
-    seconds = sum(line["seconds"] for line in settled)
+    steps = [_micro_steps(plan, line) for line in settled]
+    flops = sum(count * (micro_step_flops(model, step) or 0) for count, step in steps)
     if not flops:
         return None
+    seconds = computing_seconds(model, machine, sum(line["seconds"] for line in settled), steps)
     dtype, shape = plan["placement"]["dtype"], _shape(model)
     basis = f"{len(settled)} steps of {Path(model.source).name} in {dtype}, {finished_at[:10]}"
     path = _path(machine, plan["placement"]["device"], dtype)
@@ -71,23 +72,41 @@ def _nearest(shapes: dict[str, Any], parameters: int | None) -> dict[str, Any] |
     return shapes[nearest] if nearest is not None and apart[nearest] <= math.log(_SIMILAR) else None
 
 
-def _flops(plan: dict[str, Any], model: ModelFacts, line: dict[str, Any]) -> float | None:
-    """Of one optimizer step, from the tokens that it was fed."""
+def computing_seconds(
+    model: ModelFacts, machine: MachineFacts, seconds: float, steps: list[tuple[int, MicroStep]]
+) -> float:
+    """What is left of the seconds of some optimizer steps without what is memory's: reading weights, and AdamW over all
+    of them. At least a fifth: those are estimates too.
+
+    Args:
+        steps: each optimizer step, as micro-steps in it and one of them.
+    """
+    memory = sum(
+        count * reading_seconds(model, step, machine) + optimizer_seconds(model, step, machine) for count, step in steps
+    )
+    return max(seconds - memory, seconds / 5)
+
+
+def _micro_steps(plan: dict[str, Any], line: dict[str, Any]) -> tuple[int, MicroStep]:
+    """How many micro-steps one optimizer step had, and one of them, from the tokens that it was fed."""
     recipe, placement = plan["recipe"], plan["placement"]
-    rows, tokens = recipe["effective_batch_size"], line["tokens"]
+    rows, tokens = placement["per_device_train_batch_size"], line["tokens"]
+    full = recipe["finetuning_type"] == "full"
     step = MicroStep(
         device=placement["device"],
         dtype=placement["dtype"],
-        rows=1,
-        length=max(1, round(tokens / rows)),
+        rows=rows,
+        length=max(1, round(tokens / recipe["effective_batch_size"])),
         checkpointing=placement["gradient_checkpointing"],
         four_bit=recipe["load_in_4bit"],
         lora_r=recipe["lora_r"],
         target_modules=tuple(recipe["target_modules"]),
         trained_share=line["trained_tokens"] / tokens,
+        full=full,
+        pure_bf16=recipe["pure_bf16"],
+        fused=recipe["optim"].endswith("fused"),
     )
-    flops = micro_step_flops(model, step)
-    return None if flops is None else flops * rows
+    return placement["gradient_accumulation_steps"], step
 
 
 def _facts(plan: dict[str, Any]) -> tuple[ModelFacts, MachineFacts]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from skill_train.errors import DecisionNeeded
-from skill_train.estimate import Part, Range, total
+from skill_train.estimate import MicroStep, Part, Range, total, trained_bytes
 from skill_train.estimate_files import disk_bytes, merge_bytes
 from skill_train.estimate_time import Schedule, training_seconds
 from skill_train.facts import Calibration, DatasetFacts, Flavor, Gpu, MachineFacts, ModelFacts, PrecisionProbe
@@ -76,6 +76,8 @@ def flavors(
         if flavor.gpu is None:
             continue
         machine = machine_of(flavor)
+        if recipe["pure_bf16"] and (machine.compute_capability or 0) < 8.0:
+            continue  # a GPU older than Ampere has no bf16
         try:
             kind = precision("cuda", machine, Choices(dtype=choices.dtype, force=choices.force), None, model)
         except DecisionNeeded:
@@ -190,11 +192,22 @@ def _problems(
     if chosen.fits is False and chosen.memory is not None and chosen.usable_bytes is not None:
         need, have = chosen.memory.high / 1e9, chosen.usable_bytes / 1e9
         found.append(("no_memory", f"needs up to {need:.1f} GB, {have:.1f} GB can be used on {machine.chip}"))
-    merge, ram = merge_bytes(model), machine.ram_bytes
-    if flavor is not None and merge is not None and ram is not None and merge.low > ram * HEADROOM["cpu"]:
+    what, host = _host_bytes(model, chosen.step)
+    ram = machine.ram_bytes
+    if flavor is not None and host is not None and ram is not None and host > ram * HEADROOM["cpu"]:
         room = f"{ram * HEADROOM['cpu'] / 1e9:.1f} of {ram / 1e9:.0f} GB can be used"
-        found.append(("no_host_ram", f"merging needs {merge.low / 1e9:.1f} GB of host memory, {room}"))
-    disk, free = disk_bytes(model, QUANTS, 0), machine.disk_free_bytes
+        found.append(("no_host_ram", f"{what} needs {host / 1e9:.1f} GB of host memory, {room}"))
+    trained = trained_bytes(model, chosen.step) if chosen.step.full else 0
+    disk, free = disk_bytes(model, QUANTS, trained), machine.disk_free_bytes
     if disk is not None and free is not None and disk.low > free:
         found.append(("no_disk", f"the run writes {disk.low / 1e9:.0f} GB, {free / 1e9:.0f} GB are free"))
     return found
+
+
+def _host_bytes(model: ModelFacts, step: MicroStep) -> tuple[str, float | None]:
+    """The least host memory of a step beside the training: the merge's gate, or, where every weight trains, reading
+    them all before they go to the GPU."""
+    if step.full:
+        return "reading the weights", trained_bytes(model, step) or None
+    merge = merge_bytes(model)
+    return "merging", None if merge is None else merge.low

@@ -43,12 +43,18 @@ def local(
     else:
         choices = Choices(device=device, dtype=dtype, force=force, where="local")
         plan = local_plan(console, load_recipe(recipe, said), choices)
-    if not goes_on:
-        require_room(console, plan, force=force)
     run = RunDir(run_dir or _default_run_dir(plan))
     if run.path.exists() and not run.path.is_dir():
         raise UsageError(f"{run.path} is a file", code="bad_run_dir", expected="a new folder, or one of an earlier run")
+    if not goes_on and not _is_finished(run, plan):
+        require_room(console, plan, force=force)
     return _local_result(run, plan, train_run(console, run, plan, resume=resume))
+
+
+def _is_finished(run: RunDir, plan: dict[str, Any]) -> bool:
+    """Nothing is left to train, so nothing needs memory."""
+    kept = read_json(run.plan) if run.plan.is_file() and run.record("train").is_file() else {}
+    return bool(kept.get("recipe_hash") == plan["recipe_hash"])
 
 
 def plan_of(console: Console, recipe: Path) -> dict[str, Any]:
@@ -139,8 +145,20 @@ def merge(
 
 
 def merge_run(console: Console, run: RunDir, dtype: str | None = None) -> dict[str, Any]:
-    """Merges the adapter of a run into `merged/`."""
+    """Merges the adapter of a run into `merged/`.
+
+    Raises:
+        UsageError: not trained yet, or there is no adapter because every weight was trained.
+    """
     require_trained(run)
+    if run.is_full:
+        raise UsageError(
+            f"{run.path} has nothing to merge: every weight was trained, and merged/ is the whole model",
+            code="nothing_to_merge",
+            expected="a run that trained an adapter",
+            got="finetuning_type full",
+            hint=f"skill-train export-gguf {quoted(run.path)}",
+        )
     rows = read_rows(run.held_out) or read_rows(run.samples)
     put_aside(console, run.merged, run.record("merge"))
     try:

@@ -85,6 +85,13 @@ def _recipe(file: Path | None, flags: dict[str, Any]) -> Recipe:
     return dataclasses.replace(checked, model=values.get("model", ""))
 
 
+def _pinned(asked: Recipe) -> Recipe:
+    """At the commit of its model. Asked within a limit: the tokenizer's own requests are tried again for a minute."""
+    from skill_train import hub
+
+    return dataclasses.replace(asked, revision=hub.model_facts(asked.model, asked.revision).revision)
+
+
 def _tokens(console: Console, subject: Subject) -> Counted:
     nothing: dict[str, Count | None] = {"truncated": None, "fully_masked": None, "template": None}
     plain = plain_example(subject)
@@ -96,6 +103,8 @@ def _tokens(console: Console, subject: Subject) -> Counted:
 
     console.status(f"counting tokens with the tokenizer of {subject.recipe.model}")
     try:
+        if not Path(subject.recipe.model).exists():
+            subject.recipe = _pinned(subject.recipe)
         counter = token_count.Counter(subject.recipe, subject.found)
     except (NotInstalled, Temporary) as error:  # what the dataset is does not depend on it
         console.warn(error.code, f"{error.message}; tokens are a range, and no row was tried with the template")
@@ -211,13 +220,13 @@ def _impossible(subject: Subject) -> UsageError:
 
 
 def _next(subject: Subject) -> list[str]:
-    """After a good answer: the mapped file when one is needed, else the training where the model is known."""
+    """After a good answer: the mapped file when one is needed, else the plan where the model is known."""
     if subject.verdict.verdict == "needs_mapping":
         return [_fix_command(subject)]
     if subject.method != "sft" or not subject.recipe.model:
         return []
     file = [str(subject.file)] if subject.file else []
-    return [shlex.join(["skill-train", "local", *file, "--data", subject.recipe.data, *_flags(subject.recipe)])]
+    return [shlex.join(["skill-train", "plan", *file, "--data", subject.recipe.data, *_flags(subject.recipe)])]
 
 
 def _after(subject: Subject, fixed: Path) -> str:
@@ -226,7 +235,7 @@ def _after(subject: Subject, fixed: Path) -> str:
     if subject.method != "sft" or not asked.model:
         method = ["--method", subject.method] if subject.method != "sft" else []
         return shlex.join(["skill-train", "data", str(fixed), *method, *_flags(asked)])
-    return shlex.join(["skill-train", "local", "--data", str(fixed), *_flags(asked)])
+    return shlex.join(["skill-train", "plan", "--data", str(fixed), *_flags(asked)])
 
 
 def _fix_command(subject: Subject) -> str:
@@ -237,7 +246,7 @@ def _fix_command(subject: Subject) -> str:
 
 
 def _flags(asked: Recipe) -> list[str]:
-    """The options that `data` and `local` share, where they are not the default."""
+    """The options that `data` and `plan` share, where they are not the default."""
     flags = ["--model", asked.model] if asked.model else []
     flags += ["--split", asked.split] if asked.split != Recipe.split else []
     return flags + (["--max-length", str(asked.max_length)] if asked.max_length != Recipe.max_length else [])

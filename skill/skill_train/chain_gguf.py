@@ -61,11 +61,14 @@ def export_gguf(
 
 
 def export_run(console: Console, run: RunDir, quant: str, tools: Any) -> Result:
-    """Merges when that is not done, then converts and quantizes into `gguf/`."""
+    """Merges an adapter when that is not done, then converts and quantizes into `gguf/`."""
     from skill_train.quantize import type_names
 
     types = type_names(quant.split(","))  # a wrong name is refused before anything runs
-    merge_run(console, run, _merged_dtype(run))
+    if run.is_full:
+        require_trained(run)
+    else:
+        merge_run(console, run, _merged_dtype(run))
     length = read_json(run.plan)["recipe"]["max_length"]
     for kind in UNQUANTIZED:
         put_aside(console, run.gguf / f"{slug(run.path)}-{kind}.gguf", run.record("convert"))
@@ -147,6 +150,14 @@ def _export_lora(console: Console, run: RunDir, tools: Any) -> Result:
     from skill_train.lora_gguf import export_lora
 
     require_trained(run)
+    if run.is_full:
+        raise UsageError(
+            f"{run.path} has no adapter: every weight was trained",
+            code="no_adapter",
+            expected="a run that trained an adapter",
+            got="finetuning_type full",
+            hint=f"skill-train export-gguf {quoted(run.path)}",
+        )
     with console.progress("converting the adapter") as progress:
         record = export_lora(
             base=base_of(run),
@@ -229,11 +240,11 @@ def verify(
 
 
 def verify_run(console: Console, run: RunDir, tokens: int, out: Path | None = None) -> Result:
-    """Judges every GGUF file of a run against base + adapter."""
+    """Judges every GGUF file of a run against base + adapter, or against the whole model that was trained."""
     from skill_train.reference import read_rows
 
     require_trained(run)
-    ggufs = sorted(path for path in run.gguf.glob("*.gguf") if "-lora-" not in path.name)
+    ggufs = ggufs_of(run)
     if not ggufs:
         raise UsageError(
             f"{run.path} has no GGUF file yet",
@@ -247,8 +258,8 @@ def verify_run(console: Console, run: RunDir, tokens: int, out: Path | None = No
     base = base_of(run)
     return _verify(
         console,
-        reference=base,
-        adapter=run.adapter,
+        reference=run.merged if run.is_full else base,
+        adapter=None if run.is_full else run.adapter,
         base=base,
         ggufs=ggufs,
         rows=read_rows(run.samples),
@@ -256,6 +267,11 @@ def verify_run(console: Console, run: RunDir, tokens: int, out: Path | None = No
         record=out or run.record("verify"),
         tokens=tokens,
     )
+
+
+def ggufs_of(run: RunDir) -> list[Path]:
+    """The GGUF files of a run that hold a whole model."""
+    return sorted(path for path in run.gguf.glob("*.gguf") if "-lora-" not in path.name)
 
 
 def _recorded(run: RunDir) -> list[Path]:

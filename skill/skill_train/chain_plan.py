@@ -7,13 +7,13 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from skill_train import calibration, dataset, flavors, machine, model, tables, tokens
+from skill_train import calibration, dataset, flavors, machine, model, rows, tables, tokens
 from skill_train import plan as planner
 from skill_train import recipe as recipes
 from skill_train.console import Console, Result
 from skill_train.errors import DecisionNeeded, UsageError
 from skill_train.facts import DatasetFacts, ModelFacts
-from skill_train.placement import Choices
+from skill_train.placement import Choices, with_precision
 from skill_train.plan_file import require_free
 from skill_train.recipe import Recipe
 from skill_train.run_dir import open_run, read_json, write_json
@@ -55,6 +55,7 @@ def decided(console: Console, recipe: Recipe, choices: Choices) -> dict[str, Any
 
     Prices are asked for where the Hub is needed anyway or the cloud was asked for; a plan of local files stays offline.
     """
+    choices = with_precision(choices, pure_bf16=recipe.pure_bf16)
     on_hub = not Path(recipe.model).is_dir()
     if on_hub:
         from skill_train import hub
@@ -64,46 +65,47 @@ def decided(console: Console, recipe: Recipe, choices: Choices) -> dict[str, Any
         about = hub.model_facts(recipe.model, recipe.revision)
     else:
         about = model.read_model(Path(recipe.model), weights_needed=False)
-    rows = dataset_facts(console, recipe, about)
+    data = dataset_facts(console, recipe, about)
     to_cloud = choices.where == "cloud" and not recipe.sensitive
-    offered, why = flavors.current(live=on_hub or rows.revision is not None or to_cloud)
+    offered, why = flavors.current(live=on_hub or data.revision is not None or to_cloud)
     console.status(f"prices: {why}")
     this, probe = machine.read_machine(), None
     if planner.wants_probe(this, about, choices):
         from skill_train import local
 
         probe = local.known_probe(choices.device or this.device, this, about)
-    return _made(pinned(recipe, about.revision, rows.revision), about, rows, choices, offered, probe)
+    return _made(pinned(recipe, about.revision, data.revision), about, data, choices, offered, probe)
 
 
 def local_plan(console: Console, recipe: Recipe, choices: Choices) -> dict[str, Any]:
     """The plan for this machine, with the model's files at hand; bf16 is timed where that could change the plan."""
     from skill_train import hub, local
 
+    choices = with_precision(choices, pure_bf16=recipe.pure_bf16)
     folder, commit = hub.model_folder(recipe.model, recipe.revision)
     about = model.read_model(folder)
     if commit is not None:  # of a model on the Hub the revision says which it is, as in a plan made without its files
         about = dataclasses.replace(about, source=recipe.model, revision=commit, fingerprint=None)
-    rows = dataset_facts(console, recipe, about)
-    recipe = pinned(recipe, commit, rows.revision)
+    data = dataset_facts(console, recipe, about)
+    recipe = pinned(recipe, commit, data.revision)
     this = machine.read_machine()
     probe = None
     if planner.wants_probe(this, about, choices):
         console.status("timing bf16 on this machine (once for this model)")
-        safe = _made(recipe, about, rows, dataclasses.replace(choices, dtype="float32"), ())
+        safe = _made(recipe, about, data, dataclasses.replace(choices, dtype="float32"), ())
         probe = local.probe_precision(safe, this, about)
-    return _made(recipe, about, rows, choices, (), probe)
+    return _made(recipe, about, data, choices, (), probe)
 
 
 def _made(
-    recipe: Recipe, about: ModelFacts, rows: DatasetFacts, choices: Choices, offered: Any, probe: Any = None
+    recipe: Recipe, about: ModelFacts, data: DatasetFacts, choices: Choices, offered: Any, probe: Any = None
 ) -> dict[str, Any]:
     this = machine.read_machine()
     known = calibration.known(this, about, choices.device or this.device)
     return planner.make_plan(
         recipe,
         model=about,
-        dataset=rows,
+        dataset=data,
         machine=this,
         choices=choices,
         probe=probe,
@@ -135,7 +137,7 @@ def pinned(recipe: Recipe, model_commit: str | None, data_commit: str | None) ->
 def dataset_facts(console: Console, recipe: Recipe, about: ModelFacts) -> DatasetFacts:
     """Every row of a file; of a dataset on the Hub its metadata and first rows. Tokens as they were counted by
     `skill-train data`, else a range."""
-    if Path(recipe.data).exists() or not _is_id(recipe.data):
+    if Path(recipe.data).exists() or not rows.is_id(recipe.data):
         found = dataset.scan(recipe)
     else:
         from skill_train import hub_dataset
@@ -151,11 +153,6 @@ def dataset_facts(console: Console, recipe: Recipe, about: ModelFacts) -> Datase
         sizes = (found.rows, found.text_bytes, found.longest_text_bytes or found.text_bytes)
         counted = tokens.token_range(*sizes, recipe.max_length, found.turns or 0, found.longest_turns or 0)
     return dataclasses.replace(found, tokens=counted)
-
-
-def _is_id(name: str) -> bool:
-    file = Path(name).suffix in (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")
-    return name.count("/") == 1 and not name.startswith((".", "/")) and not file
 
 
 def require_room(console: Console, made: dict[str, Any], *, force: bool) -> None:
@@ -175,6 +172,16 @@ def require_room(console: Console, made: dict[str, Any], *, force: bool) -> None
         )
     if stopping and not force:
         raise _blocked({**made, "blockers": stopping})
+
+
+def require_no_blockers(made: dict[str, Any]) -> None:
+    """Refuses a plan that something would stop, as `plan` does.
+
+    Raises:
+        DecisionNeeded: it has blockers.
+    """
+    if made["blockers"]:
+        raise _blocked(made)
 
 
 def _blocked(made: dict[str, Any]) -> DecisionNeeded:
@@ -219,12 +226,14 @@ def _result(
 
 
 def _next(made: dict[str, Any], out: Path | None, recipe: Path | None, said: dict[str, Any]) -> list[str]:
-    if made["where"] != "local":
-        return []
+    """The command that runs this plan, or the same recipe where no plan was written."""
+    command = "skill-train local" if made["where"] == "local" else "skill-train submit"
     if out is not None:
-        return [f"skill-train local {_word(out)}"]
+        return [f"{command} {_word(out)}"]
+    if made["where"] == "cloud":  # the machine of the plan, and nothing of this one
+        said = {key: value for key, value in said.items() if key != "device"} | {"flavor": made["flavor"]}
     options = [f"--{key.replace('_', '-')} {_word(value)}" for key, value in said.items()]
-    return [" ".join(["skill-train local", *([_word(recipe)] if recipe else []), *options])]
+    return [" ".join([command, *([_word(recipe)] if recipe else []), *options])]
 
 
 def summary(made: dict[str, Any]) -> dict[str, Any]:

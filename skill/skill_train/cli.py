@@ -16,14 +16,20 @@ import click
 from skill_train import cli_local  # importing a module adds its commands; in the order of --help, not of the alphabet
 
 # isort: split
+from skill_train import cli_cloud
+
+# isort: split
 from skill_train import cli_export
+
+# isort: split
+from skill_train import cli_skills
 
 # isort: split
 from skill_train.cli_frame import FORMATS, cli
 from skill_train.console import Console, Format
 from skill_train.errors import DecisionNeeded, SkillTrainError, UsageError
 
-__all__ = ["cli", "cli_export", "cli_local", "main"]
+__all__ = ["cli", "cli_cloud", "cli_export", "cli_local", "cli_skills", "main"]
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -33,14 +39,14 @@ def main(argv: list[str] | None = None) -> None:
     for name in ("HF_HUB_DISABLE_TELEMETRY", "DISABLE_TELEMETRY", "DO_NOT_TRACK"):
         os.environ[name] = "1"
     arguments = sys.argv[1:] if argv is None else argv
-    command = next((a for a in arguments if not a.startswith("-")), "skill-train")
+    command = _command_in(arguments) or "skill-train"
     console = Console(_format_in(arguments), command)
     try:
         code = cli.main(arguments, prog_name="skill-train", standalone_mode=False)
     except SkillTrainError as error:
         code = console.error(error)
     except click.ClickException as error:
-        hint = f"skill-train {command} --help" if command in cli.commands else "skill-train --help"
+        hint = " ".join(["skill-train", *_known(arguments), "--help"])
         code = console.error(UsageError(error.format_message(), code="bad_usage", hint=hint))
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -66,6 +72,24 @@ class _Interrupted(SkillTrainError):
 
 class _Bug(SkillTrainError):
     exit_code = 1
+
+
+def _command_in(arguments: list[str]) -> str:
+    """The command that was asked for, with its group, whether it exists or not."""
+    words = [argument for argument in arguments if not argument.startswith("-")]
+    return " ".join(words[: 1 + isinstance(cli.commands.get(words[0]), click.Group)]) if words else ""
+
+
+def _known(arguments: list[str]) -> list[str]:
+    """The part of it that exists."""
+    group: click.Command | None = cli
+    known = []
+    for word in _command_in(arguments).split():
+        group = group.commands.get(word) if isinstance(group, click.Group) else None
+        if group is None:
+            break
+        known.append(word)
+    return known
 
 
 def _format_in(arguments: list[str]) -> Format:

@@ -82,6 +82,43 @@ def verify(console: Console, **options: Any) -> Result:
 
 
 @command(
+    "evaluate",
+    examples=(
+        "skill-train evaluate runs/first",
+        "skill-train evaluate runs/first --rows 50 --scorer my_scorer.py",
+    ),
+)
+@click.argument("run", type=PATH)
+@click.option("--gguf", type=PATH, multiple=True, help="GGUF file; repeat for more.  [default: all in RUN/gguf]")
+@click.option(
+    "--rows",
+    type=click.IntRange(min=1),
+    default=100,
+    show_default=True,
+    help="Held-out rows, at most; evenly over the file.",
+)
+@click.option(
+    "--score",
+    type=click.Choice(("exact", "regex", "json")),
+    help="Score beside exact match: the same match of --pattern, or valid JSON.  [default: the recipe's]",
+)
+@click.option("--pattern", help="Regular expression of --score regex; its first group (or the whole) is compared.")
+@click.option("--scorer", type=PATH, help="Your own: a Python file with score(prompt, answer, expected) -> float.")
+@click.option(
+    "--backend",
+    type=click.Choice(("auto", "transformers", "vllm")),
+    default="auto",
+    show_default=True,
+    help="For model folders; auto takes vllm on CUDA where it is installed.",
+)
+def evaluate(console: Console, **options: Any) -> Result:
+    """Measure base, tuned model and GGUF files on rows that never trained, with intervals. Judges nothing."""
+    from skill_train import chain_evaluate
+
+    return chain_evaluate.evaluate(console, **options)
+
+
+@command(
     "report",
     examples=("skill-train report runs/first", "skill-train report runs/first runs/second --out compared.html"),
 )
@@ -92,6 +129,30 @@ def report(console: Console, **options: Any) -> Result:
     from skill_train import chain_report
 
     return chain_report.report(console, **options)
+
+
+@command(
+    "push",
+    examples=(
+        "skill-train push runs/first --repo me/tickets-0.5b --dry-run",
+        "skill-train push runs/first --repo me/tickets-0.5b --part gguf --public",
+    ),
+)
+@click.argument("run", type=PATH)
+@click.option("--repo", help="Repository on the Hub, NAMESPACE/NAME.  [default: the recipe's hub_model_id]")
+@click.option(
+    "--part",
+    type=click.Choice(("gguf", "adapter", "merged")),
+    multiple=True,
+    help="What to push; repeat for more.  [default: the GGUF files and the adapter]",
+)
+@click.option("--public", is_flag=True, help="Make a new repository public; it is private otherwise.")
+@click.option("--dry-run", is_flag=True, help="List files and sizes; send nothing.")
+def push(console: Console, **options: Any) -> Result:
+    """Push a run's adapter, merged model or GGUF files to the Hub, with a model card that carries the proof."""
+    from skill_train import push as program
+
+    return program.push(console, **options)
 
 
 @command("demo", examples=("skill-train demo", "skill-train demo --run-dir runs/demo --format json"))

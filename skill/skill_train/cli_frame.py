@@ -16,7 +16,7 @@ FORMATS = ("auto", "human", "json", "quiet")
 _EXIT_CODES_HELP = "\b\nExit codes:\n" + "\n".join(f"  {code}  {meaning}" for code, meaning in EXIT_CODES.items())
 
 
-class _Commands(click.Group):
+class Commands(click.Group):
     """Keeps the order of definition and names the nearest command for a wrong one."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -28,14 +28,16 @@ class _Commands(click.Group):
         return super().resolve_command(ctx, args)
 
 
-@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
 @click.version_option(package_name="skill-train", prog_name="skill-train")
 def cli() -> None:
     """The fine-tune that proves itself: train a LoRA here or in the cloud, merge it, export it to GGUF, check it."""
 
 
-def command(name: str, *, examples: tuple[str, ...]) -> Callable[[Callable[..., Result]], click.Command]:
-    """A command whose function takes a Console first and returns a Result."""
+def command(
+    name: str, *, examples: tuple[str, ...], group: click.Group = cli
+) -> Callable[[Callable[..., Result]], click.Command]:
+    """A command whose function takes a Console first and returns a Result. `name` has the group's in it."""
 
     def wrap(function: Callable[..., Result]) -> click.Command:
         @functools.wraps(function)
@@ -52,9 +54,33 @@ def command(name: str, *, examples: tuple[str, ...]) -> Callable[[Callable[..., 
             show_default=True,
             help="auto is human on a terminal and json otherwise.",
         )(run)
-        return cli.command(name, epilog=_EXIT_CODES_HELP)(with_format)
+        return group.command(name.split()[-1], epilog=_EXIT_CODES_HELP)(with_format)
 
     return wrap
 
 
 PATH = click.Path(path_type=Path)
+
+
+def recipe_options(function: Callable[..., Result]) -> Callable[..., Result]:
+    """What `plan`, `local` and `submit` take alike."""
+    options = (
+        click.option("--model", help="Base model: folder or Hub id."),
+        click.option("--data", help="Dataset: file, folder or Hub id."),
+        click.option("--split", help="Part of the dataset, such as train[:500].  [default: train]"),
+        click.option("--max-steps", type=click.IntRange(min=1), help="Optimizer steps.  [default: one epoch]"),
+        click.option("--max-length", type=click.IntRange(min=2), help="Longest row, in tokens.  [default: 1024]"),
+        click.option(
+            "--dtype",
+            type=click.Choice(("float32", "bfloat16", "float16")),
+            help="Precision.  [default: by device, with its reason]",
+        ),
+    )
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+device_option = click.option(
+    "--device", type=click.Choice(("cuda", "mps", "cpu")), help="Where to train.  [default: the best here]"
+)

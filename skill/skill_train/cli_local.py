@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import click
 
-from skill_train.cli_frame import PATH, command
+from skill_train.cli_frame import PATH, command, device_option, recipe_options
 from skill_train.console import Console, Result
 
 
@@ -38,28 +37,6 @@ def data(console: Console, **options: Any) -> Result:
     return chain_data.data(console, **options)
 
 
-def recipe_options(function: Callable[..., Result]) -> Callable[..., Result]:
-    """What `plan` and `local` take alike."""
-    options = (
-        click.option("--model", help="Base model: folder or Hub id."),
-        click.option("--data", help="Dataset: file, folder or Hub id."),
-        click.option("--split", help="Part of the dataset, such as train[:500].  [default: train]"),
-        click.option("--max-steps", type=click.IntRange(min=1), help="Optimizer steps.  [default: one epoch]"),
-        click.option("--max-length", type=click.IntRange(min=2), help="Longest row, in tokens.  [default: 1024]"),
-        click.option(
-            "--device", type=click.Choice(("cuda", "mps", "cpu")), help="Where to train.  [default: the best here]"
-        ),
-        click.option(
-            "--dtype",
-            type=click.Choice(("float32", "bfloat16", "float16")),
-            help="Precision.  [default: by device, with its reason]",
-        ),
-    )
-    for option in reversed(options):
-        function = option(function)
-    return function
-
-
 @command(
     "plan",
     examples=(
@@ -69,6 +46,7 @@ def recipe_options(function: Callable[..., Result]) -> Callable[..., Result]:
 )
 @click.argument("recipe", type=PATH, required=False)
 @recipe_options
+@device_option
 @click.option("--where", type=click.Choice(("local", "cloud")), help="Overrides the rules.  [default: they decide]")
 @click.option("--flavor", help="Machine of Hugging Face Jobs.  [default: the cheapest that fits and is in time]")
 @click.option(
@@ -98,6 +76,7 @@ def plan(console: Console, **options: Any) -> Result:
 )
 @click.argument("recipe", type=PATH, required=False)
 @recipe_options
+@device_option
 @click.option(
     "--force", is_flag=True, help="Take what is known to fail: a --dtype that ends in NaN, too little memory."
 )

@@ -56,6 +56,17 @@ def compare_logits(reference: np.ndarray, other: np.ndarray, following: np.ndarr
     return join(parts)
 
 
+def losses(logits: np.ndarray, following: list[int]) -> np.ndarray:
+    """-log p in nats [positions] of the token that follows each position; `logits` are [positions, vocabulary]."""
+    import numpy as np
+
+    tokens, parts = np.array(following), [np.empty(0)]
+    for rows in _blocks(len(following), logits.shape[1]):
+        log_p = _log_softmax(logits[rows])
+        parts.append(-log_p[np.arange(len(log_p)), tokens[rows]])
+    return np.concatenate(parts)
+
+
 def join(parts: list[TokenFigures]) -> TokenFigures:
     """The figures of several sequences as one."""
     import numpy as np

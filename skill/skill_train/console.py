@@ -39,7 +39,7 @@ class Result:
     Attributes:
         data: the `data` of the JSON answer.
         human: draws the same for a person; receives a rich console on stdout.
-        quiet: the one value that `--format quiet` prints.
+        quiet: the one value that `--format quiet` prints; nothing when its lines were printed before.
         next: the commands to run next.
         error: set when the command did its work and the answer is "no" (a failed verification).
     """
@@ -70,6 +70,16 @@ class Console:
             with suppress(BrokenPipeError):  # nobody listens any more; the work goes on
                 print(clean(text), file=sys.stderr, flush=True)
 
+    def line(self, text: str, *, now: bool) -> None:
+        """A line of a result that comes bit by bit, such as a log: on stdout, where a person reads it.
+
+        A program gets one document at the end; what comes `now` it can see on stderr.
+        """
+        if self.mode != "json":
+            print(clean(text), flush=now)
+        elif now:
+            self.status(text)
+
     def warn(self, code: str, message: str) -> None:
         """Shown on stderr at once and kept for the envelope. A warning is said once."""
         warning = {"code": code, "message": message}
@@ -93,7 +103,8 @@ class Console:
         if self.mode == "json":
             print(self._envelope(result))
         elif self.mode == "quiet":
-            print(clean(result.quiet))
+            if result.quiet:
+                print(clean(result.quiet))
         else:
             _print_human(result)
         if result.error is not None and self.mode != "json":

@@ -5,11 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from skill_train import chain, chain_gguf, resources, tables
+from skill_train import chain, chain_evaluate, chain_gguf, resources, tables
 from skill_train.console import Console, Result
 from skill_train.errors import VerificationFailed
-from skill_train.evaluate import Score, score_gguf, score_model
-from skill_train.reference import read_rows
+from skill_train.evaluate import ROOM, measure, questions, spread
+from skill_train.evaluate_ask import Model
+from skill_train.evaluate_figures import figures
+from skill_train.evaluate_score import Scoring
+from skill_train.reference import load_tokenizer, read_rows
 from skill_train.run_dir import RunDir, digests, read_json, write_record
 
 QUANTS = "f16,q8_0,q4_k_m"
@@ -32,7 +35,7 @@ def demo(console: Console, *, run_dir: Path) -> Result:
     table = _recorded(run) or _table(console, run, trained, merged, exported, proof)
     write_record(run.record("demo"), inputs=_inputs(run), options={}, outputs={}, figures={"stages": table})
     data = {"run_dir": str(run_dir), "stages": table, "verdict": proof["verdict"]}
-    following = [f"skill-train verify {run_dir}", "skill-train local --model MODEL --data DATA --max-steps 50"]
+    following = [f"skill-train evaluate {run_dir}", "skill-train local --model MODEL --data DATA --max-steps 50"]
     return Result(
         data,
         human=lambda rich: tables.draw_stages(rich, table),
@@ -62,35 +65,37 @@ def _table(
     proof: dict[str, Any],
 ) -> list[dict[str, Any]]:
     """One row a stage: size in bytes, held-out exact match, mean KL to what was trained in nats, tokens/s, verdict."""
-    base, rows = chain.base_of(run), read_rows(run.held_out)
-    stages = []
-    with console.progress("answering held-out questions") as progress:
-        total = 3 + len(exported)
-
-        def add(stage: str, size: int, score: Score, kl: float | None, verdict: str | None) -> None:
-            stages.append(_row(stage, size, score, kl, verdict))
-            progress(len(stages), total, stage)
-
-        add("base", _bytes(base), score_model(base, adapter=None, rows=rows), None, None)
-        add("adapter", _bytes(run.adapter), score_model(base, adapter=run.adapter, rows=rows), None, trained["verdict"])
-        gate = merged["gate"]
-        merged_score = score_model(run.merged, adapter=None, rows=rows)
-        add("merged", _bytes(run.merged), merged_score, gate["figures"]["mean_kl"], gate["verdict"])
-        for file in exported:
-            path = Path(file["path"])
-            kl, verdict = _proven(proof, path.name)
-            add(file["quant"], file["bytes"], score_gguf(path, tokenizer_of=run.merged, rows=rows), kl, verdict)
+    base = chain.base_of(run)
+    found = {one["name"]: one for one in chain_evaluate.evaluate_run(console, run)["models"]}
+    gate = merged["gate"]
+    stages = [
+        _row("base", _bytes(base), found["base"], None, None),
+        _row("adapter", _bytes(run.adapter), _adapter(console, run, base), None, trained["verdict"]),
+        _row("merged", _bytes(run.merged), found["tuned"], gate["figures"]["mean_kl"], gate["verdict"]),
+    ]
+    for file in exported:
+        name = Path(file["path"]).name
+        stages.append(_row(file["quant"], file["bytes"], found[name], *_proven(proof, name)))
     return stages
 
 
-def _row(stage: str, size: int, score: Score, kl: float | None, verdict: str | None) -> dict[str, Any]:
+def _adapter(console: Console, run: RunDir, base: Path) -> dict[str, Any]:
+    """Figures of the base with the adapter on top, which `evaluate` leaves out once the two are merged."""
+    rows = spread(read_rows(run.held_out), chain_evaluate.ROWS)
+    asked = questions(rows, loss_on="assistant", room=ROOM, context=None)
+    how: dict[str, Any] = {"tokenizer": load_tokenizer(base), "scoring": Scoring(), "backend": "transformers"}
+    with console.progress("asking the adapter") as progress:
+        return figures(measure(Model("adapter", base, run.adapter), asked, **how, progress=progress), asked)
+
+
+def _row(stage: str, size: int, found: dict[str, Any], kl: float | None, verdict: str | None) -> dict[str, Any]:
     return {
         "stage": stage,
         "bytes": size,
-        "exact_match": round(score.exact_match, 4),
-        "rows": score.rows,
+        "exact_match": round(found["exact_match"], 4),
+        "rows": found["asked_rows"],
         "mean_kl": kl,
-        "tokens_per_second": round(score.tokens_per_second, 1) if score.tokens_per_second else None,
+        "tokens_per_second": found["tokens_per_second"],
         "verdict": verdict,
     }
 

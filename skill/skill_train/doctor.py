@@ -43,7 +43,9 @@ def doctor(console: Console, *, self_test: bool) -> Result:
         data["self_test"], error = _self_test(console)
         data["verdict"] = "fail" if error else data["verdict"]
     data["checks"] = [_short(check) for check in done]
-    fixes = [check.fix for check in sorted(done, key=lambda check: check.verdict) if check.fix]
+    fixes = [
+        check.fix for check in sorted(done, key=lambda check: check.verdict) if check.fix.startswith("skill-train ")
+    ]
     return Result(
         data,
         human=lambda rich: tables.draw_doctor(rich, data),
@@ -75,7 +77,7 @@ def _checks(found: dict[str, list[Package]]) -> tuple[list[Check], Account]:
         done.append(checks.converter(toolchain.find, gguf_ready=_has(found, "gguf", "llama-cpp-python")))
         if not _has(found, "gguf", "llama-cpp-python"):
             done.append(checks.compiler(probe.has, probe.system))
-        done.append(checks.agents(Path.home(), Path.cwd(), resources.skill()))
+        done.append(checks.agents(Path.home(), Path.cwd()))
         account = asked.result() if asked else Account("unchecked", why="huggingface_hub is not installed")
         done.append(checks.token(account))
         if torch is not None:
@@ -130,10 +132,15 @@ def _fault(check: Check | None) -> str:
 
 def _no_submit(account: Account) -> str:
     if account.state != "valid":
-        return {"none": "no token", "invalid": "the token is not valid"}.get(account.state, account.why)
+        reasons = {"none": "no token: hf auth login", "invalid": "the Hub does not know the token: hf auth login"}
+        return reasons.get(account.state, account.why)
     if account.can_run_jobs is None:
         return "the Hub does not tell what this token may do"
-    return "" if account.can_run_jobs and account.can_write else "the token cannot write and run jobs"
+    if account.may("job.write", account.name) and account.may("repo.write", account.name):
+        return ""
+    if account.can_run_jobs and account.can_write:
+        return f"the token may not run jobs and write as {account.name}; --namespace for an organisation where it may"
+    return "the token cannot write and run jobs"
 
 
 def _broken(done: list[Check]) -> SkillTrainError | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -179,20 +178,19 @@ def cache(folder: Path) -> Check:
         return Check("cache", "fail", found, "a folder that can be written", "the converter is kept there", fix)
 
 
-def agents(home: Path, here: Path, skill: Path | None) -> Check:
-    """Folders where coding agents look for skills, and whether this one is among them. `skill` is a source of it."""
+def agents(home: Path, here: Path) -> Check:
+    """Folders where coding agents look for skills, and whether this one is among them."""
     claude = Path(os.environ.get("CLAUDE_CONFIG_DIR") or home / ".claude")
-    roots = [claude, home / ".agents", here / ".claude", here / ".agents"]
-    folders = list(dict.fromkeys(root / "skills" for root in roots if root.is_dir()))
+    near = [here / ".claude", here / ".agents"]
+    folders = [root / "skills" for root in dict.fromkeys([claude, home / ".agents", *near]) if root.is_dir()]
     expected = "this skill in a folder where coding agents look"
     if not folders:
         return Check("agents", "ok", "none", expected, "no folder of a coding agent is here")
     named = "; ".join(f"{folder}: {_skills_in(folder)}" for folder in folders)
     if any((folder / "skill-train" / "SKILL.md").is_file() for folder in folders):
         return Check("agents", "ok", named, expected)
-    target = folders[0] / "skill-train"
-    quoted = [shlex.quote(str(path)) for path in (folders[0], skill, target)]
-    fix = f"mkdir -p {quoted[0]} && ln -s {quoted[1]} {quoted[2]}" if skill is not None else ""
+    beside = any(root.is_dir() for root in near)
+    fix = "skill-train skills install" if beside else "skill-train skills install --scope global"
     return Check("agents", "warn", named, expected, "the agents here do not know this skill", fix)
 
 

@@ -2,8 +2,8 @@
 
 What autograd keeps was read off this project's own training program with `torch.autograd.graph.saved_tensors_hooks`
 (torch 2.13, transformers 5.23, peft 0.21, 2026-11-21): with the base frozen, a linear layer keeps nothing, an adapter
-keeps its input, and the norms, the attention and the activation function keep theirs. bench/estimates holds the result
-against measured peaks.
+keeps its input, and the norms, the attention and the activation function keep theirs. Where every weight trains, each
+linear layer and each norm keeps what its gradient needs too. bench/estimates holds the result against measured peaks.
 """
 
 from __future__ import annotations
@@ -55,6 +55,9 @@ class MicroStep:
         trained_share: share of the tokens that the loss counts.
         shards: processes that the weights are divided among (FSDP); 1 when each holds all.
         offload: sharded weights and optimizer states wait in host memory.
+        full: every weight trains, in float32 with autocast in `dtype`; with `pure_bf16` all of it in bfloat16.
+        fused: the optimizer is one kernel without temporaries.
+        accumulates: gradients of earlier micro-steps are there already.
     """
 
     device: str
@@ -69,24 +72,31 @@ class MicroStep:
     trained_share: float = 1.0
     shards: int = 1
     offload: bool = False
+    full: bool = False
+    pure_bf16: bool = False
+    fused: bool = True
+    accumulates: bool = True
 
     @property
     def tokens(self) -> int:
         return self.rows * self.length
 
+    @property
+    def mixed(self) -> bool:
+        """float32 weights, of which autocast makes 16-bit copies to compute with."""
+        return self.full and not self.pure_bf16 and self.dtype != "float32"
+
 
 def training_memory(model: ModelFacts, step: MicroStep) -> list[Part] | None:
-    """The parts of the peak of a LoRA training step on one device; None when the model's shape is unknown."""
+    """The parts of the peak of a training step on one device; None when the model's shape is unknown."""
     if not (model.parameters and model.layers and model.hidden_size and model.vocab_size):
         return None
-    parts = [
-        _weights(model, step, model.parameters),
-        _adapter(model, step),
-        _activations(model, step),
-        _attention_scores(model, step),
-        _logits(model, step),
-    ]
-    parts = [part for part in parts if part.high > 0]
+    moving = [_activations(model, step), _attention_scores(model, step), _logits(model, step)]
+    if step.full:
+        fixed = _trained_weights(model, step, model.parameters, total(moving, ""))
+    else:
+        fixed = [_weights(model, step, model.parameters), _adapter(model, step)]
+    parts = [part for part in (*fixed, *moving) if part.high > 0]
     return [*parts, _fragmentation(model, step, parts), framework(step.device)]
 
 
@@ -112,10 +122,63 @@ def _weights(model: ModelFacts, step: MicroStep, parameters: int) -> Part:
     return Part("weights", held + gathered, held + 2 * gathered, f"{because}, sharded over {step.shards} processes")
 
 
+def _trained_weights(model: ModelFacts, step: MicroStep, parameters: int, moving: Range) -> list[Part]:
+    """Full fine-tuning: weights, gradients and AdamW's two moments of every parameter, 4 bytes each, or 2 with
+    `pure_bf16` (Rajbhandari et al. 2020, ZeRO, section 3.1), divided among the shards, and what is computed with.
+
+    Args:
+        moving: what the passes need. What comes when it is gone counts as far as it is larger: AdamW's temporaries, and
+            gradients that no earlier micro-step has left.
+    """
+    each = 2 if step.pure_bf16 else 4
+    held = 0.0 if step.offload else parameters * each / step.shards
+    count = f"{parameters / 1e9:.3f}B parameters x {each} bytes" + f" / {step.shards} shards" * (step.shards > 1)
+    head = (model.vocab_size or 0) * (model.hidden_size or 0)
+    # Not fused, AdamW makes one more of every weight on CUDA (torch's foreach kernels), two of one weight elsewhere.
+    temporary = 0.0 if step.fused else held if step.device == "cuda" else 2.0 * head * each
+    # The head's gradient is made whole, in float32, before it is added; a tied embedding makes a second one.
+    whole = 4 * head
+    late = max(temporary, whole * (1 if model.tied_embeddings is False else 2))
+    grown = 0.0 if step.accumulates else held
+    low, high = max(whole, late + grown - moving.high), max(whole, late + grown - moving.low)
+    if step.device == "cpu":  # glibc keeps what the passes gave back, and such large ones get pages of their own
+        high = max(high, late)
+    stays = held - grown
+    return [
+        Part("weights", held, held, f"{count}, trained"),
+        _computed_with(model, step, parameters),
+        Part("gradients", stays + low, stays + high, f"{count}, and the head's once more"),
+        Part("optimizer", 2 * held, 2 * held, f"{count} x 2: AdamW's moments"),
+    ]
+
+
+def _computed_with(model: ModelFacts, step: MicroStep, parameters: int) -> Part:
+    """What is computed with, where it is not the trained weights: autocast's copies of all linear layers, or the layers
+    that FSDP has gathered, the next one and the embedding among them."""
+    head = (model.vocab_size or 0) * (model.hidden_size or 0)
+    embeddings = model.embedding_parameters if model.embedding_parameters is not None else head
+    size = BYTES[step.dtype]
+    if step.shards > 1:
+        layer = size * (parameters - embeddings) / (model.layers or 1)
+        return Part("gathered", 2 * layer, 4 * layer + size * embeddings, "the layer in work, the next, and their ends")
+    if not step.mixed:
+        return Part("copies", 0, 0, "the weights are computed with as they are")
+    tile = 0 if step.device == "cuda" else head * size  # TRL's head casts a tile at a time on CUDA
+    copies = size * (parameters - embeddings) + tile
+    return Part("copies", copies, copies, f"autocast's copies of the linear layers in {step.dtype}")
+
+
 def adapter_parameters(model: ModelFacts, target_modules: Iterable[str], lora_r: int) -> int:
     """Parameters of the adapter: r x (inputs + outputs) for each target of each layer (Hu et al. 2021, LoRA)."""
     widths = sum(sum(_module_widths(model, target)) for target in target_modules)
     return lora_r * widths * (model.layers or 0)
+
+
+def trained_bytes(model: ModelFacts, step: MicroStep) -> float:
+    """What is trained, as it is saved: the adapter in float32, or every weight."""
+    if step.full:
+        return float((model.parameters or 0) * (2 if step.pure_bf16 else 4))
+    return 4.0 * adapter_parameters(model, step.target_modules, step.lora_r)
 
 
 def _module_widths(model: ModelFacts, name: str) -> tuple[int, int]:
@@ -161,6 +224,7 @@ def _activations(model: ModelFacts, step: MicroStep) -> Part:
     """What the forward pass keeps for the backward pass, all layers; with checkpointing every layer's input and one
     layer whole (Chen et al. 2016; Korthikanti et al. 2022, table 2, for the same sum with every weight trained)."""
     layers, size = model.layers or 0, BYTES[step.dtype]
+    stream = 4 if step.mixed else size  # between layers: float32 weights make it so
     h, _, _, f = _widths(model)
     layer = step.tokens * layer_bytes_per_token(model, step)
     backward = step.tokens * size * (2 * f + 4 * h)  # gradients in flight through one layer
@@ -168,7 +232,7 @@ def _activations(model: ModelFacts, step: MicroStep) -> Part:
     if not step.checkpointing:
         because = f"{layers} layers x {layer / 1e6:.1f} MB for {step.rows} x {step.length} tokens"
         return Part("activations", layers * layer + ends, layers * layer + ends + backward, because)
-    kept = layers * step.tokens * h * size
+    kept = layers * step.tokens * h * stream
     because = f"inputs of {layers} layers ({kept / 1e6:.0f} MB) and one layer recomputed ({layer / 1e6:.0f} MB)"
     return Part("activations", kept + layer + ends, kept + layer + ends + 2 * backward, because)
 
@@ -177,11 +241,19 @@ def layer_bytes_per_token(model: ModelFacts, step: MicroStep) -> float:
     """Bytes that one layer keeps for one token, without attention scores."""
     h, q, kv, f = _widths(model)
     size = BYTES[step.dtype]
-    norms = 4 * (2 * h * (2 if model.model_type.startswith("gemma") and model.model_type != "gemma" else 1))
-    if model.model_type.startswith(("qwen3", "gemma3")):
-        norms += 4 * (q + kv)  # each head's queries and keys are normalized too
+    gemma = model.model_type.startswith("gemma") and model.model_type != "gemma"
+    normed = 2 * h * (2 if gemma else 1)
+    # Some normalize each head's queries and keys too.
+    heads_normed = q + kv if model.model_type.startswith(("qwen3", "gemma3")) else 0
     attention = size * (2 * q + 2 * kv) + 4 * (model.heads or 0)
-    return norms + attention + size * 3 * f + _adapter_inputs(model, step)
+    kept = 4 * (normed + heads_normed) + attention + size * 3 * f
+    if not step.full:
+        return kept + _adapter_inputs(model, step)
+    # A norm that trains keeps its result before the weight, in the type of what it normalizes; gemma's in float32. The
+    # linear layers keep their inputs: one for all that read it, or with autocast a copy each.
+    stream = 4 if step.mixed else size
+    before_weight = 4 * (normed + heads_normed) if gemma else stream * normed + size * heads_normed
+    return kept + before_weight + size * ((5 if step.mixed else 2) * h + f)
 
 
 def _adapter_inputs(model: ModelFacts, step: MicroStep) -> float:

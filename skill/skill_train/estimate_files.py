@@ -100,15 +100,15 @@ def convert_bytes(model: ModelFacts) -> Range | None:
     return Range(0.3e9 + 4 * largest, 0.8e9 + 12 * largest, "llama.cpp's converter, one tensor at a time")
 
 
-def disk_bytes(model: ModelFacts, quants: tuple[str, ...], adapter_bytes: float) -> Range | None:
-    """Disk for a whole run: merged model, one unquantized GGUF, the quantized files, and three copies of the adapter
-    with its optimizer state in checkpoints."""
+def disk_bytes(model: ModelFacts, quants: tuple[str, ...], trained_bytes: float) -> Range | None:
+    """Disk for a whole run: the merged model, one unquantized GGUF, the quantized files, and what is trained with its
+    optimizer state, three times its size, in three checkpoints (two that are kept, and one that is being written)."""
     sizes = [file_bytes(model, quant) for quant in quants]
     if not model.parameters or None in sizes:
         return None
-    stored = model.weight_bytes or 2 * model.parameters
+    stored = max(model.weight_bytes or 2 * model.parameters, trained_bytes)
     known = [size for size in sizes if size is not None]
-    fixed = stored + 2 * model.parameters + 9 * adapter_bytes
+    fixed = stored + 2 * model.parameters + 9 * trained_bytes
     return Range(
         fixed + sum(s.low for s in known), fixed + sum(s.high for s in known), "merged, f16 and quantized files"
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from skill_train.candidates import QUANTS, Candidate
-from skill_train.estimate import Part, Range, adapter_parameters, total
+from skill_train.estimate import Part, Range, adapter_parameters, total, trained_bytes
 from skill_train.estimate_files import (
     convert_bytes,
     disk_bytes,
@@ -30,7 +30,7 @@ def estimates(
         context: tokens of the cache of keys and values.
     """
     step = taken.fit.step
-    adapter = adapter_parameters(model, step.target_modules, step.lora_r)
+    adapter = 0 if step.full else adapter_parameters(model, step.target_modules, step.lora_r)
     return {
         "memory_bytes": _range(taken.fit.memory, "the model's shape is unknown"),
         "memory_parts": _parts(taken.fit.parts),
@@ -39,10 +39,10 @@ def estimates(
         "seconds_parts": _parts(taken.time),
         "cost_usd": _dollars(taken),
         "adapter_parameters": adapter or None,
-        "merge_bytes": _range(merge_bytes(model), "unknown"),
+        "merge_bytes": _range(*((None, "nothing to merge") if step.full else (merge_bytes(model), "unknown"))),
         "convert_bytes": _range(convert_bytes(model), "unknown"),
         "verify_bytes": _range(verify_bytes(model), "unknown"),
-        "disk_bytes": _range(disk_bytes(model, QUANTS, 4.0 * adapter), "unknown"),
+        "disk_bytes": _range(disk_bytes(model, QUANTS, trained_bytes(model, step)), "unknown"),
         "files": [_file(model, machine, quant, context) for quant in ("f16", *QUANTS)],
         "flavors": _offers(cloud),
     }

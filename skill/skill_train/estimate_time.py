@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from skill_train.devices import cpu_flops, device_speed
-from skill_train.estimate import MicroStep, Part, Range, adapter_parameters
+from skill_train.estimate import BYTES, LOGITS_AT_ONCE, MicroStep, Part, Range, adapter_parameters
 from skill_train.facts import Calibration, MachineFacts, ModelFacts
 
 # Share of the peak (half precision, float32 accumulation) that LoRA training with plain Hugging Face code reaches on an
@@ -25,10 +25,17 @@ _FOUR_BIT_SECONDS = 0.010
 # MPS: 0.41 to 0.44 of the float32 peak for 8B with long rows, 0.14 with rows of 84 tokens (MLX on an M1 Max,
 # mlx-train-perf 0.9.1); about 0.5 for 8B on an M4 Pro (PyTorch, unslothai/unsloth PR 1289).
 _MPS_REACHED = (0.15, 0.45)
-# CPU: measured in bench/estimates on 2 cores of an AMD EPYC with AVX-512, from Gemma 3 at 128 tokens to SmolLM2 at
-# 2048; and in bfloat16, where the processor multiplies it, so many times as fast.
-_CPU_REACHED = (0.11, 0.60)
+# CPU, beside reading the weights: measured in bench/estimates on 2 cores of an AMD EPYC with AVX-512, 0.13 to 0.46,
+# from Gemma 3 at 128 tokens to Qwen2.5 0.5B at 1024; and in bfloat16, where the processor multiplies it, so many times
+# as fast. The upper end leaves room for better cores.
+_CPU_REACHED = (0.13, 0.60)
 _CPU_HALF = 3.0
+# Bytes of weights that a core reads in a second while it multiplies few rows with them: a float32 matrix of 0.67 GB by
+# 15 rows, 5.5 GB/s, and the other way round 7.4, on the same 2 cores, 2026-11-21 (by one row: 15 and 22).
+_CPU_READS = 4e9
+# Reads and writes of each weight by clipping (norm, mul: 3) and by torch 2.13's AdamW: fused 4 and 3, else 18
+# (_multi_tensor_adamw: lerp, mul, addcmul, sqrt, div, add, addcdiv).
+_OPTIMIZER_PASSES = {True: 10, False: 21}
 _BF16_FEATURES = {"avx512_bf16", "amx_bf16", "bf16"}
 _SPREAD = 1.6  # an uncalibrated time is this many times faster or slower; published runs differ by that
 _CALIBRATED = {True: 1.25, False: 1.6}  # by whether the measured run had the same model shape
@@ -58,9 +65,10 @@ def micro_step_flops(model: ModelFacts, step: MicroStep) -> float | None:
     """Floating point operations of one micro-step, a multiply-add counted twice; None for an unknown shape.
 
     Forward 2 x parameters x tokens (Kaplan et al. 2020, section 2.1). Backward the same again for the gradients of the
-    inputs; those of frozen weights are not made (Hu et al. 2021). Recomputation once more. Attention: 2 matmuls over
-    the causal half, 2.5 times that backward (Dao 2023, FlashAttention-2, section 4.1). The output head sees trained
-    tokens.
+    inputs; those of frozen weights are not made (Hu et al. 2021), and where all weights train they are as much again.
+    Recomputation once more. Attention: 2 matmuls over the causal half, 2.5 times that backward (Dao 2023,
+    FlashAttention-2, section 4.1). The output head sees trained tokens: forward, backward, and again where TRL (on
+    CUDA) or a head that trains makes its logits twice.
     """
     active = model.active_parameters or model.parameters
     if not (active and model.layers and model.hidden_size and model.vocab_size):
@@ -68,14 +76,41 @@ def micro_step_flops(model: ModelFacts, step: MicroStep) -> float | None:
     head = model.vocab_size * model.hidden_size
     embeddings = model.embedding_parameters if model.embedding_parameters is not None else head
     body = max(active - embeddings, 0)
-    passes = 3 if step.checkpointing else 2  # forward, backward, and forward again
-    linear = 2 * body * step.tokens * passes
-    adapter = 2 * adapter_parameters(model, step.target_modules, step.lora_r) * step.tokens * (passes + 1)
+    forward = 2 if step.checkpointing else 1
+    linear = 2 * body * step.tokens * (forward + 1 + step.full)
+    adapter = 2 * adapter_parameters(model, step.target_modules, step.lora_r) * step.tokens * (forward + 2)
     queries = (model.heads or 1) * (model.head_dim or model.hidden_size // (model.heads or 1))
     seen = min(step.length, model.sliding_window or step.length)
-    attention = 2 * queries * seen * step.tokens * model.layers * (passes - 1 + 2.5)
+    attention = 2 * queries * seen * step.tokens * model.layers * (forward + 2.5)
     trained = step.tokens * step.trained_share
-    return linear + adapter + attention + 2 * head * trained * (3 if step.device == "cuda" else 2)
+    head_passes = 4 if step.full else 3 if step.device == "cuda" else 2
+    return linear + adapter * (not step.full) + attention + 2 * head * trained * head_passes
+
+
+def reading_seconds(model: ModelFacts, step: MicroStep, machine: MachineFacts) -> float:
+    """Seconds of a micro-step for reading weights, which short rows on a processor do not hide behind arithmetic: those
+    of the layers once a pass, those of the output head twice for each few megabytes of logits. None on a GPU, where
+    `_FLOOR` and the reached share carry it.
+    """
+    if step.device != "cpu":
+        return 0.0
+    head = (model.vocab_size or 0) * (model.hidden_size or 0)
+    embeddings = model.embedding_parameters if model.embedding_parameters is not None else head
+    body = max((model.active_parameters or model.parameters or 0) - embeddings, 0)
+    passes = (2 if step.checkpointing else 1) + 1 + step.full
+    chunks = math.ceil(step.tokens * step.trained_share / max(1, LOGITS_AT_ONCE // (model.vocab_size or 1)))
+    read = body * passes + head * chunks * (4 if step.full else 2)
+    return read * BYTES[step.dtype] / (_CPU_READS * machine.cores)
+
+
+def optimizer_seconds(model: ModelFacts, step: MicroStep, machine: MachineFacts) -> float:
+    """Seconds of AdamW for every weight, bound by memory; of an adapter's few weights they are left out."""
+    device = device_speed(machine)
+    bandwidth = _CPU_READS * machine.cores if step.device == "cpu" else device and device.gigabytes_per_second * 1e9
+    if not step.full or not bandwidth:
+        return 0.0
+    each = 2 if step.pure_bf16 else 4
+    return (model.parameters or 0) / step.shards * each * _OPTIMIZER_PASSES[step.fused] / bandwidth
 
 
 def micro_step_seconds(
@@ -85,9 +120,10 @@ def micro_step_seconds(
     flops = micro_step_flops(model, step)
     if flops is None:
         return None
+    reading = reading_seconds(model, step, machine)
     if calibration is not None:
         spread = _CALIBRATED[calibration.same_shape]
-        seconds = flops / calibration.flops_per_second
+        seconds = flops / calibration.flops_per_second + reading
         return Range(seconds / spread, seconds * spread, f"measured: {calibration.basis}")
     if step.device == "cuda":
         return _on_cuda(model, step, machine, flops)
@@ -105,7 +141,7 @@ def micro_step_seconds(
         peak_cpu *= _CPU_HALF
     low, high = _CPU_REACHED
     basis = f"{machine.cores} cores, {peak_cpu / 1e9:.0f} GFLOPS x {low:.0%} to {high:.0%}"
-    return Range(flops / (peak_cpu * high), flops / (peak_cpu * low), basis)
+    return Range(flops / (peak_cpu * high) + reading, flops / (peak_cpu * low) + reading, basis)
 
 
 def _on_cuda(model: ModelFacts, step: MicroStep, machine: MachineFacts, flops: float) -> Range | None:
@@ -146,10 +182,11 @@ def training_seconds(
     if short is None or long is None:
         return None
     micro_steps = schedule.steps * schedule.accumulation
+    optimizer = schedule.steps * optimizer_seconds(model, step, machine)
     steps = Part(
         "training",
-        short.low * micro_steps,
-        long.high * micro_steps,
+        short.low * micro_steps + optimizer,
+        long.high * micro_steps + optimizer,
         f"{schedule.steps} steps x {schedule.accumulation} micro-steps; {long.basis}",
     )
     start = Part("start", *schedule.start_seconds, "image, installation and scheduling")

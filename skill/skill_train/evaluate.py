@@ -1,76 +1,239 @@
-"""Exact match on a held-out split: greedy answers of a model, or of a GGUF file, against the answers of the data."""
+"""Measures models on rows that never trained: loss and perplexity on the answers, and the answers themselves.
+
+Every model gets the same token ids, so their figures can be paired row by row. It measures and does not judge: a bad
+score is an answer, not an error.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from skill_train import native
-from skill_train.reference import load_tokenizer, reference_model
+from skill_train import run_dir
+from skill_train.console import Bar
+from skill_train.errors import UsageError
+from skill_train.evaluate_ask import Model, Question, Replies, backend_of
+from skill_train.evaluate_figures import Measured, differences, figures
+from skill_train.evaluate_score import Answer, Scoring, exact, scores
+from skill_train.reference import context_length, load_tokenizer
 
+Warn = Callable[[str, str], None]
+FEW_ROWS = 30  # below this many the interval itself is too narrow (Hesterberg 2015, arXiv:1411.5279)
+ROOM = 8  # tokens that an answer may be longer than the expected one
 _IGNORED = -100
+_LONGEST_TEXT = 1000  # characters of a text that the record keeps
+_VERSIONS = ("transformers", "torch", "peft", "llama-cpp-python", "vllm")
 
 
-@dataclass(frozen=True)
-class Score:
-    """Share of rows answered to the letter, 0 to 1, on `rows` rows, and the speed of generation, one row at a time."""
+def evaluate(
+    *,
+    models: list[Model],
+    rows: list[dict[str, Any]],
+    loss_on: str,
+    most_rows: int,
+    tokenizer_of: Path,
+    scoring: Scoring,
+    backend: str,
+    record: Path,
+    progress: Bar,
+    warn: Warn,
+) -> dict[str, Any]:
+    """The measurement, as written to `record`: `models`, `differences`, `answers`, versions and digests.
 
-    exact_match: float
-    rows: int
-    tokens_per_second: float | None
+    Args:
+        models: the base first when there is one, then the tuned model, then files made of it; names differ.
+        rows: of `held_out.jsonl`.
+        loss_on: of the recipe; with `all` no answer stands apart, so none is asked for.
+        most_rows: how many rows to take, evenly over the file.
+        tokenizer_of: folder whose tokenizer turns ids into text.
+        backend: for folders: auto, transformers or vllm.
+
+    A record of the same inputs, options and versions is returned as it is, with `reused`; any other is replaced.
+
+    Raises:
+        UsageError: the user's scorer is wrong, or vllm was asked for without CUDA.
+        NotInstalled: a library is missing.
+        VerificationFailed: llama.cpp refuses a file.
+    """
+    started = time.monotonic()
+    rows = spread(rows, most_rows)
+    asked = questions(rows, loss_on=loss_on, room=_room(scoring), context=_context(tokenizer_of))
+    _warn(asked, loss_on, warn)
+    fixed = _fixed(models, rows, scoring, backend)
+    earlier = _earlier(record, fixed)
+    if earlier is not None:
+        return earlier | {"reused": True}
+    tokenizer = load_tokenizer(tokenizer_of)
+    _try_scorer(scoring, asked, tokenizer)
+    how: dict[str, Any] = {"tokenizer": tokenizer, "scoring": scoring, "backend": backend}
+    measured = [measure(model, asked, **how, progress=_part(progress, n, models)) for n, model in enumerate(models)]
+    return run_dir.write_record(
+        record,
+        **fixed,
+        outputs={},
+        rows=len(rows),
+        asked=sum(bool(question.prompt) for question in asked),
+        answer_tokens=sum(len(question.trained) for question in asked),
+        score=None if scoring.name == "exact" else scoring.name,
+        models=[figures(one, asked) for one in measured],
+        differences=differences(measured, asked),
+        answers=_answers(rows, asked, measured, tokenizer),
+        seconds=round(time.monotonic() - started, 2),
+        peak_memory_bytes=run_dir.peak_memory_bytes(),
+        peak_memory_children_bytes=run_dir.peak_memory_bytes(children=True),
+    )
 
 
-def score_model(folder: Path, *, adapter: Path | None, rows: list[dict[str, Any]]) -> Score:
-    """Scores a model folder, with an adapter on top when one is given, through transformers in fp32 on the CPU."""
-    import torch
-
-    tokenizer = load_tokenizer(folder)
-    answers, made, seconds = [], 0, 0.0
-    with reference_model(folder, adapter) as model:
-        for row in rows:
-            prompt, wanted = _split(row)
-            ids, started = torch.tensor([prompt]), time.monotonic()
-            out = model.generate(
-                input_ids=ids,
-                attention_mask=torch.ones_like(ids),
-                max_new_tokens=_most(wanted),
-                do_sample=False,
-                pad_token_id=tokenizer.eos_token_id,
-            )
-            answers.append(out[0, len(prompt) :].tolist())
-            seconds += time.monotonic() - started
-            made += len(answers[-1])
-    return _score(tokenizer, rows, answers, made / seconds if seconds else None)
+def measure(
+    model: Model, asked: list[Question], *, tokenizer: Any, scoring: Scoring, backend: str, progress: Bar
+) -> Measured:
+    """One model's replies, and what each answer is worth."""
+    ask, why = backend_of(model, backend)
+    replies = ask(model, asked, lambda share: progress(share, 1, model.name))
+    texts = _texts(asked, replies, tokenizer)
+    own = scores(scoring, texts) if scoring.name != "exact" and texts else []
+    return Measured(model, why, replies, [exact(one) for one in texts], own, [one.answer for one in texts])
 
 
-def score_gguf(file: Path, *, tokenizer_of: Path, rows: list[dict[str, Any]]) -> Score:
-    """Scores a GGUF file through llama.cpp in a child process; `tokenizer_of` only turns ids into text."""
-    prompts: list[dict[str, Any]] = [{"ids": prompt, "most": _most(wanted)} for prompt, wanted in map(_split, rows)]
-    longest = max(len(prompt["ids"]) + prompt["most"] for prompt in prompts)
-    job: dict[str, Any] = {"gguf": str(file), "context_tokens": longest, "threads": 0, "vocabulary": None}
-    job |= {"plain": [], "special": [], "sequences": [], "tuned": None, "base": None, "base_rows": 0}
-    result = native.run_worker("skill_train.inference_worker", job | {"prompts": prompts})
-    speed = sum(map(len, result["answers"])) / result["answer_seconds"] if result["answer_seconds"] else None
-    return _score(load_tokenizer(tokenizer_of), rows, result["answers"], speed)
+def questions(rows: list[dict[str, Any]], *, loss_on: str, room: int, context: int | None) -> list[Question]:
+    """Rows as questions. A row of plain text, or one that was cut, has a loss and no answer to ask for.
+
+    Args:
+        room: tokens that an answer may be longer than the row's own: running on is an answer, and a wrong one.
+        context: most tokens that the model takes; None when unknown.
+    """
+    return [_question(row, loss_on, room, context) for row in rows]
 
 
-def _split(row: dict[str, Any]) -> tuple[list[int], list[int]]:
-    """The prompt's ids and the answer's, of the first trained span."""
-    labels = row["labels"]
-    first = next(i for i, label in enumerate(labels) if label != _IGNORED)
-    last = next((i for i in range(first, len(labels)) if labels[i] == _IGNORED), len(labels))
-    return row["input_ids"][:first], row["input_ids"][first:last]
+def spread(rows: list[dict[str, Any]], most: int) -> list[dict[str, Any]]:
+    """At most `most` rows, evenly over the list: the first ones may all be of one kind."""
+    return rows if len(rows) <= most else [rows[i * len(rows) // most] for i in range(most)]
 
 
-def _most(wanted: list[int]) -> int:
-    return len(wanted) + 8  # room to run on, which is an answer of its own and a wrong one
+def _question(row: dict[str, Any], loss_on: str, room: int, context: int | None) -> Question:
+    ids, labels = row["input_ids"], row["labels"]
+    trained = [at for at, label in enumerate(labels) if label != _IGNORED and at > 0]
+    if row["kind"] == "text" or loss_on == "all" or row["truncated"]:
+        return Question(ids, trained, [], [], 0)
+    end = trained[-1] + 1
+    start = next((at + 1 for at in range(end - 1, -1, -1) if labels[at] == _IGNORED), 0)
+    most = end - start + room
+    if context is not None:
+        most = min(most, context - start)
+    return Question(ids, trained, ids[:start], ids[start:end], most)
 
 
-def _score(tokenizer: Any, rows: list[dict[str, Any]], answers: list[list[int]], speed: float | None) -> Score:
+def _room(scoring: Scoring) -> int:
+    """To the letter, a few tokens more are as wrong as many; another score may find what it wants further on."""
+    return ROOM if scoring.name == "exact" else 8 * ROOM
+
+
+def _context(folder: Path) -> int | None:
+    return context_length(json.loads((folder / "config.json").read_text(encoding="utf-8")))
+
+
+def _texts(asked: list[Question], replies: Replies, tokenizer: Any) -> list[Answer]:
+    """Of the rows that ask; empty when the model was not measured."""
+
     def text(ids: list[int]) -> str:
         return str(tokenizer.decode(ids, skip_special_tokens=True)).strip()
 
-    right = sum(text(answer) == text(_split(row)[1]) for row, answer in zip(rows, answers, strict=True))
-    return Score(exact_match=right / len(rows), rows=len(rows), tokens_per_second=speed)
+    return [
+        Answer(str(tokenizer.decode(question.prompt)), text(ids), text(question.wanted))
+        for question, ids in zip(asked, replies.answers, strict=bool(replies.answers))
+        if question.prompt
+    ]
+
+
+def _try_scorer(scoring: Scoring, asked: list[Question], tokenizer: Any) -> None:
+    """The user's file is tried on one right answer before minutes are spent on the models."""
+    first = next((question for question in asked if question.prompt), None)
+    if scoring.scorer is not None and first is not None:
+        scores(scoring, _texts([first], Replies("", "", [], [first.wanted], None), tokenizer))
+
+
+def _warn(asked: list[Question], loss_on: str, warn: Warn) -> None:
+    able = sum(bool(question.prompt) for question in asked)
+    if not able:
+        why = "the recipe trains on whole texts" if loss_on == "all" else "every held-out row is a text, or was cut"
+        warn("no_questions", f"{why}, so no answers are compared: loss and perplexity only")
+    elif able < len(asked):
+        warn(
+            "not_asked", f"{len(asked) - able} of {len(asked)} rows are texts or were cut: they count for the loss only"
+        )
+    if len(asked) < FEW_ROWS:
+        warn(
+            "few_rows",
+            f"{len(asked)} rows: below {FEW_ROWS} the intervals are too narrow; trust only large differences",
+        )
+
+
+def _part(progress: Bar, number: int, models: list[Model]) -> Bar:
+    """Progress of one model as a part of all."""
+    return lambda done, total, text: progress(number + done / total, len(models), text)
+
+
+def _answers(
+    rows: list[dict[str, Any]], asked: list[Question], measured: list[Measured], tokenizer: Any
+) -> list[dict[str, Any]]:
+    """Side by side, for every row that asked: the prompt's end, what was expected, and what each model answered."""
+    able = [(row["line"], question) for row, question in zip(rows, asked, strict=True) if question.prompt]
+    return [
+        {
+            "line": line,
+            "prompt": str(tokenizer.decode(question.prompt))[-_LONGEST_TEXT:],
+            "expected": str(tokenizer.decode(question.wanted, skip_special_tokens=True)).strip()[:_LONGEST_TEXT],
+            "answers": {one.model.name: one.texts[place][:_LONGEST_TEXT] for one in measured if one.texts},
+            "exact": {one.model.name: bool(one.exact[place]) for one in measured if one.texts},
+            "scores": {one.model.name: one.scores[place] for one in measured if one.scores},
+        }
+        for place, (line, question) in enumerate(able)
+    ]
+
+
+def _fixed(models: list[Model], rows: list[dict[str, Any]], scoring: Scoring, backend: str) -> dict[str, Any]:
+    """What a measurement is a measurement of."""
+    folders = {model.path: model.name for model in reversed(models)}
+    inputs: dict[str, Any] = {}
+    for model in models:
+        same = folders[model.path]
+        content = _content(model.path) if same == model.name else f"the folder of {same}"
+        inputs[model.name] = {"model": content, "adapter": run_dir.digests(model.adapter) if model.adapter else None}
+    digest = hashlib.sha256(json.dumps(rows, sort_keys=True).encode()).hexdigest()
+    own = run_dir.file_digest(scoring.scorer) if scoring.scorer else None
+    return {
+        "inputs": {"models": inputs, "rows": digest, "scorer": own},
+        "options": {"score": scoring.name, "pattern": scoring.pattern, "backend": backend},
+        "versions": run_dir.versions(*_VERSIONS),
+    }
+
+
+def _content(path: Path) -> dict[str, Any]:
+    return run_dir.file_digest(path) if path.is_file() else run_dir.digests(path)
+
+
+def _earlier(record: Path, fixed: dict[str, Any]) -> dict[str, Any] | None:
+    if not record.is_file():
+        return None
+    earlier: dict[str, Any] = run_dir.read_json(record)
+    return earlier if all(earlier.get(key) == value for key, value in fixed.items()) else None
+
+
+def require_rows(rows: list[dict[str, Any]], run: Path) -> None:
+    """Refuses a run that kept no rows from training.
+
+    Raises:
+        UsageError: there is nothing to measure on.
+    """
+    if not rows:
+        raise UsageError(
+            f"{run} has no held-out rows: every row was trained on, so a score would say nothing about new ones",
+            code="no_held_out",
+            expected="a recipe with held_out_fraction above 0, and 20 rows of data or more",
+            got=f"{run / 'held_out.jsonl'} is missing or empty",
+            hint="set held_out_fraction: 0.1 in the recipe, and train it in a new folder with --run-dir",
+        )

@@ -14,8 +14,10 @@ class Account:
     Attributes:
         state: `valid`, `invalid`, `none` (no token) or `unchecked` (the Hub was not asked, or did not answer).
         name, role: of a valid token; the role is the Hub's word, such as `write` or `fineGrained`.
-        can_write, can_run_jobs: None when that is not known.
-        why: of `unchecked`.
+        can_write, can_run_jobs: anywhere; None when that is not known.
+        why: of `unchecked`; `status` of the Hub's answer, where there was one.
+        orgs: names of the organisations that the owner is in.
+        scopes: of a fine-grained token: `(user, organisation or repository, permissions)`; an empty name is everywhere.
     """
 
     state: str
@@ -24,6 +26,17 @@ class Account:
     can_write: bool | None = None
     can_run_jobs: bool | None = None
     why: str = ""
+    status: int | None = None
+    orgs: tuple[str, ...] = ()
+    scopes: tuple[tuple[str, frozenset[str]], ...] = ()
+
+    def may(self, permission: str, where: str) -> bool | None:
+        """Whether it has a permission (`repo.write`, `job.write`) in a namespace, or in one repository; None when the
+        Hub does not tell."""
+        if self.role != "fineGrained":
+            return self.can_write
+        places = ("", where, where.split("/")[0])
+        return any(permission in permissions for name, permissions in self.scopes if name in places)
 
 
 def account(seconds: float = 4.0) -> Account:
@@ -44,20 +57,40 @@ def account(seconds: float = 4.0) -> Account:
         if answer.status_code == 401:
             return Account("invalid")
         if answer.status_code != 200:
-            return Account("unchecked", why=f"the Hub answered {answer.status_code}")
+            status = answer.status_code
+            return Account("unchecked", why=f"the Hub answered {status}", status=status)
         return _account(answer.json())
     except (HTTPError, OfflineModeIsEnabled, OSError, ValueError) as error:
         return Account("unchecked", why=f"the Hub cannot be reached ({type(error).__name__})")
+
+
+def token() -> str | None:
+    """The token itself, for a program that takes it from its environment by name."""
+    from huggingface_hub import get_token
+
+    found: str | None = get_token()
+    return found
 
 
 def _account(said: dict[str, Any]) -> Account:
     """A `write` token may do all that its owner may; a `fineGrained` one what its permissions say."""
     token = (said.get("auth") or {}).get("accessToken") or {}
     role, name = str(token.get("role") or ""), str(said.get("name") or "")
+    orgs = tuple(str(org.get("name")) for org in said.get("orgs") or ())
     if role == "fineGrained":
-        fine = token.get("fineGrained") or {}
-        may = set(fine.get("global") or ())
-        may |= {permission for scope in fine.get("scoped") or () for permission in scope.get("permissions") or ()}
-        return Account("valid", name, role, "repo.write" in may, "job.write" in may)
+        scopes = tuple(_scopes(token.get("fineGrained") or {}))
+        may = {permission for _, permissions in scopes for permission in permissions}
+        return Account("valid", name, role, "repo.write" in may, "job.write" in may, orgs=orgs, scopes=scopes)
     known = {"write": True, "admin": True, "read": False}.get(role)  # a sign-in by browser (OAuth) has no role
-    return Account("valid", name, role, known, known)
+    return Account("valid", name, role, known, known, orgs=orgs)
+
+
+def _scopes(fine: dict[str, Any]) -> list[tuple[str, frozenset[str]]]:
+    """Their form is the one that trufflehog's analyzer reads (2026). An entity is a user, an organisation or a
+    repository."""
+    found = [("", frozenset(fine.get("global") or ()))]
+    for scope in fine.get("scoped") or ():
+        entity = scope.get("entity") or {}
+        # A scope without a name is of nothing that could be asked for.
+        found.append((str(entity.get("name") or "?"), frozenset(scope.get("permissions") or ())))
+    return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,6 +18,10 @@ Answer = TypeVar("Answer")
 
 REQUEST_SECONDS = 8.0  # to connect, to write, and for each read; huggingface_hub 2.4 sets no limit of its own
 QUESTION_SECONDS = 20.0  # for all requests of one question, also where a server sends a byte now and then
+
+
+class StillAsking(Temporary):
+    """No answer in time, and the question may still be under way: what it asks for may yet happen."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +82,7 @@ def _within(seconds: float, subject: Subject, question: Callable[[], Answer]) ->
     thread.start()
     thread.join(seconds)
     if thread.is_alive():
-        raise _unreachable(subject, f"no answer within {seconds:g} seconds")
+        raise _unreachable(subject, f"no answer within {seconds:g} seconds", StillAsking)
     if "error" in box:
         raise box["error"]
     answer: Answer = box["answer"]
@@ -109,6 +114,8 @@ def translated(error: Exception, subject: Subject) -> Exception:
         error = cause  # a download that found no copy in the cache either
     if isinstance(error, errors.HfHubHTTPError):
         return _of_repository(error, subject) or _of_status(error.response, subject)
+    if isinstance(error, httpx2.ReadTimeout):
+        return _unreachable(subject, _reason(error), StillAsking)
     if isinstance(error, (httpx2.HTTPError, ConnectionError, TimeoutError, errors.LocalEntryNotFoundError)):
         return _unreachable(subject, _reason(cause or error))
     if isinstance(error, OSError):
@@ -138,7 +145,7 @@ def _of_repository(error: BaseException, subject: Subject) -> SkillTrainError | 
             expected=f"access granted to your account on {subject.page}",
             hint=f"ask for access on {subject.page}, then: hf auth login",
         )
-    if isinstance(error, errors.RepositoryNotFoundError):
+    if isinstance(error, (errors.RepositoryNotFoundError, errors.BucketNotFoundError)):
         return UsageError(
             f"there is no {subject.kind} {subject.name} on the Hub, or it is private",
             code=f"unknown_{subject.kind}",
@@ -160,14 +167,16 @@ def _of_status(response: Any, subject: Subject) -> SkillTrainError:
         return AccessError(
             f"the Hub refuses your token, for {subject}", code="bad_token", got=got, hint="hf auth login"
         )
-    if status in (402, 403):
+    if status == 402:
         return AccessError(
-            f"your account has no access to {subject}",
-            code="no_permission",
-            expected="a token with the permission to read it",
-            got=got,
-            hint="hf auth login, with a token that may read it",
+            f"there is no credit left, for {subject}",
+            code="no_credit",
+            expected="a positive balance of pre-paid credits",
+            got=_said(response) or got,
+            hint="add credits on https://huggingface.co/settings/billing, then run the same command again",
         )
+    if status == 403:
+        return _forbidden(subject, _said(response))
     if status == 429:
         wait = str(response.headers.get("Retry-After"))
         pause = f"in {wait} seconds" if wait.isdigit() else "in five minutes"
@@ -177,7 +186,32 @@ def _of_status(response: Any, subject: Subject) -> SkillTrainError:
     if status >= 500:
         again = "try again in a few minutes; https://status.huggingface.co tells whether the Hub is down"
         return Temporary(f"the Hub failed to answer, for {subject}", code="hub_error", got=got, hint=again)
+    got = ": ".join(filter(None, (got, _said(response))))
     return UsageError(f"the Hub refuses the question about {subject}", code="refused", got=got, hint=subject.page)
+
+
+def _forbidden(subject: Subject, said: str) -> AccessError:
+    """With the permission that was missing, where the Hub names it."""
+    missing = re.search(r"missing permissions: ([\w., ]+)", said)
+    right = missing[1].strip(" .") if missing else ""
+    return AccessError(
+        f"your token has no access to {subject}",
+        code="no_permission",
+        expected=f"a token with the permission {right}" if right else "a token with the permission to use it",
+        got=said or "status 403",
+        hint=f"hf auth login, with a token that has {right or 'this permission'} (huggingface.co/settings/tokens)",
+    )
+
+
+def _said(response: Any) -> str:
+    """The server's own words, in one short line."""
+    words = response.headers.get("X-Error-Message") or ""
+    if not words:
+        try:
+            words = response.json().get("error", "")
+        except (ValueError, AttributeError, RuntimeError):  # no JSON, or a stream that was not read
+            words = ""
+    return " ".join(str(words).split())[:200]
 
 
 def _of_disk(error: OSError) -> SkillTrainError:
@@ -198,8 +232,8 @@ def _of_disk(error: OSError) -> SkillTrainError:
     )
 
 
-def _unreachable(subject: Subject, reason: str) -> Temporary:
-    return Temporary(
+def _unreachable(subject: Subject, reason: str, kind: type[Temporary] = Temporary) -> Temporary:
+    return kind(
         f"the Hub cannot be reached, for {subject}",
         code="hub_unreachable",
         expected="a connection to the Hub, or a local copy",

@@ -1,19 +1,20 @@
-"""Child process: everything that `verify` asks of llama.cpp about one GGUF file, in one load.
+"""Child process: everything that `verify` and `evaluate` ask of llama.cpp about one GGUF file, in one load.
 
 Job: {"gguf", "context_tokens", "threads", "vocabulary" (size of the reference's; None without logits),
       "plain": [texts], "special": [texts], "sequences": [{"ids", "first"}], "tuned": FILE, "base": FILE | None,
-      "base_rows", "prompts": [{"ids", "most"}]}
+      "base_rows", "prompts": [{"ids", "most"}], "scored": [{"ids", "trained": [positions]}]}
 Logits of the reference lie in files, float32 [rows, vocabulary]; `first` is a sequence's first row. They are compared
 here, so that full logits never travel.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from pathlib import Path
 from typing import Any
 
-from skill_train.compare import ShareFigures, compare_change, compare_logits, join, summarize, summarize_change
+from skill_train.compare import ShareFigures, compare_change, compare_logits, join, losses, summarize, summarize_change
 from skill_train.llama_api import Llama, loaded
 from skill_train.native import report_progress, worker_main
 
@@ -25,14 +26,35 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
             "plain": [llama.tokenize(text, add_special=False) for text in job["plain"]],
             "special": [llama.tokenize(text, add_special=True) for text in job["special"]],
             **_compare(llama, job),
+            "losses": _losses(llama, job["scored"]),
             **_answers(llama, job["prompts"]),
         }
 
 
 def _answers(llama: Llama, prompts: list[dict[str, Any]]) -> dict[str, Any]:
-    started = time.monotonic()
-    answers = [llama.greedy(prompt["ids"], most=prompt["most"]) for prompt in prompts]
+    started, answers = time.monotonic(), []
+    for number, prompt in enumerate(prompts):
+        report_progress(number, len(prompts), "answering")
+        answers.append(llama.greedy(prompt["ids"], most=prompt["most"]))
     return {"answers": answers, "answer_seconds": time.monotonic() - started}
+
+
+def _losses(llama: Llama, scored: list[dict[str, Any]]) -> list[float | None]:
+    """For each sequence, the sum of -log p in nats over its trained tokens; None when it is not a finite number."""
+    sums = []
+    for number, sequence in enumerate(scored):
+        report_progress(number, len(scored), "losses")
+        sums.append(_loss(llama, sequence["ids"], sequence["trained"]))
+    return sums
+
+
+def _loss(llama: Llama, ids: list[int], trained: list[int]) -> float | None:
+    total, wanted = 0.0, set(trained)
+    for start, logits in llama.logits(ids):
+        # The row at position p foretells the token at p + 1.
+        here = [row for row in range(len(logits)) if start + row + 1 in wanted]
+        total += float(losses(logits[here], [ids[start + row + 1] for row in here]).sum())
+    return total if math.isfinite(total) else None
 
 
 def _compare(llama: Llama, job: dict[str, Any]) -> dict[str, Any]:

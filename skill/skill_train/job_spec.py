@@ -4,16 +4,32 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+IMAGE = "ghcr.io/astral-sh/uv:python3.12-bookworm"  # what run_uv_job of huggingface_hub 2.4 takes
+SECRETS = ("HF_TOKEN",)  # their names
+KEPT = "/data"  # where the client mounts the folder with the program and the plan
+# QLoRA. The newest version on the package index on 2026-11-21; transformers 5.23 wants 0.46.1 or newer. It is not in
+# the program's own header, because it would be installed for every run.
+FOUR_BIT = "bitsandbytes==0.50.2"
+ENVIRONMENT = {"PYTHONUNBUFFERED": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "DO_NOT_TRACK": "1"}
 
 
 @dataclass(frozen=True)
 class Mount:
-    """A folder of a bucket, at a path in the job."""
+    """A folder of a bucket, or a dataset of the Hub, at a path in the job.
+
+    Attributes:
+        bucket: its id, or the dataset's; `kind` says which.
+        revision: a dataset's commit.
+    """
 
     bucket: str
     folder: str
     mount_path: str
     read_only: bool
+    kind: str = "bucket"
+    revision: str | None = None
 
 
 @dataclass(frozen=True)
@@ -41,3 +57,70 @@ class JobSpec:
     name: str
     dependencies: tuple[str, ...] = ()
     mounts: tuple[Mount, ...] = ()
+
+
+def of_run(
+    made: dict[str, Any],
+    *,
+    program: Path,
+    plan: Path,
+    namespace: str,
+    labels: dict[str, str],
+    flavor: str,
+    timeout_seconds: int,
+    data: Mount | None,
+) -> JobSpec:
+    """The job of a run.
+
+    Args:
+        made: the plan; `plan` is its file.
+        labels: of `cloud_record.labels`.
+        data: where its local data was uploaded; None when the data is on the Hub.
+    """
+    where = () if data is None else ("--data", f"{data.mount_path}/{Path(made['recipe']['data']).name}")
+    return JobSpec(
+        namespace=namespace,
+        program=program,
+        plan=plan,
+        arguments=(str(plan), "--job", *where),
+        flavor=flavor,
+        timeout_seconds=timeout_seconds,
+        environment=ENVIRONMENT | {"SKILL_TRAIN_RUN": labels["run"]},
+        labels=labels,
+        name=made["policy"]["hub_model_id"].split("/")[-1],
+        dependencies=(FOUR_BIT,) if made["recipe"]["load_in_4bit"] else (),
+        mounts=() if data is None else (data,),
+    )
+
+
+def command(spec: JobSpec) -> list[str]:
+    """What runs in the job."""
+    files = {str(spec.program): f"{KEPT}/{spec.program.name}", str(spec.plan): f"{KEPT}/{spec.plan.name}"}
+    packages = [word for name in spec.dependencies for word in ("--with", name)]
+    return ["uv", "run", *packages, *(files.get(word, word) for word in (str(spec.program), *spec.arguments))]
+
+
+def as_request(spec: JobSpec, kept: Mount) -> dict[str, Any]:
+    """What the Hub is sent (huggingface_hub 2.4, `_create_job_spec`), with the names of the secrets only.
+
+    Args:
+        kept: the folder of the program and the plan.
+    """
+    return {
+        "namespace": spec.namespace,
+        "dockerImage": IMAGE,
+        "command": command(spec),
+        "arguments": [],
+        "environment": dict(spec.environment),
+        "secrets": list(SECRETS),
+        "flavor": spec.flavor,
+        "timeoutSeconds": spec.timeout_seconds,
+        "labels": spec.labels | {"name": spec.name},
+        "volumes": [_volume(mount) for mount in (*spec.mounts, kept)],
+    }
+
+
+def _volume(mount: Mount) -> dict[str, Any]:
+    about: dict[str, Any] = {"type": mount.kind, "source": mount.bucket, "mountPath": mount.mount_path}
+    optional = {"revision": mount.revision, "path": mount.folder or None}
+    return about | {"readOnly": mount.read_only} | {key: value for key, value in optional.items() if value is not None}

@@ -15,11 +15,10 @@ from typing import Any
 
 from skill_train.errors import AccessError
 from skill_train.hub_client import Subject, ask
-from skill_train.job_spec import JobSpec, Mount
+from skill_train.job_spec import IMAGE, KEPT, SECRETS, JobSpec, Mount, command
 
 LIVE = ("SCHEDULING", "RUNNING", "UPDATING")  # of huggingface_hub 2.4; the others are ends
 START_SECONDS = 300.0  # to upload two small files and post
-_SECRETS = ("HF_TOKEN",)  # their names
 
 
 @dataclass(frozen=True)
@@ -32,6 +31,7 @@ class Job:
         message: the Hub's words on how it ended; the exit code is only in there.
         bucket: `(id, folder in it)` that is mounted beside its program; None for a job that skill-train did not start.
         secret_names: never their values.
+        mounts: its other volumes.
     """
 
     id: str
@@ -46,6 +46,7 @@ class Job:
     started_at: datetime | None
     finished_at: datetime | None
     secret_names: tuple[str, ...] = field(default=())
+    mounts: tuple[Mount, ...] = field(default=())
 
     @property
     def live(self) -> bool:
@@ -59,6 +60,7 @@ class BucketFile:
     path: str
     remote: str
     size: int
+    uploaded_at: datetime | None = None
 
 
 def start(spec: JobSpec) -> Job:
@@ -77,7 +79,7 @@ def start(spec: JobSpec) -> Job:
                 str(spec.program),
                 script_args=list(spec.arguments),
                 dependencies=list(spec.dependencies) or None,
-                secrets=dict.fromkeys(_SECRETS, token),
+                secrets=dict.fromkeys(SECRETS, token),
                 volumes=_volumes(spec.mounts),
                 **_common(spec),
             )
@@ -90,16 +92,13 @@ def start_again(spec: JobSpec, bucket: tuple[str, str]) -> Job:
 
     Raises: as `start`.
     """
-    token, mount = _token(), Mount(*bucket, "/data", read_only=False)
+    token, mount = _token(), Mount(*bucket, KEPT, read_only=False)
 
     def question() -> Any:
-        with_packages = [word for name in spec.dependencies for word in ("--with", name)]
-        files = {str(spec.program): f"/data/{spec.program.name}", str(spec.plan): f"/data/{spec.plan.name}"}
-        words = [files.get(word, word) for word in (str(spec.program), *spec.arguments)]
         return _api().run_job(
-            image="ghcr.io/astral-sh/uv:python3.12-bookworm",  # what run_uv_job of huggingface_hub 2.4 takes
-            command=["uv", "run", *with_packages, *words],
-            secrets=dict.fromkeys(_SECRETS, token),
+            image=IMAGE,
+            command=command(spec),
+            secrets=dict.fromkeys(SECRETS, token),
             volumes=_volumes((*spec.mounts, mount)),
             **_common(spec),
         )
@@ -142,8 +141,11 @@ def logs(namespace: str, job_id: str, *, follow: bool, tail: int | None = None) 
             return
 
 
-def sync_data(folder: Path, mount_path: str, namespace: str) -> Mount:
+def sync_data(folder: Path, mount_path: str, namespace: str, name: str | None = None) -> Mount:
     """Brings the files of a folder into the bucket of the jobs, those that it lacks.
+
+    Args:
+        name: of the folder in the bucket; the client makes one up when left out.
 
     Raises: as `start`.
     """
@@ -151,7 +153,7 @@ def sync_data(folder: Path, mount_path: str, namespace: str) -> Mount:
 
     def question() -> Any:
         with contextlib.redirect_stdout(io.StringIO()):
-            return _api().sync_job_volume(folder, mount_path, namespace=namespace)
+            return _api().sync_job_volume(folder, mount_path, remote_name=name, namespace=namespace)
 
     volume = ask(Subject("bucket", f"{namespace}/jobs-artifacts"), question, seconds=None)
     return Mount(volume.source, volume.path or "", mount_path, read_only=True)
@@ -162,7 +164,7 @@ def list_files(bucket: str, folder: str) -> list[BucketFile]:
     subject, prefix = Subject("bucket", bucket), f"{folder.strip('/')}/"
     tree = ask(subject, lambda: list(_api().list_bucket_tree(bucket, prefix=folder.strip("/"), recursive=True)))
     files = [entry for entry in tree if entry.type == "file" and entry.path.startswith(prefix)]
-    return [BucketFile(entry.path.removeprefix(prefix), entry.path, entry.size) for entry in files]
+    return [BucketFile(f.path.removeprefix(prefix), f.path, f.size, f.uploaded_at) for f in files]
 
 
 def download(bucket: str, files: list[tuple[str, Path]]) -> None:
@@ -207,7 +209,14 @@ def _volumes(mounts: tuple[Mount, ...]) -> list[Any] | None:
     from huggingface_hub import Volume
 
     made = [
-        Volume(type="bucket", source=m.bucket, path=m.folder, mount_path=m.mount_path, read_only=m.read_only)
+        Volume(
+            type=m.kind,
+            source=m.bucket,
+            path=m.folder or None,
+            revision=m.revision,
+            mount_path=m.mount_path,
+            read_only=m.read_only,
+        )
         for m in mounts
     ]
     return made or None
@@ -219,7 +228,11 @@ def _job_of(namespace: str) -> Subject:
 
 def _job(info: Any, namespace: str) -> Job:
     """Ours, of the client's."""
-    mounted = [v for v in info.volumes or () if v.type == "bucket" and v.mount_path == "/data"]
+    volumes = [
+        Mount(v.source, v.path or "", v.mount_path, bool(v.read_only), str(v.type), v.revision)
+        for v in info.volumes or ()
+    ]
+    kept = next((mount for mount in volumes if mount.kind == "bucket" and mount.mount_path == KEPT), None)
     return Job(
         id=info.id,
         namespace=info.owner.name if info.owner else namespace,
@@ -228,9 +241,10 @@ def _job(info: Any, namespace: str) -> Job:
         message=info.status.message,
         flavor=str(getattr(info.flavor, "value", info.flavor)) if info.flavor else None,
         labels=dict(info.labels or {}),
-        bucket=(mounted[0].source, mounted[0].path or "") if mounted else None,
+        bucket=(kept.bucket, kept.folder) if kept else None,
         created_at=info.created_at,
         started_at=info.started_at,
         finished_at=info.finished_at,
         secret_names=tuple(sorted(info.secrets or ())),
+        mounts=tuple(mount for mount in volumes if mount != kept),
     )

@@ -101,7 +101,7 @@ def _already_there(run: RunDir, plan: dict[str, Any], resume: bool) -> dict[str,
     if not run.plan.is_file():
         return None
     earlier = read_json(run.plan)
-    started = any(run.checkpoints.glob("checkpoint-*")) or run.adapter.is_dir()
+    started = any(run.checkpoints.glob("checkpoint-*")) or run.tuned.is_dir()
     if not started:
         return None  # a try that ended before its first checkpoint: nothing is lost
     if earlier.get("recipe_hash") != plan["recipe_hash"]:
@@ -112,7 +112,7 @@ def _already_there(run: RunDir, plan: dict[str, Any], resume: bool) -> dict[str,
             got="; ".join(_differences(earlier, plan)),
             hint=f"skill-train local --resume --run-dir {shlex.quote(str(run.path))} goes on with the one there",
         )
-    if run.record("train").is_file() and run.adapter.is_dir():
+    if run.record("train").is_file() and run.tuned.is_dir():
         return trained(run)
     if not resume:
         raise UsageError(
@@ -124,16 +124,16 @@ def _already_there(run: RunDir, plan: dict[str, Any], resume: bool) -> dict[str,
 
 
 def trained(run: RunDir) -> dict[str, Any]:
-    """`train.json` of a finished run whose adapter is still the one that was trained.
+    """`train.json` of a finished run whose adapter, or whole model, is still the one that was trained.
 
     Raises:
-        UsageError: not trained yet, or the adapter has changed since.
+        UsageError: not trained yet, or what was trained has changed since.
     """
-    if not run.record("train").is_file() or not run.adapter.is_dir():
+    if not run.record("train").is_file() or not run.tuned.is_dir():
         raise UsageError(
             f"{run.path} is not trained yet",
             code="not_trained",
-            expected="train.json and adapter/",
+            expected=f"train.json and {run.tuned.name}/",
             hint=f"skill-train local --resume --run-dir {shlex.quote(str(run.path))}",
         )
     record: dict[str, Any] = read_json(run.record("train"))
@@ -164,7 +164,7 @@ def _differences(earlier: dict[str, Any], plan: dict[str, Any]) -> list[str]:
 
 def _forget(run: RunDir) -> None:
     """Bad data was refused before the first checkpoint: leaves no half of a run behind."""
-    if any(run.checkpoints.glob("checkpoint-*")) or run.adapter.is_dir():
+    if any(run.checkpoints.glob("checkpoint-*")) or run.tuned.is_dir():
         return
     made = (run.plan, run.recipe, run.samples, run.held_out, run.metrics, run.log, run.path / ".lock")
     for path in (*made, *(run.path / f"{name}.json" for name in ("environment", "train.failed"))):

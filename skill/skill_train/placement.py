@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from skill_train.errors import DecisionNeeded
+from skill_train.errors import DecisionNeeded, UsageError
 from skill_train.estimate import BYTES, MicroStep, Part, Range, libraries, total, training_memory
 from skill_train.facts import DatasetFacts, MachineFacts, ModelFacts, PrecisionProbe
 
@@ -58,6 +58,25 @@ class Fit:
     memory: Range | None
     usable_bytes: int | None
     fits: bool | None
+
+
+def with_precision(choices: Choices, *, pure_bf16: bool) -> Choices:
+    """`pure_bf16` of the recipe says the precision too.
+
+    Raises:
+        UsageError: another one was asked for.
+    """
+    if not pure_bf16 or choices.dtype == "bfloat16":
+        return choices
+    if choices.dtype is not None:
+        raise UsageError(
+            f"pure_bf16: true of the recipe and --dtype {choices.dtype} exclude each other",
+            code="bad_usage",
+            expected="--dtype bfloat16, or none",
+            got=choices.dtype,
+            hint="leave --dtype out, or take pure_bf16 out of the recipe",
+        )
+    return replace(choices, dtype="bfloat16")
 
 
 def precision(
@@ -177,6 +196,9 @@ def _ways(
         length=longest_tokens(recipe, dataset)[1],
         checkpointing=False,
         four_bit=recipe["load_in_4bit"],
+        full=recipe["finetuning_type"] == "full",
+        pure_bf16=recipe["pure_bf16"],
+        fused=recipe["optim"].endswith("fused"),
         lora_r=recipe["lora_r"],
         lora_dropout=recipe["lora_dropout"],
         target_modules=tuple(recipe["target_modules"]),
@@ -188,17 +210,20 @@ def _ways(
             yield (
                 processes,
                 "ddp" if processes > 1 else "single",
-                replace(base, rows=count, checkpointing=checkpointing),
+                replace(base, rows=count, checkpointing=checkpointing, accumulates=effective > count * processes),
             )
     if processes > 1 and not base.four_bit:
-        for offload in (False, True)[: 1 + _host_holds(model, machine, dtype)]:
-            yield processes, "fsdp", replace(base, checkpointing=True, shards=processes, offload=offload)
+        for offload in (False, True)[: 1 + _host_holds(model, machine, base)]:
+            frugal = replace(base, checkpointing=True, accumulates=effective > processes)
+            yield processes, "fsdp", replace(frugal, shards=processes, offload=offload)
 
 
-def _host_holds(model: ModelFacts, machine: MachineFacts, dtype: str) -> bool:
-    """Whether the weights can wait in host memory; where that is unknown they cannot."""
+def _host_holds(model: ModelFacts, machine: MachineFacts, step: MicroStep) -> bool:
+    """Whether the weights can wait in host memory, with gradients and moments where they train; where that is unknown
+    they cannot."""
     free = machine.ram_bytes if machine.ram_available_bytes is None else machine.ram_available_bytes
-    return free is not None and (model.parameters or 0) * BYTES[dtype] <= free * HEADROOM["cpu"]
+    each = BYTES[step.dtype] if not step.full else 8 if step.pure_bf16 else 16
+    return free is not None and (model.parameters or 0) * each <= free * HEADROOM["cpu"]
 
 
 def _parts(model: ModelFacts, dataset: DatasetFacts, step: MicroStep) -> list[Part] | None:

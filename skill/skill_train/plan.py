@@ -12,8 +12,8 @@ from skill_train.errors import UsageError
 from skill_train.estimate_report import estimates
 from skill_train.facts import Calibration, DatasetFacts, Flavor, MachineFacts, ModelFacts, PrecisionProbe
 from skill_train.launch import launch
-from skill_train.placement import PROBE_FROM_PARAMETERS, Choices, placement
-from skill_train.recipe import NOT_HASHED, Recipe, recipe_hash
+from skill_train.placement import PROBE_FROM_PARAMETERS, Choices, placement, with_precision
+from skill_train.recipe import FIELDS, NOT_HASHED, OF_LORA, POLICY, Recipe, recipe_hash
 from skill_train.resources import train_module
 
 PLAN_SCHEMA = "skill-train/plan/1"
@@ -66,6 +66,7 @@ def make_plan(
         UsageError: the recipe asks for something that this model cannot do, or names no flavor.
         DecisionNeeded: a choice that is not safe was asked for.
     """
+    choices = with_precision(choices, pure_bf16=recipe.pure_bf16)
     reasons: list[dict[str, str]] = []
     resolved = _resolve(recipe, model, dataset, reasons)
     here = candidates.here(resolved, model, dataset, machine, choices, probe, calibrations or {})
@@ -83,7 +84,7 @@ def make_plan(
         "recipe": resolved,
         "recipe_hash": recipe_hash(resolved, fingerprints),
         "fingerprints": fingerprints,
-        "policy": {"sensitive": recipe.sensitive, "hub_model_id": recipe.hub_model_id},
+        "policy": {key: getattr(recipe, key) for key in POLICY},
         "placement": placed,
         "launch": started,
         "flavor": taken.flavor.name if taken.flavor else None,
@@ -206,7 +207,7 @@ def _resolve(recipe: Recipe, model: ModelFacts, dataset: DatasetFacts, reasons: 
             hint="use the model's Instruct version, or data with prompt and completion, or with text",
         )
     values["loss_on"] = recipe.loss_on or _loss_on(dataset.format, reasons)
-    values["target_modules"] = recipe.target_modules or _targets(model, reasons)
+    values |= _tuning(recipe, model, reasons)
     rows = dataset.rows - _held_out(dataset.rows, recipe)
     if recipe.max_steps is None:
         values["max_steps"] = max(1, math.ceil(rows * recipe.num_train_epochs / recipe.effective_batch_size))
@@ -216,12 +217,36 @@ def _resolve(recipe: Recipe, model: ModelFacts, dataset: DatasetFacts, reasons: 
         values["warmup_steps"] = math.ceil(values["max_steps"] * recipe.warmup_ratio) if values["max_steps"] > 10 else 0
     if model.quantization and not recipe.load_in_4bit:
         raise UsageError(
-            f"{recipe.model} is a quantized checkpoint ({model.quantization}); a LoRA on it has no exact merge",
+            f"{recipe.model} is a quantized checkpoint ({model.quantization}); a tuning of it has no exact merge",
             code="quantized_base",
             expected="the full-precision model it was made from",
             hint="use the original model; load_in_4bit: true quantizes it while training (QLoRA)",
         )
     return {key: values[key] for key in train_module().RECIPE_FIELDS}
+
+
+def _tuning(recipe: Recipe, model: ModelFacts, reasons: list[dict[str, str]]) -> dict[str, Any]:
+    """What trains, and how fast. Fields that full fine-tuning does not read are those of every other such recipe, so
+    that equal runs have equal hashes.
+
+    Learning rates: TRL's default for full fine-tuning, 2e-5, and ten times that for adapters (TRL docs, "LoRA Without
+    Regret"; Schulman et al. 2025 measured about that factor).
+    """
+    full = recipe.finetuning_type == "full"
+    rate = recipe.learning_rate or (2e-5 if full else 2e-4)
+    if recipe.learning_rate is None:
+        why = "the usual one where every weight trains" if full else "the usual one for adapters"
+        _because(reasons, "learning_rate", f"{rate:g}", why, "TRL docs, LoRA Without Regret")
+    if not full:
+        targets = recipe.target_modules or _targets(model, reasons)
+        return {"learning_rate": rate, "target_modules": targets, "optim": recipe.optim or "adamw_torch"}
+    weights = "bfloat16, AdamW's moments too" if recipe.pure_bf16 else "float32"
+    why = f"every weight trains, in {weights}; the fields of LoRA are not read"
+    _because(reasons, "finetuning_type", "full", why, "recipe")
+    if recipe.optim is None:
+        _because(reasons, "optim", "adamw_torch_fused", "one pass, and no second copy of every weight", "torch docs")
+    unread = {key: FIELDS[key].default for key in OF_LORA}
+    return unread | {"learning_rate": rate, "target_modules": [], "optim": recipe.optim or "adamw_torch_fused"}
 
 
 def _loss_on(data_format: str, reasons: list[dict[str, str]]) -> str:

@@ -1,4 +1,4 @@
-"""A plan as a file: `skill-train plan --out` writes it, `skill-train local` runs it as long as nothing has changed."""
+"""A plan as a file: `skill-train plan --out` writes it; `local` or `submit` runs it as long as nothing has changed."""
 
 from __future__ import annotations
 
@@ -26,11 +26,12 @@ def is_plan(path: Path) -> bool:
     return isinstance(document, dict) and document.get("schema") == PLAN_SCHEMA
 
 
-def given_plan(path: Path, said: dict[str, Any]) -> dict[str, Any]:
-    """A plan that was made before, on and for this machine, as long as model and data are still the same.
+def given_plan(path: Path, said: dict[str, Any], where: str = "local") -> dict[str, Any]:
+    """A plan that was made before, as long as model and data are still the same: for and on this machine, or for the
+    cloud.
 
     Raises:
-        UsageError: something else was said beside it, it is for the cloud or another machine, it was edited, or its
+        UsageError: something else was said beside it, it is for another place or machine, it was edited, or its
             inputs have changed.
     """
     others = [f"--{key.replace('_', '-')}" for key, value in said.items() if value is not None]
@@ -39,7 +40,7 @@ def given_plan(path: Path, said: dict[str, Any]) -> dict[str, Any]:
         hint = f"make another plan with {others[0]}, or leave {others[0]} out"
         raise UsageError(f"{path} is a plan, which {others[0]} would change", code="bad_usage", hint=hint)
     made: dict[str, Any] = read_json(path)
-    _check_given(path, made, again)
+    _check_given(path, made, where, again)
     changed = [key for key, now in _fingerprints(made["recipe"]).items() if now != made["fingerprints"].get(key)]
     if changed:
         raise UsageError(
@@ -52,21 +53,21 @@ def given_plan(path: Path, said: dict[str, Any]) -> dict[str, Any]:
     return made
 
 
-def _check_given(path: Path, made: dict[str, Any], again: str) -> None:
+def _check_given(path: Path, made: dict[str, Any], where: str, again: str) -> None:
     missing = _PARTS - made.keys()
     if missing:
         got = f"no {', '.join(sorted(missing))}"
         raise UsageError(f"{path} is not a whole plan", code="broken_plan", got=got, hint=again)
-    if made["where"] != "local":
+    if where == "local" and made["where"] != "local":
         raise UsageError(
             f"{path} is a plan for the cloud ({made['flavor']})",
             code="cloud_plan",
             expected="a plan for this machine",
             got=made["where"],
-            hint=f"{again} --where local",
+            hint=f"skill-train submit {shlex.quote(str(path))}; or {again} --where local",
         )
     there, this = made["facts"]["machine"]["chip"], machine.read_machine().chip
-    if there != this:
+    if where == "local" and there != this:
         raise UsageError(
             f"{path} was made on another machine", code="another_machine", expected=there, got=this, hint=again
         )

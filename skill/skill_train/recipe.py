@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -17,11 +18,17 @@ from skill_train.errors import UsageError, nearest
 
 FORMATS = ("messages", "prompt_completion", "text", "instruction", "question_answer", "sharegpt")
 METHODS = ("sft",)
+TUNINGS = ("lora", "full")
 LOSS_ON = ("assistant", "completion", "all")
 SCHEDULES = ("linear", "cosine", "constant", "constant_with_warmup")
 
+# What full fine-tuning does not read.
+OF_LORA = ("lora_r", "lora_alpha", "lora_dropout", "target_modules", "modules_to_save", "use_rslora", "use_dora")
+SCORES = ("exact", "regex", "json")
+
 # Said by the user and kept with the run, but the trained model does not depend on it.
-NOT_HASHED = ("sensitive", "hub_model_id", "num_train_epochs", "warmup_ratio")
+POLICY = ("sensitive", "hub_model_id", "score", "score_pattern")
+NOT_HASHED = (*POLICY, "num_train_epochs", "warmup_ratio")
 
 
 def _say(default: Any, help_text: str, unit: str = "") -> Any:
@@ -44,20 +51,26 @@ class Recipe:
         None, "assistant, completion or all; by default answers in conversations and completions after prompts"
     )
     method: str = _say("sft", f"one of {', '.join(METHODS)}")
+    finetuning_type: str = _say(
+        "lora", "lora (an adapter on a frozen base) or full (every weight; the fields of LoRA are not read)"
+    )
+    pure_bf16: bool = _say(False, "full: weights and AdamW's moments in bfloat16; half the memory, small updates lost")
     max_length: int = _say(1024, "longest row; longer ones are cut and counted", "tokens")
     max_steps: int | None = _say(None, "optimizer steps; from num_train_epochs when left out", "steps")
     num_train_epochs: float = _say(1.0, "passes over the data, when max_steps is left out", "epochs")
     effective_batch_size: int = _say(16, "rows a step: per device x accumulation x processes", "rows")
-    learning_rate: float = _say(2e-4, "peak learning rate")
+    learning_rate: float | None = _say(None, "peak learning rate; 2e-4 with LoRA and 2e-5 in full when left out")
     lr_scheduler_type: str = _say("linear", f"one of {', '.join(SCHEDULES)}")
     warmup_steps: int | None = _say(None, "steps of rising learning rate; from warmup_ratio when left out", "steps")
     warmup_ratio: float = _say(0.0, "share of the steps that warm up, when warmup_steps is left out")
-    weight_decay: float = _say(0.0, "decay of the adapter's weights")
+    weight_decay: float = _say(0.0, "decay of the weights that train")
     adam_beta1: float = _say(0.9, "AdamW's first moment")
     adam_beta2: float = _say(0.999, "AdamW's second moment")
     adam_epsilon: float = _say(1e-8, "AdamW's epsilon")
     max_grad_norm: float = _say(1.0, "gradients are clipped to this norm")
-    optim: str = _say("adamw_torch", "optimizer, by its name in transformers")
+    optim: str | None = _say(
+        None, "optimizer, by its name in transformers; adamw_torch, and adamw_torch_fused in full, when left out"
+    )
     lora_r: int = _say(16, "rank of the adapter")
     lora_alpha: float = _say(32.0, "scale of the adapter: lora_alpha / lora_r")
     lora_dropout: float = _say(0.05, "dropout before the adapter")
@@ -71,6 +84,8 @@ class Recipe:
     seed: int = _say(42, "of the adapter's start, the row order and dropout")
     sensitive: bool = _say(False, "true: data, adapter and model never leave this machine")
     hub_model_id: str | None = _say(None, "repository on the Hub for the result")
+    score: str | None = _say(None, f"how `evaluate` scores answers: one of {', '.join(SCORES)}; exact when left out")
+    score_pattern: str | None = _say(None, "regular expression for score: regex; its first group is compared")
 
 
 FIELDS: dict[str, dataclasses.Field[Any]] = {f.name: f for f in dataclasses.fields(Recipe)}
@@ -186,6 +201,8 @@ def _check_values(recipe: Recipe) -> None:
                 hint="skill-train local --model MODEL --data DATA",
             )
     choices = {"format": FORMATS, "method": METHODS, "loss_on": LOSS_ON, "lr_scheduler_type": SCHEDULES}
+    choices["finetuning_type"] = TUNINGS
+    choices["score"] = SCORES
     for key, known in choices.items():
         value = getattr(recipe, key)
         if value is not None and value not in known:
@@ -195,6 +212,7 @@ def _check_values(recipe: Recipe) -> None:
                 expected=", ".join(known),
                 got=value,
             )
+    _check_score(recipe)
     for key in ("max_length", "max_steps", "effective_batch_size", "lora_r", "num_train_epochs"):
         _at_least(recipe, key, 1 if key != "num_train_epochs" else 1e-6)
     for key in ("learning_rate", "lora_alpha", "adam_epsilon"):
@@ -203,6 +221,42 @@ def _check_values(recipe: Recipe) -> None:
         _at_least(recipe, key, 0)
     for key in ("held_out_fraction", "lora_dropout", "warmup_ratio", "adam_beta1", "adam_beta2"):
         _at_least(recipe, key, 0, below=1)
+    _check_tuning(recipe)
+
+
+def _check_tuning(recipe: Recipe) -> None:
+    """Full fine-tuning changes every weight, so none can be a 4-bit code; `pure_bf16` is of its weights."""
+    full = recipe.finetuning_type == "full"
+    if full and recipe.load_in_4bit:
+        raise UsageError(
+            "finetuning_type: full and load_in_4bit: true exclude each other",
+            code="bad_value",
+            expected="full with weights that can be trained, or lora with load_in_4bit (QLoRA)",
+            got="finetuning_type full, load_in_4bit true",
+            hint="leave load_in_4bit out; pure_bf16: true halves the memory of full fine-tuning",
+        )
+    if recipe.pure_bf16 and not full:
+        raise UsageError(
+            "pure_bf16 is of full fine-tuning",
+            code="bad_value",
+            expected="finetuning_type: full",
+            got=f"finetuning_type {recipe.finetuning_type}",
+            hint="leave pure_bf16 out; --dtype bfloat16 chooses the precision of a LoRA run",
+        )
+
+
+def _check_score(recipe: Recipe) -> None:
+    if (recipe.score == "regex") is not (recipe.score_pattern is not None):
+        raise UsageError(
+            "score: regex and score_pattern belong together",
+            code="bad_value",
+            expected="both, or neither",
+            got=f"score: {recipe.score}, score_pattern: {recipe.score_pattern}",
+        )
+    try:
+        re.compile(recipe.score_pattern or "")
+    except re.error as error:
+        raise UsageError(f"score_pattern is no regular expression: {error}", code="bad_value") from None
 
 
 def _at_least(recipe: Recipe, key: str, least: float, below: float = float("inf")) -> None:

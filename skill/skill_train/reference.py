@@ -24,6 +24,8 @@ NEUTRAL_TEXTS = (
     "1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144, 233, 377, 610, 987, 1597, 2584, 4181, 6765, 10946",
 )
 
+_CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "n_ctx")
+
 
 def load_tokenizer(folder: Path) -> Any:
     """The tokenizer of a model folder, never with remote code."""
@@ -59,6 +61,20 @@ def logits(model: Any, ids: list[int]) -> Any:
 
     with torch.no_grad():
         return model(input_ids=torch.tensor([ids]), use_cache=False).logits[0].float().numpy()
+
+
+def stop_ids(folder: Path, tokenizer: Any) -> set[int]:
+    """Ids that end an answer: of generation_config.json, and the tokenizer's EOS."""
+    file = folder / "generation_config.json"
+    stated = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id") if file.is_file() else None
+    listed = stated if isinstance(stated, list) else [stated, tokenizer.eos_token_id]
+    return {token for token in listed if token is not None}
+
+
+def context_length(config: dict[str, Any]) -> int | None:
+    """Most tokens that a model takes, of its config.json; None when that names none."""
+    text = {**config, **config.get("text_config", {})}
+    return next((int(text[key]) for key in _CONTEXT_KEYS if isinstance(text.get(key), int)), None)
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:

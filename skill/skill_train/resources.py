@@ -1,4 +1,4 @@
-"""Files that travel with the package: the training program and the demo. In a checkout they lie where git has them."""
+"""Files that travel with the package: the training program, the demo, the skill. A checkout has them where git does."""
 
 from __future__ import annotations
 
@@ -15,6 +15,17 @@ def train_program() -> Path:
     """`train.py`: in the wheel beside this file, in a checkout under `scripts/`. The same bytes."""
     shipped = _PACKAGE / "train.py"
     return shipped if shipped.is_file() else _PACKAGE.parents[1] / "scripts" / "train.py"
+
+
+def node_program() -> Path:
+    """`skypilot_node.py`, which runs beside `train.py` on each machine of a SkyPilot task."""
+    return train_program().with_name("skypilot_node.py")
+
+
+def notebook_template() -> Path:
+    """The cells of a notebook for Colab."""
+    shipped = _PACKAGE / "colab.ipynb"
+    return shipped if shipped.is_file() else _PACKAGE.parents[1] / "templates" / "colab.ipynb"
 
 
 @cache
@@ -34,12 +45,12 @@ def demo() -> Path:
     return _PACKAGE / "demo"
 
 
-def skill() -> Path | None:
-    """The folder of the skill itself, with its SKILL.md; None where only the package is installed."""
-    folder = _PACKAGE.parents[1]
-    return folder if (folder / "SKILL.md").is_file() else None
-
-
 def report() -> Path:
     """Template and style sheet of the report."""
     return _PACKAGE / "report"
+
+
+def skill() -> Path:
+    """The folder with SKILL.md, references, templates, scripts: in the wheel inside the package, else the checkout."""
+    shipped = _PACKAGE / "skill"
+    return shipped if shipped.is_dir() else _PACKAGE.parents[1]

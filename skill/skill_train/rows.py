@@ -51,9 +51,14 @@ def read(recipe: Recipe) -> Iterator[Line]:
         yield from ((number, row, None) for number, row in (rows if path.exists() else _from_hub(recipe, rows)))
 
 
+def is_id(name: str) -> bool:
+    """Whether what is no file here can be the id of a dataset on the Hub."""
+    path = Path(name)
+    return name.count("/") == 1 and not path.is_absolute() and name[0] != "." and path.suffix.lower() not in SUFFIXES
+
+
 def _from_hub(recipe: Recipe, rows: Iterator[tuple[int, dict[str, Any]]]) -> Iterator[tuple[int, dict[str, Any]]]:
-    path = Path(recipe.data)
-    if path.suffix in SUFFIXES or path.is_absolute() or recipe.data.count("/") != 1:
+    if not is_id(recipe.data):
         raise UsageError(
             f"{recipe.data} does not exist",
             code="missing_file",
@@ -80,7 +85,7 @@ def _file(path: Path) -> Iterator[Line]:
     kind = path.suffix.lower()
     if kind in LINES:
         return _json_lines(path)
-    return _json(path) if kind == ".json" else _csv(path, "\t" if kind == ".tsv" else ",")
+    return _json(path) if kind == ".json" else _csv(path, train_module().delimiter_of(path))
 
 
 def _json_lines(path: Path) -> Iterator[Line]:
@@ -133,7 +138,7 @@ def _json(path: Path) -> Iterator[Line]:
 
 def _csv(path: Path, delimiter: str) -> Iterator[Line]:
     """Rows of a table, as `train.iter_csv` reads them; a row that it refuses is broken, and the next one is read."""
-    refused, wrong_bytes = train_module().Refused, list[int]()
+    refused, wrong_bytes = train_module().Refused, list[tuple[int, bytes]]()
     reader = csv.reader(_text_lines(path, wrong_bytes), delimiter=delimiter, strict=True)
     names: list[str] | None = None
     while True:
@@ -147,10 +152,8 @@ def _csv(path: Path, delimiter: str) -> Iterator[Line]:
             yield start, Broken("broken_json", refusal), None
             continue
         if wrong_bytes:
-            refusal = refused(
-                f"line {wrong_bytes[0]} of {path} is not UTF-8", code="broken_line", expected="text in UTF-8"
-            )
-            yield wrong_bytes[0], Broken("not_utf8", refusal), None
+            number, raw = wrong_bytes[0]
+            yield number, Broken("not_utf8", train_module().not_utf8(f"line {number} of {path}", raw)), None
             wrong_bytes.clear()
             names = cells if names is None else names
         elif names is None:
@@ -167,12 +170,12 @@ def _table_row(names: list[str], cells: list[str], where: str) -> dict[str, Any]
     return Broken("broken_json", train_module().Refused(message, code="broken_line", expected=expected))
 
 
-def _text_lines(path: Path, wrong_bytes: list[int]) -> Iterator[str]:
-    """Text by lines; the numbers of those that are not UTF-8 go to `wrong_bytes`."""
+def _text_lines(path: Path, wrong_bytes: list[tuple[int, bytes]]) -> Iterator[str]:
+    """Text by lines; those that are not UTF-8 go to `wrong_bytes`, with their numbers."""
     with open(path, "rb") as file:
         for number, raw in enumerate(file, start=1):
             try:
                 yield raw.decode("utf-8-sig")
             except UnicodeDecodeError:
-                wrong_bytes.append(number)
+                wrong_bytes.append((number, raw))
                 yield raw.decode("utf-8", "replace")

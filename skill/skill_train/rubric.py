@@ -54,13 +54,7 @@ def decide(
     advice = "cloud" if any(rule.says == "cloud" for rule in fired) else "local"
     if sensitive:
         if choices.where == "cloud":
-            raise DecisionNeeded(
-                "the recipe says sensitive: true, so nothing of it may leave this machine",
-                code="sensitive",
-                expected="--where local, or sensitive: false",
-                got="--where cloud",
-                hint="train here, or take sensitive: true out of the recipe if the data may leave",
-            )
+            raise stays_here("--where cloud")
         kept = Fired("sensitive", "local", "sensitive: true: data, adapter and model stay on this machine", FRAMEWORK)
         return Decision("local", (kept, *fired))
     if choices.where is not None:
@@ -70,6 +64,17 @@ def decide(
             choices.where, (Fired("asked", choices.where, f"--where {choices.where}{overrode}", "user"), *fired)
         )
     return Decision(advice, fired)
+
+
+def stays_here(got: str) -> DecisionNeeded:
+    """Of sensitive data that somebody wants to send."""
+    return DecisionNeeded(
+        "the recipe says sensitive: true, so nothing of it may leave this machine",
+        code="sensitive",
+        expected="--where local, or sensitive: false",
+        got=got,
+        hint="train here, or take sensitive: true out of the recipe if the data may leave",
+    )
 
 
 def rules(recipe: dict[str, Any], model: ModelFacts, here: Candidate, max_hours: float) -> Iterator[Fired]:
@@ -88,6 +93,8 @@ def rules(recipe: dict[str, Any], model: ModelFacts, here: Candidate, max_hours:
     if here.fit.step.device != "cuda":
         yield _size(model, machine)
         yield _length(recipe["max_length"], here)
+        if recipe["finetuning_type"] == "full":
+            yield Fired("full fine-tuning", "cloud", "every weight trains, with gradients and AdamW's moments", SEED)
     yield _memory(here)
     yield _time(here, max_hours)
 

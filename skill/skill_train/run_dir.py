@@ -3,6 +3,8 @@
     plan.json  recipe.yaml  environment.json  metrics.jsonl  train.log  checkpoints/  adapter/  train.json
     merged/  merge.json     gguf/*.gguf  convert.json  quantize.json     verify.json
 
+Full fine-tuning leaves no adapter/ and no merge.json: the training program writes merged/ itself.
+
 A step writes its own folder and, last, its own `<step>.json` by rename: a record that exists is complete. It holds the
 digests of what the step read, so a second call knows whether the work is done, and refuses to overwrite other work.
 """
@@ -70,6 +72,16 @@ class RunDir:
     @property
     def merged(self) -> Path:
         return self.path / "merged"
+
+    @property
+    def is_full(self) -> bool:
+        """Every weight was trained, by its plan."""
+        return bool(read_json(self.plan)["recipe"].get("finetuning_type") == "full")
+
+    @property
+    def tuned(self) -> Path:
+        """What the training program leaves."""
+        return self.merged if self.is_full else self.adapter
 
     @property
     def gguf(self) -> Path:

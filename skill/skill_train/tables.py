@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from skill_train.console import clean
+from skill_train.rubric import duration
 
 _STYLE = {"pass": "green", "ok": "green", "warn": "yellow", "fail": "red"}
 
@@ -70,6 +71,49 @@ def _figure(value: Any) -> str:
     return text if len(text) <= 40 else text[:12] + "…"  # a digest
 
 
+def draw_evaluation(rich: Any, data: dict[str, Any]) -> None:
+    """Figures of each model, their differences with intervals, and a few answers side by side."""
+    from rich.table import Table
+
+    said = f"{data['rows']} held-out rows, {data['answer_tokens']:,} trained tokens, {data['asked']} questions"
+    rich.print(clean(said), markup=False)
+    names = ["loss", "perplexity", "exact_match", *(["score"] if data["score"] else []), "tokens_per_second"]
+    models = Table(title_justify="left")
+    models.add_column("model", overflow="fold")
+    models.add_column("by", no_wrap=True)
+    for name in names:
+        models.add_column({"exact_match": "exact match", "tokens_per_second": "tokens/s"}.get(name, name))
+    for one in data["models"]:
+        figures = (_share(one[name]) if name == "exact_match" else _figure(one[name]) for name in names)
+        device = "" if one["device"] in ("cpu", "") else f" on {one['device']}"
+        _add(models, one["name"], one["backend"] + device, *figures)
+    rich.print(models)
+    for one in data["models"]:
+        if one["reason"]:
+            rich.print(clean(f"{one['name']} was not measured: {one['reason']}"), markup=False)
+    _draw_differences(rich, data["differences"])
+    for row in data["answers"]:
+        rich.print(clean(f"line {row['line']}: {row['prompt'].strip()}"), markup=False)
+        for name, text in {"expected": row["expected"], **row["answers"]}.items():
+            rich.print(clean(f"  {name}: {text}"), markup=False)
+
+
+def _draw_differences(rich: Any, differences: list[dict[str, Any]]) -> None:
+    from rich.table import Table
+
+    table = Table("model - against", "in", "difference (95 % interval)", "says", title_justify="left")
+    for one in differences:
+        figure = f"{one['difference']:+.3g} ({one['low']:+.3g} to {one['high']:+.3g})"
+        style = {"better": "green", "worse": "yellow"}.get(one["says"])
+        pair = f"{one['model']} - {one['against']}"
+        _add(table, pair, one["measure"].replace("_", " "), figure, one["says"], style=style)
+    rich.print(table)
+
+
+def _share(value: float | None) -> str:
+    return "" if value is None else f"{value:.1%}"
+
+
 def draw_stages(rich: Any, table: list[dict[str, Any]]) -> None:
     from rich.table import Table
 
@@ -113,6 +157,36 @@ def _draw_self_test(rich: Any, figures: dict[str, Any]) -> None:
         table.add_row(stage["stage"], stage["verdict"], str(stage.get("seconds", "")), style=_STYLE[stage["verdict"]])
     rich.print(table)
     rich.print(f"{figures['seconds']} s in all")
+
+
+def draw_submit(rich: Any, data: dict[str, Any]) -> None:
+    """A job that was started or would be: where, what it costs, what leaves this machine."""
+    cost = data["cost_usd"]
+    estimate = "not known" if cost["low"] is None else f"${cost['low']:.2f} to ${cost['high']:.2f}"
+    most = "" if cost["most"] is None else f"; at most ${cost['most']:.2f}, at its timeout"
+    lines = [f"job: {data['job_id']}, {data['stage']}, {data['url']}"] if "job_id" in data else []
+    lines += [f"run directory: {data['run_dir']}"] if "run_dir" in data else []
+    lines += [
+        f"machine: {data['flavor']} of {data['namespace']}, stopped after {data['timeout_seconds'] / 3600:.2f} h",
+        f"cost: {estimate}{most} ({cost['basis']})",
+        f"result: the repository {data['hub_model_id']}",
+    ]
+    end = data.get("expected_end", {"low": None})
+    lines += [f"expected end: {end['low']} to {end['high']}"] if end["low"] is not None else []
+    for upload in data["uploads"]:
+        size = f"{upload['bytes'] / 1e6:.2f} MB" + (f" in {upload['files']} files" if upload["files"] > 1 else "")
+        lines.append(f"upload: {upload['what']} {upload['name']}, {size}, to {upload['to']}")
+    for line in lines:
+        rich.print(clean(line), markup=False, soft_wrap=True)
+
+
+def draw_rehearsal(rich: Any, data: dict[str, Any]) -> None:
+    lines = [
+        f"rehearsal: {data['verdict']}, {data['steps']} steps in {data['seconds']} s, {data['kept_files']} files kept"
+    ]
+    lines += [f"not rehearsed: {text}" for text in data["not_rehearsed"]]
+    for line in lines:
+        rich.print(clean(line), markup=False, soft_wrap=True)
 
 
 def draw_data(rich: Any, data: dict[str, Any]) -> None:
@@ -253,3 +327,58 @@ def _time(seconds: float) -> str:
         if seconds >= 90
         else f"{seconds:.0f} s"
     )
+
+
+def draw_status(rich: Any, data: dict[str, Any]) -> None:
+    """A run in one look: a line for each thing that is known."""
+    for name, value in _status_lines(data):
+        if value:
+            rich.print(clean(f"{name:<10}{value}"), markup=False, soft_wrap=True)
+
+
+def _status_lines(data: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    seconds, cost, progress = data["seconds"], data.get("cost_usd") or {}, data["progress"]
+    said = f": {data['message']}" if data.get("message") else ""
+    yield "stage", f"{data['stage']}{said}"
+    yield "job", " · ".join(str(part) for part in (data["job_id"], data.get("flavor"), data.get("url")) if part)
+    loss = "" if data["loss"] is None else f" · loss {data['loss']:.4f}"
+    speed = "" if data["tokens_per_second"] is None else f" · {data['tokens_per_second']:,.0f} tokens/s"
+    yield "step", "" if data["step"] is None else f"{data['step']} of {data['steps']}{loss}{speed}"
+    age = progress["age_seconds"]
+    yield "from", (progress["source"] or "") + ("" if age is None else f", {duration(age)} old")
+    yield "time", _of(seconds.get("ran"), seconds.get("expected"), seconds.get("estimated"), duration)
+    yield "cost", _of(cost.get("so_far"), cost.get("expected"), cost.get("estimated"), lambda usd: f"${usd:.2f}")
+    yield "ends by", data.get("ends_by") or ""
+    yield "waiting", data.get("waiting") or ""
+    why = data["why"] or {}
+    yield "why", why.get("message", "")
+    yield "helps", why.get("help", "")
+
+
+def _of(so_far: Any, expected: Any, estimated: Any, words: Callable[[float], str]) -> str:
+    """So much of so much, beside what was estimated."""
+    if so_far is None:
+        return ""
+    of = "" if expected is None else f" of {words(expected)}"
+    known = estimated and estimated["low"] is not None
+    return (
+        words(so_far) + of + (f" (estimated {words(estimated['low'])} to {words(estimated['high'])})" if known else "")
+    )
+
+
+def draw_cancelled(rich: Any, data: dict[str, Any]) -> None:
+    there = data["kept"]
+    step = "" if not there or there["checkpoint"] is None else f"a checkpoint of step {there['checkpoint']}"
+    what = "the whole result" if there and there["state"] == "done" else step or "nothing"
+    rich.print(clean(f"{data['job_id']}: {data['stage']}; kept: {what}"), markup=False)
+
+
+def draw_pulled(rich: Any, data: dict[str, Any]) -> None:
+    what = "trained" if data["trained"] else f"unfinished, checkpoint {data['checkpoint']}"
+    size = sum(file["bytes"] for file in data["files"])
+    told = f"{data['run_dir']}: {what}; {len(data['files'])} files, {size / 1e6:.1f} MB, {data['fetched']} of them new"
+    draw_line(rich, told)
+
+
+def draw_line(rich: Any, text: str) -> None:
+    rich.print(clean(text), markup=False, soft_wrap=True)

@@ -184,4 +184,5 @@ def _job(gguf: GgufFile, subject: Subject, shipped: list[dict[str, Any]]) -> dic
         "base": str(measured.base) if measured.base else None,
         "base_rows": measured.base_rows,
         "prompts": [{"ids": answer.prompt, "most": ANSWER_TOKENS} for answer in measured.answers],
+        "scored": [],
     }

@@ -9,7 +9,7 @@ from typing import Any
 
 from skill_train import verify_template as template
 from skill_train import verify_tokens
-from skill_train.reference import load_tokenizer
+from skill_train.reference import load_tokenizer, stop_ids
 from skill_train.verify_reference import ANSWER_TOKENS, Measured, measure
 from skill_train.verify_texts import prompts, texts
 
@@ -65,7 +65,7 @@ def subject_of(
     """Measures the reference; its logits go into `folder`, which must outlive the subject."""
     config = json.loads((reference / "config.json").read_text(encoding="utf-8"))
     tokenizer = load_tokenizer(reference)
-    stops = _stops(reference, tokenizer)
+    stops = stop_ids(reference, tokenizer)
     measured = measure(
         reference,
         adapter=adapter,
@@ -87,11 +87,3 @@ def subject_of(
         ]
     )
     return Subject(reference, adapter, config, tokenizer, stops, rows, strings, rendered, measured)
-
-
-def _stops(reference: Path, tokenizer: Any) -> set[int]:
-    """Ids that end an answer: of generation_config.json, and the tokenizer's EOS."""
-    file = reference / "generation_config.json"
-    stated = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id") if file.is_file() else None
-    listed = stated if isinstance(stated, list) else [stated, tokenizer.eos_token_id]
-    return {token for token in listed if token is not None}

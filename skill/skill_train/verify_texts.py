@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from skill_train.reference import NEUTRAL_TEXTS
+from skill_train.reference import NEUTRAL_TEXTS, context_length
 from skill_train.verify_template import CONVERSATIONS, render_reference
 
 PROMPTS = 4
 _LONGEST = 512  # tokens of one text: longer ones would measure few texts
 _FEWEST = 128  # below this built-in texts are added
-_KEYS = ("max_position_embeddings", "n_positions", "n_ctx")
 
 
 def texts(rows: list[dict[str, Any]], *, tokenizer: Any, config: dict[str, Any], most: int) -> list[list[int]]:
     """Token ids to compare logits on, at most `most` in all: of rows in their order, then of built-in texts if few."""
-    longest = min(_LONGEST, _context(config))
+    longest = min(_LONGEST, (context_length(config) or _LONGEST))
     chosen = _fill([row["input_ids"] for row in rows], longest, most)
     if sum(map(len, chosen)) >= min(_FEWEST, most):
         return chosen
@@ -31,13 +30,8 @@ def prompts(
     made = [ids for row in rows[: 4 * PROMPTS] if (ids := _prompt(row, tokenizer))]
     if not made:
         made = _chats(tokenizer, generation_prompt=True) or [_half(tokenizer(text).input_ids) for text in NEUTRAL_TEXTS]
-    room = min(2 * _LONGEST, _context(config) - answer_tokens)
+    room = min(2 * _LONGEST, (context_length(config) or _LONGEST) - answer_tokens)
     return [ids for ids in made if 0 < len(ids) <= room][:PROMPTS]
-
-
-def _context(config: dict[str, Any]) -> int:
-    text = {**config, **config.get("text_config", {})}
-    return int(next((text[key] for key in _KEYS if isinstance(text.get(key), int)), _LONGEST))
 
 
 def _fill(sequences: list[list[int]], longest: int, most: int) -> list[list[int]]:

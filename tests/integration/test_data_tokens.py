@@ -139,8 +139,8 @@ def test_the_fixed_file_trains(tmp_path: Path) -> None:
     assert (code, answer["data"]["fix"]["left_out"], answer["data"]["fix"]["rows"]) == (0, left_out, 24)
     assert _data(out, "--model", model, "--max-length", 256)[0] == 0
     words = answer["next"][0].split()[1:]
-    assert words[0] == "local"
-    done = _call(*words, "--max-steps", 2, "--run-dir", tmp_path / "run")
+    assert words[0] == "plan"
+    done = _call("local", *words[1:], "--max-steps", 2, "--run-dir", tmp_path / "run")
     assert done.returncode in (0, 5), done.stderr  # two steps on random weights may fail the smoke test
     assert json.loads((tmp_path / "run" / "train.json").read_text())["data"]["rows"] == 24
 

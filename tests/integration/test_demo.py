@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from hub_emulator import Hub
 from pages import Page, differing
 
 
@@ -45,6 +46,21 @@ def test_a_second_call_shows_the_same_table_and_trains_nothing(made: Path) -> No
     assert (made / "runs" / "demo" / "train.json").stat().st_mtime_ns == before
 
 
+def test_evaluate_says_that_tuning_helped_and_that_the_file_kept_it(made: Path) -> None:
+    """base < tuned ≈ q8_0, with intervals; and the demo has measured it already."""
+    answer = _run(made, "evaluate", "runs/demo", "--format", "json")
+    data = json.loads(answer.stdout)["data"]
+    assert (answer.returncode, data["reused"], data["rows"]) == (0, True, 100)
+    loss = {one["name"]: one["loss"] for one in data["models"]}
+    assert loss["tuned"] < 0.05 < 1 < loss["base"]
+    says = {(one["model"], one["measure"]): one for one in data["differences"]}
+    assert says["tuned", "loss"]["says"] == says["tuned", "exact_match"]["says"] == "better"
+    assert says["tuned", "loss"]["high"] < -1
+    assert says["demo-q8_0.gguf", "exact_match"]["says"] == "inside the noise"
+    kept = says["demo-q8_0.gguf", "loss"]
+    assert -1e-3 < kept["low"] <= kept["difference"] <= kept["high"] < 1e-3
+
+
 def test_a_file_that_was_changed_is_not_shown_as_proven(made: Path, tmp_path: Path) -> None:
     shutil.copytree(made / "runs", tmp_path / "runs")
     file = tmp_path / "runs" / "demo" / "gguf" / "demo-q8_0.gguf"
@@ -55,6 +71,27 @@ def test_a_file_that_was_changed_is_not_shown_as_proven(made: Path, tmp_path: Pa
     assert answer.returncode == 6
     assert "digest (demo-q8_0.gguf)" in json.loads(answer.stdout)["error"]["message"]
     assert "Traceback" not in answer.stderr
+
+
+def test_it_is_pushed_with_its_proof_and_comes_back_byte_for_byte(made: Path, tmp_path: Path) -> None:
+    with Hub(tmp_path / "hub") as hub:
+        answer = _run(made, "push", "runs/demo", "--repo", "me/demo", **hub.environment(tmp_path / "home"))
+        assert answer.returncode == 0, answer.stderr
+        command = [sys.executable, "-c", _DOWNLOAD, str(tmp_path / "back")]
+        subprocess.run(command, env=hub.environment(tmp_path / "home"), check=True, timeout=60)
+        assert hub.unknown == []
+    files = sorted((made / "runs" / "demo" / "gguf").glob("*.gguf"))
+    assert [(tmp_path / "back" / file.name).read_bytes() == file.read_bytes() for file in files] == [True] * 3
+    card = (tmp_path / "back" / "README.md").read_text(encoding="utf-8")
+    assert all(f"| {file.name} | tuned | pass |" in card for file in files)
+
+
+_DOWNLOAD = """
+import sys
+from huggingface_hub import HfApi, hf_hub_download
+for name in HfApi().list_repo_files("me/demo"):
+    hf_hub_download("me/demo", name, local_dir=sys.argv[1])
+"""
 
 
 def test_the_report_shows_the_figures_of_its_files(made: Path) -> None:
@@ -77,7 +114,9 @@ def _demo(folder: Path) -> subprocess.CompletedProcess[str]:
     return _run(folder, "demo", "--format", "json")
 
 
-def _run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def _run(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     dead = dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"), "http://127.0.0.1:9")
     command = [str(Path(sys.executable).with_name("skill-train")), *arguments]
-    return subprocess.run(command, cwd=folder, env=os.environ | dead, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        command, cwd=folder, env=os.environ | dead | environment, capture_output=True, text=True, check=False
+    )

@@ -36,26 +36,50 @@ def test_the_layers_keep_what_the_formula_says(kind: str, dropout: float) -> Non
     assert kept == pytest.approx(expected, rel=0.05)
 
 
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3", "llama-bpe", "gemma"])
+@pytest.mark.parametrize(("dtype", "pure"), [("float32", False), ("bfloat16", False), ("bfloat16", True)])
+def test_layers_that_train_keep_what_the_formula_says(kind: str, dtype: str, pure: bool) -> None:
+    """Beside autocast's copies of the layers' matrices, which are a part of their own."""
+    facts = read_model(tiny.cached(kind))
+    step = MicroStep("cpu", dtype, ROWS, LENGTH, checkpointing=False, full=True, pure_bf16=pure)
+    assert facts.layers is not None and facts.hidden_size is not None and facts.parameters is not None
+    ends = step.tokens * (facts.hidden_size * (6 if pure else 8) + 8)  # the last norm, in and out; the token ids
+    expected = facts.layers * step.tokens * layer_bytes_per_token(facts, step) + ends
+    assert _kept_bytes(tiny.cached(kind), step) == pytest.approx(expected, rel=0.05)
+
+
 def _kept_bytes(folder: Any, step: MicroStep) -> int:
-    """Bytes of all tensors that the layers keep, each storage once, without the weights."""
+    """Bytes of all tensors that the layers keep, each storage once, without the weights and their copies."""
     import torch
-    from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
 
-    base = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa")
-    lora = LoraConfig(r=step.lora_r, lora_dropout=step.lora_dropout, target_modules=list(step.target_modules))
-    model = get_peft_model(base, lora).train()
-    model.enable_input_require_grads()  # as in any layer but the first
+    dtype = torch.bfloat16 if step.pure_bf16 else torch.float32
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa").train()
+    inner = model.base_model if step.full else _with_adapter(model, step)
     weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    shapes = {tuple(weight.shape) for weight in model.parameters() if weight.ndim == 2}
     kept: dict[int, Any] = {}
 
     def pack(tensor: Any) -> Any:
         storage = tensor.untyped_storage()
-        if storage.data_ptr() not in weights:
+        a_copy = step.mixed and {tuple(tensor.shape), tuple(tensor.shape)[::-1]} & shapes
+        if storage.data_ptr() not in weights and not a_copy:
             kept[storage.data_ptr()] = tensor  # held, so that no address is given twice
         return tensor
 
     ids = torch.randint(10, 200, (step.rows, step.length), generator=torch.manual_seed(0))
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        model.get_base_model().model(input_ids=ids, use_cache=False)
+    with (
+        torch.autocast("cpu", dtype=torch.bfloat16, enabled=step.mixed),
+        torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor),
+    ):
+        inner(input_ids=ids, use_cache=False)
     return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+
+
+def _with_adapter(base: Any, step: MicroStep) -> Any:
+    from peft import LoraConfig, get_peft_model
+
+    lora = LoraConfig(r=step.lora_r, lora_dropout=step.lora_dropout, target_modules=list(step.target_modules))
+    model = get_peft_model(base, lora).train()
+    model.enable_input_require_grads()  # as in any layer but the first
+    return model.get_base_model().model

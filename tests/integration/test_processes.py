@@ -104,7 +104,7 @@ def test_a_checkpoint_is_complete_when_all_have_written(two: Path) -> None:
 def test_sharded_by_fsdp_it_is_the_same_training(one: Path, tmp_path: Path) -> None:
     """FSDP 2 over gloo, with the arguments that a plan gets for two GPUs, and checkpoint and adapter put together."""
     run = _write(tmp_path / "run", lora_dropout=0.0, placement={"strategy": "fsdp", "offload": False})
-    assert _fsdp(run) == 0, (run / "log").read_text()[-3000:]
+    assert training.sharded(run) == 0, (run / "log").read_text()[-3000:]
     losses = [[line["loss"] for line in training.metrics(r)] for r in (one, run)]
     assert losses[1] == pytest.approx(losses[0], rel=1e-6)
     assert _difference(one, run) <= 1e-6
@@ -283,18 +283,6 @@ def _stop(run: Path, whom: str, how: int) -> tuple[subprocess.Popen[str], list[p
                 {"driver": driver, "launcher": started[0], "second": ranks["1"]}[whom].send_signal(how)
     assert len(started) == 3
     return driver, started
-
-
-def _fsdp(run: Path) -> int:
-    """The exit code of a run that is sharded on this processor, started with the arguments for two GPUs."""
-    placement = json.loads((run / "plan.json").read_text())["placement"] | {"device": "cuda"}
-    gpus = training.dataclasses.replace(training.TWO_CORES, device="cuda", gpus=GPUS)
-    program = Path(__file__).resolve().parents[1] / "fsdp_on_cpu.py"
-    made = launch(placement, gpus)
-    command = [sys.executable, "-m", "accelerate.commands.launch", *made["arguments"], str(program)]
-    environment = os.environ | made["environment"]
-    with open(run / "log", "w") as log:
-        return subprocess.call([*command, str(run / "plan.json")], env=environment, stdout=log, stderr=log)
 
 
 def _weights(run: Path) -> Path:

@@ -15,14 +15,14 @@ from skill_train.resources import train_module
 PROGRAM = train_module()
 
 
-@pytest.fixture(scope="module")
-def two_trainers(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
-    """Our scoring, and TRL's own, on the same model with the same adapter."""
+@pytest.fixture(scope="module", params=["lora", "full"])
+def two_trainers(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> tuple[Any, Any]:
+    """Our scoring, and TRL's own, on the same model with the same adapter, or with every weight trained."""
     folder = tmp_path_factory.mktemp("loss")
-    ours = _trainer(folder / "ours")
+    ours = _trainer(folder / "ours", request.param)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(PROGRAM, "score_trained_tokens_only", lambda model: None)
-        theirs = _trainer(folder / "theirs")
+        theirs = _trainer(folder / "theirs", request.param)
     assert [_scored_by(trainer) for trainer in (ours, theirs)] == ["train.py", "utils.py"]
     return ours, theirs
 
@@ -58,7 +58,7 @@ def test_loss_and_gradients_are_plain_cross_entropy(two_trainers: tuple[Any, Any
         torch.testing.assert_close(gradient[name], value, rtol=1e-4, atol=1e-7)
 
 
-@pytest.mark.parametrize("change", ["cap", "bias", "trained head"])
+@pytest.mark.parametrize("change", ["cap", "bias", "adapter on the head"])
 def test_a_model_with_its_own_head_keeps_the_librarys_way(change: str) -> None:
     import torch
     from transformers import AutoModelForCausalLM
@@ -70,7 +70,9 @@ def test_a_model_with_its_own_head_keeps_the_librarys_way(change: str) -> None:
     elif change == "bias":
         model.lm_head.bias = torch.nn.Parameter(torch.zeros(640), requires_grad=False)
     else:
-        model.lm_head.weight.requires_grad_(True)
+        from peft import LoraConfig, get_peft_model
+
+        get_peft_model(model, LoraConfig(target_modules=["lm_head"]))
     PROGRAM.score_trained_tokens_only(model)
     assert "forward" not in vars(model)
 
@@ -92,11 +94,11 @@ def test_rows_are_fed_in_the_order_that_the_seed_decides(two_trainers: tuple[Any
     assert fed == [data["train"][index]["input_ids"] for index in PROGRAM.feeding_order(23, training.STEPS * 4, 42)]
 
 
-def _trainer(run: Path) -> Any:
+def _trainer(run: Path, tuning: str) -> Any:
     """A trainer whose adapter already does something: B is zero at the start, and so would be A's gradient."""
     import torch
 
-    training.write_run(run)
+    training.write_run(run, finetuning_type=tuning, learning_rate=2e-4)
     plan = PROGRAM.load_plan(run / "plan.json")
     recipe = plan["recipe"]
     tokenizer = PROGRAM.load_tokenizer(recipe)
@@ -141,4 +143,5 @@ def _gradients(trainer: Any) -> dict[str, Any]:
 
 def _scored_by(trainer: Any) -> str:
     """The file whose forward function the base model has: TRL puts in its own from trl/trainer/utils.py."""
-    return Path(trainer.model.get_base_model().forward.__func__.__code__.co_filename).name
+    model = trainer.model.get_base_model() if hasattr(trainer.model, "get_base_model") else trainer.model
+    return Path(model.forward.__func__.__code__.co_filename).name

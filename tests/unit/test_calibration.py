@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from skill_train import calibration
+from skill_train import calibration, estimate_time
 from skill_train.facts import MachineFacts, ModelFacts
 
 MACHINE = MachineFacts("Linux", "a processor", "cpu", 16 << 30, 12 << 30, None, 2, False)
@@ -41,7 +41,9 @@ LINES = [{"seconds": seconds, "tokens": 40, "trained_tokens": 20} for seconds in
 #   attention, 2 x width 4 x 10 x 10 x 2 layers x (1 + 2.5)                          =  5,600
 #   the head, 10 x 4, for 5 trained tokens   2 x 40 x 5 x 2                          =    800
 A_STEP = 4 * (42_400 + 1_920 + 5_600 + 800)
-SPEED = 2 * A_STEP / (2.0 + 3.0)
+# What reading takes of it: 1060 weights in 2 passes, the head's 40 twice, 4 bytes each, at 4e9 bytes a core and second.
+READING = 2 * (1060 * 2 + 40 * 2) * 4 / (4e9 * 2)
+SPEED = 2 * A_STEP / (2.0 + 3.0 - READING)
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +55,9 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def _plan(model: ModelFacts = MODEL, **placement: Any) -> dict[str, Any]:
     """A plan as its file has it."""
     usual = {"device": "cpu", "dtype": "float32", "gradient_checkpointing": False, "num_processes": 1}
+    usual |= {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 1}
     recipe = {"effective_batch_size": 4, "load_in_4bit": False, "lora_r": 2, "target_modules": ["q_proj"]}
+    recipe |= {"finetuning_type": "lora", "pure_bf16": False, "optim": "adamw_torch"}
     facts = {"model": dataclasses.asdict(model), "machine": dataclasses.asdict(MACHINE)}
     document = {"facts": facts, "recipe": recipe, "placement": usual | placement}
     return dict(json.loads(json.dumps(document)))
@@ -77,6 +81,18 @@ def test_recomputation_counts_as_work() -> None:
     more = 4 * (21_200 + 640 + 1_600)
     assert found is not None
     assert found.flops_per_second == pytest.approx(2 * (A_STEP + more) / 5.0)
+
+
+def test_reading_the_weights_is_not_the_speed() -> None:
+    """A run of 4 micro-steps a step reads the weights 4 times. At a bandwidth of 1000 bytes a second that is 35.2 s of
+    a step of 100: the speed is that of the other 64.8."""
+    lines = [line | {"seconds": 100.0} for line in LINES]
+    split = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 4}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(estimate_time, "_CPU_READS", 500.0)
+        found = calibration.remember(_plan(**split), lines, "2026-11-21T10:00:00Z")
+    assert found is not None
+    assert found.flops_per_second == pytest.approx(A_STEP / (100 - 4 * (1060 * 2 + 40 * 2) * 4 / 1000))
 
 
 def test_another_shape_is_a_hint_when_it_is_of_about_that_size() -> None:

@@ -215,3 +215,16 @@ def test_a_name_cannot_steer_the_terminal(mode: Format, capsys: Any) -> None:
 
 def _read(text: str) -> Any:
     return json.loads(text) if text.startswith("{") else text
+
+
+@pytest.mark.parametrize(
+    ("mode", "out", "err"),
+    [("human", "a�[31m line\n", ""), ("quiet", "a�[31m line\n", ""), ("json", "", "a�[31m line\n")],
+)
+def test_a_line_of_a_log_is_the_result_of_a_person(mode: Format, out: str, err: str, capsys: Any) -> None:
+    """A program reads one document on stdout; the lines that come now it can see beside it."""
+    console = Console(mode, "logs")
+    console.line("a\x1b[31m line", now=True)
+    assert capsys.readouterr() == (out, err)
+    console.line("later", now=False)
+    assert capsys.readouterr().out == ("" if mode == "json" else "later\n")

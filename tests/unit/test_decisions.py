@@ -236,7 +236,34 @@ ASKED = [
         where_asked="local", blockers=("no_memory",)),
 ]  # fmt: skip
 
-TABLE = [*MACS, *ONE_GPU, *MANY_GPUS_AND_NONE, *ASKED]
+# Full fine-tuning, `full`; without autocast's copies 16 bytes a parameter, 8 with pure_bf16.
+FULL: dict[str, Any] = {"finetuning_type": "full"}
+PURE = FULL | {"pure_bf16": True}
+WHOLE = [
+    row("qwen2.5-0.5b", "m4_max_128gb", "cloud", "rubric: full fine-tuning, though 8 GB fit", **FULL,
+        rules=SMALL | {"full fine-tuning": "cloud", "memory": "local"}),
+    row("smollm2-135m", "bare_cpu", "cloud", "rubric: full fine-tuning", **FULL, max_length=256, max_steps=20,
+        rules={"full fine-tuning": "cloud"}),
+    row("smollm2-135m", "bare_cpu", "local", "issue: --where overrides the advice", **FULL, where_asked="local",
+        max_length=256, max_steps=20, rules={"asked": "local", "full fine-tuning": "cloud"}, dtype="float32"),
+    row("qwen2.5-0.5b", "m2_pro_16gb", "local", "framework: sensitive data stays local; 8 GB of 7.5 free", **FULL,
+        sensitive=True, rules={"sensitive": "local", "memory": "cloud"}, blockers=("no_memory",)),
+    row("qwen2.5-0.5b", "rtx_4090", "local", "issue: a CUDA workstation by its memory; arithmetic: 9 GB of 24", **FULL,
+        rules={"memory": "local"}, dtype="bfloat16", strategy="single"),
+    row("llama-3.2-3b", "rtx_4090", "cloud", "arithmetic: 51 GB", **FULL, rules={"memory": "cloud"}),
+    row("mistral-7b-v0.3", "a100_80gb", "local", "guide: A100, full in bf16, 7B is about 56 GB of 80", **PURE,
+        rules={"memory": "local"}, dtype="bfloat16", strategy="single"),
+    row("mistral-7b-v0.3", "a100_80gb", "cloud", "llamafactory: 7B full, bf16 or fp16, 120 GB", **FULL,
+        rules={"memory": "cloud"}),
+    row("phi-4", "a100_80gb", "cloud", "guide: 13B full in bf16 is about 104 GB, too large for one", **PURE,
+        rules={"memory": "cloud"}),
+    row("mistral-7b-v0.3", "8x_l40s", "local", "guide: FSDP where one GPU does not hold it; 120 GB / 8", **FULL,
+        strategy="fsdp", dtype="bfloat16"),
+    row("qwen2.5-14b", "8x_a100_nvlink", "local", "guide: 13B needs FSDP; 236 GB / 8", **FULL, strategy="fsdp"),
+    row("llama-3.1-70b", "8x_a100_nvlink", "cloud", "arithmetic: 1130 GB of 640", **FULL, rules={"memory": "cloud"}),
+]  # fmt: skip
+
+TABLE = [*MACS, *ONE_GPU, *MANY_GPUS_AND_NONE, *ASKED, *WHOLE]
 
 
 def _plan(row: Row) -> dict[str, Any]:
@@ -265,7 +292,7 @@ def test_the_same_facts_give_the_same_plan() -> None:
 
 def test_every_rule_has_its_figure_and_its_source() -> None:
     """A figure unless what is compared has none, such as the kind of a model, or is unknown, which decides nothing."""
-    without = {"vision", "4-bit", "intel mac", "rosetta", "sensitive", "asked"}
+    without = {"vision", "4-bit", "intel mac", "rosetta", "sensitive", "asked", "full fine-tuning"}
     rules = {"model size", "context", "memory", "time"} | without
     seen = set()
     for row in TABLE:

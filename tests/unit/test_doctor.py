@@ -6,6 +6,7 @@ import http.server
 import json
 import os
 import resource
+import shlex
 import subprocess
 import sys
 import threading
@@ -22,6 +23,7 @@ from packaging.specifiers import SpecifierSet
 from light import BASE, SOURCE, installation, run
 from machines import recorded_machine
 from skill_train import doctor_checks as checks
+from skill_train.cli import main
 from skill_train.doctor_packages import Package, packages, within
 from skill_train.errors import NativeCrash, NotInstalled
 
@@ -44,7 +46,7 @@ def test_the_light_base_plans_and_cannot_train(light: Path) -> None:
     assert data["able"]["plan"] is True
     assert {data["able"][name] for name in ("local", "merge", "export-gguf", "verify", "submit")} == {False}
     assert data["not_able"]["local"] == 'pip install "skill-train[train]"'
-    assert data["not_able"]["submit"] == "no token"
+    assert data["not_able"]["submit"] == "no token: hf auth login"
     found = {check["name"]: check for check in data["checks"]}
     assert "torch" not in found and "compiler" in found
     assert (found["packages"]["verdict"], found["packages [train]"]["verdict"]) == ("ok", "warn")
@@ -316,20 +318,23 @@ def test_the_compiler() -> None:
     assert checks.compiler(lambda name: False, "Darwin").fix == "xcode-select --install"
 
 
-def test_agents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("known", ["project", "home"])
+def test_agents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known: str) -> None:
     monkeypatch.delenv("CLAUDE_CONFIG_DIR", raising=False)
-    home, here, skill = tmp_path / "my home", tmp_path / "project", tmp_path / "source"
-    assert checks.agents(home, here, skill).found == "none"
-    (home / ".claude").mkdir(parents=True)
-    other = here / ".agents" / "skills" / "another"
+    home, here = tmp_path / "home", tmp_path / "project"
+    monkeypatch.setenv("HOME", str(home))
+    here.mkdir()
+    monkeypatch.chdir(here)
+    assert checks.agents(home, here).found == "none"
+    other = tmp_path / known / ".agents" / "skills" / "another"
     other.mkdir(parents=True)
     (other / "SKILL.md").touch()
-    absent = checks.agents(home, here, skill)
+    absent = checks.agents(home, here)
     assert absent.verdict == "warn" and "1 skills" in absent.found
-    (skill / "SKILL.md").parent.mkdir()
-    (skill / "SKILL.md").touch()
-    subprocess.run(["sh", "-c", absent.fix], check=True)  # the remedy mends it
-    assert checks.agents(home, here, skill).verdict == "ok"
+    with pytest.raises(SystemExit, match="0"):
+        main([*shlex.split(absent.fix)[1:], "--format", "quiet"])  # the remedy mends it
+    assert checks.agents(home, here).verdict == "ok"
+    assert (other.parent / "skill-train" / "SKILL.md").is_file()
 
 
 def _found(done: subprocess.CompletedProcess[str], name: str) -> dict[str, str]:

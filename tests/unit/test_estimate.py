@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 
@@ -124,6 +125,74 @@ def test_experts_that_a_token_passes_count_not_all() -> None:
     dense = dataclasses.replace(mixture, experts_per_token=1)
     more = layer_bytes_per_token(mixture, STEP) - layer_bytes_per_token(dense, STEP)
     assert more == 2 * 3 * 768 * 7
+
+
+FULL = dataclasses.replace(STEP, rows=4, dtype="float32", full=True)
+PARAMETERS, HEAD = 494_032_768, 136_134_656  # of Qwen2.5 0.5B; its head is its embedding, 151,936 x 896
+
+
+@pytest.mark.parametrize(
+    ("change", "each", "copies"),
+    [
+        ({"dtype": "float32"}, 4, 0),
+        ({"dtype": "bfloat16"}, 4, 2 * (PARAMETERS - HEAD)),  # autocast's copies of the layers; TRL's head casts tiles
+        ({"dtype": "float16"}, 4, 2 * (PARAMETERS - HEAD)),
+        ({"dtype": "bfloat16", "pure_bf16": True}, 2, 0),
+        # Off CUDA the head is cast as a whole.
+        ({"device": "cpu", "dtype": "bfloat16"}, 4, 2 * PARAMETERS),
+    ],
+)
+def test_every_weight_by_hand(change: dict[str, Any], each: int, copies: int) -> None:
+    """16 bytes a parameter in float32, 8 with pure_bf16: weights, gradients, two moments. The head's gradient is made
+    in float32 before it is added, 4 x 136,134,656."""
+    parts = _parts(QWEN, dataclasses.replace(FULL, **change))
+    assert parts["weights"].low == parts["weights"].high == each * PARAMETERS
+    assert parts["optimizer"].low == parts["optimizer"].high == 2 * each * PARAMETERS
+    assert parts["gradients"].low == each * PARAMETERS + 4 * HEAD
+    # The tied embedding makes a second one, when the rest of the pass is gone; on a CPU the heap stays as it is.
+    assert parts["gradients"].high == each * PARAMETERS + (8 if "device" in change else 4) * HEAD
+    assert (parts["copies"].low if "copies" in parts else 0) == copies
+    assert "adapter" not in parts
+
+
+def test_without_accumulation_gradients_grow_while_activations_shrink() -> None:
+    """1 x 8 tokens need 10 MB: of the gradients all but that comes on top. 16 x 2048 need 50 GB: nothing does but the
+    head's."""
+    alone = dataclasses.replace(FULL, accumulates=False)
+    few = _parts(QWEN, dataclasses.replace(alone, length=8))
+    moving = few["activations"].low + few["logits"].low
+    assert few["gradients"].high == pytest.approx(4 * PARAMETERS + 8 * HEAD - moving)
+    many = _parts(QWEN, dataclasses.replace(alone, rows=16, length=2048))
+    assert many["gradients"].low == many["gradients"].high == 4 * HEAD
+
+
+def test_an_optimizer_that_is_not_fused_needs_one_more_of_every_weight() -> None:
+    """torch's foreach kernels take the root of all second moments at once: 4 x 494,032,768 bytes, less what the passes
+    need, which is gone by then."""
+    short = dataclasses.replace(FULL, length=8)
+    fused, plain = (_parts(QWEN, dataclasses.replace(short, fused=value)) for value in (True, False))
+    moving = fused["activations"].low + fused["logits"].low
+    assert plain["gradients"].high == pytest.approx(8 * PARAMETERS - moving)
+    assert fused["gradients"].high == pytest.approx(4 * PARAMETERS + max(4 * HEAD, 8 * HEAD - moving))
+
+
+def test_sharded_it_is_divided_and_layers_are_gathered() -> None:
+    """Llama 3.1 8B over 8 GPUs: 16 x 8.03e9 / 8 = 16.1 GB each, and two layers of 6.98e9 / 32 in bfloat16."""
+    parts = _parts(LLAMA, dataclasses.replace(FULL, dtype="bfloat16", shards=8))
+    held = parts["weights"].low + parts["optimizer"].low + parts["gradients"].low - 4 * 128_256 * 4096
+    assert held == 16 * 8_030_261_248 / 8
+    assert parts["gathered"].low == pytest.approx(2 * 2 * (8_030_261_248 - 2 * 128_256 * 4096) / 32)
+    waiting = _parts(LLAMA, dataclasses.replace(FULL, dtype="bfloat16", shards=8, offload=True))
+    assert "weights" not in waiting and "optimizer" not in waiting
+
+
+def test_a_layer_that_trains_by_hand() -> None:
+    """Beyond the frozen layer: each norm's result before its weight, 2 x 896 x 4; in float32 the inputs of the linear
+    layers, 2 x 896 and 4864; with autocast five copies of the first two and one of the last, in 2 bytes."""
+    frozen = dataclasses.replace(STEP, dtype="float32", target_modules=())
+    assert layer_bytes_per_token(QWEN, FULL) - layer_bytes_per_token(QWEN, frozen) == 4 * (2 * 896 + 2 * 896 + 4864)
+    mixed, half = (dataclasses.replace(s, dtype="bfloat16", target_modules=()) for s in (FULL, STEP))
+    assert layer_bytes_per_token(QWEN, mixed) - layer_bytes_per_token(QWEN, half) == 4 * 2 * 896 + 2 * (5 * 896 + 4864)
 
 
 @pytest.mark.parametrize("missing", ["parameters", "layers", "hidden_size", "vocab_size"])

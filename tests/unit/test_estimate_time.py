@@ -10,7 +10,14 @@ import models
 from machines import recorded_machine
 from skill_train.devices import cpu_flops, device_speed
 from skill_train.estimate import MicroStep
-from skill_train.estimate_time import Schedule, micro_step_flops, micro_step_seconds, training_seconds
+from skill_train.estimate_time import (
+    Schedule,
+    micro_step_flops,
+    micro_step_seconds,
+    optimizer_seconds,
+    reading_seconds,
+    training_seconds,
+)
 from skill_train.facts import Calibration
 
 QWEN = models.recorded_model("qwen2.5-0.5b")
@@ -28,6 +35,41 @@ def test_operations_by_hand() -> None:
     assert micro_step_flops(QWEN, NO_ADAPTER) == linear + attention + head
     again = dataclasses.replace(NO_ADAPTER, checkpointing=True)
     assert micro_step_flops(QWEN, again) == linear * 3 / 2 + attention * 4.5 / 3.5 + head
+
+
+def test_operations_where_every_weight_trains() -> None:
+    """The gradients of the weights are as much again as those of the inputs; the head: forward, its logits again, and
+    both gradients. An adapter that is not there costs nothing."""
+    full = dataclasses.replace(NO_ADAPTER, full=True, lora_r=16)
+    linear, head = 357_898_112 * 2 * 512 * 3, 2 * 151_936 * 896 * 512 * 4
+    assert micro_step_flops(QWEN, full) == linear + 2 * 896 * 512 * 512 * 24 * 3.5 + head
+
+
+def test_a_processor_reads_the_weights_of_short_rows() -> None:
+    """2 cores, 8e9 bytes a second. 128 tokens, 64 of them trained: the layers' 357,898,112 weights twice; the head's
+    136,134,656 twice for each 26 trained tokens (4e6 // 151936), so three times twice. Half as much in bfloat16."""
+    machine = dataclasses.replace(recorded_machine("bare_cpu"), cores=2)
+    short = dataclasses.replace(NO_ADAPTER, device="cpu", dtype="float32", length=128, trained_share=0.5)
+    seconds = 4 * (357_898_112 * 2 + 136_134_656 * 2 * 3) / 8e9
+    assert reading_seconds(QWEN, short, machine) == pytest.approx(seconds)
+    assert reading_seconds(QWEN, dataclasses.replace(short, dtype="bfloat16"), machine) == pytest.approx(seconds / 2)
+    assert reading_seconds(QWEN, NO_ADAPTER, A100) == 0
+    estimate = micro_step_seconds(QWEN, short, machine, Calibration(1e20, "a run", same_shape=True))
+    assert estimate is not None and estimate.low == pytest.approx(seconds / 1.25)
+
+
+def test_the_optimizer_of_every_weight() -> None:
+    """AdamW, fused: 494,032,768 weights x 4 bytes x (7 passes, and 3 of clipping) at the A100's 2000 GB/s; each step of
+    a run pays it once, whatever the accumulation."""
+    full = dataclasses.replace(NO_ADAPTER, full=True)
+    seconds = 494_032_768 * 4 * 10 / 2000e9
+    assert optimizer_seconds(QWEN, full, A100) == pytest.approx(seconds)
+    assert optimizer_seconds(QWEN, dataclasses.replace(full, shards=4), A100) == pytest.approx(seconds / 4)
+    assert optimizer_seconds(QWEN, NO_ADAPTER, A100) == 0
+    schedule = Schedule(steps=10, accumulation=4, row_tokens=(512.0, 512.0), rows=100, local_weights=True)
+    parts, one = training_seconds(QWEN, full, A100, schedule, None), micro_step_seconds(QWEN, full, A100, None)
+    assert parts is not None and one is not None
+    assert parts[-1].low == pytest.approx(40 * one.low + 10 * seconds)
 
 
 def test_the_head_sees_trained_tokens_only() -> None:

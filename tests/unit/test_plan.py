@@ -303,9 +303,10 @@ def test_the_same_facts_give_the_same_plan() -> None:
 def test_a_plan_is_plain_data() -> None:
     import json
 
-    plan = _plan(hub_model_id="me/tuned", sensitive=True)
+    plan = _plan(hub_model_id="me/tuned", sensitive=True, score="regex", score_pattern="(.+)")
     assert json.loads(json.dumps(plan, allow_nan=False)) == plan
-    assert plan["policy"] == {"hub_model_id": "me/tuned", "sensitive": True}
+    policy = {"hub_model_id": "me/tuned", "sensitive": True, "score": "regex", "score_pattern": "(.+)"}
+    assert plan["policy"] == policy
     assert all(set(reason) == {"rule", "value", "because", "source"} for reason in plan["reasons"])
     assert all(all(reason.values()) for reason in plan["reasons"])
 

@@ -28,7 +28,7 @@ def test_yaml_reads_2e_4_as_text_and_the_recipe_as_a_number(tmp_path: Path) -> N
 def test_what_is_left_out_is_what_the_reference_promises(tmp_path: Path) -> None:
     recipe = _load(tmp_path, "model: some/model\ndata: rows.jsonl\n")
     assert (recipe.method, recipe.split, recipe.effective_batch_size, recipe.max_length) == ("sft", "train", 16, 1024)
-    assert (recipe.learning_rate, recipe.lora_r, recipe.lora_alpha, recipe.seed) == (2e-4, 16, 32, 42)
+    assert (recipe.learning_rate, recipe.lora_r, recipe.lora_alpha, recipe.seed) == (None, 16, 32, 42)
     chosen_by_the_plan = ("format", "columns", "loss_on", "max_steps", "warmup_steps", "target_modules")
     assert [getattr(recipe, key) for key in chosen_by_the_plan] == [None] * 6
 
@@ -47,8 +47,22 @@ def test_a_default_that_is_written_down_is_the_same_recipe() -> None:
 
 
 def test_null_in_the_file_is_left_out(tmp_path: Path) -> None:
-    recipe = _load(tmp_path, "model: some/model\ndata: rows.jsonl\nlearning_rate: null\nmax_steps: null\n")
-    assert (recipe.learning_rate, recipe.max_steps) == (2e-4, None)
+    recipe = _load(tmp_path, "model: some/model\ndata: rows.jsonl\nseed: null\nmax_steps: null\n")
+    assert (recipe.seed, recipe.max_steps) == (42, None)
+
+
+@pytest.mark.parametrize(
+    ("values", "word"),
+    [
+        ({"finetuning_type": "full", "load_in_4bit": True}, "exclude each other"),
+        ({"pure_bf16": True}, "of full fine-tuning"),
+        ({"finetuning_type": "ful"}, "did you mean 'full'"),
+    ],
+)
+def test_what_full_fine_tuning_cannot_be(values: dict[str, Any], word: str) -> None:
+    error = _refused(LEAST | values)
+    assert (error.code, error.exit_code) == ("bad_value", 2) and word in str(error)
+    assert recipes.from_dict(LEAST | {"finetuning_type": "full", "pure_bf16": True, "lora_r": 8}).pure_bf16
 
 
 @pytest.mark.parametrize(
@@ -222,10 +236,26 @@ def test_another_hyperparameter_is_another_recipe(key: str, value: Any) -> None:
     assert recipes.recipe_hash(values | {key: value}, FINGERPRINTS) != recipes.recipe_hash(values, FINGERPRINTS)
 
 
-@pytest.mark.parametrize(("key", "value"), [("sensitive", True), ("hub_model_id", "me/tuned")])
+@pytest.mark.parametrize(("key", "value"), [("sensitive", True), ("hub_model_id", "me/tuned"), ("score", "json")])
 def test_policy_does_not_change_the_recipe(key: str, value: Any) -> None:
     same = recipes.recipe_hash(LEAST, FINGERPRINTS)
     assert recipes.recipe_hash(LEAST | {key: value}, FINGERPRINTS) == same
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"score": "regex"},
+        {"score_pattern": "(.+)"},
+        {"score": "json", "score_pattern": "x"},
+        {"score": "bleu"},
+        {"score": "regex", "score_pattern": "(open"},
+    ],
+)
+def test_a_score_that_cannot_be_made_is_refused(values: dict[str, Any]) -> None:
+    with pytest.raises(UsageError) as caught:
+        recipes.from_dict(LEAST | values)
+    assert caught.value.code == "bad_value"
 
 
 def _load(folder: Path, text: str) -> recipes.Recipe:

@@ -37,6 +37,7 @@ FILES: list[tuple[str, bytes, list[tuple[int, str | None]]]] = [
         [(2, None), (3, "broken_json"), (4, "broken_json"), (5, None)],
     ),
     ("latin-1.csv", b"prompt,completion\na,b\ncaf\xe9,b\na,b\n", [(2, None), (3, "not_utf8"), (4, None)]),
+    ("semicolon.csv", b"prompt;completion\na;b\na;b;c\na;b\n", [(2, None), (3, "broken_json"), (4, None)]),
     ("quote.csv", b'prompt,completion\na,b\na,"b"c\na,b\n', [(2, None), (3, "broken_json"), (4, None)]),
     ("open quote.csv", b'prompt,completion\na,b\na,"b\nc', [(2, None), (3, "broken_json")]),
 ]
@@ -64,6 +65,7 @@ WHOLE: list[tuple[str, bytes]] = [
     ("windows.csv", b"prompt,completion\r\na,b\r\nc,d\r\n"),
     ("bom.csv", b"\xef\xbb\xbfprompt,completion\na,b\n"),
     ("table.tsv", b"prompt\tcompletion\na\tb\n"),
+    ("excel.csv", b'\xef\xbb\xbfprompt;completion\r\n"a; b";"1,5"\r\n'),
 ]
 
 
@@ -74,6 +76,24 @@ def test_whole_files_are_read_as_training_reads_them(tmp_path: Path, name: str, 
     path.write_bytes(content)
     expected = list(train_module().iter_rows(str(path), split=split))
     assert [(line, row) for line, row, _ in rows.read(Recipe(data=str(path), split=split))] == expected
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.csv"])
+@pytest.mark.parametrize(("encoding", "named"), [("latin-1", "WINDOWS-1252"), ("utf-16", "UTF-16")])
+def test_another_encoding_is_named(tmp_path: Path, name: str, encoding: str, named: str) -> None:
+    text = '{"prompt": "café"}\n' if name == "rows.jsonl" else "prompt,completion\ncafé,b\n"
+    (tmp_path / name).write_bytes(text.encode(encoding))
+    broken = [row for _, row, _ in rows.read(_recipe(tmp_path / name)) if isinstance(row, rows.Broken)]
+    assert broken[0].kind == "not_utf8"
+    assert f"not UTF-8, most likely {named}" in str(broken[0].refusal)
+    assert broken[0].refusal.error["hint"] == f"iconv -f {named} -t UTF-8 FILE > NEW_FILE"
+
+
+def test_a_cell_with_semicolons_stays_one_cell(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("prompt;completion\na;b\n")
+    assert [row for _, row, _ in rows.read(_recipe(tmp_path / "rows.csv"))] == [ROW]
+    (tmp_path / "rows.csv").write_text('prompt,"comple;tion"\na,b\n')
+    assert [row for _, row, _ in rows.read(_recipe(tmp_path / "rows.csv"))] == [{"prompt": "a", "comple;tion": "b"}]
 
 
 def _recipe(path: Path) -> Recipe:

@@ -1,0 +1,139 @@
+"""`evaluate`: base, tuned model and GGUF files of a run on its held-out rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from skill_train import tables
+from skill_train.chain import base_of, quoted, require_trained
+from skill_train.chain_gguf import ggufs_of
+from skill_train.console import Console, Result
+from skill_train.errors import UsageError
+from skill_train.evaluate_ask import Model
+from skill_train.evaluate_score import Scoring, scoring_of
+from skill_train.reference import read_rows
+from skill_train.run_dir import RunDir, open_run, read_json
+
+ROWS = 100
+_SHOWN, _SHOWN_CHARACTERS = 2, 800  # rows side by side in the answer, and characters of one; the record has all
+_DIGITS = 6
+
+
+def evaluate(
+    console: Console,
+    *,
+    run: Path,
+    gguf: tuple[Path, ...],
+    rows: int,
+    score: str | None,
+    pattern: str | None,
+    scorer: Path | None,
+    backend: str,
+) -> Result:
+    opened = open_run(run)
+    plan = read_json(opened.plan)
+    scoring = scoring_of(plan.get("policy", {}), score, pattern, scorer)
+    record = evaluate_run(console, opened, scoring, ggufs=list(gguf), most_rows=rows, backend=backend)
+    data = _data(opened, record)
+    quiet = next((f"{one['loss']:.4g}" for one in record["models"] if one["name"] == "tuned" and one["loss"]), "")
+    made = any(one["backend"] == "llama.cpp" for one in record["models"])
+    return Result(
+        data,
+        human=lambda rich: tables.draw_evaluation(rich, data),
+        quiet=quiet,
+        next=[f"skill-train {'verify' if made else 'export-gguf'} {quoted(run)}"],
+    )
+
+
+def evaluate_run(
+    console: Console,
+    run: RunDir,
+    scoring: Scoring | None = None,
+    *,
+    ggufs: list[Path] | None = None,
+    most_rows: int = ROWS,
+    backend: str = "auto",
+) -> dict[str, Any]:
+    """The record `evaluate.json` of a run, measured now or earlier."""
+    from skill_train.evaluate import evaluate as step
+    from skill_train.evaluate import require_rows
+
+    require_trained(run)
+    rows = read_rows(run.held_out)
+    require_rows(rows, run.path)
+    base, recipe = base_of(run), read_json(run.plan)["recipe"]
+    with console.progress("evaluating") as progress:
+        return step(
+            models=[Model("base", base), tuned_of(run, base), *_files(ggufs or ggufs_of(run))],
+            rows=rows,
+            loss_on=recipe["loss_on"],
+            most_rows=most_rows,
+            tokenizer_of=base,
+            scoring=scoring or Scoring(),
+            backend=backend,
+            record=run.record("evaluate"),
+            progress=progress,
+            warn=console.warn,
+        )
+
+
+def tuned_of(run: RunDir, base: Path) -> Model:
+    """The tuned model: merged (or trained whole), or else the base with the adapter on top."""
+    if (run.merged / "config.json").is_file():
+        return Model("tuned", run.merged)
+    return Model("tuned", base, run.adapter)
+
+
+def _files(paths: list[Path]) -> list[Model]:
+    """GGUF files under their own names; the whole path where two are called alike."""
+    names = [path.name for path in paths]
+    models = [Model(path.name if names.count(path.name) == 1 else str(path), path) for path in paths]
+    for model in models:
+        if not model.path.is_file() or not model.is_gguf:
+            raise UsageError(
+                f"{model.path} is not a GGUF file" if model.path.exists() else f"{model.path} does not exist",
+                code="missing_file",
+                expected="a file that ends in .gguf",
+                got=str(model.path),
+                hint="skill-train export-gguf RUN",
+            )
+    return models
+
+
+def _data(run: RunDir, record: dict[str, Any]) -> dict[str, Any]:
+    """The record in at most 8 KB: figures to six digits, and a few answers side by side."""
+    dropped = ("why", "asked_rows", *(("score", "scored_rows") if record["score"] is None else ()))
+    return {
+        "run_dir": str(run.path),
+        "rows": record["rows"],
+        "asked": record["asked"],
+        "answer_tokens": record["answer_tokens"],
+        "score": record["score"],
+        "models": [{k: _short(v) for k, v in one.items() if k not in dropped} for one in record["models"]],
+        "differences": [{k: _short(v) for k, v in one.items()} for one in record["differences"]],
+        "answers": [_shown(one) for one in _telling(record["answers"])],
+        "record": str(run.record("evaluate")),
+        "reused": record.get("reused", False),
+    }
+
+
+def _telling(answers: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows where most different answers were given come first: they show what the figures stand for."""
+    kinds = [len(set(one["answers"].values())) for one in answers]
+    order = sorted(range(len(answers)), key=lambda number: (-kinds[number], number))
+    return [answers[number] for number in order[:_SHOWN]]
+
+
+def _shown(one: dict[str, Any]) -> dict[str, Any]:
+    most = _SHOWN_CHARACTERS // (2 + len(one["answers"]))
+    return {
+        "line": one["line"],
+        "prompt": one["prompt"][-most:],
+        "expected": one["expected"][:most],
+        "answers": {name: text[:most] for name, text in one["answers"].items()},
+    }
+
+
+def _short(value: Any) -> Any:
+    return float(f"{value:.{_DIGITS}g}") if isinstance(value, float) else value

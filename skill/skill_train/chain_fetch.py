@@ -1,0 +1,247 @@
+"""`pull` and `resume`: what a run in the cloud has made comes here; a run that ended early goes on."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+from skill_train import cloud_budget, cloud_run, flavors, job_figures, kept, tables
+from skill_train.chain import require_trained
+from skill_train.chain_follow import About, look
+from skill_train.cloud_answer import money
+from skill_train.cloud_record import CloudJob
+from skill_train.cloud_run import CloudRun
+from skill_train.console import Console, Result
+from skill_train.errors import DecisionNeeded, UsageError
+from skill_train.job_story import larger
+from skill_train.kept import Kept
+from skill_train.run_dir import RunDir
+
+
+def pull(console: Console, *, run: str, run_dir: Path | None) -> Result:
+    """Everything that is kept, digests checked; from the repository of the model when the bucket has nothing."""
+    cloud = cloud_run.in_folder(cloud_run.find(run, console.status), run_dir, console.status)
+    here = cloud.run
+    assert here is not None  # in_folder gave it one
+    record = cloud.record
+    there = kept.look(record.bucket, record.folder, console.status) if record.bucket and record.folder else None
+    fetched = _from_bucket(console, here, there) if there else _from_repository(console, cloud, here)
+    source = fetched["inputs"]
+    done = source["state"] == "done"
+    if done:
+        require_trained(here)
+    else:
+        step = source["checkpoint"]
+        what = "nothing but records" if step is None else f"a checkpoint of step {step}"
+        console.warn("unfinished", f"the run has no result yet ({source['state']}); what is here: {what}")
+    data = {
+        "run_dir": str(here.path),
+        "state": source["state"],
+        "trained": done,
+        "checkpoint": source["checkpoint"],
+        "from": source.get("bucket") or source.get("repository"),
+        "fetched": len(fetched["fetched"]),
+        "files": [{"path": str(here.path / name), **digest} for name, digest in fetched["outputs"].items()],
+    }
+    word = shlex.quote(str(here.path))
+    live = cloud.now is not None and cloud.now.live
+    ended_well = cloud.now is not None and cloud.now.stage == "COMPLETED"
+    unfinished = f"skill-train {'wait' if live else 'logs' if ended_well else 'resume'} {word}"
+    return Result(
+        data,
+        human=lambda rich: tables.draw_pulled(rich, data),
+        quiet=str(here.path),
+        next=[f"skill-train export-gguf {word}"] if done else [unfinished],
+    )
+
+
+def _from_bucket(console: Console, here: RunDir, there: Kept) -> dict[str, Any]:
+    from skill_train import pull as step
+
+    with console.progress("fetching") as progress:
+        return step.from_bucket(here, there, progress=progress, say=console.status)
+
+
+def _from_repository(console: Console, cloud: CloudRun, here: RunDir) -> dict[str, Any]:
+    from skill_train import hub
+    from skill_train import pull as step
+
+    repository = cloud.record.hub_model_id
+    if not repository or (cloud.now is not None and cloud.now.live):
+        raise step.nothing_kept(here.path, "the job has not kept anything yet" if repository else "its bucket is empty")
+    console.status(f"nothing is in the bucket; asking for {repository}")
+    try:
+        folder, commit = hub.model_folder(repository, None)
+    except UsageError as error:
+        raise step.nothing_kept(here.path, f"its bucket is empty, and {error.message}") from None
+    return step.from_repository(here, repository, folder, commit)
+
+
+def resume(
+    console: Console,
+    *,
+    run: str,
+    run_dir: Path | None,
+    flavor: str | None,
+    timeout: str | None,
+    max_cost: float | None,
+    yes: bool,
+) -> Result:
+    """A new job from the newest checkpoint, after its cost was agreed to."""
+    from skill_train import resume as step
+
+    cloud = cloud_run.find(run, console.status)
+    last = cloud.record.last
+    if last is not None and last.job_id not in (None, cloud.job.job_id):  # an id of an earlier job was given
+        cloud = cloud_run.with_now(cloud_run.latest(cloud), console.status)
+    if cloud.now is not None and cloud.now.live:
+        if cloud.run is not None:
+            step.noted(cloud.run, console.status)
+        return _there(cloud, cloud.job, reused=True)
+    cloud = cloud_run.in_folder(cloud, run_dir, console.status)
+    about = look(cloud, console)
+    if about.story is None:
+        return _finished(cloud)
+    _check_flavor(about, flavor)
+    chosen = flavor or cloud.job.flavor
+    price, source = _price(chosen)
+    budget = cloud_budget.budget(
+        _rest(about, chosen),
+        usd_per_hour=price,
+        price=source,
+        timeout=cloud_budget.seconds_of(timeout) if timeout else None,
+        max_cost=max_cost,
+    )
+    console.status(f"the last job: {about.story.message}")
+    if about.story.remedy in ("recipe", "data"):
+        console.warn("same_again", f"the same recipe may end the same way: {about.story.help}")
+    if not yes:
+        return _agreement(about, budget, timeout)
+    assert cloud.run is not None  # in_folder gave it one
+    record, reused = step.resume(
+        cloud.run,
+        flavor=chosen,
+        timeout_seconds=budget.timeout_seconds,
+        usd_per_hour=price,
+        say=console.status,
+    )
+    assert record.last is not None  # a job was started
+    return _there(cloud, record.last, reused=reused, budget=budget)
+
+
+def _rest(about: About, flavor: str) -> dict[str, Any]:
+    """What is left of the run, in the form of a plan: its time as it was measured, and the timeout of a job for it."""
+    measured, from_step = about.speed, about.kept_step
+    before = about.cloud.job.timeout_seconds or (about.plan or {}).get("timeout_seconds")
+    same = flavor == about.cloud.job.flavor
+    if measured is not None and measured.seconds_per_step is not None and same:
+        low = (measured.steps - from_step) * measured.seconds_per_step
+        timed = f"{measured.seconds_per_step:.3g} s a step measured, {measured.steps - from_step} steps to go"
+        estimate = {"low": low, "high": low * job_figures.MARGIN + job_figures.SAVING_SECONDS, "basis": timed}
+    else:
+        why = "no step was timed" if same else f"the steps were timed on {about.cloud.job.flavor}"
+        estimate = {"low": None, "high": None, "basis": why}
+    if before is not None and about.story is not None and about.story.remedy == "time":
+        before = job_figures.longer_timeout(
+            measured,
+            kept_step=from_step,
+            ran_seconds=about.ran_seconds or 0.0,
+            before=before,
+            first=about.cloud.job.number == 1,
+        )
+    return {"flavor": flavor, "timeout_seconds": before, "estimates": {"seconds": estimate}}
+
+
+def _check_flavor(about: About, flavor: str | None) -> None:
+    """After a lack of memory the same machine would fail again; a machine that is named must exist.
+
+    Raises:
+        DecisionNeeded: another flavor must be named.
+        UsageError: there is no such flavor.
+    """
+    story, cloud = about.story, about.cloud
+    offered = flavors.current(live=False)[0]
+    if story is not None and story.remedy in ("gpu", "ram") and flavor is None:
+        bigger = larger(offered, cloud.job.flavor, story.remedy)
+        raise DecisionNeeded(
+            f"{story.message}; the same flavor would fail again",
+            code=story.code,
+            expected=story.help,
+            got=cloud.job.flavor,
+            hint=f"skill-train resume {cloud.word} --flavor {bigger.name}" if bigger else story.help,
+        )
+    known = {each.name: each for each in offered}
+    now = known.get(cloud.job.flavor)
+    if flavor is None or now is None:
+        return
+    same = [each.name for each in offered if each.gpus == now.gpus and bool(each.gpu) == bool(now.gpu)]
+    if flavor not in same:
+        raise UsageError(
+            f"a run planned for {now.name} cannot go on on {flavor!r}",
+            code="unknown_flavor" if flavor not in known else "another_shape",
+            expected=f"one of {', '.join(same)}: with as many GPUs as the plan",
+            got=flavor,
+            hint=f"skill-train resume {cloud.word} --flavor {now.name}",
+        )
+
+
+def _price(flavor: str) -> tuple[float | None, str]:
+    offered, source = flavors.current(live=True)
+    return next((each.usd_per_hour for each in offered if each.name == flavor), None), source
+
+
+def _agreement(about: About, budget: cloud_budget.Budget, timeout: str | None) -> Result:
+    """What the new job is and may cost, and the command that starts it."""
+    cloud, cost = about.cloud, budget.as_dict()
+    words = ["skill-train", "resume", cloud.word]
+    words += ["--flavor", budget.flavor] if budget.flavor != cloud.job.flavor else []
+    command = " ".join([*words, *(["--timeout", timeout] if timeout else []), "--yes"])
+    error = DecisionNeeded(
+        f"a new job on {budget.flavor} would go on from step {about.kept_step}: {money(budget)}",
+        code="confirm_cost",
+        expected="--yes",
+        got=f"{budget.flavor}, stopped after {budget.timeout_seconds} s",
+        hint=command,
+    )
+    data = {
+        "run_dir": str(cloud.run.path) if cloud.run else None,
+        "from_step": about.kept_step,
+        "flavor": budget.flavor,
+        "timeout_seconds": budget.timeout_seconds,
+        "cost_usd": cost,
+        "why": about.story.as_dict() if about.story else None,
+    }
+    return Result(data, human=lambda rich: None, quiet=command, next=[command], error=error)
+
+
+def _finished(cloud: CloudRun) -> Result:
+    data = {"run_dir": str(cloud.run.path) if cloud.run else None, "job_id": cloud.job.job_id, "finished": True}
+    return Result(
+        data | {"reused": True},
+        human=lambda rich: tables.draw_line(rich, f"{cloud.name} has finished; nothing is left to do"),
+        quiet=cloud.job.job_id or "",
+        next=[f"skill-train pull {cloud.word}"],
+    )
+
+
+def _there(cloud: CloudRun, job: CloudJob, *, reused: bool, budget: cloud_budget.Budget | None = None) -> Result:
+    """The answer of a job that runs now."""
+    data = {
+        "run_dir": str(cloud.run.path) if cloud.run else None,
+        "job_id": job.job_id,
+        "url": job.url,
+        "reused": reused,
+        "finished": False,
+        "attempt": job.number,
+        "flavor": job.flavor,
+        "timeout_seconds": job.timeout_seconds,
+        "cost_usd": budget.as_dict() if budget else None,
+    }
+    told = f"{'already there' if reused else 'started'}: job {job.job_id} on {job.flavor}, {job.url}"
+    return Result(
+        data,
+        human=lambda rich: tables.draw_line(rich, told),
+        quiet=job.job_id or "",
+        next=[f"skill-train {command} {cloud.word}" for command in ("wait", "logs", "pull")],
+    )

@@ -1,0 +1,255 @@
+"""`submit`: plan for the cloud, checks, what it costs and what is uploaded, and, when that was accepted, the job."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+from typing import Any
+
+from skill_train import (
+    chain_elsewhere,
+    cloud_answer,
+    cloud_budget,
+    cloud_record,
+    flavors,
+    preflight,
+    rehearsal,
+    rubric,
+    staging,
+    submission,
+    tables,
+)
+from skill_train import recipe as recipes
+from skill_train.chain_plan import decided, load_recipe, local_plan, require_no_blockers, require_room
+from skill_train.cloud_answer import Asked, Checked
+from skill_train.cloud_budget import Budget
+from skill_train.cloud_order import Order
+from skill_train.console import Console, Result
+from skill_train.errors import DecisionNeeded
+from skill_train.facts import Flavor
+from skill_train.hub_account import Account
+from skill_train.placement import Choices
+from skill_train.plan_file import given_plan, is_plan
+from skill_train.recipe import Recipe
+from skill_train.resources import train_program
+from skill_train.run_dir import RunDir, open_run, read_json
+
+
+def submit(console: Console, **options: Any) -> Result:
+    """Ends with the job, with the one that is there already, or with the decision that is needed.
+
+    Args:
+        options: the fields of `Asked`.
+    """
+    asked = Asked(**options)
+    timeout = None if asked.timeout is None else cloud_budget.seconds_of(asked.timeout)
+    asked = chain_elsewhere.checked(asked)
+    made = _plan(console, asked)
+    require_no_blockers(made)
+    if asked.rehearse:
+        return _rehearse(console, asked, made)
+    if asked.backend != "hf_jobs":
+        return chain_elsewhere.write(console, asked, _order_elsewhere(asked, made), _run_dir(asked, made))
+    account = _account(asked)
+    order = _order(asked, made, account)
+    run = RunDir(_run_dir(asked, made))
+    if asked.force_new:
+        submission.require_new(run)
+    elif not asked.dry_run:
+        known = submission.existing(run, order, console.status)
+        if known is not None:
+            return cloud_answer.result(console, run, known, order)
+    checked = _check(console, asked, order, account, timeout)
+    if asked.dry_run:
+        return cloud_answer.dry_run(run, checked)
+    if not asked.yes:
+        return cloud_answer.decision(asked, checked)
+    sent = submission.submit(run, checked.order, console.status, force_new=asked.force_new)
+    return cloud_answer.result(console, run, sent, checked.order)
+
+
+# --- The plan ---
+
+
+def _plan(console: Console, asked: Asked) -> dict[str, Any]:
+    """A plan for the cloud: the given one as it is, or one that is made now."""
+    source = asked.source
+    file = open_run(source).plan if source is not None and source.is_dir() else source
+    if file is None or not is_plan(file):
+        return _planned(console, asked, load_recipe(file, asked.recipe_flags))
+    there = read_json(file)
+    if there.get("where") == "cloud":
+        chosen = {"flavor": asked.flavor, "dtype": asked.dtype}
+        made = given_plan(file, asked.recipe_flags | chosen, where="cloud")
+        _require_remote(made["recipe"]["model"], sensitive=made["policy"]["sensitive"], owner=asked.namespace)
+        return made
+    console.status(f"{source} is for this machine; its recipe is planned again, for the cloud")
+    made = _planned(console, asked, _recipe_of(there, asked.recipe_flags))
+    if not asked.recipe_flags and made["recipe_hash"] != there["recipe_hash"]:
+        console.warn("another_recipe", f"model or data have changed since {source}: this is not the same run")
+    return made
+
+
+def _planned(console: Console, asked: Asked, recipe: Recipe) -> dict[str, Any]:
+    _require_remote(recipe.model, sensitive=recipe.sensitive, owner=asked.namespace)
+    choices = Choices(dtype=asked.dtype, where="cloud", flavor=asked.flavor, max_hours=asked.max_hours)
+    return decided(console, recipe, choices)
+
+
+def _recipe_of(there: dict[str, Any], flags: dict[str, Any]) -> Recipe:
+    known = there["recipe"] | there.get("policy", {})
+    return recipes.from_dict({key: value for key, value in known.items() if key in recipes.FIELDS} | flags)
+
+
+def _require_remote(model: str, *, sensitive: bool, owner: str | None) -> None:
+    """Refuses, before the Hub is asked anything, what cannot or may not leave this machine."""
+    if sensitive:
+        raise rubric.stays_here("submit")
+    if Path(model).is_dir():
+        raise preflight.local_model(model, owner)
+
+
+def _order(asked: Asked, made: dict[str, Any], account: Account) -> Order:
+    """The plan with its repository and its data, and the price that was known last; the checks ask for today's."""
+    place = preflight.namespace(account, asked.namespace) if account.state == "valid" else account.name
+    staged = staging.stage(Path(made["recipe"]["data"])) if preflight.local_data(made) else None
+    offer = _kept_offer(made["flavor"])
+    price = None if offer is None else offer.usd_per_hour
+    return Order(_with_repository(made, asked, place), place, price, staged, asked.data_repo)
+
+
+def _order_elsewhere(asked: Asked, made: dict[str, Any]) -> Order:
+    """Of a run on machines of others. Who pushes must be known, and need not be asked for when it was said."""
+    owner = asked.namespace or (asked.hub_model_id or "").rpartition("/")[0]
+    return _order(asked, made, Account("unchecked", owner) if owner else preflight.token())
+
+
+def _with_repository(made: dict[str, Any], asked: Asked, place: str) -> dict[str, Any]:
+    """The plan with the repository that its result goes to."""
+    known = asked.hub_model_id or made["policy"]["hub_model_id"]
+    return made | {"policy": made["policy"] | {"hub_model_id": known or _repository(made, place)}}
+
+
+def _repository(made: dict[str, Any], place: str) -> str:
+    """`NAMESPACE/<model>-<data>-<recipe hash>`; the Hub takes 96 characters (huggingface_hub 2.4, validate_repo_id)."""
+    words = [_slug(made["recipe"]["model"].split("/")[-1]), _slug(_data_name(made))]
+    name = "-".join((*words, made["recipe_hash"][:8]))
+    return f"{place}/{name[-(96 - len(place) - 1) :].strip('-.')}"
+
+
+def _data_name(made: dict[str, Any]) -> str:
+    data = made["recipe"]["data"]
+    return Path(data).stem if preflight.local_data(made) else data.split("/")[-1]
+
+
+def _slug(text: str) -> str:
+    """Of the characters that the Hub takes in a name, without two of `-` and `.` in a row."""
+    return re.sub(r"[-.]*-[-.]*|\.{2,}", "-", re.sub(r"[^A-Za-z0-9.]+", "-", text)).strip("-.").lower() or "data"
+
+
+def _run_dir(asked: Asked, made: dict[str, Any]) -> Path:
+    """The one that was said, that of a submitted run, or a name made of data and recipe."""
+    if asked.run_dir is not None:
+        return asked.run_dir
+    source = asked.source
+    if source is not None and cloud_record.record_path(RunDir(source)).is_file() and not asked.force_new:
+        return source
+    kind = "cloud" if asked.backend == "hf_jobs" else asked.backend
+    first = Path("runs") / f"{_slug(_data_name(made))}-{made['recipe_hash'][:8]}-{kind}"
+    if not asked.force_new:
+        return first
+    later = (first.with_name(f"{first.name}-{number}") for number in range(2, 1000))
+    return next(path for path in (first, *later) if not path.exists())
+
+
+def _rehearse(console: Console, asked: Asked, made: dict[str, Any]) -> Result:
+    """Two steps of the job on this machine. Nothing is sent."""
+    made = _with_repository(made, asked, asked.namespace or "me")
+    here = _plan_here(console, _recipe_of(made, {"max_steps": rehearsal.STEPS}))
+    for part in ("device", "dtype", "num_processes"):
+        console.status(f"{part}: {here['placement'][part]} here, {made['placement'][part]} in the job")
+    staged = staging.stage(Path(made["recipe"]["data"])) if preflight.local_data(made) else None
+    spec = cloud_answer.specification(RunDir(_run_dir(asked, made)), Order(made, "me", None, staged, None), "rehearsal")
+    figures = rehearsal.rehearse(rehearsal.shortened(made, here), spec, staged, console.status)
+    data = {"verdict": "pass", **figures, "not_rehearsed": rehearsal.differences(made, here, train_program())}
+    again = cloud_answer.command_of(asked, rehearse=False)
+    return Result(data, human=lambda rich: tables.draw_rehearsal(rich, data), quiet=data["verdict"], next=[again])
+
+
+def _plan_here(console: Console, recipe: Recipe) -> dict[str, Any]:
+    """The placement of this machine for the recipe.
+
+    Raises:
+        DecisionNeeded: it does not fit here.
+    """
+    try:
+        here = local_plan(console, recipe, Choices(where="local"))
+        require_room(console, here, force=False)
+    except DecisionNeeded as error:
+        raise DecisionNeeded(
+            f"this machine cannot rehearse the run: {error.message}",
+            code="cannot_rehearse",
+            expected=error.expected,
+            got=error.got,
+            hint="--dry-run in the place of --rehearse checks everything but the training",
+        ) from None
+    return here
+
+
+# --- The checks ---
+
+
+def _account(asked: Asked) -> Account:
+    """Whose token it is. A dry run without an answer takes the namespace that was said."""
+    unchecked: list[str] = []
+    if not (asked.dry_run and asked.namespace):
+        return preflight.token()
+    found = preflight.tolerant(preflight.token, "token", unchecked)
+    return found or Account("unchecked", asked.namespace, why="; ".join(unchecked))
+
+
+def _check(console: Console, asked: Asked, order: Order, account: Account, timeout: int | None) -> Checked:
+    """Every check before the first upload, each with its own error."""
+    unchecked = [f"token: {account.why}"] if account.state == "unchecked" else []
+
+    def ask(what: str, check: Any) -> Any:
+        return preflight.tolerant(check, what, unchecked) if asked.dry_run else check()
+
+    made, repository = order.plan, order.plan["policy"]["hub_model_id"]
+    there = ()
+    if account.state == "valid":
+        there = ask("repository", lambda: preflight.result_repository(account, repository)) or ()
+        with_data = order.staged is not None
+        ask(
+            "bucket",
+            lambda: preflight.private_places(order.namespace, order.data_repo, account, with_data=with_data),
+        )
+        ask("model and dataset", lambda: preflight.readable(made))
+    offer = ask("flavor and price", lambda: preflight.flavor(made["flavor"])) or _kept_offer(made["flavor"])
+    price = "" if offer is None else f"price of {offer.read_at}"
+    usd = None if offer is None else offer.usd_per_hour
+    found = cloud_budget.budget(made, usd_per_hour=usd, price=price, timeout=timeout, max_cost=asked.max_cost)
+    _warn(console, order, found, there)
+    sent = made | {"timeout_seconds": found.timeout_seconds}
+    return Checked(dataclasses.replace(order, plan=sent, usd_per_hour=usd), found, there, unchecked)
+
+
+def _kept_offer(name: str) -> Flavor | None:
+    return next((flavor for flavor in flavors.current(live=False)[0] if flavor.name == name), None)
+
+
+def _warn(console: Console, order: Order, found: Budget, there: tuple[str, ...]) -> None:
+    if found.tight and found.seconds is not None:
+        console.warn(
+            "tight_timeout",
+            f"the timeout of {found.timeout_seconds} s is below the upper estimate of {found.seconds[1]:.0f} s; "
+            "a job that is stopped keeps its checkpoints",
+        )
+    if found.lowered:
+        console.warn("lowered_timeout", f"the timeout is {found.timeout_seconds} s, so that --max-cost is kept")
+    if there:
+        name = order.plan["policy"]["hub_model_id"]
+        console.warn("repository_in_use", f"{name} holds {len(there)} files; the result is a new commit on them")
+    if order.data_repo is not None and order.staged is None:
+        console.warn("unused_data_repo", "the data is on the Hub already; --data-repo is not used")

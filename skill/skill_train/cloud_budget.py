@@ -1,0 +1,135 @@
+"""What a job may take and cost: its timeout above the estimate, and never more than was allowed. Pure."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from skill_train.errors import DecisionNeeded, UsageError
+
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Attributes:
+    seconds, cost_usd: `(low, high)` of the estimate; None when the plan has none, for the reason in `basis`.
+    most_usd: what the job costs when it runs until its timeout: the bound. None when no price is known.
+    lowered: the timeout was computed, and made shorter so that the bound keeps to the ceiling.
+    """
+
+    flavor: str
+    timeout_seconds: int
+    usd_per_hour: float | None
+    seconds: tuple[float, float] | None
+    cost_usd: tuple[float, float] | None
+    most_usd: float | None
+    basis: str
+    lowered: bool = False
+
+    @property
+    def tight(self) -> bool:
+        """By the upper estimate it would be stopped."""
+        return self.seconds is not None and self.timeout_seconds < self.seconds[1]
+
+    def as_dict(self) -> dict[str, Any]:
+        low, high = (None, None) if self.cost_usd is None else (round(end, 3) for end in self.cost_usd)
+        most = None if self.most_usd is None else round(self.most_usd, 3)
+        return {"low": low, "high": high, "most": most, "usd_per_hour": self.usd_per_hour, "basis": self.basis}
+
+
+def budget(
+    made: dict[str, Any], *, usd_per_hour: float | None, price: str, timeout: int | None, max_cost: float | None
+) -> Budget:
+    """The budget of a plan for the cloud.
+
+    Args:
+        price: where the price is from, for the reader.
+        timeout: seconds that were asked for; None takes what the plan computed, or less where `max_cost` needs it.
+        max_cost: dollars that it may never exceed.
+
+    Raises:
+        DecisionNeeded: no timeout is known, it is below the lower estimate, or the cost may exceed `max_cost`.
+    """
+    estimate = made["estimates"]["seconds"]
+    seconds = None if estimate["low"] is None else (float(estimate["low"]), float(estimate["high"]))
+    limit = _timeout(made, timeout, seconds)
+    lowered = False
+    if max_cost is not None and usd_per_hour and timeout is None:
+        affordable = math.floor(max_cost / usd_per_hour * 60 + 1e-9) * 60
+        lowered = affordable < limit and seconds is not None and affordable >= seconds[1]
+        limit = affordable if lowered else limit
+    basis = "no price is known" if usd_per_hour is None else f"${usd_per_hour:.2f} an hour, {price}"
+    cost = None
+    if seconds is None:
+        basis += f"; no estimate: {estimate['basis']}"
+    elif usd_per_hour is not None:
+        cost = (seconds[0] / 3600 * usd_per_hour, seconds[1] / 3600 * usd_per_hour)
+    most = None if usd_per_hour is None else math.ceil(limit / 60) / 60 * usd_per_hour  # billed by the minute
+    found = Budget(made["flavor"], limit, usd_per_hour, seconds, cost, most, basis, lowered)
+    if max_cost is not None:
+        _check_ceiling(found, max_cost)
+    return found
+
+
+def seconds_of(text: str) -> int:
+    """`90`, `90s`, `30m`, `1.5h`, `1d` in seconds.
+
+    Raises:
+        UsageError: something else, or less than a minute, in which no job starts.
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", text.strip())
+    seconds = int(float(found[1]) * _UNITS[found[2] or "s"]) if found else 0
+    if seconds < 60:
+        raise UsageError(
+            f"{text!r} is no timeout",
+            code="bad_timeout",
+            expected="a number with s, m, h or d, at least a minute",
+            got=text,
+            hint="--timeout 30m, --timeout 2h or --timeout 5400",
+        )
+    return seconds
+
+
+def _timeout(made: dict[str, Any], asked: int | None, seconds: tuple[float, float] | None) -> int:
+    limit = asked or made["timeout_seconds"]
+    if limit is None:
+        raise DecisionNeeded(
+            "how long this run takes is unknown, so no timeout can be computed",
+            code="no_timeout",
+            expected="--timeout, after which the job is stopped; its checkpoints stay",
+            got=made["estimates"]["seconds"]["basis"],
+            hint="add --timeout, such as --timeout 2h",
+        )
+    if seconds is not None and limit < seconds[0]:
+        enough = made["timeout_seconds"] or math.ceil(seconds[1] / 60) * 60
+        raise DecisionNeeded(
+            f"a timeout of {limit} s is below the lower estimate of {seconds[0]:.0f} s: the job could not end",
+            code="timeout_too_short",
+            expected=f"at least {seconds[0]:.0f} s; {enough} s for the upper estimate",
+            got=f"{limit} s",
+            hint=f"--timeout {enough}, or fewer steps",
+        )
+    return int(limit)
+
+
+def _check_ceiling(found: Budget, max_cost: float) -> None:
+    if found.most_usd is None:
+        raise DecisionNeeded(
+            f"no price of {found.flavor} is known, so --max-cost cannot be kept",
+            code="over_budget",
+            expected=f"at most ${max_cost:.2f}",
+            got=found.basis,
+            hint="try again when the Hub tells its prices, or leave --max-cost out",
+        )
+    if found.most_usd > max_cost + 1e-9:
+        estimate = "" if found.cost_usd is None else f"${found.cost_usd[0]:.2f} to ${found.cost_usd[1]:.2f} estimated, "
+        raise DecisionNeeded(
+            f"this job may cost more than --max-cost {max_cost:g}",
+            code="over_budget",
+            expected=f"at most ${max_cost:.2f}",
+            got=f"{estimate}${found.most_usd:.2f} at its timeout of {found.timeout_seconds} s ({found.basis})",
+            hint="a larger --max-cost, a shorter --timeout, a cheaper --flavor, or fewer steps",
+        )

@@ -1,0 +1,63 @@
+"""What is sent to the cloud, and what came of it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from skill_train import cloud_record
+from skill_train.cloud_record import CloudRecord
+from skill_train.resources import train_program
+from skill_train.staging import Staged
+
+
+@dataclass(frozen=True)
+class Order:
+    """What is to be sent.
+
+    Attributes:
+        plan: with `policy.hub_model_id` and the timeout that it is sent with.
+        usd_per_hour: None when no price is known.
+        staged: local data; None for data on the Hub. `data_repo`: the dataset repository that it goes to, if not into
+            the bucket.
+    """
+
+    plan: dict[str, Any]
+    namespace: str
+    usd_per_hour: float | None
+    staged: Staged | None
+    data_repo: str | None
+
+    @property
+    def plan_hash(self) -> str:
+        return cloud_record.plan_hash(self.plan)
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A job of a run.
+
+    Attributes:
+        stage: as the Hub said it last; None when it did not answer.
+        reused: it was there already.
+    """
+
+    record: CloudRecord
+    stage: str | None
+    reused: bool
+
+
+def uploads(order: Order) -> list[dict[str, Any]]:
+    """What leaves this machine, and where it goes."""
+    bucket = f"the private bucket {order.namespace}/jobs-artifacts"
+    program, made = train_program(), json.dumps(order.plan, indent=1, ensure_ascii=False)
+    listed = [
+        {"what": "program", "name": program.name, "files": 1, "bytes": program.stat().st_size, "to": bucket},
+        {"what": "plan", "name": "plan.json", "files": 1, "bytes": len(made.encode()) + 1, "to": bucket},
+    ]
+    if order.staged is not None:
+        about = {"name": order.plan["recipe"]["data"], "files": len(order.staged.files), "bytes": order.staged.bytes}
+        to = f"the private dataset {order.data_repo}" if order.data_repo else bucket
+        listed.append({"what": "data", **about, "to": to})
+    return listed

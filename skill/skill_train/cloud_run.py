@@ -1,0 +1,236 @@
+"""What RUN means: a run directory that was submitted, or the id of one of its jobs, `NAMESPACE/ID` or `ID`."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from skill_train import cloud_record, jobs, kept
+from skill_train.cloud_record import CloudData, CloudJob, CloudRecord
+from skill_train.errors import AccessError, UsageError
+from skill_train.follow import Say, patiently
+from skill_train.job_once import timestamp
+from skill_train.job_spec import Mount
+from skill_train.jobs import Job
+from skill_train.recipe import to_yaml
+from skill_train.run_dir import RunDir, read_json, write_json, write_text
+
+_JOB = re.compile(r"(?:(?P<namespace>[\w.-]+)/)?(?P<id>[0-9a-f]{24})")
+
+
+@dataclass(frozen=True)
+class CloudRun:
+    """A run in the cloud.
+
+    Attributes:
+        name: as the user called it; the next commands call it so too.
+        run: None when it is known by the id of a job only.
+        job: the one that is meant: the last, or the one whose id was given.
+        now: what the Hub says of it, where it was asked.
+    """
+
+    name: str
+    run: RunDir | None
+    record: CloudRecord
+    job: CloudJob
+    now: Job | None = None
+
+    @property
+    def word(self) -> str:
+        return shlex.quote(self.name)
+
+
+def find(name: str, say: Say) -> CloudRun:
+    """The run, with the job that is meant as it is now.
+
+    A job whose start had no answer is looked up by its labels.
+
+    Raises:
+        UsageError: neither a run that was submitted nor a job that skill-train started, or there is no such job now.
+        AccessError: the token may not see it.
+    """
+    found = _JOB.fullmatch(name)
+    if found and not Path(name).is_dir():
+        return _by_id(name, found["namespace"] or _namespace(), found["id"], say)
+    run = RunDir(Path(name))
+    record = cloud_record.submitted(run)
+    if record.last is None:
+        raise never_started(name)
+    if record.last.job_id is None:
+        return _started_perhaps(CloudRun(name, run, record, record.last), say)
+    return with_now(CloudRun(name, run, record, record.last), say)
+
+
+def with_now(cloud: CloudRun, say: Say) -> CloudRun:
+    """With what the Hub says of its job. One that is gone there is DELETED."""
+    job_id, namespace = cloud.job.job_id or "", cloud.record.namespace
+    try:
+        now = patiently(lambda: jobs.inspect(namespace, job_id), say)
+    except UsageError as error:
+        if error.code != "unknown_job" or cloud.run is None:
+            raise
+        now = _gone(cloud)
+    return replace(cloud, now=now)
+
+
+def latest(cloud: CloudRun) -> CloudRun:
+    """The run with its last job in the place of the one that was named."""
+    return replace(cloud, job=cloud.record.jobs[-1], now=None)
+
+
+def plan_of(cloud: CloudRun, there: kept.Peek) -> dict[str, Any] | None:
+    """The plan, of the run directory or as it lies in the bucket; None when neither has it."""
+    if cloud.run is not None and cloud.run.plan.is_file():
+        return dict(read_json(cloud.run.plan))
+    plan = there.document("plan.json")
+    return plan if plan is not None and isinstance(plan.get("recipe"), dict) else None
+
+
+def in_folder(cloud: CloudRun, folder: Path | None, say: Say) -> CloudRun:
+    """The run with a run directory: its own, or a new one for a run that is known by a job's id.
+
+    Raises:
+        UsageError: the folder holds another run, or the plan is in the bucket no more.
+    """
+    if cloud.run is not None and folder in (None, cloud.run.path):
+        return cloud
+    run = RunDir(folder or Path("runs") / cloud.record.run_id)
+    known = cloud_record.read(run)
+    if known is not None and known.run_id == cloud.record.run_id:
+        return replace(cloud, name=str(run.path), run=run, record=known)
+    if known is not None or run.plan.exists() or run.adapter.exists():
+        raise UsageError(
+            f"{run.path} holds another run",
+            code="another_run",
+            expected="a new folder, or one of the same run",
+            got=f"run {known.run_id}" if known else "a run of this machine",
+            hint="give another --run-dir",
+        )
+    bucket, kept_in = cloud.record.bucket, cloud.record.folder
+    there = kept.peek(bucket, kept_in, ("plan.json",), say) if bucket and kept_in else kept.NOTHING
+    plan = plan_of(cloud, there)
+    if plan is None:
+        raise UsageError(
+            f"the plan of {cloud.name} is not in its bucket any more",
+            code="no_plan",
+            expected="plan.json beside the program of the job",
+            hint="use the run directory that submitted it",
+        )
+    write_text(run.recipe, to_yaml(plan["recipe"] | plan.get("policy", {})))
+    write_json(run.plan, plan)
+    repository = (plan.get("policy") or {}).get("hub_model_id") or ""
+    record = replace(cloud.record, hub_model_id=cloud.record.hub_model_id or repository)
+    cloud_record.write(run, record)
+    return replace(cloud, name=str(run.path), run=run, record=record)
+
+
+def never_started(name: str) -> UsageError:
+    word = shlex.quote(name)
+    return UsageError(
+        f"no job of {name} was ever started",
+        code="never_started",
+        expected="a run with a job",
+        hint=f"skill-train submit {word}",
+    )
+
+
+def _started_perhaps(cloud: CloudRun, say: Say) -> CloudRun:
+    """Nobody heard whether the last job was created: its labels tell."""
+    labels = cloud_record.labels(cloud.record, cloud.job.number)
+    wanted = {key: labels[key] for key in ("run", "attempt")}
+    found = patiently(lambda: jobs.find(cloud.record.namespace, wanted), say)
+    if found:
+        known = _as_record(found[-1], cloud.job)
+        record = with_bucket(cloud.record.with_job(known), found[-1])
+        return replace(cloud, record=record, job=known, now=found[-1])
+    before = next((job for job in reversed(cloud.record.jobs) if job.job_id is not None), None)
+    if before is None:
+        raise never_started(cloud.name)
+    return with_now(replace(cloud, job=before), say)
+
+
+def with_bucket(record: CloudRecord, job: Job) -> CloudRecord:
+    """With the folder that the client chose for the first job."""
+    if job.bucket is None or record.folder is not None:
+        return record
+    return replace(record, bucket=job.bucket[0], folder=job.bucket[1])
+
+
+def _by_id(name: str, namespace: str, job_id: str, say: Say) -> CloudRun:
+    """The record as the labels of the jobs have it."""
+    now = patiently(lambda: jobs.inspect(namespace, job_id), say)
+    run_id = now.labels.get("run", "")
+    if "skill-train" not in now.labels or not re.fullmatch("[0-9a-f]{12}", run_id):
+        raise UsageError(
+            f"the job {name} was not started by skill-train",
+            code="not_ours",
+            expected="a job with the label skill-train",
+            got=", ".join(sorted(now.labels)) or "no labels",
+            hint=f"hf jobs logs {namespace}/{job_id}",
+        )
+    others = patiently(lambda: jobs.find(namespace, {"run": run_id}), say)
+    known = {job.id: _as_record(job, None) for job in (*others, now)}
+    ordered = tuple(sorted(known.values(), key=lambda job: job.number))
+    data = _data_of(now.mounts[0]) if now.mounts else None
+    record = CloudRecord(run_id, now.labels.get("plan", ""), namespace, "", data=data, jobs=ordered)
+    return CloudRun(f"{namespace}/{job_id}", None, with_bucket(record, now), known[job_id], now)
+
+
+def _data_of(mount: Mount) -> CloudData:
+    if mount.kind == "dataset":
+        return CloudData(mount.mount_path, None, None, repository=mount.bucket, revision=mount.revision)
+    return CloudData(mount.mount_path, None, None, bucket=mount.bucket, folder=mount.folder)
+
+
+def _as_record(job: Job, asked: CloudJob | None) -> CloudJob:
+    """A job of the Hub as the record has one."""
+    attempt = job.labels.get("attempt", "1")
+    made = timestamp(job.created_at) if job.created_at else None
+    if asked is not None:
+        return replace(asked, state="started", job_id=job.id, url=job.url, created_at=made)
+    return CloudJob(
+        number=int(attempt) if attempt.isdigit() else 1,
+        state="started",
+        flavor=job.flavor or "",
+        timeout_seconds=None,
+        asked_at=made or "",
+        job_id=job.id,
+        url=job.url,
+        created_at=made,
+    )
+
+
+def _gone(cloud: CloudRun) -> Job:
+    """A job that the record has and the Hub has not."""
+    return Job(
+        id=cloud.job.job_id or "",
+        namespace=cloud.record.namespace,
+        url=cloud.job.url or "",
+        stage="DELETED",
+        message="the Hub has no such job, or your token may not see it",
+        flavor=cloud.job.flavor,
+        labels={},
+        bucket=None,
+        created_at=None,
+        started_at=None,
+        finished_at=None,
+    )
+
+
+def _namespace() -> str:
+    """Of the token."""
+    from skill_train.hub_account import account
+
+    who = account()
+    if who.state != "valid":
+        raise AccessError(
+            "a job id without its namespace needs a token that says who you are",
+            code="not_signed_in" if who.state == "none" else "bad_token",
+            expected="a valid token, or NAMESPACE/ID",
+            got=who.why or who.state,
+            hint="hf auth login",
+        )
+    return who.name

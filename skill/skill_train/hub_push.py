@@ -1,0 +1,128 @@
+"""Uploads to a repository of the Hub: large files first, each once, then one commit of all."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from skill_train.errors import DecisionNeeded, SkillTrainError, Temporary
+from skill_train.hub_client import Subject, ask
+from skill_train.push_files import PushFile
+
+TRIES = 4  # of each request that changes something; huggingface_hub 2.4 does not retry the commit
+PAUSE_SECONDS = 2.0
+
+
+def licence_of(model: str) -> str | None:
+    """The licence that the card of a model on the Hub names; None when it names none, or cannot be asked."""
+
+    def question() -> Any:
+        from huggingface_hub import HfApi
+
+        return HfApi().model_info(model, timeout=8.0).card_data
+
+    try:
+        card = ask(Subject("model", model), question)
+    except SkillTrainError:
+        return None
+    named = card.get("license") if card else None
+    return str(named) if isinstance(named, str) else None
+
+
+def licence_in(folder: Path) -> str | None:
+    """The licence that the card in a model folder names."""
+    from huggingface_hub import ModelCard
+
+    card = folder / "README.md"
+    if not card.is_file():
+        return None
+    try:
+        named = ModelCard.load(card).data.get("license")
+    except ValueError:
+        return None
+    return named if isinstance(named, str) else None
+
+
+def upload(
+    repo: str, files: list[PushFile], *, private: bool, message: str, say: Callable[[str], None]
+) -> dict[str, Any]:
+    """Makes the repository when it is not there, and brings the files into it. Files that are there already are not
+    sent again, so a push that was cut goes on where it ended.
+
+    Returns:
+        `url`, `commit` (its id), `created` (the repository is new).
+
+    Raises:
+        DecisionNeeded: the repository is public, and `private` was asked for.
+        AccessError: no token, or it may not write there.
+        Temporary: no answer after several tries.
+    """
+    subject = Subject("model", repo)
+    created = not _again(lambda: _exists(repo), subject, say)
+    if private and not created and not _again(lambda: _is_private(repo), subject, say):
+        raise DecisionNeeded(
+            f"{repo} is public, so everybody could read what is pushed there",
+            code="public_repository",
+            expected="a new or a private repository, or --public",
+            hint="name another --repo, or say --public",
+        )
+    _again(lambda: _create(repo, private), subject, say)
+    operations = [_operation(file) for file in files]
+    for operation, file in zip(operations, files, strict=True):
+        say(f"{file.path}, {file.size / 1e6:.1f} MB")
+        _again(lambda operation=operation: _preupload(repo, operation), subject, say)  # type: ignore[misc]
+    info = _again(lambda: _commit(repo, operations, message), subject, say)
+    return {"url": str(info.repo_url), "commit": info.oid, "created": created}
+
+
+def _again(question: Callable[[], Any], subject: Subject, say: Callable[[str], None]) -> Any:
+    """Asks until it works: each of these questions may be asked twice."""
+    for attempt in range(1, TRIES + 1):
+        try:
+            return ask(subject, question, seconds=None)
+        except Temporary as error:
+            if attempt == TRIES:
+                raise
+            pause = PAUSE_SECONDS * 2 ** (attempt - 1)
+            say(f"{error.message}; trying again in {pause:g} s")
+            time.sleep(pause)
+    raise AssertionError
+
+
+def _exists(repo: str) -> bool:
+    from huggingface_hub import HfApi
+
+    return bool(HfApi().repo_exists(repo))
+
+
+def _is_private(repo: str) -> bool:
+    from huggingface_hub import HfApi
+
+    return bool(HfApi().model_info(repo, timeout=8.0).private)
+
+
+def _create(repo: str, private: bool) -> Any:
+    from huggingface_hub import HfApi
+
+    return HfApi().create_repo(repo, private=private, exist_ok=True)
+
+
+def _operation(file: PushFile) -> Any:
+    from huggingface_hub import CommitOperationAdd
+
+    content = file.content if file.content is not None else str(file.source)
+    return CommitOperationAdd(path_in_repo=file.path, path_or_fileobj=content)
+
+
+def _preupload(repo: str, operation: Any) -> None:
+    from huggingface_hub import HfApi
+
+    HfApi().preupload_lfs_files(repo, [operation], free_memory=False)
+
+
+def _commit(repo: str, operations: list[Any], message: str) -> Any:
+    from huggingface_hub import HfApi
+
+    return HfApi().create_commit(repo, operations, commit_message=message)

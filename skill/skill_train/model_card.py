@@ -1,0 +1,157 @@
+"""The card of a pushed model: what it is, how it was made, and the proof. Pure; nothing of the data stands in it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+_PROOF = ("weights", "tokens", "chat_template", "logits", "tuned", "answers")  # of the checks, those a reader asks for
+_FACTS = (
+    "finetuning_type", "lora_r", "lora_alpha", "lora_dropout", "target_modules", "learning_rate", "lr_scheduler_type",
+    "max_steps", "effective_batch_size", "max_length", "loss_on", "seed", "load_in_4bit",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class CardFacts:
+    """What a card is made of.
+
+    Attributes:
+        repo: `name/of-repository`.
+        parts: of `adapter`, `merged`, `gguf`.
+        base: the id of the base on the Hub; the name of its folder when it has none, and then `base_on_hub` is False.
+        licence: of the base; None when it is not known, with the reason.
+        data: the id of the dataset on the Hub, or a file's name; `data_on_hub` tells which.
+        recipe: as the plan resolved it.
+        training: `train.json`; proof: `verify.json`, None when nothing was verified.
+        ggufs: name and bytes of each file.
+    """
+
+    repo: str
+    parts: tuple[str, ...]
+    base: str
+    base_on_hub: bool
+    licence: str | None
+    licence_reason: str
+    data: str
+    data_on_hub: bool
+    recipe: dict[str, Any]
+    recipe_hash: str
+    training: dict[str, Any]
+    proof: dict[str, Any] | None
+    ggufs: dict[str, int] = field(default_factory=dict)
+
+
+def card(facts: CardFacts) -> str:
+    """README.md of the repository: YAML for the Hub, then the page."""
+    import yaml
+
+    front = yaml.safe_dump(_front(facts), sort_keys=False, allow_unicode=True)
+    sections = (_about(facts), _use(facts), _proof(facts), _made(facts), _licence(facts))
+    return f"---\n{front}---\n\n" + "\n\n".join(text for text in sections if text) + "\n"
+
+
+def _front(facts: CardFacts) -> dict[str, Any]:
+    """Keys of huggingface.co/docs/hub/model-cards, 2026-11."""
+    front: dict[str, Any] = {}
+    if facts.licence is not None:
+        front["license"] = facts.licence
+    if facts.base_on_hub:
+        front["base_model"] = facts.base
+        front["base_model_relation"] = _relation(facts)
+    front["library_name"] = {"adapter": "peft", "merged": "transformers", "gguf": "gguf"}[facts.parts[0]]
+    front["pipeline_tag"] = "text-generation"
+    front["tags"] = ["skill-train", "sft", *(["lora"] if "adapter" in facts.parts else []), *_tag_gguf(facts)]
+    if facts.data_on_hub:
+        front["datasets"] = [facts.data]
+    return front
+
+
+def _relation(facts: CardFacts) -> str:
+    if "merged" in facts.parts:
+        return "finetune"
+    return "quantized" if "gguf" in facts.parts else "adapter"
+
+
+def _tag_gguf(facts: CardFacts) -> list[str]:
+    return ["gguf"] if "gguf" in facts.parts else []
+
+
+def _about(facts: CardFacts) -> str:
+    how = "All weights" if facts.recipe.get("finetuning_type") == "full" else "A LoRA"
+    name = facts.repo.split("/")[-1]
+    base = f"`{facts.base}`" if facts.base_on_hub else f"`{facts.base}` (a folder, not a model on the Hub)"
+    rows = facts.training["data"]["train_rows"]
+    return (
+        f"# {name}\n\n{how} of {base}, fine-tuned on {rows} rows of `{facts.data}` with skill-train. {_verdict(facts)}"
+    )
+
+
+def _verdict(facts: CardFacts) -> str:
+    if facts.proof is None:
+        return "The files were **not verified** against the trained model."
+    return f"Each GGUF file was compared with the model that was trained; verdict: **{facts.proof['verdict']}**."
+
+
+def _use(facts: CardFacts) -> str:
+    lines = ["## Use", "", "```sh"]
+    for name in facts.ggufs:
+        lines.append(f"llama-cli -hf {facts.repo} -hff {name} -cnv")
+    if facts.ggufs:
+        lines.append(f"ollama run hf.co/{facts.repo}")
+    lines.append(f"hf download {facts.repo}")
+    lines.append("```")
+    if "adapter" in facts.parts:
+        where = "" if facts.parts == ("adapter",) else ', subfolder="adapter"'
+        base = facts.base if facts.base_on_hub else "FOLDER_OF_THE_BASE"
+        lines += ["", "```python", "from peft import PeftModel", "from transformers import AutoModelForCausalLM", ""]
+        lines.append(f'model = AutoModelForCausalLM.from_pretrained("{base}", dtype="auto")')
+        lines += [f'model = PeftModel.from_pretrained(model, "{facts.repo}"{where})', "```"]
+    return "\n".join(lines)
+
+
+def _proof(facts: CardFacts) -> str:
+    """One row a file and check. The figures are those of verify.json."""
+    if facts.proof is None:
+        return ""
+    rows = [check for check in facts.proof["checks"] if check["name"] in _PROOF]
+    table = [f"| {c['file']} | {c['name']} | {c['verdict']} | {_cell(c)} |" for c in rows]
+    tokens = facts.proof.get("samples", {}).get("tokens")
+    head = f"## Proof\n\nBy `skill-train verify`, on {tokens} tokens. All checks: `skill-train/verify.json`.\n\n"
+    return head + "| file | check | verdict | found |\n| --- | --- | --- | --- |\n" + "\n".join(table)
+
+
+def _cell(check: dict[str, Any]) -> str:
+    """The sentence of a check; of `answers` and `tokens` the count only, because they can quote texts."""
+    if check["name"] in ("answers", "tokens", "chat_template"):
+        return f"{_round(check['figure'])} (limit {_round(check['threshold'])})"
+    return str(check["detail"]).replace("|", "/").replace("\n", " ")
+
+
+def _made(facts: CardFacts) -> str:
+    figures = facts.training["figures"]
+    rows = [(key, facts.recipe[key]) for key in _FACTS if key in facts.recipe]
+    rows += [("first loss", _round(figures.get("first_loss"))), ("last loss", _round(figures.get("last_loss")))]
+    table = "\n".join(f"| {key} | {_plain(value)} |" for key, value in rows)
+    revision = facts.recipe.get("revision")
+    pinned = f" at revision `{revision}`" if revision else ""
+    data_revision = facts.recipe.get("data_revision")
+    data_pinned = f" at revision `{data_revision}`" if data_revision else ""
+    return (
+        f"## How it was made\n\nBase `{facts.base}`{pinned}; data `{facts.data}`{data_pinned}; recipe hash "
+        f"`{facts.recipe_hash}`. The whole recipe: `skill-train/recipe.yaml`.\n\n| | |\n| --- | --- |\n{table}"
+    )
+
+
+def _round(value: Any) -> Any:
+    return round(value, 4) if isinstance(value, float) else value
+
+
+def _plain(value: Any) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _licence(facts: CardFacts) -> str:
+    if facts.licence is None:
+        return f"## Licence\n\nNot known: {facts.licence_reason}. Look at the base before you pass this model on."
+    return f"## Licence\n\n`{facts.licence}`, that of the base ({facts.licence_reason})."

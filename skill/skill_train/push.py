@@ -1,0 +1,137 @@
+"""`push`: a run's adapter, merged model or GGUF files to the Hub, with a card that carries the proof."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+from skill_train import hub_push
+from skill_train.chain import require_trained
+from skill_train.console import Console, Result
+from skill_train.errors import DecisionNeeded, UsageError
+from skill_train.model_card import CardFacts, card
+from skill_train.push_files import PushFile, chosen_parts, files_of, proof_of, token_in
+from skill_train.run_dir import RunDir, open_run, read_json, write_record
+
+_REPO = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+
+
+def push(
+    console: Console, *, run: Path, repo: str | None, part: tuple[str, ...], public: bool, dry_run: bool
+) -> Result:
+    """Lists what would be sent, or sends it."""
+    folder = open_run(run)
+    require_trained(folder)
+    plan = read_json(folder.plan)
+    if plan["policy"]["sensitive"]:
+        raise DecisionNeeded(
+            "the recipe says sensitive: true, so nothing of it may leave this machine",
+            code="sensitive",
+            hint="keep it here, or take sensitive: true out of the recipe if it may leave",
+        )
+    target = _repository(repo or plan["policy"]["hub_model_id"], run)
+    parts = chosen_parts(folder, part)
+    base, on_hub = _base(plan["recipe"])
+    files = files_of(folder, parts, base)
+    proof = proof_of(folder, files)
+    if "gguf" in parts and proof is None:
+        console.warn("not_verified", f"these GGUF files were not verified: skill-train verify {run}")
+    files.append(_card(folder, target, parts, plan, files, base, on_hub, proof))
+    _refuse_tokens(files)
+    data = {
+        "repo": target,
+        "parts": list(parts),
+        "private": not public,
+        "verdict": proof["verdict"] if proof else None,
+        "bytes": sum(file.size for file in files),
+        "files": [{"path": file.path, "bytes": file.size, "changed": file.changed} for file in files],
+    }
+    if dry_run:
+        said = [word for name in part for word in ("--part", name)] + ["--public"] * public
+        following = [shlex.join(["skill-train", "push", str(run), "--repo", target, *said])]
+        return Result({"dry_run": True, **data}, quiet=target, next=following)
+    sent = hub_push.upload(
+        target, files, private=not public, message=f"skill-train: {', '.join(parts)}", say=console.status
+    )
+    _record(folder, data, sent, plan)
+    return Result(data | sent, quiet=sent["url"])
+
+
+def _repository(repo: str | None, run: Path) -> str:
+    if repo is None:
+        raise UsageError(
+            "no repository is named, and the recipe has no hub_model_id",
+            code="bad_usage",
+            expected="--repo NAMESPACE/NAME",
+            hint=f"skill-train push {shlex.quote(str(run))} --repo me/my-model",
+        )
+    if not _REPO.fullmatch(repo) or "--" in repo or ".." in repo:
+        raise UsageError(
+            f"{repo!r} is not the id of a repository",
+            code="bad_repo",
+            expected="NAMESPACE/NAME of letters, digits, -, _ and .",
+            got=repo,
+        )
+    return repo
+
+
+def _base(recipe: dict[str, Any]) -> tuple[str, bool]:
+    """`(name of the base, whether the Hub has it)`; of a folder its name only."""
+    path = Path(recipe["model"])
+    return (path.name, False) if path.is_dir() or path.is_absolute() else (recipe["model"], True)
+
+
+def _card(
+    run: RunDir,
+    repo: str,
+    parts: tuple[str, ...],
+    plan: dict[str, Any],
+    files: list[PushFile],
+    base: str,
+    on_hub: bool,
+    proof: dict[str, Any] | None,
+) -> PushFile:
+    recipe, data = plan["recipe"], plan["recipe"]["data"]
+    licence = hub_push.licence_of(base) if on_hub else hub_push.licence_in(Path(recipe["model"]))
+    reason = "as its card says" if licence else "the card of the base names none, or could not be read"
+    local_data = Path(data).is_absolute()
+    facts = CardFacts(
+        repo=repo,
+        parts=parts,
+        base=base,
+        base_on_hub=on_hub,
+        licence=licence,
+        licence_reason=reason,
+        data=Path(data).name if local_data else data,
+        data_on_hub=not local_data,
+        recipe=recipe,
+        recipe_hash=plan["recipe_hash"],
+        training=read_json(run.record("train")),
+        proof=proof,
+        ggufs={file.path: file.size for file in files if file.path.endswith(".gguf")},
+    )
+    return PushFile("README.md", None, card(facts).encode(), "made from the run")
+
+
+def _refuse_tokens(files: list[PushFile]) -> None:
+    name = token_in(files)
+    if name is not None:
+        raise UsageError(
+            f"{name} holds what looks like a token of the Hub, so nothing is pushed",
+            code="secret_found",
+            expected="files without secrets",
+            hint="take it out, and revoke the token at https://huggingface.co/settings/tokens",
+        )
+
+
+def _record(run: RunDir, data: dict[str, Any], sent: dict[str, Any], plan: dict[str, Any]) -> None:
+    write_record(
+        run.record("push"),
+        inputs={"recipe_hash": plan["recipe_hash"]},
+        options={"repo": data["repo"], "parts": data["parts"], "private": data["private"]},
+        outputs={},
+        files=data["files"],
+        **sent,
+    )

@@ -1,0 +1,157 @@
+"""What of a run is pushed, under which names, and what is changed on the way: local paths, and rows of the data."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from skill_train.errors import UsageError, VerificationFailed
+from skill_train.recipe import to_yaml
+from skill_train.run_dir import RunDir, file_digest, read_json
+
+PARTS = ("gguf", "adapter", "merged")
+_RECORDS = "skill-train"
+_QUOTING = ("example", "answer", "answers", "examples", "side_by_side")  # keys of records that hold rows of the data
+_TOKEN = re.compile(rb"\b(?:hf|api_org)_[A-Za-z0-9]{20,}")
+_TEXT_BYTES = 20_000_000  # larger files are weights, which nobody writes a token into
+
+
+@dataclass(frozen=True)
+class PushFile:
+    """One file of the repository. `content` is sent in place of the file's own bytes; `changed` says why."""
+
+    path: str
+    source: Path | None
+    content: bytes | None = None
+    changed: str | None = None
+
+    @property
+    def size(self) -> int:
+        if self.content is not None:
+            return len(self.content)
+        assert self.source is not None
+        return self.source.stat().st_size
+
+
+def chosen_parts(run: RunDir, asked: tuple[str, ...]) -> tuple[str, ...]:
+    """The parts to push: those asked for, else the GGUF files when there are some and the adapter.
+
+    Raises:
+        UsageError: the run has no such part.
+    """
+    there = {"gguf": any(run.gguf.glob("*.gguf")), "adapter": run.adapter.is_dir(), "merged": run.merged.is_dir()}
+    missing = [part for part in asked if not there[part]]
+    if missing:
+        step = {"gguf": "export-gguf", "merged": "merge", "adapter": "local --resume --run-dir"}[missing[0]]
+        raise UsageError(
+            f"{run.path} has no {missing[0]} to push",
+            code="nothing_to_push",
+            expected=", ".join(part for part in PARTS if there[part]) or "a trained run",
+            hint=f"skill-train {step} {run.path}",
+        )
+    wanted = asked or tuple(part for part in ("gguf", "adapter") if there[part]) or ("merged",)
+    return tuple(part for part in PARTS if part in wanted)
+
+
+def files_of(run: RunDir, parts: tuple[str, ...], base: str) -> list[PushFile]:
+    """Every file but the card.
+
+    Args:
+        base: what the adapter's config shall name as its base.
+
+    Raises:
+        VerificationFailed: a GGUF file is not one that passed.
+    """
+    found: list[PushFile] = []
+    if "gguf" in parts:
+        found += [PushFile(file.name, file) for file in sorted(run.gguf.glob("*.gguf"))]
+    if "merged" in parts:
+        found += [PushFile(_name(file, run.merged), file) for file in _files(run.merged)]
+    if "adapter" in parts:
+        folder = "" if parts == ("adapter",) else "adapter/"
+        found += [_adapter_file(file, folder + _name(file, run.adapter), base) for file in _files(run.adapter)]
+    return found + _records(run)
+
+
+def proof_of(run: RunDir, files: list[PushFile]) -> dict[str, Any] | None:
+    """The proof of the GGUF files that are pushed; None when nothing was verified, or the proof is of other files.
+
+    Raises:
+        VerificationFailed: they failed.
+    """
+    if not run.record("verify").is_file():
+        return None
+    proof: dict[str, Any] = read_json(run.record("verify"))
+    known = proof.get("inputs", {}).get("ggufs", {})
+    pushed = {file.path: file.source for file in files if file.path.endswith(".gguf") and file.source is not None}
+    if any(name not in known or known[name] != file_digest(source) for name, source in pushed.items()):
+        return None
+    if proof["verdict"] == "fail":
+        failed = [f"{check['file']}: {check['name']}" for check in proof["checks"] if check["verdict"] == "fail"]
+        raise VerificationFailed(
+            f"{run.path} failed its verification ({'; '.join(failed[:4])}), so it is not pushed",
+            code="failed_proof",
+            expected="files that passed",
+            hint=f"skill-train verify {run.path}",
+        )
+    return proof
+
+
+def token_in(files: list[PushFile]) -> str | None:
+    """The name of a file that holds what looks like a token of the Hub; None when there is none."""
+    for file in files:
+        if file.size > _TEXT_BYTES:
+            continue
+        data = file.content if file.content is not None else file.source.read_bytes() if file.source else b""
+        if _TOKEN.search(data):
+            return file.path
+    return None
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file() and path.name != "README.md")
+
+
+def _name(file: Path, folder: Path) -> str:
+    return file.relative_to(folder).as_posix()
+
+
+def _adapter_file(file: Path, path: str, base: str) -> PushFile:
+    if file.name != "adapter_config.json":
+        return PushFile(path, file)
+    config = read_json(file)
+    if config.get("base_model_name_or_path") == base:
+        return PushFile(path, file)
+    config["base_model_name_or_path"] = base
+    return PushFile(path, file, _json(config), "base_model_name_or_path was a path of this machine")
+
+
+def _records(run: RunDir) -> list[PushFile]:
+    """Recipe, figures and proof, without rows of the data and without paths of this machine."""
+    plan = read_json(run.plan)
+    recipe = _without_paths(plan["recipe"])
+    found = [PushFile(f"{_RECORDS}/recipe.yaml", None, to_yaml(recipe).encode(), "paths as names")]
+    for step in ("train", "verify", "evaluate"):
+        if run.record(step).is_file():
+            kept = {key: value for key, value in read_json(run.record(step)).items() if key not in _QUOTING}
+            content = _json(_without_paths(kept))
+            found.append(PushFile(f"{_RECORDS}/{step}.json", None, content, "without rows of the data and local paths"))
+    return found
+
+
+def _without_paths(value: Any) -> Any:
+    """Absolute paths become the name of what they lead to."""
+    if isinstance(value, dict):
+        return {key: _without_paths(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_without_paths(item) for item in value]
+    if isinstance(value, str) and "\n" not in value and Path(value).is_absolute():
+        return Path(value).name
+    return value
+
+
+def _json(document: Any) -> bytes:
+    return (json.dumps(document, indent=1, ensure_ascii=False) + "\n").encode()

@@ -1,0 +1,67 @@
+"""A further job for a run whose last one ended without its result: same folder, same program, same plan."""
+
+from __future__ import annotations
+
+from skill_train import cloud_record, job_once, jobs
+from skill_train.cloud_record import CloudJob, CloudRecord
+from skill_train.errors import UsageError
+from skill_train.follow import Say, patiently
+from skill_train.run_dir import RunDir, locked, read_json
+
+
+def resume(
+    run: RunDir, *, flavor: str, timeout_seconds: int, usd_per_hour: float | None, say: Say
+) -> tuple[CloudRecord, bool]:
+    """The record with a job that goes on, and whether it was there already.
+
+    It is written down before it is asked for; a job that was asked for before and may exist is looked for first.
+
+    Raises:
+        UsageError: no job of this run ever began, so there is no folder to go on in.
+        AccessError, Temporary: as `job_once.start`.
+    """
+    with locked(run, "resume"):
+        record = _settled(run, cloud_record.submitted(run), say)
+        if _is_live(record, say):
+            return record, True
+        if record.bucket is None or record.folder is None:
+            raise UsageError(
+                f"no job of {run.path} ever began",
+                code="never_started",
+                expected="a run whose first job exists",
+                hint=f"skill-train submit {run.path}",
+            )
+        number = record.last.number if record.last and record.last.job_id is None else len(record.jobs) + 1
+        asked = CloudJob(number, "starting", flavor, timeout_seconds, job_once.now(), usd_per_hour)
+        spec = job_once.specification(run, read_json(run.plan), record, asked)
+        folder = (record.bucket, record.folder)
+        return job_once.start(run, record, asked, lambda: jobs.start_again(spec, folder), say), False
+
+
+def noted(run: RunDir, say: Say) -> CloudRecord:
+    """The record, with a job whose start nobody heard of written into it."""
+    with locked(run, "resume"):
+        return _settled(run, cloud_record.submitted(run), say)
+
+
+def _is_live(record: CloudRecord, say: Say) -> bool:
+    """Whether the last job of the record has not ended."""
+    job_id = record.last.job_id if record.last else None
+    if job_id is None:
+        return False
+    try:
+        return patiently(lambda: jobs.inspect(record.namespace, job_id), say).live
+    except UsageError as error:
+        if error.code == "unknown_job":
+            return False
+        raise
+
+
+def _settled(run: RunDir, record: CloudRecord, say: Say) -> CloudRecord:
+    """With the job whose start nobody heard of, if it exists."""
+    last = record.last
+    if last is None or last.job_id is not None:
+        return record
+    say("the last start had no answer; looking whether its job is there")
+    found = job_once.look(record, last.number)
+    return record if found is None else job_once.started(run, record, last, found)

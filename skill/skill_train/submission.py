@@ -1,0 +1,240 @@
+"""Sends a run to the cloud so that it is never lost and never sent twice: the record first, then data, then the job."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from skill_train import cloud_record, hub_repository, job_once, jobs, staging
+from skill_train.cloud_order import Order, Sent
+from skill_train.cloud_record import CloudData, CloudJob, CloudRecord
+from skill_train.errors import SkillTrainError, Temporary, UsageError
+from skill_train.job_once import patiently
+from skill_train.jobs import Job
+from skill_train.recipe import to_yaml
+from skill_train.run_dir import RunDir, locked, read_json, write_json, write_text
+from skill_train.staging import Staged
+
+Say = Callable[[str], None]
+
+
+def submit(run: RunDir, order: Order, say: Say, *, force_new: bool) -> Sent:
+    """Starts the job of a run, or finds it.
+
+    Raises:
+        UsageError: the run directory holds another run. AccessError: the Hub refuses. Temporary: run it again, and it
+            goes on where it stopped.
+    """
+    with locked(run, "submit"):
+        known = None if force_new else _existing(run, order, say)
+        if known is not None:
+            return known
+        record = _new_record(run, order)
+        write_json(run.plan, order.plan)
+        write_text(run.recipe, to_yaml(order.plan["recipe"] | order.plan["policy"]))
+        cloud_record.write(run, record)
+        record = _with_data(run, order, record, say)
+        job = CloudJob(
+            number=1,
+            state="starting",
+            flavor=order.plan["flavor"],
+            timeout_seconds=order.plan["timeout_seconds"],
+            asked_at=job_once.now(),
+            usd_per_hour=order.usd_per_hour,
+        )
+        spec = job_once.specification(run, order.plan, record, job)
+        say(f"starting the job on {job.flavor}")
+        record = job_once.start(run, record, job, lambda: jobs.start(spec), say)
+        return Sent(record, _stage_of(record), reused=False)
+
+
+def existing(run: RunDir, order: Order, say: Say) -> Sent | None:
+    """The job that this order has already: of this run directory, or a live one of the same plan.
+
+    Raises:
+        UsageError: the run directory holds another run.
+    """
+    if not run.path.exists() and _live(order) is None:
+        return None
+    with locked(run, "submit"):
+        return _existing(run, order, say)
+
+
+def require_new(run: RunDir) -> None:
+    """Refuses a folder that holds a run.
+
+    Raises:
+        UsageError: it does.
+    """
+    if RunDir.is_one(run.path) or cloud_record.record_path(run).is_file():
+        raise UsageError(
+            f"{run.path} holds a run already",
+            code="another_run",
+            expected="a new folder for a new run",
+            hint="another --run-dir, or leave --force-new out",
+        )
+
+
+def _existing(run: RunDir, order: Order, say: Say) -> Sent | None:
+    record = cloud_record.read(run)
+    if record is None:
+        _require_free(run, order)
+        live = _live(order)
+        return None if live is None else _adopt(run, order, live, say)
+    if record.plan_hash != order.plan_hash:
+        _require_never_started(run, record, order)
+        return None
+    return _of_record(run, record)
+
+
+def _of_record(run: RunDir, record: CloudRecord) -> Sent | None:
+    """The newest job of a run directory; one that was asked for is looked for."""
+    last = record.last
+    if last is None:
+        return None
+    if last.state == "starting":
+        job = job_once.look(record, last.number)
+        if job is None:
+            return None
+        return Sent(job_once.started(run, record, last, job), job.stage, reused=True)
+    return Sent(record, _inspect(record).stage, reused=True)
+
+
+def _inspect(record: CloudRecord) -> Job:
+    job_id = record.last.job_id if record.last else None
+    assert job_id is not None
+    return patiently(lambda: jobs.inspect(record.namespace, job_id))
+
+
+def _stage_of(record: CloudRecord) -> str | None:
+    """Of a job that has just begun: it is there, whether the Hub answers now or not."""
+    try:
+        return _inspect(record).stage
+    except Temporary:
+        return None
+
+
+def _live(order: Order) -> Job | None:
+    """A live job of the same plan, whoever started it on which machine."""
+    found = patiently(lambda: jobs.find(order.namespace, {"skill-train": "1", "plan": order.plan_hash}))
+    return next((job for job in found if job.live and "run" in job.labels), None)
+
+
+def _adopt(run: RunDir, order: Order, job: Job, say: Say) -> Sent:
+    """Makes the run directory of a job that runs already, with the very plan that it has."""
+    say(f"the job {job.id} runs this plan already")
+    made = _plan_of(job) or order.plan
+    record = CloudRecord(
+        run_id=job.labels["run"],
+        plan_hash=order.plan_hash,
+        namespace=job.namespace,
+        hub_model_id=made["policy"]["hub_model_id"],
+        data=_data_of(job, order),
+    )
+    number = int(job.labels.get("attempt", "1"))
+    timeout = made["timeout_seconds"]
+    asked = CloudJob(number, "starting", job.flavor or made["flavor"], timeout, job_once.now(), order.usd_per_hour)
+    write_json(run.plan, made)
+    write_text(run.recipe, to_yaml(made["recipe"] | made["policy"]))
+    return Sent(job_once.started(run, record, asked, job), job.stage, reused=True)
+
+
+def _plan_of(job: Job) -> dict[str, Any] | None:
+    """The plan as it lies in the folder of the job; None where that cannot be read."""
+    if job.bucket is None:
+        return None
+    bucket, folder = job.bucket
+    with tempfile.TemporaryDirectory(prefix="skill-train-") as made:
+        file = Path(made) / "plan.json"
+        try:
+            patiently(lambda: jobs.download(bucket, [(f"{folder}/plan.json", file)]))
+            found: dict[str, Any] = read_json(file)
+        except SkillTrainError:
+            return None
+    return found
+
+
+def _data_of(job: Job, order: Order) -> CloudData | None:
+    if order.staged is None or not job.mounts:
+        return None
+    mount, staged = job.mounts[0], order.staged
+    in_bucket = mount.kind == "bucket"
+    return CloudData(
+        mount_path=mount.mount_path,
+        bytes=staged.bytes,
+        files=len(staged.files),
+        bucket=mount.bucket if in_bucket else None,
+        folder=mount.folder if in_bucket else None,
+        repository=None if in_bucket else mount.bucket,
+        revision=mount.revision,
+    )
+
+
+def _new_record(run: RunDir, order: Order) -> CloudRecord:
+    """The one that is there when no job of it ever began, so that its run id stays."""
+    known = cloud_record.read(run)
+    if known is not None and known.plan_hash == order.plan_hash:
+        return dataclasses.replace(known, jobs=(), hub_model_id=order.plan["policy"]["hub_model_id"])
+    return CloudRecord(
+        run_id=cloud_record.new_run_id(),
+        plan_hash=order.plan_hash,
+        namespace=order.namespace,
+        hub_model_id=order.plan["policy"]["hub_model_id"],
+    )
+
+
+def _with_data(run: RunDir, order: Order, record: CloudRecord, say: Say) -> CloudRecord:
+    """Uploads local data; what is there already is not sent again."""
+    if order.staged is None:
+        return record
+    data = upload(order.staged, order.namespace, order.data_repo, say)
+    record = dataclasses.replace(record, data=data)
+    cloud_record.write(run, record)
+    return record
+
+
+def upload(staged: Staged, namespace: str, data_repo: str | None, say: Say) -> CloudData:
+    where = staging.mount_path(staged)
+    size = f"{staged.bytes / 1e6:.1f} MB in {len(staged.files)} files"
+    with staging.folder_of(staged) as folder:
+        if data_repo is not None:
+            say(f"uploading the data to the private dataset {data_repo}: {size}")
+            commit = patiently(lambda: hub_repository.upload_dataset(folder, data_repo))
+            return CloudData(where, staged.bytes, len(staged.files), repository=data_repo, revision=commit)
+        say(f"uploading the data to the bucket {namespace}/jobs-artifacts: {size}")
+        mount = patiently(lambda: jobs.sync_data(folder, where, namespace, staged.name))
+    return CloudData(where, staged.bytes, len(staged.files), bucket=mount.bucket, folder=mount.folder)
+
+
+def _require_free(run: RunDir, order: Order) -> None:
+    """A run directory of this machine is not mixed with one of the cloud."""
+    if not RunDir.is_one(run.path):
+        return
+    there = read_json(run.plan)
+    trained = run.record("train").is_file() or run.adapter.is_dir() or any(run.checkpoints.glob("checkpoint-*"))
+    if trained or there.get("where") != "cloud":
+        raise UsageError(
+            f"{run.path} holds a run of this machine",
+            code="another_run",
+            expected="a folder of its own for the run in the cloud",
+            got=f"{there.get('where')}, recipe {str(there.get('recipe_hash'))[:8]}",
+            hint=f"skill-train submit {shlex.quote(str(run.path))} sends its recipe, with a run directory of its own",
+        )
+
+
+def _require_never_started(run: RunDir, record: CloudRecord, order: Order) -> None:
+    """Another plan takes the place of one that never had a job."""
+    last = record.last
+    if last is None or (last.state == "starting" and job_once.look(record, last.number) is None):
+        return
+    raise UsageError(
+        f"{run.path} belongs to another plan, whose job is {last.job_id or 'there'}",
+        code="another_run",
+        expected=f"plan {record.plan_hash} on {last.flavor}",
+        got=f"plan {order.plan_hash} on {order.plan['flavor']}",
+        hint=f"another --run-dir; skill-train status {shlex.quote(str(run.path))} shows the one that is there",
+    )

@@ -1,0 +1,103 @@
+"""The command line, many times in one process, so that the libraries load once: a JSON request a line, and its answer.
+
+`Commands` is the parent's side. What must die or run beside another is started by itself, with `program`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+PAUSE_SECONDS = 0.05  # in the place of the 2 s between two looks for a job
+
+
+@dataclass
+class Done:
+    code: int
+    stdout: str
+    stderr: str
+
+    @property
+    def answer(self) -> dict[str, Any]:
+        """The one document on stdout."""
+        assert self.stdout.count("\n") == 1 and len(self.stdout.encode()) <= 8192, self.stdout + self.stderr
+        document: dict[str, Any] = json.loads(self.stdout)
+        return document
+
+    @property
+    def data(self) -> dict[str, Any]:
+        assert self.code == 0, self.stdout + self.stderr
+        return dict(self.answer["data"])
+
+    @property
+    def error(self) -> tuple[int, str]:
+        """Exit code, and the error's own."""
+        return self.code, self.answer["error"]["code"]
+
+
+class Commands:
+    """A child process that runs commands in turn, with an environment that each brings."""
+
+    def __init__(self, environment: dict[str, str]) -> None:
+        self._child = subprocess.Popen(
+            [sys.executable, __file__], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def run(self, folder: Path, environment: dict[str, str], *arguments: object) -> Done:
+        request = {"folder": str(folder), "environment": environment, "arguments": [str(a) for a in arguments]}
+        assert self._child.stdin and self._child.stdout
+        self._child.stdin.write(json.dumps(request) + "\n")
+        self._child.stdin.flush()
+        done = Done(**json.loads(self._child.stdout.readline()))
+        assert "Traceback" not in done.stderr, done.stderr
+        return done
+
+    def close(self) -> None:
+        assert self._child.stdin and self._child.stdout
+        self._child.stdin.close()
+        self._child.stdout.close()
+        self._child.wait(20)
+
+
+def program(*arguments: object) -> list[str]:
+    """One command as a process of its own."""
+    return [sys.executable, __file__, *map(str, arguments)]
+
+
+def _run(request: dict[str, Any]) -> dict[str, Any]:
+    os.chdir(request["folder"])
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = _main(request["arguments"])
+    return {"code": code, "stdout": out.getvalue(), "stderr": err.getvalue()}
+
+
+def _main(arguments: list[str]) -> int:
+    from skill_train import hub_client, job_once
+    from skill_train.cli import main
+
+    job_once.PAUSE_SECONDS = PAUSE_SECONDS
+    hub_client.REQUEST_SECONDS = float(os.environ.get("TEST_REQUEST_SECONDS", hub_client.REQUEST_SECONDS))
+    try:
+        main(arguments)
+    except SystemExit as end:
+        return int(end.code or 0)
+    raise AssertionError("main always exits")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:]:
+        sys.exit(_main(sys.argv[1:]))
+    answers = sys.stdout
+    for line in sys.stdin:
+        answers.write(json.dumps(_run(json.loads(line))) + "\n")
+        answers.flush()

@@ -1,0 +1,350 @@
+"""`pull` and `resume`, against the Hub for tests: nothing is lost, doubled, half-written or taken on trust."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import cloud_runs
+from cloud_runs import BUCKET, FOLDER, RUN_ID, Cloud
+from hub_emulator import Fault, Hub, JobFault, faults
+
+pytest.importorskip("huggingface_hub")
+
+CREATE = "POST /api/jobs/me$"
+SLEEP = "import time; print('begun', flush=True); time.sleep(60)"
+
+
+@pytest.fixture
+def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Cloud]:
+    with Hub(tmp_path / "hub") as hub:
+        hub.jobs.grace_seconds = 0.5
+        yield cloud_runs.cloud(hub, tmp_path, monkeypatch, capsys)
+    assert hub.unknown == []
+
+
+# --- pull ---
+
+
+def test_a_finished_run_comes_here_and_only_once(cloud: Cloud) -> None:
+    """Afterwards a merge finds it trained: every digest of train.json holds."""
+    from skill_train.local import trained
+
+    files = cloud_runs.result() | cloud_runs.checkpoint(10) | cloud_runs.checkpoint(5)
+    cloud.keep(files)
+    _ended(cloud, cloud.start("pass"))
+    answer = cloud.on("pull")
+    assert (answer.exit_code, answer.data["state"], answer.data["trained"]) == (0, "done", True)
+    newest = {name for name in files if not name.endswith("kept.json") and "checkpoint-5" not in name}
+    assert _tree(cloud) == newest | {"checkpoints/before.json"}
+    assert all((cloud.run.path / name).read_bytes() == files[name] for name in newest)
+    assert trained(cloud.run)
+    assert answer.document["next"] == [f"skill-train export-gguf {cloud.run.path}"]
+    assert cloud.on("pull").data["fetched"] == 0
+
+
+def test_an_unfinished_run_brings_its_newest_whole_checkpoint(cloud: Cloud) -> None:
+    """The marker of a newer one is torn, and a file of the one before it is missing. What changes later is replaced."""
+    torn, cut = cloud_runs.checkpoint(9), cloud_runs.checkpoint(8)
+    torn["checkpoints/checkpoint-9/kept.json"] = torn["checkpoints/checkpoint-9/kept.json"][:20]
+    del cut["checkpoints/checkpoint-8/adapter_model.safetensors"]
+    cloud.keep(torn | cut | cloud_runs.checkpoint(4) | {"metrics.jsonl": cloud_runs.metrics(9)})
+    cloud.start(SLEEP)
+    answer = cloud.on("pull")
+    assert (answer.exit_code, answer.data["state"], answer.data["checkpoint"]) == (0, "unfinished", 4)
+    assert [w["code"] for w in answer.document["warnings"]] == ["unfinished"]
+    assert answer.document["next"] == [f"skill-train wait {cloud.run.path}"]
+    weights = cloud.run.checkpoints / "checkpoint-4" / "adapter_model.safetensors"
+    assert weights.read_bytes() == b"weights 4"
+    assert not (cloud.run.checkpoints / "checkpoint-9").exists()
+    cloud.keep(cloud_runs.result())
+    assert cloud.on("pull").data["trained"]
+    assert cloud.run.metrics.read_bytes() == cloud_runs.metrics(10)
+
+
+@pytest.mark.parametrize("name", ["adapter/adapter_model.safetensors", "train.log"])
+def test_a_file_that_was_changed_in_the_bucket(cloud: Cloud, name: str) -> None:
+    """The rest comes; it does not get its name, nor does train.json, so that nobody takes the run for whole."""
+    files = cloud_runs.result(**{"train.log": b"a log"})
+    cloud.keep(files)
+    cloud.keep({name: files[name].upper()})
+    _ended(cloud, cloud.start("pass"))
+    answer = cloud.on("pull")
+    assert (answer.exit_code, answer.error["code"]) == (6, "kept_file_changed")
+    assert not (cloud.run.path / name).exists()
+    assert not cloud.run.record("train").exists()
+    cloud.keep(files)
+    assert cloud.on("pull").data["trained"]
+
+
+def test_a_file_that_is_gone_from_the_bucket(cloud: Cloud) -> None:
+    cloud.keep(cloud_runs.result())
+    cloud.hub.buckets[BUCKET].files.pop(f"{FOLDER}/adapter/adapter_model.safetensors")
+    _ended(cloud, cloud.start("pass"))
+    answer = cloud.on("pull")
+    assert (answer.exit_code, answer.error["code"]) == (6, "kept_file_missing")
+
+
+@pytest.mark.parametrize("name", ["../outside.txt", "/etc/outside.txt", "adapter/../../outside.txt", "adapter\\..\\x"])
+def test_a_name_that_leads_out_is_refused(cloud: Cloud, name: str) -> None:
+    marker = {"run": RUN_ID, "state": "done", "exit_code": 0, "files": {name: cloud_runs.digest(b"x")}}
+    cloud.keep({"kept.json": json.dumps(marker).encode()})
+    _ended(cloud, cloud.start("pass"))
+    before = sorted(cloud.run.path.parent.rglob("*.txt"))
+    answer = cloud.on("pull")
+    assert (answer.exit_code, answer.error["code"]) == (6, "unsafe_name")
+    assert sorted(cloud.run.path.parent.rglob("*.txt")) == before
+
+
+def test_names_of_our_own_files_are_left_alone(cloud: Cloud) -> None:
+    """A job may keep what it likes; plan and record of a run directory are ours."""
+    cloud.keep(cloud_runs.result(**{"plan.json": b"{}", "cloud.json": b"{}", ".bashrc": b"x"}))
+    _ended(cloud, cloud.start("pass"))
+    kept = cloud.run.plan.read_bytes()
+    assert cloud.on("pull").data["trained"]
+    assert (cloud.run.plan.read_bytes(), (cloud.run.path / ".bashrc").exists()) == (kept, False)
+
+
+def test_what_a_user_has_is_not_overwritten(cloud: Cloud) -> None:
+    cloud.keep(cloud_runs.result())
+    _ended(cloud, cloud.start("pass"))
+    mine = cloud.run.adapter / "adapter_model.safetensors"
+    mine.parent.mkdir()
+    mine.write_bytes(b"mine")
+    answer = cloud.on("pull")
+    assert (answer.exit_code, answer.error["code"], mine.read_bytes()) == (2, "would_overwrite", b"mine")
+
+
+def test_a_pull_that_is_killed_goes_on(cloud: Cloud, tmp_path: Path) -> None:
+    """Killed while the second eight files are on their way: the first have their names, none is half, and the next pull
+    leaves them."""
+    more = {f"adapter/{n}.json": str(n).encode() for n in range(8)}
+    cloud.keep(cloud_runs.result(**more))
+    _ended(cloud, cloud.start("pass"))
+    # The client looks at one file of each question: the marker's, that of the first eight, that of the others.
+    cloud.hub.faults.add("HEAD /buckets/", Fault(seconds=30), call=3)
+    child = subprocess.Popen(
+        [sys.executable, "-c", "from skill_train.cli import main; main()", "pull", str(cloud.run.path)],
+        env=cloud.hub.environment(tmp_path / "home"),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    _until(lambda: bool(cloud.hub.faults.struck))
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    there = _tree(cloud)
+    assert there == {f"adapter/{n}.json" for n in range(8)}
+    # One had come, and had no name yet. It is not asked for again, or it would be another now.
+    (cloud.run.path / ".pull.part" / "environment.json").write_bytes(b"{}")
+    cloud.keep({"environment.json": b"changed"})
+    answer = cloud.on("pull")
+    assert answer.data["trained"]
+    assert answer.data["fetched"] == len(cloud_runs.result(**more)) - 1 - len(there)  # but for the marker
+    assert not (cloud.run.path / ".pull.part").exists()
+
+
+def test_trouble_while_files_come(cloud: Cloud) -> None:
+    cloud.keep(cloud_runs.result())
+    _ended(cloud, cloud.start("pass"))
+    cloud.hub.faults.add("HEAD /buckets/", faults.BAD_GATEWAY, call=2, times=2)
+    cloud.hub.faults.add("GET /api/buckets/.*/tree", faults.SERVER_ERROR)
+    cloud.hub.faults.add("GET /cas/.*/xorbs", faults.SERVER_ERROR, call=3)
+    assert cloud.on("pull").data["trained"]
+    assert len(cloud.hub.faults.struck) == 4
+
+
+def test_the_repository_has_it_when_the_bucket_is_gone(cloud: Cloud, tmp_path: Path) -> None:
+    files = cloud_runs.result()
+    pushed = {name.removeprefix("adapter/"): content for name, content in files.items() if name != "kept.json"}
+    cloud.hub.add("model", "me/tickets", pushed)
+    _ended(cloud, cloud.start("pass"))
+    cloud.hub.buckets.clear()
+    answer = _child(cloud, tmp_path, "pull", str(cloud.run.path))
+    assert (answer["data"]["trained"], answer["data"]["from"]) == (True, "me/tickets")
+    assert (cloud.run.adapter / "adapter_model.safetensors").read_bytes() == files["adapter/adapter_model.safetensors"]
+
+
+def test_nothing_is_kept_anywhere(cloud: Cloud) -> None:
+    _ended(cloud, cloud.start("raise SystemExit(1)"))
+    answer = cloud.on("pull")
+    assert (answer.exit_code, answer.error["code"]) == (2, "nothing_kept")
+
+
+def test_by_the_id_of_a_job(cloud: Cloud, tmp_path: Path) -> None:
+    """Into a new run directory, with the plan that the job had; one of another run is not touched."""
+    cloud.keep(cloud_runs.result())
+    job = cloud.start("pass")
+    _ended(cloud, job)
+    answer = cloud.call("pull", f"me/{job.id}", "--run-dir", str(tmp_path / "new"))
+    assert (answer.data["trained"], answer.data["run_dir"]) == (True, str(tmp_path / "new"))
+    assert json.loads((tmp_path / "new" / "plan.json").read_text()) == json.loads(cloud.run.plan.read_text())
+    assert cloud.call("status", str(tmp_path / "new")).data["job_id"] == job.id
+    cloud.write(dataclasses.replace(cloud.record, run_id="f" * 12))
+    refused = cloud.call("pull", f"me/{job.id}", "--run-dir", str(cloud.run.path))
+    assert (refused.exit_code, refused.error["code"]) == (2, "another_run")
+
+
+# --- resume ---
+
+
+def test_after_a_timeout_with_the_time_that_it_needs(cloud: Cloud) -> None:
+    """1,000 steps of two seconds, the checkpoint at 100, and a job of ten minutes: 900 steps are left, 1,800 seconds;
+    a quarter more and ten minutes for the end are 2,850, and what the job took beside its steps comes on top."""
+    cloud.keep({"metrics.jsonl": cloud_runs.metrics(120, 1000), **cloud_runs.checkpoint(100)})
+    cloud.hub.faults.add_job(JobFault("timeout", line="begun"))
+    _ended(cloud, cloud.start(SLEEP, timeout=600))
+    answer = cloud.on("resume")
+    assert (answer.exit_code, answer.error["code"], cloud.hub.jobs_created) == (3, "confirm_cost", 1)
+    assert (answer.data["from_step"], answer.data["why"]["code"]) == (100, "timeout")
+    assert answer.data["timeout_seconds"] == 48 * 60  # 2,850 seconds in whole minutes
+    # t4-small, $0.40 an hour: 1,800 seconds of training, and never more than 48 minutes.
+    assert (answer.data["cost_usd"]["low"], answer.data["cost_usd"]["most"]) == (0.2, 0.32)
+    assert answer.error["hint"] == f"skill-train resume {cloud.run.path} --yes"
+    answer = cloud.on("resume", "--yes")
+    assert (answer.exit_code, answer.data["attempt"], answer.data["reused"]) == (0, 2, False)
+    first, second = cloud.hub.jobs.all
+    assert second.spec["timeoutSeconds"] == 2880
+    assert second.labels == first.labels | {"attempt": "2", "name": "tickets"}
+    assert [v["path"] for v in second.spec["volumes"] if v["mountPath"] == "/data"] == [FOLDER]
+    assert second.spec["command"][-3:] == ["/data/train.py", "/data/plan.json", "--job"]
+    assert sorted(second.secrets) == ["HF_TOKEN"]
+    assert [job.state for job in cloud.record.jobs] == ["started", "started"]
+
+
+def test_by_the_id_of_a_job_with_its_data(cloud: Cloud, tmp_path: Path) -> None:
+    """Rows of the user's own, which lie in the bucket: the next job has them too, at the same place."""
+    cloud.hub.buckets[BUCKET].files["rows-1/rows.jsonl"] = next(iter(cloud.hub.buckets[BUCKET].files.values()))
+    rows = {"type": "bucket", "source": BUCKET, "path": "rows-1", "mountPath": "/dataset", "readOnly": True}
+    job = cloud.start("raise SystemExit(1)", mounts=(rows,))
+    _ended(cloud, job)
+    answer = cloud.call("resume", job.id, "--run-dir", str(tmp_path / "new"), "--yes")
+    assert (answer.exit_code, answer.data["attempt"], answer.data["run_dir"]) == (0, 2, str(tmp_path / "new"))
+    spec = cloud.hub.jobs.all[1].spec
+    assert spec["command"][-2:] == ["--data", "/dataset/rows.jsonl"]
+    assert rows in spec["volumes"]
+
+
+def test_a_live_job_is_the_answer(cloud: Cloud) -> None:
+    job = cloud.start(SLEEP)
+    data = cloud.on("resume", "--yes").data
+    assert (data["reused"], data["job_id"], cloud.hub.jobs_created) == (True, job.id, 1)
+
+
+def test_a_finished_run_is_pulled(cloud: Cloud) -> None:
+    _ended(cloud, cloud.start("pass"))
+    answer = cloud.on("resume", "--yes")
+    assert (answer.exit_code, answer.data["finished"], cloud.hub.jobs_created) == (0, True, 1)
+    assert answer.document["next"] == [f"skill-train pull {cloud.run.path}"]
+
+
+def test_after_a_lack_of_memory_another_machine_must_be_named(cloud: Cloud) -> None:
+    """A t4-medium has 30 GB of RAM where the t4-small has 15; its price is $0.60 (hub-docs, 2026-08-22)."""
+    cloud.hub.faults.add_job(JobFault("exit", line="begun"))
+    _ended(cloud, cloud.start(SLEEP))
+    answer = cloud.on("resume", "--yes")
+    assert (answer.exit_code, answer.error["code"], cloud.hub.jobs_created) == (3, "out_of_memory", 1)
+    assert answer.error["hint"] == f"skill-train resume {cloud.run.path} --flavor t4-medium"
+    for wrong, code in (("a10g-largex2", "another_shape"), ("moon", "unknown_flavor")):
+        assert cloud.on("resume", "--flavor", wrong, "--yes").error["code"] == code
+    over = cloud.on("resume", "--flavor", "t4-medium", "--max-cost", "0.01", "--yes")
+    assert (over.exit_code, over.error["code"]) == (3, "over_budget")
+    data = cloud.on("resume", "--flavor", "t4-medium", "--yes").data
+    assert (data["flavor"], data["cost_usd"]["usd_per_hour"]) == ("t4-medium", pytest.approx(0.6, abs=1e-4))
+    assert cloud.hub.jobs.all[1].spec["flavor"] == "t4-medium"
+
+
+@pytest.mark.parametrize(
+    ("fault", "exit_code", "created"),
+    [
+        (faults.SERVER_ERROR, 0, 2),
+        (faults.DONE_AND_ERROR, 0, 2),
+        (faults.NO_ANSWER, 0, 2),
+        (faults.DONE_AND_NO_ANSWER, 0, 2),
+        (faults.NO_CREDIT, 4, 1),
+        (faults.NO_PERMISSION, 4, 1),
+    ],
+)
+def test_one_job_whatever_the_answer(
+    cloud: Cloud, fault: Fault, exit_code: int, created: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a cancel. The first job and one more, never two; what was refused can be asked for again."""
+    from skill_train import job_once
+
+    monkeypatch.setattr(job_once, "PAUSE_SECONDS", 0.1)
+    _cancelled(cloud)
+    cloud.hub.faults.add(CREATE, fault)
+    answer = cloud.on("resume", "--yes")
+    assert (answer.exit_code, cloud.hub.jobs_created, len(cloud.record.jobs)) == (exit_code, created, created)
+    again = cloud.on("resume", "--yes")
+    assert (again.exit_code, again.data["attempt"], cloud.hub.jobs_created) == (0, 2, 2)
+    assert again.data["reused"] is (exit_code == 0)
+
+
+def test_a_start_that_was_cut_off_is_looked_for(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed between the request and the record: the job is found by its labels, and none is added."""
+    from skill_train import job_once
+
+    monkeypatch.setattr(job_once, "PAUSE_SECONDS", 0.1)
+    _cancelled(cloud)
+    cloud.on("resume", "--yes")
+    record = cloud.record
+    lost = dataclasses.replace(record.jobs[1], state="starting", job_id=None, url=None)
+    cloud.write(record.with_job(lost))
+    answer = cloud.on("resume", "--yes")
+    assert (answer.data["reused"], answer.data["job_id"]) == (True, record.jobs[1].job_id)
+    assert (cloud.hub.jobs_created, cloud.record.jobs[1].job_id) == (2, record.jobs[1].job_id)
+    cloud.on("cancel")
+    cloud.write(record.with_job(lost))
+    assert (cloud.on("resume", "--yes").data["attempt"], cloud.hub.jobs_created) == (3, 3)
+    assert [job.number for job in cloud.record.jobs if job.job_id] == [1, 2, 3]
+
+
+def test_the_token_is_nowhere(cloud: Cloud) -> None:
+    _cancelled(cloud)
+    cloud.keep(cloud_runs.result())
+    said = [cloud.on(*words) for words in (("resume", "--yes"), ("status",), ("cancel",), ("pull",), ("logs",))]
+    texts = [answer.out + answer.err for answer in said]
+    texts += [path.read_text(errors="replace") for path in cloud.run.path.rglob("*") if path.is_file()]
+    texts += [repr(cloud.hub.jobs.all), repr(cloud.hub.log)]
+    assert not [text for text in texts if cloud.hub.token in text]
+
+
+def _cancelled(cloud: Cloud) -> None:
+    job = cloud.start(SLEEP)
+    job.cancelled.set()
+    _ended(cloud, job)
+
+
+def _tree(cloud: Cloud) -> set[str]:
+    """Files that a pull brought."""
+    ours = {"plan.json", "cloud.json", "pull.json", ".lock", "recipe.yaml"}
+    found = {path.relative_to(cloud.run.path).as_posix() for path in cloud.run.path.rglob("*") if path.is_file()}
+    return {name for name in found - ours if not name.startswith(".pull.part")}
+
+
+def _child(cloud: Cloud, home: Path, *arguments: str) -> dict[str, dict[str, object]]:
+    """A command in a process of its own: downloads of a repository read the Hub's address when they are imported."""
+    program = [sys.executable, "-c", "from skill_train.cli import main; main()", *arguments, "--format", "json"]
+    done = subprocess.run(program, env=cloud.hub.environment(home), capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+    answer: dict[str, dict[str, object]] = json.loads(done.stdout)
+    return answer
+
+
+def _ended(cloud: Cloud, job: object) -> None:
+    _until(lambda: job.ended)  # type: ignore[attr-defined]
+
+
+def _until(condition: Callable[[], bool], seconds: float = 20) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)

@@ -1,0 +1,269 @@
+"""`status`, `logs`, `wait` and `cancel`, against the Hub for tests, whose answers and jobs fail as they do."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import cloud_runs
+from cloud_runs import Cloud
+from hub_emulator import Fault, Hub, JobFault, faults
+
+pytest.importorskip("huggingface_hub")
+
+INSPECT, LOGS = r"GET /api/jobs/me/[0-9a-f]{24}$", r"GET /api/jobs/me/[0-9a-f]{24}/logs$"
+SLEEP = "import time; print('begun', flush=True); time.sleep(60)"
+TWELVE = "import time\nfor n in range(12):\n    print('line', n, flush=True)\n    time.sleep(0.05)"
+ALL = [f"line {n}" for n in range(12)]
+
+
+@pytest.fixture
+def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Cloud]:
+    with Hub(tmp_path / "hub") as hub:
+        hub.jobs.grace_seconds = 0.5
+        yield cloud_runs.cloud(hub, tmp_path, monkeypatch, capsys)
+    assert hub.unknown == []
+
+
+# --- status ---
+
+
+def test_a_run_in_one_look(cloud: Cloud) -> None:
+    """Six steps of two seconds are left; the first step, which warms up, does not count."""
+    cloud.keep({"metrics.jsonl": cloud_runs.metrics(4)})
+    job = _running(cloud)
+    asked = len(cloud.hub.log)
+    answer = cloud.on("status")
+    data = answer.data
+    assert (answer.exit_code, data["stage"], data["job_id"], data["attempt"]) == (0, "RUNNING", job.id, 1)
+    assert (data["step"], data["steps"], data["loss"], data["tokens_per_second"]) == (4, 10, 2.6, 100.0)
+    assert data["progress"]["source"] == "metrics.jsonl in the bucket"
+    assert 0 <= data["progress"]["age_seconds"] < 30
+    assert (data["seconds"]["left"], data["seconds"]["limit"]) == (12.0, 600)
+    assert data["seconds"]["expected"] == pytest.approx(data["seconds"]["ran"] + 12, abs=0.11)
+    # 40 cents an hour, by the minute: one so far, and ten at most.
+    assert (data["cost_usd"]["so_far"], data["cost_usd"]["at_most"]) == (0.0067, 0.0667)
+    estimates = json.loads(cloud.run.plan.read_text())["estimates"]
+    assert data["cost_usd"]["estimated"] == {end: estimates["cost_usd"][end] for end in ("low", "high")}
+    assert answer.document["next"][0] == f"skill-train wait {cloud.run.path}"
+    polled = [r.path for r in cloud.hub.log[asked:] if r.path.startswith("/api/jobs")]
+    assert polled == [f"/api/jobs/me/{job.id}"]
+
+
+def test_the_same_run_by_the_id_of_its_job(cloud: Cloud) -> None:
+    cloud.keep({"metrics.jsonl": cloud_runs.metrics(4), "plan.json": cloud.run.plan.read_bytes()})
+    job = _running(cloud)
+    for name in (job.id, f"me/{job.id}"):
+        data = cloud.call("status", name).data
+        assert (data["job_id"], data["step"], data["run_dir"]) == (job.id, 4, None)
+    assert data["cost_usd"]["per_hour"] == pytest.approx(0.4)  # by the table of prices
+
+
+def test_a_person_reads_lines(cloud: Cloud) -> None:
+    cloud.keep({"metrics.jsonl": cloud_runs.metrics(4)})
+    _running(cloud)
+    said = cloud.call("status", str(cloud.run.path), format_="human").out
+    assert "step      4 of 10 · loss 2.6000 · 100 tokens/s" in said
+    assert cloud.call("status", str(cloud.run.path), format_="quiet").out == "RUNNING\n"
+
+
+def test_a_job_whose_start_nobody_heard_of_is_found(cloud: Cloud) -> None:
+    cloud.keep({"metrics.jsonl": cloud_runs.metrics(1)})
+    job = _running(cloud)
+    lost = dataclasses.replace(cloud.record.jobs[0], state="starting", job_id=None, url=None)
+    cloud.write(dataclasses.replace(cloud.record, jobs=(lost,), bucket=None, folder=None))
+    assert cloud.on("status").data["job_id"] == job.id
+    never = dataclasses.replace(cloud.record, run_id="f" * 12)
+    cloud.write(never)
+    answer = cloud.on("status")
+    assert (answer.exit_code, answer.error["code"]) == (2, "never_started")
+    assert answer.error["hint"] == f"skill-train submit {cloud.run.path}"
+
+
+def test_what_is_no_run(cloud: Cloud, tmp_path: Path) -> None:
+    foreign = cloud.hub.jobs.create({"command": ["true"], "flavor": "cpu-basic", "dockerImage": "x"}, "me", "me")
+    for name, code in ((foreign.id, "not_ours"), ("0" * 24, "unknown_job"), (str(tmp_path / "x"), "not_submitted")):
+        answer = cloud.call("cancel", name)
+        assert (answer.exit_code, answer.error["code"]) == (2, code)
+    assert not foreign.cancelled.is_set()
+
+
+def test_a_run_on_this_machine(cloud: Cloud) -> None:
+    cloud.run.metrics.write_bytes(cloud_runs.metrics(4))
+    data = cloud.on("status").data
+    assert (data["stage"], data["step"], data["seconds"]["left"]) == ("STARTED", 4, 12.0)
+    assert cloud.hub.log == []
+
+
+# --- logs ---
+
+
+@pytest.mark.parametrize("format_", ["human", "json"])
+def test_every_line_once_across_cuts_and_errors(cloud: Cloud, format_: str) -> None:
+    """The stream breaks while the job runs, and again after its end, where the client itself gives up."""
+    for call, fault in enumerate((Fault(cut=4), faults.BAD_GATEWAY, Fault(cut=6), Fault(cut=9), faults.NO_ANSWER), 1):
+        cloud.hub.faults.add(LOGS, fault, call=call)
+    cloud.start(TWELVE)
+    answer = cloud.call("logs", str(cloud.run.path), "--follow", format_=format_)
+    shown = answer.out.splitlines() if format_ == "human" else answer.data["lines"]
+    assert (answer.exit_code, shown) == (0, ALL)
+    assert [line for line in answer.err.splitlines() if line.startswith("line ")] == ([] if format_ == "human" else ALL)
+    assert len(cloud.hub.faults.struck) == 5
+
+
+def test_a_stream_that_is_cut_after_the_end(cloud: Cloud) -> None:
+    """The client says nothing of it. Nor is the reading that makes up for it believed when it is cut."""
+    from skill_train import follow
+
+    job = cloud.start(TWELVE)
+    _ended(cloud, job)
+    cloud.hub.faults.add(LOGS, Fault(cut=3), times=3)
+    assert list(follow.lines("me", job.id, say=lambda _: None)) == ALL
+    assert len(cloud.hub.faults.struck) == 3
+
+
+def test_the_end_of_a_log(cloud: Cloud) -> None:
+    _ended(cloud, cloud.start(TWELVE))
+    assert cloud.on("logs", "--tail", "2").data["lines"] == ALL[-2:]
+    assert cloud.on("logs", "--tail", "2", "--follow").data["lines"] == ALL[-2:]
+    assert cloud.call("logs", str(cloud.run.path), "--tail", "2", format_="human").out.splitlines() == ALL[-2:]
+
+
+def test_a_long_log_keeps_its_end_in_an_answer(cloud: Cloud) -> None:
+    _ended(cloud, cloud.start("for n in range(500): print('x' * 40, n)"))
+    answer = cloud.on("logs")
+    assert len(answer.out.encode()) <= 8192
+    assert answer.data["lines"][-1] == "x" * 40 + " 499"
+    assert answer.data["left_out"] == 500 - len(answer.data["lines"])
+
+
+# --- wait ---
+
+
+def test_waiting_through_an_outage(cloud: Cloud) -> None:
+    job = cloud.start("import time; time.sleep(1)")
+    for call, fault in enumerate((faults.BAD_GATEWAY, faults.SERVER_ERROR, faults.NO_ANSWER), 2):
+        cloud.hub.faults.add(INSPECT, fault, call=call)
+    answer = cloud.on("wait")
+    assert (answer.exit_code, answer.data["stage"], answer.data["job_id"]) == (0, "COMPLETED", job.id)
+    assert len(cloud.hub.faults.struck) == 3
+    assert answer.document["next"] == [f"skill-train pull {cloud.run.path}"]
+    assert "asking again" in answer.err
+
+
+def test_waiting_no_longer(cloud: Cloud) -> None:
+    """The job goes on."""
+    job = _running(cloud)
+    cloud.keep({"metrics.jsonl": cloud_runs.metrics(1)})
+    begun = time.monotonic()
+    answer = cloud.on("wait", "--timeout", "1")
+    assert time.monotonic() - begun < 10
+    assert (answer.exit_code, answer.error["code"]) == (8, "still_running")
+    assert answer.error["hint"] == f"skill-train wait {cloud.run.path}"
+    assert not job.ended
+
+
+def test_a_job_that_never_begins(cloud: Cloud) -> None:
+    """After 12 hours in the queue (huggingface_hub#4376)."""
+    cloud.hub.faults.add_job(JobFault("stuck"))
+    job = cloud.start(SLEEP)
+    assert cloud.on("wait", "--timeout", "0").error["code"] == "not_started"
+    job.created -= 12 * 3600
+    answer = cloud.on("wait", "--timeout", "0")
+    assert (answer.exit_code, answer.error["code"]) == (8, "not_started")
+    assert "720 minutes for a free t4-small" in answer.data["waiting"]
+    assert answer.document["warnings"][0]["code"] == "long_queue"
+    assert answer.document["next"][0] == f"skill-train cancel {cloud.run.path}"
+
+
+OWN = {"code": "bad_row", "message": "row 3 has no text", "expected": "text", "got": "{}", "hint": "mend it"}
+FAILED_EVENT = (
+    f"import json; print(json.dumps({{'event': 'failed', 'exit_code': 2, 'error': {OWN!r}}})); raise SystemExit(2)"
+)
+OUT_OF_MEMORY = "raise SystemExit('torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB')"
+
+
+@pytest.mark.parametrize(
+    ("program", "fault", "exit_code", "code"),
+    [
+        (SLEEP, JobFault("exit", line="begun"), 3, "out_of_memory"),
+        (SLEEP, JobFault("exit", code=139, line="begun"), 5, "job_failed"),
+        (SLEEP, JobFault("timeout", line="begun"), 5, "timeout"),
+        (OUT_OF_MEMORY, None, 3, "out_of_memory"),
+        (FAILED_EVENT, None, 5, "bad_row"),
+        ("raise SystemExit(7)", None, 5, "job_failed"),
+    ],
+)
+def test_a_job_that_fails_is_explained(
+    cloud: Cloud, program: str, fault: JobFault | None, exit_code: int, code: str
+) -> None:
+    if fault:
+        cloud.hub.faults.add_job(fault)
+    _ended(cloud, cloud.start(program))
+    answer = cloud.on("wait")
+    assert (answer.exit_code, answer.error["code"], answer.data["why"]["code"]) == (exit_code, code, code)
+    assert answer.document["next"]
+    assert cloud.on("status").exit_code == 0  # it was asked what is the case, and that it told
+
+
+def test_the_record_of_a_failure_when_the_log_is_gone(cloud: Cloud) -> None:
+    cloud.keep({"train.failed.json": json.dumps({"exit_code": 2, "error": OWN}).encode()})
+    _ended(cloud, cloud.start("raise SystemExit(2)"))
+    cloud.hub.faults.add(LOGS, faults.NOT_FOUND)
+    answer = cloud.on("wait")
+    assert (answer.error["code"], answer.document["warnings"][0]["code"]) == ("bad_row", "no_log")
+
+
+def test_a_job_that_is_gone_from_the_hub(cloud: Cloud) -> None:
+    cloud.start("pass")
+    cloud.hub.jobs.all.clear()
+    answer = cloud.on("wait")
+    assert (answer.exit_code, answer.error["code"]) == (5, "job_deleted")
+
+
+# --- cancel ---
+
+
+def test_cancelling_twice(cloud: Cloud) -> None:
+    """What was kept before stays, and is said."""
+    cloud.keep(cloud_runs.checkpoint(4))
+    _running(cloud)
+    cloud.hub.faults.add("POST .*/cancel", faults.DONE_AND_ERROR)
+    cloud.hub.faults.add("POST .*/cancel", Fault(409), call=2)
+    answer = cloud.on("cancel")
+    assert (answer.exit_code, answer.data["stage"], answer.data["cancelled"]) == (0, "CANCELED", True)
+    assert answer.data["kept"] == {"state": "unfinished", "checkpoint": 4}
+    again = cloud.on("cancel")
+    assert (again.exit_code, again.data["cancelled"]) == (0, False)
+    waited = cloud.on("wait")
+    assert (waited.exit_code, waited.error["code"]) == (5, "cancelled")
+
+
+def test_a_finished_job_is_not_cancelled(cloud: Cloud) -> None:
+    _ended(cloud, cloud.start("pass"))
+    asked = len(cloud.hub.log)
+    data = cloud.on("cancel").data
+    assert (data["stage"], data["cancelled"]) == ("COMPLETED", False)
+    assert not [r for r in cloud.hub.log[asked:] if r.method == "POST" and r.path.endswith("/cancel")]
+
+
+def _running(cloud: Cloud) -> object:
+    job = cloud.start(SLEEP)
+    _until(lambda: "begun" in job.lines)
+    return job
+
+
+def _ended(cloud: Cloud, job: object) -> None:
+    _until(lambda: job.ended)  # type: ignore[attr-defined]
+
+
+def _until(condition: Callable[[], bool], seconds: float = 20) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)

@@ -1,0 +1,172 @@
+"""`push` of a run with real files, to a Hub on this machine, and back."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tiny
+from hub_emulator import Fault, Hub
+
+pytest.importorskip("huggingface_hub")
+
+PROGRAM = [sys.executable, "-c", "from skill_train.cli import main; main()", "push"]
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[Hub]:
+    with Hub(tmp_path / "hub") as server:
+        yield server
+    assert server.unknown == []
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """The files of a trained, exported and verified run; the adapter and the base are real."""
+    base = tiny.cached("qwen2")
+    folder = tmp_path / "runs" / "first"
+    (folder / "gguf").mkdir(parents=True)
+    tiny.adapter(base, folder / "adapter")
+    (folder / "gguf" / "first-q8_0.gguf").write_bytes(b"GGUF" + bytes(range(256)) * 40_000)
+    outputs = {f"adapter/{p.name}": _digest(p) for p in sorted((folder / "adapter").iterdir())}
+    recipe = {"model": str(base), "revision": None, "data": str(tmp_path / "secret-customers" / "rows.jsonl")}
+    recipe |= {"data_revision": None, "lora_r": 8, "target_modules": ["q_proj"], "seed": 42}
+    policy = {"sensitive": False, "hub_model_id": None}
+    _write(folder / "plan.json", {"recipe": recipe, "policy": policy, "recipe_hash": "ab" * 32, "fingerprints": {}})
+    training = {"outputs": outputs, "data": {"train_rows": 40}, "figures": {"first_loss": 2.5, "last_loss": 0.25}}
+    _write(folder / "train.json", training | {"example": "a row of a customer", "answer": {"prompt": "of a customer"}})
+    _write_proof(folder, "pass")
+    return folder
+
+
+def _write_proof(folder: Path, verdict: str) -> None:
+    file = folder / "gguf" / "first-q8_0.gguf"
+    check = {"name": "tuned", "file": file.name, "verdict": verdict, "figure": 1.0, "threshold": "1 ± 0.05"}
+    proof = {"verdict": verdict, "checks": [check | {"detail": "1.000 of the tuning"}], "samples": {"tokens": 2048}}
+    _write(folder / "verify.json", proof | {"inputs": {"ggufs": {file.name: _digest(file)}}})
+
+
+def _write(path: Path, document: Any) -> None:
+    path.write_text(json.dumps(document), encoding="utf-8")
+
+
+def _digest(path: Path) -> dict[str, Any]:
+    data = path.read_bytes()
+    return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+
+
+def _push(hub: Hub, home: Path, run: Path, *options: str, token: str | None = "") -> tuple[int, dict[str, Any], str]:
+    env = hub.environment(home, token=token)
+    done = subprocess.run([*PROGRAM, str(run), *options], env=env, capture_output=True, text=True, timeout=120)
+    assert "Traceback" not in done.stderr, done.stderr
+    return done.returncode, json.loads(done.stdout), done.stdout + done.stderr
+
+
+def test_it_arrives_byte_for_byte_and_says_what_was_changed(hub: Hub, tmp_path: Path, run: Path) -> None:
+    code, answer, _ = _push(hub, tmp_path / "home", run, "--repo", "me/tickets")
+    assert (code, answer["data"]["created"], answer["data"]["verdict"]) == (0, True, "pass")
+    repository = hub.repositories["model", "me/tickets"]
+    there = repository.at("main")
+    assert repository.private
+    for sent, kept in (
+        ("first-q8_0.gguf", run / "gguf" / "first-q8_0.gguf"),
+        ("adapter/adapter_model.safetensors", run / "adapter" / "adapter_model.safetensors"),
+    ):
+        assert there[sent] == kept.read_bytes()
+    assert (
+        json.loads(there["adapter/adapter_config.json"])["base_model_name_or_path"] == Path(tiny.cached("qwen2")).name
+    )
+    changed = {file["path"] for file in answer["data"]["files"] if file["changed"]}
+    assert changed == set(there) - {"first-q8_0.gguf", "adapter/adapter_model.safetensors", ".gitattributes"}
+    everything = b"\n".join(data for name, data in there.items() if not name.endswith((".gguf", ".safetensors")))
+    for hidden in (str(tmp_path), "secret-customers", "of a customer", hub.token):
+        assert hidden.encode() not in everything
+    card = there["README.md"].decode()
+    assert "| first-q8_0.gguf | tuned | pass | 1.000 of the tuning |" in card
+    assert "license" not in card.split("---")[1]
+
+
+def test_the_same_push_again_makes_no_second_commit(hub: Hub, tmp_path: Path, run: Path) -> None:
+    first = _push(hub, tmp_path / "home", run, "--repo", "me/tickets")[1]["data"]["commit"]
+    code, answer, _ = _push(hub, tmp_path / "home", run, "--repo", "me/tickets")
+    assert (code, answer["data"]["commit"], answer["data"]["created"]) == (0, first, False)
+
+
+def test_a_dry_run_asks_for_nothing_to_be_written(hub: Hub, tmp_path: Path, run: Path) -> None:
+    code, answer, _ = _push(hub, tmp_path / "home", run, "--repo", "me/tickets", "--part", "adapter", "--dry-run")
+    assert (code, answer["data"]["dry_run"], answer["data"]["parts"]) == (0, True, ["adapter"])
+    assert answer["next"] == [f"skill-train push {run} --repo me/tickets --part adapter"]
+    assert [r for r in hub.log if r.method != "GET"] == []
+    assert {f["path"] for f in answer["data"]["files"]} >= {"adapter_config.json", "README.md"}
+
+
+def test_a_server_that_fails_for_a_while_costs_only_time(hub: Hub, tmp_path: Path, run: Path) -> None:
+    hub.faults.add("POST /api/repos/create", Fault(500))
+    hub.faults.add("POST /api/models/me/tickets/commit", Fault(503), times=2)
+    code, answer, words = _push(hub, tmp_path / "home", run, "--repo", "me/tickets")
+    assert (code, answer["ok"]) == (0, True)
+    assert "trying again" in words
+    assert "first-q8_0.gguf" in hub.repositories["model", "me/tickets"].at("main")
+
+
+@pytest.mark.parametrize(
+    ("what", "code", "name"),
+    [
+        ("a proof that failed", 6, "failed_proof"),
+        ("sensitive", 3, "sensitive"),
+        ("a token in a file", 2, "secret_found"),
+        ("no such part", 2, "nothing_to_push"),
+        ("no repository", 2, "bad_usage"),
+        ("a path as repository", 2, "bad_repo"),
+        ("nobody", 4, None),
+        ("a reader", 4, "no_permission"),
+        ("a public repository", 3, "public_repository"),
+    ],
+)
+def test_what_is_refused(
+    hub: Hub, tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch, what: str, code: int, name: str | None
+) -> None:
+    options, token = ["--repo", "me/tickets"], ""
+    if what == "a proof that failed":
+        _write_proof(run, "fail")
+    elif what == "sensitive":
+        plan = json.loads((run / "plan.json").read_text(encoding="utf-8"))
+        _write(run / "plan.json", plan | {"policy": {"sensitive": True, "hub_model_id": None}})
+    elif what == "a token in a file":
+        config = run / "adapter" / "extra.json"
+        _write(config, {"key": "hf_" + "a1B2c3D4" * 4})
+    elif what == "no such part":
+        options += ["--part", "merged"]
+    elif what == "no repository":
+        options = []
+    elif what == "a path as repository":
+        options = ["--repo", "../../etc"]
+    elif what == "nobody":
+        token = None
+    elif what == "a reader":
+        token = hub.new_token("read", ())
+    else:
+        from huggingface_hub import HfApi, constants
+
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)  # set for all other tests
+        HfApi(endpoint=hub.endpoint, token=hub.token).create_repo("me/tickets", private=False)
+    done, answer, _ = _push(hub, tmp_path / "home", run, *options, token=token)
+    assert (done, answer["ok"]) == (code, False), answer
+    assert name in (None, answer["error"]["code"])
+    assert not [key for key, found in hub.repositories.items() if "first-q8_0.gguf" in found.at("main")]
+
+
+def test_files_that_were_not_verified_are_said_to_be(hub: Hub, tmp_path: Path, run: Path) -> None:
+    file = run / "gguf" / "first-q8_0.gguf"
+    file.write_bytes(file.read_bytes()[:-1] + b"x")
+    code, answer, _ = _push(hub, tmp_path / "home", run, "--repo", "me/tickets")
+    assert (code, answer["data"]["verdict"]) == (0, None)
+    assert [w["code"] for w in answer["warnings"]] == ["not_verified"]
+    assert "**not verified**" in hub.repositories["model", "me/tickets"].at("main")["README.md"].decode()

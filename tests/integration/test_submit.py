@@ -1,0 +1,530 @@
+"""`skill-train submit` against the Hub for tests: what it refuses, what it sends, and that no job is there twice."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from command_child import Commands, Done, program
+from hub_emulator import ALWAYS, Fault, Hub, JobFault, faults
+from models import recorded
+
+pytest.importorskip("huggingface_hub")
+
+MODEL, DATA = "Qwen/Qwen2.5-0.5B-Instruct", "me/tickets"
+CREATE = "POST /api/jobs/me$"
+ROWS = "rows.jsonl"
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Hub, Commands, Path]]:
+    """One Hub, and one process for the commands."""
+    root = tmp_path_factory.mktemp("submit")
+    with Hub(root / "hub") as server:
+        commands = Commands(server.environment(root / "home"))
+        yield server, commands, root / "home"
+        commands.close()
+
+
+@pytest.fixture
+def hub(one: tuple[Hub, Commands, Path]) -> Iterator[Hub]:
+    """It forgets the jobs and repositories of the test before. Its jobs wait for a machine until they are ended."""
+    server = one[0]
+    hardware = list(server.hardware)
+    for bucket in server.buckets.values():
+        bucket.private = True
+    server.repositories.clear()
+    server.log.clear()
+    server.faults.add_job(JobFault("stuck", attempt=None))
+    _add_model(server)
+    yield server
+    server.faults.clear()
+    server.faults.struck.clear()
+    server.hardware = hardware
+    for job in server.jobs.all:
+        job.cancelled.set()
+    server.jobs.all.clear()
+    assert server.unknown == []
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    folder = tmp_path / "here"
+    folder.mkdir()
+    _rows(folder / ROWS)
+    return folder
+
+
+@pytest.fixture
+def call(one: tuple[Hub, Commands, Path], here: Path) -> Any:
+    server, commands, home = one
+
+    def run(*arguments: object, token: str | None = "", **environment: str) -> Done:
+        env = server.environment(home, token=token) | environment
+        done = commands.run(here, env, "submit", *arguments)
+        assert server.token not in done.stdout + done.stderr
+        return done
+
+    return run
+
+
+SAID = ("--model", MODEL, "--data", ROWS)
+
+
+# --- What it sends ---
+
+
+def test_local_data_goes_along(hub: Hub, call: Any, here: Path) -> None:
+    data = call(*SAID, "--yes").data
+    [job] = hub.jobs.all
+    assert (data["job_id"], data["reused"], data["stage"]) == (job.id, False, "SCHEDULING")
+    assert data["url"] == f"{hub.endpoint}/jobs/me/{job.id}"
+    assert job.spec["command"] == [
+        "uv", "run", "/data/train.py", "/data/plan.json", "--job", "--data", f"/dataset/{ROWS}"
+    ]  # fmt: skip
+    kept = next(v for v in job.spec["volumes"] if v["mountPath"] == "/data")
+    sent = next(v for v in job.spec["volumes"] if v["mountPath"] == "/dataset")
+    assert (kept["readOnly"], sent["readOnly"], sent["source"]) == (False, True, "me/jobs-artifacts")
+    assert _in_bucket(hub, sent["path"]) == {ROWS: (here / ROWS).read_bytes()}
+    files = _in_bucket(hub, kept["path"])
+    repository = Path(__file__).resolve().parents[2]
+    assert files["train.py"] == (repository / "scripts" / "train.py").read_bytes()
+    run = here / data["run_dir"]
+    assert files["plan.json"] == (run / "plan.json").read_bytes()
+    assert [u["bytes"] for u in data["uploads"]] == [len(files["train.py"]), len(files["plan.json"]), 2390]
+    assert (run / "recipe.yaml").is_file()
+    record = json.loads((run / "cloud.json").read_text())
+    assert record["folder"] == kept["path"] and record["data"]["folder"] == sent["path"]
+    assert [(j["state"], j["job_id"], j["flavor"]) for j in record["jobs"]] == [("started", job.id, data["flavor"])]
+    assert job.labels["run"] == record["run_id"] == job.spec["environment"]["SKILL_TRAIN_RUN"]
+    assert job.labels["plan"] == record["plan_hash"]
+    planned = json.loads(files["plan.json"])
+    assert planned["policy"]["hub_model_id"] == data["hub_model_id"] == record["hub_model_id"]
+    assert job.spec["timeoutSeconds"] == planned["timeout_seconds"] == data["timeout_seconds"]
+
+
+def test_data_of_the_hub_is_pinned_and_not_uploaded(hub: Hub, call: Any, here: Path) -> None:
+    repository = hub.add("dataset", DATA, {"train.jsonl": (here / ROWS).read_bytes()})
+    done = call("--model", MODEL, "--data", DATA, "--yes")
+    [job] = hub.jobs.all
+    assert [v["mountPath"] for v in job.spec["volumes"]] == ["/data"]
+    assert "--data" not in job.spec["command"]
+    planned = json.loads((here / done.data["run_dir"] / "plan.json").read_text())
+    assert planned["recipe"]["data_revision"] == repository.commit("main")
+    assert [u["what"] for u in done.data["uploads"]] == ["program", "plan"]
+
+
+def test_local_data_in_a_private_dataset_repository(hub: Hub, call: Any, here: Path) -> None:
+    data = call(*SAID, "--data-repo", "me/rows", "--yes").data
+    repository = hub.repositories["dataset", "me/rows"]
+    assert repository.private and repository.files[ROWS] == (here / ROWS).read_bytes()
+    sent = next(v for v in hub.jobs.all[0].spec["volumes"] if v["mountPath"] == "/dataset")
+    assert (sent["type"], sent["source"], sent["revision"]) == ("dataset", "me/rows", repository.commit("main"))
+    assert data["uploads"][2]["to"] == "the private dataset me/rows"
+
+
+def test_the_data_is_uploaded_once(hub: Hub, call: Any) -> None:
+    call(*SAID, "--yes")
+    hub.log.clear()
+    call(*SAID, "--yes", "--force-new")
+    batches = [request for request in hub.log if request.path.endswith("/batch")]
+    assert (hub.jobs_created, len(batches)) == (2, 1)  # the program and the plan
+
+
+@pytest.mark.parametrize(
+    "more", [(), ("--data-repo", "me/rows"), ("four.yaml",)], ids=["bucket", "repository", "4-bit"]
+)
+def test_a_dry_run_shows_what_is_then_sent(hub: Hub, call: Any, here: Path, more: tuple[str, ...]) -> None:
+    if more == ("four.yaml",):
+        (here / "four.yaml").write_text("load_in_4bit: true\nmodel: m\ndata: d\n")
+    before = hub.jobs_created, len(hub.buckets), _tree(here)
+    shown = call(*more, *SAID, "--dry-run").data
+    assert (hub.jobs_created, len(hub.buckets), _tree(here)) == before
+    assert shown["not_checked"] == []
+    assert [request.path for request in hub.log if request.method not in ("GET", "HEAD")] == []
+    call(*more, *SAID, "--yes")
+    job = hub.jobs.all[0]
+    sent = job.spec | {"labels": job.labels, "secrets": sorted(job.secrets), "namespace": job.namespace}
+    assert _at_start(shown["job"]) == _at_start(sent)
+    if more == ("four.yaml",):
+        assert sent["command"][:4] == ["uv", "run", "--with", "bitsandbytes==0.50.2"]
+
+
+def _at_start(spec: dict[str, Any]) -> dict[str, Any]:
+    """Without what only the start makes: the run's id, the folder of its files, the commit of an upload."""
+    spec = json.loads(json.dumps(spec))
+    del spec["labels"]["run"], spec["environment"]["SKILL_TRAIN_RUN"]
+    for volume in spec["volumes"]:
+        volume.pop("revision", None)
+        if volume["mountPath"] == "/data":
+            del volume["path"]
+    return spec
+
+
+def test_the_token_is_a_secret_of_the_job_and_nowhere_else(hub: Hub, call: Any, here: Path) -> None:
+    shown = [call(*SAID, *more) for more in (("--dry-run",), (), ("--yes",), ("--yes", "--format", "human"))]
+    [job] = hub.jobs.all
+    assert job.secrets == {"HF_TOKEN": hub.token}
+    texts = [done.stdout + done.stderr for done in shown] + [repr(hub.log), repr(job), json.dumps(job.info())]
+    files = [path.read_bytes() for root in (here, hub.folder) for path in root.rglob("*") if path.is_file()]
+    assert not [text for text in texts if hub.token in text]
+    assert files and not [data for data in files if hub.token.encode() in data]
+
+
+def test_an_organisation_runs_and_pays(hub: Hub, call: Any) -> None:
+    data = call(*SAID, "--namespace", "me-org", "--yes").data
+    [job] = hub.jobs.all
+    assert (job.namespace, data["namespace"], data["hub_model_id"].split("/")[0]) == ("me-org", "me-org", "me-org")
+    assert {volume["source"] for volume in job.spec["volumes"]} == {"me-org/jobs-artifacts"}
+    assert call(*SAID, "--namespace", "me-org").data["reused"] is True
+
+
+# --- Where it comes from ---
+
+
+def test_a_cloud_plan_is_run_as_it_is(hub: Hub, one: Any, call: Any, here: Path) -> None:
+    _, commands, home = one
+    arguments = ("plan", *SAID, "--flavor", "l4x1", "--out", "plan.json")
+    planned = commands.run(here, hub.environment(home), *arguments)
+    assert planned.answer["next"] == ["skill-train submit plan.json"]
+    assert call("plan.json", "--flavor", "t4-small").error == (2, "bad_usage")
+    data = call("plan.json", "--yes").data
+    made, sent = (json.loads((here / name).read_text()) for name in ("plan.json", f"{data['run_dir']}/plan.json"))
+    assert {key for key in made if made[key] != sent[key]} == {"policy"}
+    assert hub.jobs.all[0].spec["flavor"] == "l4x1"
+    (here / ROWS).write_text((here / ROWS).read_text() * 2)
+    assert call("plan.json", "--yes").error == (2, "outdated_plan")
+
+
+@pytest.mark.parametrize("kind", ["model", "dataset"])
+def test_a_plan_whose_parts_cannot_be_read_any_more(hub: Hub, one: Any, call: Any, here: Path, kind: str) -> None:
+    """Nothing else asks for them: the plan is made."""
+    _, commands, home = one
+    hub.add("dataset", DATA, {"train.jsonl": (here / ROWS).read_bytes()})
+    arguments = ("plan", "--model", MODEL, "--data", DATA, "--where", "cloud", "--out", "plan.json")
+    assert commands.run(here, hub.environment(home), *arguments).code == 0
+    hub.repositories[kind, MODEL if kind == "model" else DATA].gated = True
+    assert call("plan.json", "--yes").error == (4, "gated")
+
+
+def test_a_local_run_now_for_real(hub: Hub, one: Any, call: Any, here: Path) -> None:
+    """Its plan here, the same recipe there, in a run directory of its own."""
+    _, commands, home = one
+    arguments = ("plan", *SAID, "--max-steps", "7", "--where", "local", "--out", "run/plan.json")
+    there = commands.run(here, hub.environment(home), *arguments).data
+    done = call("run", "--yes")
+    assert (done.data["recipe_hash"], done.data["reused"]) == (there["recipe_hash"], False)
+    assert done.data["run_dir"] == f"runs/rows-{there['recipe_hash'][:8]}-cloud"
+    assert "planned again, for the cloud" in done.stderr
+    made = json.loads((here / done.data["run_dir"] / "plan.json").read_text())
+    assert (made["where"], made["recipe"]["max_steps"], made["placement"]["device"]) == ("cloud", 7, "cuda")
+    assert call("run", "--run-dir", "run", "--yes").error == (2, "another_run")
+    again = call(done.data["run_dir"], "--yes").data
+    assert (again["reused"], again["run_dir"], hub.jobs_created) == (True, done.data["run_dir"], 1)
+    (here / ROWS).write_text((here / ROWS).read_text() * 2)
+    assert [w["code"] for w in call("run").answer["warnings"]] == ["another_recipe"]
+
+
+# --- What it costs ---
+
+
+def test_nothing_is_sent_without_yes(hub: Hub, call: Any, here: Path) -> None:
+    """The t4-small is 0.40 dollars an hour (huggingface.co/docs/hub/jobs-pricing, 2026-08-22), billed by the minute."""
+    before = _tree(here)
+    done = call(*SAID, "--flavor", "t4-small", "--timeout", "30m")
+    assert done.error == (3, "confirm_cost")
+    answer = done.answer
+    assert answer["next"] == [f"skill-train submit {' '.join(SAID)} --flavor t4-small --timeout 30m --yes"]
+    assert answer["data"]["cost_usd"]["most"] == pytest.approx(0.20)
+    low, high = (answer["data"]["seconds"][end] for end in ("low", "high"))
+    assert answer["data"]["cost_usd"]["low"] == pytest.approx(low / 3600 * 0.4, abs=1e-3)
+    assert answer["data"]["cost_usd"]["high"] == pytest.approx(high / 3600 * 0.4, abs=1e-3)
+    assert "$0.20 at most" in answer["error"]["message"]
+    assert (hub.jobs_created, _tree(here)) == (0, before)
+    assert not [request for request in hub.log if request.method not in ("GET", "HEAD")]
+    told = call(*SAID, "--format", "human")
+    assert "upload: data" in told.stdout and "the private bucket me/jobs-artifacts" in told.stdout
+    assert call(*SAID, "--flavor", "t4-small", "--timeout", "30m", "--yes").data["timeout_seconds"] == 1800
+
+
+def test_the_timeout_keeps_to_the_ceiling(hub: Hub, call: Any) -> None:
+    """At 0.40 dollars an hour, 0.08 dollars are 12 minutes."""
+    done = call(*SAID, "--flavor", "t4-small", "--max-cost", "0.08", "--yes")
+    assert done.data["timeout_seconds"] == hub.jobs.all[0].spec["timeoutSeconds"] == 720
+    assert [warning["code"] for warning in done.answer["warnings"]] == ["lowered_timeout"]
+
+
+# --- What it refuses ---
+
+LOCAL_MODEL = {"model": "model"}
+REFUSED: list[tuple[str, dict[str, Any], int, str, str]] = [
+    ("no token", {"token": None}, 4, "not_signed_in", "hf auth login"),
+    ("a wrong token", {"token": "hf_wrong"}, 4, "bad_token", "hf auth login"),
+    ("a token that only reads", {"role": ("read", ())}, 4, "no_permission", "hf auth login"),
+    ("no right to jobs", {"role": ("fineGrained", ("repo.write",))}, 4, "no_permission", "hf auth login"),
+    ("no right to write", {"role": ("fineGrained", ("job.write",))}, 4, "no_permission", "hf auth login"),
+    ("another namespace", {"more": ["--namespace", "you"]}, 4, "no_permission", "--namespace me"),
+    ("another's repository", {"more": ["--hub-model-id", "you/x"]}, 4, "no_permission", "--hub-model-id me/x"),
+    ("no repository", {"more": ["--hub-model-id", "a b"]}, 2, "bad_repo", "--hub-model-id"),
+    ("gated model", {"model": "me/gated"}, 4, "gated", "huggingface.co/me/gated"),
+    ("gated data", {"data": "me/gated-rows"}, 4, "gated", "huggingface.co/datasets/me/gated-rows"),
+    ("no model", {"model": "me/nothing"}, 2, "unknown_model", ""),
+    ("a model here", {"model": "model"}, 2, "local_model", "hf upload NAMESPACE/model model --private"),
+    ("sensitive", {"recipe": "sensitive: true"}, 3, "sensitive", "train here"),
+    ("no such flavor", {"more": ["--flavor", "abacus"]}, 2, "unknown_flavor", ""),
+    ("no timeout", {"more": ["--timeout", "soon"]}, 2, "bad_timeout", "--timeout 30m"),
+    ("too short", {"more": ["--timeout", "60"]}, 3, "timeout_too_short", "--timeout"),
+    ("too dear", {"more": ["--max-cost", "0.001"]}, 3, "over_budget", "--max-cost"),
+    ("too dear by its timeout", {"more": ["--max-cost", "1", "--timeout", "9h"]}, 3, "over_budget", "--timeout"),
+    ("too large", {"model": "me/large", "more": ["--flavor", "t4-small"]}, 3, "no_memory", "a larger flavor"),
+    ("a public result", {"more": ["--hub-model-id", "me/shown"]}, 3, "public_repository", "--hub-model-id"),
+    ("public data", {"more": ["--data-repo", "me/open"]}, 3, "public_repository", "--data-repo"),
+]
+
+
+@pytest.mark.parametrize(("case", "exit_code", "code", "hint"), [r[1:] for r in REFUSED], ids=[r[0] for r in REFUSED])
+def test_one_clear_error_before_anything_is_sent(
+    hub: Hub, call: Any, here: Path, case: dict[str, Any], exit_code: int, code: str, hint: str
+) -> None:
+    _troubles(hub)
+    (here / "model").mkdir()
+    (here / "recipe.yaml").write_text(f"model: m\ndata: d\n{case.get('recipe', '')}\n")
+    token = hub.new_token(*case["role"]) if "role" in case else case.get("token", "")
+    said = ["--model", case.get("model", MODEL), "--data", case.get("data", ROWS), *case.get("more", [])]
+    before = _tree(here)
+    done = call("recipe.yaml", *said, "--yes", token=token)
+    assert done.error == (exit_code, code), done.answer
+    assert hint in done.answer["error"]["hint"]
+    assert done.answer["error"]["expected"] or done.answer["error"]["got"]
+    assert (hub.jobs_created, _tree(here)) == (0, before)
+    assert code not in ("sensitive", "local_model") or hub.log == []
+    assert not [request for request in hub.log if request.method not in ("GET", "HEAD")]
+
+
+def test_a_public_bucket_is_no_place_for_the_run(hub: Hub, call: Any) -> None:
+    call(*SAID, "--yes")
+    hub.buckets["me/jobs-artifacts"].private = False
+    assert call(*SAID, "--yes", "--force-new").error == (3, "public_repository")
+    assert hub.jobs_created == 1
+
+
+def test_a_flavor_that_is_offered_no_more(hub: Hub, call: Any) -> None:
+    """The plan knows the offer of a day; the check asks again."""
+    assert call(*SAID, "--flavor", "l4x1").error == (3, "confirm_cost")
+    hub.hardware = [row for row in hub.hardware if row["name"] != "l4x1"]
+    assert call(*SAID, "--flavor", "l4x1", "--yes").error == (2, "unknown_flavor")
+
+
+@pytest.mark.parametrize(
+    ("path", "fault", "code"),
+    [
+        ("GET /api/whoami-v2", faults.SERVER_ERROR, "hub_error"),
+        ("GET /api/whoami-v2", faults.RATE_LIMIT, "rate_limit"),
+        ("GET /api/whoami-v2", faults.NO_ANSWER, "hub_unreachable"),
+        ("/auth-check$", faults.BAD_GATEWAY, "hub_error"),
+        ("GET /api/jobs/hardware", faults.SERVER_ERROR, "hub_error"),
+    ],
+)
+def test_a_check_without_an_answer_is_temporary(
+    hub: Hub, call: Any, here: Path, path: str, fault: Fault, code: str
+) -> None:
+    """Once is survived; a dry run says what was not checked."""
+    call(*SAID)
+    hub.faults.add(path, fault)
+    assert call(*SAID).error == (3, "confirm_cost")
+    hub.faults.add(path, fault, times=ALWAYS)
+    assert call(*SAID, "--yes").error == (8, code)
+    shown = call(*SAID, "--dry-run", "--namespace", "me").data
+    assert len(shown["not_checked"]) == 1 and shown["job"]["flavor"] == "t4-small"
+    assert (hub.jobs_created, _tree(here)) == (0, [ROWS])
+
+
+def test_a_repository_that_is_in_use_is_told(hub: Hub, call: Any) -> None:
+    hub.add("model", "me/mine", {"adapter_config.json": b"{}", ".gitattributes": b""}, private=True)
+    done = call(*SAID, "--hub-model-id", "me/mine")
+    assert [w["code"] for w in done.answer["warnings"]] == ["repository_in_use"]
+
+
+# --- One job, and never two ---
+
+
+@pytest.mark.parametrize(
+    ("fault", "times"),
+    [
+        (faults.SERVER_ERROR, 2),
+        (faults.BAD_GATEWAY, 1),
+        (faults.NO_ANSWER, 1),
+        (faults.RATE_LIMIT, 1),
+        (faults.DONE_AND_ERROR, 1),
+        (faults.DONE_AND_NO_ANSWER, 1),
+    ],
+)
+def test_an_error_of_the_request_that_makes_the_job(hub: Hub, call: Any, here: Path, fault: Fault, times: int) -> None:
+    hub.faults.add(CREATE, fault, times=times)
+    data = call(*SAID, "--yes").data
+    assert (hub.jobs_created, len(hub.faults.struck)) == (1, times)
+    assert data["job_id"] == hub.jobs.all[0].id
+    record = json.loads((here / data["run_dir"] / "cloud.json").read_text())
+    assert [job["state"] for job in record["jobs"]] == ["started"]
+    assert record["folder"] == next(v["path"] for v in hub.jobs.all[0].spec["volumes"] if v["mountPath"] == "/data")
+
+
+@pytest.mark.parametrize(
+    ("fault", "exit_code", "code"),
+    [
+        (faults.NO_CREDIT, 4, "no_credit"),
+        (faults.NO_PERMISSION, 4, "no_permission"),
+        (faults.UNAUTHORIZED, 4, "bad_token"),
+        (faults.SERVER_ERROR, 8, "hub_error"),
+        (faults.NO_ANSWER, 8, "hub_unreachable"),
+    ],
+)
+def test_a_job_that_cannot_be_made_can_be_made_later(
+    hub: Hub, call: Any, here: Path, fault: Fault, exit_code: int, code: str
+) -> None:
+    """The run directory stays, and the same command goes on with it."""
+    hub.faults.add(CREATE, fault, times=ALWAYS)
+    done = call(*SAID, "--yes")
+    assert done.error == (exit_code, code)
+    if fault is faults.NO_CREDIT:
+        assert "Pre-paid credit balance is insufficient" in done.answer["error"]["got"]
+        assert "billing" in done.answer["error"]["hint"]
+    tries = sum(request.method == "POST" and request.path == "/api/jobs/me" for request in hub.log)
+    assert (hub.jobs_created, tries) == (0, 1 if exit_code == 4 else 3)
+    [record] = [json.loads(path.read_text()) for path in here.glob("runs/*/cloud.json")]
+    assert [job["state"] for job in record["jobs"]] == ([] if exit_code == 4 else ["starting"])
+    hub.faults.clear()
+    hub.faults.add_job(JobFault("stuck", attempt=None))
+    data = call(*SAID, "--yes").data
+    assert (hub.jobs_created, data["reused"], hub.jobs.all[0].labels["run"]) == (1, False, record["run_id"])
+
+
+def test_the_same_plan_is_the_same_job(hub: Hub, call: Any, here: Path) -> None:
+    first = call(*SAID, "--yes").data
+    again = call(*SAID).data  # it costs nothing more, so it needs no --yes
+    elsewhere = call(*SAID, "--run-dir", "other").data
+    assert [d["job_id"] for d in (again, elsewhere)] == [first["job_id"]] * 2
+    assert [d["reused"] for d in (first, again, elsewhere)] == [False, True, True]
+    ours, theirs = (json.loads((here / d["run_dir"] / "cloud.json").read_text()) for d in (first, elsewhere))
+    for record in (ours, theirs):
+        record["jobs"][0].pop("asked_at")
+    assert ours == theirs
+    assert (here / "other/plan.json").read_bytes() == (here / first["run_dir"] / "plan.json").read_bytes()
+    assert call(*SAID, "--flavor", "l4x1", "--yes").error == (2, "another_run")
+    new = call(*SAID, "--force-new", "--yes").data
+    assert (new["run_dir"], hub.jobs_created) == (f"{first['run_dir']}-2", 2)
+    assert call(*SAID, "--force-new", "--run-dir", "other", "--yes").error == (2, "another_run")
+
+
+def test_a_job_that_has_ended_is_told_and_not_run_again(hub: Hub, call: Any) -> None:
+    first = call(*SAID, "--yes").data
+    hub.jobs.all[0].become("ERROR", "Job failed with exit code: 137. Reason: OOMKilled")
+    done = call(*SAID, "--yes")
+    assert (done.data["job_id"], done.data["reused"], done.data["stage"]) == (first["job_id"], True, "ERROR")
+    assert first["expected_end"]["low"] < first["expected_end"]["high"] and done.data["expected_end"]["low"] is None
+    assert done.answer["next"] == [f"skill-train {word} {first['run_dir']}" for word in ("status", "resume")]
+    hub.jobs.all[0].become("COMPLETED")
+    assert call(*SAID, "--yes").answer["next"] == [f"skill-train pull {first['run_dir']}"]
+    assert hub.jobs_created == 1
+
+
+def test_killed_between_the_request_and_its_record(hub: Hub, one: Any, call: Any, here: Path) -> None:
+    hub.faults.add(CREATE, Fault(200, after=True, drop_seconds=1.0))
+    child = _start(hub, one, here, *SAID, "--yes")
+    _until(lambda: hub.jobs_created == 1)
+    child.send_signal(signal.SIGKILL)
+    child.wait(10)
+    [record] = [json.loads(path.read_text()) for path in here.glob("runs/*/cloud.json")]
+    assert [job["state"] for job in record["jobs"]] == ["starting"]
+    data = call(*SAID, "--yes").data
+    assert (hub.jobs_created, data["reused"], data["job_id"]) == (1, True, hub.jobs.all[0].id)
+    [after] = [json.loads(path.read_text()) for path in here.glob("runs/*/cloud.json")]
+    assert after["jobs"][0]["state"] == "started"
+
+
+def test_an_answer_that_comes_too_late(hub: Hub, one: Any, call: Any, here: Path) -> None:
+    """The job is made after nobody waits for it any more: asking again at once would make another."""
+    hub.faults.add(CREATE, Fault(seconds=4.0))
+    child = _start(hub, one, here, *SAID, "--yes", TEST_REQUEST_SECONDS="1")
+    assert (child.wait(30), hub.jobs_created) == (8, 0)
+    _until(lambda: hub.jobs_created == 1)
+    assert (call(*SAID, "--yes").data["reused"], hub.jobs_created) == (True, 1)
+
+
+def test_one_that_was_slower_finds_the_job_of_the_other(hub: Hub, one: Any, call: Any, here: Path) -> None:
+    """It looked before the other began, and looks again when it is its turn."""
+    call(*SAID)
+    hub.log.clear()
+    hub.faults.add("GET /api/jobs/hardware", Fault(seconds=2.5))
+    slower = _start(hub, one, here, *SAID, "--yes")
+    _until(lambda: any(request.path == "/api/jobs/hardware" for request in hub.log))
+    assert call(*SAID, "--yes").data["reused"] is False
+    assert (slower.poll(), slower.wait(30), hub.jobs_created) == (None, 0, 1)
+
+
+def test_two_at_once_make_one_job(hub: Hub, one: Any, here: Path) -> None:
+    """One of both may find the run directory in use, and says so."""
+    hub.faults.add(CREATE, Fault(seconds=1.0))
+    children = [_start(hub, one, here, *SAID, "--yes") for _ in range(2)]
+    codes = sorted(child.wait(60) for child in children)
+    assert codes in ([0, 0], [0, 2])
+    assert hub.jobs_created == 1
+
+
+# --- Helpers ---
+
+
+def _start(hub: Hub, one: Any, here: Path, *arguments: object, **more: str) -> subprocess.Popen[bytes]:
+    """A process of its own."""
+    env = hub.environment(one[2]) | more
+    null = subprocess.DEVNULL
+    return subprocess.Popen(program("submit", *arguments), cwd=here, env=env, stdout=null, stderr=null)
+
+
+def _until(condition: Any, seconds: float = 30) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def _rows(path: Path) -> None:
+    rows = ({"prompt": f"What is late {n}?", "completion": "The ticket."} for n in range(40))
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def _add_model(hub: Hub, name: str = MODEL, config: str = "qwen2.5-0.5b", parameters: int = 494_032_768) -> Any:
+    files = {
+        "config.json": json.dumps(recorded(config)["config"]).encode(),
+        "tokenizer_config.json": b'{"chat_template": "{{ messages }}"}',
+        "model.safetensors": bytes(1000),
+    }
+    info = {"safetensors": {"parameters": {"BF16": parameters}, "total": parameters}}
+    return hub.add("model", name, files, info=info)
+
+
+def _troubles(hub: Hub) -> None:
+    _add_model(hub, "me/gated").gated = True
+    _add_model(hub, "me/large", "qwen2.5-72b", 72_706_203_648)
+    rows = {"train.jsonl": b'{"prompt": "a", "completion": "b"}\n' * 40}
+    hub.add("dataset", "me/gated-rows", rows, gated=True)
+    hub.add("dataset", "me/open", {})
+    hub.add("model", "me/shown", {})
+
+
+def _in_bucket(hub: Hub, folder: str) -> dict[str, bytes]:
+    from hub_emulator.buckets import read_file
+
+    bucket = hub.buckets["me/jobs-artifacts"]
+    return {path.split("/", 1)[1]: read_file(hub, bucket, path) for path in bucket.inside(folder)}
+
+
+def _tree(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))

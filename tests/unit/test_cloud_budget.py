@@ -1,0 +1,97 @@
+"""Timeouts and ceilings of a job, by hand arithmetic."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from skill_train.cloud_budget import budget, seconds_of
+from skill_train.errors import DecisionNeeded, UsageError
+
+
+def _plan(low: float | None = 3600, high: float | None = 7200, timeout: int | None = 9600) -> dict[str, Any]:
+    seconds = {"low": low, "high": high, "basis": "assumed"}
+    return {"flavor": "a10g-large", "timeout_seconds": timeout, "estimates": {"seconds": seconds}}
+
+
+def _budget(made: dict[str, Any], timeout: int | None = None, max_cost: float | None = None, usd: Any = 1.5) -> Any:
+    return budget(made, usd_per_hour=usd, price="price of today", timeout=timeout, max_cost=max_cost)
+
+
+def test_an_estimate_and_its_bound() -> None:
+    """1 to 2 hours at 1.50 dollars; 9600 s are 2 h 40 min."""
+    found = _budget(_plan())
+    assert (found.timeout_seconds, found.tight, found.lowered) == (9600, False, False)
+    assert found.cost_usd == pytest.approx((1.5, 3.0))
+    assert found.most_usd == pytest.approx(4.0)
+    assert found.as_dict() == {
+        "low": 1.5, "high": 3.0, "most": 4.0, "usd_per_hour": 1.5, "basis": "$1.50 an hour, price of today"
+    }  # fmt: skip
+
+
+def test_minutes_are_billed_whole() -> None:
+    assert _budget(_plan(), timeout=7201).most_usd == pytest.approx(121 / 60 * 1.5)
+
+
+@pytest.mark.parametrize(
+    ("timeout", "max_cost", "expected"),
+    [
+        (None, 4.0, 9600),
+        (None, 3.0, 7200),  # 2 h for 3 dollars, which is the upper estimate
+        (None, 3.3, 7920),  # 2 h 12 min
+        (7200, 3.0, 7200),
+        (5400, None, 5400),  # between the estimates: told, and taken
+    ],
+)
+def test_the_timeout_that_is_taken(timeout: int | None, max_cost: float | None, expected: int) -> None:
+    found = _budget(_plan(), timeout, max_cost)
+    assert found.timeout_seconds == expected
+    assert found.lowered is (timeout is None and expected < 9600)
+    assert found.tight is (expected < 7200)
+    assert max_cost is None or found.most_usd <= max_cost + 1e-9
+
+
+@pytest.mark.parametrize(
+    ("made", "timeout", "max_cost", "usd", "code"),
+    [
+        (_plan(), 3599, None, 1.5, "timeout_too_short"),
+        (_plan(), None, 2.99, 1.5, "over_budget"),
+        (_plan(), 9600, 3.99, 1.5, "over_budget"),
+        (_plan(), None, 4.0, None, "over_budget"),
+        (_plan(None, None, None), None, None, 1.5, "no_timeout"),
+        (_plan(None, None, None), 3600, 1.0, 1.5, "over_budget"),
+    ],
+)
+def test_what_is_not_taken(made: Any, timeout: int | None, max_cost: float | None, usd: Any, code: str) -> None:
+    with pytest.raises(DecisionNeeded) as caught:
+        _budget(made, timeout, max_cost, usd)
+    assert caught.value.code == code
+    assert caught.value.expected and caught.value.got and caught.value.hint
+
+
+def test_over_the_ceiling_both_figures_are_shown() -> None:
+    with pytest.raises(DecisionNeeded) as caught:
+        _budget(_plan(), 9600, 3.5)
+    assert "$1.50 to $3.00 estimated, $4.00 at its timeout of 9600 s" in caught.value.got
+
+
+def test_without_an_estimate_the_timeout_is_the_bound() -> None:
+    found = _budget(_plan(None, None, None), 3600, 1.5)
+    assert (found.cost_usd, found.most_usd, found.tight) == (None, 1.5, False)
+    assert "no estimate: assumed" in found.basis
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("90m", 5400), ("2h", 7200), ("1.5h", 5400), ("90s", 90), ("5400", 5400), ("1d", 86400), (" 60 ", 60)],
+)
+def test_a_timeout_as_it_is_said(text: str, seconds: int) -> None:
+    assert seconds_of(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "soon", "-5m", "59", "0.5m", "2w", "1e3", "m"])
+def test_what_is_no_timeout(text: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        seconds_of(text)
+    assert caught.value.code == "bad_timeout"

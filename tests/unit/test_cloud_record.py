@@ -1,0 +1,111 @@
+"""`cloud.json`: written, read back, and refused when somebody has changed it."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from skill_train.cloud_record import CloudData, CloudJob, CloudRecord, labels, plan_hash, read, submitted, write
+from skill_train.errors import UsageError
+from skill_train.run_dir import RunDir
+
+JOB = CloudJob(1, "starting", "t4-small", 3600, "2026-11-21T10:00:00Z", 0.4)
+RECORD = CloudRecord("0123456789ab", "0123456789abcdef", "me", "me/tickets", jobs=(JOB,))
+PLAN: dict[str, Any] = {
+    "recipe_hash": "ab",
+    "placement": {"device": "cuda", "dtype": "bfloat16"},
+    "launch": {"arguments": ["--multi_gpu"], "environment": {}, "reasons": [{"rule": "x"}]},
+    "flavor": "l4x1",
+    "estimates": {"seconds": {"low": 1}},
+}
+
+
+def test_it_is_read_back_as_it_was_written(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "run")
+    assert read(run) is None
+    data = CloudData("/dataset", 10, 1, bucket="me/jobs-artifacts", folder="rows-1")
+    record = dataclasses.replace(RECORD, data=data)
+    write(run, record)
+    assert read(run) == submitted(run) == record
+
+
+def test_the_file_has_the_keys_that_others_read(tmp_path: Path) -> None:
+    write(RunDir(tmp_path), RECORD)
+    document = json.loads((tmp_path / "cloud.json").read_text())
+    assert document["schema"] == "skill-train/cloud/1"
+    wanted = ["backend", "run_id", "plan_hash", "namespace", "hub_model_id", "bucket", "folder", "data", "jobs"]
+    assert set(document) == {"schema", *wanted}
+    assert document["jobs"][0] == {
+        "number": 1, "state": "starting", "job_id": None, "url": None, "flavor": "t4-small", "timeout_seconds": 3600,
+        "usd_per_hour": 0.4, "asked_at": "2026-11-21T10:00:00Z", "created_at": None,
+    }  # fmt: skip
+
+
+def test_a_job_that_started_takes_the_place_of_the_one_that_was_asked_for() -> None:
+    started = dataclasses.replace(JOB, state="started", job_id="a" * 24, url="u", created_at="2026-11-21T10:00:01Z")
+    second = dataclasses.replace(JOB, number=2)
+    record = RECORD.with_job(second).with_job(started)
+    assert record.jobs == (started, second) and record.last == second
+    assert dataclasses.replace(record, jobs=()).last is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"schema": "skill-train/cloud/2"},
+        {"backend": "moon"},
+        {"run_id": "no"},
+        {"run_id": 5},
+        {"jobs": [{"number": 1}]},
+        {"jobs": [dataclasses.asdict(JOB) | {"state": "started"}]},
+        {"more": 1},
+    ],
+)
+def test_another_file_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
+    write(RunDir(tmp_path), RECORD)
+    file = tmp_path / "cloud.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    with pytest.raises(UsageError) as caught:
+        read(RunDir(tmp_path))
+    assert caught.value.code == "broken_cloud_record"
+
+
+def test_a_run_that_was_never_submitted(tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        submitted(RunDir(tmp_path))
+    assert (caught.value.code, caught.value.hint) == ("not_submitted", f"skill-train submit {tmp_path}")
+
+
+def test_the_hash_of_a_plan_by_hand() -> None:
+    """Canonical JSON, written down by hand."""
+    text = (
+        '{"flavor":"l4x1","launch":{"arguments":["--multi_gpu"],"environment":{}},'
+        '"placement":{"device":"cuda","dtype":"bfloat16"},"recipe_hash":"ab"}'
+    )
+    assert plan_hash(PLAN) == hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@pytest.mark.parametrize(
+    ("change", "same"),
+    [
+        ({"estimates": {}}, True),
+        ({"launch": PLAN["launch"] | {"reasons": []}}, True),
+        ({"flavor": "l4x4"}, False),
+        ({"recipe_hash": "cd"}, False),
+        ({"placement": {"device": "cuda", "dtype": "float32"}}, False),
+        ({"launch": PLAN["launch"] | {"environment": {"NCCL_DEBUG": "WARN"}}}, False),
+    ],
+)
+def test_what_changes_the_hash(change: dict[str, Any], same: bool) -> None:
+    assert (plan_hash(PLAN | change) == plan_hash(PLAN)) is same
+
+
+def test_labels_are_what_the_hub_takes() -> None:
+    """Letters, digits, - and _, up to 100 of them (the Hub's documentation of jobs, 2026-08)."""
+    made = labels(RECORD, 2)
+    assert made == {"skill-train": "1", "run": "0123456789ab", "plan": "0123456789abcdef", "attempt": "2"}

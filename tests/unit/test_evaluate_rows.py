@@ -1,0 +1,150 @@
+"""Rows as questions, and figures of replies that are worked out by hand."""
+
+from __future__ import annotations
+
+import io
+from math import exp
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from skill_train import tables
+from skill_train.errors import UsageError
+from skill_train.evaluate import questions, require_rows, spread
+from skill_train.evaluate_ask import Model, Question, Replies
+from skill_train.evaluate_figures import NOISE, Measured, differences, figures
+
+NO = -100
+# Two turns: 5 and 6 are the first answer, 8 and 9 the second; 7 and 2 belong to the template.
+TALK = {
+    "kind": "chat",
+    "truncated": False,
+    "input_ids": [1, 4, 5, 6, 7, 8, 9, 2],
+    "labels": [NO, NO, 5, 6, NO, 8, 9, NO],
+}
+
+
+def ask(row: dict[str, Any], *, loss_on: str = "assistant", context: int | None = None) -> Question:
+    return questions([row], loss_on=loss_on, room=3, context=context)[0]
+
+
+def test_the_last_answer_is_asked_for_and_every_trained_token_counts() -> None:
+    got = ask(TALK)
+    assert (got.prompt, got.wanted, got.trained, got.most) == ([1, 4, 5, 6, 7], [8, 9], [2, 3, 5, 6], 2 + 3)
+
+
+def test_an_answer_stays_inside_the_context() -> None:
+    assert ask(TALK, context=7).most == 2
+
+
+def test_the_first_token_is_never_counted() -> None:
+    """Nothing stands before it, so nobody foretells it."""
+    row = {"kind": "text", "truncated": False, "input_ids": [5, 6, 7], "labels": [5, 6, 7]}
+    assert ask(row).trained == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("row", "loss_on"),
+    [
+        (TALK | {"kind": "text"}, "assistant"),
+        (TALK | {"truncated": True}, "assistant"),
+        (TALK | {"labels": TALK["input_ids"]}, "all"),
+    ],
+)
+def test_what_has_no_whole_answer_is_not_asked(row: dict[str, Any], loss_on: str) -> None:
+    got = ask(row, loss_on=loss_on)
+    assert (got.prompt, got.wanted) == ([], []) and got.trained
+
+
+def test_rows_are_taken_evenly() -> None:
+    rows = [{"row": number} for number in range(10)]
+    assert [row["row"] for row in spread(rows, 4)] == [0, 2, 5, 7]
+    assert spread(rows, 10) == spread(rows, 99) == rows
+
+
+def test_a_run_without_held_out_rows_is_told_what_to_change() -> None:
+    with pytest.raises(UsageError, match="no held-out rows") as caught:
+        require_rows([], Path("runs/a"))
+    assert (caught.value.code, caught.value.exit_code) == ("no_held_out", 2)
+    assert "held_out_fraction" in caught.value.expected and "held_out_fraction" in caught.value.hint
+
+
+ASKED = [Question([1, 2, 3], [1, 2], [1], [2], 4), Question([1] * 9, list(range(1, 9)), [1], [2], 4)]  # 2 and 8 tokens
+
+
+def measured(
+    name: str, sums: list[float | None], exact: list[float], scores: list[float | None] | None = None
+) -> Measured:
+    model = Model(name, Path(f"{name}"))
+    texts = ["yes" if right else "no" for right in exact]
+    return Measured(model, "", Replies("transformers", "cpu", sums, [[2], [2]], 10.04), exact, scores or [], texts)
+
+
+def test_loss_is_a_mean_over_tokens() -> None:
+    """1 nat over 2 tokens and 4 over 8: 5 nats over 10 tokens."""
+    got = figures(measured("base", [1.0, 4.0], [1.0, 0.0], [3.0, None]), ASKED)
+    assert (got["loss"], got["perplexity"]) == (pytest.approx(0.5), pytest.approx(exp(0.5)))
+    assert (got["exact_match"], got["score"], got["scored_rows"], got["tokens_per_second"]) == (0.5, 3.0, 1, 10.0)
+
+
+def test_a_loss_that_is_no_number_is_unknown_with_its_reason() -> None:
+    got = figures(measured("base", [None, 4.0], [1.0, 0.0]), ASKED)
+    assert (got["loss"], got["perplexity"]) == (None, None)
+    assert "not finite" in got["reason"]
+
+
+def test_a_perplexity_beyond_floats_is_unknown() -> None:
+    assert figures(measured("base", [2e4, 0.0], [1.0, 0.0]), ASKED)["perplexity"] is None
+
+
+def test_tuned_is_held_against_base_and_files_against_tuned() -> None:
+    base = measured("base", [20.0, 80.0], [0.0, 0.0])
+    tuned = measured("tuned", [2.0, 8.0], [1.0, 1.0])
+    file = measured("a.gguf", [4.0, 16.0], [1.0, 1.0])
+    broken = measured("b.gguf", [None, 16.0], [])
+    got = {
+        (one["model"], one["against"], one["measure"]): one for one in differences([base, tuned, file, broken], ASKED)
+    }
+    assert list(got) == [
+        ("tuned", "base", "loss"),
+        ("tuned", "base", "exact_match"),
+        ("a.gguf", "tuned", "loss"),
+        ("a.gguf", "tuned", "exact_match"),
+    ]
+    # Every resample has the same mean: (20 - 2) / 2 = (80 - 8) / 8 = 9 nats a token.
+    loss = got["tuned", "base", "loss"]
+    assert [loss[key] for key in ("difference", "low", "high")] == pytest.approx([-9.0] * 3)
+    assert (loss["says"], got["tuned", "base", "exact_match"]["says"]) == ("better", "better")
+    assert got["a.gguf", "tuned", "loss"]["says"] == "worse"
+    assert got["a.gguf", "tuned", "exact_match"]["says"] == NOISE
+
+
+def test_rows_that_only_one_model_could_be_scored_on_are_left_out() -> None:
+    tuned = measured("tuned", [1.0, 1.0], [1.0, 1.0], [5.0, None])
+    base = measured("base", [1.0, 1.0], [1.0, 1.0], [2.0, 9.0])
+    score = next(one for one in differences([base, tuned], ASKED) if one["measure"] == "score")
+    assert (score["difference"], score["says"]) == (3.0, "better")
+
+
+def test_a_person_sees_figures_intervals_and_answers() -> None:
+    from rich.console import Console
+
+    base, tuned = measured("base", [20.0, 80.0], [0.0, 0.0]), measured("tuned", [2.0, 8.0], [1.0, 0.5])
+    data: dict[str, Any] = {"rows": 2, "asked": 2, "answer_tokens": 10, "score": None}
+    data["models"] = [figures(one, ASKED) for one in (base, tuned)]
+    data["models"].append(data["models"][0] | {"name": "small", "loss": None, "reason": "it knows 5 tokens"})
+    data["differences"] = differences([base, tuned], ASKED)
+    data["answers"] = [{"line": 7, "prompt": "[b]what?", "expected": "yes", "answers": {"base": "no", "tuned": "yes"}}]
+    out = io.StringIO()
+    tables.draw_evaluation(Console(file=out, width=120), data)
+    seen = out.getvalue()
+    for text in (
+        "75.0%",
+        "-9 (-9 to -9)",
+        "better",
+        "line 7: [b]what?",
+        "  base: no",
+        "small was not measured: it knows",
+    ):
+        assert text in seen

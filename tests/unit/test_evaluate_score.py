@@ -1,0 +1,122 @@
+"""What an answer is worth, and what a user's own scorer may do wrong. Each scorer is a real child process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from skill_train import evaluate_score
+from skill_train.errors import UsageError
+from skill_train.evaluate_score import Answer, Scoring, exact, scores, scoring_of
+
+
+def answer(text: str, expected: str = "so: 42") -> Answer:
+    return Answer("a question", text, expected)
+
+
+def test_exact_is_to_the_letter() -> None:
+    assert [exact(answer(text)) for text in ("so: 42", "so: 42.", "So: 42")] == [1.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text", "worth"),
+    [
+        (r"(\d+)", "it is 42 or 43", 1.0),  # the first match counts
+        (r"(\d+)", "43, no, 42", 0.0),
+        (r"\d+", "42!", 1.0),  # without a group, the whole match
+        (r"so: (\d)\d", "so: 49", 1.0),
+        (r"(\d+)", "forty-two", 0.0),
+        (r"answer (\d+)", "answer 42", None),  # the row's own answer has no match
+        (r"(never)?\d+", "42", None),  # it has one, in which the group took no part
+    ],
+)
+def test_a_pattern_compares_what_it_finds(pattern: str, text: str, worth: float | None) -> None:
+    assert scores(Scoring("regex", pattern), [answer(text)]) == [worth]
+
+
+@pytest.mark.parametrize(
+    ("text", "worth"),
+    [
+        ('{"a": [1, 2.5e3, null, true]}', 1.0),
+        ("42", 1.0),  # RFC 8259, section 2: any value is a JSON text
+        ("{'a': 1}", 0.0),
+        ('{"a": 1,}', 0.0),
+        ('```json\n{"a": 1}\n```', 0.0),
+        ("NaN", 0.0),  # RFC 8259, section 6: not permitted
+        ('{"a": -Infinity}', 0.0),
+        ("", 0.0),
+        ("[" * 100_000, 0.0),
+    ],
+)
+def test_json_is_what_the_rfc_says(text: str, worth: float) -> None:
+    assert scores(Scoring("json"), [answer(text)]) == [worth]
+
+
+def test_the_recipe_names_the_score_and_an_option_another() -> None:
+    policy = {"score": "regex", "score_pattern": "(.+)"}
+    assert scoring_of(policy, None, None, None) == Scoring("regex", "(.+)")
+    assert scoring_of(policy, "json", None, None) == Scoring("json")
+    assert scoring_of(policy, "regex", "b", None) == Scoring("regex", "b")
+    assert scoring_of({}, None, "c", None) == Scoring("regex", "c")
+    assert scoring_of({}, None, None, None) == Scoring("exact")
+
+
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [
+        (("regex", None, None), "bad_pattern"),
+        (("regex", "(open", None), "bad_pattern"),
+        (("json", "x", None), "bad_usage"),
+        (("json", None, Path("scorer.py")), "bad_usage"),
+        ((None, None, Path("no-such-scorer.py")), "missing_file"),
+    ],
+)
+def test_what_cannot_be_scored_is_refused(options: tuple[Any, Any, Any], code: str) -> None:
+    Path("scorer.py").write_text("")
+    with pytest.raises(UsageError) as caught:
+        scoring_of({}, *options)
+    assert caught.value.code == code
+
+
+def test_an_own_scorer_gets_the_three_texts_and_may_print() -> None:
+    got = own("def score(prompt, answer, expected):\n    print('@progress oops')\n    return len(prompt + answer) / 2")
+    assert got == [len("a question" + "so: 42") / 2, len("a question" + "so") / 2]
+
+
+@pytest.mark.parametrize(
+    ("code", "message", "got"),
+    [
+        ("x = 1", "has no function called score", "no function"),
+        ("def scores(p, a, e): return 1", "has no function called score", "scores"),
+        ("import no_such_module_anywhere", "cannot be loaded", "ModuleNotFoundError: No module named 'no_such_mod"),
+        ("def score(p, a, e) return 1", "cannot be loaded", "SyntaxError"),
+        ("raise SystemExit(3)", "cannot be loaded", "SystemExit: 3 (line 1)"),
+        ("def score(p, a, e):\n    return 1 / 0", "failed on answer 1, 'so: 42'", "division by zero (line 2)"),
+        ("def score(p, a): return 1", "failed on answer 1", "TypeError: score() takes 2 positional arguments"),
+        ("def score(p, a, e): return 'good'", "returned no number for answer 1", "'good' (str)"),
+        ("def score(p, a, e): return float('nan')", "returned no number", "nan (float)"),
+        ("def score(p, a, e): return None", "returned no number", "None (NoneType)"),
+        ("import os\ndef score(p, a, e): os.abort()", "ended its process", ""),
+    ],
+)
+def test_what_a_scorer_does_wrong_is_told(code: str, message: str, got: str) -> None:
+    with pytest.raises(UsageError, match="scorer.py " + message.replace("(", "\\(")) as caught:
+        own(code)
+    assert caught.value.code == "bad_scorer"
+    assert got in caught.value.got
+    assert caught.value.hint.startswith("mend ")
+
+
+def test_a_scorer_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evaluate_score, "_START_SECONDS", 1.0)
+    monkeypatch.setattr(evaluate_score, "_ANSWER_SECONDS", 0.5)
+    with pytest.raises(UsageError, match="did not end in 2 s"):
+        own("import time\ndef score(p, a, e):\n    while True: time.sleep(1)")
+
+
+def own(code: str) -> list[float | None]:
+    file = Path("scorer.py").resolve()
+    file.write_text(code + "\n", encoding="utf-8")
+    return scores(Scoring("own", scorer=file), [answer("so: 42"), answer("so")])

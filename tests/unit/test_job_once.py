@@ -1,0 +1,131 @@
+"""One job is asked for, and never two: each order of failures and of what a listing shows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from skill_train import cloud_record, job_once, jobs
+from skill_train.cloud_record import CloudJob, CloudRecord
+from skill_train.errors import AccessError, SkillTrainError, Temporary
+from skill_train.hub_client import StillAsking
+from skill_train.run_dir import RunDir
+
+RECORD = CloudRecord("0123456789ab", "0123456789abcdef", "me", "me/x")
+ASKED = CloudJob(1, "starting", "t4-small", 600, "2026-11-21T10:00:00Z")
+FAILED = Temporary("no answer", code="hub_error")
+LATE = StillAsking("no answer", code="hub_unreachable")
+REFUSED = AccessError("no credit", code="no_credit")
+
+
+def _job(number: int) -> jobs.Job:
+    moment = datetime(2026, 11, 21, 10, 0, number, tzinfo=UTC)
+    labels = {"run": RECORD.run_id}
+    place = ("me/jobs-artifacts", f"folder-{number}")
+    return jobs.Job(f"{number:024x}", "me", "url", "RUNNING", None, "t4-small", labels, place, moment, None, None)
+
+
+class Hub:
+    """Posts and listings, each as a list of what happens; an error happens by being raised."""
+
+    def __init__(self, posts: list[Any], listings: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+        self.posts, self.listings, self.asked = posts, listings, list[str]()
+        monkeypatch.setattr(job_once, "PAUSE_SECONDS", 0.0)
+        monkeypatch.setattr(jobs, "find", self._find)
+
+    def post(self) -> jobs.Job:
+        self.asked.append("post")
+        job: jobs.Job = self._next(self.posts)
+        return job
+
+    def _find(self, namespace: str, labels: dict[str, str]) -> list[jobs.Job]:
+        assert (namespace, labels) == ("me", {"run": RECORD.run_id, "attempt": "1"})
+        self.asked.append("find")
+        found: list[jobs.Job] = self._next(self.listings)
+        return found
+
+    def _next(self, happens: list[Any]) -> Any:
+        what = happens.pop(0)
+        if isinstance(what, Exception):
+            raise what
+        return what
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[Any], list[Any]], Hub]:
+    return lambda posts, listings: Hub(posts, listings, monkeypatch)
+
+
+def _start(run: RunDir, hub: Hub) -> CloudRecord:
+    return job_once.start(run, RECORD, ASKED, hub.post, lambda text: None)
+
+
+@pytest.mark.parametrize(
+    ("posts", "listings", "order", "number"),
+    [
+        ([_job(1)], [], "post", 1),
+        ([FAILED], [[_job(1)]], "post find", 1),
+        ([FAILED], [[], [_job(1)]], "post find find", 1),  # a listing that is a moment behind
+        ([FAILED, _job(2)], [[], []], "post find find post", 2),
+        ([FAILED], [FAILED, FAILED, [_job(1)]], "post find find find", 1),
+        ([FAILED, FAILED, FAILED], [[], [], [], [], [], [_job(3)]], "post find find " * 3, 3),
+        ([LATE], [[]] * 14 + [[_job(1)]], "post" + " find" * 15, 1),
+    ],
+)
+def test_the_job_is_found_or_asked_for_again(
+    hub: Any, tmp_path: Path, posts: list[Any], listings: list[Any], order: str, number: int
+) -> None:
+    server, run = hub(list(posts), list(listings)), RunDir(tmp_path)
+    record = _start(run, server)
+    assert server.asked == order.split()
+    assert (server.posts, server.listings) == ([], [])
+    [job] = record.jobs
+    assert (job.state, job.job_id, job.created_at) == ("started", f"{number:024x}", f"2026-11-21T10:00:0{number}Z")
+    assert (record.bucket, record.folder) == ("me/jobs-artifacts", f"folder-{number}")
+    assert cloud_record.read(run) == record
+
+
+@pytest.mark.parametrize(
+    ("posts", "listings", "asked", "states"),
+    [
+        ([REFUSED], [], 1, []),  # there is no job, and nothing to look for
+        ([FAILED] * 3, [[]] * 6, 3, ["starting"]),
+        ([FAILED], [FAILED] * 4, 1, ["starting"]),  # nobody knows, so nobody asks again
+        ([LATE], [[]] * 15, 1, ["starting"]),
+    ],
+)
+def test_the_record_says_what_is_known(
+    hub: Any, tmp_path: Path, posts: list[Any], listings: list[Any], asked: int, states: list[str]
+) -> None:
+    server, run = hub(list(posts), list(listings)), RunDir(tmp_path)
+    with pytest.raises(SkillTrainError) as caught:
+        _start(run, server)
+    assert caught.value is posts[0]
+    assert server.asked.count("post") == asked
+    assert server.listings == []
+    record = cloud_record.read(run)
+    assert record is not None and [job.state for job in record.jobs] == states
+
+
+def test_it_is_on_disk_before_it_is_asked_for(hub: Any, tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+
+    def post() -> jobs.Job:
+        record = cloud_record.read(run)
+        assert record is not None and record.last == ASKED
+        return _job(1)
+
+    job_once.start(run, RECORD, ASKED, post, lambda text: None)
+
+
+def test_a_question_is_asked_again_and_not_for_ever(hub: Any) -> None:
+    server = hub([FAILED, FAILED, FAILED, _job(1)], [])
+    assert job_once.patiently(server.post) == _job(1)
+    endless = hub([FAILED] * 9, [])
+    with pytest.raises(Temporary):
+        job_once.patiently(endless.post)
+    assert len(endless.asked) == 4

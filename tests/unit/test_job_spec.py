@@ -1,0 +1,125 @@
+"""What a job is started with, and data on its way into it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from skill_train import hub_account, job_spec, staging
+from skill_train.job_spec import Mount
+
+SAID = {
+    "program": Path("/here/scripts/train.py"), "plan": Path("runs/x/plan.json"), "namespace": "me", "flavor": "l4x1",
+    "labels": {"skill-train": "1", "run": "0123456789ab"}, "timeout_seconds": 600,
+}  # fmt: skip
+DATA = Mount("me/jobs-artifacts", "data-1", "/dataset", read_only=True)
+
+
+def _plan(*, four_bit: bool = False) -> dict[str, Any]:
+    recipe = {"data": "/home/me/my rows.jsonl", "load_in_4bit": four_bit}
+    return {"recipe": recipe, "policy": {"hub_model_id": "me/tickets"}}
+
+
+def test_the_command_of_a_job() -> None:
+    spec = job_spec.of_run(_plan(), data=DATA, **SAID)
+    assert job_spec.command(spec) == [
+        "uv", "run", "/data/train.py", "/data/plan.json", "--job", "--data", "/dataset/my rows.jsonl"
+    ]  # fmt: skip
+    assert (spec.name, spec.environment["SKILL_TRAIN_RUN"]) == ("tickets", "0123456789ab")
+    plain = job_spec.of_run(_plan(), data=None, **SAID)
+    assert job_spec.command(plain)[2:] == ["/data/train.py", "/data/plan.json", "--job"]
+    assert plain.mounts == ()
+
+
+def test_only_qlora_brings_bitsandbytes() -> None:
+    """One exact version; transformers 5.23 wants 0.46.1 or newer (its BITSANDBYTES_MIN_VERSION)."""
+    spec = job_spec.of_run(_plan(four_bit=True), data=None, **SAID)
+    assert job_spec.command(spec)[:5] == ["uv", "run", "--with", job_spec.FOUR_BIT, "/data/train.py"]
+    found = re.fullmatch(r"bitsandbytes==(\d+)\.(\d+)\.(\d+)", job_spec.FOUR_BIT)
+    assert found and tuple(map(int, found.groups())) >= (0, 46, 1)
+    assert job_spec.of_run(_plan(), data=None, **SAID).dependencies == ()
+    package = Path(job_spec.__file__).parent
+    named = [path.name for path in package.glob("*.py") if "bitsandbytes==" in path.read_text(encoding="utf-8")]
+    assert named == ["job_spec.py"]
+
+
+# --- Data on its way ---
+
+
+def test_a_file_and_a_folder_are_staged(tmp_path: Path) -> None:
+    (tmp_path / "rows" / "deep").mkdir(parents=True)
+    (tmp_path / "rows" / "a.arrow").write_bytes(b"12")
+    (tmp_path / "rows" / "deep" / "b.arrow").write_bytes(b"345")
+    (tmp_path / "beside.txt").write_bytes(b"not mine")
+    staged = staging.stage(tmp_path / "rows")
+    assert (set(staged.files), staged.bytes) == ({"rows/a.arrow", "rows/deep/b.arrow"}, 5)
+    with staging.folder_of(staged) as folder:
+        found = {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    assert found == {"rows/a.arrow": b"12", "rows/deep/b.arrow": b"345"}
+    assert not folder.exists() and (tmp_path / "rows" / "a.arrow").read_bytes() == b"12"
+    alone = staging.stage(tmp_path / "rows" / "a.arrow")
+    assert set(alone.files) == {"a.arrow"}
+
+
+def test_the_same_files_have_the_same_name_in_the_bucket(tmp_path: Path) -> None:
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "rows.jsonl").write_text("{}")
+    first, second = (staging.stage(tmp_path / folder / "rows.jsonl").name for folder in ("one", "two"))
+    assert first == second and re.fullmatch("data-[0-9a-f]{16}", first)
+    (tmp_path / "two" / "rows.jsonl").write_text("{ }")
+    assert staging.stage(tmp_path / "two" / "rows.jsonl").name != first
+    (tmp_path / "one" / "rows.jsonl").rename(tmp_path / "one" / "other.jsonl")
+    assert staging.stage(tmp_path / "one" / "other.jsonl").name != first
+
+
+def test_no_argument_of_a_job_is_a_file_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client uploads every argument that is one (huggingface_hub 2.4, `run_uv_job`)."""
+    (tmp_path / "dataset").mkdir()
+    (tmp_path / "dataset" / "rows.jsonl").write_text("{}")
+    staged = staging.stage(tmp_path / "dataset" / "rows.jsonl")
+    monkeypatch.setattr(staging, "_MOUNT", str(tmp_path / "dataset"))
+    assert staging.mount_path(staged) == f"{tmp_path}/dataset-2"
+    monkeypatch.setattr(staging, "_MOUNT", str(tmp_path / "nothing"))
+    assert staging.mount_path(staged) == f"{tmp_path}/nothing"
+
+
+# --- What a token may do ---
+
+FINE = {
+    "global": ["discussion.write"],
+    "scoped": [
+        {"entity": {"type": "user", "name": "ada"}, "permissions": ["repo.write", "job.write"]},
+        {"entity": {"type": "org", "name": "acme"}, "permissions": ["job.write"]},
+        {"entity": {"type": "model", "name": "acme/tickets"}, "permissions": ["repo.write"]},
+    ],
+}
+
+
+def _account(token: dict[str, Any] | None) -> hub_account.Account:
+    orgs = [{"type": "org", "name": "acme"}]
+    return hub_account._account({"name": "ada", "orgs": orgs, "auth": {"accessToken": token}})
+
+
+@pytest.mark.parametrize(
+    ("token", "permission", "where", "may"),
+    [
+        ({"role": "write"}, "job.write", "acme", True),
+        ({"role": "read"}, "repo.write", "ada", False),
+        (None, "job.write", "ada", None),  # a sign-in by browser
+        ({"role": "fineGrained", "fineGrained": FINE}, "job.write", "ada", True),
+        ({"role": "fineGrained", "fineGrained": FINE}, "job.write", "acme", True),
+        ({"role": "fineGrained", "fineGrained": FINE}, "repo.write", "ada/new", True),
+        ({"role": "fineGrained", "fineGrained": FINE}, "repo.write", "acme", False),
+        ({"role": "fineGrained", "fineGrained": FINE}, "repo.write", "acme/tickets", True),
+        ({"role": "fineGrained", "fineGrained": FINE}, "repo.write", "acme/other", False),
+        ({"role": "fineGrained", "fineGrained": {"global": ["job.write"]}}, "job.write", "ada", True),
+        ({"role": "fineGrained", "fineGrained": {"scoped": [{"permissions": ["job.write"]}]}}, "job.write", "x", False),
+    ],
+)
+def test_a_right_is_one_of_a_place(token: Any, permission: str, where: str, may: bool | None) -> None:
+    assert _account(token).may(permission, where) is may
+    assert _account(token).orgs == ("acme",)
