@@ -188,7 +188,7 @@ def reproduce(run: Run) -> dict[str, Any]:
     """The commands that make this run again from its recipe, and what tells that the inputs are the same."""
     plan = run["plan"]
     quants = ",".join(dict.fromkeys(file["quant"] for file in files(run)))
-    lines = ["skill-train local recipe.yaml --run-dir again"]
+    lines = ["skill-train local recipe.yaml --run-dir again", f"{run.command('diff')} again"]
     if quants:
         lines += [f"skill-train export-gguf again --quant {shlex.quote(quants)}", "skill-train verify again"]
     prints = [(str(name), plan.figure(str, "fingerprints", str(name))) for name, _ in plan.items("fingerprints")]
