@@ -163,7 +163,7 @@ def test_the_rules_of_planning_are_those_of_the_program() -> None:
         "90 %",
     ]
     assert "95 % on CUDA, and 90 % on a Mac" in page
-    assert candidates.timeout_seconds(Range(0, 3600, "")) == 1.25 * 3600 + 600  # "a quarter more, and ten minutes"
+    assert candidates.timeout_seconds(Range(0, 3600, ""), 8.0) == 1.25 * 3600 + 600  # "a quarter more, and ten minutes"
 
 
 def _wrong_commands(text: str) -> Iterator[str]:

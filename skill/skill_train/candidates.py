@@ -20,6 +20,7 @@ _NVLINK = ("A100", "H100", "H200")
 # was found; a guess until jobs of ours are measured.
 _START_SECONDS = (60.0, 300.0)
 QUANTS = ("q8_0", "q4_k_m")
+CLOUD_PROCESSOR = "a cloud processor"
 
 
 @dataclass(frozen=True)
@@ -78,25 +79,26 @@ def here(
 def flavors(
     recipe: dict[str, Any], model: ModelFacts, dataset: DatasetFacts, offered: tuple[Flavor, ...], choices: Choices
 ) -> list[Candidate]:
-    """Every GPU flavor. Those without a GPU are left out: nothing tells how fast their processors are."""
+    """Every GPU flavor, and one without a GPU when it is asked for by its name: nothing tells how fast their processors
+    are, so none is chosen."""
     found = []
     for flavor in offered:
-        if flavor.gpu is None:
+        if flavor.gpu is None and flavor.name != choices.flavor:
             continue
         machine = machine_of(flavor)
-        if recipe["pure_bf16"] and (machine.compute_capability or 0) < 8.0:
+        if flavor.gpu is not None and recipe["pure_bf16"] and (machine.compute_capability or 0) < 8.0:
             continue  # a GPU older than Ampere has no bf16
         try:
-            kind = precision("cuda", machine, Choices(dtype=choices.dtype, force=choices.force), None, model)
+            kind = precision(machine.device, machine, Choices(dtype=choices.dtype, force=choices.force), None, model)
         except DecisionNeeded:
             continue
-        found.append(_candidate(recipe, model, dataset, machine, flavor, "cuda", kind, None))
+        found.append(_candidate(recipe, model, dataset, machine, flavor, machine.device, kind, None))
     return found
 
 
 def machine_of(flavor: Flavor) -> MachineFacts:
     """What a flavor promises, as facts of a machine."""
-    name = f"NVIDIA {flavor.gpu}" if flavor.gpu else "a cloud processor"
+    name = f"NVIDIA {flavor.gpu}" if flavor.gpu else CLOUD_PROCESSOR
     capability = next((value for key, value in _CAPABILITY.items() if key in (flavor.gpu or "").split()), None)
     memory = flavor.gpu_memory_bytes or 0
     nvlink = any(key in name for key in _NVLINK) if flavor.gpus > 1 else None
@@ -132,10 +134,12 @@ def in_hours(candidate: Candidate, max_hours: float) -> bool:
     return candidate.seconds is not None and candidate.seconds.high <= max_hours * 3600
 
 
-def timeout_seconds(seconds: Range) -> int:
+def timeout_seconds(seconds: Range | None, max_hours: float) -> int:
     """When a job is stopped: the upper estimate, which holds loading and installation, a quarter more, and ten minutes
-    for saving and uploading. Whole minutes, because they are what is billed."""
-    return math.ceil((seconds.high * 1.25 + 600) / 60) * 60
+    for saving and uploading. Without an estimate the longest run that is accepted. Whole minutes, because they are what
+    is billed."""
+    most = max_hours * 3600 if seconds is None else seconds.high * 1.25 + 600
+    return math.ceil(most / 60) * 60
 
 
 def _candidate(
@@ -184,6 +188,8 @@ def _schedule(
 def _why_no_time(model: ModelFacts, machine: MachineFacts, device: str) -> str:
     if not (model.parameters and model.layers and model.hidden_size and model.vocab_size):
         return "the model's shape is unknown: " + "; ".join(model.unknown.values())
+    if machine.chip == CLOUD_PROCESSOR:
+        return "nothing tells how fast the processors of this flavor are"
     if device == "cpu":
         return "the processor's clock or its vector unit is unknown; a short run here measures it"
     return f"no published speed of {machine.chip} is known; a short run here measures it"

@@ -88,7 +88,7 @@ def make_plan(
         "placement": placed,
         "launch": started,
         "flavor": taken.flavor.name if taken.flavor else None,
-        "timeout_seconds": candidates.timeout_seconds(taken.seconds) if taken.flavor and taken.seconds else None,
+        "timeout_seconds": candidates.timeout_seconds(taken.seconds, choices.max_hours) if taken.flavor else None,
         "blockers": _unread(model) + _blockers(decision.where, chosen, here, cloud) + _too_slow(chosen, choices),
         "estimates": estimates(model, machine, taken, cloud, context=resolved["max_length"]),
         "facts": _plain({"model": model, "dataset": dataset, "machine": machine}),
@@ -111,7 +111,7 @@ def _flavor(cloud: list[Candidate], choices: Choices) -> Candidate | None:
     found = next((candidate for candidate in cloud if candidate.name == choices.flavor), None)
     if found is None:
         raise UsageError(
-            f"there is no GPU flavor {choices.flavor!r}",
+            f"there is no flavor {choices.flavor!r}",
             code="unknown_flavor",
             expected=", ".join(candidate.name for candidate in cloud),
             got=choices.flavor,

@@ -130,7 +130,7 @@ def test_pure_bf16_needs_a_gpu_that_has_it() -> None:
     assert [blocker["code"] for blocker in here["blockers"]] == ["unsafe_precision"]
 
 
-@pytest.mark.parametrize("name", ["a100", "h100x8", "cpu-basic"])
+@pytest.mark.parametrize("name", ["a100", "h100x8", "cpu"])
 def test_a_flavor_that_is_not_there(name: str) -> None:
     """A processor flavor is none to train on: nothing tells how fast it is."""
     with pytest.raises(UsageError) as caught:
@@ -196,7 +196,7 @@ def test_equal_prices_go_by_name() -> None:
     ],
 )
 def test_the_timeout_by_hand(upper: float, seconds: int) -> None:
-    assert timeout_seconds(Range(0, upper, "")) == seconds
+    assert timeout_seconds(Range(0, upper, ""), 8.0) == seconds
 
 
 @pytest.mark.parametrize("model", ["qwen2.5-0.5b", "qwen2.5-7b", "llama-3.1-70b"])
@@ -215,3 +215,19 @@ def _cloud(model: str | ModelFacts, **said: Any) -> dict[str, Any]:
 
 def _flavor(name: str) -> Flavor:
     return next(flavor for flavor in flavors.shipped() if flavor.name == name)
+
+
+def test_a_flavor_without_a_gpu_is_taken_when_it_is_named_and_never_chosen() -> None:
+    """Its processors are unknown: no time, no cost, and the longest accepted run as the timeout."""
+    made = decided("smollm2-135m", "bare_cpu", where="cloud", flavor="cpu-upgrade", max_hours=1.5)
+    assert (made["flavor"], made["blockers"], made["timeout_seconds"]) == ("cpu-upgrade", [], 5400)
+    placed = made["placement"]
+    assert (placed["backend"], placed["device"], placed["dtype"], placed["threads"]) == ("hf_jobs", "cpu", "float32", 8)
+    assert made["estimates"]["seconds"]["low"] is None
+    assert "nothing tells how fast" in made["estimates"]["seconds"]["basis"]
+    assert decided("smollm2-135m", "bare_cpu", where="cloud")["flavor"] == "t4-small"
+
+
+def test_a_flavor_without_a_gpu_must_hold_the_model() -> None:
+    made = decided("qwen2.5-7b", "bare_cpu", where="cloud", flavor="cpu-basic")
+    assert "no_memory" in {blocker["code"] for blocker in made["blockers"]}
