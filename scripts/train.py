@@ -53,6 +53,7 @@ import random
 import re
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
@@ -217,7 +218,7 @@ def run(plan: dict[str, Any], folder: Path, *, resume: bool) -> None:
     watch = Watch(folder, data, recipe, checkpoint)
     trainer = build_trainer(recipe, placement, folder, tokenizer, data, watch)
     if is_main_process():
-        write_json(folder / "environment.json", environment(trainer))
+        write_json(folder / "environment.json", environment(trainer, data))
     # Every process takes part in the checks: the loss is gathered from all, and one that is missing is waited for.
     checks = Checks(trainer, tokenizer, data, recipe)
     checks.before_training(resumed=checkpoint is not None, folder=folder)
@@ -1174,12 +1175,13 @@ def require_device(torch: Any, placement: dict[str, Any]) -> None:
             got=", ".join(name for name, there in available.items() if there),
             hint="--device cpu, or install the torch build for this machine",
         )
-    if device == "cuda" and torch.cuda.device_count() < placement["num_processes"]:
+    processes_here = int(os.environ.get("LOCAL_WORLD_SIZE", placement["num_processes"]))  # the rest are elsewhere
+    if device == "cuda" and torch.cuda.device_count() < processes_here:
         raise Refused(
             "the plan has more processes than there are GPUs",
             code="too_few_devices",
             exit_code=EXIT_DOES_NOT_FIT,
-            expected=f"{placement['num_processes']} GPUs, one a process",
+            expected=f"{processes_here} GPUs, one a process",
             got=f"{torch.cuda.device_count()} (CUDA_VISIBLE_DEVICES {os.environ.get('CUDA_VISIBLE_DEVICES', 'unset')})",
             hint="plan again on this machine: skill-train local RECIPE",
         )
@@ -1400,6 +1402,9 @@ class Watch:
         watch = self
 
         class Callback(TrainerCallback):  # type: ignore[misc]
+            def on_train_begin(self, args: Any, state: Any, control: Any, **made: Any) -> None:
+                watch.on_start(made["optimizer"], made["lr_scheduler"])
+
             def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
                 watch.step_started = time.monotonic()
 
@@ -1416,6 +1421,13 @@ class Watch:
                 watch.mark_complete(Path(args.output_dir) / f"checkpoint-{state.global_step}")
 
         return Callback()
+
+    def on_start(self, optimizer: Any, scheduler: Any) -> None:
+        """The optimizer and its schedule, which the trainer makes only now, join the other arguments."""
+        record = self.metrics.with_name("environment.json")
+        if is_main_process() and record.is_file():
+            known = json.loads(record.read_text(encoding="utf-8"))
+            write_json(record, known | {"optimizer": built_optimizer(optimizer), "schedule": built_schedule(scheduler)})
 
     def on_loss(self, step: int, steps: int, logs: dict[str, Any]) -> bool:
         """Records one step. False when the run must stop."""
@@ -1578,7 +1590,8 @@ class Checks:
         self.add("checkpoint_saves", "pass" if saved else "fail", len(saved), ", ".join(saved) or "none")
         if not sharded:
             self.answer["after"] = self.answer_now()
-            self.check_reload(tuned)
+            if tuned.is_dir():  # it is on the first machine alone
+                self.check_reload(tuned)
 
     def check_accumulation(self) -> None:
         """Accumulated gradients must equal those of the large batch; a wrong scale is a classic and silent bug."""
@@ -1794,8 +1807,11 @@ def report(
     }
 
 
-def environment(trainer: Any) -> dict[str, Any]:
-    """Versions, device, and every argument as the trainer holds it after construction."""
+def environment(trainer: Any, data: dict[str, Any]) -> dict[str, Any]:
+    """Versions, device, what is fed, and every argument as the trainer holds it after construction.
+
+    `skill-train diff` compares two of these. The optimizer and the schedule join when training starts.
+    """
     import platform
     from importlib import metadata
 
@@ -1804,14 +1820,97 @@ def environment(trainer: Any) -> dict[str, Any]:
     names = ("torch", "transformers", "trl", "peft", "datasets", "accelerate", "tokenizers", "safetensors", "numpy")
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or platform.machine()
     return {
+        "program": file_digest(Path(__file__)),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "device": str(trainer.model.device),
         "device_name": device,
+        "cuda": torch.version.cuda,
         "threads": torch.get_num_threads(),
         "versions": {name: metadata.version(name) for name in names},
+        "processes": {
+            "count": trainer.accelerator.num_processes,
+            "distributed": str(trainer.accelerator.distributed_type.value),
+            "mixed_precision": trainer.accelerator.mixed_precision,
+        },
+        "model": built_model(trainer.model),
+        "lora": built_lora(trainer.model),
         "trainer": json.loads(trainer.args.to_json_string()),
+        "data": fed_data(data, trainer.train_dataset, trainer.args.max_steps),
     }
+
+
+def built_model(model: Any) -> dict[str, Any]:
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    return {
+        "class": type(base).__name__,
+        "dtype": str(base.dtype),
+        "attn_implementation": base.config._attn_implementation,
+        "trainable_parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
+    }
+
+
+def built_lora(model: Any) -> dict[str, Any] | None:
+    """Every field of PEFT's configuration, sets in order; None when the model has no adapter."""
+    config = getattr(model, "peft_config", {}).get("default")
+    if config is None:
+        return None
+    fields = {key: sorted(value) if isinstance(value, set) else value for key, value in config.to_dict().items()}
+    return dict(json.loads(json.dumps(fields, default=str)))
+
+
+def built_optimizer(optimizer: Any) -> dict[str, Any]:
+    """Its class and its groups. `lr` is left out: it changes with each step, and a resumed run has another one."""
+    inner = getattr(optimizer, "optimizer", optimizer)
+    groups = [{key: value for key, value in g.items() if key not in ("params", "lr")} for g in inner.param_groups]
+    sizes = [len(group["params"]) for group in inner.param_groups]
+    return {
+        "class": type(inner).__name__,
+        "groups": [group | {"tensors": n} for group, n in zip(groups, sizes, strict=True)],
+    }
+
+
+def built_schedule(scheduler: Any) -> dict[str, Any]:
+    inner = getattr(scheduler, "scheduler", scheduler)
+    first = next(iter(getattr(inner, "lr_lambdas", [])), None)
+    function = getattr(first, "func", first)
+    return {
+        "class": type(inner).__name__,
+        "function": getattr(function, "__name__", None),
+        **getattr(first, "keywords", {}),
+    }
+
+
+FIRST_BATCHES = 4  # of which a digest each is kept, so that a difference can be placed
+
+
+def fed_data(data: dict[str, Any], dataset: Any, steps: int) -> dict[str, Any]:
+    """Token counts, and digests of token ids and labels: of all rows, of their order, and of the first batches as the
+    trainer holds them."""
+    train, order = data["train"], data["order"]
+    batch = len(order) // steps
+    held = dataset.select(range(min(len(order), FIRST_BATCHES * batch)))
+    batches = [held.select(range(at, at + batch)) for at in range(0, len(held), batch)]
+    return {
+        "train_rows": len(train),
+        "held_out_rows": len(data["held_out"]),
+        "rows_sha256": rows_digest(train),
+        "held_out_sha256": rows_digest(data["held_out"]),
+        "order_sha256": hashlib.sha256(json.dumps(order).encode()).hexdigest(),
+        "fed_rows": len(order),
+        "fed_tokens": sum(len(train[i]["input_ids"]) for i in order),
+        "fed_trained_tokens": sum(trained_tokens(train[i]) for i in order),
+        "first_batches": [rows_digest(rows)[:16] for rows in batches],
+    }
+
+
+def rows_digest(rows: Any) -> str:
+    """SHA-256 of token ids and labels, each list with its length before it, as 32-bit little-endian numbers."""
+    digest = hashlib.sha256()
+    for row in rows:
+        for values in (row["input_ids"], row["labels"]):
+            digest.update(struct.pack(f"<i{len(values)}i", len(values), *values))
+    return digest.hexdigest()
 
 
 def quiet_libraries(transformers: Any) -> None:

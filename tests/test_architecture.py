@@ -36,24 +36,24 @@ OWNERS: dict[str, set[str]] = {
     "matplotlib": {"report_charts"},
     "platform": {"machine_probe"},
     "psutil": {"machine_probe"},
-    "rich": {"console", "tables"},
+    "rich": {"console", "tables", "tables_cloud"},
+    "subprocess": {"native", "local", "toolchain", "converter", "machine_probe", "rehearsal", "skypilot"},
     "vllm": {"vllm_worker"},  # in a child process, which gives the memory back
-    "subprocess": {"native", "local", "toolchain", "converter", "machine_probe", "rehearsal"},
 }  # fmt: skip
 PRINTS = {"console", "native"}  # native prints a worker's progress lines for its parent
 PRINTING = {"print", "click.echo", "click.secho", "sys.stdout.write", "sys.stderr.write"}
 STEPS = {
-    "local", "merge", "convert", "quantize", "verify", "lora_gguf", "evaluate", "pull", "rehearsal", "report",
-    "resume", "submission",
+    "colab", "convert", "evaluate", "local", "lora_gguf", "merge", "pull", "quantize", "rehearsal", "report", "resume",
+    "skypilot", "submission", "verify",
 }  # fmt: skip
 COMPOSERS = {
-    "chain", "chain_data", "chain_evaluate", "chain_fetch", "chain_follow", "chain_gguf", "chain_plan", "chain_report",
-    "chain_skills", "chain_submit", "demo", "doctor", "push",
+    "chain", "chain_data", "chain_diff", "chain_elsewhere", "chain_evaluate", "chain_fetch", "chain_follow",
+    "chain_gguf", "chain_plan", "chain_report", "chain_skills", "chain_submit", "demo", "doctor", "push",
 }  # fmt: skip
 ENTRY = "cli"
 COMMANDS = {"cli_cloud", "cli_export", "cli_local", "cli_skills"}  # each composes nothing: it calls a composer
 PURE = {
-    "candidates", "cloud_budget", "dataset_card", "devices", "estimate", "estimate_files", "estimate_report",
+    "candidates", "cloud_budget", "dataset_card", "devices", "diff", "estimate", "estimate_files", "estimate_report",
     "estimate_time", "facts", "first_rows", "formats", "job_figures", "job_spec", "job_story", "launch",
     "llama_architectures", "methods", "model_arithmetic", "model_card", "model_config", "placement", "plan", "recipe",
     "report_figures", "report_files", "report_quality", "report_records", "report_text", "rubric",
@@ -108,6 +108,7 @@ FLOOR: dict[str, set[str]] = {
     "hub_account": set(),
     "hub_repository": {"errors", "hub_client"},
     "launch": {"errors", "facts"},
+    "diff": set(),
     "cloud_budget": {"errors"},
     "cloud_record": {"errors", "job_spec", "run_dir"},
     "job_spec": set(),

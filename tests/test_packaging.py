@@ -22,6 +22,7 @@ PINS = dict(line.split("==") for line in LOCK.splitlines() if not line.startswit
 SKILL = {"SKILL.md", *(f"scripts/{name}.py" for name in ("export_gguf", "inspect_dataset", "plan"))} | {
     path.relative_to(ROOT).as_posix() for folder in ("references", "templates") for path in (ROOT / folder).iterdir()
 }
+PROGRAMS = {"skill_train/train.py", "skill_train/skypilot_node.py"}
 # Everything in the package that is not a Python module, by name: a stray file must not travel.
 DATA = {
     "skill_train/demo/data.jsonl",
@@ -36,6 +37,7 @@ DATA = {
     "skill_train/report/page.html",
     "skill_train/report/run.html",
     "skill_train/report/style.css",
+    "skill_train/colab.ipynb",
 }
 
 
@@ -55,7 +57,7 @@ def test_the_wheel_holds_exactly_these_files(wheel: zipfile.ZipFile) -> None:
     info = f"skill_train-{PROJECT['version']}.dist-info"
     about = {f"{info}/{name}" for name in ("METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE")}
     skill = {f"skill_train/skill/{name}" for name in SKILL}
-    assert set(wheel.namelist()) == modules | DATA | skill | about | {"skill_train/train.py"}
+    assert set(wheel.namelist()) == modules | DATA | skill | about | PROGRAMS
 
 
 def test_the_wheel_installs_the_skill(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
@@ -78,9 +80,11 @@ def test_the_wheel_is_light(wheel: zipfile.ZipFile) -> None:
     assert sum(entry.file_size for entry in wheel.infolist()) < 6_000_000
 
 
-def test_the_training_program_in_the_wheel_is_the_one_in_scripts(wheel: zipfile.ZipFile) -> None:
-    assert wheel.read("skill_train/train.py") == (ROOT / "scripts" / "train.py").read_bytes()
-    assert not (PACKAGE / "train.py").exists()
+@pytest.mark.parametrize("source", ["scripts/train.py", "scripts/skypilot_node.py", "templates/colab.ipynb"])
+def test_a_program_in_the_wheel_is_the_one_in_its_folder(wheel: zipfile.ZipFile, source: str) -> None:
+    name = Path(source).name
+    assert wheel.read(f"skill_train/{name}") == (ROOT / source).read_bytes()
+    assert not (PACKAGE / name).exists()
 
 
 def test_the_wheel_names_no_place_on_this_machine(wheel: zipfile.ZipFile) -> None:

@@ -108,6 +108,7 @@ BAD: list[tuple[str, list[str], Any, str]] = [
     ("an unknown recipe field", ["recipe", "sede"], 1, "recipe.sede is unknown"),
     ("a missing placement field", ["placement", "dtype"], None, "placement.dtype is missing"),
     ("an unknown placement field", ["placement", "fp16"], True, "placement.fp16 is unknown"),
+    ("another way to tune", ["recipe", "finetuning_type"], "ful", "recipe.finetuning_type is unknown"),
     ("text for a number", ["recipe", "learning_rate"], "2e-4", "recipe.learning_rate has the wrong type"),
     ("true for a number", ["recipe", "max_steps"], True, "recipe.max_steps has the wrong type"),
     ("a float for steps", ["recipe", "max_steps"], 3.0, "recipe.max_steps has the wrong type"),

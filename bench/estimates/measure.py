@@ -179,14 +179,20 @@ def measure(configuration: Configuration, model: Path) -> dict[str, Any]:
         loaded = watch.memory()
         _forget_peak(configuration.device)
         train.train(trainer, watch, recipe["seed"], None)
-        return _line(configuration, train, trainer, watch, loaded)
+        return _line(configuration, train, trainer, watch, loaded, train.environment(trainer, data))
 
 
-def _line(configuration: Configuration, train: Any, trainer: Any, watch: Any, loaded: dict[str, int]) -> dict[str, Any]:
+def _line(
+    configuration: Configuration,
+    train: Any,
+    trainer: Any,
+    watch: Any,
+    loaded: dict[str, int],
+    environment: dict[str, Any],
+) -> dict[str, Any]:
     import torch
 
     cuda = configuration.device == "cuda"
-    environment = train.environment(trainer)
     base = 0 if cuda else watch.baseline_bytes["rss"]
     peak = torch.cuda.max_memory_allocated() if cuda else train.peak_rss_bytes()
     steps = watch.lines[1:]

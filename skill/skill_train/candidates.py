@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from skill_train.errors import DecisionNeeded
@@ -63,8 +63,16 @@ def here(
         DecisionNeeded: a precision that is not safe on it was asked for.
     """
     device = choices.device or machine.device
-    dtype, because = precision(device, machine, choices, probe, model)
-    return _candidate(recipe, model, dataset, machine, None, device, (dtype, because), calibrations.get(dtype))
+    refused: tuple[tuple[str, str], ...] = ()
+    try:
+        dtype, because = precision(device, machine, choices, probe, model)
+    except DecisionNeeded as error:
+        if not recipe["pure_bf16"]:
+            raise
+        dtype, because = "bfloat16", "pure_bf16"  # of the recipe, which may train elsewhere
+        refused = ((error.code, str(error)),)
+    found = _candidate(recipe, model, dataset, machine, None, device, (dtype, because), calibrations.get(dtype))
+    return replace(found, problems=found.problems + refused)
 
 
 def flavors(

@@ -215,6 +215,8 @@ def _result(
         console.warn("vision", "this version trains on text only; images in the rows are not read")
     if made["facts"]["machine"]["on_battery"] and made["where"] == "local":
         console.warn("on_battery", "this machine runs on battery; training empties it")
+    if made["where"] == "cloud" and made["fingerprints"]["model"] is not None:
+        console.warn("local_model", "a job cannot read this model: upload it to the Hub, and plan with its id there")
     error = _blocked(made) if made["blockers"] else None
     return Result(
         data,
@@ -227,6 +229,8 @@ def _result(
 
 def _next(made: dict[str, Any], out: Path | None, recipe: Path | None, said: dict[str, Any]) -> list[str]:
     """The command that runs this plan, or the same recipe where no plan was written."""
+    if made["where"] == "cloud" and made["fingerprints"]["model"] is not None:
+        return []  # a job cannot read a folder of this machine, and the plan warns of it
     command = "skill-train local" if made["where"] == "local" else "skill-train submit"
     if out is not None:
         return [f"{command} {_word(out)}"]

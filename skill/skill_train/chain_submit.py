@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from skill_train import (
+    chain_elsewhere,
     cloud_answer,
     cloud_budget,
     cloud_record,
@@ -43,10 +44,13 @@ def submit(console: Console, **options: Any) -> Result:
     """
     asked = Asked(**options)
     timeout = None if asked.timeout is None else cloud_budget.seconds_of(asked.timeout)
+    asked = chain_elsewhere.checked(asked)
     made = _plan(console, asked)
     require_no_blockers(made)
     if asked.rehearse:
         return _rehearse(console, asked, made)
+    if asked.backend != "hf_jobs":
+        return chain_elsewhere.write(console, asked, _order_elsewhere(asked, made), _run_dir(asked, made))
     account = _account(asked)
     order = _order(asked, made, account)
     run = RunDir(_run_dir(asked, made))
@@ -115,6 +119,12 @@ def _order(asked: Asked, made: dict[str, Any], account: Account) -> Order:
     return Order(_with_repository(made, asked, place), place, price, staged, asked.data_repo)
 
 
+def _order_elsewhere(asked: Asked, made: dict[str, Any]) -> Order:
+    """Of a run on machines of others. Who pushes must be known, and need not be asked for when it was said."""
+    owner = asked.namespace or (asked.hub_model_id or "").rpartition("/")[0]
+    return _order(asked, made, Account("unchecked", owner) if owner else preflight.token())
+
+
 def _with_repository(made: dict[str, Any], asked: Asked, place: str) -> dict[str, Any]:
     """The plan with the repository that its result goes to."""
     known = asked.hub_model_id or made["policy"]["hub_model_id"]
@@ -145,7 +155,8 @@ def _run_dir(asked: Asked, made: dict[str, Any]) -> Path:
     source = asked.source
     if source is not None and cloud_record.record_path(RunDir(source)).is_file() and not asked.force_new:
         return source
-    first = Path("runs") / f"{_slug(_data_name(made))}-{made['recipe_hash'][:8]}-cloud"
+    kind = "cloud" if asked.backend == "hf_jobs" else asked.backend
+    first = Path("runs") / f"{_slug(_data_name(made))}-{made['recipe_hash'][:8]}-{kind}"
     if not asked.force_new:
         return first
     later = (first.with_name(f"{first.name}-{number}") for number in range(2, 1000))

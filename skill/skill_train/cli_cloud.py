@@ -1,7 +1,8 @@
-"""Commands of the cloud: words and options only; the composers do the work."""
+"""Commands of the cloud, and of two runs side by side: words and options only; the composers do the work."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import click
@@ -40,6 +41,15 @@ from skill_train.console import Console, Result
 @click.option("--dry-run", is_flag=True, help="Check, and print the job as it would be sent; send nothing.")
 @click.option("--rehearse", is_flag=True, help="Run two steps of the job here, in a throwaway folder; send nothing.")
 @click.option("--force-new", is_flag=True, help="Start another job although one of this plan runs.")
+@click.option(
+    "--backend",
+    type=click.Choice(("hf_jobs", "skypilot", "colab")),
+    default="hf_jobs",
+    show_default=True,
+    help="Whose machines: a job of Hugging Face, a SkyPilot task for other clouds, a notebook for Google Colab.",
+)
+@click.option("--nodes", type=click.IntRange(min=1), default=1, show_default=True, help="Machines; only skypilot.")
+@click.option("--infra", help="Places to look for machines, with commas; only skypilot.  [default: all that can]")
 @click.option("--yes", is_flag=True, help="Take the cost that was shown, and start.")
 def submit(console: Console, **options: Any) -> Result:
     """Run a recipe, a plan or a local run as a job of Hugging Face; without --yes show cost and uploads only."""
@@ -131,3 +141,16 @@ def resume(console: Console, **options: Any) -> Result:
     from skill_train import chain_fetch
 
     return chain_fetch.resume(console, **options)
+
+
+@command(
+    "diff",
+    examples=("skill-train diff runs/first runs/first-cloud", "skill-train diff runs/a runs/b --format json"),
+)
+@click.argument("run_a", type=PATH)
+@click.argument("run_b", type=PATH)
+def diff(console: Console, run_a: Path, run_b: Path) -> Result:
+    """Say exactly what differs between two runs: in the recipe, where nothing may, and in the placement."""
+    from skill_train import chain_diff
+
+    return chain_diff.diff(console, run_a=run_a, run_b=run_b)

@@ -46,6 +46,9 @@ class Asked:
     dry_run: bool = False
     rehearse: bool = False
     force_new: bool = False
+    backend: str = "hf_jobs"
+    nodes: int = 1
+    infra: str | None = None
     yes: bool = False
 
     @property

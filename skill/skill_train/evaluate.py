@@ -67,6 +67,8 @@ def evaluate(
     earlier = _earlier(record, fixed)
     if earlier is not None:
         return earlier | {"reused": True}
+    for model in models:
+        backend_of(model, backend)  # what is missing is told before minutes are spent
     tokenizer = load_tokenizer(tokenizer_of)
     _try_scorer(scoring, asked, tokenizer)
     how: dict[str, Any] = {"tokenizer": tokenizer, "scoring": scoring, "backend": backend}

@@ -81,10 +81,14 @@ def backend_of(model: Model, wanted: str) -> tuple[Ask, str]:
     """How to ask a model, and why so. `wanted` is auto, transformers or vllm; a GGUF file is llama.cpp's.
 
     Raises:
-        NotInstalled: vllm was asked for and is not there.
+        NotInstalled: vllm was asked for, or llama.cpp is needed, and is not there.
         UsageError: vllm was asked for, and there is no CUDA.
     """
     if model.is_gguf:
+        if importlib.util.find_spec("llama_cpp") is None:
+            raise NotInstalled(
+                "llama-cpp-python is not installed", code="missing_package", hint='pip install "skill-train[gguf]"'
+            )
         return ask_llama_cpp, "a GGUF file"
     if wanted == "vllm":
         _require_vllm()

@@ -64,6 +64,14 @@ def account(seconds: float = 4.0) -> Account:
         return Account("unchecked", why=f"the Hub cannot be reached ({type(error).__name__})")
 
 
+def token() -> str | None:
+    """The token itself, for a program that takes it from its environment by name."""
+    from huggingface_hub import get_token
+
+    found: str | None = get_token()
+    return found
+
+
 def _account(said: dict[str, Any]) -> Account:
     """A `write` token may do all that its owner may; a `fineGrained` one what its permissions say."""
     token = (said.get("auth") or {}).get("accessToken") or {}

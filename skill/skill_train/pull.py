@@ -10,6 +10,7 @@ import os
 import shlex
 import shutil
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from skill_train.run_dir import RunDir, file_digest, locked, read_json, require_
 
 _PART = ".pull.part"  # files on their way; of the next pull too
 _TRIES = 2
+_GROUP_FILES, _GROUP_BYTES = 8, 256_000_000
 _REWRITTEN = {BEFORE, *FILES} - {"train.json"}  # while the run goes on
 
 
@@ -38,9 +40,11 @@ def from_bucket(run: RunDir, kept: Kept, *, progress: Bar, say: Say) -> dict[str
         todo = [file for file in kept.files if not _is_here(run, file, earlier)]
         require_space(run.path, sum(file.size for file in todo), "what the job kept")
         outputs = {file.name: file.digest for file in kept.files if file not in todo}
-        for number, file in enumerate(_in_order(todo)):
-            progress(number, len(todo), file.name)
-            outputs[file.name] = _fetch(run, kept.bucket, file, say)
+        done = 0
+        for group in _groups(_in_order(todo)):
+            progress(done, len(todo), group[0].name)
+            outputs |= _fetch(run, kept.bucket, group, say)
+            done += len(group)
         shutil.rmtree(run.path / _PART, ignore_errors=True)
         inputs = {"bucket": kept.bucket, "state": kept.state, "checkpoint": kept.checkpoint}
         record = write_record(run.record("pull"), inputs=inputs, options={}, outputs=outputs)
@@ -66,7 +70,7 @@ def from_repository(run: RunDir, repository: str, folder: Path, commit: str | No
         todo = [file for file in files if not _is_here(run, file, earlier)]
         outputs = {file.name: file.digest for file in files if file not in todo}
         for file in _in_order(todo):
-            part = run.path / _PART / file.name
+            part = _part(run, file)
             part.parent.mkdir(parents=True, exist_ok=True)
             if sources[file.name].is_file():
                 shutil.copyfile(sources[file.name], part)
@@ -130,19 +134,34 @@ def _in_order(files: Iterable[KeptFile]) -> list[KeptFile]:
     return sorted(files, key=lambda file: (file.name == "train.json", file.name))
 
 
-def _fetch(run: RunDir, bucket: str, file: KeptFile, say: Say) -> dict[str, Any]:
-    part = run.path / _PART / file.name
-    for left in reversed(range(_TRIES)):
-        if not _is_whole(part, file):
-            part.parent.mkdir(parents=True, exist_ok=True)
-            patiently(lambda: jobs.download(bucket, [(file.remote, part)]), say)
-        try:
-            return _placed(run, file, bucket)
-        except VerificationFailed:
-            part.unlink(missing_ok=True)
-            if not left:
-                raise
-    raise AssertionError("the last try returns or raises")
+def _groups(files: list[KeptFile]) -> list[list[KeptFile]]:
+    """Files that come in one question: a kill costs as much as one group."""
+    groups: list[list[KeptFile]] = []
+    for file in files:
+        last = groups[-1] if groups else []
+        if last and len(last) < _GROUP_FILES and sum(f.size for f in last) + file.size <= _GROUP_BYTES:
+            last.append(file)
+        else:
+            groups.append([file])
+    return groups
+
+
+def _fetch(run: RunDir, bucket: str, group: list[KeptFile], say: Say) -> dict[str, dict[str, Any]]:
+    """Fetches each file that did not come whole before, once more when it is not what was promised."""
+    for _ in range(_TRIES):
+        missing = [file for file in group if not _is_whole(_part(run, file), file)]
+        for file in missing:
+            _part(run, file).parent.mkdir(parents=True, exist_ok=True)
+            _part(run, file).unlink(missing_ok=True)
+        wanted = [(file.remote, _part(run, file)) for file in missing]
+        patiently(partial(jobs.download, bucket, wanted), say)
+        if all(file.digest is None or _is_whole(_part(run, file), file) for file in missing):
+            break
+    return {file.name: _placed(run, file, bucket) for file in group}
+
+
+def _part(run: RunDir, file: KeptFile) -> Path:
+    return run.path / _PART / file.name
 
 
 def _is_whole(part: Path, file: KeptFile) -> bool:
@@ -151,7 +170,7 @@ def _is_whole(part: Path, file: KeptFile) -> bool:
 
 def _placed(run: RunDir, file: KeptFile, source: str) -> dict[str, Any]:
     """Gives a fetched file its name when it is what was promised; returns its digest."""
-    part, final = run.path / _PART / file.name, run.path / file.name
+    part, final = _part(run, file), run.path / file.name
     found = file_digest(part) if part.is_file() else None
     if found is None or (file.digest is not None and found != file.digest):
         raise VerificationFailed(

@@ -39,6 +39,7 @@ def report(runs: list[RunDir], *, out: Path, progress: Bar) -> dict[str, Any]:
     read = [_read(run, name) for run, name in zip(runs, _names(runs), strict=True)]
     progress(1, 3, "drawing")
     try:
+        read = [run.without_outdated() for run in read]
         views = [shown(run) for run in read]
         shared = {
             "overview": _beside([overview(run) for run in read]),

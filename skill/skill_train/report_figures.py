@@ -6,7 +6,7 @@ from typing import Any
 
 from skill_train.report_files import cloud, files, missing, proof, reproduce, run_it, smallest, versions
 from skill_train.report_quality import answers, measured, quality
-from skill_train.report_records import Figure, Record, Run
+from skill_train.report_records import Figure, Record, Run, differ
 from skill_train.report_text import dollars, duration, marked, number, rate, share, size
 
 MOST_POINTS = 600  # of one curve: about one a pixel
@@ -82,19 +82,16 @@ def _verdict(word: str, headline: str, because: list[str], following: str = "") 
 
 def _stale(run: Run) -> list[str]:
     """Files that changed after the proof, or that it never saw, by the digests in the records."""
-    proven, trained = run["verify"].get("inputs", default={}), run["train"].get("outputs", default={})
-    said = []
-    adapter = {name.removeprefix("adapter/"): digest for name, digest in trained.items() if name.startswith("adapter/")}
-    if proven.get("adapter") and adapter and any(proven["adapter"].get(name) != adapter[name] for name in adapter):
-        said.append("the adapter is another than the one that was verified")
-    for step in ("convert", "quantize"):
-        for name, made in run[step].items("outputs"):
-            file = str(name).rpartition("/")[2]
-            known = proven.get("ggufs", {}).get(file)
-            if known is None:
-                said.append(f"{file} was exported and not verified")
-            elif known["sha256"] != made["sha256"]:
-                said.append(f"{file} is another than the one that was verified")
+    proven, said = run["verify"].get("inputs", default={}), []
+    for folder, read in (("adapter", "adapter"), ("merged", "reference")):
+        if differ(proven.get(read), run.trained(folder)):
+            said.append(f"{folder}/ is another than the one that was verified")
+    for file, (step, name) in run.exported().items():
+        known = proven.get("ggufs", {}).get(file)
+        if known is None:
+            said.append(f"{file} was exported and not verified")
+        elif known["sha256"] != run[step].get("outputs", name, "sha256"):
+            said.append(f"{file} is another than the one that was verified")
     return said
 
 

@@ -21,25 +21,24 @@ _WORST = {"fail": 0, "warn": 1, "pass": 2}
 def missing(run: Run) -> list[dict[str, str]]:
     """Each part that there is no record of, and the command that makes it."""
     steps = (
-        ("train", "not trained yet", "local --resume --run-dir"),
-        ("convert", "not exported yet", "export-gguf"),
-        ("verify", "not verified yet", "verify"),
-        ("evaluate", "not evaluated yet", "evaluate"),
+        ("train", "trained", "local --resume --run-dir"),
+        ("convert", "exported", "export-gguf"),
+        ("verify", "verified", "verify"),
+        ("evaluate", "evaluated", "evaluate"),
     )
-    return [{"part": part, "said": said, "command": run.command(words)} for part, said, words in steps if not run[part]]
+    return [
+        {"part": part, "said": _missing(run, part, done), "command": run.command(words)}
+        for part, done, words in steps
+        if not run[part]
+    ]
 
 
-def exported(run: Run) -> dict[str, tuple[str, str]]:
-    """File name to the step that made it and its name in that record."""
-    return {
-        str(name).rpartition("/")[2]: (step, str(name))
-        for step in ("convert", "quantize")
-        for name, _ in run[step].items("outputs")
-    }
+def _missing(run: Run, part: str, done: str) -> str:
+    return f"{done}, but other files than these" if part in run.outdated else f"not {done} yet"
 
 
 def quant_of(run: Run, file: str) -> str:
-    step, name = exported(run).get(file, ("", ""))
+    step, name = run.exported().get(file, ("", ""))
     return str(run[step].get("outputs", name, "quant", default=file)) if step else file
 
 
@@ -73,7 +72,7 @@ def proof(run: Run) -> dict[str, Any] | None:
 
 def files(run: Run) -> list[dict[str, Any]]:
     """Each exported file with size, nearness to the trained model, speed and verdict; the largest first."""
-    found = [_file(run, file, step, name) for file, (step, name) in exported(run).items()]
+    found = [_file(run, file, step, name) for file, (step, name) in run.exported().items()]
     return sorted(found, key=lambda file: -(file["bytes"].value or 0))
 
 
@@ -108,7 +107,7 @@ def smallest(run: Run) -> list[Figure]:
     passing = [file for file in files(run) if file["verdict"] == "pass"]
     if not passing:
         return [Figure("none yet")]
-    step, name = exported(run)[passing[-1]["file"]]
+    step, name = run.exported()[passing[-1]["file"]]
     return [run[step].figure(str, "outputs", name, "quant"), passing[-1]["bytes"]]
 
 
@@ -189,7 +188,7 @@ def reproduce(run: Run) -> dict[str, Any]:
     """The commands that make this run again from its recipe, and what tells that the inputs are the same."""
     plan = run["plan"]
     quants = ",".join(dict.fromkeys(file["quant"] for file in files(run)))
-    lines = ["skill-train local recipe.yaml --run-dir again"]
+    lines = ["skill-train local recipe.yaml --run-dir again", f"{run.command('diff')} again"]
     if quants:
         lines += [f"skill-train export-gguf again --quant {shlex.quote(quants)}", "skill-train verify again"]
     prints = [(str(name), plan.figure(str, "fingerprints", str(name))) for name, _ in plan.items("fingerprints")]

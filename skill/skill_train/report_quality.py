@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from skill_train.report_records import Figure, Run
-from skill_train.report_text import nats, number, rate, share
+from skill_train.report_text import number, rate, share
 
 Shown = Callable[[Any], str]
 MOST_ANSWERS = 12  # prompts that are shown side by side
@@ -72,7 +72,7 @@ def quality(run: Run) -> dict[str, Any] | None:
 
 
 def _signed(value: float) -> str:
-    return f"{'+' if value > 0 else '−' if value < 0 else ''}{nats(abs(value))}"
+    return f"{'+' if value > 0 else '−' if value < 0 else ''}{abs(value):.3g}"
 
 
 def answers(run: Run) -> dict[str, Any] | None:

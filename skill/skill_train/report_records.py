@@ -5,6 +5,7 @@ Pure: the files were read before.
 
 from __future__ import annotations
 
+import dataclasses
 import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -70,6 +71,7 @@ class Run:
         name: of its folder, and unlike that of any other run on the page.
         call: what a command is given to find it.
         documents: JSON documents by the name of their file without `.json`.
+        outdated: documents that were left out, because they are of other files than those of the run.
         metrics: a line a step, in order.
         texts: `recipe.yaml` and `Modelfile`, where there are such files.
     """
@@ -79,10 +81,48 @@ class Run:
     documents: dict[str, dict[str, Any]]
     metrics: list[dict[str, Any]]
     texts: dict[str, str]
+    outdated: tuple[str, ...] = ()
 
     def __getitem__(self, name: str) -> Record:
         return Record(self.name, f"{name}.json", self.documents.get(name, {}))
 
+    def exported(self) -> dict[str, tuple[str, str]]:
+        """File name to the step that made it, and its name in that step's record."""
+        return {
+            str(name).rpartition("/")[2]: (step, str(name))
+            for step in ("convert", "quantize")
+            for name, _ in self[step].items("outputs")
+        }
+
+    def trained(self, folder: str) -> dict[str, str]:
+        """Digests of what the training wrote into `adapter` or, trained whole, into `merged`, by file name."""
+        made = self["train"].get("outputs", default={})
+        return {
+            name.removeprefix(f"{folder}/"): digest["sha256"]
+            for name, digest in made.items()
+            if name.startswith(f"{folder}/")
+        }
+
+    def without_outdated(self) -> Run:
+        """Without an evaluation of other files: its figures would stand beside files that they are not of."""
+        evaluate = self["evaluate"]
+        for file, (step, name) in self.exported().items():
+            read = evaluate.get("inputs", "models", file, "model", "sha256")
+            if read is not None and read != self[step].get("outputs", name, "sha256"):
+                return self._without("evaluate")
+        if differ(evaluate.get("inputs", "models", "tuned", "adapter"), self.trained("adapter")):
+            return self._without("evaluate")
+        return self
+
+    def _without(self, gone: str) -> Run:
+        kept = {name: document for name, document in self.documents.items() if name != gone}
+        return dataclasses.replace(self, documents=kept, outdated=(*self.outdated, gone))
+
     def command(self, words: str) -> str:
         """`skill-train …` on this run."""
         return f"skill-train {words} {shlex.quote(self.call)}"
+
+
+def differ(digests: dict[str, Any] | None, made: dict[str, str]) -> bool:
+    """Whether a step read other files than these; False where it, or the training, names none."""
+    return bool(digests and made) and any((digests or {}).get(name, {}).get("sha256") != made[name] for name in made)

@@ -17,6 +17,17 @@ def train_program() -> Path:
     return shipped if shipped.is_file() else _PACKAGE.parents[1] / "scripts" / "train.py"
 
 
+def node_program() -> Path:
+    """`skypilot_node.py`, which runs beside `train.py` on each machine of a SkyPilot task."""
+    return train_program().with_name("skypilot_node.py")
+
+
+def notebook_template() -> Path:
+    """The cells of a notebook for Colab."""
+    shipped = _PACKAGE / "colab.ipynb"
+    return shipped if shipped.is_file() else _PACKAGE.parents[1] / "templates" / "colab.ipynb"
+
+
 @cache
 def train_module() -> ModuleType:
     """The training program as a module: how a row becomes an example is written once, there. Standard library only."""
@@ -34,12 +45,12 @@ def demo() -> Path:
     return _PACKAGE / "demo"
 
 
+def report() -> Path:
+    """Template and style sheet of the report."""
+    return _PACKAGE / "report"
+
+
 def skill() -> Path:
     """The folder with SKILL.md, references, templates, scripts: in the wheel inside the package, else the checkout."""
     shipped = _PACKAGE / "skill"
     return shipped if shipped.is_dir() else _PACKAGE.parents[1]
-
-
-def report() -> Path:
-    """Template and style sheet of the report."""
-    return _PACKAGE / "report"

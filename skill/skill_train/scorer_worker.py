@@ -6,29 +6,23 @@ The file defines `score(prompt: str, answer: str, expected: str) -> float`. It i
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import math
 import numbers
-import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from skill_train.errors import UsageError
-from skill_train.native import report_progress, worker_main
+from skill_train.native import worker_main
 
 EXPECTED = "a Python file with score(prompt: str, answer: str, expected: str) -> float"
 
 
 def run(job: dict[str, Any]) -> dict[str, Any]:
     score = _load(Path(job["file"]))
-    scores = []
-    for number, row in enumerate(job["rows"]):
-        report_progress(number, len(job["rows"]), "scoring")
-        scores.append(_score(score, row, number, job["file"]))
-    return {"scores": scores}
+    return {"scores": [_score(score, row, number, job["file"]) for number, row in enumerate(job["rows"])]}
 
 
 def _load(file: Path) -> Callable[..., Any]:
@@ -37,8 +31,7 @@ def _load(file: Path) -> Callable[..., Any]:
         raise _bad(file, "is not a Python file", file.name)
     module = importlib.util.module_from_spec(spec)
     try:
-        with contextlib.redirect_stdout(sys.stderr):  # stdout carries progress
-            spec.loader.exec_module(module)
+        spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         raise _bad(file, "cannot be loaded", _told(error, file)) from error
     score = module.__dict__.get("score")
@@ -49,8 +42,7 @@ def _load(file: Path) -> Callable[..., Any]:
 
 def _score(score: Callable[..., Any], row: dict[str, str], number: int, file: str) -> float:
     try:
-        with contextlib.redirect_stdout(sys.stderr):
-            value = score(row["prompt"], row["answer"], row["expected"])
+        value = score(row["prompt"], row["answer"], row["expected"])
     except (Exception, SystemExit) as error:
         raise _bad(Path(file), f"failed on answer {number + 1}, {row['answer'][:80]!r}", _told(error, file)) from error
     if not isinstance(value, numbers.Real) or not math.isfinite(value):

@@ -136,14 +136,16 @@ def test_losses_of_other_architectures_too(kind: str) -> None:
 
 
 def test_answers_are_greedy_whatever_generation_config_says(run: Path, made: gguf_maker.Export, tmp_path: Path) -> None:
-    """Published models have penalties there, which llama.cpp knows nothing of."""
+    """Published models have penalties there, which llama.cpp knows nothing of. Its end tokens count."""
     model = shutil.copytree(made.merged, tmp_path / "model")
     config = json.loads((model / "generation_config.json").read_text())
     penalties = {"repetition_penalty": 1.8, "do_sample": True, "temperature": 0.7}
-    (model / "generation_config.json").write_text(json.dumps(config | penalties))
+    end = own_answers(made.merged, held_out(run)[:1])[0][2]  # the third token of the first answer
+    (model / "generation_config.json").write_text(json.dumps(config | penalties | {"eos_token_id": [end]}))
     got = ask_transformers(Model("tuned", model), held_out(run), lambda share: None)
-    assert got.answers == own_answers(made.merged, held_out(run))
-    assert got.answers != own_answers(made.merged, held_out(run), repetition_penalty=1.8)
+    assert got.answers == own_answers(made.merged, held_out(run), eos_token_id=end)
+    assert len(got.answers[0]) <= 3
+    assert got.answers != own_answers(made.merged, held_out(run), eos_token_id=end, repetition_penalty=1.8)
 
 
 def test_a_base_that_does_not_know_every_token_is_left_out(run: Path, made: gguf_maker.Export, tmp_path: Path) -> None:

@@ -159,6 +159,8 @@ def test_a_model_on_the_hub_is_planned_from_its_metadata(hub: Hub, here: Path) -
     for end in ("low", "high"):
         assert data["cost_usd"][end] == pytest.approx(data["seconds"][end] * 0.48 / 3600, abs=1e-3)
     assert data["timeout_seconds"] > data["seconds"]["high"]
+    again = _answer(_call(hub, here, "plan", *arguments))
+    assert again["next"] == [f"skill-train submit --model {MODEL} --data rows.jsonl --flavor t4-small"]
     planned = json.loads((here / "plan.json").read_text())
     assert planned["recipe"]["revision"] == repository.commit("main")
     assert planned["recipe"]["data"] == str(here / "rows.jsonl")
@@ -297,8 +299,10 @@ def test_what_takes_too_long_goes_to_the_cloud(hub: Hub, here: Path) -> None:
 
 
 def test_where_overrides_the_rules_and_says_so(hub: Hub, here: Path) -> None:
-    data = _answer(_call(hub, here, *LOCAL, "--where", "cloud"))["data"]
+    answer = _answer(_call(hub, here, *LOCAL, "--where", "cloud"))
+    data = answer["data"]
     assert (data["where"], data["flavor"]) == ("cloud", "t4-small")
+    assert (answer["next"], [w["code"] for w in answer["warnings"]]) == ([], ["no_tokenizer", "local_model"])
     assert data["reasons"][0]["rule"] == "asked"
     assert "against model size" in data["reasons"][0]["because"]
     local = _answer(_call(hub, here, *LOCAL, "--where", "local", "--max-hours", "0.0003"))["data"]

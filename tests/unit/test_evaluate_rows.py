@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import sys
 from math import exp
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,9 @@ from typing import Any
 import pytest
 
 from skill_train import tables
-from skill_train.errors import UsageError
+from skill_train.errors import NotInstalled, UsageError
 from skill_train.evaluate import questions, require_rows, spread
-from skill_train.evaluate_ask import Model, Question, Replies
+from skill_train.evaluate_ask import Model, Question, Replies, backend_of
 from skill_train.evaluate_figures import NOISE, Measured, differences, figures
 
 NO = -100
@@ -68,6 +69,13 @@ def test_a_run_without_held_out_rows_is_told_what_to_change() -> None:
         require_rows([], Path("runs/a"))
     assert (caught.value.code, caught.value.exit_code) == ("no_held_out", 2)
     assert "held_out_fraction" in caught.value.expected and "held_out_fraction" in caught.value.hint
+
+
+def test_a_missing_library_is_told_with_what_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "llama_cpp", None)  # as Python marks what cannot be imported
+    with pytest.raises(NotInstalled) as caught:
+        backend_of(Model("a", Path("a.gguf")), "auto")
+    assert (caught.value.exit_code, caught.value.hint) == (7, 'pip install "skill-train[gguf]"')
 
 
 ASKED = [Question([1, 2, 3], [1, 2], [1], [2], 4), Question([1] * 9, list(range(1, 9)), [1], [2], 4)]  # 2 and 8 tokens

@@ -113,6 +113,23 @@ def test_a_flavor_that_is_named_and_too_small_is_blocked() -> None:
     assert [blocker["code"] for blocker in plan["blockers"]] == ["no_memory", "no_host_ram"]
 
 
+def test_every_weight_is_read_into_host_memory() -> None:
+    """7,615,616,512 x 4 bytes = 30.5 GB; t4-small has 15 GB, and nothing is merged."""
+    plan = _cloud("qwen2.5-7b", flavor="t4-small", finetuning_type="full")
+    said = {blocker["code"]: blocker["message"] for blocker in plan["blockers"]}
+    assert said["no_host_ram"].startswith("reading the weights needs 30.5 GB")
+
+
+def test_pure_bf16_needs_a_gpu_that_has_it() -> None:
+    """A T4 (compute capability 7.5) has no bf16, and is the cheapest for the same run otherwise."""
+    asked = {"finetuning_type": "full", "max_length": 256}
+    assert _cloud("smollm2-135m", **asked)["flavor"].startswith("t4")
+    pure = _cloud("smollm2-135m", **asked, pure_bf16=True)
+    assert not pure["flavor"].startswith("t4") and pure["placement"]["dtype"] == "bfloat16"
+    here = decided("smollm2-135m", "m2_pro_16gb", where="local", pure_bf16=True, **asked)
+    assert [blocker["code"] for blocker in here["blockers"]] == ["unsafe_precision"]
+
+
 @pytest.mark.parametrize("name", ["a100", "h100x8", "cpu-basic"])
 def test_a_flavor_that_is_not_there(name: str) -> None:
     """A processor flavor is none to train on: nothing tells how fast it is."""

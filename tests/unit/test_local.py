@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from skill_train import local
+from skill_train import chain, local
 from skill_train.errors import DecisionNeeded, NativeCrash, SkillTrainError, TrainingFailed, UsageError
 from skill_train.run_dir import RunDir
 
@@ -43,6 +43,14 @@ def test_another_adapter_in_its_place_is_noticed(run: RunDir, content: bytes | N
         local.trained(run)
     assert caught.value.code == "output_changed"
     assert caught.value.got == ("missing" if content is None else "another content")
+
+
+def test_only_a_finished_run_of_the_same_recipe_needs_no_memory(run: RunDir) -> None:
+    assert chain._is_finished(run, PLAN)
+    assert not chain._is_finished(run, PLAN | {"recipe_hash": "b"})
+    run.record("train").unlink()
+    assert not chain._is_finished(run, PLAN)
+    assert not chain._is_finished(RunDir(run.path / "new"), PLAN)
 
 
 def test_another_recipe_in_the_same_folder_is_told_apart(run: RunDir) -> None:

@@ -319,6 +319,50 @@ def test_the_hash_is_the_same_on_every_machine_and_not_after_a_change() -> None:
     assert len({plan["recipe_hash"] for plan in [*plans, *changed]}) == 4
 
 
+# --- Full fine-tuning ---
+
+
+def test_full_fine_tuning_reads_no_field_of_lora() -> None:
+    """So two recipes that differ there alone are one: the same hash, the same plan."""
+    plan = _plan(machine=A100, finetuning_type="full")
+    other = _plan(machine=A100, finetuning_type="full", lora_r=64, use_dora=True, target_modules=["q_proj"])
+    assert plan["recipe_hash"] == other["recipe_hash"] != _plan(machine=A100)["recipe_hash"]
+    assert plan["recipe"]["target_modules"] == [] and plan["recipe"]["modules_to_save"] is None
+    assert "not read" in _reason(plan, "finetuning_type")
+    unknown = dataclasses.replace(MODEL, model_type="something_new")  # no LoRA targets are known, and none are needed
+    assert _plan(machine=A100, model=unknown, finetuning_type="full")["recipe"]["finetuning_type"] == "full"
+
+
+@pytest.mark.parametrize(
+    ("values", "rate", "optim"),
+    [
+        ({}, 2e-4, "adamw_torch"),
+        ({"finetuning_type": "full"}, 2e-5, "adamw_torch_fused"),
+        ({"finetuning_type": "full", "learning_rate": 1e-5, "optim": "adafactor"}, 1e-5, "adafactor"),
+    ],
+)
+def test_how_fast_and_by_what_it_trains(values: dict[str, Any], rate: float, optim: str) -> None:
+    """TRL's documentation: 2e-5, and ten times that for adapters. What the recipe says has no reason."""
+    plan = _plan(machine=A100, **values)
+    assert (plan["recipe"]["learning_rate"], plan["recipe"]["optim"]) == (rate, optim)
+    assert any(reason["rule"] == "learning_rate" for reason in plan["reasons"]) is ("learning_rate" not in values)
+
+
+def test_full_fine_tuning_has_nothing_to_merge() -> None:
+    estimates = _plan(machine=A100, finetuning_type="full")["estimates"]
+    assert (estimates["merge_bytes"]["low"], estimates["merge_bytes"]["basis"]) == (None, "nothing to merge")
+    assert estimates["adapter_parameters"] is None
+    # 494,032,768 x 4 bytes, ten times: the model and three checkpoints of three times its size.
+    assert estimates["disk_bytes"]["low"] > 40 * 494_032_768
+
+
+def test_pure_bf16_says_the_precision_too() -> None:
+    pure = {"finetuning_type": "full", "pure_bf16": True}
+    assert _plan(machine=CPU, **pure)["placement"]["dtype"] == "bfloat16"
+    with pytest.raises(UsageError, match="exclude each other"):
+        _plan(machine=CPU, choices=Choices(dtype="float32"), **pure)
+
+
 def test_epochs_and_the_steps_they_come_to_are_the_same_recipe() -> None:
     assert _plan(num_train_epochs=1)["recipe_hash"] == _plan(max_steps=60)["recipe_hash"]
 

@@ -87,7 +87,7 @@ CONVERT = {"outputs": {"gguf/m-q8_0.gguf": FILE}}
             {"train": trained(), "convert": CONVERT, "verify": proven("pass", adapter={"bytes": 10, "sha256": "cc"})},
             "fail",
             "The proof is of other files",
-            "the adapter is another than the one that was verified",
+            "adapter/ is another than the one that was verified",
             "skill-train verify runs/first",
         ),
         (
@@ -238,6 +238,31 @@ def test_an_evaluation_is_taken_before_the_demo_and_never_mixed_with_it() -> Non
     assert (file["exact_match"].text, file["speed"].text) == ("100%", "100 tokens/s")
     (file,) = shown(run(**documents, evaluate={"models": [model], "differences": [], "answers": []}))["files"]
     assert (file["exact_match"].text, file["speed"].text) == ("25.0%", "not measured")
+    other = model | {"name": "m-f16.gguf"}
+    (file,) = shown(run(**documents, evaluate={"models": [other], "differences": [], "answers": []}))["files"]
+    assert (file["exact_match"].text, file["speed"].text) == ("not measured", "not measured")
+
+
+@pytest.mark.parametrize(
+    ("file", "adapter", "left_out"),
+    [("bb", "aa", False), ("ee", "aa", True), ("bb", "ee", True)],
+    ids=["of these files", "of another file", "of another adapter"],
+)
+def test_an_evaluation_of_other_files_is_left_out_and_said(file: str, adapter: str, left_out: bool) -> None:
+    tuned = {"model": "the folder of base", "adapter": {"adapter_model.safetensors": {"bytes": 10, "sha256": adapter}}}
+    inputs = {"models": {"tuned": tuned, "m-q8_0.gguf": {"model": {"bytes": 20, "sha256": file}, "adapter": None}}}
+    record = {"inputs": inputs, "models": [{"name": "tuned", "loss": 1.0}], "differences": [], "answers": []}
+    view = shown(run(train=trained(), convert=CONVERT, evaluate=record).without_outdated())
+    assert (view["quality"] is None) is left_out
+    assert ("evaluated, but other files than these" in [one["said"] for one in view["missing"]]) is left_out
+
+
+def test_a_model_that_was_trained_whole_is_held_against_its_proof() -> None:
+    train = trained() | {"outputs": {"merged/model.safetensors": ADAPTER}}
+    proof = proven("pass") | {"inputs": {"adapter": None, "reference": {"model.safetensors": ADAPTER}, "ggufs": {}}}
+    assert verdict(run(train=train, verify=proof))["word"] == "pass"
+    proof["inputs"]["reference"] = {"model.safetensors": ADAPTER | {"sha256": "cc"}}
+    assert verdict(run(train=train, verify=proof))["because"] == ["merged/ is another than the one that was verified"]
 
 
 def test_the_file_to_run_is_the_smallest_that_passes() -> None:

@@ -1,0 +1,256 @@
+"""What differs between two runs, fact by fact: in the recipe, where nothing may, and in the placement. Pure.
+
+A fact is a value under a dotted name, such as `trainer.learning_rate`. Only what is listed here as placement may
+differ; every other name, known or not, belongs to the recipe, so that nothing is excused by silence.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+# Arguments of transformers' and TRL's trainer that may differ (transformers 5.23, trl 1.16): where and in which pieces
+# the same rows are computed, and what is written, shown or uploaded meanwhile.
+PLACEMENT_ARGUMENTS = {
+    "output_dir", "per_device_train_batch_size", "gradient_accumulation_steps", "bf16", "fp16", "tf32",
+    "bf16_full_eval", "fp16_full_eval", "use_cpu", "gradient_checkpointing", "gradient_checkpointing_kwargs",
+    "activation_checkpointing", "activation_checkpointing_kwargs", "activation_offloading", "torch_compile",
+    "torch_compile_backend", "torch_compile_mode", "torch_empty_cache_steps", "parallelism_config", "local_rank",
+    "fsdp", "fsdp_config", "deepspeed", "ddp_backend", "ddp_timeout", "ddp_bucket_cap_mb", "ddp_static_graph",
+    "ddp_find_unused_parameters", "ddp_broadcast_buffers", "dataloader_num_workers", "dataloader_pin_memory",
+    "dataloader_persistent_workers", "dataloader_prefetch_factor", "dataloader_multiprocessing_context",
+    "dataset_num_proc", "per_device_eval_batch_size", "eval_accumulation_steps", "eval_use_gather_object",
+    "logging_strategy", "logging_steps", "logging_first_step", "log_on_each_node", "log_level", "log_level_replica",
+    "disable_tqdm", "report_to", "run_name", "project", "trackio_space_id", "trackio_bucket_id",
+    "trackio_static_space_id", "include_num_input_tokens_seen", "skip_memory_metrics", "save_strategy", "save_steps",
+    "save_on_each_node", "save_only_model", "save_total_limit", "enable_jit_checkpoint", "push_to_hub", "hub_token",
+    "hub_private_repo", "hub_model_id", "hub_strategy", "hub_always_push", "hub_revision",
+}  # fmt: skip
+PLACEMENT_OF: dict[str, set[str]] = {
+    "trainer": PLACEMENT_ARGUMENTS,
+    # PEFT 0.21: names of the base, which the recipe and its fingerprint say, and the version, which is said by itself.
+    "lora": {"base_model_name_or_path", "revision", "peft_version", "inference_mode", "runtime_config"},
+    "optimizer": {"foreach", "fused", "capturable", "differentiable"},  # ways to compute AdamW in torch
+    "model": {"dtype", "attn_implementation"},
+    "versions": {"numpy", "safetensors", "torch_build"},
+}
+# Sections that are placement, whole.
+PLACEMENT_SECTIONS = {"placement", "launch", "machine", "processes", "policy"}
+ABSENT = "(absent)"
+_MACHINE = ("python", "platform", "device", "device_name", "cuda", "threads")
+
+
+@dataclass(frozen=True)
+class Run:
+    """What two runs are compared by; None or empty for a file that a run does not have.
+
+    Attributes:
+        plan, environment, train: `plan.json`, `environment.json`, `train.json`.
+        metrics, samples: the lines of `metrics.jsonl` and of `samples.jsonl`.
+    """
+
+    plan: dict[str, Any]
+    environment: dict[str, Any] | None = None
+    train: dict[str, Any] | None = None
+    metrics: list[dict[str, Any]] = field(default_factory=list)
+    samples: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Difference:
+    fact: str
+    a: Any
+    b: Any
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What was found.
+
+    Attributes:
+        recipe, placement: the differences of each group.
+        not_compared: what not both runs have a record of, with the reason.
+        compared: how many facts both runs have.
+        losses: `steps`, `equal`, `largest_difference`, `at_step`; None when they share no step.
+        same_weights: whether the trained weights are the same bytes; None when one run has none.
+    """
+
+    recipe: list[Difference]
+    placement: list[Difference]
+    not_compared: list[str]
+    compared: int
+    losses: dict[str, Any] | None
+    same_weights: bool | None
+
+    @property
+    def verdict(self) -> str:
+        """`different`, `same`, or `incomplete`: the same as far as both runs have facts."""
+        return "different" if self.recipe else "incomplete" if self.not_compared else "same"
+
+    @property
+    def unexplained(self) -> bool:
+        """Other weights, though nothing differs that could change a number."""
+        sections = {each.fact.split(".")[0] for each in self.placement}
+        return self.same_weights is False and not self.recipe and sections <= {"recipe", "trainer", "policy", "launch"}
+
+
+def compare(a: Run, b: Run) -> Comparison:
+    """Every fact of both runs."""
+    left, right = _sections(a, b), _sections(b, a)
+    found: list[Difference] = []
+    missing: list[str] = []
+    compared = 0
+    for name in left:
+        here, there = left[name], right[name]
+        if here is None or there is None:
+            missing.append(_missing(name, here, there))
+            continue
+        compared += len(here | there)
+        found += [Difference(n, here.get(n, ABSENT), there.get(n, ABSENT)) for n in here | there]
+    found = [each for each in found if each.a != each.b] + _rows(a, b) + _steps(a, b)
+    losses, weights = _losses(a, b), (_weights(a), _weights(b))
+    missing += [] if losses else [_missing("losses", a.metrics or None, b.metrics or None)]
+    missing += [] if all(weights) else [_missing("trained weights", *weights)]
+    return Comparison(
+        recipe=[each for each in found if not is_placement(each.fact)],
+        placement=[each for each in found if is_placement(each.fact)],
+        not_compared=missing + _other_steps(a, b),
+        compared=compared,
+        losses=losses,
+        same_weights=weights[0] == weights[1] if all(weights) else None,
+    )
+
+
+def is_placement(fact: str) -> bool:
+    """Whether a fact may differ between two runs of one recipe."""
+    section, _, name = fact.partition(".")
+    if section in PLACEMENT_SECTIONS or fact in ("recipe.model.path", "recipe.data.path"):
+        return True
+    words = name.split(".")
+    said = words[-1] if section == "optimizer" else words[0]  # optimizer.groups.0.foreach
+    return said in PLACEMENT_OF.get(section, set())
+
+
+def _sections(run: Run, other: Run) -> dict[str, dict[str, Any] | None]:
+    """Facts by section, in the order in which they should be read; None for a section without a record."""
+    seen = run.environment or {}
+    recorded: dict[str, dict[str, Any] | None] = {
+        "recipe": _recipe(run.plan, other.plan),
+        "program": seen.get("program"),
+        "versions": _versions(seen.get("versions")),
+        "data": _data(seen.get("data")),
+        "trainer": seen.get("trainer"),
+        "lora": (seen["lora"] or {}) if "lora" in seen else None,  # null says that there is none
+        **{name: seen.get(name) for name in ("optimizer", "schedule", "model", "processes")},
+        "placement": run.plan.get("placement"),
+        "launch": {"flavor": run.plan.get("flavor"), **_started(run.plan)},
+        "policy": run.plan.get("policy", {}),
+        "machine": {name: seen[name] for name in _MACHINE if name in seen} or None,
+    }
+    return {name: None if values is None else dict(_flat(name, values)) for name, values in recorded.items()}
+
+
+def _recipe(plan: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """A model or data that both runs had as files is compared by what it held: where it lay is placement."""
+    values = {"hash": plan.get("recipe_hash"), **plan["recipe"]}
+    for key in ("model", "data"):
+        here, there = (p.get("fingerprints", {}).get(key) for p in (plan, other))
+        if here and there:
+            values[key] = {"sha256": here, "path": values.get(key)}
+    return values
+
+
+def _versions(versions: dict[str, str] | None) -> dict[str, str] | None:
+    """The build of torch (`+cpu`, `+cu130`) goes with the device; its version does not."""
+    if versions is None:
+        return None
+    torch, _, build = versions["torch"].partition("+")
+    return {**versions, "torch": torch, "torch_build": build}
+
+
+def _data(data: dict[str, Any] | None) -> dict[str, Any] | None:
+    """The first batches by number, so that the first one that differs is named."""
+    if data is None:
+        return None
+    return {**data, "first_batches": {str(n): each for n, each in enumerate(data["first_batches"], start=1)}}
+
+
+def _started(plan: dict[str, Any]) -> dict[str, Any]:
+    started = plan.get("launch", {})
+    return {name: started.get(name) for name in ("arguments", "environment")}
+
+
+def _flat(prefix: str, values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Values by their dotted names. A list of plain values is one value."""
+    for key, value in values.items():
+        name = f"{prefix}.{key}"
+        if isinstance(value, list) and any(isinstance(item, dict) for item in value):
+            value = {str(position): item for position, item in enumerate(value)}
+        if isinstance(value, dict):
+            yield from _flat(name, value)
+        else:
+            yield name, value
+
+
+def _missing(name: str, a: Any, b: Any) -> str:
+    who = "neither run" if a is None and b is None else "only run B" if a is None else "only run A"
+    return f"{name}: {who} has a record"
+
+
+def _rows(a: Run, b: Run) -> list[Difference]:
+    """The first of the kept rows that differs, by its number in the dataset."""
+    for one, other in zip(a.samples, b.samples, strict=False):
+        if one["row"] != other["row"]:
+            return [Difference("samples.row", one["row"], other["row"])]
+        for name in ("input_ids", "labels"):
+            if one[name] != other[name]:
+                return [_from_where_they_differ(f"samples.row {one['row']}.{name}", one[name], other[name])]
+    return []
+
+
+def _from_where_they_differ(fact: str, one: list[int], other: list[int]) -> Difference:
+    pairs = itertools.zip_longest(one, other)
+    start = next(position for position, (x, y) in enumerate(pairs) if x != y)
+    return Difference(f"{fact} from {start}", one[start : start + 6], other[start : start + 6])
+
+
+def _steps(a: Run, b: Run) -> list[Difference]:
+    """The first step that was fed another number of tokens, or had another learning rate."""
+    found = []
+    for name in ("tokens", "trained_tokens", "learning_rate"):
+        first = next(((x, y) for x, y in _pairs(a, b) if x.get(name) != y.get(name)), None)
+        if first is not None:
+            found.append(Difference(f"step {first[0]['step']}.{name}", first[0].get(name), first[1].get(name)))
+    return found
+
+
+def _other_steps(a: Run, b: Run) -> list[str]:
+    """A run that has not ended yet, or that failed, has fewer."""
+    counts = len(a.metrics), len(b.metrics)
+    if not all(counts) or counts[0] == counts[1]:
+        return []
+    return [f"steps after {min(counts)}: only run {'A' if counts[0] > counts[1] else 'B'} has a record"]
+
+
+def _losses(a: Run, b: Run) -> dict[str, Any] | None:
+    """Losses are what a run gave and not what it was asked for: they are told, and nothing is judged by them."""
+    pairs = [(one["step"], one["loss"], other["loss"]) for one, other in _pairs(a, b)]
+    far = [(abs(x - y), step) for step, x, y in pairs if x is not None and y is not None]
+    if not far:
+        return None
+    largest, step = max(far)
+    equal = all(x == y for _, x, y in pairs)
+    return {"steps": len(pairs), "equal": equal, "largest_difference": largest, "at_step": step if largest else None}
+
+
+def _pairs(a: Run, b: Run) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    others = {line["step"]: line for line in b.metrics}
+    return [(line, others[line["step"]]) for line in a.metrics if line["step"] in others]
+
+
+def _weights(run: Run) -> dict[str, str] | None:
+    """Digests of the trained weights. The configuration beside them names the base, which may lie elsewhere."""
+    outputs = (run.train or {}).get("outputs", {})
+    return {name: each["sha256"] for name, each in outputs.items() if name.endswith(".safetensors")} or None
