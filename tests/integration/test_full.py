@@ -93,12 +93,15 @@ def test_the_files_that_stay_behind_are_those_of_the_merge() -> None:
 def test_a_base_in_bfloat16(pure: bool, dtype: str, tmp_path: Path) -> None:
     """Autocast trains float32 weights; `pure_bf16` rounds each step to 8 bits, and most small ones are lost: at 1e-6 a
     weight of 0.02 would have to move by 2**-8 of it, 80 times as far."""
-    base = tiny.cached("gemma", dtype="bfloat16")
+    base = tmp_path / "base"
+    shutil.copytree(tiny.cached("gemma", dtype="bfloat16"), base)
+    (base / "generation_config.json").unlink()  # what the base has not, transformers would add
     values = FULL | {"learning_rate": 1e-6, "pure_bf16": pure, "max_steps": 2}
     run = training.write_run(tmp_path / "run", base=base, placement={"dtype": "bfloat16"}, **values)
     assert PROGRAM.main([str(run / "plan.json")]) == 0
     assert json.loads((run / "environment.json").read_text())["trainer"]["bf16"] is not pure
     assert json.loads((run / "train.json").read_text())["saved_dtype"] == dtype
+    assert {path.name for path in (run / "merged").iterdir()} == {path.name for path in base.iterdir()}
     config = [json.loads((path / "config.json").read_text()) for path in (run / "merged", base)]
     assert config[0] == config[1] | {"dtype": dtype}
     before, after = _weights(base), _weights(run / "merged")

@@ -1,4 +1,4 @@
-"""The eval with a broken GGUF: one is really broken, found and mended."""
+"""Evals of what went wrong: a run that is really killed and goes on, a file that is really broken and mended."""
 
 from __future__ import annotations
 
@@ -12,6 +12,18 @@ from eval_boxes import EVALS, prepare
 
 pytest.importorskip("torch")
 pytest.importorskip("llama_cpp")
+
+
+def test_killed_run(tmp_path: Path) -> None:
+    box = prepare("killed-run", tmp_path)
+    assert box.grade()["passed"] == 0
+    run = box.work / "runs" / "tickets"
+    shutil.copytree(run, tmp_path / "killed")
+    box.sh("skill-train", "local", "--resume", "--run-dir", "runs/tickets")
+    assert box.grade()["state"] == "passed"
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    (run / "metrics.jsonl").write_text("\n".join([lines[0].replace('"seconds": ', '"seconds": 1'), *lines[1:]]))
+    assert len(box.grade()["missed"]) == 1  # the first steps were trained again
 
 
 def test_broken_gguf(tmp_path: Path) -> None:
