@@ -157,13 +157,13 @@ def test_the_build_finds_what_is_out_of_date(checkout: Path) -> None:
         return [line.split()[0] for line in done.stdout.splitlines()]
 
     assert stale() == []
-    page, project = checkout / "references" / "data.md", checkout / "pyproject.toml"
+    page, project = checkout / "references" / "datasets.md", checkout / "pyproject.toml"
     (checkout / "plugins" / "skill-train" / "stray").touch()
     page.write_text(page.read_text() + "More.\n")
     project.write_text(re.sub(r'^version = ".*"', 'version = "9.9.9"', project.read_text(), flags=re.MULTILINE))
     found = stale()
     inside = "plugins/skill-train/skills/skill-train"
-    assert {f"{inside}/references/data.md", f"{inside}/scripts/plan.py", "plugins/skill-train/stray"} <= set(found)
+    assert {f"{inside}/references/datasets.md", f"{inside}/scripts/plan.py", "plugins/skill-train/stray"} <= set(found)
     assert {f"plugins/skill-train/{name}" for name in MANIFESTS} <= set(found)
     subprocess.run(command[:2], check=True, capture_output=True, env=environment)
     assert stale() == []

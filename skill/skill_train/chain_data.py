@@ -213,7 +213,7 @@ def _impossible(subject: Subject) -> UsageError:
     error.message = f"{subject.recipe.data} cannot be used for {subject.method}: {subject.verdict.because}"
     others = [name for name, verdict in subject.verdicts.items() if verdict.verdict != "impossible"]
     if subject.method != "sft":
-        error.expected = "the columns of that method, as references/data.md has them"
+        error.expected = "the columns of that method, as references/datasets.md has them"
     if others:
         error.hint = shlex.join(["skill-train", "data", subject.recipe.data, "--method", others[0]])
     return error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -37,6 +38,19 @@ def test_the_divergence_grows_with_the_loss_of_precision(made: Path) -> None:
     stages = {row["stage"]: row for row in _stages(made)}
     assert 0 <= stages["f16"]["mean_kl"] < stages["q8_0"]["mean_kl"] < stages["q4_k_m"]["mean_kl"] < 0.1
     assert stages["f16"]["bytes"] > stages["q8_0"]["bytes"] > stages["q4_k_m"]["bytes"]
+
+
+def test_the_table_in_the_readme_is_what_the_demo_prints(made: Path) -> None:
+    """Cell by cell; what depends on the machine, the divergence to one digit and the speed, is left out."""
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
+    from make_demo_table import shown, table_of
+
+    assert _steady(shown()) == _steady(table_of(made / "runs" / "demo"))
+
+
+def _steady(table: str) -> list[list[str]]:
+    rows = [[cell.strip() for cell in re.split("[┃│]", line)[1:-1]] for line in table.splitlines() if line[0] in "┃│"]
+    return [[*row[:3], re.sub(r"[\d.]+e", "e", row[3]), row[5]] for row in rows]
 
 
 def test_a_second_call_shows_the_same_table_and_trains_nothing(made: Path) -> None:

@@ -142,16 +142,16 @@ def test_an_edited_file_is_kept_and_named(skills: Call) -> None:
 
 def test_a_new_version_replaces_what_is_old_and_keeps_what_was_edited(skills: Call) -> None:
     _older("0.0.9")
-    (AGENTS / "references" / "data.md").write_text("edited since")
+    (AGENTS / "references" / "datasets.md").write_text("edited since")
     answer = skills("skills", "check", code=3)
     assert (answer["error"]["code"], answer["data"]["places"][0]["state"]) == ("skill_outdated", "older")
     place = skills("skills", "install")["data"]["places"][0]
-    assert (place["state"], place["kept"], place["removed"]) == ("updated", ["references/data.md"], ["gone.md"])
+    assert (place["state"], place["kept"], place["removed"]) == ("updated", ["references/datasets.md"], ["gone.md"])
     assert not (AGENTS / "gone.md").exists()
     assert (AGENTS / "SKILL.md").read_bytes() == (ROOT / "SKILL.md").read_bytes()
-    assert (AGENTS / "references" / "data.md").read_text() == "edited since"
+    assert (AGENTS / "references" / "datasets.md").read_text() == "edited since"
     place = skills("skills", "check", code=3)["data"]["places"][0]  # still known as edited, not as old
-    assert (place["state"], place["edited"]) == ("edited", ["references/data.md"])
+    assert (place["state"], place["edited"]) == ("edited", ["references/datasets.md"])
 
 
 @pytest.mark.parametrize(
@@ -256,7 +256,7 @@ def test_it_needs_no_heavy_library(skills: Call) -> None:
 
 def _older(version: str) -> None:
     """What a package of that version had left: another page, and one that is gone now."""
-    files = {**skill_files(version), "SKILL.md": b"old", "references/data.md": b"old", "gone.md": b"old"}
+    files = {**skill_files(version), "SKILL.md": b"old", "references/datasets.md": b"old", "gone.md": b"old"}
     skill_install.install(skill_install.Skill(version, files), Path.cwd() / AGENTS, force=False)
 
 
