@@ -88,9 +88,15 @@ def of_run(
         environment=ENVIRONMENT | {"SKILL_TRAIN_RUN": labels["run"]},
         labels=labels,
         name=made["policy"]["hub_model_id"].split("/")[-1],
-        dependencies=(FOUR_BIT,) if made["recipe"]["load_in_4bit"] else (),
+        dependencies=_dependencies(made),
         mounts=() if data is None else (data,),
     )
+
+
+def _dependencies(made: dict[str, Any]) -> tuple[str, ...]:
+    """What only some runs need. Trackio is not pinned: no version of it was tried, and a run goes on without it."""
+    reporter = made["placement"]["report_to"]
+    return ((FOUR_BIT,) if made["recipe"]["load_in_4bit"] else ()) + (() if reporter == "none" else (reporter,))
 
 
 def command(spec: JobSpec) -> list[str]:

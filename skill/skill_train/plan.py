@@ -76,6 +76,7 @@ def make_plan(
     taken = chosen or here
     reasons = [rule.as_reason() for rule in decision.fired] + reasons + _placed(resolved, model, taken, choices)
     placed = placement(resolved, taken.machine, taken.fit, "local" if taken.flavor is None else "hf_jobs")
+    placed["report_to"] = recipe.report_to
     started = launch(placed, taken.machine, four_bit=resolved["load_in_4bit"])
     fingerprints = {"model": model.fingerprint, "data": dataset.fingerprint}
     return {

@@ -25,9 +25,10 @@ SCHEDULES = ("linear", "cosine", "constant", "constant_with_warmup")
 # What full fine-tuning does not read.
 OF_LORA = ("lora_r", "lora_alpha", "lora_dropout", "target_modules", "modules_to_save", "use_rslora", "use_dora")
 SCORES = ("exact", "regex", "json")
+REPORT_TO = ("none", "trackio")
 
 # Said by the user and kept with the run, but the trained model does not depend on it.
-POLICY = ("sensitive", "hub_model_id", "score", "score_pattern")
+POLICY = ("sensitive", "hub_model_id", "score", "score_pattern", "report_to")
 NOT_HASHED = (*POLICY, "num_train_epochs", "warmup_ratio")
 
 
@@ -84,6 +85,7 @@ class Recipe:
     seed: int = _say(42, "of the adapter's start, the row order and dropout")
     sensitive: bool = _say(False, "true: data, adapter and model never leave this machine")
     hub_model_id: str | None = _say(None, "repository on the Hub for the result")
+    report_to: str = _say("none", "none, or trackio: the metrics go to a Space of yours too (pip install trackio)")
     score: str | None = _say(None, f"how `evaluate` scores answers: one of {', '.join(SCORES)}; exact when left out")
     score_pattern: str | None = _say(None, "regular expression for score: regex; its first group is compared")
 
@@ -202,7 +204,7 @@ def _check_values(recipe: Recipe) -> None:
             )
     choices = {"format": FORMATS, "method": METHODS, "loss_on": LOSS_ON, "lr_scheduler_type": SCHEDULES}
     choices["finetuning_type"] = TUNINGS
-    choices["score"] = SCORES
+    choices |= {"score": SCORES, "report_to": REPORT_TO}
     for key, known in choices.items():
         value = getattr(recipe, key)
         if value is not None and value not in known:
@@ -221,6 +223,13 @@ def _check_values(recipe: Recipe) -> None:
         _at_least(recipe, key, 0)
     for key in ("held_out_fraction", "lora_dropout", "warmup_ratio", "adam_beta1", "adam_beta2"):
         _at_least(recipe, key, 0, below=1)
+    if recipe.sensitive and recipe.report_to != "none":
+        raise UsageError(
+            f"sensitive: true and report_to: {recipe.report_to} exclude each other",
+            code="bad_value",
+            expected="report_to: none, because the metrics would leave this machine",
+            got=f"report_to {recipe.report_to}",
+        )
     _check_tuning(recipe)
 
 

@@ -18,9 +18,14 @@ SAID = {
 DATA = Mount("me/jobs-artifacts", "data-1", "/dataset", read_only=True)
 
 
-def _plan(*, four_bit: bool = False) -> dict[str, Any]:
+def _plan(*, four_bit: bool = False, report_to: str = "none") -> dict[str, Any]:
     recipe = {"data": "/home/me/my rows.jsonl", "load_in_4bit": four_bit}
-    return {"recipe": recipe, "policy": {"hub_model_id": "me/tickets"}}
+    return {"recipe": recipe, "policy": {"hub_model_id": "me/tickets"}, "placement": {"report_to": report_to}}
+
+
+def test_trackio_is_brought_when_it_is_asked_for() -> None:
+    spec = job_spec.of_run(_plan(report_to="trackio"), data=None, **SAID)
+    assert job_spec.command(spec)[:4] == ["uv", "run", "--with", "trackio"]
 
 
 def test_the_command_of_a_job() -> None:

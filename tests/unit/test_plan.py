@@ -306,6 +306,7 @@ def test_a_plan_is_plain_data() -> None:
     plan = _plan(hub_model_id="me/tuned", sensitive=True, score="regex", score_pattern="(.+)")
     assert json.loads(json.dumps(plan, allow_nan=False)) == plan
     policy = {"hub_model_id": "me/tuned", "sensitive": True, "score": "regex", "score_pattern": "(.+)"}
+    policy |= {"report_to": "none"}
     assert plan["policy"] == policy
     assert all(set(reason) == {"rule", "value", "because", "source"} for reason in plan["reasons"])
     assert all(all(reason.values()) for reason in plan["reasons"])
@@ -415,3 +416,9 @@ def _reason(plan: dict[str, Any], rule: str) -> str:
 
 def _silent() -> ModelFacts:
     return dataclasses.replace(MODEL, has_chat_template=False)
+
+
+def test_who_else_is_told_of_the_metrics_is_a_choice_and_not_of_the_recipe() -> None:
+    plain, told = _plan(), _plan(report_to="trackio")
+    assert (plain["placement"]["report_to"], told["placement"]["report_to"]) == ("none", "trackio")
+    assert plain["recipe_hash"] == told["recipe_hash"]

@@ -275,3 +275,9 @@ def _refused(values: dict[str, Any]) -> UsageError:
 )
 def test_templates_load_as_they_are(template: Path) -> None:
     assert recipes.load(template).model
+
+
+def test_metrics_of_sensitive_data_go_nowhere() -> None:
+    with pytest.raises(UsageError, match="report_to: trackio exclude"):
+        recipes.from_dict({"model": "m", "data": "d.jsonl", "sensitive": True, "report_to": "trackio"})
+    assert recipes.from_dict({"model": "m", "data": "d.jsonl", "report_to": "trackio"}).report_to == "trackio"
