@@ -92,6 +92,8 @@ class User:
             return self._with_limit(self._dice.choice([each for each in told if not self._for_ever(each)]))
         if code == "still_running":
             return words
+        if code == "not_started":  # the queue is too long for this user
+            return ["cancel", "run"]
         if code in _SO:
             wanted = [each for each in told if each[0] in ("resume", "cancel", "submit", "status")]
             hint = answer["error"]["hint"]
@@ -116,6 +118,7 @@ class User:
         if exit_code == 0 or code in _SO:
             return
         statuses = {int(line.rsplit(" ", 1)[1]) for line in struck}
+        statuses |= {500 for line in struck if "/cas/" in line}  # whatever the store says, the Hub is asked again
         assert statuses & _TROUBLE.get(exit_code, set()), f"exit {exit_code} {code} after {struck}"
 
     def _assert_one_job(self) -> None:

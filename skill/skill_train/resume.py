@@ -5,7 +5,7 @@ from __future__ import annotations
 from skill_train import cloud_record, job_once, jobs
 from skill_train.cloud_record import CloudJob, CloudRecord
 from skill_train.errors import UsageError
-from skill_train.follow import Say, patiently
+from skill_train.follow import Say, job_now
 from skill_train.run_dir import RunDir, locked, read_json
 
 
@@ -49,12 +49,8 @@ def _is_live(record: CloudRecord, say: Say) -> bool:
     job_id = record.last.job_id if record.last else None
     if job_id is None:
         return False
-    try:
-        return patiently(lambda: jobs.inspect(record.namespace, job_id), say).live
-    except UsageError as error:
-        if error.code == "unknown_job":
-            return False
-        raise
+    now = job_now(record.namespace, job_id, record.run_id, say)
+    return now is not None and now.live
 
 
 def _settled(run: RunDir, record: CloudRecord, say: Say) -> CloudRecord:
