@@ -37,7 +37,7 @@ def arguments_of_processes() -> Iterator[set[bytes]]:
     over = threading.Event()
 
     def look() -> None:
-        while not over.wait(0.02):
+        while not over.wait(0.1):
             for path in Path("/proc").glob("[0-9]*/cmdline"):
                 try:
                     seen.add(path.read_bytes())

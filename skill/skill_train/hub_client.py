@@ -117,8 +117,8 @@ def translated(error: Exception, subject: Subject) -> Exception:
         return _of_repository(error, subject) or _of_status(error.response, subject)
     if isinstance(error, httpx2.ReadTimeout):
         return _unreachable(subject, _reason(error), StillAsking)
-    if isinstance(error, RuntimeError) and _STORE.search(str(error)):
-        return _store_failed(subject, _reason(error))
+    if isinstance(error, (RuntimeError, ConnectionError)) and _STORE.search(str(error)):
+        return _of_store(error, subject)
     if isinstance(error, (httpx2.HTTPError, ConnectionError, TimeoutError, errors.LocalEntryNotFoundError)):
         return _unreachable(subject, _reason(cause or error))
     if isinstance(error, OSError):
@@ -235,13 +235,19 @@ def _of_disk(error: OSError) -> SkillTrainError:
     )
 
 
-def _store_failed(subject: Subject, reason: str) -> Temporary:
-    """The Hub gave leave to read the file, and what holds its bytes did not: also a 403 passes, with a new leave."""
+def _of_store(error: Exception, subject: Subject) -> SkillTrainError:
+    """Of hf_xet, which asks the Hub for a pass and then the store for bytes. The Hub's refusal is one; a store that
+    refuses a pass of the Hub is in trouble itself."""
+    import httpx2
+
+    refused = re.search(r"HTTP status client error \((\d+)[^)]*\), domain: \S+/xet-\w+-token", str(error))
+    if refused:
+        return _of_status(httpx2.Response(int(refused[1])), subject)
     return Temporary(
         f"the store of the Hub failed to answer, for {subject}",
         code="hub_error",
-        expected="the bytes of a file that is there",
-        got=reason,
+        expected="bytes of a file",
+        got=_reason(error),
         hint="try again in a few minutes",
     )
 
