@@ -48,7 +48,11 @@ class AnotherHub:
         if path.startswith("/api/buckets/"):
             return self.of_bucket(method, path, body)
         if path.startswith("/store/"):
-            return (200, {"result": 1, "was_inserted": True, **_NEW}, {}) if "/v1/" in path and method == "POST" else (404, None, {})
+            return (
+                (200, {"result": 1, "was_inserted": True, **_NEW}, {})
+                if "/v1/" in path and method == "POST"
+                else (404, None, {})
+            )
         if path.startswith("/api/jobs/"):
             return self.of_jobs(method, path, query, body)
         return 404, {"error": path}, {}
@@ -89,7 +93,11 @@ class AnotherHub:
     def job(self) -> dict[str, Any]:
         """As it is when it runs, in a stage that the client knows and the emulator never says."""
         spec = self.posted[0]
-        about = {"id": _ID, "status": {"stage": "UPDATING", "message": None, **_NEW}, "createdAt": "2026-11-21T10:00:00Z"}
+        about = {
+            "id": _ID,
+            "status": {"stage": "UPDATING", "message": None, **_NEW},
+            "createdAt": "2026-11-21T10:00:00Z",
+        }
         owner = {"id": "1", "name": "me", "type": "user"}
         kept = ("flavor", "labels", "environment", "command", "volumes")
         return about | {"owner": owner, "secrets": None} | {key: spec[key] for key in kept} | _NEW

@@ -73,7 +73,9 @@ def restored(kept: Path) -> int:
         folder = kept / "checkpoints" / f"checkpoint-{step}"
         if whole(folder / "kept.json"):
             files = json.loads((folder / "kept.json").read_text())
-            if all((folder / name).is_file() and digest((folder / name).read_bytes()) == d for name, d in files.items()):
+            if all(
+                (folder / name).is_file() and digest((folder / name).read_bytes()) == d for name, d in files.items()
+            ):
                 return step
     return 0
 

@@ -70,7 +70,7 @@ def with_now(cloud: CloudRun, say: Say) -> CloudRun:
     if cloud.run is None:
         return replace(cloud, now=patiently(lambda: jobs.inspect(namespace, job_id), say))
     now = job_now(namespace, job_id, cloud.record.run_id, say) or _gone(cloud)
-    return replace(cloud, now=now)
+    return replace(cloud, now=now, record=with_bucket(cloud.record, now))
 
 
 def latest(cloud: CloudRun) -> CloudRun:

@@ -109,7 +109,7 @@ def _all(pool: ThreadPoolExecutor, schedules: list[Schedule]) -> Counter[tuple[s
     """What came of them, counted; the first that failed fails the test, all are told."""
     counts: Counter[tuple[str, str]] = Counter()
     failed = []
-    for future in [pool.submit(lambda schedule: _here.desk.work(schedule), each) for each in schedules]:
+    for future in [pool.submit(lambda schedule: _here.desk.work(schedule), one) for one in schedules]:
         if error := future.exception():
             failed.append(error)
         else:
