@@ -74,9 +74,7 @@ class User:
         before = len(self.hub.faults.struck)
         done = self.commands.run(self.folder, self.hub.environment(self.home) | IMPATIENT, *words)
         struck = self.hub.faults.struck[before:]
-        self.said.append(
-            f"{time.monotonic():.1f} {shlex.join(words)}: {done.code} {done.stdout[:600]}{done.stderr[-300:]}{struck}"
-        )
+        self.said.append(f"{shlex.join(words)}: {done.code} {done.stdout[:600]}{done.stderr[-300:]}{struck}")
         code = done.answer["error"]["code"] if done.code else "done"
         self.counts[words[0], f"{done.code} {code}"] += 1
         self._assert_explained(done.code, code, struck)

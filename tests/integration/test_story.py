@@ -43,6 +43,7 @@ def hub(tmp_path: Path) -> Iterator[Hub]:
     assert server.unknown == []
 
 
+@pytest.mark.timeout(600)
 def test_a_run_that_is_killed_is_the_run_that_was_trained_here(hub: Hub, tmp_path: Path) -> None:
     step = random.Random(os.environ.get("SKILL_TRAIN_SEED")).randint(1, STEPS)
     print(f"killed at step {step}")
