@@ -171,6 +171,8 @@ def _is_whole(part: Path, file: KeptFile) -> bool:
 def _placed(run: RunDir, file: KeptFile, source: str) -> dict[str, Any]:
     """Gives a fetched file its name when it is what was promised; returns its digest."""
     part, final = _part(run, file), run.path / file.name
+    if file.digest is None:
+        _cut_to_whole_lines(part)
     found = file_digest(part) if part.is_file() else None
     if found is None or (file.digest is not None and found != file.digest):
         raise VerificationFailed(
@@ -185,6 +187,13 @@ def _placed(run: RunDir, file: KeptFile, source: str) -> dict[str, Any]:
     final.parent.mkdir(parents=True, exist_ok=True)
     os.replace(part, final)
     return found
+
+
+def _cut_to_whole_lines(part: Path) -> None:
+    """What no marker promises may be torn: the job was killed while it wrote it."""
+    if part.suffix == ".jsonl" and part.is_file():
+        data = part.read_bytes()
+        part.write_bytes(data[: data.rfind(b"\n") + 1])
 
 
 def _size(path: Path) -> int:

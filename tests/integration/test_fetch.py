@@ -87,6 +87,14 @@ def test_an_unfinished_run_brings_its_newest_whole_checkpoint(cloud: Cloud) -> N
     assert cloud.run.metrics.read_bytes() == cloud_runs.metrics(10)
 
 
+def test_lines_that_a_kill_cut_are_left_in_the_bucket(cloud: Cloud) -> None:
+    whole = cloud_runs.metrics(3)
+    cloud.keep(cloud_runs.checkpoint(2) | {"metrics.jsonl": whole + b'{"step": 4, "lo'})
+    cloud.start(SLEEP)
+    assert cloud.on("pull").exit_code == 0
+    assert cloud.run.metrics.read_bytes() == whole
+
+
 @pytest.mark.parametrize("name", ["adapter/adapter_model.safetensors", "train.log"])
 def test_a_file_that_was_changed_in_the_bucket(cloud: Cloud, name: str) -> None:
     """The rest comes; it does not get its name, nor does train.json, so that nobody takes the run for whole."""
