@@ -114,6 +114,7 @@ FLOOR: dict[str, set[str]] = {
     "job_spec": set(),
     "hub_push": {"errors", "hub_client", "push_files"},
     "model_card": set(),
+    "push_access": {"errors", "hub_account", "hub_push", "hub_repository"},
     "push_files": {"errors", "recipe", "run_dir"},
     "jobs": {"errors", "hub_client", "job_spec"},
     "job_figures": set(),

@@ -159,7 +159,7 @@ def _warn(console: Console, subject: Subject) -> None:
     if repeated is not None and repeated.rows:
         console.warn(
             "duplicates",
-            f"{repeated.rows} rows repeat an earlier one: they are among the usable rows and train again; --fix drops them",
+            f"{repeated.rows} rows repeat an earlier one: usable rows that train again; --fix drops them",
         )
 
 
