@@ -56,7 +56,7 @@ PURE = {
     "candidates", "cloud_budget", "dataset_card", "devices", "diff", "estimate", "estimate_files", "estimate_report",
     "estimate_time", "facts", "first_rows", "formats", "job_figures", "job_spec", "job_story", "launch",
     "llama_architectures", "methods", "model_arithmetic", "model_card", "model_config", "placement", "plan", "recipe",
-    "report_figures", "report_files", "report_quality", "report_records", "report_text", "rubric",
+    "report_figures", "report_files", "report_quality", "report_records", "report_same", "report_text", "rubric",
 }  # fmt: skip
 IMPURE = {
     "asyncio", "datetime", "glob", "http", "multiprocessing", "os", "platform", "random", "secrets", "shutil", "signal",
@@ -114,6 +114,7 @@ FLOOR: dict[str, set[str]] = {
     "job_spec": set(),
     "hub_push": {"errors", "hub_client", "push_files"},
     "model_card": set(),
+    "push_access": {"errors", "hub_account", "hub_push", "hub_repository"},
     "push_files": {"errors", "recipe", "run_dir"},
     "jobs": {"errors", "hub_client", "job_spec"},
     "job_figures": set(),
@@ -137,6 +138,7 @@ FLOOR: dict[str, set[str]] = {
     "report_text": {"console"},
     "report_records": set(),
     "report_quality": {"report_records", "report_text"},
+    "report_same": {"diff", "report_text"},
     "report_files": {"report_quality", "report_records", "report_text"},
     "report_figures": {"report_files", "report_quality", "report_records", "report_text"},
     "report_charts": {"errors"},

@@ -48,7 +48,33 @@ def local(
         raise UsageError(f"{run.path} is a file", code="bad_run_dir", expected="a new folder, or one of an earlier run")
     if not goes_on and not _is_finished(run, plan):
         require_room(console, plan, force=force)
-    return _local_result(run, plan, train_run(console, run, plan, resume=resume))
+    record = train_run(console, run, plan, resume=resume)
+    epochs = _epochs(plan, record)
+    if epochs > 1 and _steps_were_said(plan):
+        rows, steps = record["data"]["train_rows"], record["steps"]
+        console.warn("epochs", f"{steps} steps are {epochs:.2g} epochs of the {rows} rows: each row is seen again")
+    whole = _whole(recipe, said) if epochs < 1 and not goes_on else []
+    return _local_result(run, plan, record, epochs, whole)
+
+
+def _epochs(plan: dict[str, Any], record: dict[str, Any]) -> float:
+    """How often the training saw each row."""
+    return float(record["steps"] * plan["recipe"]["effective_batch_size"] / record["data"]["train_rows"])
+
+
+def _steps_were_said(plan: dict[str, Any]) -> bool:
+    """Not worked out from epochs, which the plan then gives as a reason."""
+    return all(reason["rule"] != "max_steps" for reason in plan["reasons"])
+
+
+def _whole(recipe: Path | None, said: dict[str, Any]) -> list[str]:
+    """After a smoke run that was cut short on the command line: the plan of the whole training, here or elsewhere."""
+    if "max_steps" not in said:
+        return []
+    words = [str(recipe)] if recipe is not None else []
+    for key, value in said.items():
+        words += [f"--{key.replace('_', '-')}", str(value)] if key != "max_steps" else []
+    return [shlex.join(["skill-train", "plan", *words])]
 
 
 def _is_finished(run: RunDir, plan: dict[str, Any]) -> bool:
@@ -80,7 +106,7 @@ def _default_run_dir(plan: dict[str, Any]) -> Path:
     return Path("runs") / f"{name}-{plan['recipe_hash'][:8]}"
 
 
-def _local_result(run: RunDir, plan: dict[str, Any], record: dict[str, Any]) -> Result:
+def _local_result(run: RunDir, plan: dict[str, Any], record: dict[str, Any], epochs: float, whole: list[str]) -> Result:
     failed = [check for check in record["checks"] if check["verdict"] == "fail"]
     data = {
         "run_dir": str(run.path),
@@ -89,6 +115,7 @@ def _local_result(run: RunDir, plan: dict[str, Any], record: dict[str, Any]) -> 
         "checks": record["checks"],
         "figures": record["figures"],
         "steps": record["steps"],
+        "epochs": round(epochs, 3),
         "example": record["example"],
         "answer": record["answer"],
         "data": record["data"],
@@ -105,7 +132,7 @@ def _local_result(run: RunDir, plan: dict[str, Any], record: dict[str, Any]) -> 
             got="; ".join(check["detail"] for check in failed),
             hint=f"read {run.record('train')}",
         )
-    following = [] if failed else [f"skill-train export-gguf {quoted(run.path)}"]
+    following = [] if failed else [f"skill-train export-gguf {quoted(run.path)}", *whole]
     return Result(
         data,
         human=lambda rich: tables.draw_smoke(rich, data),

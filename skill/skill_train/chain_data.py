@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from skill_train import data_fix, survey, tables, tokens
+from skill_train import data_fix, rows, survey, tables, tokens
 from skill_train.console import Console, Result
 from skill_train.data_report import ONLY_SFT, Counted, plain_example, report
 from skill_train.data_subject import Subject, look
@@ -111,10 +111,10 @@ def _tokens(console: Console, subject: Subject) -> Counted:
         return Counted(nothing, plain, why_not=error.message)
     except UsageError as error:  # the model's fault: the report of the dataset stands
         return Counted(nothing, plain, why_not=error.message, error=error)
-    rows = survey.usable(subject.recipe, checker(subject.found))
+    usable = survey.usable(subject.recipe, checker(subject.found))
     total, longest_row = subject.seen.usable, subject.seen.longest_row
     try:
-        lengths, problems, example = token_count.count_rows(counter, rows, total, longest_row)
+        lengths, problems, example = token_count.count_rows(counter, usable, total, longest_row)
     except UsageError as error:  # the model's fault, not a row's: the report of the dataset stands
         return Counted(nothing, plain, why_not=error.message, error=error)
     for note in counter.notes:
@@ -155,6 +155,12 @@ def _warn(console: Console, subject: Subject) -> None:
         console.warn("many_repeats", "more different rows repeat than are counted: duplicate is a lower bound")
     if subject.method != "sft":
         console.warn("not_trained_here", ONLY_SFT)
+    repeated = subject.seen.problems.get("duplicate")
+    if repeated is not None and repeated.rows:
+        console.warn(
+            "duplicates",
+            f"{repeated.rows} rows repeat an earlier one: usable rows that train again; --fix drops them",
+        )
 
 
 def _fix(console: Console, subject: Subject, counter: Any, out: Path) -> dict[str, Any]:
@@ -242,7 +248,7 @@ def _fix_command(subject: Subject) -> str:
     words = ["skill-train", "data", subject.recipe.data]
     words += ["--recipe", str(subject.file)] if subject.file else []
     words += ["--method", subject.method] if subject.method != "sft" else []
-    return shlex.join([*words, *_flags(subject.recipe), "--fix", _free_name(Path(subject.recipe.data))])
+    return shlex.join([*words, *_flags(subject.recipe), "--fix", rows.free_name(Path(subject.recipe.data))])
 
 
 def _flags(asked: Recipe) -> list[str]:
@@ -250,10 +256,3 @@ def _flags(asked: Recipe) -> list[str]:
     flags = ["--model", asked.model] if asked.model else []
     flags += ["--split", asked.split] if asked.split != Recipe.split else []
     return flags + (["--max-length", str(asked.max_length)] if asked.max_length != Recipe.max_length else [])
-
-
-def _free_name(path: Path) -> str:
-    """A name beside the dataset that is not taken."""
-    beside = path.with_name(path.stem if path.exists() else path.name)
-    names = (beside.with_name(f"{beside.name}.fixed{n}.jsonl") for n in ["", *(f"-{i}" for i in range(2, 1000))])
-    return str(next(name for name in names if not name.exists()))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from skill_train.diff import Comparison, Difference, Run, compare
 from skill_train.errors import UsageError, VerificationFailed
 from skill_train.run_dir import RunDir, open_run, read_json
 
+_NAMES = {"model": "recipe.revision", "data": "recipe.data_revision"}
 _SHOWN = 60  # characters of a value; the files hold the whole
 
 
@@ -38,7 +40,11 @@ def diff(console: Console, *, run_a: Path, run_b: Path) -> Result:
         "not_compared": found.not_compared,
     }
     return Result(
-        data, quiet=found.verdict, human=lambda rich: tables_cloud.draw_diff(rich, data), error=_refusal(found)
+        data,
+        quiet=found.verdict,
+        human=lambda rich: tables_cloud.draw_diff(rich, data),
+        next=[shlex.join(["skill-train", "report", str(run_a), str(run_b)])],
+        error=_refusal(found),
     )
 
 
@@ -52,8 +58,21 @@ def _refusal(found: Comparison) -> VerificationFailed | None:
         code="different_recipe",
         expected="the same recipe, data, program and versions; only the placement may differ",
         got="; ".join(named + more),
-        hint="make both runs of one recipe file and the same data, with the versions of requirements.lock",
+        hint=_hint(found),
     )
+
+
+def _hint(found: Comparison) -> str:
+    """A folder and an id are two names for what may be the same bytes: nothing in the runs tells."""
+    facts = {each.fact for each in found.recipe}
+    for key, revision in _NAMES.items():
+        if f"recipe.{key}" in facts and facts <= {"recipe.hash", f"recipe.{key}", revision}:
+            equal = ", though the trained weights are the same" if found.same_weights else ""
+            return (
+                f"the {key}'s name and revision are part of the recipe{equal}: one run has it from a folder or another "
+                f"id; train both from the same Hub id and revision"
+            )
+    return "make both runs of one recipe file and the same data, with the versions of requirements.lock"
 
 
 def _shown(difference: Difference) -> dict[str, Any]:

@@ -37,13 +37,22 @@ def evaluate(
     record = evaluate_run(console, opened, scoring, ggufs=list(gguf), most_rows=rows, backend=backend)
     data = _data(opened, record)
     quiet = next((f"{one['loss']:.4g}" for one in record["models"] if one["name"] == "tuned" and one["loss"]), "")
-    made = any(one["backend"] == "llama.cpp" for one in record["models"])
     return Result(
         data,
         human=lambda rich: tables.draw_evaluation(rich, data),
         quiet=quiet,
-        next=[f"skill-train {'verify' if made else 'export-gguf'} {quoted(run)}"],
+        next=_next(opened, run, plan),
     )
+
+
+def _next(opened: RunDir, run: Path, plan: dict[str, Any]) -> list[str]:
+    """What the run still lacks, the page about it, and the Hub where the recipe names a place there."""
+    step = "export-gguf" if not ggufs_of(opened) else "verify" if not opened.record("verify").is_file() else None
+    steps = [step, "report"] if step else ["report"]
+    policy = plan.get("policy", {})
+    to_hub = policy.get("hub_model_id") and not policy.get("sensitive")
+    pushed = [f"skill-train push {quoted(run)} --dry-run"] if to_hub else []
+    return [f"skill-train {word} {quoted(run)}" for word in steps] + pushed
 
 
 def evaluate_run(
@@ -56,15 +65,15 @@ def evaluate_run(
     backend: str = "auto",
 ) -> dict[str, Any]:
     """The record `evaluate.json` of a run, measured now or earlier."""
+    from skill_train.evaluate import blind, require_rows
     from skill_train.evaluate import evaluate as step
-    from skill_train.evaluate import require_rows
 
     require_trained(run)
     rows = read_rows(run.held_out)
     require_rows(rows, run.path)
     base, recipe = base_of(run), read_json(run.plan)["recipe"]
     with console.progress("evaluating") as progress:
-        return step(
+        record = step(
             models=[Model("base", base), tuned_of(run, base), *_files(ggufs or ggufs_of(run))],
             rows=rows,
             loss_on=recipe["loss_on"],
@@ -76,6 +85,9 @@ def evaluate_run(
             progress=progress,
             warn=console.warn,
         )
+    if said := blind(record["models"], base):
+        console.warn("blind", said)
+    return record
 
 
 def tuned_of(run: RunDir, base: Path) -> Model:
@@ -126,10 +138,12 @@ def _telling(answers: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _shown(one: dict[str, Any]) -> dict[str, Any]:
+    from skill_train.evaluate import end_of
+
     most = _SHOWN_CHARACTERS // (2 + len(one["answers"]))
     return {
         "line": one["line"],
-        "prompt": one["prompt"][-most:],
+        "prompt": end_of(one["prompt"], most),
         "expected": one["expected"][:most],
         "answers": {name: text[:most] for name, text in one["answers"].items()},
     }

@@ -236,6 +236,7 @@ def verify(
         held_out=[],
         record=out or gguf[0].with_name("verify.json"),
         tokens=tokens,
+        following=[],
     )
 
 
@@ -256,8 +257,10 @@ def verify_run(console: Console, run: RunDir, tokens: int, out: Path | None = No
     if gone:
         console.warn("missing_file", f"exported and not there any more, so not verified: {', '.join(gone)}")
     base = base_of(run)
+    steps = ["evaluate", "report"] if run.held_out.is_file() else ["report"]
     return _verify(
         console,
+        following=[f"skill-train {step} {quoted(run.path)}" for step in steps],
         reference=run.merged if run.is_full else base,
         adapter=None if run.is_full else run.adapter,
         base=base,
@@ -280,7 +283,7 @@ def _recorded(run: RunDir) -> list[Path]:
     return [run.path / name for record in records if record.is_file() for name in read_json(record)["outputs"]]
 
 
-def _verify(console: Console, **arguments: Any) -> Result:
+def _verify(console: Console, *, following: list[str], **arguments: Any) -> Result:
     from skill_train.verify import verify as step
 
     with console.progress("verifying") as progress:
@@ -305,6 +308,7 @@ def _verify(console: Console, **arguments: Any) -> Result:
         data,
         human=lambda rich: tables.draw_proof(rich, record),
         quiet=record["verdict"],
+        next=[] if failed else following,
         error=_not_proven(failed, arguments["record"]) if failed else None,
     )
 

@@ -20,6 +20,8 @@ def report(console: Console, *, runs: tuple[Path, ...], out: Path | None) -> Res
     def human(rich: Any) -> None:
         for run in data["runs"]:
             rich.print(clean(f"{run['run']}: {run['headline']}"), markup=False, soft_wrap=True)
+        for one in data["same"]:
+            rich.print(clean(f"{one['b']} and {one['a']}: {one['headline']}"), markup=False, soft_wrap=True)
         rich.print(clean(data["report"]), markup=False, soft_wrap=True)
 
     following = [one["command"] for run in data["runs"] for one in run["missing"][:1]]

@@ -207,6 +207,12 @@ def _plain_bar(title: str) -> Bar:
         if tenth != shown:
             shown = tenth
             with suppress(BrokenPipeError):
-                print(clean(f"{title}: {done:g}/{total:g} {text}"), file=sys.stderr, flush=True)
+                print(clean(f"{title}: {_so_far(done, total)} {text}"), file=sys.stderr, flush=True)
 
     return update
+
+
+def _so_far(done: float, total: float) -> str:
+    """`3/20` where things are counted; per cent where a part of one thing is done."""
+    whole = done == int(done) and total > 1
+    return f"{done:g}/{total:g}" if whole or not total else f"{done / total:.0%}"

@@ -36,6 +36,8 @@ def _scan(recipe: Recipe, path: Path) -> DatasetFacts:
     first: dict[str, Any] | None = None
     for line, row, _ in rows.read(recipe):
         if isinstance(row, rows.Broken):
+            if row.kind != "not_utf8":  # that one has the command that keeps the rows
+                row.refusal.error["hint"] = _leave_out(recipe)
             raise row.refusal
         if first is None:
             first, found = row, find_format(recipe, row)
@@ -152,22 +154,29 @@ def _refused(recipe: Recipe, line: int, row: dict[str, Any], found: Found, kind:
             code="wrong_columns",
             expected=", ".join(found.columns.values()),
             got=", ".join(map(str, row)),
+            hint=_leave_out(recipe),
         )
     try:
         program.to_example(row, found.format, found.columns)
     except program.Refused as refusal:
         refusal.error["message"] = f"{where}: {refusal.error['message']}"
-        refusal.error["hint"] = refusal.error["hint"] or _look_closer(recipe)
+        refusal.error["hint"] = refusal.error["hint"] or _leave_out(recipe)
         return from_exit_code(refusal.exit_code, refusal.error)
     return UsageError(
         f"{where}: half a surrogate pair stands in a text, which no tokenizer reads",
         code="bad_row",
         expected="text in Unicode",
         got=repr(row)[:80],
-        hint=_look_closer(recipe),
+        hint=_leave_out(recipe),
     )
 
 
-def _look_closer(recipe: Recipe) -> str:
-    """The command that finds every such row at once."""
-    return shlex.join(["skill-train", "data", recipe.data])
+def _leave_out(recipe: Recipe) -> str:
+    """The command that names every such row at once and writes the others. A mapping stands in a file that is not known
+    here."""
+    split = ["--split", recipe.split] if recipe.split != Recipe.split else []
+    fixed = rows.free_name(Path(recipe.data))
+    if recipe.format or recipe.columns:
+        words = shlex.join([recipe.data, *split, "--fix", fixed])
+        return f"leave such rows out, with the recipe that has the mapping: skill-train data --recipe RECIPE {words}"
+    return shlex.join(["skill-train", "data", recipe.data, *split, "--fix", fixed])

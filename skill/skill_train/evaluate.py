@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,12 +18,11 @@ from skill_train import run_dir
 from skill_train.console import Bar
 from skill_train.errors import UsageError
 from skill_train.evaluate_ask import Model, Question, Replies, backend_of
-from skill_train.evaluate_figures import Measured, differences, figures
+from skill_train.evaluate_figures import FEW_ROWS, Measured, differences, figures
 from skill_train.evaluate_score import Answer, Scoring, exact, scores
 from skill_train.reference import context_length, load_tokenizer
 
 Warn = Callable[[str, str], None]
-FEW_ROWS = 30  # below this many the interval itself is too narrow (Hesterberg 2015, arXiv:1411.5279)
 ROOM = 8  # tokens that an answer may be longer than the expected one
 _IGNORED = -100
 _LONGEST_TEXT = 1000  # characters of a text that the record keeps
@@ -187,7 +187,7 @@ def _answers(
     return [
         {
             "line": line,
-            "prompt": str(tokenizer.decode(question.prompt))[-_LONGEST_TEXT:],
+            "prompt": end_of(str(tokenizer.decode(question.prompt)), _LONGEST_TEXT),
             "expected": str(tokenizer.decode(question.wanted, skip_special_tokens=True)).strip()[:_LONGEST_TEXT],
             "answers": {one.model.name: one.texts[place][:_LONGEST_TEXT] for one in measured if one.texts},
             "exact": {one.model.name: bool(one.exact[place]) for one in measured if one.texts},
@@ -195,6 +195,22 @@ def _answers(
         }
         for place, (line, question) in enumerate(able)
     ]
+
+
+def end_of(text: str, most: int) -> str:
+    """The end of a prompt, with an ellipsis where its front is cut."""
+    return text if len(text) <= most else "…" + text[1 - most :]
+
+
+def blind(models: list[dict[str, Any]], base: Path) -> str:
+    """Names the models that are worse than one that gives every token the same chance, whose perplexity is the size of
+    the vocabulary; empty when there is none."""
+    config = json.loads((base / "config.json").read_text(encoding="utf-8"))
+    size = config.get("text_config", {}).get("vocab_size") or config.get("vocab_size")
+    guess = math.log(size) if size else math.inf
+    named = [f"{one['name']} (loss {one['loss']:.4g})" for one in models if (one["loss"] or 0.0) > guess]
+    among = f"worse than blind guessing among {size:,} tokens, which has {guess:.4g}" if named else ""
+    return f"{', '.join(named)}: {among}" if named else ""
 
 
 def _fixed(models: list[Model], rows: list[dict[str, Any]], scoring: Scoring, backend: str) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from skill_train.bootstrap import Interval, paired
 from skill_train.evaluate_ask import Model, Question, Replies
 
 NOISE = "inside the noise"
+FEW_ROWS = 30  # below this many the interval itself is too narrow (Hesterberg 2015, arXiv:1411.5279)
 _LOWER_IS_BETTER = ("loss",)
 
 
@@ -61,7 +62,8 @@ def differences(measured: list[Measured], asked: list[Question]) -> list[dict[st
         found["score"] = _scores(one, other)
         for measure, interval in found.items():
             if interval is not None:
-                compared.append(_difference(one.model.name, other.model.name, measure, interval))
+                rows = len(asked) if measure == "loss" else len(one.exact)
+                compared.append(_difference(one.model.name, other.model.name, measure, interval, rows))
     return compared
 
 
@@ -73,8 +75,9 @@ def _pairs(measured: list[Measured]) -> list[tuple[Measured, Measured]]:
     return pairs + [(file, folders[-1]) for file in files if folders]
 
 
-def _difference(model: str, against: str, measure: str, interval: Interval) -> dict[str, Any]:
+def _difference(model: str, against: str, measure: str, interval: Interval, rows: int) -> dict[str, Any]:
     better = (interval.difference < 0) == (measure in _LOWER_IS_BETTER)
+    word = f"{'better' if better else 'worse'}{', of few rows' if rows < FEW_ROWS else ''}"
     return {
         "model": model,
         "against": against,
@@ -82,7 +85,7 @@ def _difference(model: str, against: str, measure: str, interval: Interval) -> d
         "difference": interval.difference,
         "low": interval.low,
         "high": interval.high,
-        "says": NOISE if interval.is_noise else "better" if better else "worse",
+        "says": NOISE if interval.is_noise else word,
     }
 
 

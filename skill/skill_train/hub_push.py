@@ -13,6 +13,7 @@ from skill_train.push_files import PushFile
 
 TRIES = 4  # of each request that changes something; huggingface_hub 2.4 does not retry the commit
 PAUSE_SECONDS = 2.0
+_SAID_BYTES = 1_000_000  # smaller files are there before one could read of them
 
 
 def licence_of(model: str) -> str | None:
@@ -52,7 +53,7 @@ def upload(
     sent again, so a push that was cut goes on where it ended.
 
     Returns:
-        `url`, `commit` (its id), `created` (the repository is new).
+        `url`, `commit` (its id), `created` (the repository is new), `reused` (it had all of this already).
 
     Raises:
         DecisionNeeded: the repository is public, and `private` was asked for.
@@ -61,20 +62,35 @@ def upload(
     """
     subject = Subject("model", repo)
     created = not _again(lambda: _exists(repo), subject, say)
-    if private and not created and not _again(lambda: _is_private(repo), subject, say):
-        raise DecisionNeeded(
-            f"{repo} is public, so everybody could read what is pushed there",
-            code="public_repository",
-            expected="a new or a private repository, or --public",
-            hint="name another --repo, or say --public",
-        )
+    before = None if created else _again(lambda: _info(repo), subject, say)
+    if private and before is not None and not before.private:
+        raise public_refusal(repo)
     _again(lambda: _create(repo, private), subject, say)
     operations = [_operation(file) for file in files]
+    say(f"{len(files)} files, {sum(file.size for file in files) / 1e6:.1f} MB; what the Hub has is not sent again")
     for operation, file in zip(operations, files, strict=True):
-        say(f"{file.path}, {file.size / 1e6:.1f} MB")
         _again(lambda operation=operation: _preupload(repo, operation), subject, say)  # type: ignore[misc]
+        if file.size >= _SAID_BYTES and not _is_there(operation):
+            say(f"{file.path}, {file.size / 1e6:.1f} MB: sent")
     info = _again(lambda: _commit(repo, operations, message), subject, say)
-    return {"url": str(info.repo_url), "commit": info.oid, "created": created}
+    reused = before is not None and before.sha == info.oid
+    say("nothing had changed: no new commit" if reused else f"committed {len(files)} files")
+    return {"url": str(info.repo_url), "commit": info.oid, "created": created, "reused": reused}
+
+
+def public_refusal(repo: str) -> DecisionNeeded:
+    return DecisionNeeded(
+        f"{repo} is public, so everybody could read what is pushed there",
+        code="public_repository",
+        expected="a new or a private repository, or --public",
+        hint="name another --repo, or say --public",
+    )
+
+
+def _is_there(operation: Any) -> bool:
+    """Whether the Hub has these bytes under this name; huggingface_hub 2.4 learns it while it uploads."""
+    remote = getattr(operation, "_remote_oid", None)
+    return remote is not None and remote == getattr(operation, "_local_oid", None)
 
 
 def _again(question: Callable[[], Any], subject: Subject, say: Callable[[str], None]) -> Any:
@@ -97,10 +113,10 @@ def _exists(repo: str) -> bool:
     return bool(HfApi().repo_exists(repo))
 
 
-def _is_private(repo: str) -> bool:
+def _info(repo: str) -> Any:
     from huggingface_hub import HfApi
 
-    return bool(HfApi().model_info(repo, timeout=8.0).private)
+    return HfApi().model_info(repo, timeout=8.0)
 
 
 def _create(repo: str, private: bool) -> Any:

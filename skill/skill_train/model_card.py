@@ -25,6 +25,8 @@ class CardFacts:
         recipe: as the plan resolved it.
         training: `train.json`; proof: `verify.json`, None when nothing was verified.
         ggufs: name and bytes of each file.
+        evaluation: `evaluate.json` of these files; None when there is none.
+        private: the repository is not for everybody.
     """
 
     repo: str
@@ -40,6 +42,8 @@ class CardFacts:
     training: dict[str, Any]
     proof: dict[str, Any] | None
     ggufs: dict[str, int] = field(default_factory=dict)
+    evaluation: dict[str, Any] | None = None
+    private: bool = False
 
 
 def card(facts: CardFacts) -> str:
@@ -47,7 +51,7 @@ def card(facts: CardFacts) -> str:
     import yaml
 
     front = yaml.safe_dump(_front(facts), sort_keys=False, allow_unicode=True)
-    sections = (_about(facts), _use(facts), _proof(facts), _made(facts), _licence(facts))
+    sections = (_about(facts), _use(facts), _measured(facts), _proof(facts), _made(facts), _licence(facts))
     return f"---\n{front}---\n\n" + "\n\n".join(text for text in sections if text) + "\n"
 
 
@@ -95,12 +99,14 @@ def _verdict(facts: CardFacts) -> str:
 
 def _use(facts: CardFacts) -> str:
     lines = ["## Use", "", "```sh"]
-    for name in facts.ggufs:
+    ggufs = sorted(facts.ggufs, key=lambda name: facts.ggufs[name])  # the smallest first, the unquantized one last
+    for name in ggufs:
         lines.append(f"llama-cli -hf {facts.repo} -hff {name} -cnv")
-    if facts.ggufs:
-        lines.append(f"ollama run hf.co/{facts.repo}")
+    if ggufs:
+        lines.append(f"ollama run hf.co/{facts.repo}:{ggufs[0]}")
     lines.append(f"hf download {facts.repo}")
     lines.append("```")
+    lines += ["", *_private(facts)] if facts.private else []
     if "adapter" in facts.parts:
         where = "" if facts.parts == ("adapter",) else ', subfolder="adapter"'
         base = facts.base if facts.base_on_hub else "FOLDER_OF_THE_BASE"
@@ -110,6 +116,45 @@ def _use(facts: CardFacts) -> str:
     return "\n".join(lines)
 
 
+def _private(facts: CardFacts) -> list[str]:
+    """https://huggingface.co/docs/hub/ollama, "Run Private GGUFs", 2026."""
+    ollama = "; Ollama needs its public key in your account (https://huggingface.co/docs/hub/ollama)"
+    signed = (
+        "While this repository is private, each of these needs a token that may read it (`hf auth login`, `HF_TOKEN`)"
+    )
+    return [signed + (ollama if facts.ggufs else "") + "."]
+
+
+def _measured(facts: CardFacts) -> str:
+    """How good the pushed models are on rows that never trained: the figures of evaluate.json."""
+    if facts.evaluation is None:
+        return ""
+    found = facts.evaluation
+    loss = {one["model"]: one for one in found["differences"] if one["measure"] == "loss"}
+    rows = [one for one in found["models"] if not one["name"].endswith(".gguf") or one["name"] in facts.ggufs]
+    table = [
+        f"| {one['name']} | {_digits(one['loss'])} | {_exact(one)} | {_against(loss, one['name'])} |" for one in rows
+    ]
+    told = f"By `skill-train evaluate`, on {found['rows']} rows that never trained. The interval is of 95 %."
+    head = f"## Measured\n\n{told}\n\n"
+    return head + "| model | loss | exact match | difference in loss |\n| --- | --- | --- | --- |\n" + "\n".join(table)
+
+
+def _digits(value: float | None) -> str:
+    return "not measured" if value is None else f"{value:.4g}"
+
+
+def _exact(one: dict[str, Any]) -> str:
+    return "not asked" if one["exact_match"] is None else f"{one['exact_match']:.0%} of {one['asked_rows']}"
+
+
+def _against(loss: dict[str, Any], name: str) -> str:
+    one = loss.get(name)
+    if one is None:
+        return ""
+    return f"{one['difference']:+.3g} ({one['low']:+.3g} to {one['high']:+.3g}) against {one['against']}: {one['says']}"
+
+
 def _proof(facts: CardFacts) -> str:
     """One row a file and check. The figures are those of verify.json."""
     if facts.proof is None:
@@ -117,7 +162,10 @@ def _proof(facts: CardFacts) -> str:
     rows = [check for check in facts.proof["checks"] if check["name"] in _PROOF]
     table = [f"| {c['file']} | {c['name']} | {c['verdict']} | {_cell(c)} |" for c in rows]
     tokens = facts.proof.get("samples", {}).get("tokens")
-    head = f"## Proof\n\nBy `skill-train verify`, on {tokens} tokens. All checks: `skill-train/verify.json`.\n\n"
+    head = (
+        f"## Proof\n\nBy `skill-train verify`, on {tokens} tokens. All checks: `skill-train/verify.json`. It proves "
+        "that each file is the model that was trained; it does not say that the model is good.\n\n"
+    )
     return head + "| file | check | verdict | found |\n| --- | --- | --- | --- |\n" + "\n".join(table)
 
 

@@ -71,7 +71,9 @@ def make_plan(
     resolved = _resolve(recipe, model, dataset, reasons)
     here = candidates.here(resolved, model, dataset, machine, choices, probe, calibrations or {})
     cloud = candidates.flavors(resolved, model, dataset, offered, choices)
-    decision = rubric.decide(resolved, sensitive=recipe.sensitive, model=model, here=here, choices=choices)
+    counted = dataset.tokens is not None and dataset.tokens.counted
+    said = {"sensitive": recipe.sensitive, "counted": counted}
+    decision = rubric.decide(resolved, model=model, here=here, choices=choices, **said)
     chosen = here if decision.where == "local" else _flavor(cloud, choices)
     taken = chosen or here
     reasons = [rule.as_reason() for rule in decision.fired] + reasons + _placed(resolved, model, taken, choices)

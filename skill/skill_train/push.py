@@ -7,12 +7,12 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from skill_train import hub_push
+from skill_train import hub_push, push_access
 from skill_train.chain import require_trained
 from skill_train.console import Console, Result
 from skill_train.errors import DecisionNeeded, UsageError
 from skill_train.model_card import CardFacts, card
-from skill_train.push_files import PushFile, chosen_parts, files_of, proof_of, token_in
+from skill_train.push_files import PushFile, chosen_parts, evaluation_of, files_of, proof_of, token_in
 from skill_train.run_dir import RunDir, open_run, read_json, write_record
 
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -38,7 +38,7 @@ def push(
     proof = proof_of(folder, files)
     if "gguf" in parts and proof is None:
         console.warn("not_verified", f"these GGUF files were not verified: skill-train verify {run}")
-    files.append(_card(folder, target, parts, plan, files, base, on_hub, proof))
+    files.append(_card(folder, target, parts, plan, files, base, on_hub, proof, private=not public))
     _refuse_tokens(files)
     data = {
         "repo": target,
@@ -51,7 +51,10 @@ def push(
     if dry_run:
         said = [word for name in part for word in ("--part", name)] + ["--public"] * public
         following = [shlex.join(["skill-train", "push", str(run), "--repo", target, *said])]
-        return Result({"dry_run": True, **data}, quiet=target, next=following)
+        access, error = push_access.look(target, private=not public, warn=console.warn)
+        return Result(
+            {"dry_run": True, **data, "access": access}, quiet=target, next=[] if error else following, error=error
+        )
     sent = hub_push.upload(
         target, files, private=not public, message=f"skill-train: {', '.join(parts)}", say=console.status
     )
@@ -92,6 +95,8 @@ def _card(
     base: str,
     on_hub: bool,
     proof: dict[str, Any] | None,
+    *,
+    private: bool,
 ) -> PushFile:
     recipe, data = plan["recipe"], plan["recipe"]["data"]
     licence = hub_push.licence_of(base) if on_hub else hub_push.licence_in(Path(recipe["model"]))
@@ -110,6 +115,8 @@ def _card(
         recipe_hash=plan["recipe_hash"],
         training=read_json(run.record("train")),
         proof=proof,
+        evaluation=evaluation_of(run, files),
+        private=private,
         ggufs={file.path: file.size for file in files if file.path.endswith(".gguf")},
     )
     return PushFile("README.md", None, card(facts).encode(), "made from the run")

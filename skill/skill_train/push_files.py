@@ -100,6 +100,20 @@ def proof_of(run: RunDir, files: list[PushFile]) -> dict[str, Any] | None:
     return proof
 
 
+def evaluation_of(run: RunDir, files: list[PushFile]) -> dict[str, Any] | None:
+    """`evaluate.json`; None when there is none, or it is of another adapter or of other files than those pushed."""
+    if not run.record("evaluate").is_file():
+        return None
+    found: dict[str, Any] = read_json(run.record("evaluate"))
+    models = found.get("inputs", {}).get("models", {})
+    pushed = {file.path: file.source for file in files if file.path.endswith(".gguf") and file.source is not None}
+    read = {run.adapter / name: digest for name, digest in (models.get("tuned", {}).get("adapter") or {}).items()}
+    read |= {source: models[name]["model"] for name, source in pushed.items() if name in models}
+    if any(not path.is_file() or file_digest(path) != digest for path, digest in read.items()):
+        return None
+    return found
+
+
 def token_in(files: list[PushFile]) -> str | None:
     """The name of a file that holds what looks like a token of the Hub; None when there is none."""
     for file in files:

@@ -6,16 +6,19 @@ nothing, so it can be sent to somebody as it is.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
 
+from skill_train import diff
 from skill_train.console import Bar
 from skill_train.errors import UsageError
 from skill_train.report_charts import COLOURS, Amount, Panel, Series, bars, curves
 from skill_train.report_figures import curve, differences, overview, shown
 from skill_train.report_page import page
 from skill_train.report_records import Run
+from skill_train.report_same import same
 from skill_train.report_text import placeless
 from skill_train.run_dir import RunDir, read_json, write_text
 
@@ -29,7 +32,8 @@ _HEAD = 2000  # characters; the mark stands in them
 
 
 def report(runs: list[RunDir], *, out: Path, progress: Bar) -> dict[str, Any]:
-    """Writes the page, whole or not at all, and returns `report`, `bytes` and what it says of each of the `runs`.
+    """Writes the page, whole or not at all, and returns `report`, `bytes`, what it says of each of the `runs`, and
+    as `same` what `diff` finds between the first and each other one.
 
     Raises:
         UsageError: `out` is something else than a report, or a record of a run is not one that skill-train wrote.
@@ -44,6 +48,7 @@ def report(runs: list[RunDir], *, out: Path, progress: Bar) -> dict[str, Any]:
         shared = {
             "overview": _beside([overview(run) for run in read]),
             "differences": differences(read),
+            "same": _same(runs, [run.name for run in read]),
             "curves": _curves(read),
             "comparison": _comparison(views),
         }
@@ -62,7 +67,7 @@ def report(runs: list[RunDir], *, out: Path, progress: Bar) -> dict[str, Any]:
         {"run": view["name"], **{key: view["verdict"][key] for key in ("word", "headline")}, "missing": view["missing"]}
         for view in views
     ]
-    return {"report": str(out), "bytes": out.stat().st_size, "runs": told}
+    return {"report": str(out), "bytes": out.stat().st_size, "runs": told, "same": shared["same"]}
 
 
 def _require_ours(out: Path) -> None:
@@ -89,7 +94,7 @@ def _names(runs: list[RunDir]) -> list[str]:
 
 
 def _read(run: RunDir, name: str) -> Run:
-    documents = {key: read_json(run.record(key)) for key in _DOCUMENTS if run.record(key).is_file()}
+    documents = _documents(run)
     texts = {
         path.name: path.read_text(encoding="utf-8") for path in (run.recipe, run.gguf / "Modelfile") if path.is_file()
     }
@@ -104,6 +109,30 @@ def _read(run: RunDir, name: str) -> Run:
     )
 
 
+def _documents(run: RunDir) -> dict[str, Any]:
+    return {key: read_json(run.record(key)) for key in _DOCUMENTS if run.record(key).is_file()}
+
+
+def _same(runs: list[RunDir], names: list[str]) -> list[dict[str, Any]]:
+    """Each run against the first. Compared as the files have it, and told without places of this machine."""
+    read = [_to_compare(run) for run in runs]
+    told = [same(names[0], name, diff.compare(read[0], one)) for name, one in zip(names[1:], read[1:], strict=True)]
+    places = [place for run, one in zip(runs, read, strict=True) for place in _places(run, one.plan)]
+    found: list[dict[str, Any]] = placeless(told, places)
+    return found
+
+
+def _to_compare(run: RunDir) -> diff.Run:
+    documents = _documents(run)
+    return diff.Run(
+        plan=documents["plan"],
+        environment=documents.get("environment"),
+        train=documents.get("train"),
+        metrics=_metrics(run.metrics),
+        samples=_metrics(run.samples),
+    )
+
+
 def _places(run: RunDir, plan: dict[str, Any]) -> list[str]:
     """Paths of this machine, and of the one that planned, with the folders above them: their names may have spaces."""
     asked = [Path(str(plan["recipe"].get(key))) for key in ("model", "data")]
@@ -112,7 +141,7 @@ def _places(run: RunDir, plan: dict[str, Any]) -> list[str]:
 
 
 def _metrics(path: Path) -> list[dict[str, Any]]:
-    """The lines of `metrics.jsonl` up to one that a kill cut in two."""
+    """The lines of `metrics.jsonl` or `samples.jsonl` up to one that a kill cut in two."""
     lines: list[dict[str, Any]] = []
     for text in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
         try:
@@ -130,7 +159,7 @@ def _curves(runs: list[Run]) -> list[dict[str, Any]]:
     """Loss above the learning rate, gradient norm, tokens a second, memory; those of which anything is known."""
 
     def series(*keys: str, scale: float = 1.0, dashed: bool = False) -> list[Series]:
-        return [_series(number, run, keys, scale, dashed) for number, run in enumerate(runs)]
+        return _apart([_series(number, run, keys, scale, dashed) for number, run in enumerate(runs)])
 
     kinds = dict.fromkeys(kind for run in runs for line in run.metrics for kind in line.get("memory_bytes") or {})
     several = len(kinds) > 1  # the process's own memory beside that of a device
@@ -152,6 +181,18 @@ def _loss(loss: list[Series], rate: list[Series]) -> list[Panel]:
 def _series(number: int, run: Run, keys: tuple[str, ...], scale: float, dashed: bool) -> Series:
     xs, ys = curve(run.metrics, *keys)
     return Series(number, xs, [None if y is None else y * scale for y in ys], dashed or number >= COLOURS)
+
+
+def _apart(series: list[Series]) -> list[Series]:
+    """A curve that lies on an earlier one is dashed, so that both are seen."""
+    return [
+        dataclasses.replace(one, dashed=True) if any(_coincide(one, other) for other in series[:place]) else one
+        for place, one in enumerate(series)
+    ]
+
+
+def _coincide(one: Series, other: Series) -> bool:
+    return bool(one.xs) and (one.xs, one.ys) == (other.xs, other.ys)
 
 
 def _comparison(views: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -14,8 +14,8 @@ def page(runs: list[dict[str, Any]], **shared: Any) -> str:
 
     Args:
         runs: what `report_figures.shown` says of each.
-        shared: what stands on the page once: `overview`, `differences`, `curves`, `comparison`, `colours`. The `svg` of
-            a chart is put in as it is.
+        shared: what stands on the page once: `overview`, `same`, `differences`, `curves`, `comparison`, `colours`. The
+            `svg` of a chart is put in as it is.
 
     Raises:
         NotInstalled: jinja2 is missing.

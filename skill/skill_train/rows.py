@@ -106,6 +106,13 @@ def _json_lines(path: Path) -> Iterator[Line]:
                 yield number, _parsed(raw, f"line {number} of {path}"), raw
 
 
+def free_name(path: Path) -> str:
+    """A name beside the dataset, for its usable rows, that is not taken."""
+    beside = path.with_name(path.stem if path.exists() else path.name)
+    names = (beside.with_name(f"{beside.name}.fixed{n}.jsonl") for n in ["", *(f"-{i}" for i in range(2, 1000))])
+    return str(next(name for name in names if not name.exists()))
+
+
 def _parsed(raw: bytes, where: str) -> dict[str, Any] | Broken:
     program = train_module()
     try:

@@ -43,14 +43,23 @@ class Decision:
 
 
 def decide(
-    recipe: dict[str, Any], *, sensitive: bool, model: ModelFacts, here: Candidate, choices: Choices
+    recipe: dict[str, Any],
+    *,
+    sensitive: bool,
+    model: ModelFacts,
+    here: Candidate,
+    choices: Choices,
+    counted: bool,
 ) -> Decision:
     """Local unless a rule says cloud; what the user says comes first, and sensitive data before that.
+
+    Args:
+        counted: the rows' tokens were counted; else the longest row is a bound made from its bytes.
 
     Raises:
         DecisionNeeded: the cloud was asked for, and the data is sensitive.
     """
-    fired = tuple(rules(recipe, model, here, choices.max_hours))
+    fired = tuple(rules(recipe, model, here, choices.max_hours, counted))
     advice = "cloud" if any(rule.says == "cloud" for rule in fired) else "local"
     if sensitive:
         if choices.where == "cloud":
@@ -77,7 +86,9 @@ def stays_here(got: str) -> DecisionNeeded:
     )
 
 
-def rules(recipe: dict[str, Any], model: ModelFacts, here: Candidate, max_hours: float) -> Iterator[Fired]:
+def rules(
+    recipe: dict[str, Any], model: ModelFacts, here: Candidate, max_hours: float, counted: bool
+) -> Iterator[Fired]:
     """Every rule that applies, in the order in which a reader asks."""
     machine = here.machine
     if machine.intel_mac:
@@ -92,7 +103,7 @@ def rules(recipe: dict[str, Any], model: ModelFacts, here: Candidate, max_hours:
         yield Fired("vision", "cloud", f"{model.architecture} reads images too", SEED)
     if here.fit.step.device != "cuda":
         yield _size(model, machine)
-        yield _length(recipe["max_length"], here)
+        yield _length(recipe["max_length"], here, counted)
         if recipe["finetuning_type"] == "full":
             yield Fired("full fine-tuning", "cloud", "every weight trains, with gradients and AdamW's moments", SEED)
     yield _memory(here)
@@ -116,14 +127,15 @@ def _portable(machine: MachineFacts) -> bool:
     return machine.system == "Darwin" if machine.laptop is None else machine.laptop
 
 
-def _length(limit: int, here: Candidate) -> Fired:
+def _length(limit: int, here: Candidate, counted: bool) -> Fired:
     """By what the rows really have where that is known."""
     length = min(limit, here.fit.step.length)
+    how = " (estimated from bytes)" if length < limit and not counted else ""
     if length <= SHORT:
-        return Fired("context", "local", f"rows of at most {length} tokens, {SHORT} is short", SEED)
+        return Fired("context", "local", f"rows of at most {length} tokens{how}, {SHORT} is short", SEED)
     if length > LONG:
-        return Fired("context", "cloud", f"rows of up to {length} tokens, more than {LONG} is long", SEED)
-    return Fired("context", "either", f"rows of up to {length} tokens: memory and time decide", "estimate")
+        return Fired("context", "cloud", f"rows of up to {length} tokens{how}, more than {LONG} is long", SEED)
+    return Fired("context", "either", f"rows of up to {length} tokens{how}: memory and time decide", "estimate")
 
 
 def _memory(here: Candidate) -> Fired:

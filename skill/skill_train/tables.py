@@ -104,7 +104,7 @@ def _draw_differences(rich: Any, differences: list[dict[str, Any]]) -> None:
     table = Table("model - against", "in", "difference (95 % interval)", "says", title_justify="left")
     for one in differences:
         figure = f"{one['difference']:+.3g} ({one['low']:+.3g} to {one['high']:+.3g})"
-        style = {"better": "green", "worse": "yellow"}.get(one["says"])
+        style = {"better": "green", "worse": "yellow"}.get(one["says"].partition(",")[0])
         pair = f"{one['model']} - {one['against']}"
         _add(table, pair, one["measure"].replace("_", " "), figure, one["says"], style=style)
     rich.print(table)

@@ -54,9 +54,13 @@ def test_a_local_run_says_what_the_design_promises(chain: Any) -> None:
     assert (data["run_dir"], data["reused"], data["steps"], data["verdict"]) == (str(run), False, 3, "pass")
     names = {"model_loads", "batches_are_valid", "accumulation", "loss_falls", "checkpoint_saves", "adapter_reloads"}
     assert {check["name"] for check in data["checks"]} == names
+    assert data["epochs"] == pytest.approx(3 * 16 / 23, abs=1e-3)
+    warned = {warning["code"]: warning["message"] for warning in _answer(calls["local"])["warnings"]}
+    assert warned["epochs"].startswith("3 steps are 2.1 epochs of the 23 rows")
     assert data["data"]["train_rows"] == 23 and data["figures"]["tokens_per_second"] > 0
     assert (run / "adapter" / "adapter_model.safetensors").is_file() and (run / "train.json").is_file()
     assert _answer(calls["local"])["next"] == [f"skill-train export-gguf {run}"]
+    assert _answer(calls["verify"])["next"] == [f"skill-train {step} {run}" for step in ("evaluate", "report")]
     assert "dtype: " in calls["local"].stderr and "loss " in calls["local"].stderr
 
 

@@ -69,7 +69,7 @@ def test_the_answer_has_every_model_and_fits(answered: dict[str, Any], made: ggu
     assert (data["rows"], data["asked"], data["score"], data["reused"]) == (12, 12, "regex", False)
     assert set(data["answers"][0]["answers"]) == set(names)
     assert len(json.dumps(answered, ensure_ascii=False).encode()) < MAX_JSON_BYTES and "shortened" not in answered
-    assert [warning["code"] for warning in answered["warnings"]] == ["few_rows"]
+    assert [warning["code"] for warning in answered["warnings"]] == ["few_rows", "blind"]
 
 
 def test_losses_are_those_of_transformers(answered: dict[str, Any], run: Path, made: gguf_maker.Export) -> None:
@@ -103,7 +103,8 @@ def test_an_adapter_that_is_not_merged_is_asked_on_its_base(run: Path, made: ggu
     assert [one["name"] for one in data["models"]] == ["base", "tuned"]
     assert (data["rows"], data["score"], data["reused"]) == (3, "json", False)
     assert data["models"][1]["loss"] == pytest.approx(own_loss(made.base, rows[::4], made.adapter), rel=1e-5)
-    assert answer["next"] == [f"skill-train export-gguf {copy}"]
+    assert answer["next"] == [f"skill-train export-gguf {copy}", f"skill-train report {copy}"]
+    assert all(one["says"] != "better" for one in data["differences"])  # three rows
 
 
 def test_a_model_trained_whole_has_no_adapter(run: Path, made: gguf_maker.Export) -> None:

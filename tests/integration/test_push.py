@@ -90,13 +90,18 @@ def test_it_arrives_byte_for_byte_and_says_what_was_changed(hub: Hub, tmp_path: 
         assert hidden.encode() not in everything
     card = there["README.md"].decode()
     assert "| first-q8_0.gguf | tuned | pass | 1.000 of the tuning |" in card
+    assert "it does not say that the model is good" in card and "While this repository is private" in card
+    assert "ollama run hf.co/me/tickets:first-q8_0.gguf" in card
+    assert answer["data"]["reused"] is False and "## Measured" not in card
     assert "license" not in card.split("---")[1]
 
 
 def test_the_same_push_again_makes_no_second_commit(hub: Hub, tmp_path: Path, run: Path) -> None:
     first = _push(hub, tmp_path / "home", run, "--repo", "me/tickets")[1]["data"]["commit"]
-    code, answer, _ = _push(hub, tmp_path / "home", run, "--repo", "me/tickets")
+    code, answer, words = _push(hub, tmp_path / "home", run, "--repo", "me/tickets")
     assert (code, answer["data"]["commit"], answer["data"]["created"]) == (0, first, False)
+    assert answer["data"]["reused"] is True
+    assert "MB: sent" not in words and "nothing had changed" in words
 
 
 def test_a_dry_run_asks_for_nothing_to_be_written(hub: Hub, tmp_path: Path, run: Path) -> None:
@@ -104,7 +109,53 @@ def test_a_dry_run_asks_for_nothing_to_be_written(hub: Hub, tmp_path: Path, run:
     assert (code, answer["data"]["dry_run"], answer["data"]["parts"]) == (0, True, ["adapter"])
     assert answer["next"] == [f"skill-train push {run} --repo me/tickets --part adapter"]
     assert [r for r in hub.log if r.method != "GET"] == []
+    assert answer["data"]["access"] == {"account": "me", "repository": "new", "may_write": True}
     assert {f["path"] for f in answer["data"]["files"]} >= {"adapter_config.json", "README.md"}
+
+
+@pytest.mark.parametrize(
+    ("what", "code", "name"),
+    [
+        ("nobody", 4, "not_signed_in"),
+        ("a reader", 4, "no_permission"),
+        ("a stranger", 4, "no_permission"),
+        ("an unknown token", 4, "bad_token"),
+        ("offline", 0, None),
+    ],
+)
+def test_a_dry_run_says_what_the_push_would_meet(
+    hub: Hub, tmp_path: Path, run: Path, what: str, code: int, name: str | None
+) -> None:
+    tokens = {"nobody": None, "an unknown token": "hf_" + "x" * 34}
+    token = hub.new_token("read", ()) if what == "a reader" else tokens.get(what, "")
+    repo = "somebody/tickets" if what == "a stranger" else "me/tickets"
+    if what == "offline":
+        hub.faults.add("GET /api/whoami-v2", Fault(503), times=9)
+    done, answer, _ = _push(hub, tmp_path / "home", run, "--repo", repo, "--dry-run", token=token)
+    assert (done, answer.get("error", {}).get("code")) == (code, name), answer
+    assert answer["data"]["files"] and bool(answer["next"]) == (code == 0)
+    assert ("not_checked" in [w["code"] for w in answer["warnings"]]) == (what == "offline")
+
+
+def test_the_card_has_the_figures_of_these_files_and_of_no_others(hub: Hub, tmp_path: Path, run: Path) -> None:
+    file = run / "gguf" / "first-q8_0.gguf"
+    model = {"loss": 0.5, "exact_match": 0.75, "asked_rows": 20}
+    difference = {"model": file.name, "against": "tuned", "measure": "loss", "difference": 0.01, "low": -0.02}
+    found = {
+        "inputs": {"models": {file.name: {"model": _digest(file), "adapter": None}}},
+        "rows": 20,
+        "models": [model | {"name": "base", "loss": 2.5}, model | {"name": file.name}],
+        "differences": [difference | {"high": 0.04, "says": "inside the noise"}],
+    }
+    _write(run / "evaluate.json", found)
+    _push(hub, tmp_path / "home", run, "--repo", "me/tickets")
+    card = hub.repositories["model", "me/tickets"].at("main")["README.md"].decode()
+    assert "on 20 rows that never trained" in card and "| base | 2.5 | 75% of 20 |  |" in card
+    assert f"| {file.name} | 0.5 | 75% of 20 | +0.01 (-0.02 to +0.04) against tuned: inside the noise |" in card
+    found["inputs"]["models"][file.name]["model"]["sha256"] = "0" * 64
+    _write(run / "evaluate.json", found)
+    _push(hub, tmp_path / "home", run, "--repo", "me/tickets")
+    assert "## Measured" not in hub.repositories["model", "me/tickets"].at("main")["README.md"].decode()
 
 
 def test_a_server_that_fails_for_a_while_costs_only_time(hub: Hub, tmp_path: Path, run: Path) -> None:

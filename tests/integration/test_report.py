@@ -221,6 +221,32 @@ def test_two_runs_stand_side_by_side(run: Path, tmp_path: Path) -> None:
     assert {at.partition("/")[0] for at, _, _ in page.figures} == {"demo", "other"}
     assert "Proven: 45 of 45" in page.text
     assert "skill-train verify other" in page.text
+    assert "other and demo: not the same run: the recipe differs" in page.text
+    assert "recipe.learning_rate: 0.001 → 0.0005" in page.text
+    assert "the losses of 100 steps are equal, so the curves coincide" in page.text
+
+
+def test_the_same_run_twice_is_said_and_both_curves_are_seen(tmp_path: Path) -> None:
+    run = Path(shutil.copytree(RECORDED.with_name("tiny"), tmp_path / "tiny"))
+    other = Path(shutil.copytree(run, tmp_path / "other"))
+    page = make(run, other)
+    assert "other and tiny: the same run: nothing of the recipe differs" in page.text
+    assert "none of the recipe differ, none of the placement" in page.text
+    assert "the trained weights are the same bytes" in page.text
+    assert ["stroke-dasharray" in _curve(page.html, f"loss-curve-0-{n}") for n in (0, 1)] == [False, True]
+    lines = (other / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    first = json.loads(lines[0])
+    first["loss"] += 0.5
+    (other / "metrics.jsonl").write_text("\n".join([json.dumps(first), *lines[1:]]), encoding="utf-8")
+    page = make(run, other)
+    assert "the losses of 8 steps differ by up to 0.5, at step 1" in page.text
+    assert "stroke-dasharray" not in _curve(page.html, "loss-curve-0-1")
+
+
+def _curve(html: str, gid: str) -> str:
+    found = re.search(rf'<g id="[^"]*{gid}">.*?</g>', html, re.DOTALL)
+    assert found is not None
+    return found[0]
 
 
 def test_a_run_in_the_cloud_shows_its_jobs(run: Path) -> None:

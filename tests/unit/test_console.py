@@ -123,6 +123,14 @@ def test_progress_and_warnings_stay_off_stdout(capsys: Any) -> None:
     assert lines[1:] == [f"training: {tenth}0/100 loss 1.0".replace(": 00/", ": 0/") for tenth in range(11)]
 
 
+def test_a_part_of_one_thing_is_told_in_per_cent(capsys: Any) -> None:
+    with Console("json", "export-gguf").progress("quantizing") as bar:
+        for done, total in ((0, 1), (0.308, 1), (1.5, 2), (1, 1)):
+            bar(done, total, "q8_0")
+    told = capsys.readouterr().err.splitlines()
+    assert told == [f"quantizing: {share} q8_0" for share in ("0%", "31%", "75%", "100%")]
+
+
 def test_quiet_says_nothing_on_stderr(capsys: Any) -> None:
     console = Console("quiet", "local")
     console.warn("slow", "this is slow")

@@ -184,7 +184,7 @@ def test_a_malformed_row_is_named_by_its_line(tmp_path: Path, row: dict[str, Any
     error = _refused(_jsonl(tmp_path, GOOD, GOOD, row))
     assert (error.code, error.exit_code) == ("bad_row", 2)
     assert error.message.startswith(f"line 3 of {tmp_path / 'rows.jsonl'}: ")
-    assert error.hint == f"skill-train data {tmp_path / 'rows.jsonl'}"  # it lists all such rows
+    assert error.hint == f"skill-train data {tmp_path / 'rows.jsonl'} --fix {tmp_path / 'rows.fixed.jsonl'}"
 
 
 @pytest.mark.parametrize("row", [{"text": " "}, {"text": None}, {"text": 7}])
@@ -380,3 +380,10 @@ def test_a_file_is_the_training_split_and_no_other(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
         dataset.scan(Recipe(model="m", data=str(data), split="test"))
     assert caught.value.code == "bad_split"
+
+
+def test_a_mapped_row_is_left_out_with_the_recipe_that_maps_it(tmp_path: Path) -> None:
+    path = _jsonl(tmp_path, {"q": "2+2?", "a": "4"}, {"q": "", "a": "4"})
+    error = _refused(path, format="question_answer", columns={"question": "q", "answer": "a"})
+    assert error.code == "bad_row"
+    assert f"skill-train data --recipe RECIPE {path} --fix " in error.hint

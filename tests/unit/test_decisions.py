@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,7 +26,7 @@ import pytest
 from machines import recorded_machine
 from models import recorded_model
 from planning import decided, says, split
-from skill_train import chain_plan
+from skill_train import chain_plan, rubric
 from skill_train.errors import DecisionNeeded
 
 # What Metal gives a 16 GB Mac's GPU when nothing else runs: 10922.67 MiB (llama-cpp-python#687). The recorded ones are
@@ -389,3 +390,13 @@ def test_the_way_out_of_a_blocked_plan_is_one() -> None:
     assert "cloud" not in chain_plan._blocked(decided("qwen2.5-7b", "m2_pro_16gb", sensitive=True)).hint
     rented = chain_plan._blocked(decided("qwen2.5-14b", "m2_pro_16gb", flavor="t4-small", where="cloud"))
     assert "a larger flavor" in rented.hint and "--where" not in rented.hint
+
+
+@pytest.mark.parametrize(
+    ("longest", "counted", "said"),
+    [(162, False, "162 tokens (estimated from bytes), "), (105, True, "105 tokens, "), (4000, False, "1024 tokens, ")],
+)
+def test_a_bound_on_the_rows_says_whether_it_was_counted(longest: int, counted: bool, said: str) -> None:
+    """A row that is cut has as many tokens as the limit, whoever counts."""
+    here: Any = SimpleNamespace(fit=SimpleNamespace(step=SimpleNamespace(length=longest)))
+    assert said in rubric._length(1024, here, counted).because

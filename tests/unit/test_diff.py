@@ -192,3 +192,28 @@ def test_a_torn_last_line_is_left_out_and_a_broken_one_is_not(tmp_path: Path) ->
     with pytest.raises(UsageError) as caught:
         chain_diff._lines(file)
     assert (caught.value.code, caught.value.message) == ("bad_json", f"line 1 of {file} is not JSON")
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"recipe": {"model": "me/tiny-gemma", "revision": "a" * 40}, "gone": "model"}, "the model's name"),
+        ({"recipe": {"data": "me/rows", "data_revision": "a" * 40}, "gone": "data"}, "the data's name"),
+        ({"recipe": {"learning_rate": 0.5}, "gone": None}, "make both runs of one recipe file"),
+    ],
+)
+def test_the_hint_knows_a_folder_against_an_id(
+    changes: dict[str, Any], named: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    other = Path(shutil.copytree(RECORDED, tmp_path / "other"))
+    plan = json.loads((other / "plan.json").read_text())
+    plan["recipe"] |= changes["recipe"]
+    plan["recipe_hash"] = "0" * 64
+    plan["fingerprints"].pop(changes["gone"], None)
+    (other / "plan.json").write_text(json.dumps(plan))
+    console = Console("json", "diff")
+    assert console.result(chain_diff.diff(console, run_a=RECORDED, run_b=other)) == 6
+    answer = json.loads(capsys.readouterr().out)
+    assert named in answer["error"]["hint"]
+    assert ("trained weights are the same" in answer["error"]["hint"]) == (changes["gone"] is not None)
+    assert answer["next"] == [f"skill-train report {RECORDED} {other}"]

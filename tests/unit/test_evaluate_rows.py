@@ -12,7 +12,7 @@ import pytest
 
 from skill_train import tables
 from skill_train.errors import NotInstalled, UsageError
-from skill_train.evaluate import questions, require_rows, spread
+from skill_train.evaluate import blind, end_of, questions, require_rows, spread
 from skill_train.evaluate_ask import Model, Question, Replies, backend_of
 from skill_train.evaluate_figures import NOISE, Measured, differences, figures
 
@@ -123,8 +123,9 @@ def test_tuned_is_held_against_base_and_files_against_tuned() -> None:
     # Every resample has the same mean: (20 - 2) / 2 = (80 - 8) / 8 = 9 nats a token.
     loss = got["tuned", "base", "loss"]
     assert [loss[key] for key in ("difference", "low", "high")] == pytest.approx([-9.0] * 3)
-    assert (loss["says"], got["tuned", "base", "exact_match"]["says"]) == ("better", "better")
-    assert got["a.gguf", "tuned", "loss"]["says"] == "worse"
+    few = ", of few rows"  # two rows
+    assert (loss["says"], got["tuned", "base", "exact_match"]["says"]) == (f"better{few}", f"better{few}")
+    assert got["a.gguf", "tuned", "loss"]["says"] == f"worse{few}"
     assert got["a.gguf", "tuned", "exact_match"]["says"] == NOISE
 
 
@@ -132,7 +133,27 @@ def test_rows_that_only_one_model_could_be_scored_on_are_left_out() -> None:
     tuned = measured("tuned", [1.0, 1.0], [1.0, 1.0], [5.0, None])
     base = measured("base", [1.0, 1.0], [1.0, 1.0], [2.0, 9.0])
     score = next(one for one in differences([base, tuned], ASKED) if one["measure"] == "score")
-    assert (score["difference"], score["says"]) == (3.0, "better")
+    assert (score["difference"], score["says"]) == (3.0, "better, of few rows")
+
+
+def test_thirty_rows_are_not_few() -> None:
+    asked = ASKED * 15
+    base, tuned = measured("base", [20.0, 80.0] * 15, [0.0] * 30), measured("tuned", [2.0, 8.0] * 15, [1.0] * 30)
+    assert {one["says"] for one in differences([base, tuned], asked)} == {"better"}
+
+
+def test_more_than_the_size_of_the_vocabulary_is_worse_than_guessing(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"text_config": {"vocab_size": 1000}}')
+    models = [
+        {"name": name, "loss": loss} for name, loss in (("base", 6.9), ("tuned", 6.92), ("a", None), ("b", 900.0))
+    ]
+    said = blind(models, tmp_path)  # ln 1000 = 6.908
+    assert said.startswith("tuned (loss 6.92), b (loss 900): worse than blind guessing among 1,000 tokens")
+    assert blind(models[:1], tmp_path) == ""
+
+
+def test_a_prompt_that_is_cut_says_so() -> None:
+    assert (end_of("abcde", 5), end_of("abcdef", 5)) == ("abcde", "…cdef")
 
 
 def test_a_person_sees_figures_intervals_and_answers() -> None:

@@ -151,3 +151,24 @@ def test_the_words_of_the_program_count_before_its_exit_code(run: RunDir) -> Non
     error = local._failure(run, 3, {"exit_code": 3, "error": said}, "")
     assert isinstance(error, DecisionNeeded)
     assert error.hint == f"skill-train local --run-dir {run.path}"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "said", "following"),
+    [
+        (None, {"model": "m", "data": "my rows.jsonl", "max_steps": 5}, "skill-train plan --model m --data 'my rows.jsonl'"),  # noqa: E501
+        (Path("r.yaml"), {"max_steps": 5, "max_length": 64}, "skill-train plan r.yaml --max-length 64"),
+        (Path("r.yaml"), {}, None),
+    ],
+)  # fmt: skip
+def test_after_a_smoke_run_comes_the_whole_training(
+    recipe: Path | None, said: dict[str, Any], following: str | None
+) -> None:
+    assert chain._whole(recipe, said) == ([following] if following else [])
+
+
+def test_only_steps_that_were_said_can_be_too_many() -> None:
+    record = {"steps": 20, "data": {"train_rows": 143}}
+    assert chain._epochs({"recipe": {"effective_batch_size": 16}}, record) == pytest.approx(2.2378, abs=1e-4)
+    assert chain._steps_were_said({"reasons": [{"rule": "format"}]})
+    assert not chain._steps_were_said({"reasons": [{"rule": "max_steps"}]})
