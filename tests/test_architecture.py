@@ -114,7 +114,7 @@ FLOOR: dict[str, set[str]] = {
     "job_spec": set(),
     "hub_push": {"errors", "hub_client", "push_files"},
     "model_card": set(),
-    "push_files": {"errors", "recipe", "run_dir"},
+    "push_files": {"cloud_record", "errors", "recipe", "run_dir"},
     "jobs": {"errors", "hub_client", "job_spec"},
     "job_figures": set(),
     "job_story": {"facts"},

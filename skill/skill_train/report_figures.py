@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from skill_train.report_files import cloud, files, missing, proof, reproduce, run_it, smallest, versions
+from skill_train.report_files import (
+    cloud,
+    files,
+    missing,
+    proof,
+    reproduce,
+    run_it,
+    smallest,
+    versions,
+    way_on,
+)
 from skill_train.report_quality import answers, measured, quality
 from skill_train.report_records import Figure, Record, Run, differ
 from skill_train.report_text import dollars, duration, marked, number, rate, share, size
@@ -60,9 +70,8 @@ def _not_trained(run: Run) -> dict[str, Any]:
     if failure:
         error = failure.get("error", default={})
         return _verdict("fail", "The training failed", [error.get("message", "")], error.get("hint", ""))
-    if run["cloud"]:
-        return _verdict("unknown", "Submitted, results not fetched yet", [], run.command("pull"))
-    return _verdict("unknown", "Not trained yet", [], run.command("local --resume --run-dir"))
+    said = "Submitted, results not fetched yet" if run["cloud"] else "Not trained yet"
+    return _verdict("unknown", said, [], run.command(way_on(run)))
 
 
 def _proven(verify: Record) -> dict[str, Any]:

@@ -21,7 +21,7 @@ _WORST = {"fail": 0, "warn": 1, "pass": 2}
 def missing(run: Run) -> list[dict[str, str]]:
     """Each part that there is no record of, and the command that makes it."""
     steps = (
-        ("train", "trained", "local --resume --run-dir"),
+        ("train", "trained", way_on(run)),
         ("convert", "exported", "export-gguf"),
         ("verify", "verified", "verify"),
         ("evaluate", "evaluated", "evaluate"),
@@ -31,6 +31,16 @@ def missing(run: Run) -> list[dict[str, str]]:
         for part, done, words in steps
         if not run[part]
     ]
+
+
+def way_on(run: Run) -> str:
+    """What brings a run on that is not trained here; as `cloud_record.way_on`."""
+    if not run["cloud"]:
+        return "local --resume --run-dir"
+    jobs = run["cloud"].get("jobs", default=[])
+    if not jobs:
+        return "submit"
+    return "pull" if jobs[-1].get("stage") in (None, "COMPLETED") else "resume"
 
 
 def _missing(run: Run, part: str, done: str) -> str:

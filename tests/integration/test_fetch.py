@@ -31,6 +31,27 @@ def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     assert hub.unknown == []
 
 
+# --- before pull ---
+
+
+@pytest.mark.parametrize("stage", [None, "COMPLETED", "CANCELED", "ERROR"])
+def test_a_run_that_is_not_fetched_yet_is_not_trained_here(cloud: Cloud, stage: str | None) -> None:
+    """A first user was told to train on this machine, over the run that she had paid for."""
+    cloud.start("pass")
+    cloud.write(cloud.record.with_job(dataclasses.replace(cloud.record.jobs[0], stage=stage)))
+    before = _tree(cloud)
+    way_on = f"skill-train {'pull' if stage in (None, 'COMPLETED') else 'resume'} {cloud.run.path}"
+    for command in ("export-gguf", "verify", "evaluate", "merge", "push"):
+        answer = cloud.on(command)
+        assert (answer.exit_code, answer.error["code"], answer.document["next"]) == (2, "not_trained", [way_on])
+    for more in ((), ("--resume",)):
+        answer = cloud.call("local", *more, "--run-dir", str(cloud.run.path))
+        assert (answer.exit_code, answer.error["code"], answer.document["next"]) == (2, "cloud_run", [way_on])
+    assert _tree(cloud) == before
+    [told] = cloud.on("report").data["runs"]
+    assert told["missing"][0]["command"] == way_on.replace(str(cloud.run.path), cloud.run.path.name)
+
+
 # --- pull ---
 
 
