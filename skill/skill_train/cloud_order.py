@@ -21,6 +21,7 @@ class Order:
         usd_per_hour: None when no price is known.
         staged: local data; None for data on the Hub. `data_repo`: the dataset repository that it goes to, if not into
             the bucket.
+        max_cost: dollars that the job may never exceed; None where nobody said.
     """
 
     plan: dict[str, Any]
@@ -28,6 +29,7 @@ class Order:
     usd_per_hour: float | None
     staged: Staged | None
     data_repo: str | None
+    max_cost: float | None = None
 
     @property
     def plan_hash(self) -> str:

@@ -175,7 +175,11 @@ def submitted(run: RunDir) -> CloudRecord:
             code="not_submitted",
             expected="a run directory of `skill-train submit` (it holds cloud.json)",
             got="a folder without cloud.json" if run.path.is_dir() else "no such folder",
-            hint=f"skill-train submit {shlex.quote(str(run.path))}",
+            hint=(
+                f"skill-train submit {shlex.quote(str(run.path))}"
+                if RunDir.is_one(run.path)
+                else "name a folder that `skill-train submit` made, or the id of a job; hf jobs ps -a lists your jobs"
+            ),
         )
     return record
 

@@ -112,7 +112,7 @@ def _already_there(run: RunDir, plan: dict[str, Any], resume: bool) -> dict[str,
             code="another_run",
             expected="the same recipe and data, or another --run-dir",
             got="; ".join(_differences(earlier, plan)),
-            hint=f"skill-train local --resume --run-dir {shlex.quote(str(run.path))} goes on with the one there",
+            hint=f"skill-train local --resume --run-dir {shlex.quote(str(run.path))}",
         )
     if run.record("train").is_file() and run.tuned.is_dir():
         return trained(run)
@@ -294,7 +294,7 @@ def _failure(run: RunDir, code: int, failure: dict[str, Any] | None, said: str) 
             "the system killed the training process (SIGKILL), most likely for its memory",
             code="out_of_memory",
             expected="memory for the model, its activations and one batch",
-            hint=f"skill-train local --resume --run-dir {run.path}; or a smaller max_length or model",
+            hint=f"skill-train local --resume --run-dir {shlex.quote(str(run.path))}; or a smaller max_length or model",
         )
     if -code in (signal.SIGINT, signal.SIGTERM):
         return TrainingFailed(

@@ -97,7 +97,7 @@ def proof_of(run: RunDir, files: list[PushFile]) -> dict[str, Any] | None:
             f"{run.path} failed its verification ({'; '.join(failed[:4])}), so it is not pushed",
             code="failed_proof",
             expected="files that passed",
-            hint=f"skill-train verify {run.path}",
+            hint=f"skill-train verify {shlex.quote(str(run.path))}",
         )
     return proof
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from skill_train.money import dollars
 from skill_train.report_files import (
     cloud,
     files,
@@ -17,7 +18,7 @@ from skill_train.report_files import (
 )
 from skill_train.report_quality import answers, measured, quality
 from skill_train.report_records import Figure, Record, Run, differ
-from skill_train.report_text import dollars, duration, marked, number, rate, share, size
+from skill_train.report_text import duration, marked, number, rate, share, size
 
 MOST_POINTS = 600  # of one curve: about one a pixel
 MOST_ROWS = 200  # of the table of steps

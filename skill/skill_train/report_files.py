@@ -10,6 +10,7 @@ import shlex
 from collections.abc import Callable
 from typing import Any
 
+from skill_train.money import dollars
 from skill_train.report_quality import measured
 from skill_train.report_records import Figure, Run
 from skill_train.report_text import nats, number, ratio, share, size
@@ -173,7 +174,7 @@ def cloud(run: Run) -> dict[str, Any] | None:
             "job_id": record.figure(str, "jobs", i, "job_id"),
             "url": job["url"] if str(job.get("url") or "").startswith("https://") else None,
             "flavor": record.figure(str, "jobs", i, "flavor"),
-            "price": record.figure(lambda usd: f"${usd:.2f}/h", "jobs", i, "usd_per_hour"),
+            "price": record.figure(lambda usd: f"{dollars(usd)}/h", "jobs", i, "usd_per_hour"),
             "timeout": record.figure(lambda s: f"{s / 3600:.3g} h", "jobs", i, "timeout_seconds"),
             "asked_at": job.get("asked_at", ""),
         }

@@ -83,6 +83,8 @@ def test_a_job_whose_start_nobody_heard_of_is_found(cloud: Cloud) -> None:
     answer = cloud.on("status")
     assert (answer.exit_code, answer.error["code"]) == (2, "never_started")
     assert answer.error["hint"] == f"skill-train submit {cloud.run.path}"
+    assert "skill-train submit`" in cloud.call("status", "runs/nope").error["hint"]
+    assert cloud.call("status", "runs/nope").document["next"] == []
 
 
 def test_what_is_no_run(cloud: Cloud, tmp_path: Path) -> None:
