@@ -126,6 +126,8 @@ FLOOR: dict[str, set[str]] = {
         "errors",
         "follow",
         "hub_account",
+        "hub_client",
+        "job_figures",
         "job_once",
         "job_spec",
         "jobs",

@@ -189,10 +189,15 @@ def _estimate(plan: Record, what: str, key: str, shown: Any, actual: Figure) -> 
 
 
 def _cost(run: Run) -> Figure:
-    """A local run pays no rent. What jobs cost is on the bill: their records here hold a price, and no end."""
+    """A local run pays no rent. A job's cost is known once its end was seen; the bill says it in any case."""
     record, seconds = run["cloud"], run["train"].get("seconds")
     if not record:
         return Figure("no rent", 0) if run["plan"].get("where") == "local" else Figure("not known")
+    costs = [job.get("cost_usd") for _, job in record.items("jobs") if job.get("job_id")]
+    if len(costs) == 1 and costs[0] is not None:
+        return record.figure(dollars, "jobs", 0, "cost_usd")
+    if costs and None not in costs:
+        return Figure(f"{dollars(sum(costs))} for {len(costs)} jobs", sum(costs))
     price = record.get("jobs", 0, "usd_per_hour")
     if seconds is None or price is None or len(record.get("jobs")) > 1:
         return Figure("not known: the bill of the jobs says it")

@@ -163,14 +163,15 @@ def _commands(name: str, path: str) -> list[dict[str, Any]]:
 
 
 def cloud(run: Run) -> dict[str, Any] | None:
-    """The jobs of a run in the cloud: their ids, machines, prices, and where what they made is kept."""
+    """The jobs of a run in the cloud: their ids, ends, machines, costs, and where what they made is kept."""
     record = run["cloud"]
     if not record:
         return None
     jobs = [
         {
             "number": record.figure(number, "jobs", i, "number"),
-            "state": job.get("state", ""),
+            "state": job.get("stage") or job.get("state", ""),
+            "cost": record.figure(dollars, "jobs", i, "cost_usd"),
             "job_id": record.figure(str, "jobs", i, "job_id"),
             "url": job["url"] if str(job.get("url") or "").startswith("https://") else None,
             "flavor": record.figure(str, "jobs", i, "flavor"),

@@ -170,11 +170,13 @@ def draw_submit(rich: Any, data: dict[str, Any]) -> None:
     lines += [
         f"machine: {data['flavor']} of {data['namespace']}, stopped after {data['timeout_seconds'] / 3600:.2f} h",
         f"cost: {estimate}{most} ({cost['basis']})",
-        f"result: the repository {data['hub_model_id']}",
+        f"result: the private repository {data['hub_model_id']}, which the job makes",
     ]
     end = data.get("expected_end", {"low": None})
     lines += [f"expected end: {end['low']} to {end['high']}"] if end["low"] is not None else []
     for upload in data["uploads"]:
+        if upload["what"] == "result":
+            continue
         size = f"{upload['bytes'] / 1e6:.2f} MB" + (f" in {upload['files']} files" if upload["files"] > 1 else "")
         lines.append(f"upload: {upload['what']} {upload['name']}, {size}, to {upload['to']}")
     for line in lines:
@@ -348,7 +350,9 @@ def _status_lines(data: dict[str, Any]) -> Iterator[tuple[str, str]]:
     age = progress["age_seconds"]
     yield "from", (progress["source"] or "") + ("" if age is None else f", {duration(age)} old")
     yield "time", _of(seconds.get("ran"), seconds.get("expected"), seconds.get("estimated"), duration)
-    yield "cost", _of(cost.get("so_far"), cost.get("expected"), cost.get("estimated"), dollars)
+    in_all = cost.get("all_jobs")
+    before = f"; {dollars(in_all)} with the jobs before it" if in_all is not None and data.get("attempt", 1) > 1 else ""
+    yield "cost", _of(cost.get("so_far"), cost.get("expected"), cost.get("estimated"), dollars) + before
     yield "ends by", data.get("ends_by") or ""
     yield "waiting", data.get("waiting") or ""
     why = data["why"] or {}

@@ -253,6 +253,21 @@ def test_by_the_id_of_a_job_with_its_data(cloud: Cloud, tmp_path: Path) -> None:
     assert rows in spec["volumes"]
 
 
+def test_the_ceiling_of_the_first_job_holds_for_the_next(cloud: Cloud) -> None:
+    """Ten minutes of a t4-small are 6.7 cents."""
+    _cancelled(cloud)
+    cloud.write(cloud.record.with_job(dataclasses.replace(cloud.record.jobs[0], max_cost=0.07)))
+    answer = cloud.on("resume")
+    hint = f"skill-train resume {cloud.run.path} --max-cost 0.07 --yes"
+    assert (answer.error["code"], answer.error["hint"], answer.document["next"]) == ("confirm_cost", hint, [])
+    cloud.write(cloud.record.with_job(dataclasses.replace(cloud.record.jobs[0], max_cost=0.06)))
+    answer = cloud.on("resume", "--yes")
+    assert (answer.exit_code, answer.error["code"], cloud.hub.jobs_created) == (3, "over_budget", 1)
+    assert answer.error["hint"] == f"skill-train resume {cloud.run.path} --max-cost 0.06 --timeout 9m"
+    assert cloud.on("resume", "--max-cost", "1", "--yes").exit_code == 0
+    assert [job.max_cost for job in cloud.record.jobs] == [0.06, 1.0]
+
+
 def test_a_live_job_is_the_answer(cloud: Cloud) -> None:
     job = cloud.start(SLEEP)
     data = cloud.on("resume", "--yes").data

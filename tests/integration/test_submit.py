@@ -98,7 +98,9 @@ def test_local_data_goes_along(hub: Hub, call: Any, here: Path) -> None:
     assert files["train.py"] == (repository / "scripts" / "train.py").read_bytes()
     run = here / data["run_dir"]
     assert files["plan.json"] == (run / "plan.json").read_bytes()
-    assert [u["bytes"] for u in data["uploads"]] == [len(files["train.py"]), len(files["plan.json"]), 2390]
+    assert [u["bytes"] for u in data["uploads"]] == [len(files["train.py"]), len(files["plan.json"]), 2390, None]
+    result = data["uploads"][-1]
+    assert (result["what"], result["name"]) == ("result", data["hub_model_id"])
     assert (run / "recipe.yaml").is_file()
     record = json.loads((run / "cloud.json").read_text())
     assert record["folder"] == kept["path"] and record["data"]["folder"] == sent["path"]
@@ -118,7 +120,7 @@ def test_data_of_the_hub_is_pinned_and_not_uploaded(hub: Hub, call: Any, here: P
     assert "--data" not in job.spec["command"]
     planned = json.loads((here / done.data["run_dir"] / "plan.json").read_text())
     assert planned["recipe"]["data_revision"] == repository.commit("main")
-    assert [u["what"] for u in done.data["uploads"]] == ["program", "plan"]
+    assert [u["what"] for u in done.data["uploads"]] == ["program", "plan", "result"]
 
 
 def test_local_data_in_a_private_dataset_repository(hub: Hub, call: Any, here: Path) -> None:
