@@ -102,7 +102,7 @@ def test_a_polite_end_keeps_a_checkpoint_even_in_the_middle_of_a_copy(tmp_path: 
     pipe = run / "checkpoints" / "checkpoint-3" / "optimizer.pt"
     pipe.parent.mkdir(parents=True)
     os.mkfifo(pipe)
-    process = _start(run, disk)
+    process = _start(run, disk, hub=dict(os.environ) | {"SKILL_TRAIN_RUN": "0123456789ab"})  # as a job has it
     seen: list[dict[str, Any]] = []
     for line in process.stdout or ():
         seen += training.events(line)
