@@ -353,7 +353,7 @@ def explanation(error: Exception) -> Refused | None:
             code="no_disk",
             exit_code=EXIT_DOES_NOT_FIT,
             expected="free space for checkpoints and what is trained",
-            hint="skill-train local --resume --run-dir RUN, after freeing some space",
+            hint=f"{again()}, after freeing some space",
         )
     # In the words of gloo and NCCL. The process that ended had no time to tell why, or this would not be heard first.
     lost = ("connection closed by peer", "connection reset by peer", "remote process exited")
@@ -1513,7 +1513,7 @@ class Watch:
                 "training was interrupted; a checkpoint is saved",
                 code="interrupted",
                 exit_code=EXIT_FAILED,
-                hint="skill-train local --resume --run-dir RUN",
+                hint=again(),
             )
             self.interrupted = True
         return self.interrupted
@@ -2162,7 +2162,6 @@ def how_it_failed(child: Child, work: Path) -> dict[str, Any] | None:
 
 def ended(code: int, child: Child) -> Refused:
     """Why, of a program that did not say it. `code` is below 0 for a signal."""
-    again = "start the run again: it goes on from its newest kept checkpoint"
     tail = "\n".join(child.said().splitlines()[-15:])
     if code == -signal.SIGKILL:
         return Refused(
@@ -2170,11 +2169,11 @@ def ended(code: int, child: Child) -> Refused:
             code="out_of_memory",
             exit_code=EXIT_DOES_NOT_FIT,
             expected="memory for the model, its activations and one batch",
-            hint=f"a larger machine, or a smaller max_length or model; {again}",
+            hint=f"a larger machine, or a smaller max_length or model; {again()}",
         )
     if child.stopped:
         return Refused(
-            "training was interrupted before its first step", code="interrupted", exit_code=EXIT_FAILED, hint=again
+            "training was interrupted before its first step", code="interrupted", exit_code=EXIT_FAILED, hint=again()
         )
     how = f"crashed with {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
     return Refused(
@@ -2365,6 +2364,13 @@ def step_of(checkpoint: Path) -> int:
 
 def run_id() -> str | None:
     return os.environ.get("SKILL_TRAIN_RUN")
+
+
+def again() -> str:
+    """How a run goes on that was ended: in a job nobody can name its folder."""
+    if run_id() is None:
+        return "skill-train local --resume --run-dir RUN"
+    return "start the run again: it goes on from its newest kept checkpoint"
 
 
 def push(plan: dict[str, Any], work: Path) -> None:

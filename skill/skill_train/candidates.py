@@ -11,6 +11,7 @@ from skill_train.estimate import MicroStep, Part, Range, total, trained_bytes
 from skill_train.estimate_files import disk_bytes, merge_bytes
 from skill_train.estimate_time import Schedule, training_seconds
 from skill_train.facts import Calibration, DatasetFacts, Flavor, Gpu, MachineFacts, ModelFacts, PrecisionProbe
+from skill_train.money import dollars
 from skill_train.placement import HEADROOM, Choices, Fit, fit, precision
 
 # Compute capability and NVLink by the names of the Jobs API: NVIDIA's list of CUDA GPUs; hub-docs, jobs-configuration.
@@ -160,7 +161,7 @@ def _candidate(
     cost = None
     if flavor is not None and seconds is not None:
         a_second = flavor.usd_per_hour / 3600
-        basis = f"${flavor.usd_per_hour:.2f} an hour, price of {flavor.read_at}"
+        basis = f"{dollars(flavor.usd_per_hour)} an hour, price of {flavor.read_at}"
         cost = Range(seconds.low * a_second, seconds.high * a_second, basis)
     unknown = dict(machine.unknown)
     if seconds is None:

@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from skill_train import calibration, tables
+from skill_train import calibration, cloud_record, tables
 from skill_train.chain_plan import actual, load_recipe, local_plan, require_room
 from skill_train.console import Console, Result
 from skill_train.errors import TrainingFailed, UsageError, VerificationFailed
@@ -36,6 +36,8 @@ def local(
     """
     said = {key: value for key, value in flags.items() if value is not None}
     goes_on = resume and run_dir is not None and recipe is None and not said
+    if run_dir is not None:
+        cloud_record.require_of_this_machine(RunDir(run_dir))
     if goes_on and run_dir is not None:
         plan = read_json(open_run(run_dir).plan)
     elif recipe is not None and is_plan(recipe):

@@ -105,7 +105,7 @@ def _task(console: Console, asked: Asked, run: RunDir, order: Order, flavor: Fla
         data,
         human=lambda rich: tables_cloud.draw_elsewhere(rich, data),
         quiet=str(folder / "task.yaml"),
-        next=[f"sky logs {task['name']}", back] if asked.yes else [cloud_answer.command_of(asked, yes=True)],
+        next=[f"sky logs {task['name']}", back] if asked.yes else [],
         error=None if asked.yes else _confirm(asked, task),
     )
 

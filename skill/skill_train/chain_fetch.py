@@ -106,24 +106,28 @@ def resume(
     _check_flavor(about, flavor)
     chosen = flavor or cloud.job.flavor
     price, source = _price(chosen)
+    max_cost = cloud.job.max_cost if max_cost is None else max_cost
+    asked = _command(cloud, chosen, max_cost)
     budget = cloud_budget.budget(
         _rest(about, chosen),
         usd_per_hour=price,
         price=source,
         timeout=cloud_budget.seconds_of(timeout) if timeout else None,
         max_cost=max_cost,
+        command=asked,
     )
     console.status(f"the last job: {about.story.message}")
     if about.story.remedy in ("recipe", "data"):
         console.warn("same_again", f"the same recipe may end the same way: {about.story.help}")
     if not yes:
-        return _agreement(about, budget, timeout)
+        return _agreement(about, budget, f"{asked} --timeout {timeout} --yes" if timeout else f"{asked} --yes")
     assert cloud.run is not None  # in_folder gave it one
     record, reused = step.resume(
         cloud.run,
         flavor=chosen,
         timeout_seconds=budget.timeout_seconds,
         usd_per_hour=price,
+        max_cost=max_cost,
         say=console.status,
     )
     assert record.last is not None  # a job was started
@@ -191,12 +195,17 @@ def _price(flavor: str) -> tuple[float | None, str]:
     return next((each.usd_per_hour for each in offered if each.name == flavor), None), source
 
 
-def _agreement(about: About, budget: cloud_budget.Budget, timeout: str | None) -> Result:
+def _command(cloud: CloudRun, flavor: str, max_cost: float | None) -> str:
+    """This, without a timeout, with the ceiling of the last job or the one that was said now."""
+    words = ["skill-train", "resume", cloud.word]
+    words += ["--flavor", flavor] if flavor != cloud.job.flavor else []
+    words += ["--max-cost", f"{max_cost:g}"] if max_cost is not None else []
+    return " ".join(words)
+
+
+def _agreement(about: About, budget: cloud_budget.Budget, command: str) -> Result:
     """What the new job is and may cost, and the command that starts it."""
     cloud, cost = about.cloud, budget.as_dict()
-    words = ["skill-train", "resume", cloud.word]
-    words += ["--flavor", budget.flavor] if budget.flavor != cloud.job.flavor else []
-    command = " ".join([*words, *(["--timeout", timeout] if timeout else []), "--yes"])
     error = DecisionNeeded(
         f"a new job on {budget.flavor} would go on from step {about.kept_step}: {money(budget)}",
         code="confirm_cost",
@@ -212,7 +221,7 @@ def _agreement(about: About, budget: cloud_budget.Budget, timeout: str | None) -
         "cost_usd": cost,
         "why": about.story.as_dict() if about.story else None,
     }
-    return Result(data, human=lambda rich: None, quiet=command, next=[command], error=error)
+    return Result(data, human=lambda rich: None, quiet=command, error=error)
 
 
 def _finished(cloud: CloudRun) -> Result:

@@ -1,4 +1,7 @@
-"""`status`, `logs`, `wait` and `cancel`: what became of a run, for as long as it takes. They change nothing here."""
+"""`status`, `logs`, `wait` and `cancel`: what became of a run, for as long as it takes.
+
+Here they change nothing but `cloud.json`, where they note how a job has ended.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +71,7 @@ def wait(console: Console, *, run: str, timeout: float | None) -> Result:
         now = follow.until_end(
             cloud.record.namespace, cloud.now.id, seconds=timeout, seen=_Teller(console, cloud), say=console.status
         )
-        cloud = dataclasses.replace(cloud, now=now)
+        cloud = cloud_run.noted(dataclasses.replace(cloud, now=now))
     about = look(cloud, console)
     data = about.data()
     return Result(
@@ -85,7 +88,7 @@ def cancel(console: Console, *, run: str) -> Result:
     cloud = cloud_run.find(run, console.status)
     was_live = cloud.now is not None and cloud.now.live
     if was_live:
-        cloud = dataclasses.replace(cloud, now=_cancelled(cloud, console))
+        cloud = cloud_run.noted(dataclasses.replace(cloud, now=_cancelled(cloud, console)))
     now, record = _now(cloud), cloud.record
     if now.live:
         raise Temporary(
@@ -140,6 +143,7 @@ class About:
         left = measured.left_seconds if measured and self.now.live else None
         limit = job.timeout_seconds
         price = job.usd_per_hour if job.usd_per_hour is not None else _price(self.now.flavor)
+        so_far = job_figures.dollars(ran, price)
         return {
             "run_dir": str(self.cloud.run.path) if self.cloud.run else None,
             "job_id": self.now.id,
@@ -163,16 +167,23 @@ class About:
             },
             "ends_by": _moment(self.now.started_at, limit) if self.now.live else None,
             "cost_usd": {
-                "so_far": job_figures.dollars(ran, price),
+                "so_far": so_far,
                 "expected": job_figures.dollars(ran + left, price) if ran is not None and left is not None else None,
                 "estimated": self._estimated("cost_usd"),
                 "at_most": job_figures.dollars(limit, price),
                 "per_hour": price,
+                "all_jobs": self._of_all_jobs(so_far),
             },
             "waiting": self._waiting() or None,
             "why": self.story.as_dict() if self.story else None,
             "hub_model_id": record.hub_model_id or None,
         }
+
+    def _of_all_jobs(self, so_far: float | None) -> float | None:
+        """Dollars of every job of the run; None where that of one is not known. A job that never was costs nothing."""
+        others = [job for job in self.cloud.record.jobs if job.job_id not in (None, self.now.id)]
+        known = [job.cost_usd for job in others if job.cost_usd is not None]
+        return None if so_far is None or len(known) < len(others) else round(so_far + sum(known), 4)
 
     def next(self) -> tuple[str, ...]:
         word = self.cloud.word

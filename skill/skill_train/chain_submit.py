@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from skill_train import (
     cloud_answer,
     cloud_budget,
     cloud_record,
+    cloud_run,
     flavors,
     preflight,
     rehearsal,
@@ -21,14 +23,16 @@ from skill_train import (
     tables,
 )
 from skill_train import recipe as recipes
+from skill_train.chain_follow import look
 from skill_train.chain_plan import decided, load_recipe, local_plan, require_no_blockers, require_room
 from skill_train.cloud_answer import Asked, Checked
 from skill_train.cloud_budget import Budget
-from skill_train.cloud_order import Order
+from skill_train.cloud_order import Order, Sent
 from skill_train.console import Console, Result
 from skill_train.errors import DecisionNeeded
 from skill_train.facts import Flavor
 from skill_train.hub_account import Account
+from skill_train.jobs import LIVE
 from skill_train.placement import Choices
 from skill_train.plan_file import given_plan, is_plan
 from skill_train.recipe import Recipe
@@ -59,14 +63,38 @@ def submit(console: Console, **options: Any) -> Result:
     elif not asked.dry_run:
         known = submission.existing(run, order, console.status)
         if known is not None:
-            return cloud_answer.result(console, run, known, order)
+            return _sent(console, asked, run, known, order, timeout)
     checked = _check(console, asked, order, account, timeout)
     if asked.dry_run:
         return cloud_answer.dry_run(run, checked)
     if not asked.yes:
         return cloud_answer.decision(asked, checked)
     sent = submission.submit(run, checked.order, console.status, force_new=asked.force_new)
-    return cloud_answer.result(console, run, sent, checked.order)
+    return _sent(console, asked, run, sent, checked.order, timeout)
+
+
+def _sent(console: Console, asked: Asked, run: RunDir, sent: Sent, order: Order, timeout: int | None) -> Result:
+    """The job. One that was there is only the answer where it is, or did, what was asked for.
+
+    Raises:
+        DecisionNeeded: it may cost more than was allowed.
+    """
+    if sent.reused and sent.stage in (None, *LIVE):
+        cloud_answer.require_as_asked(console, run, sent, max_cost=asked.max_cost, timeout=timeout)
+    found = cloud_answer.result(console, run, sent, order)
+    if sent.stage in (None, "COMPLETED", *LIVE):
+        return found
+    story = look(cloud_run.find(str(run.path), console.status), console).story
+    ways = [command for command in story.next if command.startswith("skill-train ")] if story else []
+    found.next = ways or [f"skill-train resume {shlex.quote(str(run.path))}"]
+    found.error = DecisionNeeded(
+        f"the job of {run.path} has ended, and no other was started: {story.message if story else sent.stage}",
+        code="job_ended",
+        expected=story.help if story else "a job that runs, or has done its work",
+        got=str(sent.stage),
+        hint=found.next[0],
+    )
+    return found
 
 
 # --- The plan ---
@@ -116,7 +144,7 @@ def _order(asked: Asked, made: dict[str, Any], account: Account) -> Order:
     staged = staging.stage(Path(made["recipe"]["data"])) if preflight.local_data(made) else None
     offer = _kept_offer(made["flavor"])
     price = None if offer is None else offer.usd_per_hour
-    return Order(_with_repository(made, asked, place), place, price, staged, asked.data_repo)
+    return Order(_with_repository(made, asked, place), place, price, staged, asked.data_repo, asked.max_cost)
 
 
 def _order_elsewhere(asked: Asked, made: dict[str, Any]) -> Order:
@@ -229,7 +257,14 @@ def _check(console: Console, asked: Asked, order: Order, account: Account, timeo
     offer = ask("flavor and price", lambda: preflight.flavor(made["flavor"])) or _kept_offer(made["flavor"])
     price = "" if offer is None else f"price of {offer.read_at}"
     usd = None if offer is None else offer.usd_per_hour
-    found = cloud_budget.budget(made, usd_per_hour=usd, price=price, timeout=timeout, max_cost=asked.max_cost)
+    found = cloud_budget.budget(
+        made,
+        usd_per_hour=usd,
+        price=price,
+        timeout=timeout,
+        max_cost=asked.max_cost,
+        command=cloud_answer.command_of(asked, timeout=None),
+    )
     _warn(console, order, found, there)
     sent = made | {"timeout_seconds": found.timeout_seconds}
     return Checked(dataclasses.replace(order, plan=sent, usd_per_hour=usd), found, there, unchecked)

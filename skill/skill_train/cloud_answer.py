@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from skill_train import cloud_budget, job_once, staging, tables
+from skill_train import cloud_budget, job_figures, job_once, staging, tables
 from skill_train.cloud_budget import Budget
 from skill_train.cloud_order import Order, Sent, uploads
 from skill_train.cloud_record import CloudData, CloudJob, CloudRecord
@@ -18,6 +18,7 @@ from skill_train.console import Console, Result
 from skill_train.errors import DecisionNeeded
 from skill_train.job_spec import KEPT, JobSpec, Mount, as_request
 from skill_train.jobs import LIVE
+from skill_train.money import dollars
 from skill_train.run_dir import RunDir, read_json
 
 _AT_START = "(made at the start)"
@@ -97,15 +98,15 @@ def decision(asked: Asked, checked: Checked) -> Result:
         got=f"{data['flavor']}, stopped after {data['timeout_seconds']} s",
         hint=again,
     )
-    return Result(data, human=lambda rich: tables.draw_submit(rich, data), quiet="", next=[again], error=error)
+    return Result(data, human=lambda rich: tables.draw_submit(rich, data), quiet="", error=error)
 
 
 def money(found: Budget) -> str:
     """For a reader: the estimate, and the most that it can be."""
     if found.most_usd is None:
         return found.basis
-    most = f"${found.most_usd:.2f} at most, when it runs until its timeout"
-    return most if found.cost_usd is None else f"${found.cost_usd[0]:.2f} to ${found.cost_usd[1]:.2f}; {most}"
+    most = f"{dollars(found.most_usd)} at most, when it runs until its timeout"
+    return most if found.cost_usd is None else f"{dollars(found.cost_usd[0])} to {dollars(found.cost_usd[1])}; {most}"
 
 
 def command_of(asked: Asked, **more: Any) -> str:
@@ -148,6 +149,33 @@ def _data(order: Order) -> CloudData | None:
     if order.data_repo is not None:
         return dataclasses.replace(about, repository=order.data_repo, revision=_AT_START)
     return dataclasses.replace(about, bucket=f"{order.namespace}/jobs-artifacts", folder=staged.name)
+
+
+def require_as_asked(console: Console, run: RunDir, sent: Sent, *, max_cost: float | None, timeout: int | None) -> None:
+    """What runs already keeps its own timeout: a warning when another was asked for.
+
+    Raises:
+        DecisionNeeded: it may cost more than `max_cost`, or nobody knows what it may cost.
+    """
+    last = sent.record.last
+    assert last is not None
+    if timeout is not None and timeout != last.timeout_seconds:
+        had = "a timeout that is not known" if last.timeout_seconds is None else f"{last.timeout_seconds} s"
+        console.warn(
+            "another_timeout", f"the job {last.job_id} runs already and is stopped after {had}, not {timeout} s"
+        )
+    most = job_figures.dollars(last.timeout_seconds, last.usd_per_hour)
+    if max_cost is None or (most is not None and most <= max_cost + 1e-9):
+        return
+    raise DecisionNeeded(
+        f"the job {last.job_id} of this plan runs already, and may cost more than --max-cost {max_cost:g}",
+        code="over_budget",
+        expected=f"at most {dollars(max_cost)}",
+        got="a bound that is not known"
+        if most is None
+        else f"{dollars(most)} at its timeout of {last.timeout_seconds} s",
+        hint=f"skill-train cancel {shlex.quote(str(run.path))}; or a larger --max-cost, which keeps it",
+    )
 
 
 def result(console: Console, run: RunDir, sent: Sent, order: Order) -> Result:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from skill_train.errors import DecisionNeeded, UsageError
+from skill_train.money import dollars
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -35,13 +36,19 @@ class Budget:
         return self.seconds is not None and self.timeout_seconds < self.seconds[1]
 
     def as_dict(self) -> dict[str, Any]:
-        low, high = (None, None) if self.cost_usd is None else (round(end, 3) for end in self.cost_usd)
-        most = None if self.most_usd is None else round(self.most_usd, 3)
+        low, high = (None, None) if self.cost_usd is None else (round(end, 6) for end in self.cost_usd)
+        most = None if self.most_usd is None else round(self.most_usd, 6)
         return {"low": low, "high": high, "most": most, "usd_per_hour": self.usd_per_hour, "basis": self.basis}
 
 
 def budget(
-    made: dict[str, Any], *, usd_per_hour: float | None, price: str, timeout: int | None, max_cost: float | None
+    made: dict[str, Any],
+    *,
+    usd_per_hour: float | None,
+    price: str,
+    timeout: int | None,
+    max_cost: float | None,
+    command: str = "",
 ) -> Budget:
     """The budget of a plan for the cloud.
 
@@ -49,19 +56,20 @@ def budget(
         price: where the price is from, for the reader.
         timeout: seconds that were asked for; None takes what the plan computed, or less where `max_cost` needs it.
         max_cost: dollars that it may never exceed.
+        command: what was asked for, without its timeout; a hint adds one that will do.
 
     Raises:
         DecisionNeeded: no timeout is known, it is below the lower estimate, or the cost may exceed `max_cost`.
     """
     estimate = made["estimates"]["seconds"]
     seconds = None if estimate["low"] is None else (float(estimate["low"]), float(estimate["high"]))
-    limit = _timeout(made, timeout, seconds)
+    limit = _timeout(made, timeout, seconds, command)
     lowered = False
     if max_cost is not None and usd_per_hour and timeout is None:
-        affordable = math.floor(max_cost / usd_per_hour * 60 + 1e-9) * 60
+        affordable = _affordable(max_cost, usd_per_hour)
         lowered = affordable < limit and seconds is not None and affordable >= seconds[1]
         limit = affordable if lowered else limit
-    basis = "no price is known" if usd_per_hour is None else f"${usd_per_hour:.2f} an hour, {price}"
+    basis = "no price is known" if usd_per_hour is None else f"{dollars(usd_per_hour)} an hour, {price}"
     cost = None
     if seconds is None:
         basis += f"; no estimate: {estimate['basis']}"
@@ -70,7 +78,7 @@ def budget(
     most = None if usd_per_hour is None else math.ceil(limit / 60) / 60 * usd_per_hour  # billed by the minute
     found = Budget(made["flavor"], limit, usd_per_hour, seconds, cost, most, basis, lowered)
     if max_cost is not None:
-        _check_ceiling(found, max_cost)
+        _check_ceiling(found, max_cost, command)
     return found
 
 
@@ -93,7 +101,12 @@ def seconds_of(text: str) -> int:
     return seconds
 
 
-def _timeout(made: dict[str, Any], asked: int | None, seconds: tuple[float, float] | None) -> int:
+def _affordable(max_cost: float, usd_per_hour: float) -> int:
+    """Seconds, in whole minutes as they are billed."""
+    return math.floor(max_cost / usd_per_hour * 60 + 1e-9) * 60
+
+
+def _timeout(made: dict[str, Any], asked: int | None, seconds: tuple[float, float] | None, command: str) -> int:
     limit = asked or made["timeout_seconds"]
     if limit is None:
         raise DecisionNeeded(
@@ -101,7 +114,7 @@ def _timeout(made: dict[str, Any], asked: int | None, seconds: tuple[float, floa
             code="no_timeout",
             expected="--timeout, after which the job is stopped; its checkpoints stay",
             got=made["estimates"]["seconds"]["basis"],
-            hint="add --timeout, such as --timeout 2h",
+            hint=f"{command} --timeout 2h".lstrip(),
         )
     if seconds is not None and limit < seconds[0]:
         enough = made["timeout_seconds"] or math.ceil(seconds[1] / 60) * 60
@@ -110,26 +123,40 @@ def _timeout(made: dict[str, Any], asked: int | None, seconds: tuple[float, floa
             code="timeout_too_short",
             expected=f"at least {seconds[0]:.0f} s; {enough} s for the upper estimate",
             got=f"{limit} s",
-            hint=f"--timeout {enough}, or fewer steps",
+            hint=f"{command} --timeout {enough}".lstrip(),
         )
     return int(limit)
 
 
-def _check_ceiling(found: Budget, max_cost: float) -> None:
+def _check_ceiling(found: Budget, max_cost: float, command: str) -> None:
     if found.most_usd is None:
         raise DecisionNeeded(
             f"no price of {found.flavor} is known, so --max-cost cannot be kept",
             code="over_budget",
-            expected=f"at most ${max_cost:.2f}",
+            expected=f"at most {dollars(max_cost)}",
             got=found.basis,
             hint="try again when the Hub tells its prices, or leave --max-cost out",
         )
     if found.most_usd > max_cost + 1e-9:
-        estimate = "" if found.cost_usd is None else f"${found.cost_usd[0]:.2f} to ${found.cost_usd[1]:.2f} estimated, "
+        estimate = (
+            ""
+            if found.cost_usd is None
+            else f"{dollars(found.cost_usd[0])} to {dollars(found.cost_usd[1])} estimated, "
+        )
         raise DecisionNeeded(
             f"this job may cost more than --max-cost {max_cost:g}",
             code="over_budget",
-            expected=f"at most ${max_cost:.2f}",
-            got=f"{estimate}${found.most_usd:.2f} at its timeout of {found.timeout_seconds} s ({found.basis})",
-            hint="a larger --max-cost, a shorter --timeout, a cheaper --flavor, or fewer steps",
+            expected=f"at most {dollars(max_cost)}",
+            got=f"{estimate}{dollars(found.most_usd)} at its timeout of {found.timeout_seconds} s ({found.basis})",
+            hint=_cheaper(found, max_cost, command),
         )
+
+
+def _cheaper(found: Budget, max_cost: float, command: str) -> str:
+    """The longest timeout that is paid for, where the job could end in it; else what it costs at least."""
+    assert found.usd_per_hour
+    paid_for, needed = _affordable(max_cost, found.usd_per_hour), found.seconds[0] if found.seconds else 60.0
+    if paid_for >= needed:
+        return f"{command} --timeout {paid_for // 60}m".lstrip()
+    least = math.ceil(needed / 60) / 60 * found.usd_per_hour
+    return f"--max-cost of {dollars(least)} or more, a cheaper --flavor, or fewer steps; no timeout is short enough"

@@ -21,6 +21,7 @@ class Order:
         usd_per_hour: None when no price is known.
         staged: local data; None for data on the Hub. `data_repo`: the dataset repository that it goes to, if not into
             the bucket.
+        max_cost: dollars that the job may never exceed; None where nobody said.
     """
 
     plan: dict[str, Any]
@@ -28,6 +29,7 @@ class Order:
     usd_per_hour: float | None
     staged: Staged | None
     data_repo: str | None
+    max_cost: float | None = None
 
     @property
     def plan_hash(self) -> str:
@@ -49,7 +51,7 @@ class Sent:
 
 
 def uploads(order: Order) -> list[dict[str, Any]]:
-    """What leaves this machine, and where it goes."""
+    """What leaves this machine, and where it goes; last what the job makes, of which nobody knows the size yet."""
     bucket = f"the private bucket {order.namespace}/jobs-artifacts"
     program, made = train_program(), json.dumps(order.plan, indent=1, ensure_ascii=False)
     listed = [
@@ -60,4 +62,6 @@ def uploads(order: Order) -> list[dict[str, Any]]:
         about = {"name": order.plan["recipe"]["data"], "files": len(order.staged.files), "bytes": order.staged.bytes}
         to = f"the private dataset {order.data_repo}" if order.data_repo else bucket
         listed.append({"what": "data", **about, "to": to})
-    return listed
+    repository = order.plan["policy"]["hub_model_id"]
+    to = "a private repository of the Hub, which the job makes"
+    return [*listed, {"what": "result", "name": repository, "files": None, "bytes": None, "to": to}]

@@ -36,7 +36,9 @@ class CloudJob:
         job_id, url, created_at: None while it is starting.
         timeout_seconds: None for a job that is known by its id only: the client does not tell.
         usd_per_hour: of its flavor when it was asked for; None when no price was known.
-        asked_at, created_at: UTC, such as `2026-11-21T10:00:00Z`.
+        asked_at, created_at, ended_at: UTC, such as `2026-11-21T10:00:00Z`.
+        max_cost: dollars that it was allowed to cost; None where nobody said.
+        stage, ended_at, seconds, cost_usd: of a job that was seen to have ended; the time is that it ran.
     """
 
     number: int
@@ -48,6 +50,11 @@ class CloudJob:
     job_id: str | None = None
     url: str | None = None
     created_at: str | None = None
+    max_cost: float | None = None
+    stage: str | None = None
+    ended_at: str | None = None
+    seconds: float | None = None
+    cost_usd: float | None = None
 
 
 @dataclass(frozen=True)
@@ -168,9 +175,40 @@ def submitted(run: RunDir) -> CloudRecord:
             code="not_submitted",
             expected="a run directory of `skill-train submit` (it holds cloud.json)",
             got="a folder without cloud.json" if run.path.is_dir() else "no such folder",
-            hint=f"skill-train submit {shlex.quote(str(run.path))}",
+            hint=(
+                f"skill-train submit {shlex.quote(str(run.path))}"
+                if RunDir.is_one(run.path)
+                else "name a folder that `skill-train submit` made, or the id of a job; hf jobs ps -a lists your jobs"
+            ),
         )
     return record
+
+
+def way_on(run: RunDir) -> str:
+    """The command that brings a run on which is not trained here: by its jobs, where it was submitted."""
+    word, record = shlex.quote(str(run.path)), read(run)
+    if record is None:
+        return f"skill-train local --resume --run-dir {word}"
+    if record.last is None:
+        return f"skill-train submit {word}"
+    ended_badly = record.last.stage not in (None, "COMPLETED")
+    return f"skill-train {'resume' if ended_badly else 'pull'} {word}"
+
+
+def require_of_this_machine(run: RunDir) -> None:
+    """Training here would lie over what a job makes, and could not be told from it.
+
+    Raises:
+        UsageError: the run was submitted.
+    """
+    if record_path(run).is_file():
+        raise UsageError(
+            f"{run.path} is a run in the cloud: its jobs train it, not this machine",
+            code="cloud_run",
+            expected="a run directory of its own for training here",
+            got="a folder with cloud.json",
+            hint=way_on(run),
+        )
 
 
 def _record(document: Any) -> CloudRecord:

@@ -12,11 +12,13 @@ from skill_train import cloud_record, jobs, kept
 from skill_train.cloud_record import CloudData, CloudJob, CloudRecord
 from skill_train.errors import AccessError, UsageError
 from skill_train.follow import Say, job_now, patiently
+from skill_train.hub_client import not_signed_in
+from skill_train.job_figures import dollars
 from skill_train.job_once import timestamp
 from skill_train.job_spec import Mount
 from skill_train.jobs import Job
 from skill_train.recipe import to_yaml
-from skill_train.run_dir import RunDir, read_json, write_json, write_text
+from skill_train.run_dir import RunDir, locked, read_json, write_json, write_text
 
 _JOB = re.compile(r"(?:(?P<namespace>[\w.-]+)/)?(?P<id>[0-9a-f]{24})")
 
@@ -68,9 +70,46 @@ def with_now(cloud: CloudRun, say: Say) -> CloudRun:
     """With what the Hub says of its job. One that is gone there is DELETED."""
     job_id, namespace = cloud.job.job_id or "", cloud.record.namespace
     if cloud.run is None:
-        return replace(cloud, now=patiently(lambda: jobs.inspect(namespace, job_id), say))
+        return noted(replace(cloud, now=patiently(lambda: jobs.inspect(namespace, job_id), say)))
     now = job_now(namespace, job_id, cloud.record.run_id, say) or _gone(cloud)
-    return replace(cloud, now=now, record=with_bucket(cloud.record, now))
+    return noted(replace(cloud, now=now, record=with_bucket(cloud.record, now)))
+
+
+def noted(cloud: CloudRun) -> CloudRun:
+    """With the end of its job in the record and, where there is a run directory, in `cloud.json`.
+
+    What is known already stays: the Hub forgets a job that is deleted.
+    """
+    now, job = cloud.now, cloud.job
+    if now is None or now.live or job.stage is not None:
+        return cloud
+    seconds = None
+    if now.started_at is not None and now.finished_at is not None:
+        seconds = max((now.finished_at - now.started_at).total_seconds(), 0.0)
+    ended = replace(
+        job,
+        stage=now.stage,
+        ended_at=timestamp(now.finished_at) if now.finished_at else None,
+        seconds=seconds,
+        cost_usd=dollars(seconds, job.usd_per_hour),
+    )
+    if cloud.run is not None:
+        _write_end(cloud.run, ended)
+    return replace(cloud, job=ended, record=cloud.record.with_job(ended))
+
+
+def _write_end(run: RunDir, ended: CloudJob) -> None:
+    """Only a note: who has the run directory in use, or may not write there, gets the answer without it."""
+    try:
+        with locked(run, "status"):
+            record = cloud_record.read(run)
+            if record is not None and any(known.job_id == ended.job_id for known in record.jobs):
+                cloud_record.write(run, record.with_job(ended))
+    except OSError:
+        return
+    except UsageError as error:
+        if error.code != "run_in_use":
+            raise
 
 
 def latest(cloud: CloudRun) -> CloudRun:
@@ -142,7 +181,7 @@ def _started_perhaps(cloud: CloudRun, say: Say) -> CloudRun:
     if found:
         known = _as_record(found[-1], cloud.job)
         record = with_bucket(cloud.record.with_job(known), found[-1])
-        return replace(cloud, record=record, job=known, now=found[-1])
+        return noted(replace(cloud, record=record, job=known, now=found[-1]))
     before = next((job for job in reversed(cloud.record.jobs) if job.job_id is not None), None)
     if before is None:
         raise never_started(cloud.name)
@@ -173,7 +212,7 @@ def _by_id(name: str, namespace: str, job_id: str, say: Say) -> CloudRun:
     ordered = tuple(sorted(known.values(), key=lambda job: job.number))
     data = _data_of(now.mounts[0]) if now.mounts else None
     record = CloudRecord(run_id, now.labels.get("plan", ""), namespace, "", data=data, jobs=ordered)
-    return CloudRun(f"{namespace}/{job_id}", None, with_bucket(record, now), known[job_id], now)
+    return noted(CloudRun(f"{namespace}/{job_id}", None, with_bucket(record, now), known[job_id], now))
 
 
 def _data_of(mount: Mount) -> CloudData:
@@ -222,10 +261,12 @@ def _namespace() -> str:
     from skill_train.hub_account import account
 
     who = account()
+    if who.state == "none":
+        raise not_signed_in("which a job id without its namespace needs")
     if who.state != "valid":
         raise AccessError(
             "a job id without its namespace needs a token that says who you are",
-            code="not_signed_in" if who.state == "none" else "bad_token",
+            code="bad_token",
             expected="a valid token, or NAMESPACE/ID",
             got=who.why or who.state,
             hint="hf auth login",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -24,6 +25,7 @@ Format = Literal["auto", "human", "json", "quiet"]
 # Control characters in a name or a prompt must not steer the terminal; half a surrogate pair (a file name that is not
 # UTF-8) cannot be printed at all.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+_FILLED_IN = re.compile(r"[A-Z][A-Z_]+(?:/[A-Z][A-Z_]+)?")  # RUN, NAMESPACE/ID
 
 
 class Bar(Protocol):
@@ -136,8 +138,22 @@ class Console:
             document["error"] = result.error.as_dict()
         document["warnings"] = self.warnings
         hint = result.error.hint if result.error else ""
-        document["next"] = result.next or ([hint] if hint.startswith("skill-train ") else [])
+        document["next"] = result.next or ([hint] if runs_as_it_stands(hint) else [])
         return _bounded(document)
+
+
+def runs_as_it_stands(hint: str) -> bool:
+    """Whether a hint is a whole command, without prose behind it or a word to fill in, that decides nothing.
+
+    A hint that begins with a command and goes on without punctuation is a mistake; a test parses them all.
+    """
+    try:
+        words = shlex.split(hint)
+    except ValueError:
+        return False
+    if words[:1] != ["skill-train"] or "--yes" in words:
+        return False
+    return not any(word.startswith("(") or word.endswith((",", ";")) or _FILLED_IN.fullmatch(word) for word in words)
 
 
 def clean(text: str) -> str:

@@ -167,9 +167,7 @@ def _of_status(response: Any, subject: Subject) -> SkillTrainError:
     status = response.status_code
     got = f"status {status}"
     if status == 401:
-        return AccessError(
-            f"the Hub refuses your token, for {subject}", code="bad_token", got=got, hint="hf auth login"
-        )
+        return _refused(subject)
     if status == 402:
         return AccessError(
             f"there is no credit left, for {subject}",
@@ -191,6 +189,27 @@ def _of_status(response: Any, subject: Subject) -> SkillTrainError:
         return Temporary(f"the Hub failed to answer, for {subject}", code="hub_error", got=got, hint=again)
     got = ": ".join(filter(None, (got, _said(response))))
     return UsageError(f"the Hub refuses the question about {subject}", code="refused", got=got, hint=subject.page)
+
+
+def _refused(subject: Subject) -> AccessError:
+    """The Hub says the same of a wrong token as of none."""
+    from huggingface_hub import get_token
+
+    if get_token() is None:
+        return not_signed_in(f"for {subject}")
+    return AccessError(
+        f"the Hub refuses your token, for {subject}", code="bad_token", got="status 401", hint="hf auth login"
+    )
+
+
+def not_signed_in(why: str = "") -> AccessError:
+    return AccessError(
+        f"you are not signed in to the Hugging Face Hub{', ' * bool(why)}{why}",
+        code="not_signed_in",
+        expected="a token that may write and run jobs",
+        got="no token",
+        hint="hf auth login, or set HF_TOKEN",
+    )
 
 
 def _forbidden(subject: Subject, said: str) -> AccessError:

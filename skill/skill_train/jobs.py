@@ -13,8 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from skill_train.errors import AccessError
-from skill_train.hub_client import Subject, ask
+from skill_train.hub_client import Subject, ask, not_signed_in
 from skill_train.job_spec import IMAGE, KEPT, SECRETS, JobSpec, Mount, command
 
 LIVE = ("SCHEDULING", "RUNNING", "UPDATING")  # of huggingface_hub 2.4; the others are ends
@@ -185,12 +184,7 @@ def _token() -> str:
 
     token: str | None = get_token()
     if token is None:
-        raise AccessError(
-            "you are not signed in to the Hugging Face Hub",
-            code="not_signed_in",
-            expected="a token that may write and run jobs",
-            hint="hf auth login",
-        )
+        raise not_signed_in()
     return token
 
 

@@ -22,6 +22,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from skill_train import cloud_record
 from skill_train.console import Bar
 from skill_train.errors import DecisionNeeded, NativeCrash, TrainingFailed, UsageError, from_exit_code
 from skill_train.facts import MachineFacts, ModelFacts, PrecisionProbe
@@ -40,9 +41,10 @@ def train(
     is, with `reused`.
 
     Raises:
-        UsageError: the folder holds another run, or a part of this one and `resume` was not said.
+        UsageError: the folder holds another run, one in the cloud, or a part of this one and `resume` was not said.
         SkillTrainError: what the program reported.
     """
+    cloud_record.require_of_this_machine(run)
     with locked(run, "local"):
         finished = _already_there(run, plan, resume)
         if finished is not None:
@@ -110,7 +112,7 @@ def _already_there(run: RunDir, plan: dict[str, Any], resume: bool) -> dict[str,
             code="another_run",
             expected="the same recipe and data, or another --run-dir",
             got="; ".join(_differences(earlier, plan)),
-            hint=f"skill-train local --resume --run-dir {shlex.quote(str(run.path))} goes on with the one there",
+            hint=f"skill-train local --resume --run-dir {shlex.quote(str(run.path))}",
         )
     if run.record("train").is_file() and run.tuned.is_dir():
         return trained(run)
@@ -118,7 +120,7 @@ def _already_there(run: RunDir, plan: dict[str, Any], resume: bool) -> dict[str,
         raise UsageError(
             f"{run.path} holds an unfinished run of this recipe",
             code="unfinished_run",
-            hint=f"skill-train local --resume --run-dir {run.path}",
+            hint=cloud_record.way_on(run),
         )
     return None
 
@@ -134,7 +136,7 @@ def trained(run: RunDir) -> dict[str, Any]:
             f"{run.path} is not trained yet",
             code="not_trained",
             expected=f"train.json and {run.tuned.name}/",
-            hint=f"skill-train local --resume --run-dir {shlex.quote(str(run.path))}",
+            hint=cloud_record.way_on(run),
         )
     record: dict[str, Any] = read_json(run.record("train"))
     for name, digest in record.get("outputs", {}).items():
@@ -292,7 +294,7 @@ def _failure(run: RunDir, code: int, failure: dict[str, Any] | None, said: str) 
             "the system killed the training process (SIGKILL), most likely for its memory",
             code="out_of_memory",
             expected="memory for the model, its activations and one batch",
-            hint=f"skill-train local --resume --run-dir {run.path}; or a smaller max_length or model",
+            hint=f"skill-train local --resume --run-dir {shlex.quote(str(run.path))}; or a smaller max_length or model",
         )
     if -code in (signal.SIGINT, signal.SIGTERM):
         return TrainingFailed(

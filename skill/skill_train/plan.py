@@ -8,7 +8,7 @@ from typing import Any
 
 from skill_train import candidates, rubric
 from skill_train.candidates import Candidate
-from skill_train.errors import UsageError
+from skill_train.errors import UsageError, nearest
 from skill_train.estimate_report import estimates
 from skill_train.facts import Calibration, DatasetFacts, Flavor, MachineFacts, ModelFacts, PrecisionProbe
 from skill_train.launch import launch
@@ -74,7 +74,7 @@ def make_plan(
     counted = dataset.tokens is not None and dataset.tokens.counted
     said = {"sensitive": recipe.sensitive, "counted": counted}
     decision = rubric.decide(resolved, model=model, here=here, choices=choices, **said)
-    chosen = here if decision.where == "local" else _flavor(cloud, choices)
+    chosen = here if decision.where == "local" else _flavor(cloud, offered, choices)
     taken = chosen or here
     reasons = [rule.as_reason() for rule in decision.fired] + reasons + _placed(resolved, model, taken, choices)
     placed = placement(resolved, taken.machine, taken.fit, "local" if taken.flavor is None else "hf_jobs")
@@ -108,15 +108,18 @@ def wants_probe(machine: MachineFacts, model: ModelFacts, choices: Choices) -> b
     return on_cpu and choices.dtype is None and (model.parameters or 0) >= PROBE_FROM_PARAMETERS
 
 
-def _flavor(cloud: list[Candidate], choices: Choices) -> Candidate | None:
+def _flavor(cloud: list[Candidate], offered: tuple[Flavor, ...], choices: Choices) -> Candidate | None:
     if choices.flavor is None:
         return candidates.cheapest(cloud, choices.max_hours)
     found = next((candidate for candidate in cloud if candidate.name == choices.flavor), None)
     if found is None:
+        names = [flavor.name for flavor in offered]  # those without a GPU too: they can be named
+        known = choices.flavor in names
+        what = "cannot train this in the precision that is asked for" if known else "is no flavor"
         raise UsageError(
-            f"there is no flavor {choices.flavor!r}",
+            f"{choices.flavor} {what}{'' if known else nearest(choices.flavor, names)}",
             code="unknown_flavor",
-            expected=", ".join(candidate.name for candidate in cloud),
+            expected=", ".join(candidate.name for candidate in cloud) if known else ", ".join(names),
             got=choices.flavor,
         )
     return found

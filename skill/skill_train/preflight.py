@@ -10,6 +10,7 @@ from skill_train import hub, hub_account, hub_repository
 from skill_train.errors import AccessError, DecisionNeeded, Temporary, UsageError, nearest
 from skill_train.facts import Flavor
 from skill_train.hub_account import Account
+from skill_train.hub_client import not_signed_in
 from skill_train.job_once import patiently
 
 _LOGIN = "hf auth login"
@@ -43,12 +44,7 @@ def token() -> Account:
 
     found = patiently(question)
     if found.state == "none":
-        raise AccessError(
-            "you are not signed in to the Hugging Face Hub",
-            code="not_signed_in",
-            expected="a token that may write and run jobs",
-            hint=_LOGIN,
-        )
+        raise not_signed_in()
     if found.state == "invalid":
         raise AccessError("the Hub does not know your token", code="bad_token", got="status 401", hint=_LOGIN)
     return found

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from skill_train import cloud_record
 from skill_train.errors import UsageError, VerificationFailed
 from skill_train.recipe import to_yaml
 from skill_train.run_dir import RunDir, file_digest, read_json
@@ -45,12 +47,12 @@ def chosen_parts(run: RunDir, asked: tuple[str, ...]) -> tuple[str, ...]:
     there = {"gguf": any(run.gguf.glob("*.gguf")), "adapter": run.adapter.is_dir(), "merged": run.merged.is_dir()}
     missing = [part for part in asked if not there[part]]
     if missing:
-        step = {"gguf": "export-gguf", "merged": "merge", "adapter": "local --resume --run-dir"}[missing[0]]
+        step = {"gguf": "export-gguf", "merged": "merge"}.get(missing[0])
         raise UsageError(
             f"{run.path} has no {missing[0]} to push",
             code="nothing_to_push",
             expected=", ".join(part for part in PARTS if there[part]) or "a trained run",
-            hint=f"skill-train {step} {run.path}",
+            hint=f"skill-train {step} {shlex.quote(str(run.path))}" if step else cloud_record.way_on(run),
         )
     wanted = asked or tuple(part for part in ("gguf", "adapter") if there[part]) or ("merged",)
     return tuple(part for part in PARTS if part in wanted)
@@ -95,7 +97,7 @@ def proof_of(run: RunDir, files: list[PushFile]) -> dict[str, Any] | None:
             f"{run.path} failed its verification ({'; '.join(failed[:4])}), so it is not pushed",
             code="failed_proof",
             expected="files that passed",
-            hint=f"skill-train verify {run.path}",
+            hint=f"skill-train verify {shlex.quote(str(run.path))}",
         )
     return proof
 

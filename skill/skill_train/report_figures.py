@@ -4,10 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
-from skill_train.report_files import cloud, files, missing, proof, reproduce, run_it, smallest, versions
+from skill_train.money import dollars
+from skill_train.report_files import (
+    cloud,
+    files,
+    missing,
+    proof,
+    reproduce,
+    run_it,
+    smallest,
+    versions,
+    way_on,
+)
 from skill_train.report_quality import answers, measured, quality
 from skill_train.report_records import Figure, Record, Run, differ
-from skill_train.report_text import dollars, duration, marked, number, rate, share, size
+from skill_train.report_text import duration, marked, number, rate, share, size
 
 MOST_POINTS = 600  # of one curve: about one a pixel
 MOST_ROWS = 200  # of the table of steps
@@ -60,9 +71,8 @@ def _not_trained(run: Run) -> dict[str, Any]:
     if failure:
         error = failure.get("error", default={})
         return _verdict("fail", "The training failed", [error.get("message", "")], error.get("hint", ""))
-    if run["cloud"]:
-        return _verdict("unknown", "Submitted, results not fetched yet", [], run.command("pull"))
-    return _verdict("unknown", "Not trained yet", [], run.command("local --resume --run-dir"))
+    said = "Submitted, results not fetched yet" if run["cloud"] else "Not trained yet"
+    return _verdict("unknown", said, [], run.command(way_on(run)))
 
 
 def _proven(verify: Record) -> dict[str, Any]:
@@ -179,10 +189,15 @@ def _estimate(plan: Record, what: str, key: str, shown: Any, actual: Figure) -> 
 
 
 def _cost(run: Run) -> Figure:
-    """A local run pays no rent. What jobs cost is on the bill: their records here hold a price, and no end."""
+    """A local run pays no rent. A job's cost is known once its end was seen; the bill says it in any case."""
     record, seconds = run["cloud"], run["train"].get("seconds")
     if not record:
         return Figure("no rent", 0) if run["plan"].get("where") == "local" else Figure("not known")
+    costs = [job.get("cost_usd") for _, job in record.items("jobs") if job.get("job_id")]
+    if len(costs) == 1 and costs[0] is not None:
+        return record.figure(dollars, "jobs", 0, "cost_usd")
+    if costs and None not in costs:
+        return Figure(f"{dollars(sum(costs))} for {len(costs)} jobs", sum(costs))
     price = record.get("jobs", 0, "usd_per_hour")
     if seconds is None or price is None or len(record.get("jobs")) > 1:
         return Figure("not known: the bill of the jobs says it")

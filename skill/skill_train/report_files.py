@@ -10,6 +10,7 @@ import shlex
 from collections.abc import Callable
 from typing import Any
 
+from skill_train.money import dollars
 from skill_train.report_quality import measured
 from skill_train.report_records import Figure, Run
 from skill_train.report_text import nats, number, ratio, share, size
@@ -21,7 +22,7 @@ _WORST = {"fail": 0, "warn": 1, "pass": 2}
 def missing(run: Run) -> list[dict[str, str]]:
     """Each part that there is no record of, and the command that makes it."""
     steps = (
-        ("train", "trained", "local --resume --run-dir"),
+        ("train", "trained", way_on(run)),
         ("convert", "exported", "export-gguf"),
         ("verify", "verified", "verify"),
         ("evaluate", "evaluated", "evaluate"),
@@ -31,6 +32,16 @@ def missing(run: Run) -> list[dict[str, str]]:
         for part, done, words in steps
         if not run[part]
     ]
+
+
+def way_on(run: Run) -> str:
+    """What brings a run on that is not trained here; as `cloud_record.way_on`."""
+    if not run["cloud"]:
+        return "local --resume --run-dir"
+    jobs = run["cloud"].get("jobs", default=[])
+    if not jobs:
+        return "submit"
+    return "pull" if jobs[-1].get("stage") in (None, "COMPLETED") else "resume"
 
 
 def _missing(run: Run, part: str, done: str) -> str:
@@ -152,18 +163,19 @@ def _commands(name: str, path: str) -> list[dict[str, Any]]:
 
 
 def cloud(run: Run) -> dict[str, Any] | None:
-    """The jobs of a run in the cloud: their ids, machines, prices, and where what they made is kept."""
+    """The jobs of a run in the cloud: their ids, ends, machines, costs, and where what they made is kept."""
     record = run["cloud"]
     if not record:
         return None
     jobs = [
         {
             "number": record.figure(number, "jobs", i, "number"),
-            "state": job.get("state", ""),
+            "state": job.get("stage") or job.get("state", ""),
+            "cost": record.figure(dollars, "jobs", i, "cost_usd"),
             "job_id": record.figure(str, "jobs", i, "job_id"),
             "url": job["url"] if str(job.get("url") or "").startswith("https://") else None,
             "flavor": record.figure(str, "jobs", i, "flavor"),
-            "price": record.figure(lambda usd: f"${usd:.2f}/h", "jobs", i, "usd_per_hour"),
+            "price": record.figure(lambda usd: f"{dollars(usd)}/h", "jobs", i, "usd_per_hour"),
             "timeout": record.figure(lambda s: f"{s / 3600:.3g} h", "jobs", i, "timeout_seconds"),
             "asked_at": job.get("asked_at", ""),
         }

@@ -37,10 +37,6 @@ def share(value: float) -> str:
     return f"{value:.1%}" if 0 < value < 1 else f"{value:.0%}"
 
 
-def dollars(value: float) -> str:
-    return f"${value:,.2f}" if value == 0 or value >= 0.1 else f"${value:.2g}"
-
-
 def number(value: Any) -> str:
     """A figure of any kind: whole numbers with commas, others to four digits, a digest by its head."""
     if isinstance(value, bool):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 from skill_train import cloud_record, job_once, jobs
 from skill_train.cloud_record import CloudJob, CloudRecord
 from skill_train.errors import UsageError
@@ -11,7 +13,7 @@ from skill_train.run_dir import RunDir, locked, read_json
 
 
 def resume(
-    run: RunDir, *, flavor: str, timeout_seconds: int, usd_per_hour: float | None, say: Say
+    run: RunDir, *, flavor: str, timeout_seconds: int, usd_per_hour: float | None, max_cost: float | None, say: Say
 ) -> tuple[CloudRecord, bool]:
     """The record with a job that goes on, and whether it was there already.
 
@@ -33,13 +35,18 @@ def resume(
                 f"no job of {run.path} ever began",
                 code="never_started",
                 expected="a run whose first job exists",
-                hint=f"skill-train submit {run.path}",
+                hint=f"skill-train submit {shlex.quote(str(run.path))}",
             )
-        number = record.last.number if record.last and record.last.job_id is None else len(record.jobs) + 1
-        asked = CloudJob(number, "starting", flavor, timeout_seconds, job_once.now(), usd_per_hour)
+        number = record.last.number if record.last and record.last.job_id is None else _next_number(record)
+        asked = CloudJob(number, "starting", flavor, timeout_seconds, job_once.now(), usd_per_hour, max_cost=max_cost)
         spec = job_once.specification(run, read_json(run.plan), record, asked)
         folder = (record.bucket, record.folder)
         return job_once.start(run, record, asked, lambda: jobs.start_again(spec, folder), say), False
+
+
+def _next_number(record: CloudRecord) -> int:
+    """A record that was made of a later job lacks the ones before it."""
+    return record.last.number + 1 if record.last else 1
 
 
 def noted(run: RunDir, say: Say) -> CloudRecord:

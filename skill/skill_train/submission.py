@@ -45,6 +45,7 @@ def submit(run: RunDir, order: Order, say: Say, *, force_new: bool) -> Sent:
             timeout_seconds=order.plan["timeout_seconds"],
             asked_at=job_once.now(),
             usd_per_hour=order.usd_per_hour,
+            max_cost=order.max_cost,
         )
         spec = job_once.specification(run, order.plan, record, job)
         say(f"starting the job on {job.flavor}")
@@ -53,12 +54,12 @@ def submit(run: RunDir, order: Order, say: Say, *, force_new: bool) -> Sent:
 
 
 def existing(run: RunDir, order: Order, say: Say) -> Sent | None:
-    """The job that this order has already: of this run directory, or a live one of the same plan.
+    """The job that this order has already: of this run directory, or one of the same plan that runs or has succeeded.
 
     Raises:
         UsageError: the run directory holds another run.
     """
-    if not run.path.exists() and _live(order) is None:
+    if not run.path.exists() and _same_plan(order) is None:
         return None
     with locked(run, "submit"):
         return _existing(run, order, say)
@@ -83,8 +84,8 @@ def _existing(run: RunDir, order: Order, say: Say) -> Sent | None:
     record = cloud_record.read(run)
     if record is None:
         _require_free(run, order)
-        live = _live(order)
-        return None if live is None else _adopt(run, order, live, say)
+        found = _same_plan(order)
+        return None if found is None else _adopt(run, order, found, say)
     if record.plan_hash != order.plan_hash:
         _require_never_started(run, record, order)
         return None
@@ -121,15 +122,19 @@ def _first_look(run: RunDir, record: CloudRecord) -> Sent:
     return Sent(record, job.stage, reused=False)
 
 
-def _live(order: Order) -> Job | None:
-    """A live job of the same plan, whoever started it on which machine."""
-    found = patiently(lambda: jobs.find(order.namespace, {"skill-train": "1", "plan": order.plan_hash}))
-    return next((job for job in found if job.live and "run" in job.labels), None)
+def _same_plan(order: Order) -> Job | None:
+    """A job of the same plan, whoever started it on which machine: one that runs, else one whose work is done."""
+    labels = {"skill-train": "1", "plan": order.plan_hash}
+    found = [job for job in patiently(lambda: jobs.find(order.namespace, labels)) if "run" in job.labels]
+    done = [job for job in found if job.stage == "COMPLETED"]
+    return next((job for job in found if job.live), done[0] if done else None)
 
 
 def _adopt(run: RunDir, order: Order, job: Job, say: Say) -> Sent:
-    """Makes the run directory of a job that runs already, with the very plan that it has."""
-    say(f"the job {job.id} runs this plan already")
+    """Makes the run directory of a job that is there already, with the very plan that it has."""
+    say(
+        f"the job {job.id} {'runs this plan already' if job.live else 'has done this plan; --force-new starts another'}"
+    )
     made = _plan_of(job) or order.plan
     record = CloudRecord(
         run_id=job.labels["run"],
@@ -143,6 +148,7 @@ def _adopt(run: RunDir, order: Order, job: Job, say: Say) -> Sent:
     asked = CloudJob(number, "starting", job.flavor or made["flavor"], timeout, job_once.now(), order.usd_per_hour)
     write_json(run.plan, made)
     write_text(run.recipe, to_yaml(made["recipe"] | made["policy"]))
+    asked = dataclasses.replace(asked, max_cost=order.max_cost)
     return Sent(job_once.started(run, record, asked, job), job.stage, reused=True)
 
 
@@ -225,7 +231,7 @@ def _require_free(run: RunDir, order: Order) -> None:
             code="another_run",
             expected="a folder of its own for the run in the cloud",
             got=f"{there.get('where')}, recipe {str(there.get('recipe_hash'))[:8]}",
-            hint=f"skill-train submit {shlex.quote(str(run.path))} sends its recipe, with a run directory of its own",
+            hint=f"skill-train submit {shlex.quote(str(run.path))}",
         )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from skill_train.console import clean
+from skill_train.money import dollars
 from skill_train.rubric import duration
 
 _STYLE = {"pass": "green", "ok": "green", "warn": "yellow", "fail": "red"}
@@ -162,18 +163,20 @@ def _draw_self_test(rich: Any, figures: dict[str, Any]) -> None:
 def draw_submit(rich: Any, data: dict[str, Any]) -> None:
     """A job that was started or would be: where, what it costs, what leaves this machine."""
     cost = data["cost_usd"]
-    estimate = "not known" if cost["low"] is None else f"${cost['low']:.2f} to ${cost['high']:.2f}"
-    most = "" if cost["most"] is None else f"; at most ${cost['most']:.2f}, at its timeout"
+    estimate = "not known" if cost["low"] is None else f"{dollars(cost['low'])} to {dollars(cost['high'])}"
+    most = "" if cost["most"] is None else f"; at most {dollars(cost['most'])}, at its timeout"
     lines = [f"job: {data['job_id']}, {data['stage']}, {data['url']}"] if "job_id" in data else []
     lines += [f"run directory: {data['run_dir']}"] if "run_dir" in data else []
     lines += [
         f"machine: {data['flavor']} of {data['namespace']}, stopped after {data['timeout_seconds'] / 3600:.2f} h",
         f"cost: {estimate}{most} ({cost['basis']})",
-        f"result: the repository {data['hub_model_id']}",
+        f"result: the private repository {data['hub_model_id']}, which the job makes",
     ]
     end = data.get("expected_end", {"low": None})
     lines += [f"expected end: {end['low']} to {end['high']}"] if end["low"] is not None else []
     for upload in data["uploads"]:
+        if upload["what"] == "result":
+            continue
         size = f"{upload['bytes'] / 1e6:.2f} MB" + (f" in {upload['files']} files" if upload["files"] > 1 else "")
         lines.append(f"upload: {upload['what']} {upload['name']}, {size}, to {upload['to']}")
     for line in lines:
@@ -270,7 +273,7 @@ def _figures(data: dict[str, Any]) -> Any:
     for part in data["seconds_parts"]:
         _add(table, part["name"], _time(part["low"]), _time(part["high"]), part["because"])
     _add(table, "time", *_ends(data["seconds"], _time), style="bold", end_section=True)
-    _add(table, "cost", *_ends(data["cost_usd"], lambda dollars: f"${dollars:,.2f}"), end_section=True)
+    _add(table, "cost", *_ends(data["cost_usd"], dollars), end_section=True)
     for name in ("merge", "convert", "verify", "disk"):
         _add(table, f"{name} {'space' if name == 'disk' else 'memory'}", *_ends(data[f"{name}_bytes"], _bytes))
     for file in data["files"]:
@@ -285,7 +288,7 @@ def _flavors(offers: list[dict[str, Any]]) -> Any:
     table = Table("in the cloud", "time", "cost", title_justify="left")
     for offer in offers:
         (fast, slow), (low, high) = offer["seconds"], offer["cost_usd"]
-        _add(table, offer["flavor"], f"{_time(fast)} to {_time(slow)}", f"${low:,.2f} to ${high:,.2f}")
+        _add(table, offer["flavor"], f"{_time(fast)} to {_time(slow)}", f"{dollars(low)} to {dollars(high)}")
     return table
 
 
@@ -347,7 +350,9 @@ def _status_lines(data: dict[str, Any]) -> Iterator[tuple[str, str]]:
     age = progress["age_seconds"]
     yield "from", (progress["source"] or "") + ("" if age is None else f", {duration(age)} old")
     yield "time", _of(seconds.get("ran"), seconds.get("expected"), seconds.get("estimated"), duration)
-    yield "cost", _of(cost.get("so_far"), cost.get("expected"), cost.get("estimated"), lambda usd: f"${usd:.2f}")
+    in_all = cost.get("all_jobs")
+    before = f"; {dollars(in_all)} with the jobs before it" if in_all is not None and data.get("attempt", 1) > 1 else ""
+    yield "cost", _of(cost.get("so_far"), cost.get("expected"), cost.get("estimated"), dollars) + before
     yield "ends by", data.get("ends_by") or ""
     yield "waiting", data.get("waiting") or ""
     why = data["why"] or {}

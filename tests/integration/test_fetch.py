@@ -32,6 +32,27 @@ def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     assert hub.unknown == []
 
 
+# --- before pull ---
+
+
+@pytest.mark.parametrize("stage", [None, "COMPLETED", "CANCELED", "ERROR"])
+def test_a_run_that_is_not_fetched_yet_is_not_trained_here(cloud: Cloud, stage: str | None) -> None:
+    """A first user was told to train on this machine, over the run that she had paid for."""
+    cloud.start("pass")
+    cloud.write(cloud.record.with_job(dataclasses.replace(cloud.record.jobs[0], stage=stage)))
+    before = _tree(cloud)
+    way_on = f"skill-train {'pull' if stage in (None, 'COMPLETED') else 'resume'} {cloud.run.path}"
+    for command in ("export-gguf", "verify", "evaluate", "merge", "push"):
+        answer = cloud.on(command)
+        assert (answer.exit_code, answer.error["code"], answer.document["next"]) == (2, "not_trained", [way_on])
+    for more in ((), ("--resume",)):
+        answer = cloud.call("local", *more, "--run-dir", str(cloud.run.path))
+        assert (answer.exit_code, answer.error["code"], answer.document["next"]) == (2, "cloud_run", [way_on])
+    assert _tree(cloud) == before
+    [told] = cloud.on("report").data["runs"]
+    assert told["missing"][0]["command"] == way_on.replace(str(cloud.run.path), cloud.run.path.name)
+
+
 # --- pull ---
 
 
@@ -255,6 +276,21 @@ def test_by_the_id_of_a_job_with_its_data(cloud: Cloud, tmp_path: Path) -> None:
     spec = cloud.hub.jobs.all[1].spec
     assert spec["command"][-2:] == ["--data", "/dataset/rows.jsonl"]
     assert rows in spec["volumes"]
+
+
+def test_the_ceiling_of_the_first_job_holds_for_the_next(cloud: Cloud) -> None:
+    """Ten minutes of a t4-small are 6.7 cents."""
+    _cancelled(cloud)
+    cloud.write(cloud.record.with_job(dataclasses.replace(cloud.record.jobs[0], max_cost=0.07)))
+    answer = cloud.on("resume")
+    hint = f"skill-train resume {cloud.run.path} --max-cost 0.07 --yes"
+    assert (answer.error["code"], answer.error["hint"], answer.document["next"]) == ("confirm_cost", hint, [])
+    cloud.write(cloud.record.with_job(dataclasses.replace(cloud.record.jobs[0], max_cost=0.06)))
+    answer = cloud.on("resume", "--yes")
+    assert (answer.exit_code, answer.error["code"], cloud.hub.jobs_created) == (3, "over_budget", 1)
+    assert answer.error["hint"] == f"skill-train resume {cloud.run.path} --max-cost 0.06 --timeout 9m"
+    assert cloud.on("resume", "--max-cost", "1", "--yes").exit_code == 0
+    assert [job.max_cost for job in cloud.record.jobs] == [0.06, 1.0]
 
 
 def test_a_live_job_is_the_answer(cloud: Cloud) -> None:

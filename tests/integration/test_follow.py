@@ -84,6 +84,8 @@ def test_a_job_whose_start_nobody_heard_of_is_found(cloud: Cloud) -> None:
     answer = cloud.on("status")
     assert (answer.exit_code, answer.error["code"]) == (2, "never_started")
     assert answer.error["hint"] == f"skill-train submit {cloud.run.path}"
+    assert "skill-train submit`" in cloud.call("status", "runs/nope").error["hint"]
+    assert cloud.call("status", "runs/nope").document["next"] == []
 
 
 def test_what_is_no_run(cloud: Cloud, tmp_path: Path) -> None:
@@ -94,11 +96,56 @@ def test_what_is_no_run(cloud: Cloud, tmp_path: Path) -> None:
     assert not foreign.cancelled.is_set()
 
 
+@pytest.mark.parametrize("command", ["status", "wait", "cancel", "resume"])
+def test_without_a_token_nobody_is_signed_in(
+    cloud: Cloud, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not that a token is refused."""
+    from huggingface_hub import constants
+
+    cloud.start("pass")
+    monkeypatch.delenv("HF_TOKEN")
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "none"))
+    answer = cloud.on(command)
+    assert (answer.exit_code, answer.error["code"]) == (4, "not_signed_in")
+    assert answer.error["hint"] == "hf auth login, or set HF_TOKEN"
+
+
 def test_a_run_on_this_machine(cloud: Cloud) -> None:
     cloud.run.metrics.write_bytes(cloud_runs.metrics(4))
     data = cloud.on("status").data
     assert (data["stage"], data["step"], data["seconds"]["left"]) == ("STARTED", 4, 12.0)
     assert cloud.hub.log == []
+
+
+def test_the_end_of_a_job_is_written_down_once(cloud: Cloud) -> None:
+    """A t4-small of 40 cents an hour for a few seconds is a minute, 0.67 cents; the Hub may forget the job later."""
+    _ended(cloud, cloud.start("raise SystemExit(1)"))
+    _ended(cloud, cloud.start("pass"))
+    assert cloud.on("status").data["cost_usd"]["all_jobs"] is None  # nobody saw the first end
+    cloud.write(cloud.record.with_job(dataclasses.replace(cloud.record.jobs[0], stage="ERROR", cost_usd=0.5)))
+    assert cloud.on("status").data["cost_usd"]["all_jobs"] == pytest.approx(0.5067)
+    first, second = cloud.record.jobs
+    assert (first.stage, first.ended_at) == ("ERROR", None)
+    assert (second.stage, second.cost_usd) == ("COMPLETED", 0.0067)
+    assert second.seconds is not None and second.ended_at is not None and 0 <= second.seconds < 60
+    said = cloud.call("status", str(cloud.run.path), format_="human").out
+    assert "cost      $0.0067" in said and "$0.51 with the jobs before it" in said
+    cloud.hub.jobs.all.clear()
+    cloud.on("status")
+    assert cloud.record.jobs[1] == second
+
+
+@pytest.mark.parametrize("command", ["wait", "pull", "cancel"])
+def test_each_command_that_sees_the_end_writes_it_down(cloud: Cloud, command: str) -> None:
+    cloud.keep(cloud_runs.result())
+    if command == "cancel":
+        _running(cloud)
+    else:
+        _ended(cloud, cloud.start("pass"))
+    assert cloud.on(command).exit_code == 0
+    [job] = cloud.record.jobs
+    assert job.stage == ("CANCELED" if command == "cancel" else "COMPLETED")
 
 
 # --- logs ---

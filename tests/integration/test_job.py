@@ -102,7 +102,7 @@ def test_a_polite_end_keeps_a_checkpoint_even_in_the_middle_of_a_copy(tmp_path: 
     pipe = run / "checkpoints" / "checkpoint-3" / "optimizer.pt"
     pipe.parent.mkdir(parents=True)
     os.mkfifo(pipe)
-    process = _start(run, disk)
+    process = _start(run, disk, hub=dict(os.environ) | {"SKILL_TRAIN_RUN": "0123456789ab"})  # as a job has it
     seen: list[dict[str, Any]] = []
     for line in process.stdout or ():
         seen += training.events(line)
@@ -119,7 +119,8 @@ def test_a_polite_end_keeps_a_checkpoint_even_in_the_middle_of_a_copy(tmp_path: 
     assert _kept(run)[0] == f"checkpoint-{saved}" and saved < 400
     marker = json.loads((run / "kept.json").read_text())
     assert (marker["state"], marker["exit_code"]) == ("failed", 5)
-    assert json.loads((run / "train.failed.json").read_text())["error"]["code"] == "interrupted"
+    error = json.loads((run / "train.failed.json").read_text())["error"]
+    assert (error["code"], error["hint"].split(":")[0]) == ("interrupted", "start the run again")
     if pipe.parent.is_dir():  # unless two newer ones came after it
         pipe.unlink()
         pipe.write_bytes(copied)

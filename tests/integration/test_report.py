@@ -256,8 +256,25 @@ def test_a_run_in_the_cloud_shows_its_jobs(run: Path) -> None:
     cloud = {"schema": "skill-train/cloud/1", "run_id": "0123456789ab", "bucket": "ada/jobs-artifacts", "jobs": [job]}
     (run / "cloud.json").write_text(json.dumps(cloud), encoding="utf-8")
     page = make(run)
-    assert ["1", "64f0 open", "started", "a10g-small", "$1.00/h", "2 h", "2026-11-21T10:00:00Z"] in page.cells
+    assert [
+        "1",
+        "64f0 open",
+        "started",
+        "a10g-small",
+        "$1.00/h",
+        "not known",
+        "2 h",
+        "2026-11-21T10:00:00Z",
+    ] in page.cells
     assert "$0.0099 or more: what the training alone took" in page.text  # 35.73 s of an hour at one dollar
+    ended = job | {"stage": "COMPLETED", "seconds": 93.0, "cost_usd": 0.0333}  # two minutes of a dollar an hour
+    edit(run, "cloud", jobs=[ended])
+    page = make(run)
+    cells = ["1", "64f0 open", "COMPLETED", "a10g-small", "$1.00/h", "$0.033", "2 h", "2026-11-21T10:00:00Z"]
+    assert cells in page.cells
+    assert "what the training alone took" not in page.text
+    edit(run, "cloud", jobs=[ended, ended | {"number": 2, "job_id": "64f1", "cost_usd": 0.5}])
+    assert "$0.53 for 2 jobs" in make(run).text
     edit(run, "cloud", jobs=[job, spoofed])
     page = make(run)
     assert [a["href"] for tag, a in page.tags if tag == "a"] == ["https://huggingface.co/jobs/ada/64f0"]

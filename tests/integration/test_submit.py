@@ -98,7 +98,9 @@ def test_local_data_goes_along(hub: Hub, call: Any, here: Path) -> None:
     assert files["train.py"] == (repository / "scripts" / "train.py").read_bytes()
     run = here / data["run_dir"]
     assert files["plan.json"] == (run / "plan.json").read_bytes()
-    assert [u["bytes"] for u in data["uploads"]] == [len(files["train.py"]), len(files["plan.json"]), 2390]
+    assert [u["bytes"] for u in data["uploads"]] == [len(files["train.py"]), len(files["plan.json"]), 2390, None]
+    result = data["uploads"][-1]
+    assert (result["what"], result["name"]) == ("result", data["hub_model_id"])
     assert (run / "recipe.yaml").is_file()
     record = json.loads((run / "cloud.json").read_text())
     assert record["folder"] == kept["path"] and record["data"]["folder"] == sent["path"]
@@ -118,7 +120,7 @@ def test_data_of_the_hub_is_pinned_and_not_uploaded(hub: Hub, call: Any, here: P
     assert "--data" not in job.spec["command"]
     planned = json.loads((here / done.data["run_dir"] / "plan.json").read_text())
     assert planned["recipe"]["data_revision"] == repository.commit("main")
-    assert [u["what"] for u in done.data["uploads"]] == ["program", "plan"]
+    assert [u["what"] for u in done.data["uploads"]] == ["program", "plan", "result"]
 
 
 def test_local_data_in_a_private_dataset_repository(hub: Hub, call: Any, here: Path) -> None:
@@ -241,7 +243,8 @@ def test_nothing_is_sent_without_yes(hub: Hub, call: Any, here: Path) -> None:
     done = call(*SAID, "--flavor", "t4-small", "--timeout", "30m")
     assert done.error == (3, "confirm_cost")
     answer = done.answer
-    assert answer["next"] == [f"skill-train submit {' '.join(SAID)} --flavor t4-small --timeout 30m --yes"]
+    yes = f"skill-train submit {' '.join(SAID)} --flavor t4-small --timeout 30m --yes"
+    assert (answer["next"], answer["error"]["hint"]) == ([], yes)  # to pay is decided by nobody but the user
     assert answer["data"]["cost_usd"]["most"] == pytest.approx(0.20)
     low, high = (answer["data"]["seconds"][end] for end in ("low", "high"))
     assert answer["data"]["cost_usd"]["low"] == pytest.approx(low / 3600 * 0.4, abs=1e-3)
@@ -446,11 +449,49 @@ def test_a_job_that_has_ended_is_told_and_not_run_again(hub: Hub, call: Any) -> 
     first = call(*SAID, "--yes").data
     hub.jobs.all[0].become("ERROR", "Job failed with exit code: 137. Reason: OOMKilled")
     done = call(*SAID, "--yes")
-    assert (done.data["job_id"], done.data["reused"], done.data["stage"]) == (first["job_id"], True, "ERROR")
-    assert first["expected_end"]["low"] < first["expected_end"]["high"] and done.data["expected_end"]["low"] is None
-    assert done.answer["next"] == [f"skill-train {word} {first['run_dir']}" for word in ("status", "resume")]
+    assert done.error == (3, "job_ended")
+    data, error = done.answer["data"], done.answer["error"]
+    assert (data["job_id"], data["reused"], data["stage"]) == (first["job_id"], True, "ERROR")
+    assert first["expected_end"]["low"] < first["expected_end"]["high"] and data["expected_end"]["low"] is None
+    assert "ran out of memory (RAM, not the GPU's)" in error["message"]
+    assert done.answer["next"][0] == error["hint"]
+    assert error["hint"].startswith(f"skill-train resume {first['run_dir']} --flavor ")
+    hub.jobs.all[0].become("CANCELED")
+    assert call(*SAID, "--yes").answer["error"]["hint"] == f"skill-train resume {first['run_dir']}"
     hub.jobs.all[0].become("COMPLETED")
     assert call(*SAID, "--yes").answer["next"] == [f"skill-train pull {first['run_dir']}"]
+    assert hub.jobs_created == 1
+
+
+def test_a_plan_that_was_done_is_not_paid_for_again(hub: Hub, call: Any) -> None:
+    """From another run directory. One that ended badly elsewhere does not count, and one that runs comes first."""
+    first = call(*SAID, "--yes").data
+    hub.jobs.all[0].become("ERROR", "Job timeout")
+    second = call(*SAID, "--run-dir", "second", "--yes").data
+    assert (second["reused"], hub.jobs_created) == (False, 2)
+    hub.jobs.all[0].become("COMPLETED")
+    assert call(*SAID, "--run-dir", "third", "--yes").data["job_id"] == second["job_id"]
+    hub.jobs.all[1].become("CANCELED")
+    done = call(*SAID, "--run-dir", "fourth", "--yes")
+    assert (done.data["job_id"], done.data["reused"], done.data["stage"]) == (first["job_id"], True, "COMPLETED")
+    assert done.answer["next"] == ["skill-train pull fourth"]
+    assert hub.jobs_created == 2
+    assert call(*SAID, "--run-dir", "fifth", "--force-new", "--yes").data["reused"] is False
+
+
+def test_a_job_that_runs_keeps_to_what_is_asked_now(hub: Hub, call: Any, here: Path) -> None:
+    """Half an hour of a t4-small for 0.40 dollars an hour is 0.20 dollars."""
+    small = (*SAID, "--flavor", "t4-small")
+    first = call(*small, "--timeout", "30m", "--max-cost", "0.5", "--yes").data
+    done = call(*small, "--max-cost", "0.19", "--yes")
+    assert done.error == (3, "over_budget")
+    assert done.answer["error"]["got"] == "$0.20 at its timeout of 1800 s"
+    assert done.answer["error"]["hint"].startswith(f"skill-train cancel {first['run_dir']}; ")
+    assert done.answer["next"] == []
+    done = call(*small, "--max-cost", "0.2", "--timeout", "2h", "--yes")
+    assert (done.data["job_id"], done.data["timeout_seconds"]) == (first["job_id"], 1800)
+    assert [warning["code"] for warning in done.answer["warnings"]] == ["another_timeout"]
+    assert json.loads((here / first["run_dir"] / "cloud.json").read_text())["jobs"][0]["max_cost"] == 0.5
     assert hub.jobs_created == 1
 
 

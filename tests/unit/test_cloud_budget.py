@@ -70,6 +70,24 @@ def test_what_is_not_taken(made: Any, timeout: int | None, max_cost: float | Non
     assert caught.value.expected and caught.value.got and caught.value.hint
 
 
+@pytest.mark.parametrize(
+    ("made", "timeout", "max_cost", "hint"),
+    [
+        (_plan(None, None, None), 3600, 1.0, "submit x --timeout 40m"),  # 1 dollar of 1.50 an hour
+        (_plan(), 9600, 2.0, "submit x --timeout 80m"),  # between the estimates
+        (_plan(), None, 1.49, "--max-cost of $1.50 or more, a cheaper --flavor"),  # the lower estimate is an hour
+        (_plan(None, None, None), 60, 0.02, "--max-cost of $0.025 or more"),  # a minute
+    ],
+)
+def test_the_hint_names_what_fits(made: Any, timeout: int | None, max_cost: float, hint: str) -> None:
+    with pytest.raises(DecisionNeeded) as caught:
+        budget(made, usd_per_hour=1.5, price="", timeout=timeout, max_cost=max_cost, command="submit x")
+    assert caught.value.hint.startswith(hint)
+    if "--timeout" in hint:
+        seconds = seconds_of(caught.value.hint.split()[-1])
+        assert _budget(made, seconds, max_cost).most_usd <= max_cost
+
+
 def test_over_the_ceiling_both_figures_are_shown() -> None:
     with pytest.raises(DecisionNeeded) as caught:
         _budget(_plan(), 9600, 3.5)

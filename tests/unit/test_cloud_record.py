@@ -43,6 +43,7 @@ def test_the_file_has_the_keys_that_others_read(tmp_path: Path) -> None:
     assert document["jobs"][0] == {
         "number": 1, "state": "starting", "job_id": None, "url": None, "flavor": "t4-small", "timeout_seconds": 3600,
         "usd_per_hour": 0.4, "asked_at": "2026-11-21T10:00:00Z", "created_at": None,
+        "max_cost": None, "stage": None, "ended_at": None, "seconds": None, "cost_usd": None,
     }  # fmt: skip
 
 
@@ -78,7 +79,11 @@ def test_another_file_is_refused(tmp_path: Path, change: dict[str, Any]) -> None
 def test_a_run_that_was_never_submitted(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
         submitted(RunDir(tmp_path))
-    assert (caught.value.code, caught.value.hint) == ("not_submitted", f"skill-train submit {tmp_path}")
+    assert caught.value.code == "not_submitted" and "hf jobs ps -a" in caught.value.hint
+    (tmp_path / "plan.json").write_text("{}")
+    with pytest.raises(UsageError) as caught:
+        submitted(RunDir(tmp_path))
+    assert caught.value.hint == f"skill-train submit {tmp_path}"
 
 
 def test_the_hash_of_a_plan_by_hand() -> None:

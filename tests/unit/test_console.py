@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
+import shlex
 import sys
+from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
-from skill_train.console import Console, Format, Result, clean
+import skill_train
+from skill_train.cli import cli
+from skill_train.console import Console, Format, Result, clean, runs_as_it_stands
 from skill_train.errors import UsageError, VerificationFailed
 
+PACKAGE = Path(skill_train.__file__).parent
 ERROR = UsageError(
     "no such file: x", code="missing_file", expected="a file", got="nothing", hint="skill-train local --help"
 )
@@ -50,6 +57,39 @@ ERROR_JSON = {
     "next": ["skill-train local --help"],
 }
 HUMAN = "trained\nnext: skill-train merge runs/a\n"
+
+
+def hints_in(source: str) -> list[str]:
+    """The commands of a module that are hints, each value in them by a word."""
+    nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, (ast.keyword, ast.Assign))]
+    named = [node.value for node in nodes if "hint" in ast.unparse(node).split("=")[0]]
+    texts = [text for value in named for text in _texts(value)]
+    return [text for text in texts if text.startswith("skill-train ")]
+
+
+def _texts(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.JoinedStr):
+        parts = [part.value if isinstance(part, ast.Constant) else "x" for part in node.values]
+        return ["".join(str(part) for part in parts).replace("skill-train x", "skill-train verify")]
+    if isinstance(node, ast.Constant):
+        return [str(node.value)]
+    return [text for child in ast.iter_child_nodes(node) for text in _texts(child)]
+
+
+def takes(command: str) -> bool:
+    """Whether the command line has such a command, with such arguments."""
+    group, words = cli, shlex.split(command)[1:]
+    try:
+        while isinstance(group, click.Group):
+            _, found, words = group.resolve_command(click.Context(group), words)
+            assert found is not None
+            group = found
+        group.make_context(group.name, list(words))
+    except click.exceptions.Exit:  # --help
+        return True
+    except click.ClickException:
+        return False
+    return True
 
 
 @pytest.mark.parametrize(
@@ -167,6 +207,40 @@ def test_what_no_shortening_makes_small_is_left_out(capsys: Any) -> None:
     assert len(text.encode()) <= 8192
     document = json.loads(text)
     assert (document["data"], document["next"]) == ({}, ["skill-train verify runs/a"])
+
+
+@pytest.mark.parametrize(
+    ("hint", "runs"),
+    [
+        ("skill-train verify 'runs/a b'", True),
+        ("skill-train submit x --yes", False),
+        ("skill-train export-gguf RUN", False),
+        ("skill-train status NAMESPACE/ID", False),
+        ("skill-train cancel x; or a larger --max-cost", False),
+        ("skill-train local --dtype float32, or --force", False),
+        ("skill-train demo   (the same chain)", False),
+        ("skill-train verify 'x", False),
+        ("hf auth login", False),
+        ("", False),
+    ],
+)
+def test_only_a_whole_command_that_decides_nothing_is_next(hint: str, runs: bool, capsys: Any) -> None:
+    Console("json", "verify").error(UsageError("no", code="bad", hint=hint))
+    assert json.loads(capsys.readouterr().out)["next"] == ([hint] if runs else [])
+
+
+HINTS = [hint for path in sorted(PACKAGE.glob("*.py")) for hint in hints_in(path.read_text(encoding="utf-8"))]
+
+
+@pytest.mark.parametrize("hint", dict.fromkeys(hint for hint in HINTS if runs_as_it_stands(hint)))
+def test_every_hint_that_becomes_next_is_one_the_command_line_takes(hint: str) -> None:
+    assert takes(hint)
+
+
+def test_the_hints_are_found_and_prose_is_seen() -> None:
+    assert len(HINTS) > 30
+    assert hints_in('f(hint=f"skill-train submit {x} sends it")') == ["skill-train submit x sends it"]
+    assert not takes("skill-train submit x sends it") and not takes("skill-train nothing x")
 
 
 @pytest.mark.parametrize(("size", "whole"), [(8192, True), (8193, False)])

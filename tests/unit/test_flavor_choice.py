@@ -136,7 +136,15 @@ def test_a_flavor_that_is_not_there(name: str) -> None:
     with pytest.raises(UsageError) as caught:
         _cloud("qwen2.5-0.5b", flavor=name)
     assert (caught.value.code, caught.value.exit_code, caught.value.got) == ("unknown_flavor", 2, name)
-    assert "a100-large" in caught.value.expected and "cpu" not in caught.value.expected
+    assert {"a100-large", "cpu-upgrade"} <= set(caught.value.expected.split(", "))  # cpu-upgrade can be named, too
+
+
+def test_a_misspelt_flavor_and_one_that_cannot_do_it() -> None:
+    with pytest.raises(UsageError, match=r"did you mean 'cpu-upgrade'\?"):
+        _cloud("qwen2.5-0.5b", flavor="cpu-upgrad")
+    with pytest.raises(UsageError) as caught:  # a T4 has no bf16 (compute capability 7.5)
+        _cloud("qwen2.5-0.5b", flavor="t4-small", pure_bf16=True, finetuning_type="full", max_length=256)
+    assert "cannot train this" in caught.value.message and "t4-small" not in caught.value.expected
 
 
 def test_nothing_fits() -> None:

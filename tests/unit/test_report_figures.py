@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+from skill_train.money import dollars
 from skill_train.report_figures import curve, differences, estimates, shown, steps, thinned, verdict
 from skill_train.report_records import Record, Run
-from skill_train.report_text import dollars, duration, marked, nats, number, placeless, rate, share, size
+from skill_train.report_text import duration, marked, nats, number, placeless, rate, share, size
 
 ADAPTER = {"bytes": 10, "sha256": "aa"}
 FILE = {"bytes": 20, "sha256": "bb", "quant": "q8_0"}
@@ -40,7 +41,7 @@ CONVERT = {"outputs": {"gguf/m-q8_0.gguf": FILE}}
     [
         ({}, "unknown", "Not trained yet", "", "skill-train local --resume --run-dir runs/first"),
         (
-            {"cloud": {"run_id": "0"}},
+            {"cloud": {"run_id": "0", "jobs": [{"number": 1}]}},
             "unknown",
             "Submitted, results not fetched yet",
             "",
@@ -174,6 +175,9 @@ def test_a_figure_knows_its_place_and_an_unknown_one_has_none() -> None:
         (share(1.0), "100%"),
         (dollars(0), "$0.00"),
         (dollars(0.0099), "$0.0099"),
+        (dollars(0.005), "$0.0050"),  # half a cent, which was "$0.01" and "$0.00"
+        (dollars(0.00002), "$0.000020"),
+        (dollars(0.4), "$0.40"),
         (dollars(12.345), "$12.35"),
         (rate(4013.0), "4,013 tokens/s"),
         (nats(7.16100877009245e-07), "7.2e-07"),
