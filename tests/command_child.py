@@ -11,8 +11,10 @@ import json
 import os
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 PAUSE_SECONDS = 0.05  # in the place of the 2 s between two looks for a job
@@ -87,11 +89,25 @@ def _main(arguments: list[str]) -> int:
 
     job_once.PAUSE_SECONDS = PAUSE_SECONDS
     hub_client.REQUEST_SECONDS = float(os.environ.get("TEST_REQUEST_SECONDS", hub_client.REQUEST_SECONDS))
+    if patience := os.environ.get("TEST_PATIENCE_SECONDS"):
+        _lose_patience(float(patience))
     try:
         main(arguments)
     except SystemExit as end:
         return int(end.code or 0)
     raise AssertionError("main always exits")
+
+
+def _lose_patience(seconds: float) -> None:
+    """A Hub that does not answer is given up after so long, and asked often until then, by the client too."""
+    from huggingface_hub.utils import _http
+
+    from skill_train import follow
+
+    _http.time = SimpleNamespace(**vars(time) | {"sleep": lambda pause: time.sleep(min(pause, 0.02))})
+
+    follow.FIRST_PAUSE_SECONDS, follow.LONGEST_PAUSE_SECONDS, follow.OUTAGE_SECONDS = 0.05, 0.2, seconds
+    follow.patiently.__kwdefaults__["seconds"] = seconds
 
 
 if __name__ == "__main__":

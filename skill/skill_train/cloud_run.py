@@ -11,7 +11,7 @@ from typing import Any
 from skill_train import cloud_record, jobs, kept
 from skill_train.cloud_record import CloudData, CloudJob, CloudRecord
 from skill_train.errors import AccessError, UsageError
-from skill_train.follow import Say, patiently
+from skill_train.follow import Say, job_now, patiently
 from skill_train.hub_client import not_signed_in
 from skill_train.job_figures import dollars
 from skill_train.job_once import timestamp
@@ -69,13 +69,10 @@ def find(name: str, say: Say) -> CloudRun:
 def with_now(cloud: CloudRun, say: Say) -> CloudRun:
     """With what the Hub says of its job. One that is gone there is DELETED."""
     job_id, namespace = cloud.job.job_id or "", cloud.record.namespace
-    try:
-        now = patiently(lambda: jobs.inspect(namespace, job_id), say)
-    except UsageError as error:
-        if error.code != "unknown_job" or cloud.run is None:
-            raise
-        now = _gone(cloud)
-    return noted(replace(cloud, now=now))
+    if cloud.run is None:
+        return noted(replace(cloud, now=patiently(lambda: jobs.inspect(namespace, job_id), say)))
+    now = job_now(namespace, job_id, cloud.record.run_id, say) or _gone(cloud)
+    return noted(replace(cloud, now=now, record=with_bucket(cloud.record, now)))
 
 
 def noted(cloud: CloudRun) -> CloudRun:

@@ -193,6 +193,7 @@ class Flavor:
     Attributes:
         gpu: as the Jobs API names the accelerator, such as `L40S`; None for a CPU flavor.
         gpu_memory_bytes: of one GPU.
+        disk_bytes: None where the Jobs API does not say.
         usd_per_hour: of the whole flavor.
         read_at: the date of the price; `source`: where it was read.
     """
@@ -203,7 +204,7 @@ class Flavor:
     gpu_memory_bytes: int | None
     cores: int
     ram_bytes: int
-    disk_bytes: int
+    disk_bytes: int | None
     usd_per_hour: float
     read_at: str
     source: str

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from skill_train import jobs
-from skill_train.errors import Temporary
+from skill_train.errors import Temporary, UsageError
 from skill_train.jobs import Job
 
 Answer = TypeVar("Answer")
@@ -76,6 +76,21 @@ def patiently(question: Callable[[], Answer], say: Say, *, seconds: float = PATI
             return question()
         except Temporary as trouble:
             patience.bear(trouble)
+
+
+def job_now(namespace: str, job_id: str, run_id: str, say: Say) -> Job | None:
+    """A job of a run as it is now; None when the Hub has it no more.
+
+    That it has no such job is believed when its list has none either: whoever takes a living job for a lost one starts
+    another.
+    """
+    try:
+        return patiently(lambda: jobs.inspect(namespace, job_id), say)
+    except UsageError as error:
+        if error.code != "unknown_job":
+            raise
+    listed = patiently(lambda: jobs.find(namespace, {"run": run_id}), say)
+    return next((job for job in listed if job.id == job_id), None)
 
 
 def until_end(namespace: str, job_id: str, *, seconds: float | None, seen: Callable[[Job], None], say: Say) -> Job:

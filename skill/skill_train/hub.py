@@ -236,7 +236,7 @@ def _flavor(hardware: Any) -> Flavor | None:
     cores, ram, disk = _amount(hardware.cpu), _bytes(hardware.ram), _bytes(hardware.ephemeral_storage)
     minutes = _MINUTES.get(hardware.unit_label)
     usable = not hardware.accelerator or hardware.accelerator.manufacturer.lower() == "nvidia"
-    if not (cores and ram and disk and minutes and usable) or gpus is None or memory is None:
+    if not (cores and ram and minutes and usable) or gpus is None or memory is None:
         return None
     return Flavor(
         name=hardware.name,

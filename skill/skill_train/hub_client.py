@@ -17,6 +17,7 @@ from skill_train.errors import AccessError, DecisionNeeded, SkillTrainError, Tem
 Answer = TypeVar("Answer")
 
 REQUEST_SECONDS = 8.0  # to connect, to write, and for each read; huggingface_hub 2.4 sets no limit of its own
+_STORE = re.compile(r"CAS Client Error|HTTP status (?:client|server) error|Request error:")  # hf_xet, 1.6 [ran]
 QUESTION_SECONDS = 20.0  # for all requests of one question, also where a server sends a byte now and then
 
 
@@ -116,6 +117,8 @@ def translated(error: Exception, subject: Subject) -> Exception:
         return _of_repository(error, subject) or _of_status(error.response, subject)
     if isinstance(error, httpx2.ReadTimeout):
         return _unreachable(subject, _reason(error), StillAsking)
+    if isinstance(error, (RuntimeError, ConnectionError)) and _STORE.search(str(error)):
+        return _of_store(error, subject)
     if isinstance(error, (httpx2.HTTPError, ConnectionError, TimeoutError, errors.LocalEntryNotFoundError)):
         return _unreachable(subject, _reason(cause or error))
     if isinstance(error, OSError):
@@ -248,6 +251,23 @@ def _of_disk(error: OSError) -> SkillTrainError:
         expected="a folder that can be written",
         got=str(error),
         hint="set HF_HOME to a folder that you may write",
+    )
+
+
+def _of_store(error: Exception, subject: Subject) -> SkillTrainError:
+    """Of hf_xet, which asks the Hub for a pass and then the store for bytes. The Hub's refusal is one; a store that
+    refuses a pass of the Hub is in trouble itself."""
+    import httpx2
+
+    refused = re.search(r"HTTP status client error \((\d+)[^)]*\), domain: \S+/xet-\w+-token", str(error))
+    if refused:
+        return _of_status(httpx2.Response(int(refused[1])), subject)
+    return Temporary(
+        f"the store of the Hub failed to answer, for {subject}",
+        code="hub_error",
+        expected="bytes of a file",
+        got=_reason(error),
+        hint="try again in a few minutes",
     )
 
 

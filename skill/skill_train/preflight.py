@@ -23,12 +23,15 @@ def token() -> Account:
     """The account of the token on this machine.
 
     Raises:
-        AccessError: there is no token, or the Hub does not know it.
+        AccessError: there is no token, or the Hub does not know it, or refuses it.
+        UsageError: what HF_ENDPOINT names is no Hub.
         Temporary: the Hub does not answer.
     """
 
     def question() -> Account:
         found = hub_account.account()
+        if found.status in (402, 403, 404):
+            raise _refused(found.status)
         if found.state == "unchecked":
             raise Temporary(
                 f"the token cannot be checked: {found.why}",
@@ -168,6 +171,16 @@ def tolerant(check: Callable[[], Any], what: str, unchecked: list[str]) -> Any:
     except Temporary as error:
         unchecked.append(f"{what}: {error.message}")
         return None
+
+
+def _refused(status: int) -> AccessError | UsageError:
+    """The Hub's word on a token that will be the same in a minute."""
+    about = {"expected": "an account", "got": f"status {status}"}
+    if status == 404:
+        message = "the Hub does not know the question whose token this is"
+        return UsageError(message, code="refused", **about, hint="check HF_ENDPOINT, or unset it")
+    code = "no_credit" if status == 402 else "no_permission"
+    return AccessError("the Hub refuses to say whose token this is", code=code, **about, hint=_LOGIN)
 
 
 def _require(account: Account, permission: str, where: str) -> None:

@@ -7,7 +7,8 @@ import shlex
 from skill_train import cloud_record, job_once, jobs
 from skill_train.cloud_record import CloudJob, CloudRecord
 from skill_train.errors import UsageError
-from skill_train.follow import Say, patiently
+from skill_train.follow import Say, job_now
+from skill_train.jobs import Job
 from skill_train.run_dir import RunDir, locked, read_json
 
 
@@ -24,7 +25,10 @@ def resume(
     """
     with locked(run, "resume"):
         record = _settled(run, cloud_record.submitted(run), say)
-        if _is_live(record, say):
+        now = _now(record, say)
+        if now is not None and record.last is not None and record.folder is None:  # known only after the start
+            record = job_once.started(run, record, record.last, now)
+        if now is not None and now.live:
             return record, True
         if record.bucket is None or record.folder is None:
             raise UsageError(
@@ -51,17 +55,10 @@ def noted(run: RunDir, say: Say) -> CloudRecord:
         return _settled(run, cloud_record.submitted(run), say)
 
 
-def _is_live(record: CloudRecord, say: Say) -> bool:
-    """Whether the last job of the record has not ended."""
+def _now(record: CloudRecord, say: Say) -> Job | None:
+    """The last job of the record; None when there is none, on the Hub or at all."""
     job_id = record.last.job_id if record.last else None
-    if job_id is None:
-        return False
-    try:
-        return patiently(lambda: jobs.inspect(record.namespace, job_id), say).live
-    except UsageError as error:
-        if error.code == "unknown_job":
-            return False
-        raise
+    return None if job_id is None else job_now(record.namespace, job_id, record.run_id, say)
 
 
 def _settled(run: RunDir, record: CloudRecord, say: Say) -> CloudRecord:

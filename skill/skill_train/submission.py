@@ -12,7 +12,7 @@ from typing import Any
 from skill_train import cloud_record, hub_repository, job_once, jobs, staging
 from skill_train.cloud_order import Order, Sent
 from skill_train.cloud_record import CloudData, CloudJob, CloudRecord
-from skill_train.errors import SkillTrainError, Temporary, UsageError
+from skill_train.errors import SkillTrainError, UsageError
 from skill_train.job_once import patiently
 from skill_train.jobs import Job
 from skill_train.recipe import to_yaml
@@ -50,7 +50,7 @@ def submit(run: RunDir, order: Order, say: Say, *, force_new: bool) -> Sent:
         spec = job_once.specification(run, order.plan, record, job)
         say(f"starting the job on {job.flavor}")
         record = job_once.start(run, record, job, lambda: jobs.start(spec), say)
-        return Sent(record, _stage_of(record), reused=False)
+        return _first_look(run, record)
 
 
 def existing(run: RunDir, order: Order, say: Say) -> Sent | None:
@@ -111,12 +111,15 @@ def _inspect(record: CloudRecord) -> Job:
     return patiently(lambda: jobs.inspect(record.namespace, job_id))
 
 
-def _stage_of(record: CloudRecord) -> str | None:
-    """Of a job that has just begun: it is there, whether the Hub answers now or not."""
+def _first_look(run: RunDir, record: CloudRecord) -> Sent:
+    """At a job that has just begun: it is there, whatever the Hub answers now. Its folder may be known only by now."""
     try:
-        return _inspect(record).stage
-    except Temporary:
-        return None
+        job = _inspect(record)
+    except SkillTrainError:
+        return Sent(record, None, reused=False)
+    if record.folder is None and record.last is not None:
+        record = job_once.started(run, record, record.last, job)
+    return Sent(record, job.stage, reused=False)
 
 
 def _same_plan(order: Order) -> Job | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import pytest
 
 import cloud_runs
 from cloud_runs import BUCKET, FOLDER, RUN_ID, Cloud
-from hub_emulator import Fault, Hub, JobFault, faults
+from hub_emulator import ALWAYS, Fault, Hub, JobFault, faults
 
 pytest.importorskip("huggingface_hub")
 
@@ -70,6 +71,22 @@ def test_a_finished_run_comes_here_and_only_once(cloud: Cloud) -> None:
     assert trained(cloud.run)
     assert answer.document["next"] == [f"skill-train export-gguf {cloud.run.path}"]
     assert cloud.on("pull").data["fetched"] == 0
+
+
+@pytest.mark.parametrize("path", ["GET /cas/.*/reconstructions", "GET /cas/.*/xorbs"])
+def test_a_store_that_does_not_have_its_bytes_now(cloud: Cloud, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    """hf_xet says so in words only."""
+    from skill_train import follow
+
+    monkeypatch.setitem(follow.patiently.__kwdefaults__, "seconds", 0.5)
+    weights = os.urandom(5000)  # which no cache has
+    cloud.keep(cloud_runs.result(**{"samples.jsonl": weights}))
+    _ended(cloud, cloud.start("pass"))
+    cloud.hub.faults.add(path, faults.NOT_FOUND, times=ALWAYS)
+    answer = cloud.on("pull")
+    assert (answer.exit_code, answer.error["code"]) == (8, "hub_error")
+    cloud.hub.faults.clear()
+    assert cloud.on("pull").data["trained"]
 
 
 def test_an_unfinished_run_brings_its_newest_whole_checkpoint(cloud: Cloud) -> None:

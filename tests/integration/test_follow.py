@@ -7,12 +7,13 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import cloud_runs
 from cloud_runs import Cloud
-from hub_emulator import Fault, Hub, JobFault, faults
+from hub_emulator import ALWAYS, Fault, Hub, JobFault, faults
 
 pytest.importorskip("huggingface_hub")
 
@@ -273,6 +274,16 @@ def test_a_job_that_is_gone_from_the_hub(cloud: Cloud) -> None:
     assert (answer.exit_code, answer.error["code"]) == (5, "job_deleted")
 
 
+def test_a_job_that_one_answer_does_not_know(cloud: Cloud) -> None:
+    """The list still has it: it is not lost, and no other is started beside it."""
+    cloud.keep({"metrics.jsonl": cloud_runs.metrics(1)})
+    job = _running(cloud)
+    cloud.hub.faults.add(INSPECT, faults.NOT_FOUND, times=ALWAYS)
+    assert cloud.on("status").data["stage"] == "RUNNING"
+    resumed = cloud.on("resume", "--yes").data
+    assert (resumed["reused"], resumed["job_id"], cloud.hub.jobs_created) == (True, job.id, 1)
+
+
 # --- cancel ---
 
 
@@ -299,7 +310,7 @@ def test_a_finished_job_is_not_cancelled(cloud: Cloud) -> None:
     assert not [r for r in cloud.hub.log[asked:] if r.method == "POST" and r.path.endswith("/cancel")]
 
 
-def _running(cloud: Cloud) -> object:
+def _running(cloud: Cloud) -> Any:
     job = cloud.start(SLEEP)
     _until(lambda: "begun" in job.lines)
     return job

@@ -349,6 +349,25 @@ def test_a_check_without_an_answer_is_temporary(
     assert (hub.jobs_created, _tree(here)) == (0, [ROWS])
 
 
+@pytest.mark.parametrize(
+    ("path", "fault", "error"),
+    [
+        ("GET /api/whoami-v2", faults.NO_PERMISSION, (4, "no_permission")),
+        ("GET /api/whoami-v2", faults.NO_CREDIT, (4, "no_credit")),
+        ("GET /api/whoami-v2", faults.NOT_FOUND, (2, "refused")),
+        ("xet-write-token", faults.NO_PERMISSION, (4, "no_permission")),
+        ("POST /cas/.*/xorbs", faults.NO_PERMISSION, (8, "hub_error")),
+    ],
+)
+def test_a_refusal_is_no_outage(hub: Hub, call: Any, here: Path, path: str, fault: Fault, error: Any) -> None:
+    """But a store that refuses what the Hub has allowed is in trouble itself."""
+    mine = {"prompt": path, "completion": str(fault.status)}  # so that nothing of it was uploaded before
+    (here / ROWS).write_text((here / ROWS).read_text() + json.dumps(mine) + "\n")
+    hub.faults.add(path, fault, times=ALWAYS)
+    assert call(*SAID, "--yes").error == error
+    assert hub.jobs_created == 0
+
+
 def test_a_repository_that_is_in_use_is_told(hub: Hub, call: Any) -> None:
     hub.add("model", "me/mine", {"adapter_config.json": b"{}", ".gitattributes": b""}, private=True)
     done = call(*SAID, "--hub-model-id", "me/mine")
