@@ -89,10 +89,11 @@ def test_a_file_that_was_changed_is_not_shown_as_proven(made: Path, tmp_path: Pa
 
 def test_it_is_pushed_with_its_proof_and_comes_back_byte_for_byte(made: Path, tmp_path: Path) -> None:
     with Hub(tmp_path / "hub") as hub:
-        answer = _run(made, "push", "runs/demo", "--repo", "me/demo", **hub.environment(tmp_path / "home"))
+        reachable = hub.environment(tmp_path / "home") | {"HF_HUB_OFFLINE": "0"}  # set for all other tests
+        answer = _run(made, "push", "runs/demo", "--repo", "me/demo", **reachable)
         assert answer.returncode == 0, answer.stderr
         command = [sys.executable, "-c", _DOWNLOAD, str(tmp_path / "back")]
-        subprocess.run(command, env=hub.environment(tmp_path / "home"), check=True, timeout=60)
+        subprocess.run(command, env=hub.environment(tmp_path / "home"), check=True, timeout=120)
         assert hub.unknown == []
     files = sorted((made / "runs" / "demo" / "gguf").glob("*.gguf"))
     assert [(tmp_path / "back" / file.name).read_bytes() == file.read_bytes() for file in files] == [True] * 3
