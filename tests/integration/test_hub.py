@@ -360,13 +360,19 @@ def test_without_the_jobs_api_the_dated_table_answers(hub: Hub, home: Path) -> N
         {"ram": "plenty"},
         {"cpu": "many"},
         {"unitLabel": "moon"},
-        {"ephemeralStorage": "N/A"},
         {"accelerator": T4 | {"vram": "?"}},
     ],
 )
 def test_a_row_that_cannot_be_read_is_left_out(hub: Hub, home: Path, changes: dict[str, Any]) -> None:
     hub.hardware = [HARDWARE[1] | changes]
     assert ask(hub, home, "hub.live_flavors")["error"]["code"] == "hub_answer"
+
+
+def test_a_disk_that_is_not_told_is_unknown(hub: Hub, home: Path) -> None:
+    """The client's own class allows it; the machine can be rented all the same."""
+    hub.hardware = [HARDWARE[1] | {"ephemeralStorage": "N/A"}]
+    [flavor] = ask(hub, home, "hub.live_flavors")["answer"]
+    assert (flavor["name"], flavor["disk_bytes"]) == (HARDWARE[1]["name"], None)
 
 
 def _model(hub: Hub, *, safetensors: Any = 494_032_768, weights: Any = None) -> Repository:
