@@ -395,7 +395,7 @@ def test_the_card_of_an_adapter_of_the_hub(trained: Path) -> None:
 
 
 def test_a_card_names_no_folder_of_the_machine_that_planned(trained: Path) -> None:
-    plan = _plan(model="/home/somebody/models/base", data="/home/somebody/tickets.jsonl", local=True)
+    plan = _plan(model="/srv/somebody/models/base", data="/srv/somebody/tickets.jsonl", local=True)
     text = PROGRAM.model_card(plan, trained, {})
     assert {"base_model", "datasets", "license"}.isdisjoint(ModelCard(text).data.to_dict())
     shown = PROGRAM.shown_recipe(plan)

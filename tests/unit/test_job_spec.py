@@ -19,7 +19,7 @@ DATA = Mount("me/jobs-artifacts", "data-1", "/dataset", read_only=True)
 
 
 def _plan(*, four_bit: bool = False, report_to: str = "none") -> dict[str, Any]:
-    recipe = {"data": "/home/me/my rows.jsonl", "load_in_4bit": four_bit}
+    recipe = {"data": "/srv/me/my rows.jsonl", "load_in_4bit": four_bit}
     return {"recipe": recipe, "policy": {"hub_model_id": "me/tickets"}, "placement": {"report_to": report_to}}
 
 

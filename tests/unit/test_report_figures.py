@@ -124,7 +124,7 @@ def test_what_could_not_be_checked_is_said_under_a_verdict_that_passes() -> None
 @pytest.mark.parametrize(
     ("given", "left"),
     [
-        ("/home/ada/work/rows.jsonl", "…/rows.jsonl"),
+        ("/srv/ada/work/rows.jsonl", "…/rows.jsonl"),
         ("read '/srv/models/base/config.json' first", "read '…/config.json' first"),
         ("~/.cache/huggingface/hub/x", "…/x"),
         ("file:///srv/store/model", "…/model"),
