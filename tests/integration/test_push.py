@@ -176,7 +176,7 @@ def test_a_server_that_fails_for_a_while_costs_only_time(hub: Hub, tmp_path: Pat
         ("no such part", 2, "nothing_to_push"),
         ("no repository", 2, "bad_usage"),
         ("a path as repository", 2, "bad_repo"),
-        ("nobody", 4, None),
+        ("nobody", 4, "not_signed_in"),
         ("a reader", 4, "no_permission"),
         ("a public repository", 3, "public_repository"),
     ],
