@@ -26,7 +26,7 @@ from skill_train import cli_skills
 
 # isort: split
 from skill_train.cli_frame import FORMATS, cli
-from skill_train.console import Console, Format
+from skill_train.console import Console, Format, ReaderGone, silence
 from skill_train.errors import DecisionNeeded, SkillTrainError, UsageError
 
 __all__ = ["cli", "cli_cloud", "cli_export", "cli_local", "cli_skills", "main"]
@@ -47,10 +47,9 @@ def main(argv: list[str] | None = None) -> None:
         code = console.error(error)
     except click.ClickException as error:
         code = console.error(_bad_usage(error, _known(arguments)))
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
-        code = 141
+    except (ReaderGone, SystemExit):  # click ends so, with 1, when nobody reads its help to the end
+        silence()
+        code = 141  # as a shell calls it: 128 + SIGPIPE
     except (KeyboardInterrupt, click.exceptions.Abort):
         code = console.error(
             _Interrupted("interrupted", code="interrupted", hint=shlex.join(["skill-train", *arguments]))
