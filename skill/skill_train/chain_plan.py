@@ -18,6 +18,8 @@ from skill_train.plan_file import require_free
 from skill_train.recipe import Recipe
 from skill_train.run_dir import open_run, read_json, write_json
 
+_MANY_EPOCHS = 10
+
 
 def plan(
     console: Console,
@@ -214,6 +216,9 @@ def _result(
     data = summary(made) | {"plan": str(out) if out else None}
     if made["facts"]["model"]["vision"]:
         console.warn("vision", "this version trains on text only; images in the rows are not read")
+    epochs = next((reason for reason in made["reasons"] if reason["rule"] == "epochs"), None)
+    if epochs is not None and float(epochs["value"]) > _MANY_EPOCHS:
+        console.warn("many_epochs", f"this is {epochs['value']} epochs: {epochs['because']}; TRL's default is 3")
     if made["facts"]["machine"]["on_battery"] and made["where"] == "local":
         console.warn("on_battery", "this machine runs on battery; training empties it")
     if made["where"] == "cloud" and made["fingerprints"]["model"] is not None:

@@ -220,6 +220,10 @@ def _resolve(recipe: Recipe, model: ModelFacts, dataset: DatasetFacts, reasons: 
         values["max_steps"] = max(1, math.ceil(rows * recipe.num_train_epochs / recipe.effective_batch_size))
         why = f"{rows} training rows x {recipe.num_train_epochs:g} epochs / {recipe.effective_batch_size} rows a step"
         _because(reasons, "max_steps", values["max_steps"], why, "recipe")
+    elif rows:
+        epochs = recipe.max_steps * recipe.effective_batch_size / rows
+        why = f"{recipe.max_steps} steps x {recipe.effective_batch_size} rows / {rows} training rows"
+        _because(reasons, "epochs", round(epochs, 2), why, "recipe")
     if recipe.warmup_steps is None:
         values["warmup_steps"] = math.ceil(values["max_steps"] * recipe.warmup_ratio) if values["max_steps"] > 10 else 0
     if model.quantization and not recipe.load_in_4bit:

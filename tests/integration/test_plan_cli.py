@@ -309,6 +309,15 @@ def test_where_overrides_the_rules_and_says_so(hub: Hub, here: Path) -> None:
     assert (local["where"], local["reasons"][0]["because"]) == ("local", "--where local, against time")
 
 
+def test_steps_that_were_said_are_told_as_epochs(hub: Hub, here: Path) -> None:
+    """Of 40 rows 2 are held out: 100 steps of 16 rows are 1600 / 38 epochs, 20 are 8.42."""
+    for steps, epochs, warned in (("100", "42.11", True), ("20", "8.42", False)):
+        answer = _answer(_call(hub, here, *LOCAL, "--max-steps", steps))
+        reason = next(reason for reason in answer["data"]["reasons"] if reason["rule"] == "epochs")
+        assert reason["value"] == epochs
+        assert ("many_epochs" in [warning["code"] for warning in answer["warnings"]]) == warned
+
+
 def test_a_flavor_is_a_wish_for_the_cloud(hub: Hub, here: Path) -> None:
     data = _answer(_call(hub, here, *LOCAL, "--flavor", "l40sx8"))["data"]
     assert (data["where"], data["flavor"]) == ("cloud", "l40sx8")
