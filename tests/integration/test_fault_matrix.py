@@ -1,7 +1,8 @@
 """No run is lost and no job is there twice, whatever fails: random schedules by seed, and a slice of each fault at each
 request. The whole of both is in `tests/torture`.
 
-The commands are the package's own; a job runs `stand_in.py`. `SKILL_TRAIN_SEED` is added to the seeds, and turns the slice.
+The commands are the package's own; a job runs `stand_in.py`. `SKILL_TRAIN_SEED` is added to the seeds, and turns the
+slice.
 """
 
 from __future__ import annotations
