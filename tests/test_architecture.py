@@ -113,6 +113,7 @@ FLOOR: dict[str, set[str]] = {
     "diff": set(),
     "cloud_budget": {"errors", "money"},
     "cloud_record": {"errors", "job_spec", "run_dir"},
+    "last_look": {"cloud_record", "errors", "run_dir"},
     "job_spec": set(),
     "hub_push": {"errors", "hub_client", "push_files"},
     "model_card": set(),

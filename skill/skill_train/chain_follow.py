@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from skill_train import cloud_record, cloud_run, flavors, follow, job_figures, job_story, jobs, kept, tables
+from skill_train import cloud_record, cloud_run, flavors, follow, job_figures, job_story, jobs, kept, last_look, tables
 from skill_train.cloud_run import CloudRun
 from skill_train.console import Console, Result
 from skill_train.errors import AccessError, SkillTrainError, Temporary, UsageError, from_exit_code
@@ -30,18 +30,23 @@ _LOG_BYTES = 6000  # of log lines in a JSON answer, which has at most 8 KB
 
 
 def status(console: Console, *, run: str) -> Result:
-    """How far it is, what it has cost, what is next. Asks once."""
-    if RunDir.is_one(Path(run)) and not cloud_record.record_path(RunDir(Path(run))).is_file():
-        return _status_here(RunDir(Path(run)))
-    cloud = cloud_run.find(run, console.status)
-    about = look(cloud, console)
-    data = about.data()
-    return Result(
-        data,
-        human=lambda rich: tables.draw_status(rich, data),
-        quiet=about.now.stage,
-        next=list(about.next()),
-    )
+    """How far it is, what it has cost, what is next. Asks once, and nobody of a job whose end it has seen."""
+    folder = RunDir(Path(run))
+    submitted = cloud_record.record_path(folder).is_file()
+    if RunDir.is_one(folder.path) and not submitted:
+        return _status_here(folder)
+    known = last_look.read(folder) if submitted else None
+    if known is not None:
+        return _told(*known)
+    about = look(cloud_run.find(run, console.status), console)
+    data, following = about.data(), list(about.next())
+    if about.cloud.run is not None and not about.now.live and not console.warnings:
+        last_look.keep(about.cloud.run, data, following, about.now.finished_at)
+    return _told(data, following)
+
+
+def _told(data: dict[str, Any], following: list[str]) -> Result:
+    return Result(data, human=lambda rich: tables.draw_status(rich, data), quiet=str(data["stage"]), next=following)
 
 
 def logs(console: Console, *, run: str, follow_: bool, tail: int | None) -> Result:
