@@ -19,8 +19,10 @@ _HERE_SECONDS, _JOB_SECONDS = 1.0, 10.0
 
 
 def status(console: Console, *, run: str) -> Result:
-    """How far it is, what it has cost, what is next. Asks once, or on a terminal for as long as one watches; nobody of a
-    job whose end it has seen."""
+    """How far it is, what it has cost, what is next. Asks once, or on a terminal for as long as one watches.
+
+    Of a job whose end was seen it asks nobody.
+    """
     here = RunDir(Path(run))
     submitted = cloud_record.record_path(here).is_file()
     known = last_look.read(here) if submitted else None

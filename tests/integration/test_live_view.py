@@ -1,4 +1,4 @@
-"""`status` on a real terminal: it draws a run again while it trains, and ends with it; Ctrl-C ends the watching only."""
+"""`status` on a real terminal: it draws a run again while it trains and ends with it; Ctrl-C ends the watching only."""
 
 from __future__ import annotations
 
