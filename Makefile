@@ -18,6 +18,7 @@ help:
 	@echo "make lint   formatting, rules, types, generated documentation"
 	@echo "make fix    what lint can repair itself    make docs   write the generated documentation"
 	@echo "make evals  prepare the sandboxes of evals/ and grade what agents left in them"
+	@echo "make audit  known vulnerabilities of the locked versions    make versions   tests on the lowest allowed versions"
 	@echo "make live   tests against the Hub; needs HF_TOKEN    make lock   write requirements.lock"
 
 demo: $(STAMP)
@@ -47,6 +48,13 @@ docs: $(STAMP)
 evals: $(STAMP)
 	$(BIN)/python evals/run.py prepare
 	$(BIN)/python evals/run.py grade
+
+.PHONY: audit versions
+audit: $(STAMP)
+	$(BIN)/python scripts/audit.py
+
+versions: $(STAMP)
+	$(BIN)/python scripts/versions.py
 
 lock: $(STAMP)
 	$(BIN)/python scripts/make_lock.py

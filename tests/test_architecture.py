@@ -68,7 +68,8 @@ IMPURE = {
 FLOOR: dict[str, set[str]] = {
     "errors": set(),
     "facts": set(),
-    "console": {"errors"},
+    "token_text": {"errors"},
+    "console": {"errors", "token_text"},
     "run_dir": {"errors"},
     "native": {"console", "errors", "run_dir"},
     "compare": set(),
@@ -76,7 +77,7 @@ FLOOR: dict[str, set[str]] = {
     "resources": set(),
     "skill_files": {"resources"},
     "skill_install": {"errors", "run_dir", "skill_files"},
-    "recipe": {"errors"},
+    "recipe": {"errors", "token_text"},
     "formats": set(),
     "methods": {"formats"},
     "repeats": set(),
