@@ -38,6 +38,7 @@ DATA = {
     "skill_train/report/run.html",
     "skill_train/report/style.css",
     "skill_train/colab.ipynb",
+    "skill_train/tested.json",
 }
 
 
