@@ -24,8 +24,10 @@ help:
 demo: $(STAMP)
 	$(BIN)/skill-train demo --format human
 
+# Files in their order, the long ones of tests/integration first: else those with the fewest tests, which are the longest,
+# come last and one core waits for the other.
 test: $(STAMP)
-	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n $(CORES) --dist loadfile
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n $(CORES) --dist loadfile --no-loadscope-reorder
 
 live: $(STAMP)
 	$(BIN)/python -m pytest -m live
