@@ -69,19 +69,25 @@ def export_run(console: Console, run: RunDir, quant: str, tools: Any) -> Result:
         require_trained(run)
     else:
         merge_run(console, run, _merged_dtype(run))
-    length = read_json(run.plan)["recipe"]["max_length"]
+    length, name = read_json(run.plan)["recipe"]["max_length"], _name(run)
     for kind in UNQUANTIZED:
-        put_aside(console, run.gguf / f"{slug(run.path)}-{kind}.gguf", run.record("convert"))
+        put_aside(console, run.gguf / f"{name}-{kind}.gguf", run.record("convert"))
     return _export(
         console,
         model=run.merged,
         out=run.gguf,
         records=run.path,
-        name=slug(run.path),
+        name=name,
         quant=",".join(types),
         tools=tools,
         trained_length=length,
     )
+
+
+def _name(run: RunDir) -> str:
+    """Of the files: that of the folder, or the one that it had when they were made."""
+    record = run.record("convert")
+    return str(read_json(record)["options"]["name"]) if record.is_file() else slug(run.path)
 
 
 def _merged_dtype(run: RunDir) -> str | None:

@@ -48,8 +48,7 @@ def main(argv: list[str] | None = None) -> None:
     except SkillTrainError as error:
         code = console.error(error)
     except click.ClickException as error:
-        hint = " ".join(["skill-train", *_known(arguments), "--help"])
-        code = console.error(UsageError(error.format_message(), code="bad_usage", hint=hint))
+        code = console.error(_bad_usage(error, _known(arguments)))
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
@@ -74,6 +73,21 @@ class _Interrupted(SkillTrainError):
 
 class _Bug(SkillTrainError):
     exit_code = 1
+
+
+def _bad_usage(error: click.ClickException, known: list[str]) -> UsageError:
+    """With the way to say what is a field of a recipe, and no option."""
+    hint = " ".join(["skill-train", *known, "--help"])
+    if isinstance(error, click.NoSuchOption) and known in (["plan"], ["local"], ["submit"]):
+        from skill_train.recipe import FIELDS
+
+        field = error.option_name.lstrip("-").replace("-", "_")
+        if field in FIELDS:
+            hint = (
+                f"write a recipe file with the lines model: …, data: … and {field}: …, and give it as RECIPE "
+                "(all fields: references/recipe.md)"
+            )
+    return UsageError(error.format_message(), code="bad_usage", hint=hint)
 
 
 def _command_in(arguments: list[str]) -> str:

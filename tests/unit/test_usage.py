@@ -1,0 +1,28 @@
+"""What the command line says to a word that it does not know."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from skill_train.cli import main
+
+
+@pytest.mark.parametrize("command", ["plan", "local", "submit"])
+def test_a_field_of_a_recipe_is_no_option(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    said = _said(capsys, command, "--learning-rate", "1e-3", "--format", "json")
+    assert "learning_rate: …" in said["hint"] and "references/recipe.md" in said["hint"]
+
+
+@pytest.mark.parametrize("words", [("plan", "--learn", "1"), ("merge", "--learning-rate", "1")], ids=str)
+def test_anything_else_is_explained_by_the_help(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    assert _said(capsys, *words, "--format", "json")["hint"] == f"skill-train {words[0]} --help"
+
+
+def _said(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, str]:
+    with pytest.raises(SystemExit) as ended:
+        main(list(words))
+    error: dict[str, str] = json.loads(capsys.readouterr().out)["error"]
+    assert (ended.value.code, error["code"]) == (2, "bad_usage")
+    return error
