@@ -1,5 +1,5 @@
-"""The eval that goes the whole way, from rows to a file that is proven. The same chain is in `test_cli` and `test_story`,
-and the same grading in `test_evals_broken`; so it runs with the campaigns."""
+"""The eval that goes the whole way, from rows to a file that is proven. It runs with the campaigns: the same chain is
+in `test_cli` and `test_story`, the same grading in `test_evals_broken`."""
 
 from __future__ import annotations
 
