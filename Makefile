@@ -18,13 +18,16 @@ help:
 	@echo "make lint   formatting, rules, types, generated documentation"
 	@echo "make fix    what lint can repair itself    make docs   write the generated documentation"
 	@echo "make evals  prepare the sandboxes of evals/ and grade what agents left in them"
+	@echo "make audit  known vulnerabilities of the locked versions    make versions   tests on the lowest allowed versions"
 	@echo "make live   tests against the Hub; needs HF_TOKEN    make lock   write requirements.lock"
 
 demo: $(STAMP)
 	$(BIN)/skill-train demo --format human
 
+# Files in their order, the long ones of tests/integration first: else those with the fewest tests, which are the longest,
+# come last and one core waits for the other.
 test: $(STAMP)
-	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n $(CORES) --dist loadfile
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n $(CORES) --dist loadfile --no-loadscope-reorder
 
 live: $(STAMP)
 	$(BIN)/python -m pytest -m live
@@ -47,6 +50,13 @@ docs: $(STAMP)
 evals: $(STAMP)
 	$(BIN)/python evals/run.py prepare
 	$(BIN)/python evals/run.py grade
+
+.PHONY: audit versions
+audit: $(STAMP)
+	$(BIN)/python scripts/audit.py
+
+versions: $(STAMP)
+	$(BIN)/python scripts/versions.py
 
 lock: $(STAMP)
 	$(BIN)/python scripts/make_lock.py

@@ -1,4 +1,4 @@
-"""Writes requirements.lock from the environment that it runs in: `python scripts/make_lock.py`.
+"""Writes requirements.lock from the environment that it runs in, and the set into tested.json: `make lock`.
 
 One `name==version` a line for everything that our dependencies and extras pull in, without index addresses, local
 versions (`+cpu`) or packages that exist for one platform only (CUDA libraries). pip and uv read it as constraints.
@@ -11,6 +11,8 @@ from importlib import metadata
 from pathlib import Path
 
 from packaging.requirements import Requirement
+
+from versions import NAMES, record
 
 LOCK = Path(__file__).resolve().parent.parent / "requirements.lock"
 HEADER = """\
@@ -46,4 +48,6 @@ def _normalized(name: str) -> str:
 
 
 if __name__ == "__main__":
-    LOCK.write_text(HEADER + "".join(f"{name}=={version}\n" for name, version in locked().items()), encoding="utf-8")
+    VERSIONS = locked()
+    LOCK.write_text(HEADER + "".join(f"{name}=={version}\n" for name, version in VERSIONS.items()), encoding="utf-8")
+    record("make test", {name: VERSIONS[name] for name in NAMES})

@@ -86,6 +86,15 @@ def test_the_skill_says_when_to_read_each_reference() -> None:
     }
 
 
+def test_every_line_of_the_threat_model_names_a_test_that_is_there() -> None:
+    page = _read(ROOT / "SECURITY.md")
+    rows = re.findall(r"^\| (?!---|hostile).*\|$", page, re.MULTILINE)
+    named = [re.search(r"`([\w/]+\.py)::(test_\w+)` \|$", row) for row in rows]
+    assert len(rows) > 20 and [row for row, found in zip(rows, named, strict=True) if found is None] == []
+    places = [(ROOT / "tests" / found[1], found[2]) for found in named if found]
+    assert [name for path, name in places if f"\ndef {name}(" not in _read(path)] == []
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page: Path) -> None:
     targets = [target.split("#")[0] for target in re.findall(r"\]\(([^)\s]+)\)", _read(page)) if "://" not in target]

@@ -37,6 +37,7 @@ DATA = {
     "skill_train/report/page.html",
     "skill_train/report/run.html",
     "skill_train/report/style.css",
+    "skill_train/tested.json",
 }
 
 

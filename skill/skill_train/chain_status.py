@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from skill_train import chain_follow, cloud_record, cloud_run, job_figures, run_dir, tables
+from skill_train import chain_follow, cloud_record, cloud_run, job_figures, last_look, run_dir, tables
 from skill_train.chain_follow import rounded
 from skill_train.cloud_run import CloudRun
 from skill_train.console import Console, Result
@@ -19,9 +19,16 @@ _HERE_SECONDS, _JOB_SECONDS = 1.0, 10.0
 
 
 def status(console: Console, *, run: str) -> Result:
-    """How far it is, what it has cost, what is next. Asks once, or on a terminal for as long as one watches."""
+    """How far it is, what it has cost, what is next. Asks once, or on a terminal for as long as one watches.
+
+    Of a job whose end was seen it asks nobody.
+    """
     here = RunDir(Path(run))
-    if RunDir.is_one(here.path) and not cloud_record.record_path(here).is_file():
+    submitted = cloud_record.record_path(here).is_file()
+    known = last_look.read(here) if submitted else None
+    if known is not None:
+        return _told(*known)
+    if RunDir.is_one(here.path) and not submitted:
         return console.watch(_look_here(here), pause_seconds=_HERE_SECONDS)
     return console.watch(_look_at_job(cloud_run.find(run, console.status), console), pause_seconds=_JOB_SECONDS)
 
@@ -33,12 +40,16 @@ def _look_at_job(cloud: CloudRun, console: Console) -> Callable[[], tuple[Result
         nonlocal found
         about = chain_follow.look(found or cloud_run.with_now(cloud, console.status), console)
         found = None
-        data = about.data()
-        result = Result(data, human=lambda rich: tables.draw_status(rich, data), quiet=about.now.stage)
-        result.next = list(about.next())
-        return result, about.now.live
+        data, following = about.data(), list(about.next())
+        if about.cloud.run is not None and not about.now.live and not console.warnings:
+            last_look.keep(about.cloud.run, data, following, about.now.finished_at)
+        return _told(data, following), about.now.live
 
     return look
+
+
+def _told(data: dict[str, Any], following: list[str]) -> Result:
+    return Result(data, human=lambda rich: tables.draw_status(rich, data), quiet=str(data["stage"]), next=following)
 
 
 def _look_here(run: RunDir) -> Callable[[], tuple[Result, bool]]:

@@ -28,6 +28,7 @@ from skill_train import cli_skills
 from skill_train.cli_frame import FORMATS, cli
 from skill_train.console import Console, Format, ReaderGone, silence
 from skill_train.errors import DecisionNeeded, SkillTrainError, UsageError
+from skill_train.token_text import refuse_in_arguments
 
 __all__ = ["cli", "cli_cloud", "cli_export", "cli_local", "cli_skills", "main"]
 
@@ -42,6 +43,7 @@ def main(argv: list[str] | None = None) -> None:
     command = _command_in(arguments) or "skill-train"
     console = Console(_format_in(arguments), command)
     try:
+        refuse_in_arguments(arguments)
         code = cli.main(arguments, prog_name="skill-train", standalone_mode=False)
     except SkillTrainError as error:
         code = console.error(error)

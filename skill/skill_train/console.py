@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from skill_train.errors import SkillTrainError
+from skill_train.token_text import masked
 
 SCHEMA = "skill-train/1"
 MAX_JSON_BYTES = 8192  # with the newline at its end
@@ -182,8 +183,8 @@ def runs_as_it_stands(hint: str) -> bool:
 
 
 def clean(text: str) -> str:
-    """The text without control characters (newline and tab stay)."""
-    return _CONTROL.sub("�", text)
+    """The text without control characters (newline and tab stay), and without what looks like a token of the Hub."""
+    return masked(_CONTROL.sub("�", text))
 
 
 def _bounded(document: dict[str, Any]) -> str:

@@ -72,6 +72,7 @@ def _checks(found: dict[str, list[Package]]) -> tuple[list[Check], Account]:
         done = [
             checks.python(sys.version.split()[0]),
             *(checks.packages(group, some) for group, some in found.items() if some),
+            checks.together([package for some in found.values() for package in some], doctor_packages.known_sets()),
         ]
         done += [checks.accelerator(facts), checks.memory(facts), checks.disk(facts), checks.cache(machine.cache_dir())]
         done.append(checks.converter(toolchain.find, gguf_ready=_has(found, "gguf", "llama-cpp-python")))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from skill_train.doctor_packages import Package, python_wanted, within
+from skill_train.doctor_packages import Package, VersionSet, python_wanted, within
 from skill_train.errors import SkillTrainError
 from skill_train.facts import MachineFacts
 from skill_train.hub_account import Account
@@ -57,6 +57,19 @@ def packages(group: str, found: list[Package]) -> Check:
         return Check(name, broken, versions, wanted, "not all of it is installed", EXTRAS[group])
     command = "pip install " + " ".join(f'"{package.name}{package.wanted}"' for package in wrong)
     return Check(name, broken, versions, wanted, "not the tested versions", command)
+
+
+def together(found: list[Package], sets: list[VersionSet]) -> Check:
+    """Whether what is installed is a set that was tested, not only each package in its range."""
+    away = {tested: tested.differs(found) for tested in sets}
+    nearest = min(sets, key=lambda tested: len(away[tested]))
+    wrong = away[nearest]
+    if not wrong:
+        return Check("versions", "ok", f"a set that passed `{nearest.by}`", because=nearest.date)
+    pinned = [f"{package.name}=={nearest.packages[package.name]}" for package in wrong]
+    versions = ", ".join(f"{package.name} {package.installed}" for package in wrong)
+    why = f"not a set that was tested together; the nearest passed `{nearest.by}` on {nearest.date}"
+    return Check("versions", "warn", versions, ", ".join(pinned), why, f"pip install {' '.join(pinned)}")
 
 
 def accelerator(machine: MachineFacts) -> Check:

@@ -1,12 +1,14 @@
-"""Installed packages against the ranges that skill-train was tested with: those in its own metadata."""
+"""Installed packages against the ranges in skill-train's own metadata, and against the sets that were tested."""
 
 from __future__ import annotations
 
+import json
 import operator
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import metadata
+from pathlib import Path
 
 _OPERATORS: dict[str, Callable[[tuple[int, ...], tuple[int, ...]], bool]] = {
     ">=": operator.ge,
@@ -39,6 +41,26 @@ def packages() -> list[Package]:
     except metadata.PackageNotFoundError:
         return []
     return [package for package in map(_package, lines) if package.group in ("base", "train", "gguf")]
+
+
+@dataclass(frozen=True, eq=False)
+class VersionSet:
+    """Versions that all tests passed on: `by` is `make test` or `make versions`, `packages` name to release."""
+
+    by: str
+    date: str
+    packages: dict[str, str]
+
+    def differs(self, found: list[Package]) -> list[Package]:
+        """Those installed in another version; what is not installed differs from nothing."""
+        own = [package for package in found if package.name in self.packages and package.installed is not None]
+        return [one for one in own if not within(one.installed or "", f"=={self.packages[one.name]}")]
+
+
+def known_sets() -> list[VersionSet]:
+    """As scripts/make_lock.py and scripts/versions.py record them."""
+    path = Path(__file__).with_name("tested.json")
+    return [VersionSet(**one) for one in json.loads(path.read_text(encoding="utf-8"))]
 
 
 def python_wanted() -> str | None:

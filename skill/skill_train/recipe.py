@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from skill_train.errors import UsageError, nearest
+from skill_train.token_text import holds_token, pasted
 
 FORMATS = ("messages", "prompt_completion", "text", "instruction", "question_answer", "sharegpt")
 METHODS = ("sft",)
@@ -127,7 +128,9 @@ def from_dict(values: dict[str, Any]) -> Recipe:
     Raises:
         UsageError: an unknown key (with the nearest known one), a wrong type or a value out of range.
     """
-    for key in values:
+    for key, value in values.items():
+        if holds_token(value):
+            raise pasted(f"the recipe's {key}", "a recipe, which is kept and shared, without a token")
         if key not in FIELDS:
             raise UsageError(
                 f"unknown key {key!r} in the recipe{nearest(str(key), FIELDS)}",

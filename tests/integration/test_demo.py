@@ -16,14 +16,24 @@ import pytest
 from hub_emulator import Hub
 from pages import Page, differing
 
+TOKEN = "hf_" + 34 * "x"  # in the environment of the demo; none of the Hub's
+
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("demo")
-    answer = _demo(folder)
+    answer = _run(folder, "demo", "--format", "json", HF_TOKEN=TOKEN)
     assert answer.returncode == 0, answer.stderr
+    assert TOKEN not in answer.stderr
     (folder / "answer.json").write_text(answer.stdout, encoding="utf-8")
     return folder
+
+
+def test_the_token_is_nowhere(made: Path) -> None:
+    """`test_story` looks for it after every other command."""
+    files = [path for path in made.rglob("*") if path.is_file()]
+    assert len(files) > 20
+    assert [path for path in files if TOKEN.encode() in path.read_bytes()] == []
 
 
 def test_every_stage_after_training_knows_what_the_base_does_not(made: Path) -> None:

@@ -136,6 +136,33 @@ def test_the_end_of_a_job_is_written_down_once(cloud: Cloud) -> None:
     assert cloud.record.jobs[1] == second
 
 
+def test_a_job_that_ended_a_minute_ago_is_asked_for_once(cloud: Cloud) -> None:
+    """Until its run changes: then the Hub is asked again. A broken copy is none."""
+    cloud.keep({"metrics.jsonl": cloud_runs.metrics(10)})
+    job = cloud.start("pass")
+    _ended(cloud, job)
+    first = cloud.on("status")
+    assert not cloud.run.record("status").exists()  # what it wrote may still be on its way
+    assert job.started is not None and job.finished is not None
+    job.started, job.finished = job.started - 120, job.finished - 120
+    said = cloud.on("status")
+    cloud.hub.log.clear()
+    again = cloud.on("status")
+    assert cloud.hub.log == []
+    ages = [answer.data["progress"].pop("age_seconds") for answer in (said, again)]
+    assert again.document["data"]["step"] == 10 and 0 <= ages[1] - ages[0] < 60
+    assert [_but_age(again), again.document["next"]] == [_but_age(said), first.document["next"]]
+    assert cloud.call("status", str(cloud.run.path), format_="quiet").out == "COMPLETED\n"
+    cloud.run.record("status").write_text("[]")
+    assert cloud.on("status").data["step"] == 10 and cloud.hub.log
+    cloud.start("pass")
+    assert cloud.on("status").data["attempt"] == 2
+
+
+def _but_age(answer: cloud_runs.Answer) -> dict[str, Any]:
+    return answer.data | {"progress": answer.data["progress"]["source"]}
+
+
 @pytest.mark.parametrize("command", ["wait", "pull", "cancel"])
 def test_each_command_that_sees_the_end_writes_it_down(cloud: Cloud, command: str) -> None:
     cloud.keep(cloud_runs.result())

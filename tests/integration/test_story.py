@@ -1,6 +1,7 @@
 """The whole of issue 4 as a user types it: each command a process, the job really trains and dies at a random step.
 
-Plan, submit, wait, resume, wait, pull, the same run here, diff, export, verify; and the token is nowhere.
+Plan, submit, wait, resume, wait, pull, the same run here, diff, export, verify, push; and the token is nowhere, after
+every command that there is.
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
 import secret_scan
 import tiny
 import training
 from hub_emulator import Hub, JobFault
+from skill_train.cli import cli
 
 pytest.importorskip("huggingface_hub")
 pytest.importorskip("trl")
@@ -32,6 +35,7 @@ data: rows.jsonl
 max_steps: {STEPS}
 effective_batch_size: 4
 """
+SCANNED_IN_THE_DEMO = {"demo"}  # its own test looks for a token too; a training more would cost a minute
 MAIN = "import sys; from skill_train.cli import main; main(sys.argv[1:])"
 
 
@@ -50,11 +54,13 @@ def test_a_run_that_is_killed_is_the_run_that_was_trained_here(hub: Hub, tmp_pat
     hub.faults.add_job(JobFault("exit", 1, line=f'"step", "step": {step},', job=1))
     with secret_scan.arguments_of_processes() as arguments:
         texts = _story(hub, tmp_path, step)
+    assert _commands(texts) | SCANNED_IN_THE_DEMO == set(_leaves(cli))
     argv = (tmp_path / "hook" / "argv.jsonl").read_bytes()
     texts |= {"arguments of processes": b"\n".join(arguments)}
     assert len(argv.splitlines()) > 5 and b"--job" in texts["arguments of processes"]
     found, looked = secret_scan.places(hub.token, hub, tmp_path, texts)
-    assert (found, looked > 100) == ([], True)
+    assert (found, looked > 100) == ([str(tmp_path / "home" / "token")], True)  # where `hf auth login` put it
+    (tmp_path / "home" / "token").unlink()
 
     (tmp_path / "here" / "planted").write_text(f"x{hub.token}x")
     hub.jobs.all[0].labels["planted"] = hub.token
@@ -68,6 +74,8 @@ def _story(hub: Hub, tmp_path: Path, step: int) -> dict[str, Any]:
     training.write_data(here, tiny.rows(24))
     (here / "recipe.yaml").write_text(RECIPE)
     environment = hub.environment(tmp_path / "home") | secret_scan.hook(tmp_path / "hook")
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "token").write_text(hub.token)
     said: dict[str, Any] = {}
 
     def call(line: str, exits: int = 0) -> dict[str, Any]:
@@ -100,4 +108,33 @@ def _story(hub: Hub, tmp_path: Path, step: int) -> dict[str, Any]:
     assert call("verify cloud")["ok"] is True
     assert call("submit plan.json --run-dir cloud")["data"]["reused"] is True
     assert hub.jobs_created == 2
+    _the_other_commands(call)
     return said
+
+
+def _the_other_commands(call: Any) -> None:
+    """For the scan alone; what they answer has tests of its own."""
+    call("data rows.jsonl")
+    call("logs cloud")
+    call("cancel cloud")
+    call("merge cloud")
+    call("evaluate cloud")
+    call("report cloud")
+    call("push cloud --repo me/story")
+    call("doctor")
+    call("skills install --target agents")
+    call("skills check --target agents")
+
+
+def _commands(said: dict[str, Any]) -> set[str]:
+    """Those that were called: `2 skills check --target agents` is `skills check`."""
+    words = [line.split()[1:3] for line in said if line != "arguments of processes"]
+    return {" ".join(pair[: 1 + isinstance(cli.commands[pair[0]], click.Group)]) for pair in words}
+
+
+def _leaves(group: click.Group) -> Iterator[str]:
+    for name, command in group.commands.items():
+        if isinstance(command, click.Group):
+            yield from (f"{name} {each}" for each in _leaves(command))
+        else:
+            yield name

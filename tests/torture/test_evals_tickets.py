@@ -1,4 +1,5 @@
-"""The eval that goes the whole way, from rows to a file that is proven."""
+"""The eval that goes the whole way, from rows to a file that is proven. It runs with the campaigns: the same chain is
+in `test_cli` and `test_story`, the same grading in `test_evals_broken`."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from eval_boxes import prepare
 
 pytest.importorskip("torch")
 pytest.importorskip("llama_cpp")
+pytestmark = pytest.mark.torture
 
 
 def test_tickets(tmp_path: Path) -> None:

@@ -1,0 +1,89 @@
+"""Tests on the lowest versions that pyproject.toml allows, in an environment of their own: `make versions`.
+
+    python scripts/versions.py [--venv DIR] [--override torch==2.13.0] [--record]
+
+uv installs the lowest version of each direct dependency (`--resolution lowest-direct`), with the index settings of your
+own environment. The newest versions are those of requirements.lock, on which `make test` runs all. What runs here
+is what stands on trl, transformers, peft, huggingface_hub and llama.cpp; it takes about 15 minutes on 2 cores, more
+where llama-cpp-python must be compiled. With --record a set that passes is written where `doctor` reads it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+TESTED = ROOT / "skill" / "skill_train" / "tested.json"
+CORE = (
+    "tests/unit", "tests/test_train_program.py", "tests/test_startup.py",
+    *(f"tests/integration/test_{name}.py" for name in (
+        "train", "train_masks", "train_loss", "merge", "export", "verify", "evaluate", "cli", "hub", "hub_dataset",
+        "submit", "fetch", "follow", "push", "job",
+    )),
+)  # fmt: skip
+# What a run stands on: a set of them is tested, or it is not.
+NAMES = (
+    "accelerate", "datasets", "gguf", "huggingface-hub", "llama-cpp-python", "peft", "torch", "transformers", "trl",
+)  # fmt: skip
+_VERSIONS = (
+    "import json, sys; from importlib.metadata import version; print(json.dumps([version(n) for n in sys.argv[1:]]))"
+)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--venv", type=Path, help="made there and kept; one that is there is used as it is")
+    parser.add_argument("--override", action="append", default=[], help="a requirement in the place of the lowest one")
+    parser.add_argument("--record", action="store_true", help="write the versions into tested.json when all passes")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="skill-train-versions-") as folder:
+        venv = (arguments.venv or Path(folder) / "venv").absolute()
+        if not venv.exists():
+            install(venv, Path(folder), arguments.override)
+        python = venv / "bin" / "python"
+        versions = installed(python)
+        print("testing", ", ".join(f"{name} {version}" for name, version in versions.items()), flush=True)
+        code = subprocess.run([str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", *CORE], cwd=ROOT).returncode
+    if code == 0 and arguments.record:
+        record("make versions", versions)
+    return code
+
+
+def install(venv: Path, folder: Path, overrides: list[str]) -> None:
+    uv = str(Path(sysconfig.get_path("scripts")) / "uv")
+    (folder / "overrides.txt").write_text("".join(f"{line}\n" for line in overrides))
+    subprocess.run([uv, "venv", "--python", sys.executable, str(venv)], check=True)
+    command = [uv, "pip", "install", "--python", str(venv / "bin" / "python"), "--resolution", "lowest-direct"]
+    command += ["--override", str(folder / "overrides.txt"), "-e", ".[train,gguf,report,dev]"]
+    subprocess.run(command, cwd=ROOT, check=True, env=os.environ | {"CMAKE_BUILD_PARALLEL_LEVEL": "2"})
+
+
+def installed(python: Path) -> dict[str, str]:
+    done = subprocess.run([str(python), "-c", _VERSIONS, *NAMES], capture_output=True, text=True, check=True)
+    return {name: release(version) for name, version in zip(NAMES, json.loads(done.stdout), strict=True)}
+
+
+def release(version: str) -> str:
+    """Without the local part: `2.13.0+cpu` is 2.13.0."""
+    return re.split(r"[+]", version)[0]
+
+
+def record(by: str, versions: dict[str, str]) -> None:
+    """In the place of the set that the same command recorded before."""
+    sets = json.loads(TESTED.read_text(encoding="utf-8")) if TESTED.is_file() else []
+    made = {"by": by, "date": time.strftime("%Y-%m-%d", time.gmtime()), "packages": versions}
+    kept = [made if one["by"] == by else one for one in sets]
+    TESTED.write_text(json.dumps(kept if made in kept else [*kept, made], indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,58 @@
+"""`status.json`: what `status` said last of a job that has ended, so that asking again asks nobody.
+
+It holds for the `cloud.json` that it was said of: another job of the run, or the cost of one, and the Hub is asked.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from datetime import UTC, datetime
+from typing import Any
+
+from skill_train import cloud_record
+from skill_train.errors import UsageError
+from skill_train.run_dir import RunDir, read_json, write_json
+
+SCHEMA = "skill-train/status/1"
+SETTLED_SECONDS = 60.0  # after its end, in which the last files of a job reach the bucket, and its last lines the log
+
+
+def keep(run: RunDir, said: dict[str, Any], following: list[str], finished_at: datetime | None) -> None:
+    """Writes it down, of a job that ended long enough ago. Without the right to write there is none."""
+    if finished_at is None or (datetime.now(UTC) - finished_at).total_seconds() < SETTLED_SECONDS:
+        return
+    document = {"schema": SCHEMA, "of": _record_digest(run), "at": _now(), "data": said, "next": following}
+    try:
+        write_json(run.record("status"), document)
+    except OSError:
+        return
+
+
+def read(run: RunDir) -> tuple[dict[str, Any], list[str]] | None:
+    """`data` and `next` of the answer; None when the Hub must be asked."""
+    path = run.record("status")
+    if not path.is_file():
+        return None
+    try:
+        document = read_json(path)
+        if document["schema"] != SCHEMA or document["of"] != _record_digest(run):
+            return None
+        return document["data"] | {"progress": _as_old_as_now(document)}, [str(command) for command in document["next"]]
+    except (UsageError, KeyError, TypeError, ValueError):
+        return None  # not one of ours, or broken: it is only a copy
+
+
+def _as_old_as_now(document: dict[str, Any]) -> dict[str, Any]:
+    """`progress`, as old as it is now."""
+    progress = dict(document["data"]["progress"])
+    if progress["age_seconds"] is not None:
+        progress["age_seconds"] = round(progress["age_seconds"] + _now() - document["at"], 1)
+    return progress
+
+
+def _now() -> float:
+    return datetime.now(UTC).timestamp()
+
+
+def _record_digest(run: RunDir) -> str:
+    return hashlib.sha256(cloud_record.record_path(run).read_bytes()).hexdigest()

@@ -1,0 +1,44 @@
+"""What looks like a token of the Hub, pasted where none belongs: it is not echoed, and nothing goes on with it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from skill_train.errors import UsageError
+
+# User tokens are hf_ and 34 letters, older ones of organisations api_org_ and 34 (huggingface.co/docs/hub, 2026-08).
+_TOKEN = re.compile(r"\b(hf_oauth|hf|api_org)_[A-Za-z0-9]{20,}")
+
+
+def masked(text: str) -> str:
+    """The text with the kind of each token and three dots."""
+    return _TOKEN.sub(r"\1_…", text)
+
+
+def holds_token(value: Any) -> bool:
+    """Whether a text, or a text in a list or mapping, holds one."""
+    if isinstance(value, dict):
+        return any(map(holds_token, (*value, *value.values())))
+    if isinstance(value, str):
+        return _TOKEN.search(value) is not None
+    return isinstance(value, list) and any(map(holds_token, value))
+
+
+def refuse_in_arguments(arguments: Iterable[str]) -> None:
+    """Raises:
+    UsageError: one of them holds a token, which the shell's history and the list of processes then have too.
+    """
+    for position, argument in enumerate(arguments, start=1):
+        if holds_token(argument):
+            raise pasted(f"argument {position}", "a command line without a token")
+
+
+def pasted(where: str, expected: str) -> UsageError:
+    return UsageError(
+        f"{where} holds what looks like a token of the Hub",
+        code="token_pasted",
+        expected=expected,
+        hint="take it out, revoke it at https://huggingface.co/settings/tokens, then: hf auth login",
+    )

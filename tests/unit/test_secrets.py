@@ -1,0 +1,81 @@
+"""A token that somebody pastes where none belongs: refused before anything is done, and echoed nowhere."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from skill_train import recipe as recipes
+from skill_train.cli import cli, main
+from skill_train.errors import UsageError
+from skill_train.token_text import holds_token, masked
+
+LETTERS = "aB3" * 11 + "x"  # 34 of them, as huggingface.co makes them
+TOKENS = [f"hf_{LETTERS}", f"api_org_{LETTERS}", f"hf_oauth_{LETTERS}"]
+
+
+def _commands(group: click.Group, *before: str) -> Iterator[tuple[list[str], click.Command]]:
+    for name, command in group.commands.items():
+        if isinstance(command, click.Group):
+            yield from _commands(command, *before, name)
+        else:
+            yield [*before, name], command
+
+
+# Each option of each command that takes text, and its first argument: `--repo`, `--model`, RUN …
+PLACES = [
+    [*words, *([parameter.opts[0]] if isinstance(parameter, click.Option) else [])]
+    for words, command in _commands(cli)
+    for parameter in command.params
+    if isinstance(parameter.type, (click.types.StringParamType, click.Path)) or isinstance(parameter, click.Argument)
+]
+
+
+@pytest.mark.parametrize("words", PLACES, ids=" ".join)
+def test_in_an_argument(words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for token, format_ in zip(TOKENS, ("json", "human", "json"), strict=True):
+        with pytest.raises(SystemExit) as ended:
+            main([*words, token, "--format", format_])
+        said = capsys.readouterr()
+        assert (ended.value.code, LETTERS in said.out + said.err) == (2, False)
+        if format_ == "json":
+            assert json.loads(said.out)["error"]["code"] == "token_pasted"
+    assert list(tmp_path.rglob("*")) == []
+
+
+def test_the_places_are_those_of_all_commands() -> None:
+    assert len(PLACES) > 50 and {"push --repo", "submit --hub-model-id", "status"} <= set(map(" ".join, PLACES))
+
+
+@pytest.mark.parametrize("name", ["model", "data", "hub_model_id", "system_prompt", "lora_r", "no_such_key"])
+@pytest.mark.parametrize("token", TOKENS)
+def test_in_a_recipe(name: str, token: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        recipes.from_dict({"model": "a/b", "data": "rows.jsonl", name: f"x {token}"})
+    assert refused.value.code == "token_pasted" and LETTERS not in str(refused.value.as_dict())
+
+
+def test_in_a_list_of_a_recipe() -> None:
+    with pytest.raises(UsageError, match="columns"):
+        recipes.from_dict({"model": "a/b", "data": "rows.jsonl", "columns": {"prompt": [TOKENS[0]]}})
+
+
+def test_in_the_key_of_a_recipe_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A file that is no YAML is quoted by its reader."""
+    for text in (f"{TOKENS[0]}: 1", f"model: [{TOKENS[0]}", f"model: a/b\ndata: {TOKENS[0]}"):
+        (tmp_path / "recipe.yaml").write_text(text)
+        for format_ in ("json", "human"):
+            with pytest.raises(SystemExit) as ended:
+                main(["plan", str(tmp_path / "recipe.yaml"), "--format", format_])
+            said = capsys.readouterr()
+            assert (ended.value.code, LETTERS in said.out + said.err) == (2, False)
+
+
+def test_what_is_no_token_stays() -> None:
+    for text in ("hf_jobs", "hf_hub_download", "me/hf_tiny-model", "sha256 " + 64 * "a", f"xhf_{LETTERS}"):
+        assert masked(text) == text and not holds_token(text)
+    assert masked(f"--token {TOKENS[0]}!") == "--token hf_…!"
