@@ -15,7 +15,7 @@ from skill_train.facts import ModelFacts
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 NF4_BYTES = 4.127 / 8  # a parameter in 4-bit NF4 with double quantization: Dettmers et al. 2023 (QLoRA), section 3
-LOGITS_AT_ONCE = 4_000_000  # of scripts/train.py, off CUDA; tested equal
+LOGITS_AT_ONCE = 16_000_000  # of scripts/train.py, off CUDA; tested equal
 # Model types that scale or cap their logits, so that off CUDA TRL's own head scores every position.
 TRL_HEAD = ("gemma2", "cohere", "cohere2", "granite")
 
@@ -297,7 +297,7 @@ def _logits(model: ModelFacts, step: MicroStep) -> Part:
 
     On CUDA TRL 1.16 projects trained tokens only, in tiles of at most 4096 x 32768 in 16 bit, and keeps 8 bytes x
     hidden size a token (trl/trainer/utils.py `add_fused_lm_head`, kernels/chunked_logprob.py). Elsewhere train.py does
-    it, a few megabytes at a time; where it cannot, TRL scores all tokens at 32 bytes an element of a tile (measured).
+    it, some megabytes at a time; where it cannot, TRL scores all tokens at 32 bytes an element of a tile (measured).
     """
     h, vocabulary = model.hidden_size or 0, model.vocab_size or 0
     trained = max(1.0, step.tokens * step.trained_share)
@@ -308,9 +308,11 @@ def _logits(model: ModelFacts, step: MicroStep) -> Part:
         tile = 32.0 * min(step.tokens, 4096) * min(vocabulary, 32768)
         return Part("logits", tile, 1.25 * tile, "TRL's head on this device: all tokens, 32 bytes an element")
     rows = min(trained, max(1, LOGITS_AT_ONCE // vocabulary))
-    chunk = rows * vocabulary * 4
+    chunk = rows * vocabulary * BYTES[step.dtype]
+    copies = 3 if step.full else 1.5  # a head that trains: the softmax and its gradient, whole and in float32
+    most = rows * vocabulary * 4 * copies if step.full else chunk * copies
     kept = trained * h * BYTES[step.dtype]
-    return Part("logits", chunk + kept, 3 * chunk + 3 * kept, f"{rows:.0f} trained tokens at a time")
+    return Part("logits", chunk + kept, most + 3 * kept, f"{rows:.0f} trained tokens at a time")
 
 
 # What the allocator holds on top, as a share. CUDA and MPS: of what the step needs at once (reserved over allocated in

@@ -89,7 +89,7 @@ def micro_step_flops(model: ModelFacts, step: MicroStep) -> float | None:
 
 def reading_seconds(model: ModelFacts, step: MicroStep, machine: MachineFacts) -> float:
     """Seconds of a micro-step for reading weights, which short rows on a processor do not hide behind arithmetic: those
-    of the layers once a pass, those of the output head twice for each few megabytes of logits. None on a GPU, where
+    of the layers once a pass, those of the output head twice for each lot of logits. None on a GPU, where
     `_FLOOR` and the reached share carry it.
     """
     if step.device != "cpu":

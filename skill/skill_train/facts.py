@@ -150,7 +150,7 @@ class MachineFacts:
         available_bytes: of it, free now.
         compute_capability: CUDA, such as 8.9.
         cores: physical cores; performance cores on Apple silicon.
-        bf16_matrix: the processor has matrix instructions for bf16 (AMX, or Arm BF16).
+        bf16_matrix: the processor multiplies in bf16 (AMX, AVX-512 BF16, or Arm BF16).
         gpus: every NVIDIA GPU, equal ones first to last.
         unified: the GPU's memory is the computer's (Apple silicon, DGX Spark).
         ram_bytes, ram_available_bytes: of the computer.

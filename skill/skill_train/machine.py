@@ -54,7 +54,7 @@ def _linux(probe: Probe) -> MachineFacts:
         available_bytes=min(free, default=None) if gpu else ram_available,
         compute_capability=gpu.compute_capability if gpu else None,
         cores=machine_linux.physical_cores(probe),
-        bf16_matrix=bool({"amx_bf16", "bf16"} & set(cpu.features)),
+        bf16_matrix=bool({"amx_bf16", "avx512_bf16", "bf16"} & set(cpu.features)),
         unknown=_unknown(probe, ram, cpu) | found.unknown,
         gpus=found.usable,
         unified=found.unified,

@@ -133,7 +133,7 @@ def _drift(probe: PrecisionProbe) -> float:
 
 def _cpu_precision(machine: MachineFacts, probe: PrecisionProbe | None, model: ModelFacts) -> tuple[str, str]:
     if not machine.bf16_matrix:
-        return "float32", "this processor has no bf16 matrix instructions"
+        return "float32", "this processor has no bf16 instructions"
     if probe is None and (model.parameters or 0) < PROBE_FROM_PARAMETERS:
         return "float32", "no probe was made: below 100M parameters bf16 saves little on a CPU"
     if probe is None:

@@ -27,13 +27,16 @@ def two_trainers(tmp_path_factory: pytest.TempPathFactory, request: pytest.Fixtu
     return ours, theirs
 
 
-@pytest.mark.parametrize("chunk", [4_000_000, 640 * 3], ids=["one chunk", "three tokens at a time"])
+@pytest.mark.parametrize(
+    ("lot", "part"), [(16_000_000, 1_000_000), (640 * 3, 640 * 2)], ids=["at once", "three tokens, then two and one"]
+)
 def test_loss_and_gradients_are_those_of_trl(
-    two_trainers: tuple[Any, Any], chunk: int, monkeypatch: pytest.MonkeyPatch
+    two_trainers: tuple[Any, Any], lot: int, part: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import torch
 
-    monkeypatch.setattr(PROGRAM, "LOGITS_AT_ONCE", chunk)
+    monkeypatch.setattr(PROGRAM, "LOGITS_AT_ONCE", lot)
+    monkeypatch.setattr(PROGRAM, "SOFTMAX_AT_ONCE", part)
     (loss, gradient), (their_loss, their_gradient) = (_loss_and_gradient(trainer) for trainer in two_trainers)
     torch.testing.assert_close(loss, their_loss, rtol=1e-5, atol=0)
     assert gradient.keys() == their_gradient.keys()
@@ -56,6 +59,23 @@ def test_loss_and_gradients_are_plain_cross_entropy(two_trainers: tuple[Any, Any
     plain.backward()
     for name, value in _gradients(trainer).items():
         torch.testing.assert_close(gradient[name], value, rtol=1e-4, atol=1e-7)
+
+
+def test_a_head_in_bf16_gives_the_gradient_of_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Probabilities are made in float32 and multiplied in bf16, which has 8 bits: a relative 1/256 each way."""
+    import torch
+
+    monkeypatch.setattr(PROGRAM, "LOGITS_AT_ONCE", 500 * 5)
+    monkeypatch.setattr(PROGRAM, "SOFTMAX_AT_ONCE", 500 * 2)
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(500, 64, generator=generator).bfloat16()
+    hidden = (0.3 * torch.randn(12, 64, generator=generator)).bfloat16().requires_grad_()
+    labels = torch.randint(0, 500, (12,), generator=generator)
+    PROGRAM.log_probs_function().apply(hidden, weight, labels).sum().backward()
+    plain = hidden.detach().float().requires_grad_()
+    torch.nn.functional.cross_entropy(plain @ weight.float().T, labels, reduction="sum").backward()
+    assert hidden.grad is not None and plain.grad is not None
+    assert torch.linalg.norm(hidden.grad.float() + plain.grad) < 2 / 256 * torch.linalg.norm(plain.grad)
 
 
 @pytest.mark.parametrize("change", ["cap", "bias", "adapter on the head"])

@@ -77,10 +77,11 @@ def test_logits_on_cuda_are_a_tile() -> None:
     assert _parts(QWEN, many)["logits"].low == 4096 * 32768 * 2
 
 
-def test_logits_on_a_processor_are_a_few_megabytes() -> None:
-    """4e6 // 151936 = 26 rows of 151,936 x 4 bytes, and the kept gradient of 512 x 896 x 4."""
-    part = _parts(QWEN, dataclasses.replace(STEP, device="cpu", dtype="float32"))["logits"]
-    assert part.low == 26 * 151936 * 4 + 512 * 896 * 4
+@pytest.mark.parametrize(("dtype", "size"), [("float32", 4), ("bfloat16", 2)])
+def test_logits_on_a_processor_are_some_megabytes(dtype: str, size: int) -> None:
+    """16e6 // 151936 = 105 rows of 151,936 numbers, and the kept gradient of 512 x 896."""
+    part = _parts(QWEN, dataclasses.replace(STEP, device="cpu", dtype=dtype))["logits"]
+    assert part.low == 105 * 151936 * size + 512 * 896 * size
 
 
 def test_the_chunk_is_the_training_programs() -> None:

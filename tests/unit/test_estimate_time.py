@@ -46,10 +46,10 @@ def test_operations_where_every_weight_trains() -> None:
 
 
 def test_a_processor_reads_the_weights_of_short_rows() -> None:
-    """2 cores, 8e9 bytes a second. 128 tokens, 64 of them trained: the layers' 357,898,112 weights twice; the head's
-    136,134,656 twice for each 26 trained tokens (4e6 // 151936), so three times twice. Half as much in bfloat16."""
+    """2 cores, 8e9 bytes a second. 512 tokens, 256 of them trained: the layers' 357,898,112 weights twice; the head's
+    136,134,656 twice for each 105 trained tokens (16e6 // 151936), so three times twice. Half as much in bfloat16."""
     machine = dataclasses.replace(recorded_machine("bare_cpu"), cores=2)
-    short = dataclasses.replace(NO_ADAPTER, device="cpu", dtype="float32", length=128, trained_share=0.5)
+    short = dataclasses.replace(NO_ADAPTER, device="cpu", dtype="float32", trained_share=0.5)
     seconds = 4 * (357_898_112 * 2 + 136_134_656 * 2 * 3) / 8e9
     assert reading_seconds(QWEN, short, machine) == pytest.approx(seconds)
     assert reading_seconds(QWEN, dataclasses.replace(short, dtype="bfloat16"), machine) == pytest.approx(seconds / 2)
