@@ -18,6 +18,7 @@ from skill_train.shards import (
     BLOCK_BYTES,
     FLOAT_BYTES,
     INDEX,
+    Shard,
     Stored,
     copy_bytes,
     in_order,
@@ -67,11 +68,19 @@ class Tally:
         self.stored_dtype = max(self.stored_dtype, dtype, key=_COARSENESS.index)
 
 
-def write_shards(base: Base, plan: MergePlan, part: Path, dtype: str | None, bar: Bar) -> Tally:
+def write_shards(
+    base: Base,
+    plan: MergePlan,
+    part: Path,
+    dtype: str | None,
+    bar: Bar,
+    written: Callable[[Shard, Path], None] = lambda shard, file: None,
+) -> Tally:
     """Writes all shards and the index into `part`.
 
     Args:
         dtype: safetensors' name for every float tensor; None keeps each.
+        written: called with each shard of the base and the file made of it, while both are in the system's cache.
 
     Raises:
         VerificationFailed: a value that is not finite, or that the dtype cannot hold; the tensor is named.
@@ -88,6 +97,7 @@ def write_shards(base: Base, plan: MergePlan, part: Path, dtype: str | None, bar
                 _write_tensor(name, stored, plan.changes.get(name), kind, shape, write, tally)
                 done += tensor_bytes(kind, shape)
                 bar(done, total, name)
+        written(shard, part / shard.name)
     _write_index(base, layout, part)
     return tally
 

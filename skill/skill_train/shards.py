@@ -22,7 +22,7 @@ from skill_train.run_dir import read_json
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-BLOCK_BYTES = 16 * 2**20
+BLOCK_BYTES = 4 * 2**20  # larger blocks leave the processor's cache, and each is mapped and zeroed anew
 FLOAT_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 
