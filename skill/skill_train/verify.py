@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import tempfile
 import time
 from collections.abc import Callable
@@ -19,9 +20,12 @@ from typing import Any
 from skill_train import run_dir
 from skill_train.console import Bar
 from skill_train.errors import UsageError
+from skill_train.shards import read_folder
 from skill_train.verdict import worst
-from skill_train.verify_judge import Proof, judge
+from skill_train.verify_judge import Proof, judge, whole_ones
 from skill_train.verify_subject import subject_of
+from skill_train.verify_texts import Sample, sample_of
+from skill_train.verify_weights import compare_weights
 
 Warn = Callable[[str, str], None]
 
@@ -35,7 +39,7 @@ def verify(
     rows: list[dict[str, Any]],
     held_out: list[dict[str, Any]],
     record: Path,
-    tokens: int = 2048,
+    tokens: int | None = None,
     progress: Bar,
     warn: Warn,
 ) -> dict[str, Any]:
@@ -47,7 +51,7 @@ def verify(
         ggufs: the files to judge.
         rows: as the trainer was fed them (`samples.jsonl`); may be empty.
         held_out: rows to measure on; `rows`, or built-in texts, when empty.
-        tokens: most tokens to compare logits on.
+        tokens: most tokens to compare logits on; None takes what `verify_texts.sample_of` has for the model's size.
 
     A record of the same inputs, options and versions is returned as it is, with `reused`; any other is replaced,
     because a proof of other files is worth nothing.
@@ -58,16 +62,23 @@ def verify(
     """
     started = time.monotonic()
     _require(ggufs, reference)
-    fixed = _fixed(reference, adapter, base, ggufs, rows, held_out, tokens)
+    sample = sample_of(_weights(reference), tokens)
+    fixed = _fixed(reference, adapter, base, ggufs, rows, held_out, sample)
     earlier = _earlier(record, fixed)
     if earlier is not None:
         return earlier | {"reused": True}
     proof = Proof()
     with tempfile.TemporaryDirectory(prefix="skill-train-verify-") as folder:
         progress(0, len(ggufs) + 1, "reference")
-        measured_on: dict[str, Any] = {"rows": rows, "held_out": held_out or rows, "tokens": tokens}
-        subject = subject_of(reference, adapter=adapter, base=base, **measured_on, folder=Path(folder))
-        judge(ggufs, subject, proof, run=record.parent, digests=fixed["inputs"]["ggufs"], warn=warn, progress=progress)
+        measured_on: dict[str, Any] = {"rows": rows, "held_out": held_out or rows, "sample": sample}
+        weights: dict[str, Any] = {}
+
+        def compare(merged: Any) -> None:  # here, so that the model is read once
+            weights.update(compare_weights(whole_ones(ggufs), merged))
+
+        subject = subject_of(reference, adapter=adapter, base=base, **measured_on, folder=Path(folder), also=compare)
+        judging: dict[str, Any] = {"digests": fixed["inputs"]["ggufs"], "weights": weights}
+        judge(ggufs, subject, proof, run=record.parent, **judging, warn=warn, progress=progress)
     return run_dir.write_record(
         record,
         **fixed,
@@ -100,7 +111,7 @@ def _fixed(
     ggufs: list[Path],
     rows: list[dict[str, Any]],
     held_out: list[dict[str, Any]],
-    tokens: int,
+    sample: Sample,
 ) -> dict[str, Any]:
     """What a proof is a proof of."""
     return {
@@ -112,9 +123,13 @@ def _fixed(
             "rows": _digest(rows),
             "held_out": _digest(held_out),
         },
-        "options": {"tokens": tokens},
+        "options": {"tokens": sample.tokens},
         "versions": run_dir.versions("llama-cpp-python", "gguf", "transformers", "torch", "peft"),
     }
+
+
+def _weights(model: Path) -> int:
+    return sum(math.prod(stored.shape) for shard in read_folder(model) for stored in shard.tensors.values())
 
 
 def _digest(rows: list[dict[str, Any]]) -> str:

@@ -24,7 +24,6 @@ from skill_train.machine import physical_cores
 from skill_train.native import run_worker
 from skill_train.thresholds import limits
 from skill_train.verdict import Check, NotChecked
-from skill_train.verify_reference import ANSWER_TOKENS
 from skill_train.verify_subject import Subject
 
 Warn = Callable[[str, str], None]
@@ -55,12 +54,19 @@ def judge(
     digests: dict[str, Any],
     warn: Warn,
     progress: Bar,
+    weights: dict[str, Check | NotChecked] | None = None,
 ) -> None:
+    """Adds what is found to `proof`.
+
+    Args:
+        weights: of `verify_weights.check_weights`, where that was done while the reference was in memory.
+    """
     exports = _export_records(run)
     files = _readable(ggufs, proof)
     plain = next((gguf for gguf in files if verify_file.file_type(gguf) in _UNQUANTIZED), None)
     rendered: dict[str, Any] = {}  # by template: the files of one run share one
-    weights = verify_weights.check_weights(files, subject.reference, subject.adapter)
+    if weights is None:
+        weights = verify_weights.check_weights(files, subject.reference, subject.adapter)
     for number, gguf in enumerate(files):
         name = gguf.path.name
         progress(number + 1, len(ggufs) + 1, name)
@@ -85,6 +91,11 @@ def _readable(ggufs: list[Path], proof: Proof) -> list[GgufFile]:
             proof.add(Check("file", path.name, "fail", path.stat().st_size, "whole", error.message))
             proof.add(NotChecked("everything else", path.name, "the file is damaged"))
     return files
+
+
+def whole_ones(ggufs: list[Path]) -> list[GgufFile]:
+    """The files whose header makes sense; what is wrong with the others, `judge` says."""
+    return _readable(ggufs, Proof())
 
 
 def _export_records(run: Path) -> dict[str, Any]:
@@ -183,6 +194,6 @@ def _job(gguf: GgufFile, subject: Subject, shipped: list[dict[str, Any]]) -> dic
         "tuned": str(measured.tuned),
         "base": str(measured.base) if measured.base else None,
         "base_rows": measured.base_rows,
-        "prompts": [{"ids": answer.prompt, "most": ANSWER_TOKENS} for answer in measured.answers],
+        "prompts": [{"ids": answer.prompt, "most": measured.answer_tokens} for answer in measured.answers],
         "scored": [],
     }
