@@ -6,7 +6,7 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
-from skill_train import converter, tables
+from skill_train import converter, export_room, tables
 from skill_train.chain import (
     base_folder,
     base_of,
@@ -71,7 +71,7 @@ def export_run(console: Console, run: RunDir, quant: str, tools: Any) -> Result:
         if run.is_full:
             require_trained(run)
         else:
-            require_room(run, types)
+            _say_room(console, run, types)
             merge_run(console, run, **_merged_options(run))
         return _export_merged(console, run, types, tools, ready)
 
@@ -91,6 +91,20 @@ def _export_merged(console: Console, run: RunDir, types: list[str], tools: Any, 
         tools=tools,
         trained_length=length,
     )
+
+
+def _say_room(console: Console, run: RunDir, types: list[str]) -> None:
+    """Says what will be on disk before anything is written.
+
+    Raises:
+        DecisionNeeded: not enough disk for all of it.
+    """
+    from skill_train.model import read_model
+
+    if run.record("merge").is_file():
+        return  # the steps that are left each ask for their own
+    with console.progress("exporting") as progress:
+        progress(0, 1, export_room.require_room(export_room.room(read_model(base_of(run)), types), run.path))
 
 
 def _merged_options(run: RunDir) -> dict[str, Any]:

@@ -43,7 +43,9 @@ from skill_train.shards import INDEX, Shard, read_folder
 
 DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 GATES = ("auto", "weights", "answers")
-_ANSWERS_UP_TO = 250_000_000  # weights: 1 GB in fp32, and a few seconds; 494 million take 4 GB and half a minute of 2 cores
+_ANSWERS_UP_TO = (
+    250_000_000  # weights: 1 GB in fp32, and a few seconds; 494 million take 4 GB and half a minute of 2 cores
+)
 _KEPT = 0.9  # below this share of the change of the weights, rounding is worth a warning
 
 
@@ -69,8 +71,7 @@ def merge(
         rows: texts with `input_ids` for the gate; may be empty.
         dtype: `float32`, `float16` or `bfloat16` for every weight; None keeps each as the base stores it.
         threshold: highest mean KL divergence, in nats, that the gate accepts; None is the stored dtype's own.
-        gate: `weights`, `answers` (logits, in fp32: memory and time of the model itself, twice) or `auto`: the weights
-            wherever they can tell, and the answers of small models and of all others.
+        gate: `weights`, `answers` (logits, in fp32) or `auto`: weights wherever they can tell, answers of small models.
 
     Raises:
         UsageError: base and adapter cannot be merged, or `out` holds something else.
@@ -94,8 +95,8 @@ def merge(
             found = merge_weights.Found()
             look = _look(tuned, found if ways.weights else None, beside)
             figures = _write(model, tuned, plan, reasons, part, dtype, progress, warn, look)
-        compared: dict[str, Any] = {"base": base, "adapter": adapter, "merged": part, "rows": rows}
-        outcome = _gate(ways, found, figures, threshold, progress, compared)
+        compared: dict[str, Any] = {"base": base, "adapter": adapter, "merged": part, "rows": rows, "bar": progress}
+        outcome = _gate(ways, found, figures, threshold, compared)
         fields = {
             "inputs": _inputs(model, tuned),
             "options": options,
@@ -158,7 +159,6 @@ def _gate(
     found: merge_weights.Found,
     figures: dict[str, Any],
     threshold: float | None,
-    progress: Bar,
     compared: dict[str, Any],
 ) -> dict[str, Any]:
     """The outcome of the answers, with that of the weights inside; or of the weights alone."""
@@ -167,7 +167,7 @@ def _gate(
     if weights is not None and (ways.no_answers or weights["failures"]):
         return weights | {"no_answers": ways.no_answers or "the weights are wrong already"}
     started = time.monotonic()
-    outcome = merge_gate.gate(**compared, stored=stored, kept=kept, threshold=threshold, bar=progress)
+    outcome = merge_gate.gate(**compared, stored=stored, kept=kept, threshold=threshold)
     seconds = round(time.monotonic() - started, 2)
     return outcome | {"by": "answers", "weights": weights, "seconds": seconds}
 

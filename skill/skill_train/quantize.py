@@ -71,6 +71,7 @@ def quantize(
         UsageError: an unknown type, one that needs an importance matrix, or a record of another source.
         DecisionNeeded: not enough disk or memory.
     """
+    started = time.monotonic()
     types = {quant: known_types()[quant] for quant in type_names(quants)}
     inputs = digests(source.parent, [source])
     outputs = _earlier_outputs(record, inputs)
@@ -90,12 +91,12 @@ def quantize(
         at_once=_at_once(source),
         progress=progress,
         warn=warn,
-        keep=lambda done: _write(record, inputs, outputs | {names[quant]: done[quant] for quant in done}),
+        keep=lambda done: _write(record, inputs, outputs | {names[quant]: done[quant] for quant in done}, started),
     )
     outputs |= {names[quant]: entry for quant, entry in made.items()}
     recorded = read_json(record) if record.is_file() else {}
     if recorded.get("outputs") != outputs:  # nothing was made, but a file that the record names was removed
-        recorded = _write(record, inputs, outputs)
+        recorded = _write(record, inputs, outputs, started)
     answer = {"reused": not to_make, "reused_files": [names[quant] for quant in reused], "same_as_source": same}
     return recorded | answer
 
@@ -198,12 +199,11 @@ def _make_all(
         keep: called with the entries so far whenever a file is whole, so that a failure of another loses nothing.
     """
     done: dict[str, Any] = {}
+    bars = _parts_of(progress, len(jobs))
     with ThreadPoolExecutor(at_once) as pool:
         pending = {
-            pool.submit(
-                _make, job, files[quant], quant, plans[quant]["fallbacks"], _part_of(progress, n, len(jobs), quant), warn
-            ): quant
-            for n, (quant, job) in enumerate(jobs.items())
+            pool.submit(_make, job, files[quant], quant, plans[quant]["fallbacks"], bars(quant), warn): quant
+            for quant, job in jobs.items()
         }
         for future in as_completed(pending):
             if future.exception() is None:
@@ -304,20 +304,27 @@ def _check_room(source: Path, out: Path, files: dict[str, Path], plans: dict[str
     require_memory(_worker_bytes(header.size_bytes), "quantizing")
 
 
-def _part_of(progress: Bar, number: int, count: int, quant: str) -> Bar:
-    def bar(done: float, total: float, text: str) -> None:
-        progress(round(number + done / max(total, 1), 3), count, f"{quant} {text}")
+def _parts_of(progress: Bar, count: int) -> Callable[[str], Bar]:
+    """A bar for each of `count` files; together they move the one that is shown."""
+    shares: dict[str, float] = {}
 
-    return bar
+    def part(quant: str) -> Bar:
+        def bar(done: float, total: float, text: str) -> None:
+            shares[quant] = done / max(total, 1)
+            progress(round(sum(shares.values()), 3), count, f"{quant} {text}")
+
+        return bar
+
+    return part
 
 
-def _write(record: Path, inputs: dict[str, Any], outputs: dict[str, Any]) -> dict[str, Any]:
+def _write(record: Path, inputs: dict[str, Any], outputs: dict[str, Any], started: float) -> dict[str, Any]:
     return write_record(
         record,
         inputs=inputs,
         options={},
         outputs=outputs,
         versions=versions("llama-cpp-python", "gguf"),
-        seconds=round(sum(entry["seconds"] for entry in outputs.values()), 3),
+        seconds=round(time.monotonic() - started, 3),
         peak_memory_bytes=peak_memory_bytes(children=True),
     )

@@ -72,11 +72,8 @@ def verify(
         progress(0, len(ggufs) + 1, "reference")
         measured_on: dict[str, Any] = {"rows": rows, "held_out": held_out or rows, "sample": sample}
         weights: dict[str, Any] = {}
-
-        def compare(merged: Any) -> None:  # here, so that the model is read once
-            weights.update(compare_weights(whole_ones(ggufs), merged))
-
-        subject = subject_of(reference, adapter=adapter, base=base, **measured_on, folder=Path(folder), also=compare)
+        measured_on["also"] = lambda merged: weights.update(compare_weights(whole_ones(ggufs), merged))
+        subject = subject_of(reference, adapter=adapter, base=base, **measured_on, folder=Path(folder))
         judging: dict[str, Any] = {"digests": fixed["inputs"]["ggufs"], "weights": weights}
         judge(ggufs, subject, proof, run=record.parent, **judging, warn=warn, progress=progress)
     return run_dir.write_record(

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-
 @dataclass(frozen=True)
 class Sequence:
     """Tokens that are compared; `first` is the row of its first token in the files of logits."""
@@ -117,7 +116,7 @@ def _of_base(sequences: list[Sequence], tokens: int) -> list[Sequence]:
 
 
 def _switches_off(adapter: Path | None) -> bool:
-    """Without its adapter, PEFT's model is the base: it has A and B alone, no trained biases and nothing saved whole."""
+    """Without its adapter, PEFT's model is the base: A and B alone, no trained biases and nothing saved whole."""
     if adapter is None:
         return False
     tuned = read_adapter(adapter)

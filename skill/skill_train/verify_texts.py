@@ -43,9 +43,7 @@ def texts(rows: list[dict[str, Any]], *, tokenizer: Any, config: dict[str, Any],
     return _fill([*chosen, *built_in], longest, most)
 
 
-def prompts(
-    rows: list[dict[str, Any]], *, tokenizer: Any, config: dict[str, Any], sample: Sample
-) -> list[list[int]]:
+def prompts(rows: list[dict[str, Any]], *, tokenizer: Any, config: dict[str, Any], sample: Sample) -> list[list[int]]:
     """Token ids of a few prompts to answer: of rows, or built in."""
     made = [ids for row in rows[: 4 * sample.prompts] if (ids := _prompt(row, tokenizer))]
     if not made:

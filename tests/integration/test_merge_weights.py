@@ -139,6 +139,6 @@ def test_a_broken_shard_takes_no_name(tmp_path: Path, monkeypatch: pytest.Monkey
         real(shard, written, *rest)
 
     monkeypatch.setattr(merge_weights, "compare_shard", damaged)
-    with pytest.raises(VerificationFailed, match="a row of model.layers.1.mlp.up_proj"):
+    with pytest.raises(VerificationFailed, match=r"a row of model\.layers\.1\.mlp\.up_proj"):
         merging.run(base, adapter, tmp_path, gate="weights")
     assert {path.name for path in tmp_path.iterdir()} == {"base", "adapter", "merge.failed.json"}
