@@ -13,6 +13,7 @@ import math
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from skill_train.console import Bar
 from skill_train.errors import UsageError
 from skill_train.shards import read_folder
 from skill_train.verdict import worst
-from skill_train.verify_judge import Proof, judge, whole_ones
+from skill_train.verify_judge import Proof, judge, readable
 from skill_train.verify_subject import subject_of
 from skill_train.verify_texts import Sample, sample_of
 from skill_train.verify_weights import compare_weights
@@ -63,19 +64,26 @@ def verify(
     started = time.monotonic()
     _require(ggufs, reference)
     sample = sample_of(_weights(reference), tokens)
-    fixed = _fixed(reference, adapter, base, ggufs, rows, held_out, sample)
-    earlier = _earlier(record, fixed)
-    if earlier is not None:
-        return earlier | {"reused": True}
-    proof = Proof()
-    with tempfile.TemporaryDirectory(prefix="skill-train-verify-") as folder:
-        progress(0, len(ggufs) + 1, "reference")
-        measured_on: dict[str, Any] = {"rows": rows, "held_out": held_out or rows, "sample": sample}
-        weights: dict[str, Any] = {}
-        measured_on["also"] = lambda merged: weights.update(compare_weights(whole_ones(ggufs), merged))
-        subject = subject_of(reference, adapter=adapter, base=base, **measured_on, folder=Path(folder))
-        judging: dict[str, Any] = {"digests": fixed["inputs"]["ggufs"], "weights": weights}
-        judge(ggufs, subject, proof, run=record.parent, **judging, warn=warn, progress=progress)
+    with ThreadPoolExecutor(1) as beside:  # reading files for their digests goes on while libraries are imported
+        fixing = beside.submit(_fixed, reference, adapter, base, ggufs, rows, held_out, sample)
+        earlier = _earlier(record, fixing.result()) if record.is_file() else None
+        if earlier is not None:
+            return earlier | {"reused": True}
+        proof, weights = Proof(), dict[str, Any]()
+        files = readable(ggufs, proof)
+        with tempfile.TemporaryDirectory(prefix="skill-train-verify-") as folder:
+            progress(0, len(ggufs) + 1, "reference")
+            measured_on: dict[str, Any] = {"rows": rows, "held_out": held_out or rows, "sample": sample}
+            measured_on["also"] = lambda merged: weights.update(compare_weights(files, merged))
+            subject = subject_of(reference, adapter=adapter, base=base, **measured_on, folder=Path(folder))
+            fixed = fixing.result()
+            judging: dict[str, Any] = {"digests": fixed["inputs"]["ggufs"], "files": files, "weights": weights}
+            judge(ggufs, subject, proof, run=record.parent, **judging, warn=warn, progress=progress)
+    figures = {"samples": subject.samples, "seconds": round(time.monotonic() - started, 2)}
+    return _write(record, fixed, proof, figures)
+
+
+def _write(record: Path, fixed: dict[str, Any], proof: Proof, figures: dict[str, Any]) -> dict[str, Any]:
     return run_dir.write_record(
         record,
         **fixed,
@@ -83,8 +91,7 @@ def verify(
         verdict=worst(check.verdict for check in proof.checks),
         checks=[asdict(check) for check in proof.checks],
         not_checked=[asdict(one) for one in proof.not_checked],
-        samples=subject.samples,
-        seconds=round(time.monotonic() - started, 2),
+        **figures,
         peak_memory_bytes=run_dir.peak_memory_bytes(),
         peak_memory_children_bytes=run_dir.peak_memory_bytes(children=True),
     )
@@ -134,7 +141,5 @@ def _digest(rows: list[dict[str, Any]]) -> str:
 
 
 def _earlier(record: Path, fixed: dict[str, Any]) -> dict[str, Any] | None:
-    if not record.is_file():
-        return None
     earlier: dict[str, Any] = run_dir.read_json(record)
     return earlier if all(earlier.get(key) == value for key, value in fixed.items()) else None

@@ -28,7 +28,7 @@ class Sample:
 def sample_of(weights: int, tokens: int | None) -> Sample:
     """The sample for a model of so many weights; `tokens` are the user's. What a sample cannot tell is in the width of
     its intervals, which the proof states; a wrong file is off by ten widths of the small one."""
-    chosen = Sample() if weights <= _LARGE else Sample(tokens=256, base_tokens=128, prompts=2, answer_tokens=16)
+    chosen = Sample() if weights <= _LARGE else Sample(tokens=256, base_tokens=64, prompts=2, answer_tokens=16)
     return chosen if tokens is None else replace(chosen, tokens=tokens)
 
 

@@ -50,21 +50,22 @@ def _check_file(gguf: GgufFile, model: Any) -> Check | NotChecked:
     config = model.config.get_text_config()
     number = next(key for key, name in MODEL_ARCH_NAMES.items() if name == arch)
     names = get_tensor_name_map(number, config.num_hidden_layers)
-    found, looked_at, worst = [], 0, 0.0
+    found, seen, worst = [], set(), 0.0
     for name, weight in model.state_dict().items():
         mapped = names.get_name(name, try_suffixes=(".weight", ".bias"))
         tensor = gguf.tensors.get(mapped) if mapped else None
         if tensor is None:
             continue
         error, row = _distance(gguf, tensor, weight.float().numpy(), config)
-        looked_at, worst = looked_at + 1, max(worst, error)
+        seen.add(tensor.name)
+        worst = max(worst, error)
         bound = _bound(tensor)
         if not error <= bound:
             found.append(f"{tensor.name} is not {name}: row {row} is {error:.2g} of its length off, at most {bound}")
-    if not looked_at:
+    if not seen:
         return NotChecked("weights", file, "no tensor of the file has a name that the name map knows")
-    good = f"{looked_at} of {len(gguf.tensors)} tensors are those of the trained model, the worst row {worst:.2g} off"
-    return problems("weights", file, found, looked_at=looked_at, good=good)
+    good = f"{len(seen)} of {len(gguf.tensors)} tensors are those of the trained model, the worst row {worst:.2g} off"
+    return problems("weights", file, found, looked_at=len(seen), good=good)
 
 
 def _distance(gguf: GgufFile, tensor: Tensor, weight: np.ndarray, config: Any) -> tuple[float, int]:
@@ -83,6 +84,7 @@ def _distance(gguf: GgufFile, tensor: Tensor, weight: np.ndarray, config: Any) -
             kept = rows[rows < count]
             if len(kept):
                 errors = row_errors(weights_of(gguf, tensor, kept), _rows(expected, kept))
+                errors[np.isnan(errors)] = np.inf  # no comparison would ever choose it
                 top = int(np.argmax(errors))
                 worst = max(worst, (float(errors[top]), int(kept[top])))
         best = min(best, worst)
