@@ -21,7 +21,7 @@ from typing import Any
 
 from skill_train.adapter import Adapter, pattern_value
 from skill_train.merge_plan import Base, is_conv1d
-from skill_train.shards import FLOAT_BYTES, Shard, Stored, read_rows, read_shard, torch_dtype
+from skill_train.shards import Shard, Stored, read_rows, read_shard, torch_dtype, wide_rows
 
 ROW_ERROR = {"F64": 1e-5, "F32": 1e-5, "F16": 2**-10, "BF16": 2**-7}
 _SMALLEST_F16 = 2.0**-24  # below 6e-5 an f16 is off by up to half of this, whatever its size
@@ -158,35 +158,42 @@ def _compare_changed(name: str, stored: Stored, new: Stored, change: tuple[Any, 
     columns, bound = stored.shape[1], ROW_ERROR.get(new.dtype, 0.0)
     smallest = _SMALLEST_F16 * math.sqrt(columns) if new.dtype == "F16" else 0.0
     worst, sums = 0.0, torch.zeros(5, dtype=torch.float64)
-    for start, stop in _blocks(*stored.shape):
-        before, after = (read_rows(one, start, stop).float() for one in (stored, new))
-        exact = b[start:stop] @ a
-        length = (before + exact).norm(dim=1)
-        there = after.sub_(before)
-        along, squared = (there * exact).sum(dim=1).double(), (exact * exact).sum(dim=1).double()
-        errors = there.sub_(exact).norm(dim=1) - smallest
-        # A row that should be zero and is not errs without measure.
-        off = torch.where(errors <= 0, 0.0, errors / length.clamp_min(torch.finfo(torch.float32).tiny))
-        worst = max(worst, float(torch.nan_to_num(off, nan=math.inf).max()))
-        sums += torch.stack([along @ along, along @ squared, squared @ squared, along.sum(), squared.sum()])
+    most = max(1, _BLOCK // max(1, columns))
+    product = torch.empty(most, columns)
+    with wide_rows(stored, most) as read, wide_rows(new, most) as read_new:
+        for start, stop in _blocks(*stored.shape):
+            before, there = read(start, stop), read_new(start, stop)
+            exact = torch.mm(b[start:stop], a, out=product[: stop - start])
+            there.sub_(before)
+            along, squared = _products(there, exact), _products(exact, exact)
+            errors, length = there.sub_(exact).norm(dim=1) - smallest, before.add_(exact).norm(dim=1)
+            # A row that should be zero and is not errs without measure.
+            off = torch.where(errors <= 0, 0.0, errors / length.clamp_min(torch.finfo(torch.float32).tiny))
+            worst = max(worst, float(torch.nan_to_num(off, nan=math.inf).max()))
+            sums += torch.stack([along @ along, along @ squared, squared @ squared, along.sum(), squared.sum()])
     found.worst = max(found.worst, (worst, name))
     found.note(name, tuple(sums.tolist()))
     if not worst <= bound:
         found.failures.append(f"a row of {name} is {worst:.2g} of its length off, {new.dtype} may be {bound:.2g}")
 
 
+def _products(one: Any, other: Any) -> Any:
+    """Inner product of each row, float64 [rows]."""
+    import torch
+
+    return torch.einsum("ij,ij->i", one, other).double()
+
+
 def _same(stored: Stored, new: Stored) -> bool:
     """The base's values, in its dtype or rounded to the new one."""
     import torch
 
-    if stored.dtype == new.dtype and stored.dtype not in FLOAT_BYTES:
+    if stored.dtype == new.dtype:
         return _same_bytes(stored, new)
     flat = [Stored(one.file, one.dtype, (math.prod(one.shape),), one.start, one.size) for one in (stored, new)]
     for start, stop in _blocks(flat[0].shape[0], 1):
         before, after = (read_rows(one, start, stop) for one in flat)
-        if before.dtype == after.dtype:
-            before, after = before.view(torch.uint8), after.view(torch.uint8)
-        if not torch.equal(before.to(torch_dtype(new.dtype)) if before.dtype != after.dtype else before, after):
+        if not torch.equal(before.to(torch_dtype(new.dtype)), after):
             return False
     return True
 
