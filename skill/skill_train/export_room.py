@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 from skill_train.estimate_files import BITS, file_bytes
 from skill_train.facts import ModelFacts
@@ -27,6 +26,9 @@ def room(model: ModelFacts, types: list[str]) -> dict[str, int | None]:
 def require_room(sizes: dict[str, int | None], folder: Path) -> str:
     """One sentence on the need and what is free.
 
+    Args:
+        folder: where it will be written; it exists.
+
     Raises:
         DecisionNeeded: not enough disk.
     """
@@ -36,8 +38,4 @@ def require_room(sizes: dict[str, int | None], folder: Path) -> str:
     require_space(folder, sum(known.values()), f"the export ({parts} GB)")
     need = f"needs up to {sum(known.values()) / 1e9:.2f} GB of disk ({parts})"
     beside = f", and what {', '.join(unknown)} take" if unknown else ""
-    return f"{need}{beside}; {_free(folder) / 1e9:.2f} GB are free"
-
-
-def _free(folder: Path) -> Any:
-    return shutil.disk_usage(folder).free
+    return f"{need}{beside}; {shutil.disk_usage(folder).free / 1e9:.2f} GB are free"
