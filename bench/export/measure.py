@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import random_models as models
 import side
-
-import models
 
 DEFAULT = "10M,100M,0.5B"
 QUANTS = ("q8_0", "q4_k_m")

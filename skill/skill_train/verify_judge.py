@@ -86,8 +86,9 @@ def judge(
 
 def _all_known(weights: Check | NotChecked, gguf: GgufFile) -> bool:
     """Every tensor of the file was found to be that of the trained model."""
-    passed = isinstance(weights, Check) and weights.verdict == "pass"
-    return passed and weights.figures.get("looked_at") == len(gguf.tensors)
+    if not isinstance(weights, Check) or weights.verdict != "pass":
+        return False
+    return weights.figures["looked_at"] == len(gguf.tensors)
 
 
 def readable(ggufs: list[Path], proof: Proof) -> list[GgufFile]:
