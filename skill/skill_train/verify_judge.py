@@ -88,7 +88,7 @@ def _all_known(weights: Check | NotChecked, gguf: GgufFile) -> bool:
     """Every tensor of the file was found to be that of the trained model."""
     if not isinstance(weights, Check) or weights.verdict != "pass":
         return False
-    return weights.figures["looked_at"] == len(gguf.tensors)
+    return bool(weights.figures["looked_at"] == len(gguf.tensors))
 
 
 def readable(ggufs: list[Path], proof: Proof) -> list[GgufFile]:
