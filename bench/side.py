@@ -41,6 +41,13 @@ def timed(*commands: Command, log: Path) -> dict[str, float]:
     return total
 
 
+def made(size: str, work: Path) -> tuple[Path, Path]:
+    """A base model and a run directory, made by a process of its own: Linux counts the memory of the process that
+    starts a program into the program's peak."""
+    subprocess.run([*map(str, python(HERE / "random_models.py", size, work))], check=True, env=_environment())
+    return work / "base", work / "run"
+
+
 def interleaved(ways: dict[str, Callable[[], dict[str, float]]], rounds: int) -> dict[str, dict[str, Any]]:
     """A B A B: by way, the median of each figure, and the fastest and slowest run."""
     runs: dict[str, list[dict[str, float]]] = {name: [] for name in ways}

@@ -53,8 +53,7 @@ def main() -> None:
 
 def measure(size: str, work: Path, rounds: int) -> list[dict[str, Any]]:
     print(f"export {size}", file=sys.stderr, flush=True)
-    base = models.write_model(work / "base", size)
-    run = models.write_run(work / "run", base)
+    base, run = side.made(size, work)
     disk: list[float] = []
 
     def ours() -> dict[str, float]:

@@ -44,8 +44,8 @@ def main() -> None:
 
 def measure(size: str, work: Path, rounds: int) -> list[dict[str, Any]]:
     print(f"merge {size}", file=sys.stderr, flush=True)
-    base = models.write_model(work / "base", size)
-    adapter = models.write_adapter(work / "adapter", base)
+    base, run = side.made(size, work)
+    adapter = run / "adapter"
     gates: list[float] = []
 
     def ours() -> dict[str, float]:

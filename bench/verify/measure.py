@@ -46,8 +46,7 @@ def main() -> None:
 def measure(size: str, work: Path, rounds: int) -> list[dict[str, Any]]:
     print(f"verify {size}", file=sys.stderr, flush=True)
     export = _module("export")
-    base = models.write_model(work / "base", size)
-    run = models.write_run(work / "run", base)
+    base, run = side.made(size, work)
 
     def exporting() -> dict[str, float]:
         export.clean(run)
