@@ -37,7 +37,7 @@ def main() -> None:
     options = parser.parse_args()
     rows: list[dict[str, Any]] = []
     for size in options.only.split(","):
-        with tempfile.TemporaryDirectory(prefix="skill-train-bench-") as folder:
+        with tempfile.TemporaryDirectory(prefix="skill-train-bench-export-") as folder:
             rows += measure(size, Path(folder), options.rounds if size == "0.5B" else 1)
     half = next((row["time_ratio"] for row in rows if (row["size"], row["what"]) == ("0.5B", "ours")), None)
     disk = next((row["disk_ratio"] for row in rows if (row["size"], row["what"]) == ("0.5B", "ours")), None)

@@ -37,7 +37,7 @@ def main() -> None:
     options = parser.parse_args()
     rows: list[dict[str, Any]] = []
     for size in options.only.split(","):
-        with tempfile.TemporaryDirectory(prefix="skill-train-bench-") as folder:
+        with tempfile.TemporaryDirectory(prefix="skill-train-bench-merge-") as folder:
             rows += measure(size, Path(folder), options.rounds if size == "0.5B" else 1)
     side.write_results("merge", rows, targets(rows), "`skill-train merge` beside PEFT, and beside copying the files")
 

@@ -34,7 +34,7 @@ def main() -> None:
     options = parser.parse_args()
     rows: list[dict[str, Any]] = []
     for size in options.only.split(","):
-        with tempfile.TemporaryDirectory(prefix="skill-train-bench-") as folder:
+        with tempfile.TemporaryDirectory(prefix="skill-train-bench-verify-") as folder:
             rows += measure(size, Path(folder), options.rounds if size == "0.5B" else 1)
     half = next((row for row in rows if (row["size"], row["what"]) == ("0.5B", "verify")), {})
     sample = f"{half['tokens']} tokens, f16 perplexity x{half['perplexity']}" if half else ""
