@@ -10,7 +10,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
 	$$p -c 'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' 2>/dev/null \
 	&& { echo $$p; break; }; done)
 
-.PHONY: help demo test live lint fix docs evals lock clean
+.PHONY: help demo test live lint fix docs evals audit versions bench lock clean
 
 help:
 	@echo "make demo   train, merge, export and verify a small model, offline, and print the table"
@@ -19,6 +19,7 @@ help:
 	@echo "make fix    what lint can repair itself    make docs   write the generated documentation"
 	@echo "make evals  prepare the sandboxes of evals/ and grade what agents left in them"
 	@echo "make audit  known vulnerabilities of the locked versions    make versions   tests on the lowest allowed versions"
+	@echo "make bench  measure against the peers (no GPU, under 30 minutes), each target met or not"
 	@echo "make live   tests against the Hub; needs HF_TOKEN    make lock   write requirements.lock"
 
 demo: $(STAMP)
@@ -51,12 +52,14 @@ evals: $(STAMP)
 	$(BIN)/python evals/run.py prepare
 	$(BIN)/python evals/run.py grade
 
-.PHONY: audit versions
 audit: $(STAMP)
 	$(BIN)/python scripts/audit.py
 
 versions: $(STAMP)
 	$(BIN)/python scripts/versions.py
+
+bench: $(STAMP)
+	$(BIN)/python bench/run.py
 
 lock: $(STAMP)
 	$(BIN)/python scripts/make_lock.py

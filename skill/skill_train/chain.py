@@ -152,10 +152,11 @@ def merge(
     adapter: Path | None,
     out: Path | None,
     dtype: str | None,
+    gate: str,
 ) -> Result:
     if run is not None:
         only_one("merge", {"--base": base, "--adapter": adapter, "--out": out})
-        record = merge_run(console, open_run(run), dtype)
+        record = merge_run(console, open_run(run), dtype, gate)
         following, folder = [f"skill-train export-gguf {quoted(run)}"], run / "merged"
     else:
         if base is None or adapter is None or out is None:
@@ -165,7 +166,8 @@ def merge(
                 expected="skill-train merge RUN, or --base, --adapter and --out",
                 hint="skill-train merge --help",
             )
-        record = _merge(console, base=base_folder(base), adapter=adapter, out=out, rows=[], dtype=dtype)
+        given: dict[str, Any] = {"adapter": adapter, "out": out, "rows": [], "dtype": dtype, "gate": gate}
+        record = _merge(console, base=base_folder(base), **given)
         following, folder = [f"skill-train export-gguf {quoted(out)}"], out
     data = {"out": str(folder), **{key: record.get(key) for key in ("how", "reasons", "changes", "gate", "seconds")}}
     listed = [file for file in outputs_of(record, folder.parent) if file["path"].endswith(".safetensors")]
@@ -173,7 +175,7 @@ def merge(
     return Result(data, quiet=str(folder), next=following, human=lambda rich: rich.print_json(data=data))
 
 
-def merge_run(console: Console, run: RunDir, dtype: str | None = None) -> dict[str, Any]:
+def merge_run(console: Console, run: RunDir, dtype: str | None = None, gate: str = "auto") -> dict[str, Any]:
     """Merges the adapter of a run into `merged/`.
 
     Raises:
@@ -191,7 +193,8 @@ def merge_run(console: Console, run: RunDir, dtype: str | None = None) -> dict[s
     rows = read_rows(run.held_out) or read_rows(run.samples)
     put_aside(console, run.merged, run.record("merge"))
     try:
-        return _merge(console, base=base_of(run), adapter=run.adapter, out=run.merged, rows=rows, dtype=dtype)
+        given: dict[str, Any] = {"out": run.merged, "rows": rows, "dtype": dtype, "gate": gate}
+        return _merge(console, base=base_of(run), adapter=run.adapter, **given)
     except VerificationFailed as failure:
         if failure.code == "merge_gate" and dtype != "float32":
             failure.hint = f"skill-train merge {quoted(run.path)} --dtype float32"
@@ -206,7 +209,14 @@ def put_aside(console: Console, made: Path, record: Path) -> None:
 
 
 def _merge(
-    console: Console, *, base: Path, adapter: Path, out: Path, rows: list[dict[str, Any]], dtype: str | None
+    console: Console,
+    *,
+    base: Path,
+    adapter: Path,
+    out: Path,
+    rows: list[dict[str, Any]],
+    dtype: str | None,
+    gate: str,
 ) -> dict[str, Any]:
     from skill_train.merge import merge as step
 
@@ -220,6 +230,7 @@ def _merge(
             rows=rows,
             dtype=dtype,
             threshold=None,
+            gate=gate,
             progress=progress,
             warn=console.warn,
         )

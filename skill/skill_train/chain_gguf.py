@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
-from skill_train import tables
+from skill_train import converter, export_room, tables
 from skill_train.chain import (
     base_folder,
     base_of,
@@ -65,15 +66,23 @@ def export_run(console: Console, run: RunDir, quant: str, tools: Any) -> Result:
     from skill_train.quantize import type_names
 
     types = type_names(quant.split(","))  # a wrong name is refused before anything runs
-    if run.is_full:
-        require_trained(run)
-    else:
-        merge_run(console, run, _merged_dtype(run))
+    waits = contextlib.nullcontext() if run.record("convert").is_file() else converter.ready(tools)
+    with waits as ready:  # it imports torch while the adapter is merged
+        if run.is_full:
+            require_trained(run)
+        else:
+            _say_room(console, run, types)
+            merge_run(console, run, **_merged_options(run))
+        return _export_merged(console, run, types, tools, ready)
+
+
+def _export_merged(console: Console, run: RunDir, types: list[str], tools: Any, ready: Any) -> Result:
     length, name = read_json(run.plan)["recipe"]["max_length"], _name(run)
     for kind in UNQUANTIZED:
         put_aside(console, run.gguf / f"{name}-{kind}.gguf", run.record("convert"))
     return _export(
         console,
+        ready=ready,
         model=run.merged,
         out=run.gguf,
         records=run.path,
@@ -90,10 +99,25 @@ def _name(run: RunDir) -> str:
     return str(read_json(record)["options"]["name"]) if record.is_file() else slug(run.path)
 
 
-def _merged_dtype(run: RunDir) -> str | None:
-    """The dtype that a merge already done was asked for, so that it is found done."""
+def _say_room(console: Console, run: RunDir, types: list[str]) -> None:
+    """Says what will be on disk before anything is written.
+
+    Raises:
+        DecisionNeeded: not enough disk for all of it.
+    """
+    from skill_train.model import read_model
+
+    if run.record("merge").is_file():
+        return  # the steps that are left each ask for their own
+    with console.progress("exporting") as progress:
+        progress(0, 1, export_room.require_room(export_room.room(read_model(base_of(run)), types), run.path))
+
+
+def _merged_options(run: RunDir) -> dict[str, Any]:
+    """What a merge already done was asked for, so that it is found done."""
     record = run.record("merge")
-    return read_json(record)["options"].get("dtype") if record.is_file() else None
+    asked = read_json(record)["options"] if record.is_file() else {}
+    return {"dtype": asked.get("dtype"), "gate": asked.get("gate", "auto")}
 
 
 def _export(
@@ -106,6 +130,7 @@ def _export(
     quant: str,
     tools: Any,
     trained_length: int | None = None,
+    ready: Any = None,
 ) -> Result:
     from skill_train import convert, modelfile, quantize
 
@@ -119,6 +144,7 @@ def _export(
             name=name,
             outtype=_outtype(records / "convert.json", plain),
             toolchain=tools,
+            ready=ready,
             progress=progress,
             warn=console.warn,
         )
@@ -219,7 +245,7 @@ def verify(
     reference: str | None,
     base: str | None,
     gguf: tuple[Path, ...],
-    tokens: int,
+    tokens: int | None,
     out: Path | None,
 ) -> Result:
     if run is not None:
@@ -246,7 +272,7 @@ def verify(
     )
 
 
-def verify_run(console: Console, run: RunDir, tokens: int, out: Path | None = None) -> Result:
+def verify_run(console: Console, run: RunDir, tokens: int | None, out: Path | None = None) -> Result:
     """Judges every GGUF file of a run against base + adapter, or against the whole model that was trained."""
     from skill_train.reference import read_rows
 

@@ -25,6 +25,14 @@ from skill_train.console import Console, Result
 @click.option(
     "--dtype", type=click.Choice(("float32", "bfloat16", "float16")), help="Stored type.  [default: the base's]"
 )
+@click.option(
+    "--gate",
+    type=click.Choice(("auto", "weights", "answers")),
+    default="auto",
+    show_default=True,
+    help="What is compared with base + adapter: each weight, or logits too, which take the model in fp32. Auto: logits "
+    "up to 250M weights, and of adapters that are more than A and B.",
+)
 def merge(console: Console, **options: Any) -> Result:
     """Merge an adapter into its base, tensor by tensor, and check the result against base + adapter."""
     from skill_train import chain
@@ -71,7 +79,9 @@ def export_gguf(console: Console, **options: Any) -> Result:
 @click.option("--base", help="Model before the fine-tune, to show which of both the file is. Without RUN.")
 @click.option("--gguf", type=PATH, multiple=True, help="File to check; repeat for more. Without RUN.")
 @click.option(
-    "--tokens", type=click.IntRange(min=16), default=2048, show_default=True, help="Tokens to compare, at most."
+    "--tokens",
+    type=click.IntRange(min=16),
+    help="Tokens to compare, at most.  [default: 2048; 256 above 250M weights]",
 )
 @click.option("--out", type=PATH, help="File for the proof.  [default: RUN/verify.json, or beside the first GGUF]")
 def verify(console: Console, **options: Any) -> Result:

@@ -54,6 +54,7 @@ def convert(
     name: str,
     outtype: str,
     toolchain: Toolchain,
+    ready: converter.Process | None = None,
     progress: Bar,
     warn: Callable[[str, str], None],
 ) -> dict[str, Any]:
@@ -64,6 +65,7 @@ def convert(
         out: the folder for the file.
         record: where `convert.json` goes.
         outtype: `auto`, `f16`, `bf16`, `f32` or `q8_0`. Auto takes f16 unless a weight is too large for it.
+        ready: of `converter.ready`.
 
     Raises:
         UsageError: the folder cannot be converted; the message says why.
@@ -85,7 +87,7 @@ def convert(
     file = out / f"{name}-{chosen.outtype}.gguf"
     _refuse_existing(file, record)
     with whole_file(file) as part:
-        _run(toolchain, model, part, ["--outtype", chosen.outtype, "--model-name", name], progress)
+        _run(toolchain, model, part, ["--outtype", chosen.outtype, "--model-name", name], progress, ready)
         kinds = Counter(tensor.kind.lower() for tensor in read_gguf(part).tensors.values())
         digest = file_digest(part)
     return write_record(
@@ -119,7 +121,14 @@ def output_of(record: dict[str, Any], folder: Path) -> Path:
     return folder / str(next(iter(record["outputs"])))
 
 
-def _run(toolchain: Toolchain, model: Path, out: Path, options: list[str], progress: Bar) -> None:
+def _run(
+    toolchain: Toolchain,
+    model: Path,
+    out: Path,
+    options: list[str],
+    progress: Bar,
+    ready: converter.Process | None = None,
+) -> None:
     with converter.without_code(model) as view:
         arguments = [str(view), "--outfile", str(out.resolve()), *options]
         converter.run(
@@ -128,6 +137,7 @@ def _run(toolchain: Toolchain, model: Path, out: Path, options: list[str], progr
             arguments,
             model=model,
             on_percent=lambda percent: progress(percent, 100, "% written"),
+            process=ready,
         )
 
 

@@ -27,6 +27,19 @@ _WRITING = re.compile(r"Writing:\s+(\d+)%")
 _EXCEPTION = re.compile(r"^(?:[A-Za-z_]+\.)*([A-Z]\w*(?:Error|Exception|Interrupt)): ?(.*)")
 _KEPT_LINES = 400
 
+# Imports what every converter imports first, two seconds of one core, then waits to be told its arguments.
+_READY = """
+import json, runpy, sys
+import torch
+from transformers import AutoTokenizer
+arguments = json.loads(sys.stdin.readline() or "null")
+if arguments:
+    sys.argv[:] = arguments
+    sys.path[0] = sys.argv[0].rpartition("/")[0]
+    runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+Process = subprocess.Popen[str]
+
 
 @dataclass(frozen=True)
 class _Failure:
@@ -58,14 +71,31 @@ def without_code(model: Path, **changes: Any) -> Iterator[Path]:
         yield view
 
 
+@contextlib.contextmanager
+def ready(toolchain: Toolchain) -> Iterator[Process]:
+    """A process that gets ready to convert while something else is done; `run` uses it up."""
+    with _start(toolchain) as process:
+        try:
+            yield process
+        finally:
+            process.kill()  # one that was used has ended
+
+
 def run(
-    toolchain: Toolchain, script: Path, arguments: list[str], *, model: Path, on_percent: Callable[[int], None]
+    toolchain: Toolchain,
+    script: Path,
+    arguments: list[str],
+    *,
+    model: Path,
+    on_percent: Callable[[int], None],
+    process: Process | None = None,
 ) -> list[str]:
     """Runs a converter to its end and returns the lines of its log.
 
     Args:
         model: the folder to name in messages.
         on_percent: called with the share that is written.
+        process: of `ready`; a new one when there is none.
 
     Raises:
         UsageError: the converter cannot convert this model; the message says why.
@@ -74,17 +104,11 @@ def run(
         NativeCrash: a signal ended it.
     """
     lines: list[str] = []
-    command = [sys.executable, str(script), *arguments]
-    with subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        stdin=subprocess.DEVNULL,
-        encoding="utf-8",
-        errors="replace",
-        env=_environment(),
-        cwd=toolchain.folder,
-    ) as process:
+    with process or _start(toolchain) as process:
+        with contextlib.suppress(BrokenPipeError):  # it ended already, and its log says why
+            assert process.stdin is not None
+            process.stdin.write(json.dumps([str(script), *arguments]) + "\n")
+            process.stdin.flush()
         try:
             for line in process.stdout or ():  # a bar's carriage returns count as line ends
                 written = _WRITING.search(line)
@@ -98,6 +122,19 @@ def run(
     if process.returncode != 0:
         raise explain(process.returncode, lines, model=model)
     return lines
+
+
+def _start(toolchain: Toolchain) -> Process:
+    return subprocess.Popen(
+        [sys.executable, "-c", _READY],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        encoding="utf-8",
+        errors="replace",
+        env=_environment(),
+        cwd=toolchain.folder,
+    )
 
 
 def explain(returncode: int, lines: list[str], *, model: Path) -> SkillTrainError:

@@ -42,6 +42,12 @@ class Change:
         return all(tensor is None for tensor in _tensors(self))
 
     @property
+    def low_rank(self) -> bool:
+        """The product of two thin matrices and nothing else."""
+        others = (self.replace, self.magnitude, self.add, self.token_ids)
+        return self.left is not None and all(tensor is None for tensor in others)
+
+    @property
     def whole(self) -> bool:
         """The norm of a column needs all rows at once."""
         return self.magnitude is not None and self.by_column

@@ -2,19 +2,25 @@
 
 Weights stream from the base's shards into new ones of the same names, a block of rows at a time, with the adapter's
 change computed in fp32 (`lora_math`, `merge_plan`); tensors that no change touches are copied byte for byte, and so is
-every other file. What cannot be streamed goes through PEFT, and the record says why. The gate (`merge_gate`) compares
-the result with base + adapter before it takes its name.
+every other file. What cannot be streamed goes through PEFT, and the record says why. A gate compares the result with
+base + adapter before it takes its name: each shard's weights as soon as it is written (`merge_weights`), and the
+answers of a model that is small enough to run twice (`merge_gate`).
 """
 
 from __future__ import annotations
 
+import importlib.util
+import math
+import re
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from skill_train import adapter as adapters
-from skill_train import merge_gate, merge_peft
+from skill_train import merge_gate, merge_peft, merge_weights
 from skill_train.adapter import Adapter
 from skill_train.companions import adapter_files, companion_files, copy_companions, write_config
 from skill_train.console import Bar
@@ -24,6 +30,7 @@ from skill_train.merge_write import planned_bytes, write_shards
 from skill_train.model import read_config
 from skill_train.run_dir import (
     digests,
+    file_digest,
     finished_record,
     peak_memory_bytes,
     require_space,
@@ -32,9 +39,13 @@ from skill_train.run_dir import (
     write_json,
     write_record,
 )
-from skill_train.shards import INDEX, read_folder
+from skill_train.shards import INDEX, Shard, read_folder
 
 DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+GATES = ("auto", "weights", "answers")
+_ANSWERS_UP_TO = (
+    250_000_000  # weights: 1 GB in fp32, and a few seconds; 494 million take 4 GB and half a minute of 2 cores
+)
 _KEPT = 0.9  # below this share of the change of the weights, rounding is worth a warning
 
 
@@ -47,6 +58,7 @@ def merge(
     rows: list[dict[str, Any]],
     dtype: str | None,
     threshold: float | None,
+    gate: str = "auto",
     progress: Bar,
     warn: Callable[[str, str], None],
 ) -> dict[str, Any]:
@@ -59,6 +71,7 @@ def merge(
         rows: texts with `input_ids` for the gate; may be empty.
         dtype: `float32`, `float16` or `bfloat16` for every weight; None keeps each as the base stores it.
         threshold: highest mean KL divergence, in nats, that the gate accepts; None is the stored dtype's own.
+        gate: `weights`, `answers` (logits, in fp32) or `auto`: weights wherever they can tell, answers of small models.
 
     Raises:
         UsageError: base and adapter cannot be merged, or `out` holds something else.
@@ -70,20 +83,22 @@ def merge(
     _check_dtype(dtype)
     tuned = adapters.read_adapter(adapter)
     model = _read_base(base, tuned, out)
-    inputs = _inputs(model, tuned)
-    options = {"dtype": dtype, "threshold": threshold}
-    done = finished_record(record, inputs=inputs, options=options)
+    options = {"dtype": dtype, "threshold": threshold} | ({} if gate == "auto" else {"gate": gate})
+    done = finished_record(record, inputs=_inputs(model, tuned), options=options) if record.is_file() else None
     if done is not None:
         return {**done, "reused": True}
     plan, reasons = _plan(model, tuned)
+    ways = _ways(gate, model, tuned, reasons, threshold)
     require_space(out.parent, planned_bytes(model, plan, DTYPES[dtype] if dtype else None), "the merged model")
     with whole_folder(out) as part:
-        figures = _write(model, tuned, plan, reasons, part, dtype, progress, warn)
-        compared: dict[str, Any] = {"base": base, "adapter": adapter, "merged": part, "rows": rows}
-        kept, stored = figures.get("kept_after_rounding"), figures["stored_dtype"]
-        outcome = merge_gate.gate(**compared, stored=stored, kept=kept, threshold=threshold, bar=progress)
+        with ThreadPoolExecutor(1) as beside:  # it takes digests of each shard while that is in the system's cache
+            found = merge_weights.Found()
+            look = _look(tuned, found if ways.weights else None, beside)
+            figures = _write(model, tuned, plan, reasons, part, dtype, progress, warn, look)
+        compared: dict[str, Any] = {"base": base, "adapter": adapter, "merged": part, "rows": rows, "bar": progress}
+        outcome = _gate(ways, found, figures, threshold, compared)
         fields = {
-            "inputs": inputs,
+            "inputs": _inputs(model, tuned),
             "options": options,
             "how": "peft" if reasons else "streamed",
             "reasons": reasons,
@@ -94,6 +109,67 @@ def merge(
         _judge(fields, record, out, warn)
     outputs = digests(record.parent, [path for path in out.rglob("*") if path.is_file() and path != record])
     return write_record(record, **fields, outputs=outputs)
+
+
+@dataclass(frozen=True)
+class _Ways:
+    """What the gate compares, and why not the answers; empty when it does."""
+
+    weights: bool
+    no_answers: str
+
+
+def _ways(gate: str, base: Base, adapter: Adapter, reasons: list[str], threshold: float | None) -> _Ways:
+    blind = merge_weights.why_not(base, adapter, reasons)
+    if gate == "weights" and blind:
+        raise UsageError(
+            f"the weights alone cannot tell whether this merge is right: {blind}",
+            code="gate_cannot_tell",
+            expected="a LoRA of A and B on linear layers",
+            got=blind,
+            hint="the same command with --gate answers",
+        )
+    count = sum(math.prod(stored.shape) for stored in base.tensors.values())
+    if gate == "answers" or blind or threshold is not None or (gate == "auto" and count <= _ANSWERS_UP_TO):
+        return _Ways(not blind, "")
+    size = f"the model in fp32 takes {4 * count / 1e9:.1f} GB"
+    return _Ways(True, f"{size}; `verify` compares the answers of each exported file, and --gate answers does it here")
+
+
+def _look(
+    adapter: Adapter, found: merge_weights.Found | None, beside: ThreadPoolExecutor
+) -> Callable[[Shard, Path], None]:
+    """What happens to each shard of the base and the file that was made of it."""
+
+    def look(shard: Shard, written: Path) -> None:
+        original = next(iter(shard.tensors.values())).file if shard.tensors else None
+        for file in (original, written):
+            if file is not None:
+                beside.submit(file_digest, file)
+        if found is not None:
+            started = time.monotonic()
+            merge_weights.compare_shard(shard, written, adapter, found)
+            found.seconds += time.monotonic() - started
+
+    return look
+
+
+def _gate(
+    ways: _Ways,
+    found: merge_weights.Found,
+    figures: dict[str, Any],
+    threshold: float | None,
+    compared: dict[str, Any],
+) -> dict[str, Any]:
+    """The outcome of the answers, with that of the weights inside; or of the weights alone."""
+    kept, stored = figures.get("kept_after_rounding"), figures["stored_dtype"]
+    weights = merge_weights.outcome(found, stored=stored, kept=kept) if ways.weights else None
+    if weights is not None and (ways.no_answers or weights["failures"]):
+        return weights | {"no_answers": ways.no_answers or "the weights are wrong already"}
+    started = time.monotonic()
+    outcome = merge_gate.gate(**compared, stored=stored, kept=kept, threshold=threshold)
+    seconds = round(time.monotonic() - started, 2)
+    return outcome | {"by": "answers", "weights": weights, "seconds": seconds}
 
 
 def _circumstances(started: float) -> dict[str, Any]:
@@ -156,12 +232,7 @@ def _refuse_quantized(folder: Path, config: dict[str, Any], adapter: Adapter, ou
 
 def _require_known(folder: Path, config: dict[str, Any]) -> None:
     """The gate runs the model, and never with code from its folder."""
-    try:
-        from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as known
-    except ImportError:
-        raise NotInstalled(
-            "transformers is not installed", code="missing_package", hint='pip install "skill-train[train]"'
-        ) from None
+    known = _model_types()
     kind = str(config.get("model_type"))
     if kind not in known:
         raise UsageError(
@@ -172,6 +243,18 @@ def _require_known(folder: Path, config: dict[str, Any]) -> None:
             got=kind,
             hint="pip install --upgrade transformers, if the model is newer than it",
         )
+
+
+def _model_types() -> list[str]:
+    """What transformers can run as a causal language model, read from its text: importing it takes seconds."""
+    found = importlib.util.find_spec("transformers")
+    if found is None or not found.submodule_search_locations:
+        raise NotInstalled(
+            "transformers is not installed", code="missing_package", hint='pip install "skill-train[train]"'
+        )
+    file = Path(found.submodule_search_locations[0]) / "models" / "auto" / "modeling_auto.py"
+    text = file.read_text(encoding="utf-8").partition("MODEL_FOR_CAUSAL_LM_MAPPING_NAMES = ")[2].partition("]\n")[0]
+    return re.findall(r'^ +\("([\w.-]+)"', text, re.MULTILINE)
 
 
 def _inputs(base: Base, adapter: Adapter) -> dict[str, Any]:
@@ -221,6 +304,7 @@ def _write(
     dtype: str | None,
     progress: Bar,
     warn: Callable[[str, str], None],
+    look: Callable[[Shard, Path], None],
 ) -> dict[str, Any]:
     """Fills `part`, and returns what was changed."""
     if reasons:
@@ -230,7 +314,7 @@ def _write(
         figures: dict[str, Any] = {"stored_dtype": stored}
     else:
         changes = plan.config
-        figures = write_shards(base, plan, part, DTYPES[dtype] if dtype else None, progress).as_dict()
+        figures = write_shards(base, plan, part, DTYPES[dtype] if dtype else None, progress, look).as_dict()
     figures["from_adapter"] = copy_companions(base.folder, adapter.folder, part, warn)
     figures["config"] = write_config(base.folder, part, changes, dtype)
     if "vocab_size" in figures["config"] and not figures["from_adapter"]:
@@ -255,11 +339,9 @@ def _judge(fields: dict[str, Any], record: Path, out: Path, warn: Callable[[str,
     if outcome["failures"]:
         write_json(failed, fields)
         raise VerificationFailed(
-            f"the merged model does not answer like base + adapter: {'; '.join(outcome['failures'])}",
+            f"the merged model is not base + adapter: {'; '.join(outcome['failures'][:5])}",
             code="merge_gate",
-            expected=f"mean KL divergence of at most {outcome['limits']['mean_kl']:g} nats ({outcome['stored_dtype']})",
-            got=f"{outcome['figures']['mean_kl']} nats; the adapter itself moves the base by "
-            f"{outcome['effect']['kl_between']} nats; all figures in {failed}",
+            **_expected_and_got(outcome, failed),
             hint=f"read {failed}"
             if outcome["stored_dtype"] == "F32"
             else "the same command with --dtype float32, which rounds nothing",
@@ -272,3 +354,15 @@ def _judge(fields: dict[str, Any], record: Path, out: Path, warn: Callable[[str,
         )
     if not merge_gate.has_effect(outcome["effect"]):
         warn("no_effect", "the adapter does not change the base's answers: was it trained, and is it the right one?")
+
+
+def _expected_and_got(outcome: dict[str, Any], failed: Path) -> dict[str, str]:
+    figures, limits = outcome["figures"], outcome["limits"]
+    if outcome["by"] == "weights":
+        expected = f"rows within {limits['worst_row']:.2g} of their length ({outcome['stored_dtype']})"
+        return {"expected": expected, "got": f"{figures['worst_row']}; all figures in {failed}"}
+    moved = f"the adapter itself moves the base by {outcome['effect']['kl_between']} nats"
+    return {
+        "expected": f"mean KL divergence of at most {limits['mean_kl']:g} nats ({outcome['stored_dtype']})",
+        "got": f"{figures['mean_kl']} nats; {moved}; all figures in {failed}",
+    }

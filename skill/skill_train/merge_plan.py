@@ -184,7 +184,7 @@ def _plan_module(
     scale = scaling(alpha, rank, bool(config.get("use_rslora")))
     magnitude = adapter.tensor(parts["magnitude"]) if "magnitude" in parts else None
     if pair[0] == "a":
-        change = linear(a, b, scale, transposed=_is_conv1d(base, target), magnitude=magnitude)
+        change = linear(a, b, scale, transposed=is_conv1d(base, target), magnitude=magnitude)
     else:
         change = embedding(a, b, scale, magnitude=magnitude)
     plan.changes[target] = change
@@ -290,7 +290,8 @@ def _new_vocabulary(rows: set[int]) -> int:
     return rows.pop()
 
 
-def _is_conv1d(base: Base, name: str) -> bool:
+def is_conv1d(base: Base, name: str) -> bool:
+    """The weight lies in the file as [in, out]."""
     return base.config.get("model_type") in _CONV1D_MODELS and _last_module(name) not in _HEADS
 
 

@@ -18,6 +18,7 @@ from skill_train.shards import (
     BLOCK_BYTES,
     FLOAT_BYTES,
     INDEX,
+    Shard,
     Stored,
     copy_bytes,
     in_order,
@@ -25,6 +26,7 @@ from skill_train.shards import (
     shard_writer,
     tensor_bytes,
     torch_dtype,
+    wide_rows,
 )
 
 Layout = dict[str, dict[str, tuple[str, tuple[int, ...]]]]
@@ -67,11 +69,19 @@ class Tally:
         self.stored_dtype = max(self.stored_dtype, dtype, key=_COARSENESS.index)
 
 
-def write_shards(base: Base, plan: MergePlan, part: Path, dtype: str | None, bar: Bar) -> Tally:
+def write_shards(
+    base: Base,
+    plan: MergePlan,
+    part: Path,
+    dtype: str | None,
+    bar: Bar,
+    written: Callable[[Shard, Path], None] = lambda shard, file: None,
+) -> Tally:
     """Writes all shards and the index into `part`.
 
     Args:
         dtype: safetensors' name for every float tensor; None keeps each.
+        written: called with each shard of the base and the file made of it, while both are in the system's cache.
 
     Raises:
         VerificationFailed: a value that is not finite, or that the dtype cannot hold; the tensor is named.
@@ -88,6 +98,7 @@ def write_shards(base: Base, plan: MergePlan, part: Path, dtype: str | None, bar
                 _write_tensor(name, stored, plan.changes.get(name), kind, shape, write, tally)
                 done += tensor_bytes(kind, shape)
                 bar(done, total, name)
+        written(shard, part / shard.name)
     _write_index(base, layout, part)
     return tally
 
@@ -133,6 +144,9 @@ def _write_tensor(
     tally.changed += change is not None
     tally.converted += change is None
     change = change or Change()
+    if change.low_rank and stored.shape == shape:
+        _write_low_rank(name, stored, change, dtype, write, tally)
+        return
     for start, stop in _blocks(shape, change):
         before, after = _rows(stored, change, shape, start, stop)
         kept = after.to(torch_dtype(dtype))
@@ -146,6 +160,32 @@ def _write_tensor(
             tally.change_square += _product(exact, exact)
             tally.kept_product += _product(wide - before, exact)
         write(memoryview(kept.contiguous().reshape(-1).view(torch.uint8).numpy()))
+
+
+def _write_low_rank(
+    name: str, stored: Stored, change: Change, dtype: str, write: Callable[[Any], None], tally: Tally
+) -> None:
+    """The usual case: a product of two thin matrices is added, in memory that every block uses again."""
+    import torch
+
+    left, right = change.left.float(), change.right.float()
+    blocks = list(_blocks(stored.shape, change))
+    most = max((stop - start for start, stop in blocks), default=0)
+    after, wide = (torch.empty(most, stored.shape[1]) for _ in range(2))
+    kept = torch.empty(most, stored.shape[1], dtype=torch_dtype(dtype))
+    with wide_rows(stored, most) as read:
+        for start, stop in blocks:
+            here, before = slice(0, stop - start), read(start, stop)
+            exact = torch.addmm(before, left[start:stop], right, alpha=change.scale, out=after[here])
+            stored_as, rounded = kept[here].copy_(exact), wide[here]
+            rounded.copy_(stored_as)
+            if not math.isfinite(_product(rounded, rounded)) and not bool(torch.isfinite(stored_as).all()):
+                raise _not_finite(name, exact, dtype)
+            exact.sub_(before)
+            tally.base_square += _product(before, before)
+            tally.change_square += _product(exact, exact)
+            tally.kept_product += _product(rounded.sub_(before), exact)
+            write(memoryview(stored_as.reshape(-1).view(torch.uint8).numpy()))
 
 
 def _rows(stored: Stored, change: Change, shape: tuple[int, ...], start: int, stop: int) -> tuple[Any, Any]:

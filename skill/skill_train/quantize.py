@@ -11,12 +11,14 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
 from skill_train.console import Bar
 from skill_train.errors import NotInstalled, UsageError, nearest
 from skill_train.gguf_file import GgufFile, read_gguf
+from skill_train.machine import available_memory_bytes
 from skill_train.memory import require_memory
 from skill_train.native import run_worker
 from skill_train.run_dir import (
@@ -40,6 +42,7 @@ _NOT_MADE_BY_QUANTIZING = ("guessed", "nvfp4")
 
 _ONE_DIMENSION = 1
 _SUPER_BLOCK = 256  # weights in a block of a K-quant or i-quant (QK_K in ggml-common.h)
+_AT_ONCE = 2
 _WORKER_BYTES = 1_500_000_000  # its buffer for the rows in work is at most 1 GiB; the source is mapped, not loaded
 
 
@@ -68,6 +71,7 @@ def quantize(
         UsageError: an unknown type, one that needs an importance matrix, or a record of another source.
         DecisionNeeded: not enough disk or memory.
     """
+    started = time.monotonic()
     types = {quant: known_types()[quant] for quant in type_names(quants)}
     inputs = digests(source.parent, [source])
     outputs = _earlier_outputs(record, inputs)
@@ -80,14 +84,19 @@ def quantize(
     same = [quant for quant, plan in plans.items() if plan["changed"] == 0]
     to_make = [quant for quant in plans if quant not in same]
     _check_room(source, out, files, {quant: plans[quant] for quant in to_make})
-    for number, quant in enumerate(to_make):
-        bar = _part_of(progress, number, len(to_make), quant)
-        job = {"source": str(source), "types": {quant: types[quant]}, "threads": threads}
-        outputs[names[quant]] = _make(job, files[quant], quant, plans[quant]["fallbacks"], bar, warn)
-        _write(record, inputs, outputs)
+    made = _make_all(
+        {quant: {"source": str(source), "types": {quant: types[quant]}, "threads": threads} for quant in to_make},
+        files,
+        plans,
+        at_once=_at_once(source),
+        progress=progress,
+        warn=warn,
+        keep=lambda done: _write(record, inputs, outputs | {names[quant]: done[quant] for quant in done}, started),
+    )
+    outputs |= {names[quant]: entry for quant, entry in made.items()}
     recorded = read_json(record) if record.is_file() else {}
     if recorded.get("outputs") != outputs:  # nothing was made, but a file that the record names was removed
-        recorded = _write(record, inputs, outputs)
+        recorded = _write(record, inputs, outputs, started)
     answer = {"reused": not to_make, "reused_files": [names[quant] for quant in reused], "same_as_source": same}
     return recorded | answer
 
@@ -174,6 +183,48 @@ def _plans(source: Path, types: dict[str, int], progress: Bar) -> dict[str, dict
     return plans
 
 
+def _make_all(
+    jobs: dict[str, dict[str, Any]],
+    files: dict[str, Path],
+    plans: dict[str, dict[str, Any]],
+    *,
+    at_once: int,
+    progress: Bar,
+    warn: Callable[[str, str], None],
+    keep: Callable[[dict[str, Any]], Any],
+) -> dict[str, Any]:
+    """The record's entries in the order of `jobs`, of files that are made side by side.
+
+    Args:
+        keep: called with the entries so far whenever a file is whole, so that a failure of another loses nothing.
+    """
+    done: dict[str, Any] = {}
+    bars = _parts_of(progress, len(jobs))
+    with ThreadPoolExecutor(at_once) as pool:
+        pending = {
+            pool.submit(_make, job, files[quant], quant, plans[quant]["fallbacks"], bars(quant), warn): quant
+            for quant, job in jobs.items()
+        }
+        for future in as_completed(pending):
+            if future.exception() is None:
+                done[pending[future]] = future.result()
+                done = {quant: done[quant] for quant in jobs if quant in done}
+                keep(done)
+    for future in pending:
+        future.result()  # raises what one of them raised
+    return done
+
+
+def _at_once(source: Path) -> int:
+    """llama.cpp reads and writes with one thread, so two files at once keep two cores busy, where both have room."""
+    have = available_memory_bytes()
+    return 1 if have is None or have < 2 * _worker_bytes(source.stat().st_size) else _AT_ONCE
+
+
+def _worker_bytes(source_bytes: int) -> int:
+    return min(_WORKER_BYTES, 4 * source_bytes)
+
+
 def _make(
     job: dict[str, Any],
     final: Path,
@@ -250,23 +301,30 @@ def _check_room(source: Path, out: Path, files: dict[str, Path], plans: dict[str
     metadata_bytes = header.size_bytes - sum(tensor.n_bytes for tensor in header.tensors.values())
     need = sum(plan["size_bytes"] + metadata_bytes for plan in plans.values())
     require_space(out, need, f"{', '.join(plans)} files")
-    require_memory(min(_WORKER_BYTES, 4 * header.size_bytes), "quantizing")
+    require_memory(_worker_bytes(header.size_bytes), "quantizing")
 
 
-def _part_of(progress: Bar, number: int, count: int, quant: str) -> Bar:
-    def bar(done: float, total: float, text: str) -> None:
-        progress(round(number + done / max(total, 1), 3), count, f"{quant} {text}")
+def _parts_of(progress: Bar, count: int) -> Callable[[str], Bar]:
+    """A bar for each of `count` files; together they move the one that is shown."""
+    shares: dict[str, float] = {}
 
-    return bar
+    def part(quant: str) -> Bar:
+        def bar(done: float, total: float, text: str) -> None:
+            shares[quant] = done / max(total, 1)
+            progress(round(sum(shares.values()), 3), count, f"{quant} {text}")
+
+        return bar
+
+    return part
 
 
-def _write(record: Path, inputs: dict[str, Any], outputs: dict[str, Any]) -> dict[str, Any]:
+def _write(record: Path, inputs: dict[str, Any], outputs: dict[str, Any], started: float) -> dict[str, Any]:
     return write_record(
         record,
         inputs=inputs,
         options={},
         outputs=outputs,
         versions=versions("llama-cpp-python", "gguf"),
-        seconds=round(sum(entry["seconds"] for entry in outputs.values()), 3),
+        seconds=round(time.monotonic() - started, 3),
         peak_memory_bytes=peak_memory_bytes(children=True),
     )

@@ -22,7 +22,7 @@ from skill_train.run_dir import read_json
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-BLOCK_BYTES = 16 * 2**20
+BLOCK_BYTES = 4 * 2**20  # larger blocks leave the processor's cache, and each is mapped and zeroed anew
 FLOAT_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 
@@ -105,6 +105,27 @@ def read_shard(file: Path) -> Shard:
         for begin, end in [entry["data_offsets"]]
     }
     return Shard(file.name, tensors, metadata)
+
+
+@contextlib.contextmanager
+def wide_rows(stored: Stored, most: int) -> Iterator[Callable[[int, int], Any]]:
+    """A function from `start` and `stop` to those rows in fp32, at most `most` of them, in memory that each call uses
+    again: the system then need not map and zero as many bytes as the model has."""
+    import torch
+
+    columns, row_bytes = math.prod(stored.shape[1:]), stored.size // max(1, stored.shape[0])
+    raw = bytearray(most * row_bytes)
+    wide = torch.empty(most, columns, dtype=torch.float32)
+    with open(stored.file, "rb", buffering=0) as file:
+
+        def read(start: int, stop: int) -> Any:
+            file.seek(stored.start + start * row_bytes)
+            if file.readinto(memoryview(raw)[: (stop - start) * row_bytes]) != (stop - start) * row_bytes:
+                raise UsageError(f"{stored.file} ends early", code="broken_safetensors", hint="download the file again")
+            values = torch.frombuffer(raw, dtype=torch_dtype(stored.dtype), count=(stop - start) * columns)
+            return wide[: stop - start].copy_(values.view(stop - start, columns))
+
+        yield read
 
 
 def read_rows(stored: Stored, start: int, stop: int) -> Any:

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,9 +21,12 @@ from typing import Any
 from skill_train import run_dir
 from skill_train.console import Bar
 from skill_train.errors import UsageError
+from skill_train.shards import read_folder
 from skill_train.verdict import worst
-from skill_train.verify_judge import Proof, judge
+from skill_train.verify_judge import Proof, judge, readable
 from skill_train.verify_subject import subject_of
+from skill_train.verify_texts import Sample, sample_of
+from skill_train.verify_weights import compare_weights
 
 Warn = Callable[[str, str], None]
 
@@ -35,7 +40,7 @@ def verify(
     rows: list[dict[str, Any]],
     held_out: list[dict[str, Any]],
     record: Path,
-    tokens: int = 2048,
+    tokens: int | None = None,
     progress: Bar,
     warn: Warn,
 ) -> dict[str, Any]:
@@ -47,7 +52,7 @@ def verify(
         ggufs: the files to judge.
         rows: as the trainer was fed them (`samples.jsonl`); may be empty.
         held_out: rows to measure on; `rows`, or built-in texts, when empty.
-        tokens: most tokens to compare logits on.
+        tokens: most tokens to compare logits on; None takes what `verify_texts.sample_of` has for the model's size.
 
     A record of the same inputs, options and versions is returned as it is, with `reused`; any other is replaced,
     because a proof of other files is worth nothing.
@@ -58,16 +63,27 @@ def verify(
     """
     started = time.monotonic()
     _require(ggufs, reference)
-    fixed = _fixed(reference, adapter, base, ggufs, rows, held_out, tokens)
-    earlier = _earlier(record, fixed)
-    if earlier is not None:
-        return earlier | {"reused": True}
-    proof = Proof()
-    with tempfile.TemporaryDirectory(prefix="skill-train-verify-") as folder:
-        progress(0, len(ggufs) + 1, "reference")
-        measured_on: dict[str, Any] = {"rows": rows, "held_out": held_out or rows, "tokens": tokens}
-        subject = subject_of(reference, adapter=adapter, base=base, **measured_on, folder=Path(folder))
-        judge(ggufs, subject, proof, run=record.parent, digests=fixed["inputs"]["ggufs"], warn=warn, progress=progress)
+    sample = sample_of(_weights(reference), tokens)
+    with ThreadPoolExecutor(1) as beside:  # reading files for their digests goes on while libraries are imported
+        fixing = beside.submit(_fixed, reference, adapter, base, ggufs, rows, held_out, sample)
+        earlier = _earlier(record, fixing.result()) if record.is_file() else None
+        if earlier is not None:
+            return earlier | {"reused": True}
+        proof, weights = Proof(), dict[str, Any]()
+        files = readable(ggufs, proof)
+        with tempfile.TemporaryDirectory(prefix="skill-train-verify-") as folder:
+            progress(0, len(ggufs) + 1, "reference")
+            measured_on: dict[str, Any] = {"rows": rows, "held_out": held_out or rows, "sample": sample}
+            measured_on["also"] = lambda merged: weights.update(compare_weights(files, merged))
+            subject = subject_of(reference, adapter=adapter, base=base, **measured_on, folder=Path(folder))
+            fixed = fixing.result()
+            judging: dict[str, Any] = {"digests": fixed["inputs"]["ggufs"], "files": files, "weights": weights}
+            judge(ggufs, subject, proof, run=record.parent, **judging, warn=warn, progress=progress)
+    figures = {"samples": subject.samples, "seconds": round(time.monotonic() - started, 2)}
+    return _write(record, fixed, proof, figures)
+
+
+def _write(record: Path, fixed: dict[str, Any], proof: Proof, figures: dict[str, Any]) -> dict[str, Any]:
     return run_dir.write_record(
         record,
         **fixed,
@@ -75,8 +91,7 @@ def verify(
         verdict=worst(check.verdict for check in proof.checks),
         checks=[asdict(check) for check in proof.checks],
         not_checked=[asdict(one) for one in proof.not_checked],
-        samples=subject.samples,
-        seconds=round(time.monotonic() - started, 2),
+        **figures,
         peak_memory_bytes=run_dir.peak_memory_bytes(),
         peak_memory_children_bytes=run_dir.peak_memory_bytes(children=True),
     )
@@ -100,7 +115,7 @@ def _fixed(
     ggufs: list[Path],
     rows: list[dict[str, Any]],
     held_out: list[dict[str, Any]],
-    tokens: int,
+    sample: Sample,
 ) -> dict[str, Any]:
     """What a proof is a proof of."""
     return {
@@ -112,9 +127,13 @@ def _fixed(
             "rows": _digest(rows),
             "held_out": _digest(held_out),
         },
-        "options": {"tokens": tokens},
+        "options": {"tokens": sample.tokens},
         "versions": run_dir.versions("llama-cpp-python", "gguf", "transformers", "torch", "peft"),
     }
+
+
+def _weights(model: Path) -> int:
+    return sum(math.prod(stored.shape) for shard in read_folder(model) for stored in shard.tensors.values())
 
 
 def _digest(rows: list[dict[str, Any]]) -> str:
@@ -122,7 +141,5 @@ def _digest(rows: list[dict[str, Any]]) -> str:
 
 
 def _earlier(record: Path, fixed: dict[str, Any]) -> dict[str, Any] | None:
-    if not record.is_file():
-        return None
     earlier: dict[str, Any] = run_dir.read_json(record)
     return earlier if all(earlier.get(key) == value for key, value in fixed.items()) else None

@@ -24,7 +24,6 @@ from skill_train.machine import physical_cores
 from skill_train.native import run_worker
 from skill_train.thresholds import limits
 from skill_train.verdict import Check, NotChecked
-from skill_train.verify_reference import ANSWER_TOKENS
 from skill_train.verify_subject import Subject
 
 Warn = Callable[[str, str], None]
@@ -55,19 +54,29 @@ def judge(
     digests: dict[str, Any],
     warn: Warn,
     progress: Bar,
+    files: list[GgufFile] | None = None,
+    weights: dict[str, Check | NotChecked] | None = None,
 ) -> None:
+    """Adds what is found to `proof`.
+
+    Args:
+        files: of `readable`, where that was called.
+        weights: of `verify_weights.check_weights`, where that was done while the reference was in memory.
+    """
     exports = _export_records(run)
-    files = _readable(ggufs, proof)
+    files = readable(ggufs, proof) if files is None else files
     plain = next((gguf for gguf in files if verify_file.file_type(gguf) in _UNQUANTIZED), None)
     rendered: dict[str, Any] = {}  # by template: the files of one run share one
-    weights = verify_weights.check_weights(files, subject.reference, subject.adapter)
+    if weights is None:
+        weights = verify_weights.check_weights(files, subject.reference, subject.adapter)
     for number, gguf in enumerate(files):
         name = gguf.path.name
         progress(number + 1, len(ggufs) + 1, name)
         proof.add(verify_file.check_file(gguf))
         proof.add(verify_file.check_digest(gguf, digests[name], exports.get(name)))
         proof.add(weights[name])
-        _judge_static(gguf, plain if plain is not gguf else None, subject, proof)
+        known = all(_all_known(weights[one.path.name], one) for one in (gguf, plain or gguf))
+        _judge_static(gguf, plain if plain is not gguf else None, subject, proof, known)
         key = template.identity(gguf)
         if key not in rendered:
             rendered[key] = template.render_own(gguf, subject.conversations)
@@ -75,7 +84,14 @@ def judge(
     progress(len(ggufs) + 1, len(ggufs) + 1, "done")
 
 
-def _readable(ggufs: list[Path], proof: Proof) -> list[GgufFile]:
+def _all_known(weights: Check | NotChecked, gguf: GgufFile) -> bool:
+    """Every tensor of the file was found to be that of the trained model."""
+    if not isinstance(weights, Check) or weights.verdict != "pass":
+        return False
+    return bool(weights.figures["looked_at"] == len(gguf.tensors))
+
+
+def readable(ggufs: list[Path], proof: Proof) -> list[GgufFile]:
     """The files whose header makes sense; the others fail here, and llama.cpp never sees them."""
     files = []
     for path in ggufs:
@@ -97,13 +113,15 @@ def _export_records(run: Path) -> dict[str, Any]:
     return found
 
 
-def _judge_static(gguf: GgufFile, unquantized: GgufFile | None, subject: Subject, proof: Proof) -> None:
+def _judge_static(gguf: GgufFile, unquantized: GgufFile | None, subject: Subject, proof: Proof, known: bool) -> None:
     output = verify_tensors.output_of_its_own(subject.reference, subject.adapter)
     proof.add(verify_file.check_types(gguf))
     proof.add(verify_file.check_metadata(gguf, subject.config))
     proof.add(verify_tokens.check_vocabulary(gguf, subject.tokenizer))
     proof.add(
-        verify_tensors.check_tensors(gguf, unquantized=unquantized, needs_output=output, reference=subject.reference)
+        verify_tensors.check_tensors(
+            gguf, unquantized=unquantized, needs_output=output, reference=subject.reference, known=known
+        )
     )
 
 
@@ -183,6 +201,6 @@ def _job(gguf: GgufFile, subject: Subject, shipped: list[dict[str, Any]]) -> dic
         "tuned": str(measured.tuned),
         "base": str(measured.base) if measured.base else None,
         "base_rows": measured.base_rows,
-        "prompts": [{"ids": answer.prompt, "most": ANSWER_TOKENS} for answer in measured.answers],
+        "prompts": [{"ids": answer.prompt, "most": measured.answer_tokens} for answer in measured.answers],
         "scored": [],
     }

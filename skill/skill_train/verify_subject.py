@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,8 @@ from typing import Any
 from skill_train import verify_template as template
 from skill_train import verify_tokens
 from skill_train.reference import load_tokenizer, stop_ids
-from skill_train.verify_reference import ANSWER_TOKENS, Measured, measure
-from skill_train.verify_texts import prompts, texts
+from skill_train.verify_reference import Measured, measure
+from skill_train.verify_texts import Sample, prompts, texts
 
 _ROWS = 64  # rows whose tokens are compared
 
@@ -59,10 +60,11 @@ def subject_of(
     base: Path | None,
     rows: list[dict[str, Any]],
     held_out: list[dict[str, Any]],
-    tokens: int,
+    sample: Sample,
     folder: Path,
+    also: Callable[[Any], None] = lambda model: None,
 ) -> Subject:
-    """Measures the reference; its logits go into `folder`, which must outlive the subject."""
+    """Measures the reference; its logits go into `folder`, which must outlive the subject. `also` sees the model."""
     config = json.loads((reference / "config.json").read_text(encoding="utf-8"))
     tokenizer = load_tokenizer(reference)
     stops = stop_ids(reference, tokenizer)
@@ -70,10 +72,12 @@ def subject_of(
         reference,
         adapter=adapter,
         base=base,
-        texts=texts(held_out, tokenizer=tokenizer, config=config, most=tokens),
-        prompts=prompts(held_out, tokenizer=tokenizer, config=config, answer_tokens=ANSWER_TOKENS),
+        texts=texts(held_out, tokenizer=tokenizer, config=config, most=sample.tokens),
+        prompts=prompts(held_out, tokenizer=tokenizer, config=config, sample=sample),
         stops=stops,
+        sample=sample,
         folder=folder,
+        also=also,
     )
     rows = rows[:_ROWS]
     conversations = [*template.CONVERSATIONS, *template.row_conversations(rows)]

@@ -2,14 +2,34 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import Any
 
 from skill_train.reference import NEUTRAL_TEXTS, context_length
 from skill_train.verify_template import CONVERSATIONS, render_reference
 
 PROMPTS = 4
+_LARGE = 250_000_000  # weights: from here on a token costs the reference and three files 50 ms of a core, or more
 _LONGEST = 512  # tokens of one text: longer ones would measure few texts
 _FEWEST = 128  # below this built-in texts are added
+
+
+@dataclass(frozen=True)
+class Sample:
+    """How much is asked: tokens whose logits are compared with the tuned model and, of those, with the base; prompts,
+    and tokens of each answer."""
+
+    tokens: int = 2048
+    base_tokens: int = 256
+    prompts: int = PROMPTS
+    answer_tokens: int = 32
+
+
+def sample_of(weights: int, tokens: int | None) -> Sample:
+    """The sample for a model of so many weights; `tokens` are the user's. What a sample cannot tell is in the width of
+    its intervals, which the proof states; a wrong file is off by ten widths of the small one."""
+    chosen = Sample() if weights <= _LARGE else Sample(tokens=256, base_tokens=64, prompts=2, answer_tokens=16)
+    return chosen if tokens is None else replace(chosen, tokens=tokens)
 
 
 def texts(rows: list[dict[str, Any]], *, tokenizer: Any, config: dict[str, Any], most: int) -> list[list[int]]:
@@ -23,15 +43,13 @@ def texts(rows: list[dict[str, Any]], *, tokenizer: Any, config: dict[str, Any],
     return _fill([*chosen, *built_in], longest, most)
 
 
-def prompts(
-    rows: list[dict[str, Any]], *, tokenizer: Any, config: dict[str, Any], answer_tokens: int
-) -> list[list[int]]:
+def prompts(rows: list[dict[str, Any]], *, tokenizer: Any, config: dict[str, Any], sample: Sample) -> list[list[int]]:
     """Token ids of a few prompts to answer: of rows, or built in."""
-    made = [ids for row in rows[: 4 * PROMPTS] if (ids := _prompt(row, tokenizer))]
+    made = [ids for row in rows[: 4 * sample.prompts] if (ids := _prompt(row, tokenizer))]
     if not made:
         made = _chats(tokenizer, generation_prompt=True) or [_half(tokenizer(text).input_ids) for text in NEUTRAL_TEXTS]
-    room = min(2 * _LONGEST, (context_length(config) or _LONGEST) - answer_tokens)
-    return [ids for ids in made if 0 < len(ids) <= room][:PROMPTS]
+    room = min(2 * _LONGEST, (context_length(config) or _LONGEST) - sample.answer_tokens)
+    return [ids for ids in made if 0 < len(ids) <= room][: sample.prompts]
 
 
 def _fill(sequences: list[list[int]], longest: int, most: int) -> list[list[int]]:

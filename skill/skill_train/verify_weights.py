@@ -27,8 +27,12 @@ _FLOAT_ROW_ERROR = 0.01  # of a row's length: bf16 rounding is 0.002; an adapter
 def check_weights(files: list[GgufFile], reference: Path, adapter: Path | None) -> dict[str, Check | NotChecked]:
     """One check a file, by its name. The model is in memory only here, not while llama.cpp is at work."""
     with reference_model(reference, adapter) as model:
-        merged = model.merge_and_unload() if adapter is not None else model
-        return {gguf.path.name: _check_file(gguf, merged) for gguf in files}
+        return compare_weights(files, model.merge_and_unload() if adapter is not None else model)
+
+
+def compare_weights(files: list[GgufFile], merged: Any) -> dict[str, Check | NotChecked]:
+    """The same with the model at hand: a transformers model in fp32, its adapter merged."""
+    return {gguf.path.name: _check_file(gguf, merged) for gguf in files}
 
 
 def _check_file(gguf: GgufFile, model: Any) -> Check | NotChecked:
@@ -46,28 +50,29 @@ def _check_file(gguf: GgufFile, model: Any) -> Check | NotChecked:
     config = model.config.get_text_config()
     number = next(key for key, name in MODEL_ARCH_NAMES.items() if name == arch)
     names = get_tensor_name_map(number, config.num_hidden_layers)
-    found, looked_at, worst = [], 0, 0.0
+    found, seen, worst = [], set(), 0.0
     for name, weight in model.state_dict().items():
         mapped = names.get_name(name, try_suffixes=(".weight", ".bias"))
         tensor = gguf.tensors.get(mapped) if mapped else None
         if tensor is None:
             continue
         error, row = _distance(gguf, tensor, weight.float().numpy(), config)
-        looked_at, worst = looked_at + 1, max(worst, error)
+        seen.add(tensor.name)
+        worst = max(worst, error)
         bound = _bound(tensor)
         if not error <= bound:
             found.append(f"{tensor.name} is not {name}: row {row} is {error:.2g} of its length off, at most {bound}")
-    if not looked_at:
+    if not seen:
         return NotChecked("weights", file, "no tensor of the file has a name that the name map knows")
-    good = f"{looked_at} of {len(gguf.tensors)} tensors are those of the trained model, the worst row {worst:.2g} off"
-    return problems("weights", file, found, looked_at=looked_at, good=good)
+    good = f"{len(seen)} of {len(gguf.tensors)} tensors are those of the trained model, the worst row {worst:.2g} off"
+    return problems("weights", file, found, looked_at=len(seen), good=good)
 
 
 def _distance(gguf: GgufFile, tensor: Tensor, weight: np.ndarray, config: Any) -> tuple[float, int]:
     """Error of the worst row, and its number, under the rearrangement that fits best."""
     import numpy as np
 
-    width = tensor.shape[0]  # GGUF names the row length first
+    width, bound = tensor.shape[0], _bound(tensor)  # GGUF names the row length first
     best = (float("inf"), 0)
     for candidate in _candidates(weight, config):
         expected = candidate.reshape(1, -1) if candidate.ndim == 1 else candidate
@@ -78,11 +83,20 @@ def _distance(gguf: GgufFile, tensor: Tensor, weight: np.ndarray, config: Any) -
         for rows in row_samples(tensor):
             kept = rows[rows < count]
             if len(kept):
-                errors = row_errors(weights_of(gguf, tensor, kept), expected[kept])
+                errors = row_errors(weights_of(gguf, tensor, kept), _rows(expected, kept))
+                errors[np.isnan(errors)] = np.inf  # no comparison would ever choose it
                 top = int(np.argmax(errors))
                 worst = max(worst, (float(errors[top]), int(kept[top])))
         best = min(best, worst)
+        if best[0] <= bound:  # the weight as it is comes first, and fits nearly always
+            break
     return best
+
+
+def _rows(weight: np.ndarray, numbers: Any) -> np.ndarray:
+    """Rows by number, without a copy where they follow one another."""
+    first, last = int(numbers[0]), int(numbers[-1])
+    return weight[first : last + 1] if last - first + 1 == len(numbers) else weight[numbers]
 
 
 def _candidates(weight: np.ndarray, config: Any) -> Iterator[np.ndarray]:

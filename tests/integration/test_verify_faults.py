@@ -17,6 +17,7 @@ from skill_train import verify_judge, verify_template
 from skill_train.run_dir import file_digest
 from skill_train.verify_judge import Proof, judge
 from skill_train.verify_subject import Subject, subject_of
+from skill_train.verify_texts import Sample
 
 TOKENS = 512
 
@@ -32,7 +33,13 @@ def subject(good: gguf_maker.Export, tmp_path_factory: pytest.TempPathFactory) -
     rows = verify_rows.chats(good.base, 8)
     folder = tmp_path_factory.mktemp("logits")
     return subject_of(
-        good.base, adapter=good.adapter, base=good.base, rows=rows, held_out=rows, tokens=TOKENS, folder=folder
+        good.base,
+        adapter=good.adapter,
+        base=good.base,
+        rows=rows,
+        held_out=rows,
+        sample=Sample(tokens=TOKENS),
+        folder=folder,
     )
 
 
@@ -163,7 +170,13 @@ def test_trained_lm_head_lost_on_a_tied_model(verdicts: Any, tmp_path: Path) -> 
     own = gguf_maker.exported("gemma", quants=(), modules_to_save=["lm_head"])
     rows = verify_rows.chats(own.base, 4)
     about = subject_of(
-        own.base, adapter=own.adapter, base=own.base, rows=rows, held_out=rows, tokens=256, folder=tmp_path
+        own.base,
+        adapter=own.adapter,
+        base=own.base,
+        rows=rows,
+        held_out=rows,
+        sample=Sample(tokens=256),
+        folder=tmp_path,
     )
     lost = gguf_edit.rewrite(own.file("f16"), tmp_path / "model-f16.gguf", without=("output.weight",))
     assert not failed(verdicts(own.file("f16"), about=about))
@@ -217,7 +230,9 @@ def test_system_prompt_that_only_the_trainer_knew(good: gguf_maker.Export, verdi
     rows = verify_rows.chats(good.base, 2)
     secret = verify_rows.chats(good.base, 2, system="You are a helpful assistant.")
     fed = [row | {"input_ids": other["input_ids"]} for row, other in zip(rows, secret, strict=True)]
-    about = subject_of(good.base, adapter=None, base=None, rows=fed, held_out=[], tokens=64, folder=tmp_path)
+    about = subject_of(
+        good.base, adapter=None, base=None, rows=fed, held_out=[], sample=Sample(tokens=64), folder=tmp_path
+    )
     assert "trained_is_shipped" in failed(verdicts(good.file("f16"), about=about))
 
 

@@ -1,0 +1,101 @@
+"""Adapter to f16, q8_0 and q4_k_m: `skill-train export-gguf`, and PEFT's merge, llama.cpp's converter and its quantizer
+twice, one after the other.
+
+    python bench/export/measure.py                   10M, 100M and 0.5B
+    python bench/export/measure.py --only 1.5B,3B    the large ones
+
+Ours leaves besides what the others leave a gate over the merged weights, digests of every file, and a Modelfile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import random_models as models
+import side
+
+DEFAULT = "10M,100M,0.5B"
+QUANTS = ("q8_0", "q4_k_m")
+REASONS = {
+    "10M": "starting programs and the vocabulary of 151,936 tokens are all of it",
+    "100M": "the gate compares answers too (up to 250M weights)",
+    "0.5B": "weights outgrow the vocabulary; both quantizers run side by side",
+    "1.5B": "above 2 GB the converter is asked first whether it knows the model: seconds, in place of a late refusal",
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default=DEFAULT, help=f"sizes, with commas ({DEFAULT})")
+    parser.add_argument("--rounds", type=int, default=3, help="runs of each way at 0.5B; other sizes run once (3)")
+    options = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    for size in options.only.split(","):
+        with tempfile.TemporaryDirectory(prefix="skill-train-bench-export-") as folder:
+            rows += measure(size, Path(folder), options.rounds if size == "0.5B" else 1)
+    half = next((row["time_ratio"] for row in rows if (row["size"], row["what"]) == ("0.5B", "ours")), None)
+    words = "at most the outputs and one intermediate"
+    found = [
+        side.target("export 0.5B: time", "at most 0.7 x PEFT, converter, quantizer twice", half, 0.7, "x"),
+        side.target("export 0.5B: disk", words, None, 1.0, "x", "peak use during the run is not sampled"),
+    ]
+    side.write_results("export", rows, found, "adapter to f16, q8_0 and q4_k_m, beside four programs in a row")
+
+
+def measure(size: str, work: Path, rounds: int) -> list[dict[str, Any]]:
+    print(f"export {size}", file=sys.stderr, flush=True)
+    base, run = side.made(size, work)
+
+    def ours() -> dict[str, float]:
+        found = side.timed(export(run), log=work / "log")
+        clean(run)
+        return found
+
+    def theirs() -> dict[str, float]:
+        out = work / "theirs"
+        out.mkdir()
+        found = side.timed(*without(base, run / "adapter", out), log=work / "log")
+        shutil.rmtree(out)
+        return found
+
+    found = side.interleaved({"four programs": theirs, "ours": ours}, rounds)
+    about = {"size": size, "parameters": models.parameters(base)}
+    ratio = {"time_ratio": side.ratio(found["ours"], found["four programs"])}
+    return [
+        {**about, "what": "four programs", **found["four programs"]},
+        {**about, "what": "ours", **found["ours"], **ratio, "reason": REASONS.get(size, "")},
+    ]
+
+
+def export(run: Path) -> side.Command:
+    return side.skill_train("export-gguf", run, "--quant", ",".join(("f16", *QUANTS)))
+
+
+def without(base: Path, adapter: Path, out: Path) -> list[side.Command]:
+    from skill_train import toolchain
+
+    merged, f16 = out / "merged", out / "model-f16.gguf"
+    converter = toolchain.find_or_fetch().converter
+    return [
+        side.peer("merge", base, adapter, merged),
+        side.python(converter, merged, "--outfile", f16, "--outtype", "f16"),
+        *(side.peer("quantize", f16, out / f"model-{kind}.gguf", kind) for kind in QUANTS),
+    ]
+
+
+def clean(run: Path) -> None:
+    """Back to a run that was trained and nothing else."""
+    for folder in ("merged", "gguf"):
+        shutil.rmtree(run / folder, ignore_errors=True)
+    for step in ("merge", "convert", "quantize", "verify"):
+        (run / f"{step}.json").unlink(missing_ok=True)
+
+
+if __name__ == "__main__":
+    main()

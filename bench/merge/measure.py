@@ -1,0 +1,92 @@
+"""`skill-train merge` beside PEFT: load, merge_and_unload, save_pretrained. And beside copying the files, at 14 GB.
+
+    python bench/merge/measure.py                      10M, 100M and 0.5B
+    python bench/merge/measure.py --only 1.5B,3B,7B    the large ones: 7B needs 45 GB of disk and takes minutes
+
+Ours is measured whole: digests of what it read and wrote, and its gate (`gate_seconds`), which PEFT has not. 7B is not
+run through PEFT; it is held against copying its files, both from and into the system's page cache as far as that goes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import random_models as models
+import side
+
+DEFAULT = "10M,100M,0.5B"
+NOT_WITH_PEFT = ("7B",)
+REASONS = {
+    "10M": "starting torch is all of it; the gate compares answers too, for which it starts transformers and PEFT",
+    "100M": "the gate compares answers too (up to 250M weights): most of the time, and of the memory",
+    "0.5B": "from here on the gate compares weights alone, and memory is that of torch and a few blocks",
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default=DEFAULT, help=f"sizes, with commas ({DEFAULT})")
+    parser.add_argument("--rounds", type=int, default=3, help="runs of each way at 0.5B; large sizes run once (3)")
+    options = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    for size in options.only.split(","):
+        with tempfile.TemporaryDirectory(prefix="skill-train-bench-merge-") as folder:
+            rows += measure(size, Path(folder), options.rounds if size == "0.5B" else 1)
+    side.write_results("merge", rows, targets(rows), "`skill-train merge` beside PEFT, and beside copying the files")
+
+
+def measure(size: str, work: Path, rounds: int) -> list[dict[str, Any]]:
+    print(f"merge {size}", file=sys.stderr, flush=True)
+    base, run = side.made(size, work)
+    adapter = run / "adapter"
+    gates: list[float] = []
+
+    def ours() -> dict[str, float]:
+        command = side.skill_train("merge", "--base", base, "--adapter", adapter, "--out", work / "ours")
+        found = side.timed(command, log=work / "log")
+        gate = json.loads((work / "ours.merge.json").read_text())["gate"]
+        gates.append(gate["seconds"] + (gate.get("weights") or {}).get("seconds", 0))
+        shutil.rmtree(work / "ours")
+        (work / "ours.merge.json").unlink()
+        return found
+
+    def theirs() -> dict[str, float]:
+        way = ("copy", base) if size in NOT_WITH_PEFT else ("merge", base, adapter)
+        found = side.timed(side.peer(*way, work / "theirs"), log=work / "log")
+        shutil.rmtree(work / "theirs")
+        return found
+
+    other = "copying" if size in NOT_WITH_PEFT else "PEFT"
+    found = side.interleaved({other: theirs, "ours": ours}, rounds)
+    about = {"size": size, "parameters": models.parameters(base)}
+    gate_seconds = round(sorted(gates)[len(gates) // 2], 2)
+    extra = {"gate_seconds": gate_seconds, "reason": REASONS.get(size, "")}
+    return [
+        {**about, "what": other, **found[other]},
+        {**about, "what": "ours", **found["ours"], **extra, "time_ratio": side.ratio(found["ours"], found[other]),
+         "memory_ratio": side.ratio(found["ours"], found[other], "peak_bytes")},
+    ]  # fmt: skip
+
+
+def targets(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    ours = {row["size"]: row for row in rows if row["what"] == "ours"}
+    half, seven = ours.get("0.5B", {}), ours.get("7B", {})
+    peak = None if not seven else round(seven["peak_bytes"] / 1e9, 2)
+    share = f"with the gate, {half['gate_seconds'] / half['seconds']:.0%} of the time" if half else ""
+    return [
+        side.target("merge 0.5B: memory", "at most 1/4 of PEFT's", half.get("memory_ratio"), 0.25, "x"),
+        side.target("merge 0.5B: time", "at most half of PEFT's", half.get("time_ratio"), 0.5, "x", share),
+        side.target("merge 7B: memory", "under 2 GB", peak, 2.0, "GB"),
+        side.target("merge 7B: time", "at most 1.5 x copying", seven.get("time_ratio"), 1.5, "x"),
+    ]
+
+
+if __name__ == "__main__":
+    main()

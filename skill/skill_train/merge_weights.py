@@ -1,0 +1,219 @@
+"""Is every merged tensor the base's with the adapter's change, and nothing else? Both are read back from disk and
+compared row by row, in fp32, a few MB at a time: seconds and no memory where logits need the whole model twice.
+
+It reckons anew, from PEFT's names in the adapter's file and the fields of its config, what the merge plan worked out
+once. It sees one row that was lost and names the tensor, which logits of a large model hardly show. What it cannot see
+is a mistake that both reckonings share; for that `merge_gate` asks PEFT and transformers, where the model is small
+enough or the adapter is more than A and B, and `verify` does it for every file that is exported.
+
+Error of a row: the length of W' - (W + s·B·A) over the length of the row. Rounding to bf16 errs by at most 2^-9 of a
+weight, f16 by 2^-12, fp32 sums of the other order by 1e-6; the bounds are four times that. A row that was zeroed errs
+by 1, one exchanged for another by 1.4. The share of the change that is there finds a wrong scale that is smaller.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from skill_train.adapter import Adapter, pattern_value
+from skill_train.merge_plan import Base, is_conv1d
+from skill_train.shards import Shard, Stored, read_rows, read_shard, torch_dtype, wide_rows
+
+ROW_ERROR = {"F64": 1e-5, "F32": 1e-5, "F16": 2**-10, "BF16": 2**-7}
+_SMALLEST_F16 = 2.0**-24  # below 6e-5 an f16 is off by up to half of this, whatever its size
+_BLOCK = 1 << 20  # weights at a time: three blocks in fp32 stay in the processor's cache
+_WRONG_SHARE = 0.25  # of one tensor, off what rounding kept of all
+
+
+@dataclass
+class Found:
+    """What was seen so far.
+
+    Attributes:
+        worst: error of the worst row, and its tensor.
+        sums: over rows, of along², along·squared, squared², along and squared: what is there of the change, times it.
+    """
+
+    tensors: int = 0
+    changed: int = 0
+    seconds: float = 0.0
+    worst: tuple[float, str] = (0.0, "")
+    sums: tuple[float, ...] = (0.0,) * 5
+    failures: list[str] = field(default_factory=list)
+    shares: dict[str, tuple[float, float]] = field(default_factory=dict)
+
+    def note(self, name: str, sums: tuple[float, ...]) -> None:
+        self.changed += 1
+        self.sums = tuple(one + other for one, other in zip(self.sums, sums, strict=True))
+        self.shares[name] = share_of(sums)
+
+
+def why_not(base: Base, adapter: Adapter, reasons: list[str]) -> str:
+    """Why this comparison cannot be made; empty when it can.
+
+    Args:
+        reasons: why the merge was not streamed.
+    """
+    if reasons:
+        return reasons[0]
+    if adapter.replaced or any(set(parts) != {"a", "b"} for parts in adapter.modules.values()):
+        return "the adapter holds more than A and B"
+    if adapter.config.get("use_dora") or adapter.config.get("lora_bias"):
+        return "the adapter changes more than the product of A and B"
+    tensors = base.tensors
+    for module in adapter.modules:
+        name = f"{module}.weight"
+        if name not in tensors:
+            return f"the checkpoint stores {module} under another name"
+        if is_conv1d(base, name):
+            return f"{module} lies transposed in the checkpoint"
+    return ""
+
+
+def compare_shard(before: Shard, written: Path, adapter: Adapter, found: Found) -> None:
+    """Compares one shard of the base with the file that was written for it; adds to `found`."""
+    after = read_shard(written)
+    found.failures += [f"{name} is not in the base" for name in after.tensors if name not in before.tensors]
+    for name, stored in before.tensors.items():
+        new, parts = after.tensors.get(name), adapter.modules.get(name.removesuffix(".weight"))
+        found.tensors += 1
+        if new is None or new.shape != stored.shape:
+            found.failures.append(f"{name} is missing, or has another shape")
+        elif parts is not None and name.endswith(".weight"):
+            _compare_changed(name, stored, new, _change(adapter, name, parts), found)
+        elif not _same(stored, new):
+            found.failures.append(f"{name} is not the base's, and the adapter has nothing for it")
+
+
+def outcome(found: Found, *, stored: str, kept: float | None) -> dict[str, Any]:
+    """Figures, limits, failures and verdict, in the form of `merge_gate.gate`.
+
+    Args:
+        stored: safetensors' dtype of the changed weights.
+        kept: the share of the change that the writer says rounding left.
+    """
+    share, width = share_of(found.sums)
+    expected = 1.0 if kept is None else kept
+    tolerance = 0.05 + abs(1 - expected) / 2
+    failures = list(found.failures)
+    if found.sums[4]:
+        if not abs(share - expected) - width <= tolerance:
+            failures.append(f"{share:.3g} of the adapter is in the merged model, expected {expected:.3f} ± {tolerance}")
+        elif expected < 0.5:
+            failures.append(f"rounding leaves only {expected:.2f} of the adapter in the stored weights")
+        failures += _wrong_shares(found, expected)
+    return {
+        "by": "weights",
+        "stored_dtype": stored,
+        "figures": {"tensors": found.tensors, "changed": found.changed, "worst_row": _finite(found.worst[0]),
+                    "worst_tensor": found.worst[1]},
+        "effect": {"share": _finite(share), "share_half_width": _finite(width),
+                   "kl_between": None if found.sums[4] else 0.0},
+        "limits": {"worst_row": ROW_ERROR[stored], "share": expected, "share_tolerance": tolerance},
+        "failures": failures,
+        "verdict": "fail" if failures else "pass",
+        "seconds": round(found.seconds, 2),
+    }  # fmt: skip
+
+
+def share_of(sums: tuple[float, ...]) -> tuple[float, float]:
+    """How much of the change is there, with the half width of its 95 % interval (a ratio's error over rows)."""
+    aa, ab, bb, along, squared = sums
+    if not squared:
+        return math.nan, math.nan
+    share = along / squared
+    return share, 1.96 * math.sqrt(max(0.0, aa - 2 * share * ab + share**2 * bb)) / squared
+
+
+def _wrong_shares(found: Found, expected: float) -> list[str]:
+    tolerance = _WRONG_SHARE + abs(1 - expected)
+    wrong = [
+        f"{share:.3g} of the adapter is in {name}"
+        for name, (share, width) in found.shares.items()
+        if abs(share - expected) - width > tolerance
+    ]
+    return wrong[:3]
+
+
+def _change(adapter: Adapter, name: str, parts: dict[str, str]) -> tuple[Any, Any]:
+    """s·B [out, r] and A [r, in], fp32."""
+    module, config = name.removesuffix(".weight"), adapter.config
+    rank = pattern_value(config["rank_pattern"], module, config["r"])
+    alpha = pattern_value(config["alpha_pattern"], module, config["lora_alpha"])
+    scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+    return adapter.tensor(parts["b"]).float() * scale, adapter.tensor(parts["a"]).float()
+
+
+def _compare_changed(name: str, stored: Stored, new: Stored, change: tuple[Any, Any], found: Found) -> None:
+    import torch
+
+    b, a = change
+    if (len(b), a.shape[1]) != stored.shape:
+        found.failures.append(f"{name} is {list(stored.shape)}, the adapter's change {[len(b), a.shape[1]]}")
+        return
+    columns, bound = stored.shape[1], ROW_ERROR.get(new.dtype, 0.0)
+    smallest = _SMALLEST_F16 * math.sqrt(columns) if new.dtype == "F16" else 0.0
+    worst, sums = 0.0, torch.zeros(5, dtype=torch.float64)
+    most = max(1, _BLOCK // max(1, columns))
+    product = torch.empty(most, columns)
+    with wide_rows(stored, most) as read, wide_rows(new, most) as read_new:
+        for start, stop in _blocks(*stored.shape):
+            before, there = read(start, stop), read_new(start, stop)
+            exact = torch.mm(b[start:stop], a, out=product[: stop - start])
+            there.sub_(before)
+            along, squared = _products(there, exact), _products(exact, exact)
+            errors, length = there.sub_(exact).norm(dim=1) - smallest, before.add_(exact).norm(dim=1)
+            # A row that should be zero and is not errs without measure.
+            off = torch.where(errors <= 0, 0.0, errors / length.clamp_min(torch.finfo(torch.float32).tiny))
+            worst = max(worst, float(torch.nan_to_num(off, nan=math.inf).max()))
+            sums += torch.stack([along @ along, along @ squared, squared @ squared, along.sum(), squared.sum()])
+    found.worst = max(found.worst, (worst, name))
+    found.note(name, tuple(sums.tolist()))
+    if not worst <= bound:
+        found.failures.append(f"a row of {name} is {worst:.2g} of its length off, {new.dtype} may be {bound:.2g}")
+
+
+def _products(one: Any, other: Any) -> Any:
+    """Inner product of each row, float64 [rows]."""
+    import torch
+
+    return torch.einsum("ij,ij->i", one, other).double()
+
+
+def _same(stored: Stored, new: Stored) -> bool:
+    """The base's values, in its dtype or rounded to the new one."""
+    import torch
+
+    if stored.dtype == new.dtype:
+        return _same_bytes(stored, new)
+    flat = [Stored(one.file, one.dtype, (math.prod(one.shape),), one.start, one.size) for one in (stored, new)]
+    for start, stop in _blocks(flat[0].shape[0], 1):
+        before, after = (read_rows(one, start, stop) for one in flat)
+        if not torch.equal(before.to(torch_dtype(new.dtype)), after):
+            return False
+    return True
+
+
+def _same_bytes(stored: Stored, new: Stored) -> bool:
+    with open(stored.file, "rb") as one, open(new.file, "rb") as other:
+        one.seek(stored.start), other.seek(new.start)
+        left = stored.size
+        while left:
+            block = one.read(min(left, 4 * _BLOCK))
+            if not block or other.read(len(block)) != block:
+                return False
+            left -= len(block)
+    return stored.size == new.size
+
+
+def _blocks(rows: int, columns: int) -> Iterator[tuple[int, int]]:
+    step = max(1, _BLOCK // max(1, columns))
+    return ((start, min(rows, start + step)) for start in range(0, rows, step))
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

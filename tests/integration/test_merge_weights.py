@@ -1,0 +1,144 @@
+"""The gate over weights must go red for one wrong row, name the tensor, and stay green for a correct merge."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+import merging
+from skill_train import merge_weights
+from skill_train.adapter import read_adapter
+from skill_train.errors import UsageError, VerificationFailed
+from skill_train.merge_plan import Base
+from skill_train.shards import read_folder
+
+UP = "model.layers.1.mlp.up_proj.weight"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """By stored dtype: base, adapter, and PEFT's own merge, rounded."""
+    import torch
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    folder = tmp_path_factory.mktemp("made")
+    for dtype in ("float32", "bfloat16", "float16"):
+        base = merging.llama(folder / dtype, dtype=dtype, tied=True)
+        adapter = merging.adapter(base, folder / f"{dtype}-adapter", size=0.1)
+        model = AutoModelForCausalLM.from_pretrained(str(base), dtype=torch.float32)
+        merged = PeftModel.from_pretrained(model, str(adapter)).merge_and_unload()
+        merged.to(getattr(torch, dtype)).save_pretrained(str(folder / f"{dtype}-merged"))
+    return folder
+
+
+def judge(made: Path, dtype: str, work: Path, break_it: Callable[[dict[str, Any]], None] | None) -> dict[str, Any]:
+    """The outcome for PEFT's merge with something broken in it."""
+    tensors = load_file(made / f"{dtype}-merged" / "model.safetensors")
+    if break_it:
+        break_it(tensors)
+    save_file(tensors, work / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((made / dtype / "config.json").read_text())
+    base, adapter = Base(made / dtype, config, read_folder(made / dtype)), read_adapter(made / f"{dtype}-adapter")
+    assert merge_weights.why_not(base, adapter, []) == ""
+    found = merge_weights.Found()
+    merge_weights.compare_shard(base.shards[0], work / "model.safetensors", adapter, found)
+    stored = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}[dtype]
+    return merge_weights.outcome(found, stored=stored, kept=1.0)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_green_for_pefts_merge(dtype: str, made: Path, tmp_path: Path) -> None:
+    outcome = judge(made, dtype, tmp_path, None)
+    assert outcome["failures"] == []
+    assert outcome["figures"]["tensors"] == 2 * 9 + 2 and outcome["figures"]["changed"] == 2 * 7
+    assert outcome["figures"]["worst_row"] < merge_weights.ROW_ERROR[outcome["stored_dtype"]] / 3
+    assert outcome["effect"]["share"] == pytest.approx(1, abs=1e-3)
+
+
+def _zeroed(tensors: dict[str, Any]) -> None:
+    tensors[UP][5].zero_()
+
+
+def _permuted(tensors: dict[str, Any]) -> None:
+    tensors[UP] = tensors[UP].flip(0).contiguous()
+
+
+def _not_a_number(tensors: dict[str, Any]) -> None:
+    tensors[UP][5, 5] = float("nan")
+
+
+def _a_norm_moved(tensors: dict[str, Any]) -> None:
+    tensors["model.norm.weight"][0] *= 1.01
+
+
+def _one_left_out(made: Path, dtype: str) -> Callable[[dict[str, Any]], None]:
+    return lambda tensors: tensors.update({UP: merging.weights(made / dtype)[UP]})
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("fault", [_zeroed, _permuted, _not_a_number, _a_norm_moved])
+def test_red_for_one_row(fault: Any, dtype: str, made: Path, tmp_path: Path) -> None:
+    failures = judge(made, dtype, tmp_path, fault)["failures"]
+    assert failures and ("model.norm.weight" if fault is _a_norm_moved else UP) in failures[0]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("factor", [0.0, 0.5, 0.9, 1.1, 2.0, -1.0])
+def test_red_for_a_wrong_scale(factor: float, dtype: str, made: Path, tmp_path: Path) -> None:
+    """0 is an adapter left out, 2 one that was applied twice."""
+
+    def change(tensors: dict[str, Any]) -> None:
+        for name, before in merging.weights(made / dtype).items():
+            tensors[name] = (before.float() + factor * (tensors[name].float() - before.float())).to(before.dtype)
+
+    outcome = judge(made, dtype, tmp_path, change)
+    assert outcome["verdict"] == "fail"
+    assert outcome["effect"]["share"] == pytest.approx(factor, abs=0.01)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_red_for_one_tensor_left_out(dtype: str, made: Path, tmp_path: Path) -> None:
+    failures = judge(made, dtype, tmp_path, _one_left_out(made, dtype))["failures"]
+    assert any(UP in failure for failure in failures)
+
+
+def test_a_tensor_lost(made: Path, tmp_path: Path) -> None:
+    failures = judge(made, "float32", tmp_path, lambda tensors: tensors.pop(UP))["failures"]
+    assert failures == [f"{UP} is missing, or has another shape"]
+
+
+def test_the_gate_that_is_asked_for(tmp_path: Path) -> None:
+    """Weights alone leave no logits behind; an adapter that they cannot judge is refused."""
+    base = merging.llama(tmp_path / "base", dtype="bfloat16")
+    adapter = merging.adapter(base, tmp_path / "adapter", size=0.1)
+    record = merging.run(base, adapter, tmp_path, gate="weights")
+    assert record["gate"]["by"] == "weights" and "mean_kl" not in record["gate"]["figures"]
+    assert record["gate"]["effect"]["share"] == pytest.approx(1, abs=0.01)
+    other = merging.adapter(base, tmp_path / "dora", use_dora=True)
+    with pytest.raises(UsageError) as raised:
+        merging.run(base, other, tmp_path / "other", gate="weights")
+    assert raised.value.code == "gate_cannot_tell"
+
+
+def test_a_broken_shard_takes_no_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    base = merging.llama(tmp_path / "base", dtype="bfloat16")
+    adapter = merging.adapter(base, tmp_path / "adapter", size=0.1)
+    real = merge_weights.compare_shard
+
+    def damaged(shard: Any, written: Path, *rest: Any) -> None:
+        stored = read_folder(written.parent)[0].tensors[UP]
+        with open(written, "r+b") as file:
+            file.seek(stored.start)
+            file.write(bytes(200))
+        real(shard, written, *rest)
+
+    monkeypatch.setattr(merge_weights, "compare_shard", damaged)
+    with pytest.raises(VerificationFailed, match=r"a row of model\.layers\.1\.mlp\.up_proj"):
+        merging.run(base, adapter, tmp_path, gate="weights")
+    assert {path.name for path in tmp_path.iterdir()} == {"base", "adapter", "merge.failed.json"}

@@ -1,0 +1,51 @@
+"""The tables of bench/README.md are those of the results, and a target is met only when its figure says so."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BENCH = Path(__file__).resolve().parents[2] / "bench"
+
+
+def module(file: Path) -> Any:
+    spec = importlib.util.spec_from_file_location(f"bench_{file.stem}", file)
+    assert spec is not None and spec.loader is not None
+    loaded = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(loaded)
+    return loaded
+
+
+run = module(BENCH / "run.py")
+
+
+def test_the_page_is_what_the_results_say() -> None:
+    text = (BENCH / "README.md").read_text(encoding="utf-8")
+    shown = text.split(run.MARKS[0])[1].split(run.MARKS[1])[0].strip("\n")
+    assert shown == run.page(), "python bench/run.py --page"
+
+
+@pytest.mark.parametrize("one", run.results(), ids=lambda one: one["bench"])
+def test_results_keep_the_form(one: dict[str, Any]) -> None:
+    assert (BENCH / one["bench"] / "measure.py").is_file()
+    assert {"date", "hardware", "versions", "rows", "targets"} <= set(one)
+    for target in one["targets"]:
+        assert {"name", "target", "measured", "unit", "met"} <= set(target)
+        assert (target["met"] is None) == (target["measured"] is None)
+
+
+def test_a_target_is_judged_by_its_figure() -> None:
+    target = module(BENCH / "side.py").target
+    assert target("a", "at most 2", 1.9, 2.0, "x")["met"] is True
+    assert target("a", "at most 2", 2.1, 2.0, "x")["met"] is False
+    assert target("a", "at most 2", None, 2.0, "x")["met"] is None
+
+
+def test_a_program_that_hangs_ends_with_the_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "slow").mkdir()
+    (tmp_path / "slow" / "measure.py").write_text("import time\ntime.sleep(60)\n")
+    monkeypatch.setattr(run, "HERE", tmp_path)
+    assert run.run_all(["slow"], 1.0, False) == ["slow"]

@@ -1,0 +1,47 @@
+"""The type of a file where few rows fit it, and how much is compared."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from skill_train.gguf_file import GgufFile, Tensor
+from skill_train.verify_file import check_types
+from skill_train.verify_texts import sample_of
+
+Q4_K_M = 15  # LLAMA_FTYPE_MOSTLY_Q4_K_M, llama.h
+# Qwen2.5-0.5B: 24 layers of width 896, which is no multiple of 256; only the down projections' rows (4864) fit. Its
+# published q4_k_m file stores half of those as Q6_K (use_more_bits in llama.cpp's src/llama-quant.cpp), the rest as
+# Q4_K, and falls back to Q5_0 and Q8_0 elsewhere: seen in the file that llama.cpp makes of that shape, 2026-11-21.
+LAYERS, WIDTH, INNER = 24, 896, 4864
+
+
+def a_file(finer: int, coarser: int) -> GgufFile:
+    """`finer` down projections as Q6_K and `coarser` as Q4_K, everything else fallen back."""
+    tensors = {}
+    kinds = ["Q6_K"] * finer + ["Q4_K"] * coarser
+    for number, kind in enumerate(kinds):
+        for name, shape, stored in (
+            (f"blk.{number}.ffn_down.weight", (INNER, WIDTH), kind),
+            (f"blk.{number}.ffn_up.weight", (WIDTH, INNER), "Q5_0"),
+            (f"blk.{number}.attn_v.weight", (WIDTH, 128), "Q8_0"),
+        ):
+            tensors[name] = Tensor(name, shape, stored, 0, 0)
+    metadata = {"general.architecture": "qwen2", "general.file_type": Q4_K_M}
+    return GgufFile(Path("model-q4_k_m.gguf"), 3, 32, metadata, tensors, 0, 0)
+
+
+@pytest.mark.parametrize(("finer", "coarser", "verdict"), [(12, 12, "pass"), (13, 11, "pass"), (24, 0, "fail")])
+def test_a_mixture_whose_finer_half_is_all_that_fits(finer: int, coarser: int, verdict: str) -> None:
+    gguf = a_file(finer, coarser)
+    assert Counter(tensor.kind for tensor in gguf.tensors.values())["Q5_0"] == LAYERS
+    assert check_types(gguf).verdict == verdict
+
+
+def test_the_sample_follows_the_model_and_the_user_decides() -> None:
+    assert sample_of(135_000_000, None).tokens == 2048
+    large = sample_of(494_032_768, None)
+    assert (large.tokens, large.prompts, large.answer_tokens) == (256, 2, 16)
+    assert sample_of(494_032_768, 4096).tokens == 4096
