@@ -138,6 +138,7 @@ LEFT_OUT = """
     .safetensors .bin .pt .pth .ckpt .pkl .pickle .h5 .msgpack .onnx .onnx_data .gguf .ggml .npz .ot .tflite .mlmodel
     .nemo .py .pyc .so .sh .exe
 """
+TEMPLATE_SECONDS = 20.0  # for one conversation; a published template takes a thousandth of one
 MARK = "skill train mark 7f3a"  # stands in for an answer to find where a template puts it
 
 EXIT_USAGE, EXIT_DOES_NOT_FIT, EXIT_FAILED, EXIT_NOT_INSTALLED = 2, 3, 5, 7
@@ -249,7 +250,7 @@ def load_plan(path: Path) -> dict[str, Any]:
         plan = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise Refused(f"{path} does not exist", code="missing_file", got=str(path)) from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise Refused(f"{path} is not JSON: {error}", code="bad_plan") from None
     if not isinstance(plan, dict) or plan.get("schema") != PLAN_SCHEMA:
         got = str(plan.get("schema")) if isinstance(plan, dict) else type(plan).__name__
@@ -450,10 +451,7 @@ def iter_file(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     elif kind in (".csv", ".tsv"):
         yield from iter_csv(path, delimiter_of(path))
     elif kind == ".parquet":
-        import pyarrow.parquet
-
-        batches = pyarrow.parquet.ParquetFile(path).iter_batches(batch_size=1024)
-        yield from enumerate((row for batch in batches for row in batch.to_pylist()), start=1)
+        yield from iter_parquet(path)
     else:
         raise Refused(
             f"{path} is not a kind of file that holds a dataset",
@@ -461,6 +459,26 @@ def iter_file(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             expected=".jsonl, .json, .csv, .tsv, .parquet, a folder saved by datasets, or a Hub id",
             got=kind or "no extension",
         )
+
+
+def iter_parquet(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    import pyarrow.parquet
+
+    try:
+        batches = pyarrow.parquet.ParquetFile(path).iter_batches(batch_size=1024)
+        yield from enumerate((row for batch in batches for row in batch.to_pylist()), start=1)
+    except (
+        pyarrow.ArrowException,
+        OSError,
+        ValueError,
+        OverflowError,
+    ) as error:  # text that is not UTF-8, a year 99999
+        raise Refused(
+            f"{path} cannot be read as Parquet: {str(error).splitlines()[0] if str(error) else type(error).__name__}",
+            code="broken_parquet",
+            expected="a whole Parquet file",
+            hint="download or write the file again",
+        ) from None
 
 
 def iter_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -487,7 +505,7 @@ def parse_object(raw: bytes, where: str) -> dict[str, Any]:
         row = json.loads(raw.decode("utf-8-sig"))
     except UnicodeDecodeError:
         raise not_utf8(where, raw) from None
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # a number of 5000 digits is a ValueError too
         raise Refused(
             f"{where} is not JSON: {error}",
             code="broken_line",
@@ -507,7 +525,7 @@ def iter_json(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     raw = path.read_bytes()
     try:
         document = json.loads(raw.decode("utf-8-sig"))
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError):
+    except (ValueError, RecursionError):
         yield from iter_jsonl(path)
         return
     if isinstance(document, dict):
@@ -769,6 +787,25 @@ def load_data(recipe: dict[str, Any], tokenizer: Any) -> dict[str, Any]:
     return {"train": train, "held_out": [rows[i] for i in sorted(held_out)], "figures": figures, "order": order}
 
 
+@contextmanager
+def limited(seconds: float) -> Iterator[None]:
+    """Raises TimeoutError when the block takes longer: a chat template is a program from somebody else. Only the main
+    thread can be interrupted, and Windows has no such clock."""
+    if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(number: int, frame: Any) -> None:
+        raise TimeoutError(f"it did not end within {seconds:g} s")
+
+    before, left = signal.signal(signal.SIGALRM, end), signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, *left)
+        signal.signal(signal.SIGALRM, before)
+
+
 class Encoder:
     """Turns rows into token ids and labels, with the model's own template and tokenizer."""
 
@@ -879,13 +916,16 @@ class Encoder:
                 expected="a model with a chat template (most Instruct models), or rows of plain text",
                 hint="use the model's Instruct version, or data with `prompt` and `completion`, or `text`",
             )
+        # Its own refusal, what the expressions in it raise, and the limit of time.
+        errors = (jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError)
         try:
-            return str(
-                self.tokenizer.apply_chat_template(
-                    messages, tools=tools, tokenize=False, add_generation_prompt=add_generation_prompt
+            with limited(TEMPLATE_SECONDS):
+                return str(
+                    self.tokenizer.apply_chat_template(
+                        messages, tools=tools, tokenize=False, add_generation_prompt=add_generation_prompt
+                    )
                 )
-            )
-        except (jinja2.TemplateError, TypeError, ValueError) as error:
+        except (*errors, TypeError, ValueError, TimeoutError) as error:
             raise Refused(
                 f"the model's chat template refuses these messages: {error}",
                 code="template_refuses",

@@ -30,7 +30,7 @@ OWNERS: dict[str, set[str]] = {
     "huggingface_hub": {
         "hub", "hub_account", "hub_client", "hub_dataset", "hub_push", "hub_repository", "jobs",
     },
-    "jinja2": {"modelfile", "report_page", "template_worker", "verify_template"},
+    "jinja2": {"modelfile", "report_page", "template_worker", "trial_worker", "verify_template"},
     "llama_cpp": {"llama_api", "template_worker"},  # in child processes only
     "markupsafe": {"report_page"},
     "matplotlib": {"report_charts"},
@@ -70,7 +70,9 @@ FLOOR: dict[str, set[str]] = {
     "facts": set(),
     "token_text": {"errors"},
     "console": {"errors", "token_text"},
-    "run_dir": {"errors"},
+    "records": {"errors"},
+    "run_dir": {"errors", "records"},
+    "template_trial": {"errors", "native"},
     "native": {"console", "errors", "run_dir"},
     "compare": set(),
     "bootstrap": set(),
@@ -109,7 +111,7 @@ FLOOR: dict[str, set[str]] = {
     "first_rows": {"errors"},
     "hub_dataset": {"dataset_card", "errors", "facts", "first_rows", "hub_client", "recipe"},
     "flavors": {"errors", "facts", "hub", "machine", "run_dir"},
-    "hub_account": set(),
+    "hub_account": {"errors", "hub_client"},
     "hub_repository": {"errors", "hub_client"},
     "launch": {"errors", "facts"},
     "diff": set(),
@@ -122,8 +124,8 @@ FLOOR: dict[str, set[str]] = {
     "push_access": {"errors", "hub_account", "hub_push", "hub_repository"},
     "push_files": {"cloud_record", "errors", "recipe", "run_dir"},
     "jobs": {"errors", "hub_client", "job_spec"},
-    "job_figures": set(),
-    "job_story": {"facts"},
+    "job_figures": {"records"},
+    "job_story": {"facts", "records"},
     "follow": {"errors", "jobs"},
     "kept": {"errors", "follow", "jobs"},
     "cloud_run": {
@@ -150,7 +152,7 @@ FLOOR: dict[str, set[str]] = {
     "report_figures": {"money", "report_files", "report_quality", "report_records", "report_text"},
     "report_charts": {"errors"},
     "report_page": {"errors", "resources"},
-    "plan_file": {"dataset", "errors", "machine", "model", "plan", "recipe", "run_dir"},
+    "plan_file": {"dataset", "errors", "machine", "model", "plan", "recipe", "records", "run_dir"},
     "plan": {
         "candidates",
         "errors",

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import re
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from skill_train.errors import UsageError
+from skill_train.resources import train_module
 from skill_train.run_dir import read_json
 from skill_train.shards import FLOAT_BYTES, Stored, read_shard, read_tensor
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
+_PATTERN_SECONDS = 2.0
 _PREFIX = "base_model.model."
 
 # What PEFT 0.21 appends to a module's name, by what it is to us.
@@ -123,9 +126,23 @@ def why_not_streamed(adapter: Adapter) -> list[str]:
 
 def pattern_value(pattern: dict[str, Any], module: str, default: Any) -> Any:
     """The value for a module from `rank_pattern` or `alpha_pattern`: the first key that matches its whole name or a
-    tail of it as a regular expression (peft 0.21, `get_pattern_key`)."""
+    tail of it as a regular expression (peft 0.21, `get_pattern_key`).
+
+    Raises:
+        UsageError: a key that takes seconds to match, such as `(a+)+b`.
+    """
     for key, value in pattern.items():
-        if re.match(rf"(.*\.)?({key})$", module):
+        try:
+            with train_module().limited(_PATTERN_SECONDS):
+                found = re.match(rf"(.*\.)?({key})$", module)
+        except TimeoutError:
+            raise UsageError(
+                f"the pattern {key!r} of the adapter's config takes too long to match",
+                code="bad_adapter_config",
+                expected="names of modules, or short regular expressions",
+                got=f"more than {_PATTERN_SECONDS:g} s for {module[:80]!r}",
+            ) from None
+        if found:
             return value
     return default
 
@@ -163,10 +180,12 @@ def _read_config(folder: Path) -> dict[str, Any]:
 
 
 def _is_regex(text: str) -> bool:
-    try:
-        re.compile(text)
-    except re.error:
-        return False
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # `[[` will mean something else one day; PEFT reads it as it is now
+        try:
+            re.compile(text)
+        except (re.error, RecursionError, OverflowError):
+            return False
     return True
 
 

@@ -13,6 +13,7 @@ from skill_train import tables_cloud
 from skill_train.console import Console, Result
 from skill_train.diff import Comparison, Difference, Run, compare
 from skill_train.errors import UsageError, VerificationFailed
+from skill_train.records import read_lines
 from skill_train.run_dir import RunDir, open_run, read_json
 
 _NAMES = {"model": "recipe.revision", "data": "recipe.data_revision"}
@@ -101,11 +102,11 @@ def _opened(path: Path) -> RunDir:
 
 def _read(run: RunDir) -> Run:
     return Run(
-        plan=_object(run.plan) or {},
+        plan=read_json(run.plan),
         environment=_object(run.record("environment")),
         train=_object(run.record("train")),
-        metrics=_lines(run.metrics),
-        samples=_lines(run.samples),
+        metrics=read_lines(run.metrics),
+        samples=read_lines(run.samples),
     )
 
 
@@ -116,17 +117,3 @@ def _object(path: Path) -> dict[str, Any] | None:
     if not isinstance(document, dict):
         raise UsageError(f"{path} is not what skill-train wrote", code="bad_json", expected="a JSON object")
     return document
-
-
-def _lines(path: Path) -> list[dict[str, Any]]:
-    """JSON objects, one a line; a last line that a kill cut in two is left out."""
-    if not path.is_file():
-        return []
-    found = []
-    for number, text in enumerate(lines := path.read_text(encoding="utf-8").splitlines(), start=1):
-        try:
-            found.append(json.loads(text))
-        except json.JSONDecodeError:
-            if number < len(lines):
-                raise UsageError(f"line {number} of {path} is not JSON", code="bad_json", got=text[:80]) from None
-    return found

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from skill_train.run_dir import read_json, write_json, write_text
+from skill_train.run_dir import read_json, write_text
 from skill_train.shards import INDEX
 
 # Weights in any format, pickles and code never come along.
@@ -31,12 +31,14 @@ _TOKENIZER = (
     "merges.txt",
     "vocab.txt",
 )
+_READ = {*_TOKENIZER, "config.json", "generation_config.json", "chat_template.jinja"}  # by programs that check them
 _TEMPLATE = "chat_template.jinja"
 
 
 def companion_files(folder: Path) -> list[Path]:
     """The files that go along with a model, in sub-folders too; hidden ones, weights and code do not."""
-    return sorted(path for path in folder.rglob("*") if path.is_file() and _goes_along(path.relative_to(folder)))
+    found = (path for path in folder.rglob("*") if path.is_file() and _goes_along(path.relative_to(folder)))
+    return sorted(path for path in found if path.name in _READ or _is_own(path, folder))
 
 
 def adapter_files(adapter: Path) -> list[Path]:
@@ -92,7 +94,8 @@ def write_config(base: Path, part: Path, changes: dict[str, Any], dtype: str | N
             for level in holders:
                 level[name] = value
     if changed:
-        write_json(part / "config.json", config)
+        # Not `write_json`: a base's config may hold Infinity, which transformers reads.
+        write_text(part / "config.json", json.dumps(config, indent=1) + "\n")
     return changed
 
 
@@ -102,6 +105,15 @@ def chat_template(folder: Path) -> str | None:
         return (folder / _TEMPLATE).read_text(encoding="utf-8")
     template = _json(folder / "tokenizer_config.json").get("chat_template")
     return template if isinstance(template, str) else None
+
+
+def _is_own(path: Path, folder: Path) -> bool:
+    """It lies in the folder, or is a link to the `blobs` of the Hub's cache. Another link could bring in any file of
+    this machine, and a push would publish it."""
+    roots = [folder.resolve()]
+    if folder.parent.name == "snapshots":
+        roots.append(folder.parent.parent.resolve() / "blobs")
+    return any(path.resolve().is_relative_to(root) for root in roots)
 
 
 def _goes_along(path: Path) -> bool:
@@ -116,13 +128,21 @@ def _adds_tokens(base: Path, adapter: Path) -> bool:
     return bool(set(_added_tokens(adapter)) - set(_added_tokens(base)))
 
 
-def _added_tokens(folder: Path) -> Iterator[tuple[Any, Any]]:
-    for token in _json(folder / "tokenizer.json").get("added_tokens") or ():
-        yield token.get("content"), token.get("id")
+def _added_tokens(folder: Path) -> Iterator[tuple[str, str]]:
+    """`(content, id)` of each."""
+    listed = _json(folder / "tokenizer.json").get("added_tokens")
+    decoder = _json(folder / "tokenizer_config.json").get("added_tokens_decoder")
+    for token in listed if isinstance(listed, list) else ():
+        yield _said(token, "content"), str(_said(token, "id"))
     for content, number in _json(folder / "added_tokens.json").items():
-        yield content, number
-    for number, token in (_json(folder / "tokenizer_config.json").get("added_tokens_decoder") or {}).items():
-        yield token.get("content"), int(number)
+        yield content, str(number)
+    for number, token in decoder.items() if isinstance(decoder, dict) else ():
+        yield _said(token, "content"), number
+
+
+def _said(token: Any, key: str) -> str:
+    """What an entry says, as text: it is compared, and can be anything."""
+    return str(token.get(key)) if isinstance(token, dict) else ""
 
 
 def _eos(folder: Path) -> Any:
@@ -134,6 +154,6 @@ def _json(path: Path) -> dict[str, Any]:
     """A JSON object from a file that is not ours to judge; empty when there is none."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError, UnicodeDecodeError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return document if isinstance(document, dict) else {}

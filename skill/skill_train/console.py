@@ -24,9 +24,9 @@ SCHEMA = "skill-train/1"
 MAX_JSON_BYTES = 8192  # with the newline at its end
 Format = Literal["auto", "human", "json", "quiet"]
 
-# Control characters in a name or a prompt must not steer the terminal; half a surrogate pair (a file name that is not
-# UTF-8) cannot be printed at all.
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+# Control characters in a name or a prompt must not steer the terminal, nor turn the direction of its text; half a
+# surrogate pair (a file name that is not UTF-8) cannot be printed at all.
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 _FILLED_IN = re.compile(r"[A-Z][A-Z_]+(?:/[A-Z][A-Z_]+)?")  # RUN, NAMESPACE/ID
 
 
@@ -231,9 +231,7 @@ def silence() -> None:
 
 
 def _print_human(result: Result) -> None:
-    from rich.console import Console as RichConsole
-
-    rich = RichConsole(highlight=False, soft_wrap=False, no_color=bool(os.environ.get("NO_COLOR")) or None)
+    rich = _screen()
     if result.human is not None:
         result.human(rich)
     for number, command in enumerate(result.next):
@@ -243,12 +241,11 @@ def _print_human(result: Result) -> None:
 @contextmanager
 def _live_view(title: str) -> Iterator[Callable[[Result], None]]:
     """Gives a function that draws a result over the one before; nothing of it stays on the screen."""
-    from rich.console import Console as RichConsole
     from rich.console import Group
     from rich.live import Live
     from rich.text import Text
 
-    rich = RichConsole(highlight=False)
+    rich = _screen()
     with Live(console=rich, auto_refresh=False, transient=True) as live:
 
         def draw(result: Result) -> None:
@@ -259,6 +256,30 @@ def _live_view(title: str) -> Iterator[Callable[[Result], None]]:
             live.update(Group(Text.from_ansi(drawn.get().rstrip("\n")), foot), refresh=True)
 
         yield draw
+
+
+def _screen() -> Any:
+    from rich.console import Console as RichConsole
+
+    class Screen(RichConsole):
+        """Whatever a table, a title or a line says is text: `[/b]` in a name is no markup, an escape no colour."""
+
+        def render_str(self, text: str, **how: Any) -> Any:
+            return super().render_str(clean(text), **how)
+
+        def print_json(self, json: str | None = None, **how: Any) -> None:
+            super().print_json(json, **(how | {"data": _cleaned(how["data"])}))
+
+    plain = bool(os.environ.get("NO_COLOR")) or None
+    return Screen(markup=False, emoji=False, highlight=False, soft_wrap=False, no_color=plain)
+
+
+def _cleaned(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {clean(str(key)): _cleaned(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_cleaned(item) for item in value]
+    return clean(value) if isinstance(value, str) else value
 
 
 @contextmanager

@@ -28,7 +28,7 @@ def parse(data: bytes, name: str, *, whole: bool) -> list[Row]:
     if kind == "json" and text.lstrip().startswith("["):
         return _array(text, name)
     if kind in ("csv", "tsv"):
-        return _table(text, "\t" if kind == "tsv" else ",", whole=whole)
+        return _table(text, name, "\t" if kind == "tsv" else ",", whole=whole)
     lines = _lines(text, whole=whole)
     if kind == "txt":
         return [{"text": line} for line in lines]
@@ -86,8 +86,11 @@ def _skip(text: str, at: int) -> int:
     return at
 
 
-def _table(text: str, delimiter: str, *, whole: bool) -> list[Row]:
-    rows: list[Row] = list(csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter))
+def _table(text: str, name: str, delimiter: str, *, whole: bool) -> list[Row]:
+    try:
+        rows: list[Row] = list(csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter))
+    except csv.Error as error:
+        raise _broken(name, str(error)) from None
     return rows if whole else rows[:-1]
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from skill_train import model_config
 from skill_train.errors import SkillTrainError, Temporary, UsageError
 from skill_train.facts import Flavor, ModelFacts
-from skill_train.hub_client import REQUEST_SECONDS, Subject, ask
+from skill_train.hub_client import REQUEST_SECONDS, Subject, ask, understood
 from skill_train.model import read_config, read_model, used_weights
 from skill_train.model_config import Stored
 
@@ -81,7 +81,8 @@ def live_flavors(*, seconds: float = 3.0) -> tuple[Flavor, ...]:
         return list(HfApi().list_jobs_hardware())
 
     hardware = ask(subject, question, seconds=seconds)
-    read = [flavor for flavor in map(_flavor, hardware) if flavor is not None]
+    with understood(subject):
+        read = [flavor for flavor in map(_flavor, hardware) if flavor is not None]
     if not read:
         raise Temporary("the Jobs API lists no machine that skill-train can read", code="hub_answer")
     return tuple(read)
@@ -109,17 +110,18 @@ def _ask_model(model: str, revision: str | None) -> ModelFacts:
     from huggingface_hub import HfApi
 
     info = HfApi().model_info(model, revision=revision, files_metadata=True, timeout=REQUEST_SECONDS)
-    sizes = {file.rfilename: file.size for file in info.siblings or []}
-    _check_files(model, set(sizes))
-    config = read_config(_config_folder(model, revision, info.sha))
-    return model_config.read(
-        config,
-        source=model,
-        stored=_stored(model, info, sizes, quantized="quantization_config" in config),
-        has_chat_template=_has_chat_template(model, info, set(sizes)),
-        gated=bool(info.gated),
-        revision=info.sha,
-    )
+    with understood(Subject("model", model)):
+        sizes = {str(file.rfilename): file.size for file in info.siblings or []}
+        _check_files(model, set(sizes))
+        config = read_config(_config_folder(model, revision, info.sha))
+        return model_config.read(
+            config,
+            source=model,
+            stored=_stored(model, info, sizes, quantized="quantization_config" in config),
+            has_chat_template=_has_chat_template(model, info, set(sizes)),
+            gated=bool(info.gated),
+            revision=info.sha,
+        )
 
 
 def _check_files(model: str, names: set[str]) -> None:
@@ -236,7 +238,8 @@ def _flavor(hardware: Any) -> Flavor | None:
     cores, ram, disk = _amount(hardware.cpu), _bytes(hardware.ram), _bytes(hardware.ephemeral_storage)
     minutes = _MINUTES.get(hardware.unit_label)
     usable = not hardware.accelerator or hardware.accelerator.manufacturer.lower() == "nvidia"
-    if not (cores and ram and minutes and usable) or gpus is None or memory is None:
+    priced = 0 <= hardware.unit_cost_usd < 1e6  # of a minute or an hour; not NaN
+    if not (cores and ram and minutes and usable and priced) or gpus is None or memory is None:
         return None
     return Flavor(
         name=hardware.name,

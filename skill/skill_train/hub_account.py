@@ -6,6 +6,9 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
+from skill_train.errors import Temporary
+from skill_train.hub_client import Subject, understood
+
 
 @dataclass(frozen=True)
 class Account:
@@ -59,7 +62,10 @@ def account(seconds: float = 4.0) -> Account:
         if answer.status_code != 200:
             status = answer.status_code
             return Account("unchecked", why=f"the Hub answered {status}", status=status)
-        return _account(answer.json())
+        with understood(Subject("token")):
+            return _account(answer.json())
+    except Temporary as error:
+        return Account("unchecked", why=error.message)
     except (HTTPError, OfflineModeIsEnabled, OSError, ValueError) as error:
         return Account("unchecked", why=f"the Hub cannot be reached ({type(error).__name__})")
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
 import re
 import threading
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeVar
@@ -18,6 +20,8 @@ Answer = TypeVar("Answer")
 
 REQUEST_SECONDS = 8.0  # to connect, to write, and for each read; huggingface_hub 2.4 sets no limit of its own
 _STORE = re.compile(r"CAS Client Error|HTTP status (?:client|server) error|Request error:")  # hf_xet, 1.6 [ran]
+# What the client raises when an answer lacks a key or has a list for a number [ran on 2.4 with made-up answers].
+_UNREAD = (AttributeError, LookupError, TypeError, ValueError, OverflowError, RecursionError)
 QUESTION_SECONDS = 20.0  # for all requests of one question, also where a server sends a byte now and then
 
 
@@ -64,9 +68,40 @@ def ask(subject: Subject, question: Callable[[], Answer], *, seconds: float | No
         raise
     except Exception as error:
         ours = translated(error, subject)
+        if ours is error and isinstance(error, _UNREAD) and _in_client(error):
+            ours = _not_understood(subject, error)
         if ours is error:
             raise
         raise ours from None
+
+
+@contextlib.contextmanager
+def understood(subject: Subject) -> Iterator[None]:
+    """For the few lines that read an answer: what it lacks is the Hub's fault, not ours.
+
+    Raises:
+        Temporary: a key is missing, or a value of another kind than the Hub's.
+    """
+    try:
+        yield
+    except _UNREAD as error:
+        raise _not_understood(subject, error) from None
+
+
+def _not_understood(subject: Subject, error: BaseException) -> Temporary:
+    return Temporary(
+        f"what the Hub answered for {subject} is not understood",
+        code="hub_answer",
+        expected="an answer as huggingface_hub documents it",
+        got=_reason(error),
+        hint="try again in a few minutes; if it stays so: pip install -U huggingface_hub",
+    )
+
+
+def _in_client(error: BaseException) -> bool:
+    """Whether the client was reading an answer, so that this is not an error of ours."""
+    names = (frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__))
+    return any(name.startswith("huggingface_hub.") for name in names)
 
 
 def _within(seconds: float, subject: Subject, question: Callable[[], Answer]) -> Answer:

@@ -11,7 +11,7 @@ from skill_train import dataset_card, first_rows
 from skill_train.dataset_card import Configuration
 from skill_train.errors import NotInstalled, SkillTrainError, UsageError
 from skill_train.facts import DatasetFacts
-from skill_train.hub_client import REQUEST_SECONDS, Subject, ask
+from skill_train.hub_client import REQUEST_SECONDS, Subject, ask, understood
 from skill_train.recipe import Recipe
 
 Row = dict[str, Any]
@@ -108,16 +108,17 @@ def _files(recipe: Recipe) -> tuple[_Files, Configuration]:
     info = HfApi().dataset_info(
         recipe.data, revision=recipe.data_revision, files_metadata=True, timeout=REQUEST_SECONDS
     )
-    card = info.card_data.to_dict() if info.card_data else {}
-    sizes = {file.rfilename: file.size or 0 for file in info.siblings or []}
-    found = dataset_card.configuration(card, sizes, wanted=recipe.data_config, dataset=recipe.data)
-    split = dataset_card.parts(recipe.split)[0]
-    if not found.files and recipe.data_revision is None:  # the copy is of the newest commit
-        copy = _converted(recipe.data, found.name, split)
-        if copy:
-            return _Files(recipe.data, info.sha, _CONVERTED, list(copy), copy), found
-    names = dataset_card.split_files(found, split, dataset=recipe.data)
-    return _Files(recipe.data, info.sha, info.sha, names, sizes), found
+    with understood(Subject("dataset", recipe.data)):
+        card = info.card_data.to_dict() if info.card_data else {}
+        sizes = {str(file.rfilename): int(file.size or 0) for file in info.siblings or []}
+        found = dataset_card.configuration(card, sizes, wanted=recipe.data_config, dataset=recipe.data)
+        split = dataset_card.parts(recipe.split)[0]
+        if not found.files and recipe.data_revision is None:  # the copy is of the newest commit
+            copy = _converted(recipe.data, found.name, split)
+            if copy:
+                return _Files(recipe.data, info.sha, _CONVERTED, list(copy), copy), found
+        names = dataset_card.split_files(found, split, dataset=recipe.data)
+        return _Files(recipe.data, info.sha, info.sha, names, sizes), found
 
 
 def _converted(dataset: str, config: str, split: str) -> dict[str, int]:
@@ -128,7 +129,7 @@ def _converted(dataset: str, config: str, split: str) -> dict[str, int]:
         listed = list(HfApi().list_repo_tree(dataset, f"{config}/{split}", repo_type="dataset", revision=_CONVERTED))
     except (EntryNotFoundError, RevisionNotFoundError):
         return {}
-    return {file.path: file.size for file in listed if file.path.endswith(".parquet")}
+    return {file.path: int(file.size) for file in listed if file.path.endswith(".parquet")}
 
 
 def _rows(recipe: Recipe, files: _Files, found: Configuration) -> tuple[int, str, list[Row]]:

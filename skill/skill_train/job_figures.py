@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from skill_train.records import fits
+
 MARGIN, SAVING_SECONDS = 1.25, 600  # as `candidates.timeout_seconds`: a quarter more, and time for saving and uploading
 
 
@@ -43,7 +45,7 @@ def speed(lines: Iterable[str]) -> Speed | None:
     kinds: dict[str, int] = {}
     for line in read:
         for kind, used in (line.get("memory_bytes") or {}).items():
-            kinds[kind] = max(used, kinds.get(kind, 0))
+            kinds[kind] = max(used or 0, kinds.get(kind, 0))
     return Speed(
         step=last["step"],
         steps=last["steps"],
@@ -87,10 +89,10 @@ def _step(line: str) -> dict[str, Any] | None:
         return None
     try:
         document = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     whole = isinstance(document, dict) and all(isinstance(document.get(key), int) for key in ("step", "steps"))
-    return document if whole else None
+    return document if whole and fits(document, "metrics.jsonl") else None
 
 
 def _positive(value: Any) -> bool:

@@ -95,8 +95,8 @@ def of_run(
 
 def _dependencies(made: dict[str, Any]) -> tuple[str, ...]:
     """What only some runs need. Trackio is not pinned: no version of it was tried, and a run goes on without it."""
-    reporter = made["placement"]["report_to"]
-    return ((FOUR_BIT,) if made["recipe"]["load_in_4bit"] else ()) + (() if reporter == "none" else (reporter,))
+    trackio = made["placement"]["report_to"] == "trackio"  # no other word of a plan is the name of a package
+    return ((FOUR_BIT,) if made["recipe"]["load_in_4bit"] else ()) + (("trackio",) if trackio else ())
 
 
 def command(spec: JobSpec) -> list[str]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from skill_train.facts import Flavor
+from skill_train.records import fits
 
 BILLING = "https://huggingface.co/settings/billing"
 LONG_WAIT_SECONDS = 1200.0  # for a machine; a queue is not explained before that
@@ -215,7 +216,7 @@ def waiting(stage: str, seconds: float, flavor: str | None) -> str:
 
 def exit_code(message: str | None) -> int | None:
     """The exit code in the Hub's sentence: `Job failed with exit code: 137. Reason: OOMKilled`."""
-    found = re.search(r"exit code:? (\d+)", message or "")
+    found = re.search(r"exit code:? (\d{1,9})\b", message or "")
     return int(found[1]) if found else None
 
 
@@ -225,11 +226,18 @@ def failed_event(lines: Iterable[str]) -> dict[str, Any] | None:
         if '"failed"' in line:
             try:
                 event = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
-            if isinstance(event, dict) and event.get("event") == "failed" and isinstance(event.get("error"), dict):
+            if isinstance(event, dict) and event.get("event") == "failed" and _is_failure(event):
                 return event
     return None
+
+
+def _is_failure(document: dict[str, Any]) -> bool:
+    """As `train.failed.json` has it: a bucket and a log can hold anything."""
+    error = document.get("error")
+    whole = isinstance(error, dict) and {"code", "message"} <= error.keys() and "exit_code" in document
+    return whole and fits(document, "train.failed.json")
 
 
 def larger(offered: Iterable[Flavor], name: str | None, need: str) -> Flavor | None:
@@ -296,7 +304,7 @@ def _of_program(ending: Ending) -> Story | None:
     event = failed_event(ending.lines)
     record = ending.failure if ending.failure and code in (None, ending.failure.get("exit_code")) else None
     failure = event or record
-    if failure is None:
+    if failure is None or not _is_failure(failure):
         return None
     error = failure["error"]
     remedy = _OWN_REMEDY.get(error["code"], "data")

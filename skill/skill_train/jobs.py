@@ -13,7 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from skill_train.hub_client import Subject, ask, not_signed_in
+from skill_train.hub_client import Subject, ask, not_signed_in, understood
 from skill_train.job_spec import IMAGE, KEPT, SECRETS, JobSpec, Mount, command
 
 LIVE = ("SCHEDULING", "RUNNING", "UPDATING")  # of huggingface_hub 2.4; the others are ends
@@ -162,8 +162,9 @@ def list_files(bucket: str, folder: str) -> list[BucketFile]:
     """Every file below a folder of a bucket."""
     subject, prefix = Subject("bucket", bucket), f"{folder.strip('/')}/"
     tree = ask(subject, lambda: list(_api().list_bucket_tree(bucket, prefix=folder.strip("/"), recursive=True)))
-    files = [entry for entry in tree if entry.type == "file" and entry.path.startswith(prefix)]
-    return [BucketFile(f.path.removeprefix(prefix), f.path, f.size, f.uploaded_at) for f in files]
+    with understood(subject):
+        files = [entry for entry in tree if entry.type == "file" and entry.path.startswith(prefix)]
+        return [BucketFile(f.path.removeprefix(prefix), f.path, int(f.size), f.uploaded_at) for f in files]
 
 
 def download(bucket: str, files: list[tuple[str, Path]]) -> None:
@@ -222,23 +223,24 @@ def _job_of(namespace: str) -> Subject:
 
 def _job(info: Any, namespace: str) -> Job:
     """Ours, of the client's."""
-    volumes = [
-        Mount(v.source, v.path or "", v.mount_path, bool(v.read_only), str(v.type), v.revision)
-        for v in info.volumes or ()
-    ]
-    kept = next((mount for mount in volumes if mount.kind == "bucket" and mount.mount_path == KEPT), None)
-    return Job(
-        id=info.id,
-        namespace=info.owner.name if info.owner else namespace,
-        url=info.url,
-        stage=str(getattr(info.status.stage, "value", info.status.stage)),
-        message=info.status.message,
-        flavor=str(getattr(info.flavor, "value", info.flavor)) if info.flavor else None,
-        labels=dict(info.labels or {}),
-        bucket=(kept.bucket, kept.folder) if kept else None,
-        created_at=info.created_at,
-        started_at=info.started_at,
-        finished_at=info.finished_at,
-        secret_names=tuple(sorted(info.secrets or ())),
-        mounts=tuple(mount for mount in volumes if mount != kept),
-    )
+    with understood(_job_of(namespace)):
+        volumes = [
+            Mount(v.source, v.path or "", v.mount_path, bool(v.read_only), str(v.type), v.revision)
+            for v in info.volumes or ()
+        ]
+        kept = next((mount for mount in volumes if mount.kind == "bucket" and mount.mount_path == KEPT), None)
+        return Job(
+            id=info.id,
+            namespace=info.owner.name if info.owner else namespace,
+            url=info.url,
+            stage=str(getattr(info.status.stage, "value", info.status.stage)),
+            message=info.status.message,
+            flavor=str(getattr(info.flavor, "value", info.flavor)) if info.flavor else None,
+            labels=dict(info.labels or {}),
+            bucket=(kept.bucket, kept.folder) if kept else None,
+            created_at=info.created_at,
+            started_at=info.started_at,
+            finished_at=info.finished_at,
+            secret_names=tuple(sorted(info.secrets or ())),
+            mounts=tuple(mount for mount in volumes if mount != kept),
+        )

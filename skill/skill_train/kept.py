@@ -120,7 +120,7 @@ def belongs(name: str) -> bool:
             got=repr(name),
             hint="nothing was fetched; look at the job and its bucket before you use anything of it",
         )
-    return name in FILES or (path.parts[0] in FOLDERS and len(path.parts) > 1)
+    return name in FILES or (name not in (".", "./") and path.parts[0] in FOLDERS and len(path.parts) > 1)
 
 
 def peek(bucket: str, folder: str, names: tuple[str, ...], say: Say) -> Peek:

@@ -5,7 +5,9 @@ The order of its parts is `templates/model_card.md`.
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
 from dataclasses import dataclass, field
 from string import Template
 from typing import Any
@@ -96,9 +98,11 @@ def _tag_gguf(facts: CardFacts) -> list[str]:
 
 def _about(facts: CardFacts) -> str:
     how = "All weights" if facts.recipe.get("finetuning_type") == "full" else "A LoRA"
-    base = f"`{facts.base}`" if facts.base_on_hub else f"`{facts.base}` (a folder, not a model on the Hub)"
+    base = (
+        f"`{_word(facts.base)}`" if facts.base_on_hub else f"`{_word(facts.base)}` (a folder, not a model on the Hub)"
+    )
     rows = facts.training["data"]["train_rows"]
-    return f"{how} of {base}, fine-tuned on {rows} rows of `{facts.data}` with skill-train. {_verdict(facts)}"
+    return f"{how} of {base}, fine-tuned on {rows} rows of `{_word(facts.data)}` with skill-train. {_verdict(facts)}"
 
 
 def _verdict(facts: CardFacts) -> str:
@@ -111,9 +115,9 @@ def _use(facts: CardFacts) -> str:
     lines = ["```sh"]
     ggufs = sorted(facts.ggufs, key=lambda name: facts.ggufs[name])  # the smallest first, the unquantized one last
     for name in ggufs:
-        lines.append(f"llama-cli -hf {facts.repo} -hff {name} -cnv")
+        lines.append(f"llama-cli -hf {facts.repo} -hff {shlex.quote(name)} -cnv")
     if ggufs:
-        lines.append(f"ollama run hf.co/{facts.repo}:{ggufs[0]}")
+        lines.append(f"ollama run {shlex.quote(f'hf.co/{facts.repo}:{ggufs[0]}')}")
     lines.append(f"hf download {facts.repo}")
     lines.append("```")
     lines += ["", *_private(facts)] if facts.private else []
@@ -121,7 +125,7 @@ def _use(facts: CardFacts) -> str:
         where = "" if facts.parts == ("adapter",) else ', subfolder="adapter"'
         base = facts.base if facts.base_on_hub else "FOLDER_OF_THE_BASE"
         lines += ["", "```python", "from peft import PeftModel", "from transformers import AutoModelForCausalLM", ""]
-        lines.append(f'model = AutoModelForCausalLM.from_pretrained("{base}", dtype="auto")')
+        lines.append(f'model = AutoModelForCausalLM.from_pretrained({json.dumps(base)}, dtype="auto")')
         lines += [f'model = PeftModel.from_pretrained(model, "{facts.repo}"{where})', "```"]
     return "\n".join(lines)
 
@@ -143,7 +147,8 @@ def _measured(facts: CardFacts) -> str:
     loss = {one["model"]: one for one in found["differences"] if one["measure"] == "loss"}
     rows = [one for one in found["models"] if not one["name"].endswith(".gguf") or one["name"] in facts.ggufs]
     table = [
-        f"| {one['name']} | {_digits(one['loss'])} | {_exact(one)} | {_against(loss, one['name'])} |" for one in rows
+        f"| {_word(one['name'])} | {_digits(one['loss'])} | {_exact(one)} | {_against(loss, one['name'])} |"
+        for one in rows
     ]
     told = f"By `skill-train evaluate`, on {found['rows']} rows that never trained. The interval is of 95 %."
     head = f"## Measured\n\n{told}\n\n"
@@ -162,7 +167,8 @@ def _against(loss: dict[str, Any], name: str) -> str:
     one = loss.get(name)
     if one is None:
         return ""
-    return f"{one['difference']:+.3g} ({one['low']:+.3g} to {one['high']:+.3g}) against {one['against']}: {one['says']}"
+    interval = f"{one['difference']:+.3g} ({one['low']:+.3g} to {one['high']:+.3g})"
+    return f"{interval} against {_word(one['against'])}: {_word(one['says'])}"
 
 
 def _proof(facts: CardFacts) -> str:
@@ -170,7 +176,7 @@ def _proof(facts: CardFacts) -> str:
     if facts.proof is None:
         return ""
     rows = [check for check in facts.proof["checks"] if check["name"] in _PROOF]
-    table = [f"| {c['file']} | {c['name']} | {c['verdict']} | {_cell(c)} |" for c in rows]
+    table = [f"| {_word(c['file'])} | {c['name']} | {c['verdict']} | {_cell(c)} |" for c in rows]
     tokens = facts.proof.get("samples", {}).get("tokens")
     head = (
         f"## Proof\n\nBy `skill-train verify`, on {tokens} tokens. All checks: `skill-train/verify.json`. It proves "
@@ -183,7 +189,7 @@ def _cell(check: dict[str, Any]) -> str:
     """The sentence of a check; of `answers` and `tokens` the count only, because they can quote texts."""
     if check["name"] in ("answers", "tokens", "chat_template"):
         return f"{_round(check['figure'])} (limit {_round(check['threshold'])})"
-    return str(check["detail"]).replace("|", "/").replace("\n", " ")
+    return _word(check["detail"])
 
 
 def _made(facts: CardFacts) -> str:
@@ -192,11 +198,11 @@ def _made(facts: CardFacts) -> str:
     rows += [("first loss", _round(figures.get("first_loss"))), ("last loss", _round(figures.get("last_loss")))]
     table = "\n".join(f"| {key} | {_plain(value)} |" for key, value in rows)
     revision = facts.recipe.get("revision")
-    pinned = f" at revision `{revision}`" if revision else ""
+    pinned = f" at revision `{_word(revision)}`" if revision else ""
     data_revision = facts.recipe.get("data_revision")
-    data_pinned = f" at revision `{data_revision}`" if data_revision else ""
+    data_pinned = f" at revision `{_word(data_revision)}`" if data_revision else ""
     return (
-        f"Base `{facts.base}`{pinned}; data `{facts.data}`{data_pinned}; recipe hash "
+        f"Base `{_word(facts.base)}`{pinned}; data `{_word(facts.data)}`{data_pinned}; recipe hash "
         f"`{facts.recipe_hash}`. The whole recipe: `skill-train/recipe.yaml`.\n\n| | |\n| --- | --- |\n{table}"
     )
 
@@ -206,7 +212,13 @@ def _round(value: Any) -> Any:
 
 
 def _plain(value: Any) -> str:
-    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+    return _word(", ".join(map(str, value)) if isinstance(value, list) else value)
+
+
+def _word(value: Any) -> str:
+    """A name in a line of Markdown: it ends no table cell, no code span and no line, and opens no tag."""
+    text = "".join(sign if sign.isprintable() else " " for sign in str(value))
+    return text.replace("|", "/").replace("`", "'").replace("<", "‹")
 
 
 def _licence(facts: CardFacts) -> str:

@@ -44,7 +44,7 @@ def modelfile(*, model: Path, gguf: str, trained_length: int | None = None) -> t
     Raises:
         UsageError: `gguf` cannot be written in one line.
     """
-    if "\n" in gguf or not gguf:
+    if not gguf.isprintable() or not gguf:
         raise UsageError(f"{gguf!r} cannot be named in a Modelfile", code="bad_file_name", hint="rename the file")
     tokenizer = load_tokenizer(model)
     generation = _read(model / "generation_config.json")
@@ -57,7 +57,7 @@ def modelfile(*, model: Path, gguf: str, trained_length: int | None = None) -> t
         reasons.append(_reason(f"PARAMETER {name} {value}", because, source))
 
     for token, because, source in _stops(tokenizer, generation, config):
-        if '"' in token or "\n" in token:
+        if '"' in token or not token.isprintable():
             reasons.append(_reason(f"no stop {token!r}", "a Modelfile cannot quote it", source))
         else:
             add("stop", f'"{token}"', because, source)
@@ -102,10 +102,15 @@ def _turn_end(tokenizer: Any) -> str | None:
         return None
     from jinja2 import TemplateError
 
+    errors = (TemplateError, ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError)
     messages = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": _PROBE}]
     try:
         rendered = tokenizer.apply_chat_template(messages, tokenize=False)
-    except TemplateError:  # a template that refuses so plain a conversation says nothing about its end
+    except (
+        *errors,
+        TypeError,
+        ValueError,
+    ):  # a template that refuses so plain a conversation says nothing about its end
         return None
     after = str(rendered).rpartition(_PROBE)[2].lstrip()
     special = [token for token in tokenizer.get_added_vocab() if after.startswith(token)]

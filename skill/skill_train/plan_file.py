@@ -10,6 +10,7 @@ from typing import Any
 from skill_train import dataset, machine, model, recipe
 from skill_train.errors import UsageError
 from skill_train.plan import PLAN_SCHEMA
+from skill_train.records import require_shape
 from skill_train.run_dir import read_json
 
 _LARGEST_BYTES = 10_000_000  # a plan takes 20 kB; what is larger is something else
@@ -54,6 +55,9 @@ def given_plan(path: Path, said: dict[str, Any], where: str = "local") -> dict[s
 
 
 def _check_given(path: Path, made: dict[str, Any], where: str, again: str) -> None:
+    if not isinstance(made, dict):
+        raise UsageError(f"{path} is not a plan", code="broken_plan", expected="a JSON object", hint=again)
+    require_shape(path, made, name="plan.json")
     missing = _PARTS - made.keys()
     if missing:
         got = f"no {', '.join(sorted(missing))}"

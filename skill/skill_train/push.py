@@ -120,7 +120,7 @@ def _card(
         ggufs={file.path: file.size for file in files if file.path.endswith(".gguf")},
     )
     template = resources.template("model_card.md").read_text(encoding="utf-8")
-    return PushFile("README.md", None, card(facts, template).encode(), "made from the run")
+    return PushFile("README.md", None, card(facts, template).encode("utf-8", "replace"), "made from the run")
 
 
 def _refuse_tokens(files: list[PushFile]) -> None:

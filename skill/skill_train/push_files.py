@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,7 +71,7 @@ def files_of(run: RunDir, parts: tuple[str, ...], base: str) -> list[PushFile]:
     """
     found: list[PushFile] = []
     if "gguf" in parts:
-        found += [PushFile(file.name, file) for file in sorted(run.gguf.glob("*.gguf"))]
+        found += [PushFile(file.name, file) for file in _inside(run.gguf, run.gguf.glob("*.gguf"))]
     if "merged" in parts:
         found += [PushFile(_name(file, run.merged), file) for file in _files(run.merged)]
     if "adapter" in parts:
@@ -128,7 +130,26 @@ def token_in(files: list[PushFile]) -> str | None:
 
 
 def _files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.is_file() and path.name != "README.md")
+    return _inside(folder, (path for path in folder.rglob("*") if path.is_file() and path.name != "README.md"))
+
+
+def _inside(folder: Path, paths: Iterable[Path]) -> list[Path]:
+    """Sorted.
+
+    Raises:
+        UsageError: a link leads out of the folder: a run that came from somewhere else would push what lies there.
+    """
+    root, found = folder.resolve(), sorted(paths)
+    for path in found:
+        if not path.resolve().is_relative_to(root):
+            raise UsageError(
+                f"{path} is a link that leads out of the run directory, so nothing is pushed",
+                code="unsafe_link",
+                expected="files of the run itself",
+                got=os.readlink(path) if path.is_symlink() else "a folder above it is a link",
+                hint="put the file itself there if it shall be pushed",
+            )
+    return found
 
 
 def _name(file: Path, folder: Path) -> str:
@@ -138,7 +159,7 @@ def _name(file: Path, folder: Path) -> str:
 def _adapter_file(file: Path, path: str, base: str) -> PushFile:
     if file.name != "adapter_config.json":
         return PushFile(path, file)
-    config = read_json(file)
+    config = dict(read_json(file))
     if config.get("base_model_name_or_path") == base:
         return PushFile(path, file)
     config["base_model_name_or_path"] = base
@@ -149,7 +170,7 @@ def _records(run: RunDir) -> list[PushFile]:
     """Recipe, figures and proof, without rows of the data and without paths of this machine."""
     plan = read_json(run.plan)
     recipe = _without_paths(plan["recipe"])
-    found = [PushFile(f"{_RECORDS}/recipe.yaml", None, to_yaml(recipe).encode(), "paths as names")]
+    found = [PushFile(f"{_RECORDS}/recipe.yaml", None, to_yaml(recipe).encode("utf-8", "replace"), "paths as names")]
     for step in ("train", "verify", "evaluate"):
         if run.record(step).is_file():
             kept = {key: value for key, value in read_json(run.record(step)).items() if key not in _QUOTING}
@@ -170,4 +191,4 @@ def _without_paths(value: Any) -> Any:
 
 
 def _json(document: Any) -> bytes:
-    return (json.dumps(document, indent=1, ensure_ascii=False) + "\n").encode()
+    return (json.dumps(document, indent=1, ensure_ascii=False) + "\n").encode("utf-8", "replace")

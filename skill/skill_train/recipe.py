@@ -10,6 +10,7 @@ import dataclasses
 import hashlib
 import json
 import re
+import reprlib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -91,6 +92,10 @@ class Recipe:
     score_pattern: str | None = _say(None, "regular expression for score: regex; its first group is compared")
 
 
+_MOST_BYTES = 1_000_000  # a recipe takes a few hundred; PyYAML takes minutes for what is much larger
+# What PyYAML 6 raises beside its own errors: a date of month 13, an empty !!int, lists in lists in lists, a null byte.
+_OF_YAML = (ValueError, RecursionError, IndexError, KeyError, TypeError, AttributeError, OverflowError)
+
 FIELDS: dict[str, dataclasses.Field[Any]] = {f.name: f for f in dataclasses.fields(Recipe)}
 _TYPES: dict[str, Any] = get_type_hints(Recipe)
 
@@ -104,7 +109,7 @@ def load(path: Path) -> Recipe:
     import yaml
 
     try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+        document = yaml.safe_load(_small_text(path))
     except (FileNotFoundError, IsADirectoryError):
         raise UsageError(
             f"the recipe {path} does not exist",
@@ -113,7 +118,7 @@ def load(path: Path) -> Recipe:
             got=str(path),
             hint="skill-train local --model MODEL --data DATA",
         ) from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, *_OF_YAML) as error:
         raise UsageError(f"{path} is not YAML: {_one_line(error)}", code="bad_recipe") from None
     if not isinstance(document, dict):
         raise UsageError(f"{path} is not a recipe", code="bad_recipe", expected="model: …\ndata: …")
@@ -147,7 +152,8 @@ def to_yaml(values: dict[str, Any]) -> str:
     """The recipe as a file that `load` reads back."""
     import yaml
 
-    return str(yaml.safe_dump(values, sort_keys=False, allow_unicode=True))
+    plain = json.loads(json.dumps(values))  # YAML writes no dict of another class, such as those of `records`
+    return str(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True))
 
 
 def recipe_hash(resolved: dict[str, Any], fingerprints: dict[str, str | None]) -> str:
@@ -157,13 +163,27 @@ def recipe_hash(resolved: dict[str, Any], fingerprints: dict[str, str | None]) -
         if fingerprints.get(key):
             values[key] = fingerprints[key]
     canonical = json.dumps(values, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    return hashlib.sha256(canonical.encode()).hexdigest()
+    return hashlib.sha256(canonical.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _small_text(path: Path) -> str:
+    if path.stat().st_size > _MOST_BYTES:
+        raise UsageError(
+            f"{path} is too large for a recipe", code="bad_recipe", expected=f"at most {_MOST_BYTES} bytes"
+        )
+    return path.read_text(encoding="utf-8")
 
 
 def _beside(recipe_file: Path, value: Any) -> Any:
-    if isinstance(value, str) and not Path(value).is_absolute() and (recipe_file.parent / value).exists():
-        return str(recipe_file.parent / value)
-    return value
+    relative = isinstance(value, str) and not Path(value).is_absolute()
+    return str(recipe_file.parent / value) if relative and _exists(recipe_file.parent / value) else value
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # a name that is too long, or with a null byte
+        return False
 
 
 def _typed(key: str, value: Any) -> Any:
@@ -178,14 +198,17 @@ def _typed(key: str, value: Any) -> Any:
     if kind is not None and isinstance(value, kind) and all(isinstance(item, str) for item in _items(value)):
         return value
     raise UsageError(
-        f"{key} has the wrong type", code="wrong_type", expected=wanted, got=f"{value!r} ({type(value).__name__})"
+        f"{key} has the wrong type",
+        code="wrong_type",
+        expected=wanted,
+        got=f"{reprlib.repr(value)[:200]} ({type(value).__name__})",
     )
 
 
 def _number(value: Any) -> float | None:
     try:
         number = float(value) if isinstance(value, (int, float, str)) else None
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
     return number if number is not None and abs(number) < 1e18 else None
 

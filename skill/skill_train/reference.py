@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import json
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from skill_train.errors import NotInstalled
+from skill_train.errors import NotInstalled, UsageError
+from skill_train.records import read_json, read_lines
+from skill_train.template_trial import require_ending
 
 # Read when a model has no data of its own: plain prose, code, digits and other scripts.
 NEUTRAL_TEXTS = (
@@ -28,9 +29,24 @@ _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "n_ctx")
 
 
 def load_tokenizer(folder: Path) -> Any:
-    """The tokenizer of a model folder, never with remote code."""
+    """The tokenizer of a model folder, never with remote code.
+
+    Raises:
+        UsageError: its files cannot be read, or its chat template does not come to an end.
+    """
     transformers = _transformers()
-    return transformers.AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
+    except Exception as error:  # noqa: BLE001 - the Rust side raises no narrower class for a broken tokenizer.json
+        raise UsageError(
+            f"the tokenizer in {folder} cannot be read",
+            code="broken_model",
+            expected="tokenizer files that transformers loads without code of the model's own",
+            got=f"{type(error).__name__}: {error}"[:300],
+            hint="download the model again",
+        ) from None
+    require_ending(tokenizer.chat_template)
+    return tokenizer
 
 
 @contextlib.contextmanager
@@ -66,7 +82,7 @@ def logits(model: Any, ids: list[int]) -> Any:
 def stop_ids(folder: Path, tokenizer: Any) -> set[int]:
     """Ids that end an answer: of generation_config.json, and the tokenizer's EOS."""
     file = folder / "generation_config.json"
-    stated = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id") if file.is_file() else None
+    stated = read_json(file).get("eos_token_id") if file.is_file() else None
     listed = stated if isinstance(stated, list) else [stated, tokenizer.eos_token_id]
     return {token for token in listed if token is not None}
 
@@ -79,10 +95,7 @@ def context_length(config: dict[str, Any]) -> int | None:
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
     """The rows of a `samples.jsonl` or `held_out.jsonl`; empty when there is no such file."""
-    if not path.is_file():
-        return []
-    with open(path, encoding="utf-8") as file:
-        return [json.loads(line) for line in file if line.strip()]
+    return read_lines(path)
 
 
 def _with_adapter(model: Any, adapter: Path) -> Any:

@@ -7,13 +7,13 @@ nothing, so it can be sent to somebody as it is.
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
 from skill_train import diff
 from skill_train.console import Bar
 from skill_train.errors import UsageError
+from skill_train.records import read_lines
 from skill_train.report_charts import COLOURS, Amount, Panel, Series, bars, curves
 from skill_train.report_figures import curve, differences, overview, shown
 from skill_train.report_page import page
@@ -96,7 +96,9 @@ def _names(runs: list[RunDir]) -> list[str]:
 def _read(run: RunDir, name: str) -> Run:
     documents = _documents(run)
     texts = {
-        path.name: path.read_text(encoding="utf-8") for path in (run.recipe, run.gguf / "Modelfile") if path.is_file()
+        path.name: path.read_text(encoding="utf-8", errors="replace")
+        for path in (run.recipe, run.gguf / "Modelfile")
+        if path.is_file()
     }
     places = _places(run, documents["plan"])
     call = name if run.path.is_absolute() else str(run.path)
@@ -104,7 +106,7 @@ def _read(run: RunDir, name: str) -> Run:
         name=placeless(name, []),
         call=call,
         documents=placeless(documents, places),
-        metrics=_metrics(run.metrics),
+        metrics=read_lines(run.metrics),
         texts=placeless(texts, places),
     )
 
@@ -128,8 +130,8 @@ def _to_compare(run: RunDir) -> diff.Run:
         plan=documents["plan"],
         environment=documents.get("environment"),
         train=documents.get("train"),
-        metrics=_metrics(run.metrics),
-        samples=_metrics(run.samples),
+        metrics=read_lines(run.metrics),
+        samples=read_lines(run.samples),
     )
 
 
@@ -138,17 +140,6 @@ def _places(run: RunDir, plan: dict[str, Any]) -> list[str]:
     asked = [Path(str(plan["recipe"].get(key))) for key in ("model", "data")]
     known = [path for path in (*asked, run.path.resolve(), Path.cwd(), Path.home()) if path.is_absolute()]
     return [str(place) for path in known for place in (path, *path.parents) if len(place.parts) > _SHALLOW]
-
-
-def _metrics(path: Path) -> list[dict[str, Any]]:
-    """The lines of `metrics.jsonl` or `samples.jsonl` up to one that a kill cut in two."""
-    lines: list[dict[str, Any]] = []
-    for text in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
-        try:
-            lines.append(json.loads(text))
-        except json.JSONDecodeError:
-            break
-    return lines
 
 
 def _beside(overviews: list[Any]) -> list[tuple[str, list[Any]]]:

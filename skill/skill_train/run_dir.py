@@ -16,6 +16,7 @@ import hashlib
 import importlib.util
 import json
 import os
+import re
 import secrets
 import shutil
 import sys
@@ -26,7 +27,9 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from skill_train.errors import DecisionNeeded, UsageError
+from skill_train.records import read_json as read_json  # the floor of all that reads a run
 
+_HALF = re.compile("[\ud800-\udfff]")
 STEP_SCHEMA = "skill-train/step/1"
 
 # A file system's clock ticks every few milliseconds: only a file that takes longer to read can be told by its time.
@@ -118,20 +121,6 @@ def open_run(path: Path) -> RunDir:
     return RunDir(path)
 
 
-def read_json(path: Path) -> Any:
-    """The JSON document in a file that skill-train wrote.
-
-    Raises:
-        UsageError: missing, or not JSON.
-    """
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UsageError(f"{path} does not exist", code="missing_file", got=str(path)) from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} is not JSON: {error}", code="bad_json", got=str(path)) from None
-
-
 def write_text(path: Path, text: str) -> None:
     """Writes a whole file or nothing: a temporary name beside it, then a rename."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -147,7 +136,10 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, document: Any) -> None:
-    write_text(path, json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+    text = json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False)
+    if _HALF.search(text):  # half a surrogate pair, of a hostile name, is no UTF-8; escaped it is read back as it was
+        text = json.dumps(document, indent=1, allow_nan=False)
+    write_text(path, text + "\n")
 
 
 @contextlib.contextmanager

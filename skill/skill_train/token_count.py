@@ -12,6 +12,7 @@ from skill_train.formats import Found
 from skill_train.recipe import Recipe
 from skill_train.resources import train_module
 from skill_train.survey import Count
+from skill_train.template_trial import require_ending
 from skill_train.tokens import Lengths
 
 SAMPLE = 2000  # rows
@@ -121,7 +122,9 @@ def _tokenizer(recipe: Recipe) -> Any:
         ) from None
     transformers.utils.logging.set_verbosity_error()
     try:
-        return train_module().load_tokenizer({"model": recipe.model, "revision": recipe.revision})
+        tokenizer = train_module().load_tokenizer({"model": recipe.model, "revision": recipe.revision})
+        require_ending(tokenizer.chat_template)
+        return tokenizer
     except train_module().Refused as refusal:
         if not Path(recipe.model).exists():  # of a model on the Hub its config.json was at hand, and no more
             raise _no_tokenizer(recipe, refusal.error["got"]) from None

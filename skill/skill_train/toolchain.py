@@ -9,6 +9,7 @@ here: it runs as a child process.
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import os
 import secrets
@@ -17,6 +18,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
@@ -34,6 +36,7 @@ FETCH_COMMAND = "skill-train export-gguf --fetch"
 _NEEDED = ("convert_hf_to_gguf.py", "convert_lora_to_gguf.py", "conversion/__init__.py", "gguf-py/gguf/__init__.py")
 _FOLDERS = ("conversion/", "gguf-py/gguf/", "models/")
 _SUFFIXES = (".py", ".gguf", ".jinja", "py.typed")
+_TORN = (tarfile.TarError, EOFError, zlib.error)
 _MOST_BYTES = 1_000_000_000  # what is unpacked today is 80 MB; far more than that is not the archive we know
 
 
@@ -141,9 +144,7 @@ def unpack(archive: Path, final: Path, *, version: str) -> None:
     try:
         for name, member, source in _wanted_members(archive):
             target = part / name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with source.extractfile(member) as reader, open(target, "wb") as writer:  # type: ignore[union-attr]
-                shutil.copyfileobj(reader, writer)
+            _unpack_one(source, member, target)
         missing = [name for name in _NEEDED if not (part / name).is_file()]
         if missing:
             raise _bad_archive(f"{', '.join(missing)} not in it")
@@ -152,6 +153,22 @@ def unpack(archive: Path, final: Path, *, version: str) -> None:
         _take_name(part, final)
     finally:
         shutil.rmtree(part, ignore_errors=True)
+
+
+def _unpack_one(source: tarfile.TarFile, member: tarfile.TarInfo, target: Path) -> None:
+    """Raises:
+    NotInstalled: torn, or with a name that is no file here; a full disk stays what it is.
+    """
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with source.extractfile(member) as reader, open(target, "wb") as writer:  # type: ignore[union-attr]
+            shutil.copyfileobj(reader, writer)
+    except (FileExistsError, NotADirectoryError, IsADirectoryError, ValueError, *_TORN) as error:
+        raise _bad_archive(f"{member.name[:80]!r} cannot be unpacked: {error}") from None
+    except OSError as error:
+        if error.errno not in (errno.ENAMETOOLONG, errno.EINVAL, errno.EILSEQ):
+            raise
+        raise _bad_archive(f"{member.name[:80]!r} is no name of a file") from None
 
 
 def is_whole(folder: Path) -> bool:
@@ -260,13 +277,14 @@ def _wanted_members(archive: Path) -> Iterator[tuple[PurePosixPath, tarfile.TarI
                 name = member.name.partition("/vendor/llama.cpp/")[2]
                 if not _is_wanted(name):
                     continue
-                if not member.isfile() or ".." in PurePosixPath(member.name).parts or member.name.startswith("/"):
+                leads_out = ".." in PurePosixPath(member.name).parts or member.name.startswith("/")
+                if leads_out or not member.isfile() or not member.name.isprintable():
                     raise _bad_archive(f"unsafe member {member.name}")
                 total += member.size
                 if total > _MOST_BYTES:
                     raise _bad_archive(f"more than {_MOST_BYTES} bytes")
                 yield PurePosixPath(name), member, source
-    except (tarfile.TarError, EOFError, OSError) as error:
+    except (*_TORN, OSError, ValueError) as error:
         raise _bad_archive(str(error)) from None
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from skill_train.errors import NativeCrash
 from skill_train.gguf_file import GgufFile
 from skill_train.native import run_worker
+from skill_train.resources import train_module
 from skill_train.verdict import Check, NotChecked
 
 _SECONDS = 20
@@ -124,14 +125,16 @@ def _special(gguf: GgufFile) -> tuple[str, str]:
 def _render(tokenizer: Any, conversation: dict[str, Any]) -> dict[str, str]:
     import jinja2
 
+    errors = (jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError)
     try:
-        text = tokenizer.apply_chat_template(
-            conversation["messages"],
-            tools=conversation["tools"],
-            tokenize=False,
-            add_generation_prompt=conversation["add_generation_prompt"],
-        )
-    except (jinja2.TemplateError, TypeError, ValueError, AttributeError, LookupError) as error:
+        with train_module().limited(_SECONDS):
+            text = tokenizer.apply_chat_template(
+                conversation["messages"],
+                tools=conversation["tools"],
+                tokenize=False,
+                add_generation_prompt=conversation["add_generation_prompt"],
+            )
+    except (*errors, TypeError, ValueError, TimeoutError) as error:
         return {"refused": f"{type(error).__name__}: {error}"[:300]}
     return {"text": text}
 

@@ -14,6 +14,7 @@ import pytest
 from skill_train import chain_diff, diff
 from skill_train.console import MAX_JSON_BYTES, Console
 from skill_train.errors import UsageError
+from skill_train.records import read_lines
 from skill_train.run_dir import RunDir
 
 RECORDED = Path(__file__).resolve().parent.parent / "data" / "runs" / "tiny"
@@ -171,7 +172,15 @@ def test_the_answer_names_what_differs_within_its_bound(capsys: pytest.CaptureFi
     """Another model and everything else other too: the answer stays an answer."""
     other = Path(shutil.copytree(RECORDED, tmp_path / "run"))
     plan = json.loads((other / "plan.json").read_text())
-    plan["recipe"] |= dict.fromkeys(plan["recipe"], "é" * 3000)
+    long = "é" * 3000
+    plan["recipe"] |= {
+        key: [long] if key in ("target_modules", "modules_to_save")
+        else {long: long} if key == "columns"
+        else value + 1 if type(value) in (int, float)
+        else not value if isinstance(value, bool)
+        else long
+        for key, value in plan["recipe"].items()
+    }  # fmt: skip
     (other / "plan.json").write_text(json.dumps(plan))
     (other / "environment.json").write_text(json.dumps({"trainer": {}, "lora": None}))
     console = Console("json", "diff")
@@ -187,10 +196,10 @@ def test_the_answer_names_what_differs_within_its_bound(capsys: pytest.CaptureFi
 def test_a_torn_last_line_is_left_out_and_a_broken_one_is_not(tmp_path: Path) -> None:
     file = tmp_path / "metrics.jsonl"
     file.write_text('{"step": 1}\n{"st')
-    assert chain_diff._lines(file) == [{"step": 1}]
+    assert read_lines(file) == [{"step": 1}]
     file.write_text('{"st\n{"step": 2}\n')
     with pytest.raises(UsageError) as caught:
-        chain_diff._lines(file)
+        read_lines(file)
     assert (caught.value.code, caught.value.message) == ("bad_json", f"line 1 of {file} is not JSON")
 
 

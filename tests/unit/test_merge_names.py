@@ -184,11 +184,16 @@ def test_the_template_of_the_base_wins_and_a_missing_one_is_taken(tmp_path: Path
 
 
 def test_links_are_followed_and_weights_stay(tmp_path: Path) -> None:
-    """A folder in the Hub's cache is links to blobs."""
-    (tmp_path / "blob").write_text("{}")
-    base = tmp_path / "base"
-    base.mkdir()
-    (base / "tokenizer.json").symlink_to(tmp_path / "blob")
+    """A folder in the Hub's cache is links to blobs. A link to elsewhere brings in only what loaders read."""
+    cache = tmp_path / "models--me--x"
+    base = cache / "snapshots" / "abc"
+    base.mkdir(parents=True)
+    (cache / "blobs").mkdir()
+    for blob in (cache / "blobs" / "1", tmp_path / "secret"):
+        blob.write_text("{}")
+    (base / "LICENSE").symlink_to(cache / "blobs" / "1")
+    (base / "tokenizer.json").symlink_to(tmp_path / "secret")
+    (base / "notes.txt").symlink_to(tmp_path / "secret")
     for name in ("model.safetensors", "pytorch_model.bin", "model.gguf", "code.py", ".hidden"):
         (base / name).write_text("")
-    assert [path.name for path in companion_files(base)] == ["tokenizer.json"]
+    assert [path.name for path in companion_files(base)] == ["LICENSE", "tokenizer.json"]

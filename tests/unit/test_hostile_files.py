@@ -1,0 +1,337 @@
+"""What hostile input has found: each input here ended in a traceback, in a hang or outside of the run once."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import hostile
+import hostile_records
+from hostile import command, judged
+from hostile_files import LAUGHS, ROOT, _archive
+from skill_train import (
+    adapter,
+    companions,
+    dataset,
+    first_rows,
+    kept,
+    modelfile,
+    recipe,
+    records,
+    report,
+    template_trial,
+    toolchain,
+)
+from skill_train.errors import NotInstalled, SkillTrainError, UsageError
+from skill_train.job_figures import speed
+from skill_train.job_spec import _dependencies
+from skill_train.job_story import Ending, exit_code, explain
+from skill_train.model_card import CardFacts, card
+from skill_train.push_files import files_of
+from skill_train.resources import template, train_module
+from skill_train.run_dir import RunDir, read_json, write_json
+
+
+def refused(call: Any, *arguments: Any, **named: Any) -> SkillTrainError:
+    with pytest.raises(SkillTrainError) as caught:
+        call(*arguments, **named)
+    assert len(caught.value.message) + len(caught.value.got) < 2000
+    return caught.value
+
+
+# --- recipes ---
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "[" * 1500,
+        "- " * 1500,
+        "seed: " + "9" * 5000,
+        "seed: !!int ''",
+        "model: !!timestamp 2026-13-45",
+        "learning_rate: 1" + "0" * 400,
+        "model: x\x00\ndata: y",
+        LAUGHS,
+        "# " + "x" * 1_000_000,
+    ],
+    ids=["deep list", "deep dashes", "digits", "empty int", "month 13", "no float", "null", "laughs", "large"],
+)
+def test_a_recipe_that_the_reader_of_yaml_breaks_on(content: str, tmp_path: Path) -> None:
+    path = tmp_path / "r.yaml"
+    path.write_text(content)
+    with hostile.limits(5):
+        assert refused(recipe.load, path).code in ("bad_recipe", "wrong_type", "missing_key")
+
+
+def test_a_recipe_with_half_a_surrogate_pair_has_a_hash_and_a_file(tmp_path: Path) -> None:
+    assert len(recipe.recipe_hash({"model": "\ud800"}, {})) == 64
+    write_json(tmp_path / "x.json", {"model": "\ud800", "ok": "ä"})
+    assert read_json(tmp_path / "x.json") == {"model": "\ud800", "ok": "ä"}
+
+
+# --- records ---
+
+
+@pytest.mark.parametrize(
+    "content", [b"[" * 100_000, b"9" * 5000, b"\xff", b""], ids=["deep", "digits", "no text", "empty"]
+)
+def test_a_record_that_is_no_json(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "train.json"
+    path.write_bytes(content)
+    assert refused(read_json, path).code == "bad_json"
+    path.with_suffix(".jsonl").write_bytes(content + b"\n{}\n")
+    assert judged(lambda: records.read_lines(path.with_suffix(".jsonl")), tmp_path) in ("bad_json", "done")
+
+
+def test_a_record_of_a_gigabyte_is_not_read(tmp_path: Path) -> None:
+    with open(tmp_path / "train.json", "wb") as file:
+        file.truncate(1 << 30)
+    assert "too large" in refused(read_json, tmp_path / "train.json").message
+
+
+def test_a_key_that_is_missing_is_named_with_its_file(tmp_path: Path) -> None:
+    write_json(tmp_path / "plan.json", {"recipe": {"data": "x"}})
+    error = refused(lambda: read_json(tmp_path / "plan.json")["recipe"]["model"])
+    assert (error.code, error.got) == ("broken_record", "no model") and "plan.json" in error.message
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "got"),
+    [
+        ("plan.json", {"recipe": None}, "recipe is None"),
+        ("plan.json", {"recipe": {"model": ["x"]}}, "recipe.model is a list"),
+        ("plan.json", {"launch": {"arguments": ["--module", "evil"], "environment": {}}}, "starts something else"),
+        ("plan.json", {"launch": {"arguments": ["evil.py"], "environment": {}}}, "starts something else"),
+        ("plan.json", {"launch": {"arguments": [], "environment": {"LD_PRELOAD": "x"}}}, "LD_PRELOAD"),
+        ("train.json", {"outputs": {"/etc/passwd": {"bytes": 1, "sha256": ""}}}, "outside of the run directory"),
+        ("train.json", {"outputs": {"adapter/../../x": {"bytes": 1, "sha256": ""}}}, "outside of the run directory"),
+        ("train.json", {"outputs": {"adapter/x": {"bytes": 1}}}, "no sha256"),
+        ("train.json", {"checks": [{"name": "x", "verdict": "fine"}]}, "'fine', not pass, warn or fail"),
+        ("train.json", {"steps": 10**400}, "a huge number"),
+        ("verify.json", {"checks": [5]}, "checks.0 is 5, not an object"),
+        ("environment.json", {"versions": {"torch": 1}}, "versions.torch"),
+        ("cloud.json", {"jobs": {}}, "jobs is an object"),
+    ],
+)
+def test_a_record_of_another_kind(name: str, change: dict[str, Any], got: str, tmp_path: Path) -> None:
+    write_json(tmp_path / name, json.loads(json.dumps(change)))
+    error = refused(read_json, tmp_path / name)
+    assert error.code == "broken_record" and got in error.got
+
+
+@pytest.mark.parametrize("name", ["report", "diff", "push", "verify", "evaluate", "merge", "status"])
+@pytest.mark.parametrize(
+    "change", [{"outputs": {str(hostile.CANARY): {"bytes": 2, "sha256": "0" * 64}}}, {"outputs": 5, "data": None}]
+)
+def test_no_command_reads_outside_of_the_run_for_a_record(name: str, change: dict[str, Any], tmp_path: Path) -> None:
+    run = hostile_records.make_run(tmp_path)
+    write_json(run / "train.json", json.loads((run / "train.json").read_text()) | change)
+    more = {"diff": [str(run)], "push": ["--repo", "me/x", "--dry-run"]}.get(name, [])
+    assert command([name, str(run), *more, "--format", "json"], tmp_path) in ((2, 0) if name == "status" else (2,))
+
+
+def test_a_modelfile_that_is_no_text_is_shown_as_far_as_it_is(tmp_path: Path) -> None:
+    run = hostile_records.make_run(tmp_path)
+    (run / "gguf" / "Modelfile").write_bytes(b"FROM x\xf5\n")
+    assert report._read(RunDir(run), "run").texts["Modelfile"] == "FROM x�\n"
+
+
+# --- datasets ---
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("x.parquet", b"PAR1"),
+        ("x.parquet", b"PAR1" + b"\0" * 20 + b"PAR1"),
+        ("x.jsonl", b'{"a": ' + b"9" * 5000 + b"}"),
+        ("x.json", b'{"a": ' + b"9" * 5000 + b"}"),
+    ],
+)
+def test_a_dataset_that_its_reader_breaks_on(name: str, content: bytes, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(content)
+    asked = recipe.from_dict({"model": "m", "data": str(tmp_path / name)})
+    assert refused(dataset.scan, asked).code in ("broken_parquet", "broken_line")
+
+
+def test_a_cell_of_a_table_on_the_hub_that_is_too_long() -> None:
+    assert refused(first_rows.parse, b"a,b\n" + b"x" * 200_000 + b",y\n", "x.csv", whole=True).code == "broken_line"
+
+
+# --- models and adapters ---
+
+
+@pytest.mark.parametrize(
+    ("name", "document"),
+    [
+        ("tokenizer.json", {"added_tokens": ["x", {"id": {}, "content": []}]}),
+        ("tokenizer_config.json", {"added_tokens_decoder": {"-0.0": {"content": "x"}, "y": 5}, "chat_template": "a"}),
+        ("tokenizer_config.json", {"added_tokens_decoder": [5], "eos_token": ["x"]}),
+    ],
+)
+def test_tokenizer_files_of_another_shape(name: str, document: Any, tmp_path: Path) -> None:
+    for folder in ("base", "adapter", "part"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "tokenizer_config.json").write_text("{}")
+        (tmp_path / folder / name).write_text(json.dumps(document))
+    companions.copy_companions(tmp_path / "base", tmp_path / "adapter", tmp_path / "part", lambda code, said: None)
+
+
+def test_a_config_with_infinity_is_written_as_it_was(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"a": Infinity, "b": "\\ud800", "vocab_size": 1}')
+    (tmp_path / "part").mkdir()
+    companions.write_config(tmp_path, tmp_path / "part", {"vocab_size": 2}, None)
+    there = json.loads((tmp_path / "part" / "config.json").read_text())
+    assert there == {"a": float("inf"), "b": "\ud800", "vocab_size": 2}
+
+
+def test_a_pattern_of_an_adapter_that_takes_for_ever() -> None:
+    with hostile.limits(8):
+        error = refused(adapter.pattern_value, {"(a+)+b": 4}, "model." + "a" * 40, 8)
+    assert error.code == "bad_adapter_config"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{% for i in range(90000) %}{% for j in range(90000) %}{% endfor %}{% endfor %}",
+        "{{ 'a' * 10**10 }}",
+    ],
+    ids=["endless", "large"],
+)
+def test_a_chat_template_that_does_not_end_is_refused_before_it_is_used(text: str) -> None:
+    with hostile.limits(60):
+        assert refused(template_trial.require_ending, text).code == "endless_template"
+
+
+def test_a_chat_template_runs_in_a_sandbox(tmp_path: Path) -> None:
+    """Four escapes of plain jinja2, a number computed while it compiles, and what real templates use."""
+    paths = "().__class__.__base__.__subclasses__()", "cycler.__init__.__globals__.os", "lipsum.__globals__['os']"
+    texts = [f"{{{{ {path}.popen('touch {tmp_path}/canary') }}}}" for path in (*paths, "messages.append.__self__")]
+    texts += ["{{ 10**10**9 }}", "{{ bos_token }}{% generation %}{{ strftime_now('%d') }}{% endgeneration %}"]
+    template_trial.require_ending({str(number): text for number, text in enumerate(texts)})
+    assert not (tmp_path / "canary").exists()
+
+
+def test_a_template_that_hangs_on_one_row_is_a_refusal_of_that_row() -> None:
+    program = train_module()
+    started = time.monotonic()
+    with pytest.raises(TimeoutError), program.limited(0.2):
+        while True:
+            pass
+    assert time.monotonic() - started < 5
+
+
+# --- archives, links, the card ---
+
+
+@pytest.mark.parametrize("name", ["a" * 300 + ".py", "x\x1b[2J.py", "__init__.py/x.py", "\udcff.py"])
+def test_a_name_in_the_archive_that_is_none(name: str, tmp_path: Path) -> None:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=io.BytesIO(_archive(b""))) as source, tarfile.open(fileobj=out, mode="w:gz") as made:
+        for member in source:
+            made.addfile(member, source.extractfile(member))
+        made.addfile(tarfile.TarInfo(f"{ROOT}/conversion/{name}"), io.BytesIO())
+    (tmp_path / "a.tar.gz").write_bytes(out.getvalue())
+    error = refused(toolchain.unpack, tmp_path / "a.tar.gz", tmp_path / "cache" / "x", version="1")
+    assert isinstance(error, NotInstalled) and not (tmp_path / "cache" / "x").exists()
+
+
+def test_an_archive_whose_bytes_were_changed(tmp_path: Path) -> None:
+    content = bytearray(_archive(b""))
+    content[60:70] = b"\xff" * 10
+    (tmp_path / "a.tar.gz").write_bytes(content)
+    assert refused(toolchain.unpack, tmp_path / "a.tar.gz", tmp_path / "x", version="1").code == "bad_archive"
+
+
+def test_a_link_out_of_a_run_is_not_pushed(tmp_path: Path) -> None:
+    run, secret = hostile_records.make_run(tmp_path), tmp_path / "secret"
+    secret.write_text("x")
+    for part, link in (("adapter", run / "adapter" / "notes.txt"), ("gguf", run / "gguf" / "x.gguf")):
+        link.symlink_to(secret)
+        assert refused(files_of, RunDir(run), (part,), "base").code == "unsafe_link"
+        link.unlink()
+
+
+HOSTILE_NAME = 'x"); import os; os.system("touch canary")\n`| <script>{{ 7 * 7 }} $(id)'
+
+
+def test_names_in_a_model_card_are_words_of_a_line() -> None:
+    check = {
+        "file": HOSTILE_NAME,
+        "name": "weights",
+        "verdict": "pass",
+        "figure": 1.0,
+        "threshold": 1,
+        "detail": "a|b\nc",
+    }
+    facts = CardFacts(
+        repo="me/x", parts=("gguf", "adapter"), base=HOSTILE_NAME, base_on_hub=True, licence=None, licence_reason="r",
+        data=HOSTILE_NAME, data_on_hub=True, recipe={"revision": HOSTILE_NAME, "target_modules": [HOSTILE_NAME]},
+        recipe_hash="0", training={"data": {"train_rows": 1}, "figures": {}},
+        proof={"verdict": "pass", "checks": [check]}, ggufs={"a b;$(id).gguf": 1},
+    )  # fmt: skip
+    page = card(facts, template("model_card.md").read_text(encoding="utf-8"))
+    front, body = page.split("---\n", 2)[1:]
+    assert yaml.safe_load(front)["base_model"] == HOSTILE_NAME
+    before, _, rest = body.partition("```python\n")
+    code, _, after = rest.partition("```")
+    assert "<script>" not in before + after
+    assert json.dumps(HOSTILE_NAME) in code
+    compile(code, "card", "exec")
+    assert "-hff 'a b;$(id).gguf' -cnv" in body
+    assert all(line.count("|") == 5 for line in body.splitlines() if "weights" in line and line.startswith("|"))
+
+
+def test_a_file_that_ends_a_line_of_a_modelfile(tmp_path: Path) -> None:
+    for name in ("a\rSYSTEM x.gguf", "a\u2028b.gguf", "a\nb.gguf"):
+        assert refused(modelfile.modelfile, model=tmp_path, gguf=name).code == "bad_file_name"
+
+
+# --- what a job left ---
+
+
+def test_a_word_of_a_plan_is_no_package() -> None:
+    made = {"placement": {"report_to": "evil-package"}, "recipe": {"load_in_4bit": False}}
+    assert _dependencies(made) == ()
+
+
+@pytest.mark.parametrize(
+    "error", [{}, {"code": [], "message": "m"}, {"code": "x", "message": 5}, {"message": "m"}, "text", None]
+)
+def test_a_failure_of_another_shape_is_none(error: Any) -> None:
+    line = json.dumps({"event": "failed", "error": error, "exit_code": 5})
+    for failure, lines in (({"error": error, "exit_code": 5}, ()), (None, (line,)), ({"error": error}, ("[" * 99999,))):
+        assert explain(Ending("ERROR", "exit code: 5", failure=failure, lines=lines), run="r").code == "job_failed"
+    assert exit_code("exit code " + "9" * 5000) is None
+
+
+def test_lines_of_metrics_of_another_shape_are_left_out() -> None:
+    good = {"step": 2, "steps": 9, "loss": 1.0, "seconds": 1.0, "memory_bytes": {"rss": 5}}
+    bad = [{"memory_bytes": "x"}, {"memory_bytes": {"rss": "x"}}, {"seconds": "1"}, {"step": 10**400}, {"loss": []}]
+    lines = [json.dumps(good | change) for change in bad] + ["{" * 90_000, json.dumps(good)]
+    found = speed(lines)
+    assert found is not None and (found.step, found.memory_bytes) == (2, {"rss": 5})
+
+
+def test_a_name_in_a_bucket_that_is_the_folder_itself() -> None:
+    assert kept.belongs(".") is False and kept.belongs("./") is False
+    assert isinstance(refused(kept.belongs, "../x"), SkillTrainError) and UsageError.exit_code == 2
+
+
+def test_half_a_surrogate_pair_in_a_record_is_pushed_as_a_mark(tmp_path: Path) -> None:
+    run = hostile_records.make_run(tmp_path)
+    for name in ("plan.json", "verify.json"):
+        document = json.loads((run / name).read_text())
+        document |= {"recipe": document["recipe"] | {"revision": "\ud800"}} if name == "plan.json" else {"x": "\ud800"}
+        write_json(run / name, document)
+    sent = files_of(RunDir(run), ("adapter",), "base")
+    assert all(file.content.decode() for file in sent if file.content is not None)

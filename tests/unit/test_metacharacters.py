@@ -1,0 +1,84 @@
+"""Names and texts with quotes, newlines, shell and template signs travel as data: through files, commands, notebooks
+and tasks, and past the terminal."""
+
+from __future__ import annotations
+
+import ast
+import io
+import json
+import shlex
+from contextlib import redirect_stdout
+from pathlib import Path
+
+import pytest
+import yaml
+
+from planning import decided
+from skill_train import colab, flavors, job_spec, recipe, skypilot
+from skill_train.cli import main
+from skill_train.console import Console, Result, clean
+from skill_train.job_spec import Mount
+from skill_train.tables import draw_checks
+
+NAMES = (
+    "it's.jsonl", 'a"b.jsonl', "a\nb.jsonl", "two words.jsonl", "$(touch canary).jsonl", "`touch canary`.jsonl",
+    "x; touch canary #.jsonl", "{{ 7 * 7 }}{% raw %}.jsonl", "--yes.jsonl", "a|b&c>d.jsonl",
+    "\\'\\\".jsonl", "'''.jsonl",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_name_in_a_recipe(name: str, tmp_path: Path) -> None:
+    values = {"model": name, "data": name, "format": "text", "columns": {"text": name}, "hub_model_id": name}
+    (tmp_path / "r.yaml").write_text(recipe.to_yaml(values), encoding="utf-8")
+    loaded = recipe.load(tmp_path / "r.yaml")
+    assert {key: getattr(loaded, key) for key in values} == values
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_name_in_the_next_command(name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.write_text('{"prompt": "q", "completion": "a"}\nbroken\n', encoding="utf-8")
+    out = io.StringIO()
+    with redirect_stdout(out), pytest.raises(SystemExit):
+        main(["data", str(path), "--format", "json"])
+    words = shlex.split(json.loads(out.getvalue())["error"]["hint"])
+    assert words[:3] == ["skill-train", "data", str(path)] and words[3] == "--fix" and len(words) == 5
+    assert not (tmp_path / "canary").exists() and not Path("canary").exists()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_name_in_a_notebook(name: str, tmp_path: Path) -> None:
+    for file in (tmp_path / name, tmp_path / "plan.json"):
+        file.write_text("{}")
+    made = tmp_path / "colab.ipynb"
+    colab.write_notebook(made, tmp_path / "plan.json", gpu="T4", run_id="x", data={name: tmp_path / name}, packages=())
+    sources = ["".join(cell["source"]) for cell in json.loads(made.read_text())["cells"]]
+    settings, files = (next(s for s in sources if s.startswith(word)) for word in ("SETTINGS = ", "FILES = "))
+    assert ast.literal_eval(settings.removeprefix("SETTINGS = "))["data"] == f"data/{name}"
+    assert f"data/{name}" in ast.literal_eval(files.removeprefix("FILES = "))
+
+
+def test_a_name_in_a_task_and_in_a_job() -> None:
+    plan = decided("qwen2.5-0.5b", "rtx_4090", where="cloud", flavor="l40sx1")
+    plan |= {"policy": {"hub_model_id": "me/x", "sensitive": False}}
+    flavor = next(each for each in flavors.shipped() if each.name == "l40sx1")
+    here, kept = {"run_id": "x", "nodes": 1, "timeout_seconds": 60}, Mount("me/b", "f", "/dataset", read_only=True)
+    job = {"program": Path("train.py"), "plan": Path("plan.json"), "namespace": "me", "labels": {"run": "x"}}
+    for name in NAMES:
+        plan["recipe"]["data"] = f"/here/{name}"
+        task = skypilot.task(plan, flavor, bucket="hf://b", places=["lambda"], data=f"data/{name}", **here)
+        assert shlex.split(yaml.safe_load(yaml.safe_dump(task))["run"])[-1] == f"data/{name}"
+        made = job_spec.of_run(plan, flavor="t4-small", timeout_seconds=60, data=kept, **job)
+        assert job_spec.command(made)[-2:] == ["--data", f"/dataset/{name}"]
+
+
+def test_markup_and_escapes_in_a_table_are_text(capsys: pytest.CaptureFixture[str]) -> None:
+    hostile = "[/b][bold]x[link=file:///etc/passwd]\x1b[31m:smile:\u202egnp"
+    check = {"name": hostile, "verdict": "pass", "figure": hostile, "detail": hostile}
+    console = Console("human", "x")
+    console.result(Result({}, human=lambda rich: draw_checks(rich, f"title {hostile}", [check]), next=[hostile]))
+    console.result(Result({}, human=lambda rich: rich.print_json(data={hostile: [hostile]})))
+    said = capsys.readouterr().out
+    assert "[/b][bold]x[link" in said.replace("\n", "") and "\x1b" not in said and "\u202e" not in said
+    assert ":smile:" in said and clean("\u2066a\u2069") == "�a�"
