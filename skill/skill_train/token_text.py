@@ -18,12 +18,16 @@ def masked(text: str) -> str:
 
 
 def holds_token(value: Any) -> bool:
-    """Whether a text, or a text in a list or mapping, holds one."""
-    if isinstance(value, dict):
-        return any(map(holds_token, (*value, *value.values())))
-    if isinstance(value, str):
-        return _TOKEN.search(value) is not None
-    return isinstance(value, list) and any(map(holds_token, value))
+    """Whether a text, or a text in a list or mapping, holds one. What YAML's anchors repeat is looked at once."""
+    waiting, seen = [value], set[int]()
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, str) and _TOKEN.search(value):
+            return True
+        if isinstance(value, (dict, list)) and id(value) not in seen:
+            seen.add(id(value))
+            waiting += [*value, *value.values()] if isinstance(value, dict) else value
+    return False
 
 
 def refuse_in_arguments(arguments: Iterable[str]) -> None:
