@@ -10,11 +10,12 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
 	$$p -c 'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' 2>/dev/null \
 	&& { echo $$p; break; }; done)
 
-.PHONY: help demo test live lint fix docs evals lock clean
+.PHONY: help demo test torture live lint fix docs evals lock clean
 
 help:
 	@echo "make demo   train, merge, export and verify a small model, offline, and print the table"
 	@echo "make test   all tests that need no network"
+	@echo "make torture  kills, faults and hostile input: seeded, bounded, with their counts; SKILL_TRAIN_SEED=n for others"
 	@echo "make lint   formatting, rules, types, generated documentation"
 	@echo "make fix    what lint can repair itself    make docs   write the generated documentation"
 	@echo "make evals  prepare the sandboxes of evals/ and grade what agents left in them"
@@ -25,6 +26,9 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n $(CORES) --dist loadfile
+
+torture: $(STAMP)
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -m torture tests/torture -n $(CORES) --dist loadfile
 
 live: $(STAMP)
 	$(BIN)/python -m pytest -m live
