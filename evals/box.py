@@ -3,7 +3,7 @@
 PROMPT.md        what the agent is told
 env.sh           sourced first: no network, no token, a home of its own, these tools first on PATH
 work/            where it works; with the skill in work/.agents/skills and work/.claude/skills, or without
-bin/             skill-train and hf; each call is a line in commands.jsonl
+bin/             skill-train and hf, each call a line in commands.jsonl; python with the same packages, not recorded
 facts.json       what the grader has to know: digests of the files as they were handed over, and the like
 """
 
@@ -39,6 +39,10 @@ call = {{"program": "skill-train", "argv": sys.argv[1:], "code": code, "seconds"
 with open({log!r}, "a") as file:
     file.write(json.dumps(call) + "\\n")
 sys.exit(code)
+"""
+_PYTHON = """\
+#!/bin/sh
+exec {python} "$@"
 """
 _HF = """\
 #!{python}
@@ -123,7 +127,7 @@ def make(root: Path, prompt: str, *, with_skill: bool) -> Box:
     for converter in filter(toolchain.is_whole, machine.cache_dir().glob("llama.cpp-*")):
         (root / "cache" / converter.name).symlink_to(converter, target_is_directory=True)
     filled = {"python": sys.executable, "package": str(PACKAGE_ROOT), "log": str(box.log)}
-    for name, text in (("skill-train", _SKILL_TRAIN), ("hf", _HF)):
+    for name, text in (("skill-train", _SKILL_TRAIN), ("hf", _HF), ("python", _PYTHON), ("python3", _PYTHON)):
         (root / "bin" / name).write_text(text.format(**filled), encoding="utf-8")
         (root / "bin" / name).chmod(0o755)
     exports = [f"export {name}={shlex.quote(value)}" for name, value in box.environment().items()]

@@ -48,7 +48,8 @@ STEPS = {
 }  # fmt: skip
 COMPOSERS = {
     "chain", "chain_data", "chain_diff", "chain_elsewhere", "chain_evaluate", "chain_fetch", "chain_follow",
-    "chain_gguf", "chain_plan", "chain_report", "chain_skills", "chain_submit", "demo", "doctor", "push",
+    "chain_gguf", "chain_plan", "chain_report", "chain_skills", "chain_status", "chain_submit", "demo", "doctor",
+    "push",
 }  # fmt: skip
 ENTRY = "cli"
 COMMANDS = {"cli_cloud", "cli_export", "cli_local", "cli_skills"}  # each composes nothing: it calls a composer

@@ -1,4 +1,4 @@
-"""`status`, `logs`, `wait` and `cancel`: what became of a run, for as long as it takes.
+"""`logs`, `wait` and `cancel`, and the one look at a run that `status` shows too.
 
 Here they change nothing but `cloud.json`, where they note how a job has ended.
 """
@@ -7,41 +7,23 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import shlex
 from collections import deque
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
-from skill_train import cloud_record, cloud_run, flavors, follow, job_figures, job_story, jobs, kept, tables
+from skill_train import cloud_run, flavors, follow, job_figures, job_story, jobs, kept, tables
 from skill_train.cloud_run import CloudRun
 from skill_train.console import Console, Result
 from skill_train.errors import AccessError, SkillTrainError, Temporary, UsageError, from_exit_code
 from skill_train.job_figures import Speed
 from skill_train.job_story import Ending, Story
 from skill_train.jobs import Job
-from skill_train.run_dir import RunDir, read_json
 
 _PEEKED = ("metrics.jsonl", "train.failed.json", "plan.json", kept.MARKER)
 _TAIL_LINES = 60  # of a log, in which the reason of a failure is looked for
 _CANCEL_SECONDS = 60.0  # for a job to save its checkpoint
 _LOG_BYTES = 6000  # of log lines in a JSON answer, which has at most 8 KB
-
-
-def status(console: Console, *, run: str) -> Result:
-    """How far it is, what it has cost, what is next. Asks once."""
-    if RunDir.is_one(Path(run)) and not cloud_record.record_path(RunDir(Path(run))).is_file():
-        return _status_here(RunDir(Path(run)))
-    cloud = cloud_run.find(run, console.status)
-    about = look(cloud, console)
-    data = about.data()
-    return Result(
-        data,
-        human=lambda rich: tables.draw_status(rich, data),
-        quiet=about.now.stage,
-        next=list(about.next()),
-    )
 
 
 def logs(console: Console, *, run: str, follow_: bool, tail: int | None) -> Result:
@@ -157,11 +139,11 @@ class About:
             "loss": measured.loss if measured else None,
             "tokens_per_second": measured.tokens_per_second if measured else None,
             "memory_bytes": measured.memory_bytes if measured else None,
-            "progress": {"source": self.source, "age_seconds": _rounded(self.age_seconds)},
+            "progress": {"source": self.source, "age_seconds": rounded(self.age_seconds)},
             "seconds": {
-                "ran": _rounded(ran),
-                "left": _rounded(left),
-                "expected": _rounded(ran + left) if ran is not None and left is not None else None,
+                "ran": rounded(ran),
+                "left": rounded(left),
+                "expected": rounded(ran + left) if ran is not None and left is not None else None,
                 "estimated": self._estimated("seconds"),
                 "limit": limit,
             },
@@ -311,35 +293,6 @@ def _cancelled(cloud: CloudRun, console: Console) -> Job:
     )
 
 
-def _status_here(run: RunDir) -> Result:
-    """Of a run on this machine, from what it wrote."""
-    plan, done = read_json(run.plan), run.record("train").is_file()
-    text = run.metrics.read_text(encoding="utf-8", errors="replace") if run.metrics.is_file() else ""
-    measured = job_figures.speed(text.splitlines())
-    failed = run.record("train.failed")
-    error = read_json(failed)["error"] if failed.is_file() and not done else None
-    written = datetime.fromtimestamp(run.metrics.stat().st_mtime, UTC) if measured else None
-    data = {
-        "run_dir": str(run.path),
-        "job_id": None,
-        "stage": "COMPLETED" if done else "ERROR" if error else "STARTED",
-        "step": measured.step if measured else None,
-        "steps": measured.steps if measured else plan["recipe"]["max_steps"],
-        "loss": measured.loss if measured else None,
-        "tokens_per_second": measured.tokens_per_second if measured else None,
-        "memory_bytes": measured.memory_bytes if measured else None,
-        "progress": {
-            "source": "metrics.jsonl" if measured else None,
-            "age_seconds": _rounded((datetime.now(UTC) - written).total_seconds()) if written else None,
-        },
-        "seconds": {"left": _rounded(measured.left_seconds) if measured and not done else None},
-        "why": error,
-    }
-    word = shlex.quote(str(run.path))
-    following = f"skill-train export-gguf {word}" if done else f"skill-train local --resume --run-dir {word}"
-    return Result(data, human=lambda rich: tables.draw_status(rich, data), quiet=str(data["stage"]), next=[following])
-
-
 def _next_of_logs(cloud: CloudRun, console: Console) -> list[str]:
     """On a terminal the lines are all that is shown."""
     if console.mode != "json":
@@ -375,5 +328,5 @@ def _moment(start: datetime | None, seconds: float | None) -> str | None:
     return (start + timedelta(seconds=seconds)).astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _rounded(seconds: float | None) -> float | None:
+def rounded(seconds: float | None) -> float | None:
     return None if seconds is None else round(seconds, 1)

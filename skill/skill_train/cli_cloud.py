@@ -61,13 +61,14 @@ def submit(console: Console, **options: Any) -> Result:
 @command("status", examples=("skill-train status runs/tickets-cloud", "skill-train status me/0123456789abcdef01234567"))
 @click.argument("run")
 def status(console: Console, **options: Any) -> Result:
-    """Say how far a run is, what it has cost, how long it will take, and why it failed. Asks once.
+    """Say how far a run is, what it has cost, how long it will take, and why it failed.
 
+    On a terminal it looks again and again until the run has ended; Ctrl-C stops looking. Else it asks once.
     RUN is a run directory, or the id of a job: NAMESPACE/ID or ID.
     """
-    from skill_train import chain_follow
+    from skill_train import chain_status
 
-    return chain_follow.status(console, **options)
+    return chain_status.status(console, **options)
 
 
 @command(

@@ -11,6 +11,7 @@ import os
 import re
 import shlex
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -99,6 +100,21 @@ class Console:
                 yield bar
         else:
             yield _plain_bar(title)
+
+    def watch(self, look: Callable[[], tuple[Result, bool]], *, pause_seconds: float) -> Result:
+        """The last of what `look` says; it also says whether more will come.
+
+        On a terminal it is drawn in place, again and again, until no more comes. Ctrl-C ends the watching, and nothing
+        else. Anything but a terminal gets one look.
+        """
+        result, more = look()
+        if self.mode == "human" and sys.stdout.isatty():
+            with suppress(KeyboardInterrupt), _live_view(self.command) as draw:
+                while more:
+                    draw(result)
+                    time.sleep(pause_seconds)
+                    result, more = look()
+        return result
 
     def result(self, result: Result) -> int:
         """Prints the one result and returns the exit code."""
@@ -197,6 +213,27 @@ def _print_human(result: Result) -> None:
         result.human(rich)
     for number, command in enumerate(result.next):
         rich.print(("next: " if number == 0 else "      ") + clean(command), markup=False, soft_wrap=True)
+
+
+@contextmanager
+def _live_view(title: str) -> Iterator[Callable[[Result], None]]:
+    """Gives a function that draws a result over the one before; nothing of it stays on the screen."""
+    from rich.console import Console as RichConsole
+    from rich.console import Group
+    from rich.live import Live
+    from rich.text import Text
+
+    rich = RichConsole(highlight=False)
+    with Live(console=rich, auto_refresh=False, transient=True) as live:
+
+        def draw(result: Result) -> None:
+            with rich.capture() as drawn:
+                if result.human is not None:
+                    result.human(rich)
+            foot = Text(f"{title}: looks again by itself; Ctrl-C stops looking, the run goes on", style="dim")
+            live.update(Group(Text.from_ansi(drawn.get().rstrip("\n")), foot), refresh=True)
+
+        yield draw
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib.util
 import json
 import os
 import secrets
@@ -22,7 +23,7 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from skill_train.errors import DecisionNeeded, UsageError
 
@@ -327,15 +328,11 @@ def locked(run: RunDir, command: str) -> Iterator[None]:
         UsageError: another process holds it; the message names it.
     """
     run.path.mkdir(parents=True, exist_ok=True)
-    try:
-        import fcntl
-    except ImportError:  # Windows has no flock; two processes there are not told apart
+    if importlib.util.find_spec("fcntl") is None:  # Windows has no flock; two processes there are not told apart
         yield
         return
     with open(run.path / ".lock", "a+", encoding="utf-8") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not _taken(file):
             file.seek(0)
             holder = file.read().strip() or "another process"
             raise UsageError(
@@ -343,8 +340,36 @@ def locked(run: RunDir, command: str) -> Iterator[None]:
                 code="run_in_use",
                 expected="one process in a run directory",
                 hint="wait for it to end, or use another --run-dir",
-            ) from None
+            )
         file.truncate(0)
         file.write(f"process {os.getpid()} (skill-train {command})")
         file.flush()
         yield
+
+
+def is_locked(run: RunDir) -> bool:
+    """Whether a process works in it now."""
+    lock = run.path / ".lock"
+    try:
+        import fcntl
+
+        with open(lock, encoding="utf-8") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # given back at once, with the file
+    except BlockingIOError:
+        return True
+    except (ImportError, OSError):
+        return False
+    return False
+
+
+def _taken(lock: TextIO) -> bool:
+    """Tries twice: `is_locked` of another process may hold it for a moment."""
+    import fcntl
+
+    for pause in (0.05, 0.0):
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            time.sleep(pause)
+    return False

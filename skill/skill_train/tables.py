@@ -334,9 +334,14 @@ def _time(seconds: float) -> str:
 
 def draw_status(rich: Any, data: dict[str, Any]) -> None:
     """A run in one look: a line for each thing that is known."""
+    from rich.padding import Padding
+    from rich.progress_bar import ProgressBar
+
     for name, value in _status_lines(data):
         if value:
             rich.print(clean(f"{name:<10}{value}"), markup=False, soft_wrap=True)
+        if value and name == "step" and rich.is_terminal:
+            rich.print(Padding(ProgressBar(total=data["steps"], completed=data["step"], width=40), (0, 0, 0, 10)))
 
 
 def _status_lines(data: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -350,6 +355,8 @@ def _status_lines(data: dict[str, Any]) -> Iterator[tuple[str, str]]:
     age = progress["age_seconds"]
     yield "from", (progress["source"] or "") + ("" if age is None else f", {duration(age)} old")
     yield "time", _of(seconds.get("ran"), seconds.get("expected"), seconds.get("estimated"), duration)
+    left = seconds.get("left")
+    yield "left", "" if left is None else f"about {duration(left)}"
     in_all = cost.get("all_jobs")
     before = f"; {dollars(in_all)} with the jobs before it" if in_all is not None and data.get("attempt", 1) > 1 else ""
     yield "cost", _of(cost.get("so_far"), cost.get("expected"), cost.get("estimated"), dollars) + before

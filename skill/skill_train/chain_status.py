@@ -1,0 +1,85 @@
+"""`status`: how far a run is, here or as a job. On a terminal it stays and looks again until the run has ended."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from skill_train import chain_follow, cloud_record, cloud_run, job_figures, run_dir, tables
+from skill_train.chain_follow import rounded
+from skill_train.cloud_run import CloudRun
+from skill_train.console import Console, Result
+from skill_train.run_dir import RunDir, read_json
+
+# Between two looks. One at a job asks the Hub up to five questions, of the 1,000 that it allows in 5 minutes.
+_HERE_SECONDS, _JOB_SECONDS = 1.0, 10.0
+
+
+def status(console: Console, *, run: str) -> Result:
+    """How far it is, what it has cost, what is next. Asks once, or on a terminal for as long as one watches."""
+    here = RunDir(Path(run))
+    if RunDir.is_one(here.path) and not cloud_record.record_path(here).is_file():
+        return console.watch(_look_here(here), pause_seconds=_HERE_SECONDS)
+    return console.watch(_look_at_job(cloud_run.find(run, console.status), console), pause_seconds=_JOB_SECONDS)
+
+
+def _look_at_job(cloud: CloudRun, console: Console) -> Callable[[], tuple[Result, bool]]:
+    found: CloudRun | None = cloud  # it was asked for a moment ago
+
+    def look() -> tuple[Result, bool]:
+        nonlocal found
+        about = chain_follow.look(found or cloud_run.with_now(cloud, console.status), console)
+        found = None
+        data = about.data()
+        result = Result(data, human=lambda rich: tables.draw_status(rich, data), quiet=about.now.stage)
+        result.next = list(about.next())
+        return result, about.now.live
+
+    return look
+
+
+def _look_here(run: RunDir) -> Callable[[], tuple[Result, bool]]:
+    def look() -> tuple[Result, bool]:
+        data = _here(run)
+        result = Result(data, human=lambda rich: tables.draw_status(rich, data), quiet=str(data["stage"]))
+        word = shlex.quote(str(run.path))
+        result.next = [
+            {
+                "COMPLETED": f"skill-train export-gguf {word}",
+                "RUNNING": f"skill-train status {word}",
+            }.get(data["stage"], f"skill-train local --resume --run-dir {word}")
+        ]
+        return result, data["stage"] == "RUNNING"
+
+    return look
+
+
+def _here(run: RunDir) -> dict[str, Any]:
+    """Of a run on this machine, from what it wrote."""
+    busy = run_dir.is_locked(run)  # before the records are read: what ends in between has written them
+    plan, done = read_json(run.plan), run.record("train").is_file()
+    text = run.metrics.read_text(encoding="utf-8", errors="replace") if run.metrics.is_file() else ""
+    measured = job_figures.speed(text.splitlines())
+    failed = run.record("train.failed")
+    error = read_json(failed)["error"] if failed.is_file() and not done and not busy else None
+    written = datetime.fromtimestamp(run.metrics.stat().st_mtime, UTC) if measured else None
+    stage = "COMPLETED" if done else "RUNNING" if busy else "ERROR" if error else "STARTED"
+    return {
+        "run_dir": str(run.path),
+        "job_id": None,
+        "stage": stage,
+        "step": measured.step if measured else None,
+        "steps": measured.steps if measured else plan["recipe"]["max_steps"],
+        "loss": measured.loss if measured else None,
+        "tokens_per_second": measured.tokens_per_second if measured else None,
+        "memory_bytes": measured.memory_bytes if measured else None,
+        "progress": {
+            "source": "metrics.jsonl" if measured else None,
+            "age_seconds": rounded((datetime.now(UTC) - written).total_seconds()) if written else None,
+        },
+        "seconds": {"left": rounded(measured.left_seconds) if measured and not done else None},
+        "why": error,
+    }
