@@ -1,12 +1,13 @@
 """Commands that are killed at a chosen moment, and what they leave compared with an undisturbed run.
 
-A `Chain` is the undisturbed run, step by step, with a copy of the folder before each. Its `strike` starts a step from that
-copy, kills it, looks whether everything under a final name is whole, and finishes as a user would: `local --resume`,
-or the same command again.
+A `Chain` is the undisturbed run, step by step, with a copy of the folder before each. Its `strike` starts a step from
+that copy, kills it, looks whether everything under a final name is whole, and finishes as a user would: with
+`local --resume`, or the same command again.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -197,10 +198,8 @@ def kill(child: subprocess.Popen[str], whom: str) -> None:
         started = []
     os.killpg(child.pid, signal.SIGKILL)
     for process in started:
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(os.getpgid(process.pid), signal.SIGKILL)
-        except ProcessLookupError:
-            pass
     return None
 
 
@@ -258,7 +257,10 @@ def lasting(name: str, record: dict[str, Any]) -> dict[str, Any]:
     if name == "train":
         kept |= {key: record.get(key) for key in ("verdict", "steps", "answer")}
     if name == "verify":
-        kept |= {"verdict": record["verdict"], "checks": [[c["name"], c["file"], c["verdict"]] for c in record["checks"]]}
+        kept |= {
+            "verdict": record["verdict"],
+            "checks": [[c["name"], c["file"], c["verdict"]] for c in record["checks"]],
+        }
     return kept
 
 

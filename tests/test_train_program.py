@@ -228,7 +228,7 @@ def test_nothing_is_held_out_when_the_recipe_says_so() -> None:
     ],
 )
 def test_a_loss_that_ends_training(tmp_path: Path, losses: list[float], word: str | None) -> None:
-    watch = PROGRAM.Watch(tmp_path, {}, {}, None)
+    watch = PROGRAM.Watch(tmp_path, {}, {}, None, keep=2)
     verdicts = [watch.bad_loss(step, loss, 1.0) for step, loss in enumerate(losses, start=1)]
     assert verdicts[:-1] == [None] * (len(losses) - 1)
     if word is None:
@@ -241,7 +241,7 @@ def test_a_loss_that_ends_training(tmp_path: Path, losses: list[float], word: st
 
 
 def test_a_flat_loss_ends_training(tmp_path: Path) -> None:
-    watch = PROGRAM.Watch(tmp_path, {}, {}, None)
+    watch = PROGRAM.Watch(tmp_path, {}, {}, None, keep=2)
     assert watch.bad_loss(1, 2.0, None) is None  # not measured when gradients are not clipped
     assert watch.bad_loss(2, 2.0, 1e-9) is None
     assert "gradient of exactly 0 at step 3" in watch.bad_loss(3, 2.0, 0.0).error["message"]

@@ -14,6 +14,7 @@ from skill_train.evaluate_ask import Model
 from skill_train.evaluate_score import Scoring, scoring_of
 from skill_train.reference import read_rows
 from skill_train.run_dir import RunDir, open_run, read_json
+from skill_train.run_lock import locked
 
 ROWS = 100
 _SHOWN, _SHOWN_CHARACTERS = 2, 800  # rows side by side in the answer, and characters of one; the record has all
@@ -72,7 +73,7 @@ def evaluate_run(
     rows = read_rows(run.held_out)
     require_rows(rows, run.path)
     base, recipe = base_of(run), read_json(run.plan)["recipe"]
-    with console.progress("evaluating") as progress:
+    with locked(run, "evaluate"), console.progress("evaluating") as progress:
         record = step(
             models=[Model("base", base), tuned_of(run, base), *_files(ggufs or ggufs_of(run))],
             rows=rows,

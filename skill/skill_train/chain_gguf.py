@@ -9,7 +9,7 @@ from skill_train import tables
 from skill_train.chain import (
     base_folder,
     base_of,
-    merge_run,
+    merge_locked,
     only_one,
     outputs_of,
     put_aside,
@@ -19,7 +19,8 @@ from skill_train.chain import (
 )
 from skill_train.console import Console, Result
 from skill_train.errors import UsageError, VerificationFailed
-from skill_train.run_dir import RunDir, open_run, read_json, write_text
+from skill_train.run_dir import RunDir, open_run, read_json, renamed_aside, write_text
+from skill_train.run_lock import locked
 
 UNQUANTIZED = ("f16", "bf16", "f32")
 
@@ -65,13 +66,19 @@ def export_run(console: Console, run: RunDir, quant: str, tools: Any) -> Result:
     from skill_train.quantize import type_names
 
     types = type_names(quant.split(","))  # a wrong name is refused before anything runs
+    with locked(run, "export-gguf"):
+        return _export_locked(console, run, types, tools)
+
+
+def _export_locked(console: Console, run: RunDir, types: list[str], tools: Any) -> Result:
     if run.is_full:
         require_trained(run)
     else:
-        merge_run(console, run, _merged_dtype(run))
+        merge_locked(console, run, _merged_dtype(run))
     length = read_json(run.plan)["recipe"]["max_length"]
     for kind in UNQUANTIZED:
         put_aside(console, run.gguf / f"{slug(run.path)}-{kind}.gguf", run.record("convert"))
+    _put_unrecorded_aside(console, run, types)
     return _export(
         console,
         model=run.merged,
@@ -82,6 +89,15 @@ def export_run(console: Console, run: RunDir, quant: str, tools: Any) -> Result:
         tools=tools,
         trained_length=length,
     )
+
+
+def _put_unrecorded_aside(console: Console, run: RunDir, types: list[str]) -> None:
+    """A kill may come between one of several files and the record, which then names the others alone."""
+    recorded = _recorded(run)
+    for file in (run.gguf / f"{slug(run.path)}-{kind}.gguf" for kind in types):
+        if file.is_file() and file not in recorded:
+            aside = renamed_aside(file)
+            console.warn("set_aside", f"no record names {file}; it is now {aside.name}, and is made again")
 
 
 def _merged_dtype(run: RunDir) -> str | None:
@@ -158,7 +174,7 @@ def _export_lora(console: Console, run: RunDir, tools: Any) -> Result:
             got="finetuning_type full",
             hint=f"skill-train export-gguf {quoted(run.path)}",
         )
-    with console.progress("converting the adapter") as progress:
+    with locked(run, "export-gguf"), console.progress("converting the adapter") as progress:
         record = export_lora(
             base=base_of(run),
             adapter=run.adapter,
@@ -242,6 +258,11 @@ def verify(
 
 def verify_run(console: Console, run: RunDir, tokens: int, out: Path | None = None) -> Result:
     """Judges every GGUF file of a run against base + adapter, or against the whole model that was trained."""
+    with locked(run, "verify"):
+        return _verify_locked(console, run, tokens, out)
+
+
+def _verify_locked(console: Console, run: RunDir, tokens: int, out: Path | None) -> Result:
     from skill_train.reference import read_rows
 
     require_trained(run)

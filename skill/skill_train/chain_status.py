@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from skill_train import chain_follow, cloud_record, cloud_run, job_figures, run_dir, tables
+from skill_train import chain_follow, cloud_record, cloud_run, job_figures, run_lock, tables
 from skill_train.chain_follow import rounded
 from skill_train.cloud_run import CloudRun
 from skill_train.console import Console, Result
@@ -59,7 +59,7 @@ def _look_here(run: RunDir) -> Callable[[], tuple[Result, bool]]:
 
 def _here(run: RunDir) -> dict[str, Any]:
     """Of a run on this machine, from what it wrote."""
-    busy = run_dir.is_locked(run)  # before the records are read: what ends in between has written them
+    busy = run_lock.is_locked(run)  # before the records are read: what ends in between has written them
     plan, done = read_json(run.plan), run.record("train").is_file()
     text = run.metrics.read_text(encoding="utf-8", errors="replace") if run.metrics.is_file() else ""
     measured = job_figures.speed(text.splitlines())

@@ -53,7 +53,7 @@ def verify(
     because a proof of other files is worth nothing.
 
     Raises:
-        UsageError: nothing to judge, or a file is missing.
+        UsageError: nothing to judge, a file is missing, or the record cannot be written.
         NotInstalled: transformers, peft, gguf or llama-cpp-python is missing.
     """
     started = time.monotonic()
@@ -62,6 +62,7 @@ def verify(
     earlier = _earlier(record, fixed)
     if earlier is not None:
         return earlier | {"reused": True}
+    run_dir.require_writable(record.parent)
     proof = Proof()
     with tempfile.TemporaryDirectory(prefix="skill-train-verify-") as folder:
         progress(0, len(ggufs) + 1, "reference")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -16,13 +17,13 @@ from skill_train.errors import DecisionNeeded, UsageError
 from skill_train.run_dir import (
     RunDir,
     finished_record,
-    locked,
     require_space,
     set_aside,
     whole_file,
     whole_folder,
     write_record,
 )
+from skill_train.run_lock import locked
 
 
 def test_whole_folder_appears_when_the_block_ends(tmp_path: Path) -> None:
@@ -204,7 +205,7 @@ def test_space_is_asked_before_work_starts(tmp_path: Path) -> None:
 
 
 HOLD = (
-    "import pathlib, sys; from skill_train.run_dir import RunDir, locked\n"
+    "import pathlib, sys; from skill_train.run_dir import RunDir; from skill_train.run_lock import locked\n"
     "with locked(RunDir(pathlib.Path(sys.argv[1])), 'merge'):\n"
     "    print('held', flush=True); sys.stdin.read()\n"
 )
@@ -218,7 +219,7 @@ def test_a_second_process_is_refused_and_told_who_works_there(tmp_path: Path) ->
         with pytest.raises(UsageError) as caught, locked(RunDir(tmp_path), "verify"):
             raise AssertionError("must not be entered")
         assert caught.value.code == "run_in_use"
-        assert f"process {holder.pid} (skill-train merge)" in caught.value.message
+        assert f"process {holder.pid} on {socket.gethostname()} (skill-train merge)" in caught.value.message
         holder.kill()
         holder.wait()
         with locked(RunDir(tmp_path), "verify"):  # a killed process leaves no lock
