@@ -130,6 +130,7 @@ RELOAD_TOKENS = 64  # enough to see a wrong adapter; the logits of a long row wo
 LOGITS_AT_ONCE = 4_000_000  # 16 MB of float32: stays in the cache, and below glibc's threshold for fresh pages
 STRATEGIES = ("single", "ddp", "fsdp")
 TUNED = {"lora": "adapter", "full": "merged"}  # the folder of what was trained
+SETS_OF_NAMES = ("target_modules", "exclude_modules")  # in adapter_config.json
 # Of a base's files: weights in any format, pickles and code. `skill_train.companions` has the same.
 LEFT_OUT = """
     .safetensors .bin .pt .pth .ckpt .pkl .pickle .h5 .msgpack .onnx .onnx_data .gguf .ggml .npz .ot .tflite .mlmodel
@@ -1279,10 +1280,20 @@ def save(trainer: Any, folder: Path, base: Path | None) -> None:
         model = trainer.accelerator.unwrap_model(trainer.model)
         model.save_pretrained(str(part), state_dict=weights)
         (part / "README.md").unlink(missing_ok=True)  # PEFT's empty card template
+        settle_order(part / "adapter_config.json")
         if base is not None:
             take_files(base, part, str(model.dtype).removeprefix("torch."))
         replace_folder(part, folder)
     wait_for_all()
+
+
+def settle_order(config: Path) -> None:
+    """PEFT (0.21) writes its sets of names in the order of Python's hashes, another one in each process: the same run
+    would never give the same file twice."""
+    if config.is_file():
+        values = json.loads(config.read_text(encoding="utf-8"))
+        sets = {name: sorted(values[name]) for name in SETS_OF_NAMES if isinstance(values.get(name), list)}
+        write_text(config, json.dumps(values | sets, indent=2, sort_keys=True))
 
 
 def replace_folder(part: Path, folder: Path) -> None:
