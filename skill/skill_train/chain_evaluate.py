@@ -66,6 +66,13 @@ def evaluate_run(
     backend: str = "auto",
 ) -> dict[str, Any]:
     """The record `evaluate.json` of a run, measured now or earlier."""
+    with locked(run, "evaluate"):
+        return _evaluate_locked(console, run, scoring or Scoring(), ggufs, most_rows, backend)
+
+
+def _evaluate_locked(
+    console: Console, run: RunDir, scoring: Scoring, ggufs: list[Path] | None, most_rows: int, backend: str
+) -> dict[str, Any]:
     from skill_train.evaluate import blind, require_rows
     from skill_train.evaluate import evaluate as step
 
@@ -73,14 +80,14 @@ def evaluate_run(
     rows = read_rows(run.held_out)
     require_rows(rows, run.path)
     base, recipe = base_of(run), read_json(run.plan)["recipe"]
-    with locked(run, "evaluate"), console.progress("evaluating") as progress:
+    with console.progress("evaluating") as progress:
         record = step(
             models=[Model("base", base), tuned_of(run, base), *_files(ggufs or ggufs_of(run))],
             rows=rows,
             loss_on=recipe["loss_on"],
             most_rows=most_rows,
             tokenizer_of=base,
-            scoring=scoring or Scoring(),
+            scoring=scoring,
             backend=backend,
             record=run.record("evaluate"),
             progress=progress,

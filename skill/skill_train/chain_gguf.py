@@ -53,7 +53,8 @@ def export_gguf(
     if RunDir.is_one(run):
         only_one("export-gguf", {"--out": out})
         if lora:
-            return _export_lora(console, open_run(run), tools)
+            with locked(open_run(run), "export-gguf"):
+                return _export_lora(console, open_run(run), tools)
         return export_run(console, open_run(run), quant, tools)
     if not (run / "config.json").is_file():
         open_run(run)  # says what is missing
@@ -174,7 +175,7 @@ def _export_lora(console: Console, run: RunDir, tools: Any) -> Result:
             got="finetuning_type full",
             hint=f"skill-train export-gguf {quoted(run.path)}",
         )
-    with locked(run, "export-gguf"), console.progress("converting the adapter") as progress:
+    with console.progress("converting the adapter") as progress:
         record = export_lora(
             base=base_of(run),
             adapter=run.adapter,

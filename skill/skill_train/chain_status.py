@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from skill_train import chain_follow, cloud_record, cloud_run, job_figures, run_lock, tables
-from skill_train.chain_follow import rounded
+from skill_train.chain_follow import age, rounded
 from skill_train.cloud_run import CloudRun
 from skill_train.console import Console, Result
 from skill_train.run_dir import RunDir, read_json
@@ -78,7 +78,7 @@ def _here(run: RunDir) -> dict[str, Any]:
         "memory_bytes": measured.memory_bytes if measured else None,
         "progress": {
             "source": "metrics.jsonl" if measured else None,
-            "age_seconds": rounded((datetime.now(UTC) - written).total_seconds()) if written else None,
+            "age_seconds": rounded(age(written)),
         },
         "seconds": {"left": rounded(measured.left_seconds) if measured and not done else None},
         "why": error,
