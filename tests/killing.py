@@ -89,7 +89,7 @@ class Chain:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.steps: dict[str, Step] = {}
-        self.whole: dict[str, str] = {}  # digest of each file of the finished run
+        self.whole: dict[str, set[str]] = {}  # digests of each file; the Modelfile has one after each step
 
     def add(self, name: str, command: tuple[str, ...], place: Path, environment: dict[str, str]) -> None:
         """Runs a further step in `place`, which holds what came before it."""
@@ -100,7 +100,8 @@ class Chain:
         assert child.returncode == 0, said
         step.seconds, step.operations = time.monotonic() - started, operations(log)
         step.after = state(place / "run")
-        self.whole |= contents(place / "run")
+        for file, digest in contents(place / "run").items():
+            self.whole.setdefault(file, set()).add(digest)
         self.steps[name] = step
 
     def strike(self, name: str, moment: Moment) -> Struck:
@@ -110,7 +111,7 @@ class Chain:
         place = Path(shutil.copytree(step.before, folder / "place"))
         log = folder / "log"
         ended = struck(step, place, log, moment)
-        wrong = torn(place / "run", self.whole)
+        wrong = torn(place / "run", self.whole) + lost(place / "run", operations(log))
         hit = "after" if ended or state(place / "run") == step.after else "during" if operations(log) else "before"
         wrong += finish(step, place)
         wrong += [f"not as undisturbed: {one}" for one in differences(step.after, state(place / "run"))]
@@ -274,9 +275,18 @@ def differences(wanted: Any, found: Any, where: str = "") -> list[str]:
     ]
 
 
-def torn(run: Path, whole: dict[str, str]) -> list[str]:
+def lost(run: Path, done: list[str]) -> list[str]:
+    """Once a checkpoint was whole, there is always one that is."""
+    marked = [one for one in done[:-1] if one.startswith("os.rename checkpoints") and ".complete.json" in one]
+    there = any(run.glob("checkpoints/*/complete.json"))
+    return ["no whole checkpoint is left"] if marked and not there else []
+
+
+def torn(run: Path, whole: dict[str, set[str]]) -> list[str]:
     """Every final name whose file is not the undisturbed run's; records and marked checkpoints that do not hold."""
-    wrong = [f"{name} is half" for name, digest in contents(run).items() if digest != whole.get(_plain(name))]
+    wrong = [
+        f"{name} is half" for name, digest in contents(run).items() if digest not in whole.get(_plain(name), set())
+    ]
     for path in (*run.glob("*.json"), *run.glob("checkpoints/*.json"), *run.glob("checkpoints/*/complete.json")):
         try:
             document = json.loads(path.read_text())

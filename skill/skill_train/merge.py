@@ -27,6 +27,7 @@ from skill_train.run_dir import (
     finished_record,
     peak_memory_bytes,
     require_space,
+    require_writable,
     versions,
     whole_folder,
     write_json,
@@ -75,6 +76,7 @@ def merge(
     done = finished_record(record, inputs=inputs, options=options)
     if done is not None:
         return {**done, "reused": True}
+    require_writable(out.parent)
     plan, reasons = _plan(model, tuned)
     require_space(out.parent, planned_bytes(model, plan, DTYPES[dtype] if dtype else None), "the merged model")
     with whole_folder(out) as part:
