@@ -42,10 +42,11 @@ _TAKES = 180  # seconds, at most, of one command on a busy machine
 
 @dataclass(frozen=True)
 class Moment:
-    """When a command dies: at a share of its undisturbed seconds, or before its n-th change of a file."""
+    """When a command dies: at a share of its undisturbed seconds, or before its n-th change of a file, or before the
+    first that begins with these words."""
 
     share: float | None = None
-    operation: int = 0
+    operation: int | str = 0
     whom: str = "all"  # or `parent`: its children are left behind, as when the system kills the command alone
 
     def __str__(self) -> str:
@@ -129,7 +130,7 @@ def trained_chain(root: Path, names: tuple[str, ...] = tuple(COMMANDS)) -> Chain
     recipe = f"model: {tiny.cached('gemma')}\ndata: rows.jsonl\nmax_steps: 8\neffective_batch_size: 4\n"
     (place / "recipe.yaml").write_text(recipe + "max_length: 96\n")
     for name in names:
-        chain.add(name, COMMANDS[name], place, dict(os.environ))
+        chain.add(name, COMMANDS[name], place, os.environ | {"OMP_NUM_THREADS": "1"})
     return chain
 
 
@@ -151,7 +152,7 @@ def moments(step: Step, count: int, seed: int, *, inside: str = "") -> list[Mome
 def start(step: Step, place: Path, log: Path, moment: Moment | None = None) -> subprocess.Popen[str]:
     """The command in a session of its own, with every process counting what it does to files of `place`."""
     paths = [str(HOOK), *filter(None, [os.environ.get("PYTHONPATH")])]
-    watched = {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
+    watched = {"PYTHONPATH": os.pathsep.join(paths)}
     watched |= {"KILL_LOG": str(log), "KILL_FOLDER": str(place / "run"), "KILL_WHOM": moment.whom if moment else "all"}
     watched["KILL_AT"] = str(moment.operation if moment else 0)
     return subprocess.Popen(
@@ -214,7 +215,7 @@ def finish(step: Step, place: Path) -> list[str]:
         done = subprocess.run(
             program(*command),
             cwd=place,
-            env=step.environment | {"OMP_NUM_THREADS": "1"},
+            env=step.environment,
             capture_output=True,
             text=True,
             timeout=_TAKES,

@@ -1,5 +1,5 @@
 """On PYTHONPATH of a command that is to be killed: every Python process of it counts what it does to files below a
-folder, and at a chosen count the whole command dies, before that one is done. `tests/killing.py` sets the environment.
+folder, and the whole command dies before a chosen one of these changes. `tests/killing.py` sets the environment.
 
 Native code (llama.cpp, safetensors, torch's archives) is not seen; kills by the clock hit it.
 """
@@ -13,7 +13,7 @@ WATCHED = {"open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.truncat
 WRITING = os.O_WRONLY | os.O_RDWR
 
 
-def install(log: str, folder: str, at: int, whom: str) -> None:
+def install(log: str, folder: str, at: str, whom: str) -> None:
     top = int(os.environ.setdefault("KILL_TOP", str(os.getpid())))
     file = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
@@ -24,8 +24,9 @@ def install(log: str, folder: str, at: int, whom: str) -> None:
             return
         path = os.path.abspath(arguments[0])
         if path.startswith(folder):
-            os.write(file, f"{event} {os.path.relpath(path, folder)}"[: LINE - 1].ljust(LINE - 1).encode() + b"\n")
-            if at and os.fstat(file).st_size // LINE == at:
+            line = f"{event} {os.path.relpath(path, folder)}"
+            os.write(file, line[: LINE - 1].ljust(LINE - 1).encode() + b"\n")
+            if str(os.fstat(file).st_size // LINE) == at or (not at.isdigit() and line.startswith(at)):
                 kill(top, whom)
 
     sys.addaudithook(watch)
@@ -40,6 +41,4 @@ def kill(top: int, whom: str) -> None:
 
 
 if os.environ.get("KILL_LOG"):
-    install(
-        os.environ["KILL_LOG"], os.environ["KILL_FOLDER"], int(os.environ.get("KILL_AT", "0")), os.environ["KILL_WHOM"]
-    )
+    install(os.environ["KILL_LOG"], os.environ["KILL_FOLDER"], os.environ["KILL_AT"], os.environ["KILL_WHOM"])

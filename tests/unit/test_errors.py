@@ -52,3 +52,20 @@ def test_a_child_that_says_nothing_has_failed_in_training() -> None:
 def test_nearest_names_the_close_word_only() -> None:
     assert errors.nearest("learning_rat", ["learning_rate", "seed"]) == " (did you mean 'learning_rate'?)"
     assert errors.nearest("zzz", ["learning_rate", "seed"]) == ""
+
+
+@pytest.mark.parametrize(
+    ("error", "known"),
+    [
+        (MemoryError(), True),
+        # torch 2.13's words, for more than there is on the processor and on a GPU
+        (RuntimeError("[enforce fail at alloc_cpu.cpp:128] . DefaultCPUAllocator: can't allocate memory: you"), True),
+        (RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"), True),
+        (RuntimeError("a bug"), False),
+        (KeyError("out of memory"), False),
+    ],
+)
+def test_memory_that_ran_out_is_no_bug(error: Exception, known: bool) -> None:
+    explained = errors.out_of_memory(error)
+    assert (explained is not None) is known
+    assert explained is None or (explained.exit_code, explained.code) == (3, "out_of_memory")
