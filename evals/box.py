@@ -73,11 +73,15 @@ class Box:
         return facts
 
     def calls(self, *words: str) -> list[dict[str, Any]]:
-        """What the agent called, in order; with words only the calls of `skill-train` that begin with them."""
+        """What the agent called, in order; with words only the calls of `skill-train` that begin with them, without
+        those that asked for help."""
         lines = self.log.read_text(encoding="utf-8").splitlines() if self.log.is_file() else []
         calls = [json.loads(line) for line in lines]
         wanted = list(words)
-        return [c for c in calls if not words or (c["program"] == "skill-train" and c["argv"][: len(words)] == wanted)]
+        if not words:
+            return calls
+        did = [c for c in calls if c["program"] == "skill-train" and not {"--help", "-h"} & set(c["argv"])]
+        return [c for c in did if c["argv"][: len(words)] == wanted]
 
     def answer(self, name: str) -> dict[str, Any]:
         """A JSON file that the prompt asks for; empty when it is not there or is something else."""

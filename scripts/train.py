@@ -720,17 +720,25 @@ def has_tokenizer(folder: Path) -> bool:
 
 
 def load_tokenizer(recipe: dict[str, Any]) -> Any:
+    """The model's own. Without its files transformers makes an empty one of the model's type, and says nothing."""
     from transformers import AutoTokenizer
 
     if Path(recipe["model"]).is_dir() and not has_tokenizer(Path(recipe["model"])):
-        raise Refused(
-            f"{recipe['model']} has no tokenizer",
-            code="no_tokenizer",
-            expected=f"one of {', '.join(TOKENIZERS)} in the model folder",
-            got="none of them",
-            hint="download the whole model, or copy the tokenizer's files from the model that it was made from",
-        )
-    return AutoTokenizer.from_pretrained(recipe["model"], revision=recipe["revision"], trust_remote_code=False)
+        raise no_tokenizer(recipe["model"], f"one of {', '.join(TOKENIZERS)} in the model folder", "none of them")
+    tokenizer = AutoTokenizer.from_pretrained(recipe["model"], revision=recipe["revision"], trust_remote_code=False)
+    if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
+        raise no_tokenizer(recipe["model"], "a vocabulary", f"{len(tokenizer)} special tokens and nothing else")
+    return tokenizer
+
+
+def no_tokenizer(model: str, expected: str, got: str) -> Refused:
+    return Refused(
+        f"{model} has no tokenizer",
+        code="no_tokenizer",
+        expected=expected,
+        got=got,
+        hint="download the whole model, or copy the tokenizer's files from the model that it was made from",
+    )
 
 
 def load_data(recipe: dict[str, Any], tokenizer: Any) -> dict[str, Any]:

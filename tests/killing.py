@@ -249,7 +249,8 @@ def state(run: Path) -> dict[str, Any]:
         if (run / f"{name}.json").is_file():
             records[name] = lasting(name, json.loads((run / f"{name}.json").read_text()))
     lines = (run / "metrics.jsonl").read_text().splitlines() if (run / "metrics.jsonl").is_file() else []
-    return {"files": contents(run), "losses": [json.loads(line).get("loss") for line in lines], **records}
+    files = {name: digest for name, digest in contents(run).items() if ".unrecorded-" not in name}  # set aside
+    return {"files": files, "losses": [json.loads(line).get("loss") for line in lines], **records}
 
 
 def lasting(name: str, record: dict[str, Any]) -> dict[str, Any]:

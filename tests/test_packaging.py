@@ -37,7 +37,6 @@ DATA = {
     "skill_train/report/page.html",
     "skill_train/report/run.html",
     "skill_train/report/style.css",
-    "skill_train/colab.ipynb",
 }
 
 
@@ -80,7 +79,7 @@ def test_the_wheel_is_light(wheel: zipfile.ZipFile) -> None:
     assert sum(entry.file_size for entry in wheel.infolist()) < 6_000_000
 
 
-@pytest.mark.parametrize("source", ["scripts/train.py", "scripts/skypilot_node.py", "templates/colab.ipynb"])
+@pytest.mark.parametrize("source", ["scripts/train.py", "scripts/skypilot_node.py"])
 def test_a_program_in_the_wheel_is_the_one_in_its_folder(wheel: zipfile.ZipFile, source: str) -> None:
     name = Path(source).name
     assert wheel.read(f"skill_train/{name}") == (ROOT / source).read_bytes()

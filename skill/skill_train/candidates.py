@@ -12,7 +12,7 @@ from skill_train.estimate_files import disk_bytes, merge_bytes
 from skill_train.estimate_time import Schedule, training_seconds
 from skill_train.facts import Calibration, DatasetFacts, Flavor, Gpu, MachineFacts, ModelFacts, PrecisionProbe
 from skill_train.money import dollars
-from skill_train.placement import HEADROOM, Choices, Fit, fit, precision
+from skill_train.placement import HEADROOM, Choices, Fit, fit, has_device, precision
 
 # Compute capability and NVLink by the names of the Jobs API: NVIDIA's list of CUDA GPUs; hub-docs, jobs-configuration.
 _CAPABILITY = {"T4": 7.5, "A10G": 8.6, "L4": 8.9, "L40S": 8.9, "A100": 8.0, "H100": 9.0, "H200": 9.0, "RTX": 12.0}
@@ -73,6 +73,8 @@ def here(
             raise
         dtype, because = "bfloat16", "pure_bf16"  # of the recipe, which may train elsewhere
         refused = ((error.code, str(error)),)
+    if not has_device(machine, device):
+        refused += (("device_unavailable", f"no {device} device was found on this machine, {machine.chip}"),)
     found = _candidate(recipe, model, dataset, machine, None, device, (dtype, because), calibrations.get(dtype))
     return replace(found, problems=found.problems + refused)
 
@@ -191,6 +193,8 @@ def _why_no_time(model: ModelFacts, machine: MachineFacts, device: str) -> str:
         return "the model's shape is unknown: " + "; ".join(model.unknown.values())
     if machine.chip == CLOUD_PROCESSOR:
         return "nothing tells how fast the processors of this flavor are"
+    if not has_device(machine, device):
+        return f"how fast it would be is unknown: no {device} device was found here"
     if device == "cpu":
         return "the processor's clock or its vector unit is unknown; a short run here measures it"
     return f"no published speed of {machine.chip} is known; a short run here measures it"

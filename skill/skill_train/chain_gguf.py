@@ -76,29 +76,35 @@ def _export_locked(console: Console, run: RunDir, types: list[str], tools: Any) 
         require_trained(run)
     else:
         merge_locked(console, run, _merged_dtype(run))
-    length = read_json(run.plan)["recipe"]["max_length"]
+    length, name = read_json(run.plan)["recipe"]["max_length"], _name(run)
     for kind in UNQUANTIZED:
-        put_aside(console, run.gguf / f"{slug(run.path)}-{kind}.gguf", run.record("convert"))
-    _put_unrecorded_aside(console, run, types)
+        put_aside(console, run.gguf / f"{name}-{kind}.gguf", run.record("convert"))
+    _put_unrecorded_aside(console, run, [run.gguf / f"{name}-{kind}.gguf" for kind in types])
     return _export(
         console,
         model=run.merged,
         out=run.gguf,
         records=run.path,
-        name=slug(run.path),
+        name=name,
         quant=",".join(types),
         tools=tools,
         trained_length=length,
     )
 
 
-def _put_unrecorded_aside(console: Console, run: RunDir, types: list[str]) -> None:
+def _put_unrecorded_aside(console: Console, run: RunDir, files: list[Path]) -> None:
     """A kill may come between one of several files and the record, which then names the others alone."""
     recorded = _recorded(run)
-    for file in (run.gguf / f"{slug(run.path)}-{kind}.gguf" for kind in types):
+    for file in files:
         if file.is_file() and file not in recorded:
             aside = renamed_aside(file)
             console.warn("set_aside", f"no record names {file}; it is now {aside.name}, and is made again")
+
+
+def _name(run: RunDir) -> str:
+    """Of the files: that of the folder, or the one that it had when they were made."""
+    record = run.record("convert")
+    return str(read_json(record)["options"]["name"]) if record.is_file() else slug(run.path)
 
 
 def _merged_dtype(run: RunDir) -> str | None:

@@ -163,9 +163,8 @@ def require_room(console: Console, made: dict[str, Any], *, force: bool) -> None
     """
     memory, usable = made["estimates"]["memory_bytes"], made["estimates"]["usable_bytes"]
     tight = memory["low"] is not None and usable is not None and memory["low"] <= usable < memory["high"]
-    stopping = [
-        b for b in made["blockers"] if b["code"] != "unknown_memory" and not (b["code"] == "no_memory" and tight)
-    ]
+    later = {"unknown_memory", "device_unavailable"} | ({"no_memory"} if tight else set())  # torch itself will tell
+    stopping = [blocker for blocker in made["blockers"] if blocker["code"] not in later]
     if tight:
         console.warn(
             "little_memory", f"the run may need {memory['high'] / 1e9:.1f} GB; {usable / 1e9:.1f} GB can be used"
@@ -193,7 +192,9 @@ def _blocked(made: dict[str, Any]) -> DecisionNeeded:
     hint = {
         "needs_cuda": f"load_in_4bit: false with a smaller model{elsewhere}",
         "no_memory": f"{larger}a smaller model, a shorter max_length, load_in_4bit: true on an NVIDIA GPU{elsewhere}",
+        "no_host_ram": f"{larger}a smaller model, whose weights are merged in less host memory{elsewhere}",
         "no_disk": "free some space, or choose another place for the run",
+        "device_unavailable": "plan on the machine that has it; for another one compare memory_bytes with its memory",
         "no_torch": f"a Python built for arm64 on Apple silicon{elsewhere}",
         "too_slow": "a larger --max-hours, --flavor for the one that you accept, or fewer steps",
         "vision": "the text model of the same family, such as Qwen2.5 for Qwen2.5-VL",

@@ -66,11 +66,12 @@ def _here(run: RunDir) -> dict[str, Any]:
     failed = run.record("train.failed")
     error = read_json(failed)["error"] if failed.is_file() and not done and not busy else None
     written = datetime.fromtimestamp(run.metrics.stat().st_mtime, UTC) if measured else None
-    stage = "COMPLETED" if done else "RUNNING" if busy else "ERROR" if error else "STARTED"
+    stage = "COMPLETED" if done else "RUNNING" if busy else "ERROR" if error else "STOPPED"
     return {
         "run_dir": str(run.path),
         "job_id": None,
         "stage": stage,
+        "message": "no process trains it any more" if stage == "STOPPED" else None,
         "step": measured.step if measured else None,
         "steps": measured.steps if measured else plan["recipe"]["max_steps"],
         "loss": measured.loss if measured else None,

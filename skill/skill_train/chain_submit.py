@@ -29,7 +29,7 @@ from skill_train.cloud_answer import Asked, Checked
 from skill_train.cloud_budget import Budget
 from skill_train.cloud_order import Order, Sent
 from skill_train.console import Console, Result
-from skill_train.errors import DecisionNeeded
+from skill_train.errors import AccessError, DecisionNeeded
 from skill_train.facts import Flavor
 from skill_train.hub_account import Account
 from skill_train.jobs import LIVE
@@ -55,7 +55,11 @@ def submit(console: Console, **options: Any) -> Result:
         return _rehearse(console, asked, made)
     if asked.backend != "hf_jobs":
         return chain_elsewhere.write(console, asked, _order_elsewhere(asked, made), _run_dir(asked, made))
-    account = _account(asked)
+    try:
+        account = _account(asked)
+    except AccessError as error:
+        priced = _budget(asked, made, _kept_offer(made["flavor"]), timeout)  # too much is too much, whoever pays
+        return cloud_answer.not_allowed(priced, error)
     order = _order(asked, made, account)
     run = RunDir(_run_dir(asked, made))
     if asked.force_new:
@@ -255,19 +259,26 @@ def _check(console: Console, asked: Asked, order: Order, account: Account, timeo
         )
         ask("model and dataset", lambda: preflight.readable(made))
     offer = ask("flavor and price", lambda: preflight.flavor(made["flavor"])) or _kept_offer(made["flavor"])
-    price = "" if offer is None else f"price of {offer.read_at}"
-    usd = None if offer is None else offer.usd_per_hour
-    found = cloud_budget.budget(
+    found = _budget(asked, made, offer, timeout)
+    _warn(console, order, found, there)
+    sent = made | {"timeout_seconds": found.timeout_seconds}
+    return Checked(dataclasses.replace(order, plan=sent, usd_per_hour=found.usd_per_hour), found, there, unchecked)
+
+
+def _budget(asked: Asked, made: dict[str, Any], offer: Flavor | None, timeout: int | None) -> Budget:
+    """By this price.
+
+    Raises:
+        DecisionNeeded: it may cost more than was allowed.
+    """
+    return cloud_budget.budget(
         made,
-        usd_per_hour=usd,
-        price=price,
+        usd_per_hour=None if offer is None else offer.usd_per_hour,
+        price="" if offer is None else f"price of {offer.read_at}",
         timeout=timeout,
         max_cost=asked.max_cost,
         command=cloud_answer.command_of(asked, timeout=None),
     )
-    _warn(console, order, found, there)
-    sent = made | {"timeout_seconds": found.timeout_seconds}
-    return Checked(dataclasses.replace(order, plan=sent, usd_per_hour=usd), found, there, unchecked)
 
 
 def _kept_offer(name: str) -> Flavor | None:

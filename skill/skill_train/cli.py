@@ -26,7 +26,7 @@ from skill_train import cli_skills
 
 # isort: split
 from skill_train.cli_frame import FORMATS, cli
-from skill_train.console import Console, Format
+from skill_train.console import Console, Format, ReaderGone, silence
 from skill_train.errors import DecisionNeeded, Interrupted, SkillTrainError, UsageError, out_of_memory
 
 __all__ = ["cli", "cli_cloud", "cli_export", "cli_local", "cli_skills", "main"]
@@ -46,12 +46,10 @@ def main(argv: list[str] | None = None) -> None:
     except SkillTrainError as error:
         code = console.error(error)
     except click.ClickException as error:
-        hint = " ".join(["skill-train", *_known(arguments), "--help"])
-        code = console.error(UsageError(error.format_message(), code="bad_usage", hint=hint))
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
-        code = 141
+        code = console.error(_bad_usage(error, _known(arguments)))
+    except (ReaderGone, SystemExit):  # click ends so, with 1, when nobody reads its help to the end
+        silence()
+        code = 141  # as a shell calls it: 128 + SIGPIPE
     except (KeyboardInterrupt, click.exceptions.Abort):
         code = console.error(
             Interrupted("interrupted", code="interrupted", hint=shlex.join(["skill-train", *arguments]))
@@ -65,6 +63,21 @@ def main(argv: list[str] | None = None) -> None:
 
 class _Bug(SkillTrainError):
     exit_code = 1
+
+
+def _bad_usage(error: click.ClickException, known: list[str]) -> UsageError:
+    """With the way to say what is a field of a recipe, and no option."""
+    hint = " ".join(["skill-train", *known, "--help"])
+    if isinstance(error, click.NoSuchOption) and known in (["plan"], ["local"], ["submit"]):
+        from skill_train.recipe import FIELDS
+
+        field = error.option_name.lstrip("-").replace("-", "_")
+        if field in FIELDS:
+            hint = (
+                f"write a recipe file with the lines model: …, data: … and {field}: …, and give it as RECIPE "
+                "(all fields: references/recipe.md)"
+            )
+    return UsageError(error.format_message(), code="bad_usage", hint=hint)
 
 
 def _command_in(arguments: list[str]) -> str:

@@ -138,7 +138,10 @@ def pull(console: Console, **options: Any) -> Result:
 @click.option("--max-cost", type=click.FloatRange(min=0, min_open=True), help="Dollars that the job may cost at most.")
 @click.option("--yes", is_flag=True, help="Start it. Without this the cost is shown and nothing is started.")
 def resume(console: Console, **options: Any) -> Result:
-    """Go on from the newest checkpoint in a new job, after a timeout, a cancel, a crash or no credit. Same recipe."""
+    """Go on from the newest checkpoint in a new job, after a timeout, a cancel, a crash or no credit. Same recipe.
+
+    A run on this machine goes on with `skill-train local --resume --run-dir RUN`.
+    """
     from skill_train import chain_fetch
 
     return chain_fetch.resume(console, **options)

@@ -15,7 +15,7 @@ from skill_train.cloud_budget import Budget
 from skill_train.cloud_order import Order, Sent, uploads
 from skill_train.cloud_record import CloudData, CloudJob, CloudRecord
 from skill_train.console import Console, Result
-from skill_train.errors import DecisionNeeded
+from skill_train.errors import DecisionNeeded, SkillTrainError
 from skill_train.job_spec import KEPT, JobSpec, Mount, as_request
 from skill_train.jobs import LIVE
 from skill_train.money import dollars
@@ -99,6 +99,13 @@ def decision(asked: Asked, checked: Checked) -> Result:
         hint=again,
     )
     return Result(data, human=lambda rich: tables.draw_submit(rich, data), quiet="", error=error)
+
+
+def not_allowed(found: Budget, error: SkillTrainError) -> Result:
+    """What it would cost, beside the access that is missing. No other check can be made before."""
+    data = {"flavor": found.flavor, "timeout_seconds": found.timeout_seconds, "cost_usd": found.as_dict()}
+    said = f"{found.flavor}: {money(found)}"
+    return Result(data, human=lambda rich: rich.print(said, markup=False), quiet="", error=error)
 
 
 def money(found: Budget) -> str:

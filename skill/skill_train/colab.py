@@ -12,7 +12,7 @@ from typing import Any
 
 from skill_train.errors import UsageError
 from skill_train.facts import Flavor
-from skill_train.resources import notebook_template, train_program
+from skill_train.resources import template, train_program
 from skill_train.run_dir import write_text
 
 # The GPUs of Colab that have a flavor with the same one (colab.research.google.com, Change runtime type; 2026-11-21).
@@ -70,7 +70,7 @@ def write_notebook(
         "environment": {"PYTHONUNBUFFERED": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "DO_NOT_TRACK": "1"}
         | {"SKILL_TRAIN_RUN": run_id},
     }
-    notebook = json.loads(notebook_template().read_text(encoding="utf-8"))
+    notebook = json.loads(template("colab.ipynb").read_text(encoding="utf-8"))
     notebook["metadata"]["colab"]["gpuType"] = gpu
     _fill(notebook, "settings", f"SETTINGS = {settings!r}\n")
     _fill(notebook, "files", _as_source(files))

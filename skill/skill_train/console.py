@@ -54,6 +54,10 @@ class Result:
     error: SkillTrainError | None = None
 
 
+class ReaderGone(Exception):
+    """Nobody reads the lines any more (`| head`). Not an OSError: click ends on one that it takes for its own."""
+
+
 class Console:
     """One per command run.
 
@@ -79,7 +83,10 @@ class Console:
         A program gets one document at the end; what comes `now` it can see on stderr.
         """
         if self.mode != "json":
-            print(clean(text), flush=now)
+            try:
+                print(clean(text), flush=now)
+            except BrokenPipeError:
+                raise ReaderGone from None
         elif now:
             self.status(text)
 
@@ -117,14 +124,15 @@ class Console:
         return result
 
     def result(self, result: Result) -> int:
-        """Prints the one result and returns the exit code."""
-        if self.mode == "json":
-            print(self._envelope(result))
-        elif self.mode == "quiet":
-            if result.quiet:
-                print(clean(result.quiet))
-        else:
-            _print_human(result)
+        """Prints the one result and returns the exit code: that of the work, even where nobody reads to the end."""
+        with _reader_may_go():
+            if self.mode == "json":
+                print(self._envelope(result))
+            elif self.mode == "quiet":
+                if result.quiet:
+                    print(clean(result.quiet))
+            else:
+                _print_human(result)
         if result.error is not None and self.mode != "json":
             self._explain(result.error)
         return result.error.exit_code if result.error else 0
@@ -132,7 +140,8 @@ class Console:
     def error(self, error: SkillTrainError) -> int:
         """Prints one error and returns its exit code."""
         if self.mode == "json":
-            print(self._envelope(Result(data={}, error=error)))
+            with _reader_may_go():
+                print(self._envelope(Result(data={}, error=error)))
         else:
             self._explain(error)
         return error.exit_code
@@ -203,6 +212,21 @@ def _shorten(value: Any, limit: int) -> Any:
     if isinstance(value, str) and len(value) > limit * 20:
         return value[: limit * 20] + "…"
     return value
+
+
+@contextmanager
+def _reader_may_go() -> Iterator[None]:
+    try:
+        yield
+        sys.stdout.flush()
+    except (BrokenPipeError, SystemExit):  # rich ends the whole program at a closed pipe
+        silence()
+
+
+def silence() -> None:
+    """What is still to be written to a closed pipe goes nowhere, and the interpreter does not stumble over it."""
+    for stream in (sys.stdout, sys.stderr):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _print_human(result: Result) -> None:

@@ -206,7 +206,7 @@ def not_signed_in(why: str = "") -> AccessError:
     return AccessError(
         f"you are not signed in to the Hugging Face Hub{', ' * bool(why)}{why}",
         code="not_signed_in",
-        expected="a token that may write and run jobs",
+        expected="a token that may write and run jobs (job.write)",
         got="no token",
         hint="hf auth login, or set HF_TOKEN",
     )

@@ -1,8 +1,13 @@
-"""The card of a pushed model: what it is, how it was made, and the proof. Pure; nothing of the data stands in it."""
+"""The card of a pushed model: what it is, how it was made, and the proof. Pure; nothing of the data stands in it.
+
+The order of its parts is `templates/model_card.md`.
+"""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
+from string import Template
 from typing import Any
 
 _PROOF = ("weights", "tokens", "chat_template", "logits", "tuned", "answers")  # of the checks, those a reader asks for
@@ -46,13 +51,21 @@ class CardFacts:
     private: bool = False
 
 
-def card(facts: CardFacts) -> str:
-    """README.md of the repository: YAML for the Hub, then the page."""
+def card(facts: CardFacts, template: str) -> str:
+    """README.md of the repository: YAML for the Hub, then the page. A part that there is nothing for is left out."""
     import yaml
 
-    front = yaml.safe_dump(_front(facts), sort_keys=False, allow_unicode=True)
-    sections = (_about(facts), _use(facts), _measured(facts), _proof(facts), _made(facts), _licence(facts))
-    return f"---\n{front}---\n\n" + "\n\n".join(text for text in sections if text) + "\n"
+    page = Template(template).substitute(
+        front=yaml.safe_dump(_front(facts), sort_keys=False, allow_unicode=True).strip(),
+        name=facts.repo.split("/")[-1],
+        about=_about(facts),
+        use=_use(facts),
+        measured=_measured(facts),
+        proof=_proof(facts),
+        made=_made(facts),
+        licence=_licence(facts),
+    )
+    return re.sub(r"\n{3,}", "\n\n", page)
 
 
 def _front(facts: CardFacts) -> dict[str, Any]:
@@ -83,12 +96,9 @@ def _tag_gguf(facts: CardFacts) -> list[str]:
 
 def _about(facts: CardFacts) -> str:
     how = "All weights" if facts.recipe.get("finetuning_type") == "full" else "A LoRA"
-    name = facts.repo.split("/")[-1]
     base = f"`{facts.base}`" if facts.base_on_hub else f"`{facts.base}` (a folder, not a model on the Hub)"
     rows = facts.training["data"]["train_rows"]
-    return (
-        f"# {name}\n\n{how} of {base}, fine-tuned on {rows} rows of `{facts.data}` with skill-train. {_verdict(facts)}"
-    )
+    return f"{how} of {base}, fine-tuned on {rows} rows of `{facts.data}` with skill-train. {_verdict(facts)}"
 
 
 def _verdict(facts: CardFacts) -> str:
@@ -98,7 +108,7 @@ def _verdict(facts: CardFacts) -> str:
 
 
 def _use(facts: CardFacts) -> str:
-    lines = ["## Use", "", "```sh"]
+    lines = ["```sh"]
     ggufs = sorted(facts.ggufs, key=lambda name: facts.ggufs[name])  # the smallest first, the unquantized one last
     for name in ggufs:
         lines.append(f"llama-cli -hf {facts.repo} -hff {name} -cnv")
@@ -186,7 +196,7 @@ def _made(facts: CardFacts) -> str:
     data_revision = facts.recipe.get("data_revision")
     data_pinned = f" at revision `{data_revision}`" if data_revision else ""
     return (
-        f"## How it was made\n\nBase `{facts.base}`{pinned}; data `{facts.data}`{data_pinned}; recipe hash "
+        f"Base `{facts.base}`{pinned}; data `{facts.data}`{data_pinned}; recipe hash "
         f"`{facts.recipe_hash}`. The whole recipe: `skill-train/recipe.yaml`.\n\n| | |\n| --- | --- |\n{table}"
     )
 
@@ -201,5 +211,5 @@ def _plain(value: Any) -> str:
 
 def _licence(facts: CardFacts) -> str:
     if facts.licence is None:
-        return f"## Licence\n\nNot known: {facts.licence_reason}. Look at the base before you pass this model on."
-    return f"## Licence\n\n`{facts.licence}`, that of the base ({facts.licence_reason})."
+        return f"Not known: {facts.licence_reason}. Look at the base before you pass this model on."
+    return f"`{facts.licence}`, that of the base ({facts.licence_reason})."

@@ -1,7 +1,7 @@
 """The Modelfile that tells Ollama how to run a GGUF file: stop tokens, sampling, context; and why each line is there.
 
 No TEMPLATE is written: Ollama would use it instead of the template in the file, and it is in another language (Go's),
-so it would be a second, untested version of the model's own.
+so it would be a second, untested version of the model's own. The frame is `templates/Modelfile`.
 """
 
 from __future__ import annotations
@@ -9,8 +9,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from string import Template
 from typing import Any
 
+from skill_train import resources
 from skill_train.errors import UsageError
 from skill_train.reference import load_tokenizer
 from skill_train.run_dir import read_json
@@ -47,11 +49,11 @@ def modelfile(*, model: Path, gguf: str, trained_length: int | None = None) -> t
     tokenizer = load_tokenizer(model)
     generation = _read(model / "generation_config.json")
     config = _read(model / "config.json")
-    lines = [f"FROM ./{gguf}" if not Path(gguf).is_absolute() and not gguf.startswith("./") else f"FROM {gguf}"]
+    lines: list[str] = []
     reasons: list[Reason] = []
 
     def add(name: str, value: Any, because: str, source: str) -> None:
-        lines.append(f"PARAMETER {name} {value}")
+        lines.extend((f"# {because} ({source})", f"PARAMETER {name} {value}"))
         reasons.append(_reason(f"PARAMETER {name} {value}", because, source))
 
     for token, because, source in _stops(tokenizer, generation, config):
@@ -62,7 +64,9 @@ def modelfile(*, model: Path, gguf: str, trained_length: int | None = None) -> t
     _add_sampling(generation, add, reasons)
     _add_context(config.get("max_position_embeddings"), trained_length, add, reasons)
     reasons.append(_template_reason(tokenizer))
-    return "\n".join(lines) + "\n", reasons
+    template = Template(resources.template("Modelfile").read_text(encoding="utf-8"))
+    named = gguf if Path(gguf).is_absolute() or gguf.startswith("./") else f"./{gguf}"
+    return template.substitute(gguf=named, parameters="\n".join(lines)), reasons
 
 
 def _read(file: Path) -> dict[str, Any]:

@@ -154,8 +154,15 @@ _ROWS_AT_ONCE: dict[str, tuple[tuple[float, int], ...]] = {
 }
 
 
+def has_device(machine: MachineFacts, device: str) -> bool:
+    return device in (machine.device, "cpu")
+
+
 def usable_bytes(machine: MachineFacts, device: str) -> int | None:
-    """What a run may take of the memory that is free now; of all memory on a machine that is not this one."""
+    """What a run may take of the memory that is free now; of all memory on a machine that is not this one. None for a
+    GPU that was not found: the computer's own memory says nothing about it."""
+    if not has_device(machine, device):
+        return None
     free = machine.available_bytes if machine.available_bytes is not None else machine.memory_bytes
     if device == "cpu" and machine.device != "cpu":
         free = machine.ram_available_bytes if machine.ram_available_bytes is not None else machine.ram_bytes

@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from skill_train import hub_push, push_access
+from skill_train import hub_push, push_access, resources
 from skill_train.chain import require_trained
 from skill_train.console import Console, Result
 from skill_train.errors import DecisionNeeded, UsageError
@@ -119,7 +119,8 @@ def _card(
         private=private,
         ggufs={file.path: file.size for file in files if file.path.endswith(".gguf")},
     )
-    return PushFile("README.md", None, card(facts).encode(), "made from the run")
+    template = resources.template("model_card.md").read_text(encoding="utf-8")
+    return PushFile("README.md", None, card(facts, template).encode(), "made from the run")
 
 
 def _refuse_tokens(files: list[PushFile]) -> None:

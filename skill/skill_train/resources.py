@@ -22,12 +22,6 @@ def node_program() -> Path:
     return train_program().with_name("skypilot_node.py")
 
 
-def notebook_template() -> Path:
-    """The cells of a notebook for Colab."""
-    shipped = _PACKAGE / "colab.ipynb"
-    return shipped if shipped.is_file() else _PACKAGE.parents[1] / "templates" / "colab.ipynb"
-
-
 @cache
 def train_module() -> ModuleType:
     """The training program as a module: how a row becomes an example is written once, there. Standard library only."""
@@ -48,6 +42,11 @@ def demo() -> Path:
 def report() -> Path:
     """Template and style sheet of the report."""
     return _PACKAGE / "report"
+
+
+def template(name: str) -> Path:
+    """One of the files in `templates/`."""
+    return skill() / "templates" / name
 
 
 def skill() -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 from collections.abc import Callable
 from functools import lru_cache
@@ -43,7 +44,10 @@ def checker(found: Found) -> Callable[[dict[str, Any]], Checked]:
             if not row.keys() >= required:
                 if not row:
                     return _refusal("empty", "a row without columns")
-                return _refusal("missing_column", f"no column {min(required - row.keys())!r}")
+                missing = min(required - row.keys())
+                return _refusal(
+                    "missing_column", f"no column {missing!r}{_written(missing, frozenset(row.keys() - required))}"
+                )
             example = to_example(row, data_format, columns)
             size, turns = measure(example)
         except refused as refusal:
@@ -64,7 +68,8 @@ def column_checker(columns: dict[str, str]) -> Callable[[dict[str, Any]], Checke
     def check(row: dict[str, Any]) -> Checked:
         missing = [column for column in columns.values() if column not in row]
         if missing:
-            return _refusal("missing_column" if row else "empty", f"no column {missing[0]!r}")
+            written = _written(missing[0], frozenset(row.keys() - set(columns.values())))
+            return _refusal("missing_column" if row else "empty", f"no column {missing[0]!r}{written}")
         values = {wanted: row[column] for wanted, column in columns.items()}
         empty = next((name for name, value in values.items() if _is_empty(value)), None)
         if empty is not None:
@@ -172,3 +177,10 @@ def _says_nothing(message: Any) -> bool:
         return False
     said = message.get("content", message.get("value"))
     return said in (None, "", []) and not message.get("tool_calls")
+
+
+@lru_cache(maxsize=256)  # rows of one file mostly lack the same column
+def _written(wanted: str, there: frozenset[str]) -> str:
+    """` (here: 'mesages')` for a column of the row that is nearly the wanted one."""
+    close = difflib.get_close_matches(wanted, there, n=1, cutoff=0.8)
+    return f" (here: {close[0]!r})" if close else ""

@@ -13,7 +13,7 @@ from typing import Any
 from skill_train.candidates import Candidate
 from skill_train.errors import DecisionNeeded
 from skill_train.facts import MachineFacts, ModelFacts
-from skill_train.placement import Choices
+from skill_train.placement import Choices, has_device
 
 # "Up to 3B" and "7B and more", as models are called: Llama 3.2 3B has 3.21e9 parameters, Llama 2 7B 6.74e9.
 SMALL, LARGE = 3.5e9, 6.5e9
@@ -80,9 +80,9 @@ def stays_here(got: str) -> DecisionNeeded:
     return DecisionNeeded(
         "the recipe says sensitive: true, so nothing of it may leave this machine",
         code="sensitive",
-        expected="--where local, or sensitive: false",
+        expected="a run on this machine",
         got=got,
-        hint="train here, or take sensitive: true out of the recipe if the data may leave",
+        hint="train here; whether the data may leave is for its owner to say, not for who runs the commands",
     )
 
 
@@ -143,6 +143,8 @@ def _memory(here: Candidate) -> Fired:
     if fit.memory is None:
         return Fired("memory", "either", "the memory it needs is unknown", "estimate")
     need = f"needs {fit.memory.low / 1e9:.1f} to {fit.memory.high / 1e9:.1f} GB"
+    if not has_device(here.machine, fit.step.device):
+        return Fired("memory", "either", f"{need}; no {fit.step.device} device was found here to compare", "estimate")
     if fit.usable_bytes is None:
         return Fired("memory", "either", f"{need}; what {here.machine.chip} has is unknown", "estimate")
     have = f"{fit.usable_bytes / 1e9:.1f} GB can be used on {here.machine.chip}"

@@ -123,6 +123,8 @@ def _tokenizer(recipe: Recipe) -> Any:
     try:
         return train_module().load_tokenizer({"model": recipe.model, "revision": recipe.revision})
     except train_module().Refused as refusal:
+        if not Path(recipe.model).exists():  # of a model on the Hub its config.json was at hand, and no more
+            raise _no_tokenizer(recipe, refusal.error["got"]) from None
         raise from_exit_code(refusal.exit_code, refusal.error) from None
     except (OSError, ValueError) as error:
         raise _no_tokenizer(recipe, str(error).strip().splitlines()[0]) from None

@@ -111,6 +111,24 @@ def test_a_model_without_a_tokenizer_is_refused_with_the_report(tmp_path: Path) 
     assert (answer["data"]["rows"], answer["next"]) == (30, [])
 
 
+def test_a_cache_without_the_tokenizer_is_no_count(tmp_path: Path) -> None:
+    """A model of the Hub of which nothing but config.json is at hand, and no network: `plan` must not take one token a
+    row for counted. In a process of its own, because the Hub's client reads its environment once."""
+    kept = tmp_path / "hf" / "hub" / "models--owner--name"
+    (kept / "snapshots" / ("a" * 40)).mkdir(parents=True)
+    (kept / "refs").mkdir()
+    (kept / "refs" / "main").write_text("a" * 40)
+    (kept / "snapshots" / ("a" * 40) / "config.json").write_bytes((tiny.cached("qwen2") / "config.json").read_bytes())
+    rows = tiny.write_rows(tmp_path / "rows.jsonl", 30)
+    env = os.environ | {"HF_HOME": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "1", "HF_ENDPOINT": "http://127.0.0.1:9"}
+    words = [*SCRIPT, "data", str(rows), "--model", "owner/name", "--format", "json"]
+    done = subprocess.run(words, capture_output=True, text=True, env=env)
+    answer = json.loads(done.stdout)
+    assert (done.returncode, answer["data"]["tokens"]["counted"]) == (0, False), done.stderr
+    assert "hub_unreachable" in [warning["code"] for warning in answer["warnings"]]
+    assert list((tmp_path / "cache").rglob("*.json")) == []
+
+
 def test_an_answer_that_is_always_cut_away_asks_for_more_length(tmp_path: Path) -> None:
     path = tiny.write_rows(tmp_path / "rows.jsonl", 5)
     code, answer = _data(path, "--model", tiny.cached("qwen2"), "--max-length", 4)

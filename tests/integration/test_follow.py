@@ -114,7 +114,7 @@ def test_without_a_token_nobody_is_signed_in(
 def test_a_run_on_this_machine(cloud: Cloud) -> None:
     cloud.run.metrics.write_bytes(cloud_runs.metrics(4))
     data = cloud.on("status").data
-    assert (data["stage"], data["step"], data["seconds"]["left"]) == ("STARTED", 4, 12.0)
+    assert (data["stage"], data["step"], data["seconds"]["left"]) == ("STOPPED", 4, 12.0)
     assert cloud.hub.log == []
 
 

@@ -1,4 +1,4 @@
-"""`status` on a real terminal: it draws a run again while it trains, and ends with it; Ctrl-C ends the watching only."""
+"""`status` on a real terminal: it draws a run again while it trains, and ends with it; Ctrl-C ends the watching."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_a_run_that_nobody_trains_is_shown_once(run: RunDir, screens: list[Scree
     """Such as one whose process was killed: to wait for it would never end."""
     screen = _on_a_terminal(screens, "status", str(run.path))
     assert screen.ends() == 0
-    assert "STARTED" in screen.text and "Ctrl-C" not in screen.text
+    assert "STOPPED: no process trains it any more" in screen.text and "Ctrl-C" not in screen.text
 
 
 def test_without_a_terminal_it_looks_once(run: RunDir) -> None:

@@ -286,6 +286,7 @@ REFUSED: list[tuple[str, dict[str, Any], int, str, str]] = [
     ("too short", {"more": ["--timeout", "60"]}, 3, "timeout_too_short", "--timeout"),
     ("too dear", {"more": ["--max-cost", "0.001"]}, 3, "over_budget", "--max-cost"),
     ("too dear by its timeout", {"more": ["--max-cost", "1", "--timeout", "9h"]}, 3, "over_budget", "--timeout"),
+    ("too dear for anybody", {"token": None, "more": ["--max-cost", "0.001"]}, 3, "over_budget", "--max-cost"),
     ("too large", {"model": "me/large", "more": ["--flavor", "t4-small"]}, 3, "no_memory", "a larger flavor"),
     ("a public result", {"more": ["--hub-model-id", "me/shown"]}, 3, "public_repository", "--hub-model-id"),
     ("public data", {"more": ["--data-repo", "me/open"]}, 3, "public_repository", "--data-repo"),
@@ -309,6 +310,18 @@ def test_one_clear_error_before_anything_is_sent(
     assert (hub.jobs_created, _tree(here)) == (0, before)
     assert code not in ("sensitive", "local_model") or hub.log == []
     assert not [request for request in hub.log if request.method not in ("GET", "HEAD")]
+
+
+def test_the_cost_is_known_before_the_token(hub: Hub, call: Any) -> None:
+    """Whoever has to sign in first shall know what for."""
+    asked = call(*SAID, "--flavor", "t4-small")
+    told = call(*SAID, "--flavor", "t4-small", token=None)
+    assert (asked.error, told.error) == ((3, "confirm_cost"), (4, "not_signed_in"))
+    known, shown = asked.answer["data"], told.answer["data"]
+    assert shown["timeout_seconds"] == known["timeout_seconds"]
+    ends = ("low", "high", "most", "usd_per_hour")
+    assert [shown["cost_usd"][end] for end in ends] == [known["cost_usd"][end] for end in ends]
+    assert "t4-small: $" in call(*SAID, "--flavor", "t4-small", "--format", "human", token=None).stdout
 
 
 def test_a_public_bucket_is_no_place_for_the_run(hub: Hub, call: Any) -> None:

@@ -225,6 +225,8 @@ ASKED = [
         rules={"asked": "cloud"} | SMALL),
     row("qwen2.5-0.5b", "m2_pro_16gb", "local", "rubric: QLoRA 4-bit needs CUDA", where_asked="local",
         load_in_4bit=True, blockers=("needs_cuda",)),
+    row("qwen2.5-7b", "bare_cpu", "local", "a computer's memory says nothing of a GPU that is not there",
+        where_asked="local", device="cuda", rules={"memory": "either"}, blockers=("device_unavailable",)),
     row("qwen2.5-0.5b", "m2_pro_16gb", "local", "framework: sensitive data stays local", sensitive=True,
         rules={"sensitive": "local"}),
     row("qwen2.5-7b", "m2_pro_16gb", "local", "issue: sensitive keeps everything here, or refuses", sensitive=True,

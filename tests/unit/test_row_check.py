@@ -74,6 +74,13 @@ def test_a_refusal_has_its_kind(row: dict[str, Any], kind: str) -> None:
     assert (trouble.kind, trouble.refused) == (kind, True)
 
 
+def test_a_column_that_is_nearly_right_is_named() -> None:
+    """A row that could be saved by hand."""
+    near, far = ({key: [USER, {"role": "assistant", "content": "4"}]} for key in ("mesages", "turns"))
+    said = [trouble.why for row in (near, far) if (trouble := checker(CHAT)(row)[2])]
+    assert said == ["no column 'messages' (here: 'mesages')", "no column 'messages'"]
+
+
 @pytest.mark.parametrize("value", ["", "  ", None])
 def test_an_empty_text_is_empty(value: Any) -> None:
     found = Found("prompt_completion", {"prompt": "q", "completion": "a"}, "")

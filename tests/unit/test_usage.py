@@ -1,0 +1,54 @@
+"""What the command line says to a word that it does not know."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from skill_train.cli import main
+
+
+@pytest.mark.parametrize("command", ["plan", "local", "submit"])
+def test_a_field_of_a_recipe_is_no_option(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    said = _said(capsys, command, "--learning-rate", "1e-3", "--format", "json")
+    assert "learning_rate: …" in said["hint"] and "references/recipe.md" in said["hint"]
+
+
+@pytest.mark.parametrize("words", [("plan", "--learn", "1"), ("merge", "--learning-rate", "1")], ids=str)
+def test_anything_else_is_explained_by_the_help(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    assert _said(capsys, *words, "--format", "json")["hint"] == f"skill-train {words[0]} --help"
+
+
+def _said(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, str]:
+    with pytest.raises(SystemExit) as ended:
+        main(list(words))
+    error: dict[str, str] = json.loads(capsys.readouterr().out)["error"]
+    assert (ended.value.code, error["code"]) == (2, "bad_usage")
+    return error
+
+
+CLOSED = [
+    (("plan", "--model", "nowhere", "--data", "nowhere", "--format", "json"), 2),
+    (("doctor", "--format", "json"), 0),
+    (("doctor", "--format", "human"), 0),
+    (("--help",), 141),
+]
+
+
+@pytest.mark.parametrize(("words", "code"), CLOSED, ids=lambda value: str(value))
+def test_a_reader_that_goes_is_no_bug(words: tuple[str, ...], code: int, tmp_path: Path) -> None:
+    """`skill-train … | head`: exit 1 would call it a bug. A result that came to its end keeps its exit code."""
+    program = "import sys; sys.stdin.read(1); from skill_train.cli import main; main()"
+    command = [sys.executable, "-c", program, *words]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+        assert child.stdout is not None and child.stdin is not None and child.stderr is not None
+        child.stdout.close()
+        child.stdin.write(b"x")
+        child.stdin.close()
+        said = child.stderr.read().decode()
+        assert child.wait() == code, said
+    assert "Traceback" not in said
