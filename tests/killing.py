@@ -37,7 +37,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "quantize": ("export-gguf", "run", "--quant", "q8_0,q4_0"),
     "verify": ("verify", "run", "--tokens", "128"),
 }
-_TAKES = 180  # seconds, at most, of one command on a busy machine
+_TAKES = 600  # seconds, at most, of one command on a busy machine
 
 
 @dataclass(frozen=True)
