@@ -133,6 +133,7 @@ LOGITS_AT_ONCE = 16_000_000
 SOFTMAX_AT_ONCE = 1_000_000
 STRATEGIES = ("single", "ddp", "fsdp")
 TUNED = {"lora": "adapter", "full": "merged"}  # the folder of what was trained
+SETS_OF_NAMES = ("target_modules", "exclude_modules")  # in adapter_config.json
 # Of a base's files: weights in any format, pickles and code. `skill_train.companions` has the same.
 LEFT_OUT = """
     .safetensors .bin .pt .pth .ckpt .pkl .pickle .h5 .msgpack .onnx .onnx_data .gguf .ggml .npz .ot .tflite .mlmodel
@@ -219,7 +220,7 @@ def run(plan: dict[str, Any], folder: Path, *, resume: bool) -> None:
     checkpoint = newest_checkpoint(folder / "checkpoints") if resume else None
     if checkpoint is not None:
         check_split(checkpoint, placement)
-    watch = Watch(folder, data, recipe, checkpoint)
+    watch = Watch(folder, data, recipe, checkpoint, keep=placement["save_total_limit"])
     trainer = build_trainer(recipe, placement, folder, tokenizer, data, watch)
     if is_main_process():
         write_json(folder / "environment.json", environment(trainer, data))
@@ -351,7 +352,9 @@ def explanation(error: Exception) -> Refused | None:
     # torch and safetensors say a full disk in words of their own.
     own_words = ("no space left", "iostream error", "inline_container")
     cannot_open = "open file failed" in text
-    if number in (errno.ENOSPC, errno.EDQUOT) or (any(words in text for words in own_words) and not cannot_open):
+    if number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) or (
+        any(words in text for words in own_words) and not cannot_open
+    ):
         return Refused(
             f"the disk is full: {str(error).splitlines()[0]}",
             code="no_disk",
@@ -1288,7 +1291,7 @@ def trainer_arguments(recipe: dict[str, Any], placement: dict[str, Any], folder:
         eval_strategy="no",
         save_strategy="steps",
         save_steps=placement["save_steps"],
-        save_total_limit=placement["save_total_limit"],
+        save_total_limit=None,  # `Watch` removes older ones
         save_only_model=False,
         report_to=reporter(placement["report_to"]),
         push_to_hub=False,
@@ -1331,11 +1334,30 @@ def save(trainer: Any, folder: Path, base: Path | None) -> None:
         model = trainer.accelerator.unwrap_model(trainer.model)
         model.save_pretrained(str(part), state_dict=weights)
         (part / "README.md").unlink(missing_ok=True)  # PEFT's empty card template
+        settle_order(part / "adapter_config.json")
         if base is not None:
             take_files(base, part, str(model.dtype).removeprefix("torch."))
-        shutil.rmtree(folder, ignore_errors=True)
-        os.replace(part, folder)
+        replace_folder(part, folder)
     wait_for_all()
+
+
+def settle_order(config: Path) -> None:
+    """PEFT (0.21) writes its sets of names in the order of Python's hashes, another one in each process: the same run
+    would never give the same file twice."""
+    if config.is_file():
+        values = json.loads(config.read_text(encoding="utf-8"))
+        sets = {name: sorted(values[name]) for name in SETS_OF_NAMES if isinstance(values.get(name), list)}
+        write_text(config, json.dumps(values | sets, indent=2, sort_keys=True))
+
+
+def replace_folder(part: Path, folder: Path) -> None:
+    """A folder of an earlier start goes whole: a kill must not leave a part of it under its name."""
+    old = folder.with_name(f".{folder.name}.old.part")
+    shutil.rmtree(old, ignore_errors=True)
+    if folder.is_dir():
+        os.replace(folder, old)
+    os.replace(part, folder)
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def take_files(base: Path, part: Path, dtype: str) -> None:
@@ -1423,9 +1445,11 @@ def is_complete(checkpoint: Path) -> bool:
 class Watch:
     """Writes a line a step, marks complete checkpoints, and stops a run that has gone wrong."""
 
-    def __init__(self, folder: Path, data: dict[str, Any], recipe: dict[str, Any], checkpoint: Path | None) -> None:
+    def __init__(
+        self, folder: Path, data: dict[str, Any], recipe: dict[str, Any], checkpoint: Path | None, *, keep: int
+    ) -> None:
         self.metrics = folder / "metrics.jsonl"
-        self.data, self.recipe = data, recipe
+        self.data, self.recipe, self.keep = data, recipe, keep
         self.problem: Refused | None = None
         self.interrupted = False
         self.parent = os.getppid()
@@ -1554,7 +1578,16 @@ class Watch:
         if is_main_process() and checkpoint.is_dir():
             sizes = {str(p.relative_to(checkpoint)): p.stat().st_size for p in checkpoint.rglob("*") if p.is_file()}
             write_json(checkpoint / "complete.json", sizes)
+            self.remove_older(checkpoint)
             event("checkpoint", name=checkpoint.name)
+
+    def remove_older(self, checkpoint: Path) -> None:
+        """Only now: the trainer itself removes older ones before the newest has its marker, and takes for the oldest
+        the one with the earliest clock, so that after a clock set back it removes the newest (transformers 5.23)."""
+        before = [path for path in numbered(checkpoint.parent) if step_of(path) < step_of(checkpoint)]
+        for path in before[self.keep - 1 :]:
+            (path / "complete.json").unlink(missing_ok=True)
+            shutil.rmtree(path, ignore_errors=True)
 
     def asked_to_stop(self, device: Any) -> bool:
         """Whether a signal reached any of the processes: all stop after the same step, or the rest would wait forever.
@@ -2285,6 +2318,8 @@ class Keeper:
             files = {path.relative_to(checkpoint).as_posix(): path for path in files_of(checkpoint)}
             files |= {path.name: path for path in beside if path.is_file()}
             digests = {name: copy_file(path, target / name) for name, path in files.items()}
+            if not is_complete(checkpoint):  # some of its files may have gone before they were listed
+                raise FileNotFoundError(checkpoint)
             put_json(target / MARKER, digests)
         except OSError:
             remove_kept(target)

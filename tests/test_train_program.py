@@ -228,7 +228,7 @@ def test_nothing_is_held_out_when_the_recipe_says_so() -> None:
     ],
 )
 def test_a_loss_that_ends_training(tmp_path: Path, losses: list[float], word: str | None) -> None:
-    watch = PROGRAM.Watch(tmp_path, {}, {}, None)
+    watch = PROGRAM.Watch(tmp_path, {}, {}, None, keep=2)
     verdicts = [watch.bad_loss(step, loss, 1.0) for step, loss in enumerate(losses, start=1)]
     assert verdicts[:-1] == [None] * (len(losses) - 1)
     if word is None:
@@ -241,7 +241,7 @@ def test_a_loss_that_ends_training(tmp_path: Path, losses: list[float], word: st
 
 
 def test_a_flat_loss_ends_training(tmp_path: Path) -> None:
-    watch = PROGRAM.Watch(tmp_path, {}, {}, None)
+    watch = PROGRAM.Watch(tmp_path, {}, {}, None, keep=2)
     assert watch.bad_loss(1, 2.0, None) is None  # not measured when gradients are not clipped
     assert watch.bad_loss(2, 2.0, 1e-9) is None
     assert "gradient of exactly 0 at step 3" in watch.bad_loss(3, 2.0, 0.0).error["message"]
@@ -301,6 +301,7 @@ def _write(folder: Path, plan: dict[str, Any]) -> Path:
         # torch.save's words on a full disk, recorded on a 3 MB tmpfs on 2026-11-21 with torch 2.13
         (RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 255040 vs 254928"), "no_disk"),
         (OSError(errno.ENOSPC, "No space left on device"), "no_disk"),
+        (OSError(errno.EFBIG, "File too large"), "no_disk"),
         (RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"), "out_of_memory"),
         (PermissionError(errno.EACCES, "Permission denied"), "not_writable"),
         (ModuleNotFoundError("No module named 'trl'", name="trl"), "missing_package"),
@@ -311,3 +312,21 @@ def _write(folder: Path, plan: dict[str, Any]) -> Path:
 def test_ends_that_are_explained_and_bugs_that_keep_their_traceback(error: Exception, code: str | None) -> None:
     refusal = train_module().explanation(error)
     assert (refusal.error["code"] if refusal else None) == code
+
+
+def test_names_that_are_a_set_have_one_order(tmp_path: Path) -> None:
+    config = tmp_path / "adapter_config.json"
+    written = {"r": 8, "target_modules": ["v_proj", "k_proj", "q_proj"], "exclude_modules": None, "layers": [3, 1]}
+    config.write_text(json.dumps(written))
+    PROGRAM.settle_order(config)
+    assert json.loads(config.read_text()) == written | {"target_modules": ["k_proj", "q_proj", "v_proj"]}
+    PROGRAM.settle_order(tmp_path / "merged" / "adapter_config.json")  # every weight was trained: there is none
+
+
+def test_a_folder_takes_the_place_of_an_earlier_one(tmp_path: Path) -> None:
+    for name, content in ((".adapter.part", "new"), ("adapter", "old"), (".adapter.old.part", "left by a kill")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "weights").write_text(content)
+    PROGRAM.replace_folder(tmp_path / ".adapter.part", tmp_path / "adapter")
+    assert [path.name for path in tmp_path.iterdir()] == ["adapter"]
+    assert (tmp_path / "adapter" / "weights").read_text() == "new"

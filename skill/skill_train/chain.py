@@ -15,6 +15,7 @@ from skill_train.placement import Choices
 from skill_train.plan_file import given_plan, is_plan
 from skill_train.reference import read_rows
 from skill_train.run_dir import RunDir, open_run, read_json, set_aside
+from skill_train.run_lock import locked
 
 
 def local(
@@ -179,8 +180,14 @@ def merge_run(console: Console, run: RunDir, dtype: str | None = None, gate: str
     """Merges the adapter of a run into `merged/`.
 
     Raises:
-        UsageError: not trained yet, or there is no adapter because every weight was trained.
+        UsageError: not trained yet, or there is no adapter because every weight was trained; or the run is in use.
     """
+    with locked(run, "merge"):
+        return merge_locked(console, run, dtype, gate)
+
+
+def merge_locked(console: Console, run: RunDir, dtype: str | None, gate: str) -> dict[str, Any]:
+    """`merge_run` for a caller that has the lock of the run."""
     require_trained(run)
     if run.is_full:
         raise UsageError(

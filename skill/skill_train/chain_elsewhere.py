@@ -15,7 +15,8 @@ from skill_train.errors import DecisionNeeded, UsageError
 from skill_train.facts import Flavor
 from skill_train.job_spec import FOUR_BIT
 from skill_train.recipe import to_yaml
-from skill_train.run_dir import RunDir, locked, read_json, write_json, write_text
+from skill_train.run_dir import RunDir, read_json, write_json, write_text
+from skill_train.run_lock import locked
 
 _JOBS_ONLY = ("data_repo", "max_cost", "force_new", "dry_run", "rehearse")
 _SKYPILOT_ONLY = ("nodes", "infra")

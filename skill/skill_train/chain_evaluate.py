@@ -14,6 +14,7 @@ from skill_train.evaluate_ask import Model
 from skill_train.evaluate_score import Scoring, scoring_of
 from skill_train.reference import read_rows
 from skill_train.run_dir import RunDir, open_run, read_json
+from skill_train.run_lock import locked
 
 ROWS = 100
 _SHOWN, _SHOWN_CHARACTERS = 2, 800  # rows side by side in the answer, and characters of one; the record has all
@@ -65,6 +66,13 @@ def evaluate_run(
     backend: str = "auto",
 ) -> dict[str, Any]:
     """The record `evaluate.json` of a run, measured now or earlier."""
+    with locked(run, "evaluate"):
+        return _evaluate_locked(console, run, scoring or Scoring(), ggufs, most_rows, backend)
+
+
+def _evaluate_locked(
+    console: Console, run: RunDir, scoring: Scoring, ggufs: list[Path] | None, most_rows: int, backend: str
+) -> dict[str, Any]:
     from skill_train.evaluate import blind, require_rows
     from skill_train.evaluate import evaluate as step
 
@@ -79,7 +87,7 @@ def evaluate_run(
             loss_on=recipe["loss_on"],
             most_rows=most_rows,
             tokenizer_of=base,
-            scoring=scoring or Scoring(),
+            scoring=scoring,
             backend=backend,
             record=run.record("evaluate"),
             progress=progress,

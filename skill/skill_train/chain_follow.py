@@ -203,7 +203,7 @@ def look(cloud: CloudRun, console: Console) -> About:
         plan=cloud_run.plan_of(cloud, there),
         speed=measured,
         source=source if measured else None,
-        age_seconds=(datetime.now(UTC) - written).total_seconds() if written else None,
+        age_seconds=age(written),
         kept_step=there.checkpoint,
         story=_explained(cloud, measured, there, lines) if failed else None,
     )
@@ -326,6 +326,12 @@ def _moment(start: datetime | None, seconds: float | None) -> str | None:
     if start is None or seconds is None:
         return None
     return (start + timedelta(seconds=seconds)).astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def age(written: datetime | None) -> float | None:
+    """Seconds since then; None when unknown, also because this clock was set back since."""
+    seconds = (datetime.now(UTC) - written).total_seconds() if written else -1.0
+    return seconds if seconds >= 0 else None
 
 
 def rounded(seconds: float | None) -> float | None:

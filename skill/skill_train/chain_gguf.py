@@ -10,7 +10,7 @@ from skill_train import converter, export_room, tables
 from skill_train.chain import (
     base_folder,
     base_of,
-    merge_run,
+    merge_locked,
     only_one,
     outputs_of,
     put_aside,
@@ -20,7 +20,8 @@ from skill_train.chain import (
 )
 from skill_train.console import Console, Result
 from skill_train.errors import UsageError, VerificationFailed
-from skill_train.run_dir import RunDir, open_run, read_json, write_text
+from skill_train.run_dir import RunDir, open_run, read_json, renamed_aside, write_text
+from skill_train.run_lock import locked
 
 UNQUANTIZED = ("f16", "bf16", "f32")
 
@@ -53,7 +54,8 @@ def export_gguf(
     if RunDir.is_one(run):
         only_one("export-gguf", {"--out": out})
         if lora:
-            return _export_lora(console, open_run(run), tools)
+            with locked(open_run(run), "export-gguf"):
+                return _export_lora(console, open_run(run), tools)
         return export_run(console, open_run(run), quant, tools)
     if not (run / "config.json").is_file():
         open_run(run)  # says what is missing
@@ -66,20 +68,22 @@ def export_run(console: Console, run: RunDir, quant: str, tools: Any) -> Result:
     from skill_train.quantize import type_names
 
     types = type_names(quant.split(","))  # a wrong name is refused before anything runs
-    waits = contextlib.nullcontext() if run.record("convert").is_file() else converter.ready(tools)
-    with waits as ready:  # it imports torch while the adapter is merged
-        if run.is_full:
-            require_trained(run)
-        else:
-            _say_room(console, run, types)
-            merge_run(console, run, **_merged_options(run))
-        return _export_merged(console, run, types, tools, ready)
+    with locked(run, "export-gguf"):
+        waits = contextlib.nullcontext() if run.record("convert").is_file() else converter.ready(tools)
+        with waits as ready:  # it imports torch while the adapter is merged
+            if run.is_full:
+                require_trained(run)
+            else:
+                _say_room(console, run, types)
+                merge_locked(console, run, **_merged_options(run))
+            return _export_merged(console, run, types, tools, ready)
 
 
 def _export_merged(console: Console, run: RunDir, types: list[str], tools: Any, ready: Any) -> Result:
     length, name = read_json(run.plan)["recipe"]["max_length"], _name(run)
     for kind in UNQUANTIZED:
         put_aside(console, run.gguf / f"{name}-{kind}.gguf", run.record("convert"))
+    _put_unrecorded_aside(console, run, [run.gguf / f"{name}-{kind}.gguf" for kind in types])
     return _export(
         console,
         ready=ready,
@@ -91,6 +95,15 @@ def _export_merged(console: Console, run: RunDir, types: list[str], tools: Any, 
         tools=tools,
         trained_length=length,
     )
+
+
+def _put_unrecorded_aside(console: Console, run: RunDir, files: list[Path]) -> None:
+    """A kill may come between one of several files and the record, which then names the others alone."""
+    recorded = _recorded(run)
+    for file in files:
+        if file.is_file() and file not in recorded:
+            aside = renamed_aside(file)
+            console.warn("set_aside", f"no record names {file}; it is now {aside.name}, and is made again")
 
 
 def _name(run: RunDir) -> str:
@@ -274,6 +287,11 @@ def verify(
 
 def verify_run(console: Console, run: RunDir, tokens: int | None, out: Path | None = None) -> Result:
     """Judges every GGUF file of a run against base + adapter, or against the whole model that was trained."""
+    with locked(run, "verify"):
+        return _verify_locked(console, run, tokens, out)
+
+
+def _verify_locked(console: Console, run: RunDir, tokens: int | None, out: Path | None) -> Result:
     from skill_train.reference import read_rows
 
     require_trained(run)

@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from skill_train import chain_follow, cloud_record, cloud_run, job_figures, last_look, run_dir, tables
-from skill_train.chain_follow import rounded
+from skill_train import chain_follow, cloud_record, cloud_run, job_figures, last_look, run_lock, tables
+from skill_train.chain_follow import age, rounded
 from skill_train.cloud_run import CloudRun
 from skill_train.console import Console, Result
 from skill_train.run_dir import RunDir, read_json
@@ -70,7 +70,7 @@ def _look_here(run: RunDir) -> Callable[[], tuple[Result, bool]]:
 
 def _here(run: RunDir) -> dict[str, Any]:
     """Of a run on this machine, from what it wrote."""
-    busy = run_dir.is_locked(run)  # before the records are read: what ends in between has written them
+    busy = run_lock.is_locked(run)  # before the records are read: what ends in between has written them
     plan, done = read_json(run.plan), run.record("train").is_file()
     text = run.metrics.read_text(encoding="utf-8", errors="replace") if run.metrics.is_file() else ""
     measured = job_figures.speed(text.splitlines())
@@ -90,7 +90,7 @@ def _here(run: RunDir) -> dict[str, Any]:
         "memory_bytes": measured.memory_bytes if measured else None,
         "progress": {
             "source": "metrics.jsonl" if measured else None,
-            "age_seconds": rounded((datetime.now(UTC) - written).total_seconds()) if written else None,
+            "age_seconds": rounded(age(written)),
         },
         "seconds": {"left": rounded(measured.left_seconds) if measured and not done else None},
         "why": error,

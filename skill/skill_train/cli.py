@@ -27,7 +27,7 @@ from skill_train import cli_skills
 # isort: split
 from skill_train.cli_frame import FORMATS, cli
 from skill_train.console import Console, Format, ReaderGone, silence
-from skill_train.errors import DecisionNeeded, SkillTrainError, UsageError
+from skill_train.errors import DecisionNeeded, Interrupted, SkillTrainError, UsageError, out_of_memory
 from skill_train.token_text import refuse_in_arguments
 
 __all__ = ["cli", "cli_cloud", "cli_export", "cli_local", "cli_skills", "main"]
@@ -54,20 +54,13 @@ def main(argv: list[str] | None = None) -> None:
         code = 141  # as a shell calls it: 128 + SIGPIPE
     except (KeyboardInterrupt, click.exceptions.Abort):
         code = console.error(
-            _Interrupted("interrupted", code="interrupted", hint=shlex.join(["skill-train", *arguments]))
+            Interrupted("interrupted", code="interrupted", hint=shlex.join(["skill-train", *arguments]))
         )
     except OSError as error:
         code = console.error(_system_error(error))
     except Exception as error:  # the one boundary: a bug keeps its traceback, and a program still gets an envelope
-        import traceback
-
-        traceback.print_exc()
-        code = console.error(_Bug(f"{type(error).__name__}: {error}", code="bug", hint="report it, with the traceback"))
+        code = console.error(out_of_memory(error) or _bug(error))
     sys.exit(code if isinstance(code, int) else 0)
-
-
-class _Interrupted(SkillTrainError):
-    exit_code = 130
 
 
 class _Bug(SkillTrainError):
@@ -121,7 +114,7 @@ def _format_in(arguments: list[str]) -> Format:
 def _system_error(error: OSError) -> SkillTrainError:
     """Disk full, read-only, no permission: the user's to mend, with the path that it happened at."""
     where = f": {error.filename}" if error.filename else ""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return DecisionNeeded(
             f"no space left on the disk{where}",
             code="no_disk",
@@ -134,3 +127,10 @@ def _system_error(error: OSError) -> SkillTrainError:
         got=str(error.filename or ""),
         hint="check the path, its permissions and the free space, then run the same command again",
     )
+
+
+def _bug(error: Exception) -> SkillTrainError:
+    import traceback
+
+    traceback.print_exc()
+    return _Bug(f"{type(error).__name__}: {error}", code="bug", hint="report it, with the traceback")

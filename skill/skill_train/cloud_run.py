@@ -18,7 +18,8 @@ from skill_train.job_once import timestamp
 from skill_train.job_spec import Mount
 from skill_train.jobs import Job
 from skill_train.recipe import to_yaml
-from skill_train.run_dir import RunDir, locked, read_json, write_json, write_text
+from skill_train.run_dir import RunDir, read_json, write_json, write_text
+from skill_train.run_lock import locked
 
 _JOB = re.compile(r"(?:(?P<namespace>[\w.-]+)/)?(?P<id>[0-9a-f]{24})")
 

@@ -26,6 +26,7 @@ from skill_train.run_dir import (
     finished_record,
     peak_memory_bytes,
     require_space,
+    require_writable,
     versions,
     whole_file,
     write_record,
@@ -78,6 +79,7 @@ def convert(
     done = finished_record(record, inputs=inputs, options=options)
     if done is not None:
         return done | {"reused": True}
+    require_writable(out)
     weights = read_weights(model)
     _check_room(weights, model, out, outtype)
     if sum(stored.size for stored in weights.values()) > _LONG_BYTES:

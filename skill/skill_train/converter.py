@@ -278,7 +278,10 @@ _CAUSES: list[tuple[str, Callable[[_Failure], SkillTrainError]]] = [
     (r"BPE pre-tokenizer was not recognized", _unsupported_tokenizer),
     (r"ModuleNotFoundError: No module named '([\w.]+)'", _missing_package),
     (r"Quant method is not yet supported: '?([\w-]+)", _quantized),
-    (r"No space left on device", _no_disk),
+    (
+        r"No space left on device|File too large|Disk quota exceeded|\d+ requested and \d+ written",
+        _no_disk,
+    ),  # and numpy
     (r"MemoryError|not enough memory|[Cc]annot allocate memory", _out_of_memory),
     (r"^FileNotFoundError|File not found", _missing_file),
     (r"^KeyError: (.*)", _missing_key),

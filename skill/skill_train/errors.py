@@ -8,6 +8,7 @@
     ├── VerificationFailed   exit 6  an artifact is not what it should be
     ├── NotInstalled         exit 7  something is missing; the hint installs it
     ├── Temporary            exit 8  network, rate limit or server; try again
+    ├── Interrupted          exit 130  Ctrl-C
     └── NativeCrash          exit 1  native code (llama.cpp) ended by a signal
 
 A message says what is wrong and with which value; `expected` and `got` are the two sides; `hint` is the next command.
@@ -92,6 +93,10 @@ class Temporary(SkillTrainError):
     exit_code = 8
 
 
+class Interrupted(SkillTrainError):
+    exit_code = 130
+
+
 class NativeCrash(SkillTrainError):
     exit_code = 1
 
@@ -106,6 +111,20 @@ def from_exit_code(exit_code: int, error: dict[str, str]) -> SkillTrainError:
         expected=error.get("expected", ""),
         got=error.get("got", ""),
         hint=error.get("hint", ""),
+    )
+
+
+def out_of_memory(error: Exception) -> DecisionNeeded | None:
+    """What memory that ran out is, in Python's words or in torch's; None for any other error."""
+    text = str(error)
+    torch_says = isinstance(error, RuntimeError) and ("out of memory" in text or "can't allocate memory" in text)
+    if not isinstance(error, MemoryError) and not torch_says:
+        return None
+    return DecisionNeeded(
+        f"out of memory{f': {text.splitlines()[0]}' if text else ''}",
+        code="out_of_memory",
+        expected="memory for what this step reads",
+        hint="close other programs and run the same command again, or use a machine with more memory",
     )
 
 

@@ -67,6 +67,7 @@ def evaluate(
     earlier = _earlier(record, fixed)
     if earlier is not None:
         return earlier | {"reused": True}
+    run_dir.require_writable(record.parent)
     for model in models:
         backend_of(model, backend)  # what is missing is told before minutes are spent
     tokenizer = load_tokenizer(tokenizer_of)

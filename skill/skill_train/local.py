@@ -20,16 +20,17 @@ import tempfile
 from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from skill_train import cloud_record
 from skill_train.console import Bar
-from skill_train.errors import DecisionNeeded, NativeCrash, TrainingFailed, UsageError, from_exit_code
+from skill_train.errors import DecisionNeeded, Interrupted, NativeCrash, TrainingFailed, UsageError, from_exit_code
 from skill_train.facts import MachineFacts, ModelFacts, PrecisionProbe
 from skill_train.machine import cache_dir
 from skill_train.recipe import to_yaml
 from skill_train.resources import train_program
-from skill_train.run_dir import RunDir, file_digest, locked, read_json, write_json, write_text
+from skill_train.run_dir import RunDir, file_digest, read_json, write_json, write_text
+from skill_train.run_lock import locked
 
 _TAIL_LINES = 15
 
@@ -45,7 +46,7 @@ def train(
         SkillTrainError: what the program reported.
     """
     cloud_record.require_of_this_machine(run)
-    with locked(run, "local"):
+    with locked(run, "local") as lock:
         finished = _already_there(run, plan, resume)
         if finished is not None:
             return finished | {"reused": True}
@@ -53,7 +54,7 @@ def train(
             write_text(run.recipe, to_yaml(plan["recipe"] | plan["policy"]))
             write_json(run.plan, plan)
         try:
-            _run_program(run, resume=resume, progress=progress, say=say)
+            _run_program(run, lock, resume=resume, progress=progress, say=say)
         except UsageError:
             _forget(run)
             raise
@@ -176,10 +177,10 @@ def _forget(run: RunDir) -> None:
         run.path.rmdir()
 
 
-def _run_program(run: RunDir, *, resume: bool, progress: Bar, say: Callable[[str], None]) -> None:
+def _run_program(run: RunDir, lock: TextIO | None, *, resume: bool, progress: Bar, say: Callable[[str], None]) -> None:
     launch = read_json(run.plan).get("launch", {"arguments": [], "environment": {}})
     failure: dict[str, Any] | None = None
-    with open(run.log, "a", encoding="utf-8") as log, _child(_command(run, launch, resume), launch, log) as child:
+    with open(run.log, "a", encoding="utf-8") as log, _child(_command(run, launch, resume), launch, log, lock) as child:
         start = log.tell()
         for line in child.process.stdout or ():
             log.write(line)
@@ -188,9 +189,9 @@ def _run_program(run: RunDir, *, resume: bool, progress: Bar, say: Callable[[str
             _show(line, progress, say)
     if child.process.returncode != 0:
         said = run.log.read_bytes()[start:].decode("utf-8", errors="replace")
-        code = child.process.returncode
-        if launch["arguments"]:
-            code = _how_it_ended(code, child.stopped, failure, said)
+        code = _how_it_ended(child.process.returncode, child.stopped, failure, said)
+        if child.stopped == signal.SIGINT and _was_interrupted(code, failure):
+            raise _interrupted(run, failure)
         raise _failure(run, code, failure, said)
 
 
@@ -206,7 +207,7 @@ class _child:
     A launcher tells its processes. When it is killed itself, they notice, save and stop.
     """
 
-    def __init__(self, command: list[str], launch: dict[str, Any], log: Any) -> None:
+    def __init__(self, command: list[str], launch: dict[str, Any], log: Any, lock: TextIO | None) -> None:
         quiet = {"PYTHONUNBUFFERED": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "DO_NOT_TRACK": "1"}
         self.process = subprocess.Popen(
             command,
@@ -216,7 +217,11 @@ class _child:
             text=True,
             env=os.environ | quiet | launch["environment"],
             process_group=0,
+            pass_fds=(lock.fileno(),) if lock else (),  # left behind by a kill of ours, it still has the folder
         )
+        if lock is not None and lock.writable():
+            lock.write(f", training in process {self.process.pid}")
+            lock.flush()
         self.stopped: int | None = None  # the signal that was passed on
 
     def __enter__(self) -> _child:
@@ -252,6 +257,20 @@ def _how_it_ended(code: int, stopped: int | None, failure: dict[str, Any] | None
     if failure is not None and _lost_another(failure) and killed:
         return killed[0]
     return code
+
+
+def _was_interrupted(code: int, failure: dict[str, Any] | None) -> bool:
+    return code == -signal.SIGINT or (failure is not None and failure["error"]["code"] == "interrupted")
+
+
+def _interrupted(run: RunDir, failure: dict[str, Any] | None) -> Interrupted:
+    """Ctrl-C is neither a failed training nor a bug."""
+    before = "training was interrupted before its first step"
+    return Interrupted(
+        failure["error"]["message"] if failure else before,
+        code="interrupted",
+        hint=f"skill-train local --resume --run-dir {shlex.quote(str(run.path))}",
+    )
 
 
 def _lost_another(failure: dict[str, Any]) -> bool:

@@ -34,6 +34,7 @@ from skill_train.run_dir import (
     finished_record,
     peak_memory_bytes,
     require_space,
+    require_writable,
     versions,
     whole_folder,
     write_json,
@@ -87,6 +88,7 @@ def merge(
     done = finished_record(record, inputs=_inputs(model, tuned), options=options) if record.is_file() else None
     if done is not None:
         return {**done, "reused": True}
+    require_writable(out.parent)
     plan, reasons = _plan(model, tuned)
     ways = _ways(gate, model, tuned, reasons, threshold)
     require_space(out.parent, planned_bytes(model, plan, DTYPES[dtype] if dtype else None), "the merged model")

@@ -72,13 +72,18 @@ def report_progress(done: float, total: float, text: str) -> None:
 
 def worker_main(run: Any) -> None:
     """For workers: reads the job, calls `run(job)`, writes its result or its error."""
-    from skill_train.errors import SkillTrainError
+    from skill_train.errors import SkillTrainError, out_of_memory
 
     job, result_file = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")), Path(sys.argv[2])
     try:
         result = run(job)
     except SkillTrainError as error:
         result = {"error": error.as_dict(), "exit_code": error.exit_code}
+    except (MemoryError, RuntimeError) as error:
+        explained = out_of_memory(error)
+        if explained is None:
+            raise
+        result = {"error": explained.as_dict(), "exit_code": explained.exit_code}
     write_json(result_file, result)
 
 

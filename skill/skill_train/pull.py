@@ -6,6 +6,7 @@ replaced; `pull.json`, written last, says which ones a pull did.
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import shutil
@@ -19,7 +20,8 @@ from skill_train.console import Bar
 from skill_train.errors import UsageError, VerificationFailed
 from skill_train.follow import Say, patiently
 from skill_train.kept import BEFORE, FILES, Kept, KeptFile, belongs
-from skill_train.run_dir import RunDir, file_digest, locked, read_json, require_space, write_record
+from skill_train.run_dir import RunDir, file_digest, read_json, require_space, write_record
+from skill_train.run_lock import locked
 
 _PART = ".pull.part"  # files on their way; of the next pull too
 _TRIES = 2
@@ -40,14 +42,15 @@ def from_bucket(run: RunDir, kept: Kept, *, progress: Bar, say: Say) -> dict[str
         todo = [file for file in kept.files if not _is_here(run, file, earlier)]
         require_space(run.path, sum(file.size for file in todo), "what the job kept")
         outputs = {file.name: file.digest for file in kept.files if file not in todo}
+        outputs |= {file.name: earlier[file.name] for file in todo if file.name in earlier}  # should it come torn now
         done = 0
         for group in _groups(_in_order(todo)):
             progress(done, len(todo), group[0].name)
             outputs |= _fetch(run, kept.bucket, group, say)
             done += len(group)
-        shutil.rmtree(run.path / _PART, ignore_errors=True)
         inputs = {"bucket": kept.bucket, "state": kept.state, "checkpoint": kept.checkpoint}
         record = write_record(run.record("pull"), inputs=inputs, options={}, outputs=outputs)
+        shutil.rmtree(run.path / _PART, ignore_errors=True)  # last: while it is there, the record may be an old one
         return record | {"fetched": [file.name for file in todo]}
 
 
@@ -75,9 +78,9 @@ def from_repository(run: RunDir, repository: str, folder: Path, commit: str | No
             if sources[file.name].is_file():
                 shutil.copyfile(sources[file.name], part)
             outputs[file.name] = _placed(run, file, f"{repository} at {commit}")
-        shutil.rmtree(run.path / _PART, ignore_errors=True)
         inputs = {"repository": repository, "commit": commit, "state": "done", "checkpoint": None}
         record = write_record(run.record("pull"), inputs=inputs, options={}, outputs=outputs)
+        shutil.rmtree(run.path / _PART, ignore_errors=True)  # last: while it is there, the record may be an old one
         return record | {"fetched": [file.name for file in todo]}
 
 
@@ -157,7 +160,10 @@ def _fetch(run: RunDir, bucket: str, group: list[KeptFile], say: Say) -> dict[st
         patiently(partial(jobs.download, bucket, wanted), say)
         if all(file.digest is None or _is_whole(_part(run, file), file) for file in missing):
             break
-    return {file.name: _placed(run, file, bucket) for file in group}
+    torn = [file for file in group if file.digest is None and _is_torn(_part(run, file))]
+    for file in torn:
+        say(f"{file.name} is cut off in the bucket, because its job ended while it was written; it is left out")
+    return {file.name: _placed(run, file, bucket) for file in group if file not in torn}
 
 
 def _part(run: RunDir, file: KeptFile) -> Path:
@@ -194,6 +200,17 @@ def _cut_to_whole_lines(part: Path) -> None:
     if part.suffix == ".jsonl" and part.is_file():
         data = part.read_bytes()
         part.write_bytes(data[: data.rfind(b"\n") + 1])
+
+
+def _is_torn(part: Path) -> bool:
+    """A document that no marker promises, cut off like the lines of a log; it has no part that could be used."""
+    if part.suffix != ".json" or not part.is_file():
+        return False
+    try:
+        json.loads(part.read_bytes())
+    except (ValueError, RecursionError):
+        return True
+    return False
 
 
 def _size(path: Path) -> int:

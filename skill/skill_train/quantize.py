@@ -27,6 +27,7 @@ from skill_train.run_dir import (
     peak_memory_bytes,
     read_json,
     require_space,
+    require_writable,
     versions,
     whole_file,
     write_record,
@@ -80,6 +81,8 @@ def quantize(
     reused = [quant for quant in types if names[quant] in outputs]
     for quant in reused:
         _check_unchanged(files[quant], outputs[names[quant]], record)
+    if len(reused) < len(types):
+        require_writable(out)
     plans = _plans(source, {quant: number for quant, number in types.items() if quant not in reused}, progress)
     same = [quant for quant, plan in plans.items() if plan["changed"] == 0]
     to_make = [quant for quant in plans if quant not in same]

@@ -9,7 +9,8 @@ from skill_train.cloud_record import CloudJob, CloudRecord
 from skill_train.errors import UsageError
 from skill_train.follow import Say, job_now
 from skill_train.jobs import Job
-from skill_train.run_dir import RunDir, locked, read_json
+from skill_train.run_dir import RunDir, read_json
+from skill_train.run_lock import locked
 
 
 def resume(

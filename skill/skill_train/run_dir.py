@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib.util
 import json
 import os
 import re
@@ -24,7 +23,7 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from skill_train.errors import DecisionNeeded, UsageError
 from skill_train.records import read_json as read_json  # the floor of all that reads a run
@@ -123,16 +122,10 @@ def open_run(path: Path) -> RunDir:
 
 def write_text(path: Path, text: str) -> None:
     """Writes a whole file or nothing: a temporary name beside it, then a rename."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
-    try:
-        with open(temporary, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with whole_file(path) as temporary, open(temporary, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def write_json(path: Path, document: Any) -> None:
@@ -205,8 +198,10 @@ def set_aside(made: Path, record: Path) -> Path | None:
 
     Returns the new name, or None when there was nothing to rename.
     """
-    if record.is_file() or not made.exists():
-        return None
+    return None if record.is_file() or not made.exists() else renamed_aside(made)
+
+
+def renamed_aside(made: Path) -> Path:
     aside = next(n for i in range(1, 1000) if not (n := made.with_name(f"{made.name}.unrecorded-{i}")).exists())
     os.replace(made, aside)
     return aside
@@ -324,56 +319,20 @@ def require_space(folder: Path, need_bytes: int, what: str) -> None:
         )
 
 
-@contextlib.contextmanager
-def locked(run: RunDir, command: str) -> Iterator[None]:
-    """One process at a time in a run directory. The lock is the system's own, so a killed process leaves none behind.
+def require_writable(folder: Path) -> None:
+    """Refuses before a long step starts when its record could not be written.
 
     Raises:
-        UsageError: another process holds it; the message names it.
+        UsageError: read-only, or somebody else's.
     """
-    run.path.mkdir(parents=True, exist_ok=True)
-    if importlib.util.find_spec("fcntl") is None:  # Windows has no flock; two processes there are not told apart
-        yield
-        return
-    with open(run.path / ".lock", "a+", encoding="utf-8") as file:
-        if not _taken(file):
-            file.seek(0)
-            holder = file.read().strip() or "another process"
-            raise UsageError(
-                f"{run.path} is in use by {holder}",
-                code="run_in_use",
-                expected="one process in a run directory",
-                hint="wait for it to end, or use another --run-dir",
-            )
-        file.truncate(0)
-        file.write(f"process {os.getpid()} (skill-train {command})")
-        file.flush()
-        yield
-
-
-def is_locked(run: RunDir) -> bool:
-    """Whether a process works in it now."""
-    lock = run.path / ".lock"
-    try:
-        import fcntl
-
-        with open(lock, encoding="utf-8") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # given back at once, with the file
-    except BlockingIOError:
-        return True
-    except (ImportError, OSError):
-        return False
-    return False
-
-
-def _taken(lock: TextIO) -> bool:
-    """Tries twice: `is_locked` of another process may hold it for a moment."""
-    import fcntl
-
-    for pause in (0.05, 0.0):
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        except BlockingIOError:
-            time.sleep(pause)
-    return False
+    existing = folder
+    while not existing.exists():
+        existing = existing.parent
+    if not os.access(existing, os.W_OK):
+        raise UsageError(
+            f"{existing} cannot be written",
+            code="not_writable",
+            expected="a folder that this user may write",
+            got="read-only, or somebody else's",
+            hint="copy the folder to a place that may be written, or mend its permissions",
+        )

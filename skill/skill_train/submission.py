@@ -16,7 +16,8 @@ from skill_train.errors import SkillTrainError, UsageError
 from skill_train.job_once import patiently
 from skill_train.jobs import Job
 from skill_train.recipe import to_yaml
-from skill_train.run_dir import RunDir, locked, read_json, write_json, write_text
+from skill_train.run_dir import RunDir, read_json, write_json, write_text
+from skill_train.run_lock import locked
 from skill_train.staging import Staged
 
 Say = Callable[[str], None]

@@ -58,7 +58,7 @@ def verify(
     because a proof of other files is worth nothing.
 
     Raises:
-        UsageError: nothing to judge, or a file is missing.
+        UsageError: nothing to judge, a file is missing, or the record cannot be written.
         NotInstalled: transformers, peft, gguf or llama-cpp-python is missing.
     """
     started = time.monotonic()
@@ -69,6 +69,7 @@ def verify(
         earlier = _earlier(record, fixing.result()) if record.is_file() else None
         if earlier is not None:
             return earlier | {"reused": True}
+        run_dir.require_writable(record.parent)
         proof, weights = Proof(), dict[str, Any]()
         files = readable(ggufs, proof)
         with tempfile.TemporaryDirectory(prefix="skill-train-verify-") as folder:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+import killing
 import tiny
 import training
 
@@ -211,7 +213,7 @@ def test_an_interrupted_run_goes_on_as_its_hint_says(tmp_path: Path) -> None:
                 break
         stdout, stderr = process.communicate(timeout=100)
     stopped = _answer(subprocess.CompletedProcess(command, process.returncode, stdout, stderr))
-    assert (process.returncode, stopped["error"]["code"]) == (5, "interrupted"), stderr
+    assert (process.returncode, stopped["error"]["code"]) == (130, "interrupted"), stderr
     assert stopped["error"]["hint"] == "skill-train local --resume --run-dir run"
     assert not (tmp_path / "run" / "train.json").exists()
     done = _call(tmp_path, *stopped["error"]["hint"].split()[1:])
@@ -219,6 +221,37 @@ def test_an_interrupted_run_goes_on_as_its_hint_says(tmp_path: Path) -> None:
     assert _answer(done)["data"]["steps"] == 30
     assert "resuming from checkpoint-" in done.stderr
     assert [line["step"] for line in training.metrics(tmp_path / "run")] == list(range(1, 31))
+
+
+# Where a kill leaves a result that no record names, which is the worst place: the next call finds a finished file.
+UNRECORDED = {
+    "merge": (("merge", "run"), "merge.json"),
+    "convert": (("export-gguf", "run", "--quant", "f16"), "convert.json"),
+    "quantize": (("export-gguf", "run", "--quant", "q8_0,q4_k_m"), "quantize.json"),
+}
+FILES = {"merge": set(), "convert": {"run-f16.gguf"}, "quantize": {"run-f16.gguf", "run-q8_0.gguf", "run-q4_k_m.gguf"}}
+MADE_BY = {"merge": ["merged", "merge.json"], "convert": ["gguf", "convert.json"], "quantize": ["quantize.json"]}
+
+
+@pytest.mark.parametrize("step", list(UNRECORDED))
+def test_a_kill_before_the_record_is_gone_on_from(chain: Any, tmp_path: Path, step: str) -> None:
+    """The long campaign is `make torture`."""
+    command, record = UNRECORDED[step]
+    place = Path(shutil.copytree(chain[0], tmp_path / "run")).parent
+    for later in list(MADE_BY)[list(MADE_BY).index(step) :]:
+        for made in (place / "run" / name for name in MADE_BY[later]):
+            shutil.rmtree(made) if made.is_dir() else made.unlink()
+    for file in (place / "run").glob("gguf/*-q*.gguf"):
+        file.unlink()
+    whole = {name: {digest} for name, digest in killing.contents(chain[0]).items()}
+    killed = killing.Step(step, command, place, dict(os.environ))
+    assert not killing.struck(killed, place, tmp_path / "log", killing.Moment(operation=f"open .{record}"))
+    assert not (place / "run" / record).exists() and killing.torn(place / "run", whole) == []
+    assert killing.finish(killed, place) == []
+    (place / "run" / "gguf" / "Modelfile").unlink(missing_ok=True)  # it names another file
+    assert (place / "run" / record).is_file() and killing.torn(place / "run", whole) == []
+    made = killing.contents(place / "run")
+    assert {Path(name).name for name in made if name.endswith(".gguf")} == FILES[step]
 
 
 def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 
 import cloud_runs
+import killing
 from cloud_runs import BUCKET, FOLDER, RUN_ID, Cloud
 from hub_emulator import ALWAYS, Fault, Hub, JobFault, faults
 
@@ -116,6 +118,21 @@ def test_lines_that_a_kill_cut_are_left_in_the_bucket(cloud: Cloud) -> None:
     assert cloud.run.metrics.read_bytes() == whole
 
 
+def test_a_document_that_a_kill_cut_is_left_in_the_bucket(cloud: Cloud) -> None:
+    """Without a marker nobody promises it whole. One that came earlier stays, and the next pull may replace it."""
+    cloud.keep(cloud_runs.checkpoint(2) | {"environment.json": b'{"a": 1}', "train.failed.json": b'{"exit'})
+    cloud.start(SLEEP)
+    answer = cloud.on("pull")
+    assert answer.exit_code == 0 and "train.failed.json is cut off" in answer.err
+    assert not (cloud.run.path / "train.failed.json").exists()
+    cloud.keep({"environment.json": b'{"a": 1, "b'})
+    assert cloud.on("pull").exit_code == 0
+    assert (cloud.run.path / "environment.json").read_bytes() == b'{"a": 1}'
+    cloud.keep({"environment.json": b'{"a": 2}'})
+    assert cloud.on("pull").exit_code == 0
+    assert (cloud.run.path / "environment.json").read_bytes() == b'{"a": 2}'
+
+
 @pytest.mark.parametrize("name", ["adapter/adapter_model.safetensors", "train.log"])
 def test_a_file_that_was_changed_in_the_bucket(cloud: Cloud, name: str) -> None:
     """The rest comes; it does not get its name, nor does train.json, so that nobody takes the run for whole."""
@@ -195,6 +212,25 @@ def test_a_pull_that_is_killed_goes_on(cloud: Cloud, tmp_path: Path) -> None:
     assert answer.data["trained"]
     assert answer.data["fetched"] == len(cloud_runs.result(**more)) - 1 - len(there)  # but for the marker
     assert not (cloud.run.path / ".pull.part").exists()
+
+
+def test_a_pull_that_is_killed_before_its_record_goes_on(cloud: Cloud, tmp_path: Path) -> None:
+    """It has replaced what an earlier one wrote, and had no time to say so."""
+    cloud.keep(cloud_runs.checkpoint(2) | {"metrics.jsonl": cloud_runs.metrics(3)})
+    cloud.start(SLEEP)
+    assert cloud.on("pull").exit_code == 0
+    cloud.keep({"metrics.jsonl": cloud_runs.metrics(5)})
+    copy = Path(shutil.copytree(cloud.run.path, tmp_path / "copy" / "run"))
+    step = killing.Step("pull", ("pull", "run"), copy.parent, cloud.hub.environment(tmp_path / "home"))
+    assert killing.start(step, copy.parent, tmp_path / "log").wait(60) == 0
+    done = killing.operations(tmp_path / "log")
+    at = next(number for number, one in enumerate(done, 1) if one.startswith("open .pull.json"))
+    moment = killing.Moment(operation=at)
+    assert not killing.struck(step, cloud.run.path.parent, tmp_path / "log of the killed", moment)
+    assert cloud.run.metrics.read_bytes() == cloud_runs.metrics(5)
+    cloud.keep({"metrics.jsonl": cloud_runs.metrics(7)})
+    assert cloud.on("pull").exit_code == 0
+    assert cloud.run.metrics.read_bytes() == cloud_runs.metrics(7)
 
 
 def test_trouble_while_files_come(cloud: Cloud) -> None:

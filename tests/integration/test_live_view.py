@@ -19,7 +19,8 @@ from pathlib import Path
 import pytest
 
 import cloud_runs
-from skill_train.run_dir import RunDir, locked
+from skill_train.run_dir import RunDir
+from skill_train.run_lock import locked
 
 PROGRAM = "from skill_train.cli import main; main()"
 FIRST_LOOK_SECONDS = 60.0

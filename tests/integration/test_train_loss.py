@@ -123,7 +123,7 @@ def _trainer(run: Path, tuning: str) -> Any:
     recipe = plan["recipe"]
     tokenizer = PROGRAM.load_tokenizer(recipe)
     data = PROGRAM.load_data(recipe, tokenizer)
-    watch = PROGRAM.Watch(run, data, recipe, None)
+    watch = PROGRAM.Watch(run, data, recipe, None, keep=2)
     trainer = PROGRAM.build_trainer(recipe, plan["placement"], run, tokenizer, data, watch)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():

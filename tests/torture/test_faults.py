@@ -1,33 +1,235 @@
-"""The whole of `integration/test_fault_matrix.py`: 200 random schedules, and each fault at each request.
-
-`SKILL_TRAIN_SEED` is added to the seeds.
-"""
+"""A disk that fills up, a folder that cannot be written, memory that runs out, Ctrl-C: each step explains itself with
+its exit code, leaves nothing half under a final name, and the same command then finishes with the same bytes."""
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+import resource
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from fault_desk import desks, work_through
-from fault_schedules import draw, each
+import killing
+from killing import COMMANDS, Chain, Step, trained_chain
 
-SEED = int(os.environ.get("SKILL_TRAIN_SEED", "0"))
-SCHEDULES = 200
-pytestmark = [pytest.mark.torture, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.torture, pytest.mark.timeout(3600)]
+Record = Callable[[str, object], None]
 
 
 @pytest.fixture(scope="module")
-def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ThreadPoolExecutor]:
-    with desks(tmp_path_factory.mktemp) as made:
-        yield made
+def chain(tmp_path_factory: pytest.TempPathFactory) -> Chain:
+    return trained_chain(tmp_path_factory.mktemp("faults") / "chain")
 
 
-def test_random_schedules(pool: ThreadPoolExecutor) -> None:
-    work_through(pool, [draw(seed) for seed in range(SEED, SEED + SCHEDULES)])
+# --- The disk is full ---
+
+LARGEST = {
+    "train": "checkpoints/checkpoint-8/optimizer.pt",
+    "merge": "merged/model.safetensors",
+    "convert": "gguf/run-f16.gguf",
+    "quantize": "gguf/run-q8_0.gguf",
+}
 
 
-def test_each_fault_at_each_request(pool: ThreadPoolExecutor) -> None:
-    work_through(pool, each())
+@pytest.mark.parametrize("name", list(LARGEST))
+@pytest.mark.parametrize("share", [0.05, 0.7])
+def test_a_file_that_may_not_grow(
+    chain: Chain, tmp_path: Path, name: str, share: float, record_property: Record
+) -> None:
+    """A limit on the size of files, which needs no rights: as a quota, it is met where the file is written."""
+    step, place = _fresh(chain, name, tmp_path)
+    made = LARGEST[name]
+    limit = int(share * (chain.root / "undisturbed" / "run" / made).stat().st_size)
+    done = _run(step, place, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)))
+    _explained(done, (3,), ("no_disk",))
+    _goes_on(chain, step, place)
+    record_property("counts", f"disk full, {name}: files of at most {limit} bytes; refused, then finished")
+
+
+@pytest.mark.parametrize("name", list(COMMANDS))
+def test_a_disk_that_is_full(chain: Chain, tmp_path: Path, name: str, record_property: Record) -> None:
+    """A real one, of a few hundred kilobytes more than what is there."""
+    step, place = _fresh(chain, name, tmp_path / "copy")
+    used = sum(path.stat().st_blocks * 512 + 4096 for path in place.rglob("*"))
+    with _mounted(tmp_path / "disk", "tmpfs", f"size={used + 120_000}") as disk:
+        there = Path(shutil.copytree(place, disk / "place"))
+        done = _run(step, there)
+        if name != "verify":  # its record is small
+            _explained(done, (3,), ("no_disk",))
+        subprocess.run(["mount", "-o", "remount,size=200M", str(disk)], check=True)
+        _goes_on(chain, step, there)
+    record_property("counts", f"disk full, {name}: a tmpfs; refused, then finished")
+
+
+# --- The folder cannot be written ---
+
+
+@pytest.mark.parametrize("name", list(COMMANDS))
+def test_a_read_only_folder(chain: Chain, tmp_path: Path, name: str, record_property: Record) -> None:
+    step, place = _fresh(chain, name, tmp_path)
+    (place / "run").mkdir(exist_ok=True)
+    with _read_only(place / "run"):
+        done = _run(step, place)
+    _explained(done, (2,), ("system_error", "not_writable"))
+    assert not any(word in done.stderr for word in ("training:", "gate", "% written", "read back", "1/4")), done.stderr
+    _goes_on(chain, step, place)
+    record_property("counts", f"read-only, {name}: refused before the work, then finished")
+
+
+def test_a_proof_can_be_read_in_a_read_only_folder(chain: Chain, tmp_path: Path) -> None:
+    place = Path(shutil.copytree(chain.root / "undisturbed", tmp_path / "place"))
+    with _read_only(place / "run"):
+        done = _run(chain.steps["verify"], place)
+    assert done.returncode == 0 and json.loads(done.stdout)["data"]["reused"], done.stderr
+
+
+# --- Memory runs out ---
+
+
+@pytest.mark.parametrize("name", ["train", "convert", "quantize", "verify"])
+def test_the_system_kills_the_child(chain: Chain, tmp_path: Path, name: str, record_property: Record) -> None:
+    """Not the command itself, which explains it. A checkpoint stays."""
+    step, place = _fresh(chain, name, tmp_path)
+    child = killing.start(step, place, tmp_path / "log")
+    victim = _first_child(child.pid, WORKERS[name])
+    time.sleep(0.5 * step.seconds if name == "train" else 0.2)
+    os.kill(victim, signal.SIGKILL)
+    out, err = child.communicate(timeout=180)
+    _explained(subprocess.CompletedProcess([], child.returncode, out, err), (3,), ("out_of_memory",))
+    _goes_on(chain, step, place)
+    record_property("counts", f"out of memory, {name}: its child killed; exit 3, then finished")
+
+
+WORKERS = {"train": "train.py", "convert": "convert_hf_to_gguf", "quantize": "quantize_worker", "verify": "_worker"}
+
+
+@pytest.mark.parametrize("name", ["train", "merge", "verify"])
+def test_no_memory_is_given(chain: Chain, tmp_path: Path, name: str, record_property: Record) -> None:
+    """A limit on the address space: enough to load the libraries, not to work. Some libraries abort; none may hang or
+    leave a traceback of ours."""
+    step, place = _fresh(chain, name, tmp_path)
+    seen = []
+    for gigabytes in (0.6, 1.0, 1.6, 2.4):
+        limit = int(gigabytes * 2**30)
+        done = _run(step, place, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)))  # noqa: B023
+        seen.append(f"{gigabytes} GB: {done.returncode} {_code(done)}")
+        assert done.returncode >= 0, done.stderr
+        assert killing.torn(place / "run", chain.whole) == []
+        if done.returncode == 0:
+            break
+    _goes_on(chain, step, place)
+    record_property("counts", f"address space, {name}: {'; '.join(seen)}; then finished")
+
+
+# --- Ctrl-C ---
+
+
+@pytest.mark.parametrize("name", list(COMMANDS))
+@pytest.mark.parametrize("share", [0.6, 0.8])
+def test_ctrl_c(chain: Chain, tmp_path: Path, name: str, share: float, record_property: Record) -> None:
+    """As a terminal does it: to every process of the group. The hint finishes it."""
+    step, place = _fresh(chain, name, tmp_path)
+    child = killing.start(step, place, tmp_path / "log")
+    time.sleep(share * step.seconds)
+    ended = child.poll() is not None
+    if not ended:
+        os.killpg(child.pid, signal.SIGINT)
+    out, err = child.communicate(timeout=180)
+    if child.returncode != 0:  # else it was through, or had just begun to leave
+        done = subprocess.CompletedProcess([], child.returncode, out, err)
+        _explained(done, (130,), ("interrupted",))
+        hint = json.loads(out)["error"]["hint"]
+        wanted = "skill-train local --resume --run-dir run" if name == "train" else "skill-train"
+        assert hint.startswith(wanted) or "local" in hint, hint
+        if name == "train" and killing.operations(tmp_path / "log") and "training: 1/8" in err:
+            assert list((place / "run" / "checkpoints").glob("checkpoint-*/complete.json")), err
+    _goes_on(chain, step, place)
+    record_property("counts", f"Ctrl-C, {name} at {share}: exit {child.returncode}, then finished")
+
+
+# --- Help ---
+
+
+def _fresh(chain: Chain, name: str, folder: Path) -> tuple[Step, Path]:
+    step = chain.steps[name]
+    return step, Path(shutil.copytree(step.before, folder / "place"))
+
+
+def _run(step: Step, place: Path, **more: Any) -> subprocess.CompletedProcess[str]:
+    environment = step.environment | {"OMP_NUM_THREADS": "1"}
+    command = killing.program(*step.command)
+    return subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, timeout=300, **more)
+
+
+def _explained(done: subprocess.CompletedProcess[str], exits: tuple[int, ...], codes: tuple[str, ...]) -> None:
+    assert done.returncode in exits, (done.returncode, done.stdout, done.stderr[-3000:])
+    error = json.loads(done.stdout)["error"]
+    assert error["code"] in codes and error["message"] and error["hint"], error
+    assert "Traceback" not in done.stderr, done.stderr
+
+
+def _code(done: subprocess.CompletedProcess[str]) -> str:
+    try:
+        answer = json.loads(done.stdout)
+    except ValueError:
+        return "no answer"
+    return "done" if answer["ok"] else str(answer["error"]["code"])
+
+
+def _goes_on(chain: Chain, step: Step, place: Path) -> None:
+    assert killing.torn(place / "run", chain.whole) == []
+    assert killing.finish(step, place) == []
+    assert killing.differences(step.after, killing.state(place / "run")) == []
+
+
+def _first_child(parent: int, word: str) -> int:
+    import psutil
+
+    end = time.monotonic() + 120
+    while time.monotonic() < end:
+        for process in psutil.Process(parent).children(recursive=True):
+            try:
+                if any(word in part for part in process.cmdline()):
+                    return process.pid
+            except psutil.Error:
+                continue
+        time.sleep(0.01)
+    raise AssertionError(f"no child with {word}")
+
+
+@contextmanager
+def _mounted(folder: Path, kind: str, options: str) -> Iterator[Path]:
+    folder.mkdir(parents=True)
+    done = subprocess.run(["mount", "-t", kind, "-o", options, kind, str(folder)], capture_output=True, text=True)
+    if done.returncode != 0:
+        pytest.skip(f"mounting is not allowed here: {done.stderr.strip()}")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+@contextmanager
+def _read_only(folder: Path) -> Iterator[None]:
+    """By a mount where this user is root, whom no mode stops."""
+    if os.geteuid() != 0:
+        folder.chmod(0o555)
+        yield
+        folder.chmod(0o755)
+        return
+    for arguments in (["--bind", str(folder), str(folder)], ["-o", "remount,ro,bind", str(folder)]):
+        done = subprocess.run(["mount", *arguments], capture_output=True, text=True)
+        if done.returncode != 0:
+            pytest.skip(f"mounting is not allowed here: {done.stderr.strip()}")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)

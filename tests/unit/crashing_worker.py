@@ -20,6 +20,8 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
         os._exit(job["exit"])
     if "refuse" in job:
         raise UsageError(job["refuse"], code="refused", hint="try something else")
+    if "memory" in job:
+        raise MemoryError
     if "sleep_seconds" in job:
         report_progress(0, 1, str(os.getpid()))
         time.sleep(job["sleep_seconds"])

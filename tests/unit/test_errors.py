@@ -14,6 +14,7 @@ PROMISED = {
     "VerificationFailed": 6,
     "NotInstalled": 7,
     "Temporary": 8,
+    "Interrupted": 130,
     "NativeCrash": 1,
 }
 
@@ -31,7 +32,7 @@ def test_every_exit_code_is_explained() -> None:
 def test_the_hierarchy_is_drawn_in_the_docstring() -> None:
     assert errors.__doc__ is not None
     drawn = [line for line in errors.__doc__.splitlines() if "── " in line]
-    assert {line.split()[1]: int(line.split("exit ")[1][0]) for line in drawn} == PROMISED
+    assert {line.split()[1]: int(line.split("exit ")[1].split()[0]) for line in drawn} == PROMISED
 
 
 @pytest.mark.parametrize("code", [2, 3, 4, 5, 6, 7, 8])
@@ -51,3 +52,20 @@ def test_a_child_that_says_nothing_has_failed_in_training() -> None:
 def test_nearest_names_the_close_word_only() -> None:
     assert errors.nearest("learning_rat", ["learning_rate", "seed"]) == " (did you mean 'learning_rate'?)"
     assert errors.nearest("zzz", ["learning_rate", "seed"]) == ""
+
+
+@pytest.mark.parametrize(
+    ("error", "known"),
+    [
+        (MemoryError(), True),
+        # torch 2.13's words, for more than there is on the processor and on a GPU
+        (RuntimeError("[enforce fail at alloc_cpu.cpp:128] . DefaultCPUAllocator: can't allocate memory: you"), True),
+        (RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"), True),
+        (RuntimeError("a bug"), False),
+        (KeyError("out of memory"), False),
+    ],
+)
+def test_memory_that_ran_out_is_no_bug(error: Exception, known: bool) -> None:
+    explained = errors.out_of_memory(error)
+    assert (explained is not None) is known
+    assert explained is None or (explained.exit_code, explained.code) == (3, "out_of_memory")

@@ -118,6 +118,14 @@ def test_a_checkpoint_that_is_removed_while_it_is_copied_leaves_nothing(
     assert capsys.readouterr().out == ""
 
 
+def test_a_checkpoint_that_lost_a_file_before_it_was_listed_is_not_kept(work: Path, kept: Path) -> None:
+    """Its marker in the bucket would promise a whole one."""
+    folder = _checkpoint(work, 2)
+    (folder / "optimizer.pt").unlink()
+    PROGRAM.Keeper(work, kept, None).keep_checkpoint(folder)
+    assert not (kept / "checkpoints" / "checkpoint-2").exists()
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has it")
 def test_a_full_disk_makes_room_and_is_tried_again(
     work: Path, kept: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

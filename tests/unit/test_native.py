@@ -47,6 +47,12 @@ def test_a_kill_by_the_system_is_taken_as_out_of_memory() -> None:
     assert (caught.value.code, caught.value.exit_code) == ("out_of_memory", 3)
 
 
+def test_a_worker_that_gets_no_memory_says_so() -> None:
+    with pytest.raises(DecisionNeeded) as caught:
+        run_worker(WORKER, {"memory": "none"})
+    assert (caught.value.code, caught.value.exit_code) == ("out_of_memory", 3)
+
+
 def test_what_the_worker_refuses_arrives_as_it_was() -> None:
     with pytest.raises(UsageError, match="no such type") as caught:
         run_worker(WORKER, {"refuse": "no such type"})

@@ -16,7 +16,6 @@ from skill_train.errors import DecisionNeeded, UsageError
 from skill_train.run_dir import (
     RunDir,
     finished_record,
-    locked,
     require_space,
     set_aside,
     whole_file,
@@ -201,35 +200,6 @@ def test_space_is_asked_before_work_starts(tmp_path: Path) -> None:
         require_space(tmp_path / "not" / "yet" / "there", 10**18, "a moon")
     assert (caught.value.code, caught.value.expected) == ("no_disk", f"{10**18} bytes free")
     assert not (tmp_path / "not").exists()
-
-
-HOLD = (
-    "import pathlib, sys; from skill_train.run_dir import RunDir, locked\n"
-    "with locked(RunDir(pathlib.Path(sys.argv[1])), 'merge'):\n"
-    "    print('held', flush=True); sys.stdin.read()\n"
-)
-
-
-def test_a_second_process_is_refused_and_told_who_works_there(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", HOLD, str(tmp_path)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == "held\n"
-        with pytest.raises(UsageError) as caught, locked(RunDir(tmp_path), "verify"):
-            raise AssertionError("must not be entered")
-        assert caught.value.code == "run_in_use"
-        assert f"process {holder.pid} (skill-train merge)" in caught.value.message
-        holder.kill()
-        holder.wait()
-        with locked(RunDir(tmp_path), "verify"):  # a killed process leaves no lock
-            pass
-
-
-def test_a_lock_ends_with_its_block(tmp_path: Path) -> None:
-    for command in ("merge", "verify"):
-        with locked(RunDir(tmp_path / "run"), command):
-            pass
-    assert (tmp_path / "run" / ".lock").read_text().endswith("(skill-train verify)")
 
 
 def test_versions_and_peak_memory_are_facts_or_none() -> None:

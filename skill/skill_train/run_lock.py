@@ -1,0 +1,94 @@
+"""The lock of a run directory: one process at a time, and who it is."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import importlib.util
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TextIO
+
+from skill_train.errors import UsageError
+from skill_train.run_dir import RunDir
+
+
+@contextlib.contextmanager
+def locked(run: RunDir, command: str) -> Iterator[TextIO | None]:
+    """One process at a time in a run directory. The lock is the system's own, so a killed process leaves none behind.
+
+    Yields the lock: a child that inherits it holds it as long as it lives, also when this process is killed. None where
+    there is none: in a folder that cannot be written, and on Windows, which has no flock.
+
+    Raises:
+        UsageError: another process holds it; the message names it.
+    """
+    import socket
+
+    run.path.mkdir(parents=True, exist_ok=True)
+    no_flock = importlib.util.find_spec("fcntl") is None
+    file = None if no_flock else _lock_file(run.path / ".lock")
+    if file is None:
+        yield None
+        return
+    with file:
+        if not _taken(file):
+            raise _in_use(run, file)
+        if file.writable():
+            file.truncate(0)
+            file.write(f"process {os.getpid()} on {socket.gethostname()} (skill-train {command})")
+            file.flush()
+        yield file
+
+
+def is_locked(run: RunDir) -> bool:
+    """Whether a process works in it now."""
+    lock = run.path / ".lock"
+    try:
+        import fcntl
+
+        with open(lock, encoding="utf-8") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # given back at once, with the file
+    except BlockingIOError:
+        return True
+    except (ImportError, OSError):
+        return False
+    return False
+
+
+def _lock_file(path: Path) -> TextIO | None:
+    """Open for writing; for reading where it is somebody else's; None where nothing can be written."""
+    for mode in ("a+", "r"):
+        try:
+            return open(path, mode, encoding="utf-8")
+        except OSError as error:
+            if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT):
+                raise
+    return None
+
+
+def _taken(lock: TextIO) -> bool:
+    """Tries twice: `is_locked` of another process may hold it for a moment."""
+    import fcntl
+
+    for pause in (0.05, 0.0):
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            time.sleep(pause)
+    return False
+
+
+def _in_use(run: RunDir, lock: TextIO) -> UsageError:
+    lock.seek(0)
+    holder = lock.read().strip() or "another process"
+    return UsageError(
+        f"{run.path} is in use by {holder}",
+        code="run_in_use",
+        expected="one process in a run directory",
+        got=holder,
+        hint="wait for it to end, or use another --run-dir",
+    )
