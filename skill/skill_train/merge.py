@@ -77,8 +77,7 @@ def merge(
     Raises:
         UsageError: base and adapter cannot be merged, or `out` holds something else.
         DecisionNeeded: not enough disk.
-        VerificationFailed: the gate, or a weight that is not finite. Nothing takes the name `out` then;
-            `merge.failed.json` beside the record keeps the figures.
+        VerificationFailed: the gate, or a weight not finite; no `out` then, `merge.failed.json` has the figures.
     """
     started = time.monotonic()
     _check_dtype(dtype)
