@@ -22,7 +22,7 @@ from skill_train.errors import NativeCrash, VerificationFailed
 from skill_train.gguf_file import GgufFile, read_gguf
 from skill_train.machine import physical_cores
 from skill_train.native import run_worker
-from skill_train.thresholds import limits
+from skill_train.thresholds import Limits, limits
 from skill_train.verdict import Check, NotChecked
 from skill_train.verify_subject import Subject
 
@@ -126,7 +126,7 @@ def _judge_static(gguf: GgufFile, unquantized: GgufFile | None, subject: Subject
 
 
 def _judge_running(gguf: GgufFile, subject: Subject, own: Any, proof: Proof, warn: Warn) -> None:
-    file, bounds, measured = gguf.path.name, limits(verify_file.file_type(gguf)), subject.measured
+    file, bounds, measured = gguf.path.name, _limits(gguf, subject), subject.measured
     proof.add(template.check_chat_template(file, own=own, reference=subject.rendered))
     shipped = _shipped_texts(own, subject, warn)
     try:
@@ -141,6 +141,12 @@ def _judge_running(gguf: GgufFile, subject: Subject, own: Any, proof: Proof, war
     proof.add(verify_logits.check_logits(file, result["figures"], bounds))
     proof.add(verify_logits.check_tuned(file, result["change"], bounds, measured.why_no_base))
     proof.add(verify_answers.check_answers(file, measured.answers, result["answers"], bounds, subject.tokenizer))
+
+
+def _limits(gguf: GgufFile, subject: Subject) -> Limits:
+    stored = subject.config.get("dtype") or subject.config.get("torch_dtype")
+    rounded = subject.adapter is not None and stored == "bfloat16"
+    return limits(verify_file.file_type(gguf), merged_in_bf16=rounded)
 
 
 def _answered(

@@ -90,6 +90,9 @@ def test_limits_follow_the_published_figures() -> None:
     # Qwen2 0.5B: q4_k_m 15.36 / 15.11 = +1.65 %, and q2_k 16.74 / 15.11 = +10.8 % must pass.
     assert limits("q4_k_m").ratio[0] > 15.36 / 15.11 - 1
     assert limits("q2_k").ratio[0] > 10.58 / 7.93 - 1
+    # Correct f16 files of merges that are stored in bf16 measured 7.7e-5 and 1.0e-4; an adapter left out 7e-2.
+    assert limits("f16").kl[0] < 7.7e-5 and 1.0e-4 < limits("f16", merged_in_bf16=True).kl[0] < 7e-2 / 10
+    assert limits("q8_0", merged_in_bf16=True) == limits("q8_0")
     assert "no figures published" in limits("q1_0").source
 
 
