@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import datetime
 import json
 import os
+import random
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from importlib import metadata
@@ -17,6 +20,24 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 PACKAGES = ("skill-train", "torch", "transformers", "peft", "safetensors", "llama-cpp-python", "gguf")
 Command = Sequence[str | Path]
+Rows = list[dict[str, Any]]
+SIZES = "10M,100M,0.5B"
+
+
+def main(
+    name: str, doc: str, measure: Callable[[str, Path, int], Rows], targets: Callable[[Rows], Rows], about: str
+) -> None:
+    """The program of one folder: measures the sizes that are asked for, each in a temporary folder, and writes the
+    results. `measure` takes a size, its folder and how often each way runs."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default=SIZES, help=f"sizes, with commas ({SIZES})")
+    parser.add_argument("--rounds", type=int, default=3, help="runs of each way at 0.5B; other sizes run once (3)")
+    options = parser.parse_args()
+    rows: Rows = []
+    for size in options.only.split(","):
+        with tempfile.TemporaryDirectory(prefix=f"skill-train-bench-{name}-") as folder:
+            rows += measure(size, Path(folder), options.rounds if size == "0.5B" else 1)
+    write_results(name, rows, targets(rows), about)
 
 
 def timed(*commands: Command, log: Path) -> dict[str, float]:
@@ -87,6 +108,26 @@ def write_results(name: str, rows: list[dict[str, Any]], targets: list[dict[str,
         "targets": [old.get(one["name"], one) for one in targets],
     }
     file.write_text(json.dumps(document, indent=1) + "\n")
+
+
+def write_rows(path: Path, count: int, words: int) -> Path:
+    """Different conversations of so many words a turn, about 8 bytes each."""
+    chance = random.Random(1)
+    with open(path, "w") as file:
+        for number in range(count):
+            said = " ".join(
+                chance.choice(("ticket", "order", "refund", "printer", "late", "broken")) for _ in range(words)
+            )
+            turns = [{"role": "user", "content": f"{number}: {said}?"}, {"role": "assistant", "content": said}]
+            file.write(json.dumps({"messages": turns}) + "\n")
+    return path
+
+
+def circumstances(name: str, rounds: int, packages: Sequence[str]) -> dict[str, Any]:
+    """The head of results.json, for a folder that writes it itself."""
+    versions = {"python": sys.version.split()[0]} | {package: _version(package) for package in packages}
+    today = datetime.datetime.now(datetime.UTC).date().isoformat()
+    return {"bench": name, "date": today, "hardware": hardware(), "rounds": rounds, "versions": versions}
 
 
 def hardware() -> dict[str, Any]:

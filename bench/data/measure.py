@@ -12,15 +12,16 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import random
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import side
 
 HERE = Path(__file__).resolve().parent
 PACKAGES = ("skill-train", "datasets", "pyarrow")
@@ -59,12 +60,12 @@ def main() -> None:
     for row in rows:
         print(json.dumps(row))
     if arguments.only is None:
-        written = about(arguments.rounds) | {"rows": rows, "targets": targets(rows)}
+        written = side.circumstances("data", arguments.rounds, PACKAGES) | {"rows": rows, "targets": targets(rows)}
         (HERE / "results.json").write_text(json.dumps(written, indent=1) + "\n")
 
 
 def measure(folder: Path, rounds: int, count: int, ways: list[str]) -> list[dict[str, Any]]:
-    files = {number: write_rows(folder / f"{number}.jsonl", number) for number in (count // 10, count)}
+    files = {number: side.write_rows(folder / f"{number}.jsonl", number, 12) for number in (count // 10, count)}
     seen: dict[tuple[str, int], list[tuple[float, float, float]]] = {}
     for turn in range(rounds):
         for number, file in files.items():
@@ -121,31 +122,6 @@ def targets(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         {"name": "time against the peer's way", "target": "at least 1 x", "measured": ratio, "unit": "x"}
         | {"met": ratio >= 1, "why": f"{many['seconds']['median']} s against {peer['seconds']['median']} s, medians"},
     ]
-
-
-def write_rows(path: Path, count: int) -> Path:
-    """Different conversations of about 250 bytes."""
-    words = random.Random(1)
-    with open(path, "w") as file:
-        for number in range(count):
-            said = " ".join(words.choice(("ticket", "order", "refund", "printer", "late", "broken")) for _ in range(12))
-            turns = [{"role": "user", "content": f"{number}: {said}?"}, {"role": "assistant", "content": said}]
-            file.write(json.dumps({"messages": turns}) + "\n")
-    return path
-
-
-def about(rounds: int) -> dict[str, Any]:
-    from skill_train.machine import read_machine
-
-    machine = read_machine()
-    hardware = {"system": machine.system, "processor": machine.cpu, "cores": machine.cores}
-    return {
-        "bench": "data",
-        "date": time.strftime("%Y-%m-%d", time.gmtime()),
-        "hardware": hardware | {"load": round(os.getloadavg()[0], 1)},
-        "rounds": rounds,
-        "versions": {"python": sys.version.split()[0]} | {name: metadata.version(name) for name in PACKAGES},
-    }
 
 
 if __name__ == "__main__":

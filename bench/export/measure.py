@@ -9,10 +9,8 @@ Ours leaves besides what the others leave a gate over the merged weights, digest
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +18,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import random_models as models
 import side
 
-DEFAULT = "10M,100M,0.5B"
 QUANTS = ("q8_0", "q4_k_m")
 REASONS = {
     "10M": "starting programs and the vocabulary of 151,936 tokens are all of it",
@@ -31,21 +28,16 @@ REASONS = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default=DEFAULT, help=f"sizes, with commas ({DEFAULT})")
-    parser.add_argument("--rounds", type=int, default=3, help="runs of each way at 0.5B; other sizes run once (3)")
-    options = parser.parse_args()
-    rows: list[dict[str, Any]] = []
-    for size in options.only.split(","):
-        with tempfile.TemporaryDirectory(prefix="skill-train-bench-export-") as folder:
-            rows += measure(size, Path(folder), options.rounds if size == "0.5B" else 1)
+    side.main("export", __doc__, measure, targets, "adapter to f16, q8_0 and q4_k_m, beside four programs in a row")
+
+
+def targets(rows: side.Rows) -> side.Rows:
     half = next((row["time_ratio"] for row in rows if (row["size"], row["what"]) == ("0.5B", "ours")), None)
     words = "at most the outputs and one intermediate"
-    found = [
+    return [
         side.target("export 0.5B: time", "at most 0.7 x PEFT, converter, quantizer twice", half, 0.7, "x"),
         side.target("export 0.5B: disk", words, None, 1.0, "x", "peak use during the run is not sampled"),
     ]
-    side.write_results("export", rows, found, "adapter to f16, q8_0 and q4_k_m, beside four programs in a row")
 
 
 def measure(size: str, work: Path, rounds: int) -> list[dict[str, Any]]:

@@ -9,11 +9,9 @@ run through PEFT; it is held against copying its files, both from and into the s
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +19,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import random_models as models
 import side
 
-DEFAULT = "10M,100M,0.5B"
 NOT_WITH_PEFT = ("7B",)
 REASONS = {
     "10M": "starting torch is all of it; the gate compares answers too, for which it starts transformers and PEFT",
@@ -31,15 +28,7 @@ REASONS = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default=DEFAULT, help=f"sizes, with commas ({DEFAULT})")
-    parser.add_argument("--rounds", type=int, default=3, help="runs of each way at 0.5B; large sizes run once (3)")
-    options = parser.parse_args()
-    rows: list[dict[str, Any]] = []
-    for size in options.only.split(","):
-        with tempfile.TemporaryDirectory(prefix="skill-train-bench-merge-") as folder:
-            rows += measure(size, Path(folder), options.rounds if size == "0.5B" else 1)
-    side.write_results("merge", rows, targets(rows), "`skill-train merge` beside PEFT, and beside copying the files")
+    side.main("merge", __doc__, measure, targets, "`skill-train merge` beside PEFT, and beside copying the files")
 
 
 def measure(size: str, work: Path, rounds: int) -> list[dict[str, Any]]:

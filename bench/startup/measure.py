@@ -23,9 +23,11 @@ import sys
 import tempfile
 import time
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import side
 
 HERE = Path(__file__).resolve().parent
 PACKAGES = ("skill-train", "click", "huggingface_hub", "trl", "transformers", "torch")
@@ -60,7 +62,7 @@ def main() -> None:
         rows = measure(Path(folder), arguments.rounds, arguments.only or "")
     print_table(rows)
     if arguments.only is None:
-        written = about(arguments.rounds) | {"rows": rows, "targets": targets(rows)}
+        written = side.circumstances("startup", arguments.rounds, PACKAGES) | {"rows": rows, "targets": targets(rows)}
         (HERE / "results.json").write_text(json.dumps(written, indent=1) + "\n")
 
 
@@ -75,7 +77,7 @@ def measure(folder: Path, rounds: int, only: str) -> list[dict[str, Any]]:
 
 
 def all_commands(folder: Path) -> dict[str, tuple[Any, ...]]:
-    model, data = write_model(folder / "model"), write_rows(folder / "rows.jsonl", 1000)
+    model, data = write_model(folder / "model"), side.write_rows(folder / "rows.jsonl", 1000, 25)
     here, job = write_runs(folder)
     programs = Path(sys.executable).parent
     ours = programs / "skill-train"
@@ -181,38 +183,6 @@ def tensors() -> list[tuple[str, tuple[int, ...]]]:
     }  # fmt: skip
     layers = [(f"model.layers.{n}.{name}", shape) for n in range(24) for name, shape in layer.items()]
     return [("model.embed_tokens.weight", (151936, h)), *layers, ("model.norm.weight", (h,))]
-
-
-def write_rows(path: Path, count: int) -> Path:
-    """Conversations of about 400 bytes."""
-    words = random.Random(1)
-    with open(path, "w") as file:
-        for number in range(count):
-            said = " ".join(words.choice(("ticket", "order", "refund", "printer", "late", "broken")) for _ in range(25))
-            turns = [{"role": "user", "content": f"{number}: {said}?"}, {"role": "assistant", "content": said}]
-            file.write(json.dumps({"messages": turns}) + "\n")
-    return path
-
-
-def about(rounds: int) -> dict[str, Any]:
-    from skill_train.machine import read_machine
-
-    machine = read_machine()
-    hardware = {"system": machine.system, "processor": machine.cpu, "cores": machine.cores}
-    return {
-        "bench": "startup",
-        "date": time.strftime("%Y-%m-%d", time.gmtime()),
-        "hardware": hardware | {"load": round(os.getloadavg()[0], 1)},
-        "rounds": rounds,
-        "versions": {"python": sys.version.split()[0]} | {name: version(name) for name in PACKAGES},
-    }
-
-
-def version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def print_table(rows: list[dict[str, Any]]) -> None:

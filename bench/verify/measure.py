@@ -8,11 +8,9 @@ Each row says how many tokens were compared and the 95 % interval of what they s
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import json
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +18,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import random_models as models
 import side
 
-DEFAULT = "10M,100M,0.5B"
 REASONS = {
     "100M": "2048 tokens up to 250M weights",
     "0.5B": "256 tokens above 250M weights; each costs as many operations as the model has weights, twice",
@@ -28,19 +25,13 @@ REASONS = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default=DEFAULT, help=f"sizes, with commas ({DEFAULT})")
-    parser.add_argument("--rounds", type=int, default=3, help="exports and proofs at 0.5B; other sizes run once (3)")
-    options = parser.parse_args()
-    rows: list[dict[str, Any]] = []
-    for size in options.only.split(","):
-        with tempfile.TemporaryDirectory(prefix="skill-train-bench-verify-") as folder:
-            rows += measure(size, Path(folder), options.rounds if size == "0.5B" else 1)
+    side.main("verify", __doc__, measure, targets, "the proof of three files beside the export that made them")
+
+
+def targets(rows: side.Rows) -> side.Rows:
     half = next((row for row in rows if (row["size"], row["what"]) == ("0.5B", "verify")), {})
     sample = f"{half['tokens']} tokens, f16 perplexity x{half['perplexity']}" if half else ""
-    words = "no longer than the export"
-    found = [side.target("verify 0.5B: time", words, half.get("time_ratio"), 1.0, "x", sample)]
-    side.write_results("verify", rows, found, "the proof of three files beside the export that made them")
+    return [side.target("verify 0.5B: time", "no longer than the export", half.get("time_ratio"), 1.0, "x", sample)]
 
 
 def measure(size: str, work: Path, rounds: int) -> list[dict[str, Any]]:
