@@ -16,6 +16,7 @@ from skill_train.run_dir import RunDir, read_json
 
 # Between two looks. One at a job asks the Hub up to five questions, of the 1,000 that it allows in 5 minutes.
 _HERE_SECONDS, _JOB_SECONDS = 1.0, 10.0
+_LATELY_SECONDS = 300.0
 
 
 def status(console: Console, *, run: str) -> Result:
@@ -70,10 +71,11 @@ def _look_here(run: RunDir) -> Callable[[], tuple[Result, bool]]:
 
 def _here(run: RunDir) -> dict[str, Any]:
     """Of a run on this machine, from what it wrote."""
-    busy = run_lock.is_locked(run)  # before the records are read: what ends in between has written them
+    locked = run_lock.is_locked(run)  # before the records are read: what ends in between has written them
     plan, done = read_json(run.plan), run.record("train").is_file()
     text = run.metrics.read_text(encoding="utf-8", errors="replace") if run.metrics.is_file() else ""
     measured = job_figures.speed(text.splitlines())
+    busy = locked if locked is not None else _fresh(run.metrics)
     failed = run.record("train.failed")
     error = read_json(failed)["error"] if failed.is_file() and not done and not busy else None
     written = datetime.fromtimestamp(run.metrics.stat().st_mtime, UTC) if measured else None
@@ -95,3 +97,9 @@ def _here(run: RunDir) -> dict[str, Any]:
         "seconds": {"left": rounded(measured.left_seconds) if measured and not done else None},
         "why": error,
     }
+
+
+def _fresh(metrics: Path) -> bool:
+    """Whether a step was written lately: what there is to go by where no lock tells of a process."""
+    seconds = age(datetime.fromtimestamp(metrics.stat().st_mtime, UTC)) if metrics.is_file() else None
+    return seconds is not None and seconds < _LATELY_SECONDS

@@ -49,9 +49,10 @@ def main(argv: list[str] | None = None) -> None:
         code = console.error(error)
     except click.ClickException as error:
         code = console.error(_bad_usage(error, _known(arguments)))
-    except (ReaderGone, SystemExit):  # click ends so, with 1, when nobody reads its help to the end
-        silence()
-        code = 141  # as a shell calls it: 128 + SIGPIPE
+    except ReaderGone:
+        code = _unread()
+    except SystemExit as end:  # click ends so, with 1, when nobody reads its help to the end
+        code = _unread() if type(sys.stdout).__name__.endswith("PacifyFlushWrapper") else end.code
     except (KeyboardInterrupt, click.exceptions.Abort):
         code = console.error(
             Interrupted("interrupted", code="interrupted", hint=shlex.join(["skill-train", *arguments]))
@@ -61,6 +62,11 @@ def main(argv: list[str] | None = None) -> None:
     except Exception as error:  # the one boundary: a bug keeps its traceback, and a program still gets an envelope
         code = console.error(out_of_memory(error) or _bug(error))
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _unread() -> int:
+    silence()
+    return 141  # as a shell calls it: 128 + SIGPIPE
 
 
 class _Bug(SkillTrainError):

@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from skill_train.errors import SkillTrainError
+from skill_train.errors import SkillTrainError, Temporary
 from skill_train.token_text import masked
 
 SCHEMA = "skill-train/1"
@@ -121,7 +121,9 @@ class Console:
                 while more:
                     draw(result)
                     time.sleep(pause_seconds)
-                    result, more = look()
+                    self.warnings.clear()  # of the look before
+                    with suppress(Temporary):  # asked again by itself; the view shows what was seen last
+                        result, more = look()
         return result
 
     def result(self, result: Result) -> int:

@@ -105,10 +105,12 @@ def run(
     """
     lines: list[str] = []
     with process or _start(toolchain) as process:
+        assert process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it ended already, and its log says why
-            assert process.stdin is not None
             process.stdin.write(json.dumps([str(script), *arguments]) + "\n")
             process.stdin.flush()
+        with contextlib.suppress(BrokenPipeError):  # what could not be written is not tried again at the end
+            process.stdin.close()
         try:
             for line in process.stdout or ():  # a bar's carriage returns count as line ends
                 written = _WRITING.search(line)

@@ -8,7 +8,8 @@ enough or the adapter is more than A and B, and `verify` does it for every file 
 
 Error of a row: the length of W' - (W + s·B·A) over the length of the row. Rounding to bf16 errs by at most 2^-9 of a
 weight, f16 by 2^-12, fp32 sums of the other order by 1e-6; the bounds are four times that. A row that was zeroed errs
-by 1, one exchanged for another by 1.4. The share of the change that is there finds a wrong scale that is smaller.
+by 1, one exchanged for another by 1.4. A small change moves a row by less than rounding does, so of rounded weights
+it is also counted how many are not the expected ones. The share of the change finds a wrong scale that is smaller.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from skill_train.shards import Shard, Stored, read_rows, read_shard, torch_dtype
 ROW_ERROR = {"F64": 1e-5, "F32": 1e-5, "F16": 2**-10, "BF16": 2**-7}
 _SMALLEST_F16 = 2.0**-24  # below 6e-5 an f16 is off by up to half of this, whatever its size
 _BLOCK = 1 << 20  # weights at a time: three blocks in fp32 stay in the processor's cache
+_ULP = {"F16": 2.0**-11, "BF16": 2.0**-8}  # the least distance of two neighbours, of their size
+_ROUNDED_OTHERWISE = 0.05  # of a row
 _WRONG_SHARE = 0.25  # of one tensor, off what rounding kept of all
 
 
@@ -34,7 +37,7 @@ class Found:
     """What was seen so far.
 
     Attributes:
-        worst: error of the worst row, and its tensor.
+        worst: error of the worst row, and its tensor; other: `_rounded_otherwise` of the worst row.
         sums: over rows, of along², along·squared, squared², along and squared: what is there of the change, times it.
     """
 
@@ -42,6 +45,7 @@ class Found:
     changed: int = 0
     seconds: float = 0.0
     worst: tuple[float, str] = (0.0, "")
+    other: float = 0.0
     sums: tuple[float, ...] = (0.0,) * 5
     failures: list[str] = field(default_factory=list)
     shares: dict[str, tuple[float, float]] = field(default_factory=dict)
@@ -110,10 +114,11 @@ def outcome(found: Found, *, stored: str, kept: float | None) -> dict[str, Any]:
         "by": "weights",
         "stored_dtype": stored,
         "figures": {"tensors": found.tensors, "changed": found.changed, "worst_row": _finite(found.worst[0]),
-                    "worst_tensor": found.worst[1]},
+                    "worst_tensor": found.worst[1], "rounded_otherwise": found.other},
         "effect": {"share": _finite(share), "share_half_width": _finite(width),
                    "kl_between": None if found.sums[4] else 0.0},
-        "limits": {"worst_row": ROW_ERROR[stored], "share": expected, "share_tolerance": tolerance},
+        "limits": {"worst_row": ROW_ERROR[stored], "rounded_otherwise": _ROUNDED_OTHERWISE, "share": expected,
+                   "share_tolerance": tolerance},
         "failures": failures,
         "verdict": "fail" if failures else "pass",
         "seconds": round(found.seconds, 2),
@@ -157,7 +162,7 @@ def _compare_changed(name: str, stored: Stored, new: Stored, change: tuple[Any, 
         return
     columns, bound = stored.shape[1], ROW_ERROR.get(new.dtype, 0.0)
     smallest = _SMALLEST_F16 * math.sqrt(columns) if new.dtype == "F16" else 0.0
-    worst, sums = 0.0, torch.zeros(5, dtype=torch.float64)
+    worst, other, sums = 0.0, 0.0, torch.zeros(5, dtype=torch.float64)
     most = max(1, _BLOCK // max(1, columns))
     product = torch.empty(most, columns)
     with wide_rows(stored, most) as read, wide_rows(new, most) as read_new:
@@ -166,15 +171,34 @@ def _compare_changed(name: str, stored: Stored, new: Stored, change: tuple[Any, 
             exact = torch.mm(b[start:stop], a, out=product[: stop - start])
             there.sub_(before)
             along, squared = _products(there, exact), _products(exact, exact)
-            errors, length = there.sub_(exact).norm(dim=1) - smallest, before.add_(exact).norm(dim=1)
+            errors, expected = there.sub_(exact).norm(dim=1) - smallest, before.add_(exact)
+            length = expected.norm(dim=1)
             # A row that should be zero and is not errs without measure.
             off = torch.where(errors <= 0, 0.0, errors / length.clamp_min(torch.finfo(torch.float32).tiny))
             worst = max(worst, float(torch.nan_to_num(off, nan=math.inf).max()))
+            other = max(other, _rounded_otherwise(there, expected, new.dtype))
             sums += torch.stack([along @ along, along @ squared, squared @ squared, along.sum(), squared.sum()])
-    found.worst = max(found.worst, (worst, name))
+    found.worst, found.other = max(found.worst, (worst, name)), max(found.other, other)
     found.note(name, tuple(sums.tolist()))
     if not worst <= bound:
         found.failures.append(f"a row of {name} is {worst:.2g} of its length off, {new.dtype} may be {bound:.2g}")
+    elif other > _ROUNDED_OTHERWISE:
+        found.failures.append(f"{other:.0%} of a row of {name} are not base + adapter, rounded to {new.dtype}")
+
+
+def _rounded_otherwise(residual: Any, expected: Any, dtype: str) -> float:
+    """Largest share of a row whose weights are not the expected ones rounded, three weights aside: fp32 sums of another
+    order round one in thousands to the neighbour. Where the change is missing, as many as it would have moved.
+
+    Args:
+        residual: what is there less `expected`, fp32 [rows, columns]; `expected` is overwritten.
+    """
+    if dtype not in _ULP:
+        return 0.0
+    rounding = expected.to(torch_dtype(dtype)).float().sub_(expected)
+    wrong = rounding.sub_(residual).abs_() > expected.abs_().mul_(_ULP[dtype] / 4)
+    most = int((wrong.sum(dim=1) - 3).clamp_min(0).max())
+    return most / int(residual.shape[1])
 
 
 def _products(one: Any, other: Any) -> Any:

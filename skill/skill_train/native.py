@@ -24,6 +24,7 @@ from skill_train.run_dir import read_json, write_json
 
 PROGRESS = "@progress "
 _TAIL_LINES = 12
+_AT_WORK: set[subprocess.Popen[str]] = set()
 
 
 def run_worker(
@@ -87,6 +88,12 @@ def worker_main(run: Any) -> None:
     write_json(result_file, result)
 
 
+def end_workers() -> None:
+    """Ends every worker of this process, those of other threads too."""
+    for process in list(_AT_WORK):
+        process.kill()
+
+
 def _run(module: str, job: Path, result: Path, log: Path, progress: Bar | None, most_seconds: float | None) -> int:
     environment = dict(os.environ, PYTHONUNBUFFERED="1", HF_HUB_DISABLE_TELEMETRY="1")
     # Waiting threads of llama.cpp (OpenMP) spin; on a busy machine that made small steps ten times slower.
@@ -96,6 +103,7 @@ def _run(module: str, job: Path, result: Path, log: Path, progress: Bar | None, 
         open(log, "w", encoding="utf-8") as log_file,
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log_file, text=True, env=environment) as process,
     ):
+        _AT_WORK.add(process)
         limit = threading.Timer(most_seconds or 0, process.kill)
         if most_seconds is not None:
             limit.start()
@@ -110,6 +118,7 @@ def _run(module: str, job: Path, result: Path, log: Path, progress: Bar | None, 
             raise
         finally:
             limit.cancel()
+            _AT_WORK.discard(process)
     return process.returncode
 
 

@@ -37,7 +37,7 @@ _SHAPES: dict[str, dict[str, Any]] = {
             "effective_batch_size": int, "target_modules": [str], "modules_to_save": [str], "lora_r": float,
             "lora_alpha": float, "learning_rate": float, "seed": int,
         },
-        "fingerprints": {"*": str}, "placement": {"*": object}, "blockers": [dict], "reasons": [_REASON],
+        "fingerprints": {"*": object}, "placement": {"*": object}, "blockers": [dict], "reasons": [_REASON],
         "policy": {"sensitive": bool, "hub_model_id": str, "score": str, "score_pattern": str},
         "launch": {"arguments": [str], "environment": {"*": str}, "reasons": list},
         "facts": {"model": {"source": str, "parameters": int}, "dataset": {"rows": int, "tokens": dict},
@@ -67,7 +67,7 @@ _SHAPES: dict[str, dict[str, Any]] = {
     "merge.json": {
         "outputs": _FILES, "inputs": dict, "options": dict, "reasons": list, "how": str, "versions": {"*": str},
         "changes": dict, "gate": {"verdict": str, "failures": list, "limits": {"*": float}, "effect": {"*": float},
-                                  "figures": {"*": float}},
+                                  "figures": {"worst_tensor": str, "*": float}},
     },
     "convert.json": {"outputs": _MADE, "inputs": dict, "options": dict, "reasons": list, "versions": {"*": str}},
     "quantize.json": {"outputs": _MADE, "inputs": dict, "options": dict, "versions": {"*": str}},
@@ -77,7 +77,7 @@ _SHAPES: dict[str, dict[str, Any]] = {
         "versions": {"*": str}, "outputs": _FILES,
     },
     "evaluate.json": {
-        "inputs": {"models": {"*": {"model": dict, "adapter": dict}}}, "options": dict, "outputs": _FILES,
+        "inputs": {"models": {"*": {"model": object, "adapter": object}}}, "options": dict, "outputs": _FILES,
         "rows": int, "asked": int, "answer_tokens": int, "score": str, "versions": {"*": str},
         "models": [{"name": str, "backend": str, "device": str, "loss": float, "perplexity": float, "reason": str,
                     "exact_match": float, "score": float, "tokens_per_second": float, "asked_rows": int}],

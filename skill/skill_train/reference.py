@@ -37,6 +37,13 @@ def load_tokenizer(folder: Path) -> Any:
     transformers = _transformers()
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
+    except ImportError as error:
+        raise NotInstalled(
+            f"the tokenizer in {folder} needs a package that is not installed",
+            code="missing_package",
+            got=str(error).strip().splitlines()[0][:300],
+            hint='pip install "skill-train[train,gguf]", or the package that is named',
+        ) from None
     except Exception as error:  # noqa: BLE001 - the Rust side raises no narrower class for a broken tokenizer.json
         raise UsageError(
             f"the tokenizer in {folder} cannot be read",

@@ -43,8 +43,8 @@ def locked(run: RunDir, command: str) -> Iterator[TextIO | None]:
         yield file
 
 
-def is_locked(run: RunDir) -> bool:
-    """Whether a process works in it now."""
+def is_locked(run: RunDir) -> bool | None:
+    """Whether a process works in it now; None where locks do not tell."""
     lock = run.path / ".lock"
     try:
         import fcntl
@@ -53,8 +53,10 @@ def is_locked(run: RunDir) -> bool:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # given back at once, with the file
     except BlockingIOError:
         return True
-    except (ImportError, OSError):
+    except FileNotFoundError:
         return False
+    except (ImportError, OSError):
+        return None
     return False
 
 
@@ -79,6 +81,8 @@ def _taken(lock: TextIO) -> bool:
             return True
         except BlockingIOError:
             time.sleep(pause)
+        except OSError:  # a file system without locks, such as some of networks: two processes are not told apart
+            return True
     return False
 
 

@@ -39,7 +39,7 @@ def _tried(templates: tuple[str, ...]) -> None:
     try:
         run_worker("skill_train.trial_worker", job, most_seconds=10 * SECONDS)
     except (NativeCrash, DecisionNeeded) as error:
-        big = "MemoryError" in error.got
+        big = error.code == "out_of_memory"
         raise UsageError(
             "the model's chat template "
             + ("takes more memory than a text needs" if big else "does not come to an end"),

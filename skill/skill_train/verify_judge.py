@@ -80,7 +80,7 @@ def judge(
         key = template.identity(gguf)
         if key not in rendered:
             rendered[key] = template.render_own(gguf, subject.conversations)
-        _judge_running(gguf, subject, rendered[key], proof, warn)
+        _judge_running(gguf, subject, rendered[key], proof, warn, _limits(gguf, subject, run))
     progress(len(ggufs) + 1, len(ggufs) + 1, "done")
 
 
@@ -125,8 +125,8 @@ def _judge_static(gguf: GgufFile, unquantized: GgufFile | None, subject: Subject
     )
 
 
-def _judge_running(gguf: GgufFile, subject: Subject, own: Any, proof: Proof, warn: Warn) -> None:
-    file, bounds, measured = gguf.path.name, _limits(gguf, subject), subject.measured
+def _judge_running(gguf: GgufFile, subject: Subject, own: Any, proof: Proof, warn: Warn, bounds: Limits) -> None:
+    file, measured = gguf.path.name, subject.measured
     proof.add(template.check_chat_template(file, own=own, reference=subject.rendered))
     shipped = _shipped_texts(own, subject, warn)
     try:
@@ -143,9 +143,12 @@ def _judge_running(gguf: GgufFile, subject: Subject, own: Any, proof: Proof, war
     proof.add(verify_answers.check_answers(file, measured.answers, result["answers"], bounds, subject.tokenizer))
 
 
-def _limits(gguf: GgufFile, subject: Subject) -> Limits:
-    stored = subject.config.get("dtype") or subject.config.get("torch_dtype")
-    rounded = subject.adapter is not None and stored == "bfloat16"
+def _limits(gguf: GgufFile, subject: Subject, run: Path) -> Limits:
+    """By what the merge stored; without its record by what the base does."""
+    record = run / "merge.json"
+    merged = run_dir.read_json(record).get("changes", {}).get("stored_dtype") if record.is_file() else None
+    stored = merged or subject.config.get("dtype") or subject.config.get("torch_dtype")
+    rounded = subject.adapter is not None and stored in ("BF16", "bfloat16")
     return limits(verify_file.file_type(gguf), merged_in_bf16=rounded)
 
 

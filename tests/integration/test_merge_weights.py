@@ -37,7 +37,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def judge(made: Path, dtype: str, work: Path, break_it: Callable[[dict[str, Any]], None] | None) -> dict[str, Any]:
+def judge(
+    made: Path, dtype: str, work: Path, break_it: Callable[[dict[str, Any]], None] | None, kept: float = 1.0
+) -> dict[str, Any]:
     """The outcome for PEFT's merge with something broken in it."""
     tensors = load_file(made / f"{dtype}-merged" / "model.safetensors")
     if break_it:
@@ -49,7 +51,31 @@ def judge(made: Path, dtype: str, work: Path, break_it: Callable[[dict[str, Any]
     found = merge_weights.Found()
     merge_weights.compare_shard(base.shards[0], work / "model.safetensors", adapter, found)
     stored = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}[dtype]
-    return merge_weights.outcome(found, stored=stored, kept=1.0)
+    return merge_weights.outcome(found, stored=stored, kept=kept)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_red_for_a_lost_row_of_a_small_tuning(dtype: str, tmp_path: Path) -> None:
+    """A change that is smaller than what bf16 rounds: the length of a row does not tell that it is missing."""
+    import torch
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    base = merging.llama(tmp_path / dtype, dtype=dtype, tied=True)
+    before = load_file(base / "model.safetensors")[UP].float()
+    adapter = merging.adapter(base, tmp_path / f"{dtype}-adapter", size=0.003)
+    model = AutoModelForCausalLM.from_pretrained(str(base), dtype=torch.float32)
+    merged = PeftModel.from_pretrained(model, str(adapter)).merge_and_unload()
+    share = float((merged.state_dict()[UP] - before).norm() / before.norm())
+    assert 0.001 < share < 0.01
+    merged.to(getattr(torch, dtype)).save_pretrained(str(tmp_path / f"{dtype}-merged"))
+    kept = judge(tmp_path, dtype, tmp_path, None)["effect"]["share"]  # rounding swallows a part of so small a change
+    assert judge(tmp_path, dtype, tmp_path, None, kept)["failures"] == []
+
+    def lose(tensors: dict[str, Any]) -> None:
+        tensors[UP][5] = before[5].to(tensors[UP].dtype)
+
+    assert any(UP in failure for failure in judge(tmp_path, dtype, tmp_path, lose, kept)["failures"])
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
