@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from skill_train import resources
+from skill_train import records, resources
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = [sys.executable, "-c", "from skill_train.cli import main; main()"]
@@ -133,3 +133,5 @@ def test_a_command_of_the_pages_does_what_it_says(folder: Path, command: str) ->
     done = _call(folder, command)
     assert done.returncode == 0, done.stdout + done.stderr
     assert json.loads(done.stdout)["ok"] is True
+    for record in (*folder.glob("runs/*/*.json"), *folder.glob("RUN/*.json")):
+        records.read_json(record)  # what a step wrote is what the next one takes

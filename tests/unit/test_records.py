@@ -1,0 +1,34 @@
+"""What the steps write is read back: the shapes of `records` refuse nothing of ours."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import planning
+from skill_train import merge_weights
+from skill_train.run_dir import read_json, write_json, write_record
+
+
+def test_a_plan_of_a_model_on_the_hub_has_no_fingerprint(tmp_path: Path) -> None:
+    made = planning.decided("qwen2.5-0.5b", "rtx_4090")
+    write_json(tmp_path / "plan.json", made | {"fingerprints": {"model": None, "data": None}})
+    assert read_json(tmp_path / "plan.json")["fingerprints"] == {"model": None, "data": None}
+
+
+@pytest.mark.parametrize("kept", [None, 0.999])
+def test_a_merge_that_was_judged_by_its_weights(kept: float | None, tmp_path: Path) -> None:
+    found = merge_weights.Found(
+        tensors=2, changed=1, worst=(0.001, "model.norm.weight"), sums=(1.0, 1.0, 1.0, 1.0, 1.0)
+    )
+    outcome = merge_weights.outcome(found, stored="BF16", kept=kept)
+    write_record(tmp_path / "merge.json", inputs={}, options={}, gate=outcome, outputs={})
+    assert read_json(tmp_path / "merge.json")["gate"]["figures"]["worst_tensor"] == "model.norm.weight"
+
+
+def test_an_evaluation_before_the_merge(tmp_path: Path) -> None:
+    """Base and tuned are one folder then, and the second is named by a word."""
+    models = {"base": {"model": {}, "adapter": None}, "tuned": {"model": "the folder of base", "adapter": {}}}
+    write_record(tmp_path / "evaluate.json", inputs={"models": models}, outputs={})
+    assert read_json(tmp_path / "evaluate.json")["inputs"]["models"] == models
