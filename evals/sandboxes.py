@@ -20,6 +20,9 @@ from typing import Any
 
 from box import DEMO, Box, digest, read_rows, write_rows
 
+from skill_train import run_lock
+from skill_train.run_dir import RunDir
+
 # Its config.json as published: 7,615,616,512 parameters. There are no weights: it is only planned with.
 QWEN_7B = {
     "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "vocab_size": 152064, "hidden_size": 3584,
@@ -115,6 +118,8 @@ def killed_run(box: Box) -> dict[str, Any]:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)
         child.wait()
+        while run_lock.is_locked(RunDir(run)) and time.monotonic() < until:
+            time.sleep(0.05)  # the training itself ends when nobody reads its next line
     assert not (run / "train.json").exists(), (box.root / "killed.log").read_text()
     box.log.unlink(missing_ok=True)
     first = metrics.read_text(encoding="utf-8").splitlines()[:KILLED_AFTER]

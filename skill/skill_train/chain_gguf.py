@@ -68,12 +68,11 @@ def export_run(console: Console, run: RunDir, quant: str, tools: Any) -> Result:
     from skill_train.quantize import type_names
 
     types = type_names(quant.split(","))  # a wrong name is refused before anything runs
+    require_trained(run)
     with locked(run, "export-gguf"):
         waits = contextlib.nullcontext() if run.record("convert").is_file() else converter.ready(tools)
         with waits as ready:  # it imports torch while the adapter is merged
-            if run.is_full:
-                require_trained(run)
-            else:
+            if not run.is_full:
                 _say_room(console, run, types)
                 merge_locked(console, run, **_merged_options(run))
             return _export_merged(console, run, types, tools, ready)

@@ -120,7 +120,7 @@ def test_interrupted_and_resumed_is_the_same_as_straight(straight: Path, tmp_pat
     """Ctrl-C reaches all processes, after the same step. Dropout is on: each has its own random state to go on with."""
     run = _write(tmp_path / "run", save_steps=100)  # only the interruption saves
     driver, _ = _stop(run, "driver", signal.SIGINT)
-    assert driver.returncode == 5 and "interrupted" in (run / "train.failed.json").read_text()
+    assert driver.returncode == 130 and "interrupted" in (run / "train.failed.json").read_text()
     (saved,) = (run / "checkpoints").glob("checkpoint-*")
     assert PROGRAM.is_complete(saved)
     assert _train(run, resume=True)["steps"] == STEPS
