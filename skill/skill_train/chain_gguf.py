@@ -68,8 +68,8 @@ def export_run(console: Console, run: RunDir, quant: str, tools: Any) -> Result:
     from skill_train.quantize import type_names
 
     types = type_names(quant.split(","))  # a wrong name is refused before anything runs
-    require_trained(run)
     with locked(run, "export-gguf"):
+        require_trained(run)
         waits = contextlib.nullcontext() if run.record("convert").is_file() else converter.ready(tools)
         with waits as ready:  # it imports torch while the adapter is merged
             if not run.is_full:
