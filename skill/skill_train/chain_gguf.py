@@ -175,7 +175,8 @@ def _export(
                 warn=console.warn,
             )
     outputs = outputs_of(converted, records) + outputs_of(quantized, records)
-    chosen = next((Path(f["path"]).name for f in reversed(outputs)), source.name)
+    made = {each["quant"]: Path(each["path"]).name for each in outputs}  # a kill changes the order of a record
+    chosen = next((made[quant] for quant in reversed(types) if quant in made), source.name)
     text, reasons = modelfile.modelfile(model=model, gguf=chosen, trained_length=trained_length)
     write_text(out / "Modelfile", text)
     return _export_result(console, model, out, outputs, converted, quantized, reasons)
