@@ -175,11 +175,16 @@ def _export(
                 warn=console.warn,
             )
     outputs = outputs_of(converted, records) + outputs_of(quantized, records)
-    made = {each["quant"]: Path(each["path"]).name for each in outputs}  # a kill changes the order of a record
-    chosen = next((made[quant] for quant in reversed(types) if quant in made), source.name)
+    chosen = _for_ollama(outputs, types) or source.name
     text, reasons = modelfile.modelfile(model=model, gguf=chosen, trained_length=trained_length)
     write_text(out / "Modelfile", text)
     return _export_result(console, model, out, outputs, converted, quantized, reasons)
+
+
+def _for_ollama(outputs: list[dict[str, Any]], types: list[str]) -> str:
+    """The file of the last type that was asked for; a record has them in another order after a kill."""
+    made = {each["quant"]: Path(each["path"]).name for each in outputs}
+    return next((made[quant] for quant in reversed(types) if quant in made), "")
 
 
 def _outtype(record: Path, plain: list[str]) -> str:
