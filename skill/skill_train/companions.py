@@ -6,6 +6,7 @@ Phi-3 and Gemma lose `tokenizer.model`), and llama.cpp's converter needs those. 
 
 from __future__ import annotations
 
+import filecmp
 import json
 import shutil
 from collections.abc import Callable, Iterator
@@ -125,7 +126,14 @@ def _adds_tokens(base: Path, adapter: Path) -> bool:
     """The adapter's tokenizer knows a token or an id that the base's does not."""
     if not any((base / name).is_file() for name in _TOKENIZER):
         return any((adapter / name).is_file() for name in _TOKENIZER)
+    if all(_same_file(adapter / name, base / name) for name in _TOKENIZER):
+        return False  # to read a tokenizer of 150,000 tokens takes 80 MB
     return bool(set(_added_tokens(adapter)) - set(_added_tokens(base)))
+
+
+def _same_file(own: Path, other: Path) -> bool:
+    """There is none, or it is the other byte for byte."""
+    return not own.is_file() or (other.is_file() and filecmp.cmp(own, other, shallow=False))
 
 
 def _added_tokens(folder: Path) -> Iterator[tuple[str, str]]:

@@ -9,11 +9,12 @@ answers of a model that is small enough to run twice (`merge_gate`).
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import math
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,7 @@ from skill_train.adapter import Adapter
 from skill_train.companions import adapter_files, companion_files, copy_companions, write_config
 from skill_train.console import Bar
 from skill_train.errors import NotInstalled, UsageError, VerificationFailed, nearest
+from skill_train.machine import physical_cores
 from skill_train.merge_plan import Base, MergePlan, plan_merge
 from skill_train.merge_write import planned_bytes, write_shards
 from skill_train.model import read_config
@@ -47,6 +49,7 @@ GATES = ("auto", "weights", "answers")
 _ANSWERS_UP_TO = (
     250_000_000  # weights: 1 GB in fp32, and a few seconds; 494 million take 4 GB and half a minute of 2 cores
 )
+_AT_ONCE = 4  # tensors in work; the system lets one thread at a time write to a file
 _KEPT = 0.9  # below this share of the change of the weights, rounding is worth a warning
 
 
@@ -88,26 +91,28 @@ def merge(
     if done is not None:
         return {**done, "reused": True}
     require_writable(out.parent)
-    plan, reasons = _plan(model, tuned)
-    ways = _ways(gate, model, tuned, reasons, threshold)
-    require_space(out.parent, planned_bytes(model, plan, DTYPES[dtype] if dtype else None), "the merged model")
-    with whole_folder(out) as part:
-        with ThreadPoolExecutor(1) as beside:  # it takes digests of each shard while that is in the system's cache
-            found = merge_weights.Found()
-            look = _look(tuned, found if ways.weights else None, beside)
-            figures = _write(model, tuned, plan, reasons, part, dtype, progress, warn, look)
-        compared: dict[str, Any] = {"base": base, "adapter": adapter, "merged": part, "rows": rows, "bar": progress}
-        outcome = _gate(ways, found, figures, threshold, compared)
-        fields = {
-            "inputs": _inputs(model, tuned),
-            "options": options,
-            "how": "peft" if reasons else "streamed",
-            "reasons": reasons,
-            "changes": figures,
-            "gate": outcome,
-            **_circumstances(started),
-        }
-        _judge(fields, record, out, warn)
+    with ThreadPoolExecutor(1) as beside:  # takes digests of each shard while that is in the system's cache
+        beside.submit(file_digest, model.folder / model.shards[0].name)  # torch is imported meanwhile
+        plan, reasons = _plan(model, tuned)
+        ways = _ways(gate, model, tuned, reasons, threshold)
+        require_space(out.parent, planned_bytes(model, plan, DTYPES[dtype] if dtype else None), "the merged model")
+        with whole_folder(out) as part:
+            with _one_thread_each() as pool:
+                found = merge_weights.Found()
+                look = _look(tuned, found if ways.weights else None, beside, pool)
+                figures = _write(model, tuned, plan, reasons, part, dtype, progress, warn, pool, look)
+            compared: dict[str, Any] = {"base": base, "adapter": adapter, "merged": part, "rows": rows, "bar": progress}
+            outcome = _gate(ways, found, figures, threshold, compared)
+            fields = {
+                "inputs": _inputs(model, tuned),
+                "options": options,
+                "how": "peft" if reasons else "streamed",
+                "reasons": reasons,
+                "changes": figures,
+                "gate": outcome,
+                **_circumstances(started),
+            }
+            _judge(fields, record, out, warn)
     outputs = digests(record.parent, [path for path in out.rglob("*") if path.is_file() and path != record])
     return write_record(record, **fields, outputs=outputs)
 
@@ -137,8 +142,23 @@ def _ways(gate: str, base: Base, adapter: Adapter, reasons: list[str], threshold
     return _Ways(True, f"{size}; `verify` compares the answers of each exported file, and --gate answers does it here")
 
 
+@contextlib.contextmanager
+def _one_thread_each() -> Iterator[ThreadPoolExecutor]:
+    """Threads in which torch computes alone: small blocks, one for each thread, are faster than sharing each block."""
+    import torch
+
+    before = torch.get_num_threads()
+    try:
+        with ThreadPoolExecutor(
+            min(_AT_ONCE, physical_cores()), initializer=torch.set_num_threads, initargs=(1,)
+        ) as pool:
+            yield pool
+    finally:
+        torch.set_num_threads(before)
+
+
 def _look(
-    adapter: Adapter, found: merge_weights.Found | None, beside: ThreadPoolExecutor
+    adapter: Adapter, found: merge_weights.Found | None, beside: ThreadPoolExecutor, pool: ThreadPoolExecutor
 ) -> Callable[[Shard, Path], None]:
     """What happens to each shard of the base and the file that was made of it."""
 
@@ -148,9 +168,7 @@ def _look(
             if file is not None:
                 beside.submit(file_digest, file)
         if found is not None:
-            started = time.monotonic()
-            merge_weights.compare_shard(shard, written, adapter, found)
-            found.seconds += time.monotonic() - started
+            merge_weights.compare_shard(shard, written, adapter, found, pool)
 
     return look
 
@@ -305,6 +323,7 @@ def _write(
     dtype: str | None,
     progress: Bar,
     warn: Callable[[str, str], None],
+    pool: ThreadPoolExecutor,
     look: Callable[[Shard, Path], None],
 ) -> dict[str, Any]:
     """Fills `part`, and returns what was changed."""
@@ -315,7 +334,7 @@ def _write(
         figures: dict[str, Any] = {"stored_dtype": stored}
     else:
         changes = plan.config
-        figures = write_shards(base, plan, part, DTYPES[dtype] if dtype else None, progress, look).as_dict()
+        figures = write_shards(base, plan, part, DTYPES[dtype] if dtype else None, progress, pool, look).as_dict()
     figures["from_adapter"] = copy_companions(base.folder, adapter.folder, part, warn)
     figures["config"] = write_config(base.folder, part, changes, dtype)
     if "vocab_size" in figures["config"] and not figures["from_adapter"]:

@@ -15,19 +15,21 @@ it is also counted how many are not the expected ones. The share of the change f
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from skill_train.adapter import Adapter, pattern_value
 from skill_train.merge_plan import Base, is_conv1d
-from skill_train.shards import Shard, Stored, read_rows, read_shard, torch_dtype, wide_rows
+from skill_train.shards import BLOCK_BYTES, Shard, Stored, read_rows, read_shard, torch_dtype, wide_rows
 
 ROW_ERROR = {"F64": 1e-5, "F32": 1e-5, "F16": 2**-10, "BF16": 2**-7}
 _SMALLEST_F16 = 2.0**-24  # below 6e-5 an f16 is off by up to half of this, whatever its size
-_BLOCK = 1 << 20  # weights at a time: three blocks in fp32 stay in the processor's cache
-_ULP = {"F16": 2.0**-11, "BF16": 2.0**-8}  # the least distance of two neighbours, of their size
+_BLOCK = BLOCK_BYTES // 4  # weights at a time
+_ROUNDED = ("F16", "BF16")
 _ROUNDED_OTHERWISE = 0.05  # of a row
 _WRONG_SHARE = 0.25  # of one tensor, off what rounding kept of all
 
@@ -50,10 +52,13 @@ class Found:
     failures: list[str] = field(default_factory=list)
     shares: dict[str, tuple[float, float]] = field(default_factory=dict)
 
-    def note(self, name: str, sums: tuple[float, ...]) -> None:
-        self.changed += 1
-        self.sums = tuple(one + other for one, other in zip(self.sums, sums, strict=True))
-        self.shares[name] = share_of(sums)
+    def add(self, other: Found) -> None:
+        """What was seen of another tensor."""
+        for name in ("tensors", "changed", "failures"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.worst, self.other = max(self.worst, other.worst), max(self.other, other.other)
+        self.sums = tuple(one + more for one, more in zip(self.sums, other.sums, strict=True))
+        self.shares |= other.shares
 
 
 def why_not(base: Base, adapter: Adapter, reasons: list[str]) -> str:
@@ -78,19 +83,30 @@ def why_not(base: Base, adapter: Adapter, reasons: list[str]) -> str:
     return ""
 
 
-def compare_shard(before: Shard, written: Path, adapter: Adapter, found: Found) -> None:
-    """Compares one shard of the base with the file that was written for it; adds to `found`."""
-    after = read_shard(written)
+def compare_shard(before: Shard, written: Path, adapter: Adapter, found: Found, pool: ThreadPoolExecutor) -> None:
+    """Compares one shard of the base with the file that was written for it, a tensor a thread; adds to `found`."""
+    started, after = time.monotonic(), read_shard(written)
     found.failures += [f"{name} is not in the base" for name in after.tensors if name not in before.tensors]
-    for name, stored in before.tensors.items():
-        new, parts = after.tensors.get(name), adapter.modules.get(name.removesuffix(".weight"))
-        found.tensors += 1
-        if new is None or new.shape != stored.shape:
-            found.failures.append(f"{name} is missing, or has another shape")
-        elif parts is not None and name.endswith(".weight"):
-            _compare_changed(name, stored, new, _change(adapter, name, parts), found)
-        elif not _same(stored, new):
-            found.failures.append(f"{name} is not the base's, and the adapter has nothing for it")
+    scales = {name: _scale(adapter, name) for name in before.tensors if _parts(adapter, name)}
+
+    def compare(name: str) -> Found:
+        return _compare(name, before.tensors[name], after.tensors.get(name), adapter, scales.get(name))
+
+    for one in pool.map(compare, before.tensors):
+        found.add(one)
+    found.seconds += time.monotonic() - started
+
+
+def _compare(name: str, stored: Stored, new: Stored | None, adapter: Adapter, scale: float | None) -> Found:
+    found, parts = Found(tensors=1), _parts(adapter, name)
+    if new is None or new.shape != stored.shape:
+        found.failures.append(f"{name} is missing, or has another shape")
+    elif scale is not None:
+        b, a = (adapter.tensor(parts[kind]).float() for kind in ("b", "a"))
+        _compare_changed(name, stored, new, (b * scale, a), found)
+    elif not _same(stored, new):
+        found.failures.append(f"{name} is not the base's, and the adapter has nothing for it")
+    return found
 
 
 def outcome(found: Found, *, stored: str, kept: float | None) -> dict[str, Any]:
@@ -144,16 +160,20 @@ def _wrong_shares(found: Found, expected: float) -> list[str]:
     return wrong[:3]
 
 
-def _change(adapter: Adapter, name: str, parts: dict[str, str]) -> tuple[Any, Any]:
-    """s·B [out, r] and A [r, in], fp32."""
+def _parts(adapter: Adapter, name: str) -> dict[str, str]:
+    """The adapter's tensors for a tensor of the base; empty when it leaves that alone."""
+    return adapter.modules.get(name.removesuffix(".weight"), {}) if name.endswith(".weight") else {}
+
+
+def _scale(adapter: Adapter, name: str) -> float:
     module, config = name.removesuffix(".weight"), adapter.config
     rank = pattern_value(config["rank_pattern"], module, config["r"])
     alpha = pattern_value(config["alpha_pattern"], module, config["lora_alpha"])
-    scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
-    return adapter.tensor(parts["b"]).float() * scale, adapter.tensor(parts["a"]).float()
+    return float(alpha / (math.sqrt(rank) if config.get("use_rslora") else rank))
 
 
 def _compare_changed(name: str, stored: Stored, new: Stored, change: tuple[Any, Any], found: Found) -> None:
+    """Args: change: s·B [out, r] and A [r, in], fp32."""
     import torch
 
     b, a = change
@@ -164,48 +184,50 @@ def _compare_changed(name: str, stored: Stored, new: Stored, change: tuple[Any, 
     smallest = _SMALLEST_F16 * math.sqrt(columns) if new.dtype == "F16" else 0.0
     worst, other, sums = 0.0, 0.0, torch.zeros(5, dtype=torch.float64)
     most = max(1, _BLOCK // max(1, columns))
-    product = torch.empty(most, columns)
+    product, expected, spare = (torch.empty(most, columns) for _ in range(3))
     with wide_rows(stored, most) as read, wide_rows(new, most) as read_new:
         for start, stop in _blocks(*stored.shape):
-            before, there = read(start, stop), read_new(start, stop)
-            exact = torch.mm(b[start:stop], a, out=product[: stop - start])
+            here, before, there = slice(0, stop - start), read(start, stop), read_new(start, stop)
+            exact = torch.mm(b[start:stop], a, out=product[here])
+            should = torch.add(before, exact, out=expected[here])
+            other = max(other, _rounded_otherwise(there, should, new.dtype, spare[here]))
             there.sub_(before)
-            along, squared = _products(there, exact), _products(exact, exact)
-            errors, expected = there.sub_(exact).norm(dim=1) - smallest, before.add_(exact)
-            length = expected.norm(dim=1)
+            along, squared = (_products(one, exact, spare[here]) for one in (there, exact))
+            errors, length = there.sub_(exact).norm(dim=1) - smallest, should.norm(dim=1)
             # A row that should be zero and is not errs without measure.
             off = torch.where(errors <= 0, 0.0, errors / length.clamp_min(torch.finfo(torch.float32).tiny))
             worst = max(worst, float(torch.nan_to_num(off, nan=math.inf).max()))
-            other = max(other, _rounded_otherwise(there, expected, new.dtype))
             sums += torch.stack([along @ along, along @ squared, squared @ squared, along.sum(), squared.sum()])
-    found.worst, found.other = max(found.worst, (worst, name)), max(found.other, other)
-    found.note(name, tuple(sums.tolist()))
+    found.changed, found.worst, found.other = 1, (worst, name), other
+    found.sums = tuple(sums.tolist())
+    found.shares = {name: share_of(found.sums)}
     if not worst <= bound:
         found.failures.append(f"a row of {name} is {worst:.2g} of its length off, {new.dtype} may be {bound:.2g}")
     elif other > _ROUNDED_OTHERWISE:
         found.failures.append(f"{other:.0%} of a row of {name} are not base + adapter, rounded to {new.dtype}")
 
 
-def _rounded_otherwise(residual: Any, expected: Any, dtype: str) -> float:
+def _rounded_otherwise(there: Any, expected: Any, dtype: str, spare: Any) -> float:
     """Largest share of a row whose weights are not the expected ones rounded, three weights aside: fp32 sums of another
     order round one in thousands to the neighbour. Where the change is missing, as many as it would have moved.
 
     Args:
-        residual: what is there less `expected`, fp32 [rows, columns]; `expected` is overwritten.
+        there, expected: fp32 [rows, columns]; spare: of the same shape, overwritten.
     """
-    if dtype not in _ULP:
+    import torch
+
+    if dtype not in _ROUNDED:
         return 0.0
-    rounding = expected.to(torch_dtype(dtype)).float().sub_(expected)
-    wrong = rounding.sub_(residual).abs_() > expected.abs_().mul_(_ULP[dtype] / 4)
-    most = int((wrong.sum(dim=1) - 3).clamp_min(0).max())
-    return most / int(residual.shape[1])
+    rounded = spare.copy_(expected.to(torch_dtype(dtype)))
+    wrong = torch.ne(rounded, there, out=spare).sum(dim=1)  # as 0.0 and 1.0: summing truth values is far slower
+    return max(0.0, float(wrong.max()) - 3) / int(there.shape[1])
 
 
-def _products(one: Any, other: Any) -> Any:
+def _products(one: Any, other: Any, spare: Any) -> Any:
     """Inner product of each row, float64 [rows]."""
     import torch
 
-    return torch.einsum("ij,ij->i", one, other).double()
+    return torch.mul(one, other, out=spare).sum(dim=1).double()
 
 
 def _same(stored: Stored, new: Stored) -> bool:
@@ -227,7 +249,7 @@ def _same_bytes(stored: Stored, new: Stored) -> bool:
         one.seek(stored.start), other.seek(new.start)
         left = stored.size
         while left:
-            block = one.read(min(left, 4 * _BLOCK))
+            block = one.read(min(left, BLOCK_BYTES))
             if not block or other.read(len(block)) != block:
                 return False
             left -= len(block)

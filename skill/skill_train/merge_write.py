@@ -1,10 +1,15 @@
-"""Writes a merge plan: new shards of the base's names, a block of rows at a time, and the index that goes with them."""
+"""Writes a merge plan: new shards of the base's names, a block of rows at a time, and the index that goes with them.
+
+Several tensors are in work at once, each by one thread: their blocks are small, and what torch computes of a small
+block it cannot share out. Sums are added up in the order of the file, so they do not depend on the number of threads.
+"""
 
 from __future__ import annotations
 
 import math
 import shutil
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,11 +27,12 @@ from skill_train.shards import (
     Stored,
     copy_bytes,
     in_order,
+    new_shard,
     read_rows,
-    shard_writer,
     tensor_bytes,
     torch_dtype,
     wide_rows,
+    written_to,
 )
 
 Layout = dict[str, dict[str, tuple[str, tuple[int, ...]]]]
@@ -68,6 +74,12 @@ class Tally:
     def note(self, dtype: str) -> None:
         self.stored_dtype = max(self.stored_dtype, dtype, key=_COARSENESS.index)
 
+    def add(self, other: Tally) -> None:
+        """Counts what was written of another tensor."""
+        self.note(other.stored_dtype)
+        for name in ("changed", "converted", "base_square", "change_square", "kept_product"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
 
 def write_shards(
     base: Base,
@@ -75,12 +87,14 @@ def write_shards(
     part: Path,
     dtype: str | None,
     bar: Bar,
+    pool: ThreadPoolExecutor,
     written: Callable[[Shard, Path], None] = lambda shard, file: None,
 ) -> Tally:
     """Writes all shards and the index into `part`.
 
     Args:
         dtype: safetensors' name for every float tensor; None keeps each.
+        pool: of `threads.one_each`.
         written: called with each shard of the base and the file made of it, while both are in the system's cache.
 
     Raises:
@@ -91,13 +105,15 @@ def write_shards(
     total = _total(layout)
     done = 0
     for shard in base.shards:
-        tensors = layout[shard.name]
-        with shard_writer(part / shard.name, tensors, shard.metadata) as write:
-            for name, (kind, shape) in tensors.items():
-                stored = shard.tensors[plan.copies.get(name, name)]
-                _write_tensor(name, stored, plan.changes.get(name), kind, shape, write, tally)
-                done += tensor_bytes(kind, shape)
-                bar(done, total, name)
+        places = new_shard(part / shard.name, layout[shard.name], shard.metadata)
+
+        def write(name: str, shard: Shard = shard, places: dict[str, Stored] = places) -> Tally:
+            return _write_tensor(name, shard.tensors[plan.copies.get(name, name)], plan.changes.get(name), places[name])
+
+        for name, one in zip(places, pool.map(write, places), strict=True):
+            tally.add(one)
+            done += places[name].size
+            bar(done, total, name)
         written(shard, part / shard.name)
     _write_index(base, layout, part)
     return tally
@@ -126,34 +142,33 @@ def _total(layout: Layout) -> int:
     return sum(tensor_bytes(*entry) for tensors in layout.values() for entry in tensors.values())
 
 
-def _write_tensor(
-    name: str,
-    stored: Stored,
-    change: Change | None,
-    dtype: str,
-    shape: tuple[int, ...],
-    write: Callable[[Any], None],
-    tally: Tally,
+def _write_tensor(name: str, stored: Stored, change: Change | None, place: Stored) -> Tally:
+    """Fills the place of one tensor."""
+    with written_to(place) as write:
+        if (change is None or change.empty) and place.dtype == stored.dtype:
+            copy_bytes(stored, write)
+            return Tally()
+        tally = Tally(changed=int(change is not None), converted=int(change is None))
+        tally.note(place.dtype)
+        if change is not None and change.low_rank and stored.shape == place.shape:
+            _write_low_rank(name, stored, change, place.dtype, write, tally)
+        else:
+            _write_any(name, stored, change or Change(), place, write, tally)
+    return tally
+
+
+def _write_any(
+    name: str, stored: Stored, change: Change, place: Stored, write: Callable[[Any], None], tally: Tally
 ) -> None:
     import torch
 
-    if (change is None or change.empty) and dtype == stored.dtype:
-        copy_bytes(stored, write)
-        return
-    tally.note(dtype)
-    tally.changed += change is not None
-    tally.converted += change is None
-    change = change or Change()
-    if change.low_rank and stored.shape == shape:
-        _write_low_rank(name, stored, change, dtype, write, tally)
-        return
-    for start, stop in _blocks(shape, change):
-        before, after = _rows(stored, change, shape, start, stop)
-        kept = after.to(torch_dtype(dtype))
+    for start, stop in _blocks(place.shape, change):
+        before, after = _rows(stored, change, place.shape, start, stop)
+        kept = after.to(torch_dtype(place.dtype))
         wide = kept.float()
         # The sum of squares is not finite if a value is not, and 5 times as fast as looking at each.
         if not math.isfinite(_product(wide, wide)) and not bool(torch.isfinite(kept).all()):
-            raise _not_finite(name, after, dtype)
+            raise _not_finite(name, after, place.dtype)
         if before is not None and not change.empty:
             exact = after - before
             tally.base_square += _product(before, before)

@@ -172,6 +172,7 @@ def test_texts_are_bounded_and_never_missing(tmp_path: Path) -> None:
 
 _CHILD = """
 import json, resource, sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from safetensors import safe_open
 import torch
@@ -184,7 +185,8 @@ torch.ones(64, 64) @ torch.ones(64, 64)
 peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 before = peak()
 model = Base(base, json.loads((base / "config.json").read_text()), read_folder(base))
-tally = write_shards(model, plan_merge(model, read_adapter(adapter)), out, None, lambda *_: None)
+with ThreadPoolExecutor(4) as pool:
+    tally = write_shards(model, plan_merge(model, read_adapter(adapter)), out, None, lambda *_: None, pool)
 print(json.dumps({"grew": peak() - before, "changed": tally.changed}))
 """
 

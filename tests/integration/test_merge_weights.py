@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,8 @@ def judge(
     base, adapter = Base(made / dtype, config, read_folder(made / dtype)), read_adapter(made / f"{dtype}-adapter")
     assert merge_weights.why_not(base, adapter, []) == ""
     found = merge_weights.Found()
-    merge_weights.compare_shard(base.shards[0], work / "model.safetensors", adapter, found)
+    with ThreadPoolExecutor(2) as pool:
+        merge_weights.compare_shard(base.shards[0], work / "model.safetensors", adapter, found, pool)
     stored = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}[dtype]
     return merge_weights.outcome(found, stored=stored, kept=kept)
 

@@ -16,7 +16,7 @@ from skill_train.companions import companion_files, copy_companions, write_confi
 from skill_train.errors import UsageError
 from skill_train.lora_math import scaling
 from skill_train.merge_plan import match_names
-from skill_train.shards import copy_bytes, in_order, read_folder, read_shard, shard_writer
+from skill_train.shards import copy_bytes, in_order, new_shard, read_folder, read_shard, written_to
 
 LAYER = "layers.0.self_attn.q_proj.weight"
 
@@ -128,8 +128,9 @@ def test_a_written_file_is_read_by_safetensors(tmp_path: Path) -> None:
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt", "note": "é"})
     (shard,) = read_folder(tmp_path)
     entries = in_order({name: (stored.dtype, stored.shape) for name, stored in shard.tensors.items()})
-    with shard_writer(tmp_path / "out.safetensors", entries, shard.metadata) as write:
-        for name in entries:
+    places = new_shard(tmp_path / "out.safetensors", entries, shard.metadata)
+    for name in reversed(entries):  # in any order
+        with written_to(places[name]) as write:
             copy_bytes(shard.tensors[name], write)
     found = load_file(tmp_path / "out.safetensors")
     assert {name: (t.dtype, t.tolist()) for name, t in found.items()} == {
