@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -148,18 +149,21 @@ def _export(
 
     types = quantize.type_names(quant.split(","))
     plain = [t for t in types if t in UNQUANTIZED]
-    with console.progress("converting") as progress:
-        converted = convert.convert(
-            model=model,
-            out=out,
-            record=records / "convert.json",
-            name=name,
-            outtype=_outtype(records / "convert.json", plain),
-            toolchain=tools,
-            ready=ready,
-            progress=progress,
-            warn=console.warn,
-        )
+    with ThreadPoolExecutor(1) as beside:  # the tokenizer is read while the converter works: both use one core
+        reading = beside.submit(modelfile.parameters_of, model, trained_length)
+        with console.progress("converting") as progress:
+            converted = convert.convert(
+                model=model,
+                out=out,
+                record=records / "convert.json",
+                name=name,
+                outtype=_outtype(records / "convert.json", plain),
+                toolchain=tools,
+                ready=ready,
+                progress=progress,
+                warn=console.warn,
+            )
+    parameters, reasons = reading.result()
     source = convert.output_of(converted, records)
     rest = [t for t in types if t not in plain[:1] and not source.name.endswith(f"-{t}.gguf")]
     quantized: dict[str, Any] = {"outputs": {}, "reused": True}
@@ -175,9 +179,7 @@ def _export(
                 warn=console.warn,
             )
     outputs = outputs_of(converted, records) + outputs_of(quantized, records)
-    chosen = _for_ollama(outputs, types) or source.name
-    text, reasons = modelfile.modelfile(model=model, gguf=chosen, trained_length=trained_length)
-    write_text(out / "Modelfile", text)
+    write_text(out / "Modelfile", modelfile.modelfile(_for_ollama(outputs, types) or source.name, parameters))
     return _export_result(console, model, out, outputs, converted, quantized, reasons)
 
 

@@ -33,19 +33,30 @@ _OLLAMA_CONTEXT = 4096  # tokens; what Ollama gives a model that asks for nothin
 _PROBE = "Zebra quartz 8162."  # an answer that no template contains
 
 
-def modelfile(*, model: Path, gguf: str, trained_length: int | None = None) -> tuple[str, list[Reason]]:
-    """The text of a Modelfile and the reason of each line, and of what is not there.
+def modelfile(gguf: str, parameters: list[str]) -> str:
+    """The text of a Modelfile.
 
     Args:
-        model: the folder that was converted: its tokenizer, generation_config.json and config.json are read.
         gguf: the file, as FROM shall name it (relative to the Modelfile).
-        trained_length: tokens of the longest training example, when it is known.
+        parameters: lines of `parameters_of`.
 
     Raises:
         UsageError: `gguf` cannot be written in one line.
     """
     if not gguf.isprintable() or not gguf:
         raise UsageError(f"{gguf!r} cannot be named in a Modelfile", code="bad_file_name", hint="rename the file")
+    template = Template(resources.template("Modelfile").read_text(encoding="utf-8"))
+    named = gguf if Path(gguf).is_absolute() or gguf.startswith("./") else f"./{gguf}"
+    return template.substitute(gguf=named, parameters="\n".join(parameters))
+
+
+def parameters_of(model: Path, trained_length: int | None = None) -> tuple[list[str], list[Reason]]:
+    """The lines that follow FROM, and the reason of each, and of what is not there.
+
+    Args:
+        model: the folder that was converted: its tokenizer, generation_config.json and config.json are read.
+        trained_length: tokens of the longest training example, when it is known.
+    """
     tokenizer = load_tokenizer(model)
     generation = _read(model / "generation_config.json")
     config = _read(model / "config.json")
@@ -64,9 +75,7 @@ def modelfile(*, model: Path, gguf: str, trained_length: int | None = None) -> t
     _add_sampling(generation, add, reasons)
     _add_context(config.get("max_position_embeddings"), trained_length, add, reasons)
     reasons.append(_template_reason(tokenizer))
-    template = Template(resources.template("Modelfile").read_text(encoding="utf-8"))
-    named = gguf if Path(gguf).is_absolute() or gguf.startswith("./") else f"./{gguf}"
-    return template.substitute(gguf=named, parameters="\n".join(lines)), reasons
+    return lines, reasons
 
 
 def _read(file: Path) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -62,6 +63,8 @@ def reference_model(base: Path, adapter: Path | None = None) -> Iterator[Any]:
 
     Freed when the block ends, so two of them never lie in memory together.
     """
+    # Read by torch (c10/core/impl/alloc_cpu.cpp) at its first large tensor: pages of 2 MB, where the system has them.
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     import torch
 
     transformers = _transformers()

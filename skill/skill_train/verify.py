@@ -21,9 +21,10 @@ from typing import Any
 from skill_train import run_dir
 from skill_train.console import Bar
 from skill_train.errors import UsageError
+from skill_train.gguf_file import GgufFile
 from skill_train.shards import read_folder
 from skill_train.verdict import worst
-from skill_train.verify_judge import Proof, judge, readable
+from skill_train.verify_judge import Proof, answers_of, judge, readable, unquantized
 from skill_train.verify_subject import subject_of
 from skill_train.verify_texts import Sample, sample_of
 from skill_train.verify_weights import compare_weights
@@ -64,7 +65,7 @@ def verify(
     started = time.monotonic()
     _require(ggufs, reference)
     sample = sample_of(_weights(reference), tokens)
-    with ThreadPoolExecutor(1) as beside:  # reading files for their digests goes on while libraries are imported
+    with ThreadPoolExecutor(2) as beside:  # digests and first answers are made while libraries are imported
         fixing = beside.submit(_fixed, reference, adapter, base, ggufs, rows, held_out, sample)
         earlier = _earlier(record, fixing.result()) if record.is_file() else None
         if earlier is not None:
@@ -76,12 +77,39 @@ def verify(
             progress(0, len(ggufs) + 1, "reference")
             measured_on: dict[str, Any] = {"rows": rows, "held_out": held_out or rows, "sample": sample}
             measured_on["also"] = lambda merged: weights.update(compare_weights(files, merged))
+            drafts: dict[str, list[list[int]]] = {}
+            measured_on["ask"] = lambda prompts, most: _draft(beside, files, prompts, most, drafts)
             subject = subject_of(reference, adapter=adapter, base=base, **measured_on, folder=Path(folder))
             fixed = fixing.result()
-            judging: dict[str, Any] = {"digests": fixed["inputs"]["ggufs"], "files": files, "weights": weights}
+            judging: dict[str, Any] = {
+                "digests": fixed["inputs"]["ggufs"],
+                "files": files,
+                "weights": weights,
+                "drafts": drafts,
+            }
             judge(ggufs, subject, proof, run=record.parent, **judging, warn=warn, progress=progress)
     figures = {"samples": subject.samples, "seconds": round(time.monotonic() - started, 2)}
     return _write(record, fixed, proof, figures)
+
+
+def _draft(
+    beside: ThreadPoolExecutor,
+    files: list[GgufFile],
+    prompts: list[list[int]],
+    most: int,
+    drafts: dict[str, list[list[int]]],
+) -> Callable[[], list[list[int]]]:
+    """Lets llama.cpp answer while the reference is read, by the file that is nearest to it; keeps that in `drafts`."""
+    gguf = unquantized(files) or (files[0] if files else None)
+    if gguf is None or not prompts:
+        return list
+    answering = beside.submit(answers_of, gguf, prompts, most)
+
+    def wait() -> list[list[int]]:
+        drafts[gguf.path.name] = answering.result()
+        return drafts[gguf.path.name]
+
+    return wait
 
 
 def _write(record: Path, fixed: dict[str, Any], proof: Proof, figures: dict[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,17 +20,30 @@ from skill_train import (
 )
 from skill_train import verify_template as template
 from skill_train.console import Bar
-from skill_train.errors import NativeCrash, VerificationFailed
+from skill_train.errors import DecisionNeeded, NativeCrash, VerificationFailed
 from skill_train.gguf_file import GgufFile, read_gguf
-from skill_train.machine import physical_cores
-from skill_train.native import run_worker
+from skill_train.machine import available_memory_bytes, physical_cores
+from skill_train.native import end_workers, run_worker
 from skill_train.thresholds import Limits, limits
 from skill_train.verdict import Check, NotChecked
+from skill_train.verify_reference import first_of
 from skill_train.verify_subject import Subject
 
 Warn = Callable[[str, str], None]
 _WORKER = "skill_train.inference_worker"
 _UNQUANTIZED = ("f32", "f16", "bf16")
+_ROOM = 8  # tokens of context to spare
+_WORK_BYTES = 700_000_000  # of llama.cpp for 128 tokens of a model with 152,000 tokens, and of Python
+_NOTHING: dict[str, Any] = {
+    "vocabulary": None,
+    "plain": [],
+    "special": [],
+    "sequences": [],
+    "tuned": None,
+    "base": None,
+    "base_rows": 0,
+    "scored": [],
+}
 _PLAIN = ("Hello world", "12 + 30 = 42", "\n")  # texts that get BOS and EOS where the tokenizer adds them
 
 
@@ -56,32 +71,115 @@ def judge(
     progress: Bar,
     files: list[GgufFile] | None = None,
     weights: dict[str, Check | NotChecked] | None = None,
+    drafts: dict[str, list[list[int]]] | None = None,
 ) -> None:
     """Adds what is found to `proof`.
 
     Args:
         files: of `readable`, where that was called.
         weights: of `verify_weights.check_weights`, where that was done while the reference was in memory.
+        drafts: of `answers_of`, by file.
+
+    llama.cpp runs all files at once where memory has room for them, each with its share of the cores: parts of a run
+    use one core only, and threads of several runs wait for one another where they are more than cores.
     """
     exports = _export_records(run)
     files = readable(ggufs, proof) if files is None else files
-    plain = next((gguf for gguf in files if verify_file.file_type(gguf) in _UNQUANTIZED), None)
+    plain = unquantized(files)
     rendered: dict[str, Any] = {}  # by template: the files of one run share one
     if weights is None:
         weights = verify_weights.check_weights(files, subject.reference, subject.adapter)
-    for number, gguf in enumerate(files):
-        name = gguf.path.name
-        progress(number + 1, len(ggufs) + 1, name)
-        proof.add(verify_file.check_file(gguf))
-        proof.add(verify_file.check_digest(gguf, digests[name], exports.get(name)))
-        proof.add(weights[name])
-        known = all(_all_known(weights[one.path.name], one) for one in (gguf, plain or gguf))
-        _judge_static(gguf, plain if plain is not gguf else None, subject, proof, known)
+    for gguf in files:
         key = template.identity(gguf)
         if key not in rendered:
             rendered[key] = template.render_own(gguf, subject.conversations)
-        _judge_running(gguf, subject, rendered[key], proof, warn, _limits(gguf, subject, run))
+    at_once = len(files) if _have_room(files) else 1
+    with _ending(ThreadPoolExecutor(at_once or 1)) as pool:
+        runs = [
+            _started(
+                pool,
+                gguf,
+                subject,
+                rendered[template.identity(gguf)],
+                warn,
+                at_once,
+                (drafts or {}).get(gguf.path.name),
+            )
+            for gguf in files
+        ]
+        for number, (gguf, started) in enumerate(zip(files, runs, strict=True)):
+            name = gguf.path.name
+            progress(number + 1, len(ggufs) + 1, name)
+            proof.add(verify_file.check_file(gguf))
+            proof.add(verify_file.check_digest(gguf, digests[name], exports.get(name)))
+            proof.add(weights[name])
+            known = all(_all_known(weights[one.path.name], one) for one in (gguf, plain or gguf))
+            _judge_static(gguf, plain if plain is not gguf else None, subject, proof, known)
+            _judge_running(gguf, subject, started, proof, _limits(gguf, subject, run))
     progress(len(ggufs) + 1, len(ggufs) + 1, "done")
+
+
+def unquantized(files: list[GgufFile]) -> GgufFile | None:
+    return next((gguf for gguf in files if verify_file.file_type(gguf) in _UNQUANTIZED), None)
+
+
+def answers_of(gguf: GgufFile, prompts: list[list[int]], most: int) -> list[list[int]]:
+    """What llama.cpp answers with one core; nothing when it cannot run the file, which the judge will say."""
+    job = {
+        "gguf": str(gguf.path),
+        "context_tokens": max(map(len, prompts), default=0) + most + _ROOM,
+        "threads": 1,
+        "prompts": [{"ids": ids, "most": most} for ids in prompts],
+    }
+    try:
+        answers: list[list[int]] = run_worker(_WORKER, _NOTHING | job)["answers"]
+    except (VerificationFailed, NativeCrash, DecisionNeeded):
+        return []
+    return answers
+
+
+@contextlib.contextmanager
+def _ending(pool: ThreadPoolExecutor) -> Iterator[ThreadPoolExecutor]:
+    """Whatever is raised ends the workers too: Ctrl-C reaches the main thread only, and a pool waits for all it has."""
+    with pool:
+        try:
+            yield pool
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            end_workers()
+            raise
+
+
+def _have_room(files: list[GgufFile]) -> bool:
+    """All files and what is computed of them fit in memory that is free."""
+    have = available_memory_bytes()
+    return have is not None and sum(gguf.size_bytes + _WORK_BYTES for gguf in files) <= have
+
+
+@dataclass(frozen=True)
+class _Run:
+    """llama.cpp at work on a file: what it was sent, and its result to come."""
+
+    own: Any
+    shipped: list[dict[str, Any]]
+    result: Future[dict[str, Any]]
+    drafted: list[list[int]] | None
+
+
+def _started(
+    pool: ThreadPoolExecutor,
+    gguf: GgufFile,
+    subject: Subject,
+    own: Any,
+    warn: Warn,
+    at_once: int,
+    drafted: list[list[int]] | None,
+) -> _Run:
+    shipped = _shipped_texts(own, subject, warn)
+    job = _job(gguf, subject, shipped, threads=max(1, physical_cores() // at_once))
+    if drafted:
+        job["prompts"] = []
+    return _Run(own, shipped, pool.submit(run_worker, _WORKER, job), drafted)
 
 
 def _all_known(weights: Check | NotChecked, gguf: GgufFile) -> bool:
@@ -125,22 +223,22 @@ def _judge_static(gguf: GgufFile, unquantized: GgufFile | None, subject: Subject
     )
 
 
-def _judge_running(gguf: GgufFile, subject: Subject, own: Any, proof: Proof, warn: Warn, bounds: Limits) -> None:
+def _judge_running(gguf: GgufFile, subject: Subject, run: _Run, proof: Proof, bounds: Limits) -> None:
     file, measured = gguf.path.name, subject.measured
-    proof.add(template.check_chat_template(file, own=own, reference=subject.rendered))
-    shipped = _shipped_texts(own, subject, warn)
+    proof.add(template.check_chat_template(file, own=run.own, reference=subject.rendered))
     try:
-        result = run_worker(_WORKER, _job(gguf, subject, shipped))
+        result = run.result.result()
     except (VerificationFailed, NativeCrash) as error:
         proof.add(Check("loads", file, "fail", error.code, "runs", f"{error.message} ({error.got[-200:]})"))
         proof.add(NotChecked("everything else", file, "llama.cpp cannot run the file"))
         return
     proof.add(Check("loads", file, "pass", "runs", "runs", f"llama.cpp loads it, {result['facts']['tokens']} tokens"))
-    for check in _answered(file, result, subject, shipped):
+    for check in _answered(file, result, subject, run.shipped):
         proof.add(check)
     proof.add(verify_logits.check_logits(file, result["figures"], bounds))
     proof.add(verify_logits.check_tuned(file, result["change"], bounds, measured.why_no_base))
-    proof.add(verify_answers.check_answers(file, measured.answers, result["answers"], bounds, subject.tokenizer))
+    given = run.drafted or result["answers"]
+    proof.add(verify_answers.check_answers(file, measured.answers, given, bounds, subject.tokenizer))
 
 
 def _limits(gguf: GgufFile, subject: Subject, run: Path) -> Limits:
@@ -196,20 +294,22 @@ def _shipped_texts(own: list[dict[str, str]] | str | None, subject: Subject, war
     return made
 
 
-def _job(gguf: GgufFile, subject: Subject, shipped: list[dict[str, Any]]) -> dict[str, Any]:
+def _job(gguf: GgufFile, subject: Subject, shipped: list[dict[str, Any]], threads: int) -> dict[str, Any]:
     measured = subject.measured
+    coarse = verify_file.file_type(gguf) not in _UNQUANTIZED
+    tokens = measured.sample.quantized_tokens if coarse else measured.sample.tokens
     sent = [one for one in shipped if "text" in one]
     return {
         "gguf": str(gguf.path),
-        "context_tokens": measured.longest + 8,
-        "threads": physical_cores(),
+        "context_tokens": measured.longest + _ROOM,
+        "threads": threads,
         "vocabulary": measured.vocabulary,
         "plain": [*subject.texts, *(one["text"] for one in sent if one["chat"])],
         "special": [*_PLAIN, *(one["text"] for one in sent if not one["chat"])],
-        "sequences": [asdict(sequence) for sequence in measured.sequences],
+        "sequences": [asdict(sequence) for sequence in first_of(measured.sequences, tokens)],
         "tuned": str(measured.tuned),
         "base": str(measured.base) if measured.base else None,
         "base_rows": measured.base_rows,
-        "prompts": [{"ids": answer.prompt, "most": measured.answer_tokens} for answer in measured.answers],
+        "prompts": [{"ids": answer.prompt, "most": measured.sample.answer_tokens} for answer in measured.answers],
         "scored": [],
     }

@@ -6,7 +6,7 @@ together.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,9 @@ from skill_train.verify_texts import Sample
 
 if TYPE_CHECKING:
     import numpy as np
+
+_PASS_TOKENS = 512  # of 152,000 logits each: 311 MB
+_PASS_COST = 40  # tokens: reading the weights of 494M takes as long as computing so many (2 cores, 2026-11)
 
 
 @dataclass(frozen=True)
@@ -56,12 +59,14 @@ class Measured:
     base_rows: int
     why_no_base: str
     answers: list[Answer] = field(default_factory=list)
-    answer_tokens: int = 0
+    sample: Sample = field(default_factory=Sample)
 
     @property
     def longest(self) -> int:
         """Tokens of context that llama.cpp needs."""
-        lengths = [len(s.ids) for s in self.sequences] + [len(a.prompt) + self.answer_tokens for a in self.answers]
+        lengths = [len(s.ids) for s in self.sequences] + [
+            len(a.prompt) + self.sample.answer_tokens for a in self.answers
+        ]
         return max(lengths, default=1)
 
 
@@ -76,6 +81,7 @@ def measure(
     sample: Sample,
     folder: Path,
     also: Callable[[Any], None] = lambda model: None,
+    drafts: Callable[[], list[list[int]]] = list,
 ) -> Measured:
     """Runs the reference, then the base: the same model without its adapter, where that is what it was trained on.
 
@@ -87,6 +93,7 @@ def measure(
         sample: how many tokens of the base and of each answer.
         folder: temporary, on a disk with room for the logits.
         also: called with the reference before it is freed, with the adapter merged into it.
+        drafts: what a file answers to each prompt; where the reference agrees, it answers in one pass.
 
     Raises:
         DecisionNeeded: not enough disk for the logits.
@@ -96,9 +103,14 @@ def measure(
     with reference_model(reference, adapter) as model:
         vocabulary = _vocabulary(model)
         require_space(folder, 4 * vocabulary * (_tokens(sequences) + sample.base_tokens), "the reference's logits")
-        _write(model, sequences, tuned_file)
-        answers = [_answer(model, prompt, stops, sample.answer_tokens) for prompt in prompts]
-        chosen, switched = _of_base(sequences, sample.base_tokens), base == reference and _switches_off(adapter)
+        guessed = [draft[: sample.answer_tokens] for draft in drafts()] or [[]] * len(prompts)
+        asked = [prompt + draft for prompt, draft in zip(prompts, guessed, strict=True)]
+        rows = _write(model, sequences, tuned_file, asked)
+        answers = [
+            _answer(model, prompt, draft, row[len(prompt) - 1 :], stops, sample.answer_tokens)
+            for prompt, draft, row in zip(prompts, guessed, rows, strict=True)
+        ]
+        chosen, switched = first_of(sequences, sample.base_tokens), base == reference and _switches_off(adapter)
         if switched:
             with model.disable_adapter():
                 _write(model, chosen, base_file)
@@ -107,11 +119,11 @@ def measure(
     if base is not None and not switched:
         base_rows, why = _write_base(base, chosen, vocabulary, base_file)
     files = (tuned_file, base_file if base_rows else None)
-    return Measured(sequences, vocabulary, *files, base_rows, why, answers=answers, answer_tokens=sample.answer_tokens)
+    return Measured(sequences, vocabulary, *files, base_rows, why, answers=answers, sample=sample)
 
 
-def _of_base(sequences: list[Sequence], tokens: int) -> list[Sequence]:
-    """The first few: the share of the tuning uses every token's whole distribution."""
+def first_of(sequences: list[Sequence], tokens: int) -> list[Sequence]:
+    """The first few, of at most so many tokens, and one at least."""
     return [s for s in sequences if s is sequences[0] or s.first + len(s.ids) <= tokens]
 
 
@@ -139,10 +151,47 @@ def _vocabulary(model: Any) -> int:
     return int(logits(model, [0]).shape[1])
 
 
-def _write(model: Any, sequences: list[Sequence], file: Path) -> None:
+def _write(
+    model: Any, sequences: list[Sequence], file: Path, further: list[list[int]] | None = None
+) -> list[np.ndarray]:
+    """Writes the logits of sequences to a file, and returns those of further texts."""
+    texts = [*(sequence.ids for sequence in sequences), *(further or [])]
+    kept: dict[int, np.ndarray] = {}
     with open(file, "wb") as out:
-        for sequence in sequences:
-            logits(model, sequence.ids).tofile(out)
+        for number, rows in _passes(model, texts):
+            if number < len(sequences):
+                out.seek(sequences[number].first * rows.shape[1] * rows.itemsize)
+                rows.tofile(out)
+            else:
+                kept[number] = rows
+    return [kept[number] for number in sorted(kept)]
+
+
+def _passes(model: Any, texts: list[list[int]]) -> Iterator[tuple[int, np.ndarray]]:
+    """Number and logits [tokens, vocabulary] of each text, in any order. What fills short texts up stands after them,
+    where a causal model never looks."""
+    import torch
+
+    for group in _groups([len(ids) for ids in texts]):
+        longest = len(texts[group[-1]])
+        filled = torch.tensor([texts[number] + [0] * (longest - len(texts[number])) for number in group])
+        with torch.no_grad():
+            found = model(input_ids=filled, use_cache=False).logits.float().numpy()
+        for number, rows in zip(group, found, strict=True):
+            yield number, rows[: len(texts[number])]
+
+
+def _groups(lengths: list[int]) -> Iterator[list[int]]:
+    """Numbers of texts that one pass takes together, short ones first: as long as filling up costs less than a pass."""
+    group: list[int] = []
+    for number in sorted(range(len(lengths)), key=lengths.__getitem__):
+        filling = len(group) * (lengths[number] - lengths[group[-1]]) if group else 0
+        if group and (filling > _PASS_COST or (len(group) + 1) * lengths[number] > _PASS_TOKENS):
+            yield group
+            group = []
+        group.append(number)
+    if group:
+        yield group
 
 
 def _write_base(base: Path, chosen: list[Sequence], vocabulary: int, file: Path) -> tuple[int, str]:
@@ -154,17 +203,34 @@ def _write_base(base: Path, chosen: list[Sequence], vocabulary: int, file: Path)
     return _tokens(chosen), ""
 
 
-def _answer(model: Any, prompt: list[int], stops: set[int], most: int) -> Answer:
+def _answer(model: Any, prompt: list[int], draft: list[int], pass_: np.ndarray, stops: set[int], most: int) -> Answer:
+    """The greedy answer. One pass over prompt and draft said what the model answers after each token of the draft; as
+    far as the two agree (https://arxiv.org/abs/2211.17192) nothing is computed a token at a time.
+
+    Args:
+        pass_: logits that follow the prompt, and each token of the draft.
+    """
     import numpy as np
     import torch
 
     ids: list[int] = []
-    rows, past, given = [], None, prompt
+    rows: list[Any] = []
+
+    def done() -> bool:
+        return len(ids) == most or bool(ids and ids[-1] in stops)
+
+    def take(row: Any) -> None:
+        chances = torch.log_softmax(row.float(), dim=-1)
+        rows.append(chances.numpy())
+        ids.append(int(chances.argmax()))
+
+    while not done() and len(ids) < len(pass_) and ids == draft[: len(ids)]:
+        take(torch.from_numpy(pass_[len(ids)]))
+    past, given = None, prompt + ids
     with torch.no_grad():
-        while len(ids) < most and not (ids and ids[-1] in stops):
+        while not done():
             out = model(input_ids=torch.tensor([given]), past_key_values=past, use_cache=True)
-            past, row = out.past_key_values, torch.log_softmax(out.logits[0, -1].float(), dim=-1)
-            rows.append(row.numpy())
-            ids.append(int(row.argmax()))
+            past = out.past_key_values
+            take(out.logits[0, -1])
             given = ids[-1:]
     return Answer(prompt, ids, ids[-1] in stops, np.stack(rows))

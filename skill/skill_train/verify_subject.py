@@ -63,21 +63,30 @@ def subject_of(
     sample: Sample,
     folder: Path,
     also: Callable[[Any], None] = lambda model: None,
+    ask: Callable[[list[list[int]], int], Callable[[], list[list[int]]]] = lambda prompts, most: list,
 ) -> Subject:
-    """Measures the reference; its logits go into `folder`, which must outlive the subject. `also` sees the model."""
+    """Measures the reference; its logits go into `folder`, which must outlive the subject.
+
+    Args:
+        also: sees the model.
+        ask: has the prompts, and how many tokens to answer, before the model is read; returns `measure`'s `drafts`.
+    """
     config = json.loads((reference / "config.json").read_text(encoding="utf-8"))
     tokenizer = load_tokenizer(reference)
     stops = stop_ids(reference, tokenizer)
+    asked = prompts(held_out, tokenizer=tokenizer, config=config, sample=sample)
+    drafts = ask(asked, sample.answer_tokens)
     measured = measure(
         reference,
         adapter=adapter,
         base=base,
         texts=texts(held_out, tokenizer=tokenizer, config=config, most=sample.tokens),
-        prompts=prompts(held_out, tokenizer=tokenizer, config=config, sample=sample),
+        prompts=asked,
         stops=stops,
         sample=sample,
         folder=folder,
         also=also,
+        drafts=drafts,
     )
     rows = rows[:_ROWS]
     conversations = [*template.CONVERSATIONS, *template.row_conversations(rows)]

@@ -16,10 +16,11 @@ _FEWEST = 128  # below this built-in texts are added
 
 @dataclass(frozen=True)
 class Sample:
-    """How much is asked: tokens whose logits are compared with the tuned model and, of those, with the base; prompts,
-    and tokens of each answer."""
+    """How much is asked: tokens whose logits are compared with the tuned model, of those in quantized files, and with
+    the base; prompts, and tokens of each answer."""
 
     tokens: int = 2048
+    quantized_tokens: int = 2048
     base_tokens: int = 256
     prompts: int = PROMPTS
     answer_tokens: int = 32
@@ -27,9 +28,11 @@ class Sample:
 
 def sample_of(weights: int, tokens: int | None) -> Sample:
     """The sample for a model of so many weights; `tokens` are the user's. What a sample cannot tell is in the width of
-    its intervals, which the proof states; a wrong file is off by ten widths of the small one."""
-    chosen = Sample() if weights <= _LARGE else Sample(tokens=256, base_tokens=64, prompts=2, answer_tokens=16)
-    return chosen if tokens is None else replace(chosen, tokens=tokens)
+    its intervals, which the proof states; a wrong file is off by ten widths of the small one. Quantized files of large
+    models get half: what is right for them is a hundred times coarser than what is for an unquantized one."""
+    large = Sample(tokens=256, quantized_tokens=128, base_tokens=64, prompts=2, answer_tokens=16)
+    chosen = Sample() if weights <= _LARGE else large
+    return chosen if tokens is None else replace(chosen, tokens=tokens, quantized_tokens=tokens)
 
 
 def texts(rows: list[dict[str, Any]], *, tokenizer: Any, config: dict[str, Any], most: int) -> list[list[int]]:
@@ -44,12 +47,12 @@ def texts(rows: list[dict[str, Any]], *, tokenizer: Any, config: dict[str, Any],
 
 
 def prompts(rows: list[dict[str, Any]], *, tokenizer: Any, config: dict[str, Any], sample: Sample) -> list[list[int]]:
-    """Token ids of a few prompts to answer: of rows, or built in."""
+    """Token ids of a few prompts to answer: the short ones of some rows, or built in."""
     made = [ids for row in rows[: 4 * sample.prompts] if (ids := _prompt(row, tokenizer))]
     if not made:
         made = _chats(tokenizer, generation_prompt=True) or [_half(tokenizer(text).input_ids) for text in NEUTRAL_TEXTS]
     room = min(2 * _LONGEST, (context_length(config) or _LONGEST) - sample.answer_tokens)
-    return [ids for ids in made if 0 < len(ids) <= room][: sample.prompts]
+    return sorted((ids for ids in made if 0 < len(ids) <= room), key=len)[: sample.prompts]
 
 
 def _fill(sequences: list[list[int]], longest: int, most: int) -> list[list[int]]:

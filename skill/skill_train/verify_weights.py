@@ -7,6 +7,7 @@ name. The reference is PEFT's own merge of base and adapter, in fp32; which tens
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 # What the converter does to a weight on its way is known for these. Llama's and Mistral's query and key rows change
 # places (two halves of a head are interleaved), GPT-2's matrices are turned, Gemma's norms get 1 added.
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "gpt2", "phi3")
+_AT_ONCE = 2  # files; a few MB of each are in work
 _FLOAT_ROW_ERROR = 0.01  # of a row's length: bf16 rounding is 0.002; an adapter left out is for `tuned` to see
 
 
@@ -32,7 +34,9 @@ def check_weights(files: list[GgufFile], reference: Path, adapter: Path | None) 
 
 def compare_weights(files: list[GgufFile], merged: Any) -> dict[str, Check | NotChecked]:
     """The same with the model at hand: a transformers model in fp32, its adapter merged."""
-    return {gguf.path.name: _check_file(gguf, merged) for gguf in files}
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        checks = pool.map(lambda gguf: _check_file(gguf, merged), files)
+        return {gguf.path.name: check for gguf, check in zip(files, checks, strict=True)}
 
 
 def _check_file(gguf: GgufFile, model: Any) -> Check | NotChecked:

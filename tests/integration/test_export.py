@@ -23,7 +23,7 @@ from skill_train import compare, converter, quantize, reference, toolchain
 from skill_train.convert import check_supported, convert, output_of
 from skill_train.errors import DecisionNeeded, UsageError
 from skill_train.lora_gguf import export_lora
-from skill_train.modelfile import modelfile
+from skill_train.modelfile import modelfile, parameters_of
 from skill_train.run_dir import file_digest
 
 # Bytes of a block and its weights, by hand from ggml-common.h: q8_0 is 32 int8 and an f16 scale.
@@ -421,7 +421,8 @@ def exported_lora(base: Path, adapter: Path, root: Path) -> dict[str, Any]:
     ],
 )
 def test_a_modelfile_stops_where_the_model_does(kind: str, stops: list[str]) -> None:
-    text, reasons = modelfile(model=tiny.cached(kind), gguf="model-q4_k_m.gguf")
+    parameters, reasons = parameters_of(tiny.cached(kind))
+    text = modelfile("model-q4_k_m.gguf", parameters)
     assert all(line.isascii() for line in text.splitlines() if line.startswith("#"))
     lines = [line for line in text.splitlines() if not line.startswith("#")]
     assert lines[0] == "FROM ./model-q4_k_m.gguf"
@@ -436,16 +437,17 @@ def test_a_modelfile_stops_where_the_model_does(kind: str, stops: list[str]) -> 
 
 def test_a_modelfile_samples_as_the_model_asks(tmp_path: Path) -> None:
     model = copy(tiny.cached("llama-spm"), tmp_path / "model")
-    assert "PARAMETER temperature 0\n" in modelfile(model=model, gguf="x.gguf")[0]
+    assert "PARAMETER temperature 0" in parameters_of(model)[0]
     edit(
         model / "generation_config.json", do_sample=True, temperature=0.7, top_p=0.8, top_k=20, repetition_penalty=1.05
     )
     edit(model / "config.json", max_position_embeddings=32768, eos_token_id=[2, 1000])  # 1000 is a piece of a word
-    text, reasons = modelfile(model=model, gguf="x.gguf", trained_length=8192)
+    parameters, reasons = parameters_of(model, trained_length=8192)
+    text = modelfile("x.gguf", parameters)
     for line in ("temperature 0.7", "top_p 0.8", "top_k 20", "repeat_penalty 1.05", "num_ctx 8192"):
         assert f"PARAMETER {line}\n" in text
     assert text.count("PARAMETER stop") == 1
-    assert "num_ctx" not in modelfile(model=model, gguf="x.gguf")[0]
+    assert not any("num_ctx" in line for line in parameters_of(model)[0])
     assert {reason["source"] for reason in reasons if "temperature" in reason["rule"]} == {"generation_config.json"}
 
 
