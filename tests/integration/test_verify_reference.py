@@ -1,0 +1,83 @@
+"""Several texts in one pass, and answers with the help of a draft: the same figures as one by one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import tiny
+from skill_train.reference import reference_model
+from skill_train.verify_reference import Measured, _groups, measure
+from skill_train.verify_texts import Sample
+
+TEXTS = [[5, 9, 2, 40, 11, 7], [3, 3, 8], list(range(20, 60)), [4, 90]]
+PROMPTS = [[5, 9, 2, 40], [17, 3, 25, 60, 61, 9, 33]]
+KINDS = ("qwen2", "llama-spm", "gemma", "gpt2")
+MOST = 6
+
+
+def measured(model: Path, folder: Path, drafts: list[list[int]], stops: frozenset[int] = frozenset()) -> Measured:
+    asked: dict[str, Any] = {"texts": TEXTS, "prompts": PROMPTS, "stops": set(stops)}
+    sample = Sample(answer_tokens=MOST)
+    return measure(model, adapter=None, base=None, **asked, sample=sample, folder=folder, drafts=lambda: drafts)
+
+
+def generated(model: Path) -> list[list[int]]:
+    """transformers' own greedy answers."""
+    with reference_model(model) as loaded:
+        options: dict[str, Any] = {"max_new_tokens": MOST, "min_new_tokens": MOST, "do_sample": False}
+        made = [loaded.generate(torch.tensor([ids]), **options, repetition_penalty=1.0)[0] for ids in PROMPTS]
+    return [row.tolist()[len(ids) :] for ids, row in zip(PROMPTS, made, strict=True)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_pass_over_several_texts_says_of_each_what_it_says_alone(kind: str, tmp_path: Path) -> None:
+    model = tiny.cached(kind)
+    found = measured(model, tmp_path, [])
+    rows = np.fromfile(found.tuned, dtype=np.float32).reshape(-1, found.vocabulary)
+    assert [len(sequence.ids) for sequence in found.sequences] == [len(ids) for ids in TEXTS]
+    for sequence, ids in zip(found.sequences, TEXTS, strict=True):
+        alone = _alone(model, ids)
+        together = rows[sequence.first : sequence.first + len(ids)]
+        assert np.abs(together - alone).max() <= 1e-4 * np.abs(alone).max()
+
+
+def _alone(model: Path, ids: list[int]) -> Any:
+    with reference_model(model) as loaded, torch.no_grad():
+        return loaded(input_ids=torch.tensor([ids])).logits[0].numpy()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_answers_do_not_depend_on_the_draft(kind: str, tmp_path: Path) -> None:
+    """A right draft, a wrong one, one that goes wrong half way, one that is short, one that is too long, none."""
+    model = tiny.cached(kind)
+    expected = generated(model)
+    wrong = [[(token + 1) % 50 for token in ids] for ids in expected]
+    half = [[*ids[:3], *other[3:]] for ids, other in zip(expected, wrong, strict=True)]
+    short, long = [ids[:2] for ids in expected], [[*ids, *ids] for ids in expected]
+    for drafts in (expected, wrong, half, short, long, []):
+        answers = measured(model, tmp_path, drafts).answers
+        assert [answer.ids for answer in answers] == expected
+        assert [answer.prompt for answer in answers] == PROMPTS
+        assert all(answer.rows.argmax(axis=1).tolist() == answer.ids for answer in answers)
+        assert all(np.abs(np.exp(answer.rows).sum(axis=1) - 1).max() < 1e-4 for answer in answers)
+
+
+def test_a_stop_in_the_draft_ends_the_answer(tmp_path: Path) -> None:
+    model = tiny.cached("qwen2")
+    expected = generated(model)
+    stop = expected[0][2]
+    for drafts in (expected, []):
+        first = measured(model, tmp_path, drafts, frozenset({stop})).answers[0]
+        assert first.stopped and first.ids == expected[0][: expected[0].index(stop) + 1]
+
+
+def test_texts_of_like_length_share_a_pass() -> None:
+    assert list(_groups([])) == []
+    assert list(_groups([58, 105, 51, 42, 53, 100])) == [[3, 2, 4, 0], [5, 1]]  # filling: 9, 2 x 2, 3 x 5; then 4 x 42
+    assert list(_groups([300, 300])) == [[0], [1]]  # 600 logits of one pass are too many
+    assert list(_groups([900])) == [[0]]
