@@ -6,7 +6,7 @@
 
 Models have random weights, Qwen2.5's tokenizer and a published shape, or a smaller one of its kind. Every way trains
 the same rows in the same order, every token of them counted in the loss: conversations of 150 to 290 tokens, about 220
-(56 to 117 in the job of issue 6). The first step warms up. Tokens a second are the real tokens of the other steps,
+(56 to 117 at 41M). The first step warms up. Tokens a second are the real tokens of the other steps,
 without padding, by the seconds of those steps; the whole command, with imports, loading and, in ours, the probe and the
 checks, is timed beside it. Peak memory is that of the largest process of a way. The ways run in turn, and figures are
 medians. Writes results.json beside this file.
@@ -84,7 +84,7 @@ SIZES = {
     ),
     "41M": Size(
         (256, 512, 4, 4, 2), 12, 10, {"ours": 2, "trl": 2}, (30, 90), "float32",
-        why="the job of issue 6: 120 conversations, 12 steps of 10, float32; the head is 94 % of the arithmetic",
+        why="120 conversations, 12 steps of 10, float32; the head is 94 % of the arithmetic",
     ),
     "100M": Size(
         (512, 1536, 8, 8, 2), 4, 8, {"ours": 2, "seed": 2},
@@ -252,7 +252,7 @@ def targets(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         target("training 0.5B, tokens/s", "at least 2.5 x the seed's", speed, "x", least=2.5, why=how),
         target("training 0.5B, loss of each step", "within 0.5 % of the seed's", loss, "%", most=0.5),
         target("training 0.5B, peak memory", "at most the seed's, with the probe", memory, "x", most=1.0),
-        # Issue 6: on another 2-core machine TRL took 63.0 s and the best of four peers, LLaMA-Factory, 39.2.
+        # On another 2-core machine TRL took 63.0 s and the best of four peers, LLaMA-Factory, 39.2.
         target(
             "training 41M in float32, whole command", "at most 0.62 of TRL's, as the best peer", job, "x", most=0.62
         ),

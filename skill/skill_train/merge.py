@@ -15,7 +15,7 @@ import math
 import re
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -97,10 +97,13 @@ def merge(
         ways = _ways(gate, model, tuned, reasons, threshold)
         require_space(out.parent, planned_bytes(model, plan, DTYPES[dtype] if dtype else None), "the merged model")
         with whole_folder(out) as part:
-            with _one_thread_each() as pool:
-                found = merge_weights.Found()
-                look = _look(tuned, found if ways.weights else None, beside, pool)
+            with ThreadPoolExecutor(1) as gates, _one_thread_each() as pool:
+                comparing: list[Future[merge_weights.Found]] = []
+                look = _look(model, tuned, ways, beside, gates, pool, comparing)
                 figures = _write(model, tuned, plan, reasons, part, dtype, progress, warn, pool, look)
+                found = merge_weights.Found()
+                for shard in comparing:
+                    found.add(shard.result())
             compared: dict[str, Any] = {"base": base, "adapter": adapter, "merged": part, "rows": rows, "bar": progress}
             outcome = _gate(ways, found, figures, threshold, compared)
             fields = {
@@ -152,23 +155,34 @@ def _one_thread_each() -> Iterator[ThreadPoolExecutor]:
         with ThreadPoolExecutor(
             min(_AT_ONCE, physical_cores()), initializer=torch.set_num_threads, initargs=(1,)
         ) as pool:
-            yield pool
+            try:
+                yield pool
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
     finally:
         torch.set_num_threads(before)
 
 
 def _look(
-    adapter: Adapter, found: merge_weights.Found | None, beside: ThreadPoolExecutor, pool: ThreadPoolExecutor
+    base: Base,
+    adapter: Adapter,
+    ways: _Ways,
+    beside: ThreadPoolExecutor,
+    gates: ThreadPoolExecutor,
+    pool: ThreadPoolExecutor,
+    comparing: list[Future[merge_weights.Found]],
 ) -> Callable[[Shard, Path], None]:
-    """What happens to each shard of the base and the file that was made of it."""
+    """What happens to each shard of the base and the file that was made of it, while the next one is written."""
+    scales = merge_weights.scales_of(adapter, list(base.tensors)) if ways.weights else {}
 
     def look(shard: Shard, written: Path) -> None:
         original = next(iter(shard.tensors.values())).file if shard.tensors else None
         for file in (original, written):
             if file is not None:
                 beside.submit(file_digest, file)
-        if found is not None:
-            merge_weights.compare_shard(shard, written, adapter, found, pool)
+        if ways.weights:
+            comparing.append(gates.submit(merge_weights.compare_shard, shard, written, adapter, scales, pool))
 
     return look
 

@@ -53,8 +53,8 @@ class Found:
     shares: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     def add(self, other: Found) -> None:
-        """What was seen of another tensor."""
-        for name in ("tensors", "changed", "failures"):
+        """What was seen of others."""
+        for name in ("tensors", "changed", "seconds", "failures"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.worst, self.other = max(self.worst, other.worst), max(self.other, other.other)
         self.sums = tuple(one + more for one, more in zip(self.sums, other.sums, strict=True))
@@ -83,18 +83,26 @@ def why_not(base: Base, adapter: Adapter, reasons: list[str]) -> str:
     return ""
 
 
-def compare_shard(before: Shard, written: Path, adapter: Adapter, found: Found, pool: ThreadPoolExecutor) -> None:
-    """Compares one shard of the base with the file that was written for it, a tensor a thread; adds to `found`."""
+def scales_of(adapter: Adapter, names: list[str]) -> dict[str, float]:
+    """The scale of each tensor of the base that the adapter changes. For the main thread: patterns are matched in
+    limited time."""
+    return {name: _scale(adapter, name) for name in names if _parts(adapter, name)}
+
+
+def compare_shard(
+    before: Shard, written: Path, adapter: Adapter, scales: dict[str, float], pool: ThreadPoolExecutor
+) -> Found:
+    """Compares one shard of the base with the file that was written for it, a tensor a thread."""
     started, after = time.monotonic(), read_shard(written)
-    found.failures += [f"{name} is not in the base" for name in after.tensors if name not in before.tensors]
-    scales = {name: _scale(adapter, name) for name in before.tensors if _parts(adapter, name)}
+    found = Found(failures=[f"{name} is not in the base" for name in after.tensors if name not in before.tensors])
 
     def compare(name: str) -> Found:
         return _compare(name, before.tensors[name], after.tensors.get(name), adapter, scales.get(name))
 
     for one in pool.map(compare, before.tensors):
         found.add(one)
-    found.seconds += time.monotonic() - started
+    found.seconds = time.monotonic() - started
+    return found
 
 
 def _compare(name: str, stored: Stored, new: Stored | None, adapter: Adapter, scale: float | None) -> Found:

@@ -49,9 +49,9 @@ def judge(
     config = json.loads((made / dtype / "config.json").read_text())
     base, adapter = Base(made / dtype, config, read_folder(made / dtype)), read_adapter(made / f"{dtype}-adapter")
     assert merge_weights.why_not(base, adapter, []) == ""
-    found = merge_weights.Found()
+    scales = merge_weights.scales_of(adapter, list(base.tensors))
     with ThreadPoolExecutor(2) as pool:
-        merge_weights.compare_shard(base.shards[0], work / "model.safetensors", adapter, found, pool)
+        found = merge_weights.compare_shard(base.shards[0], work / "model.safetensors", adapter, scales, pool)
     stored = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}[dtype]
     return merge_weights.outcome(found, stored=stored, kept=kept)
 
@@ -159,12 +159,12 @@ def test_a_broken_shard_takes_no_name(tmp_path: Path, monkeypatch: pytest.Monkey
     adapter = merging.adapter(base, tmp_path / "adapter", size=0.1)
     real = merge_weights.compare_shard
 
-    def damaged(shard: Any, written: Path, *rest: Any) -> None:
+    def damaged(shard: Any, written: Path, *rest: Any) -> merge_weights.Found:
         stored = read_folder(written.parent)[0].tensors[UP]
         with open(written, "r+b") as file:
             file.seek(stored.start)
             file.write(bytes(200))
-        real(shard, written, *rest)
+        return real(shard, written, *rest)
 
     monkeypatch.setattr(merge_weights, "compare_shard", damaged)
     with pytest.raises(VerificationFailed, match=r"a row of model\.layers\.1\.mlp\.up_proj"):
