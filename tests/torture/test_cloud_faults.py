@@ -16,7 +16,7 @@ from fault_schedules import draw, each
 
 SEED = int(os.environ.get("SKILL_TRAIN_SEED", "0"))
 SCHEDULES = 200
-pytestmark = [pytest.mark.torture, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.torture, pytest.mark.xdist_group("cloud faults"), pytest.mark.timeout(1800)]
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ import pytest
 import killing
 from killing import COMMANDS, Chain, Step, trained_chain
 
-pytestmark = [pytest.mark.torture, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.torture, pytest.mark.xdist_group("faults"), pytest.mark.timeout(3600)]
 Record = Callable[[str, object], None]
 
 

@@ -16,7 +16,7 @@ import pytest
 from killing import Chain, Struck, moments, trained_chain
 from pulling import fetched_run
 
-pytestmark = [pytest.mark.torture, pytest.mark.timeout(7200)]
+pytestmark = [pytest.mark.torture, pytest.mark.xdist_group("kills"), pytest.mark.timeout(7200)]
 
 SEED = int(os.environ.get("SKILL_TRAIN_SEED", "0"))
 SCALE = float(os.environ.get("SKILL_TRAIN_KILLS", "1"))
