@@ -20,6 +20,7 @@ import side
 
 REASONS = {
     "100M": "2048 tokens up to 250M weights",
+    "1.5B": "the same 256 tokens, while the export grows with the weights",
     "0.5B": "256 tokens above 250M weights; each costs as many operations as the model has weights, twice",
 }
 

@@ -138,7 +138,7 @@ def _run(
             toolchain.converter,
             arguments,
             model=model,
-            on_percent=lambda percent: progress(percent, 100, "% written"),
+            on_percent=lambda percent: progress(percent / 100, 1, "written"),
             process=ready,
         )
 

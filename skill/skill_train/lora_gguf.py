@@ -123,7 +123,7 @@ def _run(toolchain: Toolchain, base: Path, adapter: Path, alpha: float, argument
             toolchain.lora_converter,
             [str(view), "--base", str(base_view), *arguments],
             model=adapter,
-            on_percent=lambda percent: progress(percent, 100, "% written"),
+            on_percent=lambda percent: progress(percent / 100, 1, "written"),
         )
 
 

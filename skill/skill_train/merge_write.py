@@ -113,7 +113,7 @@ def write_shards(
         for name, one in zip(places, pool.map(write, places), strict=True):
             tally.add(one)
             done += places[name].size
-            bar(done, total, name)
+            bar(done / max(1, total), 1, name)
         written(shard, part / shard.name)
     _write_index(base, layout, part)
     return tally

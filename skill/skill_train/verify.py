@@ -24,7 +24,7 @@ from skill_train.errors import UsageError
 from skill_train.gguf_file import GgufFile
 from skill_train.shards import read_folder
 from skill_train.verdict import worst
-from skill_train.verify_judge import Proof, answers_of, judge, readable, unquantized
+from skill_train.verify_judge import Proof, answers_of, ending, judge, readable, unquantized
 from skill_train.verify_subject import subject_of
 from skill_train.verify_texts import Sample, sample_of
 from skill_train.verify_weights import compare_weights
@@ -65,7 +65,7 @@ def verify(
     started = time.monotonic()
     _require(ggufs, reference)
     sample = sample_of(_weights(reference), tokens)
-    with ThreadPoolExecutor(2) as beside:  # digests and first answers are made while libraries are imported
+    with ending(ThreadPoolExecutor(2)) as beside:  # digests and first answers are made while libraries are imported
         fixing = beside.submit(_fixed, reference, adapter, base, ggufs, rows, held_out, sample)
         earlier = _earlier(record, fixing.result()) if record.is_file() else None
         if earlier is not None:

@@ -94,7 +94,7 @@ def judge(
         if key not in rendered:
             rendered[key] = template.render_own(gguf, subject.conversations)
     at_once = len(files) if _have_room(files) else 1
-    with _ending(ThreadPoolExecutor(at_once or 1)) as pool:
+    with ending(ThreadPoolExecutor(at_once or 1)) as pool:
         runs = [
             _started(
                 pool,
@@ -139,7 +139,7 @@ def answers_of(gguf: GgufFile, prompts: list[list[int]], most: int) -> list[list
 
 
 @contextlib.contextmanager
-def _ending(pool: ThreadPoolExecutor) -> Iterator[ThreadPoolExecutor]:
+def ending(pool: ThreadPoolExecutor) -> Iterator[ThreadPoolExecutor]:
     """Whatever is raised ends the workers too: Ctrl-C reaches the main thread only, and a pool waits for all it has."""
     with pool:
         try:

@@ -104,10 +104,10 @@ def measure(
         vocabulary = _vocabulary(model)
         require_space(folder, 4 * vocabulary * (_tokens(sequences) + sample.base_tokens), "the reference's logits")
         guessed = [draft[: sample.answer_tokens] for draft in drafts()] or [[]] * len(prompts)
-        asked = [prompt + draft for prompt, draft in zip(prompts, guessed, strict=True)]
+        asked = [(prompt + draft, len(prompt) - 1) for prompt, draft in zip(prompts, guessed, strict=True)]
         rows = _write(model, sequences, tuned_file, asked)
         answers = [
-            _answer(model, prompt, draft, row[len(prompt) - 1 :], stops, sample.answer_tokens)
+            _answer(model, prompt, draft, row, stops, sample.answer_tokens)
             for prompt, draft, row in zip(prompts, guessed, rows, strict=True)
         ]
         chosen, switched = first_of(sequences, sample.base_tokens), base == reference and _switches_off(adapter)
@@ -152,10 +152,11 @@ def _vocabulary(model: Any) -> int:
 
 
 def _write(
-    model: Any, sequences: list[Sequence], file: Path, further: list[list[int]] | None = None
+    model: Any, sequences: list[Sequence], file: Path, further: list[tuple[list[int], int]] | None = None
 ) -> list[np.ndarray]:
-    """Writes the logits of sequences to a file, and returns those of further texts."""
-    texts = [*(sequence.ids for sequence in sequences), *(further or [])]
+    """Writes the logits of sequences to a file, and returns those of further texts from a position on."""
+    further = further or []
+    texts = [*(sequence.ids for sequence in sequences), *(ids for ids, _ in further)]
     kept: dict[int, np.ndarray] = {}
     with open(file, "wb") as out:
         for number, rows in _passes(model, texts):
@@ -163,7 +164,7 @@ def _write(
                 out.seek(sequences[number].first * rows.shape[1] * rows.itemsize)
                 rows.tofile(out)
             else:
-                kept[number] = rows
+                kept[number] = rows[further[number - len(sequences)][1] :].copy()  # a view would keep the whole pass
     return [kept[number] for number in sorted(kept)]
 
 
