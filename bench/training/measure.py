@@ -79,19 +79,19 @@ class Size:
 # 0.5B and 1.5B: Qwen/Qwen2.5-0.5B and -1.5B, config.json, read 2026-11. The others: the same head, a smaller body.
 SIZES = {
     "10M": Size(
-        (64, 256, 4, 4, 2), 4, 8, {"ours": 2, "seed": 2},
+        (64, 256, 4, 4, 2), 4, 8, {"ours": 1, "seed": 1},
         why="nearly all of it is the head, and 100 operations a layer on tiny matrices: overhead, in float32",
     ),
     "41M": Size(
-        (256, 512, 4, 4, 2), 12, 10, {"ours": 2, "trl": 2}, (30, 90), "float32",
+        (256, 512, 4, 4, 2), 12, 10, {"ours": 1, "trl": 1}, (30, 90), "float32",
         why="120 conversations, 12 steps of 10, float32; the head is 94 % of the arithmetic",
     ),
     "100M": Size(
-        (512, 1536, 8, 8, 2), 4, 8, {"ours": 2, "seed": 2},
+        (512, 1536, 8, 8, 2), 4, 8, {"ours": 1, "seed": 1},
         why="from here on a probe decides, and takes bf16 where the processor multiplies it",
     ),
     "0.5B": Size(
-        (896, 4864, 24, 14, 2), 3, 8, {"ours": 2, "seed": 2, "trl": 1},
+        (896, 4864, 24, 14, 2), 3, 8, {"ours": 2, "seed": 2},
         why="arithmetic of the body, 72 % of it; from here time grows as the parameters do",
     ),
     "1.5B": Size(
