@@ -9,13 +9,11 @@ answers of a model that is small enough to run twice (`merge_gate`).
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import math
 import re
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,13 +24,12 @@ from skill_train.adapter import Adapter
 from skill_train.companions import adapter_files, companion_files, copy_companions, write_config
 from skill_train.console import Bar
 from skill_train.errors import NotInstalled, UsageError, VerificationFailed, nearest
-from skill_train.machine import physical_cores
+from skill_train.merge_beside import Beside
 from skill_train.merge_plan import Base, MergePlan, plan_merge
 from skill_train.merge_write import planned_bytes, write_shards
 from skill_train.model import read_config
 from skill_train.run_dir import (
     digests,
-    file_digest,
     finished_record,
     peak_memory_bytes,
     require_space,
@@ -42,14 +39,13 @@ from skill_train.run_dir import (
     write_json,
     write_record,
 )
-from skill_train.shards import INDEX, Shard, read_folder
+from skill_train.shards import INDEX, read_folder
 
 DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 GATES = ("auto", "weights", "answers")
 _ANSWERS_UP_TO = (
     250_000_000  # weights: 1 GB in fp32, and a few seconds; 494 million take 4 GB and half a minute of 2 cores
 )
-_AT_ONCE = 4  # tensors in work; the system lets one thread at a time write to a file
 _KEPT = 0.9  # below this share of the change of the weights, rounding is worth a warning
 
 
@@ -91,28 +87,20 @@ def merge(
     if done is not None:
         return {**done, "reused": True}
     require_writable(out.parent)
-    with ThreadPoolExecutor(1) as beside:  # takes digests of each shard while that is in the system's cache
-        beside.submit(file_digest, model.folder / model.shards[0].name)  # torch is imported meanwhile
+    with Beside(model, tuned) as beside:
         plan, reasons = _plan(model, tuned)
         ways = _ways(gate, model, tuned, reasons, threshold)
         require_space(out.parent, planned_bytes(model, plan, DTYPES[dtype] if dtype else None), "the merged model")
         with whole_folder(out) as part:
-            with ThreadPoolExecutor(1) as gates, _one_thread_each() as pool:
-                comparing: list[Future[merge_weights.Found]] = []
-                look = _look(model, tuned, ways, beside, gates, pool, comparing)
-                figures = _write(model, tuned, plan, reasons, part, dtype, progress, warn, pool, look)
-                found = merge_weights.Found()
-                for shard in comparing:
-                    found.add(shard.result())
+            figures, found = _write(model, tuned, plan, reasons, part, dtype, progress, warn, beside, ways.weights)
             compared: dict[str, Any] = {"base": base, "adapter": adapter, "merged": part, "rows": rows, "bar": progress}
-            outcome = _gate(ways, found, figures, threshold, compared)
             fields = {
                 "inputs": _inputs(model, tuned),
                 "options": options,
                 "how": "peft" if reasons else "streamed",
                 "reasons": reasons,
                 "changes": figures,
-                "gate": outcome,
+                "gate": _gate(ways, found, figures, threshold, compared),
                 **_circumstances(started),
             }
             _judge(fields, record, out, warn)
@@ -143,48 +131,6 @@ def _ways(gate: str, base: Base, adapter: Adapter, reasons: list[str], threshold
         return _Ways(not blind, "")
     size = f"the model in fp32 takes {4 * count / 1e9:.1f} GB"
     return _Ways(True, f"{size}; `verify` compares the answers of each exported file, and --gate answers does it here")
-
-
-@contextlib.contextmanager
-def _one_thread_each() -> Iterator[ThreadPoolExecutor]:
-    """Threads in which torch computes alone: small blocks, one for each thread, are faster than sharing each block."""
-    import torch
-
-    before = torch.get_num_threads()
-    try:
-        with ThreadPoolExecutor(
-            min(_AT_ONCE, physical_cores()), initializer=torch.set_num_threads, initargs=(1,)
-        ) as pool:
-            try:
-                yield pool
-            except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
-    finally:
-        torch.set_num_threads(before)
-
-
-def _look(
-    base: Base,
-    adapter: Adapter,
-    ways: _Ways,
-    beside: ThreadPoolExecutor,
-    gates: ThreadPoolExecutor,
-    pool: ThreadPoolExecutor,
-    comparing: list[Future[merge_weights.Found]],
-) -> Callable[[Shard, Path], None]:
-    """What happens to each shard of the base and the file that was made of it, while the next one is written."""
-    scales = merge_weights.scales_of(adapter, list(base.tensors)) if ways.weights else {}
-
-    def look(shard: Shard, written: Path) -> None:
-        original = next(iter(shard.tensors.values())).file if shard.tensors else None
-        for file in (original, written):
-            if file is not None:
-                beside.submit(file_digest, file)
-        if ways.weights:
-            comparing.append(gates.submit(merge_weights.compare_shard, shard, written, adapter, scales, pool))
-
-    return look
 
 
 def _gate(
@@ -337,23 +283,26 @@ def _write(
     dtype: str | None,
     progress: Bar,
     warn: Callable[[str, str], None],
-    pool: ThreadPoolExecutor,
-    look: Callable[[Shard, Path], None],
-) -> dict[str, Any]:
-    """Fills `part`, and returns what was changed."""
+    beside: Beside,
+    weights: bool,
+) -> tuple[dict[str, Any], merge_weights.Found]:
+    """Fills `part`, and returns what was changed, and what the comparison of weights saw."""
+    found = merge_weights.Found()
     if reasons:
         stored = DTYPES[dtype] if dtype else _main_dtype(base)
         torch_name = next(name for name, code in DTYPES.items() if code == stored)
         changes = merge_peft.merge_with_peft(base.folder, adapter.folder, part, torch_name)
         figures: dict[str, Any] = {"stored_dtype": stored}
     else:
-        changes = plan.config
-        figures = write_shards(base, plan, part, DTYPES[dtype] if dtype else None, progress, pool, look).as_dict()
+        changes, kind = plan.config, DTYPES[dtype] if dtype else None
+        with beside.computing(weights=weights) as pool:
+            figures = write_shards(base, plan, part, kind, progress, pool, beside.look).as_dict()
+            found = beside.found()
     figures["from_adapter"] = copy_companions(base.folder, adapter.folder, part, warn)
     figures["config"] = write_config(base.folder, part, changes, dtype)
     if "vocab_size" in figures["config"] and not figures["from_adapter"]:
         warn("resized_without_tokenizer", "the adapter resizes the vocabulary, but its folder has no tokenizer for it")
-    return figures
+    return figures, found
 
 
 def _main_dtype(base: Base) -> str:
