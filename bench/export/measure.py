@@ -96,8 +96,8 @@ def sampled(folder: Path, disk: list[int]) -> Iterator[None]:
 def held(folder: Path) -> int:
     """Bytes on the disk of everything below; a file may go while it is looked at."""
     total = 0
-    for path in folder.rglob("*"):
-        with contextlib.suppress(OSError):
+    with contextlib.suppress(FileNotFoundError):
+        for path in folder.rglob("*"):
             total += 512 * path.lstat().st_blocks
     return total
 

@@ -21,6 +21,7 @@ from skill_train.chain import (
 )
 from skill_train.console import Console, Result
 from skill_train.errors import UsageError, VerificationFailed
+from skill_train.native import ending
 from skill_train.run_dir import RunDir, open_run, read_json, renamed_aside, write_text
 from skill_train.run_lock import locked
 
@@ -149,7 +150,7 @@ def _export(
 
     types = quantize.type_names(quant.split(","))
     plain = [t for t in types if t in UNQUANTIZED]
-    with ThreadPoolExecutor(1) as beside:  # the tokenizer is read while the converter works: both use one core
+    with ending(ThreadPoolExecutor(1)) as beside:  # the tokenizer is read while the converter works: both use one core
         reading = beside.submit(modelfile.parameters_of, model, trained_length)
         with console.progress("converting") as progress:
             converted = convert.convert(

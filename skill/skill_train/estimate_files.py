@@ -88,8 +88,8 @@ def merge_bytes(model: ModelFacts) -> Range | None:
 
 
 def verify_bytes(model: ModelFacts) -> Range | None:
-    """Memory to verify: the reference in float32, then each file in a process of its own."""
-    return _reference_bytes(model, "the reference in float32, then one file at a time")
+    """Memory to verify: the reference in float32, then the files in processes of their own, as many at once as fit."""
+    return _reference_bytes(model, "the reference in float32, then the files, as many at once as there is room for")
 
 
 def convert_bytes(model: ModelFacts) -> Range | None:

@@ -146,7 +146,8 @@ def _gate(
     if weights is not None and (ways.no_answers or weights["failures"]):
         return weights | {"no_answers": ways.no_answers or "the weights are wrong already"}
     started = time.monotonic()
-    outcome = merge_gate.gate(**compared, stored=stored, kept=kept, threshold=threshold)
+    tokens = merge_gate.MAX_TOKENS if weights is None else merge_gate.ENOUGH_TOKENS
+    outcome = merge_gate.gate(**compared, stored=stored, kept=kept, threshold=threshold, tokens=tokens)
     seconds = round(time.monotonic() - started, 2)
     return outcome | {"by": "answers", "weights": weights, "seconds": seconds}
 

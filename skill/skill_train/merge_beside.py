@@ -4,6 +4,7 @@ file and the new one are in the system's cache."""
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -28,13 +29,20 @@ class Beside:
         self._scales: dict[str, float] = {}
         self._pool: ThreadPoolExecutor | None = None
 
+        self._given_up = threading.Event()
+
     def __enter__(self) -> Beside:
-        self._digests.submit(file_digest, self._base.folder / self._base.shards[0].name)
+        self._digest(self._base.folder / self._base.shards[0].name)
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._gate.shutdown()
-        self._digests.shutdown()
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is not None:  # what failed, or was stopped, does not wait for digests of 5 GB
+            self._given_up.set()
+        for threads in (self._gate, self._digests):
+            threads.shutdown(cancel_futures=kind is not None)
+
+    def _digest(self, file: Path) -> None:
+        self._digests.submit(file_digest, file, self._given_up.is_set)
 
     @contextlib.contextmanager
     def computing(self, *, weights: bool) -> Iterator[ThreadPoolExecutor]:
@@ -62,7 +70,7 @@ class Beside:
     def look(self, shard: Shard, written: Path) -> None:
         """Takes up a shard of the base and the file that was made of it; the next one can be written meanwhile."""
         for file in (self._base.folder / shard.name, written):
-            self._digests.submit(file_digest, file)
+            self._digest(file)
         if self._pool is not None:
             asked = (shard, written, self._adapter, self._scales, self._pool)
             self._comparing.append(self._gate.submit(merge_weights.compare_shard, *asked))

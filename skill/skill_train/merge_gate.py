@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 MAX_TOKENS = 2048
+ENOUGH_TOKENS = 512  # where every weight was compared already, and this asks whether PEFT sees it the same way
 LIMITS = {"F64": 1e-8, "F32": 1e-8, "F16": 2e-5, "BF16": 1e-3}
 _P99 = 10
 _SHARE = 0.05
@@ -41,7 +42,8 @@ _SHARE_UNKNOWN = 0.5  # rounded by PEFT, which does not say what it kept
 _LOST = 0.5
 _NO_EFFECT = 1e-9
 _ROW_TOKENS = 512
-_BASE_TOKENS = 512  # the base runs on the first rows only: a share uses every token's whole distribution
+_OF_BASE = 4  # the base runs on the first quarter, and 256 tokens at least: a share uses whole distributions
+_LEAST_OF_BASE = 256
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "spiece.model")
 
 
@@ -67,6 +69,7 @@ def gate(
     kept: float | None,
     threshold: float | None,
     bar: Bar,
+    tokens: int = MAX_TOKENS,
 ) -> dict[str, Any]:
     """The gate's figures, limits and verdict, as `merge.json` keeps them.
 
@@ -76,13 +79,14 @@ def gate(
         stored: safetensors' dtype of the changed weights (the coarsest when they differ).
         kept: the share of the change of the weights that rounding left; None when nobody knows.
         threshold: the highest mean KL divergence in nats; None is the dtype's own.
+        tokens: the most to compare.
 
     Returns:
         `figures` of the merged model against base + adapter; `effect`: the `share` of the adapter that is in the merged
         model, and how far the adapter moves the base (`kl_between`); `limits`; `failures` (sentences, empty when it
         passed); `verdict`.
     """
-    texts = choose_texts(rows, merged)
+    texts = choose_texts(rows, merged, tokens)
     with _Scratch(merged, texts) as scratch:
         _write_reference(base, adapter, texts, scratch, bar)
         figures, effect = _compare_merged(merged, texts, scratch, bar)
@@ -112,8 +116,8 @@ def has_effect(effect: dict[str, Any]) -> bool:
     return effect["kl_between"] is None or effect["kl_between"] > _NO_EFFECT
 
 
-def choose_texts(rows: list[dict[str, Any]], model: Path) -> Texts:
-    """At most MAX_TOKENS tokens: the rows, else NEUTRAL_TEXTS, else made-up ids for a model without a tokenizer."""
+def choose_texts(rows: list[dict[str, Any]], model: Path, most: int = MAX_TOKENS) -> Texts:
+    """At most so many tokens: the rows, else NEUTRAL_TEXTS, else made-up ids for a model without a tokenizer."""
     config = json.loads((model / "config.json").read_text(encoding="utf-8"))
     text = config["text_config"] if isinstance(config.get("text_config"), dict) else config
     context = next(
@@ -127,7 +131,7 @@ def choose_texts(rows: list[dict[str, Any]], model: Path) -> Texts:
         ids, source = [tokenizer(text)["input_ids"] for text in reference.NEUTRAL_TEXTS], "neutral texts"
     if not ids:
         ids, source = _made_up(vocabulary), "made-up token ids: no rows, and the base has no tokenizer"
-    return Texts(source, list(_bounded(ids, min(context, _ROW_TOKENS))))
+    return Texts(source, list(_bounded(ids, min(context, _ROW_TOKENS), most)))
 
 
 def _made_up(vocabulary: int) -> list[list[int]]:
@@ -137,8 +141,7 @@ def _made_up(vocabulary: int) -> list[list[int]]:
     return [draw.integers(0, vocabulary, size=128).tolist() for _ in range(4)]
 
 
-def _bounded(rows: list[list[int]], longest: int) -> Iterator[list[int]]:
-    left = MAX_TOKENS
+def _bounded(rows: list[list[int]], longest: int, left: int) -> Iterator[list[int]]:
     for row in rows:
         cut = row[: min(longest, left)]
         if len(cut) > 1:
@@ -151,7 +154,8 @@ class _Scratch:
 
     def __init__(self, folder: Path, texts: Texts) -> None:
         self.tuned, self.base = folder / ".gate-tuned.f32", folder / ".gate-base.f32"
-        self.base_rows = sum(1 for total in itertools.accumulate(map(len, texts.ids)) if total <= _BASE_TOKENS) or 1
+        most = max(_LEAST_OF_BASE, texts.tokens // _OF_BASE)
+        self.base_rows = sum(1 for total in itertools.accumulate(map(len, texts.ids)) if total <= most) or 1
         self.vocabulary = 0
 
     def __enter__(self) -> _Scratch:

@@ -94,7 +94,7 @@ def write_shards(
 
     Args:
         dtype: safetensors' name for every float tensor; None keeps each.
-        pool: of `threads.one_each`.
+        pool: of `merge_beside.Beside.computing`.
         written: called with each shard of the base and the file made of it, while both are in the system's cache.
 
     Raises:

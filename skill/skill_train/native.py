@@ -7,6 +7,7 @@ progress lines `@progress DONE TOTAL TEXT` on stdout.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -15,6 +16,8 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +95,18 @@ def end_workers() -> None:
     """Ends every worker of this process, those of other threads too."""
     for process in list(_AT_WORK):
         process.kill()
+
+
+@contextlib.contextmanager
+def ending(pool: ThreadPoolExecutor) -> Iterator[ThreadPoolExecutor]:
+    """Whatever is raised ends the workers too: Ctrl-C reaches the main thread only, and a pool waits for all it has."""
+    with pool:
+        try:
+            yield pool
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            end_workers()
+            raise
 
 
 def _run(module: str, job: Path, result: Path, log: Path, progress: Bar | None, most_seconds: float | None) -> int:

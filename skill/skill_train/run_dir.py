@@ -20,8 +20,9 @@ import secrets
 import shutil
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
@@ -207,19 +208,35 @@ def renamed_aside(made: Path) -> Path:
     return aside
 
 
-def file_digest(path: Path) -> dict[str, Any]:
+def file_digest(path: Path, unwanted: Callable[[], bool] = lambda: False) -> dict[str, Any]:
     """`{"bytes": size, "sha256": hex}` of one file, read in constant memory; a large one once in a process while its
-    inode, size and time stay."""
+    inode, size and time stay.
+
+    Args:
+        unwanted: asked after each block; when it is true the work is given up.
+
+    Raises:
+        InterruptedError: it was given up.
+    """
     with open(path, "rb") as file:
         stat = os.fstat(file.fileno())
         key = (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns)
         if key in _digests:
             return dict(_digests[key])
-        found = {"bytes": stat.st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+        found = {"bytes": stat.st_size, "sha256": _sha256(file, unwanted)}
         after = os.fstat(file.fileno())
     if stat.st_size >= _LARGE_BYTES and (after.st_size, after.st_mtime_ns) == key[2:]:
         _digests[key] = found
     return dict(found)
+
+
+def _sha256(file: BufferedReader, unwanted: Callable[[], bool]) -> str:
+    digest, buffer = hashlib.sha256(), bytearray(1 << 20)
+    while count := file.readinto(buffer):
+        digest.update(memoryview(buffer)[:count])
+        if unwanted():
+            raise InterruptedError(f"{file.name} need not be read to its end")
+    return digest.hexdigest()
 
 
 def digests(root: Path, files: Iterable[Path] | None = None) -> dict[str, dict[str, Any]]:

@@ -12,6 +12,7 @@ import json
 import math
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
@@ -22,9 +23,10 @@ from skill_train import run_dir
 from skill_train.console import Bar
 from skill_train.errors import UsageError
 from skill_train.gguf_file import GgufFile
+from skill_train.native import ending
 from skill_train.shards import read_folder
 from skill_train.verdict import worst
-from skill_train.verify_judge import Proof, answers_of, ending, judge, readable, unquantized
+from skill_train.verify_judge import Proof, answers_of, have_room, judge, readable, unquantized
 from skill_train.verify_subject import subject_of
 from skill_train.verify_texts import Sample, sample_of
 from skill_train.verify_weights import compare_weights
@@ -64,7 +66,8 @@ def verify(
     """
     started = time.monotonic()
     _require(ggufs, reference)
-    sample = sample_of(_weights(reference), tokens)
+    count = _weights(reference)
+    sample = sample_of(count, tokens)
     with ending(ThreadPoolExecutor(2)) as beside:  # digests and first answers are made while libraries are imported
         fixing = beside.submit(_fixed, reference, adapter, base, ggufs, rows, held_out, sample)
         earlier = _earlier(record, fixing.result()) if record.is_file() else None
@@ -78,7 +81,7 @@ def verify(
             measured_on: dict[str, Any] = {"rows": rows, "held_out": held_out or rows, "sample": sample}
             measured_on["also"] = lambda merged: weights.update(compare_weights(files, merged))
             drafts: dict[str, list[list[int]]] = {}
-            measured_on["ask"] = lambda prompts, most: _draft(beside, files, prompts, most, drafts)
+            measured_on["ask"] = lambda prompts, most: _draft(beside, files, prompts, most, 4 * count, drafts)
             subject = subject_of(reference, adapter=adapter, base=base, **measured_on, folder=Path(folder))
             fixed = fixing.result()
             judging: dict[str, Any] = {
@@ -97,17 +100,19 @@ def _draft(
     files: list[GgufFile],
     prompts: list[list[int]],
     most: int,
+    reference_bytes: int,
     drafts: dict[str, list[list[int]]],
 ) -> Callable[[], list[list[int]]]:
-    """Lets llama.cpp answer while the reference is read, by the file that is nearest to it; keeps that in `drafts`."""
+    """Lets llama.cpp answer while the reference is read, by the file that is nearest to it, where memory has room for
+    both; keeps that in `drafts`."""
     gguf = unquantized(files) or (files[0] if files else None)
-    if gguf is None or not prompts:
+    if gguf is None or not prompts or not have_room([gguf], reference_bytes):
         return list
     answering = beside.submit(answers_of, gguf, prompts, most)
 
     def wait() -> list[list[int]]:
-        drafts[gguf.path.name] = answering.result()
-        return drafts[gguf.path.name]
+        drafts[str(gguf.path)] = answering.result()
+        return drafts[str(gguf.path)]
 
     return wait
 
@@ -134,6 +139,15 @@ def _require(ggufs: list[Path], reference: Path) -> None:
             code="missing_file",
             expected="GGUF files, and a model folder as the reference",
             hint="skill-train export-gguf RUN",
+        )
+    twice = next((name for name, count in Counter(path.name for path in ggufs).items() if count > 1), None)
+    if twice:  # digests and figures are kept by name
+        raise UsageError(
+            f"two of the files are called {twice}",
+            code="bad_usage",
+            expected="files of different names in one proof",
+            got=", ".join(str(path) for path in ggufs if path.name == twice),
+            hint="verify them one by one, each with its own --out",
         )
 
 

@@ -1,9 +1,8 @@
-"""Puts one file after the other through every check."""
+"""Puts every file through every check."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -23,7 +22,7 @@ from skill_train.console import Bar
 from skill_train.errors import DecisionNeeded, NativeCrash, VerificationFailed
 from skill_train.gguf_file import GgufFile, read_gguf
 from skill_train.machine import available_memory_bytes, physical_cores
-from skill_train.native import end_workers, run_worker
+from skill_train.native import ending, run_worker
 from skill_train.thresholds import Limits, limits
 from skill_train.verdict import Check, NotChecked
 from skill_train.verify_reference import first_of
@@ -78,7 +77,7 @@ def judge(
     Args:
         files: of `readable`, where that was called.
         weights: of `verify_weights.check_weights`, where that was done while the reference was in memory.
-        drafts: of `answers_of`, by file.
+        drafts: of `answers_of`, by path.
 
     llama.cpp runs all files at once where memory has room for them, each with its share of the cores: parts of a run
     use one core only, and threads of several runs wait for one another where they are more than cores.
@@ -93,7 +92,7 @@ def judge(
         key = template.identity(gguf)
         if key not in rendered:
             rendered[key] = template.render_own(gguf, subject.conversations)
-    at_once = len(files) if _have_room(files) else 1
+    at_once = len(files) if have_room(files) else 1
     with ending(ThreadPoolExecutor(at_once or 1)) as pool:
         runs = [
             _started(
@@ -103,7 +102,7 @@ def judge(
                 rendered[template.identity(gguf)],
                 warn,
                 at_once,
-                (drafts or {}).get(gguf.path.name),
+                (drafts or {}).get(str(gguf.path)),
             )
             for gguf in files
         ]
@@ -124,11 +123,11 @@ def unquantized(files: list[GgufFile]) -> GgufFile | None:
 
 
 def answers_of(gguf: GgufFile, prompts: list[list[int]], most: int) -> list[list[int]]:
-    """What llama.cpp answers with one core; nothing when it cannot run the file, which the judge will say."""
+    """What llama.cpp answers with half of the cores; nothing when it cannot run the file, which the judge will say."""
     job = {
         "gguf": str(gguf.path),
         "context_tokens": max(map(len, prompts), default=0) + most + _ROOM,
-        "threads": 1,
+        "threads": max(1, physical_cores() // 2),
         "prompts": [{"ids": ids, "most": most} for ids in prompts],
     }
     try:
@@ -138,22 +137,10 @@ def answers_of(gguf: GgufFile, prompts: list[list[int]], most: int) -> list[list
     return answers
 
 
-@contextlib.contextmanager
-def ending(pool: ThreadPoolExecutor) -> Iterator[ThreadPoolExecutor]:
-    """Whatever is raised ends the workers too: Ctrl-C reaches the main thread only, and a pool waits for all it has."""
-    with pool:
-        try:
-            yield pool
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            end_workers()
-            raise
-
-
-def _have_room(files: list[GgufFile]) -> bool:
-    """All files and what is computed of them fit in memory that is free."""
+def have_room(files: list[GgufFile], beside_bytes: int = 0) -> bool:
+    """All files and what is computed of them fit in memory that is free, beside so much more."""
     have = available_memory_bytes()
-    return have is not None and sum(gguf.size_bytes + _WORK_BYTES for gguf in files) <= have
+    return have is not None and beside_bytes + sum(gguf.size_bytes + _WORK_BYTES for gguf in files) <= have
 
 
 @dataclass(frozen=True)

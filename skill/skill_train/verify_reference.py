@@ -1,13 +1,14 @@
 """What the reference says: logits on held-out text and greedy answers, kept in files while llama.cpp is at work.
 
-The models are computed one after the other and freed, so the reference, the base and llama.cpp never lie in memory
-together.
+The models are computed one after the other and freed, so reference and base never lie in memory together; llama.cpp
+works on a file beside the reference only where memory has room for both.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -103,7 +104,9 @@ def measure(
     with reference_model(reference, adapter) as model:
         vocabulary = _vocabulary(model)
         require_space(folder, 4 * vocabulary * (_tokens(sequences) + sample.base_tokens), "the reference's logits")
-        guessed = [draft[: sample.answer_tokens] for draft in drafts()] or [[]] * len(prompts)
+        # A file of another model may answer with tokens that this one does not have.
+        guessed = [list(takewhile(lambda token: token < vocabulary, draft)) for draft in drafts()]
+        guessed = [draft[: sample.answer_tokens] for draft in guessed] or [[]] * len(prompts)
         asked = [(prompt + draft, len(prompt) - 1) for prompt, draft in zip(prompts, guessed, strict=True)]
         rows = _write(model, sequences, tuned_file, asked)
         answers = [

@@ -114,3 +114,21 @@ def test_a_missing_file_is_refused_before_anything_is_loaded(tmp_path: Path) -> 
     with pytest.raises(UsageError, match=r"absent\.gguf does not exist"):
         proof(made, tmp_path / "verify.json", ggufs=[tmp_path / "absent.gguf"])
     assert not (tmp_path / "verify.json").exists()
+
+
+def test_a_file_of_another_model_is_judged_not_crashed_on(tmp_path: Path) -> None:
+    """Its vocabulary is fifty times as large, so what it answers are no tokens of the reference."""
+    made, other = gguf_maker.exported("gemma"), gguf_maker.exported("llama-spm")
+    rows = verify_rows.chats(made.base, 4)
+    record = proof(made, tmp_path / "verify.json", rows=rows, held_out=rows, ggufs=[other.file("f16")])
+    assert record["verdict"] == "fail"
+    assert {"vocabulary", "metadata"} <= {check["name"] for check in record["checks"] if check["verdict"] == "fail"}
+
+
+def test_two_files_of_one_name_are_refused(tmp_path: Path) -> None:
+    """A proof names files by their names."""
+    made = gguf_maker.exported("gemma")
+    twin = Path(shutil.copy(made.file("f16"), tmp_path / made.file("f16").name))
+    with pytest.raises(UsageError) as raised:
+        proof(made, tmp_path / "verify.json", ggufs=[made.file("f16"), twin])
+    assert raised.value.code == "bad_usage" and str(twin) in raised.value.got

@@ -81,3 +81,11 @@ def test_texts_of_like_length_share_a_pass() -> None:
     assert list(_groups([58, 105, 51, 42, 53, 100])) == [[3, 2, 4, 0], [5, 1]]  # filling: 9, 2 x 2, 3 x 5; then 4 x 42
     assert list(_groups([300, 300])) == [[0], [1]]  # 600 logits of one pass are too many
     assert list(_groups([900])) == [[0]]
+
+
+def test_a_draft_of_another_vocabulary(tmp_path: Path) -> None:
+    """A file of another model may answer with tokens that the reference has no embedding for."""
+    model = tiny.cached("qwen2")
+    expected = generated(model)
+    foreign = [[ids[0], 10_000_000, *ids[1:]] for ids in expected]
+    assert [answer.ids for answer in measured(model, tmp_path, foreign).answers] == expected
