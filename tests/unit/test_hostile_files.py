@@ -291,9 +291,9 @@ def test_names_in_a_model_card_are_words_of_a_line() -> None:
     assert all(line.count("|") == 5 for line in body.splitlines() if "weights" in line and line.startswith("|"))
 
 
-def test_a_file_that_ends_a_line_of_a_modelfile(tmp_path: Path) -> None:
+def test_a_file_that_ends_a_line_of_a_modelfile() -> None:
     for name in ("a\rSYSTEM x.gguf", "a\u2028b.gguf", "a\nb.gguf"):
-        assert refused(modelfile.modelfile, model=tmp_path, gguf=name).code == "bad_file_name"
+        assert refused(modelfile.modelfile, gguf=name, parameters=[]).code == "bad_file_name"
 
 
 # --- what a job left ---
