@@ -63,22 +63,25 @@ def reference_model(base: Path, adapter: Path | None = None) -> Iterator[Any]:
 
     Freed when the block ends, so two of them never lie in memory together.
     """
-    # Read by torch (c10/core/impl/alloc_cpu.cpp) at its first large tensor: pages of 2 MB, where the system has them.
-    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
-    import torch
-
-    transformers = _transformers()
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        str(base), dtype=torch.float32, trust_remote_code=False, attn_implementation="eager", use_safetensors=True
-    )
+    model = read_model(base)
     if adapter is not None:
-        model = _with_adapter(model, adapter)
+        model = with_adapter(model, adapter)
     model.eval()
     try:
         yield model
     finally:
         del model
         gc.collect()
+
+
+def read_model(base: Path, dtype: str = "float32") -> Any:
+    """The model of a folder, its weights in that type of torch."""
+    # Read by torch (c10/core/impl/alloc_cpu.cpp) at its first large tensor: pages of 2 MB, where the system has them.
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+    import torch
+
+    options: dict[str, Any] = {"trust_remote_code": False, "attn_implementation": "eager", "use_safetensors": True}
+    return _transformers().AutoModelForCausalLM.from_pretrained(str(base), dtype=getattr(torch, dtype), **options)
 
 
 def logits(model: Any, ids: list[int]) -> Any:
@@ -108,7 +111,8 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     return read_lines(path)
 
 
-def _with_adapter(model: Any, adapter: Path) -> Any:
+def with_adapter(model: Any, adapter: Path) -> Any:
+    """PEFT's model of a model and an adapter folder."""
     try:
         from peft import PeftModel
     except ImportError:

@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -24,10 +24,12 @@ from skill_train.console import Bar
 from skill_train.errors import UsageError
 from skill_train.gguf_file import GgufFile
 from skill_train.native import ending
+from skill_train.reference_stored import frugal_model, is_plain, peak_bytes
 from skill_train.shards import read_folder
-from skill_train.verdict import worst
-from skill_train.verify_judge import Proof, answers_of, have_room, judge, readable, unquantized
-from skill_train.verify_subject import subject_of
+from skill_train.verdict import Check, NotChecked, worst
+from skill_train.verify_judge import Draft, Known, Proof, draft_of, judge, own_templates, readable
+from skill_train.verify_reference import Measured, measure, measure_base
+from skill_train.verify_subject import Questions, Subject, questions_of
 from skill_train.verify_texts import Sample, sample_of
 from skill_train.verify_weights import compare_weights
 
@@ -66,55 +68,48 @@ def verify(
     """
     started = time.monotonic()
     _require(ggufs, reference)
-    count = _weights(reference)
-    sample = sample_of(count, tokens)
-    with ending(ThreadPoolExecutor(2)) as beside:  # digests and first answers are made while libraries are imported
+    sample = sample_of(_weights(reference), tokens)
+    with ending(ThreadPoolExecutor(3)) as beside:  # what needs no reference is done while it is read and at work
         fixing = beside.submit(_fixed, reference, adapter, base, ggufs, rows, held_out, sample)
         earlier = _earlier(record, fixing.result()) if record.is_file() else None
         if earlier is not None:
             return earlier | {"reused": True}
         run_dir.require_writable(record.parent)
-        proof, weights = Proof(), dict[str, Any]()
+        proof = Proof()
         files = readable(ggufs, proof)
+        progress(0, len(ggufs) + 1, "reference")
+        asked = questions_of(reference, adapter=adapter, rows=rows, held_out=held_out or rows, sample=sample)
+        drafting = beside.submit(draft_of, files, asked.prompts, sample.answer_tokens, peak_bytes(reference, adapter))
+        rendering = beside.submit(own_templates, files, asked.conversations)
         with tempfile.TemporaryDirectory(prefix="skill-train-verify-") as folder:
-            progress(0, len(ggufs) + 1, "reference")
-            measured_on: dict[str, Any] = {"rows": rows, "held_out": held_out or rows, "sample": sample}
-            measured_on["also"] = lambda merged: weights.update(compare_weights(files, merged))
-            drafts: dict[str, list[list[int]]] = {}
-            measured_on["ask"] = lambda prompts, most: _draft(beside, files, prompts, most, 4 * count, drafts)
-            subject = subject_of(reference, adapter=adapter, base=base, **measured_on, folder=Path(folder))
-            fixed = fixing.result()
-            judging: dict[str, Any] = {
-                "digests": fixed["inputs"]["ggufs"],
-                "files": files,
-                "weights": weights,
-                "drafts": drafts,
-            }
-            judge(ggufs, subject, proof, run=record.parent, **judging, warn=warn, progress=progress)
+            measured, weights = _measure(asked, base, sample, files, Path(folder), drafting)
+            subject = Subject(**vars(asked), measured=measured)
+            known, fixed = Known(files, weights, rendering.result(), drafting.result()), fixing.result()
+            digests = fixed["inputs"]["ggufs"]
+            judge(ggufs, subject, proof, record.parent, digests, warn, progress, known)
     figures = {"samples": subject.samples, "seconds": round(time.monotonic() - started, 2)}
     return _write(record, fixed, proof, figures)
 
 
-def _draft(
-    beside: ThreadPoolExecutor,
-    files: list[GgufFile],
-    prompts: list[list[int]],
-    most: int,
-    reference_bytes: int,
-    drafts: dict[str, list[list[int]]],
-) -> Callable[[], list[list[int]]]:
-    """Lets llama.cpp answer while the reference is read, by the file that is nearest to it, where memory has room for
-    both; keeps that in `drafts`."""
-    gguf = unquantized(files) or (files[0] if files else None)
-    if gguf is None or not prompts or not have_room([gguf], reference_bytes):
-        return list
-    answering = beside.submit(answers_of, gguf, prompts, most)
-
-    def wait() -> list[list[int]]:
-        drafts[str(gguf.path)] = answering.result()
-        return drafts[str(gguf.path)]
-
-    return wait
+def _measure(
+    asked: Questions, base: Path | None, sample: Sample, files: list[GgufFile], folder: Path, drafting: Future[Draft]
+) -> tuple[Measured, dict[str, Check | NotChecked]]:
+    """What the reference says, then the base; and the weights of each file, while the reference is in memory."""
+    with frugal_model(asked.reference, asked.adapter) as model:
+        measured = measure(
+            model,
+            texts=asked.sequences,
+            prompts=asked.prompts,
+            stops=asked.stops,
+            sample=sample,
+            folder=folder,
+            switches_off=base == asked.reference and asked.adapter is not None and is_plain(asked.adapter),
+            drafts=lambda: drafting.result().answers,
+        )
+        weights = compare_weights(files, model, asked.adapter)
+    if base is not None and measured.base is None:
+        measured = measure_base(base, measured, folder)
+    return measured, weights
 
 
 def _write(record: Path, fixed: dict[str, Any], proof: Proof, figures: dict[str, Any]) -> dict[str, Any]:

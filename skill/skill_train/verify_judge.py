@@ -60,6 +60,30 @@ class Proof:
             self.not_checked.append(one)
 
 
+@dataclass(frozen=True)
+class Draft:
+    """What llama.cpp answered to each prompt by a file; nothing when it was not asked."""
+
+    gguf: GgufFile | None = None
+    answers: list[list[int]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Known:
+    """What was found out while the reference was at work.
+
+    Attributes:
+        files: of `readable`.
+        weights: of `verify_weights.compare_weights`.
+        own_templates: of the function of that name.
+    """
+
+    files: list[GgufFile]
+    weights: dict[str, Check | NotChecked]
+    own_templates: dict[str, Any]
+    draft: Draft
+
+
 def judge(
     ggufs: list[Path],
     subject: Subject,
@@ -68,62 +92,46 @@ def judge(
     digests: dict[str, Any],
     warn: Warn,
     progress: Bar,
-    files: list[GgufFile] | None = None,
-    weights: dict[str, Check | NotChecked] | None = None,
-    drafts: dict[str, list[list[int]]] | None = None,
+    known: Known | None = None,
 ) -> None:
     """Adds what is found to `proof`.
-
-    Args:
-        files: of `readable`, where that was called.
-        weights: of `verify_weights.check_weights`, where that was done while the reference was in memory.
-        drafts: of `answers_of`, by path.
 
     llama.cpp runs all files at once where memory has room for them, each with its share of the cores: parts of a run
     use one core only, and threads of several runs wait for one another where they are more than cores.
     """
-    exports = _export_records(run)
-    files = readable(ggufs, proof) if files is None else files
-    plain = unquantized(files)
-    rendered: dict[str, Any] = {}  # by template: the files of one run share one
-    if weights is None:
+    if known is None:
+        files = readable(ggufs, proof)
         weights = verify_weights.check_weights(files, subject.reference, subject.adapter)
-    for gguf in files:
-        key = template.identity(gguf)
-        if key not in rendered:
-            rendered[key] = template.render_own(gguf, subject.conversations)
+        known = Known(files, weights, own_templates(files, subject.conversations), Draft())
+    exports, files = _export_records(run), known.files
+    plain = unquantized(files)
     at_once = len(files) if have_room(files) else 1
     with ending(ThreadPoolExecutor(at_once or 1)) as pool:
-        runs = [
-            _started(
-                pool,
-                gguf,
-                subject,
-                rendered[template.identity(gguf)],
-                warn,
-                at_once,
-                (drafts or {}).get(str(gguf.path)),
-            )
-            for gguf in files
-        ]
+        runs = [_started(pool, gguf, subject, known, warn, at_once) for gguf in files]
         for number, (gguf, started) in enumerate(zip(files, runs, strict=True)):
             name = gguf.path.name
             progress(number + 1, len(ggufs) + 1, name)
             proof.add(verify_file.check_file(gguf))
             proof.add(verify_file.check_digest(gguf, digests[name], exports.get(name)))
-            proof.add(weights[name])
-            known = all(_all_known(weights[one.path.name], one) for one in (gguf, plain or gguf))
-            _judge_static(gguf, plain if plain is not gguf else None, subject, proof, known)
+            proof.add(known.weights[name])
+            right = all(_all_known(known.weights[one.path.name], one) for one in (gguf, plain or gguf))
+            _judge_static(gguf, plain if plain is not gguf else None, subject, proof, right)
             _judge_running(gguf, subject, started, proof, _limits(gguf, subject, run))
     progress(len(ggufs) + 1, len(ggufs) + 1, "done")
 
 
-def unquantized(files: list[GgufFile]) -> GgufFile | None:
-    return next((gguf for gguf in files if verify_file.file_type(gguf) in _UNQUANTIZED), None)
+def own_templates(files: list[GgufFile], conversations: list[dict[str, Any]]) -> dict[str, Any]:
+    """What each chat template of the files makes of the conversations; files of one run share one."""
+    by_identity = {template.identity(gguf): gguf for gguf in files}
+    return {key: template.render_own(gguf, conversations) for key, gguf in by_identity.items()}
 
 
-def answers_of(gguf: GgufFile, prompts: list[list[int]], most: int) -> list[list[int]]:
-    """What llama.cpp answers with half of the cores; nothing when it cannot run the file, which the judge will say."""
+def draft_of(files: list[GgufFile], prompts: list[list[int]], most: int, reference_bytes: int) -> Draft:
+    """Lets llama.cpp answer while the reference is at work, by the file that is nearest to it and with half of the
+    cores, where memory has room for both. Nothing when it cannot run the file, which the judge will say."""
+    gguf = unquantized(files) or (files[0] if files else None)
+    if gguf is None or not prompts or not have_room([gguf], reference_bytes):
+        return Draft()
     job = {
         "gguf": str(gguf.path),
         "context_tokens": max(map(len, prompts), default=0) + most + _ROOM,
@@ -131,10 +139,13 @@ def answers_of(gguf: GgufFile, prompts: list[list[int]], most: int) -> list[list
         "prompts": [{"ids": ids, "most": most} for ids in prompts],
     }
     try:
-        answers: list[list[int]] = run_worker(_WORKER, _NOTHING | job)["answers"]
+        return Draft(gguf, run_worker(_WORKER, _NOTHING | job)["answers"])
     except (VerificationFailed, NativeCrash, DecisionNeeded):
-        return []
-    return answers
+        return Draft()
+
+
+def unquantized(files: list[GgufFile]) -> GgufFile | None:
+    return next((gguf for gguf in files if verify_file.file_type(gguf) in _UNQUANTIZED), None)
 
 
 def have_room(files: list[GgufFile], beside_bytes: int = 0) -> bool:
@@ -150,20 +161,16 @@ class _Run:
     own: Any
     shipped: list[dict[str, Any]]
     result: Future[dict[str, Any]]
-    drafted: list[list[int]] | None
+    drafted: list[list[int]]
 
 
 def _started(
-    pool: ThreadPoolExecutor,
-    gguf: GgufFile,
-    subject: Subject,
-    own: Any,
-    warn: Warn,
-    at_once: int,
-    drafted: list[list[int]] | None,
+    pool: ThreadPoolExecutor, gguf: GgufFile, subject: Subject, known: Known, warn: Warn, at_once: int
 ) -> _Run:
+    own = known.own_templates[template.identity(gguf)]
     shipped = _shipped_texts(own, subject, warn)
     job = _job(gguf, subject, shipped, threads=max(1, physical_cores() // at_once))
+    drafted = known.draft.answers if gguf is known.draft.gguf else []
     if drafted:
         job["prompts"] = []
     return _Run(own, shipped, pool.submit(run_worker, _WORKER, job), drafted)

@@ -7,13 +7,13 @@ works on a file beside the reference only where memory has room for both.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from skill_train.adapter import read_adapter
-from skill_train.reference import logits, reference_model
+from skill_train.reference import logits
+from skill_train.reference_stored import frugal_model
 from skill_train.run_dir import require_space
 from skill_train.verify_texts import Sample
 
@@ -72,70 +72,61 @@ class Measured:
 
 
 def measure(
-    reference: Path,
+    model: Any,
     *,
-    adapter: Path | None,
-    base: Path | None,
     texts: list[list[int]],
     prompts: list[list[int]],
     stops: set[int],
     sample: Sample,
     folder: Path,
-    also: Callable[[Any], None] = lambda model: None,
+    switches_off: bool,
     drafts: Callable[[], list[list[int]]] = list,
 ) -> Measured:
-    """Runs the reference, then the base: the same model without its adapter, where that is what it was trained on.
+    """Runs the reference.
 
     Args:
-        reference: model folder; with `adapter` on top it is the model that was trained.
+        model: of `frugal_model`.
         texts: token ids to compare on.
         prompts: token ids to answer.
         stops: ids that end an answer.
         sample: how many tokens of the base and of each answer.
         folder: temporary, on a disk with room for the logits.
-        also: called with the reference before it is freed, with the adapter merged into it.
-        drafts: what a file answers to each prompt; where the reference agrees, it answers in one pass.
+        switches_off: without its adapter the model is the base, which is measured too.
+        drafts: asked last: what a file answers to each prompt, or nothing; where the reference agrees, it answers in
+            one pass.
 
     Raises:
         DecisionNeeded: not enough disk for the logits.
     """
     sequences = _sequences(texts)
     tuned_file, base_file = folder / "tuned.f32", folder / "base.f32"
-    with reference_model(reference, adapter) as model:
-        vocabulary = _vocabulary(model)
-        require_space(folder, 4 * vocabulary * (_tokens(sequences) + sample.base_tokens), "the reference's logits")
-        # A file of another model may answer with tokens that this one does not have.
-        guessed = [list(takewhile(lambda token: token < vocabulary, draft)) for draft in drafts()]
-        guessed = [draft[: sample.answer_tokens] for draft in guessed] or [[]] * len(prompts)
-        asked = [(prompt + draft, len(prompt) - 1) for prompt, draft in zip(prompts, guessed, strict=True)]
-        rows = _write(model, sequences, tuned_file, asked)
-        answers = [
-            _answer(model, prompt, draft, row, stops, sample.answer_tokens)
-            for prompt, draft, row in zip(prompts, guessed, rows, strict=True)
-        ]
-        chosen, switched = first_of(sequences, sample.base_tokens), base == reference and _switches_off(adapter)
-        if switched:
-            with model.disable_adapter():
-                _write(model, chosen, base_file)
-        also(model.merge_and_unload() if adapter is not None else model)
-    base_rows, why = (_tokens(chosen), "") if switched else (0, "there is no base to compare with")
-    if base is not None and not switched:
-        base_rows, why = _write_base(base, chosen, vocabulary, base_file)
+    chosen, vocabulary = first_of(sequences, sample.base_tokens), _vocabulary(model)
+    require_space(folder, 4 * vocabulary * (_tokens(sequences) + sample.base_tokens), "the reference's logits")
+    _write(model, sequences, tuned_file)
+    if switches_off:
+        with model.disable_adapter():
+            _write(model, chosen, base_file)
+    base_rows, why = (_tokens(chosen), "") if switches_off else (0, "there is no base to compare with")
+    answers = _answers(model, prompts, drafts(), vocabulary, stops, sample.answer_tokens)
     files = (tuned_file, base_file if base_rows else None)
     return Measured(sequences, vocabulary, *files, base_rows, why, answers=answers, sample=sample)
+
+
+def measure_base(base: Path, found: Measured, folder: Path) -> Measured:
+    """The same with a base that is a model of its own, run after the reference was freed."""
+    chosen, file = first_of(found.sequences, found.sample.base_tokens), folder / "base.f32"
+    with frugal_model(base) as model:
+        width = _vocabulary(model)
+        if width != found.vocabulary:
+            why = f"the base knows {width} tokens and the tuned model {found.vocabulary}"
+            return replace(found, why_no_base=why)
+        _write(model, chosen, file)
+    return replace(found, base=file, base_rows=_tokens(chosen), why_no_base="")
 
 
 def first_of(sequences: list[Sequence], tokens: int) -> list[Sequence]:
     """The first few, of at most so many tokens, and one at least."""
     return [s for s in sequences if s is sequences[0] or s.first + len(s.ids) <= tokens]
-
-
-def _switches_off(adapter: Path | None) -> bool:
-    """Without its adapter, PEFT's model is the base: A and B alone, no trained biases and nothing saved whole."""
-    if adapter is None:
-        return False
-    tuned = read_adapter(adapter)
-    return not tuned.replaced and all(set(parts) == {"a", "b"} for parts in tuned.modules.values())
 
 
 def _sequences(texts: list[list[int]]) -> list[Sequence]:
@@ -151,24 +142,16 @@ def _tokens(sequences: Iterable[Sequence]) -> int:
 
 
 def _vocabulary(model: Any) -> int:
-    return int(logits(model, [0]).shape[1])
+    head = model.get_output_embeddings()
+    return int((logits(model, [0]).shape[1]) if head is None else len(head.weight))
 
 
-def _write(
-    model: Any, sequences: list[Sequence], file: Path, further: list[tuple[list[int], int]] | None = None
-) -> list[np.ndarray]:
-    """Writes the logits of sequences to a file, and returns those of further texts from a position on."""
-    further = further or []
-    texts = [*(sequence.ids for sequence in sequences), *(ids for ids, _ in further)]
-    kept: dict[int, np.ndarray] = {}
+def _write(model: Any, sequences: list[Sequence], file: Path) -> None:
+    """Writes the logits of sequences to a file."""
     with open(file, "wb") as out:
-        for number, rows in _passes(model, texts):
-            if number < len(sequences):
-                out.seek(sequences[number].first * rows.shape[1] * rows.itemsize)
-                rows.tofile(out)
-            else:
-                kept[number] = rows[further[number - len(sequences)][1] :].copy()  # a view would keep the whole pass
-    return [kept[number] for number in sorted(kept)]
+        for number, rows in _passes(model, [sequence.ids for sequence in sequences]):
+            out.seek(sequences[number].first * rows.shape[1] * rows.itemsize)
+            rows.tofile(out)
 
 
 def _passes(model: Any, texts: list[list[int]]) -> Iterator[tuple[int, np.ndarray]]:
@@ -198,13 +181,18 @@ def _groups(lengths: list[int]) -> Iterator[list[int]]:
         yield group
 
 
-def _write_base(base: Path, chosen: list[Sequence], vocabulary: int, file: Path) -> tuple[int, str]:
-    """Rows written, and why none were."""
-    with reference_model(base) as model:
-        if _vocabulary(model) != vocabulary:
-            return 0, f"the base knows {_vocabulary(model)} tokens and the tuned model {vocabulary}"
-        _write(model, chosen, file)
-    return _tokens(chosen), ""
+def _answers(
+    model: Any, prompts: list[list[int]], drafts: list[list[int]], vocabulary: int, stops: set[int], most: int
+) -> list[Answer]:
+    # A file of another model may answer with tokens that this one does not have.
+    guessed = [list(takewhile(lambda token: token < vocabulary, draft))[:most] for draft in drafts]
+    guessed = guessed or [[]] * len(prompts)
+    asked = [prompt + draft for prompt, draft in zip(prompts, guessed, strict=True)]
+    rows = {number: found[len(prompts[number]) - 1 :].copy() for number, found in _passes(model, asked)}
+    return [
+        _answer(model, prompt, draft, rows[number], stops, most)
+        for number, (prompt, draft) in enumerate(zip(prompts, guessed, strict=True))
+    ]
 
 
 def _answer(model: Any, prompt: list[int], draft: list[int], pass_: np.ndarray, stops: set[int], most: int) -> Answer:

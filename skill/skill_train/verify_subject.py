@@ -1,9 +1,8 @@
-"""The reference, what it says, and what to ask llama.cpp about a file."""
+"""What a proof asks: texts and prompts for the reference and llama.cpp, and what the reference makes of them."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,21 +10,23 @@ from typing import Any
 from skill_train import verify_template as template
 from skill_train import verify_tokens
 from skill_train.reference import load_tokenizer, stop_ids
-from skill_train.verify_reference import Measured, measure
+from skill_train.verify_reference import Measured
 from skill_train.verify_texts import Sample, prompts, texts
 
 _ROWS = 64  # rows whose tokens are compared
 
 
 @dataclass(frozen=True)
-class Subject:
-    """One reference, measured.
+class Questions:
+    """What is asked about one reference; nothing here needs its weights.
 
     Attributes:
         stops: ids that end an answer.
         rows: as the trainer was fed them, the first few.
         texts: strings whose tokens are compared.
         rendered: `conversations` by the reference's chat template; None without one.
+        sequences: token ids whose logits are compared.
+        prompts: token ids to answer.
     """
 
     reference: Path
@@ -36,16 +37,24 @@ class Subject:
     rows: list[dict[str, Any]]
     texts: list[str]
     rendered: list[dict[str, str]] | None
-    measured: Measured
+    sequences: list[list[int]]
+    prompts: list[list[int]]
 
     @property
     def conversations(self) -> list[dict[str, Any]]:
         return [*template.CONVERSATIONS, *template.row_conversations(self.rows)]
 
+
+@dataclass(frozen=True)
+class Subject(Questions):
+    """One reference, measured."""
+
+    measured: Measured
+
     @property
     def samples(self) -> dict[str, int]:
         return {
-            "tokens": sum(len(s.ids) for s in self.measured.sequences),
+            "tokens": sum(map(len, self.sequences)),
             "texts": len(self.texts),
             "rows": len(self.rows),
             "conversations": len(self.conversations),
@@ -53,41 +62,16 @@ class Subject:
         }
 
 
-def subject_of(
+def questions_of(
     reference: Path,
     *,
     adapter: Path | None,
-    base: Path | None,
     rows: list[dict[str, Any]],
     held_out: list[dict[str, Any]],
     sample: Sample,
-    folder: Path,
-    also: Callable[[Any], None] = lambda model: None,
-    ask: Callable[[list[list[int]], int], Callable[[], list[list[int]]]] = lambda prompts, most: list,
-) -> Subject:
-    """Measures the reference; its logits go into `folder`, which must outlive the subject.
-
-    Args:
-        also: sees the model.
-        ask: has the prompts, and how many tokens to answer, before the model is read; returns `measure`'s `drafts`.
-    """
+) -> Questions:
     config = json.loads((reference / "config.json").read_text(encoding="utf-8"))
     tokenizer = load_tokenizer(reference)
-    stops = stop_ids(reference, tokenizer)
-    asked = prompts(held_out, tokenizer=tokenizer, config=config, sample=sample)
-    drafts = ask(asked, sample.answer_tokens)
-    measured = measure(
-        reference,
-        adapter=adapter,
-        base=base,
-        texts=texts(held_out, tokenizer=tokenizer, config=config, most=sample.tokens),
-        prompts=asked,
-        stops=stops,
-        sample=sample,
-        folder=folder,
-        also=also,
-        drafts=drafts,
-    )
     rows = rows[:_ROWS]
     conversations = [*template.CONVERSATIONS, *template.row_conversations(rows)]
     rendered = template.render_reference(tokenizer, conversations) if tokenizer.chat_template else None
@@ -99,4 +83,15 @@ def subject_of(
             *verify_tokens.special_strings(tokenizer),
         ]
     )
-    return Subject(reference, adapter, config, tokenizer, stops, rows, strings, rendered, measured)
+    return Questions(
+        reference,
+        adapter,
+        config,
+        tokenizer,
+        stop_ids(reference, tokenizer),
+        rows,
+        strings,
+        rendered,
+        texts(held_out, tokenizer=tokenizer, config=config, most=sample.tokens),
+        prompts(held_out, tokenizer=tokenizer, config=config, sample=sample),
+    )

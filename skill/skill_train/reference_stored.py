@@ -1,0 +1,144 @@
+"""A reference in half of the memory: weights stay as they are stored, and each is widened to fp32 when it is used.
+
+A 16-bit weight is the same number in fp32, so every sum is that of the model read in fp32, to the last bit (tested for
+each of `KNOWN`). The weights are a map of the file: nothing is read twice, and the system may drop what it needs room
+for. Peak memory at 494M weights: 0.5 GB beside the file and the logits, 2.3 GB when read in fp32.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from skill_train.adapter import read_adapter, why_not_streamed
+from skill_train.reference import read_model, reference_model, with_adapter
+from skill_train.run_dir import read_json
+from skill_train.shards import read_folder
+
+# Model types of transformers whose code computes in the type of its input, never in that of its weights.
+KNOWN = ("gpt2", "llama", "mistral", "phi3", "qwen2", "qwen3")
+_TYPES = {"BF16": "bfloat16", "F16": "float16"}
+
+
+@contextlib.contextmanager
+def frugal_model(base: Path, adapter: Path | None = None) -> Iterator[Any]:
+    """`reference_model`, with its answers, in half of its memory where that can be. Its weights must not be changed:
+    `merged_weights` has them with the adapter."""
+    dtype = _stored_type(base, adapter)
+    if dtype is None:
+        with reference_model(base, adapter) as model:
+            yield model
+        return
+    model = read_model(base, dtype)
+    _widen_when_used(model)
+    if adapter is not None:
+        model = with_adapter(model, adapter)
+    model.eval()
+    try:
+        yield model
+    finally:
+        del model
+        gc.collect()
+
+
+def is_plain(adapter: Path) -> bool:
+    """The adapter is A and B alone, so that without it PEFT's model is the base, and each merged weight is that of the
+    base plus one product."""
+    tuned = read_adapter(adapter)
+    pairs = all(set(parts) == {"a", "b"} for parts in tuned.modules.values())
+    return pairs and not tuned.replaced and not why_not_streamed(tuned)
+
+
+def peak_bytes(base: Path, adapter: Path | None) -> int:
+    """Memory of the weights: as stored and the largest in fp32, or all in fp32."""
+    counts = [math.prod(stored.shape) for shard in read_folder(base) for stored in shard.tensors.values()]
+    if _stored_type(base, adapter) is None:
+        return 4 * sum(counts)
+    return 2 * sum(counts) + 4 * max(counts)
+
+
+def merged_weights(model: Any, adapter: Path | None) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """Name and weight of every tensor of a reference, PEFT's change added. A weight that the adapter changes is made
+    when it is asked for, in fp32; the others are as they are stored.
+
+    An adapter that is more than A and B is merged into the model, which is then no longer base + adapter.
+    """
+    if adapter is None or not is_plain(adapter):
+        whole = model if adapter is None else model.merge_and_unload()
+        yield from ((name, partial(_same, weight)) for name, weight in whole.state_dict().items())
+        return
+    base = model.get_base_model()
+    layers = {f"{name}.base_layer.weight": module for name, module in base.named_modules() if hasattr(module, "lora_A")}
+    for name, weight in base.state_dict().items():
+        if ".lora_" in name:
+            continue
+        layer = layers.get(name)
+        make = partial(_same, weight) if layer is None else partial(_changed, weight, layer)
+        yield name.replace(".base_layer.", "."), make
+
+
+def _same(weight: Any) -> Any:
+    return weight
+
+
+def _changed(weight: Any, layer: Any) -> Any:
+    return layer.get_delta_weight("default").detach().add_(weight)  # a new tensor, in fp32
+
+
+def _stored_type(folder: Path, adapter: Path | None) -> str | None:
+    """The 16-bit type of every tensor; None where there is another, an adapter that is more than A and B, or a family
+    that is not known to be indifferent."""
+    if adapter is not None and not is_plain(adapter):
+        return None
+    if read_json(folder / "config.json").get("model_type") not in KNOWN:
+        return None
+    types = {stored.dtype for shard in read_folder(folder) for stored in shard.tensors.values()}
+    return _TYPES.get(types.pop()) if len(types) == 1 else None
+
+
+def _widen_when_used(model: Any) -> None:
+    from torch import nn
+
+    room = _Room()
+    for module in model.modules():
+        if type(module) is nn.Linear:
+            module.forward = partial(_linear, module, room)
+        elif type(module) is nn.Embedding:
+            module.forward = partial(_embedding, module)
+        else:  # norms, and whatever is not these two: small, or unknown
+            for parameter in module.parameters(recurse=False):
+                parameter.data = parameter.data.float()
+
+
+class _Room:
+    """Memory for one weight in fp32, used again for the next: new pages cost as much as the product."""
+
+    def __init__(self) -> None:
+        import torch
+
+        self._room = torch.empty(0)
+
+    def wide(self, weight: Any) -> Any:
+        import torch
+
+        count = weight.numel()
+        if len(self._room) < count:
+            self._room = torch.empty(count)
+        return self._room[:count].view(weight.shape).copy_(weight)
+
+
+def _linear(layer: Any, room: _Room, given: Any) -> Any:
+    from torch.nn import functional
+
+    return functional.linear(given, room.wide(layer.weight), None if layer.bias is None else layer.bias.float())
+
+
+def _embedding(layer: Any, ids: Any) -> Any:
+    from torch.nn import functional
+
+    return functional.embedding(ids, layer.weight, layer.padding_idx).float()
