@@ -169,7 +169,9 @@ def _started(
 ) -> _Run:
     own = known.own_templates[template.identity(gguf)]
     shipped = _shipped_texts(own, subject, warn)
-    job = _job(gguf, subject, shipped, threads=max(1, physical_cores() // at_once))
+    # The unquantized file has twice the tokens in large models; with one thread more it ends when the others do.
+    more = 1 if at_once > 1 and verify_file.file_type(gguf) in _UNQUANTIZED else 0
+    job = _job(gguf, subject, shipped, threads=max(1, physical_cores() // at_once) + more)
     drafted = known.draft.answers if gguf is known.draft.gguf else []
     if drafted:
         job["prompts"] = []

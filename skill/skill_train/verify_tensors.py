@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 _ELEMENTS = 1 << 22  # of one tensor; rows of larger ones are sampled evenly
+_QUANTIZED_ELEMENTS = 1 << 20  # quantizing goes through all rows alike; what one row lost is seen in the unquantized file
 _CHUNK = 1 << 18  # weights at a time: what is worked on stays in the processor's cache
 
 # Largest error of one row relative to its length (root of summed squares), by storage type. Rounding to b bits in
@@ -129,7 +130,8 @@ def row_samples(tensor: Tensor) -> Iterator[Any]:
     import numpy as np
 
     count = tensor.elements // tensor.shape[0]
-    most = max(1, _ELEMENTS // tensor.shape[0])
+    elements = _ELEMENTS if tensor.kind in _FLOATS else _QUANTIZED_ELEMENTS
+    most = max(1, elements // tensor.shape[0])
     rows = np.arange(count) if count <= most else np.linspace(0, count - 1, most).astype(np.int64)
     step = max(1, _CHUNK // tensor.shape[0])
     return (rows[start : start + step] for start in range(0, len(rows), step))
@@ -138,15 +140,18 @@ def row_samples(tensor: Tensor) -> Iterator[Any]:
 def weights_of(gguf: GgufFile, tensor: Tensor, rows: Any) -> np.ndarray:
     """Rows of a tensor as float32 [rows, row length]."""
     import numpy as np
+    import torch
     from gguf.constants import GGMLQuantizationType
     from gguf.quants import dequantize
 
     data = np.memmap(gguf.path, dtype=np.uint8, mode="r", offset=tensor.offset, shape=(tensor.n_bytes,))
     row_bytes = tensor.n_bytes // (tensor.elements // tensor.shape[0])
     chosen = np.ascontiguousarray(data.reshape(-1, row_bytes)[rows])
-    plain = {"F32": np.float32, "F16": np.float16}.get(tensor.kind)
-    if plain is not None:
-        return chosen.view(plain).astype(np.float32)
+    if tensor.kind == "F32":
+        return chosen.view(np.float32)
+    if tensor.kind == "F16":
+        widened: np.ndarray = torch.from_numpy(chosen.view(np.float16)).float().numpy()  # numpy takes ten times as long
+        return widened
     # As one row: gguf-py (0.19) would take them sixteen at a time, which is three times slower.
     weights: np.ndarray = dequantize(chosen.reshape(1, -1), GGMLQuantizationType[tensor.kind])
     return weights.astype(np.float32, copy=False).reshape(len(chosen), tensor.shape[0])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,21 @@ import gguf_maker
 import verify_rows
 from skill_train import verify_judge, verify_template
 from skill_train.run_dir import file_digest
-from skill_train.verify_judge import Proof, judge
-from skill_train.verify_subject import Subject, subject_of
+from skill_train.verify import _measure
+from skill_train.verify_judge import Draft, Proof, judge
+from skill_train.verify_subject import Subject, questions_of
 from skill_train.verify_texts import Sample
 
 TOKENS = 512
+
+
+def subject_of(reference: Path, *, adapter: Path | None, base: Path | None, folder: Path, **about: Any) -> Subject:
+    """What `verify` makes of a reference before it judges files."""
+    nothing: Future[Draft] = Future()
+    nothing.set_result(Draft())
+    asked = questions_of(reference, adapter=adapter, **about)
+    measured, _ = _measure(asked, base, about["sample"], [], folder, nothing)
+    return Subject(**vars(asked), measured=measured)
 
 
 @pytest.fixture(scope="module")

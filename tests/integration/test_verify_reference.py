@@ -11,6 +11,7 @@ import torch
 
 import tiny
 from skill_train.reference import reference_model
+from skill_train.reference_stored import frugal_model
 from skill_train.verify_reference import Measured, _groups, measure
 from skill_train.verify_texts import Sample
 
@@ -22,8 +23,9 @@ MOST = 6
 
 def measured(model: Path, folder: Path, drafts: list[list[int]], stops: frozenset[int] = frozenset()) -> Measured:
     asked: dict[str, Any] = {"texts": TEXTS, "prompts": PROMPTS, "stops": set(stops)}
-    sample = Sample(answer_tokens=MOST)
-    return measure(model, adapter=None, base=None, **asked, sample=sample, folder=folder, drafts=lambda: drafts)
+    asked |= {"sample": Sample(answer_tokens=MOST), "folder": folder, "switches_off": False}
+    with frugal_model(model) as loaded:
+        return measure(loaded, **asked, drafts=lambda: drafts)
 
 
 def generated(model: Path) -> list[list[int]]:
