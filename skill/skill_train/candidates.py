@@ -8,7 +8,7 @@ from typing import Any
 
 from skill_train.errors import DecisionNeeded
 from skill_train.estimate import MicroStep, Part, Range, total, trained_bytes
-from skill_train.estimate_files import disk_bytes, merge_bytes
+from skill_train.estimate_files import disk_bytes, in_float32
 from skill_train.estimate_time import Schedule, training_seconds
 from skill_train.facts import Calibration, DatasetFacts, Flavor, Gpu, MachineFacts, ModelFacts, PrecisionProbe
 from skill_train.money import dollars
@@ -224,9 +224,9 @@ def _problems(
 
 
 def _host_bytes(model: ModelFacts, step: MicroStep) -> tuple[str, float | None]:
-    """The least host memory of a step beside the training: the merge's gate, or, where every weight trains, reading
-    them all before they go to the GPU."""
+    """The least host memory of a step beside the training: merging with answers compared (a DoRA, a trained head), or,
+    where every weight trains, reading them all before they go to the GPU."""
     if step.full:
         return "reading the weights", trained_bytes(model, step) or None
-    merge = merge_bytes(model)
+    merge = in_float32(model, "")
     return "merging", None if merge is None else merge.low

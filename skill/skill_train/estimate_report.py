@@ -21,13 +21,14 @@ OFFERS = 5  # flavors that a plan lists beside the one it takes
 
 
 def estimates(
-    model: ModelFacts, machine: MachineFacts, taken: Candidate, cloud: list[Candidate], *, context: int
+    model: ModelFacts, machine: MachineFacts, taken: Candidate, cloud: list[Candidate], *, context: int, plain: bool
 ) -> dict[str, Any]:
     """Memory, time and money of training, what the steps after it need, and each quantized file on this machine.
 
     Args:
         taken: where the plan trains.
         context: tokens of the cache of keys and values.
+        plain: the adapter is A and B alone.
     """
     step = taken.fit.step
     adapter = 0 if step.full else adapter_parameters(model, step.target_modules, step.lora_r)
@@ -39,9 +40,9 @@ def estimates(
         "seconds_parts": _parts(taken.time),
         "cost_usd": _dollars(taken),
         "adapter_parameters": adapter or None,
-        "merge_bytes": _range(*((None, "nothing to merge") if step.full else (merge_bytes(model), "unknown"))),
+        "merge_bytes": _range(*((None, "nothing to merge") if step.full else (merge_bytes(model, plain), "unknown"))),
         "convert_bytes": _range(convert_bytes(model), "unknown"),
-        "verify_bytes": _range(verify_bytes(model), "unknown"),
+        "verify_bytes": _range(verify_bytes(model, plain), "unknown"),
         "disk_bytes": _range(disk_bytes(model, QUANTS, trained_bytes(model, step)), "unknown"),
         "files": [_file(model, machine, quant, context) for quant in ("f16", *QUANTS)],
         "flavors": _offers(cloud),

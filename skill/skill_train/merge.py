@@ -28,6 +28,7 @@ from skill_train.merge_beside import Beside
 from skill_train.merge_plan import Base, MergePlan, plan_merge
 from skill_train.merge_write import planned_bytes, write_shards
 from skill_train.model import read_config
+from skill_train.reference_kinds import ANSWERS_UP_TO
 from skill_train.run_dir import (
     digests,
     finished_record,
@@ -43,9 +44,6 @@ from skill_train.shards import INDEX, read_folder
 
 DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 GATES = ("auto", "weights", "answers")
-_ANSWERS_UP_TO = (
-    250_000_000  # weights: 1 GB in fp32, and a few seconds; 494 million take 4 GB and half a minute of 2 cores
-)
 _KEPT = 0.9  # below this share of the change of the weights, rounding is worth a warning
 
 
@@ -127,7 +125,7 @@ def _ways(gate: str, base: Base, adapter: Adapter, reasons: list[str], threshold
             hint="the same command with --gate answers",
         )
     count = sum(math.prod(stored.shape) for stored in base.tensors.values())
-    if gate == "answers" or blind or threshold is not None or (gate == "auto" and count <= _ANSWERS_UP_TO):
+    if gate == "answers" or blind or threshold is not None or (gate == "auto" and count <= ANSWERS_UP_TO):
         return _Ways(not blind, "")
     size = f"the model in fp32 takes {4 * count / 1e9:.1f} GB"
     return _Ways(True, f"{size}; `verify` compares the answers of each exported file, and --gate answers does it here")

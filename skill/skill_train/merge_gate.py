@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 from skill_train import compare, reference
 from skill_train.console import Bar
 from skill_train.errors import VerificationFailed
+from skill_train.reference_stored import frugal_model
 
 if TYPE_CHECKING:
     import numpy as np
@@ -174,7 +175,7 @@ class _Scratch:
 
 def _write_reference(base: Path, adapter: Path, texts: Texts, scratch: _Scratch, bar: Bar) -> None:
     with (
-        reference.reference_model(base, adapter) as model,
+        frugal_model(base, adapter) as model,
         open(scratch.tuned, "wb") as tuned_file,
         open(scratch.base, "wb") as base_file,
     ):
@@ -203,7 +204,7 @@ def _compare_merged(merged: Path, texts: Texts, scratch: _Scratch, bar: Bar) -> 
     tuned, base = scratch.read(scratch.tuned), scratch.read(scratch.base)
     figures, changes = [], []
     start = 0
-    with reference.reference_model(merged) as model:
+    with frugal_model(merged) as model:
         for number, ids in enumerate(texts.ids):
             found = reference.logits(model, ids)
             if found.shape[1] != scratch.vocabulary:

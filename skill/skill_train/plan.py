@@ -79,6 +79,7 @@ def make_plan(
     reasons = [rule.as_reason() for rule in decision.fired] + reasons + _placed(resolved, model, taken, choices)
     placed = placement(resolved, taken.machine, taken.fit, "local" if taken.flavor is None else "hf_jobs")
     placed["report_to"] = recipe.report_to
+    plain = resolved["finetuning_type"] == "lora" and not (resolved["use_dora"] or resolved["modules_to_save"])
     started = launch(placed, taken.machine, four_bit=resolved["load_in_4bit"])
     fingerprints = {"model": model.fingerprint, "data": dataset.fingerprint}
     return {
@@ -93,7 +94,7 @@ def make_plan(
         "flavor": taken.flavor.name if taken.flavor else None,
         "timeout_seconds": candidates.timeout_seconds(taken.seconds, choices.max_hours) if taken.flavor else None,
         "blockers": _unread(model) + _blockers(decision.where, chosen, here, cloud) + _too_slow(chosen, choices),
-        "estimates": estimates(model, machine, taken, cloud, context=resolved["max_length"]),
+        "estimates": estimates(model, machine, taken, cloud, context=resolved["max_length"], plain=plain),
         "facts": _plain({"model": model, "dataset": dataset, "machine": machine}),
         "reasons": reasons + started["reasons"],
     }

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     import numpy as np
 
 _ELEMENTS = 1 << 22  # of one tensor; rows of larger ones are sampled evenly
-_QUANTIZED_ELEMENTS = 1 << 20  # quantizing goes through all rows alike; what one row lost is seen in the unquantized file
+_QUANTIZED_ELEMENTS = (
+    1 << 20
+)  # quantizing goes through all rows alike; what one row lost is seen in the unquantized file
 _CHUNK = 1 << 18  # weights at a time: what is worked on stays in the processor's cache
 
 # Largest error of one row relative to its length (root of summed squares), by storage type. Rounding to b bits in
@@ -130,8 +132,7 @@ def row_samples(tensor: Tensor) -> Iterator[Any]:
     import numpy as np
 
     count = tensor.elements // tensor.shape[0]
-    elements = _ELEMENTS if tensor.kind in _FLOATS else _QUANTIZED_ELEMENTS
-    most = max(1, elements // tensor.shape[0])
+    most = max(1, _ELEMENTS // tensor.shape[0])
     rows = np.arange(count) if count <= most else np.linspace(0, count - 1, most).astype(np.int64)
     step = max(1, _CHUNK // tensor.shape[0])
     return (rows[start : start + step] for start in range(0, len(rows), step))

@@ -13,7 +13,8 @@ from safetensors.torch import load_file, save_file
 
 import tiny
 from skill_train.reference import reference_model
-from skill_train.reference_stored import KNOWN, frugal_model, is_plain, merged_weights, peak_bytes
+from skill_train.reference_kinds import KEPT_IN_16_BITS
+from skill_train.reference_stored import frugal_model, is_plain, merged_weights, peak_bytes
 
 KINDS = ("qwen2", "qwen3", "llama-bpe", "mistral", "gpt2", "phi3")
 IDS = [[5, 9, 2, 40, 11, 7, 0, 0], list(range(20, 28))]
@@ -34,7 +35,7 @@ def test_every_known_family_is_here() -> None:
     import json
 
     found = {json.loads((tiny.cached(kind) / "config.json").read_text())["model_type"] for kind in KINDS}
-    assert found == set(KNOWN)
+    assert found == set(KEPT_IN_16_BITS)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -72,7 +73,13 @@ def test_merged_weights_are_those_of_peft(kind: str, config: dict[str, Any], tmp
 
 @pytest.mark.parametrize(
     "config",
-    [{"use_dora": True}, {"targets": ["lm_head"]}, {"modules_to_save": ["lm_head"]}, {"bias": "all"}, {"init_lora_weights": "pissa"}],
+    [
+        {"use_dora": True},
+        {"targets": ["lm_head"]},
+        {"modules_to_save": ["lm_head"]},
+        {"bias": "all"},
+        {"init_lora_weights": "pissa"},
+    ],
     ids=str,
 )
 def test_an_adapter_that_is_more_than_a_and_b_is_read_in_fp32(config: dict[str, Any], tmp_path: Path) -> None:
@@ -85,7 +92,9 @@ def test_an_adapter_that_is_more_than_a_and_b_is_read_in_fp32(config: dict[str, 
     with frugal_model(base, adapter) as model:
         assert types(model) == {torch.float32}
         assert np.array_equal(said(model), expected)
-        assert {name for name, make in merged_weights(model, adapter) if torch.equal(make(), weights[name])} == set(weights)
+        assert {name for name, make in merged_weights(model, adapter) if torch.equal(make(), weights[name])} == set(
+            weights
+        )
 
 
 def test_what_is_not_known_or_not_of_one_type_is_read_in_fp32(tmp_path: Path) -> None:

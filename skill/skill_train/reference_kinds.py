@@ -1,0 +1,11 @@
+"""What the reference of a model costs, for the steps that run it and the plan that foretells them."""
+
+from __future__ import annotations
+
+# Weights up to which `merge` compares answers too: 1 GB in fp32, and a few seconds; 494 million take 4 GB and half a
+# minute of 2 cores.
+ANSWERS_UP_TO = 250_000_000
+
+# Model types of transformers whose code computes in the type of its input, never in that of its weights: their weights
+# can stay in 16 bits. Gemma's does not: it rounds its embedding's scale, 1e-3 of the logits at width 96.
+KEPT_IN_16_BITS = ("gpt2", "llama", "mistral", "phi3", "qwen2", "qwen3")
