@@ -28,6 +28,7 @@ from skill_train.run_dir import read_json, write_json
 PROGRESS = "@progress "
 _TAIL_LINES = 12
 _AT_WORK: set[subprocess.Popen[str]] = set()
+_ENDING = threading.Event()
 
 
 def run_worker(
@@ -91,22 +92,22 @@ def worker_main(run: Any) -> None:
     write_json(result_file, result)
 
 
-def end_workers() -> None:
-    """Ends every worker of this process, those of other threads too."""
-    for process in list(_AT_WORK):
-        process.kill()
-
-
 @contextlib.contextmanager
 def ending(pool: ThreadPoolExecutor) -> Iterator[ThreadPoolExecutor]:
-    """Whatever is raised ends the workers too: Ctrl-C reaches the main thread only, and a pool waits for all it has."""
-    with pool:
-        try:
-            yield pool
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            end_workers()
-            raise
+    """Whatever is raised ends the workers of all threads too: Ctrl-C reaches the main thread only, and a pool waits for
+    all it has. A worker that a thread starts meanwhile is ended at once."""
+    try:
+        with pool:
+            try:
+                yield pool
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                _ENDING.set()
+                for process in list(_AT_WORK):
+                    process.kill()
+                raise
+    finally:
+        _ENDING.clear()
 
 
 def _run(module: str, job: Path, result: Path, log: Path, progress: Bar | None, most_seconds: float | None) -> int:
@@ -119,6 +120,8 @@ def _run(module: str, job: Path, result: Path, log: Path, progress: Bar | None, 
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log_file, text=True, env=environment) as process,
     ):
         _AT_WORK.add(process)
+        if _ENDING.is_set():
+            process.kill()
         limit = threading.Timer(most_seconds or 0, process.kill)
         if most_seconds is not None:
             limit.start()

@@ -20,7 +20,7 @@ from skill_train.errors import NotInstalled, UsageError, nearest
 from skill_train.gguf_file import GgufFile, read_gguf
 from skill_train.machine import available_memory_bytes
 from skill_train.memory import require_memory
-from skill_train.native import end_workers, run_worker
+from skill_train.native import ending, run_worker
 from skill_train.run_dir import (
     digests,
     file_digest,
@@ -203,21 +203,16 @@ def _make_all(
     """
     done: dict[str, Any] = {}
     bars = _parts_of(progress, len(jobs))
-    with ThreadPoolExecutor(at_once) as pool:
+    with ending(ThreadPoolExecutor(at_once)) as pool:
         pending = {
             pool.submit(_make, job, files[quant], quant, plans[quant]["fallbacks"], bars(quant), warn): quant
             for quant, job in jobs.items()
         }
-        try:
-            for future in as_completed(pending):
-                if future.exception() is None:
-                    done[pending[future]] = future.result()
-                    done = {quant: done[quant] for quant in jobs if quant in done}
-                    keep(done)
-        except BaseException:  # Ctrl-C reaches this thread only, and the pool would wait for all that it was given
-            pool.shutdown(wait=False, cancel_futures=True)
-            end_workers()
-            raise
+        for future in as_completed(pending):
+            if future.exception() is None:
+                done[pending[future]] = future.result()
+                done = {quant: done[quant] for quant in jobs if quant in done}
+                keep(done)
     for future in pending:
         future.result()  # raises what one of them raised
     return done

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +11,16 @@ import numpy as np
 import pytest
 import torch
 
+import gguf_maker
 import tiny
+from skill_train import verify_judge
+from skill_train.errors import DecisionNeeded
+from skill_train.gguf_file import read_gguf
+from skill_train.machine import available_memory_bytes
+from skill_train.native import ending, run_worker
 from skill_train.reference import reference_model
 from skill_train.reference_stored import frugal_model
+from skill_train.verify_judge import draft_of
 from skill_train.verify_reference import Measured, _groups, measure
 from skill_train.verify_texts import Sample
 
@@ -91,3 +100,34 @@ def test_a_draft_of_another_vocabulary(tmp_path: Path) -> None:
     expected = generated(model)
     foreign = [[ids[0], 10_000_000, *ids[1:]] for ids in expected]
     assert [answer.ids for answer in measured(model, tmp_path, foreign).answers] == expected
+
+
+def test_a_draft_asks_for_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file is run beside the reference only where there is room for both."""
+    export = gguf_maker.exported("qwen2")
+    files = [read_gguf(export.file("q8_0")), read_gguf(export.file("f16"))]
+    draft = draft_of(files, PROMPTS, MOST, 0)
+    assert draft.gguf is files[1] and [len(ids) for ids in draft.answers] == [MOST, MOST]
+    free = available_memory_bytes()
+    assert free is not None
+    assert draft_of(files, PROMPTS, MOST, free).answers == []
+    monkeypatch.setattr(verify_judge, "available_memory_bytes", lambda: None)
+    assert draft_of(files, PROMPTS, MOST, 0).answers == []
+
+
+def test_a_worker_that_starts_after_ctrl_c_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pool's thread has its job, and no process yet, when the main thread is stopped."""
+    (tmp_path / "sleeping_worker.py").write_text("import time\ntime.sleep(60)\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    started = time.monotonic()
+
+    def late() -> None:
+        time.sleep(0.5)
+        run_worker("sleeping_worker", {})
+
+    with pytest.raises(KeyboardInterrupt), ending(ThreadPoolExecutor(1)) as pool:
+        running = pool.submit(late)
+        time.sleep(0.1)
+        raise KeyboardInterrupt
+    assert time.monotonic() - started < 20
+    assert isinstance(running.exception(), DecisionNeeded)  # SIGKILL
