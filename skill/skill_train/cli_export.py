@@ -30,7 +30,7 @@ from skill_train.console import Console, Result
     type=click.Choice(("auto", "weights", "answers")),
     default="auto",
     show_default=True,
-    help="What is compared with base + adapter: each weight, or logits too, which take the model in fp32. Auto: logits "
+    help="What is compared with base + adapter: each weight, or logits too, for which the model is run. Auto: logits "
     "up to 250M weights, and of adapters that are more than A and B.",
 )
 def merge(console: Console, **options: Any) -> Result:

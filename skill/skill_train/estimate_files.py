@@ -85,7 +85,7 @@ def tokens_per_second(model: ModelFacts, quant: str, machine: MachineFacts) -> R
 def merge_bytes(model: ModelFacts, plain: bool = True) -> Range | None:
     """Memory to merge and pass the merge's gate. Large models are streamed and their weights compared, block by block
     (bench/merge: 0.31 GB at 0.5B, 0.44 GB at 7B); of small ones, and of adapters that are more than A and B, the gate
-    runs the reference in float32, one model at a time.
+    runs the reference, in float32 at most, one model at a time.
 
     Args:
         plain: the adapter is A and B alone: no DoRA, nothing saved whole.

@@ -29,6 +29,7 @@ from skill_train.merge_plan import Base, MergePlan, plan_merge
 from skill_train.merge_write import planned_bytes, write_shards
 from skill_train.model import read_config
 from skill_train.reference_kinds import ANSWERS_UP_TO
+from skill_train.reference_stored import peak_bytes
 from skill_train.run_dir import (
     digests,
     finished_record,
@@ -127,7 +128,7 @@ def _ways(gate: str, base: Base, adapter: Adapter, reasons: list[str], threshold
     count = sum(math.prod(stored.shape) for stored in base.tensors.values())
     if gate == "answers" or blind or threshold is not None or (gate == "auto" and count <= ANSWERS_UP_TO):
         return _Ways(not blind, "")
-    size = f"the model in fp32 takes {4 * count / 1e9:.1f} GB"
+    size = f"running the model takes {peak_bytes(base.folder, adapter.folder) / 1e9:.1f} GB"
     return _Ways(True, f"{size}; `verify` compares the answers of each exported file, and --gate answers does it here")
 
 

@@ -79,7 +79,6 @@ def make_plan(
     reasons = [rule.as_reason() for rule in decision.fired] + reasons + _placed(resolved, model, taken, choices)
     placed = placement(resolved, taken.machine, taken.fit, "local" if taken.flavor is None else "hf_jobs")
     placed["report_to"] = recipe.report_to
-    plain = resolved["finetuning_type"] == "lora" and not (resolved["use_dora"] or resolved["modules_to_save"])
     started = launch(placed, taken.machine, four_bit=resolved["load_in_4bit"])
     fingerprints = {"model": model.fingerprint, "data": dataset.fingerprint}
     return {
@@ -94,7 +93,7 @@ def make_plan(
         "flavor": taken.flavor.name if taken.flavor else None,
         "timeout_seconds": candidates.timeout_seconds(taken.seconds, choices.max_hours) if taken.flavor else None,
         "blockers": _unread(model) + _blockers(decision.where, chosen, here, cloud) + _too_slow(chosen, choices),
-        "estimates": estimates(model, machine, taken, cloud, context=resolved["max_length"], plain=plain),
+        "estimates": estimates(model, machine, taken, cloud, context=resolved["max_length"], plain=_is_plain(resolved)),
         "facts": _plain({"model": model, "dataset": dataset, "machine": machine}),
         "reasons": reasons + started["reasons"],
     }
@@ -304,3 +303,9 @@ def _lists(value: Any) -> Any:
 def _because(reasons: list[dict[str, str]], rule: str, value: Any, why: str, source: str) -> None:
     text = ", ".join(value) if isinstance(value, list) else str(value)
     reasons.append({"rule": rule, "value": text, "because": why, "source": source})
+
+
+def _is_plain(resolved: dict[str, Any]) -> bool:
+    """The adapter will be A and B alone. One on an embedding or the output layer saves that whole (peft 0.21)."""
+    whole = {"lm_head", "embed_tokens", "embed_out", "wte"} & set(resolved["target_modules"] or ())
+    return resolved["finetuning_type"] == "lora" and not (resolved["use_dora"] or resolved["modules_to_save"] or whole)

@@ -8,6 +8,7 @@ needs room for. At 494M weights `verify` peaks at 2.5 GB, and at 3.3 GB with the
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import math
 from collections.abc import Callable, Iterator
@@ -19,7 +20,7 @@ from skill_train.adapter import read_adapter, why_not_streamed
 from skill_train.reference import read_model, reference_model, with_adapter
 from skill_train.reference_kinds import KEPT_IN_16_BITS
 from skill_train.run_dir import read_json
-from skill_train.shards import read_folder
+from skill_train.shards import INDEX, SINGLE, read_folder
 
 _TYPES = {"BF16": "bfloat16", "F16": "float16"}
 
@@ -34,13 +35,14 @@ def frugal_model(base: Path, adapter: Path | None = None) -> Iterator[Any]:
             yield model
         return
     model = read_model(base, dtype)
-    _widen_when_used(model)
+    room = _widen_when_used(model)
     if adapter is not None:
         model = with_adapter(model, adapter)
     model.eval()
     try:
         yield model
     finally:
+        room.free()  # the caller may hold the model a little longer
         del model
         gc.collect()
 
@@ -96,22 +98,26 @@ def _stored_type(folder: Path, adapter: Path | None) -> str | None:
         return None
     if read_json(folder / "config.json").get("model_type") not in KEPT_IN_16_BITS:
         return None
+    if (folder / SINGLE).is_file() and (folder / INDEX).is_file():  # transformers reads the first, we the second
+        return None
     types = {stored.dtype for shard in read_folder(folder) for stored in shard.tensors.values()}
     return _TYPES.get(types.pop()) if len(types) == 1 else None
 
 
-def _widen_when_used(model: Any) -> None:
+def _widen_when_used(model: Any) -> _Room:
     from torch import nn
 
-    room = _Room()
-    for module in model.modules():
+    wide_linear, wide_embedding, room = _wide_linear(), _wide_embedding(), _Room()
+    for module in list(model.modules()):
         if type(module) is nn.Linear:
-            module.forward = partial(_linear, module, room)
+            # Another class, not another `forward` in the module: that would be a cycle, which only gc would free.
+            module.__class__, module.room = wide_linear, room
         elif type(module) is nn.Embedding:
-            module.forward = partial(_embedding, module)
+            module.__class__ = wide_embedding
         else:  # norms, and whatever is not these two: small, or unknown
             for parameter in module.parameters(recurse=False):
                 parameter.data = parameter.data.float()
+    return room
 
 
 class _Room:
@@ -120,24 +126,42 @@ class _Room:
     def __init__(self) -> None:
         import torch
 
-        self._room = torch.empty(0)
+        self._memory: Any = torch.empty(0)
 
     def wide(self, weight: Any) -> Any:
         import torch
 
         count = weight.numel()
-        if len(self._room) < count:
-            self._room = torch.empty(count)
-        return self._room[:count].view(weight.shape).copy_(weight)
+        if len(self._memory) < count:
+            self._memory = torch.empty(count)
+        return self._memory[:count].view(weight.shape).copy_(weight)
+
+    def free(self) -> None:
+        import torch
+
+        self._memory = torch.empty(0)
 
 
-def _linear(layer: Any, room: _Room, given: Any) -> Any:
-    from torch.nn import functional
+@functools.cache
+def _wide_linear() -> Any:
+    from torch import nn
 
-    return functional.linear(given, room.wide(layer.weight), None if layer.bias is None else layer.bias.float())
+    class WideLinear(nn.Linear):  # type: ignore[misc]
+        room: _Room
+
+        def forward(self, input: Any) -> Any:
+            bias = None if self.bias is None else self.bias.float()
+            return nn.functional.linear(input, self.room.wide(self.weight), bias)
+
+    return WideLinear
 
 
-def _embedding(layer: Any, ids: Any) -> Any:
-    from torch.nn import functional
+@functools.cache
+def _wide_embedding() -> Any:
+    from torch import nn
 
-    return functional.embedding(ids, layer.weight, layer.padding_idx).float()
+    class WideEmbedding(nn.Embedding):  # type: ignore[misc]
+        def forward(self, input: Any) -> Any:
+            return nn.functional.embedding(input, self.weight, self.padding_idx).float()
+
+    return WideEmbedding

@@ -107,6 +107,7 @@ def _measure(
             drafts=lambda: drafting.result().answers,
         )
         weights = compare_weights(files, model, asked.adapter)
+    del model  # before another one is read
     if base is not None and measured.base is None:
         measured = measure_base(base, measured, folder)
     return measured, weights

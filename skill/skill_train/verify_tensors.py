@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     import numpy as np
 
 _ELEMENTS = 1 << 22  # of one tensor; rows of larger ones are sampled evenly
-_QUANTIZED_ELEMENTS = (
-    1 << 20
-)  # quantizing goes through all rows alike; what one row lost is seen in the unquantized file
 _CHUNK = 1 << 18  # weights at a time: what is worked on stays in the processor's cache
 
 # Largest error of one row relative to its length (root of summed squares), by storage type. Rounding to b bits in

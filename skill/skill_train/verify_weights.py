@@ -47,8 +47,12 @@ def compare_weights(files: list[GgufFile], model: Any, adapter: Path | None) -> 
             weight = weight.float()  # once for all files
         return [_look(gguf, names, name, weight, config) for gguf, names in zip(files, maps, strict=True)]
 
-    with ThreadPoolExecutor(_AT_ONCE, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        looks = list(pool.map(look, merged_weights(model, adapter)))
+    threads = torch.get_num_threads()
+    try:  # each thread works alone on a weight
+        with ThreadPoolExecutor(_AT_ONCE, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            looks = list(pool.map(look, merged_weights(model, adapter)))
+    finally:
+        torch.set_num_threads(threads)
     seen = [[one for one in column if one is not None] for column in zip(*looks, strict=True)]
     return {gguf.path.name: _check(gguf, names, found) for gguf, names, found in zip(files, maps, seen, strict=True)}
 
