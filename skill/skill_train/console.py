@@ -10,8 +10,9 @@ import json
 import os
 import re
 import shlex
+import signal
 import sys
-import time
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -117,10 +118,11 @@ class Console:
         """
         result, more = look()
         if self.mode == "human" and sys.stdout.isatty():
-            with suppress(KeyboardInterrupt), _live_view(self.command) as draw:
+            with suppress(KeyboardInterrupt), _ctrl_c() as pressed, _live_view(self.command) as draw:
                 while more:
                     draw(result)
-                    time.sleep(pause_seconds)
+                    if pressed.wait(pause_seconds):
+                        break
                     self.warnings.clear()  # of the look before
                     with suppress(Temporary):  # asked again by itself; the view shows what was seen last
                         result, more = look()
@@ -238,6 +240,24 @@ def _print_human(result: Result) -> None:
         result.human(rich)
     for number, command in enumerate(result.next):
         rich.print(("next: " if number == 0 else "      ") + clean(command), markup=False, soft_wrap=True)
+
+
+@contextmanager
+def _ctrl_c() -> Iterator[threading.Event]:
+    """An event instead of an exception, which could be raised where nobody hears it, such as in the middle of drawing.
+    Pressed again, it is the exception: a look may wait for the network."""
+    pressed = threading.Event()
+
+    def press(*_: Any) -> None:
+        if pressed.is_set():
+            raise KeyboardInterrupt
+        pressed.set()
+
+    before = signal.signal(signal.SIGINT, press)
+    try:
+        yield pressed
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @contextmanager
