@@ -5,9 +5,11 @@ Importing it loads none of the heavy libraries.
 
 from __future__ import annotations
 
+import atexit
 import errno
 import os
 import shlex
+import signal
 import sys
 from typing import cast
 
@@ -61,6 +63,8 @@ def main(argv: list[str] | None = None) -> None:
         code = console.error(_system_error(error))
     except Exception as error:  # the one boundary: a bug keeps its traceback, and a program still gets an envelope
         code = console.error(out_of_memory(error) or _bug(error))
+    # All is said. Ctrl-C while Python leaves, which takes torch a while, would end it with another exit code.
+    atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
     sys.exit(code if isinstance(code, int) else 0)
 
 

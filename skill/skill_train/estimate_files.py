@@ -90,8 +90,8 @@ def merge_bytes(model: ModelFacts, plain: bool = True) -> Range | None:
     Args:
         plain: the adapter is A and B alone: no DoRA, nothing saved whole.
     """
-    if not model.parameters or (plain and model.parameters > ANSWERS_UP_TO):
-        return Range(0.25e9, 1e9, "streamed, a few blocks at a time") if model.parameters else None
+    if plain and model.parameters and model.parameters > ANSWERS_UP_TO:
+        return Range(0.25e9, 1e9, "streamed, a few blocks at a time")
     return in_float32(model, "the gate's reference in float32; the merge itself streams")
 
 

@@ -9,7 +9,7 @@ import contextlib
 import gc
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -58,14 +58,16 @@ def load_tokenizer(folder: Path) -> Any:
 
 
 @contextlib.contextmanager
-def reference_model(base: Path, adapter: Path | None = None) -> Iterator[Any]:
+def reference_model(
+    base: Path, adapter: Path | None = None, read: Callable[[Path], Any] | None = None
+) -> Iterator[Any]:
     """The model of `base`, with a PEFT adapter on top when one is given, in fp32, in evaluation mode, on the CPU.
 
-    Freed when the block ends, so two of them never lie in memory together.
+    Freed when the block ends, so two of them never lie in memory together. `read` is another way to read the base.
     """
-    model = read_model(base)
+    model = (read or read_model)(base)
     if adapter is not None:
-        model = with_adapter(model, adapter)
+        model = _with_adapter(model, adapter)
     model.eval()
     try:
         yield model
@@ -111,8 +113,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     return read_lines(path)
 
 
-def with_adapter(model: Any, adapter: Path) -> Any:
-    """PEFT's model of a model and an adapter folder."""
+def _with_adapter(model: Any, adapter: Path) -> Any:
     try:
         from peft import PeftModel
     except ImportError:

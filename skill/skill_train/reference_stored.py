@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import gc
 import math
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from skill_train.adapter import read_adapter, why_not_streamed
-from skill_train.reference import read_model, reference_model, with_adapter
+from skill_train.reference import read_model, reference_model
 from skill_train.reference_kinds import KEPT_IN_16_BITS
 from skill_train.run_dir import read_json
 from skill_train.shards import INDEX, SINGLE, read_folder
@@ -29,22 +28,13 @@ _TYPES = {"BF16": "bfloat16", "F16": "float16"}
 def frugal_model(base: Path, adapter: Path | None = None) -> Iterator[Any]:
     """`reference_model`, with its answers, in half of its memory where that can be. Its weights must not be changed:
     `merged_weights` has them with the adapter."""
-    dtype = _stored_type(base, adapter)
-    if dtype is None:
-        with reference_model(base, adapter) as model:
+    dtype, room = _stored_type(base, adapter), _Room()
+    read = None if dtype is None else partial(_read_as_stored, dtype=dtype, room=room)
+    with reference_model(base, adapter, read) as model:
+        try:
             yield model
-        return
-    model = read_model(base, dtype)
-    room = _widen_when_used(model)
-    if adapter is not None:
-        model = with_adapter(model, adapter)
-    model.eval()
-    try:
-        yield model
-    finally:
-        room.free()  # the caller may hold the model a little longer
-        del model
-        gc.collect()
+        finally:
+            room.free()  # the caller may hold the model a little longer
 
 
 def is_plain(adapter: Path) -> bool:
@@ -104,10 +94,12 @@ def _stored_type(folder: Path, adapter: Path | None) -> str | None:
     return _TYPES.get(types.pop()) if len(types) == 1 else None
 
 
-def _widen_when_used(model: Any) -> _Room:
+def _read_as_stored(base: Path, dtype: str, room: _Room) -> Any:
+    """The model of a folder, whose linear layers and embeddings widen their weights when they are used."""
+    model = read_model(base, dtype)
     from torch import nn
 
-    wide_linear, wide_embedding, room = _wide_linear(), _wide_embedding(), _Room()
+    wide_linear, wide_embedding = _wide_linear(), _wide_embedding()
     for module in list(model.modules()):
         if type(module) is nn.Linear:
             # Another class, not another `forward` in the module: that would be a cycle, which only gc would free.
@@ -117,16 +109,14 @@ def _widen_when_used(model: Any) -> _Room:
         else:  # norms, and whatever is not these two: small, or unknown
             for parameter in module.parameters(recurse=False):
                 parameter.data = parameter.data.float()
-    return room
+    return model
 
 
 class _Room:
     """Memory for one weight in fp32, used again for the next: new pages cost as much as the product."""
 
     def __init__(self) -> None:
-        import torch
-
-        self._memory: Any = torch.empty(0)
+        self._memory: Any = ()
 
     def wide(self, weight: Any) -> Any:
         import torch
@@ -137,9 +127,7 @@ class _Room:
         return self._memory[:count].view(weight.shape).copy_(weight)
 
     def free(self) -> None:
-        import torch
-
-        self._memory = torch.empty(0)
+        self._memory = ()
 
 
 @functools.cache

@@ -223,6 +223,21 @@ def test_an_interrupted_run_goes_on_as_its_hint_says(tmp_path: Path) -> None:
     assert [line["step"] for line in training.metrics(tmp_path / "run")] == list(range(1, 31))
 
 
+def test_ctrl_c_while_python_leaves_changes_nothing() -> None:
+    """The result is said already. Python ends its modules after it has given up its own handler of the signal."""
+    program = (
+        "import os, signal\n"
+        "from skill_train.cli import main\n"
+        "class Late:\n"
+        "    def __del__(self, kill=os.kill, me=os.getpid(), number=signal.SIGINT):\n"
+        "        kill(me, number)\n"
+        "late = Late()\n"
+        "main(['--version'])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith("skill-train")
+
+
 # Where a kill leaves a result that no record names, which is the worst place: the next call finds a finished file.
 UNRECORDED = {
     "merge": (("merge", "run"), "merge.json"),
