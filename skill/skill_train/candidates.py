@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from skill_train.errors import DecisionNeeded
-from skill_train.estimate import MicroStep, Part, Range, total, trained_bytes
-from skill_train.estimate_files import disk_bytes, in_float32
+from skill_train.estimate import BYTES, Part, Range, total, trained_bytes
+from skill_train.estimate_files import disk_bytes
 from skill_train.estimate_time import Schedule, training_seconds
 from skill_train.facts import Calibration, DatasetFacts, Flavor, Gpu, MachineFacts, ModelFacts, PrecisionProbe
 from skill_train.money import dollars
@@ -20,6 +20,9 @@ _NVLINK = ("A100", "H100", "H200")
 # A job's container, seconds: pull, `uv` installs torch and the rest, and the first imports. No published measurement
 # was found; a guess until jobs of ours are measured.
 _START_SECONDS = (60.0, 300.0)
+# Host memory of a process on a GPU beside the weights: 0.46 to 0.7 GB of imports (estimate.py) and what starting CUDA
+# takes, 1.9 to 2.1 GB (pytorch#12873, pytorch#113326).
+_PROCESS_BYTES = 3e9
 QUANTS = ("q8_0", "q4_k_m")
 CLOUD_PROCESSOR = "a cloud processor"
 
@@ -211,11 +214,10 @@ def _problems(
     if chosen.fits is False and chosen.memory is not None and chosen.usable_bytes is not None:
         need, have = chosen.memory.high / 1e9, chosen.usable_bytes / 1e9
         found.append(("no_memory", f"needs up to {need:.1f} GB, {have:.1f} GB can be used on {machine.chip}"))
-    what, host = _host_bytes(model, chosen.step)
-    ram = machine.ram_bytes
-    if flavor is not None and host is not None and ram is not None and host > ram * HEADROOM["cpu"]:
+    host, ram = _host_bytes(model, chosen) if flavor and device == "cuda" else None, machine.ram_bytes
+    if host is not None and ram is not None and host > ram * HEADROOM["cpu"]:
         room = f"{ram * HEADROOM['cpu'] / 1e9:.1f} of {ram / 1e9:.0f} GB can be used"
-        found.append(("no_host_ram", f"{what} needs {host / 1e9:.1f} GB of host memory, {room}"))
+        found.append(("no_host_ram", f"reading the weights needs {host / 1e9:.1f} GB of host memory, {room}"))
     trained = trained_bytes(model, chosen.step) if chosen.step.full else 0
     disk, free = disk_bytes(model, QUANTS, trained), machine.disk_free_bytes
     if disk is not None and free is not None and disk.low > free:
@@ -223,10 +225,12 @@ def _problems(
     return found
 
 
-def _host_bytes(model: ModelFacts, step: MicroStep) -> tuple[str, float | None]:
-    """The least host memory of a step beside the training: merging with answers compared (a DoRA, a trained head), or,
-    where every weight trains, reading them all before they go to the GPU."""
-    if step.full:
-        return "reading the weights", trained_bytes(model, step) or None
-    merge = in_float32(model, "")
-    return "merging", None if merge is None else merge.low
+def _host_bytes(model: ModelFacts, chosen: Fit) -> float | None:
+    """Host memory of a job that trains on GPUs: each process reads the weights there, in the type that it keeps them
+    in, before they go to its GPU. With `fsdp` only the first reads them (launch.py sets it). A 4-bit base goes to the
+    GPU weight by weight (transformers#27708: 7B with the 12.7 GB of a Colab). Nothing is merged in a job."""
+    if not model.parameters:
+        return None
+    step, readers = chosen.step, 1 if chosen.strategy == "fsdp" else chosen.processes
+    each = 4.0 if step.full and not step.pure_bf16 else 0.0 if step.four_bit else float(BYTES[step.dtype])
+    return _PROCESS_BYTES * chosen.processes + readers * each * model.parameters

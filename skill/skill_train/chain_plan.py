@@ -194,7 +194,7 @@ def _blocked(made: dict[str, Any]) -> DecisionNeeded:
     hint = {
         "needs_cuda": f"load_in_4bit: false with a smaller model{elsewhere}",
         "no_memory": f"{larger}a smaller model, a shorter max_length, load_in_4bit: true on an NVIDIA GPU{elsewhere}",
-        "no_host_ram": f"{larger}a smaller model, whose weights are merged in less host memory{elsewhere}",
+        "no_host_ram": f"{larger}a smaller model, or load_in_4bit: true, which reads a weight at a time{elsewhere}",
         "no_disk": "free some space, or choose another place for the run",
         "device_unavailable": "plan on the machine that has it; for another one compare memory_bytes with its memory",
         "no_torch": f"a Python built for arm64 on Apple silicon{elsewhere}",

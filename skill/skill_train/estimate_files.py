@@ -92,7 +92,7 @@ def merge_bytes(model: ModelFacts, plain: bool = True) -> Range | None:
     """
     if plain and model.parameters and model.parameters > ANSWERS_UP_TO:
         return Range(0.25e9, 1e9, "streamed, a few blocks at a time")
-    return in_float32(model, "the gate's reference in float32; the merge itself streams")
+    return _in_float32(model, "the gate's reference in float32; the merge itself streams")
 
 
 def verify_bytes(model: ModelFacts, plain: bool = True) -> Range | None:
@@ -102,7 +102,7 @@ def verify_bytes(model: ModelFacts, plain: bool = True) -> Range | None:
     stored = model.weight_bytes or 2 * (model.parameters or 0)
     kept = plain and model.stored_dtype in ("BF16", "F16") and model.model_type in KEPT_IN_16_BITS
     if not (kept and stored and model.vocab_size and model.hidden_size):
-        return in_float32(model, f"the reference in float32, {files}")
+        return _in_float32(model, f"the reference in float32, {files}")
     least = stored + 4 * model.vocab_size * model.hidden_size + 0.5e9
     return Range(least, least + 2e9, f"the reference as it is stored, {files}")
 
@@ -129,7 +129,7 @@ def disk_bytes(model: ModelFacts, quants: tuple[str, ...], trained_bytes: float)
     )
 
 
-def in_float32(model: ModelFacts, basis: str) -> Range | None:
+def _in_float32(model: ModelFacts, basis: str) -> Range | None:
     """Memory of a reference in float32, one model at a time."""
     if not model.parameters:
         return None

@@ -46,17 +46,18 @@ def _large(parameters: int = _405B) -> ModelFacts:
     ("model", "said", "flavor", "by_hand"),
     [
         ("qwen2.5-0.5b", {}, "t4-small", "$0.40 an hour is the least; 4 GB of 16"),
-        ("smollm2-1.7b", {}, "t4-small", "$0.40; 3.4 GB of weights; merging takes 7.3 GB of 15"),
-        ("qwen3-4b", {}, "t4-medium", "merging takes 16.6 GB: t4-small has 15, t4-medium 30 for $0.60"),
-        ("mistral-7b-v0.3", {"max_steps": 1}, "a10g-large", "29.5 GB to merge: 30 GB of l4x1 leave no room"),
-        ("qwen2.5-7b", {"max_steps": 1}, "a10g-large", "31 GB to merge, 30 in l4x1; next $1.50: 46 GB, 24 on the GPU"),
-        ("qwen2.5-7b", {}, "l40sx1", "217 TFLOPS for $1.80 against 49 for $1.50, once there is work to do"),
-        ("qwen2.5-7b", {"load_in_4bit": True, "max_steps": 1}, "a10g-large", "fits a T4, but merging takes 31 GB"),
-        ("qwen2.5-14b", {}, "a100-large", "59.6 GB to merge, 62 in l40sx1; $2.50: 142 GB"),
-        ("qwen2.5-32b", {}, "rtx-pro-6000", "131.6 GB to merge, 142 in a100-large leave no room; $2.75: 256 GB"),
-        ("qwen3-30b-a3b", {}, "a100-large", "122.6 GB to merge of 142; 61 GB of weights of 80"),
-        ("llama-3.1-70b", {"max_steps": 1}, "rtx-pro-6000x2", "282.7 GB to merge; 141 GB on 2 x 96; $5.50"),
-        ("llama-3.1-70b", {"load_in_4bit": True, "max_steps": 1}, "rtx-pro-6000x2", "282.7 GB to merge; $5.50"),
+        ("smollm2-1.7b", {}, "t4-small", "$0.40; 3.4 GB of weights in 16, and 3.4 + 3 in 15 of the host"),
+        ("qwen3-4b", {}, "t4-small", "8.0 GB of weights in 16; 8.0 + 3 = 11.0 of 13.5 in the host; $0.40"),
+        ("mistral-7b-v0.3", {"max_steps": 1}, "l4x1", "14.5 GB: too much of a T4; 17.5 of 27 in the host; $0.80"),
+        ("qwen2.5-7b", {"max_steps": 1}, "l4x1", "15.2 GB: too much of a T4, 24 on the GPU; 18.2 of 27 in the host"),
+        ("qwen2.5-7b", {}, "l4x1", "50 x 16 x 380 tokens x 6 x 7.6e9 = 1.4e16: 230 s, 64 on an L40S, and the start"),
+        ("qwen2.5-7b", {"max_steps": 500}, "l40sx1", "1.4e17: 2300 s x $0.80 = 1840, 640 x 1.80 = 1150, and the start"),
+        ("qwen2.5-7b", {"load_in_4bit": True, "max_steps": 1}, "t4-small", "5.5 GB of 16; read one by one; $0.40"),
+        ("qwen2.5-14b", {}, "l40sx1", "29.5 GB of 48, 32.5 of 55.8 in the host; $1.80, next with one such GPU $2.50"),
+        ("qwen2.5-32b", {}, "a100-large", "65.5 GB of 80, 68.5 of 127.8 in the host; $2.50, next $2.75"),
+        ("qwen3-30b-a3b", {}, "a100-large", "61 GB of weights of 80, 64 of 127.8 in the host"),
+        ("llama-3.1-70b", {"max_steps": 1}, "rtx-pro-6000x2", "141 GB on 2 x 96; read once, 147 of 460; $5.50"),
+        ("llama-3.1-70b", {"load_in_4bit": True, "max_steps": 1}, "a100-large", "39 GB and what a step needs; $2.50"),
         ("llama-3.1-8b", {"rows": 100_000, "epochs": 3.0, "max_hours": 100}, "h200", "148 TFLOPS a dollar, A100 125"),
         ("qwen2.5-1.5b", {"rows": 10_000, "epochs": 1.0}, "t4-small", "114 TFLOPS a dollar, and a start for a sixth"),
         ("qwen2.5-1.5b", {"rows": 10_000, "epochs": 1.0, "max_hours": 0.5}, "l40sx1", "T4: too slow for half an hour"),
@@ -69,6 +70,9 @@ def test_the_cheapest_that_fits_in_time(model: str, said: dict[str, Any], flavor
     offers = {offer["flavor"]: offer for offer in plan["estimates"]["flavors"]}
     assert plan["estimates"]["seconds"]["high"] <= said.get("max_hours", 8) * 3600
     in_time = [name for name, offer in offers.items() if offer["seconds"][1] <= said.get("max_hours", 8) * 3600]
+    if "load_in_4bit" not in said:  # where the GPUs have less room than the weights these would wait in host memory
+        weights = 2 * (recorded_model(model).parameters or 0)
+        in_time = [name for name in in_time if (_flavor(name).gpu_memory_bytes or 0) * _flavor(name).gpus > weights]
     assert min(in_time, key=lambda name: sum(offers[name]["cost_usd"])) == flavor
 
 
@@ -107,17 +111,32 @@ def test_flavors_without_nvlink_get_the_settings_of_pcie(flavor: str, ring: str 
 
 
 def test_a_flavor_that_is_named_and_too_small_is_blocked() -> None:
-    """15.2 GB of weights in 16 GB, and 31 GB to merge in 15."""
+    """15.2 GB of weights in 16 GB, and 15.2 + 3 in 13.5 of the host's 15."""
     plan = _cloud("qwen2.5-7b", flavor="t4-small")
     assert plan["flavor"] == "t4-small"
     assert [blocker["code"] for blocker in plan["blockers"]] == ["no_memory", "no_host_ram"]
 
 
 def test_every_weight_is_read_into_host_memory() -> None:
-    """7,615,616,512 x 4 bytes = 30.5 GB; t4-small has 15 GB, and nothing is merged."""
+    """7,615,616,512 x 4 bytes = 30.5 GB, and 3 of the process; t4-small has 15 GB."""
     plan = _cloud("qwen2.5-7b", flavor="t4-small", finetuning_type="full")
     said = {blocker["code"]: blocker["message"] for blocker in plan["blockers"]}
-    assert said["no_host_ram"].startswith("reading the weights needs 30.5 GB")
+    assert said["no_host_ram"].startswith("reading the weights needs 33.5 GB")
+
+
+def test_each_process_of_ddp_reads_the_weights_and_the_first_of_fsdp_alone() -> None:
+    """By hand, 14,770,033,664 x 2 bytes = 29.5 GB: four readers on 4 x L40S take 4 x (29.5 + 3) = 130 GB. 70B, 141.1 GB
+    divided over eight: 141.1 + 8 x 3 = 165 GB."""
+    ddp, fsdp = _on_less_host("qwen2.5-14b", "l40sx4", 120), _on_less_host("llama-3.1-70b", "l40sx8", 120)
+    assert (ddp["placement"]["strategy"], fsdp["placement"]["strategy"]) == ("ddp", "fsdp")
+    assert "needs 130.2 GB of host memory, 108.0 of 120 GB" in ddp["blockers"][0]["message"]
+    assert "needs 165.1 GB of host memory, 108.0 of 120 GB" in fsdp["blockers"][0]["message"]
+    assert _on_less_host("qwen2.5-14b", "l40sx4", 145)["blockers"] == []
+
+
+def _on_less_host(model: str, name: str, gigabytes: int) -> dict[str, Any]:
+    less = dataclasses.replace(_flavor(name), ram_bytes=gigabytes * 10**9)
+    return _cloud(model, offered=[less], flavor=name, max_steps=1)
 
 
 def test_pure_bf16_needs_a_gpu_that_has_it() -> None:
@@ -148,7 +167,8 @@ def test_a_misspelt_flavor_and_one_that_cannot_do_it() -> None:
 
 
 def test_nothing_fits() -> None:
-    """405B in 4 bit is 209 GB, more than any GPU here; a model of 1e12 parameters needs 4 TB to merge."""
+    """405B in 4 bit is 209 GB, more than any GPU here; 1e12 parameters are 2 TB in bf16, more than 90 %
+    of the largest host."""
     for model, said in ((_large(), {"load_in_4bit": True}), (_large(10**12), {})):
         plan = _cloud(model, **said)
         assert (plan["flavor"], plan["timeout_seconds"]) == (None, None)
