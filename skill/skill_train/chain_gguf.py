@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -150,21 +150,21 @@ def _export(
 
     types = quantize.type_names(quant.split(","))
     plain = [t for t in types if t in UNQUANTIZED]
-    with ending(ThreadPoolExecutor(1)) as beside:  # the tokenizer is read while the converter works: both use one core
-        reading = beside.submit(modelfile.parameters_of, model, trained_length)
-        with console.progress("converting") as progress:
-            converted = convert.convert(
-                model=model,
-                out=out,
-                record=records / "convert.json",
-                name=name,
-                outtype=_outtype(records / "convert.json", plain),
-                toolchain=tools,
-                ready=ready,
-                progress=progress,
-                warn=console.warn,
-            )
-    parameters, reasons = reading.result()
+    reading: list[Future[Any]] = []  # the tokenizer is read while the converter works: both use one core
+    with ending(ThreadPoolExecutor(1)) as beside, console.progress("converting") as progress:
+        converted = convert.convert(
+            model=model,
+            out=out,
+            record=records / "convert.json",
+            name=name,
+            outtype=_outtype(records / "convert.json", plain),
+            toolchain=tools,
+            ready=ready,
+            meanwhile=lambda: reading.append(beside.submit(modelfile.parameters_of, model, trained_length)),
+            progress=progress,
+            warn=console.warn,
+        )
+    parameters, reasons = reading[0].result() if reading else modelfile.parameters_of(model, trained_length)
     source = convert.output_of(converted, records)
     rest = [t for t in types if t not in plain[:1] and not source.name.endswith(f"-{t}.gguf")]
     quantized: dict[str, Any] = {"outputs": {}, "reused": True}

@@ -30,6 +30,7 @@ from skill_train import cli_skills
 from skill_train.cli_frame import FORMATS, cli
 from skill_train.console import Console, Format, ReaderGone, silence
 from skill_train.errors import DecisionNeeded, Interrupted, SkillTrainError, UsageError, out_of_memory
+from skill_train.garbage import search_seldom
 from skill_train.token_text import refuse_in_arguments
 
 __all__ = ["cli", "cli_cloud", "cli_export", "cli_local", "cli_skills", "main"]
@@ -37,6 +38,7 @@ __all__ = ["cli", "cli_cloud", "cli_export", "cli_local", "cli_skills", "main"]
 
 def main(argv: list[str] | None = None) -> None:
     """The console script. Every known error becomes one message and its exit code, here and nowhere else."""
+    search_seldom()
     # Read once, when torch or llama.cpp is loaded: threads that spin while they wait slow a busy machine 10 times.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     for name in ("HF_HUB_DISABLE_TELEMETRY", "DISABLE_TELEMETRY", "DO_NOT_TRACK"):

@@ -17,6 +17,7 @@ from typing import Any
 
 from skill_train import converter
 from skill_train.console import Bar
+from skill_train.digest import digested_as_it_grows
 from skill_train.errors import UsageError, nearest
 from skill_train.gguf_file import read_gguf
 from skill_train.memory import require_memory
@@ -56,6 +57,7 @@ def convert(
     outtype: str,
     toolchain: Toolchain,
     ready: converter.Process | None = None,
+    meanwhile: Callable[[], Any] = lambda: None,
     progress: Bar,
     warn: Callable[[str, str], None],
 ) -> dict[str, Any]:
@@ -67,6 +69,7 @@ def convert(
         record: where `convert.json` goes.
         outtype: `auto`, `f16`, `bf16`, `f32` or `q8_0`. Auto takes f16 unless a weight is too large for it.
         ready: of `converter.ready`.
+        meanwhile: called when the converter begins, which leaves all cores but one; not where there is nothing to do.
 
     Raises:
         UsageError: the folder cannot be converted; the message says why.
@@ -88,6 +91,7 @@ def convert(
     chosen = choose(weights, outtype)
     file = out / f"{name}-{chosen.outtype}.gguf"
     _refuse_existing(file, record)
+    meanwhile()
     with whole_file(file) as part:
         _run(toolchain, model, part, ["--outtype", chosen.outtype, "--model-name", name], progress, ready)
         kinds = Counter(tensor.kind.lower() for tensor in read_gguf(part).tensors.values())
@@ -131,7 +135,7 @@ def _run(
     progress: Bar,
     ready: converter.Process | None = None,
 ) -> None:
-    with converter.without_code(model) as view:
+    with converter.without_code(model) as view, digested_as_it_grows(out):
         arguments = [str(view), "--outfile", str(out.resolve()), *options]
         converter.run(
             toolchain,

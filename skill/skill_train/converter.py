@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from skill_train import garbage
 from skill_train.errors import DecisionNeeded, NativeCrash, NotInstalled, SkillTrainError, UsageError
 from skill_train.run_dir import read_json, write_text
 from skill_train.toolchain import Toolchain
@@ -28,10 +29,12 @@ _EXCEPTION = re.compile(r"^(?:[A-Za-z_]+\.)*([A-Z]\w*(?:Error|Exception|Interrup
 _KEPT_LINES = 400
 
 # Imports what every converter imports first, two seconds of one core, then waits to be told its arguments.
-_READY = """
-import json, runpy, sys
+_READY = f"""
+import gc, json, runpy, sys
+gc.set_threshold({garbage.NEW_OBJECTS})
 import torch
 from transformers import AutoTokenizer
+gc.freeze()
 arguments = json.loads(sys.stdin.readline() or "null")
 if arguments:
     sys.argv[:] = arguments

@@ -16,7 +16,7 @@ from typing import Any
 
 from skill_train.console import Bar
 from skill_train.errors import NotInstalled, UsageError
-from skill_train.native import run_worker
+from skill_train.native import llama_cpp_folder, run_worker
 from skill_train.reference import load_tokenizer, reference_model, stop_ids
 
 Progress = Callable[[float], None]  # the share of the questions that is done, 0 to 1
@@ -85,10 +85,7 @@ def backend_of(model: Model, wanted: str) -> tuple[Ask, str]:
         UsageError: vllm was asked for, and there is no CUDA.
     """
     if model.is_gguf:
-        if importlib.util.find_spec("llama_cpp") is None:
-            raise NotInstalled(
-                "llama-cpp-python is not installed", code="missing_package", hint='pip install "skill-train[gguf]"'
-            )
+        llama_cpp_folder()
         return ask_llama_cpp, "a GGUF file"
     if wanted == "vllm":
         _require_vllm()

@@ -2,9 +2,9 @@
 
 Job: {"gguf", "context_tokens", "threads", "vocabulary" (size of the reference's; None without logits),
       "plain": [texts], "special": [texts], "sequences": [{"ids", "first"}], "tuned": FILE, "base": FILE | None,
-      "base_rows", "prompts": [{"ids", "most"}], "scored": [{"ids", "trained": [positions]}]}
+      "base_rows", "prompts": [{"ids", "most", "expected"}], "scored": [{"ids", "trained": [positions]}]}
 Logits of the reference lie in files, float32 [rows, vocabulary]; `first` is a sequence's first row. They are compared
-here, so that full logits never travel.
+here, so that full logits never travel. With `expected` an answer ends at the first token that is another.
 """
 
 from __future__ import annotations
@@ -35,8 +35,12 @@ def _answers(llama: Llama, prompts: list[dict[str, Any]]) -> dict[str, Any]:
     started, answers = time.monotonic(), []
     for number, prompt in enumerate(prompts):
         report_progress(number, len(prompts), "answering")
-        answers.append(llama.greedy(prompt["ids"], most=prompt["most"]))
+        answers.append(_answer(llama, prompt["ids"], prompt["most"], prompt.get("expected")))
     return {"answers": answers, "answer_seconds": time.monotonic() - started}
+
+
+def _answer(llama: Llama, ids: list[int], most: int, expected: list[int] | None) -> list[int]:
+    return llama.greedy(ids, most=most) if expected is None else llama.greedy_like(ids, expected, most=most)
 
 
 def _losses(llama: Llama, scored: list[dict[str, Any]]) -> list[float | None]:

@@ -60,26 +60,45 @@ class Llama:
         """Pieces of one sequence: (first position, logits float32 [positions, vocabulary])."""
         self._forget()
         for start in range(0, len(ids), _CHUNK):
-            yield start, self._decode(ids[start : start + _CHUNK], start, every=True)
+            chunk = ids[start : start + _CHUNK]
+            yield start, self._decode(chunk, start, last=len(chunk))
 
     def greedy(self, prompt: list[int], *, most: int) -> list[int]:
         """The most likely continuation, at most `most` tokens; it ends after llama.cpp's own end of generation."""
-        self._forget()
-        for start in range(0, len(prompt), _CHUNK):
-            row = self._decode(prompt[start : start + _CHUNK], start, every=False)
-        answer: list[int] = []
+        row, answer = self._last_rows(prompt, 1), list[int]()
         while len(answer) < most:
             answer.append(int(row[0].argmax()))
             if len(answer) == most or self.api.llama_vocab_is_eog(self.vocab, answer[-1]):
                 break
-            row = self._decode(answer[-1:], len(prompt) + len(answer) - 1, every=False)
+            row = self._decode(answer[-1:], len(prompt) + len(answer) - 1, last=1)
         return answer
+
+    def greedy_like(self, prompt: list[int], expected: list[int], *, most: int) -> list[int]:
+        """`greedy` as far as it is `expected`, and the first token that is not. One pass says what the model answers
+        after each token of it, where a token at a time reads all weights for each."""
+        answer: list[int] = []
+        for row in self._last_rows(prompt + expected[: most - 1], 1 + len(expected[: most - 1])):
+            answer.append(int(row.argmax()))
+            if self.api.llama_vocab_is_eog(self.vocab, answer[-1]) or answer != expected[: len(answer)]:
+                break
+        return answer
+
+    def _last_rows(self, ids: list[int], count: int) -> np.ndarray:
+        """Logits [count, vocabulary] of the last tokens of a sequence."""
+        import numpy as np
+
+        self._forget()
+        rows, first = [], len(ids) - count
+        for start in range(0, len(ids), _CHUNK):
+            chunk = ids[start : start + _CHUNK]
+            rows.append(self._decode(chunk, start, last=min(len(chunk), max(0, start + len(chunk) - first))))
+        return np.concatenate(rows)
 
     def _forget(self) -> None:
         self.api.llama_memory_clear(self.api.llama_get_memory(self.context), True)
 
-    def _decode(self, ids: list[int], position: int, *, every: bool) -> np.ndarray:
-        """Logits of every token, or of the last one only."""
+    def _decode(self, ids: list[int], position: int, *, last: int) -> np.ndarray:
+        """Logits [last, vocabulary] of the last few tokens."""
         import numpy as np
 
         batch = self.api.llama_batch_init(len(ids), 0, 1)
@@ -87,13 +106,15 @@ class Llama:
         for index, token in enumerate(ids):
             batch.token[index], batch.pos[index] = token, position + index
             batch.n_seq_id[index], batch.seq_id[index][0] = 1, 0
-            batch.logits[index] = every or index == len(ids) - 1
+            batch.logits[index] = index >= len(ids) - last
         status = self.api.llama_decode(self.context, batch)
         self.api.llama_batch_free(batch)
         if status != 0:
             raise VerificationFailed(f"llama.cpp could not run the model (status {status})", code="decode_failed")
+        if not last:
+            return np.empty((0, self.tokens), dtype=np.float32)
         pointer = self.api.llama_get_logits(self.context)
-        return np.ctypeslib.as_array(pointer, shape=(len(ids) if every else 1, self.tokens)).copy()
+        return np.ctypeslib.as_array(pointer, shape=(last, self.tokens)).copy()
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ progress lines `@progress DONE TOTAL TEXT` on stdout.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import os
 import signal
@@ -22,13 +23,28 @@ from pathlib import Path
 from typing import Any
 
 from skill_train.console import Bar
-from skill_train.errors import DecisionNeeded, NativeCrash, from_exit_code
+from skill_train.errors import DecisionNeeded, NativeCrash, NotInstalled, from_exit_code
+from skill_train.garbage import search_seldom
 from skill_train.run_dir import read_json, write_json
 
 PROGRESS = "@progress "
 _TAIL_LINES = 12
 _AT_WORK: set[subprocess.Popen[str]] = set()
 _ENDING = threading.Event()
+
+
+def llama_cpp_folder() -> Path:
+    """Where llama-cpp-python lies. Importing it would load the native library, which is for workers.
+
+    Raises:
+        NotInstalled: it is missing.
+    """
+    found = importlib.util.find_spec("llama_cpp")
+    if found is None or not found.submodule_search_locations:
+        raise NotInstalled(
+            "llama-cpp-python is not installed", code="missing_package", hint='pip install "skill-train[gguf]"'
+        )
+    return Path(found.submodule_search_locations[0])
 
 
 def run_worker(
@@ -79,6 +95,7 @@ def worker_main(run: Any) -> None:
     """For workers: reads the job, calls `run(job)`, writes its result or its error."""
     from skill_train.errors import SkillTrainError, out_of_memory
 
+    search_seldom()
     job, result_file = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")), Path(sys.argv[2])
     try:
         result = run(job)

@@ -18,7 +18,9 @@ from skill_train.llama_api import bindings
 from skill_train.native import report_progress, worker_main
 
 _MIB = 1 << 20
-_BUFFER_BYTES = 1 << 30  # rows of one tensor that are in work at once
+# Rows of one tensor that are in work at once. Of 1 GiB the system had to find as much memory for a large vocabulary,
+# which took a fifth of the processor time of q8_0.
+_BUFFER_BYTES = 1 << 26
 
 # The lines of llama_model_quantize_impl and tensor_type_fallback in llama.cpp's src/llama-quant.cpp.
 _TENSOR = re.compile(r"\[ *(\d+)/ *(\d+)\] (\S+)")

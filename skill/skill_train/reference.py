@@ -6,7 +6,6 @@ bf16 compute alone is 6e-5 nats off, so a reference is computed in fp32 whatever
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 import warnings
 from collections.abc import Callable, Iterator
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from skill_train.errors import NotInstalled, UsageError
+from skill_train.garbage import searched_after
 from skill_train.records import read_json, read_lines
 from skill_train.template_trial import require_ending
 
@@ -65,15 +65,16 @@ def reference_model(
 
     Freed when the block ends, so two of them never lie in memory together. `read` is another way to read the base.
     """
-    model = (read or read_model)(base)
-    if adapter is not None:
-        model = _with_adapter(model, adapter)
-    model.eval()
-    try:
-        yield model
-    finally:
-        del model
-        gc.collect()
+    _transformers()
+    with searched_after():
+        model = (read or read_model)(base)
+        if adapter is not None:
+            model = _with_adapter(model, adapter)
+        model.eval()
+        try:
+            yield model
+        finally:
+            del model
 
 
 def read_model(base: Path, dtype: str = "float32") -> Any:

@@ -12,7 +12,6 @@ digests of what the step read, so a second call knows whether the work is done, 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import re
@@ -20,21 +19,18 @@ import secrets
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
+from skill_train.digest import digests as digests
+from skill_train.digest import file_digest as file_digest
 from skill_train.errors import DecisionNeeded, UsageError
 from skill_train.records import read_json as read_json  # the floor of all that reads a run
 
 _HALF = re.compile("[\ud800-\udfff]")
 STEP_SCHEMA = "skill-train/step/1"
-
-# A file system's clock ticks every few milliseconds: only a file that takes longer to read can be told by its time.
-_LARGE_BYTES = 1 << 26
-_digests: dict[tuple[int, int, int, int], dict[str, Any]] = {}
 
 
 @dataclass(frozen=True)
@@ -206,44 +202,6 @@ def renamed_aside(made: Path) -> Path:
     aside = next(n for i in range(1, 1000) if not (n := made.with_name(f"{made.name}.unrecorded-{i}")).exists())
     os.replace(made, aside)
     return aside
-
-
-def file_digest(path: Path, unwanted: Callable[[], bool] = lambda: False) -> dict[str, Any]:
-    """`{"bytes": size, "sha256": hex}` of one file, read in constant memory; a large one once in a process while its
-    inode, size and time stay.
-
-    Args:
-        unwanted: asked after each block; when it is true the work is given up.
-
-    Raises:
-        InterruptedError: it was given up.
-    """
-    with open(path, "rb") as file:
-        stat = os.fstat(file.fileno())
-        key = (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns)
-        if key in _digests:
-            return dict(_digests[key])
-        found = {"bytes": stat.st_size, "sha256": _sha256(file, unwanted)}
-        after = os.fstat(file.fileno())
-    if stat.st_size >= _LARGE_BYTES and (after.st_size, after.st_mtime_ns) == key[2:]:
-        _digests[key] = found
-    return dict(found)
-
-
-def _sha256(file: BufferedReader, unwanted: Callable[[], bool]) -> str:
-    # Each block waits for its turn between Python's threads: one of 1 MB for as long as 14 blocks take to add up.
-    digest, buffer = hashlib.sha256(), bytearray(min(1 << 24, os.fstat(file.fileno()).st_size + 1))
-    while count := file.readinto(buffer):
-        digest.update(memoryview(buffer)[:count])
-        if unwanted():
-            raise InterruptedError(f"{file.name} need not be read to its end")
-    return digest.hexdigest()
-
-
-def digests(root: Path, files: Iterable[Path] | None = None) -> dict[str, dict[str, Any]]:
-    """Digest of each file, by its name relative to `root`; all files below `root` unless some are named."""
-    chosen = files if files is not None else (p for p in root.rglob("*") if p.is_file())
-    return {str(path.relative_to(root)): file_digest(path) for path in sorted(chosen)}
 
 
 def versions(*packages: str) -> dict[str, str | None]:

@@ -23,7 +23,7 @@ from skill_train import run_dir
 from skill_train.console import Bar
 from skill_train.errors import UsageError
 from skill_train.gguf_file import GgufFile
-from skill_train.native import ending
+from skill_train.native import ending, llama_cpp_folder
 from skill_train.reference_stored import frugal_model, is_plain, peak_bytes
 from skill_train.shards import read_folder
 from skill_train.verdict import Check, NotChecked, worst
@@ -128,6 +128,7 @@ def _write(record: Path, fixed: dict[str, Any], proof: Proof, figures: dict[str,
 
 
 def _require(ggufs: list[Path], reference: Path) -> None:
+    llama_cpp_folder()  # before the reference is at work for minutes
     missing = [path for path in (*ggufs, reference / "config.json") if not path.is_file()]
     if missing or not ggufs:
         raise UsageError(

@@ -306,6 +306,9 @@ def _job(gguf: GgufFile, subject: Subject, shipped: list[dict[str, Any]], thread
         "tuned": str(measured.tuned),
         "base": str(measured.base) if measured.base else None,
         "base_rows": measured.base_rows,
-        "prompts": [{"ids": answer.prompt, "most": measured.sample.answer_tokens} for answer in measured.answers],
+        "prompts": [
+            {"ids": answer.prompt, "most": measured.sample.answer_tokens, "expected": answer.ids}
+            for answer in measured.answers
+        ],
         "scored": [],
     }

@@ -6,7 +6,7 @@ works on a file beside the reference only where memory has room for both.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from pathlib import Path
@@ -92,8 +92,8 @@ def measure(
         sample: how many tokens of the base and of each answer.
         folder: temporary, on a disk with room for the logits.
         switches_off: without its adapter the model is the base, which is measured too.
-        drafts: asked last: what a file answers to each prompt, or nothing; where the reference agrees, it answers in
-            one pass.
+        drafts: asked after the base: what a file answers to each prompt, or nothing; where the reference agrees, it
+            answers in one pass, that of `texts` where they are as long.
 
     Raises:
         DecisionNeeded: not enough disk for the logits.
@@ -102,12 +102,14 @@ def measure(
     tuned_file, base_file = folder / "tuned.f32", folder / "base.f32"
     chosen, vocabulary = first_of(sequences, sample.base_tokens), _vocabulary(model)
     require_space(folder, 4 * vocabulary * (_tokens(sequences) + sample.base_tokens), "the reference's logits")
-    _write(model, sequences, tuned_file)
     if switches_off:
         with model.disable_adapter():
             _write(model, chosen, base_file)
+    guessed = _guessed(drafts(), prompts, vocabulary, sample.answer_tokens)
+    asked = list(zip(prompts, guessed, strict=True))
+    after = _write(model, sequences, tuned_file, asked)
+    answers = [_answer(model, *one, rows, stops, sample.answer_tokens) for one, rows in zip(asked, after, strict=True)]
     base_rows, why = (_tokens(chosen), "") if switches_off else (0, "there is no base to compare with")
-    answers = _answers(model, prompts, drafts(), vocabulary, stops, sample.answer_tokens)
     files = (tuned_file, base_file if base_rows else None)
     return Measured(sequences, vocabulary, *files, base_rows, why, answers=answers, sample=sample)
 
@@ -146,12 +148,29 @@ def _vocabulary(model: Any) -> int:
     return int((logits(model, [0]).shape[1]) if head is None else len(head.weight))
 
 
-def _write(model: Any, sequences: list[Sequence], file: Path) -> None:
-    """Writes the logits of sequences to a file."""
+def _write(
+    model: Any, sequences: list[Sequence], file: Path, asked: Collection[tuple[list[int], list[int]]] = ()
+) -> list[np.ndarray]:
+    """Writes the logits of sequences to a file.
+
+    Args:
+        asked: prompts and what may follow them.
+
+    Returns:
+        for each prompt the logits [1 + draft, vocabulary] that follow it, and each token of its draft.
+    """
+    firsts = [len(prompt) - 1 for prompt, _ in asked]
+    texts = [*(sequence.ids for sequence in sequences), *(prompt + draft for prompt, draft in asked)]
+    after: list[Any] = [None] * len(firsts)
     with open(file, "wb") as out:
-        for number, rows in _passes(model, [sequence.ids for sequence in sequences]):
-            out.seek(sequences[number].first * rows.shape[1] * rows.itemsize)
-            rows.tofile(out)
+        for number, rows in _passes(model, texts):
+            if number < len(sequences):
+                out.seek(sequences[number].first * rows.shape[1] * rows.itemsize)
+                rows.tofile(out)
+            else:
+                at = number - len(sequences)
+                after[at] = rows[firsts[at] :].copy()
+    return after
 
 
 def _passes(model: Any, texts: list[list[int]]) -> Iterator[tuple[int, np.ndarray]]:
@@ -181,18 +200,9 @@ def _groups(lengths: list[int]) -> Iterator[list[int]]:
         yield group
 
 
-def _answers(
-    model: Any, prompts: list[list[int]], drafts: list[list[int]], vocabulary: int, stops: set[int], most: int
-) -> list[Answer]:
-    # A file of another model may answer with tokens that this one does not have.
-    guessed = [list(takewhile(lambda token: token < vocabulary, draft))[:most] for draft in drafts]
-    guessed = guessed or [[]] * len(prompts)
-    asked = [prompt + draft for prompt, draft in zip(prompts, guessed, strict=True)]
-    rows = {number: found[len(prompts[number]) - 1 :].copy() for number, found in _passes(model, asked)}
-    return [
-        _answer(model, prompt, draft, rows[number], stops, most)
-        for number, (prompt, draft) in enumerate(zip(prompts, guessed, strict=True))
-    ]
+def _guessed(drafts: list[list[int]], prompts: list[list[int]], vocabulary: int, most: int) -> list[list[int]]:
+    """A draft for each prompt. A file of another model may answer with tokens that this one does not have."""
+    return [list(takewhile(lambda token: token < vocabulary, draft))[:most] for draft in drafts] or [[]] * len(prompts)
 
 
 def _answer(model: Any, prompt: list[int], draft: list[int], pass_: np.ndarray, stops: set[int], most: int) -> Answer:

@@ -142,9 +142,10 @@ def weights_of(gguf: GgufFile, tensor: Tensor, rows: Any) -> np.ndarray:
     from gguf.constants import GGMLQuantizationType
     from gguf.quants import dequantize
 
-    data = np.memmap(gguf.path, dtype=np.uint8, mode="r", offset=tensor.offset, shape=(tensor.n_bytes,))
     row_bytes = tensor.n_bytes // (tensor.elements // tensor.shape[0])
-    chosen = np.ascontiguousarray(data.reshape(-1, row_bytes)[rows])
+    data = gguf.data[tensor.offset : tensor.offset + tensor.n_bytes].reshape(-1, row_bytes)
+    first, last = int(rows[0]), int(rows[-1])
+    chosen = data[first : last + 1] if last - first + 1 == len(rows) else data[rows]  # the first is no copy
     if tensor.kind == "F32":
         return chosen.view(np.float32)
     if tensor.kind == "F16":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +16,8 @@ F16_LARGEST = 65504.0  # IEEE 754 binary16
 # Bytes a weight; q8_0 has blocks of 32 values and one f16 scale. Vectors stay f32 in every file.
 BYTES_PER_WEIGHT = {"f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32}
 
-_PIECE = 1 << 24  # weights read at a time: 64 MB in float32
+_PIECE = 1 << 20  # weights read at a time, which stay in the processor's cache
+_AT_ONCE = 2  # tensors
 _KEEP_BITS = (
     "f16 keeps 10 bits of the mantissa where bf16 keeps 7 (a weight below 6e-5 is rounded by at most 3e-8), "
     "and llama.cpp computes bf16 in bf16"
@@ -52,7 +54,8 @@ def choose(weights: dict[str, Stored], asked: str) -> WeightType:
     Raises:
         UsageError: a weight is NaN or infinite, or `asked` is f16 and a weight is too large for it.
     """
-    sizes = {name: largest_magnitude(stored) for name, stored in weights.items()}
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        sizes = dict(zip(weights, pool.map(largest_magnitude, weights.values()), strict=True))
     bad = [name for name, size in sizes.items() if size is not None and not math.isfinite(size)]
     if bad:
         raise UsageError(

@@ -102,6 +102,38 @@ def test_a_draft_of_another_vocabulary(tmp_path: Path) -> None:
     assert [answer.ids for answer in measured(model, tmp_path, foreign).answers] == expected
 
 
+def test_a_file_answers_in_one_pass_as_far_as_the_reference() -> None:
+    """Free, and with every answer that one may expect of it: up to the first token that is another, or one more."""
+    file, free = gguf_maker.exported("qwen2").file("f16"), draft_of_file("f16")
+    for cut in range(MOST):
+        other = [ids[cut] + 1 for ids in free]
+        wrong = [[*ids[:cut], token, *ids[cut + 1 :]] for ids, token in zip(free, other, strict=True)]
+        assert answered(file, wrong) == [ids[: cut + 1] for ids in free]
+        assert answered(file, [ids[:cut] for ids in free]) == [ids[: cut + 1] for ids in free]
+    assert answered(file, free) == free
+
+
+def test_a_long_prompt_is_answered_in_pieces() -> None:
+    """llama.cpp gets 128 tokens at a time; the answer's rows lie in the last piece or in two."""
+    file = gguf_maker.exported("qwen2").file("f16")
+    for length in (123, 125, 127, 128, 129, 256):
+        prompts = [[5 + number % 40 for number in range(length)]]
+        (free,) = answered(file, None, prompts)
+        assert answered(file, [free], prompts) == [free] and len(free) == MOST
+
+
+def draft_of_file(quant: str) -> list[list[int]]:
+    return draft_of([read_gguf(gguf_maker.exported("qwen2").file(quant))], PROMPTS, MOST, 0).answers
+
+
+def answered(file: Path, expected: list[list[int]] | None, prompts: list[list[int]] = PROMPTS) -> list[list[int]]:
+    asked: list[dict[str, Any]] = [{"ids": ids, "most": MOST} for ids in prompts]
+    asked = [one | {"expected": ids} for one, ids in zip(asked, expected, strict=True)] if expected else asked
+    job = verify_judge._NOTHING | {"gguf": str(file), "context_tokens": 300, "threads": 2, "prompts": asked}
+    answers: list[list[int]] = run_worker("skill_train.inference_worker", job)["answers"]
+    return answers
+
+
 def test_a_draft_asks_for_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """A file is run beside the reference only where there is room for both."""
     export = gguf_maker.exported("qwen2")

@@ -229,14 +229,6 @@ def test_a_result_without_its_record_is_set_aside(tmp_path: Path) -> None:
     assert set_aside(made, record) is None and made.is_dir()
 
 
-def test_a_digest_that_nobody_wants_any_more_is_given_up(tmp_path: Path) -> None:
-    file = tmp_path / "large"
-    file.write_bytes(bytes(9_000_000))
-    with pytest.raises(InterruptedError):
-        run_dir.file_digest(file, lambda: True)
-    assert run_dir.file_digest(file) == {"bytes": 9_000_000, "sha256": hashlib.sha256(bytes(9_000_000)).hexdigest()}
-
-
 def test_a_merge_that_is_refused_does_not_wait_for_digests(tmp_path: Path) -> None:
     """A terabyte without content would take a quarter of an hour to read."""
     from types import SimpleNamespace

@@ -1,0 +1,60 @@
+"""Digests, against hashlib's of the whole file."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import time
+from pathlib import Path
+
+import pytest
+
+from skill_train.digest import digested_as_it_grows, file_digest
+
+LARGE = 70_000_000  # above the size from which a digest is kept
+
+
+def test_a_digest_is_added_up_while_a_file_grows(tmp_path: Path) -> None:
+    """Whatever the pieces; and then it is known, so that nothing is read again."""
+    file, chance, data = tmp_path / "grows", random.Random(3), os.urandom(LARGE)
+    with digested_as_it_grows(file):
+        time.sleep(0.1)  # it is not there yet
+        at = 0
+        with open(file, "wb", buffering=0) as out:
+            while at < len(data):
+                at += out.write(data[at : at + chance.choice((1, 999, 4_000_000, 20_000_000))])
+                time.sleep(chance.choice((0, 0.03)))
+    os.replace(file, tmp_path / "final")
+    assert file_digest(tmp_path / "final", _not_read) == {"bytes": LARGE, "sha256": hashlib.sha256(data).hexdigest()}
+
+
+def test_a_file_that_changes_afterwards_is_read_again(tmp_path: Path) -> None:
+    file = tmp_path / "grows"
+    with digested_as_it_grows(file):
+        file.write_bytes(bytes(LARGE))
+    with open(file, "r+b") as out:
+        out.write(b"1")
+    assert file_digest(file)["sha256"] == hashlib.sha256(b"1" + bytes(LARGE - 1)).hexdigest()
+
+
+def test_what_does_not_come_or_fails_is_waited_for_no_longer(tmp_path: Path) -> None:
+    with digested_as_it_grows(tmp_path / "never"):
+        pass
+    with pytest.raises(KeyError), digested_as_it_grows(tmp_path / "fails"):
+        (tmp_path / "fails").write_bytes(b"half")
+        raise KeyError
+    assert file_digest(tmp_path / "fails")["bytes"] == 4
+
+
+def test_a_digest_that_nobody_wants_any_more_is_given_up(tmp_path: Path) -> None:
+    file = tmp_path / "large"
+    file.write_bytes(bytes(9_000_000))
+    with pytest.raises(InterruptedError):
+        file_digest(file, lambda: True)
+    assert file_digest(file) == {"bytes": 9_000_000, "sha256": hashlib.sha256(bytes(9_000_000)).hexdigest()}
+
+
+def _not_read() -> bool:
+    """Asked after each block that is read; true gives up."""
+    return True
