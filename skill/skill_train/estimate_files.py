@@ -6,7 +6,7 @@ from __future__ import annotations
 from skill_train.devices import device_speed
 from skill_train.estimate import Part, Range
 from skill_train.facts import MachineFacts, ModelFacts
-from skill_train.reference_kinds import ANSWERS_UP_TO, KEPT_IN_16_BITS
+from skill_train.reference_kinds import ANSWERS_UP_TO, KEPT_IN_16_BITS, ROWS_AT_ONCE
 
 # Bits a weight of whole files, Llama 3.1 8B: llama.cpp, tools/quantize/README.md (read 2026-11-21).
 BITS = {
@@ -97,13 +97,15 @@ def merge_bytes(model: ModelFacts, plain: bool = True) -> Range | None:
 
 def verify_bytes(model: ModelFacts, plain: bool = True) -> Range | None:
     """Memory to verify: the reference, then the files in processes of their own, as many at once as fit. A reference in
-    16 bits stays so, with its largest weight in float32 (reference_stored.py)."""
+    16 bits stays so, with some rows of a weight in float32 (reference_stored.py)."""
     files = "then the files, as many at once as there is room for"
     stored = model.weight_bytes or 2 * (model.parameters or 0)
     kept = plain and model.stored_dtype in ("BF16", "F16") and model.model_type in KEPT_IN_16_BITS
     if not (kept and stored and model.vocab_size and model.hidden_size):
         return _in_float32(model, f"the reference in float32, {files}")
-    least = stored + 4 * model.vocab_size * model.hidden_size + 0.5e9
+    inner = model.intermediate_size or 4 * model.hidden_size
+    widest = max(min(ROWS_AT_ONCE, model.vocab_size) * model.hidden_size, min(ROWS_AT_ONCE, model.hidden_size) * inner)
+    least = stored + 4 * widest + 0.5e9
     return Range(least, least + 2e9, f"the reference as it is stored, {files}")
 
 

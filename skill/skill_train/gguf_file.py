@@ -6,17 +6,13 @@ Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 
 from __future__ import annotations
 
-import functools
 import mmap
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from skill_train.errors import NotInstalled, VerificationFailed
-
-if TYPE_CHECKING:
-    import numpy as np
 
 _VERSIONS = (2, 3)
 _STRING, _ARRAY = 8, 9
@@ -72,13 +68,6 @@ class GgufFile:
     @property
     def architecture(self) -> str:
         return str(self.metadata.get("general.architecture", ""))
-
-    @functools.cached_property
-    def data(self) -> np.ndarray:
-        """All of the file, uint8, as a map: what is not looked at is not read, and the file cannot be changed by it."""
-        import numpy as np
-
-        return np.asarray(np.memmap(self.path, dtype=np.uint8, mode="c"))
 
     def of_architecture(self, key: str) -> Any:
         """Value of `<architecture>.<key>`, or None."""

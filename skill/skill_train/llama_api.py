@@ -57,7 +57,8 @@ class Llama:
             room = -count  # a negative count is the room that it needs
 
     def logits(self, ids: list[int]) -> Iterator[tuple[int, np.ndarray]]:
-        """Pieces of one sequence: (first position, logits float32 [positions, vocabulary])."""
+        """Pieces of one sequence: (first position, logits float32 [positions, vocabulary]). A piece holds until the
+        next is asked for."""
         self._forget()
         for start in range(0, len(ids), _CHUNK):
             chunk = ids[start : start + _CHUNK]
@@ -91,14 +92,15 @@ class Llama:
         rows, first = [], len(ids) - count
         for start in range(0, len(ids), _CHUNK):
             chunk = ids[start : start + _CHUNK]
-            rows.append(self._decode(chunk, start, last=min(len(chunk), max(0, start + len(chunk) - first))))
+            wanted = min(len(chunk), max(0, start + len(chunk) - first))
+            rows.append(self._decode(chunk, start, last=wanted).copy())
         return np.concatenate(rows)
 
     def _forget(self) -> None:
         self.api.llama_memory_clear(self.api.llama_get_memory(self.context), True)
 
     def _decode(self, ids: list[int], position: int, *, last: int) -> np.ndarray:
-        """Logits [last, vocabulary] of the last few tokens."""
+        """Logits [last, vocabulary] of the last few tokens, in llama.cpp's own memory: the next call overwrites it."""
         import numpy as np
 
         batch = self.api.llama_batch_init(len(ids), 0, 1)
@@ -114,7 +116,7 @@ class Llama:
         if not last:
             return np.empty((0, self.tokens), dtype=np.float32)
         pointer = self.api.llama_get_logits(self.context)
-        return np.ctypeslib.as_array(pointer, shape=(last, self.tokens)).copy()
+        return np.ctypeslib.as_array(pointer, shape=(last, self.tokens))
 
 
 @contextlib.contextmanager

@@ -25,6 +25,7 @@ from typing import Any
 from skill_train.console import Bar
 from skill_train.errors import DecisionNeeded, NativeCrash, NotInstalled, from_exit_code
 from skill_train.garbage import search_seldom
+from skill_train.heap import keep_freed
 from skill_train.run_dir import read_json, write_json
 
 PROGRESS = "@progress "
@@ -96,6 +97,7 @@ def worker_main(run: Any) -> None:
     from skill_train.errors import SkillTrainError, out_of_memory
 
     search_seldom()
+    keep_freed()
     job, result_file = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")), Path(sys.argv[2])
     try:
         result = run(job)

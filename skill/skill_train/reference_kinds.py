@@ -10,3 +10,7 @@ ANSWERS_UP_TO = 250_000_000
 # can stay in 16 bits. Gemma's does not: it rounds its embedding's scale, 1e-3 of the logits at width 96. Those of
 # GPT-2 are of a class of their own.
 KEPT_IN_16_BITS = ("llama", "mistral", "phi3", "qwen2", "qwen3")
+
+# Rows of a weight in 16 bits that are made fp32 at a time; a multiple of what matrix products take at a time, so that
+# each row's sums are those of the whole.
+ROWS_AT_ONCE = 8192

@@ -23,6 +23,7 @@ from skill_train import run_dir
 from skill_train.console import Bar
 from skill_train.errors import UsageError
 from skill_train.gguf_file import GgufFile
+from skill_train.heap import keep_freed
 from skill_train.native import ending, llama_cpp_folder
 from skill_train.reference_stored import frugal_model, is_plain, peak_bytes
 from skill_train.shards import read_folder
@@ -68,6 +69,7 @@ def verify(
     """
     started = time.monotonic()
     _require(ggufs, reference)
+    keep_freed()
     sample = sample_of(_weights(reference), tokens)
     with ending(ThreadPoolExecutor(3)) as beside:  # what needs no reference is done while it is read and at work
         fixing = beside.submit(_fixed, reference, adapter, base, ggufs, rows, held_out, sample)

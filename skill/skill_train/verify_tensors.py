@@ -6,7 +6,7 @@ The last part names what a figure over all logits only suggests: which tensor is
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -107,11 +107,12 @@ def _read(gguf: GgufFile, tensor: Tensor, unquantized: GgufFile | None) -> tuple
     if twin is not None and twin.shape != tensor.shape:
         return f"has shape {list(tensor.shape)}, {list(twin.shape)} unquantized", 0.0
     largest, worst, worst_row = 0.0, 0.0, 0
+    read, read_twin = weights_of(gguf, tensor), weights_of(unquantized, twin) if unquantized and twin else None
     for rows in row_samples(tensor):
-        weights = weights_of(gguf, tensor, rows)
+        weights = read(rows)
         largest = max(largest, float(np.abs(weights).max()))
-        if twin is not None and unquantized is not None:
-            errors = row_errors(weights, weights_of(unquantized, twin, rows))
+        if read_twin is not None:
+            errors = row_errors(weights, read_twin(rows))
             if not errors.max() <= worst:
                 worst, worst_row = float(errors.max()), int(rows[errors.argmax()])
     if not np.isfinite(largest):
@@ -135,25 +136,37 @@ def row_samples(tensor: Tensor) -> Iterator[Any]:
     return (rows[start : start + step] for start in range(0, len(rows), step))
 
 
-def weights_of(gguf: GgufFile, tensor: Tensor, rows: Any) -> np.ndarray:
-    """Rows of a tensor as float32 [rows, row length]."""
+def weights_of(gguf: GgufFile, tensor: Tensor) -> Callable[[Any], np.ndarray]:
+    """A function from row numbers to those rows as float32 [rows, row length]. The file is mapped as long as the
+    function lives; `c` is for torch, which warns of memory that it may not write."""
+    import numpy as np
+
+    row_bytes = tensor.n_bytes // (tensor.elements // tensor.shape[0])
+    map_ = np.memmap(gguf.path, dtype=np.uint8, mode="c", offset=tensor.offset, shape=(tensor.n_bytes,))
+    data = np.asarray(map_).reshape(-1, row_bytes)
+
+    def read(rows: Any) -> np.ndarray:
+        first, last = int(rows[0]), int(rows[-1])
+        return _widened(data[first : last + 1] if last - first + 1 == len(rows) else data[rows], tensor)
+
+    return read
+
+
+def _widened(stored: np.ndarray, tensor: Tensor) -> np.ndarray:
+    """Args: stored: uint8 [rows, bytes of a row]."""
     import numpy as np
     import torch
     from gguf.constants import GGMLQuantizationType
     from gguf.quants import dequantize
 
-    row_bytes = tensor.n_bytes // (tensor.elements // tensor.shape[0])
-    data = gguf.data[tensor.offset : tensor.offset + tensor.n_bytes].reshape(-1, row_bytes)
-    first, last = int(rows[0]), int(rows[-1])
-    chosen = data[first : last + 1] if last - first + 1 == len(rows) else data[rows]  # the first is no copy
     if tensor.kind == "F32":
-        return chosen.view(np.float32)
+        return stored.view(np.float32)
     if tensor.kind == "F16":
-        widened: np.ndarray = torch.from_numpy(chosen.view(np.float16)).float().numpy()  # numpy takes ten times as long
+        widened: np.ndarray = torch.from_numpy(stored.view(np.float16)).float().numpy()  # numpy takes ten times as long
         return widened
     # As one row: gguf-py (0.19) would take them sixteen at a time, which is three times slower.
-    weights: np.ndarray = dequantize(chosen.reshape(1, -1), GGMLQuantizationType[tensor.kind])
-    return weights.astype(np.float32, copy=False).reshape(len(chosen), tensor.shape[0])
+    weights: np.ndarray = dequantize(stored.reshape(1, -1), GGMLQuantizationType[tensor.kind])
+    return weights.astype(np.float32, copy=False).reshape(len(stored), tensor.shape[0])
 
 
 def row_errors(weights: np.ndarray, expected: np.ndarray) -> np.ndarray:

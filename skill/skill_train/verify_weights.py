@@ -106,6 +106,7 @@ def _distance(gguf: GgufFile, tensor: Tensor, weight: Any, config: Any) -> tuple
     import numpy as np
 
     width, bound = tensor.shape[0], _bound(tensor)  # GGUF names the row length first
+    read = weights_of(gguf, tensor)
     best = (float("inf"), 0)
     for candidate in _candidates(weight, config):
         expected = candidate.reshape(1, -1) if candidate.ndim == 1 else candidate
@@ -116,7 +117,7 @@ def _distance(gguf: GgufFile, tensor: Tensor, weight: Any, config: Any) -> tuple
         for rows in row_samples(tensor):
             kept = rows[rows < count]
             if len(kept):
-                errors = row_errors(weights_of(gguf, tensor, kept), _rows(expected, kept))
+                errors = row_errors(read(kept), _rows(expected, kept))
                 errors[np.isnan(errors)] = np.inf  # no comparison would ever choose it
                 top = int(np.argmax(errors))
                 worst = max(worst, (float(errors[top]), int(kept[top])))
