@@ -32,6 +32,7 @@ Warn = Callable[[str, str], None]
 _WORKER = "skill_train.inference_worker"
 _UNQUANTIZED = ("f32", "f16", "bf16")
 _ROOM = 8  # tokens of context to spare
+_AT_ONCE = 2  # files; three took 5 to 9 s at 0.5B on 2 cores where two take 4.2
 _WORK_BYTES = 700_000_000  # of llama.cpp for 128 tokens of a model with 152,000 tokens, and of Python
 _NOTHING: dict[str, Any] = {
     "vocabulary": None,
@@ -96,8 +97,8 @@ def judge(
 ) -> None:
     """Adds what is found to `proof`.
 
-    llama.cpp runs all files at once where memory has room for them, each with its share of the cores: parts of a run
-    use one core only, and threads of several runs wait for one another where they are more than cores.
+    llama.cpp runs two files at once where memory has room for them: parts of a run use one core only, and more runs
+    only wait for one another.
     """
     if known is None:
         files = readable(ggufs, proof)
@@ -105,8 +106,9 @@ def judge(
         known = Known(files, weights, own_templates(files, subject.conversations), Draft())
     exports, files = _export_records(run), known.files
     plain = unquantized(files)
-    at_once = len(files) if have_room(files) else 1
-    with ending(ThreadPoolExecutor(at_once or 1)) as pool:
+    largest = sorted(files, key=lambda gguf: gguf.size_bytes)[-_AT_ONCE:]
+    at_once = _AT_ONCE if len(largest) == _AT_ONCE and have_room(largest) else 1
+    with ending(ThreadPoolExecutor(at_once)) as pool:
         runs = [_started(pool, gguf, subject, known, warn, at_once) for gguf in files]
         for number, (gguf, started) in enumerate(zip(files, runs, strict=True)):
             name = gguf.path.name
@@ -169,8 +171,7 @@ def _started(
 ) -> _Run:
     own = known.own_templates[template.identity(gguf)]
     shipped = _shipped_texts(own, subject, warn)
-    # The unquantized file has twice the tokens in large models; with one thread more it ends when the others do.
-    more = 1 if at_once > 1 and verify_file.file_type(gguf) in _UNQUANTIZED else 0
+    more = 1 if at_once > 1 else 0  # while the other run is in a part that uses one core
     job = _job(gguf, subject, shipped, threads=max(1, physical_cores() // at_once) + more)
     drafted = known.draft.answers if gguf is known.draft.gguf else []
     if drafted:

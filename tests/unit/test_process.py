@@ -1,4 +1,4 @@
-"""How a process asks for memory and looks for cycles; each test has a process of its own, or leaves none of it behind."""
+"""How a process asks for memory and looks for cycles; what a test changes, it changes in a process of its own."""
 
 from __future__ import annotations
 
