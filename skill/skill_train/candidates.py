@@ -227,10 +227,15 @@ def _problems(
 
 def _host_bytes(model: ModelFacts, chosen: Fit) -> float | None:
     """Host memory of a job that trains on GPUs: each process reads the weights there, in the type that it keeps them
-    in, before they go to its GPU. With `fsdp` only the first reads them (launch.py sets it). A 4-bit base goes to the
-    GPU weight by weight (transformers#27708: 7B with the 12.7 GB of a Colab). Nothing is merged in a job."""
+    in, before they go to its GPU. With `fsdp` only the first reads them (launch.py sets it); what then waits in host
+    memory lies there beside them (accelerate's fsdp_utils.py frees the first copy last), and grows by gradients and
+    moments where it trains. A 4-bit base goes to the GPU weight by weight (transformers#27708: 7B with the 12.7 GB of a
+    Colab). Nothing is merged in a job."""
     if not model.parameters:
         return None
     step, readers = chosen.step, 1 if chosen.strategy == "fsdp" else chosen.processes
     each = 4.0 if step.full and not step.pure_bf16 else 0.0 if step.four_bit else float(BYTES[step.dtype])
-    return _PROCESS_BYTES * chosen.processes + readers * each * model.parameters
+    most = readers * each
+    if step.offload:
+        most = max(2 * each, 4 * each if step.full else 0.0)
+    return _PROCESS_BYTES * chosen.processes + most * model.parameters

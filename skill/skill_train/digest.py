@@ -62,7 +62,7 @@ def _sha256(file: BufferedReader, unwanted: Callable[[], bool]) -> str:
 def digested_as_it_grows(path: Path) -> Iterator[None]:
     """While the block appends to a new file, its digest is added up; `file_digest` then knows it. It is that of the
     bytes as they came: a file that is changed behind its end would not match it, and be found out."""
-    ended = threading.Event()
+    ended, given_up = threading.Event(), threading.Event()
 
     def follow() -> None:
         while not path.exists():
@@ -70,7 +70,7 @@ def digested_as_it_grows(path: Path) -> Iterator[None]:
                 return
         with open(path, "rb") as file:
             digest, buffer, whole = hashlib.sha256(), bytearray(_BLOCK_BYTES), False
-            while True:
+            while not given_up.is_set():
                 count = file.readinto(buffer)
                 digest.update(memoryview(buffer)[:count])
                 if not count and whole:
@@ -82,6 +82,9 @@ def digested_as_it_grows(path: Path) -> Iterator[None]:
         following = pool.submit(follow)
         try:
             yield
+        except BaseException:  # nobody wants the digest of a file that is about to go
+            given_up.set()
+            raise
         finally:
             ended.set()
     following.result()

@@ -96,9 +96,9 @@ def merge_bytes(model: ModelFacts, plain: bool = True) -> Range | None:
 
 
 def verify_bytes(model: ModelFacts, plain: bool = True) -> Range | None:
-    """Memory to verify: the reference, then the files in processes of their own, as many at once as fit. A reference in
-    16 bits stays so, with some rows of a weight in float32 (reference_stored.py)."""
-    files = "then the files, as many at once as there is room for"
+    """Memory to verify: the reference, then the files in processes of their own, two at once where both fit. A
+    reference in 16 bits stays so, with some rows of a weight in float32 (reference_stored.py)."""
+    files = "then the files, two at once where there is room"
     stored = model.weight_bytes or 2 * (model.parameters or 0)
     kept = plain and model.stored_dtype in ("BF16", "F16") and model.model_type in KEPT_IN_16_BITS
     if not (kept and stored and model.vocab_size and model.hidden_size):

@@ -4,7 +4,8 @@ Job: {"gguf", "context_tokens", "threads", "vocabulary" (size of the reference's
       "plain": [texts], "special": [texts], "sequences": [{"ids", "first"}], "tuned": FILE, "base": FILE | None,
       "base_rows", "prompts": [{"ids", "most", "expected"}], "scored": [{"ids", "trained": [positions]}]}
 Logits of the reference lie in files, float32 [rows, vocabulary]; `first` is a sequence's first row. They are compared
-here, so that full logits never travel. With `expected` an answer ends at the first token that is another.
+here, so that full logits never travel. With `expected` an answer ends with the first token that is another,
+or that follows it.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ import ctypes
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -78,7 +79,8 @@ class Llama:
         """`greedy` as far as it is `expected`, and the first token that is not. One pass says what the model answers
         after each token of it, where a token at a time reads all weights for each."""
         answer: list[int] = []
-        for row in self._last_rows(prompt + expected[: most - 1], 1 + len(expected[: most - 1])):
+        known = list(takewhile(lambda token: token < self.tokens, expected[: most - 1]))  # it answers no other
+        for row in self._last_rows(prompt + known, 1 + len(known)):
             answer.append(int(row.argmax()))
             if self.api.llama_vocab_is_eog(self.vocab, answer[-1]) or answer != expected[: len(answer)]:
                 break

@@ -11,6 +11,5 @@ ANSWERS_UP_TO = 250_000_000
 # GPT-2 are of a class of their own.
 KEPT_IN_16_BITS = ("llama", "mistral", "phi3", "qwen2", "qwen3")
 
-# Rows of a weight in 16 bits that are made fp32 at a time; a multiple of what matrix products take at a time, so that
-# each row's sums are those of the whole.
+# Most rows of a weight in 16 bits that are made fp32 at a time.
 ROWS_AT_ONCE = 8192

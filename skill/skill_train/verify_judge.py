@@ -97,8 +97,8 @@ def judge(
 ) -> None:
     """Adds what is found to `proof`.
 
-    llama.cpp runs two files at once where memory has room for them: parts of a run use one core only, and more runs
-    only wait for one another.
+    llama.cpp runs two files at once where memory has room for them: parts of a run use one core only. On two cores, a
+    third would only make the others wait.
     """
     if known is None:
         files = readable(ggufs, proof)

@@ -17,7 +17,15 @@ from safetensors.torch import load_file, save_file
 import tiny
 from skill_train.reference import reference_model
 from skill_train.reference_kinds import KEPT_IN_16_BITS
-from skill_train.reference_stored import frugal_model, is_plain, merged_weights, peak_bytes
+from skill_train.reference_stored import (
+    _Room,
+    _wide_linear,
+    frugal_model,
+    is_plain,
+    merged_weights,
+    parts_of,
+    peak_bytes,
+)
 from skill_train.verify_weights import compare_weights
 
 KINDS = ("qwen2", "qwen3", "llama-bpe", "mistral", "phi3")
@@ -122,6 +130,24 @@ def test_peak_is_that_of_the_weights() -> None:
     assert peak_bytes(whole, None) == 4 * sum(counts)
     assert max(counts) == 151_936 * 64
     assert peak_bytes(half, None) == 2 * sum(counts) + 4 * 8192 * 64
+
+
+@pytest.mark.parametrize("rows", [8193, 8200, 16385, 24580, 49153, 50257, 151936])
+@pytest.mark.parametrize("bias", [False, True], ids=["plain", "bias"])
+def test_parts_of_a_large_layer_are_the_whole(rows: int, bias: bool) -> None:
+    """A product with a few rows, of a vocabulary with one token more, adds up in another order."""
+    parts = parts_of(rows)
+    assert [part.stop for part in parts[:-1]] == [part.start for part in parts[1:]] and parts[-1].stop == rows
+    assert all(1000 < part.stop - part.start <= 8192 for part in parts)
+    torch.manual_seed(rows)
+    layer = torch.nn.Linear(96, rows, bias=bias).bfloat16()
+    exact = torch.nn.Linear(96, rows, bias=bias)
+    exact.load_state_dict({name: weight.float() for name, weight in layer.state_dict().items()})
+    layer.__class__, layer.room = _wide_linear(), _Room()
+    with torch.no_grad():
+        for shape in ((1, 96), (7, 96), (2, 29, 96)):
+            given = torch.randn(shape)
+            assert torch.equal(layer(given), exact(given))
 
 
 def test_it_is_freed_at_the_end(tmp_path: Path) -> None:

@@ -111,6 +111,8 @@ def test_a_file_answers_in_one_pass_as_far_as_the_reference() -> None:
         assert answered(file, wrong) == [ids[: cut + 1] for ids in free]
         assert answered(file, [ids[:cut] for ids in free]) == [ids[: cut + 1] for ids in free]
     assert answered(file, free) == free
+    unknown = [[*ids[:2], 10_000_000, *ids[3:]] for ids in free]  # the reference has more tokens than the file
+    assert answered(file, unknown) == [ids[:3] for ids in free]
 
 
 def test_a_long_prompt_is_answered_in_pieces() -> None:

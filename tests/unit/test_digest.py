@@ -38,6 +38,15 @@ def test_a_file_that_changes_afterwards_is_read_again(tmp_path: Path) -> None:
     assert file_digest(file)["sha256"] == hashlib.sha256(b"1" + bytes(LARGE - 1)).hexdigest()
 
 
+def test_a_file_that_nobody_wants_any_more_is_not_read_to_its_end(tmp_path: Path) -> None:
+    file, started = tmp_path / "large", time.process_time()
+    with pytest.raises(KeyboardInterrupt), digested_as_it_grows(file):
+        with open(file, "wb") as out:
+            out.truncate(20_000_000_000)  # a hole: there at once, and 15 seconds of one core to add up
+        raise KeyboardInterrupt
+    assert time.process_time() - started < 3
+
+
 def test_what_does_not_come_or_fails_is_waited_for_no_longer(tmp_path: Path) -> None:
     with digested_as_it_grows(tmp_path / "never"):
         pass

@@ -134,6 +134,14 @@ def test_each_process_of_ddp_reads_the_weights_and_the_first_of_fsdp_alone() -> 
     assert _on_less_host("qwen2.5-14b", "l40sx4", 145)["blockers"] == []
 
 
+def test_weights_that_wait_in_host_memory_lie_there_twice_at_first() -> None:
+    """70B on 4 x L4, 96 GB: 2 x 141.1 + 4 x 3 = 294 GB of host memory, of which an l4x4 has 186."""
+    plan = _cloud("llama-3.1-70b", flavor="l4x4", max_steps=1)
+    assert plan["placement"]["offload"] is True
+    said = {blocker["code"]: blocker["message"] for blocker in plan["blockers"]}
+    assert said["no_host_ram"].startswith("reading the weights needs 294.2 GB")
+
+
 def _on_less_host(model: str, name: str, gigabytes: int) -> dict[str, Any]:
     less = dataclasses.replace(_flavor(name), ram_bytes=gigabytes * 10**9)
     return _cloud(model, offered=[less], flavor=name, max_steps=1)
