@@ -84,7 +84,7 @@ def merge(
     options = {"dtype": dtype, "threshold": threshold} | ({} if gate == "auto" else {"gate": gate})
     done = finished_record(record, inputs=_inputs(model, tuned), options=options) if record.is_file() else None
     if done is not None:
-        return {**done, "reused": True}
+        return done | {"reused": True}
     require_writable(out.parent)
     with Beside(model, tuned) as beside:
         plan, reasons = _plan(model, tuned)

@@ -205,6 +205,11 @@ class _Document(dict[str, Any]):
     def __missing__(self, key: str) -> NoReturn:
         raise _broken(self.path, f"no {key}")
 
+    def __or__(self, other: dict[str, Any]) -> _Document:  # type: ignore[override]
+        made = _Document({**self, **other})
+        made.path = self.path
+        return made
+
 
 def _maker(path: Path) -> Callable[[list[tuple[str, Any]]], _Document]:
     def make(pairs: list[tuple[str, Any]]) -> _Document:

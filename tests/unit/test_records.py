@@ -8,6 +8,7 @@ import pytest
 
 import planning
 from skill_train import merge_weights
+from skill_train.errors import UsageError
 from skill_train.run_dir import read_json, write_json, write_record
 
 
@@ -32,3 +33,12 @@ def test_an_evaluation_before_the_merge(tmp_path: Path) -> None:
     models = {"base": {"model": {}, "adapter": None}, "tuned": {"model": "the folder of base", "adapter": {}}}
     write_record(tmp_path / "evaluate.json", inputs={"models": models}, outputs={})
     assert read_json(tmp_path / "evaluate.json")["inputs"]["models"] == models
+
+
+def test_a_record_with_more_in_it_still_says_what_it_lacks(tmp_path: Path) -> None:
+    """A step that is found done adds `reused`; the fuzzing of `local --resume` found a traceback there."""
+    write_record(tmp_path / "train.json", inputs={}, checks=[])
+    found = read_json(tmp_path / "train.json") | {"reused": True}
+    assert found["reused"] and found["checks"] == []
+    with pytest.raises(UsageError, match=r"train\.json.*no figures"):
+        found["figures"]
