@@ -38,6 +38,18 @@ def test_a_file_that_changes_afterwards_is_read_again(tmp_path: Path) -> None:
     assert file_digest(file)["sha256"] == hashlib.sha256(b"1" + bytes(LARGE - 1)).hexdigest()
 
 
+def test_a_small_file_is_always_read(tmp_path: Path) -> None:
+    """Changed within a tick of the file system's clock, it has the inode, the size and the time that it had."""
+    file = tmp_path / "small"
+    file.write_bytes(b"one")
+    assert file_digest(file)["sha256"] == hashlib.sha256(b"one").hexdigest()
+    before = file.stat()
+    file.write_bytes(b"two")
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert (file.stat().st_ino, file.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+    assert file_digest(file)["sha256"] == hashlib.sha256(b"two").hexdigest()
+
+
 def test_a_file_that_nobody_wants_any_more_is_not_read_to_its_end(tmp_path: Path) -> None:
     file, started = tmp_path / "large", time.process_time()
     with pytest.raises(KeyboardInterrupt), digested_as_it_grows(file):

@@ -58,6 +58,18 @@ def test_the_light_base_plans_and_cannot_train(light: Path) -> None:
     assert len(done.stdout.encode()) <= 8192
 
 
+def test_verify_says_at_once_that_llama_cpp_is_missing(light: Path, tmp_path: Path) -> None:
+    """Not after the reference was at work, and whatever the files are."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    (tmp_path / "m.gguf").write_bytes(b"GGUF")
+    asked = ("--reference", str(tmp_path / "model"), "--gguf", str(tmp_path / "m.gguf"), "--format", "json")
+    done = run(light, "verify", *asked)
+    error = json.loads(done.stdout)["error"]
+    assert (done.returncode, error["code"]) == (7, "missing_package"), done.stderr
+    assert error["message"].startswith("llama-cpp-python") and error["hint"] == 'pip install "skill-train[gguf]"'
+
+
 def test_the_answer_for_a_person(light: Path) -> None:
     done = run(light, "doctor", "--format", "human")
     assert done.returncode == 0, done.stderr
