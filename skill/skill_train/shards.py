@@ -109,9 +109,9 @@ def read_shard(file: Path) -> Shard:
 
 
 @contextlib.contextmanager
-def wide_rows(stored: Stored, most: int) -> Iterator[Callable[[int, int], Any]]:
-    """A function from `start` and `stop` to those rows in fp32, at most `most` of them, in memory that each call uses
-    again: the system then need not map and zero as many bytes as the model has."""
+def wide_rows(stored: Stored, most: int) -> Iterator[Callable[[int, int], tuple[Any, Any]]]:
+    """A function from `start` and `stop` to those rows as they are stored and in fp32, at most `most` of them, in
+    memory that each call uses again: the system then need not map and zero as many bytes as the model has."""
     import torch
 
     columns, row_bytes = math.prod(stored.shape[1:]), stored.size // max(1, stored.shape[0])
@@ -119,12 +119,13 @@ def wide_rows(stored: Stored, most: int) -> Iterator[Callable[[int, int], Any]]:
     wide = torch.empty(most, columns, dtype=torch.float32)
     with open(stored.file, "rb", buffering=0) as file:
 
-        def read(start: int, stop: int) -> Any:
+        def read(start: int, stop: int) -> tuple[Any, Any]:
             file.seek(stored.start + start * row_bytes)
             if file.readinto(memoryview(raw)[: (stop - start) * row_bytes]) != (stop - start) * row_bytes:
                 raise UsageError(f"{stored.file} ends early", code="broken_safetensors", hint="download the file again")
             values = torch.frombuffer(raw, dtype=torch_dtype(stored.dtype), count=(stop - start) * columns)
-            return wide[: stop - start].copy_(values.view(stop - start, columns))
+            values = values.view(stop - start, columns)
+            return values, wide[: stop - start].copy_(values)
 
         yield read
 
