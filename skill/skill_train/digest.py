@@ -90,6 +90,42 @@ def digested_as_it_grows(path: Path) -> Iterator[None]:
     following.result()
 
 
+class PartialDigest:
+    """The digest of one file, added up part by part from its beginning, while others read it or fill it in.
+
+    Args:
+        filled_in: it is being written, so its time changes.
+    """
+
+    def __init__(self, path: Path, *, filled_in: bool) -> None:
+        self._file = open(path, "rb", buffering=0)  # noqa: SIM115 - what is read ahead may be filled in later
+        self._stat, self._filled_in = os.fstat(self._file.fileno()), filled_in
+        self._digest, self._at = hashlib.sha256(), 0
+        self._buffer = bytearray(min(_BLOCK_BYTES, self._stat.st_size + 1))
+
+    def read_to(self, end: int, unwanted: Callable[[], bool]) -> None:
+        """Adds what stands before `end`. At the end of the file, `file_digest` knows it.
+
+        Raises:
+            InterruptedError: `unwanted` said after a block that it is.
+        """
+        while left := min(end, self._stat.st_size) - self._at:
+            count = self._file.readinto(memoryview(self._buffer)[:left])
+            if not count:
+                return  # it became shorter: `file_digest` reads what is there
+            self._digest.update(memoryview(self._buffer)[:count])
+            self._at += count
+            if unwanted():
+                raise InterruptedError(f"{self._file.name} need not be read to its end")
+        if self._at == self._stat.st_size:
+            stat = os.fstat(self._file.fileno())
+            if self._filled_in or _key(stat) == _key(self._stat):
+                _keep(stat, self._at, self._digest.hexdigest())
+
+    def close(self) -> None:
+        self._file.close()
+
+
 def digests(root: Path, files: Iterable[Path] | None = None) -> dict[str, dict[str, Any]]:
     """Digest of each file, by its name relative to `root`; all files below `root` unless some are named."""
     chosen = files if files is not None else (p for p in root.rglob("*") if p.is_file())

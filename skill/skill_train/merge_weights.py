@@ -45,7 +45,7 @@ class Found:
 
     tensors: int = 0
     changed: int = 0
-    seconds: float = 0.0  # from its start to its end; the next shard may be written meanwhile
+    seconds: float = 0.0  # from its start to its end; the next tensors may be written meanwhile
     worst: tuple[float, str] = (0.0, "")
     other: float = 0.0
     sums: tuple[float, ...] = (0.0,) * 5
@@ -89,17 +89,17 @@ def scales_of(adapter: Adapter, names: list[str]) -> dict[str, float]:
     return {name: _scale(adapter, name) for name in names if _parts(adapter, name)}
 
 
-def compare_shard(
-    before: Shard, written: Path, adapter: Adapter, scales: dict[str, float], pool: ThreadPoolExecutor
+def compare_tensors(
+    names: list[str], before: Shard, written: Path, adapter: Adapter, scales: dict[str, float], pool: ThreadPoolExecutor
 ) -> Found:
-    """Compares one shard of the base with the file that was written for it, a tensor a thread."""
+    """Compares tensors of one shard of the base with the file that was written for it, a tensor a thread."""
     started, after = time.monotonic(), read_shard(written)
-    found = Found(failures=[f"{name} is not in the base" for name in after.tensors if name not in before.tensors])
+    found = Found(failures=[f"{name} is not in the base" for name in names if name not in before.tensors])
 
     def compare(name: str) -> Found:
         return _compare(name, before.tensors[name], after.tensors.get(name), adapter, scales.get(name))
 
-    for one in pool.map(compare, before.tensors):
+    for one in pool.map(compare, [name for name in names if name in before.tensors]):
         found.add(one)
     found.seconds = time.monotonic() - started
     return found

@@ -36,6 +36,7 @@ from skill_train.shards import (
 )
 
 Layout = dict[str, dict[str, tuple[str, tuple[int, ...]]]]
+_PART_BYTES = 1 << 28
 _COARSENESS = ("F64", "F32", "F16", "BF16")
 
 
@@ -88,14 +89,15 @@ def write_shards(
     dtype: str | None,
     bar: Bar,
     pool: ThreadPoolExecutor,
-    written: Callable[[Shard, Path], None] = lambda shard, file: None,
+    written: Callable[[Shard, Path, list[str]], None] = lambda shard, file, names: None,
 ) -> Tally:
     """Writes all shards and the index into `part`.
 
     Args:
         dtype: safetensors' name for every float tensor; None keeps each.
         pool: of `merge_beside.Beside.computing`.
-        written: called with each shard of the base and the file made of it, while both are in the system's cache.
+        written: called with a shard of the base, the file made of it, and tensors that were just written there: some
+            that follow each other, while they are in the system's cache.
 
     Raises:
         VerificationFailed: a value that is not finite, or that the dtype cannot hold; the tensor is named.
@@ -110,11 +112,12 @@ def write_shards(
         def write(name: str, shard: Shard = shard, places: dict[str, Stored] = places) -> Tally:
             return _write_tensor(name, shard.tensors[plan.copies.get(name, name)], plan.changes.get(name), places[name])
 
-        for name, one in zip(places, pool.map(write, places), strict=True):
-            tally.add(one)
-            done += places[name].size
-            bar(done / max(1, total), 1, name)
-        written(shard, part / shard.name)
+        for names in _parts(places):
+            for name, one in zip(names, pool.map(write, names), strict=True):
+                tally.add(one)
+                done += places[name].size
+                bar(done / max(1, total), 1, name)
+            written(shard, part / shard.name, names)
     _write_index(base, layout, part)
     return tally
 
@@ -140,6 +143,20 @@ def _layout(base: Base, plan: MergePlan, dtype: str | None) -> Layout:
 
 def _total(layout: Layout) -> int:
     return sum(tensor_bytes(*entry) for tensors in layout.values() for entry in tensors.values())
+
+
+def _parts(places: dict[str, Stored]) -> Iterator[list[str]]:
+    """Names in the order of their bytes, about _PART_BYTES together."""
+    names: list[str] = []
+    size = 0
+    for name, place in places.items():
+        names.append(name)
+        size += place.size
+        if size >= _PART_BYTES:
+            yield names
+            names, size = [], 0
+    if names:
+        yield names
 
 
 def _write_tensor(name: str, stored: Stored, change: Change | None, place: Stored) -> Tally:

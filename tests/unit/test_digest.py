@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from skill_train.digest import digested_as_it_grows, file_digest
+from skill_train.digest import PartialDigest, digested_as_it_grows, file_digest
 
 LARGE = 70_000_000  # above the size from which a digest is kept
 
@@ -75,6 +75,41 @@ def test_a_digest_that_nobody_wants_any_more_is_given_up(tmp_path: Path) -> None
     with pytest.raises(InterruptedError):
         file_digest(file, lambda: True)
     assert file_digest(file) == {"bytes": 9_000_000, "sha256": hashlib.sha256(bytes(9_000_000)).hexdigest()}
+
+
+def test_a_digest_is_added_up_in_parts(tmp_path: Path) -> None:
+    """Of a file that has its size and is filled in meanwhile, as of one that stays."""
+    file, data = tmp_path / "filled", os.urandom(LARGE)
+    with open(file, "wb") as out:
+        out.truncate(LARGE)
+    parts, at = PartialDigest(file, filled_in=True), 0
+    for end in (0, 5, 5, 20_000_001, LARGE - 1, LARGE):
+        with open(file, "r+b") as out:
+            out.seek(at)
+            out.write(data[at:end])
+        parts.read_to(end, lambda: False)
+        at = end
+    parts.close()
+    assert file_digest(file, _not_read) == {"bytes": LARGE, "sha256": hashlib.sha256(data).hexdigest()}
+    other = tmp_path / "stays"
+    other.write_bytes(data)
+    whole = PartialDigest(other, filled_in=False)
+    whole.read_to(10**12, lambda: False)
+    assert file_digest(other, _not_read)["sha256"] == hashlib.sha256(data).hexdigest()
+    with pytest.raises(InterruptedError):
+        PartialDigest(other, filled_in=False).read_to(LARGE, lambda: True)
+
+
+@pytest.mark.parametrize("size", [LARGE - 1, LARGE, LARGE + 1])
+def test_parts_of_two_files_make_no_digest(size: int, tmp_path: Path) -> None:
+    """Changed between two parts by somebody else."""
+    file = tmp_path / "changes"
+    file.write_bytes(bytes(LARGE))
+    parts = PartialDigest(file, filled_in=False)
+    parts.read_to(1_000_000, lambda: False)
+    file.write_bytes(b"1" * size)
+    parts.read_to(LARGE, lambda: False)
+    assert file_digest(file)["sha256"] == hashlib.sha256(b"1" * size).hexdigest()
 
 
 def _not_read() -> bool:
