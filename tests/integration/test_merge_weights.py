@@ -53,9 +53,8 @@ def judge(
     assert merge_weights.why_not(base, adapter, []) == ""
     scales = merge_weights.scales_of(adapter, list(base.tensors))
     with ThreadPoolExecutor(2) as pool:
-        found = merge_weights.compare_tensors(
-            list(base.tensors), base.shards[0], work / "model.safetensors", adapter, scales, pool
-        )
+        names = list(base.tensors | tensors)
+        found = merge_weights.compare_tensors(names, base.shards[0], work / "model.safetensors", adapter, scales, pool)
     stored = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}[dtype]
     return merge_weights.outcome(found, stored=stored, kept=kept)
 
@@ -145,6 +144,11 @@ def test_a_tensor_lost(made: Path, tmp_path: Path) -> None:
     assert failures == [f"{UP} is missing, or has another shape"]
 
 
+def test_a_tensor_too_many(made: Path, tmp_path: Path) -> None:
+    failures = judge(made, "float32", tmp_path, lambda tensors: tensors.update(more=tensors[UP].clone()))["failures"]
+    assert failures == ["more is not in the base"]
+
+
 def test_the_gate_that_is_asked_for(tmp_path: Path) -> None:
     """Weights alone leave no logits behind; an adapter that they cannot judge is refused."""
     base = merging.llama(tmp_path / "base", dtype="bfloat16")
@@ -187,6 +191,8 @@ def test_in_parts_and_in_little_memory(free: int, tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(merge_write, "_PART_BYTES", 10_000)
     monkeypatch.setattr(merge_beside, "available_memory_bytes", lambda: free)
     monkeypatch.setattr(digest, "_LARGE_BYTES", 1)  # what was added up in parts is believed
+    let_go, let = set(), merge_beside._let_go
+    monkeypatch.setattr(merge_beside, "_let_go", lambda file, end: (let_go.add(file.name), let(file, end)))
     record = merging.run(base, adapter, tmp_path / "parts", gate="weights")
     for name in names:
         data = (tmp_path / "parts" / "merged" / name).read_bytes()
@@ -195,6 +201,7 @@ def test_in_parts_and_in_little_memory(free: int, tmp_path: Path, monkeypatch: p
         expected = hashlib.sha256((base / name).read_bytes()).hexdigest()
         assert record["inputs"]["base"][name]["sha256"] == expected
     assert record["gate"]["figures"]["tensors"] == 2 * 9 + 3
+    assert let_go == (set() if free else set(names))
 
 
 @pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="no way to tell this system")
