@@ -3,8 +3,8 @@
 Weights stream from the base's shards into new ones of the same names, a block of rows at a time, with the adapter's
 change computed in fp32 (`lora_math`, `merge_plan`); tensors that no change touches are copied byte for byte, and so is
 every other file. What cannot be streamed goes through PEFT, and the record says why. A gate compares the result with
-base + adapter before it takes its name: each shard's weights as soon as it is written (`merge_weights`), and the
-answers of a model that is small enough to run twice (`merge_gate`).
+base + adapter before it takes its name: the weights as soon as they are written (`merge_weights`), and the answers
+of a model that is small enough to run twice (`merge_gate`).
 """
 
 from __future__ import annotations
