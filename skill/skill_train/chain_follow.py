@@ -29,7 +29,7 @@ _LOG_BYTES = 6000  # of log lines in a JSON answer, which has at most 8 KB
 def logs(console: Console, *, run: str, follow_: bool, tail: int | None) -> Result:
     """Its lines: printed as they come, or the last of them in the answer."""
     cloud = cloud_run.find(run, console.status)
-    where, say = (cloud.record.namespace, _now(cloud).id), console.status
+    where, run_id, say = (cloud.record.namespace, _now(cloud).id), cloud.record.run_id, console.status
     live = follow_ and _now(cloud).live
     there = [] if live and tail is None else follow.log_so_far(*where, say, tail=None if live else tail)
     last: deque[str] = deque(maxlen=tail or 1000)
@@ -37,7 +37,7 @@ def logs(console: Console, *, run: str, follow_: bool, tail: int | None) -> Resu
         last.append(line)
         console.line(line, now=follow_)
     if live:
-        for line in follow.lines(*where, say=say, skip=len(there)):
+        for line in follow.lines(*where, run_id, say=say, skip=len(there)):
             last.append(line)
             console.line(line, now=True)
         cloud = cloud_run.with_now(cloud, say)
@@ -50,10 +50,7 @@ def wait(console: Console, *, run: str, timeout: float | None) -> Result:
     """Until the job has ended."""
     cloud = cloud_run.find(run, console.status)
     if cloud.now is not None and cloud.now.live:
-        now = follow.until_end(
-            cloud.record.namespace, cloud.now.id, seconds=timeout, seen=_Teller(console, cloud), say=console.status
-        )
-        cloud = cloud_run.noted(dataclasses.replace(cloud, now=now))
+        cloud = cloud_run.noted(dataclasses.replace(cloud, now=_until_end(cloud, console, timeout)))
     about = look(cloud, console)
     data = about.data()
     return Result(
@@ -282,15 +279,28 @@ class _Teller:
 
 def _cancelled(cloud: CloudRun, console: Console) -> Job:
     """The job after it was told to end. One that ends by itself meanwhile cannot be told any more."""
-    namespace, job_id = cloud.record.namespace, _now(cloud).id
-    try:
-        follow.patiently(lambda: jobs.cancel(namespace, job_id), console.status)
-    except UsageError:
-        if jobs.inspect(namespace, job_id).live:
-            raise
-    return follow.until_end(
-        namespace, job_id, seconds=_CANCEL_SECONDS, seen=_Teller(console, cloud), say=console.status
-    )
+    where, run_id, say = (cloud.record.namespace, _now(cloud).id), cloud.record.run_id, console.status
+
+    def tell() -> None:
+        try:
+            jobs.cancel(*where)
+        except (UsageError, Temporary) as error:
+            if isinstance(error, Temporary) and error.code != "conflict":
+                raise
+            now = follow.job_now(*where, run_id, say, seconds=0.0)
+            if now is not None and now.live:
+                raise
+
+    follow.patiently(tell, say)
+    return _until_end(cloud, console, _CANCEL_SECONDS)
+
+
+def _until_end(cloud: CloudRun, console: Console, seconds: float | None) -> Job:
+    """The job after so long, or when it has ended."""
+    namespace, job_id, run_id = cloud.record.namespace, _now(cloud).id, cloud.record.run_id
+    seen = _Teller(console, cloud)
+    ended = follow.until_end(namespace, job_id, run_id, seconds=seconds, seen=seen, say=console.status)
+    return ended or cloud_run.gone(cloud)
 
 
 def _next_of_logs(cloud: CloudRun, console: Console) -> list[str]:

@@ -69,10 +69,7 @@ def find(name: str, say: Say) -> CloudRun:
 
 def with_now(cloud: CloudRun, say: Say) -> CloudRun:
     """With what the Hub says of its job. One that is gone there is DELETED."""
-    job_id, namespace = cloud.job.job_id or "", cloud.record.namespace
-    if cloud.run is None:
-        return noted(replace(cloud, now=patiently(lambda: jobs.inspect(namespace, job_id), say)))
-    now = job_now(namespace, job_id, cloud.record.run_id, say) or _gone(cloud)
+    now = job_now(cloud.record.namespace, cloud.job.job_id or "", cloud.record.run_id, say) or gone(cloud)
     return noted(replace(cloud, now=now, record=with_bucket(cloud.record, now)))
 
 
@@ -240,8 +237,8 @@ def _as_record(job: Job, asked: CloudJob | None) -> CloudJob:
     )
 
 
-def _gone(cloud: CloudRun) -> Job:
-    """A job that the record has and the Hub has not."""
+def gone(cloud: CloudRun) -> Job:
+    """A job that the record has and the Hub has no more."""
     return Job(
         id=cloud.job.job_id or "",
         namespace=cloud.record.namespace,

@@ -78,23 +78,25 @@ def patiently(question: Callable[[], Answer], say: Say, *, seconds: float = PATI
             patience.bear(trouble)
 
 
-def job_now(namespace: str, job_id: str, run_id: str, say: Say) -> Job | None:
+def job_now(namespace: str, job_id: str, run_id: str, say: Say, *, seconds: float = PATIENCE_SECONDS) -> Job | None:
     """A job of a run as it is now; None when the Hub has it no more.
 
     That it has no such job is believed when its list has none either: whoever takes a living job for a lost one starts
     another.
     """
     try:
-        return patiently(lambda: jobs.inspect(namespace, job_id), say)
+        return patiently(lambda: jobs.inspect(namespace, job_id), say, seconds=seconds)
     except UsageError as error:
         if error.code != "unknown_job":
             raise
-    listed = patiently(lambda: jobs.find(namespace, {"run": run_id}), say)
+    listed = patiently(lambda: jobs.find(namespace, {"run": run_id}), say, seconds=seconds)
     return next((job for job in listed if job.id == job_id), None)
 
 
-def until_end(namespace: str, job_id: str, *, seconds: float | None, seen: Callable[[Job], None], say: Say) -> Job:
-    """The job when it has ended; as it is when `seconds` are over.
+def until_end(
+    namespace: str, job_id: str, run_id: str, *, seconds: float | None, seen: Callable[[Job], None], say: Say
+) -> Job | None:
+    """The job when it has ended; as it is when `seconds` are over; None when it was deleted meanwhile.
 
     Args:
         seconds: None to wait as long as it takes.
@@ -106,7 +108,9 @@ def until_end(namespace: str, job_id: str, *, seconds: float | None, seen: Calla
     end = math.inf if seconds is None else time.monotonic() + seconds
     for pause in pauses():
         outage = min(OUTAGE_SECONDS, max(end - time.monotonic(), 0.0))
-        job = patiently(lambda: jobs.inspect(namespace, job_id), say, seconds=outage)
+        job = job_now(namespace, job_id, run_id, say, seconds=outage)
+        if job is None:
+            return None
         seen(job)
         left = end - time.monotonic()
         if not job.live or left <= 0:
@@ -115,8 +119,8 @@ def until_end(namespace: str, job_id: str, *, seconds: float | None, seen: Calla
     raise AssertionError("the pauses never end")
 
 
-def lines(namespace: str, job_id: str, *, say: Say, skip: int = 0) -> Iterator[str]:
-    """The lines of a job's log as they come, each once and in order, until the job has ended.
+def lines(namespace: str, job_id: str, run_id: str, *, say: Say, skip: int = 0) -> Iterator[str]:
+    """The lines of a job's log as they come, each once and in order, until the job has ended or was deleted.
 
     Every connection begins with the first line again, so the lines are counted. huggingface_hub 2.4 says nothing when
     a stream is cut after the end of the job, and leaves the rest out: the log is read once more at the end, whole.
@@ -130,16 +134,35 @@ def lines(namespace: str, job_id: str, *, say: Say, skip: int = 0) -> Iterator[s
     patience, ended = Patience(OUTAGE_SECONDS, say), False
     while True:
         try:
-            for line in itertools.islice(jobs.logs(namespace, job_id, follow=not ended), skip, None):
+            for line in itertools.islice(_log(namespace, job_id, run_id, say, follow=not ended), skip, None):
                 skip += 1
                 patience.well()
                 yield line
             if ended:
                 return
             time.sleep(FIRST_PAUSE_SECONDS)  # the stage lags behind the log by about a second
-            ended = not jobs.inspect(namespace, job_id).live
+            now = job_now(namespace, job_id, run_id, say, seconds=0.0)  # the patience is ours
+            if now is None:
+                return
+            ended = not now.live
         except Temporary as trouble:
             patience.bear(trouble)
+
+
+def _log(namespace: str, job_id: str, run_id: str, say: Say, *, follow: bool) -> Iterator[str]:
+    """The lines of one connection; none of a job that was deleted.
+
+    Raises:
+        Temporary: also when the Hub has the job and one answer says that it has not.
+    """
+    try:
+        yield from jobs.logs(namespace, job_id, follow=follow)
+    except UsageError as error:
+        if error.code != "unknown_job":
+            raise
+        if job_now(namespace, job_id, run_id, say, seconds=0.0) is not None:
+            hint = "try again in a few minutes"
+            raise Temporary(f"no log of the job {job_id}", code="hub_error", got="status 404", hint=hint) from None
 
 
 def log_so_far(namespace: str, job_id: str, say: Say, *, tail: int | None = None) -> list[str]:

@@ -46,7 +46,9 @@ class Subject:
 
     @property
     def page(self) -> str:
-        return "https://huggingface.co/" + ("datasets/" if self.kind == "dataset" else "") + self.name
+        """Its address; empty for what has none of this form, such as a job."""
+        place = {"model": "", "dataset": "datasets/"}.get(self.kind)
+        return "" if place is None else f"https://huggingface.co/{place}{self.name}"
 
 
 def ask(subject: Subject, question: Callable[[], Answer], *, seconds: float | None = QUESTION_SECONDS) -> Answer:
@@ -170,7 +172,7 @@ def _of_repository(error: BaseException, subject: Subject) -> SkillTrainError | 
 
     if isinstance(error, errors.JobNotFoundError):
         return UsageError(
-            f"there is no {subject} on the Hub, or your token may not see it",
+            f"there is no {subject.kind} {subject.name} on the Hub, or your token may not see it",
             code="unknown_job",
             expected="NAMESPACE/JOB_ID or a run directory that was submitted",
             got=subject.name,
@@ -219,11 +221,15 @@ def _of_status(response: Any, subject: Subject) -> SkillTrainError:
         return Temporary(
             f"too many requests to the Hub, for {subject}", code="rate_limit", got=got, hint=f"try again {pause}"
         )
-    if status >= 500:
+    if status == 408 or status >= 500:
         again = "try again in a few minutes; https://status.huggingface.co tells whether the Hub is down"
         return Temporary(f"the Hub failed to answer, for {subject}", code="hub_error", got=got, hint=again)
     got = ": ".join(filter(None, (got, _said(response))))
-    return UsageError(f"the Hub refuses the question about {subject}", code="refused", got=got, hint=subject.page)
+    if status in (409, 412):
+        message = f"something else changed {subject} at the same time"
+        return Temporary(message, code="conflict", got=got, hint="run the same command again")
+    hint = subject.page or "read what the Hub says in got; if it makes no sense: pip install -U huggingface_hub"
+    return UsageError(f"the Hub refuses the question about {subject}", code="refused", got=got, hint=hint)
 
 
 def _refused(subject: Subject) -> AccessError:

@@ -365,6 +365,8 @@ def test_after_a_lack_of_memory_another_machine_must_be_named(cloud: Cloud) -> N
         (faults.DONE_AND_ERROR, 0, 2),
         (faults.NO_ANSWER, 0, 2),
         (faults.DONE_AND_NO_ANSWER, 0, 2),
+        (Fault(408, after=True), 0, 2),
+        (Fault(409), 0, 2),
         (faults.NO_CREDIT, 4, 1),
         (faults.NO_PERMISSION, 4, 1),
     ],
@@ -383,6 +385,15 @@ def test_one_job_whatever_the_answer(
     again = cloud.on("resume", "--yes")
     assert (again.exit_code, again.data["attempt"], cloud.hub.jobs_created) == (0, 2, 2)
     assert again.data["reused"] is (exit_code == 0)
+
+
+def test_what_the_hub_refuses_leads_to_no_page_that_is_not_there(cloud: Cloud) -> None:
+    """A job has none as a model has one."""
+    _cancelled(cloud)
+    cloud.hub.faults.add(CREATE, Fault(400))
+    answer = cloud.on("resume", "--yes")
+    assert (answer.exit_code, answer.error["code"], answer.error["got"]) == (2, "refused", "status 400: made up")
+    assert "https://" not in answer.error["hint"]
 
 
 def test_a_start_that_was_cut_off_is_looked_for(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +14,7 @@ from typing import Any
 import pytest
 
 import cloud_runs
-from cloud_runs import Cloud
+from cloud_runs import RUN_ID, Cloud
 from hub_emulator import ALWAYS, Fault, Hub, JobFault, faults
 
 pytest.importorskip("huggingface_hub")
@@ -198,7 +200,7 @@ def test_a_stream_that_is_cut_after_the_end(cloud: Cloud) -> None:
     job = cloud.start(TWELVE)
     _ended(cloud, job)
     cloud.hub.faults.add(LOGS, Fault(cut=3), times=3)
-    assert list(follow.lines("me", job.id, say=lambda _: None)) == ALL
+    assert list(follow.lines("me", job.id, RUN_ID, say=lambda _: None)) == ALL
     assert len(cloud.hub.faults.struck) == 3
 
 
@@ -309,6 +311,47 @@ def test_a_job_that_one_answer_does_not_know(cloud: Cloud) -> None:
     assert cloud.on("status").data["stage"] == "RUNNING"
     resumed = cloud.on("resume", "--yes").data
     assert (resumed["reused"], resumed["job_id"], cloud.hub.jobs_created) == (True, job.id, 1)
+
+
+@pytest.mark.parametrize("by_id", [False, True])
+@pytest.mark.parametrize("command", [("wait",), ("logs", "--follow")])
+def test_one_answer_that_does_not_know_the_job_ends_no_watch(
+    cloud: Cloud, command: tuple[str, ...], by_id: bool
+) -> None:
+    job = cloud.start("import time\nfor n in range(20):\n    print('line', n, flush=True)\n    time.sleep(0.1)")
+    name = f"me/{job.id}" if by_id else str(cloud.run.path)
+    for pattern in (INSPECT, LOGS):
+        cloud.hub.faults.add(pattern, faults.NOT_FOUND, call=2 if pattern == INSPECT else 1)
+    answer = cloud.call(command[0], name, *command[1:])
+    assert (answer.exit_code, answer.data["stage"], len(cloud.hub.faults.struck)) == (0, "COMPLETED", len(command))
+    assert command == ("wait",) or answer.data["lines"] == [f"line {n}" for n in range(20)]
+
+
+@pytest.mark.parametrize("by_id", [False, True])
+@pytest.mark.parametrize("command", ["wait", "logs", "cancel"])
+def test_a_job_that_is_deleted_while_it_is_watched(cloud: Cloud, command: str, by_id: bool) -> None:
+    """It is not a job that never was."""
+    job = _running(cloud)
+    asked = {"wait": rf"/{job.id}$", "logs": rf"/{job.id}/logs$", "cancel": rf"/{job.id}/cancel$"}[command]
+    deleted = threading.Thread(target=_deleted, args=(cloud, asked, 2 if command == "wait" else 1))
+    deleted.start()
+    cloud.hub.faults.add("POST .*/cancel", Fault(seconds=1.0))  # late enough
+    more = ("--follow",) if command == "logs" else ()
+    answer = cloud.call(command, f"me/{job.id}" if by_id else str(cloud.run.path), *more)
+    deleted.join()
+    assert answer.data["stage"] == "DELETED"
+    if command == "wait":
+        assert (answer.exit_code, answer.error["code"]) == (5, "job_deleted")
+    else:
+        assert answer.exit_code == 0
+
+
+def _deleted(cloud: Cloud, pattern: str, times: int) -> None:
+    """The job, after so many questions of a kind."""
+    _until(lambda: sum(bool(re.search(pattern, request.path)) for request in list(cloud.hub.log)) >= times)
+    [job] = cloud.hub.jobs.all
+    cloud.hub.jobs.all.clear()
+    job.cancelled.set()
 
 
 # --- cancel ---

@@ -161,6 +161,7 @@ def test_the_card_has_the_figures_of_these_files_and_of_no_others(hub: Hub, tmp_
 def test_a_server_that_fails_for_a_while_costs_only_time(hub: Hub, tmp_path: Path, run: Path) -> None:
     hub.faults.add("POST /api/repos/create", Fault(500))
     hub.faults.add("POST /api/models/me/tickets/commit", Fault(503), times=2)
+    hub.faults.add("POST /api/models/me/tickets/commit", Fault(412), call=3)  # somebody else's commit came between
     code, answer, words = _push(hub, tmp_path / "home", run, "--repo", "me/tickets")
     assert (code, answer["ok"]) == (0, True)
     assert "trying again" in words
