@@ -86,9 +86,8 @@ def test_the_status_of_a_job_that_has_ended_loads_no_heavy_library(tmp_path: Pat
     run = RunDir(tmp_path)
     record = CloudRecord("0" * 12, "1" * 16, "me", "me/tuned")
     cloud_record.write(run, record)
-    last_look.keep(
-        run, {"stage": "COMPLETED", "progress": {"age_seconds": None}}, [], datetime(2026, 11, 1, tzinfo=UTC)
-    )
+    said = {"stage": "COMPLETED", "progress": {"age_seconds": None}}
+    last_look.keep(run, record, said, [], datetime(2026, 11, 1, tzinfo=UTC))
     words = ("status", str(tmp_path), "--format", "json")
     done = _run("-c", PROGRAM, *words)
     assert done.returncode == 0, done.stderr

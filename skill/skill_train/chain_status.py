@@ -42,8 +42,10 @@ def _look_at_job(cloud: CloudRun, console: Console) -> Callable[[], tuple[Result
         about = chain_follow.look(found or cloud_run.with_now(cloud, console.status), console)
         found = None
         data, following = about.data(), list(about.next())
-        if about.cloud.run is not None and not about.now.live and not console.warnings:
-            last_look.keep(about.cloud.run, data, following, about.now.finished_at)
+        known, last = about.cloud, about.cloud.record.last
+        doubt = last != known.job  # a start that nobody heard of: its job may still appear
+        if known.run is not None and not (about.now.live or doubt or console.warnings):
+            last_look.keep(known.run, known.record, data, following, about.now.finished_at)
         return _told(data, following), about.now.live
 
     return look

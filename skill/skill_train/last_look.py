@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from skill_train import cloud_record
+from skill_train.cloud_record import CloudRecord
 from skill_train.errors import UsageError
 from skill_train.run_dir import RunDir, read_json, write_json
 
@@ -17,11 +18,20 @@ SCHEMA = "skill-train/status/1"
 SETTLED_SECONDS = 60.0  # after its end, in which the last files of a job reach the bucket, and its last lines the log
 
 
-def keep(run: RunDir, said: dict[str, Any], following: list[str], finished_at: datetime | None) -> None:
-    """Writes it down, of a job that ended long enough ago. Without the right to write there is none."""
+def keep(
+    run: RunDir, record: CloudRecord, said: dict[str, Any], following: list[str], finished_at: datetime | None
+) -> None:
+    """Writes it down, of a job that ended long enough ago. Without the right to write there is none.
+
+    Args:
+        record: that it was said of. When another process has written a newer one meanwhile, nothing is kept.
+    """
     if finished_at is None or (datetime.now(UTC) - finished_at).total_seconds() < SETTLED_SECONDS:
         return
-    document = {"schema": SCHEMA, "of": _record_digest(run), "at": _now(), "data": said, "next": following}
+    digest = _record_digest(run)
+    if cloud_record.read(run) != record:  # read after the digest, so that a newer one is never taken for this
+        return
+    document = {"schema": SCHEMA, "of": digest, "at": _now(), "data": said, "next": following}
     try:
         write_json(run.record("status"), document)
     except OSError:

@@ -16,6 +16,8 @@ import pytest
 import cloud_runs
 from cloud_runs import RUN_ID, Cloud
 from hub_emulator import ALWAYS, Fault, Hub, JobFault, faults
+from skill_train import cloud_run
+from skill_train.console import Console
 
 pytest.importorskip("huggingface_hub")
 
@@ -159,6 +161,42 @@ def test_a_job_that_ended_a_minute_ago_is_asked_for_once(cloud: Cloud) -> None:
     assert cloud.on("status").data["step"] == 10 and cloud.hub.log
     cloud.start("pass")
     assert cloud.on("status").data["attempt"] == 2
+
+
+def test_while_a_start_is_in_doubt_nothing_is_kept(cloud: Cloud) -> None:
+    """The job before it is shown meanwhile; the one that nobody heard of may appear."""
+    first = _ended_long_ago(cloud)
+    asked = dataclasses.replace(cloud.record.jobs[0], number=2, state="starting", job_id=None, url=None)
+    cloud.write(cloud.record.with_job(asked))
+    assert cloud.on("status").data["attempt"] == 1
+    second = cloud.hub.jobs.create(first.spec | {"labels": first.labels | {"attempt": "2"}}, "me", "me")
+    assert cloud.on("status").data["job_id"] == second.id
+
+
+def test_a_job_that_is_started_while_one_looks_is_not_hidden(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answer is of the record as it was read, not of the one that another process has written since."""
+    from skill_train import chain_follow
+
+    _ended_long_ago(cloud)
+    look = chain_follow.look
+
+    def overtaken(run: cloud_run.CloudRun, console: Console) -> chain_follow.About:
+        about = look(run, console)
+        cloud.start("pass")
+        return about
+
+    with monkeypatch.context() as patch:
+        patch.setattr(chain_follow, "look", overtaken)
+        assert cloud.on("status").data["attempt"] == 1
+    assert cloud.on("status").data["attempt"] == 2
+
+
+def _ended_long_ago(cloud: Cloud) -> Any:
+    job = cloud.start("pass")
+    _ended(cloud, job)
+    assert job.started is not None and job.finished is not None
+    job.started, job.finished = job.started - 120, job.finished - 120
+    return job
 
 
 def _but_age(answer: cloud_runs.Answer) -> dict[str, Any]:
