@@ -146,7 +146,8 @@ def metrics(steps: int, of: int = 10, *, seconds: float = 2.0) -> bytes:
 def result(state: str = "done", **more: bytes) -> dict[str, bytes]:
     """The files of a run that has ended, with `kept.json`."""
     adapter = {"adapter/adapter_config.json": b"{}", "adapter/adapter_model.safetensors": b"tuned" * 1000}
-    train = json.dumps({"outputs": {name: digest(content) for name, content in adapter.items()}}).encode()
+    outputs = {name: digest(content) for name, content in adapter.items()}
+    train = json.dumps({"recipe_hash": plan()["recipe_hash"], "outputs": outputs}).encode()
     files = adapter | {"train.json": train, "metrics.jsonl": metrics(10), "environment.json": b"{}", **more}
     marker = {"run": RUN_ID, "state": state, "exit_code": 0, "files": {n: digest(c) for n, c in files.items()}}
     return files | {"kept.json": json.dumps(marker).encode()}

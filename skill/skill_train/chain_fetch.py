@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import shlex
 from pathlib import Path
 from typing import Any
 
-from skill_train import cloud_budget, cloud_run, flavors, job_figures, kept, tables
+from skill_train import cloud_budget, cloud_run, flavors, hub_repository, job_figures, kept, tables
 from skill_train.chain import require_trained
 from skill_train.chain_follow import About, look
 from skill_train.cloud_answer import money
 from skill_train.cloud_record import CloudJob
 from skill_train.cloud_run import CloudRun
 from skill_train.console import Console, Result
-from skill_train.errors import DecisionNeeded, UsageError
-from skill_train.job_story import larger
+from skill_train.errors import AccessError, DecisionNeeded, UsageError, VerificationFailed
+from skill_train.follow import patiently
+from skill_train.job_story import Story, larger
 from skill_train.kept import Kept
-from skill_train.run_dir import RunDir
+from skill_train.run_dir import RunDir, read_json
 
 
 def pull(console: Console, *, run: str, run_dir: Path | None) -> Result:
-    """Everything that is kept, digests checked; from the repository of the model when the bucket has nothing."""
+    """Everything that is kept, digests checked; from the repository of the model when the bucket has no result."""
     cloud = cloud_run.in_folder(cloud_run.find(run, console.status), run_dir, console.status)
     here = cloud.run
     assert here is not None  # in_folder gave it one
-    record = cloud.record
-    there = kept.look(record.bucket, record.folder, console.status) if record.bucket and record.folder else None
-    fetched = _from_bucket(console, here, there) if there else _from_repository(console, cloud, here)
+    fetched = _fetched(cloud, here, console)
     source = fetched["inputs"]
     done = source["state"] == "done"
     if done:
@@ -45,15 +46,73 @@ def pull(console: Console, *, run: str, run_dir: Path | None) -> Result:
         "files": [{"path": str(here.path / name), **digest} for name, digest in fetched["outputs"].items()],
     }
     word = shlex.quote(str(here.path))
-    live = cloud.now is not None and cloud.now.live
-    ended_well = cloud.now is not None and cloud.now.stage == "COMPLETED"
-    unfinished = f"skill-train {'wait' if live else 'logs' if ended_well else 'resume'} {word}"
+    unfinished = f"skill-train {'wait' if _is_live(cloud) else 'resume'} {word}"
     return Result(
         data,
         human=lambda rich: tables.draw_pulled(rich, data),
         quiet=str(here.path),
         next=[f"skill-train export-gguf {word}"] if done else [unfinished],
     )
+
+
+def _fetched(cloud: CloudRun, here: RunDir, console: Console) -> dict[str, Any]:
+    """`pull.json`. A run that has ended may have its result in the repository only: its bucket took no more, say."""
+    from skill_train import pull as step
+
+    try:
+        there, missing = _in_bucket(cloud, console), None
+    except VerificationFailed as error:
+        if error.code != "kept_file_missing" or _is_live(cloud):
+            raise
+        there, missing = None, error
+    if there is not None and (there.state == "done" or _is_live(cloud)):
+        return _from_bucket(console, here, there)
+    try:
+        why = _not_pushed(cloud, here, console)
+    except AccessError as error:
+        if there is None:
+            raise missing or error from None
+        why = error.message
+    if not why:
+        return _from_repository(cloud, here)
+    if there is None:
+        raise missing or step.nothing_kept(here.path, why)
+    console.status(why)
+    return _from_bucket(console, here, there)
+
+
+def _is_live(cloud: CloudRun) -> bool:
+    return cloud.now is not None and cloud.now.live
+
+
+def _in_bucket(cloud: CloudRun, console: Console) -> Kept | None:
+    record = cloud.record
+    return kept.look(record.bucket, record.folder, console.status) if record.bucket and record.folder else None
+
+
+def _not_pushed(cloud: CloudRun, here: RunDir, console: Console) -> str:
+    """Why the repository of the model cannot give the result of this run; empty when it can.
+
+    Raises:
+        AccessError: the token may not read it.
+    """
+    from skill_train import hub
+    from skill_train import pull as step
+
+    repository = cloud.record.hub_model_id
+    if not repository or _is_live(cloud):
+        return "the job has not kept anything yet" if repository else "its bucket has no result"
+    console.status(f"the bucket has no result; asking for {repository}")
+    try:
+        found = patiently(lambda: hub_repository.find("model", repository), console.status)
+        files = found.files if found else ()
+        if "train.json" not in files or step.PUSHING in files:
+            return f"neither its bucket nor {repository} has its result"
+        trained = read_json(hub.model_file(repository, "train.json"))
+    except UsageError as error:
+        return f"its bucket has no result, and {error.message}"
+    same = trained.get("recipe_hash") == read_json(here.plan)["recipe_hash"]
+    return "" if same else f"its bucket has no result, and {repository} has that of another recipe"
 
 
 def _from_bucket(console: Console, here: RunDir, there: Kept) -> dict[str, Any]:
@@ -63,19 +122,12 @@ def _from_bucket(console: Console, here: RunDir, there: Kept) -> dict[str, Any]:
         return step.from_bucket(here, there, progress=progress, say=console.status)
 
 
-def _from_repository(console: Console, cloud: CloudRun, here: RunDir) -> dict[str, Any]:
+def _from_repository(cloud: CloudRun, here: RunDir) -> dict[str, Any]:
     from skill_train import hub
     from skill_train import pull as step
 
-    repository = cloud.record.hub_model_id
-    if not repository or (cloud.now is not None and cloud.now.live):
-        raise step.nothing_kept(here.path, "the job has not kept anything yet" if repository else "its bucket is empty")
-    console.status(f"nothing is in the bucket; asking for {repository}")
-    try:
-        folder, commit = hub.model_folder(repository, None)
-    except UsageError as error:
-        raise step.nothing_kept(here.path, f"its bucket is empty, and {error.message}") from None
-    return step.from_repository(here, repository, folder, commit)
+    folder, commit = hub.model_folder(cloud.record.hub_model_id, None)
+    return step.from_repository(here, cloud.record.hub_model_id, folder, commit)
 
 
 def resume(
@@ -100,7 +152,7 @@ def resume(
             step.noted(cloud.run, console.status)
         return _there(cloud, cloud.job, reused=True)
     cloud = cloud_run.in_folder(cloud, run_dir, console.status)
-    about = look(cloud, console)
+    about = _ended(cloud, console)
     if about.story is None:
         return _finished(cloud)
     _check_flavor(about, flavor)
@@ -132,6 +184,32 @@ def resume(
     )
     assert record.last is not None  # a job was started
     return _there(cloud, record.last, reused=reused, budget=budget)
+
+
+def _ended(cloud: CloudRun, console: Console) -> About:
+    """One look. Of a job that ended well and left no result, with a story all the same: then there is more to do."""
+    about = look(cloud, console)
+    if about.story is not None or _has_result(cloud, console):
+        return about
+    story = Story(
+        code="nothing_kept",
+        message="the job ended well, and its result is neither in its bucket nor in its repository",
+        help="another job, which goes on from the newest checkpoint",
+    )
+    return dataclasses.replace(about, story=story)
+
+
+def _has_result(cloud: CloudRun, console: Console) -> bool:
+    """Whether it is here, or can be fetched."""
+    assert cloud.run is not None  # in_folder gave it one
+    with contextlib.suppress(UsageError):
+        require_trained(cloud.run)
+        return True
+    with contextlib.suppress(VerificationFailed):  # a file of it is gone
+        there = _in_bucket(cloud, console)
+        if there is not None and there.state == "done":
+            return True
+    return not _not_pushed(cloud, cloud.run, console)
 
 
 def _rest(about: About, flavor: str) -> dict[str, Any]:

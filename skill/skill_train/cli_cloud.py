@@ -88,7 +88,7 @@ def logs(console: Console, **options: Any) -> Result:
 @click.argument("run")
 @click.option("--timeout", type=click.FloatRange(min=0), help="Seconds to wait; the job goes on.  [default: no limit]")
 def wait(console: Console, **options: Any) -> Result:
-    """Wait until a job has ended; exit 0 when it did its work, else the reason. An outage of the Hub is waited out."""
+    """Wait until a job has ended; exit 0 when it COMPLETED, else the reason. An outage of the Hub is waited out."""
     from skill_train import chain_follow
 
     return chain_follow.wait(console, **options)
@@ -117,7 +117,8 @@ def cancel(console: Console, **options: Any) -> Result:
 def pull(console: Console, **options: Any) -> Result:
     """Fetch what a job kept, the adapter and its records, digests checked, so that merge and export work as here.
 
-    A run that has not finished brings its records and its newest checkpoint. Run it again after an interruption.
+    A result that the bucket lacks comes from the repository that it was pushed to. A run that has not finished brings
+    its records and its newest checkpoint. Run it again after an interruption.
     """
     from skill_train import chain_fetch
 

@@ -67,6 +67,14 @@ def model_facts(model: str, revision: str | None = None) -> ModelFacts:
         raise _or_dataset(error, model) from None
 
 
+def model_file(model: str, name: str) -> Path:
+    """A small file of a model on the Hub, in its cache.
+
+    Raises: as `model_folder`.
+    """
+    return ask(Subject("model", model), lambda: _file(model, name, None))
+
+
 def live_flavors(*, seconds: float = 3.0) -> tuple[Flavor, ...]:
     """The machines of Hugging Face Jobs with today's prices.
 

@@ -174,6 +174,7 @@ _OWN_REMEDY = {
     "process_lost": "ram",
     "native_crash": "again",
     "push_failed": "again",
+    "not_kept": "again",
     "missing_package": "again",
     "device_unavailable": "again",
     "too_few_devices": "again",
@@ -348,6 +349,8 @@ def _with_next(story: Story, ending: Ending, run: str, offered: tuple[Flavor, ..
         kept = f"{story.help}; the result lies whole in the bucket" if story.help else "the result lies in the bucket"
         return replace(story, help=kept, next=(f"skill-train pull {word}", f"skill-train resume {word}"))
     again, log = f"skill-train resume {word}", f"skill-train logs {word} --tail 200"
+    if story.code == "not_kept":  # it was pushed, and `pull` asks the repository too
+        return replace(story, next=(f"skill-train pull {word}", again))
     if story.remedy in ("gpu", "ram"):
         bigger = larger(offered, ending.flavor, story.remedy)
         return replace(story, next=(f"{again} --flavor {bigger.name}", log) if bigger else (log,))

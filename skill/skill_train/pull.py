@@ -23,6 +23,7 @@ from skill_train.kept import BEFORE, FILES, Kept, KeptFile, belongs
 from skill_train.run_dir import RunDir, file_digest, read_json, require_space, write_record
 from skill_train.run_lock import locked
 
+PUSHING = "training.json"  # in a repository whose job has not pushed yet; scripts/train.py calls it PROOF
 _PART = ".pull.part"  # files on their way; of the next pull too
 _TRIES = 2
 _GROUP_FILES, _GROUP_BYTES = 8, 256_000_000
@@ -71,7 +72,8 @@ def from_repository(run: RunDir, repository: str, folder: Path, commit: str | No
         sources = {name: folder / (Path(name).name if name in promised else name) for name in names}
         files = [KeptFile(name, "", _size(sources[name]), promised.get(name)) for name in names]
         todo = [file for file in files if not _is_here(run, file, earlier)]
-        outputs = {file.name: file.digest for file in files if file not in todo}
+        outputs = {name: digest for name, digest in earlier.items() if (run.path / name).is_file()}
+        outputs |= {file.name: file.digest for file in files if file not in todo}
         for file in _in_order(todo):
             part = _part(run, file)
             part.parent.mkdir(parents=True, exist_ok=True)

@@ -19,6 +19,7 @@ import cloud_runs
 import killing
 from cloud_runs import BUCKET, FOLDER, RUN_ID, Cloud
 from hub_emulator import ALWAYS, Fault, Hub, JobFault, faults
+from skill_train.resources import train_module
 
 pytest.importorskip("huggingface_hub")
 
@@ -245,13 +246,54 @@ def test_trouble_while_files_come(cloud: Cloud) -> None:
 
 def test_the_repository_has_it_when_the_bucket_is_gone(cloud: Cloud, tmp_path: Path) -> None:
     files = cloud_runs.result()
-    pushed = {name.removeprefix("adapter/"): content for name, content in files.items() if name != "kept.json"}
-    cloud.hub.add("model", "me/tickets", pushed)
+    cloud.hub.add("model", "me/tickets", _pushed())
     _ended(cloud, cloud.start("pass"))
     cloud.hub.buckets.clear()
     answer = _child(cloud, tmp_path, "pull", str(cloud.run.path))
     assert (answer["data"]["trained"], answer["data"]["from"]) == (True, "me/tickets")
     assert (cloud.run.adapter / "adapter_model.safetensors").read_bytes() == files["adapter/adapter_model.safetensors"]
+
+
+@pytest.mark.parametrize("end", ["pass", "raise SystemExit(5)"])
+@pytest.mark.parametrize("promised", [False, True])
+def test_the_repository_has_it_when_the_bucket_took_no_result(
+    cloud: Cloud, tmp_path: Path, end: str, promised: bool
+) -> None:
+    """Pushed, and the bucket was full before its marker came, or has lost a file that the marker promises."""
+    kept = cloud_runs.result() if promised else {"metrics.jsonl": cloud_runs.metrics(9), "environment.json": b"{}"}
+    kept.pop("adapter/adapter_model.safetensors", None)
+    cloud.keep(cloud_runs.checkpoint(5) | kept)
+    cloud.hub.add("model", "me/tickets", _pushed())
+    job = cloud.start(f"import time; time.sleep(2); {end}")
+    if not promised:
+        assert cloud.on("pull").data["from"] == BUCKET  # while it runs, the repository may hold an older result
+    _ended(cloud, job)
+    if end == "pass":
+        told = _child(cloud, tmp_path, "resume", str(cloud.run.path), "--yes")
+        assert (told["data"]["finished"], cloud.hub.jobs_created) == (True, 1)
+    for _ in range(2):
+        answer = _child(cloud, tmp_path, "pull", str(cloud.run.path))
+        assert (answer["data"]["trained"], answer["data"]["from"]) == (True, "me/tickets")
+    cloud.keep(cloud_runs.result())  # of a further job, say: what the first pulls wrote is still known as theirs
+    assert cloud.on("pull").data["from"] == BUCKET
+    assert answer["next"] == [f"skill-train export-gguf {cloud.run.path}"]
+
+
+@pytest.mark.parametrize("whose", ["of another recipe", "of an earlier run"])
+def test_a_result_that_is_not_of_this_run_is_left_in_the_repository(cloud: Cloud, tmp_path: Path, whose: str) -> None:
+    """A job writes a proof there when it begins, and takes it away when it pushes."""
+    pushed = _pushed()
+    if whose == "of another recipe":
+        pushed["train.json"] = json.dumps(json.loads(pushed["train.json"]) | {"recipe_hash": "0" * 64}).encode()
+    else:
+        pushed[train_module().PROOF] = b"{}"
+    cloud.hub.add("model", "me/tickets", pushed)
+    cloud.keep(cloud_runs.checkpoint(5))
+    _ended(cloud, cloud.start("pass"))
+    data = _child(cloud, tmp_path, "pull", str(cloud.run.path))["data"]
+    assert (data["trained"], data["checkpoint"], data["from"]) == (False, 5, BUCKET)
+    assert not cloud.run.adapter.exists()
+    assert _child(cloud, tmp_path, "resume", str(cloud.run.path), "--yes")["data"]["attempt"] == 2
 
 
 def test_nothing_is_kept_anywhere(cloud: Cloud) -> None:
@@ -336,10 +378,32 @@ def test_a_live_job_is_the_answer(cloud: Cloud) -> None:
 
 
 def test_a_finished_run_is_pulled(cloud: Cloud) -> None:
+    cloud.keep(cloud_runs.result())
     _ended(cloud, cloud.start("pass"))
     answer = cloud.on("resume", "--yes")
     assert (answer.exit_code, answer.data["finished"], cloud.hub.jobs_created) == (0, True, 1)
     assert answer.document["next"] == [f"skill-train pull {cloud.run.path}"]
+
+
+def test_a_run_that_ended_well_and_left_no_result_goes_on(cloud: Cloud) -> None:
+    """Also from its last step: what is left is to keep the result."""
+    cloud.keep(cloud_runs.checkpoint(10) | {"metrics.jsonl": cloud_runs.metrics(10)})
+    _ended(cloud, cloud.start("pass"))
+    pulled = cloud.on("pull")
+    assert pulled.document["next"] == [f"skill-train resume {cloud.run.path}"]
+    answer = cloud.on("resume")
+    assert (answer.exit_code, answer.error["code"], answer.data["from_step"]) == (3, "confirm_cost", 10)
+    assert answer.data["why"]["code"] == "nothing_kept"
+    answer = cloud.on("resume", "--yes")
+    assert (answer.exit_code, answer.data["attempt"], cloud.hub.jobs_created) == (0, 2, 2)
+
+
+def test_what_was_fetched_is_finished_without_its_bucket(cloud: Cloud) -> None:
+    cloud.keep(cloud_runs.result())
+    _ended(cloud, cloud.start("pass"))
+    assert cloud.on("pull").data["trained"]
+    cloud.hub.buckets.clear()
+    assert cloud.on("resume", "--yes").data["finished"]
 
 
 def test_after_a_lack_of_memory_another_machine_must_be_named(cloud: Cloud) -> None:
@@ -436,6 +500,12 @@ def _tree(cloud: Cloud) -> set[str]:
     ours = {"plan.json", "cloud.json", "pull.json", ".lock", "recipe.yaml"}
     found = {path.relative_to(cloud.run.path).as_posix() for path in cloud.run.path.rglob("*") if path.is_file()}
     return {name for name in found - ours if not name.startswith(".pull.part")}
+
+
+def _pushed() -> dict[str, bytes]:
+    """A result as a job pushes it: beside its records, in no folder."""
+    files = cloud_runs.result()
+    return {name.removeprefix("adapter/"): files[name] for name in files if name not in ("kept.json", "metrics.jsonl")}
 
 
 def _child(cloud: Cloud, home: Path, *arguments: str) -> dict[str, dict[str, object]]:

@@ -152,6 +152,13 @@ def test_a_result_that_lies_in_the_bucket_is_fetched() -> None:
     assert (story.code, story.next) == ("push_failed", ("skill-train pull 'runs/tickets cloud'", NAMED))
 
 
+def test_a_result_that_lies_in_the_repository_only_is_fetched() -> None:
+    error = {"code": "not_kept", "message": "the results could not be kept", "hint": ""}
+    event = json.dumps({"event": "failed", "exit_code": 5, "error": error})
+    story = _story("Job failed with exit code: 5. Reason: Error", lines=(event,))
+    assert (story.code, story.next) == ("not_kept", ("skill-train pull 'runs/tickets cloud'", NAMED))
+
+
 @pytest.mark.parametrize(
     ("flavor", "need", "expected"),
     [
