@@ -145,6 +145,7 @@ FLOOR: dict[str, set[str]] = {
         "jobs",
         "kept",
         "recipe",
+        "records",
         "run_dir",
         "run_lock",
     },

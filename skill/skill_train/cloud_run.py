@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from dataclasses import dataclass, replace
@@ -18,9 +19,11 @@ from skill_train.job_once import timestamp
 from skill_train.job_spec import Mount
 from skill_train.jobs import Job
 from skill_train.recipe import to_yaml
+from skill_train.records import fits
 from skill_train.run_dir import RunDir, read_json, write_json, write_text
 from skill_train.run_lock import locked
 
+_PARTS, _RECIPE = {"recipe", "recipe_hash", "policy", "placement"}, {"model", "data", "max_steps"}  # of each plan
 _JOB = re.compile(r"(?:(?P<namespace>[\w.-]+)/)?(?P<id>[0-9a-f]{24})")
 
 
@@ -120,21 +123,61 @@ def plan_of(cloud: CloudRun, there: kept.Peek) -> dict[str, Any] | None:
     if cloud.run is not None and cloud.run.plan.is_file():
         return dict(read_json(cloud.run.plan))
     plan = there.document("plan.json")
-    return plan if plan is not None and isinstance(plan.get("recipe"), dict) else None
+    return plan if plan is not None and _is_whole(plan) else None
+
+
+def _is_whole(plan: dict[str, Any]) -> bool:
+    """Whether it is a plan that a job can have had: a bucket can hold anything."""
+    if not (fits(plan, "plan.json") and plan.keys() >= _PARTS and plan["recipe"].keys() >= _RECIPE):
+        return False
+    try:
+        json.dumps(plan, allow_nan=False)  # JSON has no NaN; Python reads it
+    except ValueError:
+        return False
+    return isinstance(plan["policy"].get("hub_model_id"), str)
 
 
 def in_folder(cloud: CloudRun, folder: Path | None, say: Say) -> CloudRun:
     """The run with a run directory: its own, or a new one for a run that is known by a job's id.
 
     Raises:
-        UsageError: the folder holds another run, or the plan is in the bucket no more.
+        UsageError: the folder holds another run or is in use, or the plan is in the bucket no more.
     """
     if cloud.run is not None and folder in (None, cloud.run.path):
-        return cloud
-    run = RunDir(folder or Path("runs") / cloud.record.run_id)
+        run, record = cloud.run, cloud.record
+    else:
+        run = RunDir(folder or Path("runs") / cloud.record.run_id)
+        record = _known(run, cloud.record.run_id) or cloud.record
+    if run.plan.is_file():
+        return replace(cloud, name=str(run.path), run=run, record=record)
+    bucket, kept_in = record.bucket, record.folder
+    there = kept.peek(bucket, kept_in, ("plan.json",), say) if bucket and kept_in else kept.NOTHING
+    plan = plan_of(cloud, there)
+    if plan is None:
+        raise UsageError(
+            f"the plan of {cloud.name} is not in its bucket any more, or broken",
+            code="no_plan",
+            expected="plan.json beside the program of the job",
+            hint="use the run directory that submitted it",
+        )
+    record = replace(record, hub_model_id=record.hub_model_id or plan["policy"]["hub_model_id"])
+    with locked(run, "pull"):
+        if _known(run, record.run_id) is None:
+            cloud_record.write(run, record)  # first: a folder that a kill leaves is known as that of this run
+        write_text(run.recipe, to_yaml(plan["recipe"] | plan["policy"]))
+        write_json(run.plan, plan)
+    return replace(cloud, name=str(run.path), run=run, record=record)
+
+
+def _known(run: RunDir, run_id: str) -> CloudRecord | None:
+    """The record of this very run that lies in a folder; None in a new one.
+
+    Raises:
+        UsageError: the folder holds another run.
+    """
     known = cloud_record.read(run)
-    if known is not None and known.run_id == cloud.record.run_id:
-        return replace(cloud, name=str(run.path), run=run, record=known)
+    if known is not None and known.run_id == run_id:
+        return known
     if known is not None or run.plan.exists() or run.adapter.exists():
         raise UsageError(
             f"{run.path} holds another run",
@@ -143,22 +186,7 @@ def in_folder(cloud: CloudRun, folder: Path | None, say: Say) -> CloudRun:
             got=f"run {known.run_id}" if known else "a run of this machine",
             hint="give another --run-dir",
         )
-    bucket, kept_in = cloud.record.bucket, cloud.record.folder
-    there = kept.peek(bucket, kept_in, ("plan.json",), say) if bucket and kept_in else kept.NOTHING
-    plan = plan_of(cloud, there)
-    if plan is None:
-        raise UsageError(
-            f"the plan of {cloud.name} is not in its bucket any more",
-            code="no_plan",
-            expected="plan.json beside the program of the job",
-            hint="use the run directory that submitted it",
-        )
-    write_text(run.recipe, to_yaml(plan["recipe"] | plan.get("policy", {})))
-    write_json(run.plan, plan)
-    repository = (plan.get("policy") or {}).get("hub_model_id") or ""
-    record = replace(cloud.record, hub_model_id=cloud.record.hub_model_id or repository)
-    cloud_record.write(run, record)
-    return replace(cloud, name=str(run.path), run=run, record=record)
+    return None
 
 
 def never_started(name: str) -> UsageError:

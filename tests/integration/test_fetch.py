@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,6 +21,8 @@ import killing
 from cloud_runs import BUCKET, FOLDER, RUN_ID, Cloud
 from hub_emulator import ALWAYS, Fault, Hub, JobFault, faults
 from skill_train.resources import train_module
+from skill_train.run_dir import RunDir
+from skill_train.run_lock import locked
 
 pytest.importorskip("huggingface_hub")
 
@@ -314,6 +317,69 @@ def test_by_the_id_of_a_job(cloud: Cloud, tmp_path: Path) -> None:
     cloud.write(dataclasses.replace(cloud.record, run_id="f" * 12))
     refused = cloud.call("pull", f"me/{job.id}", "--run-dir", str(cloud.run.path))
     assert (refused.exit_code, refused.error["code"]) == (2, "another_run")
+
+
+@pytest.mark.parametrize("name", ["cloud.json", "recipe.yaml", "plan.json"])
+def test_by_the_id_of_a_job_and_killed(cloud: Cloud, tmp_path: Path, name: str) -> None:
+    """Before each file of its new folder has its name: the same command goes on, and so does one that names the
+    folder."""
+    cloud.keep(cloud_runs.checkpoint(5))
+    _cancelled(cloud)
+    place = tmp_path / "place"
+    place.mkdir()
+    words = ("pull", f"me/{cloud.hub.jobs.all[0].id}", "--run-dir", "run")
+    step = killing.Step("pull", words, place, cloud.hub.environment(tmp_path / "home"))
+    assert not killing.struck(step, place, tmp_path / "log", killing.Moment(operation=f"os.rename .{name}"))
+    copy = Path(shutil.copytree(place, tmp_path / "copy")) / "run"
+    assert killing.finish(step, place) == []
+    assert (place / "run" / "plan.json").read_bytes() == cloud.run.plan.read_bytes()
+    assert (place / "run" / "checkpoints" / "checkpoint-5").is_dir()
+    if name != "cloud.json":
+        assert cloud.call("status", str(copy)).data["steps"] == cloud_runs.plan()["recipe"]["max_steps"]
+        assert cloud.call("pull", str(copy)).data["checkpoint"] == 5
+        assert (copy / "recipe.yaml").is_file() and (copy / "plan.json").is_file()
+
+
+def test_by_the_id_of_a_job_twice_at_once(cloud: Cloud, tmp_path: Path) -> None:
+    cloud.keep(cloud_runs.result())
+    job = cloud.start("pass")
+    _ended(cloud, job)
+    run = RunDir(tmp_path / "new")
+    with locked(run, "pull"):
+        answer = cloud.call("pull", f"me/{job.id}", "--run-dir", str(run.path))
+    assert (answer.exit_code, answer.error["code"], [p.name for p in run.path.iterdir()]) == (
+        2,
+        "run_in_use",
+        [".lock"],
+    )
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"recipe": {}, "policy": []},
+        {"recipe": {"max_steps": "many"}},
+        {"recipe": {}},
+        {"policy": {"hub_model_id": None}},
+        {"policy": {}},
+        {"launch": {"arguments": ["--main_process_ip", "evil; rm -rf"], "environment": {}}},
+        {"recipe_hash": float("nan")},
+        {"facts": {"rows": float("nan")}},
+        "recipe_hash",
+        "policy",
+    ],
+)
+def test_a_plan_in_the_bucket_is_not_taken_on_trust(cloud: Cloud, tmp_path: Path, broken: Any) -> None:
+    _cancelled(cloud)
+    made = cloud_runs.plan()
+    wrong = {key: made[key] for key in made if key != broken} if isinstance(broken, str) else made | broken
+    cloud.keep({"plan.json": json.dumps(wrong).encode()})
+    name = f"me/{cloud.hub.jobs.all[0].id}"
+    assert cloud.call("status", name).data["steps"] is None
+    for words in (("pull",), ("resume", "--yes")):
+        answer = cloud.call(words[0], name, "--run-dir", str(tmp_path / "new"), *words[1:])
+        assert (answer.exit_code, answer.error["code"]) == (2, "no_plan")
+    assert not (tmp_path / "new").exists() and cloud.hub.jobs_created == 1
 
 
 # --- resume ---
