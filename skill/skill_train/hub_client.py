@@ -20,6 +20,7 @@ Answer = TypeVar("Answer")
 
 REQUEST_SECONDS = 8.0  # to connect, to write, and for each read; huggingface_hub 2.4 sets no limit of its own
 _STORE = re.compile(r"CAS Client Error|HTTP status (?:client|server) error|Request error:")  # hf_xet, 1.6 [ran]
+_SYSTEM = re.compile(r"IO Error:.*\(os error (\d+)\)")  # hf_xet too, of a disk that takes no more [ran]
 # What the client raises when an answer lacks a key or has a list for a number [ran on 2.4 with made-up answers].
 _UNREAD = (AttributeError, LookupError, TypeError, ValueError, OverflowError, RecursionError)
 QUESTION_SECONDS = 20.0  # for all requests of one question, also where a server sends a byte now and then
@@ -150,6 +151,9 @@ def translated(error: Exception, subject: Subject) -> Exception:
     cause = error.__cause__
     if isinstance(error, errors.LocalEntryNotFoundError) and isinstance(cause, errors.HfHubHTTPError):
         error = cause  # a download that found no copy in the cache either
+    system = _SYSTEM.search(str(error)) if isinstance(error, RuntimeError) else None
+    if system:
+        error = OSError(int(system[1]), str(error))  # Python makes a ConnectionResetError of its number
     if isinstance(error, errors.HfHubHTTPError):
         return _of_repository(error, subject) or _of_status(error.response, subject)
     if isinstance(error, httpx2.ReadTimeout):
@@ -159,7 +163,7 @@ def translated(error: Exception, subject: Subject) -> Exception:
     if isinstance(error, (httpx2.HTTPError, ConnectionError, TimeoutError, errors.LocalEntryNotFoundError)):
         return _unreachable(subject, _reason(cause or error))
     if isinstance(error, OSError):
-        return _of_disk(error)
+        return _of_disk(error, subject)
     if isinstance(error, json.JSONDecodeError):
         return Temporary(f"what answered for {subject} is not the Hub", code="hub_answer", got=_reason(error))
     if isinstance(error, errors.SafetensorsParsingError):
@@ -277,14 +281,16 @@ def _said(response: Any) -> str:
     return " ".join(str(words).split())[:200]
 
 
-def _of_disk(error: OSError) -> SkillTrainError:
-    """What is left is the cache: the requests' own failures have other classes."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+def _of_disk(error: OSError, subject: Subject) -> SkillTrainError:
+    """What is left is the cache: the requests' own failures have other classes. Files of a bucket go elsewhere."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        place = "give a --run-dir" if subject.kind == "bucket" else "set HF_HOME to a folder"
         return DecisionNeeded(
-            "the disk is full",
+            "the disk is full, or a limit on what may be written is reached",
             code="no_disk",
+            expected=f"room for the files of {subject}",
             got=str(error),
-            hint="free some space, or set HF_HOME to a folder on another disk",
+            hint=f"free some space, or {place} on another disk; the same command goes on",
         )
     return UsageError(
         "the cache of the Hub cannot be used",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -235,6 +236,22 @@ def test_a_pull_that_is_killed_before_its_record_goes_on(cloud: Cloud, tmp_path:
     cloud.keep({"metrics.jsonl": cloud_runs.metrics(7)})
     assert cloud.on("pull").exit_code == 0
     assert cloud.run.metrics.read_bytes() == cloud_runs.metrics(7)
+
+
+def test_a_disk_that_takes_no_more(cloud: Cloud, tmp_path: Path) -> None:
+    """hf_xet says it in words only, of a limit as of a full disk. With more room the same command goes on."""
+    cloud.keep(cloud_runs.result(**{"adapter/large.bin": os.urandom(3_000_000)}))
+    _ended(cloud, cloud.start("pass"))
+    done = subprocess.run(
+        killing.program("pull", str(cloud.run.path)),
+        env=cloud.hub.environment(tmp_path / "home"),
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, resource.RLIM_INFINITY)),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, json.loads(done.stdout)["error"]["code"]) == (3, "no_disk"), done.stdout + done.stderr
+    assert cloud.on("pull").data["trained"]
 
 
 def test_trouble_while_files_come(cloud: Cloud) -> None:

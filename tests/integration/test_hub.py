@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import socket
 import struct
 from collections.abc import Iterator
@@ -14,6 +16,7 @@ import pytest
 from hub_child import ask
 from hub_emulator import ALWAYS, Fault, Hub, Repository
 from models import recorded
+from skill_train.errors import SkillTrainError
 
 pytest.importorskip("huggingface_hub")
 
@@ -263,6 +266,30 @@ def test_a_hub_that_drips_ends_after_its_time(hub: Hub, home: Path) -> None:
     assert (told["error"]["code"], told["error"]["exit_code"]) == ("hub_unreachable", 8)
     assert told["error"]["got"] == "no answer within 3 seconds"
     assert told["seconds"] < 4.5
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "exit_code"),
+    [
+        (errno.ENOSPC, "no_disk", 3),
+        (errno.EDQUOT, "no_disk", 3),
+        (errno.EACCES, "broken_cache", 2),
+        (errno.ECONNRESET, "hub_unreachable", 8),
+    ],
+)
+def test_what_the_system_refuses_hf_xet(number: int, code: str, exit_code: int) -> None:
+    """It has one kind of error for all, with the number of the system in its words."""
+    from skill_train import hub_client
+
+    words = f"Data processing error: IO Error: {os.strerror(number)} (os error {number})"
+
+    def download() -> None:
+        raise RuntimeError(words)
+
+    with pytest.raises(SkillTrainError) as raised:
+        hub_client.ask(hub_client.Subject("model", MODEL), download, seconds=None)
+    assert (raised.value.code, raised.value.exit_code) == (code, exit_code)
+    assert words in raised.value.got
 
 
 # --- The cache ---
