@@ -12,7 +12,7 @@ from skill_train import cloud_budget, cloud_run, flavors, hub_repository, job_fi
 from skill_train.chain import require_trained
 from skill_train.chain_follow import About, look
 from skill_train.cloud_answer import money
-from skill_train.cloud_record import CloudJob
+from skill_train.cloud_record import CloudJob, CloudRecord
 from skill_train.cloud_run import CloudRun
 from skill_train.console import Console, Result
 from skill_train.errors import AccessError, DecisionNeeded, UsageError, VerificationFailed
@@ -144,8 +144,8 @@ def resume(
     from skill_train import resume as step
 
     cloud = cloud_run.find(run, console.status)
-    last = cloud.record.last
-    if last is not None and last.job_id not in (None, cloud.job.job_id):  # an id of an earlier job was given
+    newest = cloud.record.last_begun
+    if newest is not None and newest.job_id != cloud.job.job_id:  # an id of an earlier job was given
         cloud = cloud_run.with_now(cloud_run.latest(cloud), console.status)
     if cloud.now is not None and cloud.now.live:
         if cloud.run is not None:
@@ -158,7 +158,7 @@ def resume(
     _check_flavor(about, flavor)
     chosen = flavor or cloud.job.flavor
     price, source = _price(chosen)
-    max_cost = cloud.job.max_cost if max_cost is None else max_cost
+    max_cost = _ceiling(cloud.record) if max_cost is None else max_cost
     asked = _command(cloud, chosen, max_cost)
     budget = cloud_budget.budget(
         _rest(about, chosen),
@@ -182,8 +182,13 @@ def resume(
         max_cost=max_cost,
         say=console.status,
     )
-    assert record.last is not None  # a job was started
-    return _there(cloud, record.last, reused=reused, budget=budget)
+    assert record.last_begun is not None  # a job was started
+    return _there(cloud, record.last_begun, reused=reused, budget=None if reused else budget)
+
+
+def _ceiling(record: CloudRecord) -> float | None:
+    """What was said last. A job that another folder started tells nothing of it."""
+    return next((job.max_cost for job in reversed(record.jobs) if job.max_cost is not None), None)
 
 
 def _ended(cloud: CloudRun, console: Console) -> About:

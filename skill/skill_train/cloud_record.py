@@ -109,6 +109,11 @@ class CloudRecord:
         """The newest job, which may still be starting."""
         return self.jobs[-1] if self.jobs else None
 
+    @property
+    def last_begun(self) -> CloudJob | None:
+        """The newest job that is known to exist."""
+        return next((job for job in reversed(self.jobs) if job.job_id is not None), None)
+
     def with_job(self, job: CloudJob) -> CloudRecord:
         """With this job in the place of the one that has its number, or as a new one."""
         others = (known for known in self.jobs if known.number != job.number)

@@ -52,7 +52,8 @@ class CloudRun:
 def find(name: str, say: Say) -> CloudRun:
     """The run, with the job that is meant as it is now.
 
-    A job whose start had no answer is looked up by its labels.
+    Of a run directory that is the newest: jobs that it does not know are looked up by their labels, where one was asked
+    for without an answer, and where the last one has ended without its result.
 
     Raises:
         UsageError: neither a run that was submitted nor a job that skill-train started, or there is no such job now.
@@ -66,8 +67,15 @@ def find(name: str, say: Say) -> CloudRun:
     if record.last is None:
         raise never_started(name)
     if record.last.job_id is None:
-        return _started_perhaps(CloudRun(name, run, record, record.last), say)
-    return with_now(CloudRun(name, run, record, record.last), say)
+        record = with_others(record, say)
+    if record.last_begun is None:
+        raise never_started(name)
+    cloud = with_now(CloudRun(name, run, record, record.last_begun), say)
+    if cloud.now is not None and (cloud.now.live or cloud.now.stage == "COMPLETED"):
+        return cloud
+    cloud = replace(cloud, record=with_others(cloud.record, say))
+    newest = cloud.record.last_begun
+    return cloud if newest in (None, cloud.job) else with_now(latest(cloud), say)
 
 
 def with_now(cloud: CloudRun, say: Say) -> CloudRun:
@@ -114,8 +122,23 @@ def _write_end(run: RunDir, ended: CloudJob) -> None:
 
 
 def latest(cloud: CloudRun) -> CloudRun:
-    """The run with its last job in the place of the one that was named."""
-    return replace(cloud, job=cloud.record.jobs[-1], now=None)
+    """The run with its newest job in the place of the one that was named."""
+    return replace(cloud, job=cloud.record.last_begun or cloud.job, now=None)
+
+
+def with_others(record: CloudRecord, say: Say) -> CloudRecord:
+    """With the jobs of this run that the record lacks: their start had no answer, or another folder started them."""
+    listed = patiently(lambda: jobs.find(record.namespace, {"run": record.run_id}), say)
+    for job in reversed(listed):  # the oldest first
+        found = _as_record(job, None)
+        there = next((known for known in record.jobs if known.number == found.number), None)
+        if there is not None and there.job_id is None:
+            found = _as_record(job, there)
+        elif there is not None and not job.live:  # two folders gave the same number: the job that runs is the one
+            continue
+        if there is None or there.job_id != job.id:
+            record = with_bucket(record.with_job(found), job)
+    return record
 
 
 def plan_of(cloud: CloudRun, there: kept.Peek) -> dict[str, Any] | None:
@@ -197,21 +220,6 @@ def never_started(name: str) -> UsageError:
         expected="a run with a job",
         hint=f"skill-train submit {word}",
     )
-
-
-def _started_perhaps(cloud: CloudRun, say: Say) -> CloudRun:
-    """Nobody heard whether the last job was created: its labels tell."""
-    labels = cloud_record.labels(cloud.record, cloud.job.number)
-    wanted = {key: labels[key] for key in ("run", "attempt")}
-    found = patiently(lambda: jobs.find(cloud.record.namespace, wanted), say)
-    if found:
-        known = _as_record(found[-1], cloud.job)
-        record = with_bucket(cloud.record.with_job(known), found[-1])
-        return noted(replace(cloud, record=record, job=known, now=found[-1]))
-    before = next((job for job in reversed(cloud.record.jobs) if job.job_id is not None), None)
-    if before is None:
-        raise never_started(cloud.name)
-    return with_now(replace(cloud, job=before), say)
 
 
 def with_bucket(record: CloudRecord, job: Job) -> CloudRecord:

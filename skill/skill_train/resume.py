@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 
-from skill_train import cloud_record, job_once, jobs
+from skill_train import cloud_record, cloud_run, job_once, jobs
 from skill_train.cloud_record import CloudJob, CloudRecord
 from skill_train.errors import UsageError
 from skill_train.follow import Say, job_now
@@ -18,7 +18,8 @@ def resume(
 ) -> tuple[CloudRecord, bool]:
     """The record with a job that goes on, and whether it was there already.
 
-    It is written down before it is asked for; a job that was asked for before and may exist is looked for first.
+    It is written down before it is asked for. A job that was asked for before and may exist is looked for first, and so
+    is one that another folder has started.
 
     Raises:
         UsageError: no job of this run ever began, so there is no folder to go on in.
@@ -27,8 +28,8 @@ def resume(
     with locked(run, "resume"):
         record = _settled(run, cloud_record.submitted(run), say)
         now = _now(record, say)
-        if now is not None and record.last is not None and record.folder is None:  # known only after the start
-            record = job_once.started(run, record, record.last, now)
+        if now is not None and record.last_begun is not None and record.folder is None:  # known only after the start
+            record = job_once.started(run, record, record.last_begun, now)
         if now is not None and now.live:
             return record, True
         if record.bucket is None or record.folder is None:
@@ -51,22 +52,25 @@ def _next_number(record: CloudRecord) -> int:
 
 
 def noted(run: RunDir, say: Say) -> CloudRecord:
-    """The record, with a job whose start nobody heard of written into it."""
+    """The record, with the jobs that it lacked written into it."""
     with locked(run, "resume"):
         return _settled(run, cloud_record.submitted(run), say)
 
 
 def _now(record: CloudRecord, say: Say) -> Job | None:
-    """The last job of the record; None when there is none, on the Hub or at all."""
-    job_id = record.last.job_id if record.last else None
+    """The newest job of the record; None when there is none, on the Hub or at all."""
+    job_id = record.last_begun.job_id if record.last_begun else None
     return None if job_id is None else job_now(record.namespace, job_id, record.run_id, say)
 
 
 def _settled(run: RunDir, record: CloudRecord, say: Say) -> CloudRecord:
-    """With the job whose start nobody heard of, if it exists."""
+    """With the job whose start nobody heard of, if it exists, and with those that another folder started."""
     last = record.last
-    if last is None or last.job_id is not None:
-        return record
-    say("the last start had no answer; looking whether its job is there")
-    found = job_once.look(record, last.number)
-    return record if found is None else job_once.started(run, record, last, found)
+    if last is not None and last.job_id is None:
+        say("the last start had no answer; looking whether its job is there")
+        found = job_once.look(record, last.number)
+        record = record if found is None else job_once.started(run, record, last, found)
+    whole = cloud_run.with_others(record, say)
+    if whole != record:
+        cloud_record.write(run, whole)
+    return whole

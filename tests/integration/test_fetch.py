@@ -24,6 +24,7 @@ from hub_emulator import ALWAYS, Fault, Hub, JobFault, faults
 from skill_train.resources import train_module
 from skill_train.run_dir import RunDir
 from skill_train.run_lock import locked
+from hub_emulator.jobs import Job
 
 pytest.importorskip("huggingface_hub")
 
@@ -460,6 +461,60 @@ def test_a_live_job_is_the_answer(cloud: Cloud) -> None:
     assert (data["reused"], data["job_id"], cloud.hub.jobs_created) == (True, job.id, 1)
 
 
+def test_a_run_in_two_folders_has_one_job_at_a_time(cloud: Cloud, tmp_path: Path) -> None:
+    """Each folder finds what the other started: the job that runs is the answer, one that ended counts."""
+    first = _cancelled(cloud)
+    cloud.keep(cloud_runs.checkpoint(5))
+    cloud.hub.faults.add_job(JobFault("stuck", attempt=None))
+    other = str(tmp_path / "other")
+    started = cloud.call("resume", f"me/{first.id}", "--run-dir", other, "--yes").data
+    assert (started["attempt"], started["reused"]) == (2, False)
+    assert cloud.on("status").data["job_id"] == started["job_id"]
+    for more in ((), ("--yes",)):
+        answer = cloud.on("resume", *more)
+        assert (answer.exit_code, answer.data["reused"], answer.data["job_id"]) == (0, True, started["job_id"])
+    assert [(job.number, job.job_id) for job in cloud.record.jobs] == [(1, first.id), (2, started["job_id"])]
+    assert cloud.hub.jobs_created == 2
+    assert cloud.call("cancel", other).data["stage"] == "CANCELED"
+    third = cloud.on("resume", "--yes").data
+    assert (third["attempt"], third["reused"], cloud.hub.jobs_created) == (3, False, 3)
+    _end(cloud, third["job_id"])
+    assert cloud.call("resume", other, "--yes").data["attempt"] == 4
+    assert [(job.number, job.state) for job in cloud.record.jobs] == [(number, "started") for number in (1, 2, 3)]
+
+
+def test_a_job_of_another_folder_is_found_when_it_is_this_ones_turn(
+    cloud: Cloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was started after the command looked, and before it has the run directory for itself."""
+    from skill_train import chain_fetch
+
+    first = _cancelled(cloud)
+    cloud.hub.faults.add_job(JobFault("stuck", attempt=None))
+    priced = chain_fetch._price
+
+    def meanwhile(flavor: str) -> tuple[float | None, str]:
+        monkeypatch.setattr(chain_fetch, "_price", priced)
+        cloud.hub.jobs.create(first.spec | {"labels": first.labels | {"attempt": "2"}}, "me", "me")
+        return priced(flavor)
+
+    monkeypatch.setattr(chain_fetch, "_price", meanwhile)
+    data = cloud.on("resume", "--yes").data
+    assert (data["reused"], data["job_id"], cloud.hub.jobs_created) == (True, cloud.hub.jobs.all[1].id, 2)
+    assert (data["timeout_seconds"], data["cost_usd"]) == (None, None)  # of that job nobody here knows them
+    assert cloud.record.jobs[1].job_id == data["job_id"]
+
+
+def test_the_ceiling_holds_for_what_follows_a_job_of_another_folder(cloud: Cloud, tmp_path: Path) -> None:
+    """Ten minutes of a t4-small are 6.7 cents; the other folder said no ceiling."""
+    first = _cancelled(cloud)
+    cloud.write(cloud.record.with_job(dataclasses.replace(cloud.record.jobs[0], max_cost=0.06)))
+    second = cloud.call("resume", first.id, "--run-dir", str(tmp_path / "other"), "--yes").data
+    _end(cloud, second["job_id"])
+    answer = cloud.on("resume", "--timeout", "10m", "--yes")
+    assert (answer.exit_code, answer.error["code"], cloud.hub.jobs_created) == (3, "over_budget", 2)
+
+
 def test_a_finished_run_is_pulled(cloud: Cloud) -> None:
     cloud.keep(cloud_runs.result())
     _ended(cloud, cloud.start("pass"))
@@ -572,8 +627,15 @@ def test_the_token_is_nowhere(cloud: Cloud) -> None:
     assert not [text for text in texts if cloud.hub.token in text]
 
 
-def _cancelled(cloud: Cloud) -> None:
+def _cancelled(cloud: Cloud) -> Job:
     job = cloud.start(SLEEP)
+    _end(cloud, job.id)
+    return job
+
+
+def _end(cloud: Cloud, job_id: str) -> None:
+    job = cloud.hub.jobs.get(job_id)
+    assert job is not None
     job.cancelled.set()
     _ended(cloud, job)
 
