@@ -164,7 +164,7 @@ def require_as_asked(console: Console, run: RunDir, sent: Sent, *, max_cost: flo
     Raises:
         DecisionNeeded: it may cost more than `max_cost`, or nobody knows what it may cost.
     """
-    last = sent.record.last
+    last = sent.record.last_begun
     assert last is not None
     if timeout is not None and timeout != last.timeout_seconds:
         had = "a timeout that is not known" if last.timeout_seconds is None else f"{last.timeout_seconds} s"
@@ -188,7 +188,7 @@ def require_as_asked(console: Console, run: RunDir, sent: Sent, *, max_cost: flo
 def result(console: Console, run: RunDir, sent: Sent, order: Order) -> Result:
     """The job of a run, started now or found."""
     record, made = sent.record, read_json(run.plan)
-    last = record.last
+    last = record.last_begun
     assert last is not None
     wanted = order.plan["policy"]["hub_model_id"]
     if record.hub_model_id != wanted:

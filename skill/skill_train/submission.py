@@ -94,20 +94,17 @@ def _existing(run: RunDir, order: Order, say: Say) -> Sent | None:
 
 
 def _of_record(run: RunDir, record: CloudRecord) -> Sent | None:
-    """The newest job of a run directory; one that was asked for is looked for."""
+    """The newest job of a run directory; one that was asked for is looked for, and where it is not, counts for none."""
     last = record.last
-    if last is None:
-        return None
-    if last.state == "starting":
+    if last is not None and last.state == "starting":
         job = job_once.look(record, last.number)
-        if job is None:
-            return None
-        return Sent(job_once.started(run, record, last, job), job.stage, reused=True)
-    return Sent(record, _inspect(record).stage, reused=True)
+        if job is not None:
+            return Sent(job_once.started(run, record, last, job), job.stage, reused=True)
+    return None if record.last_begun is None else Sent(record, _inspect(record).stage, reused=True)
 
 
 def _inspect(record: CloudRecord) -> Job:
-    job_id = record.last.job_id if record.last else None
+    job_id = record.last_begun.job_id if record.last_begun else None
     assert job_id is not None
     return patiently(lambda: jobs.inspect(record.namespace, job_id))
 
@@ -238,8 +235,8 @@ def _require_free(run: RunDir, order: Order) -> None:
 
 def _require_never_started(run: RunDir, record: CloudRecord, order: Order) -> None:
     """Another plan takes the place of one that never had a job."""
-    last = record.last
-    if last is None or (last.state == "starting" and job_once.look(record, last.number) is None):
+    last = record.last_begun or record.last
+    if last is None or (last.job_id is None and job_once.look(record, last.number) is None):
         return
     raise UsageError(
         f"{run.path} belongs to another plan, whose job is {last.job_id or 'there'}",

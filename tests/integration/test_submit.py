@@ -476,6 +476,33 @@ def test_a_job_that_has_ended_is_told_and_not_run_again(hub: Hub, call: Any) -> 
     assert hub.jobs_created == 1
 
 
+def test_a_resume_without_an_answer_does_not_hide_the_job_before_it(hub: Hub, one: Any, call: Any, here: Path) -> None:
+    """Its checkpoints were paid for: nothing starts from the first step again, and no other plan takes its place."""
+    first = call(*SAID, "--run-dir", "r", "--yes").data
+    hub.jobs.all[0].become("ERROR", "Job timeout")
+    hub.faults.add(CREATE, faults.SERVER_ERROR, times=ALWAYS)
+    assert _other(one, here, "resume", "r", "--yes").error == (8, "hub_error")
+    hub.faults.clear()
+    hub.faults.add_job(JobFault("stuck", attempt=None))
+    ours = {name: (here / "r" / name).read_bytes() for name in ("plan.json", "recipe.yaml")}
+    record = json.loads((here / "r/cloud.json").read_text())
+    assert [job["state"] for job in record["jobs"]] == ["started", "starting"]
+    for more in ((), ("--yes",)):
+        done = call("r", *more)
+        assert done.error == (3, "job_ended")
+        assert (done.answer["data"]["job_id"], done.answer["data"]["stage"]) == (first["job_id"], "ERROR")
+        assert done.answer["error"]["hint"] == "skill-train resume r"
+    done = call(*SAID, "--flavor", "l4x1", "--run-dir", "r", "--yes")
+    assert done.error == (2, "another_run") and first["job_id"] in done.answer["error"]["message"]
+    after = json.loads((here / "r/cloud.json").read_text())
+    assert (after["run_id"], after["folder"]) == (record["run_id"], record["folder"])
+    assert [job["job_id"] for job in after["jobs"]] == [first["job_id"], None]
+    assert {name: (here / "r" / name).read_bytes() for name in ours} == ours
+    assert hub.jobs_created == 1
+    data = _other(one, here, "resume", "r", "--yes").data
+    assert (data["attempt"], data["reused"], hub.jobs_created) == (2, False, 2)
+
+
 def test_a_plan_that_was_done_is_not_paid_for_again(hub: Hub, call: Any) -> None:
     """From another run directory. One that ended badly elsewhere does not count, and one that runs comes first."""
     first = call(*SAID, "--yes").data
@@ -559,6 +586,13 @@ def _start(hub: Hub, one: Any, here: Path, *arguments: object, **more: str) -> s
     env = hub.environment(one[2]) | more
     null = subprocess.DEVNULL
     return subprocess.Popen(program("submit", *arguments), cwd=here, env=env, stdout=null, stderr=null)
+
+
+def _other(one: Any, here: Path, *arguments: object) -> Done:
+    """Another command than `submit`."""
+    server, commands, home = one
+    done: Done = commands.run(here, server.environment(home), *arguments)
+    return done
 
 
 def _until(condition: Any, seconds: float = 30) -> None:
