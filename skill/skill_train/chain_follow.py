@@ -121,7 +121,7 @@ class About:
         ran = self.ran_seconds
         left = measured.left_seconds if measured and self.now.live else None
         limit = job.timeout_seconds
-        price = job.usd_per_hour if job.usd_per_hour is not None else _price(self.now.flavor)
+        price = job.usd_per_hour if job.usd_per_hour is not None else flavors.usd_per_hour(self.now.flavor)
         so_far = job_figures.dollars(ran, price)
         return {
             "run_dir": str(self.cloud.run.path) if self.cloud.run else None,
@@ -320,11 +320,6 @@ def _that_fit(lines: Iterable[str]) -> list[str]:
             break
         kept_lines.append(line)
     return kept_lines[::-1]
-
-
-def _price(flavor: str | None) -> float | None:
-    """Today's, for a job whose price at its start nobody noted."""
-    return next((f.usd_per_hour for f in flavors.current(live=False)[0] if f.name == flavor), None)
 
 
 def _now(cloud: CloudRun) -> Job:

@@ -193,13 +193,7 @@ def result(console: Console, run: RunDir, sent: Sent, order: Order) -> Result:
     wanted = order.plan["policy"]["hub_model_id"]
     if record.hub_model_id != wanted:
         console.warn("another_repository", f"the job pushes to {record.hub_model_id}, not to {wanted}")
-    budget = cloud_budget.budget(
-        made | {"flavor": last.flavor},
-        usd_per_hour=last.usd_per_hour,
-        price=f"asked {last.asked_at[:10]}",
-        timeout=last.timeout_seconds,
-        max_cost=None,
-    )
+    budget = _budget_of(made, last)
     data = {
         "run_dir": str(run.path),
         "job_id": last.job_id,
@@ -222,6 +216,22 @@ def result(console: Console, run: RunDir, sent: Sent, order: Order) -> Result:
         quiet=str(last.job_id),
         next=_next(run, sent),
     )
+
+
+def _budget_of(made: dict[str, Any], job: CloudJob) -> Budget:
+    """Of a job that is there. The estimate is of the whole plan; a job that goes on makes a part of it."""
+    limit = job.timeout_seconds
+    if job.number > 1 or limit is None:
+        why = "it goes on from a checkpoint" if job.number > 1 else "the plan of the job cannot be read"
+        made = made | {"estimates": {"seconds": {"low": None, "high": None, "basis": why}}}
+    found = cloud_budget.budget(
+        made | {"flavor": job.flavor},
+        usd_per_hour=job.usd_per_hour,
+        price=f"asked {job.asked_at[:10]}",
+        timeout=limit or 1,  # without an estimate any will do
+        max_cost=None,
+    )
+    return found if limit is not None else dataclasses.replace(found, most_usd=None)
 
 
 def _expected_end(job: CloudJob, budget: Budget, stage: str | None) -> dict[str, Any]:

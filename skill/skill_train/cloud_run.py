@@ -15,7 +15,7 @@ from skill_train.errors import AccessError, UsageError
 from skill_train.follow import Say, job_now, patiently
 from skill_train.hub_client import not_signed_in
 from skill_train.job_figures import dollars
-from skill_train.job_once import timestamp
+from skill_train.job_once import begun, timestamp
 from skill_train.job_spec import Mount
 from skill_train.jobs import Job
 from skill_train.recipe import to_yaml
@@ -257,10 +257,10 @@ def _data_of(mount: Mount) -> CloudData:
 
 def _as_record(job: Job, asked: CloudJob | None) -> CloudJob:
     """A job of the Hub as the record has one."""
+    if asked is not None:
+        return begun(asked, job)
     attempt = job.labels.get("attempt", "1")
     made = timestamp(job.created_at) if job.created_at else None
-    if asked is not None:
-        return replace(asked, state="started", job_id=job.id, url=job.url, created_at=made)
     return CloudJob(
         number=int(attempt) if attempt.isdigit() else 1,
         state="started",

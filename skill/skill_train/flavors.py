@@ -25,6 +25,11 @@ def shipped() -> tuple[Flavor, ...]:
     return tuple(_from_row(row, table) for row in table["flavors"])
 
 
+def usd_per_hour(name: str | None) -> float | None:
+    """Of a flavor, as the prices were asked for last."""
+    return next((flavor.usd_per_hour for flavor in current(live=False)[0] if flavor.name == name), None)
+
+
 def current(live: bool) -> tuple[tuple[Flavor, ...], str]:
     """`(flavors, where they come from)`.
 

@@ -101,12 +101,20 @@ def look(record: CloudRecord, number: int, times: int = 2) -> Job | None:
 
 def started(run: RunDir, record: CloudRecord, asked: CloudJob, job: Job) -> CloudRecord:
     """Notes a job that exists."""
-    created = timestamp(job.created_at) if job.created_at else None
-    known = dataclasses.replace(asked, state="started", job_id=job.id, url=job.url, created_at=created)
     bucket, folder = job.bucket or (record.bucket, record.folder)
-    record = dataclasses.replace(record, bucket=bucket, folder=folder).with_job(known)
+    record = dataclasses.replace(record, bucket=bucket, folder=folder).with_job(begun(asked, job))
     cloud_record.write(run, record)
     return record
+
+
+def begun(asked: CloudJob, job: Job) -> CloudJob:
+    """The job that was asked for, as it exists. One on another flavor was asked for from another folder, which alone
+    knows its timeout."""
+    created = timestamp(job.created_at) if job.created_at else None
+    known = dataclasses.replace(asked, state="started", job_id=job.id, url=job.url, created_at=created)
+    if job.flavor in (None, asked.flavor):
+        return known
+    return dataclasses.replace(known, flavor=job.flavor, timeout_seconds=None, usd_per_hour=None)
 
 
 def patiently(question: Callable[[], Answer]) -> Answer:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from skill_train import cloud_record, hub_repository, job_once, jobs, staging
+from skill_train import cloud_record, cloud_run, flavors, hub_repository, job_once, jobs, staging
 from skill_train.cloud_order import Order, Sent
 from skill_train.cloud_record import CloudData, CloudJob, CloudRecord
 from skill_train.errors import SkillTrainError, UsageError
@@ -90,17 +90,24 @@ def _existing(run: RunDir, order: Order, say: Say) -> Sent | None:
     if record.plan_hash != order.plan_hash:
         _require_never_started(run, record, order)
         return None
-    return _of_record(run, record)
+    return _of_record(run, record, say)
 
 
-def _of_record(run: RunDir, record: CloudRecord) -> Sent | None:
+def _of_record(run: RunDir, record: CloudRecord, say: Say) -> Sent | None:
     """The newest job of a run directory; one that was asked for is looked for, and where it is not, counts for none."""
     last = record.last
     if last is not None and last.state == "starting":
         job = job_once.look(record, last.number)
         if job is not None:
             return Sent(job_once.started(run, record, last, job), job.stage, reused=True)
-    return None if record.last_begun is None else Sent(record, _inspect(record).stage, reused=True)
+    if record.last_begun is None:
+        return None
+    job = _inspect(record)
+    whole = record if job.live or job.stage == "COMPLETED" else cloud_run.with_others(record, say)
+    if whole != record:  # another folder went on with it
+        cloud_record.write(run, whole)
+        job = _inspect(whole)
+    return Sent(whole, job.stage, reused=True)
 
 
 def _inspect(record: CloudRecord) -> Job:
@@ -133,7 +140,8 @@ def _adopt(run: RunDir, order: Order, job: Job, say: Say) -> Sent:
     say(
         f"the job {job.id} {'runs this plan already' if job.live else 'has done this plan; --force-new starts another'}"
     )
-    made = _plan_of(job) or order.plan
+    theirs = _plan_of(job)
+    made = theirs or order.plan
     record = CloudRecord(
         run_id=job.labels["run"],
         plan_hash=order.plan_hash,
@@ -142,11 +150,18 @@ def _adopt(run: RunDir, order: Order, job: Job, say: Say) -> Sent:
         data=_data_of(job, order),
     )
     number = int(job.labels.get("attempt", "1"))
-    timeout = made["timeout_seconds"]
-    asked = CloudJob(number, "starting", job.flavor or made["flavor"], timeout, job_once.now(), order.usd_per_hour)
+    asked = CloudJob(
+        number,
+        "starting",
+        job.flavor or made["flavor"],
+        # The plan has that of the first job; whoever went on may have said another.
+        timeout_seconds=theirs["timeout_seconds"] if theirs is not None and number == 1 else None,
+        asked_at=job_once.now(),
+        usd_per_hour=order.usd_per_hour if job.flavor == order.plan["flavor"] else flavors.usd_per_hour(job.flavor),
+        max_cost=order.max_cost,
+    )
     write_json(run.plan, made)
     write_text(run.recipe, to_yaml(made["recipe"] | made["policy"]))
-    asked = dataclasses.replace(asked, max_cost=order.max_cost)
     return Sent(job_once.started(run, record, asked, job), job.stage, reused=True)
 
 

@@ -165,10 +165,12 @@ def draw_submit(rich: Any, data: dict[str, Any]) -> None:
     cost = data["cost_usd"]
     estimate = "not known" if cost["low"] is None else f"{dollars(cost['low'])} to {dollars(cost['high'])}"
     most = "" if cost["most"] is None else f"; at most {dollars(cost['most'])}, at its timeout"
+    limit = data["timeout_seconds"]
+    stopped = "a time that is not known" if limit is None else f"{limit / 3600:.2f} h"
     lines = [f"job: {data['job_id']}, {data['stage']}, {data['url']}"] if "job_id" in data else []
     lines += [f"run directory: {data['run_dir']}"] if "run_dir" in data else []
     lines += [
-        f"machine: {data['flavor']} of {data['namespace']}, stopped after {data['timeout_seconds'] / 3600:.2f} h",
+        f"machine: {data['flavor']} of {data['namespace']}, stopped after {stopped}",
         f"cost: {estimate}{most} ({cost['basis']})",
         f"result: the private repository {data['hub_model_id']}, which the job makes",
     ]

@@ -535,6 +535,49 @@ def test_a_job_that_runs_keeps_to_what_is_asked_now(hub: Hub, call: Any, here: P
     assert hub.jobs_created == 1
 
 
+def test_a_job_that_went_on_on_another_machine_has_no_known_bound(hub: Hub, one: Any, call: Any, here: Path) -> None:
+    """Eight hours of an a100-large for 2.50 dollars are 20 dollars; the plan says half an hour of a t4-small."""
+    small = (*SAID, "--flavor", "t4-small", "--timeout", "30m")
+    call(*small, "--run-dir", "a", "--yes")
+    hub.jobs.all[0].become("CANCELED")
+    larger = ("--flavor", "a100-large", "--timeout", "8h", "--yes")
+    resumed = _other(one, here, "resume", "a", *larger).data
+    for _ in range(2):  # found, and then known
+        done = call(*small, "--run-dir", "b", "--max-cost", "0.25", "--yes")
+        assert done.error == (3, "over_budget")
+        assert (done.answer["error"]["got"], done.answer["next"]) == ("a bound that is not known", [])
+        data = call(*SAID, "--flavor", "t4-small", "--run-dir", "b").data
+        assert (data["job_id"], data["reused"], data["flavor"]) == (resumed["job_id"], True, "a100-large")
+        assert (data["timeout_seconds"], data["cost_usd"]["most"], data["cost_usd"]["low"]) == (None, None, None)
+        assert data["cost_usd"]["usd_per_hour"] == pytest.approx(2.5)
+        assert data["expected_end"]["low"] is None
+        shown = call(*SAID, "--flavor", "t4-small", "--run-dir", "b", "--format", "human").stdout
+        assert "a100-large of me, stopped after a time that is not known" in shown and "at most" not in shown
+    [job] = json.loads((here / "b/cloud.json").read_text())["jobs"]
+    assert (job["flavor"], job["timeout_seconds"], job["number"]) == ("a100-large", None, 2)
+    assert hub.jobs_created == 2
+
+
+def test_a_job_whose_plan_cannot_be_read_has_no_known_bound(hub: Hub, call: Any) -> None:
+    """It may have been sent with a longer timeout than the one that is computed here."""
+    call(*SAID, "--timeout", "9h", "--run-dir", "a", "--yes")
+    hub.faults.add("GET /buckets/|POST .*/paths-info|HEAD /buckets/", faults.NO_PERMISSION, times=ALWAYS)
+    assert call(*SAID, "--run-dir", "b", "--max-cost", "1").error == (3, "over_budget")
+
+
+def test_a_job_that_went_on_elsewhere_is_the_answer_in_the_first_folder(
+    hub: Hub, one: Any, call: Any, here: Path
+) -> None:
+    first = call(*SAID, "--run-dir", "a", "--yes").data
+    hub.jobs.all[0].become("CANCELED")
+    resumed = _other(one, here, "resume", f"me/{first['job_id']}", "--run-dir", "b", "--timeout", "1m", "--yes").data
+    for folder in ("a", "b"):
+        data = call(folder, "--yes").data
+        assert (data["job_id"], data["reused"], data["stage"]) == (resumed["job_id"], True, "SCHEDULING")
+    assert data["timeout_seconds"] == 60  # of a part of the run: shorter than the estimate of the whole
+    assert hub.jobs_created == 2
+
+
 def test_killed_between_the_request_and_its_record(hub: Hub, one: Any, call: Any, here: Path) -> None:
     hub.faults.add(CREATE, Fault(200, after=True, drop_seconds=1.0))
     child = _start(hub, one, here, *SAID, "--yes")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -87,6 +88,13 @@ def test_the_job_is_found_or_asked_for_again(
     assert (job.state, job.job_id, job.created_at) == ("started", f"{number:024x}", f"2026-11-21T10:00:0{number}Z")
     assert (record.bucket, record.folder) == ("me/jobs-artifacts", f"folder-{number}")
     assert cloud_record.read(run) == record
+
+
+def test_a_job_of_this_number_that_another_folder_asked_for(hub: Any, tmp_path: Path) -> None:
+    """Nobody here knows when it is stopped, and its price is another."""
+    theirs = dataclasses.replace(_job(1), flavor="a100-large")
+    [job] = _start(RunDir(tmp_path), hub([FAILED], [[theirs]])).jobs
+    assert (job.job_id, job.flavor, job.timeout_seconds, job.usd_per_hour) == (theirs.id, "a100-large", None, None)
 
 
 @pytest.mark.parametrize(
