@@ -63,9 +63,9 @@ def submit(console: Console, **options: Any) -> Result:
     order = _order(asked, made, account)
     run = RunDir(_run_dir(asked, made))
     if asked.force_new:
-        submission.require_new(run)
-    elif not asked.dry_run:
-        known = submission.existing(run, order, console.status)
+        submission.require_new(run, order.plan_hash)
+    if not asked.dry_run:
+        known = submission.existing(run, order, console.status, force_new=asked.force_new)
         if known is not None:
             return _sent(console, asked, run, known, order, timeout)
     checked = _check(console, asked, order, account, timeout)
@@ -181,7 +181,10 @@ def _slug(text: str) -> str:
 
 
 def _run_dir(asked: Asked, made: dict[str, Any]) -> Path:
-    """The one that was said, that of a submitted run, or a name made of data and recipe."""
+    """The one that was said, that of a submitted run, or a name made of data and recipe.
+
+    With --force-new it is a new one, or the one of this very command, whose job had no answer before.
+    """
     if asked.run_dir is not None:
         return asked.run_dir
     source = asked.source
@@ -192,7 +195,10 @@ def _run_dir(asked: Asked, made: dict[str, Any]) -> Path:
     if not asked.force_new:
         return first
     later = (first.with_name(f"{first.name}-{number}") for number in range(2, 1000))
-    return next(path for path in (first, *later) if not path.exists())
+    plan_hash = cloud_record.plan_hash(made)
+    return next(
+        path for path in (first, *later) if not path.exists() or submission.never_began(RunDir(path), plan_hash)
+    )
 
 
 def _rehearse(console: Console, asked: Asked, made: dict[str, Any]) -> Result:

@@ -31,7 +31,7 @@ def submit(run: RunDir, order: Order, say: Say, *, force_new: bool) -> Sent:
             goes on where it stopped.
     """
     with locked(run, "submit"):
-        known = None if force_new else _existing(run, order, say)
+        known = _existing(run, order, say, force_new=force_new)
         if known is not None:
             return known
         record = _new_record(run, order)
@@ -54,24 +54,35 @@ def submit(run: RunDir, order: Order, say: Say, *, force_new: bool) -> Sent:
         return _first_look(run, record)
 
 
-def existing(run: RunDir, order: Order, say: Say) -> Sent | None:
+def existing(run: RunDir, order: Order, say: Say, *, force_new: bool) -> Sent | None:
     """The job that this order has already: of this run directory, or one of the same plan that runs or has succeeded.
+
+    Args:
+        force_new: only the one of this run directory counts, which was asked for before without an answer.
 
     Raises:
         UsageError: the run directory holds another run.
     """
-    if not run.path.exists() and _same_plan(order) is None:
+    if not run.path.exists() and (force_new or _same_plan(order) is None):
         return None
     with locked(run, "submit"):
-        return _existing(run, order, say)
+        return _existing(run, order, say, force_new=force_new)
 
 
-def require_new(run: RunDir) -> None:
-    """Refuses a folder that holds a run.
+def never_began(run: RunDir, plan_hash: str) -> bool:
+    """Whether a run directory is of this plan and has no job yet, or one of which nobody knows whether it exists."""
+    record = cloud_record.read(run)
+    return record is not None and record.plan_hash == plan_hash and record.last_begun is None
+
+
+def require_new(run: RunDir, plan_hash: str) -> None:
+    """Refuses a folder that holds a run, other than one of this plan that never began.
 
     Raises:
         UsageError: it does.
     """
+    if never_began(run, plan_hash):
+        return
     if RunDir.is_one(run.path) or cloud_record.record_path(run).is_file():
         raise UsageError(
             f"{run.path} holds a run already",
@@ -81,11 +92,11 @@ def require_new(run: RunDir) -> None:
         )
 
 
-def _existing(run: RunDir, order: Order, say: Say) -> Sent | None:
+def _existing(run: RunDir, order: Order, say: Say, *, force_new: bool) -> Sent | None:
     record = cloud_record.read(run)
     if record is None:
         _require_free(run, order)
-        found = _same_plan(order)
+        found = None if force_new else _same_plan(order)
         return None if found is None else _adopt(run, order, found, say)
     if record.plan_hash != order.plan_hash:
         _require_never_started(run, record, order)

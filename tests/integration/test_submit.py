@@ -601,6 +601,39 @@ def test_an_answer_that_comes_too_late(hub: Hub, one: Any, call: Any, here: Path
     assert (call(*SAID, "--yes").data["reused"], hub.jobs_created) == (True, 1)
 
 
+@pytest.mark.parametrize("more", [(), ("--run-dir", "new")], ids=["no folder", "folder"])
+def test_another_job_whose_answer_comes_too_late_is_looked_for(
+    hub: Hub, one: Any, call: Any, here: Path, more: tuple[str, ...]
+) -> None:
+    """The same command again, as it says: not one more in a folder of its own."""
+    first = call(*SAID, "--yes").data
+    new = (*SAID, "--force-new", "--yes", *more)
+    hub.faults.add(CREATE, Fault(seconds=4.0))
+    child = _start(hub, one, here, *new, TEST_REQUEST_SECONDS="1")
+    assert (child.wait(30), hub.jobs_created) == (8, 1)
+    _until(lambda: hub.jobs_created == 2)
+    data = call(*new).data
+    folder = more[-1] if more else f"{first['run_dir']}-2"
+    assert (data["reused"], data["job_id"], data["run_dir"]) == (True, hub.jobs.all[1].id, folder)
+    if more:
+        assert call(*new).error == (2, "another_run")
+    else:
+        assert call(*new).data["run_dir"] == f"{first['run_dir']}-3"
+    assert hub.jobs_created == (2 if more else 3)
+
+
+@pytest.mark.parametrize("fault", [faults.NO_CREDIT, faults.SERVER_ERROR])
+def test_another_job_that_cannot_be_made_can_be_made_later(hub: Hub, call: Any, here: Path, fault: Fault) -> None:
+    hub.faults.add(CREATE, fault, times=ALWAYS)
+    new = (*SAID, "--run-dir", "new", "--force-new", "--yes")
+    assert call(*new).code in (4, 8)
+    run_id = json.loads((here / "new/cloud.json").read_text())["run_id"]
+    hub.faults.clear()
+    hub.faults.add_job(JobFault("stuck", attempt=None))
+    data = call(*new).data
+    assert (data["reused"], hub.jobs_created, hub.jobs.all[0].labels["run"]) == (False, 1, run_id)
+
+
 def test_one_that_was_slower_finds_the_job_of_the_other(hub: Hub, one: Any, call: Any, here: Path) -> None:
     """It looked before the other began, and looks again when it is its turn."""
     call(*SAID)
