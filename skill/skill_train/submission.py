@@ -96,12 +96,12 @@ def _existing(run: RunDir, order: Order, say: Say, *, force_new: bool) -> Sent |
     record = cloud_record.read(run)
     if record is None:
         _require_free(run, order)
-        found = None if force_new else _same_plan(order)
-        return None if found is None else _adopt(run, order, found, say)
-    if record.plan_hash != order.plan_hash:
+    elif record.plan_hash != order.plan_hash:
         _require_never_started(run, record, order)
-        return None
-    return _of_record(run, record, say)
+    elif (known := _of_record(run, record, say)) is not None:
+        return known
+    found = None if force_new else _same_plan(order)
+    return None if found is None else _adopt(run, order, found, say)
 
 
 def _of_record(run: RunDir, record: CloudRecord, say: Say) -> Sent | None:

@@ -458,6 +458,24 @@ def test_the_same_plan_is_the_same_job(hub: Hub, call: Any, here: Path) -> None:
     assert call(*SAID, "--force-new", "--run-dir", "other", "--yes").error == (2, "another_run")
 
 
+@pytest.mark.parametrize("fault", [faults.NO_CREDIT, faults.SERVER_ERROR])
+@pytest.mark.parametrize("before", [(), ("--flavor", "l4x1")], ids=["same plan", "another plan"])
+def test_a_folder_whose_job_never_began_finds_the_same_plan_too(
+    hub: Hub, call: Any, here: Path, fault: Fault, before: tuple[str, ...]
+) -> None:
+    """As a folder without a record does."""
+    hub.faults.add(CREATE, fault, times=ALWAYS)
+    assert call(*SAID, *before, "--run-dir", "a", "--yes").code in (4, 8)
+    hub.faults.clear()
+    hub.faults.add_job(JobFault("stuck", attempt=None))
+    first = call(*SAID, "--run-dir", "b", "--yes").data
+    again = call(*SAID, "--run-dir", "a", "--yes").data
+    assert (again["job_id"], again["reused"], hub.jobs_created) == (first["job_id"], True, 1)
+    ours, theirs = (json.loads((here / name / "cloud.json").read_text()) for name in ("a", "b"))
+    assert (ours["run_id"], ours["folder"]) == (theirs["run_id"], theirs["folder"])
+    assert (here / "a/plan.json").read_bytes() == (here / "b/plan.json").read_bytes()
+
+
 def test_a_job_that_has_ended_is_told_and_not_run_again(hub: Hub, call: Any) -> None:
     first = call(*SAID, "--yes").data
     hub.jobs.all[0].become("ERROR", "Job failed with exit code: 137. Reason: OOMKilled")
