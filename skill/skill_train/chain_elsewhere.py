@@ -148,13 +148,20 @@ def _timeout(asked: Asked, made: dict[str, Any]) -> int:
 
 def _keep_plan(run: RunDir, made: dict[str, Any]) -> None:
     """Plan and recipe as in every run directory. One of the same hash stays as it is: what was measured on the way to
-    it differs each time. A folder with another run is left alone."""
+    it differs each time. A folder with another run is left alone, also where its recipe is the same."""
     there = read_json(run.plan) if run.plan.is_file() else None
-    if there is not None and there.get("recipe_hash") != made["recipe_hash"]:
+    other = ""
+    if cloud_record.record_path(run).is_file():
+        other = "a run in Hugging Face Jobs"
+    elif there is not None and there.get("where") != "cloud":
+        other = "a run of this machine"
+    elif there is not None and there.get("recipe_hash") != made["recipe_hash"]:
+        other = "a run of another recipe"
+    if other:
         raise UsageError(
-            f"{run.path} holds a run of another recipe",
+            f"{run.path} holds {other}",
             code="another_run",
-            expected="a new folder, or one of the same recipe",
+            expected="a new folder, or one of the same recipe for machines of others",
             hint="choose another --run-dir",
         )
     if there is None or cloud_record.plan_hash(there) != cloud_record.plan_hash(made):

@@ -187,10 +187,10 @@ def _run_dir(asked: Asked, made: dict[str, Any]) -> Path:
     """
     if asked.run_dir is not None:
         return asked.run_dir
-    source = asked.source
-    if source is not None and cloud_record.record_path(RunDir(source)).is_file() and not asked.force_new:
-        return source
     kind = "cloud" if asked.backend == "hf_jobs" else asked.backend
+    source = asked.source if kind == "cloud" and not asked.force_new else None
+    if source is not None and cloud_record.record_path(RunDir(source)).is_file():
+        return source
     first = Path("runs") / f"{_slug(_data_name(made))}-{made['recipe_hash'][:8]}-{kind}"
     if not asked.force_new:
         return first

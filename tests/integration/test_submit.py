@@ -234,6 +234,34 @@ def test_a_local_run_now_for_real(hub: Hub, one: Any, call: Any, here: Path) -> 
     assert [w["code"] for w in call("run").answer["warnings"]] == ["another_recipe"]
 
 
+@pytest.mark.parametrize("backend", ["skypilot", "colab"])
+def test_a_run_with_a_job_on_machines_of_others_has_another_folder(
+    hub: Hub, call: Any, here: Path, backend: str
+) -> None:
+    """Its plan stays that of its job."""
+    first = call(*SAID, "--run-dir", "r", "--yes").data
+    ours = {path.name: path.read_bytes() for path in (here / "r").iterdir()}
+    said = ("r",) if backend == "skypilot" else SAID
+    done = call(*said, "--backend", backend, "--run-dir", "r")
+    assert (done.error, done.answer["error"]["hint"]) == ((2, "another_run"), "choose another --run-dir")
+    done = call(*said, "--backend", backend)
+    folder = f"runs/rows-{first['recipe_hash'][:8]}-{backend}"
+    assert done.answer["data"]["run_dir"] == folder
+    assert json.loads((here / folder / "plan.json").read_text())["placement"]["backend"] == backend
+    assert {path.name: path.read_bytes() for path in (here / "r").iterdir()} == ours
+    assert call("r").data["job_id"] == first["job_id"]
+
+
+@pytest.mark.parametrize("backend", ["skypilot", "colab"])
+def test_a_run_of_this_machine_is_left_alone(hub: Hub, one: Any, call: Any, here: Path, backend: str) -> None:
+    """Also one of the same recipe."""
+    planned = _other(one, here, "plan", *SAID, "--max-steps", "7", "--where", "local", "--out", "run/plan.json")
+    before = (here / "run/plan.json").read_bytes()
+    assert planned.code == 0
+    assert call("run", "--backend", backend, "--run-dir", "run").error == (2, "another_run")
+    assert (here / "run/plan.json").read_bytes() == before
+
+
 # --- What it costs ---
 
 
