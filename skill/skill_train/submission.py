@@ -160,15 +160,15 @@ def _adopt(run: RunDir, order: Order, job: Job, say: Say) -> Sent:
         hub_model_id=made["policy"]["hub_model_id"],
         data=_data_of(job, order),
     )
-    number = int(job.labels.get("attempt", "1"))
+    number, flavor = int(job.labels.get("attempt", "1")), job.flavor or made["flavor"]
     asked = CloudJob(
         number,
         "starting",
-        job.flavor or made["flavor"],
+        flavor,
         # The plan has that of the first job; whoever went on may have said another.
         timeout_seconds=theirs["timeout_seconds"] if theirs is not None and number == 1 else None,
         asked_at=job_once.now(),
-        usd_per_hour=order.usd_per_hour if job.flavor == order.plan["flavor"] else flavors.usd_per_hour(job.flavor),
+        usd_per_hour=order.usd_per_hour if flavor == order.plan["flavor"] else flavors.usd_per_hour(flavor),
         max_cost=order.max_cost,
     )
     write_json(run.plan, made)

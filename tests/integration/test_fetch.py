@@ -505,6 +505,21 @@ def test_a_job_of_another_folder_is_found_when_it_is_this_ones_turn(
     assert cloud.record.jobs[1].job_id == data["job_id"]
 
 
+def test_two_jobs_of_one_number(cloud: Cloud) -> None:
+    """Two machines asked for the second job at the same moment: the one that runs is the answer, also after the other's
+    end."""
+    first = _cancelled(cloud)
+    second = _cancelled(cloud)
+    cloud.hub.faults.add_job(JobFault("stuck", attempt=None))
+    theirs = cloud.hub.jobs.create(first.spec | {"labels": second.labels}, "me", "me")
+    data = cloud.on("resume", "--yes").data
+    assert (data["reused"], data["job_id"], cloud.hub.jobs_created) == (True, theirs.id, 3)
+    assert [job.job_id for job in cloud.record.jobs] == [first.id, theirs.id]
+    _end(cloud, theirs.id)
+    assert cloud.on("resume", "--yes").data["attempt"] == 3
+    assert [job.job_id for job in cloud.record.jobs[:2]] == [first.id, theirs.id]
+
+
 def test_the_ceiling_holds_for_what_follows_a_job_of_another_folder(cloud: Cloud, tmp_path: Path) -> None:
     """Ten minutes of a t4-small are 6.7 cents; the other folder said no ceiling."""
     first = _cancelled(cloud)
