@@ -21,10 +21,10 @@ import cloud_runs
 import killing
 from cloud_runs import BUCKET, FOLDER, RUN_ID, Cloud
 from hub_emulator import ALWAYS, Fault, Hub, JobFault, faults
+from hub_emulator.jobs import Job
 from skill_train.resources import train_module
 from skill_train.run_dir import RunDir
 from skill_train.run_lock import locked
-from hub_emulator.jobs import Job
 
 pytest.importorskip("huggingface_hub")
 
