@@ -46,6 +46,7 @@ import argparse
 import csv
 import errno
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -856,7 +857,12 @@ class Encoder:
         """
         encoded = self.tokenizer(rendered, add_special_tokens=not is_chat, return_offsets_mapping=True)
         ids = list(encoded["input_ids"])
-        inside = [any(start < b and end > max(a, start) for a, b in spans) for start, end in encoded["offset_mapping"]]
+        # Some tokenizers trim the spaces off their offsets, and of a space alone nothing is left: it begins where the
+        # token before it ends.
+        offsets = encoded["offset_mapping"]
+        ends = itertools.accumulate((end for _, end in offsets), max, initial=0)
+        offsets = [(min(start, before), end) for (start, end), before in zip(offsets, ends, strict=False)]
+        inside = [any(start < b and end > max(a, start) for a, b in spans) for start, end in offsets]
         labels = [token if trained else IGNORED for token, trained in zip(ids, inside, strict=True)]
         if not is_chat and (not ids or ids[-1] != self.end_token()):
             ids, labels = [*ids, self.end_token()], [*labels, self.end_token()]

@@ -142,6 +142,14 @@ def test_a_token_that_begins_with_the_space_of_the_prompt_is_the_answers(tmp_pat
     assert tokenizer.decode(trained) == " four<|im_end|>"
 
 
+def test_a_space_alone_is_trained_though_its_offsets_are_trimmed(tmp_path: Path) -> None:
+    """A space and a digit are two tokens in Llama 3's vocabulary; with `trim_offsets` the space has no place."""
+    row, tokenizer = _encoded(tmp_path, "llama-bpe", {"prompt": "Two is ", "completion": "2, not 1"})
+    assert [tokenizer.decode(ids) for ids in _runs(row)] == ["2, not 1<|eot_id|>"]
+    row, tokenizer = _encoded(tmp_path, "llama-bpe", {"prompt": "Two", "completion": " is 2"})
+    assert [tokenizer.decode(ids) for ids in _runs(row)] == [" is 2<|eot_id|>"]
+
+
 def test_a_text_is_trained_whole_with_one_end(tmp_path: Path) -> None:
     row, _ = _encoded(tmp_path, "gpt2", {"text": "Once upon a time"})
     assert row["labels"] == row["input_ids"]
