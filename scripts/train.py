@@ -885,28 +885,52 @@ class Encoder:
         return rendered, [self.answer_span(example, rendered, i) for i in example["trained_messages"]]
 
     def answer_span(self, example: dict[str, Any], rendered: str, index: int) -> tuple[int, int]:
-        """Where one answer stands. Its text is replaced by a mark: what stays the same around the mark is not it.
+        """Where one answer stands: its text, its calls of tools, and the token that ends the turn.
 
-        It starts where the generation prompt ends, because from there on the model is alone, and ends with the token
-        that ends the turn.
+        It starts where the generation prompt ends, because from there on the model is alone.
         """
         messages, tools = example["messages"], example["tools"]
+        calls = bool(messages[index].get("tool_calls"))
         before = self.render(messages[:index], tools, add_generation_prompt=True) if index else ""
         prefix = len(before) if rendered.startswith(before) else 0
-        marked = self.render([*messages[:index], {**messages[index], "content": MARK}, *messages[index + 1 :]], tools)
-        head, mark, tail = marked.partition(MARK)
-        if mark and messages[index]["content"] and rendered.startswith(head) and rendered.endswith(tail):
-            end = self.turn_end(rendered, len(rendered) - len(tail))
-            return (prefix if 0 < prefix <= len(head) else len(head)), end
-        through = self.render(messages[: index + 1], tools)
-        if prefix and rendered.startswith(through):
-            return prefix, len(through.rstrip()) if through.strip() else len(through)
-        raise Refused(
-            "the chat template does not show where an answer stands, so it cannot be trained alone",
-            code="template_mask",
-            expected="a template that renders each answer in one piece",
-            hint="loss_on: all in the recipe trains on the whole conversation",
-        )
+        span = None if calls else self.around_answer(example, rendered, index)
+        if span is None:
+            through = self.render(messages[: index + 1], tools)
+            if prefix and rendered.startswith(through):
+                return prefix, len(through.rstrip()) if through.strip() else len(through)
+            span = self.around_calls(example, rendered, index) if calls else None
+        if span is None:
+            raise Refused(
+                "the chat template does not show where an answer stands, so it cannot be trained alone",
+                code="template_mask",
+                expected="a template that renders each answer in one piece",
+                hint="loss_on: all in the recipe trains on the whole conversation",
+            )
+        start, end = span
+        return (prefix if 0 < prefix <= start else start), self.turn_end(rendered, end)
+
+    def around_answer(self, example: dict[str, Any], rendered: str, index: int) -> tuple[int, int] | None:
+        """The answer without the token that ends it. Text and calls are replaced by a mark: what stays the same around
+        the mark is not it."""
+        messages = example["messages"]
+        marked = {key: value for key, value in messages[index].items() if key != "tool_calls"} | {"content": MARK}
+        text = self.render([*messages[:index], marked, *messages[index + 1 :]], example["tools"])
+        head, mark, tail = text.partition(MARK)
+        if mark and rendered.startswith(head) and rendered.endswith(tail):
+            return len(head), len(rendered) - len(tail)
+        return None
+
+    def around_calls(self, example: dict[str, Any], rendered: str, index: int) -> tuple[int, int] | None:
+        """The same for an answer with calls, where a template writes the last message in another way (Qwen3 thinks
+        there). Some put what a tool answered into the same turn: then it changes with the messages that follow."""
+        messages = example["messages"]
+        others = [{**message, "content": MARK} for message in messages[index + 1 :]]
+        try:
+            span = self.around_answer(example, rendered, index)
+            other = self.render([*messages[: index + 1], *others], example["tools"])
+        except Refused:  # a tool that answers without a call
+            return None
+        return span if span is not None and span[0] < span[1] and other.startswith(rendered[: span[1]]) else None
 
     def turn_end(self, rendered: str, end: int) -> int:
         match = self.end_of_turn.match(rendered, end) if self.end_of_turn else None

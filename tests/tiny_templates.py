@@ -94,3 +94,61 @@ PHI_3 = (
     "{%- endfor -%}"
     "{{- '<|assistant|>\\n' if add_generation_prompt else eos_token -}}"
 )
+
+# --- Calls of tools ---
+
+_CALLS = (
+    "{%- macro calls(message) -%}"
+    "{%- for call in message.tool_calls or [] -%}"
+    "{{- ('\\n' if message.content or not loop.first else '') + '<tool_call>\\n{\"name\": \"' + call.function.name -}}"
+    "{{- '\", \"arguments\": ' + call.function.arguments | tojson + '}\\n</tool_call>' -}}"
+    "{%- endfor -%}"
+    "{%- endmacro -%}"
+)
+_RESPONSE = "{{- '<|im_start|>user\\n<tool_response>\\n' + message.content + '\\n</tool_response><|im_end|>\\n' -}}"
+
+# Qwen2.5: text and calls in one turn, one after the other.
+QWEN2_CALLS = (
+    _CALLS + "{%- for message in messages -%}"
+    "{%- if message.role == 'tool' -%}" + _RESPONSE + "{%- else -%}"
+    "{{- '<|im_start|>' + message.role + '\\n' + message.content + calls(message) + '<|im_end|>\\n' -}}"
+    "{%- endif -%}"
+    "{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}"
+)
+
+# Qwen3: the same, and a think block in the last message alone: what a turn looks like depends on what follows it.
+QWEN3_CALLS = QWEN2_CALLS.replace(
+    "'\\n' + message.content",
+    "'\\n' + ('<think>\\n\\n</think>\\n\\n' if loop.last and message.role == 'assistant' else '') + message.content",
+)
+
+# Llama 3.2: one call a turn, and its text is left out.
+LLAMA_3_CALLS = (
+    "{{- bos_token -}}"
+    "{%- for message in messages -%}"
+    "{%- if message.tool_calls -%}"
+    "{%- if message.tool_calls | length != 1 -%}{{- raise_exception('one call at once') -}}{%- endif -%}"
+    "{%- set call = message.tool_calls[0].function -%}"
+    "{%- set text = '{\"name\": \"' + call.name + '\", \"parameters\": ' + call.arguments | tojson + '}' -%}"
+    "{%- else -%}{%- set text = message.content | trim -%}{%- endif -%}"
+    "{%- set role = 'ipython' if message.role == 'tool' else message.role -%}"
+    "{{- '<|start_header_id|>' + role + '<|end_header_id|>\\n\\n' + text + '<|eot_id|>' -}}"
+    "{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' -}}{%- endif -%}"
+)
+
+# Gemma 4: the answer of the tool stands in the assistant's turn, between its call and its text.
+GEMMA_4_CALLS = (
+    "{%- for message in messages if message.role != 'tool' -%}"
+    "{{- '<|im_start|>' + message.role + '\\n' -}}"
+    "{%- if message.tool_calls -%}"
+    "{{- '<call>' + message.tool_calls[0].function.name + '</call>' -}}"
+    "{%- for other in messages if other.role == 'tool' -%}"
+    "{{- '<answer>' + other.content + '</answer>' -}}"
+    "{%- endfor -%}"
+    "{%- endif -%}"
+    "{{- message.content + '<|im_end|>\\n' -}}"
+    "{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}"
+)

@@ -137,7 +137,7 @@ def marked(row: dict[str, Any], found: Found, loss_on: str | None) -> str:
         )
     said = []
     for index, message in enumerate(example["messages"]):
-        text = message["content"] or str(message.get("tool_calls"))
+        text = "\n".join(str(part) for part in (message["content"], message.get("tool_calls")) if part)
         trained = loss_on == "all" or (message["role"] == "assistant" and index >= example["prompt_messages"])
         said.append(f"{message['role']}: ⟦{text}⟧" if trained else f"{message['role']}: {text}")
     return "\n".join(said)

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import tiny
+import tiny_templates
 import training
 from skill_train.resources import train_module
 
@@ -240,6 +241,60 @@ def test_a_call_of_a_tool_is_trained(tmp_path: Path) -> None:
     ]
     row, tokenizer = _encoded(tmp_path, "qwen2", {"messages": turns}, template=template)
     assert [tokenizer.decode(ids) for ids in _runs(row)] == ["<tool_call>add</tool_call><|im_end|>", "Four.<|im_end|>"]
+
+
+CALLS = [
+    {"type": "function", "function": {"name": "add", "arguments": {"a": 2}}},
+    {"type": "function", "function": {"name": "now", "arguments": {}}},
+]
+SAID = [
+    '<tool_call>\n{"name": "add", "arguments": {"a": 2}}\n</tool_call>',
+    '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>',
+]
+BOTH = "\n".join(SAID)
+LLAMA_SAID = '{"name": "add", "parameters": {"a": 2}}<|eot_id|>'
+# A template, its tokenizer, the text beside the calls, their number, what is trained of the turn.
+CALLED: list[tuple[str, str, str | None, int, str]] = [
+    ("QWEN2_CALLS", "qwen2", "Let me look.", 1, f"Let me look.\n{SAID[0]}<|im_end|>"),
+    ("QWEN2_CALLS", "qwen2", "Let me look.", 2, f"Let me look.\n{BOTH}<|im_end|>"),
+    ("QWEN2_CALLS", "qwen2", None, 2, f"{BOTH}<|im_end|>"),
+    ("QWEN2_CALLS", "qwen2", "", 1, f"{SAID[0]}<|im_end|>"),
+    ("QWEN3_CALLS", "qwen3", "Let me look.", 1, f"Let me look.\n{SAID[0]}<|im_end|>"),
+    ("QWEN3_CALLS", "qwen3", "Let me look.", 2, f"Let me look.\n{BOTH}<|im_end|>"),
+    ("QWEN3_CALLS", "qwen3", None, 1, f"{SAID[0]}<|im_end|>"),
+    ("LLAMA_3_CALLS", "llama-bpe", "Let me look.", 1, LLAMA_SAID),
+    ("LLAMA_3_CALLS", "llama-bpe", None, 1, LLAMA_SAID),
+]
+
+
+@pytest.mark.parametrize(("template", "kind", "text", "count", "trained"), CALLED, ids=lambda value: repr(value)[:16])
+def test_text_and_calls_of_one_turn_are_trained_with_their_end(
+    tmp_path: Path, template: str, kind: str, text: str | None, count: int, trained: str
+) -> None:
+    turns = _calling(text, count)
+    encoder, tokenizer = _encoder(tmp_path, kind, {"messages": turns}, template=getattr(tiny_templates, template))
+    last = "<think>\n\n</think>\n\n" if kind == "qwen3" else ""
+    end = "<|eot_id|>" if kind == "llama-bpe" else "<|im_end|>"
+    runs = [f"Four.{end}", trained, f"{last}Six.{end}"]
+    assert [tokenizer.decode(ids).strip() for ids in _runs(encoder(0, 1, {"messages": turns}))] == runs
+    ends_with_a_call = {"messages": turns[:4]}
+    assert tokenizer.decode(_runs(encoder(1, 2, ends_with_a_call))[-1]).strip() == last + trained
+    assert not encoder.notes
+
+
+def test_the_answer_of_a_tool_is_not_trained(tmp_path: Path) -> None:
+    """Where it stands inside the assistant's turn, the turn cannot be trained alone."""
+    row = {"messages": _calling("Let me look.", 1)}
+    with pytest.raises(PROGRAM.Refused) as caught:
+        _encoded(tmp_path, "qwen2", row, template=tiny_templates.GEMMA_4_CALLS)
+    assert caught.value.error["code"] == "template_mask"
+
+
+def _calling(text: str | None, count: int) -> list[dict[str, Any]]:
+    """An answer in text, then one with calls, then one in text."""
+    answers = [{"role": "tool", "content": str(n)} for n in range(count)]
+    calling = {"role": "assistant", "content": text, "tool_calls": CALLS[:count]}
+    return [*TURNS[1:4], calling, *answers, {"role": "assistant", "content": "Six."}]
 
 
 def test_text_in_parts_is_text(tmp_path: Path) -> None:

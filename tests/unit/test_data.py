@@ -21,6 +21,7 @@ SPOKEN = [{"from": "human", "value": "2+2?"}, {"from": "gpt", "value": "4"}]
 ALPACA = {"instruction": "Add", "input": "2 2", "output": "4"}
 CALL = {"role": "assistant", "tool_calls": [{"type": "function", "function": {"name": "add", "arguments": {"a": 2}}}]}
 TOOLS = [TURNS[0], CALL, {"role": "tool", "name": "add", "content": "4"}, TURNS[1]]
+SAYING = [TURNS[0], CALL | {"content": "I add."}]
 
 # A good row, the verdict on sft, the format, and the row as it is shown.
 GOOD: list[tuple[str, dict[str, Any], str, str, str]] = [
@@ -45,6 +46,13 @@ GOOD: list[tuple[str, dict[str, Any], str, str, str]] = [
         "ready",
         "messages",
         f"user: 2+2?\nassistant: ⟦{CALL['tool_calls']}⟧\ntool: 4\nassistant: ⟦4⟧",
+    ),
+    (
+        "text and a call",
+        {"messages": SAYING},
+        "ready",
+        "messages",
+        f"user: 2+2?\nassistant: ⟦I add.\n{CALL['tool_calls']}⟧",
     ),
 ]  # fmt: skip
 
