@@ -58,7 +58,7 @@ def _look(recipe: dict[str, Any]) -> Any:
     from skill_train import dataset, hub_dataset
     from skill_train.recipe import from_dict
 
-    return hub_dataset.look(from_dict({"model": "m"} | recipe), dataset.find_format)
+    return hub_dataset.look(from_dict({"model": "m"} | recipe), dataset.first_format)
 
 
 def _plain(value: Any) -> Any:

@@ -145,7 +145,7 @@ def dataset_facts(console: Console, recipe: Recipe, about: ModelFacts) -> Datase
         from skill_train import hub_dataset
 
         console.status(f"asking the Hub about {recipe.data}")
-        looked = hub_dataset.look(recipe, dataset.find_format)
+        looked = hub_dataset.look(recipe, dataset.first_format)
         found = dataset.with_text_of(looked.facts, recipe, looked.first)
     key = tokens.tokenizer_key(recipe.model, about.revision)
     if key is None and Path(recipe.model).is_dir():

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from skill_train import methods, survey
-from skill_train.dataset import empty, find_format
-from skill_train.formats import Found, detect, overlooked
+from skill_train.dataset import complete, empty, find_format, require_columns
+from skill_train.formats import Found, detect
 from skill_train.recipe import Recipe
 from skill_train.row_check import checker, column_checker
 from skill_train.survey import Survey
@@ -58,23 +58,20 @@ def look(asked: Recipe, method: str, file: Path | None) -> Subject:
         if verdict.format is not None:
             found = Found(verdict.format, verdict.columns, verdict.because)
         seen = survey.survey(asked, check_for(method, verdicts[method], found))
-        extra = overlooked(found, seen.columns) if found is not None and not asked.format else {}
-        if not extra:
+        whole = complete(asked, found, seen.columns) if found is not None else None
+        if whole is None or whole == found:
+            if found is not None and asked.columns:
+                require_columns(asked, found, seen.columns)
             return Subject(asked, method, row, verdicts, found, seen, file)
-        verdicts["sft"] = _with_columns(verdict, extra)
+        verdicts["sft"] = dataclasses.replace(verdict, columns=whole.columns, because=whole.reason)
 
 
 def _usual_format(first: dict[str, Any], row: dict[str, Any]) -> Found | None:
     """What training would find, from the first row, unless that row is not like the others."""
     found = detect(row)
     same = detect(first)
-    alike = found is not None and same is not None and (same.format, same.columns) == (found.format, found.columns)
-    return same if alike else None
-
-
-def _with_columns(verdict: methods.Verdict, extra: dict[str, str]) -> methods.Verdict:
-    because = f"{verdict.because}; {', '.join(extra.values())} is read only when the recipe names it"
-    return dataclasses.replace(verdict, verdict="needs_mapping", because=because, columns={**verdict.columns, **extra})
+    alike = found is not None and same is not None and (same.format, same.required) == (found.format, found.required)
+    return found if alike else None
 
 
 def check_for(method: str, verdict: methods.Verdict, found: Found | None) -> survey.Check | None:

@@ -6,13 +6,14 @@ import dataclasses
 import hashlib
 import json
 import shlex
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 from skill_train import rows
 from skill_train.errors import SkillTrainError, UsageError, from_exit_code
 from skill_train.facts import DatasetFacts
-from skill_train.formats import Found, detect, match
+from skill_train.formats import OPTIONAL, Found, detect, match, optional_names, with_optional
 from skill_train.recipe import Recipe
 from skill_train.resources import train_module
 from skill_train.row_check import checker
@@ -41,6 +42,12 @@ def _scan(recipe: Recipe, path: Path) -> DatasetFacts:
             raise row.refusal
         if first is None:
             first, found = row, find_format(recipe, row)
+            check, names = checker(found), dict.fromkeys(row)
+            awaited = optional_names(found) - names.keys()
+        if not awaited.isdisjoint(row):
+            names |= dict.fromkeys(name for name in row if name in awaited)
+            awaited -= names.keys()
+            found = complete(recipe, found, names)
             check = checker(found)
         size, said, trouble = check(row)
         if trouble is not None and trouble.refused:
@@ -50,17 +57,17 @@ def _scan(recipe: Recipe, path: Path) -> DatasetFacts:
         turns += said
         if size > longest:
             longest = size
-        if said > longest_turns:
-            longest_turns = said
+        longest_turns = max(longest_turns, said)
         if digest is not None:
             digest.update(canonical(row))
     if first is None:
         raise empty(recipe)
+    require_columns(recipe, found, names)
     return DatasetFacts(
         source=recipe.data,
         fingerprint=_sha256(path) if digest is None else digest.hexdigest(),
         rows=count,
-        column_names=tuple(first),
+        column_names=tuple(names),
         format=found.format,
         columns=found.columns,
         bytes=path.stat().st_size if path.is_file() else None,
@@ -97,11 +104,11 @@ def find_format(recipe: Recipe, row: dict[str, Any]) -> Found:
     """The format that the recipe says, or that this row has.
 
     Raises:
-        UsageError: there is none, or a column is missing.
+        UsageError: there is none, or a column that every row must have is missing.
     """
     if recipe.format is not None:
         columns = dict(recipe.columns or {}) or match(recipe.format, row)
-        missing = [c for c in (columns or {}).values() if c not in row]
+        missing = [c for name, c in (columns or {}).items() if c not in row and name not in OPTIONAL[recipe.format]]
         if columns is None or missing:
             raise wrong_columns(recipe, row, f"no column {missing[0]!r}" if missing else f"not {recipe.format}")
         return Found(recipe.format, columns, "said in the recipe")
@@ -115,6 +122,30 @@ def find_format(recipe: Recipe, row: dict[str, Any]) -> Found:
     return found
 
 
+def complete(recipe: Recipe, found: Found, names: Collection[str]) -> Found:
+    """The mapping of rows with these columns. One that the recipe says stays as it is."""
+    return found if recipe.columns else with_optional(found, names)
+
+
+def require_columns(recipe: Recipe, found: Found, names: Collection[str]) -> None:
+    """Raises UsageError when the recipe says an optional column that no row has."""
+    missing = next((column for column in found.columns.values() if column not in names), None)
+    if missing is not None:
+        raise wrong_columns(recipe, names, f"no column {missing!r} in any row")
+
+
+def first_format(recipe: Recipe, first: Sequence[dict[str, Any]]) -> Found:
+    """The format and the mapping of a dataset that begins with these rows.
+
+    Raises:
+        UsageError: there is none, or a column is missing.
+    """
+    names = dict.fromkeys(name for row in first for name in row)
+    found = complete(recipe, find_format(recipe, first[0]), names)
+    require_columns(recipe, found, names)
+    return found
+
+
 def empty(recipe: Recipe) -> UsageError:
     return UsageError(
         f"{recipe.data} has no rows",
@@ -124,18 +155,18 @@ def empty(recipe: Recipe) -> UsageError:
     )
 
 
-def wrong_columns(recipe: Recipe, row: dict[str, Any], why: str) -> UsageError:
+def wrong_columns(recipe: Recipe, names: Collection[str], why: str) -> UsageError:
     hint = (
         "name them in the recipe, such as format: prompt_completion and columns: {prompt: QUESTION, completion: REPLY}"
     )
-    if {"chosen", "rejected"} <= set(row):
+    if {"chosen", "rejected"} <= set(names):
         why = "preference pairs (chosen, rejected) are for DPO, not sft"
         hint = "train on the chosen answers: format: prompt_completion, columns: {prompt: prompt, completion: chosen}"
     return UsageError(
         f"{recipe.data} cannot be used for {recipe.method}: {why}",
         code="wrong_columns",
         expected="messages | prompt, completion | text | instruction, output | question, answer | conversations",
-        got=", ".join(map(str, row)) or "no columns",
+        got=", ".join(map(str, names)) or "no columns",
         hint=hint,
     )
 

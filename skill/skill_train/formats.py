@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container
 from typing import Any, NamedTuple
 
 # Columns by the name a format gives them, with the names that datasets use for them, the usual one first.
@@ -14,15 +14,15 @@ COLUMNS: dict[str, dict[str, tuple[str, ...]]] = {
     "question_answer": {"question": ("question", "query", "problem"), "answer": ("answer", "response", "solution")},
     "text": {"text": ("text",)},
 }
-OPTIONAL: dict[str, tuple[str, ...]] = {
-    "messages": ("tools",),
-    "sharegpt": ("system", "tools"),
-    "prompt_completion": ("tools",),
-    "instruction": ("input", "system"),
-    "question_answer": ("system",),
-    "text": (),
+_SYSTEM = ("system", "system_prompt")
+OPTIONAL: dict[str, dict[str, tuple[str, ...]]] = {
+    "messages": {"tools": ("tools",)},
+    "sharegpt": {"system": _SYSTEM, "tools": ("tools",)},
+    "prompt_completion": {"tools": ("tools",)},
+    "instruction": {"input": ("input", "context"), "system": _SYSTEM},
+    "question_answer": {"system": _SYSTEM},
+    "text": {},
 }
-_ALSO = {"input": ("input", "context"), "system": ("system", "system_prompt")}
 
 
 class Found(NamedTuple):
@@ -48,7 +48,7 @@ def detect(row: dict[str, Any]) -> Found | None:
     for name in COLUMNS:
         columns = match(name, row)
         if columns is not None:
-            return Found(name, columns, f"found from the columns {', '.join(columns.values())}")
+            return Found(name, columns, _named(columns))
     return None
 
 
@@ -62,18 +62,19 @@ def match(name: str, row: dict[str, Any]) -> dict[str, str] | None:
         columns[wanted] = column
     if name in ("messages", "sharegpt") and not _speaks(row[next(iter(columns.values()))], name):
         return None
-    return columns | {extra: extra for extra in OPTIONAL[name] if extra in row}
+    return columns | _optional(name, columns, row)
 
 
-def overlooked(found: Found, names: Iterable[str]) -> dict[str, str]:
-    """Optional columns that the dataset has and the mapping, made from one row by the usual names, does not."""
-    there = set(names) - set(found.columns.values())
-    extra = {}
-    for optional in OPTIONAL[found.format]:
-        column = next((c for c in _ALSO.get(optional, (optional,)) if c in there), None)
-        if optional not in found.columns and column is not None:
-            extra[optional] = column
-    return extra
+def optional_names(found: Found) -> set[str]:
+    """What datasets call the optional columns of this format, and what this mapping calls them."""
+    return {name for names in OPTIONAL[found.format].values() for name in names} | set(found.columns.values())
+
+
+def with_optional(found: Found, there: Container[str]) -> Found:
+    """The mapping with every optional column of a dataset that has these columns, whichever row has them first."""
+    columns = {name: column for name, column in found.columns.items() if name in COLUMNS[found.format]}
+    columns |= _optional(found.format, columns, there)
+    return found._replace(columns=columns, reason=found.reason.replace(_named(found.columns), _named(columns)))
 
 
 def kind(value: Any) -> str:
@@ -84,6 +85,19 @@ def kind(value: Any) -> str:
         return "turns" if "from" in value[0] else "list"
     names = {str: "text", bool: "true or false", int: "number", float: "number", list: "list", dict: "object"}
     return "null" if value is None else names.get(type(value), type(value).__name__)
+
+
+def _optional(name: str, columns: dict[str, str], there: Container[str]) -> dict[str, str]:
+    found = {}
+    for wanted, candidates in OPTIONAL[name].items():
+        column = next((c for c in candidates if c in there and c not in columns.values()), None)
+        if column is not None:
+            found[wanted] = column
+    return found
+
+
+def _named(columns: dict[str, str]) -> str:
+    return f"found from the columns {', '.join(columns.values())}"
 
 
 def _speaks(turns: Any, name: str) -> bool:

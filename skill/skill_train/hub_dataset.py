@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,8 +15,8 @@ from skill_train.hub_client import REQUEST_SECONDS, Subject, ask, understood
 from skill_train.recipe import Recipe
 
 Row = dict[str, Any]
-# `(format, columns, reason)` of a row, for a recipe; it refuses what cannot be trained.
-FindFormat = Callable[[Recipe, Row], tuple[str, dict[str, str], str]]
+# `(format, columns, reason)` of the first rows, for a recipe; it refuses what cannot be trained.
+FindFormat = Callable[[Recipe, Sequence[Row]], tuple[str, dict[str, str], str]]
 
 _SMALL_BYTES = 8_000_000  # text files up to this size together are read whole, so their rows are counted
 _START_BYTES = 512_000  # of a larger one
@@ -69,7 +69,7 @@ def look(recipe: Recipe, find_format: FindFormat) -> Looked:
     """The facts of `recipe.data` on the Hub, and its first rows.
 
     Args:
-        find_format: what a row is taken for; `dataset` knows.
+        find_format: what rows are taken for; `dataset` knows.
 
     Raises:
         UsageError: no such dataset, configuration or split; no file that can be read; wrong columns; no rows.
@@ -86,7 +86,7 @@ def look(recipe: Recipe, find_format: FindFormat) -> Looked:
     rows = dataset_card.sliced(recipe.split, total)
     if not first or not rows:
         raise UsageError(f"{recipe.data} has no rows in {recipe.split}", code="empty_dataset", got="no rows")
-    format_, columns, reason = find_format(recipe, first[0])
+    format_, columns, reason = find_format(recipe, first)
     facts = DatasetFacts(
         source=recipe.data,
         fingerprint=None,
@@ -98,7 +98,7 @@ def look(recipe: Recipe, find_format: FindFormat) -> Looked:
         reason=f"{reason}; rows {basis}",
         revision=files.commit,
     )
-    return Looked(facts, tuple(first), basis)
+    return Looked(facts, tuple(first[:_FIRST_ROWS]), basis)
 
 
 def _files(recipe: Recipe) -> tuple[_Files, Configuration]:
@@ -133,22 +133,22 @@ def _converted(dataset: str, config: str, split: str) -> dict[str, int]:
 
 
 def _rows(recipe: Recipe, files: _Files, found: Configuration) -> tuple[int, str, list[Row]]:
-    """`(rows of the split, how they are known, the first ones)`."""
+    """`(rows of the split, how they are known, those that were read)`."""
     budget = _Budget(_MOST_BYTES)
     if files.parquet:
         return _parquet_rows(recipe, files, found, budget)
     if files.bytes <= _SMALL_BYTES:
         rows = [row for name in files.names for row in first_rows.parse(budget.read(files, name), name, whole=True)]
-        return len(rows), "counted", rows[:_FIRST_ROWS]
+        return len(rows), "counted", rows
     name = files.names[0]
     start = budget.read(files, name, 0, min(_START_BYTES, files.sizes[name]))
     rows = first_rows.parse(start, name, whole=len(start) == files.sizes[name])
     said = found.rows.get(dataset_card.parts(recipe.split)[0])
     if said is not None:
-        return said, "as the dataset's card says", rows[:_FIRST_ROWS]
+        return said, "as the dataset's card says", rows
     estimate = round(len(rows) * files.bytes / len(start))
     megabytes = files.bytes / 1e6
-    return estimate, f"estimated from the first {len(start) / 1e6:.1f} of {megabytes:.0f} MB", rows[:_FIRST_ROWS]
+    return estimate, f"estimated from the first {len(start) / 1e6:.1f} of {megabytes:.0f} MB", rows
 
 
 def _parquet_rows(recipe: Recipe, files: _Files, found: Configuration, budget: _Budget) -> tuple[int, str, list[Row]]:

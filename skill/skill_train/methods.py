@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from skill_train.formats import Found, kind
+from skill_train.formats import OPTIONAL, Found, detect, kind
 
 METHODS = ("sft", "dpo", "kto", "grpo", "reward")
 
@@ -84,7 +84,7 @@ def _sft(row: dict[str, Any], found: Found | None) -> Verdict:
         if "label" in row and found.format == "prompt_completion":
             because += "; label is not read, so rows with a bad label are trained too"
         return Verdict("ready", because, found.columns, found.format)
-    for suggest in (_chosen_answers, _odd_names, _one_column, _two_texts):
+    for suggest in (_usual_columns, _chosen_answers, _odd_names, _one_column, _two_texts):
         verdict = suggest(row)
         if verdict is not None:
             return verdict
@@ -93,6 +93,12 @@ def _sft(row: dict[str, Any], found: Found | None) -> Verdict:
     if any(kind(value) == "text" for value in row.values()) and not asked:
         why = "several text columns, and no name says which is asked and which is answered: say it in a recipe"
     return Verdict("impossible", why)
+
+
+def _usual_columns(row: dict[str, Any]) -> Verdict | None:
+    found = detect(row)
+    because = f"{found.reason}; the first row has others" if found is not None else ""
+    return None if found is None else Verdict("needs_mapping", because, found.columns, found.format)
 
 
 def _chosen_answers(row: dict[str, Any]) -> Verdict | None:
@@ -142,13 +148,20 @@ def _two_texts(row: dict[str, Any]) -> Verdict | None:
 
 
 def _pairs(row: dict[str, Any], asked: str, answered: str, because: str, *, guessed: bool = False) -> Verdict:
-    """A question is rendered as a chat turn, a prompt is given as it stands."""
-    if _plain(asked) in _QUESTIONS and kind(row[asked]) == kind(row[answered]) == "text":
+    """A question or an instruction is rendered as a chat turn, with what belongs to it; a prompt is given as it
+    stands."""
+    columns, data_format = {"prompt": asked, "completion": answered}, "prompt_completion"
+    if kind(row[asked]) == kind(row[answered]) == "text":
+        if _plain(asked) in _QUESTIONS:
+            columns, data_format = {"question": asked, "answer": answered}, "question_answer"
+        elif _plain(asked) == "instruction":
+            columns, data_format = {"instruction": asked, "output": answered}, "instruction"
+    if data_format != "prompt_completion":
         because += "; rendered as a chat (for a model without a chat template: format prompt_completion)"
-        columns = {"question": asked, "answer": answered}
-        return Verdict("needs_mapping", because, columns, "question_answer", guessed=guessed)
-    columns = {"prompt": asked, "completion": answered}
-    return Verdict("needs_mapping", because, columns, "prompt_completion", guessed=guessed)
+        for wanted, names in OPTIONAL[data_format].items():
+            column = _column(row, tuple(map(_plain, names)))
+            columns |= {wanted: column} if column not in (None, asked, answered) else {}
+    return Verdict("needs_mapping", because, columns, data_format, guessed=guessed)
 
 
 def _preference(row: dict[str, Any], what: str) -> Verdict:

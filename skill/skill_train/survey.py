@@ -89,7 +89,7 @@ def survey(recipe: Recipe, check: Check | None) -> Survey:
             found.problems[row.kind].add(line, row.refusal.error["message"], refused=True)
             continue
         shape = (*row, *map(type, row.values()))
-        if shape not in shapes and len(shapes) < _SHAPES:
+        if shape not in shapes and (len(shapes) < _SHAPES or _has_new(found.columns, row)):
             shapes.add(shape)
             _note_columns(found.columns, row)
         repeats.note(content(row, raw))
@@ -134,6 +134,10 @@ def _count_repeats(found: Survey, recipe: Recipe, repeats: Repeats) -> None:
     for line, row, raw in rows.read(recipe):
         if isinstance(row, dict) and repeats.is_repeat(content(row, raw)):
             found.problems["duplicate"].add(line, "the same row as an earlier one", refused=False)
+
+
+def _has_new(columns: dict[str, list[str]], row: dict[str, Any]) -> bool:
+    return len(columns) < _SHAPES and not row.keys() <= columns.keys()
 
 
 def _note_columns(columns: dict[str, list[str]], row: dict[str, Any]) -> None:

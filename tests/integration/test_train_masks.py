@@ -114,6 +114,12 @@ def test_other_formats_become_a_conversation(tmp_path: Path, row: dict[str, Any]
     assert [tokenizer.decode(ids).strip() for ids in _runs(encoded)] == [f"{trained}<end_of_turn>"]
 
 
+def test_the_input_of_a_later_row_is_fed(tmp_path: Path) -> None:
+    rows = [{"instruction": "Add.", "output": "4"}, {"instruction": "Add.", "input": "2 2", "output": "4"}]
+    data, _ = _loaded(tmp_path, "gemma", rows)
+    assert [row["messages"][0]["content"] for row in data["train"]] == ["Add.", "Add.\n\n2 2"]
+
+
 def test_answers_in_the_prompt_of_a_conversational_row_are_not_trained(tmp_path: Path) -> None:
     encoded, tokenizer = _encoded(tmp_path, "gemma", {"prompt": TURNS[1:4], "completion": TURNS[4:]})
     assert [tokenizer.decode(ids) for ids in _runs(encoded)] == ["Six, so 4 + 2 = 6.<end_of_turn>"]

@@ -209,20 +209,23 @@ def test_a_guess_is_called_one(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_a_column_that_the_first_row_lacks_is_not_forgotten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Training takes the mapping from the first row, and would drop every system message."""
+    """With the mapping of the first row alone every system message would be dropped."""
     path = _jsonl(tmp_path, {"conversations": SPOKEN}, {"conversations": SPOKEN, "system": "Count."})
     data = _data(capsys, path, "--fix", "out.jsonl")[1]["data"]
-    assert data["methods"]["sft"]["recipe"] == [
-        "format: sharegpt", "columns: {conversations: conversations, system: system}",
-    ]  # fmt: skip
-    assert dataset.scan(Recipe(data=str(path))).columns == {"conversations": "conversations"}
-    assert set(dataset.scan(Recipe(data="out.jsonl")).columns) == {"conversations", "system"}
+    both = {"conversations": "conversations", "system": "system"}
+    assert (data["methods"]["sft"]["verdict"], data["format"]["columns"], data["not_read"]) == ("ready", both, [])
+    assert dataset.scan(Recipe(data=str(path))).columns == both
+    assert dataset.scan(Recipe(data="out.jsonl")).columns == both
 
 
 def test_a_first_row_of_other_columns_does_not_decide(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, answer = _data(capsys, _jsonl(tmp_path, {"text": "header"}, {"messages": TURNS}, {"messages": TOOLS}))
     assert (code, answer["data"]["format"]["name"]) == (2, "messages")
     assert answer["data"]["problems"]["missing_column"]["lines"] == [1]
+    code, answer = _data(capsys, _jsonl(tmp_path, {"text": "header"}, ALPACA, ALPACA))
+    assert answer["data"]["methods"]["sft"]["recipe"] == [
+        "format: instruction", "columns: {instruction: instruction, output: output, input: input}",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ["rows.jsonl", "old.jsonl", "out.csv"])

@@ -63,6 +63,22 @@ def test_each_method_has_its_verdict(row: dict[str, Any], expected: str) -> None
             ["format: prompt_completion", "columns: {prompt: prompt, completion: chosen}"],
         ),
         ({"chosen": ASK + BLUE, "rejected": ASK + GREEN}, ["format: messages", "columns: {messages: chosen}"]),
+        (
+            {"Instruction": "a", "Input": "b", "Output": "c"},
+            ["format: instruction", "columns: {instruction: Instruction, output: Output, input: Input}"],
+        ),
+        (
+            {"System Prompt": "s", "Instruction": "a", "Response": "c"},
+            ["format: instruction", "columns: {instruction: Instruction, output: Response, system: System Prompt}"],
+        ),
+        (
+            {"Q": "a", "A": "b", "System": "s"},
+            ["format: question_answer", "columns: {question: Q, answer: A, system: System}"],
+        ),
+        (
+            {"instruction": "a", "Completion": "c"},
+            ["format: instruction", "columns: {instruction: instruction, output: Completion}"],
+        ),
         ({"the body: all": "Once."}, ["format: text", "columns: {text: 'the body: all'}"]),
     ],
     ids=str,
