@@ -60,7 +60,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
@@ -469,20 +469,56 @@ def iter_parquet(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     import pyarrow.parquet
 
     try:
-        batches = pyarrow.parquet.ParquetFile(path).iter_batches(batch_size=1024)
-        yield from enumerate((row for batch in batches for row in batch.to_pylist()), start=1)
+        file = pyarrow.parquet.ParquetFile(path)
+        rows = (row for batch in file.iter_batches(batch_size=1024) for row in batch.to_pylist())
+        yield from enumerate(as_written(rows, file.schema_arrow), start=1)
     except (
         pyarrow.ArrowException,
         OSError,
         ValueError,
         OverflowError,
-    ) as error:  # text that is not UTF-8, a year 99999
+        RecursionError,
+    ) as error:  # text that is not UTF-8, a year 99999, JSON that is none
         raise Refused(
             f"{path} cannot be read as Parquet: {str(error).splitlines()[0] if str(error) else type(error).__name__}",
             code="broken_parquet",
             expected="a whole Parquet file",
             hint="download or write the file again",
         ) from None
+
+
+def as_written(rows: Iterable[dict[str, Any]], schema: Any, *, json_read: bool = False) -> Iterator[dict[str, Any]]:
+    """Rows of Arrow without the nulls that Arrow put in: one column has one type, so each call of a tool would have the
+    arguments of all the others. JSON inside a column is read (`json_read`: it was already), and its nulls stay."""
+    readers = {field.name: read for field in schema if (read := arrow_reader(field.type, json_read=json_read))}
+    for row in rows:
+        yield {**row, **{name: read(row[name]) for name, read in readers.items()}} if readers else row
+
+
+def arrow_reader(kind: Any, *, json_read: bool) -> Callable[[Any], Any] | None:
+    """What makes a value of this type what was written; None where it is that already."""
+    import pyarrow
+
+    types = pyarrow.types
+    if getattr(kind, "extension_name", None) == "arrow.json":
+        return None if json_read else lambda text: json.loads(text) if isinstance(text, str) else text
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        item = arrow_reader(kind.value_type, json_read=json_read)
+        return item and (lambda values: [item(value) for value in values] if isinstance(values, list) else values)
+    if not types.is_struct(kind):
+        return None
+    fields = {field.name: arrow_reader(field.type, json_read=json_read) for field in kind}
+
+    def read(value: Any) -> Any:
+        if not isinstance(value, dict):  # null, or what `datasets` makes of an image
+            return value
+        return {
+            name: field(part) if (field := fields.get(name)) else part
+            for name, part in value.items()
+            if part is not None
+        }
+
+    return read
 
 
 def iter_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -613,13 +649,14 @@ def iter_saved(folder: Path, split: str) -> Iterator[tuple[int, dict[str, Any]]]
         if name not in saved:
             raise Refused(f"{folder} has no split {name!r}", code="bad_split", expected=", ".join(saved), got=name)
         saved = saved[name]
-    yield from iter_slice(enumerate(saved, start=1), split)
+    yield from iter_slice(enumerate(as_written(saved, saved.features.arrow_schema, json_read=True), start=1), split)
 
 
 def iter_hub(name: str, split: str, config: str | None, revision: str | None) -> Iterator[tuple[int, dict[str, Any]]]:
     import datasets
 
-    yield from enumerate(datasets.load_dataset(name, config, split=split, revision=revision), start=1)
+    loaded = datasets.load_dataset(name, config, split=split, revision=revision)
+    yield from enumerate(as_written(loaded, loaded.features.arrow_schema, json_read=True), start=1)
 
 
 def to_example(row: dict[str, Any], data_format: str, columns: dict[str, str]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from skill_train.errors import NotInstalled, SkillTrainError, UsageError
 from skill_train.facts import DatasetFacts
 from skill_train.hub_client import REQUEST_SECONDS, Subject, ask, understood
 from skill_train.recipe import Recipe
+from skill_train.resources import train_module
 
 Row = dict[str, Any]
 # `(format, columns, reason)` of the first rows, for a recipe; it refuses what cannot be trained.
@@ -169,7 +170,7 @@ def _parquet_rows(recipe: Recipe, files: _Files, found: Configuration, budget: _
 
     try:
         return _of_footers(files, found.rows.get(dataset_card.parts(recipe.split)[0]), opened)
-    except pyarrow.ArrowException as error:
+    except (pyarrow.ArrowException, ValueError, RecursionError) as error:  # JSON inside it that is none
         raise UsageError(
             f"{recipe.data} has a Parquet file that cannot be read",
             code="broken_parquet",
@@ -182,7 +183,7 @@ def _of_footers(files: _Files, said: int | None, opened: Callable[[str], Any]) -
     """`(rows, how they are known, the first ones)`; `said` is the number of rows that the card says."""
     first_file = opened(files.names[0])
     batch = next(first_file.iter_batches(batch_size=_FIRST_ROWS, use_threads=False), None)
-    first = batch.to_pylist() if batch is not None else []
+    first = list(train_module().as_written(batch.to_pylist(), batch.schema)) if batch is not None else []
     if len(files.names) > _MOST_FOOTERS and said is not None:
         return said, "as the dataset's card says", first
     counted = [first_file, *(opened(name) for name in files.names[1:_MOST_FOOTERS])]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -113,6 +115,43 @@ def test_parquet_is_read_in_parts(hub: Hub, home: Path) -> None:
     assert (looked["facts"]["format"], looked["facts"]["columns"]) == ("messages", {"messages": "messages"})
     assert looked["first"][3]["messages"][0] == {"role": "user", "content": "question 3"}
     assert hub.sent("resolve") < 3_000_000
+
+
+def test_calls_of_tools_have_their_own_arguments(hub: Hub, home: Path) -> None:
+    """Seen and trained without the nulls that Arrow puts where one call lacks another's arguments."""
+    rows = [_calling("get_weather", city="Paris"), _calling("convert", amount=10, to="USD")]
+    hub.add("dataset", DATA, {"train.parquet": _table(rows), "README.md": b"---\n---\n"})
+    looked = _look(hub, home)["answer"]
+    assert [row["messages"] for row in looked["first"]] == [row["messages"] for row in rows]
+    words = [json.dumps(message) for message in rows[0]["messages"]]
+    program = "from skill_train.resources import train_module as program; import json; "
+    program += f"print(json.dumps([row for _, row in program().iter_rows({DATA!r}, split='train')]))"
+    env = hub.environment(home)
+    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=120)
+    assert json.loads(done.stdout.splitlines()[-1]) == rows, done.stderr
+
+    stored = {"messages": [words], "id": [1]}  # as `datasets` 5 writes what has another shape in each row
+    hub.add("dataset", DATA, {"train.parquet": _table(stored, json_in="messages")})
+    looked = _look(hub, home)["answer"]
+    assert (looked["facts"]["format"], looked["first"][0]["messages"]) == ("messages", rows[0]["messages"])
+
+
+def _calling(name: str, **arguments: Any) -> dict[str, Any]:
+    call = {"type": "function", "function": {"name": name, "arguments": arguments}}
+    return {"messages": [{"role": "user", "content": "Do it."}, {"role": "assistant", "tool_calls": [call]}]}
+
+
+def _table(rows: Any, *, json_in: str | None = None) -> bytes:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    table = pyarrow.Table.from_pylist(rows) if isinstance(rows, list) else pyarrow.table(rows)
+    if json_in is not None:
+        column = table[json_in].cast(pyarrow.list_(pyarrow.json_()))
+        table = table.set_column(table.column_names.index(json_in), json_in, column)
+    sink = io.BytesIO()
+    parquet.write_table(table, sink)
+    return sink.getvalue()
 
 
 def test_many_parquet_files_are_not_all_opened(hub: Hub, home: Path) -> None:

@@ -1,0 +1,78 @@
+"""Rows from Arrow: one column has one type, so each call and each tool gets the keys of all the others, with null."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from skill_train import dataset
+from skill_train.recipe import Recipe
+from skill_train.resources import train_module
+
+pyarrow = pytest.importorskip("pyarrow")
+
+
+def _row(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    call = {"type": "function", "function": {"name": name, "arguments": arguments}}
+    properties = {key: {"type": "string"} for key in arguments}
+    tool = {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": properties}}}
+    asked = {"role": "user", "content": "Do it."}
+    return {"messages": [asked, {"role": "assistant", "tool_calls": [call]}], "tools": [tool], "id": None}
+
+
+ROWS = [
+    _row("get_weather", {"city": "Paris", "days": [{"n": 1}, {"n": 2, "long": True}]}),
+    _row("convert", {"amount": 10, "to": "USD", "rates": ["1", None]}),
+]
+
+
+@pytest.mark.parametrize("name", ["rows.parquet", "saved"])
+def test_a_call_has_its_own_arguments_and_no_others(tmp_path: Path, name: str) -> None:
+    _write(tmp_path / name, pyarrow.Table.from_pylist(ROWS))
+    rows = [row for _, row in train_module().iter_rows(str(tmp_path / name), split="train")]
+    assert rows == ROWS
+    examples = [train_module().to_example(row, "messages", {"messages": "messages", "tools": "tools"}) for row in rows]
+    assert [example["tools"] for example in examples] == [row["tools"] for row in ROWS]
+    assert [e["messages"][1]["tool_calls"] for e in examples] == [row["messages"][1]["tool_calls"] for row in ROWS]
+    assert dataset.scan(Recipe(model="m", data=str(tmp_path / name))).columns["tools"] == "tools"
+
+
+@pytest.mark.parametrize("name", ["rows.parquet", "saved"])
+def test_json_in_a_column_is_read_as_it_was_written(tmp_path: Path, name: str) -> None:
+    """So `datasets` stores what has another shape in each row; a null in it was written."""
+    call = {"function": {"name": "add", "arguments": {"a": 2, "unit": None}}}
+    messages = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    words = [json.dumps(message) for message in messages]
+    stored = pyarrow.array([words, words], pyarrow.list_(pyarrow.string())).cast(pyarrow.list_(pyarrow.json_()))
+    _write(tmp_path / name, pyarrow.table({"messages": stored}))
+    rows = [row for _, row in train_module().iter_rows(str(tmp_path / name), split="train")]
+    assert rows == [{"messages": messages}] * 2
+
+
+def test_a_null_in_jsonl_stays_as_it_is_written(tmp_path: Path) -> None:
+    row = _row("get_weather", {"city": "Paris", "unit": None})
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    assert [row for _, row in train_module().iter_rows(str(tmp_path / "rows.jsonl"), split="train")] == [row]
+
+
+def test_json_that_is_none_is_refused(tmp_path: Path) -> None:
+    stored = pyarrow.ExtensionArray.from_storage(pyarrow.json_(), pyarrow.array(["{", "[" * 100_000]))
+    for index in range(2):
+        _write(tmp_path / "rows.parquet", pyarrow.table({"messages": stored[index : index + 1]}))
+        with pytest.raises(train_module().Refused) as caught:
+            list(train_module().iter_rows(str(tmp_path / "rows.parquet"), split="train"))
+        assert caught.value.error["code"] == "broken_parquet"
+
+
+def _write(path: Path, table: Any) -> None:
+    if path.suffix == ".parquet":
+        import pyarrow.parquet
+
+        pyarrow.parquet.write_table(table, path)
+    else:
+        import datasets
+
+        datasets.Dataset(table).save_to_disk(str(path))
