@@ -44,6 +44,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import difflib
 import errno
 import hashlib
 import itertools
@@ -209,6 +210,7 @@ def run(plan: dict[str, Any], folder: Path, *, resume: bool) -> None:
     started = time.monotonic()
     recipe, placement = plan["recipe"], plan["placement"]
     tuned = folder / TUNED[recipe["finetuning_type"]]
+    check_optimizer(recipe)
     event("stage", text="reading the data")
     tokenizer = load_tokenizer(recipe)
     data = load_data(recipe, tokenizer)
@@ -1242,20 +1244,30 @@ def base_folder(recipe: dict[str, Any]) -> Path:
     return Path(snapshot_download(recipe["model"], revision=recipe["revision"], ignore_patterns=left_out))
 
 
+def check_optimizer(recipe: dict[str, Any]) -> None:
+    """Before anything is loaded: a wrong name would be found after the model is."""
+    from transformers.training_args import OptimizerNames
+
+    known = [name.value for name in OptimizerNames]
+    if recipe["optim"] not in known:
+        close = difflib.get_close_matches(recipe["optim"], known, n=1)
+        raise Refused(
+            f"optim: {recipe['optim']!r} is not known",
+            code="bad_value",
+            expected=", ".join(known),
+            got=recipe["optim"],
+            hint=f"did you mean {close[0]!r}?" if close else "leave optim out of the recipe for AdamW",
+        )
+
+
 def lora_config(recipe: dict[str, Any], model: Any) -> Any:
     from peft import LoraConfig
 
-    leaves = {name.rsplit(".", 1)[-1] for name, module in model.named_modules() if is_linear(module)}
-    names = [name for name, _ in model.named_modules()]
+    modules = list(model.named_modules(remove_duplicate=False))
     for target in recipe["target_modules"]:
-        if not any(name == target or name.endswith("." + target) for name in names):
-            raise Refused(
-                f"the LoRA target {target!r} is not a module of this model",
-                code="no_such_target",
-                expected=f"one of: {', '.join(sorted(leaves - {'lm_head'}))}",
-                got=target,
-                hint="set target_modules in the recipe, or leave it out to have it chosen by the architecture",
-            )
+        check_target(target, modules, model.get_output_embeddings())
+    for name in recipe["modules_to_save"] or []:
+        check_saved(name, modules)
     return LoraConfig(
         r=recipe["lora_r"],
         lora_alpha=recipe["lora_alpha"],
@@ -1270,8 +1282,54 @@ def lora_config(recipe: dict[str, Any], model: Any) -> Any:
     )
 
 
+def check_target(target: str, modules: list[tuple[str, Any]], head: Any) -> None:
+    """Found as PEFT finds it, and one that can have an adapter and that `skill-train merge` can merge."""
+    import torch
+
+    found = [module for name, module in modules if name == target or name.endswith(f".{target}")]
+    other = next((m for m in found if not is_linear(m) and not isinstance(m, torch.nn.Embedding)), None)
+    got, hint = target, "set target_modules in the recipe, or leave it out to have it chosen by the architecture"
+    if not found:
+        message = f"the LoRA target {target!r} is not a module of this model"
+    elif other is not None:
+        message, got = f"the LoRA target {target!r} is not a linear layer", f"{target} ({type(other).__name__})"
+    elif any(module is head for module in found):  # TRL makes the loss of its weight alone (trl 1.16)
+        message, hint = (
+            f"the output head {target!r} cannot have an adapter",
+            f"modules_to_save: [{target}] trains it whole",
+        )
+    else:
+        return
+    leaves = {name.rsplit(".", 1)[-1] for name, module in modules if is_linear(module) and module is not head}
+    expected = f"one of: {', '.join(sorted(leaves - {'lm_head'}))}"
+    raise Refused(message, code="no_such_target", expected=expected, got=got, hint=hint)
+
+
+def check_saved(wanted: str, modules: list[tuple[str, Any]]) -> None:
+    """PEFT saves every module whose name ends so, and says nothing when there is none."""
+    import torch
+
+    containers = (torch.nn.ModuleList, torch.nn.ModuleDict)
+    saved = [module for name, module in modules if wanted and name.endswith(wanted)]
+    trained = any(next(module.parameters(), None) is not None for module in saved)
+    if trained and not any(isinstance(module, containers) for module in saved):
+        return
+    held = {
+        name.rsplit(".", 1)[-1] for name, module in modules if next(module.parameters(recurse=False), None) is not None
+    }
+    raise Refused(
+        f"modules_to_save: {wanted!r} is not a module of this model that can be trained whole",
+        code="no_such_target",
+        expected=f"one of: {', '.join(sorted(held))}",
+        got=wanted or "''",
+        hint="set modules_to_save in the recipe, or leave it out",
+    )
+
+
 def is_linear(module: Any) -> bool:
-    return type(module).__name__ in ("Linear", "Conv1D", "Linear4bit", "Linear8bitLt")
+    import torch
+
+    return isinstance(module, torch.nn.Linear) or type(module).__name__ in ("Conv1D", "Linear4bit", "Linear8bitLt")
 
 
 def check_vocabulary(model: Any, data: dict[str, Any]) -> None:

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from skill_train import rows
-from skill_train.errors import SkillTrainError, UsageError, from_exit_code
+from skill_train.errors import SkillTrainError, UsageError, from_exit_code, nearest
 from skill_train.facts import DatasetFacts
-from skill_train.formats import OPTIONAL, Found, detect, match, optional_names, with_optional
+from skill_train.formats import COLUMNS, OPTIONAL, Found, detect, match, optional_names, with_optional
 from skill_train.recipe import Recipe
 from skill_train.resources import train_module
 from skill_train.row_check import checker
@@ -107,6 +107,7 @@ def find_format(recipe: Recipe, row: dict[str, Any]) -> Found:
         UsageError: there is none, or a column that every row must have is missing.
     """
     if recipe.format is not None:
+        _check_mapping(recipe.format, recipe.columns or {})
         columns = dict(recipe.columns or {}) or match(recipe.format, row)
         missing = [c for name, c in (columns or {}).items() if c not in row and name not in OPTIONAL[recipe.format]]
         if columns is None or missing:
@@ -120,6 +121,18 @@ def find_format(recipe: Recipe, row: dict[str, Any]) -> Found:
     if found is None:
         raise wrong_columns(recipe, row, "no known set of columns")
     return found
+
+
+def _check_mapping(data_format: str, columns: dict[str, str]) -> None:
+    known = [*COLUMNS[data_format], *OPTIONAL[data_format]]
+    for name in columns:
+        if name not in known:
+            raise UsageError(
+                f"columns: {name!r} is nothing that the format {data_format} has{nearest(name, known)}",
+                code="unknown_key",
+                expected=", ".join(known),
+                got=name,
+            )
 
 
 def complete(recipe: Recipe, found: Found, names: Collection[str]) -> Found:

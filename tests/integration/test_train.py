@@ -270,6 +270,49 @@ def test_a_target_that_matches_nothing_names_what_there_is(tmp_path: Path) -> No
     assert failure["expected"] == "one of: " + ", ".join(names)
 
 
+@pytest.mark.parametrize(
+    ("values", "code", "got", "expected", "hint"),
+    [
+        ({"target_modules": ["q_proj", "mlp"]}, "no_such_target", "mlp (Gemma3MLP)", "up_proj", "target_modules"),
+        ({"target_modules": ["input_layernorm"]}, "no_such_target", "Gemma3RMSNorm", "up_proj", "target_modules"),
+        (
+            {"target_modules": ["q_proj", "lm_head"]},
+            "no_such_target",
+            "lm_head",
+            "up_proj",
+            "modules_to_save: [lm_head]",
+        ),
+        ({"modules_to_save": ["lm_hed"]}, "no_such_target", "lm_hed", "lm_head", "modules_to_save"),
+        ({"modules_to_save": ["norm", ""]}, "no_such_target", "''", "lm_head", "modules_to_save"),
+        ({"modules_to_save": ["act_fn"]}, "no_such_target", "act_fn", "lm_head", "modules_to_save"),
+        ({"modules_to_save": ["layers"]}, "no_such_target", "layers", "lm_head", "modules_to_save"),
+        ({"optim": "adamw_torhc"}, "bad_value", "adamw_torhc", "adamw_torch,", "'adamw_torch'"),
+    ],
+    ids=lambda value: str(value)[:40] if isinstance(value, dict) else "",
+)
+def test_a_value_that_the_libraries_do_not_know_is_refused(
+    tmp_path: Path, values: dict[str, Any], code: str, got: str, expected: str, hint: str
+) -> None:
+    run = training.write_run(tmp_path / "run", base=tiny.cached("gemma", tied=False), **values)
+    assert PROGRAM.main([str(run / "plan.json")]) == 2
+    failure = _failure(run)
+    assert failure["code"] == code
+    assert got in failure["got"] and expected in failure["expected"] and hint in failure["hint"]
+    assert not (run / "checkpoints").exists()
+    assert code != "bad_value" or not (run / "samples.jsonl").exists()  # before anything is loaded
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_an_embedding_is_a_target(tmp_path: Path, tied: bool) -> None:
+    run = training.write_run(
+        tmp_path / "run", base=tiny.cached("gemma", tied=tied), max_steps=4, learning_rate=2e-3,
+        target_modules=["embed_tokens", "q_proj"],
+    )  # fmt: skip
+    assert PROGRAM.main([str(run / "plan.json")]) == 0
+    record = json.loads((run / "train.json").read_text())
+    assert record["verdict"] == "pass", record["checks"]
+
+
 def test_gpt2_trains_on_its_own_names(tmp_path: Path) -> None:
     data = training.write_data(tmp_path, [{"text": f"{n} and {n} is {2 * n}."} for n in range(6)])
     plan = training.write_plan(tmp_path / "run", tiny.cached("gpt2"), data, max_steps=2, effective_batch_size=2)

@@ -111,6 +111,14 @@ def test_a_mapping_in_the_recipe_is_the_whole_mapping(tmp_path: Path, capsys: py
     assert answer["error"]["code"] == "wrong_columns"
 
 
+def test_a_mapping_names_what_the_format_has(tmp_path: Path) -> None:
+    """A misspelt key would be a column that nobody reads."""
+    columns = {"instruction": "instruction", "output": "output", "inputs": "input"}
+    with pytest.raises(UsageError, match="did you mean 'input'") as caught:
+        _scan(_jsonl(tmp_path, ALPACA | {"input": "2 2"}), format="instruction", columns=columns)
+    assert (caught.value.code, caught.value.expected) == ("unknown_key", "instruction, output, input, system")
+
+
 def test_a_plan_is_still_that_of_its_data(tmp_path: Path) -> None:
     """The mapping travels in the plan, and the data is read again with it."""
     path = _jsonl(tmp_path, ALPACA, ALPACA | {"input": "2 2"})
