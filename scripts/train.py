@@ -141,6 +141,7 @@ LEFT_OUT = """
     .safetensors .bin .pt .pth .ckpt .pkl .pickle .h5 .msgpack .onnx .onnx_data .gguf .ggml .npz .ot .tflite .mlmodel
     .nemo .py .pyc .so .sh .exe
 """
+CELL_CHARACTERS = 10_000_000  # of a table; Python's own limit is 131,072. A quote that nobody closes ends here
 TEMPLATE_SECONDS = 20.0  # for one conversation; a published template takes a thousandth of one
 MARK = "skill train mark 7f3a"  # stands in for an answer to find where a template puts it
 
@@ -589,6 +590,7 @@ def delimiter_of(path: Path) -> str:
 
 
 def iter_csv(path: Path, delimiter: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    csv.field_size_limit(CELL_CHARACTERS)
     reader = csv.DictReader(decoded_lines(path), delimiter=delimiter, strict=True)
     try:
         for row in reader:

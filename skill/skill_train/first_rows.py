@@ -87,6 +87,7 @@ def _skip(text: str, at: int) -> int:
 
 
 def _table(text: str, name: str, delimiter: str, *, whole: bool) -> list[Row]:
+    csv.field_size_limit(max(csv.field_size_limit(), len(text)))  # as long as what was read; its default is 131,072
     try:
         rows: list[Row] = list(csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter))
     except csv.Error as error:

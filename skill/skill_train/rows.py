@@ -146,6 +146,7 @@ def _json(path: Path) -> Iterator[Line]:
 def _csv(path: Path, delimiter: str) -> Iterator[Line]:
     """Rows of a table, as `train.iter_csv` reads them; a row that it refuses is broken, and the next one is read."""
     refused, wrong_bytes = train_module().Refused, list[tuple[int, bytes]]()
+    csv.field_size_limit(train_module().CELL_CHARACTERS)
     reader = csv.reader(_text_lines(path, wrong_bytes), delimiter=delimiter, strict=True)
     names: list[str] | None = None
     while True:

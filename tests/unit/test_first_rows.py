@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 
 import pytest
@@ -33,6 +34,13 @@ def test_a_cut_file_gives_its_whole_rows_wherever_it_is_cut(name: str) -> None:
         rows = first_rows.parse(FILES[name][:cut], name, whole=False)
         assert rows == ROWS[: len(rows)]
         assert len(rows) >= 10
+
+
+def test_a_long_cell_is_read() -> None:
+    before = csv.field_size_limit(131_072)  # as in a new process
+    text = "word " * 40_000
+    assert first_rows.parse(f"text\n{text}\n".encode(), "a.csv", whole=True) == [{"text": text}]
+    csv.field_size_limit(max(before, csv.field_size_limit()))
 
 
 def test_text_has_a_row_a_line() -> None:

@@ -53,6 +53,27 @@ def test_what_is_broken_is_handed_over_with_its_line(
     assert all(row == ROW for _, row, _ in read if isinstance(row, dict))
 
 
+@pytest.mark.parametrize("suffix", [".csv", ".tsv"])
+def test_a_long_cell_is_a_text_as_in_every_other_file(tmp_path: Path, suffix: str) -> None:
+    """Python's own limit is 131,072 characters."""
+    sign, text = {".csv": ",", ".tsv": "\t"}[suffix], "word " * 40_000
+    path = tmp_path / f"long{suffix}"
+    path.write_text(f'prompt{sign}completion\na{sign}"{text}"\na{sign}b\n')
+    read = [row for _, row, _ in rows.read(_recipe(path))]
+    assert read == [{"prompt": "a", "completion": text}, ROW]
+    assert [row for _, row in train_module().iter_rows(str(path), split="train")] == read
+
+
+def test_a_cell_without_end_is_broken_and_takes_no_more_memory(tmp_path: Path) -> None:
+    path = tmp_path / "open.csv"
+    cell = "x" * (train_module().CELL_CHARACTERS + 1)
+    path.write_text(f'prompt,completion\na,b\na,"{cell}"\na,b\n')
+    read = [(line, row.kind if isinstance(row, rows.Broken) else None) for line, row, _ in rows.read(_recipe(path))]
+    assert read == [(2, None), (3, "broken_json"), (4, None)]
+    with pytest.raises(train_module().Refused, match=f"line 3 of {path} is broken: field larger than field limit"):
+        list(train_module().iter_rows(str(path), split="train"))
+
+
 WHOLE: list[tuple[str, bytes]] = [
     ("plain.jsonl", LINE * 3),
     ("bom.jsonl", b"\xef\xbb\xbf" + LINE + b"\n" + b" " + LINE),
