@@ -136,12 +136,13 @@ SOFTMAX_AT_ONCE = 1_000_000
 STRATEGIES = ("single", "ddp", "fsdp")
 TUNED = {"lora": "adapter", "full": "merged"}  # the folder of what was trained
 SETS_OF_NAMES = ("target_modules", "exclude_modules")  # in adapter_config.json
-# Of a base's files: weights in any format, pickles and code. `skill_train.companions` has the same.
+# Of a base's files: weights in any format, pickles, code, and rows of data.
 LEFT_OUT = """
     .safetensors .bin .pt .pth .ckpt .pkl .pickle .h5 .msgpack .onnx .onnx_data .gguf .ggml .npz .ot .tflite .mlmodel
-    .nemo .py .pyc .so .sh .exe
+    .nemo .py .pyc .so .sh .exe .jsonl .ndjson .csv .tsv .parquet .arrow .log
 """
 CELL_CHARACTERS = 10_000_000  # of a table; Python's own limit is 131,072. A quote that nobody closes ends here
+OTHER_WORK = ("plan.json", "adapter_config.json", "trainer_state.json")  # in the folder of a run, adapter, checkpoint
 TEMPLATE_SECONDS = 20.0  # for one conversation; a published template takes a thousandth of one
 MARK = "skill train mark 7f3a"  # stands in for an answer to find where a template puts it
 
@@ -1493,15 +1494,10 @@ def take_files(base: Path, part: Path, dtype: str) -> None:
     for made in part.iterdir():
         if ".safetensors" not in made.name:
             made.unlink()
-    for file in sorted(path for path in base.rglob("*") if path.is_file()):
-        name = file.relative_to(base)
-        if (
-            name.suffix.lower() not in LEFT_OUT.split()
-            and ".safetensors" not in name.name
-            and not str(name).startswith(".")
-        ):
-            (part / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(file, part / name)
+    for file in files_of_base(base):
+        target = part / file.relative_to(base)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, target)
     config = json.loads((base / "config.json").read_text(encoding="utf-8"))
     levels = [level for level in (config, config.get("text_config")) if isinstance(level, dict)]
     stated = [(level, key) for level in levels for key in ("dtype", "torch_dtype") if key in level]
@@ -1509,6 +1505,36 @@ def take_files(base: Path, part: Path, dtype: str) -> None:
         for level, key in stated or [(config, "dtype")]:
             level[key] = dtype
         write_json(part / "config.json", config)
+
+
+def files_of_base(base: Path) -> list[Path]:
+    """What goes along with a model's weights, in sub-folders too. Not what else is kept in its folder: the tuned model
+    may be published, and a run beside the weights holds the rows that it was trained on."""
+    found: list[Path] = []
+    for root, folders, names in os.walk(base):
+        folders[:] = [name for name in folders if not is_other_work(Path(root, name))]
+        found += [Path(root, name) for name in names if goes_along(Path(root, name))]
+    return sorted(found)
+
+
+def is_other_work(folder: Path) -> bool:
+    """Hidden, or of runs, or another model than the one around it."""
+    model = (folder / "config.json").is_file() and any(folder.glob("*.safetensors"))
+    named = folder.name.startswith(".") or folder.name == "runs"
+    return named or model or any((folder / name).is_file() for name in OTHER_WORK)
+
+
+def goes_along(file: Path) -> bool:
+    name = file.name
+    named = name == "Modelfile" or name.startswith(".") or name.endswith(".failed.json") or ".safetensors" in name
+    if named or file.suffix.lower() in LEFT_OUT.split() or not file.is_file():
+        return False
+    if file.suffix != ".json":
+        return True
+    with open(file, "rb") as opened:
+        start = opened.read(200).lstrip()
+    rows = start.startswith(b"[") and name != "modules.json"  # of sentence-transformers, which converters read
+    return not rows and b'"schema": "skill-train/' not in start
 
 
 def gathered_weights(model: Any) -> dict[str, Any]:

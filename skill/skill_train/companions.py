@@ -13,14 +13,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from skill_train.run_dir import read_json, write_text
+from skill_train.resources import train_module
+from skill_train.run_dir import digests, read_json, write_text
 from skill_train.shards import INDEX
 
-# Weights in any format, pickles and code never come along.
-_LEFT_OUT = """
-    .safetensors .bin .pt .pth .ckpt .pkl .pickle .h5 .msgpack .onnx .onnx_data .gguf .ggml .npz .ot .tflite .mlmodel
-    .nemo .py .pyc .so .sh .exe
-"""
 _TOKENIZER = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -37,9 +33,14 @@ _TEMPLATE = "chat_template.jinja"
 
 
 def companion_files(folder: Path) -> list[Path]:
-    """The files that go along with a model, in sub-folders too; hidden ones, weights and code do not."""
-    found = (path for path in folder.rglob("*") if path.is_file() and _goes_along(path.relative_to(folder)))
-    return sorted(path for path in found if path.name in _READ or _is_own(path, folder))
+    """The files that go along with a model: what `train.files_of_base` takes, but for links that lead elsewhere."""
+    found: list[Path] = train_module().files_of_base(folder)
+    return [path for path in found if path.name in _READ or _is_own(path, folder)]
+
+
+def model_digests(folder: Path) -> dict[str, dict[str, Any]]:
+    """Of these and of the weights: all that decides what a model says, and nothing else that lies in its folder."""
+    return digests(folder, {*companion_files(folder), *folder.glob("*.safetensors"), *folder.glob(INDEX)})
 
 
 def adapter_files(adapter: Path) -> list[Path]:
@@ -115,11 +116,6 @@ def _is_own(path: Path, folder: Path) -> bool:
     if folder.parent.name == "snapshots":
         roots.append(folder.parent.parent.resolve() / "blobs")
     return any(path.resolve().is_relative_to(root) for root in roots)
-
-
-def _goes_along(path: Path) -> bool:
-    hidden = any(part.startswith(".") for part in path.parts)
-    return not hidden and path.suffix.lower() not in _LEFT_OUT.split() and path.name != INDEX
 
 
 def _adds_tokens(base: Path, adapter: Path) -> bool:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from skill_train import run_dir
+from skill_train.companions import model_digests
 from skill_train.console import Bar
 from skill_train.errors import UsageError
 from skill_train.evaluate_ask import Model, Question, Replies, backend_of
@@ -232,7 +233,7 @@ def _fixed(models: list[Model], rows: list[dict[str, Any]], scoring: Scoring, ba
 
 
 def _content(path: Path) -> dict[str, Any]:
-    return run_dir.file_digest(path) if path.is_file() else run_dir.digests(path)
+    return run_dir.file_digest(path) if path.is_file() else model_digests(path)
 
 
 def _earlier(record: Path, fixed: dict[str, Any]) -> dict[str, Any] | None:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from skill_train import run_dir
+from skill_train.companions import model_digests
 from skill_train.console import Bar
 from skill_train.errors import UsageError
 from skill_train.gguf_file import GgufFile
@@ -162,9 +163,9 @@ def _fixed(
     """What a proof is a proof of."""
     return {
         "inputs": {
-            "reference": run_dir.digests(reference),
+            "reference": model_digests(reference),
             "adapter": run_dir.digests(adapter) if adapter else None,
-            "base": None if base is None else "the reference" if base == reference else run_dir.digests(base),
+            "base": None if base is None else "the reference" if base == reference else model_digests(base),
             "ggufs": {path.name: run_dir.file_digest(path) for path in ggufs},
             "rows": _digest(rows),
             "held_out": _digest(held_out),

@@ -95,6 +95,14 @@ def test_the_record_holds_all_rows_and_is_used_again(answered: dict[str, Any], r
     assert again == answered | {"data": answered["data"] | {"reused": True}}  # with its warnings
 
 
+def test_a_record_in_the_folder_of_the_base_is_found_again(made: gguf_maker.Export, run: Path, tmp_path: Path) -> None:
+    base = Path(shutil.copytree(made.base, tmp_path / "base"))
+    rows = read_rows(run / "held_out.jsonl")[:2]
+    first = step([Model("base", base)], rows, made, base)
+    assert set(first["inputs"]["models"]["base"]["model"]) == {path.name for path in made.base.iterdir()}
+    assert step([Model("base", base)], rows, made, base) == first | {"reused": True}
+
+
 def test_an_adapter_that_is_not_merged_is_asked_on_its_base(run: Path, made: gguf_maker.Export, tmp_path: Path) -> None:
     """Other models than those of the record: measured again, and no GGUF file is needed."""
     copy = shutil.copytree(run, tmp_path / "run", ignore=shutil.ignore_patterns("merged", "gguf"))

@@ -82,8 +82,17 @@ def test_resumed_it_ends_in_the_same_bytes(straight: Path, tmp_path: Path) -> No
     assert files[0].read_bytes() == files[1].read_bytes()
 
 
-def test_the_files_that_stay_behind_are_those_of_the_merge() -> None:
-    assert companions._LEFT_OUT.split() == PROGRAM.LEFT_OUT.split()
+def test_a_run_in_the_folder_of_its_base_takes_the_files_that_a_merge_takes(tmp_path: Path) -> None:
+    """And an earlier run beside it is no part of the base."""
+    base = Path(shutil.copytree(tiny.cached("gemma"), tmp_path / "base"))
+    names = {path.name for path in base.iterdir()}
+    for name in ("earlier/plan.json", "earlier/samples.jsonl", "rows.csv", "notes/rows.json", ".cache/x"):
+        (base / name).parent.mkdir(exist_ok=True)
+        (base / name).write_text("[]")
+    assert {path.name for path in companions.companion_files(base)} == names - {"model.safetensors"}
+    run = training.write_run(base / "runs" / "run", base=base, **FULL | {"max_steps": 1})
+    assert PROGRAM.main([str(run / "plan.json")]) == 0
+    assert {str(path.relative_to(run / "merged")) for path in (run / "merged").rglob("*") if path.is_file()} == names
 
 
 # --- Precision ---

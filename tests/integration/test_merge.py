@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -329,6 +330,22 @@ def test_a_second_call_reuses_and_other_inputs_are_refused(untied: Path, tmp_pat
     with pytest.raises(UsageError) as raised:
         merging.run(untied, other, tmp_path)
     assert raised.value.code == "output_exists"
+
+
+@pytest.mark.parametrize("place", ["runs/first", "."])
+def test_a_run_in_the_folder_of_its_base_stays_out_of_the_merged_model(
+    untied: Path, tmp_path: Path, place: str
+) -> None:
+    """`cd model; skill-train local --model .`; or the merged model and its record right beside the base's weights."""
+    base = Path(shutil.copytree(untied, tmp_path / "base"))
+    work = base / place
+    adapter = merging.adapter(base, base / "runs" / "first" / "adapter", targets=ATTENTION)
+    for name in ("plan.json", "samples.jsonl", "train.log"):
+        (base / "runs" / "first" / name).write_text('{"secret": 1}')
+    merging.run(base, adapter, work)
+    made = {str(path.relative_to(work / "merged")) for path in (work / "merged").rglob("*") if path.is_file()}
+    assert made == {path.name for path in untied.iterdir()}
+    assert merging.run(base, adapter, work)["reused"] is True
 
 
 @pytest.mark.parametrize(("dora", "most"), [(False, 512), (True, 2048)])

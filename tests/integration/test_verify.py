@@ -102,6 +102,17 @@ def test_the_same_question_is_answered_from_the_record(tmp_path: Path) -> None:
     assert [check["name"] for check in complaints(again)] == ["file"]
 
 
+def test_a_proof_in_the_folder_of_its_reference_is_found_again(tmp_path: Path) -> None:
+    """As of a run inside its base, or of a file that lies beside the weights: neither is part of the reference."""
+    made = gguf_maker.exported("gemma")
+    model = Path(shutil.copytree(made.merged, tmp_path / "model"))
+    file = Path(shutil.copy(made.file("q8_0"), model))
+    given: dict[str, Any] = {"reference": model, "adapter": None, "base": None, "ggufs": [file], "tokens": 64}
+    first = proof(made, model / "verify.json", **given)
+    assert set(first["inputs"]["reference"]) == {path.name for path in made.merged.iterdir()}
+    assert proof(made, model / "verify.json", **given) == first | {"reused": True}
+
+
 def test_an_adapter_without_effect_is_a_warning(tmp_path: Path) -> None:
     made = gguf_maker.exported("gemma", times=0)
     nothing = tiny.adapter(made.base, tmp_path / "adapter", size=0.0)

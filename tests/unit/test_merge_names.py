@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from skill_train.adapter import pattern_value, read_adapter, why_not_streamed
-from skill_train.companions import companion_files, copy_companions, write_config
+from skill_train.companions import companion_files, copy_companions, model_digests, write_config
 from skill_train.errors import UsageError
 from skill_train.lora_math import scaling
 from skill_train.merge_plan import match_names
@@ -198,3 +198,42 @@ def test_links_are_followed_and_weights_stay(tmp_path: Path) -> None:
     for name in ("model.safetensors", "pytorch_model.bin", "model.gguf", "code.py", ".hidden"):
         (base / name).write_text("")
     assert [path.name for path in companion_files(base)] == ["LICENSE", "tokenizer.json"]
+
+
+def test_what_else_lies_in_a_models_folder_is_no_part_of_the_model(tmp_path: Path) -> None:
+    """Its runs, adapters, checkpoints and results, rows of data, records; a link that closes a circle is not walked."""
+    record = '{\n "schema": "skill-train/step/1"\n}'
+    own = {
+        "config.json": "{}",
+        "LICENSE": "a licence",
+        "additional_chat_templates/tools.jinja": "{{ messages }}",
+        "modules.json": '[{"path": "1_Pooling"}]',
+        "1_Pooling/config.json": "{}",
+    }
+    others = {
+        "runs/events.txt": "",
+        "first/plan.json": "{}",
+        "first/train.txt": "",
+        "first/merged/config.json": "{}",
+        "adapter/adapter_config.json": "{}",
+        "adapter/README.md": "",
+        "out/checkpoint-500/trainer_state.json": "{}",
+        "out/checkpoint-500/tokenizer.json": "{}",
+        "merged/config.json": "{}",
+        "merged/model.safetensors": "",
+        "gguf/Modelfile": "FROM ./model.gguf",
+        "gguf/convert.json": record,
+        ".git/config": "",
+        "merge.json": record,
+        "merge.failed.json": "{}",
+        "rows.jsonl": "{}",
+        "rows.json": '[{"prompt": "private"}]',
+        "rows.csv": "prompt,completion",
+        "train.log": "",
+    }
+    for name, text in (own | others | {"model.safetensors": "weights"}).items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    (tmp_path / "again").symlink_to(tmp_path, target_is_directory=True)
+    assert {str(path.relative_to(tmp_path)) for path in companion_files(tmp_path)} == set(own)
+    assert set(model_digests(tmp_path)) == {*own, "model.safetensors"}
