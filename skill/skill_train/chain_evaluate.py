@@ -7,7 +7,6 @@ from typing import Any
 
 from skill_train import tables
 from skill_train.chain import base_of, quoted, require_trained
-from skill_train.chain_gguf import ggufs_of
 from skill_train.console import Console, Result
 from skill_train.errors import UsageError
 from skill_train.evaluate_ask import Model
@@ -48,7 +47,7 @@ def evaluate(
 
 def _next(opened: RunDir, run: Path, plan: dict[str, Any]) -> list[str]:
     """What the run still lacks, the page about it, and the Hub where the recipe names a place there."""
-    step = "export-gguf" if not ggufs_of(opened) else "verify" if not opened.record("verify").is_file() else None
+    step = "export-gguf" if not opened.ggufs else "verify" if not opened.record("verify").is_file() else None
     steps = [step, "report"] if step else ["report"]
     policy = plan.get("policy", {})
     to_hub = policy.get("hub_model_id") and not policy.get("sensitive")
@@ -82,7 +81,7 @@ def _evaluate_locked(
     base, recipe = base_of(run), read_json(run.plan)["recipe"]
     with console.progress("evaluating") as progress:
         record = step(
-            models=[Model("base", base), tuned_of(run, base), *_files(ggufs or ggufs_of(run))],
+            models=[Model("base", base), tuned_of(run, base), *_files(ggufs or run.ggufs)],
             rows=rows,
             loss_on=recipe["loss_on"],
             most_rows=most_rows,

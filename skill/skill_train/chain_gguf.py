@@ -303,8 +303,7 @@ def _verify_locked(console: Console, run: RunDir, tokens: int | None, out: Path 
     from skill_train.reference import read_rows
 
     require_trained(run)
-    ggufs = ggufs_of(run)
-    if not ggufs:
+    if not run.ggufs:
         raise UsageError(
             f"{run.path} has no GGUF file yet",
             code="not_exported",
@@ -322,17 +321,12 @@ def _verify_locked(console: Console, run: RunDir, tokens: int | None, out: Path 
         reference=run.merged if run.is_full else base,
         adapter=None if run.is_full else run.adapter,
         base=base,
-        ggufs=ggufs,
+        ggufs=run.ggufs,
         rows=read_rows(run.samples),
         held_out=read_rows(run.held_out),
         record=out or run.record("verify"),
         tokens=tokens,
     )
-
-
-def ggufs_of(run: RunDir) -> list[Path]:
-    """The GGUF files of a run that hold a whole model."""
-    return sorted(path for path in run.gguf.glob("*.gguf") if "-lora-" not in path.name)
 
 
 def _recorded(run: RunDir) -> list[Path]:

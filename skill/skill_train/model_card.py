@@ -31,7 +31,7 @@ class CardFacts:
         data: the id of the dataset on the Hub, or a file's name; `data_on_hub` tells which.
         recipe: as the plan resolved it.
         training: `train.json`; proof: `verify.json`, None when nothing was verified.
-        ggufs: name and bytes of each file.
+        ggufs: name and bytes of each file that holds a whole model.
         evaluation: `evaluate.json` of these files; None when there is none.
         private: the repository is not for everybody.
     """
@@ -108,7 +108,7 @@ def _about(facts: CardFacts) -> str:
 def _verdict(facts: CardFacts) -> str:
     if facts.proof is None:
         return "The files were **not verified** against the trained model."
-    return f"Each GGUF file was compared with the model that was trained; verdict: **{facts.proof['verdict']}**."
+    return f"Each file in the table below was compared with the model that was trained: **{facts.proof['verdict']}**."
 
 
 def _use(facts: CardFacts) -> str:

@@ -12,7 +12,7 @@ from skill_train.chain import require_trained
 from skill_train.console import Console, Result
 from skill_train.errors import DecisionNeeded, UsageError
 from skill_train.model_card import CardFacts, card
-from skill_train.push_files import PushFile, chosen_parts, evaluation_of, files_of, proof_of, token_in
+from skill_train.push_files import PushFile, chosen_parts, evaluation_of, files_of, proof_of, token_in, whole_models
 from skill_train.run_dir import RunDir, open_run, read_json, write_record
 
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -117,7 +117,7 @@ def _card(
         proof=proof,
         evaluation=evaluation_of(run, files),
         private=private,
-        ggufs={file.path: file.size for file in files if file.path.endswith(".gguf")},
+        ggufs={name: file.stat().st_size for name, file in whole_models(run, files).items()},
     )
     template = resources.template("model_card.md").read_text(encoding="utf-8")
     return PushFile("README.md", None, card(facts, template).encode("utf-8", "replace"), "made from the run")

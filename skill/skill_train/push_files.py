@@ -80,6 +80,12 @@ def files_of(run: RunDir, parts: tuple[str, ...], base: str) -> list[PushFile]:
     return found + _records(run)
 
 
+def whole_models(run: RunDir, files: list[PushFile]) -> dict[str, Path]:
+    """The GGUF files among them that hold a whole model, by their names there. The adapter's own has no proof."""
+    ggufs = run.ggufs
+    return {file.path: file.source for file in files if file.source in ggufs}
+
+
 def proof_of(run: RunDir, files: list[PushFile]) -> dict[str, Any] | None:
     """The proof of the GGUF files that are pushed; None when nothing was verified, or the proof is of other files.
 
@@ -90,7 +96,7 @@ def proof_of(run: RunDir, files: list[PushFile]) -> dict[str, Any] | None:
         return None
     proof: dict[str, Any] = read_json(run.record("verify"))
     known = proof.get("inputs", {}).get("ggufs", {})
-    pushed = {file.path: file.source for file in files if file.path.endswith(".gguf") and file.source is not None}
+    pushed = whole_models(run, files)
     if any(name not in known or known[name] != file_digest(source) for name, source in pushed.items()):
         return None
     if proof["verdict"] == "fail":
@@ -110,7 +116,7 @@ def evaluation_of(run: RunDir, files: list[PushFile]) -> dict[str, Any] | None:
         return None
     found: dict[str, Any] = read_json(run.record("evaluate"))
     models = found.get("inputs", {}).get("models", {})
-    pushed = {file.path: file.source for file in files if file.path.endswith(".gguf") and file.source is not None}
+    pushed = whole_models(run, files)
     read = {run.adapter / name: digest for name, digest in (models.get("tuned", {}).get("adapter") or {}).items()}
     read |= {source: models[name]["model"] for name, source in pushed.items() if name in models}
     if any(not path.is_file() or file_digest(path) != digest for path, digest in read.items()):

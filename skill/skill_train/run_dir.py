@@ -91,6 +91,13 @@ class RunDir:
     def gguf(self) -> Path:
         return self.path / "gguf"
 
+    @property
+    def ggufs(self) -> list[Path]:
+        """The GGUF files that hold a whole model: not the adapter's own, which its record names."""
+        record = self.record("lora_gguf")
+        adapters = {self.path / name for name in read_json(record)["outputs"]} if record.is_file() else set()
+        return sorted(path for path in self.gguf.glob("*.gguf") if path not in adapters)
+
     def record(self, step: str) -> Path:
         """`<step>.json`."""
         return self.path / f"{step}.json"

@@ -96,6 +96,18 @@ def test_it_arrives_byte_for_byte_and_says_what_was_changed(hub: Hub, tmp_path: 
     assert "license" not in card.split("---")[1]
 
 
+def test_the_adapters_own_gguf_takes_nothing_from_the_proof(hub: Hub, tmp_path: Path, run: Path) -> None:
+    """`verify` judges whole models; and Ollama runs no adapter, though it is the smallest file."""
+    (run / "gguf" / "first-lora-f16.gguf").write_bytes(b"GGUF")
+    _write(run / "lora_gguf.json", {"outputs": {"gguf/first-lora-f16.gguf": {"bytes": 4, "sha256": "x"}}})
+    code, answer, _ = _push(hub, tmp_path / "home", run, "--repo", "me/tickets")
+    assert (code, answer["data"]["verdict"], answer["warnings"]) == (0, "pass", [])
+    there = hub.repositories["model", "me/tickets"].at("main")
+    card = there["README.md"].decode()
+    assert "first-lora-f16.gguf" in there and "-hff first-lora-f16.gguf" not in card
+    assert "ollama run hf.co/me/tickets:first-q8_0.gguf" in card and "Each file in the table below" in card
+
+
 def test_the_same_push_again_makes_no_second_commit(hub: Hub, tmp_path: Path, run: Path) -> None:
     first = _push(hub, tmp_path / "home", run, "--repo", "me/tickets")[1]["data"]["commit"]
     code, answer, words = _push(hub, tmp_path / "home", run, "--repo", "me/tickets")

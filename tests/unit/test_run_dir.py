@@ -129,6 +129,18 @@ def test_open_run_wants_a_plan(tmp_path: Path) -> None:
     assert run_dir.open_run(tmp_path) == RunDir(tmp_path)
 
 
+def test_an_adapters_own_file_is_told_by_its_record_not_by_its_name(tmp_path: Path) -> None:
+    """A run may be called qwen-lora-v2, and its files are called as it is."""
+    run = RunDir(tmp_path / "qwen-lora-v2")
+    run.gguf.mkdir(parents=True)
+    for name in ("qwen-lora-v2-f16.gguf", "qwen-lora-v2-lora-f16.gguf"):
+        (run.gguf / name).write_bytes(b"GGUF")
+    assert [path.name for path in run.ggufs] == ["qwen-lora-v2-f16.gguf", "qwen-lora-v2-lora-f16.gguf"]
+    outputs = {"gguf/qwen-lora-v2-lora-f16.gguf": {"bytes": 4, "sha256": "x"}}
+    write_record(run.record("lora_gguf"), inputs={}, options={}, outputs=outputs)
+    assert run.ggufs == [run.gguf / "qwen-lora-v2-f16.gguf"]
+
+
 def test_digests_are_sha256_by_name(tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "a.bin").write_bytes(b"abc")
