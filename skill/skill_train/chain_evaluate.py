@@ -12,7 +12,7 @@ from skill_train.errors import UsageError
 from skill_train.evaluate_ask import Model
 from skill_train.evaluate_score import Scoring, scoring_of
 from skill_train.reference import read_rows
-from skill_train.run_dir import RunDir, open_run, read_json
+from skill_train.run_dir import RunDir, digests, open_run, read_json
 from skill_train.run_lock import locked
 
 ROWS = 100
@@ -79,9 +79,16 @@ def _evaluate_locked(
     rows = read_rows(run.held_out)
     require_rows(rows, run.path)
     base, recipe = base_of(run), read_json(run.plan)["recipe"]
+    tuned = tuned_of(run, base)
+    if tuned.adapter is not None and run.merged.is_dir():
+        console.warn(
+            "other_adapter",
+            f"no record says that {run.merged} is of the adapter that is there now, so base and adapter are measured; "
+            "verify tells whether the GGUF files are",
+        )
     with console.progress("evaluating") as progress:
         record = step(
-            models=[Model("base", base), tuned_of(run, base), *_files(ggufs or run.ggufs)],
+            models=[Model("base", base), tuned, *_files(ggufs or run.ggufs)],
             rows=rows,
             loss_on=recipe["loss_on"],
             most_rows=most_rows,
@@ -98,10 +105,20 @@ def _evaluate_locked(
 
 
 def tuned_of(run: RunDir, base: Path) -> Model:
-    """The tuned model: merged (or trained whole), or else the base with the adapter on top."""
-    if (run.merged / "config.json").is_file():
+    """The tuned model: trained whole, or merged from the adapter that is there now, or else the base with it on top."""
+    if run.is_full:
         return Model("tuned", run.merged)
+    if (run.merged / "config.json").is_file() and _is_merged(run):
+        return Model("tuned", run.merged, merged=run.adapter)
     return Model("tuned", base, run.adapter)
+
+
+def _is_merged(run: RunDir) -> bool:
+    """The adapter is the one that the record of the merge names: another may have been trained in the folder since."""
+    record = run.record("merge")
+    read = read_json(record)["inputs"]["adapter"] if record.is_file() else {}
+    files = [run.adapter / name for name in read]
+    return bool(read) and all(file.is_file() for file in files) and digests(run.adapter, files) == read
 
 
 def _files(paths: list[Path]) -> list[Model]:

@@ -222,7 +222,8 @@ def _fixed(models: list[Model], rows: list[dict[str, Any]], scoring: Scoring, ba
     for model in models:
         same = folders[model.path]
         content = _content(model.path) if same == model.name else f"the folder of {same}"
-        inputs[model.name] = {"model": content, "adapter": run_dir.digests(model.adapter) if model.adapter else None}
+        adapter = model.adapter or model.merged
+        inputs[model.name] = {"model": content, "adapter": run_dir.digests(adapter) if adapter else None}
     digest = hashlib.sha256(json.dumps(rows, sort_keys=True).encode()).hexdigest()
     own = run_dir.file_digest(scoring.scorer) if scoring.scorer else None
     return {

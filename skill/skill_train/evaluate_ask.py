@@ -25,11 +25,16 @@ _ROOM = 1.3  # of the fp32 weights' bytes: what one row takes beside them
 
 @dataclass(frozen=True)
 class Model:
-    """What is asked: a folder, a folder with an adapter on top, or a GGUF file. `name` is its name in the tables."""
+    """What is asked: a folder, a folder with an adapter on top, or a GGUF file. `name` is its name in the tables.
+
+    Attributes:
+        merged: the adapter that is in the folder already.
+    """
 
     name: str
     path: Path
     adapter: Path | None = None
+    merged: Path | None = None
 
     @property
     def is_gguf(self) -> bool:

@@ -117,7 +117,8 @@ def evaluation_of(run: RunDir, files: list[PushFile]) -> dict[str, Any] | None:
     found: dict[str, Any] = read_json(run.record("evaluate"))
     models = found.get("inputs", {}).get("models", {})
     pushed = whole_models(run, files)
-    read = {run.adapter / name: digest for name, digest in (models.get("tuned", {}).get("adapter") or {}).items()}
+    tuned, part = models.get("tuned", {}), "model" if run.is_full else "adapter"
+    read = {run.tuned / name: digest for name, digest in (tuned.get(part) or {}).items()}
     read |= {source: models[name]["model"] for name, source in pushed.items() if name in models}
     if any(not path.is_file() or file_digest(path) != digest for path, digest in read.items()):
         return None

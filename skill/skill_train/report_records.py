@@ -110,8 +110,9 @@ class Run:
             read = evaluate.get("inputs", "models", file, "model", "sha256")
             if read is not None and read != self[step].get("outputs", name, "sha256"):
                 return self._without("evaluate")
-        if differ(evaluate.get("inputs", "models", "tuned", "adapter"), self.trained("adapter")):
-            return self._without("evaluate")
+        for folder, read in (("adapter", "adapter"), ("merged", "model")):
+            if differ(evaluate.get("inputs", "models", "tuned", read), self.trained(folder)):
+                return self._without("evaluate")
         return self
 
     def _without(self, gone: str) -> Run:

@@ -45,8 +45,9 @@ def run(made: gguf_maker.Export, tmp_path_factory: pytest.TempPathFactory) -> Pa
     (folder / "gguf").mkdir()
     for file in made.ggufs:
         shutil.copy(file, folder / "gguf")
-    outputs = digests(folder, (folder / "adapter").iterdir())
-    write_record(folder / "train.json", inputs={}, options={}, outputs=outputs)
+    write_trained(folder)
+    merged = digests(folder, (folder / "merged").iterdir())
+    write_record(folder / "merge.json", inputs={"adapter": digests(folder / "adapter")}, options={}, outputs=merged)
     return folder
 
 
@@ -115,11 +116,43 @@ def test_an_adapter_that_is_not_merged_is_asked_on_its_base(run: Path, made: ggu
     assert all(one["says"] != "better" for one in data["differences"])  # three rows
 
 
-def test_a_model_trained_whole_has_no_adapter(run: Path, made: gguf_maker.Export) -> None:
+def test_a_model_trained_whole_has_no_adapter(run: Path, made: gguf_maker.Export, tmp_path: Path) -> None:
     from skill_train.chain_evaluate import tuned_of
     from skill_train.run_dir import RunDir
 
-    assert tuned_of(RunDir(run), made.base) == Model("tuned", run / "merged")
+    copy = Path(shutil.copytree(run, tmp_path / "run", ignore=shutil.ignore_patterns("gguf", "adapter", "merge.json")))
+    plan = json.loads((copy / "plan.json").read_text())
+    plan["recipe"]["finetuning_type"] = "full"
+    (copy / "plan.json").write_text(json.dumps(plan))
+    assert tuned_of(RunDir(copy), made.base) == Model("tuned", copy / "merged")
+
+
+def test_a_merge_of_an_earlier_adapter_is_not_the_tuned_model(
+    run: Path, made: gguf_maker.Export, tmp_path: Path
+) -> None:
+    """Another recipe was trained in the folder, and what was made of the first one is still there."""
+    copy = Path(shutil.copytree(run, tmp_path / "run"))
+    shutil.rmtree(copy / "adapter")
+    tiny.adapter(made.base, copy / "adapter", seed=7, size=0.1)
+    write_trained(copy)
+    answer = call("evaluate", copy, "--rows", 3)
+    rows = read_rows(run / "held_out.jsonl")[::4]
+    assert answer["data"]["reused"] is False
+    assert answer["data"]["models"][1]["loss"] == pytest.approx(own_loss(made.base, rows, copy / "adapter"), rel=1e-5)
+    warned = {warning["code"]: warning["message"] for warning in answer["warnings"]}
+    assert f"no record says that {copy / 'merged'} is of the adapter that is there now" in warned["other_adapter"]
+
+
+def test_the_report_leaves_out_an_evaluation_of_a_merge_of_an_earlier_adapter(
+    run: Path, answered: dict[str, Any], made: gguf_maker.Export, tmp_path: Path
+) -> None:
+    copy = Path(shutil.copytree(run, tmp_path / "run"))
+    assert answered["data"]["models"][1]["name"] == "tuned"
+    assert "other files than these" not in str(call("report", copy)["data"]["runs"][0]["missing"])
+    shutil.rmtree(copy / "adapter")
+    tiny.adapter(made.base, copy / "adapter", seed=7, size=0.1)
+    write_trained(copy)
+    assert "evaluated, but other files than these" in str(call("report", copy)["data"]["runs"][0]["missing"])
 
 
 def test_a_run_without_held_out_rows_is_refused(run: Path, tmp_path: Path) -> None:
@@ -234,6 +267,11 @@ def encoded(base: Path, data: Path, count: int) -> list[dict[str, Any]]:
     encode = resources.train_module().Encoder(training.resolved(base, data), AutoTokenizer.from_pretrained(str(base)))
     lines = data.read_text(encoding="utf-8").splitlines()[:count]
     return [encode(number, number + 1, json.loads(line)) for number, line in enumerate(lines)]
+
+
+def write_trained(run: Path) -> None:
+    outputs = digests(run, (run / "adapter").iterdir())
+    write_record(run / "train.json", inputs={}, options={}, outputs=outputs)
 
 
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:

@@ -14,6 +14,8 @@ import pytest
 
 import tiny
 from hub_emulator import Fault, Hub
+from skill_train.push_files import evaluation_of
+from skill_train.run_dir import RunDir
 
 pytest.importorskip("huggingface_hub")
 
@@ -168,6 +170,17 @@ def test_the_card_has_the_figures_of_these_files_and_of_no_others(hub: Hub, tmp_
     _write(run / "evaluate.json", found)
     _push(hub, tmp_path / "home", run, "--repo", "me/tickets")
     assert "## Measured" not in hub.repositories["model", "me/tickets"].at("main")["README.md"].decode()
+
+
+def test_an_evaluation_of_an_earlier_model_that_was_trained_whole_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / "merged").mkdir()
+    (tmp_path / "merged" / "model.safetensors").write_bytes(b"weights")
+    _write(tmp_path / "plan.json", {"recipe": {"finetuning_type": "full"}})
+    tuned = {"model": {"model.safetensors": _digest(tmp_path / "merged" / "model.safetensors")}, "adapter": None}
+    _write(tmp_path / "evaluate.json", {"inputs": {"models": {"tuned": tuned}}})
+    assert evaluation_of(RunDir(tmp_path), []) is not None
+    (tmp_path / "merged" / "model.safetensors").write_bytes(b"trained again")
+    assert evaluation_of(RunDir(tmp_path), []) is None
 
 
 def test_a_server_that_fails_for_a_while_costs_only_time(hub: Hub, tmp_path: Path, run: Path) -> None:

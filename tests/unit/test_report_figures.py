@@ -261,6 +261,15 @@ def test_an_evaluation_of_other_files_is_left_out_and_said(file: str, adapter: s
     assert ("evaluated, but other files than these" in [one["said"] for one in view["missing"]]) is left_out
 
 
+def test_an_evaluation_of_an_earlier_model_that_was_trained_whole_is_left_out() -> None:
+    train = trained() | {"outputs": {"merged/model.safetensors": ADAPTER}}
+    tuned = {"model": {"model.safetensors": ADAPTER}, "adapter": None}
+    record = {"inputs": {"models": {"tuned": tuned}}, "models": [{"name": "tuned"}], "differences": [], "answers": []}
+    assert run(train=train, evaluate=record).without_outdated()["evaluate"]
+    tuned["model"] = {"model.safetensors": ADAPTER | {"sha256": "ee"}}
+    assert not run(train=train, evaluate=record).without_outdated()["evaluate"]
+
+
 def test_a_model_that_was_trained_whole_is_held_against_its_proof() -> None:
     train = trained() | {"outputs": {"merged/model.safetensors": ADAPTER}}
     proof = proven("pass") | {"inputs": {"adapter": None, "reference": {"model.safetensors": ADAPTER}, "ggufs": {}}}
