@@ -227,7 +227,7 @@ def _merge(
 ) -> dict[str, Any]:
     from skill_train.merge import merge as step
 
-    record = RunDir(out.parent).record("merge") if out.name == "merged" else out.with_name(f"{out.name}.merge.json")
+    record = RunDir(out.parent).record("merge") if out.name == "merged" else beside(out, ".merge.json")
     with console.progress("merging") as progress:
         return step(
             base=base,
@@ -273,6 +273,12 @@ def only_one(command: str, others: dict[str, Any]) -> None:
 
 def outputs_of(record: dict[str, Any], root: Path) -> list[dict[str, Any]]:
     return [{"path": str(root / name), **digest} for name, digest in record.get("outputs", {}).items()]
+
+
+def beside(folder: Path, ending: str) -> Path:
+    """The folder's own name and an ending, beside it. `.` and `..` lead to a folder that has a name."""
+    place = folder.parent if folder.name not in ("", "..") else folder.resolve().parent
+    return place / f"{folder.resolve().name}{ending}"
 
 
 def quoted(path: Path) -> str:

@@ -11,6 +11,7 @@ from skill_train import converter, export_room, tables
 from skill_train.chain import (
     base_folder,
     base_of,
+    beside,
     merge_locked,
     only_one,
     outputs_of,
@@ -61,7 +62,7 @@ def export_gguf(
         return export_run(console, open_run(run), quant, tools)
     if not (run / "config.json").is_file():
         open_run(run)  # says what is missing
-    folder = out or run.with_name(f"{run.resolve().name}-gguf")
+    folder = out or beside(run, "-gguf")
     return _export(console, model=run, out=folder, records=folder, name=slug(run), quant=quant, tools=tools)
 
 
@@ -287,7 +288,7 @@ def verify(
         ggufs=list(gguf),
         rows=[],
         held_out=[],
-        record=out or gguf[0].with_name("verify.json"),
+        record=out or gguf[0].parent / "verify.json",
         tokens=tokens,
         following=[],
     )
@@ -338,6 +339,10 @@ def _recorded(run: RunDir) -> list[Path]:
 def _verify(console: Console, *, following: list[str], **arguments: Any) -> Result:
     from skill_train.verify import verify as step
 
+    proof: Path = arguments["record"]
+    if proof.is_dir():
+        hint = f"--out {quoted(proof / 'verify.json')}"
+        raise UsageError(f"{proof} is a folder", code="bad_out", expected="a file for the proof", hint=hint)
     with console.progress("verifying") as progress:
         record = step(**arguments, progress=progress, warn=console.warn)
     order = {"fail": 0, "warn": 1, "pass": 2}

@@ -144,7 +144,7 @@ def whole_folder(final: Path) -> Iterator[Path]:
     """A temporary folder beside `final` that takes its name when the block ends well, and vanishes when it does not.
 
     Raises:
-        UsageError: `final` exists and is not empty.
+        UsageError: `final` exists and is not empty, or is the folder of this process, which would then be in none.
     """
     if final.is_dir() and any(final.iterdir()):
         raise UsageError(
@@ -152,6 +152,13 @@ def whole_folder(final: Path) -> Iterator[Path]:
             code="output_exists",
             expected="a new or empty folder",
             hint=f"move {final} away, or choose another folder",
+        )
+    if final.is_dir() and final.samefile(Path.cwd()):
+        raise UsageError(
+            f"{final} is the folder that this command runs in, and the result would take its place",
+            code="output_exists",
+            expected="a new folder, or an empty one elsewhere",
+            hint="choose another folder",
         )
     final.parent.mkdir(parents=True, exist_ok=True)
     _remove_leftovers(final)

@@ -134,8 +134,9 @@ def _require(ggufs: list[Path], reference: Path) -> None:
     llama_cpp_folder()  # before the reference is at work for minutes
     missing = [path for path in (*ggufs, reference / "config.json") if not path.is_file()]
     if missing or not ggufs:
+        wrong = [f"{path} {'is not a file' if path.exists() else 'does not exist'}" for path in missing]
         raise UsageError(
-            f"{missing[0]} does not exist" if missing else "there is no GGUF file to verify",
+            wrong[0] if wrong else "there is no GGUF file to verify",
             code="missing_file",
             expected="GGUF files, and a model folder as the reference",
             hint="skill-train export-gguf RUN",

@@ -179,6 +179,38 @@ def test_rows_without_anything_to_learn_leave_no_run_behind(tmp_path: Path) -> N
     assert _tree(tmp_path) == before
 
 
+@pytest.mark.parametrize("words", [".", "..", "./", "../model"])
+def test_a_model_folder_may_be_called_by_where_it_is(tmp_path: Path, words: str) -> None:
+    """Its files come beside it, whatever way leads there."""
+    model = Path(shutil.copytree(tiny.cached("gemma"), tmp_path / "model"))
+    place = model / "inside" if words == ".." else model
+    place.mkdir(exist_ok=True)
+    done = _call(place, "export-gguf", words, "--quant", "f16")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "model-gguf" / "model-f16.gguf").is_file()
+    assert _answer(_call(place, "export-gguf", words, "--quant", "f16"))["data"]["reused"] is True
+
+
+def test_places_without_a_name_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+    """A merged model takes the place of an empty folder; a shell that stands in it would be left in none."""
+    base = tiny.cached("gemma")
+    adapter, empty = tiny.adapter(base, tmp_path / "adapter", targets=["q_proj"]), tmp_path / "empty"
+    empty.mkdir()
+    shutil.copy(base / "config.json", tmp_path / "model.gguf")
+    before = _tree(tmp_path)
+    for out, words in ((".", "is the folder that this command runs in"), ("..", "not empty"), ("/", "not empty")):
+        done = _call(empty, "merge", "--base", base, "--adapter", adapter, "--out", out)
+        _assert_refused(done, "output_exists", words)
+    for file in (".", "/"):
+        _assert_refused(
+            _call(empty, "verify", "--reference", base, "--gguf", file), "missing_file", f"{file} is not a file"
+        )
+    for out in (".", "..", "/"):
+        done = _call(empty, "verify", "--reference", base, "--gguf", "../model.gguf", "--out", out)
+        _assert_refused(done, "bad_out", f"{out} is a folder")
+    assert _tree(tmp_path) == before
+
+
 # --- A run that fails, and one that is in use ---
 
 
