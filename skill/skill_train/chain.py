@@ -11,6 +11,7 @@ from skill_train import calibration, cloud_record, tables
 from skill_train.chain_plan import actual, load_recipe, local_plan, require_room
 from skill_train.console import Console, Result
 from skill_train.errors import TrainingFailed, UsageError, VerificationFailed
+from skill_train.model import fingerprint
 from skill_train.placement import Choices
 from skill_train.plan_file import given_plan, is_plan
 from skill_train.reference import read_rows
@@ -244,11 +245,25 @@ def _merge(
 
 
 def base_of(run: RunDir) -> Path:
-    """The folder of a run's base model, at the revision that was trained."""
-    recipe = read_json(run.plan)["recipe"]
+    """The folder of a run's base model, at the revision that was trained.
+
+    Raises:
+        UsageError: the folder holds another model now.
+    """
     from skill_train.hub import model_folder
 
-    return model_folder(recipe["model"], recipe["revision"])[0]
+    plan = read_json(run.plan)
+    folder = model_folder(plan["recipe"]["model"], plan["recipe"]["revision"])[0]
+    trained = plan.get("fingerprints", {}).get("model")  # none of a model on the Hub: its revision says which it is
+    if trained is not None and (now := fingerprint(folder)) != trained:
+        raise UsageError(
+            f"the model in {folder} is not the one that {run.path} was trained on",
+            code="base_changed",
+            expected=f"fingerprint {trained!s:.12}…",
+            got=f"fingerprint {now:.12}…",
+            hint="put the files of the model back as they were, or train again on those that are there now",
+        )
+    return folder
 
 
 def base_folder(model: str) -> Path:
