@@ -27,6 +27,7 @@ from skill_train.console import Bar
 from skill_train.errors import DecisionNeeded, Interrupted, NativeCrash, TrainingFailed, UsageError, from_exit_code
 from skill_train.facts import MachineFacts, ModelFacts, PrecisionProbe
 from skill_train.machine import cache_dir
+from skill_train.plan_file import require_own
 from skill_train.recipe import to_yaml
 from skill_train.resources import train_program
 from skill_train.run_dir import RunDir, file_digest, read_json, write_json, write_text
@@ -46,17 +47,19 @@ def train(
         SkillTrainError: what the program reported.
     """
     cloud_record.require_of_this_machine(run)
+    require_own(run, plan)
+    there = set(run.path.glob("*"))
     with locked(run, "local") as lock:
         finished = _already_there(run, plan, resume)
         if finished is not None:
             return finished | {"reused": True}
         if not (resume and run.plan.is_file()):
+            write_json(run.plan, plan)  # first: a recipe without a plan is the user's
             write_text(run.recipe, to_yaml(plan["recipe"] | plan["policy"]))
-            write_json(run.plan, plan)
         try:
             _run_program(run, lock, resume=resume, progress=progress, say=say)
         except UsageError:
-            _forget(run)
+            _forget(run, there)
             raise
         record: dict[str, Any] = read_json(run.record("train"))
         return record
@@ -165,14 +168,16 @@ def _differences(earlier: dict[str, Any], plan: dict[str, Any]) -> list[str]:
     return told
 
 
-def _forget(run: RunDir) -> None:
-    """Bad data was refused before the first checkpoint: leaves no half of a run behind."""
+def _forget(run: RunDir, there: set[Path]) -> None:
+    """Bad data was refused before the first checkpoint: leaves no half of a run behind, and what was there before."""
     if any(run.checkpoints.glob("checkpoint-*")) or run.tuned.is_dir():
         return
-    made = (run.plan, run.recipe, run.samples, run.held_out, run.metrics, run.log, run.path / ".lock")
-    for path in (*made, *(run.path / f"{name}.json" for name in ("environment", "train.failed"))):
+    made = {run.plan, run.recipe, run.samples, run.held_out, run.metrics, run.log, run.path / ".lock"}
+    made |= {run.record("environment"), run.record("train.failed")}
+    for path in made - there:
         path.unlink(missing_ok=True)
-    shutil.rmtree(run.checkpoints, ignore_errors=True)
+    if run.checkpoints not in there:
+        shutil.rmtree(run.checkpoints, ignore_errors=True)
     with contextlib.suppress(OSError):  # the user's own files stay, and so does the folder
         run.path.rmdir()
 

@@ -11,9 +11,10 @@ from skill_train import dataset, machine, model, recipe
 from skill_train.errors import UsageError
 from skill_train.plan import PLAN_SCHEMA
 from skill_train.records import require_shape
-from skill_train.run_dir import read_json
+from skill_train.run_dir import RunDir, read_json, require_unused
 
 _LARGEST_BYTES = 10_000_000  # a plan takes 20 kB; what is larger is something else
+_BEGUN = ("train.log", "environment.json", "train.json")  # training, from here or alone, writes one of them early
 _PARTS = {"where", "recipe", "recipe_hash", "fingerprints", "placement", "launch", "blockers", "estimates", "facts"}
 
 
@@ -104,3 +105,30 @@ def require_free(out: Path) -> None:
             got=str(out),
             hint="choose another --out",
         )
+
+
+def require_own(run: RunDir, made: dict[str, Any]) -> None:
+    """Refuses to begin a run where it would write over what no run made. A plan is no run yet: `plan --out` writes one
+    anywhere.
+
+    Raises:
+        UsageError: such files are there, or they are the base model.
+    """
+    if run.plan.is_file() and any((run.path / name).exists() for name in _BEGUN):
+        return
+    if run.path.resolve() == Path(made["recipe"]["model"]):
+        raise UsageError(
+            f"{run.path} is the folder of the base model, which the files of a run would change",
+            code="bad_run_dir",
+            expected="a folder of its own for the run",
+            hint="another --run-dir; without one the run has a folder of its own below runs/",
+        )
+    own = []
+    if run.plan.is_file():
+        kept = read_json(run.plan)
+        wrote = recipe.to_yaml(kept["recipe"] | kept["policy"]).encode()
+        if run.recipe.is_file() and run.recipe.read_bytes() == wrote:
+            own = ["plan.json", "recipe.yaml"]  # a start that was killed
+        elif kept.get("recipe_hash") == made["recipe_hash"]:
+            own = ["plan.json"]
+    require_unused(run, *own)

@@ -31,6 +31,12 @@ from skill_train.records import read_json as read_json  # the floor of all that 
 
 _HALF = re.compile("[\ud800-\udfff]")
 STEP_SCHEMA = "skill-train/step/1"
+# What training and the steps after it write.
+_MADE = (
+    *("plan.json", "recipe.yaml", "environment.json", "samples.jsonl", "held_out.jsonl", "metrics.jsonl", "train.log"),
+    *("checkpoints", "adapter", "train.json", "train.failed.json", "merged", "merge.json", "gguf", "convert.json"),
+    *("quantize.json", "lora_gguf.json", "verify.json", "evaluate.json", "report.html"),
+)
 
 
 @dataclass(frozen=True)
@@ -122,6 +128,26 @@ def open_run(path: Path) -> RunDir:
             hint="skill-train local --model MODEL --data DATA --run-dir runs/first",
         )
     return RunDir(path)
+
+
+def require_unused(run: RunDir, *own: str) -> None:
+    """Refuses to begin a run in a folder that holds something under a name which the run would write.
+
+    Args:
+        own: names that are known to be of this run.
+
+    Raises:
+        UsageError: it does.
+    """
+    taken = [name for name in _MADE if name not in own and (run.path / name).exists()]
+    if taken:
+        raise UsageError(
+            f"{run.path} is not a run directory, and a run in it would write over {', '.join(taken)}",
+            code="would_overwrite",
+            expected="a new folder, or the run directory of this recipe",
+            got=", ".join(taken),
+            hint="another --run-dir; without one the run has a folder of its own below runs/",
+        )
 
 
 def write_text(path: Path, text: str) -> None:
