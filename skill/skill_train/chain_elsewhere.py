@@ -164,9 +164,10 @@ def _keep_plan(run: RunDir, made: dict[str, Any]) -> None:
             expected="a new folder, or one of the same recipe for machines of others",
             hint="choose another --run-dir",
         )
-    if there is None or cloud_record.plan_hash(there) != cloud_record.plan_hash(made):
+    same = there is not None and cloud_record.plan_hash(there) == cloud_record.plan_hash(made)
+    if not same or not run.recipe.is_file():
+        write_json(run.plan, made)  # first: a recipe without a plan is the user's
         write_text(run.recipe, to_yaml(made["recipe"] | made["policy"]))
-        write_json(run.plan, made)
 
 
 def _run_id(order: Order) -> str:

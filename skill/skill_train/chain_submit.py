@@ -37,7 +37,7 @@ from skill_train.placement import Choices
 from skill_train.plan_file import given_plan, is_plan
 from skill_train.recipe import Recipe
 from skill_train.resources import train_program
-from skill_train.run_dir import RunDir, open_run, read_json
+from skill_train.run_dir import RunDir, open_run, read_json, require_unused
 
 
 def submit(console: Console, **options: Any) -> Result:
@@ -53,15 +53,17 @@ def submit(console: Console, **options: Any) -> Result:
     require_no_blockers(made)
     if asked.rehearse:
         return _rehearse(console, asked, made)
+    run = RunDir(_run_dir(asked, made))
+    if not run.plan.is_file() and not cloud_record.record_path(run).is_file():
+        require_unused(run)
     if asked.backend != "hf_jobs":
-        return chain_elsewhere.write(console, asked, _order_elsewhere(asked, made), _run_dir(asked, made))
+        return chain_elsewhere.write(console, asked, _order_elsewhere(asked, made), run.path)
     try:
         account = _account(asked)
     except AccessError as error:
         priced = _budget(asked, made, _kept_offer(made["flavor"]), timeout)  # too much is too much, whoever pays
         return cloud_answer.not_allowed(priced, error)
     order = _order(asked, made, account)
-    run = RunDir(_run_dir(asked, made))
     if asked.force_new:
         submission.require_new(run, order.plan_hash)
     if not asked.dry_run:

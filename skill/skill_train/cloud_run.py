@@ -20,7 +20,7 @@ from skill_train.job_spec import Mount
 from skill_train.jobs import Job
 from skill_train.recipe import to_yaml
 from skill_train.records import fits
-from skill_train.run_dir import RunDir, read_json, write_json, write_text
+from skill_train.run_dir import RunDir, read_json, require_unused, write_json, write_text
 from skill_train.run_lock import locked
 
 _PARTS, _RECIPE = {"recipe", "recipe_hash", "policy", "placement"}, {"model", "data", "max_steps"}  # of each plan
@@ -186,6 +186,7 @@ def in_folder(cloud: CloudRun, folder: Path | None, say: Say) -> CloudRun:
     record = replace(record, hub_model_id=record.hub_model_id or plan["policy"]["hub_model_id"])
     with locked(run, "pull"):
         if _known(run, record.run_id) is None:
+            require_unused(run)
             cloud_record.write(run, record)  # first: a folder that a kill leaves is known as that of this run
         write_text(run.recipe, to_yaml(plan["recipe"] | plan["policy"]))
         write_json(run.plan, plan)

@@ -125,3 +125,12 @@ def test_with_yes_the_users_own_sky_launches_it(call: Any, tmp_path: Path) -> No
 def test_what_a_backend_cannot_do_is_refused(call: Any, tmp_path: Path, words: Any, refusal: Any) -> None:
     assert call(*SAID, *words).error == refusal
     assert not list(tmp_path.rglob("task.yaml")) and not list(tmp_path.rglob("*.ipynb"))
+
+
+@pytest.mark.parametrize("backend", ["colab", "skypilot"])
+def test_a_recipe_of_the_users_in_the_run_directory_is_kept(call: Any, tmp_path: Path, backend: str) -> None:
+    (tmp_path / "recipe.yaml").write_text(f"model: {MODEL}\ndata: rows.jsonl\nmax_steps: 20\n")
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+    done = call("recipe.yaml", "--run-dir", ".", "--backend", backend)
+    assert done.error == (2, "would_overwrite")
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == before

@@ -25,6 +25,7 @@ from hub_emulator.jobs import Job
 from skill_train.resources import train_module
 from skill_train.run_dir import RunDir
 from skill_train.run_lock import locked
+from skill_train.recipe import to_yaml
 
 pytest.importorskip("huggingface_hub")
 
@@ -398,6 +399,20 @@ def test_a_plan_in_the_bucket_is_not_taken_on_trust(cloud: Cloud, tmp_path: Path
         answer = cloud.call(words[0], name, "--run-dir", str(tmp_path / "new"), *words[1:])
         assert (answer.exit_code, answer.error["code"]) == (2, "no_plan")
     assert not (tmp_path / "new").exists() and cloud.hub.jobs_created == 1
+def test_by_the_id_of_a_job_into_a_folder_of_the_users(cloud: Cloud, tmp_path: Path) -> None:
+    cloud.keep(cloud_runs.result())
+    job = cloud.start("pass")
+    _ended(cloud, job)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "recipe.yaml").write_text("model: mine\n")
+    refused = cloud.call("pull", f"me/{job.id}", "--run-dir", str(tmp_path / "mine"))
+    assert (refused.exit_code, refused.error["code"]) == (2, "would_overwrite")
+    assert {path.name: path.read_text() for path in (tmp_path / "mine").iterdir()} == {"recipe.yaml": "model: mine\n"}
+    plan = json.loads(cloud.run.plan.read_text())
+    (tmp_path / "mine" / "recipe.yaml").write_text(
+        to_yaml(plan["recipe"] | plan["policy"])
+    )  # by a call that was killed
+    assert cloud.call("pull", f"me/{job.id}", "--run-dir", str(tmp_path / "mine")).exit_code == 0
 
 
 # --- resume ---
