@@ -53,6 +53,10 @@ def local(
     if not goes_on and not _is_finished(run, plan):
         require_room(console, plan, force=force)
     record = train_run(console, run, plan, resume=resume)
+    plan = read_json(run.plan)  # a run that had begun keeps the one it began with
+    for key, value in (("device", device), ("dtype", dtype)):
+        if value not in (None, plan["placement"][key]):
+            console.warn("kept_plan", f"the run began with {key} {plan['placement'][key]}, not {value}, and keeps it")
     epochs = _epochs(plan, record)
     if epochs > 1 and _steps_were_said(plan):
         rows, steps = record["data"]["train_rows"], record["steps"]
@@ -101,7 +105,7 @@ def train_run(console: Console, run: RunDir, plan: dict[str, Any], *, resume: bo
     with console.progress("training") as progress:
         record = trainer.train(run, plan, resume=resume, progress=progress, say=console.status)
     if not record.get("reused"):
-        calibration.remember(plan, read_rows(run.metrics), record["finished_at"])
+        calibration.remember(read_json(run.plan), read_rows(run.metrics), record["finished_at"])
     return record
 
 

@@ -53,7 +53,7 @@ def train(
         finished = _already_there(run, plan, resume)
         if finished is not None:
             return finished | {"reused": True}
-        if not (resume and run.plan.is_file()):
+        if not _has_begun(run):
             write_json(run.plan, plan)  # first: a recipe without a plan is the user's
             write_text(run.recipe, to_yaml(plan["recipe"] | plan["policy"]))
         try:
@@ -104,12 +104,9 @@ def _probe_file(device: str, machine: MachineFacts, model: ModelFacts) -> Path:
 
 
 def _already_there(run: RunDir, plan: dict[str, Any], resume: bool) -> dict[str, Any] | None:
-    if not run.plan.is_file():
+    if not _has_begun(run):
         return None
     earlier = read_json(run.plan)
-    started = any(run.checkpoints.glob("checkpoint-*")) or run.tuned.is_dir()
-    if not started:
-        return None  # a try that ended before its first checkpoint: nothing is lost
     if earlier.get("recipe_hash") != plan["recipe_hash"]:
         raise UsageError(
             f"{run.path} holds a run of another recipe",
@@ -127,6 +124,11 @@ def _already_there(run: RunDir, plan: dict[str, Any], resume: bool) -> dict[str,
             hint=cloud_record.way_on(run),
         )
     return None
+
+
+def _has_begun(run: RunDir) -> bool:
+    """Not a try that ended before its first checkpoint: nothing is lost with it, and its plan may change."""
+    return run.plan.is_file() and (any(run.checkpoints.glob("checkpoint-*")) or run.tuned.is_dir())
 
 
 def trained(run: RunDir) -> dict[str, Any]:
@@ -170,7 +172,7 @@ def _differences(earlier: dict[str, Any], plan: dict[str, Any]) -> list[str]:
 
 def _forget(run: RunDir, there: set[Path]) -> None:
     """Bad data was refused before the first checkpoint: leaves no half of a run behind, and what was there before."""
-    if any(run.checkpoints.glob("checkpoint-*")) or run.tuned.is_dir():
+    if _has_begun(run):
         return
     made = {run.plan, run.recipe, run.samples, run.held_out, run.metrics, run.log, run.path / ".lock"}
     made |= {run.record("environment"), run.record("train.failed")}

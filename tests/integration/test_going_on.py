@@ -1,0 +1,96 @@
+"""`local` called again in a run directory: what goes on is the run that began there, and the answer is of that run."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import tiny
+from command_child import Commands, Done, program
+
+STEPS = 30
+
+
+@pytest.fixture(scope="module")
+def commands() -> Iterator[Commands]:
+    made = Commands(dict(os.environ))
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a base, rows, and a run in fp32 that Ctrl-C ended after its first steps."""
+    folder = tmp_path_factory.mktemp("stopped")
+    _write(folder, max_steps=STEPS)
+    assert _stop(folder, "training: ", signal.SIGINT, "--dtype", "float32") == 130
+    assert list((folder / "run" / "checkpoints").glob("checkpoint-*"))
+    return folder
+
+
+# --- The plan ---
+
+
+def test_before_its_first_checkpoint_a_run_takes_the_new_recipe(commands: Commands, tmp_path: Path) -> None:
+    """Nothing is lost by it, and the recipe that was given is the one that the answer names."""
+    _write(tmp_path, max_steps=STEPS)
+    assert _stop(tmp_path, "loading the model", signal.SIGTERM) == 5
+    old = _json(tmp_path / "run" / "plan.json")
+    _write(tmp_path, max_steps=3)
+    data = _call(commands, tmp_path, "local recipe.yaml --resume --run-dir run").data
+    plan = _json(tmp_path / "run" / "plan.json")
+    assert (data["steps"], plan["recipe"]["max_steps"], old["recipe"]["max_steps"]) == (3, 3, STEPS)
+    assert data["recipe_hash"] == plan["recipe_hash"] == _json(tmp_path / "run" / "train.json")["recipe_hash"]
+    assert yaml.safe_load((tmp_path / "run" / "recipe.yaml").read_text())["max_steps"] == 3
+
+
+def test_the_answer_is_of_the_plan_that_was_trained(commands: Commands, stopped: Path, tmp_path: Path) -> None:
+    """Another precision does not change the recipe, so the run goes on, as it was planned."""
+    place = Path(shutil.copytree(stopped, tmp_path / "place"))
+    cache = {"SKILL_TRAIN_CACHE": str(tmp_path / "cache")}
+    for options, reused in (("--resume --dtype bfloat16", False), ("--dtype bfloat16", True)):
+        done = _call(commands, place, f"local recipe.yaml {options} --run-dir run", **cache)
+        assert (done.data["reused"], done.data["steps"], done.data["placement"]["dtype"]) == (reused, STEPS, "float32")
+        said = {warning["code"]: warning["message"] for warning in done.answer["warnings"]}
+        assert "began with dtype float32, not bfloat16" in said["kept_plan"]
+    measured = [_json(path)["dtype"] for path in (tmp_path / "cache" / "calibration").iterdir()]
+    assert measured == ["float32"]
+
+
+def _write(folder: Path, max_steps: int) -> None:
+    """The base and the rows once; the recipe."""
+    if not (folder / "base").is_dir():
+        shutil.copytree(tiny.cached("gemma"), folder / "base")
+        tiny.write_rows(folder / "rows.jsonl", 24)
+    values = {"model": str(folder / "base"), "data": str(folder / "rows.jsonl"), "max_steps": max_steps}
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(values | {"effective_batch_size": 2, "max_length": 96}))
+
+
+def _stop(folder: Path, at: str, how: int, *options: str) -> int:
+    """The exit code of a run that gets a signal when it says something that begins so."""
+    command = program("local", "recipe.yaml", "--run-dir", "run", *options, "--format", "json")
+    pipes: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, cwd=folder, **pipes) as process:
+        for line in process.stderr or ():
+            if line.startswith(at):
+                process.send_signal(how)
+                break
+        process.communicate(timeout=100)
+    return process.returncode
+
+
+def _call(commands: Commands, folder: Path, line: str, **environment: str) -> Done:
+    return commands.run(folder, os.environ | environment, *line.split(), "--format", "json")
+
+
+def _json(path: Path) -> dict[str, Any]:
+    return dict(json.loads(path.read_text()))
