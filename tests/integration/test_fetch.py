@@ -22,10 +22,10 @@ import killing
 from cloud_runs import BUCKET, FOLDER, RUN_ID, Cloud
 from hub_emulator import ALWAYS, Fault, Hub, JobFault, faults
 from hub_emulator.jobs import Job
+from skill_train.recipe import to_yaml
 from skill_train.resources import train_module
 from skill_train.run_dir import RunDir
 from skill_train.run_lock import locked
-from skill_train.recipe import to_yaml
 
 pytest.importorskip("huggingface_hub")
 
@@ -399,6 +399,8 @@ def test_a_plan_in_the_bucket_is_not_taken_on_trust(cloud: Cloud, tmp_path: Path
         answer = cloud.call(words[0], name, "--run-dir", str(tmp_path / "new"), *words[1:])
         assert (answer.exit_code, answer.error["code"]) == (2, "no_plan")
     assert not (tmp_path / "new").exists() and cloud.hub.jobs_created == 1
+
+
 def test_by_the_id_of_a_job_into_a_folder_of_the_users(cloud: Cloud, tmp_path: Path) -> None:
     cloud.keep(cloud_runs.result())
     job = cloud.start("pass")

@@ -260,6 +260,8 @@ def test_a_run_of_this_machine_is_left_alone(hub: Hub, one: Any, call: Any, here
     assert planned.code == 0
     assert call("run", "--backend", backend, "--run-dir", "run").error == (2, "another_run")
     assert (here / "run/plan.json").read_bytes() == before
+
+
 @pytest.mark.parametrize("options", [(), ("--force-new",), ("--dry-run",)])
 def test_a_recipe_of_the_users_in_the_run_directory_is_kept(
     hub: Hub, call: Any, here: Path, options: tuple[str, ...]
