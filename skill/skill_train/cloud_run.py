@@ -184,9 +184,10 @@ def in_folder(cloud: CloudRun, folder: Path | None, say: Say) -> CloudRun:
             hint="use the run directory that submitted it",
         )
     record = replace(record, hub_model_id=record.hub_model_id or plan["policy"]["hub_model_id"])
+    if _known(run, record.run_id) is None:
+        require_unused(run)
     with locked(run, "pull"):
         if _known(run, record.run_id) is None:
-            require_unused(run)
             cloud_record.write(run, record)  # first: a folder that a kill leaves is known as that of this run
         write_text(run.recipe, to_yaml(plan["recipe"] | plan["policy"]))
         write_json(run.plan, plan)

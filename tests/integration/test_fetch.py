@@ -22,7 +22,6 @@ import killing
 from cloud_runs import BUCKET, FOLDER, RUN_ID, Cloud
 from hub_emulator import ALWAYS, Fault, Hub, JobFault, faults
 from hub_emulator.jobs import Job
-from skill_train.recipe import to_yaml
 from skill_train.resources import train_module
 from skill_train.run_dir import RunDir
 from skill_train.run_lock import locked
@@ -410,11 +409,6 @@ def test_by_the_id_of_a_job_into_a_folder_of_the_users(cloud: Cloud, tmp_path: P
     refused = cloud.call("pull", f"me/{job.id}", "--run-dir", str(tmp_path / "mine"))
     assert (refused.exit_code, refused.error["code"]) == (2, "would_overwrite")
     assert {path.name: path.read_text() for path in (tmp_path / "mine").iterdir()} == {"recipe.yaml": "model: mine\n"}
-    plan = json.loads(cloud.run.plan.read_text())
-    (tmp_path / "mine" / "recipe.yaml").write_text(
-        to_yaml(plan["recipe"] | plan["policy"])
-    )  # by a call that was killed
-    assert cloud.call("pull", f"me/{job.id}", "--run-dir", str(tmp_path / "mine")).exit_code == 0
 
 
 # --- resume ---
