@@ -13,7 +13,7 @@ from skill_train.console import Console, Result
 from skill_train.errors import TrainingFailed, UsageError, VerificationFailed
 from skill_train.model import fingerprint
 from skill_train.placement import Choices
-from skill_train.plan_file import given_plan, is_plan
+from skill_train.plan_file import given_plan, is_plan, require_same_inputs
 from skill_train.reference import read_rows
 from skill_train.run_dir import RunDir, open_run, read_json, set_aside
 from skill_train.run_lock import locked
@@ -41,7 +41,7 @@ def local(
     if run_dir is not None:
         cloud_record.require_of_this_machine(RunDir(run_dir))
     if goes_on and run_dir is not None:
-        plan = read_json(open_run(run_dir).plan)
+        plan = _plan_to_go_on_with(open_run(run_dir))
     elif recipe is not None and is_plan(recipe):
         plan = given_plan(recipe, said | {"device": device, "dtype": dtype})
     else:
@@ -63,6 +63,15 @@ def local(
         console.warn("epochs", f"{steps} steps are {epochs:.2g} epochs of the {rows} rows: each row is seen again")
     whole = _whole(recipe, said) if epochs < 1 and not goes_on else []
     return _local_result(run, plan, record, epochs, whole)
+
+
+def _plan_to_go_on_with(run: RunDir) -> dict[str, Any]:
+    """The plan of a run as it began. One that is unfinished needs the model and the data that it began with."""
+    plan: dict[str, Any] = read_json(run.plan)
+    if not _is_finished(run, plan):
+        anew = f"skill-train local {quoted(run.recipe)} --run-dir NEW_RUN"
+        require_same_inputs(run.plan, plan, f"bring back what it began with; or begin anew: {anew}")
+    return plan
 
 
 def _epochs(plan: dict[str, Any], record: dict[str, Any]) -> float:
@@ -87,7 +96,8 @@ def _whole(recipe: Path | None, said: dict[str, Any]) -> list[str]:
 
 def _is_finished(run: RunDir, plan: dict[str, Any]) -> bool:
     """Nothing is left to train, so nothing needs memory."""
-    kept = read_json(run.plan) if run.plan.is_file() and run.record("train").is_file() else {}
+    done = run.plan.is_file() and run.record("train").is_file() and run.tuned.is_dir()
+    kept = read_json(run.plan) if done else {}
     return bool(kept.get("recipe_hash") == plan["recipe_hash"])
 
 

@@ -43,6 +43,16 @@ def given_plan(path: Path, said: dict[str, Any], where: str = "local") -> dict[s
         raise UsageError(f"{path} is a plan, which {others[0]} would change", code="bad_usage", hint=hint)
     made: dict[str, Any] = read_json(path)
     _check_given(path, made, where, again)
+    require_same_inputs(path, made, again)
+    return made
+
+
+def require_same_inputs(path: Path, made: dict[str, Any], hint: str) -> None:
+    """Nobody is asked about a model or data on the Hub: of those the revision says which they are.
+
+    Raises:
+        UsageError: the model or the data here are not those that the plan was made for.
+    """
     changed = [key for key, now in _fingerprints(made["recipe"]).items() if now != made["fingerprints"].get(key)]
     if changed:
         raise UsageError(
@@ -50,9 +60,8 @@ def given_plan(path: Path, said: dict[str, Any], where: str = "local") -> dict[s
             code="outdated_plan",
             expected="the model and the data that it was made for",
             got=made["recipe"][changed[0]],
-            hint=again,
+            hint=hint,
         )
-    return made
 
 
 def _check_given(path: Path, made: dict[str, Any], where: str, again: str) -> None:

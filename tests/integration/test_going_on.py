@@ -66,6 +66,44 @@ def test_the_answer_is_of_the_plan_that_was_trained(commands: Commands, stopped:
     assert measured == ["float32"]
 
 
+# --- The base and the rows ---
+
+
+@pytest.mark.parametrize(("name", "key"), [("rows.jsonl", "data"), ("base/model.safetensors", "model")])
+@pytest.mark.parametrize("change", ["other words", "gone"])
+def test_a_run_does_not_go_on_with_another_base_or_other_rows(
+    commands: Commands, stopped: Path, name: str, key: str, change: str
+) -> None:
+    """Half of the steps would have seen something else, and every record would tell of the first."""
+    file, before = stopped / name, (stopped / "run" / "metrics.jsonl").read_bytes()
+    kept = file.read_bytes()
+    if change == "gone":
+        file.unlink()
+    elif key == "data":
+        tiny.write_rows(file, 24, seed=1)
+    else:
+        file.write_bytes(kept[:-1] + bytes([kept[-1] ^ 1]))
+    try:
+        done = _call(commands, stopped, "local --resume --run-dir run")
+    finally:
+        file.write_bytes(kept)
+    assert done.error == (2, "outdated_plan"), done.stdout
+    error = done.answer["error"]
+    assert f"the {key} changed after run/plan.json was made" in error["message"]
+    assert (stopped / "run" / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_finished_run_is_found_whatever_became_of_its_rows(commands: Commands, stopped: Path, tmp_path: Path) -> None:
+    place, rows = Path(shutil.copytree(stopped, tmp_path / "place")), stopped / "rows.jsonl"
+    assert _call(commands, place, "local --resume --run-dir run").data["steps"] == STEPS
+    kept = rows.read_bytes()
+    rows.unlink()
+    try:
+        assert _call(commands, place, "local --resume --run-dir run").data["reused"] is True
+    finally:
+        rows.write_bytes(kept)
+
+
 def _write(folder: Path, max_steps: int) -> None:
     """The base and the rows once; the recipe."""
     if not (folder / "base").is_dir():

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from skill_train import chain, local
+from skill_train import chain, local, plan_file
 from skill_train.errors import DecisionNeeded, NativeCrash, SkillTrainError, TrainingFailed, UsageError
 from skill_train.run_dir import RunDir
 
@@ -59,6 +59,15 @@ def test_another_recipe_in_the_same_folder_is_told_apart(run: RunDir) -> None:
         local.train(run, other, resume=False, progress=lambda *_: None, say=lambda _: None)
     assert caught.value.code == "another_run"
     assert caught.value.got == "the data has changed; max_steps: 40 → 41"
+
+
+def test_of_the_hub_nobody_is_asked_whether_a_run_may_go_on() -> None:
+    """Its revision says which model and which rows; without a network they come from the cache."""
+    here = {"model": "me/tiny", "revision": "a" * 40, "data": "me/rows", "data_revision": "b" * 40}
+    plan = {"recipe": here, "fingerprints": {"model": None, "data": None}}
+    plan_file.require_same_inputs(Path("plan.json"), plan, "")
+    with pytest.raises(UsageError):  # a folder that is gone is not on the Hub
+        plan_file.require_same_inputs(Path("plan.json"), plan | {"fingerprints": {"model": None, "data": "f"}}, "")
 
 
 @pytest.mark.parametrize(
