@@ -10,6 +10,7 @@ from typing import Any
 from skill_train.errors import UsageError
 
 Row = dict[str, Any]
+CELL_CHARACTERS = 10_000_000  # scripts/train.py has the same
 
 
 def parse(data: bytes, name: str, *, whole: bool) -> list[Row]:
@@ -87,7 +88,7 @@ def _skip(text: str, at: int) -> int:
 
 
 def _table(text: str, name: str, delimiter: str, *, whole: bool) -> list[Row]:
-    csv.field_size_limit(max(csv.field_size_limit(), len(text)))  # as long as what was read; its default is 131,072
+    csv.field_size_limit(CELL_CHARACTERS)
     try:
         rows: list[Row] = list(csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter))
     except csv.Error as error:

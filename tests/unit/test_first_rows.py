@@ -9,6 +9,7 @@ import pytest
 
 from skill_train import first_rows
 from skill_train.errors import UsageError
+from skill_train.resources import train_module
 
 ROWS = [{"prompt": f"Größe {n}?", "completion": "line\nline"} for n in range(50)]
 LINES = "\n".join(json.dumps(row, ensure_ascii=False) for row in ROWS).encode()
@@ -36,11 +37,11 @@ def test_a_cut_file_gives_its_whole_rows_wherever_it_is_cut(name: str) -> None:
         assert len(rows) >= 10
 
 
-def test_a_long_cell_is_read() -> None:
-    before = csv.field_size_limit(131_072)  # as in a new process
+def test_a_long_cell_is_read_as_training_reads_it() -> None:
+    csv.field_size_limit(131_072)  # as in a new process
     text = "word " * 40_000
     assert first_rows.parse(f"text\n{text}\n".encode(), "a.csv", whole=True) == [{"text": text}]
-    csv.field_size_limit(max(before, csv.field_size_limit()))
+    assert first_rows.CELL_CHARACTERS == train_module().CELL_CHARACTERS
 
 
 def test_text_has_a_row_a_line() -> None:
