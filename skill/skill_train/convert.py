@@ -7,6 +7,7 @@ that no type holds. Only then the weights are written.
 from __future__ import annotations
 
 import math
+import os
 import re
 import tempfile
 import time
@@ -16,15 +17,16 @@ from pathlib import Path
 from typing import Any
 
 from skill_train import converter
+from skill_train.companions import model_digests
 from skill_train.console import Bar
 from skill_train.digest import digested_as_it_grows
 from skill_train.errors import UsageError, nearest
 from skill_train.gguf_file import read_gguf
 from skill_train.memory import require_memory
 from skill_train.run_dir import (
-    digests,
     file_digest,
     finished_record,
+    note_of,
     peak_memory_bytes,
     require_space,
     require_writable,
@@ -77,10 +79,9 @@ def convert(
     """
     started = time.monotonic()
     _check_files(model, outtype)
-    inputs = digests(model, _input_files(model))
+    inputs = model_digests(model)
     options = {"name": name, "outtype": outtype}
-    done = finished_record(record, inputs=inputs, options=options)
-    if done is not None:
+    if done := finished_record(record, inputs=inputs, options=options):
         return done | {"reused": True}
     require_writable(out)
     weights = read_weights(model)
@@ -90,24 +91,24 @@ def convert(
     progress(0, 1, "looking at the range of the weights")
     chosen = choose(weights, outtype)
     file = out / f"{name}-{chosen.outtype}.gguf"
+    if done := finished_record(record, inputs=inputs, options=options, made=file):
+        return done | {"reused": True}
     _refuse_existing(file, record)
     meanwhile()
     with whole_file(file) as part:
         _run(toolchain, model, part, ["--outtype", chosen.outtype, "--model-name", name], progress, ready)
-        kinds = Counter(tensor.kind.lower() for tensor in read_gguf(part).tensors.values())
-        digest = file_digest(part)
-    return write_record(
-        record,
-        inputs=inputs,
-        options=options,
-        outputs={str(file.relative_to(record.parent)): digest | {"quant": chosen.outtype}},
-        figures={"tensors": kinds.total(), "types": dict(kinds), "largest_weight": chosen.largest_weight},
-        reasons=[_reason(chosen)],
-        versions=versions("llama-cpp-python", "torch", "transformers", "sentencepiece")
-        | {"converter": f"{toolchain.source} {toolchain.folder.name}"},
-        seconds=round(time.monotonic() - started, 3),
-        peak_memory_bytes=peak_memory_bytes(children=True),
-    )
+        written = write_record(
+            note_of(file, record),
+            step=record.stem,
+            inputs=inputs,
+            options=options,
+            outputs={str(file.relative_to(record.parent)): file_digest(part) | {"quant": chosen.outtype}},
+            figures=_figures(part, chosen),
+            reasons=[_reason(chosen)],
+            **_circumstances(toolchain, started),
+        )
+    os.replace(note_of(file, record), record)
+    return written
 
 
 def check_supported(model: Path, toolchain: Toolchain, *, progress: Bar) -> None:
@@ -147,13 +148,6 @@ def _run(
         )
 
 
-def _input_files(model: Path) -> list[Path]:
-    """The files that a conversion reads. Programs are not among them: they are never run."""
-    return [
-        path for path in model.iterdir() if path.is_file() and not path.name.startswith(".") and path.suffix != ".py"
-    ]
-
-
 def _check_files(model: Path, outtype: str) -> None:
     if outtype not in OUTTYPES:
         raise UsageError(
@@ -176,7 +170,7 @@ def _check_files(model: Path, outtype: str) -> None:
             f"{model} has no tokenizer files",
             code="missing_tokenizer",
             expected=" or ".join(_TOKENIZER_FILES[:3]),
-            got=", ".join(sorted(path.name for path in _input_files(model))[:8]),
+            got=", ".join(sorted(path.name for path in model.iterdir())[:8]),
             hint="copy the base model's tokenizer files into the folder",
         )
 
@@ -197,6 +191,20 @@ def _written_together(counts: dict[str, int]) -> Counter[str]:
     for name, count in counts.items():
         together[re.sub(r"experts\.\d+\.", "experts.", name)] += count
     return together
+
+
+def _circumstances(toolchain: Toolchain, started: float) -> dict[str, Any]:
+    packages = versions("llama-cpp-python", "torch", "transformers", "sentencepiece")
+    return {
+        "versions": packages | {"converter": f"{toolchain.source} {toolchain.folder.name}"},
+        "seconds": round(time.monotonic() - started, 3),
+        "peak_memory_bytes": peak_memory_bytes(children=True),
+    }
+
+
+def _figures(file: Path, chosen: WeightType) -> dict[str, Any]:
+    kinds = Counter(tensor.kind.lower() for tensor in read_gguf(file).tensors.values())
+    return {"tensors": kinds.total(), "types": dict(kinds), "largest_weight": chosen.largest_weight}
 
 
 def _refuse_existing(file: Path, record: Path) -> None:

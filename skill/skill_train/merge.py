@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import os
 import re
 import time
 from collections.abc import Callable
@@ -33,6 +34,7 @@ from skill_train.reference_stored import peak_bytes
 from skill_train.run_dir import (
     digests,
     finished_record,
+    note_of,
     peak_memory_bytes,
     require_space,
     require_writable,
@@ -82,7 +84,8 @@ def merge(
     tuned = adapters.read_adapter(adapter)
     model = _read_base(base, tuned, out)
     options = {"dtype": dtype, "threshold": threshold} | ({} if gate == "auto" else {"gate": gate})
-    done = finished_record(record, inputs=_inputs(model, tuned), options=options) if record.is_file() else None
+    known = record.is_file() or note_of(out, record).is_file()
+    done = finished_record(record, inputs=_inputs(model, tuned), options=options, made=out) if known else None
     if done is not None:
         return done | {"reused": True}
     require_writable(out.parent)
@@ -103,8 +106,10 @@ def merge(
                 **_circumstances(started),
             }
             _judge(fields, record, out, warn)
-    outputs = digests(record.parent, [path for path in out.rglob("*") if path.is_file() and path != record])
-    return write_record(record, **fields, outputs=outputs)
+            outputs = {str(out.relative_to(record.parent) / name): digest for name, digest in digests(part).items()}
+            written = write_record(note_of(out, record), step=record.stem, **fields, outputs=outputs)
+    os.replace(note_of(out, record), record)
+    return written
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,8 @@ from skill_train.native import ending, llama_cpp_folder, run_worker
 from skill_train.run_dir import (
     digests,
     file_digest,
+    note_of,
+    noted,
     peak_memory_bytes,
     read_json,
     require_space,
@@ -77,6 +79,8 @@ def quantize(
     outputs = _earlier_outputs(record, inputs)
     files = {quant: out / f"{name}-{quant}.gguf" for quant in types}
     names = {quant: str(file.relative_to(record.parent)) for quant, file in files.items()}
+    for file in files.values():
+        outputs = (noted(file, record, inputs=inputs, options={}) or {}).get("outputs", {}) | outputs
     reused = [quant for quant in types if names[quant] in outputs]
     for quant in reused:
         _check_unchanged(files[quant], outputs[names[quant]], record)
@@ -93,12 +97,15 @@ def quantize(
         at_once=_at_once(source),
         progress=progress,
         warn=warn,
+        note=lambda quant, entry: _write(note_of(files[quant], record), inputs, {names[quant]: entry}, started),
         keep=lambda done: _write(record, inputs, outputs | {names[quant]: done[quant] for quant in done}, started),
     )
     outputs |= {names[quant]: entry for quant, entry in made.items()}
     recorded = read_json(record) if record.is_file() else {}
     if recorded.get("outputs") != outputs:  # nothing was made, but a file that the record names was removed
         recorded = _write(record, inputs, outputs, started)
+    for file in files.values():
+        note_of(file, record).unlink(missing_ok=True)
     answer = {"reused": not to_make, "reused_files": [names[quant] for quant in reused], "same_as_source": same}
     return recorded | answer
 
@@ -188,18 +195,20 @@ def _make_all(
     at_once: int,
     progress: Bar,
     warn: Callable[[str, str], None],
+    note: Callable[[str, dict[str, Any]], Any],
     keep: Callable[[dict[str, Any]], Any],
 ) -> dict[str, Any]:
     """The record's entries in the order of `jobs`, of files that are made side by side.
 
     Args:
+        note: called with the entry of a file before that gets its name.
         keep: called with the entries so far whenever a file is whole, so that a failure of another loses nothing.
     """
     done: dict[str, Any] = {}
     bars = _parts_of(progress, len(jobs))
     with ending(ThreadPoolExecutor(at_once)) as pool:
         pending = {
-            pool.submit(_make, job, files[quant], quant, plans[quant]["fallbacks"], bars(quant), warn): quant
+            pool.submit(_make, job, files[quant], quant, plans[quant]["fallbacks"], bars(quant), warn, note): quant
             for quant, job in jobs.items()
         }
         for future in as_completed(pending):
@@ -229,6 +238,7 @@ def _make(
     planned: list[dict[str, Any]],
     progress: Bar,
     warn: Callable[[str, str], None],
+    note: Callable[[str, dict[str, Any]], Any],
 ) -> dict[str, Any]:
     """Quantizes one file and returns its entry in the record."""
     started = time.monotonic()
@@ -236,9 +246,16 @@ def _make(
         run_worker(WORKER, job | {"out": str(part)}, progress=progress)
         progress(1, 1, "written, reading it back")
         made = read_gguf(part)
-        digest = file_digest(part)
-    fallbacks = fallbacks_of(made, planned, quant)
-    matrices = [tensor for tensor in made.tensors.values() if len(tensor.shape) > _ONE_DIMENSION]
+        fallbacks = fallbacks_of(made, planned, quant)
+        matrices = [tensor for tensor in made.tensors.values() if len(tensor.shape) > _ONE_DIMENSION]
+        entry = file_digest(part) | {
+            "quant": quant,
+            "types": dict(Counter(tensor.kind.lower() for tensor in made.tensors.values())),
+            "fallbacks": fallbacks,
+            "bits_per_weight": round(8 * sum(t.n_bytes for t in matrices) / sum(t.elements for t in matrices), 3),
+            "seconds": round(time.monotonic() - started, 3),
+        }
+        note(quant, entry)
     if fallbacks:
         got = ", ".join(sorted({fallback["got"] for fallback in fallbacks}))
         warn(
@@ -246,13 +263,7 @@ def _make(
             f"{final.name}: {len(fallbacks)} of {len(matrices)} matrices are stored as {got}, which is larger, "
             f"because {fallbacks[0]['why']}",
         )
-    return digest | {
-        "quant": quant,
-        "types": dict(Counter(tensor.kind.lower() for tensor in made.tensors.values())),
-        "fallbacks": fallbacks,
-        "bits_per_weight": round(8 * sum(t.n_bytes for t in matrices) / sum(t.elements for t in matrices), 3),
-        "seconds": round(time.monotonic() - started, 3),
-    }
+    return entry
 
 
 def _earlier_outputs(record: Path, inputs: dict[str, Any]) -> dict[str, Any]:
@@ -318,6 +329,7 @@ def _parts_of(progress: Bar, count: int) -> Callable[[str], Bar]:
 def _write(record: Path, inputs: dict[str, Any], outputs: dict[str, Any], started: float) -> dict[str, Any]:
     return write_record(
         record,
+        step="quantize",
         inputs=inputs,
         options={},
         outputs=outputs,

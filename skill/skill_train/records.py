@@ -65,7 +65,8 @@ _SHAPES: dict[str, dict[str, Any]] = {
         "device": str, "device_name": str,
     },
     "merge.json": {
-        "outputs": _FILES, "inputs": dict, "options": dict, "reasons": list, "how": str, "versions": {"*": str},
+        "outputs": _FILES, "inputs": {"base": _FILES, "adapter": _FILES}, "options": dict, "reasons": list, "how": str,
+        "versions": {"*": str},
         "changes": dict, "gate": {"verdict": str, "failures": list, "limits": {"*": float}, "effect": {"*": float},
                                   "figures": {"worst_tensor": str, "*": float}},
     },
@@ -115,6 +116,7 @@ _ARGUMENTS = re.compile(
     r"dynamo_backend|fsdp_\w+) [\w.,:]+ )*"
 )
 _VARIABLE = re.compile(r"(?:TORCH_)?(?:NCCL|PET|OMP|GLOO|ACCELERATE_CPU|ACCELERATE_USE)_\w+")
+_SHAPES["lora_gguf.json"] = _SHAPES["convert.json"]
 _SHAPES["held_out.jsonl"] = _SHAPES["samples.jsonl"]
 
 

@@ -28,6 +28,7 @@ from skill_train.digest import digests as digests
 from skill_train.digest import file_digest as file_digest
 from skill_train.errors import DecisionNeeded, UsageError
 from skill_train.records import read_json as read_json  # the floor of all that reads a run
+from skill_train.records import require_shape
 
 _HALF = re.compile("[\ud800-\udfff]")
 STEP_SCHEMA = "skill-train/step/1"
@@ -281,12 +282,34 @@ def write_record(path: Path, **fields: Any) -> dict[str, Any]:
     return record
 
 
-def finished_record(path: Path, *, inputs: dict[str, Any], options: dict[str, Any]) -> dict[str, Any] | None:
+def note_of(made: Path, record: Path) -> Path:
+    """Where the record of a result waits while the result gets its name: a kill may come between the two."""
+    return record.with_name(f".{made.name}.made.json")
+
+
+def noted(made: Path, record: Path, *, inputs: dict[str, Any], options: dict[str, Any]) -> dict[str, Any] | None:
+    """What a note says of a result, when that was made from the same and has not been changed since."""
+    note = note_of(made, record)
+    found: dict[str, Any] = read_json(note) if note.is_file() else {}
+    require_shape(note, found, name=".".join(record.name.split(".")[-2:]))
+    same = found.get("inputs") == inputs and found.get("options") == options
+    as_made = all(_is_still(record.parent / name, digest) for name, digest in found.get("outputs", {}).items())
+    return found if same and as_made else None
+
+
+def finished_record(
+    path: Path, *, inputs: dict[str, Any], options: dict[str, Any], made: Path | None = None
+) -> dict[str, Any] | None:
     """The record of a step that already did exactly this, with its outputs still whole; None when it must be done.
+
+    Args:
+        made: the result, whose note becomes the record where a kill came before that.
 
     Raises:
         UsageError: the record is of other inputs or options, or an output has changed since.
     """
+    if not path.is_file() and made is not None and noted(made, path, inputs=inputs, options=options):
+        os.replace(note_of(made, path), path)
     if not path.is_file():
         return None
     record: dict[str, Any] = read_json(path)
@@ -304,7 +327,7 @@ def finished_record(path: Path, *, inputs: dict[str, Any], options: dict[str, An
         return None  # somebody removed all that was made: it can be made again, and nothing is overwritten
     for name, digest in outputs.items():
         file = path.parent / name
-        if not file.is_file() or file_digest(file) != {k: digest[k] for k in ("bytes", "sha256")}:
+        if not _is_still(file, digest):
             raise UsageError(
                 f"{file} is not the file that {path.name} describes",
                 code="output_changed",
@@ -313,6 +336,10 @@ def finished_record(path: Path, *, inputs: dict[str, Any], options: dict[str, An
                 hint=f"move {path} away and run the step again",
             )
     return record
+
+
+def _is_still(file: Path, digest: dict[str, Any]) -> bool:
+    return file.is_file() and file_digest(file) == {k: digest[k] for k in ("bytes", "sha256")}
 
 
 def require_space(folder: Path, need_bytes: int, what: str) -> None:

@@ -272,9 +272,9 @@ def test_ctrl_c_while_python_leaves_changes_nothing() -> None:
 
 # Where a kill leaves a result that no record names, which is the worst place: the next call finds a finished file.
 UNRECORDED = {
-    "merge": (("merge", "run"), "merge.json"),
-    "convert": (("export-gguf", "run", "--quant", "f16"), "convert.json"),
-    "quantize": (("export-gguf", "run", "--quant", "q8_0,q4_k_m"), "quantize.json"),
+    "merge": (("merge", "run"), "merge.json", "os.rename .merged.made.json"),
+    "convert": (("export-gguf", "run", "--quant", "f16"), "convert.json", "os.rename .run-f16.gguf.made.json"),
+    "quantize": (("export-gguf", "run", "--quant", "q8_0,q4_k_m"), "quantize.json", "open .quantize.json"),
 }
 FILES = {"merge": set(), "convert": {"run-f16.gguf"}, "quantize": {"run-f16.gguf", "run-q8_0.gguf", "run-q4_k_m.gguf"}}
 MADE_BY = {"merge": ["merged", "merge.json"], "convert": ["gguf", "convert.json"], "quantize": ["quantize.json"]}
@@ -283,7 +283,7 @@ MADE_BY = {"merge": ["merged", "merge.json"], "convert": ["gguf", "convert.json"
 @pytest.mark.parametrize("step", list(UNRECORDED))
 def test_a_kill_before_the_record_is_gone_on_from(chain: Any, tmp_path: Path, step: str) -> None:
     """The long campaign is `make torture`."""
-    command, record = UNRECORDED[step]
+    command, record, moment = UNRECORDED[step]
     place = Path(shutil.copytree(chain[0], tmp_path / "run")).parent
     for later in list(MADE_BY)[list(MADE_BY).index(step) :]:
         for made in (place / "run" / name for name in MADE_BY[later]):
@@ -292,13 +292,53 @@ def test_a_kill_before_the_record_is_gone_on_from(chain: Any, tmp_path: Path, st
         file.unlink()
     whole = {name: {digest} for name, digest in killing.contents(chain[0]).items()}
     killed = killing.Step(step, command, place, dict(os.environ))
-    assert not killing.struck(killed, place, tmp_path / "log", killing.Moment(operation=f"open .{record}"))
+    assert not killing.struck(killed, place, tmp_path / "log", killing.Moment(operation=moment))
     assert not (place / "run" / record).exists() and killing.torn(place / "run", whole) == []
     assert killing.finish(killed, place) == []
     (place / "run" / "gguf" / "Modelfile").unlink(missing_ok=True)  # it names another file
     assert (place / "run" / record).is_file() and killing.torn(place / "run", whole) == []
+    assert any("unrecorded-1" in path.name for path in (place / "run").rglob("*"))  # it was the worst place
     made = killing.contents(place / "run")
     assert {Path(name).name for name in made if name.endswith(".gguf")} == FILES[step]
+
+
+# The result without a run, and what of it the kill finds: a whole result that has no record yet.
+WITHOUT_A_RUN = {
+    "merge": ("m", ("merge", "--base", "base", "--adapter", "adapter", "--out", "run/m"), "m.merge.json"),
+    "convert": ("g/base-f16.gguf", ("export-gguf", "base", "--out", "run/g", "--quant", "f16"), "g/convert.json"),
+    "quantize": ("g/base-q8_0.gguf", ("export-gguf", "base", "--out", "run/g", "--quant", "q8_0"), "g/quantize.json"),
+}
+
+
+@pytest.mark.parametrize("step", list(WITHOUT_A_RUN))
+def test_without_a_run_too_the_same_command_again_finishes(tmp_path: Path, step: str) -> None:
+    """It takes over what it made, and nothing else: a result that was changed since is somebody's."""
+    shutil.copytree(tiny.cached("gemma", hidden=256), tmp_path / "base")
+    tiny.adapter(tmp_path / "base", tmp_path / "adapter", targets=["q_proj"])
+    (tmp_path / "run").mkdir()
+    result, command, record = WITHOUT_A_RUN[step]
+    killed = killing.Step(step, command, tmp_path, dict(os.environ))
+    made, record = tmp_path / "run" / result, tmp_path / "run" / record
+    note = f".{made.name}.made.json" if step == "merge" else f"g/.{made.name}.made.json"
+    moment = "open g/.quantize.json" if step == "quantize" else f"os.rename {note}"
+    assert not killing.struck(killed, tmp_path, tmp_path / "log", killing.Moment(operation=moment))
+    assert made.exists() and not record.exists()
+    before, changed = made.stat().st_ino, Path(shutil.copytree(tmp_path, tmp_path.parent / f"{tmp_path.name}-changed"))
+    assert killing.finish(killed, tmp_path) == []
+    assert record.is_file() and made.stat().st_ino == before and not (tmp_path / "run" / note).exists()
+    outputs = json.loads(record.read_text())["outputs"]
+    assert all((record.parent / name).stat().st_size == digest["bytes"] for name, digest in outputs.items())
+    file = changed / "run" / result / "config.json" if step == "merge" else changed / "run" / result
+    file.write_bytes(file.read_bytes() + b" ")
+    (refused,) = killing.finish(killed, changed)
+    assert "output_exists" in refused and file.read_bytes().endswith(b" ")
+
+
+def test_files_beside_the_weights_they_were_made_of_are_found_again(tmp_path: Path) -> None:
+    model = Path(shutil.copytree(tiny.cached("gemma"), tmp_path / "model"))
+    for reused in (False, True):
+        done = _call(model, "export-gguf", ".", "--out", ".", "--quant", "q8_0")
+        assert _answer(done)["ok"] and _answer(done)["data"]["reused"] is reused, done.stderr
 
 
 def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:

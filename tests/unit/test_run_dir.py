@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,7 @@ from skill_train.errors import DecisionNeeded, UsageError
 from skill_train.run_dir import (
     RunDir,
     finished_record,
+    note_of,
     require_space,
     set_aside,
     whole_file,
@@ -241,10 +243,27 @@ def test_a_result_without_its_record_is_set_aside(tmp_path: Path) -> None:
     assert set_aside(made, record) is None and made.is_dir()
 
 
+def test_a_note_becomes_the_record_of_what_it_describes_and_of_nothing_else(tmp_path: Path) -> None:
+    """A kill came between the two."""
+    record = _finished(tmp_path)
+    note = note_of(tmp_path / "merged", record)
+    arguments: dict[str, Any] = {"inputs": INPUTS, "options": OPTIONS, "made": tmp_path / "merged"}
+    os.rename(record, note)
+    assert finished_record(record, **arguments | {"options": {}}) is None and not record.exists()
+    (tmp_path / "merged" / "model.safetensors").write_bytes(b"13")
+    assert finished_record(record, **arguments) is None and not record.exists()
+    (tmp_path / "merged" / "model.safetensors").write_bytes(b"12")
+    assert finished_record(record, **arguments) is not None and record.is_file() and not note.exists()
+    note.write_text(json.dumps({"inputs": INPUTS, "options": OPTIONS, "outputs": {"../secret": {}}}))
+    record.unlink()
+    with pytest.raises(UsageError) as caught:
+        finished_record(record, **arguments)
+    assert caught.value.code == "broken_record"
+
+
 def test_a_merge_that_is_refused_does_not_wait_for_digests(tmp_path: Path) -> None:
     """A terabyte without content would take a quarter of an hour to read."""
     from types import SimpleNamespace
-    from typing import Any
 
     from skill_train.merge_beside import Beside
 
