@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -56,7 +56,7 @@ class Story:
         help: what would help.
         remedy: of a further job: `again`, `time`, `gpu` (memory of the GPU), `ram`, `credit`, `token`, `recipe`,
             `data`, or `none` where no job would help.
-        exit_code: 3 does not fit, 4 no access, 5 everything else.
+        exit_code: 3 does not fit, 4 no access, 8 the Hub was away, 5 everything else.
         got: the words that this rests on.
         next: commands, the best first.
     """
@@ -110,8 +110,9 @@ SIGNS = (
         remedy="credit",
         exit_code=4,
     ),
-    Sign(  # GatedRepoError of huggingface_hub 2.4; its text also names 401 or 403
-        r"GatedRepoError|Cannot access gated repo|is restricted and you are not in the authorized list",
+    Sign(  # GatedRepoError of huggingface_hub 2.4; its text also names 401 or 403; datasets 5.2
+        r"GatedRepoError|Cannot access gated repo|is restricted and you are not in the authorized list"
+        r"|is a gated dataset on the Hub",
         code="gated",
         message="the job may not read a gated model or dataset",
         help="ask for access on its page with the account whose token the job has",
@@ -133,6 +134,15 @@ SIGNS = (
         help="sign in again",
         remedy="token",
         exit_code=4,
+    ),
+    Sign(  # transformers 5.23 and huggingface_hub 2.4, at a Hub that was down, hung up or answered 429 or 5xx [ran]
+        r"We couldn't connect to '|LocalEntryNotFoundError: |429 Too Many Requests|\[Retry 5/5\]"
+        r"|^httpx2?\.(?:Connect|Read|RemoteProtocol)\w+: |Couldn't reach '\S+' on the Hub",  # the last: datasets 5.2
+        code="hub_unreachable",
+        message="the job could not reach the Hub",
+        help="the same job once more; https://status.huggingface.co tells whether the Hub is down",
+        remedy="again",
+        exit_code=8,
     ),
     Sign(  # errno 28, as Linux says it
         r"No space left on device",
@@ -174,6 +184,7 @@ _OWN_REMEDY = {
     "process_lost": "ram",
     "native_crash": "again",
     "push_failed": "again",
+    "hub_unreachable": "again",
     "not_kept": "again",
     "missing_package": "again",
     "device_unavailable": "again",
@@ -187,6 +198,7 @@ _OWN_REMEDY = {
     "not_signed_in": "token",
     "no_credit": "credit",
 }
+_WITHOUT_A_REASON = ("program_failed", "native_crash")  # `train.py --job`, of a child that said nothing itself
 
 
 def explain(ending: Ending, *, run: str, offered: Iterable[Flavor] = ()) -> Story:
@@ -196,7 +208,7 @@ def explain(ending: Ending, *, run: str, offered: Iterable[Flavor] = ()) -> Stor
         run: as the next command has to name it.
         offered: the flavors that there are, for a job that needs a larger one.
     """
-    story = _of_stage(ending) or _of_message(ending) or _of_program(ending) or _of_log(ending) or _unknown(ending)
+    story = _of_stage(ending) or _of_message(ending) or _of_program(ending) or _of_log(ending.lines) or _unknown(ending)
     return _with_next(_with_memory(story, ending), ending, run, tuple(offered))
 
 
@@ -308,16 +320,22 @@ def _of_program(ending: Ending) -> Story | None:
     if failure is None or not _is_failure(failure):
         return None
     error = failure["error"]
+    if error["code"] in _WITHOUT_A_REASON:
+        told = _of_log(error.get("got", "").splitlines()) or _of_log(ending.lines)
+        if told is not None:
+            return told
     remedy = _OWN_REMEDY.get(error["code"], "data")
     if error["code"] == "out_of_memory" and "cuda" in error["message"].lower():
         remedy = "gpu"
-    ours = failure["exit_code"] if failure["exit_code"] in (3, 4) else 5
+    ours = failure["exit_code"] if failure["exit_code"] in (3, 4, 8) else 5
     return Story(error["code"], error["message"], error.get("hint", ""), remedy, ours, error.get("got", ""))
 
 
-def _of_log(ending: Ending) -> Story | None:
+def _of_log(lines: Sequence[str]) -> Story | None:
+    """By the words of libraries; an event of the program is no sign, such as a note of what was tried again."""
+    words_of_others = [line for line in reversed(lines) if not line.startswith('{"event"')]
     for sign in SIGNS:
-        said = next((line for line in reversed(ending.lines) if re.search(sign.pattern, line)), None)
+        said = next((line for line in words_of_others if re.search(sign.pattern, line)), None)
         if said is not None:
             words = said.strip()[:300]
             return Story(sign.code, sign.message, sign.help, sign.remedy, sign.exit_code, words)

@@ -24,7 +24,8 @@ from huggingface_hub import ModelCard
 import tiny
 import training
 from hub_emulator import ALWAYS, Fault, Hub, JobFault
-from hub_emulator.faults import DONE_AND_ERROR, NO_ANSWER, SERVER_ERROR
+from hub_emulator.faults import DONE_AND_ERROR, NO_ANSWER, SERVER_ERROR, UNAUTHORIZED
+from skill_train.job_story import Ending, explain
 from skill_train.resources import train_module, train_program
 
 PROGRAM = train_module()
@@ -155,6 +156,34 @@ def test_a_token_that_cannot_write_ends_the_job_before_it_costs(hub: Hub, tmp_pa
     assert [e["event"] for e in said] == ["stage", "note", "note", "failed"]
 
 
+@pytest.mark.parametrize(
+    ("fault", "code", "exit_code", "first"),
+    [
+        (None, "gated", 4, "hf auth login"),
+        (UNAUTHORIZED, "bad_token", 4, "hf auth login"),
+        (NO_ANSWER, "hub_unreachable", 8, "skill-train resume runs/x"),
+    ],
+)
+def test_a_model_that_cannot_be_read_is_explained(
+    hub: Hub, tmp_path: Path, disk: Path, fault: Fault | None, code: str, exit_code: int, first: str
+) -> None:
+    """The child has no word for it but its traceback. Without a fault the model is gated."""
+    files = {path.name: path.read_bytes() for path in tiny.cached("gemma").iterdir()}
+    model = hub.add("model", "me/tiny", files, gated=fault is None)
+    if fault is not None:
+        hub.faults.add("(GET|HEAD) /(api/models/)?me/tiny/", fault, times=ALWAYS)
+    run = _write(tmp_path / "run", hub_model_id="me/tuned")
+    plan = json.loads((run / "plan.json").read_text())
+    plan["recipe"] |= {"model": "me/tiny", "revision": model.commit("main")}
+    (run / "plan.json").write_text(json.dumps(plan))
+    process = _start(run, disk, "--job", hub=hub.environment(tmp_path / "home"), errors=subprocess.STDOUT)
+    lines = process.communicate(timeout=200)[0].splitlines()
+    assert process.returncode == 5, lines
+    ending = Ending("ERROR", "Job failed with exit code: 5. Reason: Error", lines=tuple(lines[-60:]))
+    story = explain(ending, run="runs/x")
+    assert (story.code, story.exit_code, story.next[0]) == (code, exit_code, first), lines
+
+
 def test_a_push_that_fails_loses_nothing(hub: Hub, straight: Path, tmp_path: Path, disk: Path) -> None:
     """The run was trained; what was kept is pushed at the next start, and once."""
     run = _write(tmp_path / "run", hub_model_id="me/tuned")
@@ -224,14 +253,14 @@ def _write(run: Path, **values: Any) -> Path:
     return training.write_run(run, **{"max_steps": STEPS, **values})
 
 
-def _start(run: Path, disk: Path, *arguments: str, hub: dict[str, str] | None = None) -> subprocess.Popen[str]:
+def _start(
+    run: Path, disk: Path, *arguments: str, hub: dict[str, str] | None = None, errors: int = subprocess.DEVNULL
+) -> subprocess.Popen[str]:
     """In a group of its own, as in a container."""
     command = [sys.executable, "-c", QUICK, str(run / "plan.json"), *(arguments or ("--job", "--rehearse"))]
     environment = (hub or dict(os.environ)) | {"TMPDIR": str(disk)}
     out = subprocess.PIPE
-    return subprocess.Popen(
-        command, stdout=out, stderr=subprocess.DEVNULL, text=True, env=environment, start_new_session=True
-    )
+    return subprocess.Popen(command, stdout=out, stderr=errors, text=True, env=environment, start_new_session=True)
 
 
 def _job(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -11,9 +12,11 @@ from skill_train.job_story import Ending, Story, exit_code, explain, larger, wai
 
 OFFERED = flavors.shipped()
 RUN = "runs/tickets cloud"
-NAMED = "skill-train resume 'runs/tickets cloud'"
+WORD = "'runs/tickets cloud'"
+NAMED = f"skill-train resume {WORD}"
 # The Hub's sentence for a program that ended with 1: reported by users of several projects, 2026.
 FAILED = "Job failed with exit code: 1. Reason: Error"
+FIVE = "Job failed with exit code: 5. Reason: Error"
 
 # Last lines of real logs, cut to what is told here.
 CUDA_OOM = (  # pytorch/pytorch#16417, 2024-03-13
@@ -47,6 +50,36 @@ NO_COLUMN = "KeyError: 'messages'"  # trl#1777 and LlamaFactory#5341 end so
 NAN = "{'loss': nan, 'grad_norm': nan, 'learning_rate': 0.0002, 'epoch': 0.1}"  # the Trainer of transformers
 NO_MODULE = "ModuleNotFoundError: No module named 'trl'"
 FULL = "OSError: [Errno 28] No space left on device"
+
+# What `train.py --job` printed, and the last of its child's words that its event repeats: transformers 5.23,
+# huggingface_hub 2.4, datasets 5.2, at a Hub that answered so [ran], or not at all.
+GATED_CONFIG = (
+    "OSError: You are trying to access a gated repo.",
+    "Make sure to have access to it at https://huggingface.co/me/tiny.",
+    "403 Client Error. (Request ID: made-up)",
+    "",
+    "Cannot access gated repo for url http://127.0.0.1:36607/me/tiny/resolve/910a37c/config.json.",
+)
+GATED_ROWS = (  # datasets 5.2, load.py
+    "datasets.exceptions.DatasetNotFoundError: Dataset 'me/rows' is a gated dataset on the Hub. Visit the dataset page "
+    "at https://huggingface.co/datasets/me/rows to ask for access."
+)
+NOT_CONNECTED = (
+    "OSError: We couldn't connect to 'http://hub.invalid' to load the files, and couldn't find them in the "
+    "cached files."
+)
+NO_ROWS = "ConnectionError: Couldn't reach 'me/rows' on the Hub (ConnectTimeout)"  # datasets 5.2, load.py
+GIVEN_UP = (  # every try was answered 503: the last words name no Hub
+    "HTTP Error 503 thrown while requesting HEAD http://127.0.0.1:34487/me/tiny/resolve/910a37c/model.safetensors",
+    "Retrying in 8s [Retry 5/5].",
+    "OSError: me/tiny does not appear to have a file named model.safetensors or model.safetensors.index.json and thus "
+    "cannot be loaded with `safetensors`. Please do not set `use_safetensors=True`.",
+)
+HUNG_UP = (
+    "httpx2.RemoteProtocolError: Server disconnected without sending a response.",
+    "OSError: Can't load the configuration of 'me/tiny'. If you were trying to load it from "
+    "'https://huggingface.co/models', make sure you don't have a local directory with the same name.",
+)
 
 
 @pytest.mark.parametrize(
@@ -108,6 +141,54 @@ def test_the_program_speaks_for_itself() -> None:
     event = json.dumps({"event": "failed", "exit_code": 5, "error": error})
     story = _story("Job failed with exit code: 5. Reason: Error", lines=(CUDA_OOM, event, "torch says goodbye"))
     assert (story.code, story.message, story.help) == ("bad_loss", error["message"], "half of it")
+
+
+@pytest.mark.parametrize(
+    ("lines", "code", "exit_", "first"),
+    [
+        (GATED_CONFIG, "gated", 4, "hf auth login"),
+        ((GATED_ROWS,), "gated", 4, "hf auth login"),
+        ((ERROR_802,), "bad_machine", 5, NAMED),
+        ((CUDA_OOM,), "out_of_memory", 3, f"{NAMED} --flavor a100-large"),
+        ((NOT_CONNECTED,), "hub_unreachable", 8, NAMED),
+        ((NO_ROWS,), "hub_unreachable", 8, NAMED),
+        (GIVEN_UP, "hub_unreachable", 8, NAMED),
+        (HUNG_UP, "hub_unreachable", 8, NAMED),
+        (("ZeroDivisionError: division by zero",), "program_failed", 5, f"skill-train logs {WORD} --tail 200"),
+    ],
+)
+@pytest.mark.parametrize("kept", [True, False], ids=["with its log", "its log is gone"])
+def test_a_child_that_said_nothing_but_its_last_words(
+    lines: tuple[str, ...], code: str, exit_: int, first: str, kept: bool
+) -> None:
+    """Of every uncaught error of its child `train.py --job` says that it failed, and repeats the last lines."""
+    failure = _said("program_failed", got="\n".join(lines))
+    logged = (*lines, json.dumps({"event": "failed", **failure})) if kept else ()
+    story = _story(FIVE, lines=logged, failure=failure, flavor="l40sx1")
+    assert (story.code, story.exit_code, story.next[0]) == (code, exit_, first)
+
+
+def test_a_crash_is_explained_by_what_was_said_before_it() -> None:
+    story = _story(FIVE, lines=(ERROR_802, json.dumps({"event": "failed", **_said("native_crash", got="\nAborted")})))
+    assert (story.code, story.next[0]) == ("bad_machine", NAMED)
+
+
+def test_the_last_words_come_before_older_ones() -> None:
+    """It was waited for, and came back; what ended the run is another."""
+    lines = (GIVEN_UP[0], GIVEN_UP[1], CUDA_OOM)
+    failure = _said("program_failed", got=CUDA_OOM)
+    note = json.dumps({"event": "note", "text": "me/x: 403 Forbidden; again in 1 s"})
+    story = _story(FIVE, lines=(note, *lines, json.dumps({"event": "failed", **failure})), flavor="l40sx1")
+    assert (story.code, story.got) == ("out_of_memory", CUDA_OOM[:300])
+    other = _said("program_failed", got="ZeroDivisionError")
+    assert _story(FIVE, lines=(note, json.dumps({"event": "failed", **other}))).code == "program_failed"
+
+
+@pytest.mark.parametrize(("code", "exit_"), [("hub_unreachable", 8), ("not_kept", 5)])
+def test_what_the_program_could_not_do_at_the_hub_is_done_again(code: str, exit_: int) -> None:
+    event = json.dumps({"event": "failed", **_said(code, exit_code=exit_)})
+    story = _story(f"Job failed with exit code: {exit_}. Reason: Error", lines=(event,))
+    assert (story.code, story.exit_code, story.remedy, story.next[0]) == (code, exit_, "again", NAMED)
 
 
 @pytest.mark.parametrize(
@@ -196,6 +277,12 @@ def test_a_long_queue_is_explained() -> None:
     assert waiting("SCHEDULING", 60, "h200x8") == ""
     assert "720 minutes for a free h200x8; that costs nothing" in waiting("SCHEDULING", 12 * 3600, "h200x8")
     assert waiting("RUNNING", 12 * 3600, "h200x8") == ""
+
+
+def _said(code: str, *, exit_code: int = 5, got: str = "") -> dict[str, Any]:
+    """`train.failed.json`."""
+    error = {"code": code, "message": "the training program failed", "expected": "", "got": got, "hint": "the log"}
+    return {"exit_code": exit_code, "error": error}
 
 
 def _story(message: str | None, **known: object) -> Story:
