@@ -617,7 +617,7 @@ def decoded_lines(path: Path) -> Iterator[str]:
                 raise not_utf8(f"line {number} of {path}", raw) from None
 
 
-SLICE = re.compile(r"(?P<name>[\w.-]+)(?:\[(?P<from>\d+%?)?:(?P<to>\d+%?)?\])?")
+SLICE = re.compile(r"(?P<name>[\w.-]+)(?:\[(?P<from>\d{1,18}%?)?:(?P<to>\d{1,18}%?)?\])?")
 
 
 def iter_slice(rows: Iterator[tuple[int, dict[str, Any]]], split: str) -> Iterator[tuple[int, dict[str, Any]]]:

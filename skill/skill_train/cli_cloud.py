@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from skill_train.cli_frame import PATH, command, recipe_options
+from skill_train.cli_frame import DOLLARS, HOURS, MOST_COUNTED, MOST_HOURS, PATH, Number, command, recipe_options
 from skill_train.console import Console, Result
 
 
@@ -24,12 +24,12 @@ from skill_train.console import Console, Result
 @click.option("--timeout", help="The job is stopped after it: 90m, 2h, or seconds.  [default: above the estimate]")
 @click.option(
     "--max-cost",
-    type=click.FloatRange(min=0, min_open=True),
+    type=DOLLARS,
     help="Dollars that the job may never exceed.  [default: none; --yes takes what is shown]",
 )
 @click.option(
     "--max-hours",
-    type=click.FloatRange(min=0, min_open=True),
+    type=HOURS,
     default=8.0,
     show_default=True,
     help="Longest run, in hours, for the choice of the flavor.",
@@ -48,7 +48,7 @@ from skill_train.console import Console, Result
     show_default=True,
     help="Whose machines: a job of Hugging Face, a SkyPilot task for other clouds, a notebook for Google Colab.",
 )
-@click.option("--nodes", type=click.IntRange(min=1), default=1, show_default=True, help="Machines; only skypilot.")
+@click.option("--nodes", type=click.IntRange(1, 1000), default=1, show_default=True, help="Machines; only skypilot.")
 @click.option("--infra", help="Places to look for machines, with commas; only skypilot.  [default: all that can]")
 @click.option("--yes", is_flag=True, help="Take the cost that was shown, and start.")
 def submit(console: Console, **options: Any) -> Result:
@@ -76,7 +76,9 @@ def status(console: Console, **options: Any) -> Result:
 )
 @click.argument("run")
 @click.option("--follow", "follow_", is_flag=True, help="Stay until the job has ended.")
-@click.option("--tail", type=click.IntRange(min=1), help="Only the last lines of those that are there.  [default: all]")
+@click.option(
+    "--tail", type=click.IntRange(1, MOST_COUNTED), help="Only the last lines of those that are there.  [default: all]"
+)
 def logs(console: Console, **options: Any) -> Result:
     """Show the log of a job, each line once, across connections that break. JSON holds the last lines that fit."""
     from skill_train import chain_follow
@@ -86,7 +88,9 @@ def logs(console: Console, **options: Any) -> Result:
 
 @command("wait", examples=("skill-train wait runs/tickets-cloud", "skill-train wait runs/tickets-cloud --timeout 3600"))
 @click.argument("run")
-@click.option("--timeout", type=click.FloatRange(min=0), help="Seconds to wait; the job goes on.  [default: no limit]")
+@click.option(
+    "--timeout", type=Number(0, MOST_HOURS * 3600), help="Seconds to wait; the job goes on.  [default: no limit]"
+)
 def wait(console: Console, **options: Any) -> Result:
     """Wait until a job has ended; exit 0 when it COMPLETED, else the reason. An outage of the Hub is waited out."""
     from skill_train import chain_follow
@@ -136,7 +140,7 @@ def pull(console: Console, **options: Any) -> Result:
 @click.option("--run-dir", type=PATH, help="Folder of the run.  [default: RUN; runs/<run id> for a job's id]")
 @click.option("--flavor", help="Another machine with as many GPUs.  [default: that of the last job]")
 @click.option("--timeout", help="Such as 30m, 2h or 5400.  [default: as before; longer when that was the cause]")
-@click.option("--max-cost", type=click.FloatRange(min=0, min_open=True), help="Dollars that the job may cost at most.")
+@click.option("--max-cost", type=DOLLARS, help="Dollars that the job may cost at most.")
 @click.option("--yes", is_flag=True, help="Start it. Without this the cost is shown and nothing is started.")
 def resume(console: Console, **options: Any) -> Result:
     """Go on from the newest checkpoint in a new job, after a timeout, a cancel, a crash or no credit. Same recipe.

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from skill_train.cli_frame import PATH, command
+from skill_train.cli_frame import MOST_COUNTED, PATH, command
 from skill_train.console import Console, Result
 
 
@@ -80,7 +80,7 @@ def export_gguf(console: Console, **options: Any) -> Result:
 @click.option("--gguf", type=PATH, multiple=True, help="File to check; repeat for more. Without RUN.")
 @click.option(
     "--tokens",
-    type=click.IntRange(min=16),
+    type=click.IntRange(16, MOST_COUNTED),
     help="Tokens to compare, at most.  [default: 2048; 256 above 250M weights]",
 )
 @click.option("--out", type=PATH, help="File for the proof.  [default: RUN/verify.json, or beside the first GGUF]")
@@ -102,7 +102,7 @@ def verify(console: Console, **options: Any) -> Result:
 @click.option("--gguf", type=PATH, multiple=True, help="GGUF file; repeat for more.  [default: all in RUN/gguf]")
 @click.option(
     "--rows",
-    type=click.IntRange(min=1),
+    type=click.IntRange(1, MOST_COUNTED),
     default=100,
     show_default=True,
     help="Held-out rows, at most; evenly over the file.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -60,6 +61,21 @@ def command(
 
 
 PATH = click.Path(path_type=Path)
+MOST_COUNTED, MOST_DOLLARS, MOST_HOURS = 1_000_000, 1_000_000, 24 * 365
+
+
+class Number(click.FloatRange):
+    """A range without NaN, which is above and below nothing and so is in every range of click 8."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number = float(super().convert(value, param, ctx))
+        if math.isnan(number):
+            self.fail(f"{value!r} is no number.", param, ctx)
+        return number
+
+
+DOLLARS = Number(min=0, min_open=True, max=MOST_DOLLARS)
+HOURS = Number(min=0, min_open=True, max=MOST_HOURS)
 
 
 def recipe_options(function: Callable[..., Result]) -> Callable[..., Result]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from skill_train.cli_frame import PATH, command, device_option, recipe_options
+from skill_train.cli_frame import HOURS, PATH, command, device_option, recipe_options
 from skill_train.console import Console, Result
 
 
@@ -51,7 +51,7 @@ def data(console: Console, **options: Any) -> Result:
 @click.option("--flavor", help="Machine of Hugging Face Jobs.  [default: the cheapest that fits and is in time]")
 @click.option(
     "--max-hours",
-    type=click.FloatRange(min=0, min_open=True),
+    type=HOURS,
     default=8.0,
     show_default=True,
     help="Longest run, in hours: a longer one here goes to the cloud.",

@@ -11,6 +11,7 @@ from skill_train.errors import DecisionNeeded, UsageError
 from skill_train.money import dollars
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_MOST_DAYS = 365  # of a timeout; more is a slip of the hand, and nobody's budget
 
 
 @dataclass(frozen=True)
@@ -86,16 +87,16 @@ def seconds_of(text: str) -> int:
     """`90`, `90s`, `30m`, `1.5h`, `1d` in seconds.
 
     Raises:
-        UsageError: something else, or less than a minute, in which no job starts.
+        UsageError: something else, more than a year, or less than a minute, in which no job starts.
     """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", text.strip())
+    found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)([smhd]?)", text.strip())
     seconds = int(float(found[1]) * _UNITS[found[2] or "s"]) if found else 0
-    if seconds < 60:
+    if not 60 <= seconds <= _MOST_DAYS * 86400:
         raise UsageError(
-            f"{text!r} is no timeout",
+            f"{text[:40]!r} is no timeout",
             code="bad_timeout",
-            expected="a number with s, m, h or d, at least a minute",
-            got=text,
+            expected=f"a number with s, m, h or d, at least a minute and at most {_MOST_DAYS} days",
+            got=text[:40],
             hint="--timeout 30m, --timeout 2h or --timeout 5400",
         )
     return seconds

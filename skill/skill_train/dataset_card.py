@@ -101,7 +101,7 @@ def parts(split: str) -> tuple[str, str, str]:
     Raises:
         UsageError: anything else, such as two splits added up.
     """
-    found = re.fullmatch(r"([\w.-]+)(?:\[(-?\d*%?):(-?\d*%?)\])?", split.strip())
+    found = re.fullmatch(r"([\w.-]+)(?:\[(-?\d{1,18}%?)?:(-?\d{1,18}%?)?\])?", split.strip())
     if not found:
         raise UsageError(
             f"the split {split!r} of a dataset on the Hub cannot be planned",
@@ -118,7 +118,7 @@ def _default(stated: Mapping[str, Any], known: list[str]) -> str | None:
 
 
 def _position(said: str, rows: int, otherwise: int) -> int:
-    if said in ("", "-", "%"):
+    if not said:
         return otherwise
     number = int(said.rstrip("%"))
     if said.endswith("%"):

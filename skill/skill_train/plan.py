@@ -18,6 +18,7 @@ from skill_train.resources import train_module
 
 PLAN_SCHEMA = "skill-train/plan/1"
 HERE = Choices(where="local")
+MOST_ROWS_FED = 10**9  # their order takes 8 bytes for each
 
 # LoRA targets by model_type: the attention projections under the names that each architecture gives them (transformers'
 # modeling files; PEFT's own table is in peft/utils/constants.py).
@@ -224,6 +225,7 @@ def _resolve(recipe: Recipe, model: ModelFacts, dataset: DatasetFacts, reasons: 
         epochs = recipe.max_steps * recipe.effective_batch_size / rows
         why = f"{recipe.max_steps} steps x {recipe.effective_batch_size} rows / {rows} training rows"
         _because(reasons, "epochs", round(epochs, 2), why, "recipe")
+    _require_feedable(values["max_steps"], recipe)
     if recipe.warmup_steps is None:
         values["warmup_steps"] = math.ceil(values["max_steps"] * recipe.warmup_ratio) if values["max_steps"] > 10 else 0
     if model.quantization and not recipe.load_in_4bit:
@@ -234,6 +236,19 @@ def _resolve(recipe: Recipe, model: ModelFacts, dataset: DatasetFacts, reasons: 
             hint="use the original model; load_in_4bit: true quantizes it while training (QLoRA)",
         )
     return {key: values[key] for key in train_module().RECIPE_FIELDS}
+
+
+def _require_feedable(steps: int, recipe: Recipe) -> None:
+    """The training program makes the order of all rows before the first step."""
+    rows = steps * recipe.effective_batch_size
+    if rows > MOST_ROWS_FED:
+        raise UsageError(
+            f"this run would read {rows:,} rows: {steps:,} steps of {recipe.effective_batch_size:,}",
+            code="too_many_rows",
+            expected=f"at most {MOST_ROWS_FED:,}",
+            got=f"{rows:,}",
+            hint="fewer steps or epochs, a smaller effective_batch_size, or a part of the data: split: train[:1000000]",
+        )
 
 
 def _tuning(recipe: Recipe, model: ModelFacts, reasons: list[dict[str, str]]) -> dict[str, Any]:

@@ -92,6 +92,9 @@ class Recipe:
     score_pattern: str | None = _say(None, "regular expression for score: regex; its first group is compared")
 
 
+_MANY = 1e9  # of what is counted; more is a slip of the hand
+_SEEDS = 2**32  # numpy's own limit
+_ANY = float("inf")
 _MOST_BYTES = 1_000_000  # a recipe takes a few hundred; PyYAML takes minutes for what is much larger
 # What PyYAML 6 raises beside its own errors: a date of month 13, an empty !!int, lists in lists in lists, a null byte.
 _OF_YAML = (ValueError, RecursionError, IndexError, KeyError, TypeError, AttributeError, OverflowError)
@@ -242,11 +245,11 @@ def _check_values(recipe: Recipe) -> None:
             )
     _check_score(recipe)
     for key in ("max_length", "max_steps", "effective_batch_size", "lora_r", "num_train_epochs"):
-        _at_least(recipe, key, 1 if key != "num_train_epochs" else 1e-6)
+        _at_least(recipe, key, 1 if key != "num_train_epochs" else 1e-6, below=_MANY)
     for key in ("learning_rate", "lora_alpha", "adam_epsilon"):
         _at_least(recipe, key, 1e-12)
-    for key in ("warmup_steps", "weight_decay", "max_grad_norm", "seed"):
-        _at_least(recipe, key, 0)
+    for key, most in (("warmup_steps", _MANY), ("seed", _SEEDS), ("weight_decay", _ANY), ("max_grad_norm", _ANY)):
+        _at_least(recipe, key, 0, below=most)
     for key in ("held_out_fraction", "lora_dropout", "warmup_ratio", "adam_beta1", "adam_beta2"):
         _at_least(recipe, key, 0, below=1)
     if recipe.sensitive and recipe.report_to != "none":
@@ -294,10 +297,10 @@ def _check_score(recipe: Recipe) -> None:
         raise UsageError(f"score_pattern is no regular expression: {error}", code="bad_value") from None
 
 
-def _at_least(recipe: Recipe, key: str, least: float, below: float = float("inf")) -> None:
+def _at_least(recipe: Recipe, key: str, least: float, below: float = _ANY) -> None:
     value = getattr(recipe, key)
     if value is not None and not least <= value < below:
-        expected = f"at least {least:g}" + (f" and below {below:g}" if below < float("inf") else "")
+        expected = f"at least {least:g}" + (f" and below {below:,.10g}" if below < _ANY else "")
         raise UsageError(f"{key} is out of range", code="bad_value", expected=expected, got=str(value))
 
 

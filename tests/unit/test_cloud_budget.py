@@ -108,7 +108,14 @@ def test_a_timeout_as_it_is_said(text: str, seconds: int) -> None:
     assert seconds_of(text) == seconds
 
 
-@pytest.mark.parametrize("text", ["", "soon", "-5m", "59", "0.5m", "2w", "1e3", "m"])
+def test_a_year_is_the_longest_timeout() -> None:
+    assert seconds_of("365d") == 31_536_000
+
+
+TOO_LONG = ["366d", "8761h", "9" * 9 + "d", "9" * 20 + "d", "9" * 400, "1." + "9" * 400 + "h"]
+
+
+@pytest.mark.parametrize("text", ["", "soon", "-5m", "59", "0.5m", "2w", "1e3", "m", "nan", "inf", "٣٠m", *TOO_LONG])
 def test_what_is_no_timeout(text: str) -> None:
     with pytest.raises(UsageError) as caught:
         seconds_of(text)

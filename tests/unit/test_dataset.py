@@ -286,7 +286,9 @@ def test_a_slice_keeps_the_line_numbers_of_the_file(tmp_path: Path) -> None:
     assert [line for line, _ in train_module().iter_rows(str(path), split="train[2:5]")] == [3, 4, 5]
 
 
-@pytest.mark.parametrize("split", ["train[5]", "train[-3:]", "train[:a]", "train[1:2", "a b", ""])
+@pytest.mark.parametrize(
+    "split", ["train[5]", "train[-3:]", "train[:a]", "train[1:2", "a b", "", f"train[:{'9' * 5000}]"]
+)
 def test_a_slice_that_is_none_is_refused(tmp_path: Path, split: str) -> None:
     recipe = Recipe(model="m", data=str(_jsonl(tmp_path, GOOD)), split=split)
     with pytest.raises(UsageError) as caught:

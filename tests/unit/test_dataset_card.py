@@ -137,7 +137,10 @@ def test_slices(split: str, rows: int) -> None:
     assert dataset_card.sliced(split, 1000) == rows
 
 
-@pytest.mark.parametrize("split", ["train+test", "", "train[5]", "train[a:b]"])
+@pytest.mark.parametrize(
+    "split",
+    ["train+test", "", "train[5]", "train[a:b]", "train[:-%]", f"train[:{'9' * 400}%]", f"train[:{'9' * 5000}]"],
+)
 def test_a_split_that_cannot_be_planned(split: str) -> None:
     with pytest.raises(UsageError) as caught:
         dataset_card.parts(split)

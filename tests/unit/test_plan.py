@@ -276,6 +276,22 @@ def test_steps_that_are_said_are_taken() -> None:
 
 
 @pytest.mark.parametrize(
+    "values",
+    [
+        {"max_steps": 10**8, "effective_batch_size": 16},
+        {"max_steps": 1001, "effective_batch_size": 10**6},
+        {"num_train_epochs": 2e6},
+    ],
+)
+def test_an_order_of_rows_that_no_memory_holds_is_refused(values: dict[str, Any]) -> None:
+    """The training program makes it before the first step: 8 bytes a row, and a billion rows here."""
+    with pytest.raises(UsageError) as caught:
+        _plan(**values)
+    assert (caught.value.code, caught.value.hint != "") == ("too_many_rows", True)
+    assert _plan(max_steps=10**6, effective_batch_size=1000)["recipe"]["max_steps"] == 10**6
+
+
+@pytest.mark.parametrize(
     ("steps", "ratio", "said", "warmup"), [(200, 0.03, None, 6), (201, 0.03, None, 7), (10, 0.5, None, 0), (9, 0, 4, 4)]
 )
 def test_warmup_steps(steps: int, ratio: float, said: int | None, warmup: int) -> None:

@@ -86,7 +86,10 @@ def test_a_key_like_no_other_is_refused_without_a_guess() -> None:
         ("max_length", 1.5, "int"),
         ("max_length", True, "int"),
         ("max_length", float("inf"), "int"),
+        ("max_length", 10**30, "int"),
+        ("num_train_epochs", "1e400", "float"),
         ("learning_rate", "nan", "float"),
+        ("learning_rate", float("-inf"), "float"),
         ("learning_rate", "fast", "float"),
         ("learning_rate", [1e-4], "float"),
         ("use_dora", "yes", "bool"),
@@ -123,6 +126,13 @@ def test_a_wrong_type_is_refused_with_both_sides(key: str, value: Any, expected:
         ("lora_dropout", -0.1),
         ("held_out_fraction", 1.0),
         ("adam_beta2", 1),
+        ("max_length", 10**9),
+        ("max_steps", 10**9),
+        ("effective_batch_size", 10**9),
+        ("num_train_epochs", 1e9),
+        ("lora_r", 10**9),
+        ("warmup_steps", 10**9),
+        ("seed", 2**32),  # numpy takes no more
     ],
 )
 def test_a_value_out_of_range_is_refused(key: str, value: Any) -> None:

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,6 +22,31 @@ def test_a_field_of_a_recipe_is_no_option(command: str, capsys: pytest.CaptureFi
 @pytest.mark.parametrize("words", [("plan", "--learn", "1"), ("merge", "--learning-rate", "1")], ids=str)
 def test_anything_else_is_explained_by_the_help(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     assert _said(capsys, *words, "--format", "json")["hint"] == f"skill-train {words[0]} --help"
+
+
+NUMBERS = [
+    ("submit", "--max-cost"),
+    ("submit", "--max-hours"),
+    ("submit", "--nodes"),
+    ("plan", "--max-hours"),
+    ("resume", "--max-cost"),
+    ("wait", "--timeout"),
+    ("logs", "--tail"),
+    ("evaluate", "--rows"),
+    ("verify", "--tokens"),
+]
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf", "-1", "1e308", "9" * 25, "9" * 400, "9" * 5000])
+@pytest.mark.parametrize(("command", "option"), NUMBERS, ids=str)
+def test_a_number_that_none_can_mean(
+    command: str, option: str, value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """NaN is above and below nothing, so it would pass every check of a cost."""
+    monkeypatch.chdir(tmp_path)
+    said = _said(capsys, command, "run", option, value, "--format", "json")
+    assert option in said["message"]
+    assert list(tmp_path.iterdir()) == []
 
 
 def _said(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, str]:
