@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from skill_train.errors import Temporary
-from skill_train.hub_client import Subject, understood
+from skill_train.hub_client import GARBLED, Subject, understood
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class Account:
         state: `valid`, `invalid`, `none` (no token) or `unchecked` (the Hub was not asked, or did not answer).
         name, role: of a valid token; the role is the Hub's word, such as `write` or `fineGrained`.
         can_write, can_run_jobs: anywhere; None when that is not known.
-        why: of `unchecked`; `status` of the Hub's answer, where there was one.
+        why: of `unchecked`, and of a text that is no token; `status` of the Hub's answer, where there was one.
         orgs: names of the organisations that the owner is in.
         scopes: of a fine-grained token: `(user, organisation or repository, permissions)`; an empty name is everywhere.
     """
@@ -52,6 +52,8 @@ def account(seconds: float = 4.0) -> Account:
     token = get_token()
     if token is None:
         return Account("none")
+    if not token.isascii():
+        return Account("invalid", why=GARBLED)
     if constants.is_offline_mode():
         return Account("unchecked", why="HF_HUB_OFFLINE is set")
     try:

@@ -23,6 +23,7 @@ _STORE = re.compile(r"CAS Client Error|HTTP status (?:client|server) error|Reque
 _SYSTEM = re.compile(r"IO Error:.*\(os error (\d+)\)")  # hf_xet too, of a disk that takes no more [ran]
 # What the client raises when an answer lacks a key or has a list for a number [ran on 2.4 with made-up answers].
 _UNREAD = (AttributeError, LookupError, TypeError, ValueError, OverflowError, RecursionError)
+GARBLED = "a character outside of ASCII, which no token has and no request can carry"
 QUESTION_SECONDS = 20.0  # for all requests of one question, also where a server sends a byte now and then
 
 
@@ -146,7 +147,7 @@ def prepare() -> None:
 def translated(error: Exception, subject: Subject) -> Exception:
     """Our error for one of huggingface_hub or its HTTP client; any other error as it is."""
     import httpx2
-    from huggingface_hub import errors
+    from huggingface_hub import errors, get_token
 
     cause = error.__cause__
     if isinstance(error, errors.LocalEntryNotFoundError) and isinstance(cause, errors.HfHubHTTPError):
@@ -168,6 +169,8 @@ def translated(error: Exception, subject: Subject) -> Exception:
         return Temporary(f"what answered for {subject} is not the Hub", code="hub_answer", got=_reason(error))
     if isinstance(error, errors.SafetensorsParsingError):
         return UsageError(f"{subject} has a broken safetensors file", code="broken_safetensors", got=_reason(error))
+    if isinstance(error, UnicodeEncodeError) and not (get_token() or "").isascii():
+        return _refused(subject)
     return error
 
 
@@ -240,11 +243,11 @@ def _refused(subject: Subject) -> AccessError:
     """The Hub says the same of a wrong token as of none."""
     from huggingface_hub import get_token
 
-    if get_token() is None:
+    token = get_token()
+    if token is None:
         return not_signed_in(f"for {subject}")
-    return AccessError(
-        f"the Hub refuses your token, for {subject}", code="bad_token", got="status 401", hint="hf auth login"
-    )
+    got = "status 401" if token.isascii() else GARBLED
+    return AccessError(f"the Hub refuses your token, for {subject}", code="bad_token", got=got, hint="hf auth login")
 
 
 def not_signed_in(why: str = "") -> AccessError:

@@ -46,7 +46,9 @@ def token() -> Account:
     if found.state == "none":
         raise not_signed_in()
     if found.state == "invalid":
-        raise AccessError("the Hub does not know your token", code="bad_token", got="status 401", hint=_LOGIN)
+        raise AccessError(
+            "the Hub does not know your token", code="bad_token", got=found.why or "status 401", hint=_LOGIN
+        )
     return found
 
 

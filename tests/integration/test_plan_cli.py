@@ -218,12 +218,15 @@ def test_sensitive_rows_with_a_model_on_the_hub(hub: Hub, here: Path) -> None:
 
 # --- What it refuses ---
 
+HALF = "hf_madeUpAbc…xyz"  # as pages show a token that is theirs to hide
 REFUSED: list[tuple[str, dict[str, Any], int, str, str]] = [
     ("unknown model", {"model": "me/nothing"}, 2, "unknown_model", "me/nothing"),
     ("no such folder", {"model": "./nowhere"}, 2, "unknown_model", "./nowhere"),
     ("gated model", {"model": "me/gated"}, 4, "gated", "me/gated"),
     ("private model", {"model": "me/private", "token": None}, 2, "unknown_model", "me/private"),
     ("wrong token", {"model": MODEL, "token": "hf_wrong"}, 4, "bad_token", MODEL),
+    ("half of a token", {"model": MODEL, "token": HALF}, 4, "bad_token", MODEL),
+    ("half of it, for data", {"data": DATA, "token": HALF}, 4, "bad_token", DATA),
     ("a dataset as model", {"model": DATA}, 2, "unknown_model", "is a dataset"),
     ("an adapter as model", {"model": "me/adapter"}, 2, "not_a_model", "me/adapter"),
     ("no template", {"model": "me/base", "row": TALK}, 2, "no_chat_template", "me/base"),

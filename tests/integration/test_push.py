@@ -134,19 +134,21 @@ def test_a_dry_run_asks_for_nothing_to_be_written(hub: Hub, tmp_path: Path, run:
         ("a reader", 4, "no_permission"),
         ("a stranger", 4, "no_permission"),
         ("an unknown token", 4, "bad_token"),
+        ("half of a token", 4, "bad_token"),
         ("offline", 0, None),
     ],
 )
 def test_a_dry_run_says_what_the_push_would_meet(
     hub: Hub, tmp_path: Path, run: Path, what: str, code: int, name: str | None
 ) -> None:
-    tokens = {"nobody": None, "an unknown token": "hf_" + "x" * 34}
+    tokens = {"nobody": None, "an unknown token": "hf_" + "x" * 34, "half of a token": "hf_madeUpAbc…xyz"}
     token = hub.new_token("read", ()) if what == "a reader" else tokens.get(what, "")
     repo = "somebody/tickets" if what == "a stranger" else "me/tickets"
     if what == "offline":
         hub.faults.add("GET /api/whoami-v2", Fault(503), times=9)
-    done, answer, _ = _push(hub, tmp_path / "home", run, "--repo", repo, "--dry-run", token=token)
+    done, answer, said = _push(hub, tmp_path / "home", run, "--repo", repo, "--dry-run", token=token)
     assert (done, answer.get("error", {}).get("code")) == (code, name), answer
+    assert (token or "no token") not in said and "madeUpAbc" not in said
     assert answer["data"]["files"] and bool(answer["next"]) == (code == 0)
     assert ("not_checked" in [w["code"] for w in answer["warnings"]]) == (what == "offline")
 

@@ -9,9 +9,10 @@ from pathlib import Path
 import click
 import pytest
 
+from skill_train import preflight
 from skill_train import recipe as recipes
 from skill_train.cli import cli, main
-from skill_train.errors import UsageError
+from skill_train.errors import AccessError, UsageError
 from skill_train.token_text import holds_token, masked
 
 LETTERS = "aB3" * 11 + "x"  # 34 of them, as huggingface.co makes them
@@ -79,3 +80,14 @@ def test_what_is_no_token_stays() -> None:
     for text in ("hf_jobs", "hf_hub_download", "me/hf_tiny-model", "sha256 " + 64 * "a", f"xhf_{LETTERS}"):
         assert masked(text) == text and not holds_token(text)
     assert masked(f"--token {TOKENS[0]}!") == "--token hf_…!"
+
+
+@pytest.mark.parametrize("token", ["hf_madeUpAbc…xyz", "“hf_madeUpAbc”", "hf_\u00a0madeUpAbc"])
+def test_a_token_that_no_request_can_carry_is_refused_unshown(token: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A header is ASCII. Pages show `hf_…xyz`, and a text program makes its own quotes."""
+    monkeypatch.setenv("HF_TOKEN", token)
+    with pytest.raises(AccessError) as caught:
+        preflight.token()
+    error = caught.value
+    assert (error.code, error.exit_code, error.hint) == ("bad_token", 4, "hf auth login")
+    assert "madeUpAbc" not in str(error.as_dict()) and "401" not in error.got
