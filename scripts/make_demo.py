@@ -257,7 +257,7 @@ def write_tokenizer(folder: Path, *, seed: int) -> Any:
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
     tokenizer = AutoTokenizer.from_pretrained(str(folder))
-    tokenizer.backend_tokenizer.save(str(folder / "tokenizer.json"))
+    tokenizer.backend_tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
     return tokenizer
 
 
