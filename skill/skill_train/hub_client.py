@@ -152,9 +152,7 @@ def translated(error: Exception, subject: Subject) -> Exception:
     cause = error.__cause__
     if isinstance(error, errors.LocalEntryNotFoundError) and isinstance(cause, errors.HfHubHTTPError):
         error = cause  # a download that found no copy in the cache either
-    system = _SYSTEM.search(str(error)) if isinstance(error, RuntimeError) else None
-    if system:
-        error = OSError(int(system[1]), str(error))  # Python makes a ConnectionResetError of its number
+    error = _of_system(error)
     if isinstance(error, errors.HfHubHTTPError):
         return _of_repository(error, subject) or _of_status(error.response, subject)
     if isinstance(error, httpx2.ReadTimeout):
@@ -172,6 +170,12 @@ def translated(error: Exception, subject: Subject) -> Exception:
     if isinstance(error, UnicodeEncodeError) and not (get_token() or "").isascii():
         return _refused(subject)
     return error
+
+
+def _of_system(error: Exception) -> Exception:
+    """hf_xet's words of what the system refused, as Python has it: a ConnectionResetError for its number, say."""
+    system = _SYSTEM.search(str(error)) if isinstance(error, RuntimeError) else None
+    return OSError(int(system[1]), str(error)) if system else error
 
 
 def _of_repository(error: BaseException, subject: Subject) -> SkillTrainError | None:

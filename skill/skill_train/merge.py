@@ -300,8 +300,7 @@ def _write(
         figures: dict[str, Any] = {"stored_dtype": stored}
     else:
         changes, kind = plan.config, DTYPES[dtype] if dtype else None
-        planned = planned_bytes(base, plan, kind)
-        with beside.computing(weights=weights, planned_bytes=planned) as pool:
+        with beside.computing(weights=weights) as pool:
             figures = write_shards(base, plan, part, kind, progress, pool, beside.look).as_dict()
             found = beside.found()
     figures["from_adapter"] = copy_companions(base.folder, adapter.folder, part, warn)

@@ -1,15 +1,9 @@
 """What goes on beside the writing of a merge, while the base's bytes and the new ones are in the system's cache: the
-comparison of weights and the digests of what was compared.
-
-Where both models do not fit into memory together, the system is told then that these bytes are not needed any more. It
-would let go of them itself, but later, and give this process memory that it has to fetch and clear first: on a virtual
-machine that can take longer than all else.
-"""
+comparison of weights and the digests of what was compared."""
 
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 from collections import deque
 from collections.abc import Iterator
@@ -19,7 +13,7 @@ from pathlib import Path
 from skill_train import merge_weights
 from skill_train.adapter import Adapter
 from skill_train.digest import PartialDigest
-from skill_train.machine import available_memory_bytes, physical_cores
+from skill_train.machine import physical_cores
 from skill_train.merge_plan import Base
 from skill_train.shards import Shard, read_shard
 
@@ -33,11 +27,10 @@ class Beside:
 
     def __init__(self, base: Base, adapter: Adapter) -> None:
         self._base, self._adapter = base, adapter
-        self._gate, self._summing, self._forgetting = (ThreadPoolExecutor(1) for _ in range(3))
+        self._gate, self._summing = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
         self._comparing: list[Future[merge_weights.Found]] = []
         self._waiting: deque[Future[None]] = deque()
         self._digests: dict[Path, PartialDigest] = {}
-        self._forget = False
         self._scales: dict[str, float] = {}
         self._pool: ThreadPoolExecutor | None = None
         self._given_up = threading.Event()
@@ -50,22 +43,20 @@ class Beside:
     def __exit__(self, kind: object, *_: object) -> None:
         if kind is not None:  # what failed, or was stopped, does not wait for digests of 5 GB
             self._given_up.set()
-        for threads in (self._gate, self._summing, self._forgetting):
+        for threads in (self._gate, self._summing):
             threads.shutdown(cancel_futures=kind is not None)
         for digest in self._digests.values():
             digest.close()
 
     @contextlib.contextmanager
-    def computing(self, *, weights: bool, planned_bytes: int) -> Iterator[ThreadPoolExecutor]:
+    def computing(self, *, weights: bool) -> Iterator[ThreadPoolExecutor]:
         """Threads in which torch computes alone: small blocks, one for each thread, are faster than sharing each block.
 
         Args:
             weights: `look` compares them.
-            planned_bytes: of the new files.
         """
         import torch
 
-        self._forget = _outgrows_memory(self._base, planned_bytes)
         before = torch.get_num_threads()
         count = min(_AT_ONCE, physical_cores())
         try:
@@ -101,8 +92,6 @@ class Beside:
         for file, tensors in ((base, shard.tensors), (written, read_shard(written).tensors)):
             end = max((tensors[name].start + tensors[name].size for name in names if name in tensors), default=0)
             self._sum_up(file, end)
-            if self._forget:
-                self._forgetting.submit(_let_go, file, end)
 
     def _sum_up(self, file: Path, end: int) -> None:
         if file not in self._digests:
@@ -115,16 +104,3 @@ class Beside:
         for one in self._comparing:
             found.add(one.result())
         return found
-
-
-def _outgrows_memory(base: Base, planned_bytes: int) -> bool:
-    """Both models together are more than the free memory; False where that is not known, or nobody can be told."""
-    free = available_memory_bytes() if hasattr(os, "posix_fadvise") else None
-    return free is not None and sum(stored.size for stored in base.tensors.values()) + planned_bytes > free
-
-
-def _let_go(file: Path, end: int) -> None:
-    """What stands before `end` goes to the disk, and out of the system's cache."""
-    with open(file, "rb") as opened:
-        os.fdatasync(opened.fileno())
-        os.posix_fadvise(opened.fileno(), 0, end, os.POSIX_FADV_DONTNEED)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,7 +13,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 import merging
-from skill_train import digest, merge_beside, merge_weights, merge_write
+from skill_train import digest, merge_weights, merge_write
 from skill_train.adapter import read_adapter
 from skill_train.errors import UsageError, VerificationFailed
 from skill_train.merge_plan import Base
@@ -180,19 +179,15 @@ def test_a_broken_shard_takes_no_name(tmp_path: Path, monkeypatch: pytest.Monkey
     assert {path.name for path in tmp_path.iterdir()} == {"base", "adapter", "merge.failed.json"}
 
 
-@pytest.mark.parametrize("free", [0, 10**15])
-def test_in_parts_and_in_little_memory(free: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same bytes and digests whatever the size of a part; where memory lacks, the system keeps none of them."""
+def test_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same bytes and digests whatever the size of a part."""
     base = merging.llama(tmp_path / "base", dtype="bfloat16", shards="60KB")
     adapter = merging.adapter(base, tmp_path / "adapter", size=0.1)
     merging.run(base, adapter, tmp_path / "whole", gate="weights")
     names = sorted(path.name for path in (tmp_path / "whole" / "merged").glob("*.safetensors"))
     assert len(names) > 2
     monkeypatch.setattr(merge_write, "_PART_BYTES", 10_000)
-    monkeypatch.setattr(merge_beside, "available_memory_bytes", lambda: free)
     monkeypatch.setattr(digest, "_LARGE_BYTES", 1)  # what was added up in parts is believed
-    let_go, let = set(), merge_beside._let_go
-    monkeypatch.setattr(merge_beside, "_let_go", lambda file, end: (let_go.add(file.name), let(file, end)))
     record = merging.run(base, adapter, tmp_path / "parts", gate="weights")
     for name in names:
         data = (tmp_path / "parts" / "merged" / name).read_bytes()
@@ -201,31 +196,3 @@ def test_in_parts_and_in_little_memory(free: int, tmp_path: Path, monkeypatch: p
         expected = hashlib.sha256((base / name).read_bytes()).hexdigest()
         assert record["inputs"]["base"][name]["sha256"] == expected
     assert record["gate"]["figures"]["tensors"] == 2 * 9 + 3
-    assert let_go == (set() if free else set(names))
-
-
-@pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="no way to tell this system")
-def test_what_is_let_go_of_leaves_the_cache(tmp_path: Path) -> None:
-    """All but the last pages, as the system says; the bytes stay."""
-    file, data = tmp_path / "file", os.urandom(4_000_000)
-    file.write_bytes(data)
-    kept = _pages_in_the_cache(file)
-    if kept < 900:
-        pytest.skip("this file system keeps nothing in the cache")
-    merge_beside._let_go(file, 3_000_000)
-    assert _pages_in_the_cache(file) < kept / 2
-    assert file.read_bytes() == data
-
-
-def _pages_in_the_cache(file: Path) -> int:
-    import ctypes
-    import mmap
-
-    import numpy as np
-
-    with open(file, "rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
-        array = np.frombuffer(mapped, dtype=np.uint8)
-        pages = (ctypes.c_ubyte * -(-len(array) // mmap.PAGESIZE))()
-        assert ctypes.CDLL(None).mincore(ctypes.c_void_p(array.ctypes.data), ctypes.c_size_t(len(array)), pages) == 0
-        del array
-        return sum(page & 1 for page in pages)
