@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -46,7 +47,7 @@ def command(
             console = Console(cast(Format, format_), name)
             return console.result(function(console, **options))
 
-        run.__doc__ = f"{function.__doc__}\n\n\b\nExamples:\n" + "\n".join(f"  {line}" for line in examples)
+        run.__doc__ = f"{inspect.getdoc(function)}\n\n\b\nExamples:\n" + "\n".join(f"  {line}" for line in examples)
         with_format = click.option(
             "--format",
             "format_",
