@@ -53,6 +53,7 @@ import math
 import os
 import random
 import re
+import resource  # now: without memory it could not be loaded any more
 import shutil
 import signal
 import struct
@@ -144,6 +145,7 @@ LEFT_OUT = """
 CELL_CHARACTERS = 10_000_000  # of a table; Python's own limit is 131,072. A quote that nobody closes ends here
 OTHER_WORK = ("plan.json", "adapter_config.json", "trainer_state.json")  # in the folder of a run, adapter, checkpoint
 TEMPLATE_SECONDS = 20.0  # for one conversation; a published template takes a thousandth of one
+LAST_BYTES = 4 << 20  # of a limited address space: what came so near to the limit has met it
 MARK = "skill train mark 7f3a"  # stands in for an answer to find where a template puts it
 
 EXIT_USAGE, EXIT_DOES_NOT_FIT, EXIT_FAILED, EXIT_NOT_INSTALLED = 2, 3, 5, 7
@@ -385,16 +387,48 @@ def explanation(error: Exception) -> Refused | None:
             expected="a folder that may be written",
             hint="choose another --run-dir",
         )
-    exhausted = isinstance(error, RuntimeError) and ("out of memory" in text or "can't allocate memory" in text)
-    if isinstance(error, MemoryError) or exhausted:
+    lacking = next((each for each in with_causes(error) if lacks_memory(each)), None)
+    if lacking is not None:
         return Refused(
-            f"out of memory: {str(error).splitlines()[0] if text else 'the system has none left'}",
+            f"out of memory: {(str(lacking).splitlines() or ['the system has none left'])[0]}",
             code="out_of_memory",
             exit_code=EXIT_DOES_NOT_FIT,
             expected="memory for the model, its activations and one batch",
             hint="a smaller max_length, per_device_train_batch_size 1, gradient_checkpointing, or a smaller model",
         )
     return None
+
+
+def with_causes(error: BaseException | None) -> Iterator[BaseException]:
+    """A library that could not load another has the reason as its cause."""
+    while error is not None:
+        yield error
+        error = error.__cause__
+
+
+def lacks_memory(error: BaseException) -> bool:
+    """As `skill_train.errors` has it."""
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    if not isinstance(error, (RuntimeError, ImportError, SystemError)):
+        return isinstance(error, MemoryError)
+    if re.search(r"out of memory|can't allocate memory|Cannot allocate memory", str(error), re.IGNORECASE):
+        return True
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if limit == resource.RLIM_INFINITY:
+        return False
+    # glibc says no reason. Without a limit it is another: a disk that is mounted noexec, the limit of processes.
+    unclear = re.search(r"failed to map segment from shared object(?!: )|can't start new thread", str(error))
+    # What C code, and half a library, say that got none has nothing to do with memory.
+    return unclear is not None or (not isinstance(error, RuntimeError) and most_mapped() > limit - LAST_BYTES)
+
+
+def most_mapped() -> int:
+    """The largest address space that this process has had; 0 where the system does not tell."""
+    status = Path("/proc/self/status")
+    said = status.read_text(encoding="utf-8") if status.is_file() else ""
+    found = re.search(r"^VmPeak:\s+(\d+) kB", said, re.MULTILINE)
+    return int(found[1]) * 1024 if found else 0
 
 
 # --- Rows: from a file or the Hub to messages, prompt and completion, or text ---------------------------------------
@@ -2198,8 +2232,6 @@ def tell(name: str, /, **fields: Any) -> None:
 
 def peak_rss_bytes() -> int:
     """The most memory that this process has had. Not `ru_maxrss` on Linux: it starts with what the parent had."""
-    import resource
-
     status = Path("/proc/self/status")
     if status.is_file():
         return int(re.search(r"^VmHWM:\s+(\d+) kB", status.read_text(encoding="utf-8"), re.MULTILINE)[1]) * 1024  # type: ignore[index]

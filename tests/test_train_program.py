@@ -303,6 +303,10 @@ def _write(folder: Path, plan: dict[str, Any]) -> Path:
         (OSError(errno.ENOSPC, "No space left on device"), "no_disk"),
         (OSError(errno.EFBIG, "File too large"), "no_disk"),
         (RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"), "out_of_memory"),
+        # with an address space of 1 to 1.5 GB [ran]
+        (RuntimeError("unable to mmap 39195600 bytes from file <x>: Cannot allocate memory (12)"), "out_of_memory"),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), "out_of_memory"),
+        (ImportError("libarrow_compute.so.2600: failed to map segment from shared object"), None),
         (PermissionError(errno.EACCES, "Permission denied"), "not_writable"),
         (ModuleNotFoundError("No module named 'trl'", name="trl"), "missing_package"),
         (RuntimeError("a bug"), None),
@@ -312,6 +316,16 @@ def _write(folder: Path, plan: dict[str, Any]) -> Path:
 def test_ends_that_are_explained_and_bugs_that_keep_their_traceback(error: Exception, code: str | None) -> None:
     refusal = train_module().explanation(error)
     assert (refusal.error["code"] if refusal else None) == code
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="macOS keeps no limit of the address space")
+def test_under_a_limit_of_the_address_space_it_is_memory(tmp_path: Path) -> None:
+    """0.4 GB are enough for Python and not for torch, which is imported with the first library."""
+    limit = "import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_AS, (400 << 20,) * 2); sys.argv.pop(0); "
+    program = [sys.executable, "-c", limit + "runpy.run_path(sys.argv[0], run_name='__main__')", str(train_program())]
+    done = subprocess.run([*program, str(_write(tmp_path, _plan()))], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert json.loads(done.stdout.splitlines()[-1])["error"]["code"] == "out_of_memory"
 
 
 def test_names_that_are_a_set_have_one_order(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def main(argv: list[str] | None = None) -> None:
             Interrupted("interrupted", code="interrupted", hint=shlex.join(["skill-train", *arguments]))
         )
     except OSError as error:
-        code = console.error(_system_error(error))
+        code = console.error(out_of_memory(error) or _system_error(error))
     except Exception as error:  # the one boundary: a bug keeps its traceback, and a program still gets an envelope
         code = console.error(out_of_memory(error) or _bug(error))
     # All is said. Ctrl-C while Python leaves, which takes torch a while, would end it with another exit code.

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from skill_train import garbage
-from skill_train.errors import DecisionNeeded, NativeCrash, NotInstalled, SkillTrainError, UsageError
+from skill_train.errors import DecisionNeeded, NativeCrash, NotInstalled, SkillTrainError, UsageError, died_of_memory
 from skill_train.run_dir import read_json, write_text
 from skill_train.toolchain import Toolchain
 
@@ -145,7 +145,7 @@ def _start(toolchain: Toolchain) -> Process:
 def explain(returncode: int, lines: list[str], *, model: Path) -> SkillTrainError:
     """One clear error for a converter that failed with this log."""
     last = _last_meaningful(lines)
-    if returncode == -signal.SIGKILL:
+    if returncode == -signal.SIGKILL or (returncode < 0 and died_of_memory("\n".join(lines))):
         return _out_of_memory(_Failure(model, last, ()))
     if returncode < 0:
         name = signal.Signals(-returncode).name

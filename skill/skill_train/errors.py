@@ -17,7 +17,11 @@ A message says what is wrong and with which value; `expected` and `got` are the 
 
 from __future__ import annotations
 
+import errno
+import re
+import resource
 from collections.abc import Iterable
+from pathlib import Path
 
 EXIT_CODES: dict[int, str] = {
     0: "done",
@@ -31,6 +35,8 @@ EXIT_CODES: dict[int, str] = {
     8: "temporary: network, rate limit, server; try again",
     130: "interrupted (Ctrl-C); what was finished is kept, run the same command again",
 }
+
+_LAST_BYTES = 4 << 20  # of a limited address space: what came so near to the limit has met it
 
 
 class SkillTrainError(Exception):
@@ -114,18 +120,48 @@ def from_exit_code(exit_code: int, error: dict[str, str]) -> SkillTrainError:
     )
 
 
-def out_of_memory(error: Exception) -> DecisionNeeded | None:
-    """What memory that ran out is, in Python's words or in torch's; None for any other error."""
+def out_of_memory(error: BaseException) -> DecisionNeeded | None:
+    """What memory that ran out is, in Python's words, the system's or torch's; None for any other error. A library that
+    could not load another has the reason as its cause."""
+    if not _lacks_memory(error):
+        return None if error.__cause__ is None else out_of_memory(error.__cause__)
     text = str(error)
-    torch_says = isinstance(error, RuntimeError) and ("out of memory" in text or "can't allocate memory" in text)
-    if not isinstance(error, MemoryError) and not torch_says:
-        return None
     return DecisionNeeded(
         f"out of memory{f': {text.splitlines()[0]}' if text else ''}",
         code="out_of_memory",
         expected="memory for what this step reads",
         hint="close other programs and run the same command again, or use a machine with more memory",
     )
+
+
+def died_of_memory(words: str) -> bool:
+    """Whether native code that ended without an exception says that it got no memory: C++, Rust or glibc."""
+    told = r"std::bad_alloc|memory allocation of \d+ bytes failed|cannot allocate memory for thread-local data"
+    return re.search(told, words) is not None
+
+
+def _lacks_memory(error: BaseException) -> bool:
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    if not isinstance(error, (RuntimeError, ImportError, SystemError)):
+        return isinstance(error, MemoryError)
+    if re.search(r"out of memory|can't allocate memory|Cannot allocate memory", str(error)):
+        return True
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if limit == resource.RLIM_INFINITY:
+        return False
+    # glibc says no reason. Without a limit it is another: a disk that is mounted noexec, the limit of processes.
+    unclear = re.search(r"failed to map segment from shared object(?!: )|can't start new thread", str(error))
+    # What C code, and half a library, say that got none has nothing to do with memory.
+    return unclear is not None or (not isinstance(error, RuntimeError) and _most_mapped() > limit - _LAST_BYTES)
+
+
+def _most_mapped() -> int:
+    """The largest address space that this process has had; 0 where the system does not tell."""
+    status = Path("/proc/self/status")
+    said = status.read_text(encoding="utf-8") if status.is_file() else ""
+    found = re.search(r"^VmPeak:\s+(\d+) kB", said, re.MULTILINE)
+    return int(found[1]) * 1024 if found else 0
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

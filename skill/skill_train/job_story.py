@@ -95,6 +95,14 @@ SIGNS = (
         remedy="gpu",
         exit_code=3,
     ),
+    Sign(  # C++ and Rust, whose programs end by SIGABRT then, and glibc, with 127 [ran]
+        r"std::bad_alloc|memory allocation of \d+ bytes failed|cannot allocate memory for thread-local data",
+        code="out_of_memory",
+        message="the machine of the job ran out of memory (RAM, not the GPU's)",
+        help="a flavor with more RAM, or a smaller model",
+        remedy="ram",
+        exit_code=3,
+    ),
     Sign(  # an H200 whose fabric manager was not ready: huggingface_hub#4134 (2026-04), #4128 (open)
         r"Error 802|system not yet initialized|CUDA-capable device\(s\) is/are busy or unavailable",
         code="bad_machine",

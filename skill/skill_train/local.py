@@ -24,7 +24,15 @@ from typing import Any, TextIO
 
 from skill_train import cloud_record
 from skill_train.console import Bar
-from skill_train.errors import DecisionNeeded, Interrupted, NativeCrash, TrainingFailed, UsageError, from_exit_code
+from skill_train.errors import (
+    DecisionNeeded,
+    Interrupted,
+    NativeCrash,
+    TrainingFailed,
+    UsageError,
+    died_of_memory,
+    from_exit_code,
+)
 from skill_train.facts import MachineFacts, ModelFacts, PrecisionProbe
 from skill_train.machine import cache_dir
 from skill_train.plan_file import require_own
@@ -315,9 +323,10 @@ def _data_line(figures: dict[str, Any]) -> str:
 
 def _failure(run: RunDir, code: int, failure: dict[str, Any] | None, said: str) -> Exception:
     tail = _tail(said)
-    if code == -signal.SIGKILL:
+    if code == -signal.SIGKILL or (failure is None and died_of_memory(tail)):
+        killed = "the system killed the training process (SIGKILL), most likely for its memory"
         return DecisionNeeded(
-            "the system killed the training process (SIGKILL), most likely for its memory",
+            killed if code == -signal.SIGKILL else "the training process got no memory and ended",
             code="out_of_memory",
             expected="memory for the model, its activations and one batch",
             hint=f"skill-train local --resume --run-dir {shlex.quote(str(run.path))}; or a smaller max_length or model",

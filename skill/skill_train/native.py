@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from skill_train.console import Bar
-from skill_train.errors import DecisionNeeded, NativeCrash, NotInstalled, from_exit_code
+from skill_train.errors import DecisionNeeded, NativeCrash, NotInstalled, died_of_memory, from_exit_code
 from skill_train.garbage import search_seldom
 from skill_train.heap import keep_freed
 from skill_train.run_dir import read_json, write_json
@@ -103,7 +103,7 @@ def worker_main(run: Any) -> None:
         result = run(job)
     except SkillTrainError as error:
         result = {"error": error.as_dict(), "exit_code": error.exit_code}
-    except (MemoryError, RuntimeError) as error:
+    except Exception as error:
         explained = out_of_memory(error)
         if explained is None:
             raise
@@ -161,9 +161,9 @@ def _run(module: str, job: Path, result: Path, log: Path, progress: Bar | None, 
 
 def _crash(module: str, number: int, log: str) -> Exception:
     name = signal.Signals(number).name
-    if name == "SIGKILL":
+    if name == "SIGKILL" or died_of_memory(log):
         return DecisionNeeded(
-            f"the system killed {module} (SIGKILL)",
+            f"the system killed {module} (SIGKILL)" if name == "SIGKILL" else f"{module} got no memory and ended",
             code="out_of_memory",
             expected="enough memory for the model",
             got=_tail(log),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 import struct
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -234,3 +236,15 @@ def test_experts_of_another_name_go_to_peft_and_unknown_ones_are_named(tmp_path:
     router = "model.layers.0.block_sparse_moe.gate.weight"
     expected = load_file(adapter / WEIGHTS)["base_model.model.model.layers.0.mlp.gate.weight"]
     assert torch.equal(merging.weights(tmp_path / "merged")[router], expected)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="macOS keeps no limit of the address space")
+def test_an_address_space_too_small_for_torch(work: Path) -> None:
+    """0.4 GB: libtorch cannot be mapped, which is no bug."""
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_AS, (400 << 20,) * 2); "
+    words = ["merge", "--base", "base", "--adapter", "adapter", "--out", "merged", "--format", "json"]
+    program = [sys.executable, "-c", limit + "from skill_train.cli import main; main()", *words]
+    done = subprocess.run(program, cwd=work, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 3, done.stderr
+    assert json.loads(done.stdout)["error"]["code"] == "out_of_memory"
+    assert "Traceback" not in done.stderr and {p.name for p in work.iterdir()} == {"base", "adapter"}

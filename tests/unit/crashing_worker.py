@@ -16,6 +16,11 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     if "signal" in job:
         print("the last words of native code", file=sys.stderr, flush=True)
         os.kill(os.getpid(), signal.Signals[job["signal"]])
+    if "bad_alloc" in job:
+        print("  what():  std::bad_alloc", file=sys.stderr, flush=True)
+        os.abort()
+    if "errno" in job:
+        raise OSError(job["errno"], os.strerror(job["errno"]))
     if "exit" in job:
         os._exit(job["exit"])
     if "refuse" in job:

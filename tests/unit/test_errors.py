@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator
+
 import pytest
 
 from skill_train import errors
@@ -69,3 +75,97 @@ def test_memory_that_ran_out_is_no_bug(error: Exception, known: bool) -> None:
     explained = errors.out_of_memory(error)
     assert (explained is not None) is known
     assert explained is None or (explained.exit_code, explained.code) == (3, "out_of_memory")
+
+
+# What `merge` and training ended with when their address space was limited to 0.36 to 1.6 GB (Linux, glibc, torch 2.13,
+# trl 1.16, pyarrow 26) [ran].
+MAPPED = "libtorch_cpu.so: failed to map segment from shared object"
+ARROW = f"The pyarrow installation is not built with support for 'dataset' (_dataset.so: {MAPPED[17:]})"
+NO_THREAD = "can't start new thread"
+
+
+def _with_cause() -> Exception:
+    """trl's: the cause has no text."""
+    error = RuntimeError("Failed to import trl.trainer.sft_trainer because of the following error (look up …):\n")
+    error.__cause__ = MemoryError()
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "known"),
+    [
+        (RuntimeError("unable to mmap 39195600 bytes from file <a.safetensors>: Cannot allocate memory (12)"), True),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), True),
+        (ImportError(f"{MAPPED}: Cannot allocate memory"), True),
+        (_with_cause(), True),
+        (FileNotFoundError(errno.ENOENT, "No such file or directory", "out of memory.jsonl"), False),
+        (ImportError(f"{MAPPED}: Operation not permitted"), False),  # a disk that is mounted noexec
+        (ImportError("cannot import name 'x' from 'torch'"), False),
+        # Without a limit it is not known: a disk that is mounted noexec, or the limit of processes, say the same.
+        (ImportError(MAPPED), False),
+        (RuntimeError(NO_THREAD), False),
+    ],
+)
+def test_the_words_of_libraries_that_got_no_memory(error: Exception, known: bool) -> None:
+    assert (errors.out_of_memory(error) is not None) is known
+
+
+@pytest.mark.parametrize("error", [ImportError(MAPPED), ImportError(ARROW), RuntimeError(NO_THREAD)], ids=str)
+def test_under_a_limit_of_the_address_space_it_is_memory(error: Exception, address_space: None) -> None:
+    explained = errors.out_of_memory(error)
+    assert explained is not None and str(error) in explained.message
+    assert errors.out_of_memory(ImportError(f"{MAPPED}: Operation not permitted")) is None
+
+
+@pytest.fixture
+def address_space() -> Iterator[None]:
+    """A limit that nothing here reaches: 64 TB."""
+    old = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (1 << 46, old[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_AS, old)
+
+
+UNRELATED = [  # seen when the address space was full, to the last megabyte [ran]
+    "SystemError('error return without exception set')",
+    "SystemError('<function _find_and_load at 0x7fd30e917ce0> returned NULL without setting an exception')",
+    """ImportError("cannot import name 'NP_SUPPORTED_MODULES' from 'torch._dynamo.utils'")""",
+]
+FULL = """
+import mmap, resource
+from skill_train import errors
+from skill_train.resources import train_module
+program = train_module()
+resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
+def known(error):
+    return errors.out_of_memory(error) is not None, program.explanation(error) is not None
+print(known(THIS))
+kept = []
+try:
+    while True:
+        kept.append(mmap.mmap(-1, 1 << 20))
+except OSError:
+    kept.clear()
+print(known(THIS), known(KeyError()))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="macOS keeps no limit of the address space")
+@pytest.mark.parametrize("error", UNRELATED)
+def test_in_an_address_space_that_was_full_it_is_memory(error: str) -> None:
+    program = [sys.executable, "-c", FULL.replace("THIS", error)]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines() == ["(False, False)", "(True, True) (False, False)"], done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "known"),
+    [
+        ("terminate called after throwing an instance of 'std::bad_alloc'\n  what():  std::bad_alloc", True),
+        ("memory allocation of 6 bytes failed\nskipping backtrace printing to avoid potential recursion", True),
+        ("cannot allocate memory for thread-local data: ABORT", True),  # glibc, with exit code 127
+        ("terminate called after throwing an instance of 'std::runtime_error'", False),
+    ],
+)
+def test_the_last_words_of_native_code_that_got_no_memory(words: str, known: bool) -> None:
+    assert errors.died_of_memory(words) is known

@@ -50,6 +50,7 @@ NO_COLUMN = "KeyError: 'messages'"  # trl#1777 and LlamaFactory#5341 end so
 NAN = "{'loss': nan, 'grad_norm': nan, 'learning_rate': 0.0002, 'epoch': 0.1}"  # the Trainer of transformers
 NO_MODULE = "ModuleNotFoundError: No module named 'trl'"
 FULL = "OSError: [Errno 28] No space left on device"
+BAD_ALLOC = "  what():  std::bad_alloc"  # with an address space of 0.55 GB [ran]
 
 # What `train.py --job` printed, and the last of its child's words that its event repeats: transformers 5.23,
 # huggingface_hub 2.4, datasets 5.2, at a Hub that answered so [ran], or not at all.
@@ -150,6 +151,7 @@ def test_the_program_speaks_for_itself() -> None:
         ((GATED_ROWS,), "gated", 4, "hf auth login"),
         ((ERROR_802,), "bad_machine", 5, NAMED),
         ((CUDA_OOM,), "out_of_memory", 3, f"{NAMED} --flavor a100-large"),
+        ((BAD_ALLOC,), "out_of_memory", 3, f"{NAMED} --flavor a100-large"),
         ((NOT_CONNECTED,), "hub_unreachable", 8, NAMED),
         ((NO_ROWS,), "hub_unreachable", 8, NAMED),
         (GIVEN_UP, "hub_unreachable", 8, NAMED),

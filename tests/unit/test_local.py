@@ -87,6 +87,20 @@ def test_how_a_training_process_ended(run: RunDir, ended: int, kind: type[SkillT
     assert error.hint
 
 
+@pytest.mark.parametrize(
+    ("code", "last"),
+    [
+        (-signal.SIGABRT, "  what():  std::bad_alloc\n"),
+        (-signal.SIGABRT, "memory allocation of 6 bytes failed\nskipping\n"),
+        (127, "cannot allocate memory for thread-local data: ABORT\n"),
+    ],
+)
+def test_native_code_that_got_no_memory_has_not_crashed(run: RunDir, code: int, last: str) -> None:
+    error = local._failure(run, code, None, last)
+    assert isinstance(error, DecisionNeeded)
+    assert error.code == "out_of_memory"
+
+
 # What torch 2.13 wrote to train.log, recorded 2026-11-21: the second of two processes killed, and failed with a bug.
 KILLED = """\
 Failures:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from pathlib import Path
@@ -17,7 +18,7 @@ WORKER = "crashing_worker"
 
 @pytest.fixture(autouse=True)
 def _worker_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
 
 
 def test_a_result_comes_back_from_another_process() -> None:
@@ -50,6 +51,13 @@ def test_a_kill_by_the_system_is_taken_as_out_of_memory() -> None:
 def test_a_worker_that_gets_no_memory_says_so() -> None:
     with pytest.raises(DecisionNeeded) as caught:
         run_worker(WORKER, {"memory": "none"})
+    assert (caught.value.code, caught.value.exit_code) == ("out_of_memory", 3)
+
+
+@pytest.mark.parametrize("job", [{"bad_alloc": 1}, {"errno": errno.ENOMEM}])
+def test_a_worker_whose_libraries_get_no_memory(job: dict[str, int]) -> None:
+    with pytest.raises(DecisionNeeded) as caught:
+        run_worker(WORKER, job)
     assert (caught.value.code, caught.value.exit_code) == ("out_of_memory", 3)
 
 
