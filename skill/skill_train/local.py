@@ -17,6 +17,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
@@ -195,19 +196,28 @@ def _forget(run: RunDir, there: set[Path]) -> None:
 def _run_program(run: RunDir, lock: TextIO | None, *, resume: bool, progress: Bar, say: Callable[[str], None]) -> None:
     launch = read_json(run.plan).get("launch", {"arguments": [], "environment": {}})
     failure: dict[str, Any] | None = None
-    with open(run.log, "a", encoding="utf-8") as log, _child(_command(run, launch, resume), launch, log, lock) as child:
-        start = log.tell()
-        for line in child.process.stdout or ():
-            log.write(line)
-            log.flush()
-            failure = failure or next((e for e in _events(line) if e["event"] == "failed"), None)
-            _show(line, progress, say)
+    with open(run.log, "a", encoding="utf-8") as log:
+        log.write(_attempt(resume))
+        log.flush()
+        start = log.tell()  # what is told of this attempt are the program's own words
+        with _child(_command(run, launch, resume), launch, log, lock) as child:
+            for line in child.process.stdout or ():
+                log.write(line)
+                log.flush()
+                failure = failure or next((e for e in _events(line) if e["event"] == "failed"), None)
+                _show(line, progress, say)
     if child.process.returncode != 0:
         said = run.log.read_bytes()[start:].decode("utf-8", errors="replace")
         code = _how_it_ended(child.process.returncode, child.stopped, failure, said)
         if child.stopped == signal.SIGINT and _was_interrupted(code, failure):
             raise _interrupted(run, failure)
         raise _failure(run, code, failure, said)
+
+
+def _attempt(resume: bool) -> str:
+    """The line between two attempts in a log, as an event like those of the program."""
+    at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    return json.dumps({"event": "attempt", "at": at, "resume": resume, "program": str(train_program())}) + "\n"
 
 
 def _command(run: RunDir, launch: dict[str, Any], resume: bool) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -99,6 +100,24 @@ def test_native_code_that_got_no_memory_has_not_crashed(run: RunDir, code: int, 
     error = local._failure(run, code, None, last)
     assert isinstance(error, DecisionNeeded)
     assert error.code == "out_of_memory"
+
+
+def test_each_attempt_begins_with_a_line_in_the_log(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a program that says nothing: what is told of an attempt is its own words, and the line is none of them."""
+    program = run.path / "silent.py"
+    program.write_text("raise SystemExit(1)")
+    monkeypatch.setattr(local, "train_program", lambda: program)
+    for resume in (False, True):
+        with pytest.raises(NativeCrash, match="no output"):
+            local._run_program(run, None, resume=resume, progress=lambda *_: None, say=lambda _: None)
+    earlier, *attempts = run.log.read_text().splitlines()
+    assert earlier == "some words"
+    said = [json.loads(line) for line in attempts]
+    assert [(e["event"], e["resume"], e["program"]) for e in said] == [
+        ("attempt", False, str(program)),
+        ("attempt", True, str(program)),
+    ]
+    assert all(re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", e["at"]) for e in said)
 
 
 # What torch 2.13 wrote to train.log, recorded 2026-11-21: the second of two processes killed, and failed with a bug.
