@@ -22,6 +22,7 @@ PACKAGES = ("skill-train", "torch", "transformers", "peft", "safetensors", "llam
 Command = Sequence[str | Path]
 Rows = list[dict[str, Any]]
 SIZES = "10M,100M,0.5B"
+WITH_TARGETS = ("0.5B", "7B")
 
 
 def main(
@@ -31,12 +32,13 @@ def main(
     results. `measure` takes a size, its folder and how often each way runs."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default=SIZES, help=f"sizes, with commas ({SIZES})")
-    parser.add_argument("--rounds", type=int, default=3, help="runs of each way at 0.5B; other sizes run once (3)")
+    more = " and ".join(WITH_TARGETS)
+    parser.add_argument("--rounds", type=int, default=3, help=f"runs of each way at {more}; other sizes run once (3)")
     options = parser.parse_args()
     rows: Rows = []
     for size in options.only.split(","):
         with tempfile.TemporaryDirectory(prefix=f"skill-train-bench-{name}-") as folder:
-            rows += measure(size, Path(folder), options.rounds if size == "0.5B" else 1)
+            rows += measure(size, Path(folder), options.rounds if size in WITH_TARGETS else 1)
     write_results(name, rows, targets(rows), about)
 
 
