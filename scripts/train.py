@@ -53,7 +53,6 @@ import math
 import os
 import random
 import re
-import resource  # now: without memory it could not be loaded any more
 import shutil
 import signal
 import struct
@@ -414,21 +413,21 @@ def lacks_memory(error: BaseException) -> bool:
         return isinstance(error, MemoryError)
     if re.search(r"out of memory|can't allocate memory|Cannot allocate memory", str(error), re.IGNORECASE):
         return True
-    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-    if limit == resource.RLIM_INFINITY:
+    limit = told("limits", "Max address space")
+    if limit is None:
         return False
     # glibc says no reason. Without a limit it is another: a disk that is mounted noexec, the limit of processes.
     unclear = re.search(r"failed to map segment from shared object(?!: )|can't start new thread", str(error))
     # What C code, and half a library, say that got none has nothing to do with memory.
-    return unclear is not None or (not isinstance(error, RuntimeError) and most_mapped() > limit - LAST_BYTES)
+    most = 1024 * (told("status", "VmPeak:") or 0)
+    return unclear is not None or (not isinstance(error, RuntimeError) and most > limit - LAST_BYTES)
 
 
-def most_mapped() -> int:
-    """The largest address space that this process has had; 0 where the system does not tell."""
-    status = Path("/proc/self/status")
-    said = status.read_text(encoding="utf-8") if status.is_file() else ""
-    found = re.search(r"^VmPeak:\s+(\d+) kB", said, re.MULTILINE)
-    return int(found[1]) * 1024 if found else 0
+def told(file: str, what: str) -> int | None:
+    """A number that Linux has of this process; None where there is no such limit, and on other systems."""
+    path = Path("/proc/self") / file
+    found = re.search(rf"^{what}\s+(\d+)", path.read_text(encoding="utf-8"), re.MULTILINE) if path.is_file() else None
+    return int(found[1]) if found else None
 
 
 # --- Rows: from a file or the Hub to messages, prompt and completion, or text ---------------------------------------
@@ -2232,10 +2231,10 @@ def tell(name: str, /, **fields: Any) -> None:
 
 def peak_rss_bytes() -> int:
     """The most memory that this process has had. Not `ru_maxrss` on Linux: it starts with what the parent had."""
-    status = Path("/proc/self/status")
-    if status.is_file():
-        return int(re.search(r"^VmHWM:\s+(\d+) kB", status.read_text(encoding="utf-8"), re.MULTILINE)[1]) * 1024  # type: ignore[index]
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # bytes on macOS
+    import resource
+
+    peak = told("status", "VmHWM:")
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss if peak is None else 1024 * peak  # bytes on macOS
 
 
 def number(value: Any) -> float | None:

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from command_child import Commands
+
 _TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACEHUB_API_TOKEN", "HF_TOKEN_PATH", "HF_ENDPOINT")
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _temporary: tempfile.TemporaryDirectory[str] | None = None
@@ -69,6 +71,14 @@ def _no_network(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
         for name in ("connect", "connect_ex"):
             monkeypatch.setattr(socket.socket, name, _only_here(getattr(socket.socket, name)))
     yield
+
+
+@pytest.fixture(scope="module")
+def commands() -> Iterator[Commands]:
+    """Many commands, without the seconds in which Python starts each."""
+    made = Commands(dict(os.environ))
+    yield made
+    made.close()
 
 
 def _only_here(connect: Any) -> Any:

@@ -136,9 +136,10 @@ def write_runs(folder: Path) -> tuple[Path, Path]:
         step = {"steps": 1000, "loss": 1.0, "tokens_per_second": 100.0, "seconds": 2.0, "memory_bytes": {"rss": 1}}
         run.metrics.write_text("".join(json.dumps({"step": n, **step}) + "\n" for n in range(1, 1001)))
     write_json(here.record("train"), {})
-    cloud_record.write(job, CloudRecord("0" * 12, "1" * 16, "me", "me/tuned"))
+    record = CloudRecord("0" * 12, "1" * 16, "me", "me/tuned")
+    cloud_record.write(job, record)
     said = {"stage": "COMPLETED", "progress": {"age_seconds": None}}
-    last_look.keep(job, said, [], datetime(2026, 11, 1, tzinfo=UTC))
+    last_look.keep(job, record, said, [], datetime(2026, 11, 1, tzinfo=UTC))
     return here.path, job.path
 
 

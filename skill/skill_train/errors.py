@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import errno
 import re
-import resource
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -147,21 +146,21 @@ def _lacks_memory(error: BaseException) -> bool:
         return isinstance(error, MemoryError)
     if re.search(r"out of memory|can't allocate memory|Cannot allocate memory", str(error)):
         return True
-    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-    if limit == resource.RLIM_INFINITY:
+    limit = _told("limits", "Max address space")
+    if limit is None:
         return False
     # glibc says no reason. Without a limit it is another: a disk that is mounted noexec, the limit of processes.
     unclear = re.search(r"failed to map segment from shared object(?!: )|can't start new thread", str(error))
     # What C code, and half a library, say that got none has nothing to do with memory.
-    return unclear is not None or (not isinstance(error, RuntimeError) and _most_mapped() > limit - _LAST_BYTES)
+    most = 1024 * (_told("status", "VmPeak:") or 0)
+    return unclear is not None or (not isinstance(error, RuntimeError) and most > limit - _LAST_BYTES)
 
 
-def _most_mapped() -> int:
-    """The largest address space that this process has had; 0 where the system does not tell."""
-    status = Path("/proc/self/status")
-    said = status.read_text(encoding="utf-8") if status.is_file() else ""
-    found = re.search(r"^VmPeak:\s+(\d+) kB", said, re.MULTILINE)
-    return int(found[1]) * 1024 if found else 0
+def _told(file: str, what: str) -> int | None:
+    """A number that Linux has of this process; None where there is no such limit, and on other systems."""
+    path = Path("/proc/self") / file
+    found = re.search(rf"^{what}\s+(\d+)", path.read_text(encoding="utf-8"), re.MULTILINE) if path.is_file() else None
+    return int(found[1]) if found else None
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +17,6 @@ import tiny
 from command_child import Commands, Done, program
 
 STEPS = 30
-
-
-@pytest.fixture(scope="module")
-def commands() -> Iterator[Commands]:
-    made = Commands(dict(os.environ))
-    yield made
-    made.close()
 
 
 @pytest.fixture(scope="module")

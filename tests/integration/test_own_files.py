@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,13 +11,6 @@ import pytest
 import killing
 import tiny
 from command_child import Commands, Done
-
-
-@pytest.fixture(scope="module")
-def commands() -> Iterator[Commands]:
-    made = Commands(dict(os.environ))
-    yield made
-    made.close()
 
 
 @pytest.fixture

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -49,3 +51,13 @@ def test_a_program_that_hangs_ends_with_the_budget(tmp_path: Path, monkeypatch: 
     (tmp_path / "slow" / "measure.py").write_text("import time\ntime.sleep(60)\n")
     monkeypatch.setattr(run, "HERE", tmp_path)
     assert run.run_all(["slow"], 1.0, False) == ["slow"]
+
+
+def test_what_is_timed_at_the_start_still_works() -> None:
+    """A measurement that ends with a traceback is else found by whoever measures next. No results are written."""
+    program = [sys.executable, str(BENCH / "startup" / "measure.py"), "--rounds", "1", "--only", "skill-train"]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    timed = [line.split("  ")[0] for line in done.stdout.splitlines() if line.startswith("skill-train")]
+    rows = next(one["rows"] for one in run.results() if one["bench"] == "startup")
+    assert timed == [row["command"] for row in rows if row["command"].startswith("skill-train")]
