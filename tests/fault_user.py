@@ -119,6 +119,7 @@ class User:
             return
         statuses = {int(line.rsplit(" ", 1)[1]) for line in struck}
         statuses |= {500 for line in struck if "/cas/" in line}  # whatever the store says, the Hub is asked again
+        statuses |= {500 for line in struck if line.endswith("/logs: 404")}  # of a job that the Hub says it has
         assert statuses & _TROUBLE.get(exit_code, set()), f"exit {exit_code} {code} after {struck}"
 
     def _assert_one_job(self) -> None:

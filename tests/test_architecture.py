@@ -74,6 +74,7 @@ FLOOR: dict[str, set[str]] = {
     "digest": set(),
     "garbage": set(),
     "heap": set(),
+    "address_space": {"errors"},
     "run_dir": {"digest", "errors", "records"},
     "template_trial": {"errors", "native"},
     "run_lock": {"errors", "run_dir"},

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from skill_train import cloud_record
+from skill_train.address_space import require_room_for_torch
 from skill_train.console import Bar
 from skill_train.errors import (
     DecisionNeeded,
@@ -62,6 +63,7 @@ def train(
         finished = _already_there(run, plan, resume)
         if finished is not None:
             return finished | {"reused": True}
+        require_room_for_torch()
         if not _has_begun(run):
             write_json(run.plan, plan)  # first: a recipe without a plan is the user's
             write_text(run.recipe, to_yaml(plan["recipe"] | plan["policy"]))

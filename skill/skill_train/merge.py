@@ -76,7 +76,7 @@ def merge(
 
     Raises:
         UsageError: base and adapter cannot be merged, or `out` holds something else.
-        DecisionNeeded: not enough disk.
+        DecisionNeeded: not enough disk, or no room for torch.
         VerificationFailed: the gate, or a weight not finite; no `out` then, `merge.failed.json` has the figures.
     """
     started = time.monotonic()

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from skill_train import merge_weights
 from skill_train.adapter import Adapter
+from skill_train.address_space import require_room_for_torch
 from skill_train.digest import PartialDigest
 from skill_train.machine import physical_cores
 from skill_train.merge_plan import Base
@@ -36,6 +37,7 @@ class Beside:
         self._given_up = threading.Event()
 
     def __enter__(self) -> Beside:
+        require_room_for_torch()
         first = self._base.folder / self._base.shards[0].name
         self._summing.submit(self._sum_up, first, _AHEAD_BYTES)
         return self

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from skill_train.errors import NotInstalled, UsageError
+from skill_train.address_space import require_room_for_torch
+from skill_train.errors import NotInstalled, SkillTrainError, UsageError, out_of_memory
 from skill_train.garbage import searched_after
 from skill_train.records import read_json, read_lines
 from skill_train.template_trial import require_ending
@@ -38,23 +39,27 @@ def load_tokenizer(folder: Path) -> Any:
     transformers = _transformers()
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
-    except ImportError as error:
-        raise NotInstalled(
+    except Exception as error:  # noqa: BLE001 - the Rust side raises no narrower class for a broken tokenizer.json
+        raise out_of_memory(error) or _unreadable(folder, error) from None
+    require_ending(tokenizer.chat_template)
+    return tokenizer
+
+
+def _unreadable(folder: Path, error: Exception) -> SkillTrainError:
+    if isinstance(error, ImportError):
+        return NotInstalled(
             f"the tokenizer in {folder} needs a package that is not installed",
             code="missing_package",
             got=str(error).strip().splitlines()[0][:300],
             hint='pip install "skill-train[train,gguf]", or the package that is named',
-        ) from None
-    except Exception as error:  # noqa: BLE001 - the Rust side raises no narrower class for a broken tokenizer.json
-        raise UsageError(
-            f"the tokenizer in {folder} cannot be read",
-            code="broken_model",
-            expected="tokenizer files that transformers loads without code of the model's own",
-            got=f"{type(error).__name__}: {error}"[:300],
-            hint="download the model again",
-        ) from None
-    require_ending(tokenizer.chat_template)
-    return tokenizer
+        )
+    return UsageError(
+        f"the tokenizer in {folder} cannot be read",
+        code="broken_model",
+        expected="tokenizer files that transformers loads without code of the model's own",
+        got=f"{type(error).__name__}: {error}"[:300],
+        hint="download the model again",
+    )
 
 
 @contextlib.contextmanager
@@ -141,11 +146,13 @@ def _match_vocabulary(model: Any, adapter: Path) -> None:
 
 
 def _transformers() -> Any:
+    require_room_for_torch()
     try:
         import transformers
-    except ImportError:
-        raise NotInstalled(
-            "transformers is not installed", code="missing_package", hint='pip install "skill-train[train]"'
+    except ImportError as error:
+        missing = "transformers is not installed"
+        raise out_of_memory(error) or NotInstalled(
+            missing, code="missing_package", hint='pip install "skill-train[train]"'
         ) from None
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()

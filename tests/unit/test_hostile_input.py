@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -34,3 +36,13 @@ def test_hostile_input_ends_in_an_answer_or_an_error_of_ours(name: str, tmp_path
 
     hostile_files.in_folder(TARGETS[name], b"", tmp_path)  # what is made once
     one()
+
+
+def test_a_hub_that_does_not_lie_is_believed(tmp_path: Path) -> None:
+    """Else its lies would show nothing. In a process of its own, because the client keeps the address of the Hub."""
+    answers = "(hub.answer(bytes([route]), Path(sys.argv[1])) for route in range(len(hub.ROUTES)))"
+    script = f"import sys; from pathlib import Path; import hostile_hub as hub; print(*{answers})"
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[1])}
+    program = [sys.executable, "-c", script, str(tmp_path)]
+    done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.stdout.split() == ["done"] * len(hostile_hub.ROUTES), done.stdout + done.stderr
