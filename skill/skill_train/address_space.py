@@ -4,11 +4,10 @@ no room while they load end the process, and nobody could say why."""
 from __future__ import annotations
 
 import importlib.util
-import re
 import sys
 from pathlib import Path
 
-from skill_train.errors import DecisionNeeded
+from skill_train.errors import DecisionNeeded, process_figure
 
 _TIMES_ITS_LIBRARIES = 1.5  # 446 MB of libraries mapped 611 MB (torch 2.13 for CPU, Linux, 2026-11)
 
@@ -34,15 +33,8 @@ def require_room_for_torch() -> None:
 
 def _free_bytes() -> int | None:
     """None without a limit, and where the system does not tell."""
-    try:
-        import resource
-    except ImportError:  # Windows
-        return None
-    limit, status = resource.getrlimit(resource.RLIMIT_AS)[0], Path("/proc/self/status")
-    if limit == resource.RLIM_INFINITY or not status.is_file():
-        return None
-    mapped = re.search(r"^VmSize:\s+(\d+) kB", status.read_text(encoding="utf-8"), re.MULTILINE)
-    return None if mapped is None else limit - 1024 * int(mapped[1])
+    limit, mapped = process_figure("limits", "Max address space"), process_figure("status", "VmSize:")
+    return None if limit is None or mapped is None else limit - 1024 * mapped
 
 
 def _needed_bytes() -> int | None:

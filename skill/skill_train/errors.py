@@ -139,6 +139,13 @@ def died_of_memory(words: str) -> bool:
     return re.search(told, words) is not None
 
 
+def process_figure(file: str, what: str) -> int | None:
+    """What Linux has of this process: bytes in `limits`, KiB in `status`. None without a limit, and elsewhere."""
+    path = Path("/proc/self") / file
+    found = re.search(rf"^{what}\s+(\d+)", path.read_text(encoding="utf-8"), re.MULTILINE) if path.is_file() else None
+    return int(found[1]) if found else None
+
+
 def _lacks_memory(error: BaseException) -> bool:
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
@@ -146,21 +153,14 @@ def _lacks_memory(error: BaseException) -> bool:
         return isinstance(error, MemoryError)
     if re.search(r"out of memory|can't allocate memory|Cannot allocate memory", str(error)):
         return True
-    limit = _told("limits", "Max address space")
+    limit = process_figure("limits", "Max address space")
     if limit is None:
         return False
     # glibc says no reason. Without a limit it is another: a disk that is mounted noexec, the limit of processes.
     unclear = re.search(r"failed to map segment from shared object(?!: )|can't start new thread", str(error))
     # What C code, and half a library, say that got none has nothing to do with memory.
-    most = 1024 * (_told("status", "VmPeak:") or 0)
+    most = 1024 * (process_figure("status", "VmPeak:") or 0)
     return unclear is not None or (not isinstance(error, RuntimeError) and most > limit - _LAST_BYTES)
-
-
-def _told(file: str, what: str) -> int | None:
-    """A number that Linux has of this process; None where there is no such limit, and on other systems."""
-    path = Path("/proc/self") / file
-    found = re.search(rf"^{what}\s+(\d+)", path.read_text(encoding="utf-8"), re.MULTILINE) if path.is_file() else None
-    return int(found[1]) if found else None
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
