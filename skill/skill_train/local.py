@@ -63,7 +63,11 @@ def train(
         finished = _already_there(run, plan, resume)
         if finished is not None:
             return finished | {"reused": True}
-        require_room_for_torch()
+        try:
+            require_room_for_torch()
+        except DecisionNeeded:
+            _forget(run, there)
+            raise
         if not _has_begun(run):
             write_json(run.plan, plan)  # first: a recipe without a plan is the user's
             write_text(run.recipe, to_yaml(plan["recipe"] | plan["policy"]))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -55,6 +58,18 @@ def test_a_plan_of_another_recipe_is_kept(commands: Commands, here: Path) -> Non
     done = _call(commands, here, "local recipe.yaml --max-length 50 --run-dir place")
     assert done.error == (2, "would_overwrite")
     assert _contents(here) == before
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="macOS keeps no limit of the address space")
+def test_without_room_for_torch_nothing_is_begun(here: Path) -> None:
+    """In 0.4 GB, of which libtorch takes more than all."""
+    before = _contents(here)
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_AS, (400 << 20,) * 2); "
+    program = [sys.executable, "-c", limit + "from skill_train.cli import main; main()"]
+    words = ["local", "recipe.yaml", "--run-dir", "place", "--format", "json"]
+    done = subprocess.run([*program, *words], cwd=here, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, json.loads(done.stdout)["error"]["code"]) == (3, "out_of_memory"), done.stderr
+    assert _contents(here) == before and not (here / "place").exists()
 
 
 def test_what_was_there_stays_when_the_rows_are_refused(commands: Commands, here: Path) -> None:
