@@ -131,7 +131,7 @@ FLOOR: dict[str, set[str]] = {
     "push_files": {"cloud_record", "errors", "recipe", "run_dir"},
     "jobs": {"errors", "hub_client", "job_spec"},
     "job_figures": {"records"},
-    "job_story": {"facts", "records"},
+    "job_story": {"errors", "facts", "records"},
     "follow": {"errors", "jobs"},
     "kept": {"errors", "follow", "jobs"},
     "cloud_run": {

@@ -35,6 +35,8 @@ EXIT_CODES: dict[int, str] = {
     130: "interrupted (Ctrl-C); what was finished is kept, run the same command again",
 }
 
+# The last words of native code that got no memory: C++ and Rust, which end by SIGABRT then, and glibc, with 127 [ran].
+DIED_OF_MEMORY = r"std::bad_alloc|memory allocation of \d+ bytes failed|cannot allocate memory for thread-local data"
 _LAST_BYTES = 4 << 20  # of a limited address space: what came so near to the limit has met it
 
 
@@ -134,9 +136,8 @@ def out_of_memory(error: BaseException) -> DecisionNeeded | None:
 
 
 def died_of_memory(words: str) -> bool:
-    """Whether native code that ended without an exception says that it got no memory: C++, Rust or glibc."""
-    told = r"std::bad_alloc|memory allocation of \d+ bytes failed|cannot allocate memory for thread-local data"
-    return re.search(told, words) is not None
+    """Whether native code that ended without an exception says that it got no memory."""
+    return re.search(DIED_OF_MEMORY, words) is not None
 
 
 def process_figure(file: str, what: str) -> int | None:

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from skill_train.errors import DIED_OF_MEMORY
 from skill_train.facts import Flavor
 from skill_train.records import fits
 
@@ -95,8 +96,8 @@ SIGNS = (
         remedy="gpu",
         exit_code=3,
     ),
-    Sign(  # C++ and Rust, whose programs end by SIGABRT then, and glibc, with 127 [ran]
-        r"std::bad_alloc|memory allocation of \d+ bytes failed|cannot allocate memory for thread-local data",
+    Sign(
+        DIED_OF_MEMORY,
         code="out_of_memory",
         message="the machine of the job ran out of memory (RAM, not the GPU's)",
         help="a flavor with more RAM, or a smaller model",
