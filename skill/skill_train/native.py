@@ -72,6 +72,8 @@ def run_worker(
         log = log_file.read_text(encoding="utf-8", errors="replace")
         if most_seconds is not None and code < 0 and time.monotonic() - started >= most_seconds:
             raise NativeCrash(f"{module} did not end in {most_seconds:g} s", code="worker_hangs", got=_tail(log))
+        if code == -signal.SIGKILL or (not result_file.is_file() and died_of_memory(log)):  # glibc ends with exit 127
+            raise _no_memory(module, code, log)
         if code < 0:
             raise _crash(module, -code, log)
         if not result_file.is_file():
@@ -159,18 +161,20 @@ def _run(module: str, job: Path, result: Path, log: Path, progress: Bar | None, 
     return process.returncode
 
 
-def _crash(module: str, number: int, log: str) -> Exception:
-    name = signal.Signals(number).name
-    if name == "SIGKILL" or died_of_memory(log):
-        return DecisionNeeded(
-            f"the system killed {module} (SIGKILL)" if name == "SIGKILL" else f"{module} got no memory and ended",
-            code="out_of_memory",
-            expected="enough memory for the model",
-            got=_tail(log),
-            hint="close other programs, or run this step on a machine with more memory",
-        )
+def _no_memory(module: str, code: int, log: str) -> DecisionNeeded:
+    killed = code == -signal.SIGKILL
+    return DecisionNeeded(
+        f"the system killed {module} (SIGKILL)" if killed else f"{module} got no memory and ended",
+        code="out_of_memory",
+        expected="enough memory for the model",
+        got=_tail(log),
+        hint="close other programs, or run this step on a machine with more memory",
+    )
+
+
+def _crash(module: str, number: int, log: str) -> NativeCrash:
     return NativeCrash(
-        f"llama.cpp crashed with {name} in {module}",
+        f"llama.cpp crashed with {signal.Signals(number).name} in {module}",
         code="native_crash",
         got=_tail(log),
         hint="skill-train demo   (if that crashes too, try another version of llama-cpp-python)",

@@ -19,6 +19,9 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     if "bad_alloc" in job:
         print("  what():  std::bad_alloc", file=sys.stderr, flush=True)
         os.abort()
+    if "glibc" in job:  # elf/dl-tls.c, dl_fatal: with no room for thread-local data, its own exit code
+        print("cannot allocate memory for thread-local data: ABORT", file=sys.stderr, flush=True)
+        os._exit(127)
     if "errno" in job:
         raise OSError(job["errno"], os.strerror(job["errno"]))
     if "exit" in job:

@@ -65,6 +65,15 @@ def test_a_signal_is_a_crash_and_a_kill_is_memory() -> None:
     assert explain(-9, [], model=MODEL).code == "out_of_memory"
 
 
+@pytest.mark.parametrize(
+    "code, words",
+    # libstdc++'s words before it aborts, and glibc's (elf/dl-tls.c, dl_fatal) before it ends with 127
+    [(-6, "  what():  std::bad_alloc"), (127, "cannot allocate memory for thread-local data: ABORT")],
+)
+def test_native_code_that_got_no_memory_says_so(code: int, words: str) -> None:
+    assert explain(code, ["INFO: last words", words], model=MODEL).code == "out_of_memory"
+
+
 def test_the_view_of_a_model_holds_no_code(tmp_path: Path) -> None:
     model = tmp_path / "tuned"
     model.mkdir()

@@ -54,7 +54,7 @@ def test_a_worker_that_gets_no_memory_says_so() -> None:
     assert (caught.value.code, caught.value.exit_code) == ("out_of_memory", 3)
 
 
-@pytest.mark.parametrize("job", [{"bad_alloc": 1}, {"errno": errno.ENOMEM}])
+@pytest.mark.parametrize("job", [{"bad_alloc": 1}, {"glibc": 1}, {"errno": errno.ENOMEM}])
 def test_a_worker_whose_libraries_get_no_memory(job: dict[str, int]) -> None:
     with pytest.raises(DecisionNeeded) as caught:
         run_worker(WORKER, job)
