@@ -300,7 +300,8 @@ def _write(
         figures: dict[str, Any] = {"stored_dtype": stored}
     else:
         changes, kind = plan.config, DTYPES[dtype] if dtype else None
-        with beside.computing(weights=weights) as pool:
+        planned = planned_bytes(base, plan, kind)
+        with beside.computing(weights=weights, planned_bytes=planned) as pool:
             figures = write_shards(base, plan, part, kind, progress, pool, beside.look).as_dict()
             found = beside.found()
     figures["from_adapter"] = copy_companions(base.folder, adapter.folder, part, warn)

@@ -1,9 +1,14 @@
 """What goes on beside the writing of a merge, while the base's bytes and the new ones are in the system's cache: the
-comparison of weights and the digests of what was compared."""
+comparison of weights and the digests of what was compared.
+
+Where both models do not fit into memory together, the system is told then that these bytes are not needed any more. It
+would let go of them itself, but late, and take new memory until then, which costs a virtual machine up to 3 s a GB.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections import deque
 from collections.abc import Iterator
@@ -14,7 +19,7 @@ from skill_train import merge_weights
 from skill_train.adapter import Adapter
 from skill_train.address_space import require_room_for_torch
 from skill_train.digest import PartialDigest
-from skill_train.machine import physical_cores
+from skill_train.machine import available_memory_bytes, physical_cores
 from skill_train.merge_plan import Base
 from skill_train.shards import Shard, read_shard
 
@@ -32,6 +37,7 @@ class Beside:
         self._comparing: list[Future[merge_weights.Found]] = []
         self._waiting: deque[Future[None]] = deque()
         self._digests: dict[Path, PartialDigest] = {}
+        self._let_go = False
         self._scales: dict[str, float] = {}
         self._pool: ThreadPoolExecutor | None = None
         self._given_up = threading.Event()
@@ -51,14 +57,16 @@ class Beside:
             digest.close()
 
     @contextlib.contextmanager
-    def computing(self, *, weights: bool) -> Iterator[ThreadPoolExecutor]:
+    def computing(self, *, weights: bool, planned_bytes: int) -> Iterator[ThreadPoolExecutor]:
         """Threads in which torch computes alone: small blocks, one for each thread, are faster than sharing each block.
 
         Args:
             weights: `look` compares them.
+            planned_bytes: of the new files.
         """
         import torch
 
+        self._let_go = _outgrows_memory(self._base, planned_bytes)
         before = torch.get_num_threads()
         count = min(_AT_ONCE, physical_cores())
         try:
@@ -94,6 +102,8 @@ class Beside:
         for file, tensors in ((base, shard.tensors), (written, read_shard(written).tensors)):
             end = max((tensors[name].start + tensors[name].size for name in names if name in tensors), default=0)
             self._sum_up(file, end)
+            if self._let_go:
+                _let_go(file, end)
 
     def _sum_up(self, file: Path, end: int) -> None:
         if file not in self._digests:
@@ -106,3 +116,17 @@ class Beside:
         for one in self._comparing:
             found.add(one.result())
         return found
+
+
+def _outgrows_memory(base: Base, planned_bytes: int) -> bool:
+    """Both models together are more than the free memory. False where nobody knows, or can be told."""
+    free = available_memory_bytes() if hasattr(os, "posix_fadvise") else None
+    return free is not None and sum(stored.size for stored in base.tensors.values()) + planned_bytes > free
+
+
+def _let_go(file: Path, end: int) -> None:
+    """What stands before `end` leaves the system's cache; what is not on the disk yet is sent there, and leaves when it
+    is asked the next time."""
+    with open(file, "rb") as opened:
+        to_its_end = end >= os.fstat(opened.fileno()).st_size
+        os.posix_fadvise(opened.fileno(), 0, 0 if to_its_end else end, os.POSIX_FADV_DONTNEED)

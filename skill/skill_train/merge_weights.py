@@ -190,10 +190,11 @@ def _compare_changed(name: str, stored: Stored, new: Stored, change: tuple[Any, 
         return
     columns, bound = stored.shape[1], ROW_ERROR.get(new.dtype, 0.0)
     smallest = _SMALLEST_F16 * math.sqrt(columns) if new.dtype == "F16" else 0.0
-    worst, other, sums = 0.0, 0.0, torch.zeros(5, dtype=torch.float64)
-    most, squares = max(1, _BLOCK // max(1, columns)), _row_squares(b, a)
+    other, most = 0.0, max(1, _BLOCK // max(1, columns))
     product, expected, spare = (torch.empty(most, columns) for _ in range(3))
     rounded = torch.empty(most, columns, dtype=torch_dtype(new.dtype))
+    errors, lengths, along = (torch.empty(len(b)) for _ in range(3))
+    norm = torch.linalg.vector_norm
     with wide_rows(stored, most) as read, wide_rows(new, most) as read_new:
         for start, stop in _blocks(*stored.shape):
             here, (_, before), (as_stored, there) = slice(0, stop - start), read(start, stop), read_new(start, stop)
@@ -201,13 +202,12 @@ def _compare_changed(name: str, stored: Stored, new: Stored, change: tuple[Any, 
             should = torch.add(before, exact, out=expected[here])
             if new.dtype in _ROUNDED:
                 other = _rounded_otherwise(as_stored, rounded[here].copy_(should), other)
-            error, squared = there.sub_(should), squares[start:stop]
-            along = torch.mul(error, exact, out=spare[here]).sum(dim=1).double() + squared
-            errors, length = error.norm(dim=1) - smallest, should.norm(dim=1)
-            # A row that should be zero and is not errs without measure.
-            off = torch.where(errors <= 0, 0.0, errors / length.clamp_min(torch.finfo(torch.float32).tiny))
-            worst = max(worst, float(torch.nan_to_num(off, nan=math.inf).max()))
-            sums += torch.stack([along @ along, along @ squared, squared @ squared, along.sum(), squared.sum()])
+            rows, error = slice(start, stop), there.sub_(should)
+            norm(error, dim=1, out=errors[rows]), norm(should, dim=1, out=lengths[rows])
+            torch.sum(torch.mul(error, exact, out=spare[here]), dim=1, out=along[rows])
+    worst, squared = _worst(errors - smallest, lengths), _row_squares(b, a)
+    along = along.double() + squared
+    sums = torch.stack([along @ along, along @ squared, squared @ squared, along.sum(), squared.sum()])
     found.changed, found.worst, found.other = 1, (worst, name), other
     found.sums = tuple(sums.tolist())
     found.shares = {name: share_of(found.sums)}
@@ -215,6 +215,14 @@ def _compare_changed(name: str, stored: Stored, new: Stored, change: tuple[Any, 
         found.failures.append(f"a row of {name} is {worst:.2g} of its length off, {new.dtype} may be {bound:.2g}")
     elif other > _ROUNDED_OTHERWISE:
         found.failures.append(f"{other:.0%} of a row of {name} are not base + adapter, rounded to {new.dtype}")
+
+
+def _worst(errors: Any, lengths: Any) -> float:
+    """The largest error of a row for its length. A row that should be zero and is not errs without measure."""
+    import torch
+
+    off = torch.where(errors <= 0, 0.0, errors / lengths.clamp_min(torch.finfo(torch.float32).tiny))
+    return float(torch.nan_to_num(off, nan=math.inf).max()) if len(off) else 0.0
 
 
 def _rounded_otherwise(there: Any, expected: Any, least: float) -> float:

@@ -216,9 +216,9 @@ def _write_low_rank(
             if not math.isfinite(left_of_it) and not bool(torch.isfinite(stored_as).all()):
                 raise _not_finite(name, before + exact, dtype)
             tally.base_square += _product(before, before)
-            tally.change_square += _product(exact, exact)
             tally.kept_product += left_of_it
             write(memoryview(stored_as.reshape(-1).view(torch.uint8).numpy()))
+    tally.change_square += _square(left, right)
 
 
 def _rows(stored: Stored, change: Change, shape: tuple[int, ...], start: int, stop: int) -> tuple[Any, Any]:
@@ -242,6 +242,12 @@ def _product(one: Any, other: Any) -> float:
     import torch
 
     return float(torch.dot(one.reshape(-1), other.reshape(-1)))
+
+
+def _square(left: Any, right: Any) -> float:
+    """Sum of the squares of left·right, [rows, r] and [r, columns], without making that: the trace of LᵀL·RRᵀ."""
+    left, right = left.double(), right.double()
+    return float(((left.T @ left) * (right @ right.T)).sum())
 
 
 def _not_finite(name: str, after: Any, dtype: str) -> VerificationFailed:

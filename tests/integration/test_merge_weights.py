@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import json
+import mmap
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 import merging
-from skill_train import digest, merge_weights, merge_write
+from skill_train import digest, merge_beside, merge_weights, merge_write
 from skill_train.adapter import read_adapter
 from skill_train.errors import UsageError, VerificationFailed
 from skill_train.merge_plan import Base
-from skill_train.shards import read_folder
+from skill_train.shards import read_folder, read_shard
 
 UP = "model.layers.1.mlp.up_proj.weight"
 
@@ -25,7 +29,6 @@ UP = "model.layers.1.mlp.up_proj.weight"
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """By stored dtype: base, adapter, and PEFT's own merge, rounded."""
-    import torch
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
@@ -61,7 +64,6 @@ def judge(
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_red_for_a_lost_row_of_a_small_tuning(dtype: str, tmp_path: Path) -> None:
     """A change that is smaller than what bf16 rounds: the length of a row does not tell that it is missing."""
-    import torch
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
@@ -196,3 +198,42 @@ def test_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         expected = hashlib.sha256((base / name).read_bytes()).hexdigest()
         assert record["inputs"]["base"][name]["sha256"] == expected
     assert record["gate"]["figures"]["tensors"] == 2 * 9 + 3
+
+
+@pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="this system takes no hints")
+@pytest.mark.parametrize("free", [0, 10**15])
+def test_what_memory_cannot_hold_leaves_the_cache(free: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The base as the system has it after a merge: all of it, or next to nothing; the bytes written are the same."""
+    base = merging.llama(tmp_path / "base", dtype="bfloat16", shards="60KB")
+    adapter = merging.adapter(base, tmp_path / "adapter", size=0.1)
+    whole = merging.run(base, adapter, tmp_path / "whole", gate="weights")["outputs"]
+    files = sorted(base.glob("*.safetensors"))
+    before = sum(map(_cached_pages, files))
+    if before < sum(file.stat().st_size // mmap.PAGESIZE for file in files):
+        pytest.skip("this file system keeps nothing in the cache")
+    monkeypatch.setattr(digest, "_LARGE_BYTES", 1)  # small files would be read once more for their digest
+    monkeypatch.setattr(merge_beside, "available_memory_bytes", lambda: free)
+    assert merging.run(base, adapter, tmp_path / "again", gate="weights")["outputs"] == whole
+    kept = sum(map(_cached_pages, files))
+    assert kept == before if free else kept <= before / 2
+
+
+def _cached_pages(file: Path) -> int:
+    """By the system's own count; what is on the disk only then can leave."""
+    with open(file, "r+b") as opened, mmap.mmap(opened.fileno(), 0) as mapped:
+        os.fsync(opened.fileno())
+        first = (ctypes.c_char * len(mapped)).from_buffer(mapped)
+        pages = (ctypes.c_ubyte * -(-len(mapped) // mmap.PAGESIZE))()
+        assert ctypes.CDLL(None).mincore(ctypes.byref(first), ctypes.c_size_t(len(mapped)), pages) == 0
+        del first
+        return sum(page & 1 for page in pages)
+
+
+def test_an_adapter_for_no_rows_is_no_error(tmp_path: Path) -> None:
+    """safetensors holds tensors without rows, and there is nothing wrong with none of them."""
+    base = tmp_path / "base.safetensors"
+    save_file({"no.weight": torch.zeros(0, 8)}, base)
+    (stored,) = read_shard(base).tensors.values()
+    found = merge_weights.Found()
+    merge_weights._compare_changed("no.weight", stored, stored, (torch.zeros(0, 2), torch.zeros(2, 8)), found)
+    assert (found.worst, found.failures) == ((0.0, "no.weight"), [])
