@@ -26,8 +26,7 @@ REASONS = {
     "0.5B": "from here on the gate compares weights alone, and memory is that of torch and a few blocks",
     "3B": "starting torch counts no more; time grows as the bytes do, for both",
     "7B": "beside copying: digests of 30 GB, at 1.6 GB/s of a core, and each weight changed and compared. "
-    "Copying took 16 to 57 s on that day, as free memory was at hand or had to be fetched from the host, and ours 41 to "
-    "59 s",
+    "Copying took 16 to 57 s on that day, as free memory was at hand or had to be fetched from the host, ours 41 to 59",
 }
 
 
