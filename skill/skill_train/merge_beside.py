@@ -37,7 +37,7 @@ class Beside:
         self._comparing: list[Future[merge_weights.Found]] = []
         self._waiting: deque[Future[None]] = deque()
         self._digests: dict[Path, PartialDigest] = {}
-        self._let_go = False
+        self._too_large = False
         self._scales: dict[str, float] = {}
         self._pool: ThreadPoolExecutor | None = None
         self._given_up = threading.Event()
@@ -66,7 +66,7 @@ class Beside:
         """
         import torch
 
-        self._let_go = _outgrows_memory(self._base, planned_bytes)
+        self._too_large = _outgrows_memory(self._base, planned_bytes)
         before = torch.get_num_threads()
         count = min(_AT_ONCE, physical_cores())
         try:
@@ -102,7 +102,7 @@ class Beside:
         for file, tensors in ((base, shard.tensors), (written, read_shard(written).tensors)):
             end = max((tensors[name].start + tensors[name].size for name in names if name in tensors), default=0)
             self._sum_up(file, end)
-            if self._let_go:
+            if self._too_large:
                 _let_go(file, end)
 
     def _sum_up(self, file: Path, end: int) -> None:
