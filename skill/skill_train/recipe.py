@@ -23,6 +23,8 @@ METHODS = ("sft",)
 TUNINGS = ("lora", "full")
 LOSS_ON = ("assistant", "completion", "all")
 SCHEDULES = ("linear", "cosine", "constant", "constant_with_warmup")
+OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "adafactor", "adagrad", "rmsprop", "sgd")  # of torch, transformers
+OPTIMIZERS_OF_4_BIT = ("adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit", "paged_adamw_32bit")  # of bitsandbytes
 
 # What full fine-tuning does not read.
 OF_LORA = ("lora_r", "lora_alpha", "lora_dropout", "target_modules", "modules_to_save", "use_rslora", "use_dora")
@@ -72,7 +74,9 @@ class Recipe:
     adam_epsilon: float = _say(1e-8, "AdamW's epsilon")
     max_grad_norm: float = _say(1.0, "gradients are clipped to this norm")
     optim: str | None = _say(
-        None, "optimizer, by its name in transformers; adamw_torch, and adamw_torch_fused in full, when left out"
+        None,
+        f"one of {', '.join(OPTIMIZERS)}, or with load_in_4bit {', '.join(OPTIMIZERS_OF_4_BIT)}; adamw_torch, and "
+        "adamw_torch_fused in full, when left out",
     )
     lora_r: int = _say(16, "rank of the adapter")
     lora_alpha: float = _say(32.0, "scale of the adapter: lora_alpha / lora_r")
@@ -93,6 +97,7 @@ class Recipe:
 
 
 _MANY = 1e9  # of what is counted; more is a slip of the hand
+_STEEPEST = 1e3  # sgd is run at 1 and more, nothing at a thousand
 _SEEDS = 2**32  # numpy's own limit
 _ANY = float("inf")
 _MOST_BYTES = 1_000_000  # a recipe takes a few hundred; PyYAML takes minutes for what is much larger
@@ -231,23 +236,12 @@ def _check_values(recipe: Recipe) -> None:
                 expected=FIELDS[key].metadata["help"],
                 hint="skill-train local --model MODEL --data DATA",
             )
-    choices = {"format": FORMATS, "method": METHODS, "loss_on": LOSS_ON, "lr_scheduler_type": SCHEDULES}
-    choices["finetuning_type"] = TUNINGS
-    choices |= {"score": SCORES, "report_to": REPORT_TO}
-    for key, known in choices.items():
-        value = getattr(recipe, key)
-        if value is not None and value not in known:
-            raise UsageError(
-                f"{key}: {value!r} is not known{nearest(value, known)}",
-                code="bad_value",
-                expected=", ".join(known),
-                got=value,
-            )
+    _check_choices(recipe)
     _check_score(recipe)
     for key in ("max_length", "max_steps", "effective_batch_size", "lora_r", "num_train_epochs"):
         _at_least(recipe, key, 1 if key != "num_train_epochs" else 1e-6, below=_MANY)
-    for key in ("learning_rate", "lora_alpha", "adam_epsilon"):
-        _at_least(recipe, key, 1e-12)
+    for key, most in (("learning_rate", _STEEPEST), ("lora_alpha", _MANY), ("adam_epsilon", _STEEPEST)):
+        _at_least(recipe, key, 1e-12, below=most)
     for key, most in (("warmup_steps", _MANY), ("seed", _SEEDS), ("weight_decay", _ANY), ("max_grad_norm", _ANY)):
         _at_least(recipe, key, 0, below=most)
     for key in ("held_out_fraction", "lora_dropout", "warmup_ratio", "adam_beta1", "adam_beta2"):
@@ -260,6 +254,23 @@ def _check_values(recipe: Recipe) -> None:
             got=f"report_to {recipe.report_to}",
         )
     _check_tuning(recipe)
+
+
+def _check_choices(recipe: Recipe) -> None:
+    choices = {"format": FORMATS, "method": METHODS, "loss_on": LOSS_ON, "lr_scheduler_type": SCHEDULES}
+    choices["finetuning_type"] = TUNINGS
+    choices |= {"score": SCORES, "report_to": REPORT_TO, "optim": OPTIMIZERS}
+    if recipe.load_in_4bit or recipe.optim in OPTIMIZERS_OF_4_BIT:
+        choices["optim"] = (*OPTIMIZERS, *OPTIMIZERS_OF_4_BIT)
+    for key, known in choices.items():
+        value = getattr(recipe, key)
+        if value is not None and value not in known:
+            raise UsageError(
+                f"{key}: {value!r} is not known{nearest(value, known)}",
+                code="bad_value",
+                expected=", ".join(known),
+                got=value,
+            )
 
 
 def _check_tuning(recipe: Recipe) -> None:
@@ -280,6 +291,14 @@ def _check_tuning(recipe: Recipe) -> None:
             expected="finetuning_type: full",
             got=f"finetuning_type {recipe.finetuning_type}",
             hint="leave pure_bf16 out; --dtype bfloat16 chooses the precision of a LoRA run",
+        )
+    if recipe.optim in OPTIMIZERS_OF_4_BIT and not recipe.load_in_4bit:
+        raise UsageError(
+            f"optim: {recipe.optim} is of bitsandbytes, which is there for load_in_4bit alone",
+            code="bad_value",
+            expected=f"load_in_4bit: true, or one of {', '.join(OPTIMIZERS)}",
+            got=f"optim {recipe.optim}, load_in_4bit false",
+            hint="leave optim out; an adapter's optimizer takes little memory",
         )
 
 

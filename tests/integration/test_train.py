@@ -19,6 +19,7 @@ import pytest
 
 import tiny
 import training
+from skill_train.recipe import OPTIMIZERS
 from skill_train.resources import train_module, train_program
 
 PROGRAM = train_module()
@@ -300,6 +301,21 @@ def test_a_value_that_the_libraries_do_not_know_is_refused(
     assert got in failure["got"] and expected in failure["expected"] and hint in failure["hint"]
     assert not (run / "checkpoints").exists()
     assert code != "bad_value" or not (run / "samples.jsonl").exists()  # before anything is loaded
+
+
+@pytest.mark.parametrize(
+    ("optim", "torch_name"),
+    list(zip(OPTIMIZERS, ("AdamW", "AdamW", "Adafactor", "Adagrad", "RMSprop", "SGD"), strict=True)),
+)
+def test_an_optimizer_that_a_recipe_may_name_trains(tmp_path: Path, optim: str, torch_name: str) -> None:
+    """Without a package that skill-train does not install."""
+    run = training.write_run(tmp_path / "run", max_steps=2, optim=optim)
+    assert PROGRAM.main([str(run / "plan.json")]) == 0
+    record = json.loads((run / "train.json").read_text())
+    assert not [check for check in record["checks"] if check["verdict"] == "fail"], record["checks"]
+    built = json.loads((run / "environment.json").read_text())["optimizer"]
+    assert built["class"] == torch_name
+    assert all(group.get("fused") is True for group in built["groups"]) is (optim == "adamw_torch_fused")
 
 
 @pytest.mark.parametrize("tied", [True, False])

@@ -133,6 +133,9 @@ def test_a_wrong_type_is_refused_with_both_sides(key: str, value: Any, expected:
         ("lora_r", 10**9),
         ("warmup_steps", 10**9),
         ("seed", 2**32),  # numpy takes no more
+        ("learning_rate", 1e17),
+        ("lora_alpha", 1e9),
+        ("adam_epsilon", 1e3),
     ],
 )
 def test_a_value_out_of_range_is_refused(key: str, value: Any) -> None:
@@ -148,6 +151,9 @@ def test_a_value_out_of_range_is_refused(key: str, value: Any) -> None:
         ("lr_scheduler_type", "cosin", "did you mean 'cosine'?"),
         ("format", "message", "did you mean 'messages'?"),
         ("loss_on", "answers", "assistant, completion, all"),
+        ("optim", "adamw_torhc", "did you mean 'adamw_torch'?"),
+        ("optim", "galore_adamw", "adamw_torch_fused, adafactor"),  # transformers knows it; its package is not here
+        ("optim", "paged_adamw_8bit", "load_in_4bit: true"),
     ],
 )
 def test_an_unknown_choice_is_refused_with_the_known_ones(key: str, value: str, hint: str) -> None:
