@@ -46,6 +46,18 @@ def test_the_measurement_of_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert all(one["measured"] > 0 for one in measure.targets(rows))
 
 
+def test_the_measurement_of_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ways train the same rows in the same order, so the losses are about those of one model; TRL ends each row of
+    plain text, as the seed has them, with one more token."""
+    measure = _program("training", monkeypatch)
+    ours, seed = measure.measure("10M", tmp_path, ["ours", "seed", "trl"], 1)  # trl is measured at 41M alone
+    assert (ours["way"], seed["way"]) == ("ours", "seed")
+    assert seed["tokens"] == ours["tokens"] + 4 * 8 > 1000
+    assert all(row["tokens_per_second"] > 10 and row["peak_bytes"] > 1e8 for row in (ours, seed))
+    assert len(ours["losses"]) == 4 and ours["losses"] == pytest.approx(seed["losses"], rel=2e-4)
+    assert {one["measured"] for one in measure.targets([ours, seed])} == {None}
+
+
 def _program(name: str, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(BENCH))
     spec = importlib.util.spec_from_file_location(f"measure_{name}", BENCH / name / "measure.py")
