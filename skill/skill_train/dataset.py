@@ -219,6 +219,7 @@ def _leave_out(recipe: Recipe) -> str:
     """The command that names every such row at once and writes the others. A mapping stands in a file that is not known
     here."""
     split = ["--split", recipe.split] if recipe.split != Recipe.split else []
+    split += ["--model", recipe.model] if recipe.model and Path(recipe.model).is_dir() else []
     fixed = rows.free_name(Path(recipe.data))
     if recipe.format or recipe.columns:
         words = shlex.join([recipe.data, *split, "--fix", fixed])

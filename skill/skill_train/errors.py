@@ -37,6 +37,7 @@ EXIT_CODES: dict[int, str] = {
 
 # The last words of native code that got no memory: C++ and Rust, which end by SIGABRT then, and glibc, with 127 [ran].
 DIED_OF_MEMORY = r"std::bad_alloc|memory allocation of \d+ bytes failed|cannot allocate memory for thread-local data"
+_TELLING = 3  # letters: what begins with fewer may be anything
 _LAST_BYTES = 4 << 20  # of a limited address space: what came so near to the limit has met it
 
 
@@ -165,8 +166,10 @@ def _lacks_memory(error: BaseException) -> bool:
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """` (did you mean 'x'?)` for the nearest known word, or an empty string."""
+    """` (did you mean 'x'?)` for the words that begin with this one, else for the nearest; or an empty string."""
     import difflib
 
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
-    return f" (did you mean {close[0]!r}?)" if close else ""
+    words = list(known)
+    longer = [one for one in words if len(word) >= _TELLING and one.startswith(word)]
+    close = longer[:3] or difflib.get_close_matches(word, words, n=1, cutoff=0.6)
+    return f" (did you mean {' or '.join(map(repr, close))}?)" if close else ""

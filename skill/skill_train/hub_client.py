@@ -326,12 +326,14 @@ def _of_store(error: Exception, subject: Subject) -> SkillTrainError:
 
 
 def _unreachable(subject: Subject, reason: str, kind: type[Temporary] = Temporary) -> Temporary:
+    kept_away = "HF_HUB_OFFLINE" in reason  # as the client explains it
+    again = "unset HF_HUB_OFFLINE" if kept_away else "try again when the Hub can be reached"
     return kind(
         f"the Hub cannot be reached, for {subject}",
         code="hub_unreachable",
         expected="a connection to the Hub, or a local copy",
         got=reason,
-        hint="try again when the Hub can be reached, or give a local folder or file",
+        hint=f"{again}, or name a local folder or file where one will do",
     )
 
 

@@ -128,7 +128,7 @@ def _already_there(run: RunDir, plan: dict[str, Any], resume: bool) -> dict[str,
             code="another_run",
             expected="the same recipe and data, or another --run-dir",
             got="; ".join(_differences(earlier, plan)),
-            hint=f"skill-train local --resume --run-dir {shlex.quote(str(run.path))}",
+            hint=f"the same command with --run-dir {shlex.quote(run.free_name())}",
         )
     if run.record("train").is_file() and run.tuned.is_dir():
         return trained(run)

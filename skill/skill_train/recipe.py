@@ -11,6 +11,7 @@ import hashlib
 import json
 import re
 import reprlib
+import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -100,6 +101,7 @@ _MANY = 1e9  # of what is counted; more is a slip of the hand
 _STEEPEST = 1e3  # sgd is run at 1 and more, nothing at a thousand
 _SEEDS = 2**32  # numpy's own limit
 _ANY = float("inf")
+_OF_DATA = (".jsonl", ".csv", ".tsv", ".parquet")  # .json may be a recipe
 _MOST_BYTES = 1_000_000  # a recipe takes a few hundred; PyYAML takes minutes for what is much larger
 # What PyYAML 6 raises beside its own errors: a date of month 13, an empty !!int, lists in lists in lists, a null byte.
 _OF_YAML = (ValueError, RecursionError, IndexError, KeyError, TypeError, AttributeError, OverflowError)
@@ -116,6 +118,15 @@ def load(path: Path) -> Recipe:
     """
     import yaml
 
+    if path.suffix in _OF_DATA and path.is_file():
+        data = shlex.quote(str(path))
+        raise UsageError(
+            f"{path} is a dataset, and no recipe",
+            code="bad_recipe",
+            expected="a YAML file with at least model and data",
+            got=str(path),
+            hint=f"the same command with --model MODEL --data {data} in place of {data}",
+        )
     try:
         document = yaml.safe_load(_small_text(path))
     except (FileNotFoundError, IsADirectoryError):

@@ -12,6 +12,7 @@ digests of what the step read, so a second call knows whether the work is done, 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -45,6 +46,10 @@ class RunDir:
     """The names inside a run directory. `path` is the folder itself."""
 
     path: Path
+
+    def free_name(self) -> str:
+        """Of a folder beside this one that is not there."""
+        return next(name for n in itertools.count(2) if not Path(name := f"{self.path}-{n}").exists())
 
     @property
     def plan(self) -> Path:

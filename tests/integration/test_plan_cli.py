@@ -271,6 +271,9 @@ def test_an_unreachable_hub_is_temporary(here: Path) -> None:
         done = _run(here, env, "plan", *arguments)
         assert (done.returncode, _answer(done)["error"]["code"]) == (8, "hub_unreachable"), done.stderr
         assert (MODEL if MODEL in arguments else DATA) in _answer(done)["error"]["message"]
+        assert _answer(done)["error"]["hint"].startswith("try again when the Hub can be reached, or name a local")
+        kept_away = _answer(_run(here, env | {"HF_HUB_OFFLINE": "1"}, "plan", *arguments))["error"]
+        assert kept_away["code"] == "hub_unreachable" and kept_away["hint"].startswith("unset HF_HUB_OFFLINE, or")
     assert _run(here, env, *LOCAL).returncode == 0
 
 

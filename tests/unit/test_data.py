@@ -120,6 +120,9 @@ def test_a_row_that_training_refuses_is_counted_with_its_line(
     with pytest.raises(dataset.SkillTrainError, match="line 3") as caught:  # training would refuse it there
         dataset.scan(Recipe(data="rows.jsonl"))
     assert caught.value.hint == answer["error"]["hint"] or (kind, caught.value.hint[:6]) == ("not_utf8", "iconv ")
+    with pytest.raises(dataset.SkillTrainError) as told:  # with a folder as its model, tokens are counted too
+        dataset.scan(Recipe(model=str(tmp_path), data="rows.jsonl"))
+    assert f" --model {tmp_path} --fix " in told.value.hint or told.value.hint[:6] == "iconv "
     code, answer = _data(capsys, path, "--fix", "rows.fixed.jsonl")
     assert (code, answer["data"]["fix"]["rows"], answer["data"]["fix"]["left_out"]) == (0, 3, {kind: 2})
     assert (tmp_path / "rows.fixed.jsonl").read_bytes() == b"\n".join(whole) + b"\n"

@@ -60,6 +60,13 @@ def test_nearest_names_the_close_word_only() -> None:
     assert errors.nearest("zzz", ["learning_rate", "seed"]) == ""
 
 
+def test_nearest_names_the_words_that_begin_so() -> None:
+    """The nearest to a10g by letters is a machine of eight GPUs."""
+    flavors = ["cpu-basic", "a10g-small", "a10g-large", "a10g-largex2", "a10g-largex4", "a100x8"]
+    assert errors.nearest("a10g", flavors) == " (did you mean 'a10g-small' or 'a10g-large' or 'a10g-largex2'?)"
+    assert errors.nearest("a1", ["a10g-small", "a2"]) == ""  # too short to mean all that begin so
+
+
 @pytest.mark.parametrize(
     ("error", "known"),
     [

@@ -60,6 +60,9 @@ def test_another_recipe_in_the_same_folder_is_told_apart(run: RunDir) -> None:
         local.train(run, other, resume=False, progress=lambda *_: None, say=lambda _: None)
     assert caught.value.code == "another_run"
     assert caught.value.got == "the data has changed; max_steps: 40 → 41"
+    assert caught.value.hint == f"the same command with --run-dir {run.path}-2"
+    Path(f"{run.path}-2").mkdir()
+    assert run.free_name() == f"{run.path}-3"
 
 
 def test_of_the_hub_nobody_is_asked_whether_a_run_may_go_on() -> None:

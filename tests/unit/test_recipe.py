@@ -297,3 +297,12 @@ def test_metrics_of_sensitive_data_go_nowhere() -> None:
     with pytest.raises(UsageError, match="report_to: trackio exclude"):
         recipes.from_dict({"model": "m", "data": "d.jsonl", "sensitive": True, "report_to": "trackio"})
     assert recipes.from_dict({"model": "m", "data": "d.jsonl", "report_to": "trackio"}).report_to == "trackio"
+
+
+def test_a_dataset_in_the_place_of_a_recipe_is_told_apart(tmp_path: Path) -> None:
+    rows = tmp_path / "my rows.jsonl"
+    rows.write_text('{"text": "a"}\n')
+    with pytest.raises(UsageError) as caught:
+        recipes.load(rows)
+    assert caught.value.code == "bad_recipe" and "is a dataset" in caught.value.message
+    assert f"--data '{rows}'" in caught.value.hint
