@@ -16,6 +16,7 @@ from skill_train.dataset import wrong_columns
 from skill_train.errors import NotInstalled, SkillTrainError, Temporary, UsageError, from_exit_code
 from skill_train.facts import DatasetFacts
 from skill_train.formats import COLUMNS
+from skill_train.personal import WHAT
 from skill_train.recipe import Recipe
 from skill_train.resources import train_module
 from skill_train.row_check import checker
@@ -155,6 +156,14 @@ def _warn(console: Console, subject: Subject) -> None:
         console.warn("many_repeats", "more different rows repeat than are counted: duplicate is a lower bound")
     if subject.method != "sft":
         console.warn("not_trained_here", ONLY_SFT)
+    personal = subject.seen.problems["personal_data"]
+    if personal.rows:
+        lines = ", ".join(map(str, personal.lines)) + (" …" if personal.rows > len(personal.lines) else "")
+        console.warn(
+            "personal_data",
+            f"{personal.rows} rows hold what looks like {WHAT} (lines {lines}): a tuned model can repeat it. Take it "
+            "out, or say sensitive: true in a recipe, and nothing leaves this machine",
+        )
     repeated = subject.seen.problems.get("duplicate")
     if repeated is not None and repeated.rows:
         console.warn(

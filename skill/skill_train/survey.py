@@ -11,12 +11,13 @@ from typing import Any
 from skill_train import rows
 from skill_train.dataset import canonical
 from skill_train.formats import kind
+from skill_train.personal import WHAT, holds_personal
 from skill_train.recipe import Recipe
 from skill_train.repeats import Repeats
 from skill_train.row_check import Checked
 
 Check = Callable[[dict[str, Any]], Checked]
-READING = ("broken_json", "not_utf8", "not_an_object", "duplicate")  # known without a mapping
+READING = ("broken_json", "not_utf8", "not_an_object", "duplicate", "personal_data")  # known without a mapping
 MAPPED = ("missing_column", "empty", "malformed", "wrong_role_order")
 LINES = 10  # line numbers kept of each problem
 PEEKED = 200  # rows that decide what a typical row is
@@ -92,7 +93,10 @@ def survey(recipe: Recipe, check: Check | None) -> Survey:
         if shape not in shapes and (len(shapes) < _SHAPES or _has_new(found.columns, row)):
             shapes.add(shape)
             _note_columns(found.columns, row)
-        repeats.note(content(row, raw))
+        written = content(row, raw)
+        repeats.note(written)
+        if holds_personal(written):
+            found.problems["personal_data"].add(line, WHAT, refused=False)
         if check is not None:
             _count(found, line, check(row))
     if repeats.noted:

@@ -129,6 +129,25 @@ def test_a_row_that_training_refuses_is_counted_with_its_line(
     assert dataset.scan(Recipe(data="rows.fixed.jsonl")).rows == 3
 
 
+@pytest.mark.parametrize("suffix", ["jsonl", "csv"])
+def test_what_looks_like_personal_data_is_told_with_its_lines(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], suffix: str
+) -> None:
+    """A warning: whether it may be trained on, and where, is for its owner to say. The rows stay usable."""
+    said = ["4", "write to jane.doe@example.org", "4", "call +49 170 1234567"]
+    path = tmp_path / f"rows.{suffix}"
+    rows = [{"prompt": f"{n} of 4?", "completion": text} for n, text in enumerate(said)]
+    header = "prompt,completion\n" if suffix == "csv" else ""
+    written = [",".join(row.values()) if suffix == "csv" else json.dumps(row) for row in rows]
+    path.write_text(header + "".join(f"{line}\n" for line in written))
+    code, answer = _data(capsys, path)
+    count, first = answer["data"]["problems"]["personal_data"], 2 + (suffix == "csv")
+    assert (code, count["rows"], count["refused"], count["lines"]) == (0, 2, 0, [first, first + 2])
+    (warning,) = [one for one in answer["warnings"] if one["code"] == "personal_data"]
+    assert f"(lines {first}, {first + 2})" in warning["message"] and "sensitive: true" in warning["message"]
+    assert answer["data"]["usable_rows"] == 4
+
+
 def test_many_problems_keep_their_count_and_ten_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = _jsonl(tmp_path, {"text": "Once."}, *({"text": ""} for _ in range(30)))
     count = _data(capsys, path)[1]["data"]["problems"]["empty"]

@@ -1,0 +1,16 @@
+"""What looks like data of a person: e-mail addresses, and telephone numbers with their country. Names, streets and
+numbers of accounts look like any other text; that nothing is found says nothing."""
+
+from __future__ import annotations
+
+import re
+
+WHAT = "an e-mail address or a telephone number"
+_ADDRESS = re.compile(rb"[\w.%+-]@[\w-]{1,63}(?:\.[\w-]{1,63}){0,8}\.[A-Za-z]{2,}", re.ASCII)
+# E.164: at most 15 digits after the plus; fewer than 8 are hardly a number that one can call.
+_NUMBER = re.compile(rb"(?<![\w+])\+[1-9](?:[ ()./-]{0,2}\d){7,14}(?!\d)", re.ASCII)
+
+
+def holds_personal(line: bytes) -> bool:
+    """Of one row, as it is written."""
+    return (b"@" in line and _ADDRESS.search(line) is not None) or (b"+" in line and _NUMBER.search(line) is not None)
