@@ -181,7 +181,10 @@ def _export(
                 warn=console.warn,
             )
     outputs = outputs_of(converted, records) + outputs_of(quantized, records)
-    write_text(out / "Modelfile", modelfile.modelfile(_for_ollama(outputs, types) or source.name, parameters))
+    chosen = _for_ollama(outputs, types)
+    write_text(out / "Modelfile", modelfile.modelfile(chosen or source.name, parameters))
+    because = "the last of the types that were asked for" if chosen else "the only file"
+    reasons = [{"rule": f"FROM ./{chosen or source.name}", "because": because, "source": "--quant"}, *reasons]
     return _export_result(console, model, out, outputs, converted, quantized, reasons)
 
 

@@ -83,6 +83,10 @@ def test_an_export_lists_its_files(chain: Any) -> None:
         assert Path(file["path"]).parent == run / "gguf"
         assert Path(file["path"]).stat().st_size == file["bytes"]
         assert Path(file["path"]).read_bytes()[:4] == b"GGUF"
+    last = f"FROM ./{next(Path(file['path']).name for file in files if file['quant'] == 'q4_k_m')}"
+    reason = _answer(calls["export-gguf"])["data"]["modelfile_reasons"][0]
+    assert reason == {"rule": last, "because": "the last of the types that were asked for", "source": "--quant"}
+    assert (run / "gguf" / "Modelfile").read_text().splitlines().count(last) == 1
 
 
 def test_the_proof_passes(chain: Any) -> None:
