@@ -1932,6 +1932,9 @@ class Checks:
     def check_loss(self) -> None:
         after, before = self.fixed_loss(), self.loss_before or 0.0
         detail = f"{before:.4f} before, {after:.4f} after, on the same {len(self.rows)} training rows"
+        size = self.trainer.model.config.get_text_config().vocab_size
+        if before > math.log(size):  # a perplexity above the size of the vocabulary: no weights, or no tokenizer, of it
+            detail += f"; the base is worse than blind guessing among {size:,} tokens, {math.log(size):.4f}"
         verdict = "pass" if after < before else "warn" if after < 1.05 * before else "fail"
         self.add("loss_falls", verdict if math.isfinite(after) else "fail", number(before - after), detail)
 
