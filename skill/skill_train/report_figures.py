@@ -117,6 +117,7 @@ def overview(run: Run) -> list[tuple[str, list[Figure]]]:
         ("trained on", [plan.figure(str, "placement", "device"), plan.figure(str, "placement", "dtype")]),
         ("steps", [train.figure(number, "steps")]),
         ("loss, first to last", _change(*loss)),
+        ("held-out loss, base to tuned", _change(*(measured(run, model, "loss") for model in ("base", "tuned")))),
         ("exact match, base to tuned", _change(*exact)),
         ("training speed", [train.figure(rate, "figures", "tokens_per_second")]),
         ("time", [train.figure(duration, "seconds")]),

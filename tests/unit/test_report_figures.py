@@ -234,6 +234,16 @@ def test_runs_differ_in_what_is_another_and_in_nothing_else() -> None:
     ]
 
 
+def test_runs_are_compared_by_the_loss_on_rows_that_never_trained() -> None:
+    """As `evaluate` measured it; nothing takes its place."""
+    models = [{"name": name, "exact_match": 0.0, "loss": loss} for name, loss in (("base", 13.099), ("tuned", 9.57))]
+    evaluate = {"models": models, "differences": [], "answers": []}
+    cells = dict(shown(run(train=trained(), evaluate=evaluate))["overview"])["held-out loss, base to tuned"]
+    assert [cell.text for cell in cells] == ["13.1", "9.57"]
+    cells = dict(shown(run(train=trained()))["overview"])["held-out loss, base to tuned"]
+    assert [cell.text for cell in cells] == ["not measured"]
+
+
 def test_an_evaluation_is_taken_before_the_demo_and_never_mixed_with_it() -> None:
     stage = {"stage": "q8_0", "exact_match": 1.0, "tokens_per_second": 100.0}
     model = {"name": "m-q8_0.gguf", "exact_match": 0.25, "tokens_per_second": None, "loss": 1.0, "perplexity": 2.7}
