@@ -289,7 +289,10 @@ def _cancelled(cloud: CloudRun, console: Console) -> Job:
                 raise
             now = follow.job_now(*where, run_id, say, seconds=0.0)
             if now is not None and now.live:
-                raise
+                if error.code != "unknown_job":
+                    raise
+                hint = f"skill-train cancel {cloud.word}"
+                raise Temporary(error.message, code="hub_error", got="status 404", hint=hint) from None
 
     follow.patiently(tell, say)
     return _until_end(cloud, console, _CANCEL_SECONDS)

@@ -410,6 +410,14 @@ def test_cancelling_twice(cloud: Cloud) -> None:
     assert (waited.exit_code, waited.error["code"]) == (5, "cancelled")
 
 
+def test_one_answer_that_there_is_no_such_job_leaves_it_not_alive(cloud: Cloud) -> None:
+    """The Hub has the job and says once that it has not: who believed it would go on paying."""
+    _running(cloud)
+    cloud.hub.faults.add("POST .*/cancel", faults.NOT_FOUND)
+    answer = cloud.on("cancel")
+    assert (answer.exit_code, answer.data["stage"], answer.data["cancelled"]) == (0, "CANCELED", True)
+
+
 def test_a_finished_job_is_not_cancelled(cloud: Cloud) -> None:
     _ended(cloud, cloud.start("pass"))
     asked = len(cloud.hub.log)
