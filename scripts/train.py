@@ -768,13 +768,29 @@ def from_sharegpt(turns: Any, system: Any) -> list[dict[str, Any]]:
 
 
 def as_messages(value: Any, role: str) -> list[dict[str, Any]]:
-    return [{"role": role, "content": value}] if isinstance(value, str) else value
+    if isinstance(value, list):
+        return value
+    name = "prompt" if role == "user" else "completion"
+    return [{"role": role, "content": text_of(value, name)}]
 
 
 def text_of(value: Any, name: str) -> str:
     if not isinstance(value, str) or not value.strip():
         raise Refused(f"{name} is empty or not text", code="bad_row", expected=f"text in {name}", got=repr(value)[:80])
     return value
+
+
+def is_text_part(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text", ""), str)
+
+
+def is_unicode(fields: dict[str, Any]) -> bool:
+    try:
+        return (len(fields) < 2 and fields["role"].isascii()) or bool(
+            json.dumps(fields, ensure_ascii=False, default=str).encode("utf-8")
+        )
+    except UnicodeEncodeError:
+        return False
 
 
 def chat(messages: Any, tools: Any, prompt_messages: int) -> dict[str, Any]:
@@ -795,10 +811,13 @@ def chat(messages: Any, tools: Any, prompt_messages: int) -> dict[str, Any]:
         # `datasets` fills the keys that a row lacks with None; a template must not see them.
         message = {key: value for key, value in message.items() if value is not None}
         content = message.get("content", "")
-        if isinstance(content, list) and all(isinstance(p, dict) and p.get("type") == "text" for p in content):
+        if isinstance(content, list) and all(map(is_text_part, content)):
             content = "".join(part.get("text", "") for part in content)
         if not isinstance(content, str) or (not content and not message.get("tool_calls")):
             raise Refused(f"the {message['role']} message has no text", code="bad_row", got=repr(message)[:80])
+        if not is_unicode({key: value for key, value in message.items() if key != "content"}):  # templates write it too
+            half = "half a surrogate pair stands in a message, which no tokenizer reads"
+            raise Refused(half, code="bad_row", expected="text in Unicode", got=repr(message)[:80])
         cleaned.append({**message, "content": content})
     if not any(m["role"] == "assistant" for m in cleaned[prompt_messages:]):
         raise Refused("a conversation has no assistant message to learn from", code="bad_row", got=repr(cleaned)[:80])
@@ -939,8 +958,10 @@ class Encoder:
         offsets = [(min(start, before), end) for (start, end), before in zip(offsets, ends, strict=False)]
         inside = [any(start < b and end > max(a, start) for a, b in spans) for start, end in offsets]
         labels = [token if trained else IGNORED for token, trained in zip(ids, inside, strict=True)]
-        if not is_chat and (not ids or ids[-1] != self.end_token()):
-            ids, labels = [*ids, self.end_token()], [*labels, self.end_token()]
+        if not is_chat:
+            if not ids or ids[-1] != self.end_token():
+                ids, labels = [*ids, IGNORED], [*labels, IGNORED]
+            ids[-1] = labels[-1] = self.end_token()  # one that the tokenizer appends itself stands in no span
         return ids, labels
 
     def end_token(self) -> int:
@@ -2253,7 +2274,7 @@ def file_digest(path: Path) -> dict[str, Any]:
 
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
     if is_main_process():
-        write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+        write_text(path, "".join(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows))
 
 
 def write_json(path: Path, document: Any) -> None:

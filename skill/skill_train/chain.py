@@ -125,7 +125,7 @@ def _default_run_dir(plan: dict[str, Any]) -> Path:
 
 
 def _local_result(run: RunDir, plan: dict[str, Any], record: dict[str, Any], epochs: float, whole: list[str]) -> Result:
-    failed = [check for check in record["checks"] if check["verdict"] == "fail"]
+    error = smoke_failure(run, record)
     data = {
         "run_dir": str(run.path),
         "recipe_hash": plan["recipe_hash"],
@@ -141,22 +141,27 @@ def _local_result(run: RunDir, plan: dict[str, Any], record: dict[str, Any], epo
         "estimates": actual(plan, record),
         "reused": record.get("reused", False),
     }
-    error = None
-    if failed:
-        error = TrainingFailed(
-            f"the smoke test failed: {', '.join(check['name'] for check in failed)}",
-            code="smoke_failed",
-            expected="every check to pass",
-            got="; ".join(check["detail"] for check in failed),
-            hint=f"read {run.record('train')}",
-        )
-    following = [] if failed else [f"skill-train export-gguf {quoted(run.path)}", *whole]
+    following = [] if error else [f"skill-train export-gguf {quoted(run.path)}", *whole]
     return Result(
         data,
         human=lambda rich: tables.draw_smoke(rich, data),
         quiet=str(run.path),
         next=following,
         error=error,
+    )
+
+
+def smoke_failure(run: RunDir, record: dict[str, Any]) -> TrainingFailed | None:
+    """Of a run that trained to its end, here or as a job, and whose checks say that it went wrong."""
+    failed = [check for check in record.get("checks", []) if check["verdict"] == "fail"]
+    if not failed:
+        return None
+    return TrainingFailed(
+        f"the smoke test failed: {', '.join(check['name'] for check in failed)}",
+        code="smoke_failed",
+        expected="every check to pass",
+        got="; ".join(check["detail"] for check in failed),
+        hint=f"read {run.record('train')}",
     )
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from skill_train import cloud_budget, cloud_run, flavors, hub_repository, job_figures, kept, tables
-from skill_train.chain import require_trained
+from skill_train.chain import require_trained, smoke_failure
 from skill_train.chain_follow import About, look
 from skill_train.cloud_answer import money
 from skill_train.cloud_record import CloudJob, CloudRecord
@@ -29,9 +29,11 @@ def pull(console: Console, *, run: str, run_dir: Path | None) -> Result:
     assert here is not None  # in_folder gave it one
     fetched = _fetched(cloud, here, console)
     source = fetched["inputs"]
-    done = source["state"] == "done"
+    done, failure = source["state"] == "done", None
     if done:
         require_trained(here)
+        record = read_json(here.record("train"))
+        failure = smoke_failure(here, record)
     else:
         step = source["checkpoint"]
         what = "nothing but records" if step is None else f"a checkpoint of step {step}"
@@ -40,6 +42,7 @@ def pull(console: Console, *, run: str, run_dir: Path | None) -> Result:
         "run_dir": str(here.path),
         "state": source["state"],
         "trained": done,
+        "verdict": record.get("verdict") if done else None,
         "checkpoint": source["checkpoint"],
         "from": source.get("bucket") or source.get("repository"),
         "fetched": len(fetched["fetched"]),
@@ -51,7 +54,8 @@ def pull(console: Console, *, run: str, run_dir: Path | None) -> Result:
         data,
         human=lambda rich: tables.draw_pulled(rich, data),
         quiet=str(here.path),
-        next=[f"skill-train export-gguf {word}"] if done else [unfinished],
+        next=[] if failure else [f"skill-train export-gguf {word}"] if done else [unfinished],
+        error=failure,
     )
 
 
@@ -274,7 +278,7 @@ def _check_flavor(about: About, flavor: str | None) -> None:
 
 
 def _price(flavor: str) -> tuple[float | None, str]:
-    offered, source = flavors.current(live=True)
+    offered, source = flavors.current(live=True, kept_for=0)  # a ceiling holds for the price of now
     return next((each.usd_per_hour for each in offered if each.name == flavor), None), source
 
 

@@ -129,13 +129,14 @@ def latest(cloud: CloudRun) -> CloudRun:
 def with_others(record: CloudRecord, say: Say) -> CloudRecord:
     """With the jobs of this run that the record lacks: their start had no answer, or another folder started them."""
     listed = patiently(lambda: jobs.find(record.namespace, {"run": record.run_id}), say)
+    live = {job.id for job in listed if job.live}
     for job in reversed(listed):  # the oldest first
         found = _as_record(job, None)
         there = next((known for known in record.jobs if known.number == found.number), None)
         if there is not None and there.job_id is None:
             found = _as_record(job, there)
-        elif there is not None and not job.live:  # two folders gave the same number: the job that runs is the one
-            continue
+        elif there is not None and (not job.live or there.job_id in live):
+            continue  # two folders gave the same number: the job that runs is the one, and ours before another
         if there is None or there.job_id != job.id:
             record = with_bucket(record.with_job(found), job)
     return record

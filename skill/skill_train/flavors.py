@@ -30,17 +30,18 @@ def usd_per_hour(name: str | None) -> float | None:
     return next((flavor.usd_per_hour for flavor in current(live=False)[0] if flavor.name == name), None)
 
 
-def current(live: bool) -> tuple[tuple[Flavor, ...], str]:
+def current(live: bool, kept_for: float = _DAY) -> tuple[tuple[Flavor, ...], str]:
     """`(flavors, where they come from)`.
 
-    An answer of the Jobs API is kept for a day. When the API cannot be asked, the newer of that answer and the shipped
-    table counts, and the reason says which and of when.
+    An answer of the Jobs API is kept, and taken for a day. When the API cannot be asked, the newer of that answer and
+    the shipped table counts, and the reason says which and of when.
 
     Args:
         live: whether the Jobs API may be asked, for at most 3 seconds.
+        kept_for: seconds that an earlier answer is as good as a new one.
     """
     kept, age = _kept()
-    if kept and age < _DAY:
+    if kept and age < kept_for:
         return kept, f"the Jobs API, asked {_ago(age)}"
     why = "the Jobs API was not asked"
     if live:

@@ -57,7 +57,8 @@ def start(
             return started(run, record, asked, found)
         except Temporary as error:
             say(f"{error.message} ({error.got}); looking whether the job is there (try {attempt} of {TRIES})")
-            found = look(record, asked.number)
+            refused = error.code == "rate_limit"  # the others may have passed it on
+            found = look(record, asked.number, times=2 if refused else LATE_LOOKS)
             if found is not None:
                 return started(run, record, asked, found)
             if attempt == TRIES:

@@ -246,6 +246,7 @@ class _child:
             stdout=subprocess.PIPE,
             stderr=log,
             text=True,
+            errors="replace",
             env=os.environ | quiet | launch["environment"],
             process_group=0,
             pass_fds=(lock.fileno(),) if lock else (),  # left behind by a kill of ours, it still has the folder

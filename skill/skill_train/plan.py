@@ -218,7 +218,7 @@ def _resolve(recipe: Recipe, model: ModelFacts, dataset: DatasetFacts, reasons: 
     values |= _tuning(recipe, model, reasons)
     rows = dataset.rows - _held_out(dataset.rows, recipe)
     if recipe.max_steps is None:
-        values["max_steps"] = max(1, math.ceil(rows * recipe.num_train_epochs / recipe.effective_batch_size))
+        values["max_steps"] = max(1, math.ceil(round(rows * recipe.num_train_epochs, 6) / recipe.effective_batch_size))
         why = f"{rows} training rows x {recipe.num_train_epochs:g} epochs / {recipe.effective_batch_size} rows a step"
         _because(reasons, "max_steps", values["max_steps"], why, "recipe")
     elif rows:

@@ -147,12 +147,12 @@ def _figures(kept: Path) -> dict[str, Any]:
     marker = read_json(kept / "kept.json")
     checkpoints = sorted(path.parent.name for path in (kept / "checkpoints").glob("*/kept.json"))
     torn = [name for name, digest in marker["files"].items() if not _is(kept / name, digest)]
-    adapter = [name for name in marker["files"] if name.startswith("adapter/")]
-    if marker["state"] != "done" or torn or not checkpoints or not adapter:
+    trained = [name for name in marker["files"] if name.startswith(("adapter/", "merged/"))]
+    if marker["state"] != "done" or torn or not checkpoints or not trained:
         raise TrainingFailed(
             "the rehearsal ended without everything that a job must keep",
             code="rehearsal_failed",
-            expected="adapter, records and a checkpoint, each as kept.json says",
+            expected="the trained weights, records and a checkpoint, each as kept.json says",
             got=f"torn: {', '.join(torn) or 'none'}; checkpoints: {', '.join(checkpoints) or 'none'}",
             hint="skill-train doctor --self-test",
         )

@@ -119,11 +119,11 @@ def measure(example: dict[str, Any]) -> tuple[int, int]:
         return _bytes(example["text"]), 0
     if example["kind"] == "completion":
         return _bytes(example["prompt"]) + _bytes(example["completion"]), 0
-    size = len(json.dumps(example["tools"])) if example["tools"] else 0
+    size = len(json.dumps(example["tools"], default=str)) if example["tools"] else 0
     for message in example["messages"]:
         size += _bytes(message["content"])
         if "tool_calls" in message:
-            size += len(json.dumps(message["tool_calls"]))
+            size += len(json.dumps(message["tool_calls"], default=str))
     return size, len(example["messages"])
 
 

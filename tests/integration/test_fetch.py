@@ -81,6 +81,32 @@ def test_a_finished_run_comes_here_and_only_once(cloud: Cloud) -> None:
     assert cloud.on("pull").data["fetched"] == 0
 
 
+def test_a_run_whose_checks_failed_is_no_success(cloud: Cloud) -> None:
+    """As `local` ends with the same record. What it kept is here all the same."""
+    check = {"name": "loss_falls", "verdict": "fail", "figure": -1.0, "detail": "2.0 before, 3.0 after"}
+    record = json.loads(cloud_runs.result()["train.json"]) | {"verdict": "fail", "checks": [check]}
+    cloud.keep(cloud_runs.result(**{"train.json": json.dumps(record).encode()}))
+    _ended(cloud, cloud.start("pass"))
+    answer = cloud.on("pull")
+    assert (answer.exit_code, answer.error["code"], answer.error["got"]) == (5, "smoke_failed", check["detail"])
+    assert (answer.data["verdict"], answer.document["next"]) == ("fail", [])
+    assert (cloud.run.path / "adapter" / "adapter_model.safetensors").is_file()
+
+
+def test_a_ceiling_holds_for_the_price_of_now(cloud: Cloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """0.40 dollars an hour when it was asked first, and ten times that a moment later."""
+    monkeypatch.setenv("SKILL_TRAIN_CACHE", str(tmp_path / "cache"))
+    cloud.keep(cloud_runs.checkpoint(5))
+    job = cloud.start("raise SystemExit(1)")
+    _ended(cloud, job)
+    asked = ("resume", "--timeout", "60m", "--max-cost", "0.5")
+    assert cloud.on(*asked).error["code"] == "confirm_cost"
+    for row in cloud.hub.hardware:
+        row.update({key: 10 * value for key, value in row.items() if key.startswith("unitCost")})
+    refused = cloud.on(*asked, "--yes")
+    assert (refused.exit_code, len(cloud.hub.jobs.all)) == (3, 1), refused.document
+
+
 @pytest.mark.parametrize("path", ["GET /cas/.*/reconstructions", "GET /cas/.*/xorbs"])
 def test_a_store_that_does_not_have_its_bytes_now(cloud: Cloud, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
     """hf_xet says so in words only."""

@@ -36,6 +36,13 @@ def _rehearse(hub: Hub, folder: Path, *arguments: str) -> Done:
     return Done(done.returncode, done.stdout, done.stderr)
 
 
+def test_a_job_that_trains_every_weight_is_run_here(hub: Hub, tmp_path: Path) -> None:
+    """It keeps a model, and no adapter."""
+    (tmp_path / "recipe.yaml").write_text("model: me/tiny\ndata: rows.jsonl\nmax_length: 64\nfinetuning_type: full\n")
+    done = _rehearse(hub, tmp_path, "recipe.yaml")
+    assert done.data["verdict"] in ("pass", "warn") and done.data["steps"] == 2
+
+
 def test_the_job_is_run_here(hub: Hub, tmp_path: Path) -> None:
     """The very program with the plan's data, two steps, everything kept."""
     done = _rehearse(hub, tmp_path, *SAID, "64")

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import functools
 import itertools
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +142,25 @@ def test_a_completion_is_trained_with_its_end(tmp_path: Path, kind: str, start: 
     assert trained[-1] == end
     assert tokenizer.decode(trained[:-1]).strip() == "four."
     assert row["rendered"] == "Two and two is four."
+
+
+def test_an_end_that_the_tokenizer_appends_itself_is_trained(tmp_path: Path) -> None:
+    """It stands in no text, so its place is (0, 0)."""
+    base = Path(shutil.copytree(tiny.cached("qwen2"), tmp_path / "base"))
+    document = json.loads((base / "tokenizer.json").read_text())
+    end = json.loads((base / "tokenizer_config.json").read_text())["eos_token"]
+    number = next(token["id"] for token in document["added_tokens"] if token["content"] == end)
+    text, mark = {"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": end, "type_id": 0}}
+    document["post_processor"] = {
+        "type": "TemplateProcessing", "single": [text, mark], "pair": [text, {"Sequence": {"id": "B", "type_id": 0}}],
+        "special_tokens": {end: {"id": end, "ids": [number], "tokens": [end]}},
+    }  # fmt: skip
+    (base / "tokenizer.json").write_text(json.dumps(document))
+    for row in ({"prompt": "two and two is", "completion": " four"}, {"text": "a plain text"}):
+        recipe = training.resolved(base, training.write_data(tmp_path, [row]))
+        made = PROGRAM.Encoder(recipe, PROGRAM.load_tokenizer(recipe))(0, 1, row)
+        assert made["input_ids"].count(number) == 1
+        assert (made["input_ids"][-1], made["labels"][-1]) == (number, number)
 
 
 def test_a_token_that_begins_with_the_space_of_the_prompt_is_the_answers(tmp_path: Path) -> None:

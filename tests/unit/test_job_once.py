@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from skill_train import cloud_record, job_once, jobs
+from skill_train import cloud_record, cloud_run, job_once, jobs
 from skill_train.cloud_record import CloudJob, CloudRecord
 from skill_train.errors import AccessError, SkillTrainError, Temporary
 from skill_train.hub_client import StillAsking
@@ -19,6 +19,7 @@ from skill_train.run_dir import RunDir
 RECORD = CloudRecord("0123456789ab", "0123456789abcdef", "me", "me/x")
 ASKED = CloudJob(1, "starting", "t4-small", 600, "2026-11-21T10:00:00Z")
 FAILED = Temporary("no answer", code="hub_error")
+BUSY = Temporary("too many requests", code="rate_limit")
 LATE = StillAsking("no answer", code="hub_unreachable")
 REFUSED = AccessError("no credit", code="no_credit")
 
@@ -71,9 +72,11 @@ def _start(run: RunDir, hub: Hub) -> CloudRecord:
         ([_job(1)], [], "post", 1),
         ([FAILED], [[_job(1)]], "post find", 1),
         ([FAILED], [[], [_job(1)]], "post find find", 1),  # a listing that is a moment behind
-        ([FAILED, _job(2)], [[], []], "post find find post", 2),
+        ([FAILED], [[]] * 14 + [[_job(1)]], "post" + " find" * 15, 1),  # a gateway that gave up, and made it later
+        ([FAILED, _job(2)], [[]] * 15, "post" + " find" * 15 + " post", 2),
+        ([BUSY, _job(2)], [[], []], "post find find post", 2),  # said before anything was done
         ([FAILED], [FAILED, FAILED, [_job(1)]], "post find find find", 1),
-        ([FAILED, FAILED, FAILED], [[], [], [], [], [], [_job(3)]], "post find find " * 3, 3),
+        ([BUSY, BUSY, BUSY], [[], [], [], [], [], [_job(3)]], "post find find " * 3, 3),
         ([LATE], [[]] * 14 + [[_job(1)]], "post" + " find" * 15, 1),
     ],
 )
@@ -101,7 +104,8 @@ def test_a_job_of_this_number_that_another_folder_asked_for(hub: Any, tmp_path: 
     ("posts", "listings", "asked", "states"),
     [
         ([REFUSED], [], 1, []),  # there is no job, and nothing to look for
-        ([FAILED] * 3, [[]] * 6, 3, ["starting"]),
+        ([FAILED] * 3, [[]] * 45, 3, ["starting"]),
+        ([BUSY] * 3, [[]] * 6, 3, ["starting"]),
         ([FAILED], [FAILED] * 4, 1, ["starting"]),  # nobody knows, so nobody asks again
         ([LATE], [[]] * 15, 1, ["starting"]),
     ],
@@ -137,3 +141,17 @@ def test_a_question_is_asked_again_and_not_for_ever(hub: Any) -> None:
     with pytest.raises(Temporary):
         job_once.patiently(endless.post)
     assert len(endless.asked) == 4
+
+
+def test_of_two_jobs_that_run_under_one_number_ours_stays(hub: Any) -> None:
+    """A server made the first of two requests late. Who took the other job for ours would let ours run on unseen."""
+    ours, other = (dataclasses.replace(_job(n), labels={"run": RECORD.run_id, "attempt": "1"}) for n in (1, 2))
+    record = RECORD.with_job(job_once.begun(ASKED, ours))
+
+    def seen(*listed: jobs.Job) -> str | None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(jobs, "find", lambda namespace, labels: list(listed))
+            return cloud_run.with_others(record, lambda text: None).jobs[0].job_id
+
+    assert seen(other, ours) == seen(ours, other) == ours.id
+    assert seen(other, dataclasses.replace(ours, stage="CANCELED")) == other.id

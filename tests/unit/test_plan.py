@@ -339,6 +339,13 @@ def test_the_hash_is_the_same_on_every_machine_and_not_after_a_change() -> None:
 # --- Full fine-tuning ---
 
 
+def test_a_step_is_not_added_by_the_last_digit_of_a_float() -> None:
+    """50 x 1.1 is 55, and 55.00000000000001 in binary."""
+    rows = dataclasses.replace(CHAT, rows=50)
+    values = {"num_train_epochs": 1.1, "effective_batch_size": 1, "held_out_fraction": 0.0}
+    assert _plan(machine=A100, dataset=rows, **values)["recipe"]["max_steps"] == 55
+
+
 def test_full_fine_tuning_reads_no_field_of_lora() -> None:
     """So two recipes that differ there alone are one: the same hash, the same plan."""
     plan = _plan(machine=A100, finetuning_type="full")

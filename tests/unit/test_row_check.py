@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -65,6 +66,13 @@ def test_a_row_is_refused_exactly_when_training_refuses_it(messages: Any) -> Non
         ({"messages": [USER, {"role": "assistant", "content": 4}]}, "malformed"),
         ({"messages": [USER]}, "wrong_role_order"),
         ({"messages": [USER, {"role": "assistant", "content": "\ud83d"}]}, "not_utf8"),
+        ({"messages": [USER, {"role": "assistant", "content": "4", "reasoning_content": "\ud83d"}]}, "malformed"),
+        (
+            {"messages": [{"role": "\ud83d", "content": "4"}, BOT, {"role": "tool", "content": "5", "name": "a"}]},
+            "malformed",
+        ),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": None}]}, BOT]}, "malformed"),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": 5}]}, BOT]}, "malformed"),
     ],
     ids=str,
 )
@@ -79,6 +87,18 @@ def test_a_column_that_is_nearly_right_is_named() -> None:
     near, far = ({key: [USER, {"role": "assistant", "content": "4"}]} for key in ("mesages", "turns"))
     said = [trouble.why for row in (near, far) if (trouble := checker(CHAT)(row)[2])]
     assert said == ["no column 'messages' (here: 'mesages')", "no column 'messages'"]
+
+
+@pytest.mark.parametrize("row", [{"q": [USER], "a": None}, {"q": None, "a": [BOT]}, {"q": [USER], "a": 4}], ids=str)
+def test_a_conversation_without_its_other_half_is_refused(row: dict[str, Any]) -> None:
+    trouble = checker(Found("prompt_completion", {"prompt": "q", "completion": "a"}, ""))(row)[2]
+    assert trouble is not None and trouble.refused
+
+
+def test_what_json_has_no_word_for_is_measured() -> None:
+    """A time, as Parquet has them."""
+    call = {"role": "assistant", "content": "", "tool_calls": [{"name": "f", "at": datetime(2026, 1, 1)}]}
+    assert checker(CHAT)({"messages": [USER, call, ANSWER, BOT]})[2] is None
 
 
 @pytest.mark.parametrize("value", ["", "  ", None])
