@@ -23,7 +23,7 @@ from skill_train.chain import (
 from skill_train.console import Console, Result
 from skill_train.errors import UsageError, VerificationFailed
 from skill_train.native import ending
-from skill_train.run_dir import RunDir, open_run, read_json, renamed_aside, write_text
+from skill_train.run_dir import RunDir, open_run, read_json, renamed_aside, require_no_run, write_text
 from skill_train.run_lock import locked
 
 UNQUANTIZED = ("f16", "bf16", "f32")
@@ -62,7 +62,15 @@ def export_gguf(
         return export_run(console, open_run(run), quant, tools)
     if not (run / "config.json").is_file():
         open_run(run)  # says what is missing
+    if lora:
+        raise UsageError(
+            f"{run} is a model folder, and --lora converts the adapter of a run",
+            code="bad_usage",
+            expected="skill-train export-gguf RUN --lora",
+            hint=f"skill-train export-gguf {quoted(run)}",
+        )
     folder = out or beside(run, "-gguf")
+    require_no_run(folder, f"skill-train export-gguf {quoted(run)}")
     return _export(console, model=run, out=folder, records=folder, name=slug(run), quant=quant, tools=tools)
 
 

@@ -36,9 +36,18 @@ from skill_train.token_text import refuse_in_arguments
 __all__ = ["cli", "cli_cloud", "cli_export", "cli_local", "cli_skills", "main"]
 
 
+def _open_what_is_closed() -> None:
+    """A shell can close any of the three (`>&-`). Python then has None for it, and the next file that is opened gets
+    its number."""
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w"))  # noqa: SIM115
+
+
 def main(argv: list[str] | None = None) -> None:
     """The console script. Every known error becomes one message and its exit code, here and nowhere else."""
     search_seldom()
+    _open_what_is_closed()
     # Read once, when torch or llama.cpp is loaded: threads that spin while they wait slow a busy machine 10 times.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     for name in ("HF_HUB_DISABLE_TELEMETRY", "DISABLE_TELEMETRY", "DO_NOT_TRACK"):

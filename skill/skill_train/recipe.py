@@ -128,7 +128,7 @@ def load(path: Path) -> Recipe:
             hint=f"the same command with --model MODEL --data {data} in place of {data}",
         )
     try:
-        document = yaml.safe_load(_small_text(path))
+        document = yaml.load(_small_text(path), Loader=_loader())  # noqa: S506 - a SafeLoader
     except (FileNotFoundError, IsADirectoryError):
         raise UsageError(
             f"the recipe {path} does not exist",
@@ -183,6 +183,21 @@ def recipe_hash(resolved: dict[str, Any], fingerprints: dict[str, str | None]) -
             values[key] = fingerprints[key]
     canonical = json.dumps(values, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(canonical.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _loader() -> Any:
+    """PyYAML's safe one, which would take the last of two equal keys and say nothing."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            keys = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode)] if node.id == "mapping" else []
+            twice = next((key for n, key in enumerate(keys) if key.value in {one.value for one in keys[:n]}), None)
+            if twice is not None:
+                raise yaml.constructor.ConstructorError(None, None, f"{twice.value!r} stands twice", twice.start_mark)
+            return super().construct_mapping(node, deep)
+
+    return Loader
 
 
 def _small_text(path: Path) -> str:

@@ -274,6 +274,13 @@ def peak_memory_bytes(children: bool = False) -> int | None:
     return peak if sys.platform == "darwin" else peak * 1024  # bytes on macOS, KiB on Linux
 
 
+def require_no_run(folder: Path, otherwise: str) -> None:
+    """Files of a model are none of a run. `otherwise` is the command that puts them elsewhere."""
+    if RunDir.is_one(folder) or (folder.name == "gguf" and RunDir.is_one(folder.parent)):
+        wrong = f"{folder} is of a run, which has files of its own"
+        raise UsageError(wrong, code="bad_out", expected="a folder for these files alone", hint=otherwise)
+
+
 def write_record(path: Path, **fields: Any) -> dict[str, Any]:
     """Writes `<step>.json`, last. The usual fields: inputs, options, outputs, figures, reasons, versions, seconds,
     peak_memory_bytes."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import tempfile
 import time
 from collections import Counter
@@ -70,6 +71,7 @@ def verify(
     """
     started = time.monotonic()
     _require(ggufs, reference)
+    _require_proof(record)
     keep_freed()
     sample = sample_of(_weights(reference), tokens)
     with ending(ThreadPoolExecutor(3)) as beside:  # what needs no reference is done while it is read and at work
@@ -149,6 +151,19 @@ def _require(ggufs: list[Path], reference: Path) -> None:
             expected="files of different names in one proof",
             got=", ".join(str(path) for path in ggufs if path.name == twice),
             hint="verify them one by one, each with its own --out",
+        )
+
+
+def _require_proof(record: Path) -> None:
+    """Only a proof is replaced."""
+    found = run_dir.read_json(record) if record.is_file() else {}
+    if os.path.lexists(record) and not found.keys() >= {"checks", "not_checked", "samples"}:
+        raise UsageError(
+            f"{record} exists and is not a proof",
+            code="would_overwrite",
+            expected="a new file, or a proof to replace",
+            got=str(record),
+            hint="choose another --out",
         )
 
 

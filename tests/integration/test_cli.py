@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -193,6 +194,39 @@ def test_a_model_folder_may_be_called_by_where_it_is(tmp_path: Path, words: str)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "model-gguf" / "model-f16.gguf").is_file()
     assert _answer(_call(place, "export-gguf", words, "--quant", "f16"))["data"]["reused"] is True
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", "<&- >&- 2>&-"])
+def test_what_the_shell_closed_changes_no_exit_code(tmp_path: Path, closed: str) -> None:
+    training.write_data(tmp_path, [{"text": f"row {n}"} for n in range(3)])
+    command = "from skill_train.cli import main; main()"
+    for words, code in ((["data", "rows.jsonl"], 0), (["data", "none.jsonl"], 2), (["--version"], 0)):
+        line = shlex.join([sys.executable, "-c", command, *words])
+        done = subprocess.run(f"{line} {closed}", cwd=tmp_path, shell=True, capture_output=True, text=True, check=False)  # noqa: S602
+        assert (done.returncode, "Traceback" in done.stderr) == (code, False), done.stderr
+        if closed == "2>&-" and words[0] == "data":
+            assert json.loads(done.stdout)["ok"] is (code == 0)  # one document, and no line of progress
+
+
+def test_an_export_of_a_model_writes_into_no_run(chain: Any, tmp_path: Path) -> None:
+    run, model = chain[0], tiny.cached("gemma")
+    before = sorted(path.name for path in (run / "gguf").iterdir())
+    for out in (run, run / "gguf"):
+        _assert_refused(_call(tmp_path, "export-gguf", model, "--out", out, "--quant", "f16"), "bad_out", str(out))
+    assert sorted(path.name for path in (run / "gguf").iterdir()) == before
+    _assert_refused(_call(tmp_path, "export-gguf", model, "--lora"), "bad_usage", "--lora")
+
+
+def test_a_proof_takes_the_place_of_a_proof_alone(chain: Any, tmp_path: Path) -> None:
+    """A user wrote one over the plan of her run, which was no run then."""
+    run = chain[0]
+    (tmp_path / "mine.json").write_text('{"my": 1}')
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    kept = {path: path.read_bytes() for path in (run / "plan.json", run / "merge.json", tmp_path / "mine.json")}
+    for out in (*kept, tmp_path / "pipe", tmp_path / "loop"):
+        _assert_refused(_call(tmp_path, "verify", run, "--out", out), "would_overwrite", str(out))
+    assert {path: path.read_bytes() for path in kept} == kept and (tmp_path / "pipe").is_fifo()
 
 
 def test_places_without_a_name_are_refused_before_anything_is_written(tmp_path: Path) -> None:

@@ -306,3 +306,12 @@ def test_a_dataset_in_the_place_of_a_recipe_is_told_apart(tmp_path: Path) -> Non
         recipes.load(rows)
     assert caught.value.code == "bad_recipe" and "is a dataset" in caught.value.message
     assert f"--data '{rows}'" in caught.value.hint
+
+
+@pytest.mark.parametrize("text", ["model: a\ndata: b\nmodel: c\n", "model: a\ndata: b\ncolumns: {text: x, text: y}\n"])
+def test_a_key_that_stands_twice_is_refused(tmp_path: Path, text: str) -> None:
+    """YAML's readers take the last of them, and say nothing."""
+    (tmp_path / "recipe.yaml").write_text(text)
+    with pytest.raises(UsageError, match="stands twice") as caught:
+        recipes.load(tmp_path / "recipe.yaml")
+    assert caught.value.code == "bad_recipe" and "line 3" in caught.value.message
