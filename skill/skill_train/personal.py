@@ -8,7 +8,7 @@ import re
 WHAT = "an e-mail address or a telephone number"
 _ADDRESS = re.compile(rb"[\w.%+-]@[\w-]{1,63}(?:\.[\w-]{1,63}){0,8}\.[A-Za-z]{2,}", re.ASCII)
 # E.164: at most 15 digits after the plus; fewer than 8 are hardly a number that one can call.
-_NUMBER = re.compile(rb"(?<![\w+])\+[1-9](?:[ ()./-]{0,2}\d){7,14}(?!\d)", re.ASCII)
+_NUMBER = re.compile(rb"(?:(?<![\w+])|(?<=\\[nrt]))\+[1-9](?:[ ()./-]{0,2}\d){7,14}(?!\d)", re.ASCII)
 
 
 def holds_personal(line: bytes) -> bool:

@@ -191,10 +191,13 @@ def _loader() -> Any:
 
     class Loader(yaml.SafeLoader):
         def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-            keys = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode)] if node.id == "mapping" else []
-            twice = next((key for n, key in enumerate(keys) if key.value in {one.value for one in keys[:n]}), None)
-            if twice is not None:
-                raise yaml.constructor.ConstructorError(None, None, f"{twice.value!r} stands twice", twice.start_mark)
+            seen: set[str] = set()
+            for key in (
+                [key for key, _ in node.value if isinstance(key, yaml.ScalarNode)] if node.id == "mapping" else []
+            ):
+                if key.value in seen:
+                    raise yaml.constructor.ConstructorError(None, None, f"{key.value!r} stands twice", key.start_mark)
+                seen.add(key.value)
             return super().construct_mapping(node, deep)
 
     return Loader

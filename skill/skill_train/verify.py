@@ -37,6 +37,7 @@ from skill_train.verify_texts import Sample, sample_of
 from skill_train.verify_weights import compare_weights
 
 Warn = Callable[[str, str], None]
+_OF_A_PROOF = {"checks", "not_checked", "samples"}
 
 
 def verify(
@@ -156,8 +157,8 @@ def _require(ggufs: list[Path], reference: Path) -> None:
 
 def _require_proof(record: Path) -> None:
     """Only a proof is replaced."""
-    found = run_dir.read_json(record) if record.is_file() else {}
-    if os.path.lexists(record) and not found.keys() >= {"checks", "not_checked", "samples"}:
+    found = run_dir.read_json(record) if record.is_file() else None
+    if os.path.lexists(record) and not (isinstance(found, dict) and found.keys() >= _OF_A_PROOF):
         raise UsageError(
             f"{record} exists and is not a proof",
             code="would_overwrite",

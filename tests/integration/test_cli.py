@@ -221,9 +221,11 @@ def test_a_proof_takes_the_place_of_a_proof_alone(chain: Any, tmp_path: Path) ->
     """A user wrote one over the plan of her run, which was no run then."""
     run = chain[0]
     (tmp_path / "mine.json").write_text('{"my": 1}')
+    (tmp_path / "list.json").write_text("[]")
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
-    kept = {path: path.read_bytes() for path in (run / "plan.json", run / "merge.json", tmp_path / "mine.json")}
+    others = [tmp_path / "mine.json", tmp_path / "list.json"]
+    kept = {path: path.read_bytes() for path in (run / "plan.json", run / "merge.json", *others)}
     for out in (*kept, tmp_path / "pipe", tmp_path / "loop"):
         _assert_refused(_call(tmp_path, "verify", run, "--out", out), "would_overwrite", str(out))
     assert {path: path.read_bytes() for path in kept} == kept and (tmp_path / "pipe").is_fifo()

@@ -18,6 +18,7 @@ from skill_train.personal import holds_personal
         "call +49 170 1234567",
         "(+1) is not, but +1 (555) 010-0199 is",
         "+442079460123",
+        r'{"text": "call\n+49 170 1234567"}',
     ],
 )
 def test_found(text: str) -> None:

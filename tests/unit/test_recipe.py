@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -315,3 +316,12 @@ def test_a_key_that_stands_twice_is_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(UsageError, match="stands twice") as caught:
         recipes.load(tmp_path / "recipe.yaml")
     assert caught.value.code == "bad_recipe" and "line 3" in caught.value.message
+
+
+def test_many_keys_take_no_time(tmp_path: Path) -> None:
+    """100,000 of them fit into the largest recipe; compared each with each, they would take hours."""
+    (tmp_path / "recipe.yaml").write_text("".join(f"k{n}: 1\n" for n in range(20_000)))
+    started = time.process_time()
+    with pytest.raises(UsageError):
+        recipes.load(tmp_path / "recipe.yaml")
+    assert time.process_time() - started < 15
