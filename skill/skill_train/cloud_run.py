@@ -136,6 +136,8 @@ def with_others(record: CloudRecord, say: Say) -> CloudRecord:
         if there is not None and there.job_id is None:
             found = _as_record(job, there)
         elif there is not None and (not job.live or there.job_id in live):
+            if job.live and job.id != there.job_id:
+                say(f"another job of this run is {job.stage}, and paid for: skill-train cancel {job.id}")
             continue  # two folders gave the same number: the job that runs is the one, and ours before another
         if there is None or there.job_id != job.id:
             record = with_bucket(record.with_job(found), job)

@@ -320,8 +320,8 @@ def test_a_key_that_stands_twice_is_refused(tmp_path: Path, text: str) -> None:
 
 def test_many_keys_take_no_time(tmp_path: Path) -> None:
     """100,000 of them fit into the largest recipe; compared each with each, they would take hours."""
-    (tmp_path / "recipe.yaml").write_text("".join(f"k{n}: 1\n" for n in range(20_000)))
+    (tmp_path / "recipe.yaml").write_text("".join(f"k{n}: 1\n" for n in range(60_000)))
     started = time.process_time()
     with pytest.raises(UsageError):
         recipes.load(tmp_path / "recipe.yaml")
-    assert time.process_time() - started < 15
+    assert time.process_time() - started < 30
