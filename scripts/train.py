@@ -1579,8 +1579,10 @@ def is_other_work(folder: Path) -> bool:
 
 
 def goes_along(file: Path) -> bool:
+    """Not a README.md: it is the base's card, and a repository has one of its own in that place."""
     name = file.name
-    named = name == "Modelfile" or name.startswith(".") or name.endswith(".failed.json") or ".safetensors" in name
+    named = name in ("Modelfile", "README.md") or name[:1] == "." or name.endswith(".failed.json")
+    named = named or ".safetensors" in name
     if named or file.suffix.lower() in LEFT_OUT.split() or not file.is_file():
         return False
     if file.suffix != ".json":

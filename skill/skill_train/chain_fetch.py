@@ -130,8 +130,10 @@ def _from_repository(cloud: CloudRun, here: RunDir) -> dict[str, Any]:
     from skill_train import hub
     from skill_train import pull as step
 
-    folder, commit = hub.model_folder(cloud.record.hub_model_id, None)
-    return step.from_repository(here, cloud.record.hub_model_id, folder, commit)
+    repository = cloud.record.hub_model_id
+    pushed = step.in_repository(read_json(hub.model_file(repository, "train.json")))
+    folder, commit = hub.model_folder(repository, None, files=tuple(pushed.values()))
+    return step.from_repository(here, repository, folder, commit)
 
 
 def resume(

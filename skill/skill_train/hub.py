@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import glob
 import json
 import re
 from collections import Counter
@@ -25,8 +26,11 @@ _UNITS = {"MB": 10**6, "GB": 10**9, "TB": 10**12}
 _MINUTES = {"minute": 1, "hour": 60}
 
 
-def model_folder(model: str, revision: str | None) -> tuple[Path, str | None]:
+def model_folder(model: str, revision: str | None, files: tuple[str, ...] = ()) -> tuple[Path, str | None]:
     """`(folder, commit)` of a model: a local folder as it is, or a snapshot in the Hub cache, fetched when needed.
+
+    Args:
+        files: names of those to fetch; without any, all that a model is made of.
 
     Raises:
         UsageError: neither a folder nor a model on the Hub.
@@ -38,7 +42,7 @@ def model_folder(model: str, revision: str | None) -> tuple[Path, str | None]:
         return path, None
     check_id(model)
     try:
-        folder = ask(Subject("model", model), lambda: _download(model, revision), seconds=None)
+        folder = ask(Subject("model", model), lambda: _download(model, revision, files), seconds=None)
     except UsageError as error:
         raise _or_dataset(error, model) from None
     return folder, folder.name
@@ -108,9 +112,11 @@ def check_id(model: str) -> None:
         )
 
 
-def _download(model: str, revision: str | None) -> Path:
+def _download(model: str, revision: str | None, files: tuple[str, ...]) -> Path:
     from huggingface_hub import snapshot_download
 
+    if files:
+        return Path(snapshot_download(model, revision=revision, allow_patterns=[glob.escape(name) for name in files]))
     return Path(snapshot_download(model, revision=revision, allow_patterns=_FILES, ignore_patterns=_NOT_FILES))
 
 

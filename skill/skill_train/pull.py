@@ -12,7 +12,7 @@ import shlex
 import shutil
 from collections.abc import Iterable
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from skill_train import jobs
@@ -55,8 +55,20 @@ def from_bucket(run: RunDir, kept: Kept, *, progress: Bar, say: Say) -> dict[str
         return record | {"fetched": [file.name for file in todo]}
 
 
+def in_repository(trained: dict[str, Any]) -> dict[str, str]:
+    """Where a job pushes the files of its result, by their names in the run directory: those of its one folder lie
+    beside its records.
+
+    Args:
+        trained: `train.json`.
+    """
+    names = [name for name in trained.get("outputs", {}) if belongs(name)]
+    pushed = {name: PurePosixPath(*PurePosixPath(name).parts[1:]).as_posix() for name in names}
+    return pushed | {name: name for name in ("environment.json", "train.json")}
+
+
 def from_repository(run: RunDir, repository: str, folder: Path, commit: str | None) -> dict[str, Any]:
-    """Copies the adapter and its record out of a snapshot of the model repository that the job pushed to.
+    """Copies the result and its records out of a snapshot of the model repository that the job pushed to.
 
     Raises:
         UsageError: the repository has no `train.json`, or a file of another content is here already.
@@ -64,13 +76,13 @@ def from_repository(run: RunDir, repository: str, folder: Path, commit: str | No
     """
     if not (folder / "train.json").is_file():
         raise nothing_kept(run.path, f"{repository} has no train.json")
-    promised: dict[str, dict[str, Any]] = read_json(folder / "train.json").get("outputs", {})
-    loose = [name for name in ("environment.json", "train.json") if (folder / name).is_file()]
+    trained = read_json(folder / "train.json")
+    promised: dict[str, dict[str, Any]] = trained.get("outputs", {})
     with locked(run, "pull"):
         earlier = _earlier(run)
-        names = [*(name for name in promised if belongs(name)), *loose]
-        sources = {name: folder / (Path(name).name if name in promised else name) for name in names}
-        files = [KeptFile(name, "", _size(sources[name]), promised.get(name)) for name in names]
+        sources = {name: folder / place for name, place in in_repository(trained).items()}
+        sources = {name: path for name, path in sources.items() if name in promised or path.is_file()}
+        files = [KeptFile(name, "", _size(path), promised.get(name)) for name, path in sources.items()]
         todo = [file for file in files if not _is_here(run, file, earlier)]
         outputs = {name: digest for name, digest in earlier.items() if (run.path / name).is_file()}
         outputs |= {file.name: file.digest for file in files if file not in todo}

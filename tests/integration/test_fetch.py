@@ -19,6 +19,8 @@ import pytest
 
 import cloud_runs
 import killing
+import tiny
+import training
 from cloud_runs import BUCKET, FOLDER, RUN_ID, Cloud
 from hub_emulator import ALWAYS, Fault, Hub, JobFault, faults
 from hub_emulator.jobs import Job
@@ -29,6 +31,7 @@ from skill_train.run_lock import locked
 pytest.importorskip("huggingface_hub")
 
 CREATE = "POST /api/jobs/me$"
+PROGRAM = "import sys; from skill_train.resources import train_module; sys.exit(train_module().main(sys.argv[1:]))"
 SLEEP = "import time; print('begun', flush=True); time.sleep(60)"
 
 
@@ -299,6 +302,28 @@ def test_the_repository_has_it_when_the_bucket_is_gone(cloud: Cloud, tmp_path: P
     answer = _child(cloud, tmp_path, "pull", str(cloud.run.path))
     assert (answer["data"]["trained"], answer["data"]["from"]) == (True, "me/tickets")
     assert (cloud.run.adapter / "adapter_model.safetensors").read_bytes() == files["adapter/adapter_model.safetensors"]
+
+
+def test_a_whole_model_comes_from_the_repository(cloud: Cloud, tmp_path: Path) -> None:
+    """With what lies beside its weights, in folders too. A job trains it and pushes it, with a card of its own."""
+    base = Path(shutil.copytree(tiny.cached("gemma"), tmp_path / "base"))
+    for name in ("README.md", "USE_POLICY.md", "1_Pooling/[of words].json"):
+        (base / name).parent.mkdir(exist_ok=True)
+        (base / name).write_text(name)
+    values = {"finetuning_type": "full", "hub_model_id": "me/tickets", "max_steps": 2}
+    trained = training.write_run(tmp_path / "trained", base=base, **values)
+    program = [sys.executable, "-c", PROGRAM, str(trained / "plan.json"), "--job"]
+    subprocess.run(program, env=cloud.hub.environment(tmp_path / "home"), stdout=subprocess.DEVNULL, check=True)
+
+    cloud.run.plan.write_bytes((trained / "plan.json").read_bytes())
+    _ended(cloud, cloud.start("pass"))
+    cloud.hub.buckets.clear()
+    assert _child(cloud, tmp_path, "pull", str(cloud.run.path))["data"]["from"] == "me/tickets"
+    files = {path.relative_to(base).as_posix() for path in base.rglob("*") if path.is_file()} - {"README.md"}
+    for name in files:
+        assert (cloud.run.merged / name).read_bytes() == (trained / "merged" / name).read_bytes(), name
+    answer = _child(cloud, tmp_path, "merge", str(cloud.run.path), code=2)
+    assert answer["error"]["code"] == "nothing_to_merge"  # its digests are those of its record
 
 
 @pytest.mark.parametrize("end", ["pass", "raise SystemExit(5)"])
@@ -705,11 +730,11 @@ def _pushed() -> dict[str, bytes]:
     return {name.removeprefix("adapter/"): files[name] for name in files if name not in ("kept.json", "metrics.jsonl")}
 
 
-def _child(cloud: Cloud, home: Path, *arguments: str) -> dict[str, dict[str, object]]:
+def _child(cloud: Cloud, home: Path, *arguments: str, code: int = 0) -> dict[str, dict[str, object]]:
     """A command in a process of its own: downloads of a repository read the Hub's address when they are imported."""
     program = [sys.executable, "-c", "from skill_train.cli import main; main()", *arguments, "--format", "json"]
     done = subprocess.run(program, env=cloud.hub.environment(home), capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.returncode == code, done.stdout + done.stderr
     answer: dict[str, dict[str, object]] = json.loads(done.stdout)
     return answer
 

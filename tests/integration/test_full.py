@@ -86,7 +86,7 @@ def test_a_run_in_the_folder_of_its_base_takes_the_files_that_a_merge_takes(tmp_
     """And an earlier run beside it is no part of the base."""
     base = Path(shutil.copytree(tiny.cached("gemma"), tmp_path / "base"))
     names = {path.name for path in base.iterdir()}
-    for name in ("earlier/plan.json", "earlier/samples.jsonl", "rows.csv", "notes/rows.json", ".cache/x"):
+    for name in ("earlier/plan.json", "earlier/samples.jsonl", "rows.csv", "notes/rows.json", ".cache/x", "README.md"):
         (base / name).parent.mkdir(exist_ok=True)
         (base / name).write_text("[]")
     assert {path.name for path in companions.companion_files(base)} == names - {"model.safetensors"}
