@@ -1665,23 +1665,32 @@ class Watch:
         self.step_started = time.monotonic()
         self.baseline_bytes: dict[str, int] = {}
         self.peak_bytes: dict[str, int] = {}
-        done = int(checkpoint.name.rsplit("-", 1)[1]) if checkpoint else 0
-        self.lines = self.kept_lines(done)
+        self.lines = self.kept_lines(checkpoint) if checkpoint else []
+        self.start = 1 + max((line.get("start", 1) for line in self.lines), default=0)
         self.losses = [line["loss"] for line in self.lines]
         if is_main_process():
             write_text(self.metrics, "".join(json.dumps(line) + "\n" for line in self.lines))
 
-    def kept_lines(self, done: int) -> list[dict[str, Any]]:
-        """Lines of the steps that the checkpoint holds; later ones will be made again."""
-        if not done or not self.metrics.is_file():
-            return []
-        lines = []
-        for text in self.metrics.read_text(encoding="utf-8").splitlines():
+    def kept_lines(self, checkpoint: Path) -> list[dict[str, Any]]:
+        """Lines of the steps that the checkpoint holds; later ones will be made again. A line that is lost has what the
+        trainer wrote down: losses, and no times."""
+        state = json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
+        logged = {entry["step"]: entry for entry in state["log_history"] if "loss" in entry}
+        untold = dict.fromkeys(("seconds", "tokens_per_second", "memory_bytes"))
+        lines = {
+            step: {"step": step, "steps": state["max_steps"], "start": 1}
+            | {name: number(entry.get(name)) for name in ("loss", "grad_norm", "learning_rate")}
+            | self.fed(step)
+            | untold
+            for step, entry in logged.items()
+        }
+        for text in self.metrics.read_text(encoding="utf-8").splitlines() if self.metrics.is_file() else ():
             try:
-                lines.append(json.loads(text))
+                line = json.loads(text)
             except json.JSONDecodeError:  # the line that a kill cut in two
                 break
-        return [line for line in lines if line["step"] <= done]
+            lines[line["step"]] = line
+        return [lines[step] for step in sorted(lines) if step <= step_of(checkpoint)]
 
     def callback(self) -> Any:
         from transformers import TrainerCallback
@@ -1718,20 +1727,18 @@ class Watch:
 
     def on_loss(self, step: int, steps: int, logs: dict[str, Any]) -> bool:
         """Records one step. False when the run must stop."""
-        batch = self.recipe["effective_batch_size"]
-        fed = [self.data["train"][i] for i in self.data["order"][(step - 1) * batch : step * batch]]
-        seconds, tokens = time.monotonic() - self.step_started, sum(len(row["input_ids"]) for row in fed)
+        fed, seconds = self.fed(step), time.monotonic() - self.step_started
         line = {
             "step": step,
             "steps": steps,
+            "start": self.start,
+            "job": os.environ.get("JOB_ID"),  # of Hugging Face Jobs; its next one may have another machine
             "loss": float(logs["loss"]),
             "grad_norm": number(logs.get("grad_norm")),
             "learning_rate": number(logs.get("learning_rate")),
-            "epoch": round(step * batch / len(self.data["train"]), 4),
-            "tokens": tokens,
-            "trained_tokens": sum(trained_tokens(row) for row in fed),
+            **fed,
             "seconds": round(seconds, 4),
-            "tokens_per_second": round(tokens / seconds, 1) if seconds > 0 else None,
+            "tokens_per_second": round(fed["tokens"] / seconds, 1) if seconds > 0 else None,
             "memory_bytes": self.memory(),
         }
         bad = self.bad_loss(step, line["loss"], line["grad_norm"])
@@ -1743,6 +1750,16 @@ class Watch:
                 file.write(json.dumps(line) + "\n")
             event("step", **line)
         return bad is None
+
+    def fed(self, step: int) -> dict[str, Any]:
+        """What one step was fed, and how often all rows were by then."""
+        batch, rows = self.recipe["effective_batch_size"], self.data["train"]
+        read = [rows[i] for i in self.data["order"][(step - 1) * batch : step * batch]]
+        return {
+            "epoch": round(step * batch / len(rows), 4),
+            "tokens": sum(len(row["input_ids"]) for row in read),
+            "trained_tokens": sum(trained_tokens(row) for row in read),
+        }
 
     def bad_loss(self, step: int, loss: float, grad_norm: float | None) -> Refused | None:
         """NaN, infinite, exactly zero, four times the first loss and above 20 nats, or flat: training has failed."""
@@ -2075,8 +2092,11 @@ def report(
     tuned: Path,
     seconds: float,
 ) -> dict[str, Any]:
+    """The record. `seconds` are of this start, and in the record of the steps of earlier ones too."""
     steps = [line for line in watch.lines if line["tokens_per_second"]]
-    settled = steps[1:] or steps  # the first step warms up
+    last = [line for line in steps if line.get("start", 1) == watch.start]
+    settled = last[1:] or steps[1:] or steps  # the first step warms up
+    timed = sum(line["seconds"] for line in settled)
     return {
         "schema": "skill-train/step/1",
         "step": "train",
@@ -2096,12 +2116,12 @@ def report(
         "figures": {
             "first_loss": watch.lines[0]["loss"],
             "last_loss": watch.lines[-1]["loss"],
-            "tokens_per_second": round(sum(s["tokens"] for s in settled) / sum(s["seconds"] for s in settled), 1),
-            "seconds_per_step": round(sum(s["seconds"] for s in settled) / len(settled), 4),
+            "tokens_per_second": round(sum(line["tokens"] for line in settled) / timed, 1) if timed else None,
+            "seconds_per_step": round(timed / len(settled), 4) if timed else None,
             "peak_memory_bytes": watch.peak_bytes,
             "baseline_memory_bytes": watch.baseline_bytes,
         },
-        "seconds": round(seconds, 2),
+        "seconds": round(seconds + sum(line["seconds"] for line in steps if line.get("start", 1) < watch.start), 2),
         "finished_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
 
@@ -2541,8 +2561,9 @@ class Keeper:
         tell("kept", name=checkpoint.name, bytes=size, seconds=round(time.monotonic() - started, 2))
 
     def prune(self, count: int) -> None:
+        """Leaves so many that are whole: of one from an earlier start the marker alone may be."""
         found = numbered(self.kept / "checkpoints")
-        whole = [path for path in found if (path / MARKER).is_file()]
+        whole = [path for path in found if path.name in self.whole]
         for path in found:
             if whole[count - 1 :] and step_of(path) < step_of(whole[count - 1]):
                 remove_kept(path)

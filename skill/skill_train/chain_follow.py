@@ -191,7 +191,8 @@ def look(cloud: CloudRun, console: Console) -> About:
     failed = not now.live and now.stage != "COMPLETED"
     text, written = there.texts.get("metrics.jsonl", ("", None))
     lines = _tail(cloud, console) if failed or (now.stage == "RUNNING" and not text) else []
-    measured, source = job_figures.speed(text.splitlines()), "metrics.jsonl in the bucket"
+    others = {job.job_id for job in cloud.record.jobs} - {now.id}
+    measured, source = job_figures.speed(text.splitlines(), others), "metrics.jsonl in the bucket"
     if measured is None:
         measured, source, written = job_figures.speed(lines), "the log of the job", None
     return About(

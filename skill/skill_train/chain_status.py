@@ -22,7 +22,7 @@ _LATELY_SECONDS = 300.0
 def status(console: Console, *, run: str) -> Result:
     """How far it is, what it has cost, what is next. Asks once, or on a terminal for as long as one watches.
 
-    Of a job whose end was seen it asks nobody.
+    Of a job that was seen to have done its work it asks nobody.
     """
     here = RunDir(Path(run))
     submitted = cloud_record.record_path(here).is_file()
@@ -44,7 +44,8 @@ def _look_at_job(cloud: CloudRun, console: Console) -> Callable[[], tuple[Result
         data, following = about.data(), list(about.next())
         known, last = about.cloud, about.cloud.record.last
         doubt = last != known.job  # a start that nobody heard of: its job may still appear
-        if known.run is not None and not (about.now.live or doubt or console.warnings):
+        done = about.now.stage == "COMPLETED" and not (doubt or console.warnings)
+        if known.run is not None and done:
             last_look.keep(known.run, known.record, data, following, about.now.finished_at)
         return _told(data, following), about.now.live
 

@@ -119,10 +119,13 @@ def _plan(console: Console, asked: Asked) -> dict[str, Any]:
         _require_remote(made["recipe"]["model"], sensitive=made["policy"]["sensitive"], owner=asked.namespace)
         return made
     console.status(f"{source} is for this machine; its recipe is planned again, for the cloud")
-    made = _planned(console, asked, _recipe_of(there, asked.recipe_flags))
-    if not asked.recipe_flags and made["recipe_hash"] != there["recipe_hash"]:
-        console.warn("another_recipe", f"model or data have changed since {source}: this is not the same run")
-    return made
+    if asked.recipe_flags:
+        return _planned(console, asked, _recipe_with(there, asked.recipe_flags))
+    made = _planned(console, asked, _recipe_of(there))
+    if made["recipe_hash"] == there["recipe_hash"]:
+        return made
+    console.warn("another_recipe", f"model or data have changed since {source}: this is not the same run")
+    return _planned(console, asked, _recipe_with(there, {}))
 
 
 def _planned(console: Console, asked: Asked, recipe: Recipe) -> dict[str, Any]:
@@ -131,9 +134,18 @@ def _planned(console: Console, asked: Asked, recipe: Recipe) -> dict[str, Any]:
     return decided(console, recipe, choices)
 
 
-def _recipe_of(there: dict[str, Any], flags: dict[str, Any]) -> Recipe:
-    known = there["recipe"] | there.get("policy", {})
-    return recipes.from_dict({key: value for key, value in known.items() if key in recipes.FIELDS} | flags)
+def _recipe_of(there: dict[str, Any], **values: Any) -> Recipe:
+    """The recipe of a plan, every choice in it as it was made."""
+    known = there["recipe"] | there.get("policy", {}) | values
+    return recipes.from_dict({key: value for key, value in known.items() if key in recipes.FIELDS})
+
+
+def _recipe_with(there: dict[str, Any], flags: dict[str, Any]) -> Recipe:
+    """The recipe as it was said, with changes. What the planner chose by the old model and data is chosen anew, and
+    another model or dataset has other revisions."""
+    of_old = {"model": ("revision",), "data": ("data_revision", "data_config")}
+    gone = {name: None for key, names in of_old.items() if key in flags for name in names}
+    return _recipe_of(there, **(there.get("asked", {}) | gone | flags))
 
 
 def _require_remote(model: str, *, sensitive: bool, owner: str | None) -> None:
@@ -206,7 +218,7 @@ def _run_dir(asked: Asked, made: dict[str, Any]) -> Path:
 def _rehearse(console: Console, asked: Asked, made: dict[str, Any]) -> Result:
     """Two steps of the job on this machine. Nothing is sent."""
     made = _with_repository(made, asked, asked.namespace or "me")
-    here = _plan_here(console, _recipe_of(made, {"max_steps": rehearsal.STEPS}))
+    here = _plan_here(console, _recipe_of(made, max_steps=rehearsal.STEPS))
     for part in ("device", "dtype", "num_processes"):
         console.status(f"{part}: {here['placement'][part]} here, {made['placement'][part]} in the job")
     staged = staging.stage(Path(made["recipe"]["data"])) if preflight.local_data(made) else None

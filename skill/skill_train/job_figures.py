@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,12 +19,14 @@ class Speed:
 
     Attributes:
         step, steps: the last step that was made, and how many there will be.
-        seconds_per_step: mean without the first, which warms up; None before the second.
+        made: steps of the last start of the program; earlier ones may have had another machine.
+        seconds_per_step: mean of that start without its first step, which warms up; None before the second.
         memory_bytes: the highest use that was measured, by kind.
     """
 
     step: int
     steps: int
+    made: int
     loss: float | None
     tokens_per_second: float | None
     seconds_per_step: float | None
@@ -36,12 +38,20 @@ class Speed:
         return None if self.seconds_per_step is None else (self.steps - self.step) * self.seconds_per_step
 
 
-def speed(lines: Iterable[str]) -> Speed | None:
-    """From the lines of metrics.jsonl, or from a log that has its `step` events; None before the first step."""
+def speed(lines: Iterable[str], others: Collection[str | None] = ()) -> Speed | None:
+    """From the lines of metrics.jsonl, or from a log that has its `step` events; None before the first step.
+
+    Args:
+        others: ids of jobs whose speed is not asked for: a further job that has made no step yet has none.
+    """
     read = [step for line in lines if (step := _step(line)) is not None]
     if not read:
         return None
-    last, seconds = read[-1], [line["seconds"] for line in read[1:] if _positive(line.get("seconds"))]
+    last = read[-1]
+    of_another = last.get("job") is not None and last["job"] in others
+    own = [] if of_another else [line for line in read if line.get("start") == last.get("start")]
+    seconds = [line["seconds"] for line in own[1:] if _positive(line.get("seconds"))]
+    before = own[0]["step"] - 1 if own and (last.get("start") or 1) > 1 else 0
     kinds: dict[str, int] = {}
     for line in read:
         for kind, used in (line.get("memory_bytes") or {}).items():
@@ -49,6 +59,7 @@ def speed(lines: Iterable[str]) -> Speed | None:
     return Speed(
         step=last["step"],
         steps=last["steps"],
+        made=last["step"] - before if own else 0,
         loss=last.get("loss"),
         tokens_per_second=last.get("tokens_per_second"),
         seconds_per_step=sum(seconds) / len(seconds) if seconds else None,
@@ -63,24 +74,23 @@ def dollars(seconds: float | None, usd_per_hour: float | None) -> float | None:
     return round(math.ceil(max(seconds, 0.0) / 60) * usd_per_hour / 60, 4)
 
 
-def longer_timeout(measured: Speed | None, *, kept_step: int, ran_seconds: float, before: int, first: bool) -> int:
+def longer_timeout(measured: Speed | None, *, kept_step: int, ran_seconds: float, before: int) -> int:
     """Seconds for a job that goes on from a checkpoint, after one that ran out of time. Whole minutes.
 
     By what was measured: the steps that are left, and what the job took beside its steps. Twice the time before where
-    that is not known: no step was timed, or an earlier job made some of the steps.
+    no step was timed.
 
     Args:
         kept_step: of the newest checkpoint that is kept; 0 without one.
         ran_seconds: of the job that ran out of time.
         before: its timeout.
-        first: whether it was the first job of the run.
     """
     if measured is None or measured.seconds_per_step is None:
         return 2 * before
-    beside = max(ran_seconds - measured.step * measured.seconds_per_step, 0.0)
+    beside = max(ran_seconds - measured.made * measured.seconds_per_step, 0.0)
     needed = (measured.steps - kept_step) * measured.seconds_per_step + beside
     minutes = math.ceil((needed * MARGIN + SAVING_SECONDS) / 60)
-    return max(minutes * 60, before if first else 2 * before)
+    return max(minutes * 60, before)
 
 
 def _step(line: str) -> dict[str, Any] | None:

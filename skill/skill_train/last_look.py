@@ -1,6 +1,7 @@
-"""`status.json`: what `status` said last of a job that has ended, so that asking again asks nobody.
+"""`status.json`: what `status` said last of a job that has done its work, so that asking again asks nobody.
 
 It holds for the `cloud.json` that it was said of: another job of the run, or the cost of one, and the Hub is asked.
+None is kept of a job that failed: another folder may go on with its run.
 """
 
 from __future__ import annotations

@@ -88,6 +88,7 @@ def make_plan(
         "recipe": resolved,
         "recipe_hash": recipe_hash(resolved, fingerprints),
         "fingerprints": fingerprints,
+        "asked": _asked(recipe, resolved),
         "policy": {key: getattr(recipe, key) for key in POLICY},
         "placement": placed,
         "launch": started,
@@ -236,6 +237,12 @@ def _resolve(recipe: Recipe, model: ModelFacts, dataset: DatasetFacts, reasons: 
             hint="use the original model; load_in_4bit: true quantizes it while training (QLoRA)",
         )
     return {key: values[key] for key in train_module().RECIPE_FIELDS}
+
+
+def _asked(recipe: Recipe, resolved: dict[str, Any]) -> dict[str, Any]:
+    """What was said where the resolved recipe says more: with other data or another model that is resolved anew."""
+    said = {key: value for key, value in dataclasses.asdict(recipe).items() if key not in POLICY}
+    return {key: value for key, value in said.items() if key not in resolved or value != resolved[key]}
 
 
 def _require_feedable(steps: int, recipe: Recipe) -> None:

@@ -37,7 +37,8 @@ _SHAPES: dict[str, dict[str, Any]] = {
             "effective_batch_size": int, "target_modules": [str], "modules_to_save": [str], "lora_r": float,
             "lora_alpha": float, "learning_rate": float, "seed": int,
         },
-        "fingerprints": {"*": object}, "placement": {"*": object}, "blockers": [dict], "reasons": [_REASON],
+        "asked": {"*": object}, "fingerprints": {"*": object},
+        "placement": {"*": object}, "blockers": [dict], "reasons": [_REASON],
         "policy": {"sensitive": bool, "hub_model_id": str, "score": str, "score_pattern": str},
         "launch": {"arguments": [str], "environment": {"*": str}, "reasons": list},
         "facts": {"model": {"source": str, "parameters": int}, "dataset": {"rows": int, "tokens": dict},
@@ -102,8 +103,9 @@ _SHAPES: dict[str, dict[str, Any]] = {
                  "revision": str}, "namespace": str, "hub_model_id": str,
         "bucket": str, "folder": str},
     "metrics.jsonl": {
-        "step": int, "steps": int, "loss": float, "learning_rate": float, "grad_norm": float, "seconds": float,
-        "tokens": int, "trained_tokens": int, "tokens_per_second": float, "memory_bytes": {"*": float},
+        "step": int, "steps": int, "start": int, "job": str, "loss": float, "learning_rate": float,
+        "grad_norm": float, "seconds": float, "tokens": int, "trained_tokens": int,
+        "tokens_per_second": float, "memory_bytes": {"*": float},
     },
     "samples.jsonl": {
         "row": int, "kind": str, "rendered": str, "input_ids": [int], "labels": [int], "messages": [dict],

@@ -77,8 +77,21 @@ def _from_hub(recipe: Recipe, rows: Iterator[tuple[int, dict[str, Any]]]) -> Ite
 
 
 def _sliced(lines: Iterator[Line], split: str) -> Iterator[Line]:
-    numbered = ((line[0], line) for line in lines)
-    yield from (line for _, line in train_module().iter_slice(numbered, split))
+    """The rows of a slice, and each broken line that is read on the way to its end: training is refused there too."""
+    broken: list[Line] = []
+
+    def whole() -> Iterator[tuple[int, Line]]:
+        for line in lines:
+            if isinstance(line[1], Broken):
+                broken.append(line)
+            else:
+                yield line[0], line
+
+    for _, line in train_module().iter_slice(whole(), split):
+        yield from broken
+        broken.clear()
+        yield line
+    yield from broken
 
 
 def _file(path: Path) -> Iterator[Line]:

@@ -13,8 +13,9 @@ from skill_train import cloud_record, cloud_run, flavors, hub_repository, job_on
 from skill_train.cloud_order import Order, Sent
 from skill_train.cloud_record import CloudData, CloudJob, CloudRecord
 from skill_train.errors import SkillTrainError, UsageError
+from skill_train.follow import job_now
 from skill_train.job_once import patiently
-from skill_train.jobs import Job
+from skill_train.jobs import LIVE, Job
 from skill_train.recipe import to_yaml
 from skill_train.run_dir import RunDir, read_json, write_json, write_text
 from skill_train.run_lock import locked
@@ -113,28 +114,33 @@ def _of_record(run: RunDir, record: CloudRecord, say: Say) -> Sent | None:
             return Sent(job_once.started(run, record, last, job), job.stage, reused=True)
     if record.last_begun is None:
         return None
-    job = _inspect(record)
-    whole = record if job.live or job.stage == "COMPLETED" else cloud_run.with_others(record, say)
+    stage = _stage(record, say)
+    whole = record if stage in (*LIVE, "COMPLETED") else cloud_run.with_others(record, say)
     if whole != record:  # another folder went on with it
         cloud_record.write(run, whole)
-        job = _inspect(whole)
-    return Sent(whole, job.stage, reused=True)
+        stage = _stage(whole, say)
+    return Sent(whole, stage, reused=True)
 
 
-def _inspect(record: CloudRecord) -> Job:
-    job_id = record.last_begun.job_id if record.last_begun else None
-    assert job_id is not None
-    return patiently(lambda: jobs.inspect(record.namespace, job_id))
+def _stage(record: CloudRecord, say: Say) -> str:
+    """Of the newest job; DELETED when the Hub has it no more."""
+    last = record.last_begun
+    assert last is not None and last.job_id is not None
+    now = job_now(record.namespace, last.job_id, record.run_id, say)
+    return now.stage if now else "DELETED"
 
 
 def _first_look(run: RunDir, record: CloudRecord) -> Sent:
     """At a job that has just begun: it is there, whatever the Hub answers now. Its folder may be known only by now."""
+    last = record.last
+    assert last is not None and last.job_id is not None
+    job_id = last.job_id
     try:
-        job = _inspect(record)
+        job = patiently(lambda: jobs.inspect(record.namespace, job_id))
     except SkillTrainError:
         return Sent(record, None, reused=False)
-    if record.folder is None and record.last is not None:
-        record = job_once.started(run, record, record.last, job)
+    if record.folder is None:
+        record = job_once.started(run, record, last, job)
     return Sent(record, job.stage, reused=False)
 
 

@@ -163,6 +163,18 @@ def test_a_job_that_ended_a_minute_ago_is_asked_for_once(cloud: Cloud) -> None:
     assert cloud.on("status").data["attempt"] == 2
 
 
+def test_a_job_that_failed_is_asked_for_again(cloud: Cloud, tmp_path: Path) -> None:
+    """Somebody went on with its run in another folder."""
+    job = cloud.start("raise SystemExit(1)")
+    _ended(cloud, job)
+    assert job.started is not None and job.finished is not None
+    job.started, job.finished = job.started - 120, job.finished - 120
+    assert cloud.on("status").data["stage"] == "ERROR"
+    assert cloud.call("resume", f"me/{job.id}", "--run-dir", str(tmp_path / "new"), "--yes").exit_code == 0
+    now = cloud.on("status").data
+    assert (now["attempt"], now["job_id"]) == (2, cloud.hub.jobs.all[1].id)
+
+
 def test_while_a_start_is_in_doubt_nothing_is_kept(cloud: Cloud) -> None:
     """The job before it is shown meanwhile; the one that nobody heard of may appear."""
     first = _ended_long_ago(cloud)

@@ -234,6 +234,38 @@ def test_a_local_run_now_for_real(hub: Hub, one: Any, call: Any, here: Path) -> 
     assert [w["code"] for w in call("run").answer["warnings"]] == ["another_recipe"]
 
 
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        (("--data", "twice.jsonl"), (38, 4, None, ["q_proj", "k_proj", "v_proj", "o_proj"])),
+        (("--max-steps", "31"), (31, 4, None, ["q_proj", "k_proj", "v_proj", "o_proj"])),
+        (("--model", "me/phi"), (19, 2, None, ["qkv_proj", "o_proj"])),
+        ((), (38, 4, None, ["q_proj", "k_proj", "v_proj", "o_proj"])),
+    ],
+)
+def test_what_the_planner_chose_is_chosen_anew_with_other_inputs(
+    hub: Hub, one: Any, call: Any, here: Path, said: tuple[str, ...], expected: tuple[Any, ...]
+) -> None:
+    """Steps of one epoch, their warmup, the revision and the modules; what the user said stays."""
+    _, commands, home = one
+    other = _add_model(hub, "me/phi", "phi-3-mini-4k", 3_821_079_552)
+    (here / "twice.jsonl").write_text((here / ROWS).read_text() * 2)
+    (here / "r.yaml").write_text(
+        f"model: {MODEL}\ndata: {ROWS}\neffective_batch_size: 2\nwarmup_ratio: 0.1\nlora_r: 8\n"
+    )
+    planned = commands.run(here, hub.environment(home), "plan", "r.yaml", "--where", "local", "--out", "run/plan.json")
+    first = json.loads((here / "run/plan.json").read_text())["recipe"]
+    assert planned.code == 0 and (first["max_steps"], first["warmup_steps"]) == (19, 2)  # 38 of 40 rows; a tenth
+    if not said:
+        (here / ROWS).write_text((here / "twice.jsonl").read_text())
+    done = call("run", *said, "--yes")
+    recipe = json.loads((here / done.data["run_dir"] / "plan.json").read_text())["recipe"]
+    commit = (other if said[:1] == ("--model",) else hub.repositories["model", MODEL]).commit("main")
+    names = ("max_steps", "warmup_steps", "data_revision", "target_modules")
+    assert tuple(recipe[name] for name in names) == expected
+    assert (recipe["revision"], recipe["lora_r"], recipe["effective_batch_size"]) == (commit, 8, 2)
+
+
 @pytest.mark.parametrize("backend", ["skypilot", "colab"])
 def test_a_run_with_a_job_on_machines_of_others_has_another_folder(
     hub: Hub, call: Any, here: Path, backend: str
@@ -531,6 +563,16 @@ def test_a_job_that_has_ended_is_told_and_not_run_again(hub: Hub, call: Any) -> 
     hub.jobs.all[0].become("COMPLETED")
     assert call(*SAID, "--yes").answer["next"] == [f"skill-train pull {first['run_dir']}"]
     assert hub.jobs_created == 1
+
+
+def test_a_job_that_was_deleted_is_told_and_can_go_on(hub: Hub, one: Any, call: Any, here: Path) -> None:
+    first = call(*SAID, "--yes").data
+    hub.jobs.all.clear()
+    done = call(*SAID, "--yes")
+    assert done.error == (3, "job_ended")
+    assert done.answer["error"]["hint"] == f"skill-train resume {first['run_dir']}"
+    again = _other(one, here, *done.answer["error"]["hint"].split()[1:], "--yes").data
+    assert (again["attempt"], again["reused"]) == (2, False)
 
 
 def test_a_resume_without_an_answer_does_not_hide_the_job_before_it(hub: Hub, one: Any, call: Any, here: Path) -> None:

@@ -22,6 +22,7 @@ import training
 from skill_train.recipe import OPTIMIZERS
 from skill_train.resources import train_module, train_program
 
+SCRIPT = str(Path(sys.executable).with_name("skill-train"))
 PROGRAM = train_module()
 
 
@@ -192,6 +193,44 @@ def test_a_killed_run_goes_on_to_the_same_bytes(killed: Path, straight: Path, tm
     assert record["steps"] == training.STEPS
     first = json.loads((straight / "train.json").read_text())
     assert record["answer"] == first["answer"]  # the answer before training is that of the first start
+
+
+def test_what_a_resumed_run_took_is_of_all_its_starts(killed: Path, tmp_path: Path) -> None:
+    """An hour for each step of the first start, before the checkpoint of step 4; the speed is that of the last one."""
+    run = _copied(killed, tmp_path)
+    slow = [line | {"seconds": 3600.0, "tokens_per_second": 0.01} for line in training.metrics(run)]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in slow))
+    assert PROGRAM.main([str(run / "plan.json"), "--resume"]) == 0
+    lines, record = training.metrics(run), json.loads((run / "train.json").read_text())
+    assert [line["start"] for line in lines] == [1] * 4 + [2] * 4
+    assert 4 * 3600 < record["seconds"] < 4 * 3600 + 600
+    own = lines[5:]  # the first of a start warms up
+    assert record["figures"]["seconds_per_step"] == pytest.approx(sum(line["seconds"] for line in own) / 3, abs=1e-3)
+    speed = sum(line["tokens"] for line in own) / sum(line["seconds"] for line in own)
+    assert record["figures"]["tokens_per_second"] == pytest.approx(speed, rel=0.01)
+
+
+@pytest.mark.parametrize("steps", [0, 3])
+def test_lost_lines_come_from_the_checkpoint(straight: Path, tmp_path: Path, steps: int) -> None:
+    """All was trained and saved but the adapter, and metrics.jsonl is gone, or a part of it: losses come back."""
+    run, before = _copied(straight, tmp_path), training.metrics(straight)
+    shutil.rmtree(run / "adapter")
+    (run / "train.json").unlink()
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in before[:steps]))
+    if not steps:
+        (run / "metrics.jsonl").unlink()
+    assert PROGRAM.main([str(run / "plan.json"), "--resume"]) == 0
+    assert _adapter(run) == _adapter(straight)
+    names = ("step", "steps", "loss", "grad_norm", "learning_rate", "epoch", "tokens", "trained_tokens")
+    lines = training.metrics(run)
+    assert [[line[name] for name in names] for line in lines] == [[line[name] for name in names] for line in before]
+    assert [line["seconds"] is None for line in lines] == [n >= steps for n in range(len(before))]
+    figures, whole = (json.loads((path / "train.json").read_text())["figures"] for path in (run, straight))
+    assert [figures[name] for name in ("first_loss", "last_loss")] == [whole["first_loss"], whole["last_loss"]]
+    assert (figures["tokens_per_second"] is None) == (not steps)
+    for command in (["report", str(run), "--out", str(run / "report.html")], ["diff", str(run), str(straight)]):
+        done = subprocess.run([SCRIPT, *command, "--format", "json"], capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("torn", ["a byte", "a file", "the marker"])

@@ -53,18 +53,37 @@ def test_a_longer_time_by_what_was_measured() -> None:
     """Of 100 steps of 60 seconds, 20 were made in 1,800 seconds: 600 went elsewhere. From step 10 on 90 are left: 5,400
     seconds, and 600 beside; a quarter more is 7,500, and ten minutes for the end make 8,100."""
     measured = speed(_lines(60.0, *[60.0] * 19))
-    assert longer_timeout(measured, kept_step=10, ran_seconds=1800, before=1800, first=True) == 8100
+    assert longer_timeout(measured, kept_step=10, ran_seconds=1800, before=1800) == 8100
 
 
 def test_at_least_twice_where_little_is_known() -> None:
-    """No step was timed; or earlier jobs made some of the steps, so that what went elsewhere is not known."""
-    assert longer_timeout(None, kept_step=0, ran_seconds=600, before=600, first=True) == 1200
-    assert longer_timeout(speed(_lines(60.0)), kept_step=0, ran_seconds=600, before=600, first=True) == 1200
-    almost = speed(_lines(1.0, 1.0, steps=3))
-    assert longer_timeout(almost, kept_step=2, ran_seconds=3600, before=3600, first=False) == 7200
+    """No step was timed."""
+    assert longer_timeout(None, kept_step=0, ran_seconds=600, before=600) == 1200
+    assert longer_timeout(speed(_lines(60.0)), kept_step=0, ran_seconds=600, before=600) == 1200
+    of_another = [json.dumps(json.loads(line) | {"job": "first"}) for line in _lines(60.0, 60.0)]
+    assert longer_timeout(speed(of_another, {"first"}), kept_step=0, ran_seconds=600, before=600) == 1200
+
+
+def test_each_start_has_its_own_speed() -> None:
+    """Steps 1 to 4 took 60 seconds on a slow machine, 5 to 7 took 9 (which warms up), 2 and 4: of 100 steps 93 are
+    left, 279 seconds. What that job took beside its 3 steps of 3 seconds is 291 of its 300: 291 + 3 x 95 from step 5
+    on, a quarter more and 600 are 1,320."""
+    starts = [(60.0, 1), (60.0, 1), (60.0, 1), (60.0, 1), (9.0, 2), (2.0, 2), (4.0, 2)]
+    lines = [
+        json.dumps({"step": n, "steps": 100, "start": start, "job": f"job-{start}", "seconds": seconds})
+        for n, (seconds, start) in enumerate(starts, 1)
+    ]
+    found = speed(lines, {"job-1"})
+    assert found is not None
+    assert (found.step, found.made, found.seconds_per_step, found.left_seconds) == (7, 3, 3.0, 279.0)
+    assert longer_timeout(found, kept_step=5, ran_seconds=300, before=300) == 1320
+    begun = speed(lines[:4], {"job-1"})  # the second job has made no step yet
+    assert begun is not None and (begun.step, begun.made, begun.seconds_per_step) == (4, 0, None)
+    first = speed(lines[:4])
+    assert first is not None and (first.made, first.seconds_per_step) == (4, 60.0)
 
 
 def test_never_less_than_before() -> None:
     """One step of a second is left: 601 seconds would do, had it not been more before."""
     almost = speed(_lines(1.0, 1.0, steps=3))
-    assert longer_timeout(almost, kept_step=2, ran_seconds=2, before=3600, first=True) == 3600
+    assert longer_timeout(almost, kept_step=2, ran_seconds=2, before=3600) == 3600

@@ -210,6 +210,21 @@ def test_a_torn_one_is_left_out_and_kept_again(
     assert PROGRAM.restore(two_kept, again).name == "checkpoint-4"
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has it")
+def test_a_full_disk_does_not_cost_the_only_whole_one(two_kept: Path, work: Path, tmp_path: Path) -> None:
+    """The newest of an earlier start is torn, and its marker is there."""
+    _flip(two_kept / "checkpoints" / "checkpoint-4")
+    fresh, again = (tmp_path / name for name in ("fresh", "again"))
+    fresh.mkdir()
+    keeper = PROGRAM.Keeper(work, two_kept, PROGRAM.restore(two_kept, fresh))
+    (two_kept / "checkpoints" / "checkpoint-6").mkdir()
+    (two_kept / "checkpoints" / "checkpoint-6" / "optimizer.pt").symlink_to("/dev/full")
+    _checkpoint(work, 6)
+    keeper.look()
+    again.mkdir()
+    assert PROGRAM.restore(two_kept, again).name == "checkpoint-2"
+
+
 def test_results_that_are_torn_are_no_results(work: Path, kept: Path, tmp_path: Path) -> None:
     (work / "adapter").mkdir()
     (work / "adapter" / "weights").write_bytes(b"1234")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -51,6 +52,32 @@ def test_what_is_broken_is_handed_over_with_its_line(
     read = list(rows.read(_recipe(tmp_path / name)))
     assert [(line, row.kind if isinstance(row, rows.Broken) else None) for line, row, _ in read] == expected
     assert all(row == ROW for _, row, _ in read if isinstance(row, dict))
+
+
+@pytest.mark.parametrize(
+    ("split", "expected"),
+    [
+        ("train[1:]", [2, 4, 5, 6]),
+        ("train[3:]", [2, 6]),
+        ("train[:1]", [1, 2]),  # training looks at one row more to know that it is at the end
+        ("train[3:9]", [2, 6]),
+        ("train[50%:]", [2, 5, 6]),
+        ("train[4:]", [2]),
+    ],
+)
+def test_a_slice_does_not_hide_a_line_that_training_is_refused_at(
+    tmp_path: Path, split: str, expected: list[int]
+) -> None:
+    path = tmp_path / "cut.jsonl"
+    path.write_bytes(LINE + b'{"prompt": \n\n' + LINE * 3)
+    read = list(rows.read(dataclasses.replace(_recipe(path), split=split)))
+    assert [line for line, _, _ in read] == expected
+    assert [line for line, row, _ in read if isinstance(row, rows.Broken)] == [2]
+    with pytest.raises(train_module().Refused, match="line 2 of"):
+        list(train_module().iter_rows(str(path), split=split))
+    path.write_bytes(LINE * 2 + b'{"prompt": \n')
+    assert [line for line, _, _ in rows.read(dataclasses.replace(_recipe(path), split="train[:1]"))] == [1]
+    assert [line for line, _ in train_module().iter_rows(str(path), split="train[:1]")] == [1]  # it never comes there
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".tsv"])
