@@ -14,6 +14,8 @@ from typing import TextIO
 from skill_train.errors import UsageError
 from skill_train.run_dir import RunDir
 
+_TRIES = 5
+
 
 @contextlib.contextmanager
 def locked(run: RunDir, command: str) -> Iterator[TextIO | None]:
@@ -28,14 +30,11 @@ def locked(run: RunDir, command: str) -> Iterator[TextIO | None]:
     import socket
 
     run.path.mkdir(parents=True, exist_ok=True)
-    no_flock = importlib.util.find_spec("fcntl") is None
-    file = None if no_flock else _lock_file(run.path / ".lock")
+    file = None if importlib.util.find_spec("fcntl") is None else _held(run)
     if file is None:
         yield None
         return
     with file:
-        if not _taken(file):
-            raise _in_use(run, file)
         if file.writable():
             file.truncate(0)
             file.write(f"process {os.getpid()} on {socket.gethostname()} (skill-train {command})")
@@ -58,6 +57,29 @@ def is_locked(run: RunDir) -> bool | None:
     except (ImportError, OSError):
         return None
     return False
+
+
+def _held(run: RunDir) -> TextIO | None:
+    """The lock, taken. Who held it before may have removed the file and the folder: a lock on a file without a name
+    would keep out nobody."""
+    for left in reversed(range(_TRIES)):
+        run.path.mkdir(parents=True, exist_ok=True)
+        file = _lock_file(run.path / ".lock")
+        if file is not None and not _taken(file):
+            with file:
+                raise _in_use(run, file)
+        if left == 0 or (run.path.is_dir() if file is None else _has_name(file, run.path / ".lock")):
+            return file
+        if file is not None:
+            file.close()
+    return None
+
+
+def _has_name(file: TextIO, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except OSError:
+        return False
 
 
 def _lock_file(path: Path) -> TextIO | None:

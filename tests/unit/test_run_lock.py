@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,27 @@ def test_a_lock_ends_with_its_block(tmp_path: Path) -> None:
         with locked(RunDir(tmp_path / "run"), command):
             pass
     assert (tmp_path / "run" / ".lock").read_text().endswith("(skill-train verify)")
+
+
+@pytest.mark.parametrize("gone", [".lock", "."])
+def test_a_lock_on_a_file_that_is_gone_is_no_lock(tmp_path: Path, gone: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that was refused takes its files away while another process waits for its lock."""
+    run = RunDir(tmp_path / "run")
+    first = locked(run, "local")
+    first.__enter__()
+
+    def refused(seconds: float) -> None:
+        (shutil.rmtree if gone == "." else os.unlink)(run.path / gone)
+        first.__exit__(None, None, None)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "sleep", refused)
+        second = locked(run, "merge")
+        second.__enter__()
+    with pytest.raises(UsageError) as caught, locked(run, "verify"):
+        raise AssertionError("must not be entered")
+    assert caught.value.got.endswith("(skill-train merge)")
+    second.__exit__(None, None, None)
 
 
 LEFT_BEHIND = (
