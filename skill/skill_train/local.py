@@ -30,6 +30,7 @@ from skill_train.errors import (
     DecisionNeeded,
     Interrupted,
     NativeCrash,
+    SkillTrainError,
     TrainingFailed,
     UsageError,
     died_of_memory,
@@ -39,7 +40,7 @@ from skill_train.facts import MachineFacts, ModelFacts, PrecisionProbe
 from skill_train.machine import cache_dir
 from skill_train.plan_file import require_own
 from skill_train.recipe import to_yaml
-from skill_train.resources import train_program
+from skill_train.resources import train_module, train_program
 from skill_train.run_dir import RunDir, file_digest, read_json, write_json, write_text
 from skill_train.run_lock import locked
 
@@ -216,7 +217,7 @@ def _run_program(run: RunDir, lock: TextIO | None, *, resume: bool, progress: Ba
         said = run.log.read_bytes()[start:].decode("utf-8", errors="replace")
         code = _how_it_ended(child.process.returncode, child.stopped, failure, said)
         if child.stopped == signal.SIGINT and _was_interrupted(code, failure):
-            raise _interrupted(run, failure)
+            raise _interrupted(run, Interrupted, failure["error"]["message"] if failure else None)
         raise _failure(run, code, failure, said)
 
 
@@ -295,14 +296,14 @@ def _was_interrupted(code: int, failure: dict[str, Any] | None) -> bool:
     return code == -signal.SIGINT or (failure is not None and failure["error"]["code"] == "interrupted")
 
 
-def _interrupted(run: RunDir, failure: dict[str, Any] | None) -> Interrupted:
-    """Ctrl-C is neither a failed training nor a bug."""
-    before = "training was interrupted before its first step"
-    return Interrupted(
-        failure["error"]["message"] if failure else before,
-        code="interrupted",
-        hint=f"skill-train local --resume --run-dir {shlex.quote(str(run.path))}",
-    )
+def _interrupted(run: RunDir, kind: type[SkillTrainError], message: str | None, name: str = "") -> SkillTrainError:
+    """Ctrl-C is neither a failed training nor a bug. Without a `message` the program had no time for one."""
+    program = train_module()
+    whole = filter(program.is_complete, program.numbered(run.checkpoints))
+    step = next(map(program.step_of, whole), None)
+    when = "before its first checkpoint" if step is None else f"after its checkpoint of step {step}"
+    again = f"skill-train local --resume --run-dir {shlex.quote(str(run.path))}"
+    return kind(message or f"training was interrupted{name} {when}", code="interrupted", hint=again)
 
 
 def _lost_another(failure: dict[str, Any]) -> bool:
@@ -349,11 +350,7 @@ def _failure(run: RunDir, code: int, failure: dict[str, Any] | None, said: str) 
             hint=f"skill-train local --resume --run-dir {shlex.quote(str(run.path))}; or a smaller max_length or model",
         )
     if -code in (signal.SIGINT, signal.SIGTERM):
-        return TrainingFailed(
-            f"training was interrupted ({signal.Signals(-code).name}) before its first step",
-            code="interrupted",
-            hint=f"skill-train local --resume --run-dir {shlex.quote(str(run.path))}",
-        )
+        return _interrupted(run, TrainingFailed, None, f" ({signal.Signals(-code).name})")
     if code < 0:
         name = signal.Signals(-code).name
         return NativeCrash(

@@ -91,6 +91,19 @@ def test_how_a_training_process_ended(run: RunDir, ended: int, kind: type[SkillT
     assert error.hint
 
 
+def test_who_interrupts_is_told_from_where_it_goes_on(run: RunDir) -> None:
+    """Also while the adapter is saved, when the program has no word for it any more."""
+    name = signal.SIGINT.name
+    assert local._failure(run, -signal.SIGINT, None, "").message.endswith(f"({name}) before its first checkpoint")
+    for step in (5, 10, 20):
+        checkpoint = run.checkpoints / f"checkpoint-{step}"
+        checkpoint.mkdir(parents=True)
+        (checkpoint / "weights").write_bytes(b"1234")
+        (checkpoint / "complete.json").write_text('{"weights": 4}')
+    (checkpoint / "weights").write_bytes(b"1")  # torn
+    assert local._failure(run, -signal.SIGINT, None, "").message.endswith(f"({name}) after its checkpoint of step 10")
+
+
 @pytest.mark.parametrize(
     ("code", "last"),
     [
