@@ -841,10 +841,31 @@ def load_tokenizer(recipe: dict[str, Any]) -> Any:
 
     if Path(recipe["model"]).is_dir() and not has_tokenizer(Path(recipe["model"])):
         raise no_tokenizer(recipe["model"], f"one of {', '.join(TOKENIZERS)} in the model folder", "none of them")
-    tokenizer = AutoTokenizer.from_pretrained(recipe["model"], revision=recipe["revision"], trust_remote_code=False)
+    with readable(recipe["model"]):
+        tokenizer = AutoTokenizer.from_pretrained(recipe["model"], revision=recipe["revision"], trust_remote_code=False)
     if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
         raise no_tokenizer(recipe["model"], "a vocabulary", f"{len(tokenizer)} special tokens and nothing else")
     return tokenizer
+
+
+@contextmanager
+def readable(model: str) -> Iterator[None]:
+    """What transformers says of a config.json that fits no model: it has another class of error for every field. The
+    network, the disk, memory and GPUs have their own words."""
+    try:
+        yield
+    except (OSError, ImportError):
+        raise
+    except Exception as error:
+        if explanation(error) is not None or "cuda" in str(error).lower():
+            raise
+        raise Refused(
+            f"{model} cannot be loaded",
+            code="broken_model",
+            expected="a config.json that transformers reads, and weights and a tokenizer that fit it",
+            got=f"{type(error).__name__}: {' '.join(str(error).split())}"[:300],
+            hint="download the model again",
+        ) from error
 
 
 def no_tokenizer(model: str, expected: str, got: str) -> Refused:
@@ -1266,15 +1287,16 @@ def load_model(recipe: dict[str, Any], placement: dict[str, Any]) -> Any:
             # FSDP shares out floating point weights only: two 4-bit values are then stored in a part of such a number.
             bnb_4bit_quant_storage=dtype if placement["strategy"] == "fsdp" else torch.uint8,
         )
-    model = AutoModelForCausalLM.from_pretrained(
-        recipe["model"],
-        revision=recipe["revision"],
-        dtype=dtype,
-        attn_implementation=placement["attn_implementation"],
-        quantization_config=quantization,
-        trust_remote_code=False,
-        use_safetensors=True,
-    )
+    with readable(recipe["model"]):
+        model = AutoModelForCausalLM.from_pretrained(
+            recipe["model"],
+            revision=recipe["revision"],
+            dtype=dtype,
+            attn_implementation=placement["attn_implementation"],
+            quantization_config=quantization,
+            trust_remote_code=False,
+            use_safetensors=True,
+        )
     model.config.use_cache = False  # a cache and gradient checkpointing exclude each other
     return model
 

@@ -53,7 +53,8 @@ def upload(
     sent again, so a push that was cut goes on where it ended.
 
     Returns:
-        `url`, `commit` (its id), `created` (the repository is new), `reused` (it had all of this already).
+        `url`, `commit` (its id), `created` (the repository is new), `reused` (it had all of this already), `private`
+        (the repository is: one that is there stays as it was).
 
     Raises:
         DecisionNeeded: the repository is public, and `private` was asked for.
@@ -75,7 +76,8 @@ def upload(
     info = _again(lambda: _commit(repo, operations, message), subject, say)
     reused = before is not None and before.sha == info.oid
     say("nothing had changed: no new commit" if reused else f"committed {len(files)} files")
-    return {"url": str(info.repo_url), "commit": info.oid, "created": created, "reused": reused}
+    hidden = private if before is None else bool(before.private)
+    return {"url": str(info.repo_url), "commit": info.oid, "created": created, "reused": reused, "private": hidden}
 
 
 def public_refusal(repo: str) -> DecisionNeeded:

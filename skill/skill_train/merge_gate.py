@@ -87,6 +87,7 @@ def gate(
         model, and how far the adapter moves the base (`kl_between`); `limits`; `failures` (sentences, empty when it
         passed); `verdict`.
     """
+    reference.require_config(base)
     texts = choose_texts(rows, merged, tokens)
     with _Scratch(merged, texts) as scratch:
         _write_reference(base, adapter, texts, scratch, bar)

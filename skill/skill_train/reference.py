@@ -40,6 +40,8 @@ def load_tokenizer(folder: Path) -> Any:
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
     except Exception as error:  # noqa: BLE001 - the Rust side raises no narrower class for a broken tokenizer.json
+        if (folder / "config.json").is_file():
+            require_config(folder)
         raise out_of_memory(error) or _unreadable(folder, error) from None
     require_ending(tokenizer.chat_template)
     return tokenizer
@@ -60,6 +62,32 @@ def _unreadable(folder: Path, error: Exception) -> SkillTrainError:
         got=f"{type(error).__name__}: {error}"[:300],
         hint="download the model again",
     )
+
+
+def require_config(folder: Path) -> None:
+    """Refuses a config.json that transformers cannot read; reading a tokenizer would blame that.
+
+    Raises:
+        UsageError: it is one.
+    """
+    with _told_of(f"{folder / 'config.json'} cannot be read", "a config.json that transformers reads"):
+        _transformers().AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
+
+
+@contextlib.contextmanager
+def _told_of(
+    message: str, expected: str, code: str = "broken_model", hint: str = "download the model again"
+) -> Iterator[None]:
+    """What a library says of a folder that it cannot load: it has another class of error for every field."""
+    try:
+        yield
+    except SkillTrainError:
+        raise
+    except Exception as error:
+        got = f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
+        package = NotInstalled(message, code="missing_package", got=got, hint="install the package that is named")
+        refusal = UsageError(message, code=code, expected=expected, got=got, hint=hint)
+        raise out_of_memory(error) or (package if isinstance(error, ImportError) else refusal) from error
 
 
 @contextlib.contextmanager
@@ -89,7 +117,9 @@ def read_model(base: Path, dtype: str = "float32") -> Any:
     import torch
 
     options: dict[str, Any] = {"trust_remote_code": False, "attn_implementation": "eager", "use_safetensors": True}
-    return _transformers().AutoModelForCausalLM.from_pretrained(str(base), dtype=getattr(torch, dtype), **options)
+    model_class = _transformers().AutoModelForCausalLM
+    with _told_of(f"the model in {base} cannot be loaded", "weights that fit its config.json"):
+        return model_class.from_pretrained(str(base), dtype=getattr(torch, dtype), **options)
 
 
 def logits(model: Any, ids: list[int]) -> Any:
@@ -126,9 +156,10 @@ def _with_adapter(model: Any, adapter: Path) -> Any:
         raise NotInstalled(
             "peft is not installed", code="missing_package", hint='pip install "skill-train[train]"'
         ) from None
-    _match_vocabulary(model, adapter)
-    with warnings.catch_warnings():
+    expected, hint = "an adapter as PEFT's save_pretrained writes it", "save the adapter again with it"
+    with warnings.catch_warnings(), _told_of(f"PEFT cannot load {adapter}", expected, "bad_adapter_config", hint):
         warnings.simplefilter("ignore")  # advice for those who train; what counts is measured
+        _match_vocabulary(model, adapter)
         return PeftModel.from_pretrained(model, str(adapter), is_trainable=False)
 
 

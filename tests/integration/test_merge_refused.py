@@ -103,6 +103,53 @@ def test_a_config_with_nonsense(change: dict[str, Any], work: Path) -> None:
 @pytest.mark.parametrize(
     "change",
     [
+        {"lora_alpha": None},
+        {"target_modules": []},
+        {"target_modules": 5},
+        {"target_modules": "["},
+        {"modules_to_save": ["lm_head"]},
+        {"bias": 5},
+        {"exclude_modules": 5},
+        {"target_parameters": 5},
+        {"layers_to_transform": "x"},
+        {"init_lora_weights": 5},
+        {"lora_dropout": 5},
+        {"trainable_token_indices": [-1]},
+        {"eva_config": 5},
+    ],
+    ids=str,
+)
+def test_a_config_that_peft_cannot_load(change: dict[str, Any], work: Path) -> None:
+    merging.edit(work / "adapter" / "adapter_config.json", **change)
+    error = refused(work)
+    assert (error.exit_code, error.code) == (2, "bad_adapter_config")
+    assert str(work / "adapter") in error.message and error.expected and error.hint
+
+
+@pytest.mark.parametrize(
+    ("change", "blamed"),
+    [
+        ({"hidden_size": 0}, "base"),
+        ({"vocab_size": 0}, "base"),
+        ({"num_attention_heads": 0}, "base/config.json"),
+        ({"num_key_value_heads": 3}, "base"),
+        ({"hidden_act": "nope"}, "base"),
+        ({"rope_parameters": 5}, "base/config.json"),
+        ({"tie_word_embeddings": "no"}, "base/config.json"),
+        ({"quantization_config": 5}, "base/config.json"),
+    ],
+    ids=str,
+)
+def test_a_base_that_transformers_cannot_load(change: dict[str, Any], blamed: str, work: Path) -> None:
+    merging.edit(work / "base" / "config.json", **change)
+    error = refused(work)
+    assert (error.exit_code, error.code) == (2, "broken_model")
+    assert f"{work / blamed} cannot be " in error.message and ": " in error.got and error.hint
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
         {"peft_type": "PREFIX_TUNING"},
         {"layer_replication": [[0, 2], [1, 2]]},
         {"alora_invocation_tokens": [1, 2]},

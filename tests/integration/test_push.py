@@ -118,6 +118,13 @@ def test_the_same_push_again_makes_no_second_commit(hub: Hub, tmp_path: Path, ru
     assert "MB: sent" not in words and "nothing had changed" in words
 
 
+def test_a_private_repository_stays_private(hub: Hub, tmp_path: Path, run: Path) -> None:
+    assert _push(hub, tmp_path / "home", run, "--repo", "me/tickets")[1]["data"]["private"] is True
+    said = _push(hub, tmp_path / "home", run, "--repo", "me/tickets", "--public")[1]["data"]
+    assert said["private"] is True and hub.repositories["model", "me/tickets"].private
+    assert _push(hub, tmp_path / "home", run, "--repo", "me/open", "--public")[1]["data"]["private"] is False
+
+
 def test_a_dry_run_asks_for_nothing_to_be_written(hub: Hub, tmp_path: Path, run: Path) -> None:
     code, answer, _ = _push(hub, tmp_path / "home", run, "--repo", "me/tickets", "--part", "adapter", "--dry-run")
     assert (code, answer["data"]["dry_run"], answer["data"]["parts"]) == (0, True, ["adapter"])

@@ -303,6 +303,18 @@ def test_a_learning_rate_beyond_reason_ends_training_and_keeps_what_was_saved(tm
     assert not (run / "train.json").exists()
 
 
+@pytest.mark.parametrize("change", [{"num_attention_heads": 0}, {"hidden_size": -1}, {"rope_parameters": 5}], ids=str)
+def test_a_config_that_fits_no_model_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
+    base = Path(shutil.copytree(tiny.cached("gemma"), tmp_path / "base"))
+    run = training.write_run(tmp_path / "run", base=base)
+    config = json.loads((base / "config.json").read_text())
+    (base / "config.json").write_text(json.dumps(config | change))
+    assert PROGRAM.main([str(run / "plan.json")]) == 2
+    failure = _failure(run)
+    assert (failure["code"], failure["message"]) == ("broken_model", f"{base} cannot be loaded")
+    assert ": " in failure["got"] and failure["hint"]
+
+
 def test_a_target_that_matches_nothing_names_what_there_is(tmp_path: Path) -> None:
     run = training.write_run(tmp_path / "run", target_modules=["q_proj", "c_attn"])
     assert PROGRAM.main([str(run / "plan.json")]) == 2
