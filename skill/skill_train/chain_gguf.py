@@ -205,7 +205,7 @@ def _for_ollama(outputs: list[dict[str, Any]], types: list[str]) -> str:
 def _outtype(record: Path, plain: list[str]) -> str:
     """The type to convert to. A conversion already done is kept when it is of the type that is asked for."""
     earlier = read_json(record) if record.is_file() else None
-    if earlier is None:
+    if earlier is None or not earlier["outputs"]:
         return plain[0] if plain else "auto"
     made = next(iter(earlier["outputs"].values()))["quant"]
     return str(earlier["options"]["outtype"]) if not plain or made in plain else plain[0]

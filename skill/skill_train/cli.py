@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import atexit
 import errno
+import io
 import os
 import shlex
 import signal
 import sys
+from contextlib import suppress
 from typing import cast
 
 import click
@@ -36,18 +38,20 @@ from skill_train.token_text import refuse_in_arguments
 __all__ = ["cli", "cli_cloud", "cli_export", "cli_local", "cli_skills", "main"]
 
 
-def _open_what_is_closed() -> None:
-    """A shell can close any of the three (`>&-`). Python then has None for it, and the next file that is opened gets
-    its number."""
+def _make_ready() -> None:
+    """Streams that take whatever is said. A shell can close any of the three (`>&-`). Python then has None for it, and
+    the next file that is opened gets its number."""
     for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w"))  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # as stderr has it, where the encoding is not UTF-8
 
 
 def main(argv: list[str] | None = None) -> None:
     """The console script. Every known error becomes one message and its exit code, here and nowhere else."""
     search_seldom()
-    _open_what_is_closed()
+    _make_ready()
     # Read once, when torch or llama.cpp is loaded: threads that spin while they wait slow a busy machine 10 times.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     for name in ("HF_HUB_DISABLE_TELEMETRY", "DISABLE_TELEMETRY", "DO_NOT_TRACK"):
@@ -73,7 +77,7 @@ def main(argv: list[str] | None = None) -> None:
     except OSError as error:
         code = console.error(out_of_memory(error) or _system_error(error))
     except Exception as error:  # the one boundary: a bug keeps its traceback, and a program still gets an envelope
-        code = console.error(out_of_memory(error) or _bug(error))
+        code = console.error(out_of_memory(error) or _symlink_loop(error) or _bug(error))
     # All is said. Ctrl-C while Python leaves, which takes torch a while, would end it with another exit code.
     atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
     sys.exit(code if isinstance(code, int) else 0)
@@ -150,8 +154,23 @@ def _system_error(error: OSError) -> SkillTrainError:
     )
 
 
+def _symlink_loop(error: Exception) -> SkillTrainError | None:
+    """`Path.resolve` of Python 3.11 has no class of error for it."""
+    if not (isinstance(error, RuntimeError) and str(error).startswith("Symlink loop")):
+        return None
+    got = str(error).removeprefix("Symlink loop from ")
+    return UsageError(
+        "a link leads back to itself",
+        code="system_error",
+        expected="a path that leads somewhere",
+        got=got,
+        hint="remove the link, or give another path",
+    )
+
+
 def _bug(error: Exception) -> SkillTrainError:
     import traceback
 
-    traceback.print_exc()
+    with suppress(OSError):  # a full disk under stderr
+        traceback.print_exc()
     return _Bug(f"{type(error).__name__}: {error}", code="bug", hint="report it, with the traceback")

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TextIO
 
 from skill_train.errors import SkillTrainError, Temporary
 from skill_train.token_text import masked
@@ -76,8 +76,7 @@ class Console:
     def status(self, text: str) -> None:
         """One line of progress on stderr."""
         if self.mode != "quiet":
-            with suppress(BrokenPipeError):  # nobody listens any more; the work goes on
-                print(clean(text), file=sys.stderr, flush=True)
+            _say(text)
 
     def line(self, text: str, *, now: bool) -> None:
         """A line of a result that comes bit by bit, such as a log: on stdout, where a person reads it.
@@ -145,8 +144,12 @@ class Console:
     def error(self, error: SkillTrainError) -> int:
         """Prints one error and returns its exit code."""
         if self.mode == "json":
-            with _reader_may_go():
-                print(self._envelope(Result(data={}, error=error)))
+            try:
+                with _reader_may_go():
+                    print(self._envelope(Result(data={}, error=error)))
+            except OSError:  # a full disk under stdout: this may be what the error is of
+                _send_nowhere(sys.stdout)
+                self._explain(error)
         else:
             self._explain(error)
         return error.exit_code
@@ -158,7 +161,7 @@ class Console:
             for name, value in (("expected", error.expected), ("got", error.got), ("next", error.hint))
             if value
         ]
-        print(clean("\n".join(lines)), file=sys.stderr, flush=True)
+        _say("\n".join(lines))
 
     def _envelope(self, result: Result) -> str:
         document: dict[str, Any] = {"schema": SCHEMA, "command": self.command, "ok": result.error is None}
@@ -206,7 +209,8 @@ def _bounded(document: dict[str, Any]) -> str:
 
 
 def _dumps(document: dict[str, Any]) -> str:
-    return clean(json.dumps(document, ensure_ascii=False))
+    plain = (sys.stdout.encoding or "utf-8").lower().replace("-", "") == "utf8"
+    return clean(json.dumps(document, ensure_ascii=not plain))
 
 
 def _shorten(value: Any, limit: int) -> Any:
@@ -231,7 +235,21 @@ def _reader_may_go() -> Iterator[None]:
 def silence() -> None:
     """What is still to be written to a closed pipe goes nowhere, and the interpreter does not stumble over it."""
     for stream in (sys.stdout, sys.stderr):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        _send_nowhere(stream)
+
+
+def _send_nowhere(stream: TextIO) -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def _say(text: str) -> None:
+    """On stderr, where one may listen no more, or a disk be full: the work goes on."""
+    try:
+        print(clean(text), file=sys.stderr, flush=True)
+    except BrokenPipeError:
+        return
+    except OSError:
+        _send_nowhere(sys.stderr)
 
 
 def _print_human(result: Result) -> None:
@@ -293,7 +311,8 @@ def _screen() -> Any:
             super().print_json(json, **(how | {"data": _cleaned(how["data"])}))
 
     plain = bool(os.environ.get("NO_COLOR")) or None
-    return Screen(markup=False, emoji=False, highlight=False, soft_wrap=False, no_color=plain)
+    width = 80 if os.environ.get("COLUMNS", "").strip() == "0" else None  # rich would draw nothing
+    return Screen(markup=False, emoji=False, highlight=False, soft_wrap=False, no_color=plain, width=width)
 
 
 def _cleaned(value: Any) -> Any:
@@ -327,8 +346,7 @@ def _plain_bar(title: str) -> Bar:
         tenth = int(10 * done / total) if total else 0
         if tenth != shown:
             shown = tenth
-            with suppress(BrokenPipeError):
-                print(clean(f"{title}: {_so_far(done, total)} {text}"), file=sys.stderr, flush=True)
+            _say(f"{title}: {_so_far(done, total)} {text}")
 
     return update
 

@@ -82,7 +82,7 @@ def _kept() -> tuple[tuple[Flavor, ...], float]:
         kept = read_json(_kept_file())
         age = time.time() - kept["asked"]
         flavors = tuple(Flavor(**flavor) for flavor in kept["flavors"])
-    except (UsageError, KeyError, TypeError):
+    except (OSError, UsageError, KeyError, TypeError):
         return (), 0.0
     return (flavors, age) if age >= 0 else ((), 0.0)  # a clock that was set back says nothing
 

@@ -21,7 +21,7 @@ _PARTS = {"where", "recipe", "recipe_hash", "fingerprints", "placement", "launch
 def is_plan(path: Path) -> bool:
     """Whether a file is a plan that skill-train wrote."""
     try:
-        small = path.stat().st_size < _LARGEST_BYTES
+        small = path.is_file() and path.stat().st_size < _LARGEST_BYTES
         document = json.loads(path.read_text(encoding="utf-8")) if small else None
     except (OSError, ValueError, RecursionError):
         return False

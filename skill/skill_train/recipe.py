@@ -204,6 +204,14 @@ def _loader() -> Any:
 
 
 def _small_text(path: Path) -> str:
+    if not path.is_dir() and path.exists() and not path.is_file():
+        raise UsageError(
+            f"{path} is a pipe or a device, and a recipe is read twice",
+            code="bad_recipe",
+            expected="a YAML file with at least model and data",
+            got=str(path),
+            hint="write the recipe to a file, and give that",
+        )
     if path.stat().st_size > _MOST_BYTES:
         raise UsageError(
             f"{path} is too large for a recipe", code="bad_recipe", expected=f"at most {_MOST_BYTES} bytes"

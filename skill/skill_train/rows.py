@@ -45,6 +45,14 @@ def read(recipe: Recipe) -> Iterator[Line]:
         lines = _file(path)
         yield from lines if recipe.split == "train" else _sliced(lines, recipe.split)
     else:
+        if path.exists() and not (path.is_dir() or path.is_file()):
+            raise UsageError(
+                f"{path} is a pipe or a device, and a dataset is read more than once",
+                code="bad_dataset",
+                expected="a dataset file or folder, or a Hub id such as owner/name",
+                got=recipe.data,
+                hint="write the rows to a .jsonl file, and give that",
+            )
         rows = program.iter_rows(
             recipe.data, split=recipe.split, config=recipe.data_config, revision=recipe.data_revision
         )

@@ -176,11 +176,12 @@ def whole_folder(final: Path) -> Iterator[Path]:
     """A temporary folder beside `final` that takes its name when the block ends well, and vanishes when it does not.
 
     Raises:
-        UsageError: `final` exists and is not empty, or is the folder of this process, which would then be in none.
+        UsageError: `final` is a file, a link or not empty, or the folder of this process, which would then be in none.
     """
-    if final.is_dir() and any(final.iterdir()):
+    if final.is_symlink() or (any(final.iterdir()) if final.is_dir() else final.exists()):
+        own = "is not empty and was not made by this step from these inputs"
         raise UsageError(
-            f"{final} is not empty and was not made by this step from these inputs",
+            f"{final} {own if final.is_dir() and not final.is_symlink() else 'is no folder'}",
             code="output_exists",
             expected="a new or empty folder",
             hint=f"move {final} away, or choose another folder",
@@ -335,7 +336,7 @@ def finished_record(
             hint=f"move {path} and what it made away, or use another --run-dir or --out",
         )
     outputs = record.get("outputs", {})
-    if outputs and not any((path.parent / name).exists() for name in outputs):
+    if not any((path.parent / name).exists() for name in outputs):
         return None  # somebody removed all that was made: it can be made again, and nothing is overwritten
     for name, digest in outputs.items():
         file = path.parent / name

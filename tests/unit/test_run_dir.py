@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from skill_train import run_dir
+from skill_train import chain_gguf, run_dir
 from skill_train.errors import DecisionNeeded, UsageError
 from skill_train.run_dir import (
     RunDir,
@@ -196,6 +196,14 @@ def test_work_of_which_nothing_is_left_is_to_be_done_again(tmp_path: Path) -> No
     path = _finished(tmp_path)
     (tmp_path / "merged" / "model.safetensors").unlink()
     assert finished_record(path, inputs=INPUTS, options=OPTIONS) is None
+
+
+def test_a_record_of_nothing_is_no_work_done(tmp_path: Path) -> None:
+    """Edited by hand, say: what reads the name of the file in it would find none."""
+    path = _finished(tmp_path)
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"outputs": {}}))
+    assert finished_record(path, inputs=INPUTS, options=OPTIONS) is None
+    assert chain_gguf._outtype(path, ["f16"]) == "f16"
 
 
 @pytest.mark.parametrize("damage", ["same size", "shorter"])
