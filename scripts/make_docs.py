@@ -1,7 +1,7 @@
 """Writes the documentation that the program itself knows: `python scripts/make_docs.py [--check]`.
 
     SKILL.md               the blocks between `<!-- generated:NAME -->` and `<!-- /generated -->`
-    references/cli.md      every command as its `--help` prints it
+    references/cli.md      every command as its `--help` prints it, but for what all have in common
     references/recipe.md   every recipe field with its type, default, unit and meaning
 
 With `--check` nothing is written; exit 1 and the names of the files that are out of date.
@@ -20,6 +20,7 @@ from typing import Any
 import click
 
 from skill_train.cli import cli
+from skill_train.cli_frame import FORMATS
 from skill_train.errors import EXIT_CODES
 from skill_train.recipe import Recipe
 
@@ -35,6 +36,10 @@ _TYPES = {
     "list[str]": "list of text",
     "str": "text",
 }
+
+
+# What the help of each command says again: two options, and the exit codes behind all others.
+_SHARED = re.compile(r"^  (--format|-h, --help) .*\n?(^ {8,}\S.*\n)*|^ *Exit codes:\n(.*\n?)*", re.MULTILINE)
 
 
 def main() -> int:
@@ -73,7 +78,11 @@ def exit_code_table() -> str:
 
 def cli_page() -> str:
     """references/cli.md."""
-    parts = ["# The command line\n", NOTE, exit_code_table(), *(_help_section("", cli, None))]
+    shared = (
+        f"Every command has these exit codes, and takes `-h` and `--format [{'|'.join(FORMATS)}]`: auto is human on a "
+        "terminal and json otherwise."
+    )
+    parts = ["# The command line\n", NOTE, shared + "\n", exit_code_table(), *(_help_section("", cli, None))]
     for name, command in commands():
         parts += _help_section(name, command, click.Context(cli, info_name="skill-train", **cli.context_settings))
     return "\n".join(parts)
@@ -113,7 +122,8 @@ def _help_section(name: str, command: click.Command, parent: click.Context | Non
     settings = {**command.context_settings, "terminal_width": _HELP_COLUMNS, "max_content_width": _HELP_COLUMNS}
     context = click.Context(command, info_name=name or "skill-train", parent=parent, **settings)
     title = f"skill-train {name}".rstrip()
-    return [f"## {title}\n", f"```text\n{command.get_help(context).rstrip()}\n```\n"]
+    own = _SHARED.sub("", command.get_help(context)).rstrip()
+    return [f"## {title}\n", f"```text\n{own}\n```\n"]
 
 
 def _arguments(command: click.Command) -> list[str]:

@@ -175,6 +175,12 @@ FLOOR: dict[str, set[str]] = {
 }
 
 
+ERRORS = {
+    "AccessError", "DecisionNeeded", "NativeCrash", "NotInstalled", "Temporary", "TrainingFailed", "UsageError",
+    "VerificationFailed",
+}  # fmt: skip
+
+
 @dataclass
 class Import:
     name: str  # skill_train.errors, torch.nn
@@ -290,7 +296,15 @@ def too_long(module: Module) -> list[str]:
     return found + [f"{module.name}.{f.name} has {length} lines (60 at most)" for f, length in long if length > 60]
 
 
+def leaves_the_user_alone(module: Module) -> list[str]:
+    """An error says what to do next: a command, or what to mend."""
+    made = [node for node in ast.walk(module.tree) if isinstance(node, ast.Call) and ast.unparse(node.func) in ERRORS]
+    named = [(node, {keyword.arg for keyword in node.keywords}) for node in made]
+    return [f"{module.name}:{node.lineno} has no hint" for node, names in named if not {"hint", None} & names]
+
+
 RULES = (
+    leaves_the_user_alone,
     heavy_at_the_top,
     foreign_owner,
     wrong_direction,
@@ -311,6 +325,8 @@ def test_the_package_keeps_the_rule(rule) -> None:
 @pytest.mark.parametrize(
     ("rule", "name", "source"),
     [
+        (leaves_the_user_alone, "merge", 'raise UsageError("no", code="bad")'),
+        (leaves_the_user_alone, "merge", 'raise Temporary("no", code="bad", expected="x", got="y")'),
         (heavy_at_the_top, "merge", "import torch"),
         (heavy_at_the_top, "merge", "if True:\n    from torch import nn"),
         (heavy_at_the_top, "cli", "from huggingface_hub import HfApi"),

@@ -141,6 +141,7 @@ def pattern_value(pattern: dict[str, Any], module: str, default: Any) -> Any:
                 code="bad_adapter_config",
                 expected="names of modules, or short regular expressions",
                 got=f"more than {_PATTERN_SECONDS:g} s for {module[:80]!r}",
+                hint="write the whole names of the modules into rank_pattern and alpha_pattern",
             ) from None
         if found:
             return value

@@ -49,7 +49,12 @@ def local(
         plan = local_plan(console, load_recipe(recipe, said), choices)
     run = RunDir(run_dir or _default_run_dir(plan))
     if run.path.exists() and not run.path.is_dir():
-        raise UsageError(f"{run.path} is a file", code="bad_run_dir", expected="a new folder, or one of an earlier run")
+        raise UsageError(
+            f"{run.path} is a file",
+            code="bad_run_dir",
+            expected="a new folder, or one of an earlier run",
+            hint="another --run-dir",
+        )
     if not goes_on and not _is_finished(run, plan):
         require_room(console, plan, force=force)
     record = train_run(console, run, plan, resume=resume)

@@ -115,5 +115,10 @@ def _object(path: Path) -> dict[str, Any] | None:
         return None
     document = read_json(path)
     if not isinstance(document, dict):
-        raise UsageError(f"{path} is not what skill-train wrote", code="bad_json", expected="a JSON object")
+        raise UsageError(
+            f"{path} is not what skill-train wrote",
+            code="bad_json",
+            expected="a JSON object",
+            hint="fetch or copy the run again: skill-train pull RUN",
+        )
     return document

@@ -149,7 +149,12 @@ def explain(returncode: int, lines: list[str], *, model: Path) -> SkillTrainErro
         return _out_of_memory(_Failure(model, last, ()))
     if returncode < 0:
         name = signal.Signals(-returncode).name
-        return NativeCrash(f"llama.cpp's converter crashed with {name}", code="native_crash", got=last)
+        return NativeCrash(
+            f"llama.cpp's converter crashed with {name}",
+            code="native_crash",
+            got=last,
+            hint="skill-train doctor --self-test",
+        )
     for pattern, make in _CAUSES:
         for line in reversed(lines):
             match = re.search(pattern, line)

@@ -32,7 +32,11 @@ def check_out(out: Path) -> None:
         )
     if out.suffix not in rows.LINES:
         raise UsageError(
-            f"{out} is not a .jsonl file", code="bad_output", expected="a name that ends in .jsonl", got=out.suffix
+            f"{out} is not a .jsonl file",
+            code="bad_output",
+            expected="a name that ends in .jsonl",
+            got=out.suffix,
+            hint=f"--fix {out.with_suffix('.jsonl')}",
         )
 
 
@@ -58,7 +62,12 @@ def write_fixed(
             file.write(line)
             written += 1
         if not written:
-            raise UsageError(f"{recipe.data} has no usable row", code="no_usable_row", got=_said(left_out))
+            raise UsageError(
+                f"{recipe.data} has no usable row",
+                code="no_usable_row",
+                got=_said(left_out),
+                hint="without --fix the answer shows what is wrong with each",
+            )
         file.flush()
         os.fsync(file.fileno())
     return {"path": str(out), "rows": written, **file_digest(out), "left_out": dict(left_out)}

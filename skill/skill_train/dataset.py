@@ -115,7 +115,11 @@ def find_format(recipe: Recipe, row: dict[str, Any]) -> Found:
         return Found(recipe.format, columns, "said in the recipe")
     if recipe.columns is not None:
         raise UsageError(
-            "columns needs format beside it", code="bad_recipe", expected="format: messages", got="columns only"
+            "columns needs format beside it",
+            code="bad_recipe",
+            expected="format: messages",
+            got="columns only",
+            hint=f"one of the formats {', '.join(COLUMNS)} as format: … in the recipe",
         )
     found = detect(row)
     if found is None:
@@ -132,6 +136,7 @@ def _check_mapping(data_format: str, columns: dict[str, str]) -> None:
                 code="unknown_key",
                 expected=", ".join(known),
                 got=name,
+                hint="references/datasets.md lists the columns of each format",
             )
 
 
@@ -165,6 +170,7 @@ def empty(recipe: Recipe) -> UsageError:
         code="empty_dataset",
         expected="at least one row",
         got="an empty file" if Path(recipe.data).is_file() else f"no rows in {recipe.split}",
+        hint="another file, or another part of it, such as split: train",
     )
 
 

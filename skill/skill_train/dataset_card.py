@@ -108,6 +108,7 @@ def parts(split: str) -> tuple[str, str, str]:
             code="bad_split",
             expected="one split, such as train, train[:500] or train[:10%]",
             got=split,
+            hint="split: train, or a slice of one split",
         )
     return found[1], found[2] or "", found[3] or ""
 

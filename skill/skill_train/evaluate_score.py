@@ -51,11 +51,20 @@ def scoring_of(policy: dict[str, Any], score: str | None, pattern: str | None, s
                 "--scorer and --score exclude each other", code="bad_usage", hint="skill-train evaluate --help"
             )
         if not scorer.is_file():
-            raise UsageError(f"the scorer {scorer} does not exist", code="missing_file", got=str(scorer))
+            raise UsageError(
+                f"the scorer {scorer} does not exist",
+                code="missing_file",
+                got=str(scorer),
+                hint="give the path of an executable file; skill-train evaluate --help",
+            )
         return Scoring("own", scorer=scorer.resolve())
     name = score or ("regex" if pattern else policy.get("score")) or "exact"
     if pattern and name != "regex":
-        raise UsageError(f"--pattern is for --score regex, not {name}", code="bad_usage")
+        raise UsageError(
+            f"--pattern is for --score regex, not {name}",
+            code="bad_usage",
+            hint="--score regex with --pattern, or neither",
+        )
     if name != "regex":
         return Scoring(name)
     return Scoring(name, checked_pattern(pattern or policy.get("score_pattern")))

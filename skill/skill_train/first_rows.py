@@ -43,7 +43,10 @@ def _text(data: bytes, name: str, *, whole: bool) -> str:
         cut_in_two = not whole and error.start >= len(data) - 3
         if not cut_in_two:
             raise UsageError(
-                f"{name} is not UTF-8 at byte {error.start}", code="not_utf8", expected="text in UTF-8"
+                f"{name} is not UTF-8 at byte {error.start}",
+                code="not_utf8",
+                expected="text in UTF-8",
+                hint="save the file as UTF-8, and upload it again",
             ) from None
         text = data[: error.start].decode("utf-8")
     return text.removeprefix("\ufeff")  # the mark that some editors put first

@@ -88,11 +88,21 @@ def read_gguf(path: Path) -> GgufFile:
         with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return _parse(path, _Cursor(data))
     except OSError as error:
-        raise VerificationFailed(f"{path} cannot be read: {error.strerror}", code="bad_gguf") from None
+        raise VerificationFailed(
+            f"{path} cannot be read: {error.strerror}",
+            code="bad_gguf",
+            hint="check the file and its permissions, or make it again: skill-train export-gguf RUN",
+        ) from None
     except ValueError as error:  # an empty file cannot be mapped; names may not be UTF-8
-        raise VerificationFailed(f"{path.name} is not a GGUF file: {error}", code="bad_gguf") from None
+        raise VerificationFailed(
+            f"{path.name} is not a GGUF file: {error}",
+            code="bad_gguf",
+            hint="make it again: skill-train export-gguf RUN",
+        ) from None
     except _Broken as error:
-        raise VerificationFailed(f"{path.name} is damaged: {error}", code="bad_gguf") from None
+        raise VerificationFailed(
+            f"{path.name} is damaged: {error}", code="bad_gguf", hint="make it again: skill-train export-gguf RUN"
+        ) from None
 
 
 class _Cursor:

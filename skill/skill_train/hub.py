@@ -96,7 +96,11 @@ def live_flavors(*, seconds: float = 3.0) -> tuple[Flavor, ...]:
     with understood(subject):
         read = [flavor for flavor in map(_flavor, hardware) if flavor is not None]
     if not read:
-        raise Temporary("the Jobs API lists no machine that skill-train can read", code="hub_answer")
+        raise Temporary(
+            "the Jobs API lists no machine that skill-train can read",
+            code="hub_answer",
+            hint="run the same command again later; `plan` uses the table that is shipped with skill-train",
+        )
     return tuple(read)
 
 
@@ -109,6 +113,7 @@ def check_id(model: str) -> None:
             code="unknown_model",
             expected="a folder with config.json and safetensors, or an id such as Qwen/Qwen2.5-0.5B-Instruct",
             got=f"{model}, a file" if path.is_file() else f"{model}, no such folder here",
+            hint="check the path or the id; ids are NAMESPACE/NAME, as in the address of the model's page",
         )
 
 

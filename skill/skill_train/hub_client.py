@@ -164,9 +164,19 @@ def translated(error: Exception, subject: Subject) -> Exception:
     if isinstance(error, OSError):
         return _of_disk(error, subject)
     if isinstance(error, json.JSONDecodeError):
-        return Temporary(f"what answered for {subject} is not the Hub", code="hub_answer", got=_reason(error))
+        return Temporary(
+            f"what answered for {subject} is not the Hub",
+            code="hub_answer",
+            got=_reason(error),
+            hint="check HF_ENDPOINT and the proxy, then run the same command again",
+        )
     if isinstance(error, errors.SafetensorsParsingError):
-        return UsageError(f"{subject} has a broken safetensors file", code="broken_safetensors", got=_reason(error))
+        return UsageError(
+            f"{subject} has a broken safetensors file",
+            code="broken_safetensors",
+            got=_reason(error),
+            hint="another revision, or another model",
+        )
     if isinstance(error, UnicodeEncodeError) and not (get_token() or "").isascii():
         return _refused(subject)
     return error

@@ -86,7 +86,12 @@ def look(recipe: Recipe, find_format: FindFormat) -> Looked:
         raise _or_model(error, recipe.data) from None
     rows = dataset_card.sliced(recipe.split, total)
     if not first or not rows:
-        raise UsageError(f"{recipe.data} has no rows in {recipe.split}", code="empty_dataset", got="no rows")
+        raise UsageError(
+            f"{recipe.data} has no rows in {recipe.split}",
+            code="empty_dataset",
+            got="no rows",
+            hint="another split, or another dataset",
+        )
     format_, columns, reason = find_format(recipe, first)
     facts = DatasetFacts(
         source=recipe.data,

@@ -61,7 +61,9 @@ def bucket_is_private(name: str) -> bool | None:
         try:
             return bool(_api().bucket_info(name).private)
         except BucketNotFoundError:
-            raise UsageError(f"no bucket {name}", code="unknown_bucket") from None
+            raise UsageError(
+                f"no bucket {name}", code="unknown_bucket", hint="check the name, and that the token may see it"
+            ) from None
 
     return _or_none("unknown_bucket", lambda: ask(Subject("bucket", name), question))
 

@@ -114,7 +114,11 @@ class Llama:
         status = self.api.llama_decode(self.context, batch)
         self.api.llama_batch_free(batch)
         if status != 0:
-            raise VerificationFailed(f"llama.cpp could not run the model (status {status})", code="decode_failed")
+            raise VerificationFailed(
+                f"llama.cpp could not run the model (status {status})",
+                code="decode_failed",
+                hint="skill-train doctor --self-test",
+            )
         if not last:
             return np.empty((0, self.tokens), dtype=np.float32)
         pointer = self.api.llama_get_logits(self.context)
@@ -189,7 +193,12 @@ def _refused(path: Path, lines: deque[tuple[int, str]]) -> VerificationFailed:
     errors = [text for level, text in lines if level == _LOG_ERROR and text]
     words = errors or [text for level, text in lines if level == _LOG_WARN and text] or ["it said nothing"]
     # The first error is the cause; the ones that follow say only that loading failed.
-    return VerificationFailed(f"llama.cpp cannot load {path.name}: {words[0]}", code="gguf_refused", got=words[-1])
+    return VerificationFailed(
+        f"llama.cpp cannot load {path.name}: {words[0]}",
+        code="gguf_refused",
+        got=words[-1],
+        hint="make it again: skill-train export-gguf RUN; an architecture that is new needs a newer llama-cpp-python",
+    )
 
 
 def bindings() -> Any:

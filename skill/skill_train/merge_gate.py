@@ -225,6 +225,7 @@ def _other_vocabulary(expected: int, got: int) -> VerificationFailed:
         code="merge_gate",
         expected=f"{expected} logits a token",
         got=f"{got}",
+        hint="the base model that the adapter was trained on: base_model_name_or_path in adapter_config.json",
     )
 
 

@@ -54,13 +54,14 @@ def read_config(folder: Path) -> dict[str, Any]:
             code="not_a_model",
             expected="config.json, tokenizer files and *.safetensors, or the id of a model on the Hub",
             got="no such folder" if not folder.is_dir() else "a folder without config.json",
+            hint="download the whole model, or give its id on the Hub",
         )
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"{path} is not JSON: {error}", code="broken_model") from None
+        raise UsageError(f"{path} is not JSON: {error}", code="broken_model", hint="download the model again") from None
     if not isinstance(config, dict):
-        raise UsageError(f"{path} is not a JSON object", code="broken_model")
+        raise UsageError(f"{path} is not a JSON object", code="broken_model", hint="download the model again")
     return config
 
 

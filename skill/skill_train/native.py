@@ -71,7 +71,12 @@ def run_worker(
         code = _run(module, job_file, result_file, log_file, progress, most_seconds)
         log = log_file.read_text(encoding="utf-8", errors="replace")
         if most_seconds is not None and code < 0 and time.monotonic() - started >= most_seconds:
-            raise NativeCrash(f"{module} did not end in {most_seconds:g} s", code="worker_hangs", got=_tail(log))
+            raise NativeCrash(
+                f"{module} did not end in {most_seconds:g} s",
+                code="worker_hangs",
+                got=_tail(log),
+                hint="run the same command again when the machine has less to do; skill-train doctor --self-test",
+            )
         if code == -signal.SIGKILL or (not result_file.is_file() and died_of_memory(log)):  # glibc ends with exit 127
             raise _no_memory(module, code, log)
         if code < 0:

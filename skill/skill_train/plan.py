@@ -123,6 +123,7 @@ def _flavor(cloud: list[Candidate], offered: tuple[Flavor, ...], choices: Choice
             code="unknown_flavor",
             expected=", ".join(candidate.name for candidate in cloud) if known else ", ".join(names),
             got=choices.flavor,
+            hint="leave --flavor out, and the cheapest that fits is chosen",
         )
     return found
 

@@ -76,6 +76,7 @@ def _repository(repo: str | None, run: Path) -> str:
             code="bad_repo",
             expected="NAMESPACE/NAME of letters, digits, -, _ and .",
             got=repo,
+            hint=f"skill-train push {shlex.quote(str(run))} --repo me/my-model",
         )
     return repo
 

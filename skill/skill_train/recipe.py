@@ -138,9 +138,18 @@ def load(path: Path) -> Recipe:
             hint="skill-train local --model MODEL --data DATA",
         ) from None
     except (yaml.YAMLError, *_OF_YAML) as error:
-        raise UsageError(f"{path} is not YAML: {_one_line(error)}", code="bad_recipe") from None
+        raise UsageError(
+            f"{path} is not YAML: {_one_line(error)}",
+            code="bad_recipe",
+            hint="write keys and values, one a line: references/recipe.md",
+        ) from None
     if not isinstance(document, dict):
-        raise UsageError(f"{path} is not a recipe", code="bad_recipe", expected="model: …\ndata: …")
+        raise UsageError(
+            f"{path} is not a recipe",
+            code="bad_recipe",
+            expected="model: …\ndata: …",
+            hint="write keys and values, one a line: references/recipe.md",
+        )
     return from_dict(
         {key: _beside(path, value) if key in ("model", "data") else value for key, value in document.items()}
     )
@@ -161,6 +170,7 @@ def from_dict(values: dict[str, Any]) -> Recipe:
                 code="unknown_key",
                 expected="a key of references/recipe.md",
                 got=str(key),
+                hint="references/recipe.md lists the keys",
             )
     recipe = Recipe(**{key: _typed(key, value) for key, value in values.items() if value is not None})
     _check_values(recipe)
@@ -214,7 +224,10 @@ def _small_text(path: Path) -> str:
         )
     if path.stat().st_size > _MOST_BYTES:
         raise UsageError(
-            f"{path} is too large for a recipe", code="bad_recipe", expected=f"at most {_MOST_BYTES} bytes"
+            f"{path} is too large for a recipe",
+            code="bad_recipe",
+            expected=f"at most {_MOST_BYTES} bytes",
+            hint="a recipe is a short YAML file: references/recipe.md",
         )
     return path.read_text(encoding="utf-8")
 
@@ -245,8 +258,9 @@ def _typed(key: str, value: Any) -> Any:
     raise UsageError(
         f"{key} has the wrong type",
         code="wrong_type",
-        expected=wanted,
+        expected=f"{wanted}, finite and below 1e18" if wanted in ("float", "int") and _is_beyond(value) else wanted,
         got=f"{reprlib.repr(value)[:200]} ({type(value).__name__})",
+        hint="references/recipe.md says what each key takes",
     )
 
 
@@ -256,6 +270,13 @@ def _number(value: Any) -> float | None:
     except (ValueError, OverflowError):
         return None
     return number if number is not None and abs(number) < 1e18 else None
+
+
+def _is_beyond(value: Any) -> bool:
+    try:
+        return isinstance(value, (int, float, str)) and not abs(float(value)) < 1e18
+    except (ValueError, OverflowError) as error:
+        return isinstance(error, OverflowError)
 
 
 def _items(value: Any) -> list[Any]:
@@ -289,6 +310,7 @@ def _check_values(recipe: Recipe) -> None:
             code="bad_value",
             expected="report_to: none, because the metrics would leave this machine",
             got=f"report_to {recipe.report_to}",
+            hint="leave report_to out",
         )
     _check_tuning(recipe)
 
@@ -307,6 +329,7 @@ def _check_choices(recipe: Recipe) -> None:
                 code="bad_value",
                 expected=", ".join(known),
                 got=value,
+                hint=f"one of these, or no {key}",
             )
 
 
@@ -346,18 +369,27 @@ def _check_score(recipe: Recipe) -> None:
             code="bad_value",
             expected="both, or neither",
             got=f"score: {recipe.score}, score_pattern: {recipe.score_pattern}",
+            hint="score: regex with score_pattern: …, or another score",
         )
     try:
         re.compile(recipe.score_pattern or "")
     except re.error as error:
-        raise UsageError(f"score_pattern is no regular expression: {error}", code="bad_value") from None
+        raise UsageError(
+            f"score_pattern is no regular expression: {error}", code="bad_value", hint="try it with Python's re.compile"
+        ) from None
 
 
 def _at_least(recipe: Recipe, key: str, least: float, below: float = _ANY) -> None:
     value = getattr(recipe, key)
     if value is not None and not least <= value < below:
         expected = f"at least {least:g}" + (f" and below {below:,.10g}" if below < _ANY else "")
-        raise UsageError(f"{key} is out of range", code="bad_value", expected=expected, got=str(value))
+        raise UsageError(
+            f"{key} is out of range",
+            code="bad_value",
+            expected=expected,
+            got=str(value),
+            hint=f"leave {key} out for {'the usual one' if FIELDS[key].default is None else FIELDS[key].default}",
+        )
 
 
 def _one_line(error: Exception) -> str:

@@ -131,12 +131,27 @@ def read_json(path: Path) -> Any:
     """
     try:
         if path.stat().st_size > MOST_BYTES:
-            raise UsageError(f"{path} is too large to be read", code="bad_json", expected=f"at most {MOST_BYTES} bytes")
+            raise UsageError(
+                f"{path} is too large to be read",
+                code="bad_json",
+                expected=f"at most {MOST_BYTES} bytes",
+                hint="move it away: no step writes one of this size",
+            )
         found = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_maker(path))
     except FileNotFoundError:
-        raise UsageError(f"{path} does not exist", code="missing_file", got=str(path)) from None
+        raise UsageError(
+            f"{path} does not exist",
+            code="missing_file",
+            got=str(path),
+            hint="run the step that writes it, or fetch it: skill-train pull RUN",
+        ) from None
     except (ValueError, RecursionError) as error:  # a number of 5000 digits is a ValueError too
-        raise UsageError(f"{path} is not JSON: {error}", code="bad_json", got=str(path)) from None
+        raise UsageError(
+            f"{path} is not JSON: {error}",
+            code="bad_json",
+            got=str(path),
+            hint="run the step that writes it again, or fetch it: skill-train pull RUN",
+        ) from None
     require_shape(path, found)
     return found
 
@@ -154,7 +169,12 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     with open(path, "rb") as file:
         for number, raw in enumerate(file, start=1):
             if torn:
-                raise UsageError(torn, code="bad_json", got=str(path))
+                raise UsageError(
+                    torn,
+                    code="bad_json",
+                    got=str(path),
+                    hint="run the step that writes it again, or fetch it: skill-train pull RUN",
+                )
             if not raw.strip():
                 continue
             try:

@@ -48,7 +48,7 @@ def read(recipe: Recipe) -> Iterator[Line]:
         if path.exists() and not (path.is_dir() or path.is_file()):
             raise UsageError(
                 f"{path} is a pipe or a device, and a dataset is read more than once",
-                code="bad_dataset",
+                code="missing_file",
                 expected="a dataset file or folder, or a Hub id such as owner/name",
                 got=recipe.data,
                 hint="write the rows to a .jsonl file, and give that",
@@ -72,6 +72,7 @@ def _from_hub(recipe: Recipe, rows: Iterator[tuple[int, dict[str, Any]]]) -> Ite
             code="missing_file",
             expected="a dataset file or folder, or a Hub id such as owner/name",
             got=recipe.data,
+            hint="check the path; ids of the Hub are NAMESPACE/NAME",
         )
     try:
         yield from rows

@@ -254,7 +254,9 @@ def _is_plain_name(name: Any) -> bool:
 
 def _no_weights(folder: Path) -> UsageError:
     if not folder.is_dir():
-        return UsageError(f"{folder} is not a folder", code="missing_file", got=str(folder))
+        return UsageError(
+            f"{folder} is not a folder", code="missing_file", got=str(folder), hint="give the folder of a model"
+        )
     pickles = sorted(path.name for path in folder.iterdir() if path.suffix in _PICKLES)
     if pickles:
         return UsageError(

@@ -63,6 +63,7 @@ def clouds(wanted: list[str] | None, nodes: int) -> list[str]:
                 code="bad_value",
                 expected=", ".join(CLOUDS),
                 got=place,
+                hint="--infra with one of these, such as aws or gcp/us-central1",
             )
         if nodes > 1 and name in ONE_NODE_ONLY:
             raise UsageError(
@@ -70,6 +71,7 @@ def clouds(wanted: list[str] | None, nodes: int) -> list[str]:
                 code="one_node_only",
                 expected=f"--nodes 1 with several GPUs, or {', '.join(c for c in CLOUDS if c not in ONE_NODE_ONLY)}",
                 got=f"--nodes {nodes} --infra {place}",
+                hint="--nodes 1, or another --infra",
             )
     return wanted or [name for name in CLOUDS if nodes == 1 or name not in ONE_NODE_ONLY]
 

@@ -140,6 +140,7 @@ def _no_tokenizer(recipe: Recipe, said: str) -> UsageError | Temporary:
             code="not_a_model",
             expected="a folder with tokenizer.json and tokenizer_config.json, or the id of a model on the Hub",
             got=said,
+            hint="download the whole model, or copy the tokenizer's files from the model that it was made from",
         )
     return Temporary(
         f"the tokenizer of {recipe.model} cannot be fetched: {said}",
