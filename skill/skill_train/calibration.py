@@ -7,6 +7,7 @@ import hashlib
 import json
 import math
 from dataclasses import asdict
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from skill_train.run_dir import write_json
 
 SCHEMA = "skill-train/calibration/1"
 _LEAST_STEPS = 3  # the first warms up
+_ENOUGH_STEPS = 10  # fewer do not take the place of more
 # Another shape tells only for models of about its size, in parameters. Narrow ones are held up by overhead: on 2 cores
 # a model of hidden size 64 reached 4 to 10 GFLOPS and Qwen3-0.6B 24 to 78 (bench/estimates, 2026-11). Four times the
 # parameters is about twice the width, over which the share of the peak changes by a third (estimate_time, _REACHED).
@@ -25,14 +27,14 @@ _SIMILAR = 4.0
 
 
 def remember(plan: dict[str, Any], lines: list[dict[str, Any]], finished_at: str) -> Calibration | None:
-    """Keeps the speed of a run; None when it was too short to tell.
+    """Keeps the speed of a run; None when it was too short to tell, or much shorter than the run that is known.
 
     Args:
         plan: of the run.
         lines: of its `metrics.jsonl`.
         finished_at: when it ended, for the reader.
     """
-    settled = [line for line in lines[1:] if line.get("seconds")]
+    settled = [line for last, line in pairwise(lines) if line.get("seconds") and line.get("start") == last.get("start")]
     model, machine = _facts(plan)
     if len(lines) < _LEAST_STEPS or not settled or plan["placement"]["num_processes"] > 1:
         return None
@@ -44,8 +46,16 @@ def remember(plan: dict[str, Any], lines: list[dict[str, Any]], finished_at: str
     dtype, shape = plan["placement"]["dtype"], _shape(model)
     basis = f"{len(settled)} steps of {Path(model.source).name} in {dtype}, {finished_at[:10]}"
     path = _path(machine, plan["placement"]["device"], dtype)
-    measured = {"flops_per_second": flops / seconds, "basis": basis, "parameters": model.parameters}
-    kept = _read(path) | {shape: measured}
+    measured = {
+        "flops_per_second": flops / seconds,
+        "basis": basis,
+        "parameters": model.parameters,
+        "steps": len(settled),
+    }
+    earlier = _read(path)
+    if len(settled) < min(_ENOUGH_STEPS, earlier.get(shape, {}).get("steps", 0)):
+        return None
+    kept = earlier | {shape: measured}
     with contextlib.suppress(OSError):  # the run is done; a cache that cannot be written costs an estimate
         write_json(path, {"schema": SCHEMA, "chip": machine.chip, "dtype": dtype, "shapes": kept})
     return Calibration(flops / seconds, basis, same_shape=True)
@@ -134,4 +144,5 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _is_whole(kept: dict[str, Any]) -> bool:
-    return float(kept["flops_per_second"]) > 0 and float(kept["parameters"]) > 0 and bool(kept["basis"])
+    sizes = float(kept["flops_per_second"]) > 0 and float(kept["parameters"]) > 0
+    return sizes and bool(kept["basis"]) and isinstance(kept.get("steps", 0), int)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import shlex
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,11 @@ from skill_train.facts import DatasetFacts, ModelFacts
 from skill_train.placement import Choices, with_precision
 from skill_train.plan_file import require_free
 from skill_train.recipe import Recipe
+from skill_train.resources import train_module
 from skill_train.run_dir import open_run, read_json, write_json
 
 _MANY_EPOCHS = 10
+_FEW_HELD_OUT = 10
 
 
 def plan(
@@ -210,6 +213,16 @@ def _blocked(made: dict[str, Any]) -> DecisionNeeded:
     )
 
 
+def _warn_of_few(console: Console, recipe: dict[str, Any], rows: int) -> None:
+    """What `evaluate` can say depends on how many rows it has."""
+    fraction = recipe["held_out_fraction"]
+    held = len(train_module().held_out_rows(rows, fraction, recipe["seed"]))
+    if 0 < held < _FEW_HELD_OUT:
+        points = 98 / math.sqrt(held)  # 1.96 standard errors of a share of one half
+        few = f"{held} of {rows} rows are held out, which tell a share of right answers to ±{points:.0f} points"
+        console.warn("few_held_out", f"{few}; held_out_fraction: {min(4 * fraction, 0.5):g} holds out more")
+
+
 def _result(
     console: Console, made: dict[str, Any], out: Path | None, recipe: Path | None, said: dict[str, Any]
 ) -> Result:
@@ -219,6 +232,7 @@ def _result(
     epochs = next((reason for reason in made["reasons"] if reason["rule"] == "epochs"), None)
     if epochs is not None and float(epochs["value"]) > _MANY_EPOCHS:
         console.warn("many_epochs", f"this is {epochs['value']} epochs: {epochs['because']}; TRL's default is 3")
+    _warn_of_few(console, made["recipe"], made["facts"]["dataset"]["rows"])
     if made["facts"]["machine"]["on_battery"] and made["where"] == "local":
         console.warn("on_battery", "this machine runs on battery; training empties it")
     if made["where"] == "cloud" and made["fingerprints"]["model"] is not None:

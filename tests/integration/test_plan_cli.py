@@ -308,7 +308,8 @@ def test_where_overrides_the_rules_and_says_so(hub: Hub, here: Path) -> None:
     answer = _answer(_call(hub, here, *LOCAL, "--where", "cloud"))
     data = answer["data"]
     assert (data["where"], data["flavor"]) == ("cloud", "t4-small")
-    assert (answer["next"], [w["code"] for w in answer["warnings"]]) == ([], ["no_tokenizer", "local_model"])
+    told = ["no_tokenizer", "few_held_out", "local_model"]
+    assert (answer["next"], [w["code"] for w in answer["warnings"]]) == ([], told)
     assert data["reasons"][0]["rule"] == "asked"
     assert "against model size" in data["reasons"][0]["because"]
     local = _answer(_call(hub, here, *LOCAL, "--where", "local", "--max-hours", "0.0003"))["data"]
@@ -322,6 +323,22 @@ def test_steps_that_were_said_are_told_as_epochs(hub: Hub, here: Path) -> None:
         reason = next(reason for reason in answer["data"]["reasons"] if reason["rule"] == "epochs")
         assert reason["value"] == epochs
         assert ("many_epochs" in [warning["code"] for warning in answer["warnings"]]) == warned
+
+
+@pytest.mark.parametrize(
+    ("rows", "told"),
+    [
+        (19, None),  # none is held out, so nothing is measured
+        (40, "2 of 40 rows are held out, which tell a share of right answers to ±69 points"),  # 0.98 / sqrt(2)
+        (199, "9 of 199 rows are held out, which tell a share of right answers to ±33 points"),  # 0.98 / 3
+        (200, None),
+    ],
+)
+def test_a_few_rows_held_out_tell_little(hub: Hub, here: Path, rows: int, told: str | None) -> None:
+    tiny.write_rows(here / "n.jsonl", rows)
+    warnings = _answer(_call(hub, here, *LOCAL[:-1], "n.jsonl"))["warnings"]
+    found = [warning["message"] for warning in warnings if warning["code"] == "few_held_out"]
+    assert found == ([] if told is None else [f"{told}; held_out_fraction: 0.2 holds out more"])
 
 
 def test_a_flavor_is_a_wish_for_the_cloud(hub: Hub, here: Path) -> None:

@@ -117,6 +117,23 @@ def test_the_newest_run_of_a_shape_counts() -> None:
     assert (found.flops_per_second, found.basis[-10:]) == (pytest.approx(SPEED / 2), "2026-11-22")
 
 
+def test_a_short_run_does_not_replace_a_longer_one() -> None:
+    """Two settled steps against nine; ten are always enough."""
+    calibration.remember(_plan(), LINES[:1] + LINES[1:2] * 9, "2026-11-21T10:00:00Z")
+    assert _remember() is None
+    assert calibration.known(MACHINE, MODEL, "cpu")["float32"].basis.startswith("9 steps")
+    for steps, kept in ((30, 30), (9, 30), (10, 10)):
+        calibration.remember(_plan(), LINES[:1] + LINES[1:2] * steps, "2026-11-22T10:00:00Z")
+        assert calibration.known(MACHINE, MODEL, "cpu")["float32"].basis.startswith(f"{kept} steps")
+
+
+def test_the_first_step_of_each_start_warms_up() -> None:
+    seconds = [(9.0, 1), (2.0, 1), (3.0, 1), (90.0, 2), (2.0, 2), (3.0, 2)]
+    lines = [LINES[0] | {"seconds": taken, "start": start} for taken, start in seconds]
+    found = calibration.remember(_plan(), lines, "2026-11-21T10:00:00Z")
+    assert found is not None and found.flops_per_second == pytest.approx(SPEED)
+
+
 def test_another_machine_device_or_dtype_says_nothing() -> None:
     _remember(dtype="bfloat16")
     assert calibration.known(MACHINE, MODEL, "cpu").keys() == {"bfloat16"}
