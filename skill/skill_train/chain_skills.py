@@ -97,7 +97,7 @@ def _places(target: str, scope: str | None) -> tuple[Path, Path | None]:
         return claude / "skills" / NAME, None
     if scope is not None:
         raise UsageError(f"--scope says nothing beside a folder: {target}", code="bad_usage", hint="leave --scope out")
-    if not Path(target).is_dir() and os.sep not in target:
+    if not target or (not Path(target).is_dir() and os.sep not in target):
         raise UsageError(
             f"no folder {target!r}{nearest(target, TARGETS)}",
             code="bad_usage",

@@ -61,7 +61,16 @@ def command(
     return wrap
 
 
-PATH = click.Path(path_type=Path)
+class Place(click.Path):
+    """A path that says something: of a variable that is not set click makes this folder."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "":
+            self.fail("an empty path; is a variable of the shell not set?", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+PATH = Place(path_type=Path)
 MOST_COUNTED, MOST_DOLLARS, MOST_HOURS = 1_000_000, 1_000_000, 24 * 365
 
 

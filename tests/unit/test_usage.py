@@ -49,6 +49,28 @@ def test_a_number_that_none_can_mean(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("merge", ""),
+        ("plan", "--model", "m", "--data", "d", "--out", ""),
+        ("local", "--model", "m", "--data", "d", "--run-dir", ""),
+        ("export-gguf", ""),
+        ("report", "run", "--out", ""),
+        ("skills", "install", "--target", ""),
+    ],
+    ids=str,
+)
+def test_an_empty_path_is_not_this_folder(
+    words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`--run-dir "$RUN"` of a variable that is not set."""
+    monkeypatch.chdir(tmp_path)
+    said = _said(capsys, *words, "--format", "json")
+    assert "empty path" in said["message"] or "no folder ''" in said["message"]
+    assert list(tmp_path.iterdir()) == []
+
+
 def _said(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, str]:
     with pytest.raises(SystemExit) as ended:
         main(list(words))
