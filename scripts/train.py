@@ -144,6 +144,7 @@ LEFT_OUT = """
 CELL_CHARACTERS = 10_000_000  # of a table; Python's own limit is 131,072. A quote that nobody closes ends here
 OTHER_WORK = ("plan.json", "adapter_config.json", "trainer_state.json")  # in the folder of a run, adapter, checkpoint
 TEMPLATE_SECONDS = 20.0  # for one conversation; a published template takes a thousandth of one
+NETWORK = ("httpx2", "httpcore2", "httpx", "httpcore", "hf_xet")
 LAST_BYTES = 4 << 20  # of a limited address space: what came so near to the limit has met it
 MARK = "skill train mark 7f3a"  # stands in for an answer to find where a template puts it
 
@@ -857,14 +858,16 @@ def readable(model: str) -> Iterator[None]:
     except (OSError, ImportError):
         raise
     except Exception as error:
-        if explanation(error) is not None or "cuda" in str(error).lower():
+        # httpx2's own are no OSError, and a job that could not fetch its model is started again.
+        of_network = any(type(each).__module__.split(".")[0] in NETWORK for each in with_causes(error))
+        if of_network or explanation(error) is not None or "cuda" in str(error).lower():
             raise
         raise Refused(
             f"{model} cannot be loaded",
             code="broken_model",
             expected="a config.json that transformers reads, and weights and a tokenizer that fit it",
             got=f"{type(error).__name__}: {' '.join(str(error).split())}"[:300],
-            hint="download the model again",
+            hint="mend what got says, or download it again",
         ) from error
 
 
@@ -1566,11 +1569,14 @@ def replace_folder(part: Path, folder: Path) -> None:
 
 def take_files(base: Path, part: Path, dtype: str) -> None:
     """Tokenizer, template and configs are the base's, byte for byte: what transformers saves again, converters may not
-    read. Only the type of the weights is another in config.json."""
+    read. Only the type of the weights is another in config.json, and the base's card stays: the repository of the tuned
+    model has its own in that place."""
     for made in part.iterdir():
         if ".safetensors" not in made.name:
             made.unlink()
     for file in files_of_base(base):
+        if file == base / "README.md":
+            continue
         target = part / file.relative_to(base)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(file, target)
@@ -1601,10 +1607,8 @@ def is_other_work(folder: Path) -> bool:
 
 
 def goes_along(file: Path) -> bool:
-    """Not a README.md: it is the base's card, and a repository has one of its own in that place."""
     name = file.name
-    named = name in ("Modelfile", "README.md") or name[:1] == "." or name.endswith(".failed.json")
-    named = named or ".safetensors" in name
+    named = name == "Modelfile" or name.startswith(".") or name.endswith(".failed.json") or ".safetensors" in name
     if named or file.suffix.lower() in LEFT_OUT.split() or not file.is_file():
         return False
     if file.suffix != ".json":

@@ -172,7 +172,7 @@ def markers(data: bytes, folder: Path) -> object:
                 file_bytes(metric | {"step": n}, rest if n == 2 else b"").decode("utf-8", "replace") for n in (1, 2, 3)
             ]
             measured = job_figures.speed(lines)
-            job_figures.longer_timeout(measured, kept_step=1, ran_seconds=5.0, before=60)
+            job_figures.longer_timeout(measured, kept_step=1, ran_seconds=5.0, before=60, first=rest[:1] < b"x")
         else:
             log = file_bytes(failed, rest).decode("utf-8", "replace")
             message = "Job failed with exit code: " + log[:200]

@@ -236,8 +236,8 @@ def _rest(about: About, flavor: str) -> dict[str, Any]:
         why = "no step was timed" if same else f"the steps were timed on {about.cloud.job.flavor}"
         estimate = {"low": None, "high": None, "basis": why}
     if before is not None and about.story is not None and about.story.remedy == "time":
-        ran = about.ran_seconds or 0.0
-        before = job_figures.longer_timeout(measured, kept_step=from_step, ran_seconds=ran, before=before)
+        ran, first = about.ran_seconds or 0.0, about.cloud.job.number == 1
+        before = job_figures.longer_timeout(measured, kept_step=from_step, ran_seconds=ran, before=before, first=first)
     return {"flavor": flavor, "timeout_seconds": before, "estimates": {"seconds": estimate}}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
 import shlex
@@ -29,7 +30,7 @@ from skill_train.cloud_answer import Asked, Checked
 from skill_train.cloud_budget import Budget
 from skill_train.cloud_order import Order, Sent
 from skill_train.console import Console, Result
-from skill_train.errors import AccessError, DecisionNeeded
+from skill_train.errors import AccessError, DecisionNeeded, UsageError
 from skill_train.facts import Flavor
 from skill_train.hub_account import Account
 from skill_train.jobs import LIVE
@@ -121,11 +122,13 @@ def _plan(console: Console, asked: Asked) -> dict[str, Any]:
     console.status(f"{source} is for this machine; its recipe is planned again, for the cloud")
     if asked.recipe_flags:
         return _planned(console, asked, _recipe_with(there, asked.recipe_flags))
-    made = _planned(console, asked, _recipe_of(there))
-    if made["recipe_hash"] == there["recipe_hash"]:
-        return made
+    with contextlib.suppress(UsageError):  # other data may have other columns
+        made = _planned(console, asked, _recipe_of(there))
+        if made["recipe_hash"] == there["recipe_hash"]:
+            return made
+    made = _planned(console, asked, _recipe_with(there, {}))
     console.warn("another_recipe", f"model or data have changed since {source}: this is not the same run")
-    return _planned(console, asked, _recipe_with(there, {}))
+    return made
 
 
 def _planned(console: Console, asked: Asked, recipe: Recipe) -> dict[str, Any]:

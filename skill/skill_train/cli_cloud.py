@@ -7,7 +7,17 @@ from typing import Any
 
 import click
 
-from skill_train.cli_frame import DOLLARS, HOURS, MOST_COUNTED, MOST_HOURS, PATH, Number, command, recipe_options
+from skill_train.cli_frame import (
+    DOLLARS,
+    HOURS,
+    MOST_COUNTED,
+    MOST_HOURS,
+    PATH,
+    RUN,
+    Number,
+    command,
+    recipe_options,
+)
 from skill_train.console import Console, Result
 
 
@@ -59,7 +69,7 @@ def submit(console: Console, **options: Any) -> Result:
 
 
 @command("status", examples=("skill-train status runs/tickets-cloud", "skill-train status me/0123456789abcdef01234567"))
-@click.argument("run")
+@click.argument("run", type=RUN)
 def status(console: Console, **options: Any) -> Result:
     """Say how far a run is, what it has cost, how long it will take, and why it failed.
 
@@ -74,7 +84,7 @@ def status(console: Console, **options: Any) -> Result:
 @command(
     "logs", examples=("skill-train logs runs/tickets-cloud --tail 50", "skill-train logs runs/tickets-cloud --follow")
 )
-@click.argument("run")
+@click.argument("run", type=RUN)
 @click.option("--follow", "follow_", is_flag=True, help="Stay until the job has ended.")
 @click.option(
     "--tail", type=click.IntRange(1, MOST_COUNTED), help="Only the last lines of those that are there.  [default: all]"
@@ -87,7 +97,7 @@ def logs(console: Console, **options: Any) -> Result:
 
 
 @command("wait", examples=("skill-train wait runs/tickets-cloud", "skill-train wait runs/tickets-cloud --timeout 3600"))
-@click.argument("run")
+@click.argument("run", type=RUN)
 @click.option(
     "--timeout", type=Number(0, MOST_HOURS * 3600), help="Seconds to wait; the job goes on.  [default: no limit]"
 )
@@ -101,7 +111,7 @@ def wait(console: Console, **options: Any) -> Result:
 @command(
     "cancel", examples=("skill-train cancel runs/tickets-cloud", "skill-train cancel runs/tickets-cloud --format json")
 )
-@click.argument("run")
+@click.argument("run", type=RUN)
 def cancel(console: Console, **options: Any) -> Result:
     """End a job. Its checkpoints stay; one that has ended is left as it is."""
     from skill_train import chain_follow
@@ -116,7 +126,7 @@ def cancel(console: Console, **options: Any) -> Result:
         "skill-train pull me/0123456789abcdef01234567 --run-dir runs/tickets-cloud",
     ),
 )
-@click.argument("run")
+@click.argument("run", type=RUN)
 @click.option("--run-dir", type=PATH, help="Folder of the run.  [default: RUN; runs/<run id> for a job's id]")
 def pull(console: Console, **options: Any) -> Result:
     """Fetch what a job kept, the adapter and its records, digests checked, so that merge and export work as here.
@@ -136,7 +146,7 @@ def pull(console: Console, **options: Any) -> Result:
         "skill-train resume runs/tickets-cloud --flavor a100-large --max-cost 5 --yes",
     ),
 )
-@click.argument("run")
+@click.argument("run", type=RUN)
 @click.option("--run-dir", type=PATH, help="Folder of the run.  [default: RUN; runs/<run id> for a job's id]")
 @click.option("--flavor", help="Another machine with as many GPUs.  [default: that of the last job]")
 @click.option("--timeout", help="Such as 30m, 2h or 5400.  [default: as before; longer when that was the cause]")

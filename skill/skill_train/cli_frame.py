@@ -70,7 +70,16 @@ class Place(click.Path):
         return super().convert(value, param, ctx)
 
 
-PATH = Place(path_type=Path)
+class Name(click.types.StringParamType):
+    """As `Place`, of what may be a path or an id: `cancel "$RUN"` must not end the job of this folder."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "":
+            self.fail("an empty path; is a variable of the shell not set?", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+PATH, RUN = Place(path_type=Path), Name()
 MOST_COUNTED, MOST_DOLLARS, MOST_HOURS = 1_000_000, 1_000_000, 24 * 365
 
 

@@ -19,14 +19,14 @@ class Speed:
 
     Attributes:
         step, steps: the last step that was made, and how many there will be.
-        made: steps of the last start of the program; earlier ones may have had another machine.
+        made: steps of the last start of the program, earlier ones may have had another machine; None when unknown.
         seconds_per_step: mean of that start without its first step, which warms up; None before the second.
         memory_bytes: the highest use that was measured, by kind.
     """
 
     step: int
     steps: int
-    made: int
+    made: int | None
     loss: float | None
     tokens_per_second: float | None
     seconds_per_step: float | None
@@ -51,7 +51,9 @@ def speed(lines: Iterable[str], others: Collection[str | None] = ()) -> Speed | 
     of_another = last.get("job") is not None and last["job"] in others
     own = [] if of_another else [line for line in read if line.get("start") == last.get("start")]
     seconds = [line["seconds"] for line in own[1:] if _positive(line.get("seconds"))]
-    before = own[0]["step"] - 1 if own and (last.get("start") or 1) > 1 else 0
+    made = last["step"] if own and last.get("start") == 1 else None
+    if own and own[0] is not read[0]:  # else the lines may begin in the middle of a start, as the tail of a log does
+        made = last["step"] - own[0]["step"] + 1
     kinds: dict[str, int] = {}
     for line in read:
         for kind, used in (line.get("memory_bytes") or {}).items():
@@ -59,7 +61,7 @@ def speed(lines: Iterable[str], others: Collection[str | None] = ()) -> Speed | 
     return Speed(
         step=last["step"],
         steps=last["steps"],
-        made=last["step"] - before if own else 0,
+        made=made,
         loss=last.get("loss"),
         tokens_per_second=last.get("tokens_per_second"),
         seconds_per_step=sum(seconds) / len(seconds) if seconds else None,
@@ -74,23 +76,25 @@ def dollars(seconds: float | None, usd_per_hour: float | None) -> float | None:
     return round(math.ceil(max(seconds, 0.0) / 60) * usd_per_hour / 60, 4)
 
 
-def longer_timeout(measured: Speed | None, *, kept_step: int, ran_seconds: float, before: int) -> int:
+def longer_timeout(measured: Speed | None, *, kept_step: int, ran_seconds: float, before: int, first: bool) -> int:
     """Seconds for a job that goes on from a checkpoint, after one that ran out of time. Whole minutes.
 
     By what was measured: the steps that are left, and what the job took beside its steps. Twice the time before where
-    no step was timed.
+    that is not known: no step was timed, or nobody says how many an earlier job made.
 
     Args:
         kept_step: of the newest checkpoint that is kept; 0 without one.
         ran_seconds: of the job that ran out of time.
         before: its timeout.
+        first: whether it was the first job of the run, which made all the steps.
     """
     if measured is None or measured.seconds_per_step is None:
         return 2 * before
-    beside = max(ran_seconds - measured.made * measured.seconds_per_step, 0.0)
+    made = measured.step if first else measured.made
+    beside = max(ran_seconds - (made or 0) * measured.seconds_per_step, 0.0)
     needed = (measured.steps - kept_step) * measured.seconds_per_step + beside
     minutes = math.ceil((needed * MARGIN + SAVING_SECONDS) / 60)
-    return max(minutes * 60, before)
+    return max(minutes * 60, 2 * before if made is None else before)
 
 
 def _step(line: str) -> dict[str, Any] | None:

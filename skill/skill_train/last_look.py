@@ -46,7 +46,8 @@ def read(run: RunDir) -> tuple[dict[str, Any], list[str]] | None:
         return None
     try:
         document = read_json(path)
-        if document["schema"] != SCHEMA or document["of"] != _record_digest(run):
+        done = document["data"]["stage"] == "COMPLETED"
+        if document["schema"] != SCHEMA or not done or document["of"] != _record_digest(run):
             return None
         return document["data"] | {"progress": _as_old_as_now(document)}, [str(command) for command in document["next"]]
     except (UsageError, KeyError, TypeError, ValueError):

@@ -68,7 +68,7 @@ def _repository(repo: str | None, run: Path) -> str:
             "no repository is named, and the recipe has no hub_model_id",
             code="bad_usage",
             expected="--repo NAMESPACE/NAME",
-            hint=f"skill-train push {shlex.quote(str(run))} --repo me/my-model",
+            hint=f"skill-train push {shlex.quote(str(run))} --repo NAMESPACE/NAME",
         )
     if not _REPO.fullmatch(repo) or "--" in repo or ".." in repo:
         raise UsageError(
@@ -76,7 +76,7 @@ def _repository(repo: str | None, run: Path) -> str:
             code="bad_repo",
             expected="NAMESPACE/NAME of letters, digits, -, _ and .",
             got=repo,
-            hint=f"skill-train push {shlex.quote(str(run))} --repo me/my-model",
+            hint=f"skill-train push {shlex.quote(str(run))} --repo NAMESPACE/NAME",
         )
     return repo
 

@@ -76,7 +76,10 @@ def require_config(folder: Path) -> None:
 
 @contextlib.contextmanager
 def _told_of(
-    message: str, expected: str, code: str = "broken_model", hint: str = "download the model again"
+    message: str,
+    expected: str,
+    code: str = "broken_model",
+    hint: str = "mend what got says, or download it again",
 ) -> Iterator[None]:
     """What a library says of a folder that it cannot load: it has another class of error for every field."""
     try:

@@ -89,7 +89,8 @@ def test_a_run_in_the_folder_of_its_base_takes_the_files_that_a_merge_takes(tmp_
     for name in ("earlier/plan.json", "earlier/samples.jsonl", "rows.csv", "notes/rows.json", ".cache/x", "README.md"):
         (base / name).parent.mkdir(exist_ok=True)
         (base / name).write_text("[]")
-    assert {path.name for path in companions.companion_files(base)} == names - {"model.safetensors"}
+    taken = {path.name for path in companions.companion_files(base)}
+    assert taken == names - {"model.safetensors"} | {"README.md"}  # the base's card, which a merge keeps
     run = training.write_run(base / "runs" / "run", base=base, **FULL | {"max_steps": 1})
     assert PROGRAM.main([str(run / "plan.json")]) == 0
     assert {str(path.relative_to(run / "merged")) for path in (run / "merged").rglob("*") if path.is_file()} == names

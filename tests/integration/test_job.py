@@ -157,21 +157,22 @@ def test_a_token_that_cannot_write_ends_the_job_before_it_costs(hub: Hub, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("fault", "code", "exit_code", "first"),
+    ("fault", "files", "code", "exit_code", "first"),
     [
-        (None, "gated", 4, "hf auth login"),
-        (UNAUTHORIZED, "bad_token", 4, "hf auth login"),
-        (NO_ANSWER, "hub_unreachable", 8, "skill-train resume runs/x"),
+        (None, "", "gated", 4, "hf auth login"),
+        (UNAUTHORIZED, "", "bad_token", 4, "hf auth login"),
+        (NO_ANSWER, "", "hub_unreachable", 8, "skill-train resume runs/x"),
+        (NO_ANSWER, ".*safetensors", "hub_unreachable", 8, "skill-train resume runs/x"),
     ],
 )
 def test_a_model_that_cannot_be_read_is_explained(
-    hub: Hub, tmp_path: Path, disk: Path, fault: Fault | None, code: str, exit_code: int, first: str
+    hub: Hub, tmp_path: Path, disk: Path, fault: Fault | None, files: str, code: str, exit_code: int, first: str
 ) -> None:
     """The child has no word for it but its traceback. Without a fault the model is gated."""
-    files = {path.name: path.read_bytes() for path in tiny.cached("gemma").iterdir()}
-    model = hub.add("model", "me/tiny", files, gated=fault is None)
+    there = {path.name: path.read_bytes() for path in tiny.cached("gemma").iterdir()}
+    model = hub.add("model", "me/tiny", there, gated=fault is None)
     if fault is not None:
-        hub.faults.add("(GET|HEAD) /(api/models/)?me/tiny/", fault, times=ALWAYS)
+        hub.faults.add(f"(GET|HEAD) /(api/models/)?me/tiny/{files}", fault, times=ALWAYS)
     run = _write(tmp_path / "run", hub_model_id="me/tuned")
     plan = json.loads((run / "plan.json").read_text())
     plan["recipe"] |= {"model": "me/tiny", "revision": model.commit("main")}

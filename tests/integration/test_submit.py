@@ -266,6 +266,16 @@ def test_what_the_planner_chose_is_chosen_anew_with_other_inputs(
     assert (recipe["revision"], recipe["lora_r"], recipe["effective_batch_size"]) == (commit, 8, 2)
 
 
+def test_a_local_run_whose_data_has_other_columns_now(hub: Hub, one: Any, call: Any, here: Path) -> None:
+    planned = _other(one, here, "plan", *SAID, "--where", "local", "--out", "run/plan.json")
+    assert planned.code == 0
+    (here / ROWS).write_text("".join(json.dumps({"text": f"row {n}"}) + "\n" for n in range(40)))
+    done = call("run", "--yes")
+    assert [warning["code"] for warning in done.answer["warnings"]] == ["another_recipe"]
+    recipe = json.loads((here / done.data["run_dir"] / "plan.json").read_text())["recipe"]
+    assert (recipe["format"], recipe["loss_on"], recipe["columns"]) == ("text", "all", {"text": "text"})
+
+
 @pytest.mark.parametrize("backend", ["skypilot", "colab"])
 def test_a_run_with_a_job_on_machines_of_others_has_another_folder(
     hub: Hub, call: Any, here: Path, backend: str

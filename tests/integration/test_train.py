@@ -315,6 +315,18 @@ def test_a_config_that_fits_no_model_is_refused(tmp_path: Path, change: dict[str
     assert ": " in failure["got"] and failure["hint"]
 
 
+def test_trouble_of_the_network_is_not_the_models() -> None:
+    """Left as it is, a job's log tells of it, and the same job once more is what helps."""
+    import httpx2
+
+    with pytest.raises(httpx2.ReadTimeout), PROGRAM.readable("me/model"):
+        raise httpx2.ReadTimeout("the read operation timed out")
+    with pytest.raises(RuntimeError), PROGRAM.readable("me/model"):
+        raise RuntimeError("cannot fetch") from httpx2.ConnectError("refused")
+    with pytest.raises(PROGRAM.Refused, match="me/model cannot be loaded"), PROGRAM.readable("me/model"):
+        raise RuntimeError("shapes differ") from ValueError("hidden_size")
+
+
 def test_a_target_that_matches_nothing_names_what_there_is(tmp_path: Path) -> None:
     run = training.write_run(tmp_path / "run", target_modules=["q_proj", "c_attn"])
     assert PROGRAM.main([str(run / "plan.json")]) == 2

@@ -53,15 +53,17 @@ def test_a_longer_time_by_what_was_measured() -> None:
     """Of 100 steps of 60 seconds, 20 were made in 1,800 seconds: 600 went elsewhere. From step 10 on 90 are left: 5,400
     seconds, and 600 beside; a quarter more is 7,500, and ten minutes for the end make 8,100."""
     measured = speed(_lines(60.0, *[60.0] * 19))
-    assert longer_timeout(measured, kept_step=10, ran_seconds=1800, before=1800) == 8100
+    assert longer_timeout(measured, kept_step=10, ran_seconds=1800, before=1800, first=True) == 8100
 
 
 def test_at_least_twice_where_little_is_known() -> None:
-    """No step was timed."""
-    assert longer_timeout(None, kept_step=0, ran_seconds=600, before=600) == 1200
-    assert longer_timeout(speed(_lines(60.0)), kept_step=0, ran_seconds=600, before=600) == 1200
+    """No step was timed; or lines of earlier jobs do not say whose they are; or the log begins in the middle."""
+    assert longer_timeout(None, kept_step=0, ran_seconds=600, before=600, first=True) == 1200
+    assert longer_timeout(speed(_lines(60.0)), kept_step=0, ran_seconds=600, before=600, first=True) == 1200
     of_another = [json.dumps(json.loads(line) | {"job": "first"}) for line in _lines(60.0, 60.0)]
-    assert longer_timeout(speed(of_another, {"first"}), kept_step=0, ran_seconds=600, before=600) == 1200
+    assert longer_timeout(speed(of_another, {"first"}), kept_step=0, ran_seconds=600, before=600, first=True) == 1200
+    almost = speed(_lines(1.0, 1.0, steps=3))
+    assert longer_timeout(almost, kept_step=2, ran_seconds=3600, before=3600, first=False) == 7200
 
 
 def test_each_start_has_its_own_speed() -> None:
@@ -76,14 +78,16 @@ def test_each_start_has_its_own_speed() -> None:
     found = speed(lines, {"job-1"})
     assert found is not None
     assert (found.step, found.made, found.seconds_per_step, found.left_seconds) == (7, 3, 3.0, 279.0)
-    assert longer_timeout(found, kept_step=5, ran_seconds=300, before=300) == 1320
+    assert longer_timeout(found, kept_step=5, ran_seconds=300, before=300, first=False) == 1320
     begun = speed(lines[:4], {"job-1"})  # the second job has made no step yet
-    assert begun is not None and (begun.step, begun.made, begun.seconds_per_step) == (4, 0, None)
-    first = speed(lines[:4])
+    assert begun is not None and (begun.step, begun.made, begun.seconds_per_step) == (4, None, None)
+    first, tail = speed(lines[:4]), speed(lines[5:])
     assert first is not None and (first.made, first.seconds_per_step) == (4, 60.0)
+    assert tail is not None and tail.made is None
+    assert longer_timeout(tail, kept_step=5, ran_seconds=300, before=3000, first=False) == 6000
 
 
 def test_never_less_than_before() -> None:
     """One step of a second is left: 601 seconds would do, had it not been more before."""
     almost = speed(_lines(1.0, 1.0, steps=3))
-    assert longer_timeout(almost, kept_step=2, ran_seconds=2, before=3600) == 3600
+    assert longer_timeout(almost, kept_step=2, ran_seconds=2, before=3600, first=True) == 3600

@@ -56,6 +56,7 @@ def test_a_number_that_none_can_mean(
         ("plan", "--model", "m", "--data", "d", "--out", ""),
         ("local", "--model", "m", "--data", "d", "--run-dir", ""),
         ("export-gguf", ""),
+        *((command, "") for command in ("status", "logs", "wait", "cancel", "pull", "resume")),
         ("report", "run", "--out", ""),
         ("skills", "install", "--target", ""),
     ],
