@@ -12,7 +12,7 @@ import re
 import shlex
 import signal
 import sys
-import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -117,10 +117,10 @@ class Console:
         """
         result, more = look()
         if self.mode == "human" and sys.stdout.isatty():
-            with suppress(KeyboardInterrupt), _ctrl_c() as pressed, _live_view(self.command) as draw:
+            with suppress(KeyboardInterrupt), _ctrl_c() as key, _live_view(self.command) as draw:
                 while more:
                     draw(result)
-                    if pressed.wait(pause_seconds):
+                    if key.wait(pause_seconds):
                         break
                     self.warnings.clear()  # of the look before
                     with suppress(Temporary):  # asked again by itself; the view shows what was seen last
@@ -260,20 +260,33 @@ def _print_human(result: Result) -> None:
         rich.print(("next: " if number == 0 else "      ") + clean(command), markup=False, soft_wrap=True)
 
 
+class _Key:
+    """Whether a key was pressed. No `threading.Event`: its lock is not free while one waits, and the handler of a
+    signal, which wants it too, runs in the midst of that waiting."""
+
+    pressed = False
+
+    def wait(self, seconds: float) -> bool:
+        end = time.monotonic() + seconds
+        while not self.pressed and time.monotonic() < end:
+            time.sleep(0.05)
+        return self.pressed
+
+
 @contextmanager
-def _ctrl_c() -> Iterator[threading.Event]:
-    """An event instead of an exception, which could be raised where nobody hears it, such as in the middle of drawing.
+def _ctrl_c() -> Iterator[_Key]:
+    """A key instead of an exception, which could be raised where nobody hears it, such as in the middle of drawing.
     Pressed again, it is the exception: a look may wait for the network."""
-    pressed = threading.Event()
+    key = _Key()
 
     def press(*_: Any) -> None:
-        if pressed.is_set():
+        if key.pressed:
             raise KeyboardInterrupt
-        pressed.set()
+        key.pressed = True
 
     before = signal.signal(signal.SIGINT, press)
     try:
-        yield pressed
+        yield key
     finally:
         signal.signal(signal.SIGINT, before)
 

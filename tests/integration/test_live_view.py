@@ -114,6 +114,38 @@ def test_ctrl_c_ends_the_watching(run: RunDir, screens: list[Screen]) -> None:
     assert "RUNNING" in last and f"next: skill-train status {run.path}" in last
 
 
+PRESSED_ANYWHERE = """
+import signal, sys
+from skill_train.console import _ctrl_c
+
+def press_at(number):
+    lines = 0
+    def trace(frame, event, argument):
+        nonlocal lines
+        lines += event == "line"
+        if lines == number and event == "line":
+            signal.raise_signal(signal.SIGINT)
+        return trace
+    with _ctrl_c() as pressed:
+        sys.settrace(trace)
+        told = pressed.wait(0.05)
+        sys.settrace(None)
+    assert told or lines < number
+    return lines >= number
+
+number = 1
+while press_at(number) and number < 100:
+    number += 1
+print("lines", number - 1)
+"""
+
+
+def test_ctrl_c_is_heard_in_whatever_line_the_waiting_is() -> None:
+    """A lock that the waiting holds, and that the handler wants too, would never be free."""
+    done = subprocess.run([sys.executable, "-c", PRESSED_ANYWHERE], capture_output=True, text=True, timeout=30)
+    assert done.returncode == 0 and int(done.stdout.split()[1]) > 2, done.stdout + done.stderr
+
+
 def test_a_run_that_nobody_trains_is_shown_once(run: RunDir, screens: list[Screen]) -> None:
     """Such as one whose process was killed: to wait for it would never end."""
     screen = _on_a_terminal(screens, "status", str(run.path))
