@@ -62,7 +62,8 @@ def command(
 
 
 class Place(click.Path):
-    """A path that says something: of a variable that is not set click makes this folder."""
+    """Not the empty text of a variable that is not set, of which click makes this folder: `cancel "$RUN"` must not end
+    the job that it has."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if value == "":
@@ -70,16 +71,7 @@ class Place(click.Path):
         return super().convert(value, param, ctx)
 
 
-class Name(click.types.StringParamType):
-    """As `Place`, of what may be a path or an id: `cancel "$RUN"` must not end the job of this folder."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if value == "":
-            self.fail("an empty path; is a variable of the shell not set?", param, ctx)
-        return super().convert(value, param, ctx)
-
-
-PATH, RUN = Place(path_type=Path), Name()
+PATH, RUN = Place(path_type=Path), Place(path_type=str)  # RUN may be a path or an id
 MOST_COUNTED, MOST_DOLLARS, MOST_HOURS = 1_000_000, 1_000_000, 24 * 365
 
 

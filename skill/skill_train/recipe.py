@@ -105,6 +105,7 @@ _OF_DATA = (".jsonl", ".csv", ".tsv", ".parquet")  # .json may be a recipe
 _MOST_BYTES = 1_000_000  # a recipe takes a few hundred; PyYAML takes minutes for what is much larger
 # What PyYAML 6 raises beside its own errors: a date of month 13, an empty !!int, lists in lists in lists, a null byte.
 _OF_YAML = (ValueError, RecursionError, IndexError, KeyError, TypeError, AttributeError, OverflowError)
+_WRITE = "write keys and values, one a line: references/recipe.md"
 
 FIELDS: dict[str, dataclasses.Field[Any]] = {f.name: f for f in dataclasses.fields(Recipe)}
 _TYPES: dict[str, Any] = get_type_hints(Recipe)
@@ -141,14 +142,14 @@ def load(path: Path) -> Recipe:
         raise UsageError(
             f"{path} is not YAML: {_one_line(error)}",
             code="bad_recipe",
-            hint="write keys and values, one a line: references/recipe.md",
+            hint=_WRITE,
         ) from None
     if not isinstance(document, dict):
         raise UsageError(
             f"{path} is not a recipe",
             code="bad_recipe",
             expected="model: …\ndata: …",
-            hint="write keys and values, one a line: references/recipe.md",
+            hint=_WRITE,
         )
     return from_dict(
         {key: _beside(path, value) if key in ("model", "data") else value for key, value in document.items()}
@@ -202,9 +203,8 @@ def _loader() -> Any:
     class Loader(yaml.SafeLoader):
         def construct_mapping(self, node: Any, deep: bool = False) -> Any:
             seen: set[str] = set()
-            for key in (
-                [key for key, _ in node.value if isinstance(key, yaml.ScalarNode)] if node.id == "mapping" else []
-            ):
+            keys = [key for key, _ in node.value] if node.id == "mapping" else []
+            for key in (key for key in keys if isinstance(key, yaml.ScalarNode)):
                 if key.value in seen:
                     raise yaml.constructor.ConstructorError(None, None, f"{key.value!r} stands twice", key.start_mark)
                 seen.add(key.value)

@@ -118,6 +118,7 @@ _ARGUMENTS = re.compile(
     r"dynamo_backend|fsdp_\w+) [\w.,:]+ )*"
 )
 _VARIABLE = re.compile(r"(?:TORCH_)?(?:NCCL|PET|OMP|GLOO|ACCELERATE_CPU|ACCELERATE_USE)_\w+")
+_AGAIN = "run the step that writes it, or fetch it: skill-train pull RUN"
 _SHAPES["lora_gguf.json"] = _SHAPES["convert.json"]
 _SHAPES["held_out.jsonl"] = _SHAPES["samples.jsonl"]
 
@@ -143,14 +144,14 @@ def read_json(path: Path) -> Any:
             f"{path} does not exist",
             code="missing_file",
             got=str(path),
-            hint="run the step that writes it, or fetch it: skill-train pull RUN",
+            hint=_AGAIN,
         ) from None
     except (ValueError, RecursionError) as error:  # a number of 5000 digits is a ValueError too
         raise UsageError(
             f"{path} is not JSON: {error}",
             code="bad_json",
             got=str(path),
-            hint="run the step that writes it again, or fetch it: skill-train pull RUN",
+            hint=_AGAIN,
         ) from None
     require_shape(path, found)
     return found
@@ -173,7 +174,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
                     torn,
                     code="bad_json",
                     got=str(path),
-                    hint="run the step that writes it again, or fetch it: skill-train pull RUN",
+                    hint=_AGAIN,
                 )
             if not raw.strip():
                 continue
