@@ -2350,6 +2350,7 @@ def write_text(path: Path, text: str) -> None:
 KEEP_SECONDS = 2.0
 KEEP_AGAIN_SECONDS = 60.0  # after a disk that took no more
 KEPT_CHECKPOINTS = 2
+HELD = "being-kept"
 PAUSES = (1, 2, 4, 8, 16, 32, 64, 128, 128)  # seconds; together longer than the 300 of the Hub's rate limit
 REQUEST_SECONDS = 60.0  # to connect, to write, and for each read; huggingface_hub 2.4 sets no limit of its own
 MARKER = "kept.json"
@@ -2570,21 +2571,38 @@ class Keeper:
         """All its files, with what else a restart needs: the lines of the steps so far, and the figures from before."""
         started, target = time.monotonic(), self.kept / "checkpoints" / checkpoint.name
         beside = (self.work / "metrics.jsonl", self.work / "checkpoints" / "before.json")
+        source = self.held(checkpoint)
         try:
-            files = {path.relative_to(checkpoint).as_posix(): path for path in files_of(checkpoint)}
+            files = {path.relative_to(source).as_posix(): path for path in files_of(source)}
             files |= {path.name: path for path in beside if path.is_file()}
             digests = {name: copy_file(path, target / name) for name, path in files.items()}
-            if not is_complete(checkpoint):  # some of its files may have gone before they were listed
+            if not is_complete(source):  # some of its files may have gone before they were listed
                 raise FileNotFoundError(checkpoint)
             put_json(target / MARKER, digests)
         except OSError:
             remove_kept(target)
-            if is_complete(checkpoint):
+            if is_complete(source):
                 raise
             return  # the trainer removed it meanwhile, because it has newer ones
+        finally:
+            shutil.rmtree(self.work / HELD, ignore_errors=True)
         self.whole.add(checkpoint.name)
         size = sum(digest["bytes"] for digest in digests.values())
         tell("kept", name=checkpoint.name, bytes=size, seconds=round(time.monotonic() - started, 2))
+
+    def held(self, checkpoint: Path) -> Path:
+        """Second names of its files: the trainer removes it when there are two newer ones, and a slow bucket would never
+        get a whole one. The checkpoint itself where the disk knows no second names."""
+        held = self.work / HELD
+        shutil.rmtree(held, ignore_errors=True)
+        try:
+            for path in files_of(checkpoint):
+                name = held / path.relative_to(checkpoint)
+                name.parent.mkdir(parents=True, exist_ok=True)
+                os.link(path, name)
+        except OSError:
+            return checkpoint
+        return held
 
     def prune(self, count: int) -> None:
         """Leaves so many that are whole: of one from an earlier start the marker alone may be."""

@@ -157,7 +157,7 @@ SIGNS = (
         r"No space left on device",
         code="no_disk",
         message="the disk of the job was full",
-        help="a flavor with a larger disk, or a smaller save_total_limit",
+        help="a flavor with a larger disk, or a smaller model",
         remedy="again",
         exit_code=3,
     ),
