@@ -2591,8 +2591,8 @@ class Keeper:
         tell("kept", name=checkpoint.name, bytes=size, seconds=round(time.monotonic() - started, 2))
 
     def held(self, checkpoint: Path) -> Path:
-        """Second names of its files: the trainer removes it when there are two newer ones, and a slow bucket would never
-        get a whole one. The checkpoint itself where the disk knows no second names."""
+        """Second names of its files: the trainer removes it when there are two newer ones, and a slow bucket would
+        never get a whole one. The checkpoint itself where the disk knows no second names."""
         held = self.work / HELD
         shutil.rmtree(held, ignore_errors=True)
         try:

@@ -100,8 +100,10 @@ def verify(
 def _measure(
     asked: Questions, base: Path | None, sample: Sample, files: list[GgufFile], folder: Path, drafting: Future[Draft]
 ) -> tuple[Measured, dict[str, Check | NotChecked]]:
-    """What the reference says, then the base; and the weights of each file, while the reference is in memory."""
+    """What the reference and the base say; and the weights of each file, while the reference is in memory."""
+    plain = asked.adapter is None or is_plain(asked.adapter)
     with frugal_model(asked.reference, asked.adapter) as model:
+        weights = compare_weights(files, model, asked.adapter) if plain else {}  # while a draft is made
         measured = measure(
             model,
             texts=asked.sequences,
@@ -109,10 +111,11 @@ def _measure(
             stops=asked.stops,
             sample=sample,
             folder=folder,
-            switches_off=base == asked.reference and asked.adapter is not None and is_plain(asked.adapter),
+            switches_off=base == asked.reference and asked.adapter is not None and plain,
             drafts=lambda: drafting.result().answers,
         )
-        weights = compare_weights(files, model, asked.adapter)
+        if not plain:  # it is merged into the model, which is then no longer base and adapter
+            weights = compare_weights(files, model, asked.adapter)
     del model  # before another one is read
     if base is not None and measured.base is None:
         measured = measure_base(base, measured, folder)

@@ -212,7 +212,7 @@ def _judge_static(gguf: GgufFile, unquantized: GgufFile | None, subject: Subject
     output = verify_tensors.output_of_its_own(subject.reference, subject.adapter)
     proof.add(verify_file.check_types(gguf))
     proof.add(verify_file.check_metadata(gguf, subject.config))
-    proof.add(verify_tokens.check_vocabulary(gguf, subject.tokenizer))
+    proof.add(verify_tokens.check_vocabulary(gguf, subject.tokenizer, subject.vocabulary))
     proof.add(
         verify_tensors.check_tensors(
             gguf, unquantized=unquantized, needs_output=output, reference=subject.reference, known=known

@@ -6,11 +6,12 @@ works on a file beside the reference only where memory has room for both.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from skill_train.reference import logits
 from skill_train.reference_stored import frugal_model
@@ -92,26 +93,32 @@ def measure(
         sample: how many tokens of the base and of each answer.
         folder: temporary, on a disk with room for the logits.
         switches_off: without its adapter the model is the base, which is measured too.
-        drafts: asked after the base: what a file answers to each prompt, or nothing; where the reference agrees, it
-            answers in one pass, that of `texts` where they are as long.
+        drafts: what a file answers to each prompt, or nothing; where the reference agrees, it answers in one pass, that
+            of `texts` where they are as long.
 
     Raises:
         DecisionNeeded: not enough disk for the logits.
     """
-    sequences = _sequences(texts)
+    sequences, vocabulary = _sequences(texts), _vocabulary(model)
     tuned_file, base_file = folder / "tuned.f32", folder / "base.f32"
-    chosen, vocabulary = first_of(sequences, sample.base_tokens), _vocabulary(model)
+    chosen = first_of(sequences, sample.base_tokens) if switches_off else []
     require_space(folder, 4 * vocabulary * (_tokens(sequences) + sample.base_tokens), "the reference's logits")
-    if switches_off:
-        with model.disable_adapter():
-            _write(model, chosen, base_file)
     guessed = _guessed(drafts(), prompts, vocabulary, sample.answer_tokens)
     asked = list(zip(prompts, guessed, strict=True))
-    after = _write(model, sequences, tuned_file, asked)
+    after: list[Any] = [None] * len(asked)
+    with open(tuned_file, "wb") as tuned, open(base_file, "wb") as off:
+        _pass(
+            model,
+            [
+                *(_Text(sequence.ids, partial(_put, tuned, sequence.first)) for sequence in sequences),
+                *(_Text(ids + more, partial(_keep, after, n, len(ids))) for n, (ids, more) in enumerate(asked)),
+                *(_Text(sequence.ids, partial(_put, off, sequence.first), of_base=True) for sequence in chosen),
+            ],
+        )
     answers = [_answer(model, *one, rows, stops, sample.answer_tokens) for one, rows in zip(asked, after, strict=True)]
-    base_rows, why = (_tokens(chosen), "") if switches_off else (0, "there is no base to compare with")
-    files = (tuned_file, base_file if base_rows else None)
-    return Measured(sequences, vocabulary, *files, base_rows, why, answers=answers, sample=sample)
+    why = "" if switches_off else "there is no base to compare with"
+    files = (tuned_file, base_file if chosen else None)
+    return Measured(sequences, vocabulary, *files, _tokens(chosen), why, answers=answers, sample=sample)
 
 
 def measure_base(base: Path, found: Measured, folder: Path) -> Measured:
@@ -122,7 +129,8 @@ def measure_base(base: Path, found: Measured, folder: Path) -> Measured:
         if width != found.vocabulary:
             why = f"the base knows {width} tokens and the tuned model {found.vocabulary}"
             return replace(found, why_no_base=why)
-        _write(model, chosen, file)
+        with open(file, "wb") as out:
+            _pass(model, [_Text(sequence.ids, partial(_put, out, sequence.first)) for sequence in chosen])
     return replace(found, base=file, base_rows=_tokens(chosen), why_no_base="")
 
 
@@ -148,43 +156,42 @@ def _vocabulary(model: Any) -> int:
     return int((logits(model, [0]).shape[1]) if head is None else len(head.weight))
 
 
-def _write(
-    model: Any, sequences: list[Sequence], file: Path, asked: Collection[tuple[list[int], list[int]]] = ()
-) -> list[np.ndarray]:
-    """Writes the logits of sequences to a file.
+@dataclass(frozen=True)
+class _Text:
+    """One of those that a model reads; `take` is given its logits [tokens, vocabulary]. `of_base`: without the adapter
+    that the model has."""
 
-    Args:
-        asked: prompts and what may follow them.
-
-    Returns:
-        for each prompt the logits [1 + draft, vocabulary] that follow it, and each token of its draft.
-    """
-    firsts = [len(prompt) - 1 for prompt, _ in asked]
-    texts = [*(sequence.ids for sequence in sequences), *(prompt + draft for prompt, draft in asked)]
-    after: list[Any] = [None] * len(firsts)
-    with open(file, "wb") as out:
-        for number, rows in _passes(model, texts):
-            if number < len(sequences):
-                out.seek(sequences[number].first * rows.shape[1] * rows.itemsize)
-                rows.tofile(out)
-            else:
-                at = number - len(sequences)
-                after[at] = rows[firsts[at] :].copy()
-    return after
+    ids: list[int]
+    take: Callable[[np.ndarray], object]
+    of_base: bool = False
 
 
-def _passes(model: Any, texts: list[list[int]]) -> Iterator[tuple[int, np.ndarray]]:
-    """Number and logits [tokens, vocabulary] of each text, in any order. What fills short texts up stands after them,
-    where a causal model never looks."""
+def _put(file: BinaryIO, first: int, rows: np.ndarray) -> None:
+    """Writes logits where those of row `first` belong."""
+    file.seek(first * rows.shape[1] * rows.itemsize)
+    rows.tofile(file)
+
+
+def _keep(after: list[Any], number: int, prompt_tokens: int, rows: np.ndarray) -> None:
+    """Keeps what follows a prompt, and each token of its draft: [1 + draft, vocabulary]."""
+    after[number] = rows[prompt_tokens - 1 :].copy()
+
+
+def _pass(model: Any, texts: list[_Text]) -> None:
+    """Reads texts, in any order. What fills short ones up stands after them, where a causal model never looks. Base and
+    tuned model go together: each pass widens all weights once."""
     import torch
 
-    for group in _groups([len(ids) for ids in texts]):
-        longest = len(texts[group[-1]])
-        filled = torch.tensor([texts[number] + [0] * (longest - len(texts[number])) for number in group])
+    both = any(text.of_base for text in texts)
+    for group in _groups([len(text.ids) for text in texts]):
+        chosen = [texts[number] for number in group]
+        longest = len(chosen[-1].ids)
+        filled = torch.tensor([text.ids + [0] * (longest - len(text.ids)) for text in chosen])
+        names = {"adapter_names": ["__base__" if text.of_base else "default" for text in chosen]} if both else {}
         with torch.no_grad():
-            found = model(input_ids=filled, use_cache=False).logits.float().numpy()
-        for number, rows in zip(group, found, strict=True):
-            yield number, rows[: len(texts[number])]
+            found = model(input_ids=filled, use_cache=False, **names).logits.float().numpy()
+        for text, rows in zip(chosen, found, strict=True):
+            text.take(rows[: len(text.ids)])
 
 
 def _groups(lengths: list[int]) -> Iterator[list[int]]:

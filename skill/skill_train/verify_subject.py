@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,12 @@ class Subject(Questions):
     """One reference, measured."""
 
     measured: Measured
+
+    @cached_property
+    def vocabulary(self) -> list[str | None]:
+        """Tokens by id, which a tokenizer takes long to tell."""
+        found: list[str | None] = self.tokenizer.convert_ids_to_tokens(list(range(len(self.tokenizer))))
+        return found
 
     @property
     def samples(self) -> dict[str, int]:

@@ -16,7 +16,7 @@ from skill_train.verdict import Check, problems
 if TYPE_CHECKING:
     import numpy as np
 
-_ELEMENTS = 1 << 22  # of one tensor; rows of larger ones are sampled evenly
+_ELEMENTS = 1 << 22  # of one tensor; of those with more than twice as many, evenly sampled rows, which are copied
 _CHUNK = 1 << 18  # weights at a time: what is worked on stays in the processor's cache
 
 # Largest error of one row relative to its length (root of summed squares), by storage type. Rounding to b bits in
@@ -131,7 +131,7 @@ def row_samples(tensor: Tensor) -> Iterator[Any]:
 
     count = tensor.elements // tensor.shape[0]
     most = max(1, _ELEMENTS // tensor.shape[0])
-    rows = np.arange(count) if count <= most else np.linspace(0, count - 1, most).astype(np.int64)
+    rows = np.arange(count) if count <= 2 * most else np.linspace(0, count - 1, most).astype(np.int64)
     step = max(1, _CHUNK // tensor.shape[0])
     return (rows[start : start + step] for start in range(0, len(rows), step))
 
@@ -142,7 +142,8 @@ def weights_of(gguf: GgufFile, tensor: Tensor) -> Callable[[Any], np.ndarray]:
     import numpy as np
 
     row_bytes = tensor.n_bytes // (tensor.elements // tensor.shape[0])
-    map_ = np.memmap(gguf.path, dtype=np.uint8, mode="c", offset=tensor.offset, shape=(tensor.n_bytes,))
+    # A name, because a Path would be resolved for each tensor.
+    map_ = np.memmap(str(gguf.path), dtype=np.uint8, mode="c", offset=tensor.offset, shape=(tensor.n_bytes,))
     data = np.asarray(map_).reshape(-1, row_bytes)
 
     def read(rows: Any) -> np.ndarray:
@@ -175,8 +176,8 @@ def row_errors(weights: np.ndarray, expected: np.ndarray) -> np.ndarray:
 
     with np.errstate(over="ignore", invalid="ignore"):  # what is too large for float32's squares ends as NaN, and fails
         off = weights - expected
-        error = np.sqrt(np.einsum("ij,ij->i", off, off))
-        length = np.sqrt(np.einsum("ij,ij->i", expected, expected))
+        error = np.sqrt(np.vecdot(off, off))
+        length = np.sqrt(np.vecdot(expected, expected))
         return np.where(error == 0, 0.0, error / np.maximum(length, np.finfo(np.float32).tiny))
 
 

@@ -38,10 +38,13 @@ def special_strings(tokenizer: Any) -> list[str]:
     return [*tokens, "".join(tokens), *(f"word{token}word {token} \n{token}" for token in tokens)]
 
 
-def check_vocabulary(gguf: GgufFile, tokenizer: Any) -> Check:
-    """Every entry of the file's vocabulary is the reference's token of the same id."""
+def check_vocabulary(gguf: GgufFile, tokenizer: Any, own: list[str | None]) -> Check:
+    """Every entry of the file's vocabulary is the reference's token of the same id.
+
+    Args:
+        own: tokens of `tokenizer`, by id.
+    """
     tokens, types = (gguf.metadata.get(f"tokenizer.ggml.{key}", []) for key in ("tokens", "token_type"))
-    own = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
     found = [] if len(tokens) >= len(own) else [f"the file has {len(tokens)} tokens, the reference {len(own)}"]
     if types and len(types) != len(tokens):
         found.append(f"{len(types)} token types for {len(tokens)} tokens")

@@ -57,9 +57,31 @@ def test_a_pass_over_several_texts_says_of_each_what_it_says_alone(kind: str, tm
         assert np.abs(together - alone).max() <= 1e-4 * np.abs(alone).max()
 
 
-def _alone(model: Path, ids: list[int]) -> Any:
-    with reference_model(model) as loaded, torch.no_grad():
+def _alone(model: Path, ids: list[int], adapter: Path | None = None) -> Any:
+    with reference_model(model, adapter) as loaded, torch.no_grad():
         return loaded(input_ids=torch.tensor([ids])).logits[0].numpy()
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "llama-spm", "gemma"])
+def test_the_base_in_the_same_pass_is_the_base(kind: str, tmp_path: Path) -> None:
+    """Half of the texts, with the adapter and without it, beside drafts: what PEFT and transformers say of each."""
+    base = tiny.cached(kind)
+    adapter = tiny.adapter(base, tmp_path / "adapter")
+    asked: dict[str, Any] = {"texts": TEXTS, "prompts": PROMPTS, "stops": set(), "folder": tmp_path}
+    asked |= {"sample": Sample(answer_tokens=MOST, base_tokens=len(TEXTS[0]) + len(TEXTS[1]))}
+    with frugal_model(base, adapter) as model:
+        found = measure(model, **asked, switches_off=True)
+    assert found.base is not None and found.base_rows == len(TEXTS[0]) + len(TEXTS[1])
+    tuned, off = (
+        np.fromfile(file, dtype=np.float32).reshape(-1, found.vocabulary) for file in (found.tuned, found.base)
+    )
+    assert len(off) == found.base_rows
+    for sequence, ids in zip(found.sequences[:2], TEXTS, strict=False):
+        here = slice(sequence.first, sequence.first + len(ids))
+        expected, changed = _alone(base, ids), _alone(base, ids, adapter)
+        assert np.abs(expected - changed).max() > 1e-2 * np.abs(expected).max()
+        assert np.abs(off[here] - expected).max() <= 1e-4 * np.abs(expected).max()
+        assert np.abs(tuned[here] - changed).max() <= 1e-4 * np.abs(changed).max()
 
 
 @pytest.mark.parametrize("kind", KINDS)

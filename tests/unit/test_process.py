@@ -29,6 +29,28 @@ for number in range(100):
     del blocks
 print(faults() - before)
 """
+THREADS = """
+import resource, threading
+import numpy as np
+from skill_train.heap import keep_freed
+keep_freed()
+done = threading.Event()
+def work(after):
+    blocks = [np.ones(1 << 18) for _ in range(20)]
+    del blocks
+    after()
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+freed, first = threading.Event(), threading.Thread(target=work, args=(lambda: (freed.set(), done.wait()),))
+first.start()
+freed.wait()
+before = faults()
+second = threading.Thread(target=work, args=(lambda: None,))
+second.start()
+second.join()
+print(faults() - before)
+done.set()
+"""
 WORKER = f"""
 import gc, io, sys
 from contextlib import redirect_stdout
@@ -50,6 +72,12 @@ def test_freed_blocks_are_used_again() -> None:
     """By hand: 100 x 4 blocks of 512 pages are 204,800 first touches, or 2,048 where the first four are kept."""
     usual, kept = (int(_said("-c", BLOCKS, way)) for way in ("usual", "kept"))
     assert kept < 10_000 < 50_000 < usual
+
+
+@pytest.mark.skipif(not GLIBC, reason="only glibc has a heap for each thread")
+def test_one_thread_takes_what_another_freed() -> None:
+    """By hand: 20 blocks of 512 pages are 10,240 first touches in a heap of its own."""
+    assert int(_said("-c", THREADS)) < 2_000
 
 
 def test_a_cycle_that_was_made_in_the_block_is_freed_at_its_end() -> None:

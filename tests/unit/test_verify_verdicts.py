@@ -19,6 +19,7 @@ from skill_train.verify_answers import check_answers
 from skill_train.verify_file import check_metadata, check_types, name_type
 from skill_train.verify_logits import check_logits, check_tuned
 from skill_train.verify_reference import Answer
+from skill_train.verify_tensors import row_errors, row_samples
 from skill_train.verify_tokens import check_special_tokens, check_tokens, check_trained, difference
 
 
@@ -256,3 +257,29 @@ def test_difference_shows_both_lists_around_the_first_one() -> None:
 def test_the_worst_verdict_counts() -> None:
     assert worst([]) == "pass"
     assert worst(["pass", "fail", "warn"]) == "fail"
+
+
+@pytest.mark.parametrize(
+    ("count", "looked_at"),
+    [
+        (4096, 4096),  # 4,194,304 weights of rows of 1024
+        (8192, 8192),  # twice as many, which are read as fast as half of the rows
+        (8193, 4096),
+        (152_000, 4096),
+    ],
+)
+def test_rows_of_a_large_tensor_are_sampled_from_its_first_to_its_last(count: int, looked_at: int) -> None:
+    chunks = list(row_samples(Tensor("w", (1024, count), "F16", 0, 0)))
+    assert all(len(rows) <= 256 for rows in chunks)  # 262,144 weights at a time
+    rows = np.concatenate(chunks)
+    assert (len(rows), rows[0], rows[-1]) == (looked_at, 0, count - 1)
+    steps = np.diff(rows)
+    assert steps.min() >= 1 and steps.max() - steps.min() <= 1
+
+
+def test_the_error_of_a_row_is_its_length_over_that_of_the_row() -> None:
+    """A 3-4-5 triangle off a row of length 10; a row of zeros; what is lost; what is too large for a square."""
+    expected = np.array([[6, 8], [0, 0], [1, 0], [3e38, 3e38]], dtype=np.float32)
+    got = np.array([[9, 12], [0, 0], [0, 0], [3e38, -3e38]], dtype=np.float32)
+    assert row_errors(got, expected)[:3].tolist() == [0.5, 0.0, 1.0]
+    assert not row_errors(got, expected)[3] <= 0.01
