@@ -20,7 +20,7 @@ help:
 	@echo "make fix    what lint can repair itself    make docs   write the generated documentation"
 	@echo "make evals  prepare the sandboxes of evals/ and grade what agents left in them"
 	@echo "make audit  known vulnerabilities of the locked versions    make versions   tests on the lowest allowed versions"
-	@echo "make bench  measure against the peers (no GPU, under 30 minutes), each target met or not"
+	@echo "make bench  measure against the peers (under 30 minutes without a GPU), each target met or not"
 	@echo "make live   tests against the Hub; needs HF_TOKEN    make lock   write requirements.lock"
 
 demo: $(STAMP)

@@ -34,8 +34,8 @@ SIZES = ("10M", "100M", "0.5B", "1.5B", "3B", "7B")
 
 def config_of(size: str) -> dict[str, Any]:
     """config.json of one size; the published ones as bench/estimates/shapes.json has them."""
-    shapes = json.loads((HERE / "estimates" / "shapes.json").read_text(encoding="utf-8"))
-    published = shapes[f"Qwen2.5-{'0.5B' if size in _SMALL else size}"]["config"]
+    known = json.loads((HERE / "estimates" / "shapes.json").read_text(encoding="utf-8"))
+    published = known[f"Qwen2.5-{'0.5B' if size in _SMALL else size}"]["config"]
     small = {**_SMALL[size], "num_key_value_heads": 2} if size in _SMALL else {}
     return {**published, **small, "eos_token_id": 151645, "torch_dtype": "bfloat16"}
 
@@ -50,7 +50,7 @@ def write_model(folder: Path, size: str) -> Path:
     tiny_vocab.write_qwen(folder, toolchain.source_dir() / "models", thinking=False)
     (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [151645, 151643]}) + "\n")
-    shards = _cut(list(_tensors(config)))
+    shards = _cut(list(shapes(config)))
     names = _shard_names(len(shards))
     for name, tensors in zip(names, shards, strict=True):
         _write_shard(folder / name, tensors)
@@ -70,7 +70,7 @@ def write_adapter(folder: Path, base: Path) -> Path:
     config = json.loads((base / "config.json").read_text())
     draw = np.random.default_rng(1)
     tensors = {}
-    for name, shape in _tensors(config):
+    for name, shape in shapes(config):
         if name.split(".")[-2] not in TARGETS or not name.endswith(".weight"):
             continue
         stem = f"base_model.model.{name.removesuffix('.weight')}"
@@ -104,11 +104,11 @@ def write_run(run: Path, base: Path, *, rows: int = 64) -> Path:
 
 
 def parameters(base: Path) -> int:
-    return sum(math.prod(shape) for _, shape in _tensors(json.loads((base / "config.json").read_text())))
+    return sum(math.prod(shape) for _, shape in shapes(json.loads((base / "config.json").read_text())))
 
 
-def _tensors(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Names and shapes of Qwen2's weights."""
+def shapes(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Names and shapes of Qwen2's weights, as its config.json says."""
     h, f = config["hidden_size"], config["intermediate_size"]
     kv = h // config["num_attention_heads"] * config["num_key_value_heads"]
     layer: dict[str, tuple[int, ...]] = {

@@ -56,7 +56,7 @@ def main() -> int:
 
 def benches() -> list[str]:
     """Folders with a program to run, the quickest first."""
-    order = ("startup", "merge", "export", "verify", "training")
+    order = ("startup", "merge", "export", "verify", "training", "gpu")
     found = {path.parent.name for path in HERE.glob("*/measure.py")} - set(ELSEWHERE)
     return [name for name in order if name in found] + sorted(found - set(order))
 
@@ -106,7 +106,7 @@ def target_lines() -> Iterator[str]:
 
 def page() -> str:
     """The generated part of README.md."""
-    return "\n\n".join([_targets(), *(_section(one) for one in results())])
+    return "\n\n".join([_targets(), *(_section(one) for one in results() if one.get("rows"))])
 
 
 def write_page() -> None:

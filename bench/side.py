@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import importlib.util
 import json
 import os
 import random
@@ -156,6 +157,16 @@ def skill_train(*arguments: str | Path) -> Command:
 
 def peer(*arguments: str | Path) -> Command:
     return python(HERE / "peers.py", *arguments)
+
+
+def module(name: str) -> Any:
+    """The program of another folder."""
+    spec = importlib.util.spec_from_file_location(f"bench_{name}", HERE / name / "measure.py")
+    assert spec is not None and spec.loader is not None
+    made = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = made  # where dataclasses look for the types of their fields
+    spec.loader.exec_module(made)
+    return made
 
 
 def _summary(runs: list[dict[str, float]]) -> dict[str, Any]:

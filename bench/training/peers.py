@@ -28,7 +28,11 @@ def main() -> None:
         parser.add_argument(f"--{name}", required=True)
     for name in ("steps", "rows", "max-length"):
         parser.add_argument(f"--{name}", type=int, required=True)
-    parser.add_argument("--dtype", help="trl: float32 trains without autocast")
+    parser.add_argument("--dtype", help="trl: of the weights; float32 trains without autocast")
+    parser.add_argument("--load-in-4bit", action="store_true", help="trl")
+    parser.add_argument("--liger", action="store_true", help="trl: use_liger_kernel")
+    parser.add_argument("--lora-dropout", type=float, help="trl")
+    parser.add_argument("--target-modules", nargs="+", help="trl: modules that get an adapter")
     asked = parser.parse_args()
     from transformers import set_seed
 
@@ -82,9 +86,9 @@ def seed_trainer(asked: argparse.Namespace) -> Any:
 
 def trl_trainer(asked: argparse.Namespace) -> Any:
     from datasets import load_dataset
-    from trl import ModelConfig, SFTConfig, SFTTrainer, get_peft_config
+    from trl import ModelConfig, SFTConfig, SFTTrainer, get_peft_config, get_quantization_config
 
-    said = ModelConfig(model_name_or_path=asked.model, use_peft=True)
+    said = ModelConfig(model_name_or_path=asked.model, use_peft=True, **_said_of_the_model(asked))
     settings = SFTConfig(
         output_dir=asked.out,
         max_steps=asked.steps,
@@ -92,11 +96,24 @@ def trl_trainer(asked: argparse.Namespace) -> Any:
         max_length=asked.max_length,
         report_to="none",
         **({"bf16": False} if asked.dtype == "float32" else {}),
+        **({"use_liger_kernel": True} if asked.liger else {}),
         **_to_compare(),
     )
     settings.model_init_kwargs = {"dtype": said.dtype}
     rows = load_dataset("json", data_files=asked.data, split="train", cache_dir=f"{asked.out}/cache")
-    return SFTTrainer(model=asked.model, args=settings, train_dataset=rows, peft_config=get_peft_config(said))
+    return SFTTrainer(
+        model=asked.model,
+        args=settings,
+        train_dataset=rows,
+        quantization_config=get_quantization_config(said),
+        peft_config=get_peft_config(said),
+    )
+
+
+def _said_of_the_model(asked: argparse.Namespace) -> dict[str, Any]:
+    """What is not ModelConfig's default."""
+    names = {"lora_dropout": asked.lora_dropout, "lora_target_modules": asked.target_modules, "dtype": asked.dtype}
+    return {name: value for name, value in names.items() if value is not None} | {"load_in_4bit": asked.load_in_4bit}
 
 
 def _to_compare() -> dict[str, Any]:
@@ -131,7 +148,14 @@ class Steps:
     def end(self, step: int, loss: float) -> None:
         fed = self.lengths[(step - 1) * self.rows : step * self.rows]
         line = {"step": step, "loss": loss, "tokens": sum(fed), "seconds": time.monotonic() - self.started}
-        self.lines.append(line)
+        self.lines.append(line | {"memory_bytes": _gpu_memory()})
+
+
+def _gpu_memory() -> dict[str, int]:
+    """As train.py tells it: the most that was allocated so far."""
+    import torch
+
+    return {"cuda": torch.cuda.max_memory_allocated()} if torch.cuda.is_available() else {}
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ Each row says how many tokens were compared and the 95 % interval of what they s
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
 from pathlib import Path
@@ -38,7 +37,7 @@ def targets(rows: side.Rows) -> side.Rows:
 
 def measure(size: str, work: Path, rounds: int) -> list[dict[str, Any]]:
     print(f"verify {size}", file=sys.stderr, flush=True)
-    export = _module("export")
+    export = side.module("export")
     base, run = side.made(size, work)
 
     def exporting() -> dict[str, float]:
@@ -68,14 +67,6 @@ def _proof(file: Path) -> dict[str, Any]:
     }
     perplexity = f"{f16['perplexity_ratio']:.4f} ± {f16['perplexity_ratio_half_width']:.4f}"
     return {"verdict": proof["verdict"], "tokens": f16["tokens"], **figures, "perplexity": perplexity}
-
-
-def _module(name: str) -> Any:
-    spec = importlib.util.spec_from_file_location(f"bench_{name}", side.HERE / name / "measure.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 if __name__ == "__main__":
