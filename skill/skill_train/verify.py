@@ -34,7 +34,7 @@ from skill_train.verify_judge import Draft, Known, Proof, draft_of, judge, own_t
 from skill_train.verify_reference import Measured, measure, measure_base
 from skill_train.verify_subject import Questions, Subject, questions_of
 from skill_train.verify_texts import Sample, sample_of
-from skill_train.verify_weights import compare_weights
+from skill_train.verify_weights import compare_weights, compared_bytes
 
 Warn = Callable[[str, str], None]
 _OF_A_PROOF = {"checks", "not_checked", "samples"}
@@ -85,7 +85,8 @@ def verify(
         files = readable(ggufs, proof)
         progress(0, len(ggufs) + 1, "reference")
         asked = questions_of(reference, adapter=adapter, rows=rows, held_out=held_out or rows, sample=sample)
-        drafting = beside.submit(draft_of, files, asked.prompts, sample.answer_tokens, peak_bytes(reference, adapter))
+        busy = peak_bytes(reference, adapter) + compared_bytes(adapter)
+        drafting = beside.submit(draft_of, files, asked.prompts, sample.answer_tokens, busy)
         rendering = beside.submit(own_templates, files, asked.conversations)
         with tempfile.TemporaryDirectory(prefix="skill-train-verify-") as folder:
             measured, weights = _measure(asked, base, sample, files, Path(folder), drafting)

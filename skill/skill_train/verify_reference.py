@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from skill_train.reference import logits
+from skill_train.reference_kinds import MIXED_BATCHES
 from skill_train.reference_stored import frugal_model
 from skill_train.run_dir import require_space
 from skill_train.verify_texts import Sample
@@ -107,7 +108,7 @@ def measure(
     asked = list(zip(prompts, guessed, strict=True))
     after: list[Any] = [None] * len(asked)
     with open(tuned_file, "wb") as tuned, open(base_file, "wb") as off:
-        _pass(
+        _read(
             model,
             [
                 *(_Text(sequence.ids, partial(_put, tuned, sequence.first)) for sequence in sequences),
@@ -130,7 +131,7 @@ def measure_base(base: Path, found: Measured, folder: Path) -> Measured:
             why = f"the base knows {width} tokens and the tuned model {found.vocabulary}"
             return replace(found, why_no_base=why)
         with open(file, "wb") as out:
-            _pass(model, [_Text(sequence.ids, partial(_put, out, sequence.first)) for sequence in chosen])
+            _read(model, [_Text(sequence.ids, partial(_put, out, sequence.first)) for sequence in chosen])
     return replace(found, base=file, base_rows=_tokens(chosen), why_no_base="")
 
 
@@ -177,17 +178,26 @@ def _keep(after: list[Any], number: int, prompt_tokens: int, rows: np.ndarray) -
     after[number] = rows[prompt_tokens - 1 :].copy()
 
 
-def _pass(model: Any, texts: list[_Text]) -> None:
-    """Reads texts, in any order. What fills short ones up stands after them, where a causal model never looks. Base and
-    tuned model go together: each pass widens all weights once."""
+def _read(model: Any, texts: list[_Text]) -> None:
+    """Reads texts. Base and tuned model go together where PEFT can: each pass widens all weights once."""
+    of_base = [text for text in texts if text.of_base]
+    if not of_base or model.config.model_type in MIXED_BATCHES:
+        _pass(model, texts, mixed=bool(of_base))
+        return
+    _pass(model, [text for text in texts if not text.of_base], mixed=False)
+    with model.disable_adapter():
+        _pass(model, of_base, mixed=False)
+
+
+def _pass(model: Any, texts: list[_Text], *, mixed: bool) -> None:
+    """In any order. What fills short ones up stands after them, where a causal model never looks."""
     import torch
 
-    both = any(text.of_base for text in texts)
     for group in _groups([len(text.ids) for text in texts]):
         chosen = [texts[number] for number in group]
         longest = len(chosen[-1].ids)
         filled = torch.tensor([text.ids + [0] * (longest - len(text.ids)) for text in chosen])
-        names = {"adapter_names": ["__base__" if text.of_base else "default" for text in chosen]} if both else {}
+        names = {"adapter_names": ["__base__" if text.of_base else "default" for text in chosen]} if mixed else {}
         with torch.no_grad():
             found = model(input_ids=filled, use_cache=False, **names).logits.float().numpy()
         for text, rows in zip(chosen, found, strict=True):

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from skill_train.adapter import read_adapter
 from skill_train.gguf_file import GgufFile, Tensor
 from skill_train.reference_stored import frugal_model, merged_weights
 from skill_train.verdict import Check, NotChecked, problems
@@ -55,6 +56,16 @@ def compare_weights(files: list[GgufFile], model: Any, adapter: Path | None) -> 
         torch.set_num_threads(threads)
     seen = [[one for one in column if one is not None] for column in zip(*looks, strict=True)]
     return {gguf.path.name: _check(gguf, names, found) for gguf, names, found in zip(files, maps, seen, strict=True)}
+
+
+def compared_bytes(adapter: Path | None) -> int:
+    """Memory of what is compared at once: of a weight that the adapter changes, itself and its change, in fp32."""
+    if adapter is None:
+        return 0
+    tuned = read_adapter(adapter)
+    pairs = [parts for parts in tuned.modules.values() if {"a", "b"} <= parts.keys()]
+    sizes = [tuned.tensors[parts["b"]].shape[0] * tuned.tensors[parts["a"]].shape[1] for parts in pairs]
+    return _AT_ONCE * 2 * 4 * max(sizes, default=0)
 
 
 @dataclass(frozen=True)
