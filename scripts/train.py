@@ -1146,6 +1146,13 @@ def feeding_order(rows: int, needed: int, seed: int) -> list[int]:
     return order[:needed]
 
 
+def longest_first(order: list[int], lengths: list[int], step: int) -> list[int]:
+    """The order with the rows of each step from long to short: rows that are padded together are of like length, and
+    memory peaks at once. A step learns from the same rows, whatever their order in it."""
+    steps = (order[start : start + step] for start in range(0, len(order), step))
+    return [index for rows in steps for index in sorted(rows, key=lambda index: -lengths[index])]
+
+
 # --- The trainer ----------------------------------------------------------------------------------------------------
 
 
@@ -1170,7 +1177,9 @@ def build_trainer(
     model = load_model(recipe, placement)
     check_vocabulary(model, data)
     rows = [{"input_ids": row["input_ids"], "labels": row["labels"]} for row in data["train"]]
-    dataset = datasets.Dataset.from_list(rows).select(data["order"])
+    lengths = [len(row["input_ids"]) for row in rows]
+    order = longest_first(data["order"], lengths, recipe["effective_batch_size"])
+    dataset = datasets.Dataset.from_list(rows).select(order)
     trainer = SFTTrainer(
         model=model,
         args=arguments,
@@ -2456,12 +2465,13 @@ class Child:
 
     def read(self, stream: IO[bytes]) -> None:
         """Whole lines, one at a time. It never stops reading: a child that cannot write would wait for ever."""
-        for line in stream:
-            with self.lock:
-                for out in (self.log, sys.stdout.buffer):
-                    with suppress(OSError):
-                        out.write(line)
-                        out.flush()
+        with stream:
+            for line in stream:
+                with self.lock:
+                    for out in (self.log, sys.stdout.buffer):
+                        with suppress(OSError, ValueError):  # closed, and a process that it left behind still writes
+                            out.write(line)
+                            out.flush()
 
     def running(self, seconds: float) -> bool:
         """Waits so long for its end. At the end, everything that it said has been read."""
@@ -2592,11 +2602,15 @@ class Keeper:
 
     def held(self, checkpoint: Path) -> Path:
         """Second names of its files: the trainer removes it when there are two newer ones, and a slow bucket would
-        never get a whole one. The checkpoint itself where the disk knows no second names."""
+        never get a whole one. The checkpoint itself where the disk knows no second names, or has no room for two more
+        checkpoints: the trainer writes them before this one's bytes are free."""
         held = self.work / HELD
         shutil.rmtree(held, ignore_errors=True)
         try:
-            for path in files_of(checkpoint):
+            files = list(files_of(checkpoint))
+            if shutil.disk_usage(self.work).free < 2 * sum(path.stat().st_size for path in files):
+                return checkpoint
+            for path in files:
                 name = held / path.relative_to(checkpoint)
                 name.parent.mkdir(parents=True, exist_ok=True)
                 os.link(path, name)

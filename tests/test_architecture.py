@@ -97,7 +97,7 @@ FLOOR: dict[str, set[str]] = {
     "estimate_time": {"devices", "estimate", "facts"},
     "estimate_files": {"devices", "estimate", "facts", "reference_kinds"},
     "reference_kinds": set(),
-    "placement": {"errors", "estimate", "facts"},
+    "placement": {"errors", "estimate", "estimate_time", "facts"},
     "candidates": {"errors", "estimate", "estimate_files", "estimate_time", "facts", "money", "placement"},
     "estimate_report": {"candidates", "estimate", "estimate_files", "facts"},
     "rubric": {"candidates", "errors", "facts", "placement"},

@@ -188,6 +188,12 @@ def test_a_longer_run_begins_like_a_shorter_one(needed: int) -> None:
     assert PROGRAM.feeding_order(10, 100, 3)[:needed] == order
 
 
+def test_the_rows_of_a_step_are_fed_from_long_to_short() -> None:
+    """Six rows in steps of four, fed twice: each step keeps its rows; equal lengths keep their order."""
+    order, lengths = [3, 0, 5, 1, 4, 2, 2, 5, 1, 0, 3, 4], [10, 30, 20, 30, 50, 40]
+    assert PROGRAM.longest_first(order, lengths, 4) == [5, 3, 1, 0, 4, 5, 2, 2, 4, 1, 3, 0]
+
+
 # --- Rows that never train ---
 
 

@@ -12,11 +12,13 @@ from typing import Any
 
 from skill_train.errors import DecisionNeeded, UsageError
 from skill_train.estimate import BYTES, MicroStep, Part, Range, libraries, total, training_memory
+from skill_train.estimate_time import batch_tokens, micro_step_seconds
 from skill_train.facts import DatasetFacts, MachineFacts, ModelFacts, PrecisionProbe
 
 PROBE_FROM_PARAMETERS = 100_000_000  # below, a pass is overhead and bf16 saves nothing worth a probe
 PROBE_FASTER = 1.1
 PROBE_LOSS_TOLERANCE = 0.005
+_WORTH_IT = 1.3  # times as quick, by the estimate, from which a split is taken that is not the guide's
 # Share of the free memory that a run may take: the rest is for what else runs and for what the estimate leaves out.
 HEADROOM = {"cuda": 0.95, "mps": 0.90, "cpu": 0.90}
 
@@ -48,6 +50,7 @@ class Fit:
         usable_bytes: what the device has for it; None when that is unknown.
         processes: one for each GPU in use; strategy: `single`, `ddp` or `fsdp`.
         fits: the upper estimate lies within `usable_bytes`; None when one of both is unknown.
+        quicker: than which split of the guide's table that fits too, and how much, where that is why it is not taken.
     """
 
     step: MicroStep
@@ -58,6 +61,7 @@ class Fit:
     memory: Range | None
     usable_bytes: int | None
     fits: bool | None
+    quicker: str | None = None
 
 
 def with_precision(choices: Choices, *, pure_bf16: bool) -> Choices:
@@ -146,8 +150,8 @@ def _cpu_precision(machine: MachineFacts, probe: PrecisionProbe | None, model: M
     return "float32", figures + f" (needs {PROBE_FASTER} times and at most {PROBE_LOSS_TOLERANCE:.1%})"
 
 
-# Rows at a time by device memory, up to a limit in 1e9 bytes: the tables of the user's guide. A GPU has its memory for
-# itself; a Mac shares it with everything else.
+# Rows at a time at most, by device memory, up to a limit in 1e9 bytes: the tables of the user's guide. A GPU has its
+# memory for itself; a Mac shares it with everything else.
 _ROWS_AT_ONCE: dict[str, tuple[tuple[float, int], ...]] = {
     "mps": ((18, 1), (38, 2), (60, 4), (150, 8), (math.inf, 16)),
     "cuda": ((14, 1), (20, 2), (38, 4), (75, 8), (math.inf, 16)),
@@ -172,20 +176,61 @@ def usable_bytes(machine: MachineFacts, device: str) -> int | None:
 def fit(
     recipe: dict[str, Any], model: ModelFacts, dataset: DatasetFacts, machine: MachineFacts, device: str, dtype: str
 ) -> Fit:
-    """The first way to lay the recipe into the machine that fits, from fast to frugal; the most frugal when none
-    does."""
+    """The first way to lay the recipe into the machine that fits, from fast to frugal, or a much quicker one; the most
+    frugal when none fits."""
     usable = usable_bytes(machine, device)
-    last = None
-    for processes, strategy, step in _ways(recipe, model, dataset, machine, device, dtype):
-        parts = _parts(model, dataset, step)
-        memory = None if parts is None else total(parts, _basis(step))
-        fits = None if memory is None or usable is None else memory.high <= usable
-        accumulation = recipe["effective_batch_size"] // (step.rows * processes)
-        last = Fit(step, accumulation, processes, strategy, tuple(parts or ()), memory, usable, fits)
-        if fits or (fits is None and step.checkpointing):  # with nothing known, the careful choice
-            return last
-    assert last is not None
-    return last
+    laid = [
+        _laid(recipe, model, dataset, usable, *way) for way in _ways(recipe, model, dataset, machine, device, dtype)
+    ]
+    fitting = [one for one in laid if one.fits]
+    if fitting:
+        return _quickest(fitting, model, dataset, machine)
+    careful = (one for one in laid if one.fits is None and one.step.checkpointing)  # with nothing known
+    return next(careful, laid[-1])
+
+
+def _laid(
+    recipe: dict[str, Any],
+    model: ModelFacts,
+    dataset: DatasetFacts,
+    usable: int | None,
+    processes: int,
+    strategy: str,
+    step: MicroStep,
+) -> Fit:
+    parts = _parts(model, dataset, step)
+    memory = None if parts is None else total(parts, _basis(step))
+    fits = None if memory is None or usable is None else memory.high <= usable
+    accumulation = recipe["effective_batch_size"] // (step.rows * processes)
+    return Fit(step, accumulation, processes, strategy, tuple(parts or ()), memory, usable, fits)
+
+
+def _quickest(fitting: list[Fit], model: ModelFacts, dataset: DatasetFacts, machine: MachineFacts) -> Fit:
+    """The first, as the guide's tables say, or on a GPU of known speed a much quicker one. Many rows at a time may
+    need recomputation where fewer do not, and are padded to their longest; a model of billions keeps a GPU busy with
+    few. Dividing the weights is not a matter of speed."""
+    first = fitting[0]
+    if first.step.device != "cuda" or first.strategy == "fsdp":
+        return first
+    tokens = None if dataset.tokens is None else dataset.tokens.mean_cut[1]
+    seconds = [(one, _step_seconds(one, tokens, model, machine)) for one in fitting if one.strategy == first.strategy]
+    known = [(each, one) for one, each in seconds if each is not None]
+    if len(known) < len(seconds):
+        return first
+    least, quickest = min(known, key=lambda pair: pair[0])
+    times = known[0][0] / least
+    if times <= _WORTH_IT:
+        return first
+    how = "with" if first.step.checkpointing else "without"
+    split = f"{first.step.rows} x {first.accumulation} {how} checkpointing"
+    return replace(quickest, quicker=f"about {times:.1f} times as quick as {split}")
+
+
+def _step_seconds(laid: Fit, tokens: float | None, model: ModelFacts, machine: MachineFacts) -> float | None:
+    """Of one step of the optimizer, by the published figures: a calibration knows nothing of small micro-steps."""
+    length = laid.step.length if tokens is None else batch_tokens(tokens, laid.step, laid.accumulation)
+    found = micro_step_seconds(model, replace(laid.step, length=max(1, math.ceil(length))), machine, None)
+    return None if found is None else found.middle * laid.accumulation
 
 
 def _ways(
@@ -264,8 +309,8 @@ def _basis(step: MicroStep) -> str:
 
 
 def rows_at_once(most: int, device: str, machine: MachineFacts, model: ModelFacts) -> int:
-    """Rows at a time, a divisor of `most`: 1 at 8 to 16 GB to 16 at 80 GB. CPUs: small models are bound by overhead and
-    take 8; large ones take 1, where padding would be waste."""
+    """Rows at a time at most, a divisor of `most`: 1 at 8 to 16 GB to 16 at 80 GB. CPUs: small models are bound by
+    overhead and take 8; large ones take 1, where padding would be waste."""
     if device == "cpu":
         wanted = 8 if (model.parameters or PROBE_FROM_PARAMETERS) < PROBE_FROM_PARAMETERS else 1
     else:

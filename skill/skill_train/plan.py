@@ -176,6 +176,7 @@ def _placed(resolved: dict[str, Any], model: ModelFacts, taken: Candidate, choic
     known = taken.machine.memory_bytes if has_device(taken.machine, step.device) else None
     memory = "an unknown amount of" if known is None else f"{known / 1e9:.0f} GB of"
     why = f"{memory} {step.device} memory; the effective batch stays {effective}"
+    why += "" if fit.quicker is None else f"; {fit.quicker}"
     _because(reasons, "batch", split, why, "references/local_training.md")
     _because(reasons, "gradient_checkpointing", step.checkpointing, _why_checkpointing(taken), "estimate")
     if fit.strategy != "single":

@@ -6,6 +6,7 @@ import errno
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -99,15 +100,18 @@ def test_what_has_not_changed_is_not_copied_again(work: Path, kept: Path) -> Non
     assert (kept / "metrics.jsonl").read_text().count("\n") == 2
 
 
-@pytest.mark.parametrize("links", [True, False])
+@pytest.mark.parametrize("lacks", ["nothing", "links", "room"])
 def test_a_checkpoint_that_is_removed_while_it_is_copied(
-    work: Path, kept: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, links: bool
+    work: Path, kept: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, lacks: str
 ) -> None:
     """The trainer removes the oldest, and a slow bucket would never get a whole one. Where the disk knows no second
-    names, nothing is left of it. The copy is held up in a pipe that nobody reads yet."""
-    if not links:
+    names, or has no room for two more, nothing is left of it. The copy is held up in a pipe that nobody reads yet."""
+    if lacks == "links":
         monkeypatch.setattr(os, "link", _no_links)
     folder = _checkpoint(work, 2)
+    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    usage = shutil.disk_usage(work)._replace(free=2 * size - (lacks == "room"))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
     whole = {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     target = kept / "checkpoints" / "checkpoint-2"
     target.mkdir(parents=True)
@@ -121,7 +125,7 @@ def test_a_checkpoint_that_is_removed_while_it_is_copied(
     thread.join(10)
     assert not thread.is_alive() and [path.name for path in work.iterdir() if path.is_dir()] == ["checkpoints"]
     said = capsys.readouterr().out
-    if links:
+    if lacks == "nothing":
         assert first == whole.pop(Path("complete.json")) and '"kept"' in said
         assert all((target / name).read_bytes() == content for name, content in whole.items())
         assert _kept_steps(kept) == [2]

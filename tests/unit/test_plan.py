@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import re
 import subprocess
 import sys
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from skill_train.errors import DecisionNeeded, UsageError
-from skill_train.facts import DatasetFacts, MachineFacts, ModelFacts, PrecisionProbe
+from skill_train.facts import DatasetFacts, MachineFacts, ModelFacts, PrecisionProbe, TokenFacts
 from skill_train.placement import Choices
 from skill_train.plan import TARGETS, make_plan, wants_probe
 from skill_train.recipe import Recipe, from_dict
@@ -410,6 +411,49 @@ def test_checkpointing_when_memory_is_short() -> None:
     for free, checkpointing in ((need / 0.9 + 10, False), (need / 0.9 - 10, True)):
         machine = dataclasses.replace(CPU, available_bytes=int(free))
         assert _plan(machine=machine, max_length=512)["placement"]["gradient_checkpointing"] is checkpointing
+
+
+# Qwen2.5-7B: 7,615,616,512 parameters (its model card says 7.61B), 28 layers, width 3584.
+SEVEN = ModelFacts("m", "f" * 64, "qwen2", "Qwen2ForCausalLM", 7615616512, 28, 3584, 152064, 32768, "BF16", None, True)
+
+
+def test_fewer_rows_where_more_would_need_recomputation() -> None:
+    """On an A100, 16 rows of 1,024 tokens beside 7B fit with recomputation alone: a pass more of
+    three, so up to half as much arithmetic again. 8 fit without it."""
+    plan = _plan(machine=A100, model=SEVEN, max_length=1024, dataset=_of_lengths(1024, 1024))
+    assert _split(plan) == (8, 2, 1)
+    assert plan["placement"]["gradient_checkpointing"] is False
+    times = re.search(r"about ([\d.]+) times as quick as 16 x 1 with checkpointing", _reason(plan, "batch"))
+    assert times is not None and float(times[1]) == pytest.approx(1.45, abs=0.1)
+
+
+def test_fewer_rows_where_more_would_be_padding() -> None:
+    """128 tokens on average and 2,048 at most: of 16 rows together nine tenths would be padding, on a GPU that holds
+    them all."""
+    roomy = dataclasses.replace(A100, memory_bytes=400_000 << 20, available_bytes=400_000 << 20)
+    plan = _plan(machine=roomy, model=SEVEN, max_length=2048, dataset=_of_lengths(128, 2048))
+    assert _split(plan)[0] <= 4
+    assert "times as quick as 16 x 1 without checkpointing" in _reason(plan, "batch")
+
+
+@pytest.mark.parametrize(
+    ("machine", "model", "mean"),
+    [
+        (A100, dataclasses.replace(MODEL, parameters=10_000_000), 300),  # a GPU waits for its programs, not for rows
+        (A100, MODEL, 600),  # a third quicker: the guide's table holds
+        (dataclasses.replace(A100, chip="NVIDIA X1"), SEVEN, 300),  # of unknown speed
+        (dataclasses.replace(LAPTOP, memory_bytes=192 * GIB, available_bytes=190 * GIB), SEVEN, 300),  # not on a Mac
+    ],
+)
+def test_else_as_many_rows_as_the_table_says(machine: MachineFacts, model: ModelFacts, mean: float) -> None:
+    plan = _plan(machine=machine, model=model, max_length=1024, dataset=_of_lengths(mean, 1024))
+    assert _split(plan) == (16, 1, 1)
+    assert "quick" not in _reason(plan, "batch")
+
+
+def _of_lengths(mean: float, longest: int) -> DatasetFacts:
+    tokens = TokenFacts("counted in all rows", True, (mean, mean), (longest, longest), (mean, mean), longest)
+    return dataclasses.replace(CHAT, tokens=tokens)
 
 
 def _plan(
