@@ -207,7 +207,8 @@ def write_dataset(path: Path, *, seed: int) -> None:
     while len(tickets) < ROWS:
         ticket = draw_ticket(draw)
         tickets.setdefault(ticket.order, ticket)
-    lines = (json.dumps({"messages": example(ticket)}, ensure_ascii=False) for ticket in tickets.values())
+    rows = ({"messages": example(ticket)} for ticket in tickets.values())
+    lines = (json.dumps(row, ensure_ascii=False, separators=(",", ":")) for row in rows)
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 

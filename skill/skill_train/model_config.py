@@ -138,13 +138,6 @@ def is_vision(config: Config) -> bool:
     return isinstance(embedding, Mapping) and bool(embedding.get("image_embd_layer"))
 
 
-def text_shape(config: Config) -> TextShape | None:
-    """The complete shape of the text decoder; None when the type has no formula, or a number is missing."""
-    text = text_config(config)
-    fields = _fields(text) | {"tied_embeddings": _tied(config, text)}
-    return _shape(str(text.get("model_type", "unknown")), fields)
-
-
 @dataclass(frozen=True)
 class _Parameters:
     values: dict[str, Any]

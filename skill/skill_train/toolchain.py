@@ -63,10 +63,6 @@ class Toolchain:
         return self.folder / "convert_lora_to_gguf.py"
 
     @property
-    def gguf_py(self) -> Path:
-        return self.folder / "gguf-py"
-
-    @property
     def models(self) -> Path:
         """Vocabulary-only GGUF files of real models."""
         return self.folder / "models"
