@@ -30,6 +30,7 @@ from skill_train.errors import (
     DecisionNeeded,
     Interrupted,
     NativeCrash,
+    NotInstalled,
     SkillTrainError,
     TrainingFailed,
     UsageError,
@@ -74,7 +75,7 @@ def train(
             write_text(run.recipe, to_yaml(plan["recipe"] | plan["policy"]))
         try:
             _run_program(run, lock, resume=resume, progress=progress, say=say)
-        except UsageError:
+        except (UsageError, NotInstalled):
             _forget(run, there)
             raise
         record: dict[str, Any] = read_json(run.record("train"))
@@ -187,7 +188,8 @@ def _differences(earlier: dict[str, Any], plan: dict[str, Any]) -> list[str]:
 
 
 def _forget(run: RunDir, there: set[Path]) -> None:
-    """Bad data was refused before the first checkpoint: leaves no half of a run behind, and what was there before."""
+    """Refused before the first checkpoint, for its data or its device: leaves no half of a run behind, and what was
+    there before."""
     if _has_begun(run):
         return
     made = {run.plan, run.recipe, run.samples, run.held_out, run.metrics, run.log, run.path / ".lock"}

@@ -72,6 +72,13 @@ def test_without_room_for_torch_nothing_is_begun(here: Path) -> None:
     assert _contents(here) == before and not (here / "place").exists()
 
 
+@pytest.mark.skipif(sys.platform == "darwin", reason="a Mac may have it")
+def test_on_a_device_that_torch_cannot_use_nothing_is_begun(commands: Commands, here: Path) -> None:
+    before = _contents(here)
+    assert _call(commands, here, "local recipe.yaml --device mps --run-dir place").error == (7, "device_unavailable")
+    assert _contents(here) == before and not (here / "place").exists()
+
+
 def test_what_was_there_stays_when_the_rows_are_refused(commands: Commands, here: Path) -> None:
     """A plan alone may become a run, and is the user's."""
     line = "plan recipe.yaml --max-length 3 --where local --out place/plan.json"
