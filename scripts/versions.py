@@ -26,8 +26,8 @@ TESTED = ROOT / "skill" / "skill_train" / "tested.json"
 CORE = (
     "tests/unit", "tests/test_train_program.py", "tests/test_startup.py",
     *(f"tests/integration/test_{name}.py" for name in (
-        "train", "train_masks", "train_loss", "merge", "export", "verify", "evaluate", "cli", "hub", "hub_dataset",
-        "submit", "fetch", "follow", "push", "job",
+        "train", "train_masks", "train_loss", "merge", "export", "verify", "verify_reference", "evaluate", "cli", "hub",
+        "hub_dataset", "submit", "fetch", "follow", "push", "job",
     )),
 )  # fmt: skip
 # What a run stands on: a set of them is tested, or it is not.
