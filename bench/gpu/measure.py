@@ -63,6 +63,9 @@ def main() -> int:
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--out", type=Path, default=RESULTS)
     asked = parser.parse_args()
+    unknown = sorted(set(asked.only.split(",")) - set(JOBS) | set(asked.ways.split(",")) - set(WAYS))
+    if unknown:
+        parser.error(f"unknown: {', '.join(unknown)}; expected some of {', '.join([*JOBS, *WAYS])}")
     rows = []
     if asked.device == "cpu" or _has_gpu():
         for name in asked.only.split(","):

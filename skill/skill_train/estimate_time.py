@@ -176,9 +176,9 @@ def training_seconds(
         step: at its longest; the mean length of the rows comes from the schedule.
     """
     low_tokens, high_tokens = schedule.row_tokens
-    padded = batch_tokens(high_tokens, step, schedule.accumulation)
+    padding = 1.0 if step.rows == 1 else 1.3  # a batch is as long as its longest row
     short = micro_step_seconds(model, _of_length(step, low_tokens), machine, calibration)
-    long = micro_step_seconds(model, _of_length(step, padded), machine, calibration)
+    long = micro_step_seconds(model, _of_length(step, min(step.length, high_tokens * padding)), machine, calibration)
     if short is None or long is None:
         return None
     micro_steps = schedule.steps * schedule.accumulation
@@ -192,18 +192,6 @@ def training_seconds(
     start = Part("start", *schedule.start_seconds, "image, installation and scheduling")
     parts = [start, *_loading(model, schedule), _checks(short, long), steps]
     return [part for part in parts if part.high > 0]
-
-
-def batch_tokens(mean: float, step: MicroStep, accumulation: int) -> float:
-    """Tokens a row of a micro-step on average, padding included: it is as long as its longest row.
-
-    The longest of 8 to 16 rows lies about half of the way from `mean` to the longest of all, `step.length`: 0.9 of it
-    where lengths lie evenly, 0.4 where they fall off as an exponential does (order statistics, of 1,000 rows). The rows
-    of a step are fed longest first, so its micro-steps share that way among them.
-    """
-    if step.rows == 1:
-        return mean
-    return mean + max(0.0, step.length - mean) / 2 / accumulation
 
 
 def _of_length(step: MicroStep, tokens: float) -> MicroStep:

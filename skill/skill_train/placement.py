@@ -12,7 +12,7 @@ from typing import Any
 
 from skill_train.errors import DecisionNeeded, UsageError
 from skill_train.estimate import BYTES, MicroStep, Part, Range, libraries, total, training_memory
-from skill_train.estimate_time import batch_tokens, micro_step_seconds
+from skill_train.estimate_time import micro_step_seconds, optimizer_seconds
 from skill_train.facts import DatasetFacts, MachineFacts, ModelFacts, PrecisionProbe
 
 PROBE_FROM_PARAMETERS = 100_000_000  # below, a pass is overhead and bf16 saves nothing worth a probe
@@ -206,15 +206,15 @@ def _laid(
 
 
 def _quickest(fitting: list[Fit], model: ModelFacts, dataset: DatasetFacts, machine: MachineFacts) -> Fit:
-    """The first, as the guide's tables say, or on a GPU of known speed a much quicker one. Many rows at a time may
-    need recomputation where fewer do not, and are padded to their longest; a model of billions keeps a GPU busy with
-    few. Dividing the weights is not a matter of speed."""
+    """The first, as the guide's tables say, or on a GPU of known speed a much quicker one: many rows at a time may need
+    recomputation where fewer do not, and a model of billions keeps a GPU busy with few. Dividing the weights is not a
+    matter of speed."""
     first = fitting[0]
     if first.step.device != "cuda" or first.strategy == "fsdp":
         return first
     tokens = None if dataset.tokens is None else dataset.tokens.mean_cut[1]
-    seconds = [(one, _step_seconds(one, tokens, model, machine)) for one in fitting if one.strategy == first.strategy]
-    known = [(each, one) for one, each in seconds if each is not None]
+    seconds = [(_step_seconds(one, tokens, model, machine), one) for one in fitting if one.strategy == first.strategy]
+    known = [(each, one) for each, one in seconds if each is not None]
     if len(known) < len(seconds):
         return first
     least, quickest = min(known, key=lambda pair: pair[0])
@@ -222,15 +222,22 @@ def _quickest(fitting: list[Fit], model: ModelFacts, dataset: DatasetFacts, mach
     if times <= _WORTH_IT:
         return first
     how = "with" if first.step.checkpointing else "without"
-    split = f"{first.step.rows} x {first.accumulation} {how} checkpointing"
-    return replace(quickest, quicker=f"about {times:.1f} times as quick as {split}")
+    return replace(quickest, quicker=f"about {times:.1f} times as quick as {split_of(first)} {how} checkpointing")
+
+
+def split_of(laid: Fit) -> str:
+    """Rows at a time, accumulation, and processes where there are several."""
+    return f"{laid.step.rows} x {laid.accumulation}" + (f" x {laid.processes} processes" if laid.processes > 1 else "")
 
 
 def _step_seconds(laid: Fit, tokens: float | None, model: ModelFacts, machine: MachineFacts) -> float | None:
-    """Of one step of the optimizer, by the published figures: a calibration knows nothing of small micro-steps."""
-    length = laid.step.length if tokens is None else batch_tokens(tokens, laid.step, laid.accumulation)
-    found = micro_step_seconds(model, replace(laid.step, length=max(1, math.ceil(length))), machine, None)
-    return None if found is None else found.middle * laid.accumulation
+    """Of one step of the optimizer, by the published figures: a calibration knows nothing of small micro-steps. Rows
+    count as long as they are on average: how much padding there would be nobody knows, and it speaks for few rows."""
+    length = laid.step.length if tokens is None else max(1, min(laid.step.length, math.ceil(tokens)))
+    found = micro_step_seconds(model, replace(laid.step, length=length), machine, None)
+    if found is None:
+        return None
+    return found.middle * laid.accumulation + optimizer_seconds(model, laid.step, machine)
 
 
 def _ways(

@@ -12,7 +12,7 @@ from skill_train.errors import UsageError, nearest
 from skill_train.estimate_report import estimates
 from skill_train.facts import Calibration, DatasetFacts, Flavor, MachineFacts, ModelFacts, PrecisionProbe
 from skill_train.launch import launch
-from skill_train.placement import PROBE_FROM_PARAMETERS, Choices, has_device, placement, with_precision
+from skill_train.placement import PROBE_FROM_PARAMETERS, Choices, has_device, placement, split_of, with_precision
 from skill_train.recipe import FIELDS, NOT_HASHED, OF_LORA, POLICY, Recipe, recipe_hash
 from skill_train.resources import train_module
 
@@ -172,12 +172,11 @@ def _placed(resolved: dict[str, Any], model: ModelFacts, taken: Candidate, choic
     _because(reasons, "device", step.device, "asked for" if choices.device else best, "machine")
     _because(reasons, "dtype", step.dtype, taken.dtype_because, "references/local_training.md")
     _because(reasons, "attn_implementation", "sdpa", "torch's own fused kernels, on every device", "plan")
-    split = f"{step.rows} x {fit.accumulation}" + (f" x {fit.processes} processes" if fit.processes > 1 else "")
     known = taken.machine.memory_bytes if has_device(taken.machine, step.device) else None
     memory = "an unknown amount of" if known is None else f"{known / 1e9:.0f} GB of"
     why = f"{memory} {step.device} memory; the effective batch stays {effective}"
     why += "" if fit.quicker is None else f"; {fit.quicker}"
-    _because(reasons, "batch", split, why, "references/local_training.md")
+    _because(reasons, "batch", split_of(fit), why, "references/local_training.md")
     _because(reasons, "gradient_checkpointing", step.checkpointing, _why_checkpointing(taken), "estimate")
     if fit.strategy != "single":
         why = "one GPU holds the model" if fit.strategy == "ddp" else "one GPU does not hold the model"

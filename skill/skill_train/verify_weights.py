@@ -63,8 +63,9 @@ def compared_bytes(adapter: Path | None) -> int:
     if adapter is None:
         return 0
     tuned = read_adapter(adapter)
-    pairs = [parts for parts in tuned.modules.values() if {"a", "b"} <= parts.keys()]
-    sizes = [tuned.tensors[parts["b"]].shape[0] * tuned.tensors[parts["a"]].shape[1] for parts in pairs]
+    named = [parts for parts in tuned.modules.values() if {"a", "b"} <= parts.keys()]
+    pairs = [(tuned.tensors[parts["a"]].shape, tuned.tensors[parts["b"]].shape) for parts in named]
+    sizes = [b[0] * a[1] for a, b in pairs if min(len(a), len(b)) > 1]  # PEFT refuses others later
     return _AT_ONCE * 2 * 4 * max(sizes, default=0)
 
 

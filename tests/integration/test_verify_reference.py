@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import gguf_maker
@@ -188,6 +189,15 @@ def test_the_memory_of_what_is_compared_beside_a_draft(tmp_path: Path) -> None:
     largest = config["hidden_size"] * config["intermediate_size"]
     assert compared_bytes(tiny.adapter(base, tmp_path / "adapter")) == 2 * 2 * 4 * largest
     assert compared_bytes(None) == 0
+
+
+def test_an_adapter_that_peft_cannot_load_takes_no_memory(tmp_path: Path) -> None:
+    """A of one dimension: the refusal comes from PEFT, with its words."""
+    adapter = tiny.adapter(tiny.cached("qwen2"), tmp_path / "adapter")
+    file = adapter / "adapter_model.safetensors"
+    flat = {name: tensor.flatten() if "lora_A" in name else tensor for name, tensor in load_file(file).items()}
+    save_file(flat, file)
+    assert compared_bytes(adapter) == 0
 
 
 def draft_of_file(quant: str) -> list[list[int]]:

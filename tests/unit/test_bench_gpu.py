@@ -71,3 +71,13 @@ def test_without_a_gpu_what_was_measured_stays(
     (tmp_path / "results.json").write_text("{}")
     assert measure.main() == 0
     assert (tmp_path / "results.json").read_text() == "{}"
+
+
+def test_an_unknown_job_is_refused_before_anything_is_made(
+    measure: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["measure.py", "--device", "cpu", "--only", "7B", "--out", str(tmp_path / "r")])
+    with pytest.raises(SystemExit):
+        measure.main()
+    assert "unknown: 7B; expected some of 1.5B LoRA, 7B LoRA" in capsys.readouterr().err
+    assert not (tmp_path / "r").exists()

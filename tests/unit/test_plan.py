@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from skill_train.errors import DecisionNeeded, UsageError
-from skill_train.facts import DatasetFacts, MachineFacts, ModelFacts, PrecisionProbe, TokenFacts
+from skill_train.facts import DatasetFacts, Gpu, MachineFacts, ModelFacts, PrecisionProbe, TokenFacts
 from skill_train.placement import Choices
 from skill_train.plan import TARGETS, make_plan, wants_probe
 from skill_train.recipe import Recipe, from_dict
@@ -427,20 +427,25 @@ def test_fewer_rows_where_more_would_need_recomputation() -> None:
     assert times is not None and float(times[1]) == pytest.approx(1.45, abs=0.1)
 
 
-def test_fewer_rows_where_more_would_be_padding() -> None:
-    """128 tokens on average and 2,048 at most: of 16 rows together nine tenths would be padding, on a GPU that holds
-    them all."""
-    roomy = dataclasses.replace(A100, memory_bytes=400_000 << 20, available_bytes=400_000 << 20)
-    plan = _plan(machine=roomy, model=SEVEN, max_length=2048, dataset=_of_lengths(128, 2048))
-    assert _split(plan)[0] <= 4
-    assert "times as quick as 16 x 1 without checkpointing" in _reason(plan, "batch")
+def test_one_long_row_does_not_decide_the_split() -> None:
+    """With rows of 100 tokens, but for one of 2,048, 2 at a time would start 28 layers of programs 8 times for little
+    work. Without recomputation half as many rows fit, and the programs' time is longer than what that saves."""
+    plan = _plan(machine=A100, model=SEVEN, max_length=2048, dataset=_of_lengths(100, 2048))
+    assert (_split(plan), plan["placement"]["gradient_checkpointing"]) == ((16, 1, 1), True)
+
+
+def test_processes_stand_in_the_comparison() -> None:
+    """Two A100: 16 rows of a step are 8 for each, which fit; 32 are 16, which need recomputation."""
+    two = dataclasses.replace(A100, gpus=(Gpu(A100.chip, 81920 << 20, 81000 << 20, 8.0, True),) * 2)
+    plan = _plan(machine=two, model=SEVEN, max_length=1024, dataset=_of_lengths(1024, 1024), effective_batch_size=32)
+    assert _split(plan) == (8, 2, 2)
+    assert "times as quick as 16 x 1 x 2 processes with checkpointing" in _reason(plan, "batch")
 
 
 @pytest.mark.parametrize(
     ("machine", "model", "mean"),
     [
-        (A100, dataclasses.replace(MODEL, parameters=10_000_000), 300),  # a GPU waits for its programs, not for rows
-        (A100, MODEL, 600),  # a third quicker: the guide's table holds
+        (A100, MODEL, 600),  # fits without recomputation
         (dataclasses.replace(A100, chip="NVIDIA X1"), SEVEN, 300),  # of unknown speed
         (dataclasses.replace(LAPTOP, memory_bytes=192 * GIB, available_bytes=190 * GIB), SEVEN, 300),  # not on a Mac
     ],
