@@ -53,6 +53,19 @@ def test_a_program_that_hangs_ends_with_the_budget(tmp_path: Path, monkeypatch: 
     assert run.run_all(["slow"], 1.0, False) == ["slow"]
 
 
+@pytest.mark.parametrize(("budget", "arguments"), [(1200.0, ""), (600.0, "--rounds 1")])
+def test_training_runs_once_where_little_time_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, budget: float, arguments: str
+) -> None:
+    """All its rounds took 1,050 s in a slow hour of 2 cores (2026-11-23), one of them 600."""
+    (tmp_path / "training").mkdir()
+    program = "import pathlib, sys\npathlib.Path(__file__).with_name('seen').write_text(' '.join(sys.argv[1:]))\n"
+    (tmp_path / "training" / "measure.py").write_text(program)
+    monkeypatch.setattr(run, "HERE", tmp_path)
+    assert run.run_all(["training"], budget, False) == []
+    assert (tmp_path / "training" / "seen").read_text() == arguments
+
+
 def test_what_is_timed_at_the_start_still_works() -> None:
     """A measurement that ends with a traceback is else found by whoever measures next. No results are written."""
     program = [sys.executable, str(BENCH / "startup" / "measure.py"), "--rounds", "1", "--only", "skill-train"]
