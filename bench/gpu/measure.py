@@ -1,6 +1,6 @@
 """How fast training is on a GPU: `skill-train local` beside TRL as it comes, LoRA in bf16 and QLoRA, 1.5B and 7B.
 
-    python bench/gpu/measure.py                                  all of them: 35 GB of disk, one GPU of 24 GB or more
+    python bench/gpu/measure.py                                  all of them: 20 GB of disk, one GPU of 80 GB
     python bench/gpu/measure.py --only "7B LoRA" --ways ours,trl
     python bench/gpu/measure.py --device cpu --only "10M LoRA" --out rehearsal.json     the same program without a GPU
 
