@@ -21,7 +21,7 @@ REASONS = {
     "100M": "2048 tokens up to 250M weights",
     "1.5B": "the same 256 tokens, while the export grows with the weights",
     "0.5B": "256 tokens above 250M weights; each costs as many operations as the model has weights, twice; "
-    "eight rounds of 2026-11-23, of two runs: 0.90 to 1.14, median 0.96",
+    "four runs of 2026-11-23, of 3 or 5 rounds: 0.94, 1.00, 1.16 and 1.01 times the export, so about as long",
 }
 
 
