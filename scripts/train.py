@@ -146,6 +146,10 @@ OTHER_WORK = ("plan.json", "adapter_config.json", "trainer_state.json")  # in th
 TEMPLATE_SECONDS = 20.0  # for one conversation; a published template takes a thousandth of one
 NETWORK = ("httpx2", "httpcore2", "httpx", "httpcore", "hf_xet")
 LAST_BYTES = 4 << 20  # of a limited address space: what came so near to the limit has met it
+WITHOUT_TEMPLATE = (
+    "the rows are trained as they stand, without the model's chat template: asked through a chat, the model sees "
+    "another prompt than it was trained on"
+)
 MARK = "skill train mark 7f3a"  # stands in for an answer to find where a template puts it
 
 EXIT_USAGE, EXIT_DOES_NOT_FIT, EXIT_FAILED, EXIT_NOT_INSTALLED = 2, 3, 5, 7
@@ -698,12 +702,17 @@ def iter_hub(name: str, split: str, config: str | None, revision: str | None) ->
     yield from enumerate(as_written(loaded, loaded.features.arrow_schema, json_read=True), start=1)
 
 
+PAIRS = ("prompt_completion", "question_answer")  # each side a text, or messages
+BARE = ("prompt_completion", "completion")  # texts joined as they stand
+
+
 def to_example(row: dict[str, Any], data_format: str, columns: dict[str, str]) -> dict[str, Any]:
     """One row as `{"kind": "chat", "messages", "tools", "prompt_messages"}`, `{"kind": "completion", "prompt",
     "completion"}` or `{"kind": "text", "text"}`.
 
     Args:
-        data_format: `messages`, `prompt_completion`, `text`, `instruction`, `question_answer` or `sharegpt`.
+        data_format: `messages`, `question_answer`, `instruction` or `sharegpt`, which become turns; `completion` and
+            `prompt_completion`, whose texts are joined as they stand; or `text`.
         columns: what the format calls a column, to what the dataset calls it.
     """
 
@@ -716,17 +725,18 @@ def to_example(row: dict[str, Any], data_format: str, columns: dict[str, str]) -
         return chat(from_sharegpt(value("conversations"), value("system")), value("tools"), 0)
     if data_format == "text":
         return {"kind": "text", "text": text_of(value("text"), "text")}
-    if data_format == "prompt_completion":
-        prompt, completion = value("prompt"), value("completion")
-        if isinstance(prompt, list) or isinstance(completion, list):
-            prompt, completion = as_messages(prompt, "user"), as_messages(completion, "assistant")
-            return chat([*prompt, *completion], value("tools"), len(prompt))
+    names = ("question", "answer") if data_format == "question_answer" else ("prompt", "completion")
+    prompt, completion = value(names[0]), value(names[1])
+    if data_format in PAIRS and (isinstance(prompt, list) or isinstance(completion, list)):
+        prompt, completion = as_messages(prompt, "user", names[0]), as_messages(completion, "assistant", names[1])
+        return chat([*prompt, *completion], value("tools"), len(prompt))
+    if data_format in BARE:
         return {
             "kind": "completion",
             "prompt": text_of(prompt, "prompt"),
             "completion": text_of(completion, "completion"),
         }
-    return chat(from_pair(data_format, value), None, 0)
+    return chat(from_pair(data_format, value), value("tools"), 0)
 
 
 def from_pair(data_format: str, value: Any) -> list[dict[str, Any]]:
@@ -768,10 +778,9 @@ def from_sharegpt(turns: Any, system: Any) -> list[dict[str, Any]]:
     return messages
 
 
-def as_messages(value: Any, role: str) -> list[dict[str, Any]]:
+def as_messages(value: Any, role: str, name: str) -> list[dict[str, Any]]:
     if isinstance(value, list):
         return value
-    name = "prompt" if role == "user" else "completion"
     return [{"role": role, "content": text_of(value, name)}]
 
 
@@ -936,6 +945,7 @@ class Encoder:
         self.tokenizer = tokenizer
         self.count = 0
         self.notes: list[str] = []
+        self.marks: list[str] | None = None
         special = sorted({*tokenizer.all_special_tokens, *added_special_tokens(tokenizer)}, key=len, reverse=True)
         self.end_of_turn = re.compile(r"\s*(?:" + "|".join(map(re.escape, special)) + ")") if special else None
         if not tokenizer.is_fast:
@@ -947,7 +957,7 @@ class Encoder:
         self.count += 1
         try:
             example = to_example(row, self.recipe["format"], self.recipe["columns"])
-            rendered, spans = self.chat_spans(example) if example["kind"] == "chat" else plain_spans(example)
+            rendered, spans = self.chat_spans(example) if example["kind"] == "chat" else self.plain_spans(example)
         except Refused as refusal:
             refusal.error["message"] = f"line {line} of {self.recipe['data']}: {refusal.error['message']}"
             raise
@@ -998,6 +1008,8 @@ class Encoder:
     def chat_spans(self, example: dict[str, Any]) -> tuple[str, list[tuple[int, int]]]:
         """The rendered conversation and the character spans of the assistant's answers, end token included."""
         messages, first = example["messages"], example["prompt_messages"]
+        if self.recipe["format"] in ("question_answer", "instruction"):
+            self.require_unrendered(messages)
         example["trained_messages"] = [i for i, m in enumerate(messages) if m["role"] == "assistant" and i >= first]
         rendered = self.render(messages, example["tools"])
         if self.recipe["loss_on"] == "all":
@@ -1086,6 +1098,40 @@ class Encoder:
                 hint="bring the roles into the order it expects: often system once, then user and assistant in turn",
             ) from None
 
+    def plain_spans(self, example: dict[str, Any]) -> tuple[str, list[tuple[int, int]]]:
+        if self.tokenizer.chat_template:
+            self.note(WITHOUT_TEMPLATE)
+            example["without_template"] = self.recipe["format"] in ("completion", "text")  # these two ask for it
+        if example["kind"] == "text":
+            return example["text"], [(0, len(example["text"]))]
+        rendered = example["prompt"] + example["completion"]
+        return rendered, [(len(example["prompt"]), len(rendered))]
+
+    def require_unrendered(self, messages: list[dict[str, Any]]) -> None:
+        """A question that somebody rendered with the template already would be rendered twice."""
+        question = next(message["content"] for message in messages if message["role"] == "user")
+        mark = next((mark for mark in self.template_marks() if mark in question), None)
+        if mark is not None:
+            raise Refused(
+                f"a question holds {mark!r}, which the model's chat template writes itself",
+                code="rendered_twice",
+                expected="a question without the marks of a template",
+                got=question[:80],
+                hint="format: completion in the recipe trains rows that are rendered already as they stand",
+            )
+
+    def template_marks(self) -> list[str]:
+        """What the template writes right before a question, and every special token that stands in front of it."""
+        if self.marks is None:
+            head = ""
+            with suppress(Refused):  # a template that wants more than a question
+                head = self.render([{"role": "user", "content": MARK}], None).partition(MARK)[0]
+            special = {*self.tokenizer.all_special_tokens, *added_special_tokens(self.tokenizer)}
+            last = head.removeprefix(self.tokenizer.bos_token or "").strip().rpartition("\n")[2]
+            signed = {last} if last[:1] in ("<", "[") else set()
+            self.marks = sorted({token for token in special if token and token in head} | signed - {""})
+        return self.marks
+
     def note(self, text: str) -> None:
         if text not in self.notes:
             self.notes.append(text)
@@ -1093,13 +1139,6 @@ class Encoder:
 
 def added_special_tokens(tokenizer: Any) -> list[str]:
     return [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
-
-
-def plain_spans(example: dict[str, Any]) -> tuple[str, list[tuple[int, int]]]:
-    if example["kind"] == "text":
-        return example["text"], [(0, len(example["text"]))]
-    rendered = example["prompt"] + example["completion"]
-    return rendered, [(len(example["prompt"]), len(rendered))]
 
 
 def trained_tokens(row: dict[str, Any]) -> int:
@@ -2941,6 +2980,7 @@ def card_figures(plan: dict[str, Any], work: Path) -> str:
         "training loss, first and last step": f"{figures['first_loss']:.4f}, {figures['last_loss']:.4f}",
         "training rows, tokens": f"{data['train_rows']}, {data['tokens']}",
         "share of the tokens that is trained": f"{data['trained_token_share']:.0%}",
+        **({"notes": "; ".join(data["notes"])} if data["notes"] else {}),
         **{name: recipe[name] for name in chosen if name in recipe},
         "checks of the training program": record["verdict"],
         "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),

@@ -119,6 +119,8 @@ def train_run(console: Console, run: RunDir, plan: dict[str, Any], *, resume: bo
         console.status(f"{reason['rule']}: {reason['value']} ({reason['because']})")
     with console.progress("training") as progress:
         record = trainer.train(run, plan, resume=resume, progress=progress, say=console.status)
+    for note in record["data"]["notes"]:
+        console.warn("template", note)
     if not record.get("reused"):
         calibration.remember(read_json(run.plan), read_rows(run.metrics), record["finished_at"])
     return record

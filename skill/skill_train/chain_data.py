@@ -107,6 +107,7 @@ def _tokens(console: Console, subject: Subject) -> Counted:
         if not Path(subject.recipe.model).exists():
             subject.recipe = _pinned(subject.recipe)
         counter = token_count.Counter(subject.recipe, subject.found)
+        subject.found = counter.found
     except (NotInstalled, Temporary) as error:  # what the dataset is does not depend on it
         console.warn(error.code, f"{error.message}; tokens are a range, and no row was tried with the template")
         return Counted(nothing, plain, why_not=error.message)

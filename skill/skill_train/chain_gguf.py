@@ -22,6 +22,7 @@ from skill_train.chain import (
 )
 from skill_train.console import Console, Result
 from skill_train.errors import UsageError, VerificationFailed
+from skill_train.formats import BARE
 from skill_train.native import ending
 from skill_train.run_dir import RunDir, open_run, read_json, renamed_aside, require_no_run, write_text
 from skill_train.run_lock import locked
@@ -90,7 +91,7 @@ def export_run(console: Console, run: RunDir, quant: str, tools: Any) -> Result:
 
 
 def _export_merged(console: Console, run: RunDir, types: list[str], tools: Any, ready: Any) -> Result:
-    length, name = read_json(run.plan)["recipe"]["max_length"], _name(run)
+    recipe, name = read_json(run.plan)["recipe"], _name(run)
     for kind in UNQUANTIZED:
         put_aside(console, run.gguf / f"{name}-{kind}.gguf", run.record("convert"))
     _put_unrecorded_aside(console, run, [run.gguf / f"{name}-{kind}.gguf" for kind in types])
@@ -103,7 +104,8 @@ def _export_merged(console: Console, run: RunDir, types: list[str], tools: Any, 
         name=name,
         quant=",".join(types),
         tools=tools,
-        trained_length=length,
+        trained_length=recipe["max_length"],
+        bare=recipe["format"] in BARE,
     )
 
 
@@ -153,6 +155,7 @@ def _export(
     quant: str,
     tools: Any,
     trained_length: int | None = None,
+    bare: bool = False,
     ready: Any = None,
 ) -> Result:
     from skill_train import convert, modelfile, quantize
@@ -169,11 +172,11 @@ def _export(
             outtype=_outtype(records / "convert.json", plain),
             toolchain=tools,
             ready=ready,
-            meanwhile=lambda: reading.append(beside.submit(modelfile.parameters_of, model, trained_length)),
+            meanwhile=lambda: reading.append(beside.submit(modelfile.parameters_of, model, trained_length, bare=bare)),
             progress=progress,
             warn=console.warn,
         )
-    parameters, reasons = reading[0].result() if reading else modelfile.parameters_of(model, trained_length)
+    parameters, reasons = reading[0].result() if reading else modelfile.parameters_of(model, trained_length, bare=bare)
     source = convert.output_of(converted, records)
     rest = [t for t in types if t not in plain[:1] and not source.name.endswith(f"-{t}.gguf")]
     quantized: dict[str, Any] = {"outputs": {}, "reused": True}

@@ -14,6 +14,7 @@ from skill_train import recipe as recipes
 from skill_train.console import Console, Result
 from skill_train.errors import DecisionNeeded, UsageError
 from skill_train.facts import DatasetFacts, ModelFacts
+from skill_train.formats import BARE, for_model
 from skill_train.placement import Choices, with_precision
 from skill_train.plan_file import require_free
 from skill_train.recipe import Recipe
@@ -150,6 +151,7 @@ def dataset_facts(console: Console, recipe: Recipe, about: ModelFacts) -> Datase
         console.status(f"asking the Hub about {recipe.data}")
         looked = hub_dataset.look(recipe, dataset.first_format)
         found = dataset.with_text_of(looked.facts, recipe, looked.first)
+    found = for_model(found, has_chat_template=about.has_chat_template)
     key = tokens.tokenizer_key(recipe.model, about.revision)
     if key is None and Path(recipe.model).is_dir():
         console.warn("no_tokenizer", f"{recipe.model} has no tokenizer: it can be planned, and not trained")
@@ -233,6 +235,8 @@ def _result(
     if epochs is not None and float(epochs["value"]) > _MANY_EPOCHS:
         console.warn("many_epochs", f"this is {epochs['value']} epochs: {epochs['because']}; TRL's default is 3")
     _warn_of_few(console, made["recipe"], made["facts"]["dataset"]["rows"])
+    if made["recipe"]["format"] in BARE and made["facts"]["model"]["has_chat_template"]:
+        console.warn("without_template", train_module().WITHOUT_TEMPLATE)
     if made["facts"]["machine"]["on_battery"] and made["where"] == "local":
         console.warn("on_battery", "this machine runs on battery; training empties it")
     if made["where"] == "cloud" and made["fingerprints"]["model"] is not None:

@@ -40,6 +40,8 @@ def report(subject: Subject, counted: Counted) -> dict[str, Any]:
     digest = file_digest(path) if path.is_file() else {"bytes": None, "sha256": None}
     found = subject.found
     mapped = None if found is None else {"name": found.format, "columns": found.columns, "because": found.reason}
+    if mapped is not None and mapped["name"] == "prompt_completion" and not subject.recipe.model:
+        mapped["with_chat_template"] = "question_answer"  # a model that has one makes turns of them
     used = set(subject.verdict.columns.values())
     return {
         "path": subject.recipe.data,

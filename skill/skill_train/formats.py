@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Container
 from typing import Any, NamedTuple
+
+from skill_train.facts import DatasetFacts
 
 # Columns by the name a format gives them, with the names that datasets use for them, the usual one first.
 COLUMNS: dict[str, dict[str, tuple[str, ...]]] = {
@@ -13,15 +16,23 @@ COLUMNS: dict[str, dict[str, tuple[str, ...]]] = {
     "instruction": {"instruction": ("instruction",), "output": ("output", "response", "answer")},
     "question_answer": {"question": ("question", "query", "problem"), "answer": ("answer", "response", "solution")},
     "text": {"text": ("text",)},
+    "completion": {"prompt": ("prompt",), "completion": ("completion", "response")},
 }
+ASKED_FOR = ("completion",)  # a dataset never shows that it wants this one
+BARE = ("text", "completion", "prompt_completion")  # trained as they stand, without a chat template
 _SYSTEM = ("system", "system_prompt")
+_TURNS = (
+    "prompt and completion become turns, because the model has a chat template; format: completion joins them as they "
+    "stand"
+)
 OPTIONAL: dict[str, dict[str, tuple[str, ...]]] = {
     "messages": {"tools": ("tools",)},
     "sharegpt": {"system": _SYSTEM, "tools": ("tools",)},
     "prompt_completion": {"tools": ("tools",)},
     "instruction": {"input": ("input", "context"), "system": _SYSTEM},
-    "question_answer": {"system": _SYSTEM},
+    "question_answer": {"system": _SYSTEM, "tools": ("tools",)},
     "text": {},
+    "completion": {},
 }
 
 
@@ -46,7 +57,7 @@ class Found(NamedTuple):
 def detect(row: dict[str, Any]) -> Found | None:
     """The first format whose columns this row has."""
     for name in COLUMNS:
-        columns = match(name, row)
+        columns = match(name, row) if name not in ASKED_FOR else None
         if columns is not None:
             return Found(name, columns, _named(columns))
     return None
@@ -75,6 +86,35 @@ def with_optional(found: Found, there: Container[str]) -> Found:
     columns = {name: column for name, column in found.columns.items() if name in COLUMNS[found.format]}
     columns |= _optional(found.format, columns, there)
     return found._replace(columns=columns, reason=found.reason.replace(_named(found.columns), _named(columns)))
+
+
+def as_turns(found: Found) -> Found:
+    """How a model with a chat template reads prompts and completions: as a question and its answer, whatever their
+    columns are called. The shipped model writes its template around every prompt, so training must too."""
+    if found.format != "prompt_completion":
+        return found
+    names = {"prompt": "question", "completion": "answer"}
+    columns = {names.get(name, name): column for name, column in found.columns.items()}
+    return Found("question_answer", columns, f"{found.reason}; {_TURNS}")
+
+
+def for_model(facts: DatasetFacts, *, has_chat_template: bool) -> DatasetFacts:
+    """The facts of the rows as this model reads them: prompts and completions are turns where it has a chat template.
+
+    Pairs of texts then have two messages a row. Pairs of messages keep the number that was counted.
+    """
+    found = Found(facts.format, facts.columns, facts.reason)
+    turned = as_turns(found) if has_chat_template else found
+    if turned is found:
+        return facts
+    return dataclasses.replace(
+        facts,
+        format=turned.format,
+        columns=turned.columns,
+        reason=turned.reason,
+        turns=None if facts.turns is None else max(facts.turns, 2 * facts.rows),
+        longest_turns=None if facts.longest_turns is None else max(facts.longest_turns, 2),
+    )
 
 
 def kind(value: Any) -> str:

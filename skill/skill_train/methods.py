@@ -157,7 +157,7 @@ def _pairs(row: dict[str, Any], asked: str, answered: str, because: str, *, gues
         elif _plain(asked) == "instruction":
             columns, data_format = {"instruction": asked, "output": answered}, "instruction"
     if data_format != "prompt_completion":
-        because += "; rendered as a chat (for a model without a chat template: format prompt_completion)"
+        because += "; rendered as a chat (for a model without a chat template: format completion)"
         for wanted, names in OPTIONAL[data_format].items():
             column = _column(row, tuple(map(_plain, names)))
             columns |= {wanted: column} if column not in (None, asked, answered) else {}

@@ -101,8 +101,10 @@ def _about(facts: CardFacts) -> str:
     base = (
         f"`{_word(facts.base)}`" if facts.base_on_hub else f"`{_word(facts.base)}` (a folder, not a model on the Hub)"
     )
-    rows = facts.training["data"]["train_rows"]
-    return f"{how} of {base}, fine-tuned on {rows} rows of `{_word(facts.data)}` with skill-train. {_verdict(facts)}"
+    data = facts.training["data"]
+    notes = "".join(f" Note: {_word(note)}." for note in data.get("notes", []))
+    trained = f"{how} of {base}, fine-tuned on {data['train_rows']} rows of `{_word(facts.data)}` with skill-train."
+    return f"{trained}{notes} {_verdict(facts)}"
 
 
 def _verdict(facts: CardFacts) -> str:

@@ -1,7 +1,8 @@
 """The Modelfile that tells Ollama how to run a GGUF file: stop tokens, sampling, context; and why each line is there.
 
-No TEMPLATE is written: Ollama would use it instead of the template in the file, and it is in another language (Go's),
-so it would be a second, untested version of the model's own. The frame is `templates/Modelfile`.
+Of a model that was trained with its chat template no TEMPLATE is written: Ollama would use it instead of the template
+in the file, and it is in another language (Go's), so it would be a second, untested version of the model's own. The
+frame is `templates/Modelfile`.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ _SAMPLING = (
 )
 _OLLAMA_REPEAT_PENALTY = "1.1"  # what its documentation names as the default
 _OLLAMA_CONTEXT = 4096  # tokens; what Ollama gives a model that asks for nothing, on most machines
+BARE_TEMPLATE = "TEMPLATE {{ .Prompt }}"
 _PROBE = "Zebra quartz 8162."  # an answer that no template contains
 
 
@@ -47,15 +49,21 @@ def modelfile(gguf: str, parameters: list[str]) -> str:
         raise UsageError(f"{gguf!r} cannot be named in a Modelfile", code="bad_file_name", hint="rename the file")
     template = Template(resources.template("Modelfile").read_text(encoding="utf-8"))
     named = gguf if Path(gguf).is_absolute() or gguf.startswith("./") else f"./{gguf}"
-    return template.substitute(gguf=named, parameters="\n".join(parameters))
+    text = template.substitute(gguf=named, parameters="\n".join(parameters))
+    if BARE_TEMPLATE in parameters:  # the frame says why there is none
+        text = "\n".join(line for line in text.split("\n") if not line.startswith("# No TEMPLATE"))
+    return text
 
 
-def parameters_of(model: Path, trained_length: int | None = None) -> tuple[list[str], list[Reason]]:
+def parameters_of(
+    model: Path, trained_length: int | None = None, *, bare: bool = False
+) -> tuple[list[str], list[Reason]]:
     """The lines that follow FROM, and the reason of each, and of what is not there.
 
     Args:
         model: the folder that was converted: its tokenizer, generation_config.json and config.json are read.
         trained_length: tokens of the longest training example, when it is known.
+        bare: the rows were trained as they stand, without the chat template.
     """
     tokenizer = load_tokenizer(model)
     generation = _read(model / "generation_config.json")
@@ -74,7 +82,12 @@ def parameters_of(model: Path, trained_length: int | None = None) -> tuple[list[
             add("stop", f'"{token}"', because, source)
     _add_sampling(generation, add, reasons)
     _add_context(config.get("max_position_embeddings"), trained_length, add, reasons)
-    reasons.append(_template_reason(tokenizer))
+    if bare and tokenizer.chat_template:
+        because = "trained on bare text: what a user types is the whole prompt, without the model's chat template"
+        lines.extend((f"# {because} (recipe)", BARE_TEMPLATE))
+        reasons.append(_reason(BARE_TEMPLATE, because, "recipe"))
+    else:
+        reasons.append(_template_reason(tokenizer))
     return lines, reasons
 
 

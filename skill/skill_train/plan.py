@@ -11,6 +11,7 @@ from skill_train.candidates import Candidate
 from skill_train.errors import UsageError, nearest
 from skill_train.estimate_report import estimates
 from skill_train.facts import Calibration, DatasetFacts, Flavor, MachineFacts, ModelFacts, PrecisionProbe
+from skill_train.formats import BARE, for_model
 from skill_train.launch import launch
 from skill_train.placement import PROBE_FROM_PARAMETERS, Choices, has_device, placement, split_of, with_precision
 from skill_train.recipe import FIELDS, NOT_HASHED, OF_LORA, POLICY, Recipe, recipe_hash
@@ -68,6 +69,7 @@ def make_plan(
         DecisionNeeded: a choice that is not safe was asked for.
     """
     choices = with_precision(choices, pure_bf16=recipe.pure_bf16)
+    dataset = for_model(dataset, has_chat_template=model.has_chat_template)
     reasons: list[dict[str, str]] = []
     resolved = _resolve(recipe, model, dataset, reasons)
     here = candidates.here(resolved, model, dataset, machine, choices, probe, calibrations or {})
@@ -208,7 +210,7 @@ def _resolve(recipe: Recipe, model: ModelFacts, dataset: DatasetFacts, reasons: 
     values = {k: v for k, v in dataclasses.asdict(recipe).items() if k not in NOT_HASHED}
     values["format"], values["columns"] = dataset.format, dict(dataset.columns)
     _because(reasons, "format", f"{dataset.format} {dataset.columns}", dataset.reason, dataset.source)
-    if dataset.format not in ("text", "prompt_completion") and not model.has_chat_template:
+    if dataset.format not in BARE and not model.has_chat_template:
         raise UsageError(
             f"{recipe.model} has no chat template, so the conversations in {recipe.data} cannot be rendered",
             code="no_chat_template",
@@ -284,7 +286,7 @@ def _tuning(recipe: Recipe, model: ModelFacts, reasons: list[dict[str, str]]) ->
 
 
 def _loss_on(data_format: str, reasons: list[dict[str, str]]) -> str:
-    chosen = {"text": "all", "prompt_completion": "completion"}.get(data_format, "assistant")
+    chosen = {"text": "all", **dict.fromkeys(BARE[1:], "completion")}.get(data_format, "assistant")
     why = {
         "all": "plain text has no answer to single out",
         "completion": "the prompt is given, the completion is learned",

@@ -19,7 +19,7 @@ from typing import Any, get_type_hints
 from skill_train.errors import UsageError, nearest
 from skill_train.token_text import holds_token, pasted
 
-FORMATS = ("messages", "prompt_completion", "text", "instruction", "question_answer", "sharegpt")
+FORMATS = ("messages", "prompt_completion", "completion", "text", "instruction", "question_answer", "sharegpt")
 METHODS = ("sft",)
 TUNINGS = ("lora", "full")
 LOSS_ON = ("assistant", "completion", "all")

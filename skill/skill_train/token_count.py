@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from skill_train.errors import NotInstalled, Temporary, UsageError, from_exit_code
-from skill_train.formats import Found
+from skill_train.formats import Found, as_turns
 from skill_train.recipe import Recipe
 from skill_train.resources import train_module
 from skill_train.survey import Count
@@ -25,6 +25,7 @@ class Counter:
     """Encodes rows one by one as training would.
 
     Attributes:
+        found: the format as this model reads it.
         template: rows that the model's template refuses.
         notes: what the encoder had to say.
     """
@@ -32,8 +33,9 @@ class Counter:
     def __init__(self, recipe: Recipe, found: Found) -> None:
         self.recipe = recipe
         self.tokenizer = _tokenizer(recipe)
-        values = {"format": found.format, "columns": found.columns, "data": recipe.data, "max_length": _UNCUT}
-        loss_on = recipe.loss_on or ("all" if found.format == "text" else "assistant")
+        self.found = as_turns(found) if self.tokenizer.chat_template else found
+        values = {"format": self.found.format, "columns": self.found.columns, "data": recipe.data, "max_length": _UNCUT}
+        loss_on = recipe.loss_on or ("all" if self.found.format == "text" else "assistant")
         self._encode = train_module().Encoder(values | {"loss_on": loss_on}, self.tokenizer)
         self.template = Count()
 

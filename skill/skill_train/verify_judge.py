@@ -267,7 +267,14 @@ def _answered(
             turn_end=template.turn_end(tokenizer),
             plain=plain,
         ),
-        verify_tokens.check_trained(file, subject.rows, ids, tokenizer.eos_token_id),
+        verify_tokens.check_trained(
+            file,
+            subject.rows,
+            ids,
+            tokenizer.eos_token_id,
+            chat_template=bool(tokenizer.chat_template),
+            turn_end=template.turn_end(tokenizer),
+        ),
     ]
 
 

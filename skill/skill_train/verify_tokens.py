@@ -145,7 +145,13 @@ def _ends(ids: list[int], other: list[int]) -> list[int]:
 
 
 def check_trained(
-    file: str, rows: list[dict[str, Any]], shipped: list[list[int] | str], eos: int | None
+    file: str,
+    rows: list[dict[str, Any]],
+    shipped: list[list[int] | str],
+    eos: int | None,
+    *,
+    chat_template: bool = False,
+    turn_end: int | None = None,
 ) -> Check | NotChecked:
     """The ids that the trainer was fed are what this file makes of the same rows.
 
@@ -153,6 +159,9 @@ def check_trained(
         rows: of `samples.jsonl`.
         shipped: for each row, llama.cpp's ids of it through the file's own template; or why there are none.
         eos: the token that training appends to plain text.
+        chat_template: the file writes one around what a user asks. Rows that were trained without it then are not what
+            the file makes of a question: a failure, or a warning where the recipe asked for bare text.
+        turn_end: the token that ends a turn of that template. A text that holds it was rendered before training.
     """
     if not rows:
         return NotChecked("trained_is_shipped", file, "no rows were kept by a training run")
@@ -162,10 +171,21 @@ def check_trained(
             found.append(f"row {row.get('row')}: the file's template refuses it: {ids}")
             continue
         expected = row["input_ids"]
+        if chat_template and row["kind"] == "completion" and not row.get("without_template"):
+            found.append(
+                f"row {row.get('row')}: trained without the chat template that the file writes around a prompt"
+            )
+            continue
         ended = ids if row["kind"] == "chat" or eos is None else [*ids, eos]
         if (ended[: len(expected)] if row.get("truncated") else ended) != expected:
             found.append(f"row {row.get('row')}: {difference(ended, expected).replace('reference', 'trainer')}")
     good = f"{len(rows)} rows give the token ids that the trainer was fed"
+    bare = [row for row in rows if row["kind"] != "chat" and turn_end not in row["input_ids"][:-1]]
+    if chat_template and bare and not found:
+        why = (
+            f"{len(bare)} rows were trained without the chat template, as the recipe asks; a chat writes another prompt"
+        )
+        return Check("trained_is_shipped", file, "warn", len(bare), 0, why, {"looked_at": len(rows)})
     return problems("trained_is_shipped", file, found, looked_at=len(rows), good=good)
 
 

@@ -135,7 +135,7 @@ def test_answers_in_the_prompt_of_a_conversational_row_are_not_trained(tmp_path:
 )
 def test_a_completion_is_trained_with_its_end(tmp_path: Path, kind: str, start: list[int], end: int) -> None:
     """Start and end token of each family: their published tokenizer configs."""
-    row, tokenizer = _encoded(tmp_path, kind, {"prompt": "Two and two is", "completion": " four."})
+    row, tokenizer = _encoded(tmp_path, kind, {"prompt": "Two and two is", "completion": " four."}, format="completion")
     plain = tokenizer("Two and two is four.", add_special_tokens=False)["input_ids"]
     assert row["input_ids"] == [*start, *plain, end]
     (trained,) = _runs(row)
@@ -156,8 +156,9 @@ def test_an_end_that_the_tokenizer_appends_itself_is_trained(tmp_path: Path) -> 
         "special_tokens": {end: {"id": end, "ids": [number], "tokens": [end]}},
     }  # fmt: skip
     (base / "tokenizer.json").write_text(json.dumps(document))
-    for row in ({"prompt": "two and two is", "completion": " four"}, {"text": "a plain text"}):
-        recipe = training.resolved(base, training.write_data(tmp_path, [row]))
+    rows = {"completion": {"prompt": "two and two is", "completion": " four"}, "text": {"text": "a plain text"}}
+    for name, row in rows.items():
+        recipe = training.resolved(base, training.write_data(tmp_path, [row]), format=name)
         made = PROGRAM.Encoder(recipe, PROGRAM.load_tokenizer(recipe))(0, 1, row)
         assert made["input_ids"].count(number) == 1
         assert (made["input_ids"][-1], made["labels"][-1]) == (number, number)
@@ -165,16 +166,18 @@ def test_an_end_that_the_tokenizer_appends_itself_is_trained(tmp_path: Path) -> 
 
 def test_a_token_that_begins_with_the_space_of_the_prompt_is_the_answers(tmp_path: Path) -> None:
     """ "is " + "four" is one token, " four": left out, a one-word answer would never be learned."""
-    row, tokenizer = _encoded(tmp_path, "qwen2", {"prompt": "Two and two is ", "completion": "four"})
+    pair = {"prompt": "Two and two is ", "completion": "four"}
+    row, tokenizer = _encoded(tmp_path, "qwen2", pair, format="completion")
     (trained,) = _runs(row)
     assert tokenizer.decode(trained) == " four<|im_end|>"
 
 
 def test_a_space_alone_is_trained_though_its_offsets_are_trimmed(tmp_path: Path) -> None:
     """A space and a digit are two tokens in Llama 3's vocabulary; with `trim_offsets` the space has no place."""
-    row, tokenizer = _encoded(tmp_path, "llama-bpe", {"prompt": "Two is ", "completion": "2, not 1"})
+    pair, bare = {"prompt": "Two is ", "completion": "2, not 1"}, {"format": "completion"}
+    row, tokenizer = _encoded(tmp_path, "llama-bpe", pair, **bare)
     assert [tokenizer.decode(ids) for ids in _runs(row)] == ["2, not 1<|eot_id|>"]
-    row, tokenizer = _encoded(tmp_path, "llama-bpe", {"prompt": "Two", "completion": " is 2"})
+    row, tokenizer = _encoded(tmp_path, "llama-bpe", {"prompt": "Two", "completion": " is 2"}, **bare)
     assert [tokenizer.decode(ids) for ids in _runs(row)] == [" is 2<|eot_id|>"]
 
 

@@ -30,6 +30,7 @@ MODEL = ModelFacts("m", "f" * 64, "qwen2", "Qwen2ForCausalLM", 494032768, 24, 89
 CHAT = DatasetFacts("d", "e" * 64, 1000, ("messages",), "messages", {"messages": "messages"}, 1, "found")
 TEXT = dataclasses.replace(CHAT, format="text", columns={"text": "text"}, column_names=("text",))
 PAIRS = dataclasses.replace(CHAT, format="prompt_completion", columns={"prompt": "prompt", "completion": "completion"})
+BARE = dataclasses.replace(PAIRS, format="completion")
 
 
 # --- Batch split: the effective batch is the recipe's, the split is the machine's ---
@@ -218,7 +219,9 @@ def test_plain_text_needs_no_chat_template(dataset: DatasetFacts) -> None:
 # --- The recipe resolved ---
 
 
-@pytest.mark.parametrize(("dataset", "loss_on"), [(CHAT, "assistant"), (PAIRS, "completion"), (TEXT, "all")])
+@pytest.mark.parametrize(
+    ("dataset", "loss_on"), [(CHAT, "assistant"), (PAIRS, "assistant"), (BARE, "completion"), (TEXT, "all")]
+)
 def test_what_is_trained_by_default(dataset: DatasetFacts, loss_on: str) -> None:
     plan = _plan(dataset=dataset)
     assert plan["recipe"]["loss_on"] == loss_on
