@@ -61,6 +61,8 @@ import sys
 import tempfile
 import threading
 import time
+import unicodedata
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -126,6 +128,7 @@ PLACEMENT_FIELDS: dict[str, tuple[type, ...]] = {
 IGNORED = -100  # the label of a token that is read and not trained
 SAMPLE_ROWS = 32  # rows kept in samples.jsonl
 HELD_OUT_ROWS = 200  # rows held out at most
+SPLIT = "held_out.json"  # in a checkpoint: the numbers of the rows that never train
 FIXED_ROWS = 8  # training rows whose loss is measured before and after
 ANSWER_TOKENS = 48
 RELOAD_TOKENS = 64  # enough to see a wrong adapter; the logits of a long row would need more memory than training
@@ -221,14 +224,14 @@ def run(plan: dict[str, Any], folder: Path, *, resume: bool) -> None:
     check_optimizer(recipe)
     event("stage", text="reading the data")
     tokenizer = load_tokenizer(recipe)
-    data = load_data(recipe, tokenizer)
+    checkpoint = newest_checkpoint(folder / "checkpoints") if resume else None
+    data = load_data(recipe, tokenizer, recorded_split(folder, checkpoint))
     event("data", **data["figures"])
     write_rows(folder / "samples.jsonl", data["train"][:SAMPLE_ROWS])
     write_rows(folder / "held_out.jsonl", data["held_out"])
 
     event("stage", text="loading the model")
     base = base_folder(recipe) if is_full(recipe) else None
-    checkpoint = newest_checkpoint(folder / "checkpoints") if resume else None
     if checkpoint is not None:
         check_split(checkpoint, placement)
     watch = Watch(folder, data, recipe, checkpoint, keep=placement["save_total_limit"])
@@ -890,8 +893,12 @@ def no_tokenizer(model: str, expected: str, got: str) -> Refused:
     )
 
 
-def load_data(recipe: dict[str, Any], tokenizer: Any) -> dict[str, Any]:
-    """Encoded rows, split into `train` and `held_out`, with their figures and the order in which they are fed."""
+def load_data(recipe: dict[str, Any], tokenizer: Any, recorded: set[int] | None = None) -> dict[str, Any]:
+    """Encoded rows, split into `train` and `held_out`, with their figures and the order in which they are fed.
+
+    Args:
+        recorded: the rows that an earlier start held out, by their number in the data. They stay held out.
+    """
     encode = Encoder(recipe, tokenizer)
     source = iter_rows(
         recipe["data"], split=recipe["split"], config=recipe["data_config"], revision=recipe["data_revision"]
@@ -900,7 +907,11 @@ def load_data(recipe: dict[str, Any], tokenizer: Any) -> dict[str, Any]:
     if not rows:
         raise Refused(f"{recipe['data']} has no rows", code="empty_dataset", expected="at least one row")
     rows = trainable_rows(rows, recipe)
-    held_out = held_out_rows(len(rows), recipe["held_out_fraction"], recipe["seed"])
+    contents, questions = contents_of(rows), [digest_of(normalised(question_of(row))) for row in rows]
+    if recorded is None:
+        held_out = held_out_rows(contents, questions, recipe["held_out_fraction"], recipe["seed"])
+    else:
+        held_out = {index for index, row in enumerate(rows) if row["row"] in recorded}
     train = [row for index, row in enumerate(rows) if index not in held_out]
     lengths, trained = [len(r["input_ids"]) for r in train], [trained_tokens(r) for r in train]
     figures = {
@@ -912,6 +923,7 @@ def load_data(recipe: dict[str, Any], tokenizer: Any) -> dict[str, Any]:
         "tokens": sum(lengths),
         "longest_row_tokens": max(lengths),
         "trained_token_share": round(sum(trained) / sum(lengths), 4),
+        **repeated(contents, questions, held_out),
         "notes": encode.notes,
     }
     order = feeding_order(len(train), recipe["max_steps"] * recipe["effective_batch_size"], recipe["seed"])
@@ -1164,10 +1176,122 @@ def trainable_rows(rows: list[dict[str, Any]], recipe: dict[str, Any]) -> list[d
     )
 
 
-def held_out_rows(rows: int, fraction: float, seed: int) -> set[int]:
-    """Indices that never train. Fewer than 20 rows are all trained: one row less would matter more than it tells."""
-    count = min(HELD_OUT_ROWS, int(rows * fraction)) if rows >= 20 else 0
-    return set(random.Random(seed).sample(range(rows), count))
+def held_out_count(rows: int, fraction: float) -> int:
+    """How many rows shall never train. Fewer than 20 rows are all trained: one row less would matter more than it
+    tells."""
+    return min(HELD_OUT_ROWS, int(rows * fraction)) if rows >= 20 else 0
+
+
+def held_out_rows(contents: list[int], questions: list[bytes], fraction: float, seed: int) -> set[int]:
+    """Indices that never train. Rows with the same content or the same question are held out together or trained
+    together: a model that has seen a row, or another answer to its question, is not asked something new.
+
+    A question that nearly all rows share is an instruction. Where such questions leave too few rows, content alone
+    decides.
+    """
+    count = held_out_count(len(contents), fraction)
+    found = chosen_groups(joined(contents, questions), count, seed)
+    return found if 2 * len(found) >= count else chosen_groups(contents, count, seed)
+
+
+def chosen_groups(groups: list[int], count: int, seed: int) -> set[int]:
+    """The indices of whole groups, `count` rows at most. Where every group is larger, it is the smallest one, up to a
+    fifth of the rows. Rows that are all different are drawn as the first version drew them."""
+    sizes = Counter(groups)
+    names = list(sizes)
+    drawn = random.Random(seed).sample(range(len(names)), min(count, len(names)))
+    order = [names[place] for place in dict.fromkeys([*drawn, *feeding_order(len(names), len(names), seed)])]
+    chosen: set[int] = set()
+    left = count
+    for name in order:
+        if sizes[name] <= left:
+            chosen.add(name)
+            left -= sizes[name]
+    smallest = min(order, key=sizes.__getitem__)
+    if count and not chosen and sizes[smallest] <= min(HELD_OUT_ROWS, len(groups) // 5):
+        chosen.add(smallest)
+    return {index for index, name in enumerate(groups) if name in chosen}
+
+
+def joined(*keys: list[Any]) -> list[int]:
+    """The group of each row. Two rows with an equal key are in one group, and so is what is in a group with either."""
+    parents = list(range(len(keys[0])))
+
+    def root(index: int) -> int:
+        while parents[index] != index:
+            parents[index] = index = parents[parents[index]]
+        return index
+
+    for key in keys:
+        first: dict[Any, int] = {}
+        for index, value in enumerate(key):
+            parents[root(index)] = root(first.setdefault(value, index))
+    return [root(index) for index in range(len(parents))]
+
+
+def contents_of(rows: list[dict[str, Any]]) -> list[int]:
+    """Equal numbers for rows that train the same: their text is equal after `normalised`, or what max_length leaves
+    of it is equal."""
+    texts = [digest_of(normalised(row["rendered"])) for row in rows]
+    left = [digest_of(str(row["input_ids"])) if row["truncated"] else b"%d" % index for index, row in enumerate(rows)]
+    return joined(texts, left)
+
+
+def digest_of(text: str) -> bytes:
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+def question_of(row: dict[str, Any]) -> str:
+    """What a row asks: a conversation up to its first message of the user, a prompt, or the whole of a text."""
+    if row["kind"] == "completion":
+        return str(row["prompt"])
+    messages = row["messages"] if row["kind"] == "chat" else []
+    first = next((index for index, message in enumerate(messages) if message["role"] == "user"), None)
+    if first is None:
+        return str(row["rendered"])
+    return "\n".join(f"{message['role']}: {message['content']}" for message in messages[: first + 1])
+
+
+# Marks that look alike or cannot be seen. NFKC keeps them apart.
+ALIKE = str.maketrans(
+    dict.fromkeys(map(chr, (0x2018, 0x2019, 0x201A, 0x201B)), "'")
+    | dict.fromkeys(map(chr, (0x201C, 0x201D, 0x201E, 0x201F, 0xAB, 0xBB)), '"')
+    | dict.fromkeys(map(chr, (*range(0x2010, 0x2016), 0x2212)), "-")
+    | dict.fromkeys(map(chr, (0xAD, *range(0x200B, 0x2010), *range(0x202A, 0x202F), *range(0x2060, 0x2065), 0xFEFF)))
+)
+
+
+def normalised(text: str) -> str:
+    """The text without what makes no other row of it: case, spaces, Unicode forms, kinds of quotes and dashes."""
+    same = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
+    return " ".join(same.translate(ALIKE).split())
+
+
+def repeated(contents: list[int], questions: list[bytes], held_out: set[int]) -> dict[str, int]:
+    """Rows that repeat an earlier one, the groups that they make, and the held-out rows that training has seen:
+    whole, or by their question."""
+    sizes = Counter(contents).values()
+    train = [index for index in range(len(contents)) if index not in held_out]
+    trained, asked = {contents[index] for index in train}, {questions[index] for index in train}
+    return {
+        "repeated_rows": len(contents) - len(sizes),
+        "repeated_groups": sum(size > 1 for size in sizes),
+        "held_out_trained": sum(contents[index] in trained for index in held_out),
+        "held_out_asked": sum(questions[index] in asked for index in held_out),
+    }
+
+
+def recorded_split(folder: Path, checkpoint: Path | None) -> set[int] | None:
+    """The rows that the run of a checkpoint held out: the checkpoint says it, and that of an earlier version has
+    held_out.jsonl beside it. None where neither is there."""
+    if checkpoint is None:
+        return None
+    if (checkpoint / SPLIT).is_file():
+        return set(json.loads((checkpoint / SPLIT).read_text(encoding="utf-8")))
+    if not (folder / "held_out.jsonl").is_file():
+        return None
+    with open(folder / "held_out.jsonl", encoding="utf-8") as file:
+        return {json.loads(line)["row"] for line in file}
 
 
 def feeding_order(rows: int, needed: int, seed: int) -> list[int]:
@@ -1764,7 +1888,23 @@ class Watch:
             except json.JSONDecodeError:  # the line that a kill cut in two
                 break
             lines[line["step"]] = line
-        return [lines[step] for step in sorted(lines) if step <= step_of(checkpoint)]
+        kept = [lines[step] for step in sorted(lines) if step <= step_of(checkpoint)]
+        self.require_same_rows(checkpoint, kept)
+        return kept
+
+    def require_same_rows(self, checkpoint: Path, lines: list[dict[str, Any]]) -> None:
+        """Refuses to go on with another split: rows that were trained would count as new ones."""
+        for line in lines:
+            fed = self.fed(line["step"])
+            was = {name: line.get(name, value) for name, value in fed.items()}
+            if was != fed:
+                raise Refused(
+                    f"{checkpoint.name} was trained on other rows than this run would go on with",
+                    code="another_split",
+                    expected=f"step {line['step']} with {was['tokens']} tokens in epoch {was['epoch']}",
+                    got=f"{fed['tokens']} tokens in epoch {fed['epoch']}",
+                    hint="resume with the version of skill-train that began the run, or train into a new --run-dir",
+                )
 
     def callback(self) -> Any:
         from transformers import TrainerCallback
@@ -1876,6 +2016,7 @@ class Watch:
     def mark_complete(self, checkpoint: Path) -> None:
         """The marker comes last: a checkpoint without it is torn."""
         if is_main_process() and checkpoint.is_dir():
+            write_json(checkpoint / SPLIT, [row["row"] for row in self.data["held_out"]])
             sizes = {str(p.relative_to(checkpoint)): p.stat().st_size for p in checkpoint.rglob("*") if p.is_file()}
             write_json(checkpoint / "complete.json", sizes)
             self.remove_older(checkpoint)

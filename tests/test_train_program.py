@@ -6,6 +6,7 @@ import ast
 import dataclasses
 import errno
 import json
+import random
 import subprocess
 import sys
 import tomllib
@@ -197,25 +198,57 @@ def test_the_rows_of_a_step_are_fed_from_long_to_short() -> None:
 # --- Rows that never train ---
 
 
+def _held_out(rows: int, fraction: float, seed: int) -> set[int]:
+    """Of rows that are all different."""
+    numbers = list(range(rows))
+    return set(PROGRAM.held_out_rows(numbers, [b"%d" % number for number in numbers], fraction, seed))
+
+
 @pytest.mark.parametrize(("rows", "count"), [(1, 0), (19, 0), (20, 1), (39, 1), (40, 2), (4000, 200), (100_000, 200)])
 def test_a_twentieth_is_held_out_and_200_at_most(rows: int, count: int) -> None:
-    held_out = PROGRAM.held_out_rows(rows, 0.05, 42)
-    assert len(held_out) == count
+    held_out = _held_out(rows, 0.05, 42)
+    assert len(held_out) == PROGRAM.held_out_count(rows, 0.05) == count
     assert held_out <= set(range(rows))
-    assert held_out == PROGRAM.held_out_rows(rows, 0.05, 42)
+    # The rows that every version has held out of data without repeats, so that tunings stay comparable.
+    assert held_out == set(random.Random(42).sample(range(rows), count))
 
 
 def test_fewer_than_20_rows_are_all_trained() -> None:
-    assert PROGRAM.held_out_rows(19, 0.5, 42) == set()
-    assert len(PROGRAM.held_out_rows(20, 0.5, 42)) == 10
+    assert _held_out(19, 0.5, 42) == set()
+    assert len(_held_out(20, 0.5, 42)) == 10
 
 
 def test_another_seed_holds_out_other_rows() -> None:
-    assert PROGRAM.held_out_rows(1000, 0.05, 1) != PROGRAM.held_out_rows(1000, 0.05, 2)
+    assert _held_out(1000, 0.05, 1) != _held_out(1000, 0.05, 2)
 
 
 def test_nothing_is_held_out_when_the_recipe_says_so() -> None:
-    assert PROGRAM.held_out_rows(1000, 0.0, 42) == set()
+    assert _held_out(1000, 0.0, 42) == set()
+
+
+@pytest.mark.parametrize(
+    ("sizes", "count", "held_out"),
+    [
+        ([2] * 10, 1, 2),  # no pair fits into one row: one pair is held out all the same
+        ([3] * 20, 3, 3),
+        ([50, *[1] * 50], 5, 5),  # the large group is trained
+        ([30, 30], 3, 0),  # half of the rows are too many
+        ([60], 3, 0),
+        ([400] * 10, 200, 0),  # 200 at most
+    ],
+)
+def test_groups_are_held_out_whole(sizes: list[int], count: int, held_out: int) -> None:
+    groups = [number for number, size in enumerate(sizes) for _ in range(size)]
+    for seed in range(20):
+        chosen = PROGRAM.chosen_groups(groups, count, seed)
+        assert len(chosen) == held_out
+        assert {groups[i] for i in chosen}.isdisjoint(groups[i] for i in range(len(groups)) if i not in chosen)
+
+
+def test_groups_that_touch_are_one() -> None:
+    """Rows 0 and 1 have a text in common, 1 and 2 a question: 0 and 2 belong together though they share nothing."""
+    groups = PROGRAM.joined(["a", "a", "b", "c"], ["q", "r", "r", "s"])
+    assert groups[0] == groups[1] == groups[2] != groups[3]
 
 
 # --- What a loss may be ---

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from skill_train import tables
-from skill_train.chain import base_of, quoted, require_trained
+from skill_train.chain import base_of, quoted, require_trained, warn_of_seen
 from skill_train.console import Console, Result
 from skill_train.errors import UsageError
 from skill_train.evaluate_ask import Model
@@ -78,6 +78,7 @@ def _evaluate_locked(
     require_trained(run)
     rows = read_rows(run.held_out)
     require_rows(rows, run.path)
+    warn_of_seen(console, read_json(run.record("train")).get("data") or {})
     base, recipe = base_of(run), read_json(run.plan)["recipe"]
     tuned = tuned_of(run, base)
     if tuned.adapter is not None and run.merged.is_dir():

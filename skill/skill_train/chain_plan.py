@@ -218,7 +218,7 @@ def _blocked(made: dict[str, Any]) -> DecisionNeeded:
 def _warn_of_few(console: Console, recipe: dict[str, Any], rows: int) -> None:
     """What `evaluate` can say depends on how many rows it has."""
     fraction = recipe["held_out_fraction"]
-    held = len(train_module().held_out_rows(rows, fraction, recipe["seed"]))
+    held = train_module().held_out_count(rows, fraction)
     if 0 < held < _FEW_HELD_OUT:
         points = 98 / math.sqrt(held)  # 1.96 standard errors of a share of one half
         few = f"{held} of {rows} rows are held out, which tell a share of right answers to ±{points:.0f} points"

@@ -334,6 +334,7 @@ def _step_line(event: dict[str, Any]) -> str:
 
 def _data_line(figures: dict[str, Any]) -> str:
     cut = f", {figures['truncated_rows']} cut at max_length" if figures["truncated_rows"] else ""
+    cut += f", {figures['repeated_rows']} repeat an earlier row" if figures.get("repeated_rows") else ""
     notes = "".join(f"; {note}" for note in figures["notes"])
     return (
         f"{figures['train_rows']} training rows, {figures['held_out_rows']} held out, {figures['tokens']} tokens, "

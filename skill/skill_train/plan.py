@@ -311,7 +311,7 @@ def _targets(model: ModelFacts, reasons: list[dict[str, str]]) -> list[str]:
 
 
 def _held_out(rows: int, recipe: Recipe) -> int:
-    return len(train_module().held_out_rows(rows, recipe.held_out_fraction, recipe.seed))
+    return int(train_module().held_out_count(rows, recipe.held_out_fraction))
 
 
 def _plain(facts: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,55 @@
+"""What `local` tells of a run beside its verdict: rows that repeat, and whether the held-out rows are new."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import tiny
+import training
+from command_child import Commands, Done
+
+ROWS = [tiny.rows(24)[number % 20] for number in range(24)]  # the first four stand twice
+
+
+def _local(commands: Commands, folder: Path, rows: list[dict[str, Any]], *options: object) -> Done:
+    data = training.write_data(folder, rows)
+    words = ("local", "--model", tiny.cached("gemma"), "--data", data, "--run-dir", "run", "--format", "json")
+    return commands.run(folder, dict(os.environ), *words, *options)
+
+
+def _warnings(done: Done) -> dict[str, str]:
+    return {warning["code"]: warning["message"] for warning in done.answer["warnings"]}
+
+
+def test_rows_that_repeat_are_counted(commands: Commands, tmp_path: Path) -> None:
+    done = _local(commands, tmp_path, ROWS, "--max-steps", "1")
+    figures = done.data["data"]
+    assert (figures["repeated_rows"], figures["repeated_groups"]) == (4, 4)
+    assert (figures["held_out_trained"], figures["held_out_asked"]) == (0, 0)
+    assert "4 of 24 rows repeat an earlier one, in 4 groups" in _warnings(done)["repeated_rows"]
+    assert "4 repeat an earlier row" in done.stderr
+
+
+def test_rows_that_are_all_different_are_no_news(commands: Commands, tmp_path: Path) -> None:
+    done = _local(commands, tmp_path, tiny.rows(24), "--max-steps", "1")
+    assert done.data["data"]["repeated_rows"] == 0
+    assert not {"repeated_rows", "held_out_asked", "held_out_trained"} & _warnings(done).keys()
+
+
+def test_a_run_of_an_earlier_version_may_have_trained_its_held_out_rows(commands: Commands, tmp_path: Path) -> None:
+    """Its record does not say whether rows that repeat stood on both sides of the split, so nobody can say it."""
+    _local(commands, tmp_path, tiny.rows(24), "--max-steps", "1")
+    file = tmp_path / "run" / "train.json"
+    record = json.loads(file.read_text())
+    for name in ("repeated_rows", "repeated_groups", "held_out_trained", "held_out_asked"):
+        del record["data"][name]
+    file.write_text(json.dumps(record))
+    done = commands.run(tmp_path, dict(os.environ), "evaluate", "run", "--format", "json")
+    assert "held-out rows may have been trained" in _warnings(done)["held_out_unknown"]
+    record["data"] |= {"held_out_trained": 1}
+    file.write_text(json.dumps(record))
+    done = commands.run(tmp_path, dict(os.environ), "evaluate", "run", "--format", "json")
+    assert "1 of 1 held-out rows were trained too" in _warnings(done)["held_out_trained"]
