@@ -18,6 +18,7 @@ cloud job.
     python train.py RUN/plan.json --probe     time this model in fp32 and bf16 on this processor; print one JSON line
     python train.py RUN/plan.json --job       as a cloud job: see below
     python train.py … --data PATH             the plan's data lies here; its fingerprint must be the plan's
+    python train.py … --attended              end at a checkpoint when standard input closes: who started it has ended
 
 It has no defaults: every value comes from the plan, and a key that is missing or unknown is refused before torch is
 imported. A plan of several processes is started by `accelerate launch` with the arguments and the environment under
@@ -176,6 +177,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--resume", action="store_true", help="go on from the newest complete checkpoint")
     parser.add_argument("--probe", action="store_true", help="time fp32 and bf16 on this processor and stop")
     parser.add_argument("--data", type=Path, help="where the plan's data lies here")
+    parser.add_argument("--attended", action="store_true", help="end at a checkpoint when standard input closes")
     parser.add_argument("--job", action="store_true", help="as a cloud job: keep what it makes in the plan's folder")
     parser.add_argument("--rehearse", action="store_true", help="with --job: write nothing to the Hub")
     arguments = parser.parse_args(argv)
@@ -196,6 +198,8 @@ def main(argv: list[str]) -> int:
             if arguments.probe:
                 event("probe", **probe(plan))
             else:
+                if arguments.attended:
+                    attend(folder)
                 use_data(plan, arguments.data)
                 run(plan, folder, resume=arguments.resume)
     except Refused as refusal:
@@ -214,6 +218,44 @@ def tell_failure(refusal: Refused, folder: Path | None) -> None:
         with suppress(OSError):  # a full disk is what it may have to tell of; the event below says it too
             write_json(record, failure)
     tell("failed", **failure)
+
+
+# A pipe on standard input holds the processes of a run to the command that started them: the system closes it when
+# that command ends, however it ends, and a launcher passes it on to all its processes.
+PARENT_GONE = threading.Event()
+TRAINING = threading.Event()  # a step will end, with a checkpoint after it
+
+
+def attend(folder: Path) -> None:
+    """Watches standard input in a thread. Until training begins there is nothing to save, so the process ends there."""
+
+    def watch() -> None:
+        with suppress(OSError):
+            while os.read(0, 4096):
+                pass
+        silence()
+        PARENT_GONE.set()
+        if not TRAINING.is_set():
+            tell_failure(abandoned("before its first step"), folder)
+            os._exit(EXIT_FAILED)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def abandoned(when: str) -> Refused:
+    return Refused(
+        f"the command that started this training has ended, so it was stopped {when}",
+        code="interrupted",
+        exit_code=EXIT_FAILED,
+        expected="a command that waits for the training; it was killed, or its terminal was closed",
+        hint=again(),
+    )
+
+
+def silence() -> None:
+    """Nobody reads standard output any more, and writing to it would end the training."""
+    with suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def run(plan: dict[str, Any], folder: Path, *, resume: bool) -> None:
@@ -2036,24 +2078,29 @@ class Watch:
         Processes whose launcher was killed would go on alone; their parent is then another.
         """
         alone = "LOCAL_RANK" in os.environ and os.getppid() != self.parent
-        if any_process(self.interrupted or alone, device):
-            self.problem = self.problem or Refused(
-                "training was interrupted; a checkpoint is saved",
-                code="interrupted",
-                exit_code=EXIT_FAILED,
-                hint=again(),
-            )
+        if any_process(self.interrupted or alone or PARENT_GONE.is_set(), device):
+            self.problem = self.problem or self.interruption()
             self.interrupted = True
         return self.interrupted
 
+    def interruption(self) -> Refused:
+        if PARENT_GONE.is_set():
+            return abandoned("at a checkpoint")
+        text = "training was interrupted; a checkpoint is saved"
+        return Refused(text, code="interrupted", exit_code=EXIT_FAILED, hint=again())
+
     @contextmanager
     def signals(self) -> Iterator[None]:
-        """Ctrl-C and a polite kill save a checkpoint after the current step and stop."""
+        """Ctrl-C, a polite kill, and a terminal that closes save a checkpoint after the current step and stop."""
 
         def stop(*_: Any) -> None:
             self.interrupted = True
 
-        old = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+        numbers = [signal.SIGINT, signal.SIGTERM]
+        if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup sets it
+            numbers.append(signal.SIGHUP)
+        old = {number: signal.signal(number, stop) for number in numbers}
+        TRAINING.set()
         try:
             yield
         finally:
@@ -2486,8 +2533,11 @@ def event(name: str, /, **fields: Any) -> None:
 
 def tell(name: str, /, **fields: Any) -> None:
     """One JSON line on stdout, in one piece: several processes write there."""
-    sys.stdout.write(json.dumps({"event": name, **fields}) + "\n")
-    sys.stdout.flush()
+    try:
+        sys.stdout.write(json.dumps({"event": name, **fields}) + "\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        silence()
 
 
 def peak_rss_bytes() -> int:

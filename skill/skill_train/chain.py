@@ -90,10 +90,8 @@ def warn_of_seen(console: Console, data: dict[str, Any]) -> None:
         anew = "train in a new --run-dir for a fair evaluation"
         console.warn("held_out_trained", f"{seen}: this run was split by an earlier version; {anew}")
     elif "held_out_rows" in data and "held_out_trained" not in data:
-        why = "this run was trained by an earlier version, which did not keep rows that repeat together"
-        console.warn(
-            "held_out_unknown", f"{why}: held-out rows may have been trained; `skill-train data` counts repeats"
-        )
+        why = "an earlier version trained this run, and did not keep rows that repeat together"
+        console.warn("held_out_unknown", f"{why}: held-out rows may have been trained")
 
 
 def _plan_to_go_on_with(run: RunDir) -> dict[str, Any]:

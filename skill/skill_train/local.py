@@ -209,7 +209,7 @@ def _run_program(run: RunDir, lock: TextIO | None, *, resume: bool, progress: Ba
         log.write(_attempt(resume))
         log.flush()
         start = log.tell()  # what is told of this attempt are the program's own words
-        with _child(_command(run, launch, resume), launch, log, lock) as child:
+        with _child([*_command(run, launch, resume), "--attended"], launch, log, lock) as child:
             for line in child.process.stdout or ():
                 log.write(line)
                 log.flush()
@@ -238,14 +238,15 @@ def _command(run: RunDir, launch: dict[str, Any], resume: bool) -> list[str]:
 class _child:
     """A child in a group of its own that is told of Ctrl-C and waited for, so that it can save its checkpoint.
 
-    A launcher tells its processes. When it is killed itself, they notice, save and stop.
+    A launcher tells its processes. When it is killed, or this process, whose pipe is their standard input, they notice,
+    save and stop.
     """
 
     def __init__(self, command: list[str], launch: dict[str, Any], log: Any, lock: TextIO | None) -> None:
         quiet = {"PYTHONUNBUFFERED": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "DO_NOT_TRACK": "1"}
         self.process = subprocess.Popen(
             command,
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,
             text=True,
@@ -270,6 +271,8 @@ class _child:
     def __exit__(self, *error: object) -> None:
         if error[0] is not None:
             self.process.kill()
+        if self.process.stdin is not None:
+            self.process.stdin.close()
         self.process.wait()
         for number, handler in self.old.items():
             signal.signal(number, handler)

@@ -223,11 +223,11 @@ def _remove_leftovers(final: Path) -> None:
     """Parts that a killed process left. A part names its process; a living one keeps it."""
     for part in final.parent.glob(f".{final.name}.*.part"):
         owner = part.name.removeprefix(f".{final.name}.").split(".")[0]
-        if not (owner.isdigit() and _alive(int(owner))):
+        if not (owner.isdigit() and is_alive(int(owner))):
             shutil.rmtree(part, ignore_errors=True) if part.is_dir() else part.unlink(missing_ok=True)
 
 
-def _alive(pid: int) -> bool:
+def is_alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -6,13 +6,14 @@ import contextlib
 import errno
 import importlib.util
 import os
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
 
 from skill_train.errors import UsageError
-from skill_train.run_dir import RunDir
+from skill_train.run_dir import RunDir, is_alive
 
 _TRIES = 5
 
@@ -108,13 +109,22 @@ def _taken(lock: TextIO) -> bool:
     return False
 
 
+def _was_left(holder: str) -> bool:
+    """The command that took the lock has ended, and the training that it started has not."""
+    import socket
+
+    found = re.fullmatch(r"process (\d+) on (.+) \(skill-train \w+\), training in process \d+", holder)
+    return found is not None and found[2] == socket.gethostname() and not is_alive(int(found[1]))
+
+
 def _in_use(run: RunDir, lock: TextIO) -> UsageError:
     lock.seek(0)
     holder = lock.read().strip() or "another process"
+    left = "a command was killed, and its training saves a checkpoint and ends: the same command again in a moment"
     return UsageError(
         f"{run.path} is in use by {holder}",
         code="run_in_use",
         expected="one process in a run directory",
         got=holder,
-        hint="wait for it to end, or use another --run-dir",
+        hint=left if _was_left(holder) else "wait for it to end, or use another --run-dir",
     )
