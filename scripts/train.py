@@ -1945,7 +1945,7 @@ class Watch:
                     code="another_split",
                     expected=f"step {line['step']} with {was['tokens']} tokens in epoch {was['epoch']}",
                     got=f"{fed['tokens']} tokens in epoch {fed['epoch']}",
-                    hint="resume with the version of skill-train that began the run, or train into a new --run-dir",
+                    hint="resume with the version that began the run, or train into a new --run-dir",
                 )
 
     def callback(self) -> Any:

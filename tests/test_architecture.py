@@ -78,6 +78,7 @@ FLOOR: dict[str, set[str]] = {
     "run_dir": {"digest", "errors", "records"},
     "template_trial": {"errors", "native"},
     "run_lock": {"errors", "run_dir"},
+    "begun": {"cloud_record", "errors", "run_dir"},
     "native": {"console", "errors", "garbage", "heap", "run_dir"},
     "compare": set(),
     "bootstrap": set(),

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import re
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from skill_train import calibration, cloud_record, tables
+from skill_train.begun import require_resumable
 from skill_train.chain_plan import actual, load_recipe, local_plan, require_room
 from skill_train.console import Console, Result
 from skill_train.errors import TrainingFailed, UsageError, VerificationFailed
 from skill_train.model import fingerprint
-from skill_train.placement import Choices
+from skill_train.placement import HERE
 from skill_train.plan_file import given_plan, is_plan, require_same_inputs
 from skill_train.reference import read_rows
 from skill_train.run_dir import RunDir, open_run, read_json, set_aside
 from skill_train.run_lock import locked
+from skill_train.run_warnings import warn_of_repeats
 
 
 def local(
@@ -37,27 +42,32 @@ def local(
         flags: values of the recipe, None where they were not said.
     """
     said = {key: value for key, value in flags.items() if value is not None}
+    if resume and run_dir is None and recipe is None and not said:
+        raise UsageError(
+            "--resume needs the run to go on with",
+            code="bad_usage",
+            expected="--run-dir, or the recipe and options that the run began with",
+            hint="skill-train local --resume --run-dir RUN",
+        )
     goes_on = resume and run_dir is not None and recipe is None and not said
     if run_dir is not None:
         cloud_record.require_of_this_machine(RunDir(run_dir))
     if goes_on and run_dir is not None:
-        plan = _plan_to_go_on_with(open_run(run_dir))
+        plan = _plan_to_go_on_with(run_dir)
     elif recipe is not None and is_plan(recipe):
         plan = given_plan(recipe, said | {"device": device, "dtype": dtype})
     else:
-        choices = Choices(device=device, dtype=dtype, force=force, where="local")
+        choices = dataclasses.replace(HERE, device=device, dtype=dtype, force=force)
         plan = local_plan(console, load_recipe(recipe, said), choices)
-    run = RunDir(run_dir or _default_run_dir(plan))
-    if run.path.exists() and not run.path.is_dir():
-        raise UsageError(
-            f"{run.path} is a file",
-            code="bad_run_dir",
-            expected="a new folder, or one of an earlier run",
-            hint="another --run-dir",
-        )
-    if not goes_on and not _is_finished(run, plan):
-        require_room(console, plan, force=force)
-    record = train_run(console, run, plan, resume=resume)
+    run = _run_at(run_dir or _default_run_dir(plan))
+    words = _words("local", recipe, said | {"device": device, "dtype": dtype}) + ["--force"] * force
+    place = ["--run-dir", str(run_dir)] if run_dir is not None else []
+    with _elsewhere(run, words):
+        if resume and not goes_on:
+            require_resumable(run, plan, shlex.join([*words, *place]))
+        if not goes_on and not _is_finished(run, plan):
+            require_room(console, plan, force=force)
+        record = train_run(console, run, plan, resume=resume)
     plan = read_json(run.plan)  # a run that had begun keeps the one it began with
     for key, value in (("device", device), ("dtype", dtype)):
         if value not in (None, plan["placement"][key]):
@@ -71,31 +81,43 @@ def local(
     return _local_result(run, plan, record, epochs, whole)
 
 
-def warn_of_repeats(console: Console, data: dict[str, Any]) -> None:
-    """Rows that stand more than once, and held-out rows that are not new to the model."""
-    rows, held_out = data.get("rows"), data.get("held_out_rows")
-    if data.get("repeated_rows"):
-        groups = f"{data['repeated_rows']} of {rows} rows repeat an earlier one, in {data['repeated_groups']} groups"
-        console.warn("repeated_rows", f"{groups}; each group is trained whole or held out whole")
-    warn_of_seen(console, data)
-    if data.get("held_out_asked"):
-        asked = f"{data['held_out_asked']} of {held_out} held-out rows ask what trained rows ask too"
-        console.warn("held_out_asked", f"{asked}, with another answer: too few rows have a question of their own")
+def _run_at(path: Path) -> RunDir:
+    if path.exists() and not path.is_dir():
+        raise UsageError(
+            f"{path} is a file",
+            code="bad_run_dir",
+            expected="a new folder, or one of an earlier run",
+            hint="another --run-dir",
+        )
+    return RunDir(path)
 
 
-def warn_of_seen(console: Console, data: dict[str, Any]) -> None:
-    """Held-out rows that were trained, in a run that an earlier version began."""
-    if data.get("held_out_trained"):
-        seen = f"{data['held_out_trained']} of {data.get('held_out_rows')} held-out rows were trained too"
-        anew = "train in a new --run-dir for a fair evaluation"
-        console.warn("held_out_trained", f"{seen}: this run was split by an earlier version; {anew}")
-    elif "held_out_rows" in data and "held_out_trained" not in data:
-        why = "an earlier version trained this run, and did not keep rows that repeat together"
-        console.warn("held_out_unknown", f"{why}: held-out rows may have been trained")
+def _words(command: str, recipe: Path | None, options: dict[str, Any]) -> list[str]:
+    """A command with what the user gave."""
+    words = ["skill-train", command, *([str(recipe)] if recipe is not None else [])]
+    for key, value in options.items():
+        words += [f"--{key.replace('_', '-')}", str(value)] if value is not None else []
+    return words
 
 
-def _plan_to_go_on_with(run: RunDir) -> dict[str, Any]:
+@contextlib.contextmanager
+def _elsewhere(run: RunDir, words: list[str]) -> Iterator[None]:
+    """Where the folder holds another run, the way out is this command in a folder of its own, without --resume."""
+    try:
+        yield
+    except UsageError as error:
+        if error.code == "another_run":
+            error.hint = shlex.join([*words, "--run-dir", run.free_name()])
+        raise
+
+
+def _plan_to_go_on_with(folder: Path) -> dict[str, Any]:
     """The plan of a run as it began. One that is unfinished needs the model and the data that it began with."""
+    try:
+        run = open_run(folder)
+    except UsageError as error:
+        error.hint = f"skill-train local --model MODEL --data DATA --run-dir {quoted(folder)}"
+        raise
     plan: dict[str, Any] = read_json(run.plan)
     if not _is_finished(run, plan):
         anew = f"skill-train local {quoted(run.recipe)} --run-dir NEW_RUN"
@@ -117,10 +139,7 @@ def _whole(recipe: Path | None, said: dict[str, Any]) -> list[str]:
     """After a smoke run that was cut short on the command line: the plan of the whole training, here or elsewhere."""
     if "max_steps" not in said:
         return []
-    words = [str(recipe)] if recipe is not None else []
-    for key, value in said.items():
-        words += [f"--{key.replace('_', '-')}", str(value)] if key != "max_steps" else []
-    return [shlex.join(["skill-train", "plan", *words])]
+    return [shlex.join(_words("plan", recipe, {key: value for key, value in said.items() if key != "max_steps"}))]
 
 
 def _is_finished(run: RunDir, plan: dict[str, Any]) -> bool:
@@ -132,7 +151,7 @@ def _is_finished(run: RunDir, plan: dict[str, Any]) -> bool:
 
 def plan_of(console: Console, recipe: Path) -> dict[str, Any]:
     """The plan of a recipe file for this machine."""
-    return local_plan(console, load_recipe(recipe, {}), Choices(where="local"))
+    return local_plan(console, load_recipe(recipe, {}), HERE)
 
 
 def train_run(console: Console, run: RunDir, plan: dict[str, Any], *, resume: bool) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from skill_train import tables
-from skill_train.chain import base_of, quoted, require_trained, warn_of_seen
+from skill_train.chain import base_of, quoted, require_trained
 from skill_train.console import Console, Result
 from skill_train.errors import UsageError
 from skill_train.evaluate_ask import Model
@@ -14,6 +14,7 @@ from skill_train.evaluate_score import Scoring, scoring_of
 from skill_train.reference import read_rows
 from skill_train.run_dir import RunDir, digests, open_run, read_json
 from skill_train.run_lock import locked
+from skill_train.run_warnings import warn_of_seen
 
 ROWS = 100
 _SHOWN, _SHOWN_CHARACTERS = 2, 800  # rows side by side in the answer, and characters of one; the record has all

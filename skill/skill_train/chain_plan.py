@@ -47,7 +47,8 @@ def plan(
             "--flavor is of the cloud", code="bad_usage", got="--where local", hint="leave one of them out"
         )
     wanted = where or ("cloud" if flavor else None)
-    choices = Choices(device=device, dtype=dtype, where=wanted, flavor=flavor, max_hours=max_hours)
+    because = f"--flavor {flavor}" if flavor and where is None else None
+    choices = Choices(device, dtype, where=wanted, flavor=flavor, max_hours=max_hours, where_because=because)
     if out is not None:
         require_free(out)
     made = decided(console, load_recipe(recipe, said), choices)

@@ -34,7 +34,7 @@ from skill_train.errors import AccessError, DecisionNeeded, UsageError
 from skill_train.facts import Flavor
 from skill_train.hub_account import Account
 from skill_train.jobs import LIVE
-from skill_train.placement import Choices
+from skill_train.placement import HERE, Choices
 from skill_train.plan_file import given_plan, is_plan
 from skill_train.recipe import Recipe
 from skill_train.resources import train_program
@@ -133,7 +133,10 @@ def _plan(console: Console, asked: Asked) -> dict[str, Any]:
 
 def _planned(console: Console, asked: Asked, recipe: Recipe) -> dict[str, Any]:
     _require_remote(recipe.model, sensitive=recipe.sensitive, owner=asked.namespace)
-    choices = Choices(dtype=asked.dtype, where="cloud", flavor=asked.flavor, max_hours=asked.max_hours)
+    why = "this command sends a job"
+    choices = Choices(
+        dtype=asked.dtype, where="cloud", where_because=why, flavor=asked.flavor, max_hours=asked.max_hours
+    )
     return decided(console, recipe, choices)
 
 
@@ -239,7 +242,7 @@ def _plan_here(console: Console, recipe: Recipe) -> dict[str, Any]:
         DecisionNeeded: it does not fit here.
     """
     try:
-        here = local_plan(console, recipe, Choices(where="local"))
+        here = local_plan(console, recipe, HERE)
         require_room(console, here, force=False)
     except DecisionNeeded as error:
         raise DecisionNeeded(

@@ -81,7 +81,7 @@ def plan(console: Console, **options: Any) -> Result:
     "--force", is_flag=True, help="Take what is known to fail: a --dtype that ends in NaN, too little memory."
 )
 @click.option("--run-dir", type=PATH, help="Folder of the run.  [default: runs/<data>-<recipe hash>]")
-@click.option("--resume", is_flag=True, help="Go on from the newest complete checkpoint in --run-dir.")
+@click.option("--resume", is_flag=True, help="Go on with the run in --run-dir from its newest complete checkpoint.")
 def local(console: Console, **options: Any) -> Result:
     """Train a LoRA adapter on this machine and end with a smoke verdict. RECIPE is a recipe file or a plan."""
     from skill_train import chain

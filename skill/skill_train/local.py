@@ -12,7 +12,6 @@ import math
 import os
 import re
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -25,6 +24,8 @@ from typing import Any, TextIO
 
 from skill_train import cloud_record
 from skill_train.address_space import require_room_for_torch
+from skill_train.begun import already_there, forget, has_begun
+from skill_train.begun import trained as trained
 from skill_train.console import Bar
 from skill_train.errors import (
     DecisionNeeded,
@@ -42,7 +43,7 @@ from skill_train.machine import cache_dir
 from skill_train.plan_file import require_own
 from skill_train.recipe import to_yaml
 from skill_train.resources import train_module, train_program
-from skill_train.run_dir import RunDir, file_digest, read_json, write_json, write_text
+from skill_train.run_dir import RunDir, read_json, write_json, write_text
 from skill_train.run_lock import locked
 
 _TAIL_LINES = 15
@@ -62,21 +63,21 @@ def train(
     require_own(run, plan)
     there = set(run.path.glob("*"))
     with locked(run, "local") as lock:
-        finished = _already_there(run, plan, resume)
+        finished = already_there(run, plan, resume)
         if finished is not None:
             return finished | {"reused": True}
         try:
             require_room_for_torch()
         except DecisionNeeded:
-            _forget(run, there)
+            forget(run, there)
             raise
-        if not _has_begun(run):
+        if not has_begun(run):
             write_json(run.plan, plan)  # first: a recipe without a plan is the user's
             write_text(run.recipe, to_yaml(plan["recipe"] | plan["policy"]))
         try:
             _run_program(run, lock, resume=resume, progress=progress, say=say)
         except (UsageError, NotInstalled):
-            _forget(run, there)
+            forget(run, there)
             raise
         record: dict[str, Any] = read_json(run.record("train"))
         return record
@@ -118,88 +119,6 @@ def _probe_file(device: str, machine: MachineFacts, model: ModelFacts) -> Path:
     where = [machine.system, machine.chip, machine.cores, device]
     key = json.dumps([where, model.fingerprint or [model.source, model.revision], metadata.version("torch")])
     return cache_dir() / "probes" / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
-
-
-def _already_there(run: RunDir, plan: dict[str, Any], resume: bool) -> dict[str, Any] | None:
-    if not _has_begun(run):
-        return None
-    earlier = read_json(run.plan)
-    if earlier.get("recipe_hash") != plan["recipe_hash"]:
-        raise UsageError(
-            f"{run.path} holds a run of another recipe",
-            code="another_run",
-            expected="the same recipe and data, or another --run-dir",
-            got="; ".join(_differences(earlier, plan)),
-            hint=f"the same command with --run-dir {shlex.quote(run.free_name())}",
-        )
-    if run.record("train").is_file() and run.tuned.is_dir():
-        return trained(run)
-    if not resume:
-        raise UsageError(
-            f"{run.path} holds an unfinished run of this recipe",
-            code="unfinished_run",
-            hint=cloud_record.way_on(run),
-        )
-    return None
-
-
-def _has_begun(run: RunDir) -> bool:
-    """Not a try that ended before its first checkpoint: nothing is lost with it, and its plan may change."""
-    return run.plan.is_file() and (any(run.checkpoints.glob("checkpoint-*")) or run.tuned.is_dir())
-
-
-def trained(run: RunDir) -> dict[str, Any]:
-    """`train.json` of a finished run whose adapter, or whole model, is still the one that was trained.
-
-    Raises:
-        UsageError: not trained yet, or what was trained has changed since.
-    """
-    if not run.record("train").is_file() or not run.tuned.is_dir():
-        raise UsageError(
-            f"{run.path} is not trained yet",
-            code="not_trained",
-            expected=f"train.json and {run.tuned.name}/",
-            hint=cloud_record.way_on(run),
-        )
-    record: dict[str, Any] = read_json(run.record("train"))
-    for name, digest in record.get("outputs", {}).items():
-        file = run.path / name
-        if not file.is_file() or file_digest(file) != digest:
-            raise UsageError(
-                f"{file} is not the file that train.json describes",
-                code="output_changed",
-                expected=f"{digest['bytes']} bytes, sha256 {digest['sha256'][:12]}…",
-                got="another content" if file.is_file() else "missing",
-                hint=f"put the trained file back, or move {run.record('train')} away and train again",
-            )
-    return record
-
-
-def _differences(earlier: dict[str, Any], plan: dict[str, Any]) -> list[str]:
-    """What is another, as `key: there → asked for`."""
-    told = []
-    for part in ("fingerprints", "recipe"):
-        old, new = earlier.get(part, {}), plan[part]
-        for key in sorted(set(old) | set(new)):
-            if old.get(key) != new.get(key):
-                changed = f"the {key} has changed" if part == "fingerprints" else f"{old.get(key)!r} → {new.get(key)!r}"
-                told.append(changed if part == "fingerprints" else f"{key}: {changed}")
-    return told
-
-
-def _forget(run: RunDir, there: set[Path]) -> None:
-    """Refused before the first checkpoint, for its data or its device: leaves no half of a run behind, and what was
-    there before."""
-    if _has_begun(run):
-        return
-    made = {run.plan, run.recipe, run.samples, run.held_out, run.metrics, run.log, run.path / ".lock"}
-    made |= {run.record("environment"), run.record("train.failed")}
-    for path in made - there:
-        path.unlink(missing_ok=True)
-    if run.checkpoints not in there:
-        shutil.rmtree(run.checkpoints, ignore_errors=True)
-    with contextlib.suppress(OSError):  # the user's own files stay, and so does the folder
-        run.path.rmdir()
 
 
 def _run_program(run: RunDir, lock: TextIO | None, *, resume: bool, progress: Bar, say: Callable[[str], None]) -> None:

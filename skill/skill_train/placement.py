@@ -29,6 +29,7 @@ class Choices:
 
     Attributes:
         where: `local` or `cloud`; flavor: of Hugging Face Jobs.
+        where_because: why, where --where was not said: the command, or --flavor.
         max_hours: what a run may take, here or in the cloud.
     """
 
@@ -38,6 +39,10 @@ class Choices:
     where: str | None = None
     flavor: str | None = None
     max_hours: float = 8.0
+    where_because: str | None = None
+
+
+HERE = Choices(where="local", where_because="this command trains here")
 
 
 @dataclass(frozen=True)

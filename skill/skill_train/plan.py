@@ -13,12 +13,11 @@ from skill_train.estimate_report import estimates
 from skill_train.facts import Calibration, DatasetFacts, Flavor, MachineFacts, ModelFacts, PrecisionProbe
 from skill_train.formats import BARE, for_model
 from skill_train.launch import launch
-from skill_train.placement import PROBE_FROM_PARAMETERS, Choices, has_device, placement, split_of, with_precision
+from skill_train.placement import HERE, PROBE_FROM_PARAMETERS, Choices, has_device, placement, split_of, with_precision
 from skill_train.recipe import FIELDS, NOT_HASHED, OF_LORA, POLICY, Recipe, recipe_hash
 from skill_train.resources import train_module
 
 PLAN_SCHEMA = "skill-train/plan/1"
-HERE = Choices(where="local")
 MOST_ROWS_FED = 10**9  # their order takes 8 bytes for each
 
 # LoRA targets by model_type: the attention projections under the names that each architecture gives them (transformers'

@@ -69,10 +69,15 @@ def decide(
     if choices.where is not None:
         against = [rule.rule for rule in fired if rule.says not in (choices.where, "either")]
         overrode = f", against {', '.join(against)}" if advice != choices.where else "; the rules say the same"
-        return Decision(
-            choices.where, (Fired("asked", choices.where, f"--where {choices.where}{overrode}", "user"), *fired)
-        )
+        return Decision(choices.where, (_chosen(choices, choices.where, overrode), *fired))
     return Decision(advice, fired)
+
+
+def _chosen(choices: Choices, where: str, overrode: str) -> Fired:
+    """Only what the user gave as an option is called asked."""
+    said = choices.where_because or f"--where {where}"
+    option = said.startswith("--")
+    return Fired("asked" if option else "command", where, said + overrode, "user" if option else "command line")
 
 
 def stays_here(got: str) -> DecisionNeeded:

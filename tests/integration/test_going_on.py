@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ import yaml
 
 import tiny
 from command_child import Commands, Done, program
+from skill_train.run_dir import RunDir
+from skill_train.run_lock import is_locked
 
 STEPS = 30
 
@@ -38,7 +41,7 @@ def test_before_its_first_checkpoint_a_run_takes_the_new_recipe(commands: Comman
     assert _stop(tmp_path, "loading the model", signal.SIGTERM) == 5
     old = _json(tmp_path / "run" / "plan.json")
     _write(tmp_path, max_steps=3)
-    data = _call(commands, tmp_path, "local recipe.yaml --resume --run-dir run").data
+    data = _call(commands, tmp_path, "local recipe.yaml --run-dir run").data
     plan = _json(tmp_path / "run" / "plan.json")
     assert (data["steps"], plan["recipe"]["max_steps"], old["recipe"]["max_steps"]) == (3, 3, STEPS)
     assert data["recipe_hash"] == plan["recipe_hash"] == _json(tmp_path / "run" / "train.json")["recipe_hash"]
@@ -56,6 +59,65 @@ def test_the_answer_is_of_the_plan_that_was_trained(commands: Commands, stopped:
         assert "began with dtype float32, not bfloat16" in said["kept_plan"]
     measured = [_json(path)["dtype"] for path in (tmp_path / "cache" / "calibration").iterdir()]
     assert measured == ["float32"]
+
+
+# --- Nothing to go on from ---
+
+
+@pytest.mark.parametrize("place", ["", " --run-dir new", " --run-dir empty"])
+def test_without_a_run_there_is_nothing_to_resume(commands: Commands, tmp_path: Path, place: str) -> None:
+    """A fresh adapter would look like the one that was gone on with. The hint begins one, and is run as it stands."""
+    _write(tmp_path, max_steps=2)
+    (tmp_path / "empty").mkdir()
+    before = _names(tmp_path)
+    done = _call(commands, tmp_path, f"local recipe.yaml --max-steps 1 --resume{place}")
+    assert done.error == (2, "nothing_to_resume"), done.stdout
+    assert _names(tmp_path) == before
+    error = done.answer["error"]
+    assert error["hint"] == f"skill-train local recipe.yaml --max-steps 1{place}"
+    assert _call(commands, tmp_path, error["hint"].removeprefix("skill-train ")).data["steps"] == 1
+    assert _call(commands, tmp_path, f"local recipe.yaml --max-steps 1 --resume{place}").data["reused"] is True
+
+
+def test_new_data_in_a_new_folder_are_not_gone_on_with(commands: Commands, stopped: Path, tmp_path: Path) -> None:
+    """What `another_run` says in the folder of the first run leads to a new one, without --resume, as it stands."""
+    place = Path(shutil.copytree(stopped, tmp_path / "place"))
+    tiny.write_rows(place / "other.jsonl", 24, seed=3)
+    words = f"local --model {place / 'base'} --data other.jsonl --max-steps 1 --dtype float32"
+    done = _call(commands, place, f"{words} --resume --run-dir run")
+    assert done.error == (2, "another_run"), done.stdout
+    assert done.answer["error"]["hint"] == f"skill-train {words} --run-dir run-2"
+    assert _call(commands, place, f"{words} --resume --run-dir run-2").error == (2, "nothing_to_resume")
+    data = _call(commands, place, done.answer["error"]["hint"].removeprefix("skill-train ")).data
+    assert (data["run_dir"], data["steps"], data["reused"]) == ("run-2", 1, False)
+
+
+def test_a_run_without_a_checkpoint_goes_on_with_its_own_plan_alone(commands: Commands, tmp_path: Path) -> None:
+    """It was killed before its first checkpoint: its plan is begun again from the first step, and no other one is."""
+    _write(tmp_path, max_steps=3)
+    assert _stop(tmp_path, "loading the model", signal.SIGKILL) == -signal.SIGKILL
+    _ended(tmp_path / "run")
+    assert not list((tmp_path / "run").glob("checkpoints/checkpoint-*"))
+    done = _call(commands, tmp_path, "local recipe.yaml --max-steps 2 --resume --run-dir run")
+    assert done.error == (2, "another_run"), done.stdout
+    assert done.answer["error"]["got"] == "max_steps: 3 → 2"
+    data = _call(commands, tmp_path, "local recipe.yaml --resume --run-dir run").data
+    assert (data["steps"], data["reused"]) == (3, False)
+
+
+@pytest.mark.parametrize("made", [False, True])
+def test_a_run_that_is_not_there_is_named(commands: Commands, tmp_path: Path, made: bool) -> None:
+    if made:
+        (tmp_path / "new").mkdir()
+    done = _call(commands, tmp_path, "local --resume --run-dir new")
+    assert done.error == (2, "not_a_run")
+    assert done.answer["error"]["hint"] == "skill-train local --model MODEL --data DATA --run-dir new"
+
+
+def test_resume_alone_asks_for_the_run(commands: Commands, tmp_path: Path) -> None:
+    done = _call(commands, tmp_path, "local --resume")
+    assert done.error == (2, "bad_usage")
+    assert done.answer["error"]["hint"] == "skill-train local --resume --run-dir RUN"
 
 
 # --- The base and the rows ---
@@ -120,6 +182,17 @@ def _stop(folder: Path, at: str, how: int, *options: str) -> int:
 
 def _call(commands: Commands, folder: Path, line: str, **environment: str) -> Done:
     return commands.run(folder, os.environ | environment, *line.split(), "--format", "json")
+
+
+def _names(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+def _ended(run: Path) -> None:
+    """Waits for the training that a killed command has left."""
+    end = time.monotonic() + 60
+    while is_locked(RunDir(run)) and time.monotonic() < end:
+        time.sleep(0.1)
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -7,6 +7,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import tiny
 import training
 from command_child import Commands, Done
@@ -31,6 +33,36 @@ def test_rows_that_repeat_are_counted(commands: Commands, tmp_path: Path) -> Non
     assert (figures["held_out_trained"], figures["held_out_asked"]) == (0, 0)
     assert "4 of 24 rows repeat an earlier one, in 4 groups" in _warnings(done)["repeated_rows"]
     assert "4 repeat an earlier row" in done.stderr
+
+
+def test_only_what_the_user_said_is_called_asked(commands: Commands, tmp_path: Path) -> None:
+    """`local` trains here because it is that command. `plan --flavor` names a flavor, and no place."""
+    done = _local(commands, tmp_path, tiny.rows(24), "--max-steps", "1")
+    plan = json.loads((tmp_path / "run" / "plan.json").read_text())
+    assert "asked" not in [reason["rule"] for reason in plan["reasons"]] and "--where" not in done.stderr
+    chosen = {reason["rule"]: reason for reason in plan["reasons"]}["command"]
+    assert (chosen["value"], chosen["source"]) == ("local", "command line")
+    assert chosen["because"].startswith("this command trains here")
+
+
+@pytest.mark.parametrize(
+    ("options", "rule", "because"),
+    [
+        (("--where", "local"), "asked", "--where local"),
+        (("--where", "cloud"), "asked", "--where cloud"),
+        (("--flavor", "t4-small"), "asked", "--flavor t4-small"),
+        ((), None, ""),
+    ],
+)
+def test_a_plan_names_the_option_that_was_given(
+    commands: Commands, tmp_path: Path, options: tuple[str, ...], rule: str | None, because: str
+) -> None:
+    data = training.write_data(tmp_path, tiny.rows(24))
+    words = ("plan", "--model", tiny.cached("gemma"), "--data", data, *options, "--out", "plan.json")
+    commands.run(tmp_path, dict(os.environ), *words, "--format", "json")
+    reasons = json.loads((tmp_path / "plan.json").read_text())["reasons"]
+    found = [reason["because"] for reason in reasons if reason["rule"] in ("asked", "command")]
+    assert [one.split(",")[0].split(";")[0] for one in found] == ([because] if rule else [])
 
 
 def test_rows_that_are_all_different_are_no_news(commands: Commands, tmp_path: Path) -> None:

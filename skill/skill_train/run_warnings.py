@@ -1,0 +1,30 @@
+"""What the record of a trained run says that a user must hear beside the verdict."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from skill_train.console import Console
+
+
+def warn_of_repeats(console: Console, data: dict[str, Any]) -> None:
+    """Rows that stand more than once, and held-out rows that are not new to the model."""
+    rows, held_out = data.get("rows"), data.get("held_out_rows")
+    if data.get("repeated_rows"):
+        groups = f"{data['repeated_rows']} of {rows} rows repeat an earlier one, in {data['repeated_groups']} groups"
+        console.warn("repeated_rows", f"{groups}; each group is trained whole or held out whole")
+    warn_of_seen(console, data)
+    if data.get("held_out_asked"):
+        asked = f"{data['held_out_asked']} of {held_out} held-out rows ask what trained rows ask too"
+        console.warn("held_out_asked", f"{asked}, with another answer: too few rows have a question of their own")
+
+
+def warn_of_seen(console: Console, data: dict[str, Any]) -> None:
+    """Held-out rows that were trained, in a run that an earlier version began."""
+    if data.get("held_out_trained"):
+        seen = f"{data['held_out_trained']} of {data.get('held_out_rows')} held-out rows were trained too"
+        anew = "train in a new --run-dir for a fair evaluation"
+        console.warn("held_out_trained", f"{seen}: this run was split by an earlier version; {anew}")
+    elif "held_out_rows" in data and "held_out_trained" not in data:
+        why = "an earlier version trained this run, and did not keep rows that repeat together"
+        console.warn("held_out_unknown", f"{why}: held-out rows may have been trained")
