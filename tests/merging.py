@@ -45,8 +45,9 @@ def save(config: Any, folder: Path, *, shards: str = "5GB", dtype: str = "float3
 
 
 def run(base: Path, adapter: Path, work: Path, **options: Any) -> dict[str, Any]:
-    """`merge` into `work/merged` with the record beside it, warnings kept under `warned`."""
+    """`merge` into `work/merged` with the record beside it, warnings under `warned`, with words under `said`."""
     warned: list[str] = []
+    said: list[tuple[str, str]] = []
     settings: dict[str, Any] = {"rows": ROWS, "dtype": None, "threshold": None} | options
     record = merge(
         base=base,
@@ -54,10 +55,10 @@ def run(base: Path, adapter: Path, work: Path, **options: Any) -> dict[str, Any]
         out=work / "merged",
         record=work / "merge.json",
         progress=lambda done, total, text: None,
-        warn=lambda code, message: warned.append(code),
+        warn=lambda code, message: (warned.append(code), said.append((code, message))),
         **settings,
     )
-    return record | {"warned": warned}
+    return record | {"warned": warned, "said": said}
 
 
 def logits(folder: Path, adapter: Path | None = None, *, resize: int | None = None) -> Any:

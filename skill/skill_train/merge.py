@@ -47,6 +47,7 @@ from skill_train.shards import INDEX, read_folder
 
 DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 GATES = ("auto", "weights", "answers")
+_COSTLY = 0.5  # from this share of the tuning's own effect on, in nats, what rounding does is worth a warning
 _KEPT = 0.9  # below this share of the change of the weights, rounding is worth a warning
 
 
@@ -341,8 +342,26 @@ def _judge(fields: dict[str, Any], record: Path, out: Path, warn: Callable[[str,
             "rounding_loss",
             f"{outcome['stored_dtype']} keeps {kept:.0%} of the adapter's change; --dtype float32 all of it",
         )
+    if cost := _rounding_cost(fields):
+        warn("rounding_cost", f"{cost}; --dtype float32 rounds nothing")
     if not merge_gate.has_effect(outcome["effect"]):
         warn("no_effect", "the adapter does not change the base's answers: was it trained, and is it the right one?")
+
+
+def _rounding_cost(fields: dict[str, Any]) -> str:
+    """What rounding does to the model beside what the tuning does; empty where that is less than half."""
+    outcome, figures = fields["gate"], fields["gate"]["figures"]
+    stored, error = outcome["stored_dtype"], fields["changes"].get("rounding_error_of_change")
+    if outcome["by"] == "answers" and outcome["rounded"] is not None:
+        cost, moved = figures["mean_kl"], outcome["effect"]["kl_between"]
+        if cost > _COSTLY * moved and merge_gate.has_effect(outcome["effect"]):
+            return (
+                f"rounding to {stored} moves the answers by {cost:.2g} nats, and the tuning itself by {moved:.2g} "
+                f"(mean KL divergence, {figures['tokens']} tokens)"
+            )
+    elif outcome["by"] == "weights" and error is not None and error**2 > _COSTLY:  # nats grow with the square
+        return f"rounding to {stored} moves the weights {error:.1f} times as far as the tuning does"
+    return ""
 
 
 def _expected_and_got(outcome: dict[str, Any], failed: Path) -> dict[str, str]:
@@ -351,7 +370,10 @@ def _expected_and_got(outcome: dict[str, Any], failed: Path) -> dict[str, str]:
         expected = f"rows within {limits['worst_row']:.2g} of their length ({outcome['stored_dtype']})"
         return {"expected": expected, "got": f"{figures['worst_row']}; all figures in {failed}"}
     moved = f"the adapter itself moves the base by {outcome['effect']['kl_between']} nats"
+    of = ""
+    if outcome["rounded"] is not None:
+        figures, of = outcome["rounded"], f" from base + adapter, rounded to {outcome['stored_dtype']}"
     return {
-        "expected": f"mean KL divergence of at most {limits['mean_kl']:g} nats ({outcome['stored_dtype']})",
+        "expected": f"mean KL divergence of at most {limits['mean_kl']:.3g} nats{of}",
         "got": f"{figures['mean_kl']} nats; {moved}; all figures in {failed}",
     }

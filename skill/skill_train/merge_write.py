@@ -50,6 +50,7 @@ class Tally:
         stored_dtype: the coarsest dtype among both; F32 when nothing changed.
         base_square, change_square: sums of squares over the changed tensors of the base's values and the exact change.
         kept_product: the stored change times the exact one, summed: what rounding left of it.
+        stored_square: sum of squares of the stored change.
     """
 
     changed: int = 0
@@ -58,18 +59,22 @@ class Tally:
     base_square: float = 0.0
     change_square: float = 0.0
     kept_product: float = 0.0
+    stored_square: float = 0.0
 
     def as_dict(self) -> dict[str, Any]:
-        """For the record. `kept_after_rounding` is a share of the change; None without a change.
+        """For the record. `kept_after_rounding` is a share of the change, and `rounding_error_of_change` the length of
+        the stored change less the exact one over that of the exact one; None without a change.
 
         A bf16 weight moves in steps of 1/256 to 1/128 of its size, so smaller changes are lost, not averaged out.
         """
+        error = self.stored_square - 2 * self.kept_product + self.change_square
         return {
             "changed_tensors": self.changed,
             "converted_tensors": self.converted,
             "stored_dtype": self.stored_dtype,
             "change_of_weights": math.sqrt(self.change_square / self.base_square) if self.base_square else None,
             "kept_after_rounding": self.kept_product / self.change_square if self.change_square else None,
+            "rounding_error_of_change": math.sqrt(max(0.0, error) / self.change_square) if self.change_square else None,
         }
 
     def note(self, dtype: str) -> None:
@@ -78,7 +83,7 @@ class Tally:
     def add(self, other: Tally) -> None:
         """Counts what was written of another tensor."""
         self.note(other.stored_dtype)
-        for name in ("changed", "converted", "base_square", "change_square", "kept_product"):
+        for name in ("changed", "converted", "base_square", "change_square", "kept_product", "stored_square"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
 
@@ -190,7 +195,9 @@ def _write_any(
             exact = after - before
             tally.base_square += _product(before, before)
             tally.change_square += _product(exact, exact)
-            tally.kept_product += _product(wide - before, exact)
+            moved = wide - before
+            tally.kept_product += _product(moved, exact)
+            tally.stored_square += _product(moved, moved)
         write(memoryview(kept.contiguous().reshape(-1).view(torch.uint8).numpy()))
 
 
@@ -217,6 +224,7 @@ def _write_low_rank(
                 raise _not_finite(name, before + exact, dtype)
             tally.base_square += _product(before, before)
             tally.kept_product += left_of_it
+            tally.stored_square += _product(moved, moved)
             write(memoryview(stored_as.reshape(-1).view(torch.uint8).numpy()))
     tally.change_square += _square(left, right)
 
