@@ -22,6 +22,7 @@ from skill_train.chain import (
 )
 from skill_train.console import Console, Result
 from skill_train.errors import UsageError, VerificationFailed
+from skill_train.export_files import recorded, unread
 from skill_train.formats import BARE
 from skill_train.native import ending
 from skill_train.run_dir import RunDir, open_run, read_json, renamed_aside, require_no_run, write_text
@@ -111,9 +112,9 @@ def _export_merged(console: Console, run: RunDir, types: list[str], tools: Any, 
 
 def _put_unrecorded_aside(console: Console, run: RunDir, files: list[Path]) -> None:
     """A kill may come between one of several files and the record, which then names the others alone."""
-    recorded = _recorded(run)
+    known = recorded(run)
     for file in files:
-        if file.is_file() and file not in recorded:
+        if file.is_file() and file not in known:
             aside = renamed_aside(file)
             console.warn("set_aside", f"no record names {file}; it is now {aside.name}, and is made again")
 
@@ -318,14 +319,14 @@ def _verify_locked(console: Console, run: RunDir, tokens: int | None, out: Path 
     from skill_train.reference import read_rows
 
     require_trained(run)
-    if not run.ggufs:
+    if not run.exported:
         raise UsageError(
             f"{run.path} has no GGUF file yet",
             code="not_exported",
             expected="files in gguf/",
             hint=f"skill-train export-gguf {quoted(run.path)}",
         )
-    gone = [str(path) for path in _recorded(run) if not path.is_file()]
+    gone = [str(path) for path in recorded(run) if not path.is_file()]
     if gone:
         console.warn("missing_file", f"exported and not there any more, so not verified: {', '.join(gone)}")
     base = base_of(run)
@@ -336,18 +337,13 @@ def _verify_locked(console: Console, run: RunDir, tokens: int | None, out: Path 
         reference=run.merged if run.is_full else base,
         adapter=None if run.is_full else run.adapter,
         base=base,
-        ggufs=run.ggufs,
+        ggufs=run.exported,
+        unread=unread(run),
         rows=read_rows(run.samples),
         held_out=read_rows(run.held_out),
         record=out or run.record("verify"),
         tokens=tokens,
     )
-
-
-def _recorded(run: RunDir) -> list[Path]:
-    """The files that `convert` and `quantize` say they made."""
-    records = [run.record(step) for step in ("convert", "quantize")]
-    return [run.path / name for record in records if record.is_file() for name in read_json(record)["outputs"]]
 
 
 def _verify(console: Console, *, following: list[str], **arguments: Any) -> Result:

@@ -1,6 +1,7 @@
 """Child process: everything that `verify` and `evaluate` ask of llama.cpp about one GGUF file, in one load.
 
-Job: {"gguf", "context_tokens", "threads", "vocabulary" (size of the reference's; None without logits),
+Job: {"gguf", "lora" (an adapter's file, if any), "context_tokens", "threads",
+      "vocabulary" (size of the reference's; None without logits),
       "plain": [texts], "special": [texts], "sequences": [{"ids", "first"}], "tuned": FILE, "base": FILE | None,
       "base_rows", "prompts": [{"ids", "most", "expected"}], "scored": [{"ids", "trained": [positions]}]}
 Logits of the reference lie in files, float32 [rows, vocabulary]; `first` is a sequence's first row. They are compared
@@ -21,7 +22,8 @@ from skill_train.native import report_progress, worker_main
 
 
 def run(job: dict[str, Any]) -> dict[str, Any]:
-    with loaded(Path(job["gguf"]), context_tokens=job["context_tokens"], threads=job["threads"]) as llama:
+    lora = Path(job["lora"]) if job.get("lora") else None
+    with loaded(Path(job["gguf"]), context_tokens=job["context_tokens"], threads=job["threads"], lora=lora) as llama:
         return {
             "facts": llama.facts(),
             "plain": [llama.tokenize(text, add_special=False) for text in job["plain"]],

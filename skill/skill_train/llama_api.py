@@ -126,8 +126,8 @@ class Llama:
 
 
 @contextlib.contextmanager
-def loaded(path: Path, *, context_tokens: int, threads: int) -> Iterator[Llama]:
-    """The model of a GGUF file.
+def loaded(path: Path, *, context_tokens: int, threads: int, lora: Path | None = None) -> Iterator[Llama]:
+    """The model of a GGUF file, with the adapter of another one at its full strength.
 
     Raises:
         NotInstalled: llama-cpp-python is missing.
@@ -142,12 +142,24 @@ def loaded(path: Path, *, context_tokens: int, threads: int) -> Iterator[Llama]:
         if not context:
             api.llama_model_free(model)
             raise _refused(path, lines)
+        if lora is not None:
+            _add_adapter(api, model, context, lora, lines)
         vocab = api.llama_model_get_vocab(model)
         try:
             yield Llama(api, model, vocab, context, api.llama_vocab_n_tokens(vocab))
         finally:
             api.llama_free(context)
             api.llama_model_free(model)
+
+
+def _add_adapter(api: Any, model: Any, context: Any, lora: Path, lines: deque[tuple[int, str]]) -> None:
+    """The adapter is freed with the model."""
+    adapter = api.llama_adapter_lora_init(model, str(lora).encode())
+    if not adapter:
+        raise _refused(lora, lines)
+    adapters = (api.llama_adapter_lora_p_ctypes * 1)(adapter)
+    if api.llama_set_adapters_lora(context, adapters, 1, (ctypes.c_float * 1)(1.0)) != 0:
+        raise _refused(lora, lines)
 
 
 def _model_parameters(api: Any) -> Any:

@@ -4,7 +4,7 @@ made from it.
 Distance. A merge in fp32 is held against base + adapter as PEFT computes it: correct ones measured at most 1.3e-12 nats
 (mean KL divergence), the bound is 1e-8. A merge in 16 bits is held against base + adapter with each weight rounded once
 (`merge_rounded`): that is what it must be, and how far rounding moves this model's answers says nothing of it. Correct
-merges of 14 families measured 0, and at most 9e-10 where the sums are added up in another order (2026-11); their
+merges of seven families measured 0, and at most 9e-10 where the sums are added up in another order (2026-11); their
 distance from the model that is not rounded, 7e-6 to 3e-3. A weight next to the middle of two steps can fall the other
 way in a sum of another order: one in some ten thousand does, which moves answers by 1e-3 of what rounding does. So
 the bound is 1e-8, or a hundredth of what rounding costs half of the tokens; and, because one such weight can turn a

@@ -110,6 +110,11 @@ class RunDir:
         adapters = {self.path / name for name in read_json(record)["outputs"]} if record.is_file() else set()
         return sorted(path for path in self.gguf.glob("*.gguf") if path not in adapters)
 
+    @property
+    def exported(self) -> list[Path]:
+        """Every GGUF file: whole models and adapters."""
+        return sorted(path for path in self.gguf.glob("*") if path.suffix.lower() == ".gguf" and path.is_file())
+
     def record(self, step: str) -> Path:
         """`<step>.json`."""
         return self.path / f"{step}.json"

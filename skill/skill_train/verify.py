@@ -31,6 +31,7 @@ from skill_train.reference_stored import frugal_model, is_plain, peak_bytes
 from skill_train.shards import read_folder
 from skill_train.verdict import Check, NotChecked, worst
 from skill_train.verify_judge import Draft, Known, Proof, draft_of, judge, own_templates, readable
+from skill_train.verify_lora import judge_adapters, of_kind
 from skill_train.verify_reference import Measured, measure, measure_base
 from skill_train.verify_subject import Questions, Subject, questions_of
 from skill_train.verify_texts import Sample, sample_of
@@ -50,6 +51,7 @@ def verify(
     held_out: list[dict[str, Any]],
     record: Path,
     tokens: int | None = None,
+    unread: tuple[tuple[str, str], ...] = (),
     progress: Bar,
     warn: Warn,
 ) -> dict[str, Any]:
@@ -58,10 +60,11 @@ def verify(
     Args:
         reference: model folder. With `adapter` on top, or as it is (a merged or plain model).
         base: what the adapter was trained on, to see that the files hold the tuned model; None to leave that out.
-        ggufs: the files to judge.
+        ggufs: the files to judge: whole models, and adapters alone.
         rows: as the trainer was fed them (`samples.jsonl`); may be empty.
         held_out: rows to measure on; `rows`, or built-in texts, when empty.
         tokens: most tokens to compare logits on; None takes what `verify_texts.sample_of` has for the model's size.
+        unread: names of files that belong here and cannot be judged, each with the reason.
 
     A record of the same inputs, options and versions is returned as it is, with `reused`; any other is replaced,
     because a proof of other files is worth nothing.
@@ -76,13 +79,13 @@ def verify(
     keep_freed()
     sample = sample_of(_weights(reference), tokens)
     with ending(ThreadPoolExecutor(3)) as beside:  # what needs no reference is done while it is read and at work
-        fixing = beside.submit(_fixed, reference, adapter, base, ggufs, rows, held_out, sample)
+        fixing = beside.submit(_fixed, reference, adapter, base, ggufs, rows, held_out, sample, unread)
         earlier = _earlier(record, fixing.result()) if record.is_file() else None
         if earlier is not None:
             return earlier | {"reused": True}
         run_dir.require_writable(record.parent)
         proof = Proof()
-        files = readable(ggufs, proof)
+        files, adapters = of_kind(readable(ggufs, proof), unread, proof)
         progress(0, len(ggufs) + 1, "reference")
         asked = questions_of(reference, adapter=adapter, rows=rows, held_out=held_out or rows, sample=sample)
         busy = peak_bytes(reference, adapter) + compared_bytes(adapter)
@@ -94,6 +97,7 @@ def verify(
             known, fixed = Known(files, weights, rendering.result(), drafting.result()), fixing.result()
             digests = fixed["inputs"]["ggufs"]
             judge(ggufs, subject, proof, record.parent, digests, warn, progress, known)
+            judge_adapters(adapters, subject, proof, record.parent, digests, Path(folder))
     figures = {"samples": subject.samples, "seconds": round(time.monotonic() - started, 2)}
     return _write(record, fixed, proof, figures)
 
@@ -180,6 +184,7 @@ def _fixed(
     rows: list[dict[str, Any]],
     held_out: list[dict[str, Any]],
     sample: Sample,
+    unread: tuple[tuple[str, str], ...],
 ) -> dict[str, Any]:
     """What a proof is a proof of."""
     return {
@@ -190,6 +195,7 @@ def _fixed(
             "ggufs": {path.name: run_dir.file_digest(path) for path in ggufs},
             "rows": _digest(rows),
             "held_out": _digest(held_out),
+            "unread": [list(each) for each in unread],
         },
         "options": {"tokens": sample.tokens},
         "versions": run_dir.versions("llama-cpp-python", "gguf", "transformers", "torch", "peft"),

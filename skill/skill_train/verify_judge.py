@@ -29,7 +29,7 @@ from skill_train.verify_reference import first_of
 from skill_train.verify_subject import Subject
 
 Warn = Callable[[str, str], None]
-_WORKER = "skill_train.inference_worker"
+WORKER = "skill_train.inference_worker"
 _UNQUANTIZED = ("f32", "f16", "bf16")
 _ROOM = 8  # tokens of context to spare
 _AT_ONCE = 2  # files; three took 5 to 9 s at 0.5B on 2 cores where two take 4.2
@@ -104,7 +104,7 @@ def judge(
         files = readable(ggufs, proof)
         weights = verify_weights.check_weights(files, subject.reference, subject.adapter)
         known = Known(files, weights, own_templates(files, subject.conversations), Draft())
-    exports, files = _export_records(run), known.files
+    exports, files = export_records(run), known.files
     plain = unquantized(files)
     largest = sorted(files, key=lambda gguf: gguf.size_bytes)[-_AT_ONCE:]
     at_once = _AT_ONCE if len(largest) == _AT_ONCE and have_room(largest) else 1
@@ -141,7 +141,7 @@ def draft_of(files: list[GgufFile], prompts: list[list[int]], most: int, referen
         "prompts": [{"ids": ids, "most": most} for ids in prompts],
     }
     try:
-        return Draft(gguf, run_worker(_WORKER, _NOTHING | job)["answers"])
+        return Draft(gguf, run_worker(WORKER, _NOTHING | job)["answers"])
     except (VerificationFailed, NativeCrash, DecisionNeeded):
         return Draft()
 
@@ -172,11 +172,11 @@ def _started(
     own = known.own_templates[template.identity(gguf)]
     shipped = _shipped_texts(own, subject, warn)
     more = 1 if at_once > 1 else 0  # while the other run is in a part that uses one core
-    job = _job(gguf, subject, shipped, threads=max(1, physical_cores() // at_once) + more)
+    job = job_of(gguf, subject, shipped, threads=max(1, physical_cores() // at_once) + more)
     drafted = known.draft.answers if gguf is known.draft.gguf else []
     if drafted:
         job["prompts"] = []
-    return _Run(own, shipped, pool.submit(run_worker, _WORKER, job), drafted)
+    return _Run(own, shipped, pool.submit(run_worker, WORKER, job), drafted)
 
 
 def _all_known(weights: Check | NotChecked, gguf: GgufFile) -> bool:
@@ -198,10 +198,10 @@ def readable(ggufs: list[Path], proof: Proof) -> list[GgufFile]:
     return files
 
 
-def _export_records(run: Path) -> dict[str, Any]:
-    """Digests by file name, as `convert` and `quantize` recorded them."""
+def export_records(run: Path) -> dict[str, Any]:
+    """Digests by file name, as the steps that made them recorded them."""
     found: dict[str, Any] = {}
-    for step in ("convert", "quantize"):
+    for step in ("convert", "quantize", "lora_gguf"):
         file = run / f"{step}.json"
         outputs = run_dir.read_json(file).get("outputs", {}) if file.is_file() else {}
         found |= {Path(name).name: digest for name, digest in outputs.items()}
@@ -250,7 +250,7 @@ def _limits(gguf: GgufFile, subject: Subject, run: Path) -> Limits:
 def _answered(
     file: str, result: dict[str, Any], subject: Subject, shipped: list[dict[str, Any]]
 ) -> list[Check | NotChecked]:
-    """Checks of tokens, of the worker's answers in the order in which `_job` asked."""
+    """Checks of tokens, of the worker's answers in the order in which `job_of` asked."""
     count, tokenizer = len(subject.texts), subject.tokenizer
     plain = list(zip(_PLAIN, result["special"], strict=False))
     chats, others = iter(result["plain"][count:]), iter(result["special"][len(_PLAIN) :])
@@ -298,7 +298,8 @@ def _shipped_texts(own: list[dict[str, str]] | str | None, subject: Subject, war
     return made
 
 
-def _job(gguf: GgufFile, subject: Subject, shipped: list[dict[str, Any]], threads: int) -> dict[str, Any]:
+def job_of(gguf: GgufFile, subject: Subject, shipped: list[dict[str, Any]], threads: int) -> dict[str, Any]:
+    """What the worker is asked of one file. Args: shipped: of `_shipped_texts`."""
     measured = subject.measured
     coarse = verify_file.file_type(gguf) not in _UNQUANTIZED
     tokens = measured.sample.quantized_tokens if coarse else measured.sample.tokens

@@ -264,7 +264,7 @@ def test_crash_of_llama_cpp_is_a_verdict_on_that_file(
         "inference_worker.worker_main(inference_worker.run)\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(verify_judge, "_WORKER", "dying_worker")
+    monkeypatch.setattr(verify_judge, "WORKER", "dying_worker")
     files, proof = [good.file("q8_0"), good.file("f16")], Proof()
     digests = {file.name: file_digest(file) for file in files}
     judge(files, subject, proof, run=tmp_path, digests=digests, warn=lambda *_: None, progress=lambda *_: None)

@@ -1,0 +1,22 @@
+"""The files of an export: what the steps recorded, and what lies beside."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from skill_train.run_dir import RunDir, read_json
+
+
+def unread(run: RunDir) -> tuple[tuple[str, str], ...]:
+    """What belongs to an export and cannot be judged, with the reason: what a record names and is gone, and what lies
+    in `gguf/` and is no GGUF file."""
+    gone = [(path.name, "it was exported, and is not there any more") for path in recorded(run) if not path.is_file()]
+    known = {*run.exported, run.gguf / "Modelfile"}
+    others = sorted(path.name for path in run.gguf.glob("*") if path not in known)
+    return (*gone, *((name, "it is not a GGUF file by its name") for name in others))
+
+
+def recorded(run: RunDir) -> list[Path]:
+    """The files that the steps say they made."""
+    records = [run.record(step) for step in ("convert", "quantize", "lora_gguf")]
+    return [run.path / name for record in records if record.is_file() for name in read_json(record)["outputs"]]
