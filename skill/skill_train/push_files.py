@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,11 +14,11 @@ from skill_train import cloud_record
 from skill_train.errors import UsageError, VerificationFailed
 from skill_train.recipe import to_yaml
 from skill_train.run_dir import RunDir, file_digest, read_json
+from skill_train.token_text import holds_token
 
 PARTS = ("gguf", "adapter", "merged")
 _RECORDS = "skill-train"
 _QUOTING = ("example", "answer", "answers", "examples", "side_by_side")  # keys of records that hold rows of the data
-_TOKEN = re.compile(rb"\b(?:hf|api_org)_[A-Za-z0-9]{20,}")
 _TEXT_BYTES = 20_000_000  # larger files are weights, which nobody writes a token into
 
 
@@ -131,7 +130,7 @@ def token_in(files: list[PushFile]) -> str | None:
         if file.size > _TEXT_BYTES:
             continue
         data = file.content if file.content is not None else file.source.read_bytes() if file.source else b""
-        if _TOKEN.search(data):
+        if holds_token(data.decode("latin-1")):  # every byte is a letter of it
             return file.path
     return None
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from skill_train.console import clean
+from skill_train.token_text import token_pattern
 
 # Text of the model or the data: a path in it is no place of this machine, and a reader wants it as it is.
 SAID = {"example", "prompt", "before", "after", "answer", "answers", "expected", "messages", "text"}
@@ -14,8 +15,8 @@ _POSIX = re.compile(
     r"(?<![\w.:/~…-])(?:file://|[A-Za-z]:)?~?(?:/[^\s/'\"`<>|;,()\[\]{}…]+)+/([^\s/'\"`<>|;,()\[\]{}]+)"
 )
 _WINDOWS = re.compile(r"(?<!\w)(?:[A-Za-z]:|\\)\\(?:[^\\\s'\"<>|]+\\)+([^\\\s'\"<>|]+)")
-# https://huggingface.co/docs/hub/security-tokens; a name and a secret in front of a host are as bad.
-_TOKEN = re.compile(r"\bhf_[A-Za-z0-9]{8,}|(?<=://)[^\s/@]+:[^\s/@]+(?=@)")
+_TOKEN = token_pattern(least=8)  # a report is shown to others: a token that was cut is hidden too
+_SIGNED_IN = re.compile(r"(?<=://)[^\s/@]+:[^\s/@]+(?=@)")  # a name and a secret in front of a host
 _MARKED = re.compile(r"⟦(.*?)⟧", re.DOTALL)
 
 
@@ -81,7 +82,7 @@ def _placeless(value: Any, places: list[str], said: bool) -> Any:
 def _text(text: str, places: list[str], said: bool) -> str:
     for place in places:
         text = re.sub(re.escape(place) + r"(?:/[^\s'\"`<>|;,()\[\]{}]*)?", _last_name, text)
-    text = _TOKEN.sub("…", text)
+    text = _SIGNED_IN.sub("…", _TOKEN.sub("…", text))
     if not said:
         text = _WINDOWS.sub(r"…/\1", _POSIX.sub(r"…/\1", text))
     return clean(text)

@@ -9,7 +9,20 @@ from typing import Any
 from skill_train.errors import UsageError
 
 # User tokens are hf_ and 34 letters, older ones of organisations api_org_ and 34 (huggingface.co/docs/hub, 2026-08).
-_TOKEN = re.compile(r"\b(hf_oauth|hf|api_org)_[A-Za-z0-9]{20,}")
+# Those of a sign-in with the browser begin with hf_oauth_. Letters of other alphabets are no part of a word here.
+_LEAST = 20  # letters; names such as hf_transfer are shorter
+
+
+def token_pattern(least: int = _LEAST) -> re.Pattern[str]:
+    """What every part of the program takes for a token. Group 1 is its kind.
+
+    Args:
+        least: letters after the kind; fewer where too much hidden is better than too little.
+    """
+    return re.compile(rf"\b(hf_oauth|hf|api_org)_[A-Za-z0-9]{{{least},}}", re.ASCII)
+
+
+_TOKEN = token_pattern()
 
 
 def masked(text: str) -> str:

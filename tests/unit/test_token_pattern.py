@@ -1,0 +1,42 @@
+"""What is a token of the Hub is said once: the console, the recipe, the report and the scan of a push agree."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from skill_train.push_files import PushFile, token_in
+from skill_train.report_text import placeless
+from skill_train.token_text import holds_token, masked
+
+LETTERS = "aB3" * 11 + "x"  # 34 of them, as huggingface.co makes them
+KINDS = ("hf", "hf_oauth", "api_org")
+PACKAGE = Path(__file__).resolve().parents[2] / "skill" / "skill_train"
+# How one stands in a file: alone, in JSON, in an address, after another alphabet, twice.
+PLACES = ("{}", '{{"token": "{}"}}', "https://me:{}@huggingface.co/x", "Schlüssel:é{}", "{0} and {0}", "export HF={}\n")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("place", PLACES)
+def test_every_reader_knows_every_kind(kind: str, place: str) -> None:
+    text = place.format(f"{kind}_{LETTERS}")
+    assert holds_token(text) and LETTERS not in masked(text)
+    assert LETTERS not in placeless({"a": text}, [])["a"]
+    assert token_in([PushFile("a.txt", None, b"clean"), PushFile("b.txt", None, text.encode())]) == "b.txt"
+
+
+@pytest.mark.parametrize("text", ["hf_jobs", "hf_hub_download", f"xhf_{LETTERS}", f"my_api_org_{LETTERS}", "hf_oauth"])
+def test_no_reader_takes_another_word_for_one(text: str) -> None:
+    assert not holds_token(text) and masked(text) == text == placeless(text, [])
+    assert token_in([PushFile("a.txt", None, text.encode())]) is None
+
+
+def test_no_other_module_has_a_pattern_of_its_own() -> None:
+    own = [
+        path.name
+        for path in sorted(PACKAGE.glob("*.py"))
+        if re.search(r"hf\b[^\n]*_\[A-Za-z|api_org", path.read_text())
+    ]
+    assert own == ["token_text.py"]
