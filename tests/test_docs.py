@@ -44,6 +44,23 @@ COMMANDS = _leaves(cli)
 OPTIONS = {name: {o for p in c.params for o in (*p.opts, *p.secondary_opts)} for name, c in COMMANDS.items()}
 # `skill-train` and the words after it, up to the end of the code or the line.
 COMMAND = re.compile(r"skill-train (?P<rest>[a-z][^`\n]*)")
+OPTION = re.compile(r"(?<![\w-])(?<!var\()--[a-z][a-z_-]*[a-z]")  # a page's own colours are var(--grid)
+# Options of other programs, by the word that names the program in the same text.
+FOREIGN = {
+    "hf upload": {"--private"},
+    "pip install": {"--upgrade", "--force-reinstall"},
+    "uv venv": {"--allow-existing", "--python", "--quiet"},
+    "uv pip": {"--quiet", "--python"},
+    "xcode-select": {"--install"},
+    "llama-quantize": {"--imatrix"},
+    "ollama show": {"--template"},
+    "lms import": {"--copy"},
+    "the file is moved away": {"--copy"},  # of the line below `lms import`
+    "powermetrics": {"--samplers"},
+    "accelerate launch": {"--cpu", "--num_processes"},
+    "Show the version": {"--version"},  # of skill-train itself
+    "The token goes by its name": {"--secret"},  # of SkyPilot
+}
 # Not a command: "which skill-train does not make".
 PROSE = re.compile(r"\b(?:which|that|what|with|from|by) skill-train\b")
 
@@ -118,6 +135,30 @@ def test_hints_in_the_program_name_commands_that_exist() -> None:
     assert wrong == []
 
 
+def test_options_that_messages_name_exist() -> None:
+    """Also without a command before them: "the same command with --gate answers"."""
+    wrong = []
+    for path in sorted((ROOT / "skill" / "skill_train").glob("*.py")):
+        for text in _strings(ast.parse(_read(path))):
+            wrong += [f"{path.name}: {option}" for option in _unknown_options(text)]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "references").glob("*.md")), ids=lambda page: page.name)
+def test_options_that_references_name_exist(page: Path) -> None:
+    text = re.sub(r"<!--.*?-->", "", _read(page), flags=re.DOTALL)
+    assert [option for line in text.splitlines() for option in _unknown_options(line)] == []
+
+
+def test_the_check_of_options_finds_mistakes() -> None:
+    assert list(_unknown_options("export again with --outtype bf16")) == ["--outtype"]
+    assert list(_unknown_options("the same command with --gate=answers, or --dtype float32")) == []
+    assert list(_unknown_options("--dtpye float32")) == ["--dtpye"]
+    assert list(_unknown_options("use `--merge`.")) == ["--merge"]
+    assert list(_unknown_options("--outtype")) == []  # a word of another program's command line
+    assert list(_unknown_options("a -- b, ---, model--name")) == []
+
+
 def test_the_check_of_commands_finds_mistakes() -> None:
     assert list(_wrong_commands("skill-train local --model M --data D")) == []
     assert list(_wrong_commands("skill-train lokal")) == ["skill-train lokal"]
@@ -185,6 +226,15 @@ def _wrong_commands(text: str) -> Iterator[str]:
             continue
         known = OPTIONS[name] | {"--help", "-h"}
         yield from (f"skill-train {name} {w}" for w in words if w.startswith("--") and w.split("=")[0] not in known)
+
+
+def _unknown_options(text: str) -> Iterator[str]:
+    """Options in a text that no command has, but for those of a program that the text names. One word alone is a part
+    of another program's command line."""
+    if not text.startswith("--") or " " in text.strip():
+        of_others = {option for program, options in FOREIGN.items() if program in text for option in options}
+        known = set().union(*OPTIONS.values()) | {"--help"} | of_others
+        yield from (option for option in OPTION.findall(text) if option not in known)
 
 
 def _words(text: str) -> list[str]:

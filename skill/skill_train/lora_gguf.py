@@ -69,7 +69,7 @@ def export_lora(
             code="unknown_outtype",
             expected=", ".join(OUTTYPES),
             got=outtype,
-            hint="leave --outtype out",
+            hint="skill-train export-gguf RUN --lora, which takes f16",
         )
     read = read_adapter(adapter)
     alpha, reason = _check_convertible(read, base)

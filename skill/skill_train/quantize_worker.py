@@ -113,7 +113,7 @@ def _refused(why: str, job: dict[str, Any], name: str) -> SkillTrainError:
             "a weight of the file is not finite, or too large for the type",
             code="bad_weights",
             got=why,
-            hint="export again with --outtype bf16, or look whether the training diverged",
+            hint="export again with --quant bf16, or look whether the training diverged",
         )
     return UsageError(
         f"llama.cpp refuses to quantize {job['source']} to {name}: {why}",

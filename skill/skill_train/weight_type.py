@@ -75,7 +75,7 @@ def choose(weights: dict[str, Stored], asked: str) -> WeightType:
             code="f16_overflow",
             expected=f"every |weight| <= {F16_LARGEST:g}",
             got=f"{largest:g}",
-            hint="export with --outtype bf16 (or auto)",
+            hint="export with --quant bf16, or leave f16 out of --quant",
         )
     if asked != "auto":
         return WeightType(asked, "asked for", largest)
