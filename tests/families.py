@@ -1,11 +1,13 @@
-"""Two-layer models of further families with a made-up vocabulary: no tokenizer, so they merge and do not export."""
+"""Two-layer models of further families, with a made-up vocabulary of 128 tokens or with Mistral's."""
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import merging
+import tiny
 
 FAMILIES = ("qwen3_moe", "mixtral", "deepseek_v3", "nemotron", "gpt_oss", "olmoe", "glm4")
 _SIZES = {"vocab_size": 128, "hidden_size": 64, "num_hidden_layers": 2, "max_position_embeddings": 256}
@@ -33,11 +35,16 @@ _CLASSES = {
 }  # fmt: skip
 
 
-def base(family: str, folder: Path, *, dtype: str = "bfloat16") -> Path:
-    """A model of the family with random weights."""
+def base(family: str, folder: Path, *, dtype: str = "bfloat16", tokenizer: bool = False) -> Path:
+    """A model of the family with random weights. With Mistral's tokenizer it can be exported."""
     import transformers
 
-    config = getattr(transformers, f"{_CLASSES[family]}Config")(
-        **_SIZES | _HEADS | _OWN[family], bos_token_id=1, eos_token_id=2
-    )
-    return merging.save(config, folder, dtype=dtype)
+    sizes = _SIZES | _HEADS | _OWN[family] | {"bos_token_id": 1, "eos_token_id": 2}
+    if tokenizer:
+        sizes |= {"vocab_size": 32000, "max_position_embeddings": 2048}
+    config = getattr(transformers, f"{_CLASSES[family]}Config")(**sizes)
+    made = merging.save(config, folder, dtype=dtype)
+    for file in tiny.cached("mistral").iterdir() if tokenizer else ():
+        if not (made / file.name).exists() and file.suffix != ".safetensors":
+            shutil.copy(file, made)
+    return made

@@ -22,7 +22,7 @@ from skill_train.chain import (
 )
 from skill_train.console import Console, Result
 from skill_train.errors import UsageError, VerificationFailed
-from skill_train.export_files import recorded, unread
+from skill_train.export_files import model_of, recorded, unread
 from skill_train.formats import BARE
 from skill_train.native import ending
 from skill_train.run_dir import RunDir, open_run, read_json, renamed_aside, require_no_run, write_text
@@ -194,7 +194,10 @@ def _export(
             )
     outputs = outputs_of(converted, records) + outputs_of(quantized, records)
     chosen = _for_ollama(outputs, types)
+    before, now = model_of(out / "Modelfile"), f"./{chosen or source.name}"
     write_text(out / "Modelfile", modelfile.modelfile(chosen or source.name, parameters))
+    if before not in (None, now):
+        console.warn("modelfile_changed", f"{out / 'Modelfile'} said FROM {before}; it says FROM {now} now")
     because = "the last of the types that were asked for" if chosen else "the only file"
     reasons = [{"rule": f"FROM ./{chosen or source.name}", "because": because, "source": "--quant"}, *reasons]
     return _export_result(console, model, out, outputs, converted, quantized, reasons)

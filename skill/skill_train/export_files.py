@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from skill_train.run_dir import RunDir, read_json
@@ -20,3 +21,10 @@ def recorded(run: RunDir) -> list[Path]:
     """The files that the steps say they made."""
     records = [run.record(step) for step in ("convert", "quantize", "lora_gguf")]
     return [run.path / name for record in records if record.is_file() for name in read_json(record)["outputs"]]
+
+
+def model_of(modelfile: Path) -> str | None:
+    """What a Modelfile's FROM names; None without one. Ollama takes instructions in any case."""
+    text = modelfile.read_text(encoding="utf-8", errors="replace") if modelfile.is_file() else ""
+    found = re.search(r"^from[ \t]+(\S.*?)[ \t]*$", text, re.IGNORECASE | re.MULTILINE)
+    return found[1] if found else None
