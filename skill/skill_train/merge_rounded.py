@@ -9,13 +9,39 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from skill_train.reference_stored import is_plain
+from skill_train.run_dir import read_json
 from skill_train.shards import read_folder, torch_dtype
 
 KINDS = ("F16", "BF16")
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """How a merge stored its weights.
+
+    Attributes:
+        stored: safetensors' dtype of the changed ones, of `KINDS`.
+        kinds: dtype by the name of a tensor; of those without a name here it is `stored`.
+    """
+
+    stored: str
+    kinds: dict[str, str]
+
+
+def rounding_of(record: Path, base: Path) -> Rounding | None:
+    """Of a merge by its record; None when it rounded nothing, or there is no record."""
+    merge = read_json(record) if record.is_file() else {}
+    stored = merge.get("changes", {}).get("stored_dtype")
+    if stored not in KINDS:
+        return None
+    # PEFT stores all of a model in one type, and so does --dtype.
+    one_type = merge.get("how") == "peft" or merge.get("options", {}).get("dtype") is not None
+    return Rounding(stored, {} if one_type else stored_kinds(base))
 
 
 def stored_kinds(folder: Path) -> dict[str, str]:

@@ -13,7 +13,8 @@ matrix shifted by one, 0.7 to 1.5. What such a figure cannot tell, `tensors` and
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 _FACTORS = (10.0, 15.0)
 
@@ -107,6 +108,19 @@ def limits(kind: str, *, merged_in_bf16: bool = False) -> Limits:
         tuning=kld,
         source=source if known else f"no figures published for {kind}: those of {_UNKNOWN}",
     )
+
+
+def for_answers(bounds: Limits, cost: dict[str, Any] | None) -> Limits:
+    """The bounds for files of a merge whose rounding costs so much: an answer may part from that of the model which was
+    not rounded where rounding itself moves a token's log-probability so far.
+
+    Args:
+        cost: of `compare.summarize`; None where nothing was rounded.
+    """
+    if cost is None or cost["p99_kl"] is None:
+        return bounds
+    more = _spread(cost["p99_kl"])
+    return replace(bounds, gap=(bounds.gap[0] + more, bounds.gap[1] + more))
 
 
 def _times(figure: float) -> tuple[float, float]:

@@ -26,13 +26,14 @@ from skill_train.console import Bar
 from skill_train.errors import UsageError
 from skill_train.gguf_file import GgufFile
 from skill_train.heap import keep_freed
+from skill_train.merge_rounded import Rounding, rounding_of
 from skill_train.native import ending, llama_cpp_folder
 from skill_train.reference_stored import frugal_model, is_plain, peak_bytes
 from skill_train.shards import read_folder
 from skill_train.verdict import Check, NotChecked, worst
 from skill_train.verify_judge import Draft, Known, Proof, draft_of, judge, own_templates, readable
 from skill_train.verify_lora import judge_adapters, of_kind
-from skill_train.verify_reference import Measured, measure, measure_base
+from skill_train.verify_reference import Measured, measure, measure_base, measure_rounded
 from skill_train.verify_subject import Questions, Subject, questions_of
 from skill_train.verify_texts import Sample, sample_of
 from skill_train.verify_weights import compare_weights, compared_bytes
@@ -92,7 +93,8 @@ def verify(
         drafting = beside.submit(draft_of, files, asked.prompts, sample.answer_tokens, busy)
         rendering = beside.submit(own_templates, files, asked.conversations)
         with tempfile.TemporaryDirectory(prefix="skill-train-verify-") as folder:
-            measured, weights = _measure(asked, base, sample, files, Path(folder), drafting)
+            rounding = rounding_of(record.parent / "merge.json", reference) if adapter and files else None
+            measured, weights = _measure(asked, base, sample, files, Path(folder), drafting, rounding)
             subject = Subject(**vars(asked), measured=measured)
             known, fixed = Known(files, weights, rendering.result(), drafting.result()), fixing.result()
             digests = fixed["inputs"]["ggufs"]
@@ -103,7 +105,13 @@ def verify(
 
 
 def _measure(
-    asked: Questions, base: Path | None, sample: Sample, files: list[GgufFile], folder: Path, drafting: Future[Draft]
+    asked: Questions,
+    base: Path | None,
+    sample: Sample,
+    files: list[GgufFile],
+    folder: Path,
+    drafting: Future[Draft],
+    rounding: Rounding | None = None,
 ) -> tuple[Measured, dict[str, Check | NotChecked]]:
     """What the reference and the base say; and the weights of each file, while the reference is in memory."""
     plain = asked.adapter is None or is_plain(asked.adapter)
@@ -121,6 +129,8 @@ def _measure(
         )
         if not plain:  # it is merged into the model, which is then no longer base and adapter
             weights = compare_weights(files, model, asked.adapter)
+        if rounding is not None and asked.adapter is not None:
+            measured = measure_rounded(model, asked.adapter, rounding, measured, folder)
     del model  # before another one is read
     if base is not None and measured.base is None:
         measured = measure_base(base, measured, folder)

@@ -23,7 +23,7 @@ from skill_train.errors import DecisionNeeded, NativeCrash, VerificationFailed
 from skill_train.gguf_file import GgufFile, read_gguf
 from skill_train.machine import available_memory_bytes, physical_cores
 from skill_train.native import ending, run_worker
-from skill_train.thresholds import Limits, limits
+from skill_train.thresholds import Limits, for_answers, limits
 from skill_train.verdict import Check, NotChecked
 from skill_train.verify_reference import first_of
 from skill_train.verify_subject import Subject
@@ -232,8 +232,9 @@ def _judge_running(gguf: GgufFile, subject: Subject, run: _Run, proof: Proof, bo
     proof.add(Check("loads", file, "pass", "runs", "runs", f"llama.cpp loads it, {result['facts']['tokens']} tokens"))
     for check in _answered(file, result, subject, run.shipped):
         proof.add(check)
-    proof.add(verify_logits.check_logits(file, result["figures"], bounds))
-    proof.add(verify_logits.check_tuned(file, result["change"], bounds, measured.why_no_base))
+    cost = measured.cost["mean_kl"] if measured.cost else None
+    proof.add(verify_logits.check_logits(file, result["figures"], bounds, measured.stored, cost))
+    proof.add(verify_logits.check_tuned(file, result["change"], bounds, measured.why_no_base, measured.stored, cost))
     given = run.drafted or result["answers"]
     proof.add(verify_answers.check_answers(file, measured.answers, given, bounds, subject.tokenizer))
 
@@ -243,8 +244,10 @@ def _limits(gguf: GgufFile, subject: Subject, run: Path) -> Limits:
     record = run / "merge.json"
     merged = run_dir.read_json(record).get("changes", {}).get("stored_dtype") if record.is_file() else None
     stored = merged or subject.config.get("dtype") or subject.config.get("torch_dtype")
-    rounded = subject.adapter is not None and stored in ("BF16", "bfloat16")
-    return limits(verify_file.file_type(gguf), merged_in_bf16=rounded)
+    known = subject.measured.rounded is not None  # what rounding costs is measured then, and part of the reference
+    rounded = subject.adapter is not None and stored in ("BF16", "bfloat16") and not known
+    bounds = limits(verify_file.file_type(gguf), merged_in_bf16=rounded)
+    return for_answers(bounds, subject.measured.cost)
 
 
 def _answered(
@@ -312,7 +315,7 @@ def job_of(gguf: GgufFile, subject: Subject, shipped: list[dict[str, Any]], thre
         "plain": [*subject.texts, *(one["text"] for one in sent if one["chat"])],
         "special": [*_PLAIN, *(one["text"] for one in sent if not one["chat"])],
         "sequences": [asdict(sequence) for sequence in first_of(measured.sequences, tokens)],
-        "tuned": str(measured.tuned),
+        "tuned": str(measured.made_of),
         "base": str(measured.base) if measured.base else None,
         "base_rows": measured.base_rows,
         "prompts": [

@@ -7,14 +7,19 @@ from typing import Any
 from skill_train.thresholds import Limits
 from skill_train.verdict import Check, NotChecked, Verdict, worst
 
+_COSTLY = 0.5  # of the tuning's own effect: from here on what rounding did is worth a warning
 _SAMPLING_NOISE = 1e-6  # nats: below this the base and the tuned model are one model, up to rounding
 
 
-def check_logits(file: str, figures: dict[str, Any] | None, limits: Limits) -> Check | NotChecked:
+def check_logits(
+    file: str, figures: dict[str, Any] | None, limits: Limits, stored: str = "", cost: float | None = None
+) -> Check | NotChecked:
     """Mean KL divergence, and the perplexity ratio beyond its interval.
 
     Args:
-        figures: of `compare.summarize`.
+        figures: of `compare.summarize`, against the reference; rounded, where the merge was stored in 16 bits.
+        stored: the type that the merge was rounded to; empty where it was not.
+        cost: what that moved, mean KL divergence in nats.
     """
     if figures is None:
         return NotChecked("logits", file, "no text was long enough to compare")
@@ -28,16 +33,26 @@ def check_logits(file: str, figures: dict[str, Any] | None, limits: Limits) -> C
         f"mean KL {kl:.2g} nats, 99th percentile {figures['p99_kl']:.2g}, same first token {figures['same_top1']:.1%}, "
         f"perplexity x{ratio:.4f} ± {figures['perplexity_ratio_half_width']:.4f} on {figures['tokens']} tokens"
     )
+    if cost is not None:
+        detail += f"; the merge itself is {cost:.2g} nats from what was trained, because it is stored in {stored}"
     bounds = {"fail_above": limits.kl[1], "ratio": list(limits.ratio), "source": limits.source}
-    return Check("logits", file, verdict, kl, limits.kl[0], detail, figures | {"limits": bounds})
+    return Check("logits", file, verdict, kl, limits.kl[0], detail, figures | {"limits": bounds, "rounding": cost})
 
 
-def check_tuned(file: str, change: dict[str, Any] | None, limits: Limits, why_not: str) -> Check | NotChecked:
+def check_tuned(
+    file: str,
+    change: dict[str, Any] | None,
+    limits: Limits,
+    why_not: str,
+    stored: str = "",
+    cost: float | None = None,
+) -> Check | NotChecked:
     """The share of the tuning that is in the file: 1 when the adapter was applied once, as it was trained.
 
     Args:
         change: of `compare.summarize_change`.
         why_not: why there is none.
+        stored, cost: as for `check_logits`.
     """
     if change is None:
         return NotChecked("tuned", file, why_not)
@@ -57,6 +72,12 @@ def check_tuned(file: str, change: dict[str, Any] | None, limits: Limits, why_no
         f"{share:.3f} ± {width:.3f} of the tuning is in the file ({_means(share)}); it is nearer to the {nearer}: "
         f"KL {change['kl_tuned']:.2g} from the tuned model, {change['kl_base']:.2g} from the base"
     )
+    if cost is not None and change["kl_between"] is not None and cost > _COSTLY * change["kl_between"]:
+        verdict = worst([verdict, "warn"])
+        detail += (
+            f"; storing the merge in {stored} moved the answers by {cost:.2g} nats, and the tuning by "
+            f"{change['kl_between']:.2g}: skill-train merge RUN --dtype float32 rounds nothing"
+        )
     if not large:
         detail += f"; the tuning itself is only {change['kl_between']:.2g} nats, less than this type can hold for sure"
     return Check("tuned", file, verdict, share, f"1 ± {limits.share[0]}", detail, change)

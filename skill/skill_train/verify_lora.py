@@ -136,7 +136,8 @@ def _judge_running(gguf: GgufFile, base: GgufFile, subject: Subject, proof: Proo
     """What llama.cpp answers with the adapter beside the base, against base + adapter through PEFT."""
     file, measured = gguf.path.name, subject.measured
     job = verify_judge.job_of(base, subject, [], threads=physical_cores())
-    job |= {"lora": str(gguf.path), "plain": [], "special": []}
+    # The base was not rounded on its way into its file, and nothing was merged.
+    job |= {"lora": str(gguf.path), "plain": [], "special": [], "tuned": str(measured.tuned)}
     try:
         result = run_worker(verify_judge.WORKER, job)
     except (VerificationFailed, NativeCrash) as error:

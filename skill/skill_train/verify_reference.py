@@ -13,6 +13,8 @@ from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from skill_train.compare import compare_logits, join, summarize
+from skill_train.merge_rounded import Rounding, rounded
 from skill_train.reference import logits
 from skill_train.reference_kinds import MIXED_BATCHES
 from skill_train.reference_stored import frugal_model
@@ -53,6 +55,10 @@ class Measured:
         tuned: file of float32 logits [tokens, vocabulary].
         base: the same of the base, for the first `base_rows` tokens; None without a base.
         why_no_base: the reason then.
+        rounded: logits [tokens, vocabulary] of the reference with its weights rounded as the merge stored them; None
+            where it rounded nothing, or nobody knows how.
+        stored: the type that they are rounded to.
+        cost: of `compare.summarize`: how far that is from the reference.
     """
 
     sequences: list[Sequence]
@@ -63,6 +69,14 @@ class Measured:
     why_no_base: str
     answers: list[Answer] = field(default_factory=list)
     sample: Sample = field(default_factory=Sample)
+    rounded: Path | None = None
+    stored: str = ""
+    cost: dict[str, Any] | None = None
+
+    @property
+    def made_of(self) -> Path:
+        """Logits of what files were made of."""
+        return self.rounded or self.tuned
 
     @property
     def longest(self) -> int:
@@ -133,6 +147,26 @@ def measure_base(base: Path, found: Measured, folder: Path) -> Measured:
         with open(file, "wb") as out:
             _read(model, [_Text(sequence.ids, partial(_put, out, sequence.first)) for sequence in chosen])
     return replace(found, base=file, base_rows=_tokens(chosen), why_no_base="")
+
+
+def measure_rounded(model: Any, adapter: Path, rounding: Rounding, found: Measured, folder: Path) -> Measured:
+    """The same texts by the reference with rounded weights, which it has from then on."""
+    import numpy as np
+
+    if not found.sequences:
+        return found
+    file = folder / "rounded.f32"
+    require_space(folder, 4 * found.vocabulary * _tokens(found.sequences), "the rounded reference's logits")
+    with rounded(model, adapter, rounding.kinds, rounding.stored) as merged, open(file, "wb") as out:
+        _pass(merged, [_Text(one.ids, partial(_put, out, one.first)) for one in found.sequences], mixed=False)
+    tuned, other = (np.memmap(each, np.float32, "r").reshape(-1, found.vocabulary) for each in (found.tuned, file))
+    parts = [
+        compare_logits(tuned[one.first : end], other[one.first : end], np.asarray(one.ids[1:]))
+        for one in found.sequences
+        if (end := one.first + len(one.ids) - 1) > one.first
+    ]
+    cost = summarize(join(parts)) if parts else None
+    return replace(found, rounded=file, stored=rounding.stored, cost=cost)
 
 
 def first_of(sequences: list[Sequence], tokens: int) -> list[Sequence]:
