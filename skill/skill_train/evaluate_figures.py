@@ -8,10 +8,13 @@ from typing import Any
 
 from skill_train.bootstrap import Interval, paired
 from skill_train.evaluate_ask import Model, Question, Replies
+from skill_train.thresholds import SAME_LOSS
 
 NOISE = "inside the noise"
+SAME = "same within noise"
 FEW_ROWS = 30  # below this many the interval itself is too narrow (Hesterberg 2015, arXiv:1411.5279)
 _LOWER_IS_BETTER = ("loss",)
+_SAME_SCORE = 1e-6  # of the larger score: what sums of another order do. How much of it matters only its user knows
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,8 @@ def differences(measured: list[Measured], asked: list[Question]) -> list[dict[st
         for measure, interval in found.items():
             if interval is not None:
                 rows = len(asked) if measure == "loss" else len(one.exact)
-                compared.append(_difference(one.model.name, other.model.name, measure, interval, rows))
+                smallest = _smallest(measure, one, other)
+                compared.append(_difference(one.model.name, other.model.name, measure, interval, rows, smallest))
     return compared
 
 
@@ -75,7 +79,18 @@ def _pairs(measured: list[Measured]) -> list[tuple[Measured, Measured]]:
     return pairs + [(file, folders[-1]) for file in files if folders]
 
 
-def _difference(model: str, against: str, measure: str, interval: Interval, rows: int) -> dict[str, Any]:
+def _smallest(measure: str, one: Measured, other: Measured) -> float:
+    """The smallest difference that counts as one, however narrow its interval is: the two were asked the same rows, so
+    a tiny difference hardly scatters."""
+    if measure == "loss":
+        return SAME_LOSS
+    scores = [abs(score) for each in (one, other) for score in each.scores if score is not None]
+    return _SAME_SCORE * max(scores, default=0.0) if measure == "score" else 0.0
+
+
+def _difference(
+    model: str, against: str, measure: str, interval: Interval, rows: int, smallest: float
+) -> dict[str, Any]:
     better = (interval.difference < 0) == (measure in _LOWER_IS_BETTER)
     word = f"{'better' if better else 'worse'}{', of few rows' if rows < FEW_ROWS else ''}"
     return {
@@ -85,7 +100,8 @@ def _difference(model: str, against: str, measure: str, interval: Interval, rows
         "difference": interval.difference,
         "low": interval.low,
         "high": interval.high,
-        "says": NOISE if interval.is_noise else word,
+        "smallest": smallest,
+        "says": NOISE if interval.is_noise else SAME if abs(interval.difference) < smallest else word,
     }
 
 

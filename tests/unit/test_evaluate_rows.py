@@ -177,3 +177,43 @@ def test_a_person_sees_figures_intervals_and_answers() -> None:
         "small was not measured: it knows",
     ):
         assert text in seen
+
+
+def against_tuned(away: list[float], tokens: int = 50, *, gguf: bool = True, score: float = 0.0) -> dict[str, str]:
+    """What is said of a file whose loss is so many nats a token off the tuned model's, a row each, by measure."""
+    asked = [Question(list(range(tokens + 1)), list(range(1, tokens + 1)), [0], [1], 4) for _ in away]
+    theirs = [2.0 * tokens + row for row in range(len(away))]
+    ours = [nats + tokens * more for nats, more in zip(theirs, away, strict=True)]
+    scores = [0.1 + 0.01 * row for row in range(len(away))]
+    tuned = measured("tuned", list(theirs), [1.0] * len(away), list(scores))
+    other = measured("a.gguf" if gguf else "a", list(ours), [1.0] * len(away), [one + score for one in scores])
+    return {one["measure"]: one["says"] for one in differences([tuned, other], asked)}
+
+
+def steady(size: float, rows: int = 40) -> list[float]:
+    """Differences of one sign that hardly scatter: their interval never contains 0."""
+    return [size * (1 + 0.05 * (row % 3 - 1)) for row in range(rows)]
+
+
+@pytest.mark.parametrize("rows", [12, 40])
+@pytest.mark.parametrize("size", [2.4e-05, -2.4e-05, 1e-07, 1.9e-03, -1.9e-03])
+def test_a_difference_too_small_to_matter_is_no_verdict(size: float, rows: int) -> None:
+    """`verify` passes an unquantized file whose perplexity is up to 0.2 % off, which is 0.002 nats a token."""
+    assert against_tuned(steady(size, rows))["loss"] == "same within noise"
+    assert against_tuned(steady(size, rows), gguf=False)["loss"] == "same within noise"
+
+
+@pytest.mark.parametrize(("size", "says"), [(2.2e-03, "worse"), (-2.2e-03, "better"), (0.05, "worse"), (1.0, "worse")])
+def test_a_worse_file_is_called_worse(size: float, says: str) -> None:
+    assert against_tuned(steady(size))["loss"] == says
+    assert against_tuned(steady(size, 12))["loss"] == f"{says}, of few rows"
+
+
+def test_a_large_difference_that_scatters_stays_inside_the_noise() -> None:
+    assert against_tuned([0.5 * (-1) ** row for row in range(40)])["loss"] == NOISE
+
+
+@pytest.mark.parametrize(("more", "says"), [(1e-9, "same within noise"), (-1e-9, "same within noise"), (0.001, "better")])
+def test_a_score_that_differs_in_its_last_digits_is_the_same(more: float, says: str) -> None:
+    """The scale of a user's own score is not known, so only what arithmetic itself does to it is left out."""
+    assert against_tuned([0.0] * 40, score=more)["score"] == says
