@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -55,9 +55,9 @@ def peak_bytes(base: Path, adapter: Path | None) -> int:
     return 2 * count + 4 * max(math.prod((min(shape[0], ROWS_AT_ONCE), *shape[1:])) for shape in shapes if shape)
 
 
-def merged_weights(model: Any, adapter: Path | None) -> Iterator[tuple[str, Callable[[], Any]]]:
+def merged_weights(model: Any, adapter: Path | None) -> Iterator[tuple[str, partial[Any]]]:
     """Name and weight of every tensor of a reference, PEFT's change added. A weight that the adapter changes is made
-    when it is asked for, in fp32; the others are as they are stored.
+    when it is asked for, in fp32; the others are as they are stored. The first argument of each has its shape.
 
     An adapter that is more than A and B is merged into the model, which is then no longer base + adapter.
     """

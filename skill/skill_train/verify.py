@@ -30,13 +30,13 @@ from skill_train.merge_rounded import Rounding, rounding_of
 from skill_train.native import ending, llama_cpp_folder
 from skill_train.reference_stored import frugal_model, is_plain, peak_bytes
 from skill_train.shards import read_folder
-from skill_train.verdict import Check, NotChecked, worst
+from skill_train.verdict import worst
 from skill_train.verify_judge import Draft, Known, Proof, draft_of, judge, own_templates, readable
 from skill_train.verify_lora import judge_adapters, of_kind
 from skill_train.verify_reference import Measured, measure, measure_base, measure_rounded
 from skill_train.verify_subject import Questions, Subject, questions_of
 from skill_train.verify_texts import Sample, sample_of
-from skill_train.verify_weights import compare_weights, compared_bytes
+from skill_train.verify_weights import Weights, compare_weights, compared_bytes
 
 Warn = Callable[[str, str], None]
 _OF_A_PROOF = {"checks", "not_checked", "samples"}
@@ -112,7 +112,7 @@ def _measure(
     folder: Path,
     drafting: Future[Draft],
     rounding: Rounding | None = None,
-) -> tuple[Measured, dict[str, Check | NotChecked]]:
+) -> tuple[Measured, Weights]:
     """What the reference and the base say; and the weights of each file, while the reference is in memory."""
     plain = asked.adapter is None or is_plain(asked.adapter)
     with frugal_model(asked.reference, asked.adapter) as model:

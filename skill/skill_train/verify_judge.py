@@ -80,7 +80,7 @@ class Known:
     """
 
     files: list[GgufFile]
-    weights: dict[str, Check | NotChecked]
+    weights: verify_weights.Weights
     own_templates: dict[str, Any]
     draft: Draft
 
@@ -115,8 +115,9 @@ def judge(
             progress(number + 1, len(ggufs) + 1, name)
             proof.add(verify_file.check_file(gguf))
             proof.add(verify_file.check_digest(gguf, digests[name], exports.get(name)))
-            proof.add(known.weights[name])
-            right = all(_all_known(known.weights[one.path.name], one) for one in (gguf, plain or gguf))
+            for one in known.weights[name]:
+                proof.add(one)
+            right = all(_all_known(known.weights[each.path.name], each) for each in (gguf, plain or gguf))
             _judge_static(gguf, plain if plain is not gguf else None, subject, proof, right)
             _judge_running(gguf, subject, started, proof, _limits(gguf, subject, run))
     progress(len(ggufs) + 1, len(ggufs) + 1, "done")
@@ -179,11 +180,10 @@ def _started(
     return _Run(own, shipped, pool.submit(run_worker, WORKER, job), drafted)
 
 
-def _all_known(weights: Check | NotChecked, gguf: GgufFile) -> bool:
+def _all_known(weights: list[Check | NotChecked], gguf: GgufFile) -> bool:
     """Every tensor of the file was found to be that of the trained model."""
-    if not isinstance(weights, Check) or weights.verdict != "pass":
-        return False
-    return bool(weights.figures["looked_at"] == len(gguf.tensors))
+    good = [one for one in weights if isinstance(one, Check) and one.verdict == "pass"]
+    return any(one.figures["looked_at"] == len(gguf.tensors) for one in good)
 
 
 def readable(ggufs: list[Path], proof: Proof) -> list[GgufFile]:

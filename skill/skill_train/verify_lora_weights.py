@@ -126,7 +126,7 @@ def _order(base: GgufFile, target: Tensor, weight: Stored) -> np.ndarray | None:
     if len(weight.shape) != 2 or target.shape != weight.shape[::-1]:
         return None
     stored = _as_kind(read_tensor(weight).float(), target.kind)
-    there = weights_of(base, target)(np.arange(len(stored)))
+    there = weights_of(base, target)(slice(0, len(stored)))
     if np.array_equal(there, stored):
         return np.arange(len(stored))
     numbers = {row.tobytes(): number for number, row in enumerate(stored[:, :_KEY])}
@@ -148,7 +148,7 @@ def _distance(lora: GgufFile, tensor: Tensor, expected: np.ndarray) -> tuple[flo
     """Error of the worst row, and its number."""
     import numpy as np
 
-    got = weights_of(lora, tensor)(np.arange(len(expected)))
+    got = weights_of(lora, tensor)(slice(0, len(expected)))
     if tensor.kind == "F16":  # what an f16 cannot hold any nearer is no fault
         near = np.abs(got - expected) <= _SMALLEST_F16
         got = np.where(near, expected, got)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from skill_train.gguf_file import GgufFile, Tensor
 from skill_train.verdict import Check, problems
@@ -16,7 +16,6 @@ from skill_train.verdict import Check, problems
 if TYPE_CHECKING:
     import numpy as np
 
-_ELEMENTS = 1 << 22  # of one tensor; of those with more than twice as many, evenly sampled rows, which are copied
 _CHUNK = 1 << 18  # weights at a time: what is worked on stays in the processor's cache
 
 # Largest error of one row relative to its length (root of summed squares), by storage type. Rounding to b bits in
@@ -32,7 +31,7 @@ _FLOATS = {"F32": 1e-6, "F16": 2e-3, "BF16": 1e-2}
 def check_tensors(
     gguf: GgufFile, *, unquantized: GgufFile | None, needs_output: str, reference: Path, known: bool = False
 ) -> Check:
-    """Reads the weights of every tensor, of large ones evenly sampled rows.
+    """Reads the weights of every tensor.
 
     Args:
         known: `weights` found every tensor of this file, and of the unquantized one, to be that of the trained model,
@@ -108,13 +107,13 @@ def _read(gguf: GgufFile, tensor: Tensor, unquantized: GgufFile | None) -> tuple
         return f"has shape {list(tensor.shape)}, {list(twin.shape)} unquantized", 0.0
     largest, worst, worst_row = 0.0, 0.0, 0
     read, read_twin = weights_of(gguf, tensor), weights_of(unquantized, twin) if unquantized and twin else None
-    for rows in row_samples(tensor):
+    for rows in row_chunks(tensor.elements // tensor.shape[0], tensor.shape[0]):
         weights = read(rows)
         largest = max(largest, float(np.abs(weights).max()))
         if read_twin is not None:
             errors = row_errors(weights, read_twin(rows))
             if not errors.max() <= worst:
-                worst, worst_row = float(errors.max()), int(rows[errors.argmax()])
+                worst, worst_row = float(errors.max()), rows.start + int(errors.argmax())
     if not np.isfinite(largest):
         return "holds values that are not finite", 0.0
     if largest == 0 and len(tensor.shape) > 1:
@@ -125,32 +124,22 @@ def _read(gguf: GgufFile, tensor: Tensor, unquantized: GgufFile | None) -> tuple
     return "", worst
 
 
-def row_samples(tensor: Tensor) -> Iterator[Any]:
-    """Row numbers, in chunks."""
-    import numpy as np
-
-    count = tensor.elements // tensor.shape[0]
-    most = max(1, _ELEMENTS // tensor.shape[0])
-    rows = np.arange(count) if count <= 2 * most else np.linspace(0, count - 1, most).astype(np.int64)
-    step = max(1, _CHUNK // tensor.shape[0])
-    return (rows[start : start + step] for start in range(0, len(rows), step))
+def row_chunks(count: int, width: int) -> Iterator[slice]:
+    """All of `count` rows of `width` weights, a few at a time."""
+    step = max(1, _CHUNK // width)
+    return (slice(start, min(count, start + step)) for start in range(0, count, step))
 
 
-def weights_of(gguf: GgufFile, tensor: Tensor) -> Callable[[Any], np.ndarray]:
-    """A function from row numbers to those rows as float32 [rows, row length]. The file is mapped as long as the
-    function lives; `c` is for torch, which warns of memory that it may not write."""
+def weights_of(gguf: GgufFile, tensor: Tensor) -> Callable[[slice], np.ndarray]:
+    """A function from rows to their weights as float32 [rows, row length]. The file is mapped as long as the function
+    lives; `c` is for torch, which warns of memory that it may not write."""
     import numpy as np
 
     row_bytes = tensor.n_bytes // (tensor.elements // tensor.shape[0])
     # A name, because a Path would be resolved for each tensor.
     map_ = np.memmap(str(gguf.path), dtype=np.uint8, mode="c", offset=tensor.offset, shape=(tensor.n_bytes,))
     data = np.asarray(map_).reshape(-1, row_bytes)
-
-    def read(rows: Any) -> np.ndarray:
-        first, last = int(rows[0]), int(rows[-1])
-        return _widened(data[first : last + 1] if last - first + 1 == len(rows) else data[rows], tensor)
-
-    return read
+    return lambda rows: _widened(data[rows], tensor)
 
 
 def _widened(stored: np.ndarray, tensor: Tensor) -> np.ndarray:

@@ -1,61 +1,68 @@
-"""The weights in a GGUF file against those of the model that was trained, tensor by tensor.
+"""The weights in a GGUF file against those of the model that was trained: every row of every tensor.
 
 Logits of a small or barely trained model hardly move when one projection is wrong; the weights say it at once, and by
-name. The reference is the base's weight with PEFT's own change, in fp32; which tensor is which says gguf-py's name map.
+name. The reference is the base's weight with PEFT's own change, in fp32; `weight_places` says which tensor is which. A
+tensor whose counterpart is not known is named, and the file does not pass.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from skill_train.adapter import read_adapter
 from skill_train.gguf_file import GgufFile, Tensor
 from skill_train.reference_stored import frugal_model, merged_weights
-from skill_train.verdict import Check, NotChecked, problems
-from skill_train.verify_tensors import row_bound, row_errors, row_samples, weights_of
+from skill_train.verdict import Check, NotChecked, Verdict
+from skill_train.verify_tensors import row_chunks, weights_of
+from skill_train.weight_arrangements import as_it_is, minus_exp, one_more
+from skill_train.weight_computed import computed_tensors
+from skill_train.weight_places import EMBEDDING, OUTPUT, TRIED, VOCABULARY, Place, Places, places
+from skill_train.weight_rounding import errors
 
-if TYPE_CHECKING:
-    import numpy as np
+_AT_ONCE = 2  # weights; one that the adapter changes is made in fp32 while it is compared
+_TOLD = 5  # names of tensors in a sentence
 
-# What the converter does to a weight on its way is known for these. Llama's and Mistral's query and key rows change
-# places (two halves of a head are interleaved), GPT-2's matrices are turned, Gemma's norms get 1 added.
-ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "gpt2", "phi3")
-_AT_ONCE = 2  # weights; each is made in fp32 while it is compared
-_WHOLE = 1 << 25  # weights that are made fp32 at once; of larger ones, embeddings, only the rows that are looked at
-_FLOAT_ROW_ERROR = 0.01  # of a row's length: bf16 rounding is 0.002; an adapter left out is for `tuned` to see
+Weights = dict[str, list[Check | NotChecked]]
 
 
-def check_weights(files: list[GgufFile], reference: Path, adapter: Path | None) -> dict[str, Check | NotChecked]:
-    """One check a file, by its name. The model is in memory only here, not while llama.cpp is at work."""
+def check_weights(files: list[GgufFile], reference: Path, adapter: Path | None) -> Weights:
+    """What is said of each file, by its name. The model is in memory only here, not while llama.cpp is at work."""
     with frugal_model(reference, adapter) as model:
         return compare_weights(files, model, adapter)
 
 
-def compare_weights(files: list[GgufFile], model: Any, adapter: Path | None) -> dict[str, Check | NotChecked]:
+def compare_weights(files: list[GgufFile], model: Any, adapter: Path | None) -> Weights:
     """The same with the model at hand, of `frugal_model`; what `merged_weights` says of the model afterwards holds."""
     import torch
 
+    makers = dict(merged_weights(model, adapter))
+    shapes = {name: tuple(make.args[0].shape) for name, make in makers.items()}
     config = model.config.get_text_config()
-    maps = [_name_map(gguf, config) for gguf in files]
+    looks = [_Look(gguf, _places(gguf, config, shapes), adapter is not None) for gguf in files]
 
-    def look(named: tuple[str, Callable[[], Any]]) -> list[_Seen | None]:
-        name, weight = named[0], named[1]()
-        if weight.numel() <= _WHOLE:
-            weight = weight.float()  # once for all files
-        return [_look(gguf, names, name, weight, config) for gguf, names in zip(files, maps, strict=True)]
+    def compare(named: tuple[str, partial[Any]]) -> None:
+        chosen = [(look, place) for look in looks for place in look.of_source.get(named[0], ())]
+        if chosen:
+            weight = named[1]()
+            for look, place in chosen:
+                look.compare(place, place.arrange(weight))
 
     threads = torch.get_num_threads()
     try:  # each thread works alone on a weight
         with ThreadPoolExecutor(_AT_ONCE, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            looks = list(pool.map(look, merged_weights(model, adapter)))
+            list(pool.map(compare, makers.items()))
     finally:
         torch.set_num_threads(threads)
-    seen = [[one for one in column if one is not None] for column in zip(*looks, strict=True)]
-    return {gguf.path.name: _check(gguf, names, found) for gguf, names, found in zip(files, maps, seen, strict=True)}
+    for look in looks:
+        for source, tensor in look.known.missing.items():
+            look.absent(source, tensor, makers)
+        for name, values in computed_tensors(model, config).items():
+            look.compare_computed(name, values)
+    return {look.gguf.path.name: look.said() for look in looks}
 
 
 def compared_bytes(adapter: Path | None) -> int:
@@ -71,95 +78,111 @@ def compared_bytes(adapter: Path | None) -> int:
 
 @dataclass(frozen=True)
 class _Seen:
-    """A tensor of a file that has a counterpart in the model: how far off, and what is wrong (empty for nothing)."""
+    """A weight of the model beside a tensor of a file.
+
+    Attributes:
+        rows: how many were compared.
+        error: of the worst one.
+        fault: what is wrong; empty for nothing.
+    """
 
     tensor: str
+    rows: int
     error: float
     fault: str
 
 
-def _name_map(gguf: GgufFile, config: Any) -> Any:
-    """gguf-py's map of names; None for an architecture that is not known here."""
-    from gguf.constants import MODEL_ARCH_NAMES
-    from gguf.tensor_mapping import get_tensor_name_map
+class _Look:
+    """One file, and what was seen of it."""
 
-    arch = gguf.metadata.get("general.architecture")
-    if arch not in ARCHITECTURES:
-        return None
-    number = next(key for key, name in MODEL_ARCH_NAMES.items() if name == arch)
-    return get_tensor_name_map(number, config.num_hidden_layers)
+    def __init__(self, gguf: GgufFile, known: Places, tuned: bool) -> None:
+        self.gguf, self.known, self.tuned = gguf, known, tuned
+        self.seen: list[_Seen] = []  # appended to by several threads
+        self.of_source: dict[str, list[Place]] = {}
+        for place in known.found:
+            self.of_source.setdefault(place.source, []).append(place)
+
+    def compare(self, place: Place, weight: Any) -> None:
+        """Every row of a weight, arranged as the file has it."""
+        tensor = self.gguf.tensors[place.tensor]
+        width = tensor.shape[0]
+        room = tensor.elements // width - place.start
+        if weight.numel() % width or (weight.numel() > room * width and tensor.name not in VOCABULARY):
+            fault = f"{tensor.name} has shape {list(tensor.shape)}, and {place.source} {list(weight.shape)[::-1]}"
+            self.seen.append(_Seen(tensor.name, 0, float("inf"), fault))
+            return
+        expected = weight.reshape(-1, width)[:room]
+        self.seen.append(self._seen(tensor, place, expected))
+        beyond = place.start + len(expected)
+        if tensor.name in VOCABULARY and beyond < tensor.elements // width:
+            self._beyond(tensor, beyond)
+
+    def compare_computed(self, name: str, values: Any) -> None:
+        """A tensor that the converter computes."""
+        if name in self.gguf.tensors:
+            self.compare(Place(name, "config.json", 0, as_it_is), values)
+        else:
+            self.seen.append(_Seen(name, 0, 0.0, f"{name} is missing, which config.json asks for"))
+
+    def absent(self, source: str, tensor: str, makers: dict[str, partial[Any]]) -> None:
+        """A weight of the model whose tensor the file lacks. The output layer may be the embedding, and a bias zero."""
+        weight = makers[source]()
+        embedding = [place for place in self.known.found if place.tensor == EMBEDDING]
+        if tensor == OUTPUT and embedding:
+            if makers[embedding[0].source]().data_ptr() != weight.data_ptr():
+                self.compare(Place(EMBEDDING, source, 0, as_it_is), weight)
+        elif not source.endswith("bias") or weight.any():
+            self.seen.append(_Seen(tensor, 0, 0.0, f"{tensor} is missing, which is {source} of the model"))
+
+    def _seen(self, tensor: Tensor, place: Place, expected: Any) -> _Seen:
+        read, worst, fault = weights_of(self.gguf, tensor), 0.0, ""
+        computed = place.arrange in (one_more, minus_exp)
+        for rows in row_chunks(len(expected), tensor.shape[0]):
+            wanted = expected[rows.start : rows.stop].float().numpy()
+            first = place.start + rows.start
+            found = read(slice(first, first + len(wanted)))
+            off, wrong = errors(tensor.kind, found, wanted, tuned=self.tuned, computed=computed)
+            worst = max(worst, float(off.max()))
+            if not fault and wrong.any():
+                row = int(wrong.argmax())
+                said = f"row {first + row} is {off[row]:.2g} of its length off, more than {tensor.kind} may be"
+                fault = f"{tensor.name} is not {place.source}: {said}"
+        return _Seen(tensor.name, len(expected), worst, fault)
+
+    def _beyond(self, tensor: Tensor, first: int) -> None:
+        """Rows after those of the model's vocabulary."""
+        last = tensor.elements // tensor.shape[0]
+        full = weights_of(self.gguf, tensor)(slice(first, last)).any()
+        fault = f"{tensor.name} has {last} rows, the model {first}, and the others are not zero" if full else ""
+        self.seen.append(_Seen(tensor.name, last - first, 0.0, fault))
+
+    def said(self) -> list[Check | NotChecked]:
+        file, tensors = self.gguf.path.name, self.gguf.tensors
+        rows: dict[str, int] = {}
+        for one in self.seen:
+            rows[one.tensor] = rows.get(one.tensor, 0) + one.rows
+        arch = self.gguf.metadata.get("general.architecture")
+        faults = {one.tensor: one.fault for one in self.seen if one.fault}
+        unknown = [name for name, tensor in tensors.items() if rows.get(name, 0) < tensor.elements // tensor.shape[0]]
+        unknown = [name for name in unknown if name not in faults] + self.known.unplaced
+        if arch not in TRIED:  # a difference may be an arrangement
+            unknown, faults = [*faults, *unknown], {}
+        looked_at = len(tensors.keys() & rows.keys() - set(unknown))
+        worst = max((one.error for one in self.seen if one.tensor not in unknown), default=0.0)
+        said = [faults[name] for name in (*tensors, *faults.keys() - tensors.keys()) if name in faults]
+        reason = f"{_some(unknown)}: where the weights of {arch} models lie, or how they are arranged, is not known"
+        good = f"{looked_at} of {len(tensors)} tensors are those of the trained model, the worst row {worst:.2g} off"
+        verdict: Verdict = "fail" if said else "warn" if unknown else "pass"
+        detail = _some(said) or good + f"; not compared: {_some(unknown)}" * bool(unknown)
+        check = Check("weights", file, verdict, len(said), 0, detail, {"looked_at": looked_at})
+        return [check, NotChecked("weights", file, reason)] if unknown else [check]
 
 
-def _look(gguf: GgufFile, names: Any, name: str, weight: Any, config: Any) -> _Seen | None:
-    """Compares one weight, of a large one evenly sampled rows; None where the file has none of its name."""
-    mapped = names.get_name(name, try_suffixes=(".weight", ".bias")) if names is not None else None
-    tensor = gguf.tensors.get(mapped) if mapped else None
-    if tensor is None:
-        return None
-    (error, row), bound = _distance(gguf, tensor, weight, config), _bound(tensor)
-    fault = f"{tensor.name} is not {name}: row {row} is {error:.2g} of its length off, at most {bound}"
-    return _Seen(tensor.name, error, "" if error <= bound else fault)
+def _places(gguf: GgufFile, config: Any, shapes: dict[str, tuple[int, ...]]) -> Places:
+    widths = {name: tensor.shape[0] for name, tensor in gguf.tensors.items()}
+    return places(str(gguf.metadata.get("general.architecture")), config, shapes, widths)
 
 
-def _check(gguf: GgufFile, names: Any, seen: list[_Seen]) -> Check | NotChecked:
-    file = gguf.path.name
-    if names is None:
-        arch = gguf.metadata.get("general.architecture")
-        return NotChecked("weights", file, f"what the converter rearranges in {arch} models is not known here")
-    if not seen:
-        return NotChecked("weights", file, "no tensor of the file has a name that the name map knows")
-    count, worst = len({one.tensor for one in seen}), max(one.error for one in seen)
-    good = f"{count} of {len(gguf.tensors)} tensors are those of the trained model, the worst row {worst:.2g} off"
-    return problems("weights", file, [one.fault for one in seen if one.fault], looked_at=count, good=good)
-
-
-def _distance(gguf: GgufFile, tensor: Tensor, weight: Any, config: Any) -> tuple[float, int]:
-    """Error of the worst row, and its number, under the rearrangement that fits best. The weight is torch's."""
-    import numpy as np
-
-    width, bound = tensor.shape[0], _bound(tensor)  # GGUF names the row length first
-    read = weights_of(gguf, tensor)
-    best = (float("inf"), 0)
-    for candidate in _candidates(weight, config):
-        expected = candidate.reshape(1, -1) if candidate.ndim == 1 else candidate
-        count = min(len(expected), tensor.elements // width)  # a vocabulary may be padded on one side
-        if expected.shape[1] != width:
-            continue
-        worst = (0.0, 0)
-        for rows in row_samples(tensor):
-            kept = rows[rows < count]
-            if len(kept):
-                errors = row_errors(read(kept), _rows(expected, kept))
-                errors[np.isnan(errors)] = np.inf  # no comparison would ever choose it
-                top = int(np.argmax(errors))
-                worst = max(worst, (float(errors[top]), int(kept[top])))
-        best = min(best, worst)
-        if best[0] <= bound:  # the weight as it is comes first, and fits nearly always
-            break
-    return best
-
-
-def _rows(weight: Any, numbers: np.ndarray) -> np.ndarray:
-    """Rows by number, in fp32; in that type already, those that follow one another are not copied."""
-    first, last = int(numbers[0]), int(numbers[-1])
-    rows = weight[first : last + 1] if last - first + 1 == len(numbers) else weight[numbers]
-    found: np.ndarray = rows.float().numpy()
-    return found
-
-
-def _candidates(weight: Any, config: Any) -> Iterator[Any]:
-    """The weight as it is, and as converters rearrange it."""
-    yield weight
-    if weight.ndim == 1:
-        yield weight.float() + 1
-    if weight.ndim == 2:
-        yield weight.T
-    heads = {config.num_attention_heads, getattr(config, "num_key_value_heads", None) or config.num_attention_heads}
-    for count in sorted(heads):
-        if weight.shape[0] % (2 * count) == 0:
-            halves = weight.reshape(count, 2, weight.shape[0] // count // 2, *weight.shape[1:])
-            yield halves.swapaxes(1, 2).reshape(weight.shape)
-
-
-def _bound(tensor: Tensor) -> float:
-    return max(_FLOAT_ROW_ERROR, row_bound(tensor.kind))
+def _some(said: list[str]) -> str:
+    """The first few."""
+    return "; ".join(said[:_TOLD]) + (f"; and {len(said) - _TOLD} more" if len(said) > _TOLD else "")

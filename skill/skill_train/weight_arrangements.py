@@ -1,0 +1,172 @@
+"""How llama.cpp's converter arranges weights. The architecture says how; the values are never asked.
+
+Each function takes a weight of transformers and returns what the file holds. llama.cpp rotates query and key of some
+architectures by pairs of neighbours where transformers rotates halves (`permuted`). Fused weights have their parts in
+another order. Norms that multiply by 1 + weight hold the sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+Arrange = Callable[[Any], Any]
+
+# Rows of query and key change places.
+_PERMUTED = frozenset((
+    "arcee", "granite", "granitehybrid", "granitemoe", "llama", "mistral3", "olmo", "smollm3",
+))  # fmt: skip
+# A norm multiplies by 1 + weight in transformers, and by the tensor in llama.cpp.
+_ONE_MORE = frozenset(("gemma", "gemma2", "gemma3", "nemotron", "qwen3next"))
+_EXPERTS = ("ffn_gate_exps", "ffn_up_exps")
+
+
+def as_it_is(weight: Any) -> Any:
+    return weight
+
+
+def arrangement(arch: str, config: Any, name: str) -> Arrange:
+    """Args:
+    name: of the weight, as it is published.
+    """
+    heads = config.num_attention_heads if hasattr(config, "num_attention_heads") else 0
+    kv_heads = getattr(config, "num_key_value_heads", None) or heads
+    if arch in _PERMUTED and name.endswith((".q_proj.weight", ".q_proj.bias")):
+        return partial(permuted, heads=heads)
+    if arch in _PERMUTED and name.endswith((".k_proj.weight", ".k_proj.bias")):
+        return partial(permuted, heads=kv_heads)
+    if arch in _ONE_MORE and name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight"):
+        return one_more
+    if arch == "gpt2" and name.endswith((".c_attn.weight", ".c_proj.weight", ".c_fc.weight")):
+        return turned
+    if ".query_key_value." in name:
+        return _query_key_value(arch, config, heads)
+    return minus_exp if name.endswith(".A_log") else as_it_is
+
+
+def parts_of(arch: str, config: Any, name: str) -> Iterator[tuple[tuple[str, ...], tuple[Arrange, ...]]]:
+    """Ways in which a fused weight may lie in a file: names of the tensors in their layer, and the part in each."""
+    if name.endswith(".experts.gate_up_proj"):
+        yield ("ffn_gate_up_exps.weight",), (as_it_is,)
+        yield tuple(f"{one}.weight" for one in _EXPERTS), _gate_and_up(arch)
+    elif name.endswith(".experts.gate_up_proj_bias"):
+        yield tuple(f"{one}.bias" for one in _EXPERTS), (partial(every_other, first=0), partial(every_other, first=1))
+    elif name.endswith(".experts.down_proj"):
+        yield ("ffn_down_exps.weight",), (turned if arch in ("gpt-oss", "llama4") else as_it_is,)
+    elif name.endswith(".experts.down_proj_bias"):
+        yield ("ffn_down_exps.bias",), (as_it_is,)
+    elif name.endswith(".shared_mlp.input_linear.weight"):
+        halves = (partial(half, number=0), partial(half, number=1))
+        yield ("ffn_gate_shexp.weight", "ffn_up_shexp.weight"), halves
+        yield ("ffn_gate.weight", "ffn_up.weight"), halves
+    elif name.endswith(".shared_mlp.output_linear.weight"):
+        yield ("ffn_down_shexp.weight",), (as_it_is,)
+        yield ("ffn_down.weight",), (as_it_is,)
+    elif name.endswith(".kv_b_proj.weight"):
+        split = {"heads": config.num_attention_heads, "keys": config.qk_nope_head_dim}
+        yield ("attn_k_b.weight", "attn_v_b.weight"), (partial(key_part, **split), partial(value_part, **split))
+    elif name.endswith(".in_proj_qkvz.weight"):
+        yield (
+            ("attn_qkv.weight", "attn_gate.weight"),
+            (partial(qkv_of_qkvz, config=config), partial(z_of_qkvz, config=config)),
+        )
+
+
+def permuted(weight: Any, heads: int) -> Any:
+    """Of each head, rows 0, n/2, 1, n/2 + 1 …"""
+    halves = weight.reshape(heads, 2, weight.shape[0] // heads // 2, *weight.shape[1:])
+    return halves.swapaxes(1, 2).reshape(weight.shape)
+
+
+def one_more(weight: Any) -> Any:
+    return weight.float() + 1
+
+
+def minus_exp(weight: Any) -> Any:
+    return -weight.float().exp()
+
+
+def turned(weight: Any) -> Any:
+    return weight.transpose(-1, -2)
+
+
+def half(weight: Any, number: int) -> Any:
+    """Of the rows."""
+    return weight.chunk(2, dim=-2)[number]
+
+
+def every_other(weight: Any, first: int) -> Any:
+    return weight[..., first::2]
+
+
+def grouped(weight: Any, groups: int, width: int) -> Any:
+    """All queries, then all keys, then all values, of a weight with groups of queries, a key and a value."""
+    rows = weight.reshape(groups, -1, width, *weight.shape[1:])
+    return _together(rows[:, :-2], rows[:, -2], rows[:, -1], weight.shape[1:])
+
+
+def _together(*parts: Any) -> Any:
+    import torch
+
+    *blocks, rest = parts
+    return torch.cat([block.reshape(-1, *rest) for block in blocks])
+
+
+def key_part(weight: Any, heads: int, keys: int) -> Any:
+    """Of DeepSeek's fused keys and values, turned, since llama.cpp multiplies queries by it."""
+    return weight.reshape(heads, -1, weight.shape[-1])[:, :keys].transpose(1, 2)
+
+
+def value_part(weight: Any, heads: int, keys: int) -> Any:
+    return weight.reshape(heads, -1, weight.shape[-1])[:, keys:]
+
+
+def qkv_of_qkvz(weight: Any, config: Any) -> Any:
+    """Qwen3-Next: each key head has its query, key, values and gates."""
+    rows, keys, values = _qkvz(weight, config)
+    return _together(rows[:, :keys], rows[:, keys : 2 * keys], rows[:, 2 * keys : 2 * keys + values], weight.shape[1:])
+
+
+def z_of_qkvz(weight: Any, config: Any) -> Any:
+    rows, keys, values = _qkvz(weight, config)
+    return _together(rows[:, 2 * keys + values :], weight.shape[1:])
+
+
+def _qkvz(weight: Any, config: Any) -> tuple[Any, int, int]:
+    heads, keys = config.linear_num_key_heads, config.linear_key_head_dim
+    values = config.linear_num_value_heads // heads * config.linear_value_head_dim
+    return weight.reshape(heads, 2 * keys + 2 * values, *weight.shape[1:]), keys, values
+
+
+def _gate_and_up(arch: str) -> tuple[Arrange, Arrange]:
+    """The two parts of what experts multiply with first."""
+    if arch == "gpt-oss":  # [experts, width, gate and up in turns]
+        return (partial(turned_every_other, first=0), partial(turned_every_other, first=1))
+    if arch == "llama4":  # [experts, width, gate then up]
+        return (partial(turned_half, number=0), partial(turned_half, number=1))
+    return (partial(half, number=0), partial(half, number=1))
+
+
+def turned_every_other(weight: Any, first: int) -> Any:
+    return turned(every_other(weight, first))
+
+
+def turned_half(weight: Any, number: int) -> Any:
+    return half(turned(weight), number)
+
+
+def _query_key_value(arch: str, config: Any, heads: int) -> Arrange:
+    """BLOOM and GPT-NeoX have query, key and value of each head; Falcon has groups."""
+    width = config.hidden_size // heads
+    if arch in ("bloom", "gptneox"):
+        return partial(grouped, groups=heads, width=width)
+    if arch == "falcon":
+        return partial(grouped, groups=_falcon_groups(config), width=width)
+    return as_it_is
+
+
+def _falcon_groups(config: Any) -> int:
+    if config.new_decoder_architecture:
+        return int(config.num_kv_heads)
+    return 1 if config.multi_query else int(config.num_attention_heads)

@@ -1,0 +1,23 @@
+"""Tensors that llama.cpp's converter computes from config.json: what rotary angles are divided by."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def computed_tensors(model: Any, config: Any) -> dict[str, Any]:
+    """Values by the tensor's name in a file; empty for a model without them.
+
+    Llama 3's factors are those by which transformers lowered the model's own frequencies.
+    """
+    import torch
+
+    rope = getattr(config, "rope_parameters", None) or {}
+    rope = rope.get("full_attention") or rope
+    if rope.get("rope_type") == "llama3":
+        lowered = next(value for name, value in model.named_buffers() if name.endswith("rotary_emb.inv_freq"))
+        powers = torch.arange(len(lowered), dtype=torch.float64) / len(lowered)
+        return {"rope_freqs.weight": (rope["rope_theta"] ** -powers / lowered.double()).float()}
+    if rope.get("rope_type") == "longrope":
+        return {f"rope_factors_{one}.weight": torch.tensor(rope[f"{one}_factor"]) for one in ("long", "short")}
+    return {}

@@ -1,0 +1,137 @@
+"""Every row of every tensor of every family: a fault anywhere is named, and a correct file passes."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tiny_families
+from skill_train.gguf_file import GgufFile, read_gguf
+from skill_train.verdict import Check
+from skill_train.verify_weights import check_weights
+
+Edit = Callable[[np.ndarray], None]
+BLOCK = 34  # bytes of Q8_0: a scale in f16, and 32 numbers
+
+
+def planted(good: GgufFile, tensor: str, edit: Edit, out: Path) -> GgufFile:
+    """A copy of a file with another content of one tensor: `edit` gets its rows, numbers or bytes of Q8_0."""
+    shutil.copy(good.path, out)
+    where = good.tensors[tensor]
+    data = np.memmap(out, dtype=np.uint8, mode="r+", offset=where.offset, shape=(where.n_bytes,))
+    rows = data.reshape(where.elements // where.shape[0], -1)
+    before = rows.copy()
+    edit(rows.view({"F32": np.float32, "F16": np.float16}.get(where.kind, np.uint8)))
+    assert (rows != before).any()
+    return read_gguf(out)
+
+
+def times(factor: float, row: int | slice = slice(None)) -> Edit:
+    def edit(rows: np.ndarray) -> None:
+        if rows.dtype == np.uint8:
+            rows = rows.reshape(len(rows), -1, BLOCK)[..., :2].view(np.float16)
+        rows[row] = rows[row] * np.asarray(factor, rows.dtype)
+
+    return edit
+
+
+def exchanged(a: Any, b: Any) -> Edit:
+    def edit(rows: np.ndarray) -> None:
+        rows[a], rows[b] = rows[b].copy(), rows[a].copy()
+
+    return edit
+
+
+def filled(value: float, row: int | slice = slice(None)) -> Edit:
+    def edit(rows: np.ndarray) -> None:
+        rows[row] = value
+
+    return edit
+
+
+def less_one(rows: np.ndarray) -> None:
+    rows -= 1
+
+
+def as_in(good: GgufFile, tensor: str) -> Edit:
+    """The content of another tensor."""
+    where = good.tensors[tensor]
+    data = np.fromfile(good.path, np.uint8, where.n_bytes, offset=where.offset)
+
+    def edit(rows: np.ndarray) -> None:
+        rows[:] = data.view(rows.dtype).reshape(rows.shape)
+
+    return edit
+
+
+def faults(good: GgufFile) -> dict[str, tuple[str, Edit]]:
+    """What can be wrong with this file, by a name: the tensor and the change."""
+    last = good.tensors["token_embd.weight"].shape[1] - 1
+    experts, rows = 4, 16 if "gemma" not in good.metadata["general.architecture"] else 32
+    per_expert = 128
+    found: dict[str, tuple[str, Edit]] = {
+        "norm by 2 %": ("blk.1.attn_norm.weight", times(1.02)),
+        "norm of the layer before": ("blk.1.attn_norm.weight", as_in(good, "blk.0.attn_norm.weight")),
+        "norm + 1 dropped": ("blk.0.attn_norm.weight", less_one),
+        "last norm + 1 dropped": ("output_norm.weight", less_one),
+        "two embedding rows exchanged": ("token_embd.weight", exchanged(17, last - 5)),
+        "neighbours in the embedding exchanged": ("token_embd.weight", exchanged(last // 2, last // 2 + 1)),
+        "q bias of zeros": ("blk.0.attn_q.bias", filled(0.0)),
+        "row of ffn_down of zeros": ("blk.1.ffn_down.weight", filled(0, 7)),
+        "last row of ffn_up by 5 %": ("blk.0.ffn_up.weight", times(1.05, -1)),
+        "two heads exchanged": ("blk.1.attn_q.weight", exchanged(slice(0, rows), slice(rows, 2 * rows))),
+        "rows of q exchanged": ("blk.0.attn_q.weight", exchanged(2, 3)),
+        "ffn_up of the other layer": ("blk.1.ffn_up.weight", as_in(good, "blk.0.ffn_up.weight"))
+        if "blk.0.ffn_up.weight" in good.tensors
+        else ("", less_one),
+        "row of an expert by 5 %": ("blk.1.ffn_up_exps.weight", times(1.05, 2 * per_expert + 9)),
+        "row of an expert's way down of zeros": ("blk.0.ffn_down_exps.weight", filled(0, experts * 64 - 1)),
+        "two experts exchanged": (
+            "blk.0.ffn_gate_exps.weight",
+            exchanged(slice(0, per_expert), slice(2 * per_expert, 3 * per_expert)),
+        ),
+        "rows of the router exchanged": ("blk.1.ffn_gate_inp.weight", exchanged(0, 3)),
+        "rope factors of one": ("rope_freqs.weight", filled(1.0)),
+        "the embedding as output": ("output.weight", as_in(good, "token_embd.weight")),
+    }
+    return {name: (tensor, edit) for name, (tensor, edit) in found.items() if tensor in good.tensors}
+
+
+def said(files: list[GgufFile], model: Path, adapter: Path | None = None) -> dict[str, Check]:
+    found = check_weights(files, model, adapter)
+    return {name: next(one for one in each if isinstance(one, Check)) for name, each in found.items()}
+
+
+@pytest.mark.parametrize("kind", ["f16", "q8_0"])
+@pytest.mark.parametrize(
+    "family", ["gemma1", "gemma2", "gemma3", "llama3", "llama-bias", "mixtral", "stablelm", "cohere", "starcoder2"]
+)
+def test_a_planted_fault_is_named(family: str, kind: str, tmp_path: Path) -> None:
+    good = read_gguf(tiny_families.gguf(family, kind))
+    wrong = {name: (tensor, edit) for name, (tensor, edit) in faults(good).items()}
+    assert len(wrong) >= 9
+    files = {
+        name: planted(good, tensor, edit, tmp_path / f"{number}.gguf")
+        for number, (name, (tensor, edit)) in enumerate(wrong.items())
+    }
+    checks = said([good, *files.values()], tiny_families.folder(family))
+    assert checks[good.path.name].verdict == "pass", checks[good.path.name].detail
+    missed = {
+        name: checks[file.path.name].detail
+        for name, file in files.items()
+        if checks[file.path.name].verdict != "fail" or wrong[name][0] not in checks[file.path.name].detail
+    }
+    assert missed == {}
+
+
+@pytest.mark.parametrize("family", sorted(tiny_families.FAMILIES))
+def test_every_tensor_of_a_correct_file_is_that_of_the_model(family: str) -> None:
+    """No tensor is left out, and none is held to a wrong arrangement."""
+    files = [read_gguf(tiny_families.gguf(family, kind)) for kind in ("f16", "q8_0")]
+    for check in said(files, tiny_families.folder(family)).values():
+        assert (check.verdict, check.figures["looked_at"]) == ("pass", len(files[0].tensors)), check.detail

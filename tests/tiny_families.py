@@ -1,0 +1,357 @@
+"""Tiny models of many architectures, two layers deep, with random weights: what is not in `tiny.KINDS`.
+
+`folder("mixtral")` is a model that transformers loads and llama.cpp converts; `gguf("mixtral", "f16")` is its file.
+Every weight differs from every other one and from zero and one, so that a tensor in the wrong place shows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+import shutil
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import gguf_maker
+import tiny
+import tiny_templates
+import tiny_vocab
+
+_SHAPE = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": False,
+}
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+_MLA = {
+    "q_lora_rank": 32,
+    "kv_lora_rank": 32,
+    "qk_rope_head_dim": 16,
+    "qk_nope_head_dim": 32,
+    "v_head_dim": 32,
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 64,
+    "first_k_dense_replace": 1,
+    "num_key_value_heads": 4,
+}
+# Name: (class of transformers without `Config`, vocabulary, what differs from `_SHAPE`).
+FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "gemma1": ("Gemma", "gemma", {"head_dim": 32, "tie_word_embeddings": True}),
+    "gemma2": ("Gemma2", "gemma", {"head_dim": 32, "tie_word_embeddings": True, "sliding_window": 64}),
+    "gemma3": ("Gemma3Text", "gemma", {"head_dim": 32, "tie_word_embeddings": True, "sliding_window": 64}),
+    "llama3": ("Llama", "gpt2", {"rope_parameters": _LLAMA3, "tie_word_embeddings": True}),
+    "llama-bias": ("Llama", "spm", {"attention_bias": True, "mlp_bias": True}),
+    "mixtral": ("Mixtral", "spm", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "stablelm": ("StableLm", "gpt2", {"use_qkv_bias": True}),
+    "cohere": ("Cohere", "gpt2", {"tie_word_embeddings": True}),
+    "cohere2": ("Cohere2", "gpt2", {"tie_word_embeddings": True}),
+    "starcoder2": ("Starcoder2", "gpt2", {"use_bias": True}),
+    "qwen2moe": (
+        "Qwen2Moe",
+        "gpt2",
+        {
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 64,
+            "shared_expert_intermediate_size": 128,
+        },
+    ),
+    "qwen3moe": (
+        "Qwen3Moe",
+        "gpt2",
+        {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "head_dim": 32},
+    ),
+    "phi2": ("Phi", "gpt2", {"num_key_value_heads": 4}),
+    "phi3": ("Phi3", "spm", {"original_max_position_embeddings": 512, "pad_token_id": 0}),
+    "gpt2-plain": (
+        "GPT2",
+        "gpt2",
+        {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 512, "tie_word_embeddings": True},
+    ),
+    "gptneox": ("GPTNeoX", "gpt2", {}),
+    "falcon": ("Falcon", "gpt2", {"new_decoder_architecture": True, "num_kv_heads": 2, "alibi": False, "bias": False}),
+    "falcon7": (
+        "Falcon",
+        "gpt2",
+        {"new_decoder_architecture": False, "multi_query": True, "alibi": False, "bias": False},
+    ),
+    "bloom": ("Bloom", "gpt2", {"n_layer": 2, "n_head": 4}),
+    "mpt": ("Mpt", "gpt2", {"d_model": 64, "n_heads": 4, "n_layers": 2, "max_seq_len": 512}),
+    "olmo": ("Olmo", "gpt2", {}),
+    "olmo2": ("Olmo2", "gpt2", {}),
+    "olmoe": ("Olmoe", "gpt2", {"num_experts": 4, "num_experts_per_tok": 2}),
+    "granite": ("Granite", "gpt2", {}),
+    "granitemoe": ("GraniteMoe", "gpt2", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "granitemoeshared": (
+        "GraniteMoeShared",
+        "gpt2",
+        {"num_local_experts": 4, "num_experts_per_tok": 2, "shared_intermediate_size": 96},
+    ),
+    "granitehybrid": (
+        "GraniteMoeHybrid",
+        "gpt2",
+        {
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "shared_intermediate_size": 96,
+            "layer_types": ["mamba", "attention"],
+            "mamba_n_heads": 8,
+            "mamba_d_head": 16,
+            "mamba_d_state": 16,
+            "mamba_expand": 2,
+            "mamba_n_groups": 1,
+            "position_embedding_type": "rope",
+        },
+    ),
+    "nemotron": ("Nemotron", "spm", {}),
+    "deepseek2": ("DeepseekV2", "gpt2", _MLA | {"topk_method": "greedy", "n_group": 1, "topk_group": 1}),
+    "deepseek3": ("DeepseekV3", "gpt2", _MLA | {"n_group": 2, "topk_group": 1}),
+    "mamba": ("Mamba", "gpt2", {"state_size": 16, "tie_word_embeddings": True}),
+    "mamba2": (
+        "Mamba2",
+        "gpt2",
+        {"state_size": 16, "num_heads": 8, "head_dim": 16, "n_groups": 1, "tie_word_embeddings": True},
+    ),
+    "falconmamba": ("FalconMamba", "gpt2", {"state_size": 16, "tie_word_embeddings": True}),
+    "lfm2": (
+        "Lfm2",
+        "gpt2",
+        {"layer_types": ["conv", "full_attention"], "block_ff_dim": 128, "tie_word_embeddings": True},
+    ),
+    "lfm2moe": (
+        "Lfm2Moe",
+        "gpt2",
+        {
+            "layer_types": ["conv", "full_attention"],
+            "num_dense_layers": 1,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 64,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "gptoss": (
+        "GptOss",
+        "gpt2",
+        {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 32, "sliding_window": 64},
+    ),
+    "glm4": ("Glm4", "glm", {"head_dim": 16, "partial_rotary_factor": 0.5, "pad_token_id": 0}),
+    "glm4moe": (
+        "Glm4Moe",
+        "glm",
+        {
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "n_shared_experts": 1,
+            "moe_intermediate_size": 64,
+            "first_k_dense_replace": 1,
+            "head_dim": 16,
+            "use_qk_norm": True,
+            "n_group": 1,
+            "topk_group": 1,
+        },
+    ),
+    "exaone4": ("Exaone4", "gpt2", {"sliding_window": 64, "sliding_window_pattern": 2, "tie_word_embeddings": True}),
+    "ernie": ("Ernie4_5", "spm", {"head_dim": 16, "tie_word_embeddings": True}),
+    "erniemoe": (
+        "Ernie4_5_Moe",
+        "spm",
+        {
+            "moe_num_experts": 4,
+            "moe_k": 2,
+            "moe_intermediate_size": 64,
+            "moe_num_shared_experts": 1,
+            "moe_layer_start_index": 1,
+            "moe_layer_end_index": 1,
+        },
+    ),
+    "arcee": ("Arcee", "gpt2", {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}),
+    "smollm3": ("SmolLM3", "gpt2", {"pad_token_id": 0}),
+    "seedoss": ("SeedOss", "gpt2", {"head_dim": 16}),
+    "hunyuan": ("HunYuanDenseV1", "gpt2", {"head_dim": 16}),
+    "dots1": (
+        "Dots1",
+        "gpt2",
+        {
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "n_shared_experts": 1,
+            "moe_intermediate_size": 64,
+            "first_k_dense_replace": 1,
+            "n_group": 1,
+            "topk_group": 1,
+        },
+    ),
+    "apertus": ("Apertus", "gpt2", {"rope_parameters": _LLAMA3, "head_dim": 16}),
+    "minimaxm2": ("MiniMaxM2", "gpt2", {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 32}),
+    "qwen3next": (
+        "Qwen3Next",
+        "gpt2",
+        {
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 64,
+            "shared_expert_intermediate_size": 64,
+            "head_dim": 32,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 16,
+            "linear_value_head_dim": 16,
+            "layer_types": ["linear_attention", "full_attention"],
+        },
+    ),
+    "jamba": (
+        "Jamba",
+        "spm",
+        {
+            "num_experts": 2,
+            "attn_layer_period": 2,
+            "attn_layer_offset": 1,
+            "expert_layer_period": 2,
+            "expert_layer_offset": 1,
+            "mamba_dt_rank": 4,
+            "use_mamba_kernels": False,
+        },
+    ),
+    "gptbigcode": (
+        "GPTBigCode",
+        "gpt2",
+        {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 512, "tie_word_embeddings": True},
+    ),
+    "phimoe": (
+        "Phimoe",
+        "spm",
+        {"num_local_experts": 4, "num_experts_per_tok": 2, "attention_bias": True, "lm_head_bias": True},
+    ),
+    "llama4": (
+        "Llama4Text",
+        "gpt2",
+        {
+            "num_local_experts": 4,
+            "num_experts_per_tok": 1,
+            "intermediate_size_mlp": 128,
+            "interleave_moe_layer_step": 1,
+            "head_dim": 16,
+            "pad_token_id": 0,
+        },
+    ),
+    "afmoe": (
+        "Afmoe",
+        "gpt2",
+        {
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 64,
+            "num_dense_layers": 1,
+            "head_dim": 16,
+        },
+    ),
+    "ministral3": ("Ministral3", "gpt2", {"head_dim": 16}),
+    "olmo3": ("Olmo3", "gpt2", {"sliding_window": 64}),
+}
+
+
+# What a published config.json has and transformers 5 does not write; None takes a key away. Without `model_type` the
+# converter reads the file itself.
+_PUBLISHED: dict[str, dict[str, Any]] = {
+    "cohere2": {"model_type": None, "rotary_pct": 1.0},
+    "falcon7": {"model_type": None, "num_kv_heads": None},
+    "gpt2-plain": {"n_ctx": 512},
+    "gptneox": {"model_type": None, "rotary_pct": 0.25},
+    "minimaxm2": {"model_type": None, "rotary_dim": 32},
+    "mpt": {"model_type": None, "architectures": ["MPTForCausalLM"]},
+    "phimoe": {"model_type": None, "architectures": ["PhiMoEForCausalLM"]},
+}
+_ROOT = Path(tempfile.gettempdir()) / f"skill-train-tiny-{os.getuid()}" / "families"
+
+
+@cache
+def folder(name: str) -> Path:
+    """The model's folder, made once. Never change it."""
+    final = _ROOT / f"{name}-{_key(name)}"
+    if not final.is_dir():
+        _ROOT.mkdir(parents=True, exist_ok=True)
+        part = _ROOT / f".{name}-{secrets.token_hex(4)}.part"
+        part.mkdir()
+        _build(name, part)
+        tiny._take_name(part, final)
+    return final
+
+
+@cache
+def gguf(name: str, kind: str = "f16") -> Path:
+    """Its file, by llama.cpp's converter and quantizer."""
+    made = _ROOT / f"{name}-{_key(name)}-gguf" / f"model-{kind}.gguf"
+    if not made.is_file():
+        made.parent.mkdir(exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=_ROOT) as part:
+            view = Path(shutil.copytree(folder(name), Path(part) / "model", copy_function=os.link))
+            _publish(view / "config.json", _PUBLISHED.get(name, {}))
+            gguf_maker.export(view, Path(part) / "gguf", quants=() if kind in ("f16", "bf16") else (kind,))
+            (Path(part) / "gguf" / made.name).replace(made)
+    return made
+
+
+def _key(name: str) -> str:
+    return hashlib.sha256(json.dumps([FAMILIES[name], _PUBLISHED.get(name), _SHAPE]).encode()).hexdigest()[:16]
+
+
+def _publish(file: Path, changes: dict[str, Any]) -> None:
+    config = json.loads(file.read_text()) | changes
+    file.unlink()  # a link to the model's own
+    file.write_text(json.dumps({key: value for key, value in config.items() if value is not None}, indent=2) + "\n")
+
+
+def _build(name: str, part: Path) -> None:
+    import torch
+    import transformers
+
+    family, vocabulary, own = FAMILIES[name]
+    ids = _tokenizer(vocabulary, part)
+    tokens = {"vocab_size": ids["vocab_size"], "bos_token_id": ids["bos"], "eos_token_id": ids["eos"]}
+    config_class = getattr(transformers, f"{family}Config")
+    config = config_class(**_SHAPE | tokens | {"pad_token_id": ids["pad"]} | own)
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():
+        for weight in model.parameters():
+            noise = torch.randn(weight.shape)
+            weight.copy_((1 + 0.1 * noise if weight.ndim == 1 else noise / weight.shape[-1] ** 0.5).to(torch.bfloat16))
+    model.generation_config.update(bos_token_id=ids["bos"], eos_token_id=ids["eos"], pad_token_id=ids["pad"])
+    model.save_pretrained(str(part))
+
+
+def _tokenizer(vocabulary: str, part: Path) -> dict[str, Any]:
+    if vocabulary == "gemma":
+        return tiny_vocab.write_gemma(part)
+    if vocabulary == "spm":
+        return tiny_vocab.write_llama_spm(part, tiny.vocab_folder(), template=tiny_templates.LLAMA_2)
+    ids = tiny_vocab.write_gpt2(part, tiny.vocab_folder())
+    return ids if vocabulary == "gpt2" else ids | {"vocab_size": _add_glm(part)}
+
+
+def _add_glm(part: Path) -> int:
+    """The tokens that the converter looks for in GLM-4's vocabulary; returns how many there are."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(str(part))
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|user|>", "<|observation|>", "[gMASK]", "<sop>"]})
+    tokenizer.save_pretrained(str(part))
+    return len(tokenizer)
