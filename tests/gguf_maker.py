@@ -78,14 +78,20 @@ def merge(base: Path, adapter: Path, out: Path, *, times: int = 1) -> Path:
     return out
 
 
-def export(model: Path, out: Path, *, quants: tuple[str, ...] = (), outtype: str = "f16") -> Path:
-    """`model-<type>.gguf` files by llama.cpp's converter and quantizer; returns the unquantized one."""
+def export(
+    model: Path, out: Path, *, quants: tuple[str, ...] = (), outtype: str = "f16", options: tuple[str, ...] = ()
+) -> Path:
+    """`model-<type>.gguf` files by llama.cpp's converter and quantizer; returns the unquantized one.
+
+    Args:
+        options: further ones of the converter.
+    """
     out.mkdir(exist_ok=True)
     source = tiny.vocab_folder().parent
     unquantized = out / f"model-{outtype}.gguf"
     environment = dict(os.environ, PYTHONPATH=str(source / "gguf-py"), HF_HUB_OFFLINE="1")
     script = source / "convert_hf_to_gguf.py"
-    _python(script, model, "--outfile", unquantized, "--outtype", outtype, environment=environment)
+    _python(script, model, "--outfile", unquantized, "--outtype", outtype, *options, environment=environment)
     for kind in quants:
         _python("-c", QUANTIZE_CODE, unquantized, out / f"model-{kind}.gguf", kind)
     return unquantized

@@ -54,8 +54,16 @@ _MLA = {
 # Name: (class of transformers without `Config`, vocabulary, what differs from `_SHAPE`).
 FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "gemma1": ("Gemma", "gemma", {"head_dim": 32, "tie_word_embeddings": True}),
-    "gemma2": ("Gemma2", "gemma", {"head_dim": 32, "tie_word_embeddings": True, "sliding_window": 64}),
-    "gemma3": ("Gemma3Text", "gemma", {"head_dim": 32, "tie_word_embeddings": True, "sliding_window": 64}),
+    "gemma2": (
+        "Gemma2",
+        "gemma",
+        {"head_dim": 32, "query_pre_attn_scalar": 32, "tie_word_embeddings": True, "sliding_window": 64},
+    ),
+    "gemma3": (
+        "Gemma3Text",
+        "gemma",
+        {"head_dim": 32, "query_pre_attn_scalar": 32, "tie_word_embeddings": True, "sliding_window": 64},
+    ),
     "llama3": ("Llama", "gpt2", {"rope_parameters": _LLAMA3, "tie_word_embeddings": True}),
     "llama-bias": ("Llama", "spm", {"attention_bias": True, "mlp_bias": True}),
     "mixtral": ("Mixtral", "spm", {"num_local_experts": 4, "num_experts_per_tok": 2}),
@@ -76,9 +84,15 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "qwen3moe": (
         "Qwen3Moe",
         "gpt2",
-        {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "head_dim": 32},
+        {
+            "norm_topk_prob": True,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 64,
+            "head_dim": 32,
+        },
     ),
-    "phi2": ("Phi", "gpt2", {"num_key_value_heads": 4}),
+    "phi2": ("Phi", "gpt2", {"intermediate_size": 256, "num_key_value_heads": 4}),
     "phi3": ("Phi3", "spm", {"original_max_position_embeddings": 512, "pad_token_id": 0}),
     "gpt2-plain": (
         "GPT2",
@@ -96,7 +110,7 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "mpt": ("Mpt", "gpt2", {"d_model": 64, "n_heads": 4, "n_layers": 2, "max_seq_len": 512}),
     "olmo": ("Olmo", "gpt2", {}),
     "olmo2": ("Olmo2", "gpt2", {}),
-    "olmoe": ("Olmoe", "gpt2", {"num_experts": 4, "num_experts_per_tok": 2}),
+    "olmoe": ("Olmoe", "gpt2", {"num_key_value_heads": 4, "num_experts": 4, "num_experts_per_tok": 2}),
     "granite": ("Granite", "gpt2", {}),
     "granitemoe": ("GraniteMoe", "gpt2", {"num_local_experts": 4, "num_experts_per_tok": 2}),
     "granitemoeshared": (
@@ -108,6 +122,7 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
         "GraniteMoeHybrid",
         "gpt2",
         {
+            "vocab_size": 50264,
             "num_local_experts": 4,
             "num_experts_per_tok": 2,
             "shared_intermediate_size": 96,
@@ -117,19 +132,26 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
             "mamba_d_state": 16,
             "mamba_expand": 2,
             "mamba_n_groups": 1,
-            "position_embedding_type": "rope",
+            "position_embedding_type": "nope",
         },
     ),
     "nemotron": ("Nemotron", "spm", {}),
     "deepseek2": ("DeepseekV2", "gpt2", _MLA | {"topk_method": "greedy", "n_group": 1, "topk_group": 1}),
-    "deepseek3": ("DeepseekV3", "gpt2", _MLA | {"n_group": 2, "topk_group": 1}),
-    "mamba": ("Mamba", "gpt2", {"state_size": 16, "tie_word_embeddings": True}),
+    "deepseek3": ("DeepseekV3", "gpt2", _MLA | {"n_group": 1, "topk_group": 1}),
+    "mamba": ("Mamba", "gpt2", {"vocab_size": 50264, "state_size": 16, "tie_word_embeddings": True}),
     "mamba2": (
         "Mamba2",
         "gpt2",
-        {"state_size": 16, "num_heads": 8, "head_dim": 16, "n_groups": 1, "tie_word_embeddings": True},
+        {
+            "vocab_size": 50264,
+            "state_size": 16,
+            "num_heads": 8,
+            "head_dim": 16,
+            "n_groups": 1,
+            "tie_word_embeddings": True,
+        },
     ),
-    "falconmamba": ("FalconMamba", "gpt2", {"state_size": 16, "tie_word_embeddings": True}),
+    "falconmamba": ("FalconMamba", "gpt2", {"vocab_size": 50264, "state_size": 16, "tie_word_embeddings": True}),
     "lfm2": (
         "Lfm2",
         "gpt2",
@@ -168,7 +190,11 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
             "topk_group": 1,
         },
     ),
-    "exaone4": ("Exaone4", "gpt2", {"sliding_window": 64, "sliding_window_pattern": 2, "tie_word_embeddings": True}),
+    "exaone4": (
+        "Exaone4",
+        "gpt2",
+        {"sliding_window": None, "tie_word_embeddings": True},
+    ),
     "ernie": ("Ernie4_5", "spm", {"head_dim": 16, "tie_word_embeddings": True}),
     "erniemoe": (
         "Ernie4_5_Moe",
@@ -186,21 +212,7 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "smollm3": ("SmolLM3", "gpt2", {"pad_token_id": 0}),
     "seedoss": ("SeedOss", "gpt2", {"head_dim": 16}),
     "hunyuan": ("HunYuanDenseV1", "gpt2", {"head_dim": 16}),
-    "dots1": (
-        "Dots1",
-        "gpt2",
-        {
-            "n_routed_experts": 4,
-            "num_experts_per_tok": 2,
-            "n_shared_experts": 1,
-            "moe_intermediate_size": 64,
-            "first_k_dense_replace": 1,
-            "n_group": 1,
-            "topk_group": 1,
-        },
-    ),
     "apertus": ("Apertus", "gpt2", {"rope_parameters": _LLAMA3, "head_dim": 16}),
-    "minimaxm2": ("MiniMaxM2", "gpt2", {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 32}),
     "qwen3next": (
         "Qwen3Next",
         "gpt2",
@@ -235,11 +247,6 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
         "gpt2",
         {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 512, "tie_word_embeddings": True},
     ),
-    "phimoe": (
-        "Phimoe",
-        "spm",
-        {"num_local_experts": 4, "num_experts_per_tok": 2, "attention_bias": True, "lm_head_bias": True},
-    ),
     "llama4": (
         "Llama4Text",
         "gpt2",
@@ -252,17 +259,6 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
             "pad_token_id": 0,
         },
     ),
-    "afmoe": (
-        "Afmoe",
-        "gpt2",
-        {
-            "num_experts": 4,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 64,
-            "num_dense_layers": 1,
-            "head_dim": 16,
-        },
-    ),
     "ministral3": ("Ministral3", "gpt2", {"head_dim": 16}),
     "olmo3": ("Olmo3", "gpt2", {"sliding_window": 64}),
 }
@@ -272,12 +268,12 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
 # converter reads the file itself.
 _PUBLISHED: dict[str, dict[str, Any]] = {
     "cohere2": {"model_type": None, "rotary_pct": 1.0},
+    "deepseek3": {"model_type": None, "scoring_func": "sigmoid"},
     "falcon7": {"model_type": None, "num_kv_heads": None},
     "gpt2-plain": {"n_ctx": 512},
+    "granitehybrid": {"model_type": None, "layer_types": ["mamba", "attention"]},
     "gptneox": {"model_type": None, "rotary_pct": 0.25},
-    "minimaxm2": {"model_type": None, "rotary_dim": 32},
     "mpt": {"model_type": None, "architectures": ["MPTForCausalLM"]},
-    "phimoe": {"model_type": None, "architectures": ["PhiMoEForCausalLM"]},
 }
 _ROOT = Path(tempfile.gettempdir()) / f"skill-train-tiny-{os.getuid()}" / "families"
 
@@ -304,7 +300,9 @@ def gguf(name: str, kind: str = "f16") -> Path:
         with tempfile.TemporaryDirectory(dir=_ROOT) as part:
             view = Path(shutil.copytree(folder(name), Path(part) / "model", copy_function=os.link))
             _publish(view / "config.json", _PUBLISHED.get(name, {}))
-            gguf_maker.export(view, Path(part) / "gguf", quants=() if kind in ("f16", "bf16") else (kind,))
+            options = ("--no-mtp",) if name == "qwen3next" else ()  # transformers reads no such layers
+            quants = () if kind == "f16" else (kind,)
+            gguf_maker.export(view, Path(part) / "gguf", quants=quants, options=options)
             (Path(part) / "gguf" / made.name).replace(made)
     return made
 

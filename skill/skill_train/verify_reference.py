@@ -283,7 +283,7 @@ def _answer(model: Any, prompt: list[int], draft: list[int], pass_: np.ndarray, 
     with torch.no_grad():
         while not done():
             out = model(input_ids=torch.tensor([given]), past_key_values=past, use_cache=True)
-            past = out.past_key_values
+            past = getattr(out, "past_key_values", None)  # Mamba has another memory, so it reads all again
             take(out.logits[0, -1])
-            given = ids[-1:]
+            given = prompt + ids if past is None else ids[-1:]
     return Answer(prompt, ids, ids[-1] in stops, np.stack(rows))

@@ -19,7 +19,7 @@ from skill_train.reference_stored import frugal_model, merged_weights
 from skill_train.verdict import Check, NotChecked, Verdict
 from skill_train.verify_tensors import row_chunks, weights_of
 from skill_train.weight_arrangements import as_it_is, minus_exp, one_more
-from skill_train.weight_computed import computed_tensors
+from skill_train.weight_computed import computed_tensors, metadata_of
 from skill_train.weight_places import EMBEDDING, OUTPUT, TRIED, VOCABULARY, Place, Places, places
 from skill_train.weight_rounding import errors
 
@@ -58,6 +58,7 @@ def compare_weights(files: list[GgufFile], model: Any, adapter: Path | None) -> 
     finally:
         torch.set_num_threads(threads)
     for look in looks:
+        look.compare_metadata(makers)
         for source, tensor in look.known.missing.items():
             look.absent(source, tensor, makers)
         for name, values in computed_tensors(model, config).items():
@@ -123,6 +124,19 @@ class _Look:
             self.compare(Place(name, "config.json", 0, as_it_is), values)
         else:
             self.seen.append(_Seen(name, 0, 0.0, f"{name} is missing, which config.json asks for"))
+
+    def compare_metadata(self, makers: dict[str, partial[Any]]) -> None:
+        """Weights of one number, which the file holds as metadata."""
+        for source in self.known.unplaced.copy():
+            key, number = metadata_of(source) or ("", 0)
+            stated = self.gguf.metadata.get(key)
+            if not isinstance(stated, list) or number >= len(stated):
+                continue
+            self.known.unplaced.remove(source)
+            wanted = makers[source]().float().reshape(1, 1).numpy()
+            off, wrong = errors("F32", wanted * 0 + stated[number], wanted, tuned=self.tuned, computed=False)
+            fault = f"{key} has {stated[number]:.6g} as number {number}, and {source} is {wanted[0, 0]:.6g}"
+            self.seen.append(_Seen(key, 0, float(off[0]), fault if wrong[0] else ""))
 
     def absent(self, source: str, tensor: str, makers: dict[str, partial[Any]]) -> None:
         """A weight of the model whose tensor the file lacks. The output layer may be the embedding, and a bias zero."""

@@ -1,8 +1,17 @@
-"""Tensors that llama.cpp's converter computes from config.json: what rotary angles are divided by."""
+"""What llama.cpp's converter computes from config.json, and weights that it writes as metadata."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
+
+_XIELU = re.compile(r"\.layers\.(\d+)\.mlp\.act_fn\.(alpha_p|alpha_n|beta|eps)$")
+
+
+def metadata_of(source: str) -> tuple[str, int] | None:
+    """Key of the metadata that holds a weight, and its place in that list; None of a weight that is a tensor."""
+    found = _XIELU.search(source)
+    return (f"xielu.{found[2]}", int(found[1])) if found else None
 
 
 def computed_tensors(model: Any, config: Any) -> dict[str, Any]:

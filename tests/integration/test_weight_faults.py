@@ -9,10 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.torch import load_file, save_file
 
+import gguf_edit
+import gguf_maker
+import tiny
 import tiny_families
 from skill_train.gguf_file import GgufFile, read_gguf
-from skill_train.verdict import Check
+from skill_train.verdict import Check, NotChecked
 from skill_train.verify_weights import check_weights
 
 Edit = Callable[[np.ndarray], None]
@@ -135,3 +139,43 @@ def test_every_tensor_of_a_correct_file_is_that_of_the_model(family: str) -> Non
     files = [read_gguf(tiny_families.gguf(family, kind)) for kind in ("f16", "q8_0")]
     for check in said(files, tiny_families.folder(family)).values():
         assert (check.verdict, check.figures["looked_at"]) == ("pass", len(files[0].tensors)), check.detail
+
+
+def test_a_weight_that_was_left_out_is_named(tmp_path: Path) -> None:
+    """llama.cpp loads such a file, and computes without the bias."""
+    lost = gguf_edit.rewrite(
+        tiny_families.gguf("stablelm"), tmp_path / "model-f16.gguf", without=("blk.0.attn_q.bias",)
+    )
+    check = said([read_gguf(lost)], tiny_families.folder("stablelm"))[lost.name]
+    assert check.verdict == "fail" and "blk.0.attn_q.bias is missing" in check.detail
+
+
+def test_what_differs_in_an_architecture_that_nobody_tried_is_not_judged(tmp_path: Path) -> None:
+    """The difference may be an arrangement that is not known. The file does not pass, and does not fail."""
+    good = read_gguf(tiny_families.gguf("stablelm"))
+    files = [good, planted(good, "blk.1.attn_norm.weight", times(1.02), tmp_path / "norm.gguf")]
+    for number, file in enumerate(files):
+        (tmp_path / f"other-{number}.gguf").write_bytes(file.path.read_bytes().replace(b"stablelm", b"baichuan"))
+    read = [read_gguf(tmp_path / f"other-{number}.gguf") for number in range(2)]
+    found = check_weights(read, tiny_families.folder("stablelm"), None)
+    same, differs = found["other-0.gguf"], found["other-1.gguf"]
+    assert [one.verdict for one in same if isinstance(one, Check)] == ["pass"]
+    check, not_checked = differs
+    assert isinstance(check, Check) and check.verdict == "warn" and "blk.1.attn_norm.weight" in check.detail
+    assert isinstance(not_checked, NotChecked) and "blk.1.attn_norm.weight" in not_checked.reason
+
+
+@pytest.mark.parametrize("family", ["mixtral", "stablelm"])
+def test_a_merge_in_bfloat16_passes_and_the_base_does_not(family: str, tmp_path: Path) -> None:
+    base = tiny_families.folder(family)
+    targets = ["q_proj", "k_proj", "v_proj", "o_proj"]
+    adapter = tiny.adapter(base, tmp_path / "adapter", targets=targets, size=0.1)
+    merged = gguf_maker.merge(base, adapter, tmp_path / "merged")
+    stored = merged / "model.safetensors"
+    save_file({name: weight.bfloat16() for name, weight in load_file(stored).items()}, stored, {"format": "pt"})
+    files = [read_gguf(gguf_maker.export(merged, tmp_path / "gguf", quants=("q8_0",)))]
+    files += [read_gguf(tmp_path / "gguf" / "model-q8_0.gguf"), read_gguf(tiny_families.gguf(family, "q8_0"))]
+    untuned = Path(shutil.copy(files.pop().path, tmp_path / "base.gguf"))
+    checks = said([*files, read_gguf(untuned)], base, adapter)
+    assert [checks[file.path.name].verdict for file in files] == ["pass", "pass"], checks
+    assert checks["base.gguf"].verdict == "fail" and "attn_" in checks["base.gguf"].detail
