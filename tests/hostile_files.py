@@ -237,12 +237,12 @@ def gguf(data: bytes, folder: Path) -> object:
     path.write_bytes(content)
 
     def call() -> None:
-        from skill_train import verify_file, verify_template
+        from skill_train import verify_file, verify_metadata, verify_template
 
         found = gguf_file.read_gguf(path)
         _ = found.architecture, found.of_architecture("block_count")
         verify_file.file_type(found), verify_file.check_file(found), verify_file.check_types(found)
-        verify_file.check_metadata(found, json.loads((MODEL / "config.json").read_text()))
+        verify_metadata.check_metadata(found, json.loads((MODEL / "config.json").read_text()))
         verify_template.identity(found)
 
     return judged(call, folder)

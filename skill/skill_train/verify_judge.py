@@ -13,6 +13,7 @@ from skill_train import (
     verify_answers,
     verify_file,
     verify_logits,
+    verify_metadata,
     verify_tensors,
     verify_tokens,
     verify_weights,
@@ -211,7 +212,7 @@ def export_records(run: Path) -> dict[str, Any]:
 def _judge_static(gguf: GgufFile, unquantized: GgufFile | None, subject: Subject, proof: Proof, known: bool) -> None:
     output = verify_tensors.output_of_its_own(subject.reference, subject.adapter)
     proof.add(verify_file.check_types(gguf))
-    proof.add(verify_file.check_metadata(gguf, subject.config))
+    proof.add(verify_metadata.check_metadata(gguf, subject.config))
     proof.add(verify_tokens.check_vocabulary(gguf, subject.tokenizer, subject.vocabulary))
     proof.add(
         verify_tensors.check_tensors(

@@ -16,8 +16,9 @@ from skill_train.gguf_file import GgufFile, Tensor
 from skill_train.thresholds import limits
 from skill_train.verdict import Check, NotChecked, worst
 from skill_train.verify_answers import check_answers
-from skill_train.verify_file import check_metadata, check_types, name_type
+from skill_train.verify_file import check_types, name_type
 from skill_train.verify_logits import check_logits, check_tuned
+from skill_train.verify_metadata import check_metadata
 from skill_train.verify_reference import Answer
 from skill_train.verify_tensors import row_chunks, row_errors
 from skill_train.verify_tokens import check_special_tokens, check_tokens, check_trained, difference
