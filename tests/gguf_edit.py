@@ -18,6 +18,8 @@ def rewrite(
     metadata: dict[str, Any] | None = None,
     tensors: dict[str, Callable[[Any], Any]] | None = None,
     without: tuple[str, ...] = (),
+    texts: dict[str, str] | None = None,
+    numbers: dict[str, int] | None = None,
 ) -> Path:
     """`source` with changes, as `out`.
 
@@ -25,6 +27,7 @@ def rewrite(
         metadata: new values by key; None removes the key.
         tensors: functions from a tensor's data (rows of bytes for quantized ones) to the new data.
         without: tensors to leave out.
+        texts, numbers: keys that the source does not have.
     """
     reader, changed = GGUFReader(source), metadata or {}
     writer = GGUFWriter(str(out), reader.fields["general.architecture"].contents())
@@ -33,6 +36,10 @@ def rewrite(
         if not key.startswith(_OWN) and value is not None:
             inner = field.types[1] if field.types[0] == GGUFValueType.ARRAY else None
             writer.add_key_value(key, value, field.types[0], inner)
+    for key, text in (texts or {}).items():
+        writer.add_string(key, text)
+    for key, number in (numbers or {}).items():
+        writer.add_uint32(key, number)
     for tensor in reader.tensors:
         if tensor.name not in without:
             data = (tensors or {}).get(tensor.name, lambda data: data)(tensor.data.copy())

@@ -11,11 +11,13 @@ from typing import Any
 from skill_train import (
     run_dir,
     verify_answers,
+    verify_branches,
     verify_file,
     verify_logits,
     verify_metadata,
     verify_tensors,
     verify_tokens,
+    verify_vocabulary,
     verify_weights,
 )
 from skill_train import verify_template as template
@@ -213,7 +215,8 @@ def _judge_static(gguf: GgufFile, unquantized: GgufFile | None, subject: Subject
     output = verify_tensors.output_of_its_own(subject.reference, subject.adapter)
     proof.add(verify_file.check_types(gguf))
     proof.add(verify_metadata.check_metadata(gguf, subject.config))
-    proof.add(verify_tokens.check_vocabulary(gguf, subject.tokenizer, subject.vocabulary))
+    own = subject.vocabulary
+    proof.add(verify_vocabulary.check_vocabulary(gguf, subject.tokenizer, own, subject.files, subject.config))
     proof.add(
         verify_tensors.check_tensors(
             gguf, unquantized=unquantized, needs_output=output, reference=subject.reference, known=known
@@ -223,7 +226,8 @@ def _judge_static(gguf: GgufFile, unquantized: GgufFile | None, subject: Subject
 
 def _judge_running(gguf: GgufFile, subject: Subject, run: _Run, proof: Proof, bounds: Limits) -> None:
     file, measured = gguf.path.name, subject.measured
-    proof.add(template.check_chat_template(file, own=run.own, reference=subject.rendered))
+    text = verify_branches.text_difference(gguf, subject.tokenizer)
+    proof.add(template.check_chat_template(file, own=run.own, reference=subject.rendered, text=text))
     try:
         result = run.result.result()
     except (VerificationFailed, NativeCrash) as error:
@@ -231,7 +235,7 @@ def _judge_running(gguf: GgufFile, subject: Subject, run: _Run, proof: Proof, bo
         proof.add(NotChecked("everything else", file, "llama.cpp cannot run the file"))
         return
     proof.add(Check("loads", file, "pass", "runs", "runs", f"llama.cpp loads it, {result['facts']['tokens']} tokens"))
-    for check in _answered(file, result, subject, run.shipped):
+    for check in _answered(gguf, result, subject, run.shipped):
         proof.add(check)
     cost = measured.cost["mean_kl"] if measured.cost else None
     proof.add(verify_logits.check_logits(file, result["figures"], bounds, measured.stored, cost))
@@ -252,10 +256,12 @@ def _limits(gguf: GgufFile, subject: Subject, run: Path) -> Limits:
 
 
 def _answered(
-    file: str, result: dict[str, Any], subject: Subject, shipped: list[dict[str, Any]]
+    gguf: GgufFile, result: dict[str, Any], subject: Subject, shipped: list[dict[str, Any]]
 ) -> list[Check | NotChecked]:
     """Checks of tokens, of the worker's answers in the order in which `job_of` asked."""
-    count, tokenizer = len(subject.texts), subject.tokenizer
+    file, count, tokenizer = gguf.path.name, len(subject.texts), subject.tokenizer
+    turn_end = template.turn_end(tokenizer)
+    ends = {*subject.stops, tokenizer.eos_token_id, turn_end} - {None}
     plain = list(zip(_PLAIN, result["special"], strict=False))
     chats, others = iter(result["plain"][count:]), iter(result["special"][len(_PLAIN) :])
     ids: list[list[int] | str] = [
@@ -267,17 +273,18 @@ def _answered(
             file,
             result["facts"],
             tokenizer=tokenizer,
-            stops=subject.stops,
-            turn_end=template.turn_end(tokenizer),
+            stops=subject.stops - template.openers(tokenizer),
+            turn_end=turn_end,
             plain=plain,
         ),
+        verify_vocabulary.check_stops(gguf, result["facts"]["end_of_generation"], ends),
         verify_tokens.check_trained(
             file,
             subject.rows,
             ids,
             tokenizer.eos_token_id,
             chat_template=bool(tokenizer.chat_template),
-            turn_end=template.turn_end(tokenizer),
+            turn_end=turn_end,
         ),
     ]
 

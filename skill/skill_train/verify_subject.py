@@ -13,6 +13,7 @@ from skill_train import verify_tokens
 from skill_train.reference import load_tokenizer, stop_ids
 from skill_train.verify_reference import Measured
 from skill_train.verify_texts import Sample, prompts, texts
+from skill_train.verify_vocabulary import Files, read_files
 
 _ROWS = 64  # rows whose tokens are compared
 
@@ -57,6 +58,11 @@ class Subject(Questions):
         """Tokens by id, which a tokenizer takes long to tell."""
         found: list[str | None] = self.tokenizer.convert_ids_to_tokens(list(range(len(self.tokenizer))))
         return found
+
+    @cached_property
+    def files(self) -> Files:
+        """The reference's tokenizer files."""
+        return read_files(self.reference)
 
     @property
     def samples(self) -> dict[str, int]:

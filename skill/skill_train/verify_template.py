@@ -8,7 +8,7 @@ from skill_train.errors import NativeCrash
 from skill_train.gguf_file import GgufFile
 from skill_train.native import run_worker
 from skill_train.resources import train_module
-from skill_train.verdict import Check, NotChecked
+from skill_train.verdict import Check, NotChecked, Verdict
 
 _SECONDS = 20
 _USER = {"role": "user", "content": "What is 2 + 2?\nAnswer shortly."}
@@ -50,8 +50,11 @@ def render_own(gguf: GgufFile, conversations: list[dict[str, Any]]) -> list[dict
     None without a template; a sentence when it does not come to an end or takes too much memory.
     """
     template = gguf.metadata.get("tokenizer.chat_template")
-    if not isinstance(template, str):
-        return None
+    return render_text(template, gguf, conversations) if isinstance(template, str) else None
+
+
+def render_text(template: str, gguf: GgufFile, conversations: list[dict[str, Any]]) -> list[dict[str, str]] | str:
+    """As `render_own`, by another template in place of the file's."""
     bos, eos = _special(gguf)
     job = {"template": template, "bos": bos, "eos": eos, "seconds": _SECONDS, "conversations": conversations}
     try:
@@ -71,12 +74,14 @@ def check_chat_template(
     *,
     own: list[dict[str, str]] | str | None,
     reference: list[dict[str, str]] | None,
+    text: tuple[Verdict, str] = ("pass", ""),
 ) -> Check | NotChecked:
     """Equal texts, and refusals of the same conversations.
 
     Args:
         own: of `render_own`.
         reference: of `render_reference`; None when the reference has no template.
+        text: of `verify_branches.text_difference`.
     """
     if own is None and reference is None:
         return NotChecked("chat_template", file, "the reference has no chat template, and the file has none")
@@ -89,9 +94,11 @@ def check_chat_template(
         return Check("chat_template", file, "warn", "present", "missing", why)
     different = [pair for pair in zip(own, reference, strict=True) if not _same(*pair)]
     if different:
-        detail = _first_difference(*different[0])
+        detail = first_difference(*different[0])
         return Check("chat_template", file, "fail", len(different), 0, detail, {"looked_at": len(own)})
-    return Check("chat_template", file, "pass", 0, 0, f"{len(own)} conversations render alike", {"looked_at": len(own)})
+    verdict, why = text
+    good = f"{len(own)} conversations render alike" if verdict == "pass" else why
+    return Check("chat_template", file, verdict, int(verdict != "pass"), 0, good, {"looked_at": len(own)})
 
 
 def turn_end(tokenizer: Any) -> int | None:
@@ -107,6 +114,17 @@ def turn_end(tokenizer: Any) -> int | None:
     }
     ids = tokenizer(after, add_special_tokens=False).input_ids
     return next((token for token in ids if token in special), None)
+
+
+def openers(tokenizer: Any) -> set[int]:
+    """Tokens that the reference's template writes before an answer. Some models list them as ends, such as Phi-3's
+    `<|assistant|>`; an answer has ended before the next one opens."""
+    if not tokenizer.chat_template:
+        return set()
+    rendered = _render(tokenizer, CONVERSATIONS[0])
+    before = rendered.get("text", "").rpartition(_USER["content"])[2]
+    opening = set(tokenizer(before, add_special_tokens=False).input_ids)
+    return opening - {turn_end(tokenizer)}
 
 
 def reads_clock(tokenizer: Any) -> bool:
@@ -143,7 +161,7 @@ def _same(own: dict[str, str], reference: dict[str, str]) -> bool:
     return own.get("text") == reference.get("text")
 
 
-def _first_difference(own: dict[str, str], reference: dict[str, str]) -> str:
+def first_difference(own: dict[str, str], reference: dict[str, str]) -> str:
     if "refused" in own:
         return f"the file's template refuses a conversation: {own['refused']}"
     if "refused" in reference:

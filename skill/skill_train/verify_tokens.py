@@ -5,7 +5,6 @@ from __future__ import annotations
 import unicodedata
 from typing import Any
 
-from skill_train.gguf_file import GgufFile
 from skill_train.verdict import Check, NotChecked, problems
 
 # Each line is here because some tokenizer or converter got it wrong.
@@ -28,7 +27,6 @@ HARD_STRINGS = (
     "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa !!!!!!!! ======== ........",
     "camelCaseWords snake_case_words SHOUTING WORDS",
 )
-_UNUSED = 5  # tokenizer.ggml.token_type of padding entries
 _AROUND = 4
 
 
@@ -38,26 +36,7 @@ def special_strings(tokenizer: Any) -> list[str]:
     return [*tokens, "".join(tokens), *(f"word{token}word {token} \n{token}" for token in tokens)]
 
 
-def check_vocabulary(gguf: GgufFile, tokenizer: Any, own: list[str | None]) -> Check:
-    """Every entry of the file's vocabulary is the reference's token of the same id.
-
-    Args:
-        own: tokens of `tokenizer`, by id.
-    """
-    tokens, types = (gguf.metadata.get(f"tokenizer.ggml.{key}", []) for key in ("tokens", "token_type"))
-    found = [] if len(tokens) >= len(own) else [f"the file has {len(tokens)} tokens, the reference {len(own)}"]
-    if types and len(types) != len(tokens):
-        found.append(f"{len(types)} token types for {len(tokens)} tokens")
-    for token, (got, expected) in enumerate(zip(tokens, own, strict=False)):
-        unused = expected is None and types and types[token] == _UNUSED
-        if not unused and not _same_piece(got, expected, tokenizer, token):
-            found.append(f"token {token} is {got!r}, the reference has {expected!r}")
-    return problems(
-        "vocabulary", gguf.path.name, found, looked_at=len(tokens), good=f"{len(own)} tokens equal, in order"
-    )
-
-
-def _same_piece(got: str, expected: str | None, tokenizer: Any, token: int) -> bool:
+def same_piece(got: str, expected: str | None, tokenizer: Any, token: int) -> bool:
     """Equal; or an added token as the converter stores it, in plain text instead of the tokenizer's spelling."""
     if got == expected or expected is None:
         return got == expected

@@ -27,6 +27,7 @@ CHECKS = {
         "loads",
         "tokens",
         "special_tokens",
+        "stop_tokens",
         "chat_template",
     ),
     *("trained_is_shipped", "logits", "tuned", "answers"),

@@ -118,6 +118,48 @@ def test_chat_template_that_never_ends(
     assert failed(found) == {"chat_template", "trained_is_shipped"}
 
 
+@pytest.mark.parametrize(
+    ("addition", "verdict"),
+    [
+        ("{% if tools %}x{% endif %}", "fail"),
+        ("{% if messages | length > 6 %}x{% endif %}", "fail"),
+        ("{% if messages[-1].tool_calls %}x{% endif %}", "fail"),
+        ("{% if messages[-1].role == 'tool' %}x{% endif %}", "fail"),
+        ("{% if messages | length == 57 %}x{% endif %}", "warn"),
+    ],
+)
+def test_chat_template_that_differs_where_no_sample_looks(
+    addition: str, verdict: str, good: gguf_maker.Export, verdicts: Any, tmp_path: Path
+) -> None:
+    template = gguf_edit.metadata(good.file("f16"), "tokenizer.chat_template")
+    changed = {"tokenizer.chat_template": template + addition}
+    found = verdicts(gguf_edit.rewrite(good.file("f16"), tmp_path / "model-f16.gguf", metadata=changed))
+    assert {name: one for name, one in found.items() if one != "pass"} == {"chat_template": verdict}
+
+
+def test_second_template_that_the_reference_has_not(good: gguf_maker.Export, verdicts: Any, tmp_path: Path) -> None:
+    second = {"tokenizer.chat_template.tool_use": "{{ messages }}"}
+    made = gguf_edit.rewrite(good.file("f16"), tmp_path / "model-f16.gguf", texts=second)
+    assert failed(verdicts(made)) == {"chat_template"}
+
+
+@pytest.mark.parametrize("token", [5, 300, 500, 639])
+@pytest.mark.parametrize("name", ["eot", "eom"])
+def test_stop_at_a_token_that_ends_nothing(
+    name: str, token: int, good: gguf_maker.Export, verdicts: Any, tmp_path: Path
+) -> None:
+    key = f"tokenizer.ggml.{name}_token_id"
+    made = gguf_edit.rewrite(good.file("f16"), tmp_path / "model-f16.gguf", numbers={key: token})
+    assert failed(verdicts(made)) == {"stop_tokens"}
+
+
+def test_scores_in_another_order(good: gguf_maker.Export, verdicts: Any, tmp_path: Path) -> None:
+    scores = gguf_edit.metadata(good.file("f16"), "tokenizer.ggml.scores")
+    changed = {"tokenizer.ggml.scores": [*scores[:600], *reversed(scores[600:])]}
+    found = verdicts(gguf_edit.rewrite(good.file("f16"), tmp_path / "model-f16.gguf", metadata=changed))
+    assert "vocabulary" in failed(found)
+
+
 def test_swapped_token_pair(good: gguf_maker.Export, verdicts: Any, tmp_path: Path) -> None:
     tokens = gguf_edit.metadata(good.file("f16"), "tokenizer.ggml.tokens")
     tokens[500], tokens[501] = tokens[501], tokens[500]
@@ -219,7 +261,12 @@ def test_cut_file(size: Any, good: gguf_maker.Export, verdicts: Any, tmp_path: P
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("gemma3.rope.freq_base", 5e5), ("gemma3.attention.layer_norm_rms_epsilon", 1e-2), ("gemma3.context_length", 64)],
+    [
+        ("gemma3.rope.freq_base", 5e5),
+        ("gemma3.attention.layer_norm_rms_epsilon", 1e-2),
+        ("gemma3.context_length", 64),
+        ("gemma3.rope.freq_base_swa", 1e5),
+    ],
 )
 def test_wrong_metadata(key: str, value: Any, good: gguf_maker.Export, verdicts: Any, tmp_path: Path) -> None:
     assert gguf_edit.metadata(good.file("f16"), key) != value
