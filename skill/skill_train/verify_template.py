@@ -121,10 +121,11 @@ def openers(tokenizer: Any) -> set[int]:
     `<|assistant|>`; an answer has ended before the next one opens."""
     if not tokenizer.chat_template:
         return set()
-    rendered = _render(tokenizer, CONVERSATIONS[0])
-    before = rendered.get("text", "").rpartition(_USER["content"])[2]
-    opening = set(tokenizer(before, add_special_tokens=False).input_ids)
-    return opening - {turn_end(tokenizer)}
+    both = [{**CONVERSATIONS[0], "add_generation_prompt": prompt} for prompt in (True, False)]
+    texts = [_render(tokenizer, one).get("text", "") for one in both]
+    ids, without = (tokenizer(text, add_special_tokens=False).input_ids for text in texts)
+    shared = next((at for at, pair in enumerate(zip(ids, without, strict=False)) if pair[0] != pair[1]), len(without))
+    return set(ids[shared:]) - {turn_end(tokenizer)}
 
 
 def reads_clock(tokenizer: Any) -> bool:
