@@ -883,6 +883,9 @@ def chat(messages: Any, tools: Any, prompt_messages: int) -> dict[str, Any]:
 
 
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model", "tiktoken.model")
+# The parts of tokenizer.json that decide which ids a text gets.
+SPLITTING = ("normalizer", "pre_tokenizer", "model", "added_tokens")
+PROBES = ("    two  words", " word", "1234 don't\n\n x", "<s>[INST] hi [/INST]", "<s>hi", "é🙂 你好")
 
 
 def has_tokenizer(folder: Path) -> bool:
@@ -892,14 +895,91 @@ def has_tokenizer(folder: Path) -> bool:
 
 def load_tokenizer(recipe: dict[str, Any]) -> Any:
     """The model's own. Without its files transformers makes an empty one of the model's type, and says nothing."""
-    from transformers import AutoTokenizer
-
     if Path(recipe["model"]).is_dir() and not has_tokenizer(Path(recipe["model"])):
         raise no_tokenizer(recipe["model"], f"one of {', '.join(TOKENIZERS)} in the model folder", "none of them")
     with readable(recipe["model"]):
-        tokenizer = AutoTokenizer.from_pretrained(recipe["model"], revision=recipe["revision"], trust_remote_code=False)
+        tokenizer = read_tokenizer(recipe["model"], recipe["revision"])
     if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
         raise no_tokenizer(recipe["model"], "a vocabulary", f"{len(tokenizer)} special tokens and nothing else")
+    return tokenizer
+
+
+def read_tokenizer(model: str, revision: str | None) -> Any:
+    """The tokenizer whose ids ship: llama.cpp makes the ids of tokenizer.json (measured for each class of transformers
+    5.23 that a decoder uses), whatever class tokenizer_config.json names.
+
+    Classes such as LlamaTokenizer take the vocabulary of that file and split text in a way of their own. Where the two
+    disagree, `tokenizer.read_as` says so.
+    """
+    from transformers.models.auto import (
+        AutoTokenizer,
+    )  # not transformers.AutoTokenizer: the converter has another there
+
+    tokenizer = AutoTokenizer.from_pretrained(model, revision=revision, trust_remote_code=False)
+    published = None if follows_its_file(tokenizer) else tokenizer_file(model, revision)
+    if published is not None:
+        tokenizer = as_published(tokenizer, published, model, revision)
+    return with_prefix_of_llama_cpp(tokenizer)
+
+
+def follows_its_file(tokenizer: Any) -> bool:
+    """Whether this class takes tokenizer.json as it is. The others put it together anew."""
+    return type(tokenizer).__name__ == "TokenizersBackend" or not tokenizer.is_fast
+
+
+def tokenizer_file(model: str, revision: str | None) -> str | None:
+    """The path of tokenizer.json; None when the model has none."""
+    from transformers.utils import cached_file
+
+    missing = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
+    return cached_file(model, "tokenizer.json", revision=revision, **missing)  # type: ignore[no-any-return]
+
+
+def as_published(tokenizer: Any, file: str, model: str, revision: str | None) -> Any:
+    """The tokenizer itself when it does all that its tokenizer.json says, else that file's."""
+    from transformers import PreTrainedTokenizerFast
+
+    said = json.loads(Path(file).read_text(encoding="utf-8"))
+    done = json.loads(tokenizer.backend_tokenizer.to_str())
+    other = [part for part in SPLITTING if done.get(part) != said.get(part)]
+    if not other:
+        return tokenizer
+    plain = PreTrainedTokenizerFast.from_pretrained(model, revision=revision, trust_remote_code=False)
+    differing = next((text for text in PROBES if ids_of(plain, text) != ids_of(tokenizer, text)), None)
+    if differing is not None:
+        plain.read_as = (
+            f"the tokenizer is read as tokenizer.json has it, which is how llama.cpp reads it: transformers' "
+            f"{type(tokenizer).__name__} gives {differing!r} other ids"
+        )
+    return plain
+
+
+def ids_of(tokenizer: Any, text: str) -> list[int]:
+    return list(tokenizer(text, add_special_tokens=False).input_ids)
+
+
+def with_prefix_of_llama_cpp(tokenizer: Any) -> Any:
+    """Puts a space before text that follows a special token, when the tokenizer puts one only before the first word.
+
+    llama.cpp knows one rule for pieces of sentencepiece: each stretch of text between special tokens gets the space.
+    """
+    if not tokenizer.is_fast:
+        return tokenizer
+    from tokenizers import normalizers
+
+    backend = tokenizer.backend_tokenizer
+    said = json.loads(backend.to_str())
+    splitter = said["pre_tokenizer"] or {}
+    is_sentencepiece = said["model"]["type"] == "BPE" and said["model"].get("byte_fallback")
+    if not is_sentencepiece or said["normalizer"] or splitter.get("prepend_scheme", "never") == "never":
+        return tokenizer
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    backend.pre_tokenizer = None
+    if splitter["prepend_scheme"] == "first":
+        tokenizer.read_as = (
+            "text after a special token begins with a space, as llama.cpp reads this vocabulary; "
+            "tokenizer.json puts one before the first word only"
+        )
     return tokenizer
 
 
@@ -998,7 +1078,7 @@ class Encoder:
         self.recipe = recipe
         self.tokenizer = tokenizer
         self.count = 0
-        self.notes: list[str] = []
+        self.notes: list[str] = [tokenizer.read_as] if hasattr(tokenizer, "read_as") else []
         self.marks: list[str] | None = None
         special = sorted({*tokenizer.all_special_tokens, *added_special_tokens(tokenizer)}, key=len, reverse=True)
         self.end_of_turn = re.compile(r"\s*(?:" + "|".join(map(re.escape, special)) + ")") if special else None

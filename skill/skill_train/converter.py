@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from skill_train import garbage
 from skill_train.errors import DecisionNeeded, NativeCrash, NotInstalled, SkillTrainError, UsageError, died_of_memory
+from skill_train.resources import train_program
 from skill_train.run_dir import read_json, write_text
 from skill_train.toolchain import Toolchain
 
@@ -28,19 +28,7 @@ _WRITING = re.compile(r"Writing:\s+(\d+)%")
 _EXCEPTION = re.compile(r"^(?:[A-Za-z_]+\.)*([A-Z]\w*(?:Error|Exception|Interrupt)): ?(.*)")
 _KEPT_LINES = 400
 
-# Imports what every converter imports first, two seconds of one core, then waits to be told its arguments.
-_READY = f"""
-import gc, json, runpy, sys
-gc.set_threshold({garbage.NEW_OBJECTS})
-import torch
-from transformers import AutoTokenizer
-gc.freeze()
-arguments = json.loads(sys.stdin.readline() or "null")
-if arguments:
-    sys.argv[:] = arguments
-    sys.path[0] = sys.argv[0].rpartition("/")[0]
-    runpy.run_path(sys.argv[0], run_name="__main__")
-"""
+_CHILD = Path(__file__).with_name("converter_child.py")
 Process = subprocess.Popen[str]
 
 
@@ -131,7 +119,7 @@ def run(
 
 def _start(toolchain: Toolchain) -> Process:
     return subprocess.Popen(
-        [sys.executable, "-c", _READY],
+        [sys.executable, "-P", str(_CHILD), str(train_program())],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -174,9 +162,24 @@ def _plain_config(file: Path, changes: dict[str, Any]) -> dict[str, Any] | None:
     if not isinstance(config, dict):
         return None
     plain = {key: value for key, value in config.items() if key != "auto_map"}
+    if file.name == "tokenizer_config.json":
+        plain |= _prefix_of(file.with_name("tokenizer.json"))
     if file.name == "adapter_config.json":
         plain |= changes
     return plain if plain != config else None
+
+
+def _prefix_of(file: Path) -> dict[str, bool]:
+    """Whether a sentencepiece vocabulary puts a space before text. tokenizer.json decides that for the training, and
+    `add_prefix_space` of tokenizer_config.json for the converter."""
+    said = read_json(file) if file.is_file() else {}
+    model = said.get("model") or {}
+    if model.get("type") != "BPE" or not model.get("byte_fallback"):
+        return {}
+    normalizer = said.get("normalizer") or {}
+    steps = [step.get("type") for step in [normalizer, *normalizer.get("normalizers", [])]]
+    scheme = (said.get("pre_tokenizer") or {}).get("prepend_scheme", "never")
+    return {"add_prefix_space": "Prepend" in steps or scheme != "never"}
 
 
 def _environment() -> dict[str, str]:

@@ -16,6 +16,7 @@ from skill_train.address_space import require_room_for_torch
 from skill_train.errors import NotInstalled, SkillTrainError, UsageError, out_of_memory
 from skill_train.garbage import searched_after
 from skill_train.records import read_json, read_lines
+from skill_train.resources import train_module
 from skill_train.template_trial import require_ending
 
 # Read when a model has no data of its own: plain prose, code, digits and other scripts.
@@ -31,14 +32,14 @@ _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "n_ctx")
 
 
 def load_tokenizer(folder: Path) -> Any:
-    """The tokenizer of a model folder, never with remote code.
+    """The tokenizer of a model folder as the training program reads it, never with remote code.
 
     Raises:
         UsageError: its files cannot be read, or its chat template does not come to an end.
     """
-    transformers = _transformers()
+    _transformers()
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
+        tokenizer = train_module().read_tokenizer(str(folder), None)
     except Exception as error:  # noqa: BLE001 - the Rust side raises no narrower class for a broken tokenizer.json
         if (folder / "config.json").is_file():
             require_config(folder)

@@ -1,0 +1,124 @@
+"""Runs one of llama.cpp's converters, in a process that `converter` starts: `python -P converter_child.py TRAIN.PY`.
+
+It imports what every converter imports first, two seconds of one core, then waits for its arguments, one line of JSON.
+The converter then reads the model as it was trained: config.json's own keys, of which transformers drops some and adds
+others, and the tokenizer of the training program.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import importlib.util
+import json
+import runpy
+import sys
+from pathlib import Path
+from typing import Any
+
+_NEW_OBJECTS = 200_000  # the garbage collector looks seldom: a vocabulary is many objects, and none of them is garbage
+
+
+def main(train_program: str) -> None:
+    gc.set_threshold(_NEW_OBJECTS)
+    import torch  # noqa: F401
+    import transformers
+
+    transformers.AutoTokenizer = _tokenizers(Path(train_program))
+    gc.freeze()
+    arguments = json.loads(sys.stdin.readline() or "null")
+    if not arguments:
+        return
+    sys.argv[:] = arguments
+    sys.path.insert(0, str(Path(arguments[0]).parent))
+    _read_own_keys()
+    _score_by_merges()
+    runpy.run_path(arguments[0], run_name="__main__")
+
+
+def with_own_keys(parsed: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+    """What transformers made of a config.json, with the keys and values that the file states itself.
+
+    Values that the file leaves out stay transformers' defaults, which many converters need.
+    """
+    stated = {key: value for key, value in own.items() if value is not None or key not in parsed}
+    inner = {
+        key: with_own_keys(parsed[key], value)
+        for key, value in stated.items()
+        if key.endswith("_config") and isinstance(value, dict) and isinstance(parsed.get(key), dict)
+    }
+    return _with_old_names(_with_shared_heads({**parsed, **stated, **inner}))
+
+
+def _with_old_names(config: dict[str, Any]) -> dict[str, Any]:
+    """Keys that the converter reads and that a config.json of transformers 5 holds under another name only."""
+    rope = config.get("rope_parameters") or {}
+    old = {
+        "gpt2": {"n_ctx": config.get("n_positions")},
+        "gpt_neox": {"rotary_pct": rope.get("partial_rotary_factor")},
+    }
+    given = old.get(config.get("model_type", ""), {})
+    return {**{key: value for key, value in given.items() if value is not None}, **config}
+
+
+def _with_shared_heads(config: dict[str, Any]) -> dict[str, Any]:
+    """Falcon 7B: with `multi_query` there is one head of keys; transformers writes the count of queries beside it."""
+    one_head = config.get("multi_query") and not config.get("new_decoder_architecture")
+    return {**config, "num_kv_heads": 1} if config.get("model_type") == "falcon" and one_head else config
+
+
+def _tokenizers(train_program: Path) -> type:
+    spec = importlib.util.spec_from_file_location("skill_train_program", train_program)
+    assert spec is not None and spec.loader is not None
+    program = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = program
+    spec.loader.exec_module(program)
+
+    class AutoTokenizer:
+        """In the place of transformers' own, for the converter alone."""
+
+        @staticmethod
+        def from_pretrained(folder: Any, **_: Any) -> Any:
+            return program.read_tokenizer(str(folder), None)
+
+    return AutoTokenizer
+
+
+def _read_own_keys() -> None:
+    base = importlib.import_module("conversion.base")  # llama.cpp's
+    parsed = base.ModelBase.load_hparams
+
+    def load_hparams(folder: Path, is_mistral_format: bool) -> dict[str, Any]:
+        config = parsed(folder, is_mistral_format)
+        file = Path(folder) / "config.json"
+        if is_mistral_format or not file.is_file():
+            return config  # type: ignore[no-any-return]
+        return with_own_keys(config, json.loads(file.read_text(encoding="utf-8")))
+
+    base.ModelBase.load_hparams = staticmethod(load_hparams)
+
+
+def _score_by_merges() -> None:
+    """Scores for pieces of sentencepiece without tokenizer.model: the converter itself writes one score for all."""
+    from gguf import vocab  # llama.cpp's
+
+    constant = vocab.LlamaHfVocab.get_token_score
+
+    def get_token_score(self: Any, token: int) -> float:
+        if not hasattr(self, "merge_ranks"):
+            self.merge_ranks = merge_ranks(json.loads(self.fname_tokenizer.read_text(encoding="utf-8"))["model"])
+        rank = self.merge_ranks.get(token)
+        return float(constant(self, token) if rank is None else -rank)
+
+    vocab.LlamaHfVocab.get_token_score = get_token_score
+
+
+def merge_ranks(model: dict[str, Any]) -> dict[int, int]:
+    """For each token that merges make, how many pieces come before it; merges are in the order of their scores."""
+    pairs = (merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"])
+    pieces = dict.fromkeys("".join(pair) for pair in pairs)
+    return {model["vocab"][piece]: rank for rank, piece in enumerate(pieces)}
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
