@@ -28,6 +28,7 @@ from skill_train.run_dir import (
     finished_record,
     note_of,
     peak_memory_bytes,
+    read_json,
     require_space,
     require_writable,
     versions,
@@ -96,7 +97,7 @@ def convert(
     _refuse_existing(file, record)
     meanwhile()
     with whole_file(file) as part:
-        _run(toolchain, model, part, ["--outtype", chosen.outtype, "--model-name", name], progress, ready)
+        _run(toolchain, model, part, _how(model, name, chosen), progress, ready)
         written = write_record(
             note_of(file, record),
             step=record.stem,
@@ -146,6 +147,24 @@ def _run(
             on_percent=lambda percent: progress(percent / 100, 1, "written"),
             process=ready,
         )
+
+
+def _how(model: Path, name: str, chosen: WeightType) -> list[str]:
+    return ["--outtype", chosen.outtype, "--model-name", _model_name(model, name)]
+
+
+def _model_name(model: Path, name: str) -> str:
+    """What `general.name` says. llama.cpp lets Phi-3's special tokens swallow white space only in a file of that name
+    (src/llama-vocab.cpp), so a fine-tune that is called something else would get other ids."""
+    named = any(part in name.lower() for part in ("phi-3", "phi3"))
+    is_phi3 = read_json(model / "config.json").get("model_type") == "phi3"
+    return f"{name} (phi-3)" if is_phi3 and not named and _swallows_space(model) else name
+
+
+def _swallows_space(model: Path) -> bool:
+    file = model / "tokenizer.json"
+    added = read_json(file).get("added_tokens", []) if file.is_file() else []
+    return any(token.get("rstrip") for token in added)
 
 
 def _check_files(model: Path, outtype: str) -> None:

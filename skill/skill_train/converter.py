@@ -152,7 +152,7 @@ def explain(returncode: int, lines: list[str], *, model: Path) -> SkillTrainErro
         f"llama.cpp's converter cannot convert {model}: {last}",
         code="conversion_failed",
         got=last,
-        hint="check that the folder loads in transformers; a newer llama-cpp-python may know this model",
+        hint="pip install -U llama-cpp-python, which brings a newer converter; the model itself is as it was",
     )
 
 
@@ -238,12 +238,25 @@ def _missing_file(failure: _Failure) -> UsageError:
 
 
 def _missing_key(failure: _Failure) -> UsageError:
+    key = failure.found[0].strip()
+    if not re.search(r"[A-Za-z]\w+", key) or re.fullmatch(r"""['"][^'"]*[<>|\[\]][^'"]*['"]""", key):
+        return _missing_token(failure, key)
     return UsageError(
-        f"the config.json of {failure.model} lacks what llama.cpp's converter reads: {failure.found[0]}",
+        f"the config.json of {failure.model} lacks what llama.cpp's converter reads: {key}",
         code="incomplete_config",
         expected="the config.json that the base model was published with",
-        got=f"without {failure.found[0]}",
-        hint="copy config.json from the base model; transformers does not write back every key",
+        got=f"without {key}",
+        hint=f"add {key} to {failure.model / 'config.json'}, with the value that the base model was published with",
+    )
+
+
+def _missing_token(failure: _Failure, token: str) -> UsageError:
+    return UsageError(
+        f"the vocabulary of {failure.model} lacks a token that llama.cpp's converter looks up: {token}",
+        code="incomplete_vocabulary",
+        expected=f"the tokenizer files that the base model was published with, which hold {token}",
+        got=f"without {token}",
+        hint=f"take the whole, unchanged folder of the base, whose tokenizer.json holds {token}, and train on that",
     )
 
 

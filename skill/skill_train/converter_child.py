@@ -33,6 +33,7 @@ def main(train_program: str) -> None:
     sys.path.insert(0, str(Path(arguments[0]).parent))
     _read_own_keys()
     _score_by_merges()
+    _leave_out_missing_mtp()
     runpy.run_path(arguments[0], run_name="__main__")
 
 
@@ -52,10 +53,11 @@ def with_own_keys(parsed: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]
 
 def _with_old_names(config: dict[str, Any]) -> dict[str, Any]:
     """Keys that the converter reads and that a config.json of transformers 5 holds under another name only."""
-    rope = config.get("rope_parameters") or {}
-    old = {
+    turned = (config.get("rope_parameters") or {}).get("partial_rotary_factor") or 1.0
+    old: dict[str, dict[str, Any]] = {
         "gpt2": {"n_ctx": config.get("n_positions")},
-        "gpt_neox": {"rotary_pct": rope.get("partial_rotary_factor")},
+        "gpt_neox": {"rotary_pct": turned},
+        "cohere2": {"rotary_pct": turned},
     }
     given = old.get(config.get("model_type", ""), {})
     return {**{key: value for key, value in given.items() if value is not None}, **config}
@@ -111,6 +113,23 @@ def _score_by_merges() -> None:
         return float(constant(self, token) if rank is None else -rank)
 
     vocab.LlamaHfVocab.get_token_score = get_token_score
+
+
+def _leave_out_missing_mtp() -> None:
+    """Qwen3-Next and Qwen3.5 predict several tokens with layers that transformers does not write: the converter asserts
+    that they are there, or counts them."""
+    mixin = getattr(importlib.import_module("conversion.qwen"), "_QwenMtpMixin", None)
+    if mixin is None:  # of another llama.cpp
+        return
+    index = mixin.index_tensors
+
+    def index_tensors(self: Any, *arguments: Any, **named: Any) -> Any:
+        tensors = index(self, *arguments, **named)
+        if type(self).opt_num_mtp_layers == 0:
+            type(self).no_mtp = True
+        return tensors
+
+    mixin.index_tensors = index_tensors
 
 
 def merge_ranks(model: dict[str, Any]) -> dict[int, int]:

@@ -19,6 +19,7 @@ TEXTS = [
     "<s>[INST] Hi  there [/INST]  fine</s>",
     "[INST]Hi",
     "    return  x",
+    "<|user|>\n Hi<|end|>\n<|assistant|>\n  Yes.<|end|> x",
     "<s>[INST] <<SYS>>\nBe brief.\n<</SYS>>\n\nWhat is 12345? [/INST]",
     *(text for text in HARD_STRINGS if "\u0301" not in text),  # no llama.cpp vocabulary composes accents
 ]
@@ -58,6 +59,7 @@ def shipped(folder: Path, work: Path, texts: list[str]) -> list[list[int]]:
         ("llama-spm", {"normalizer": None, "pre_tokenizer": METASPACE | {"prepend_scheme": "always"}}, {}, None),
         ("llama-spm", {"normalizer": None, "pre_tokenizer": METASPACE | {"prepend_scheme": "never"}}, {}, None),
         ("llama-spm", {}, {"tokenizer_class": "LlamaTokenizer"}, "tokenizer.model"),
+        ("phi3", {}, {}, None),
         ("phi3", {}, {"tokenizer_class": "LlamaTokenizer", "legacy": False}, None),
         ("mistral", {}, {"tokenizer_class": "LlamaTokenizer"}, None),
         ("gpt2", {}, {"add_prefix_space": True}, None),

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from skill_train.converter import explain, without_code
+from skill_train.converter_child import merge_ranks, with_own_keys
 from skill_train.errors import DecisionNeeded, NativeCrash, NotInstalled, UsageError
 
 MODEL = Path("my-model")
@@ -94,3 +95,29 @@ def test_the_view_of_a_model_holds_no_code(tmp_path: Path) -> None:
         assert (view / "model.safetensors").read_bytes() == b"weights"
     assert not view.exists()
     assert "auto_map" in (model / "config.json").read_text()  # the model itself is untouched
+
+
+def test_a_token_that_the_vocabulary_lacks_is_no_key_of_config_json() -> None:
+    error = explain(1, [*TRACEBACK, "KeyError: '<|user|>'"], model=MODEL)
+    assert error.code == "incomplete_vocabulary"
+    assert "config.json" not in str(error)
+    assert explain(1, [*TRACEBACK, "KeyError: '[gMASK]'"], model=MODEL).code == "incomplete_vocabulary"
+    for key in ("'rotary_pct'", "\"could not find any of: ['rotary_dim']\""):
+        assert explain(1, [*TRACEBACK, f"KeyError: {key}"], model=MODEL).code == "incomplete_config"
+
+
+def test_own_keys_stand_over_what_transformers_made_of_them() -> None:
+    parsed = {"rope_parameters": {"rope_theta": 1.0}, "vocab_size": 8, "text_config": {"a": 1, "b": 2}}
+    own = {"rotary_pct": 0.25, "vocab_size": 9, "text_config": {"b": 3, "c": 4}}
+    found = with_own_keys(parsed, own)
+    assert found == {
+        "rope_parameters": {"rope_theta": 1.0},
+        "rotary_pct": 0.25,
+        "vocab_size": 9,
+        "text_config": {"a": 1, "b": 3, "c": 4},
+    }
+
+
+def test_merges_score_their_pieces_in_order() -> None:
+    model = {"vocab": {"a": 5, "b": 6, "ab": 9, "abb": 7}, "merges": ["a b", ["ab", "b"], "a bb"]}
+    assert merge_ranks(model) == {9: 0, 7: 1}
