@@ -883,8 +883,9 @@ def chat(messages: Any, tools: Any, prompt_messages: int) -> dict[str, Any]:
 
 
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model", "tiktoken.model")
-# The parts of tokenizer.json that decide which ids a text gets.
-SPLITTING = ("normalizer", "pre_tokenizer", "model", "added_tokens")
+# What of a tokenizer.json decides which ids a text gets: of its model, and of each added token.
+FLAGS = ("byte_fallback", "continuing_subword_prefix", "dropout", "end_of_word_suffix", "fuse_unk", "ignore_merges")
+MARKS = ("content", "lstrip", "normalized", "rstrip", "single_word", "special")
 PROBES = ("    two  words", " word", "1234 don't\n\n x", "<s>[INST] hi [/INST]", "<s>hi", "é🙂 你好")
 
 
@@ -940,9 +941,10 @@ def as_published(tokenizer: Any, file: str, model: str, revision: str | None) ->
     from transformers import PreTrainedTokenizerFast
 
     said = json.loads(Path(file).read_text(encoding="utf-8"))
-    done = json.loads(tokenizer.backend_tokenizer.to_str())
-    other = [part for part in SPLITTING if done.get(part) != said.get(part)]
-    if not other:
+    added = {token["id"]: [token[name] for name in MARKS] for token in said["added_tokens"]}
+    done = tokenizer.backend_tokenizer.get_added_tokens_decoder()
+    same = added == {number: [getattr(token, name) for name in MARKS] for number, token in done.items()}
+    if same and splitting(without_words(said)) == splitting(tokenizer.backend_tokenizer):
         return tokenizer
     plain = PreTrainedTokenizerFast.from_pretrained(model, revision=revision, trust_remote_code=False)
     differing = next((text for text in PROBES if ids_of(plain, text) != ids_of(tokenizer, text)), None)
@@ -952,6 +954,20 @@ def as_published(tokenizer: Any, file: str, model: str, revision: str | None) ->
             f"{type(tokenizer).__name__} gives {differing!r} other ids"
         )
     return plain
+
+
+def without_words(said: dict[str, Any]) -> Any:
+    """The tokenizer of such a file with an empty vocabulary, which transformers takes from the file in any case."""
+    from tokenizers import Tokenizer
+
+    empty: dict[str, Any] = {"vocab": {}, "merges": []} if said["model"].get("type") == "BPE" else {}
+    return Tokenizer.from_str(json.dumps({**said, "model": {**said["model"], **empty}, "added_tokens": []}))
+
+
+def splitting(backend: Any) -> list[Any]:
+    """What decides, beside vocabulary and merges, which ids a text gets."""
+    steps = [step and step.__getstate__() for step in (backend.normalizer, backend.pre_tokenizer)]
+    return [type(backend.model), *steps, *(getattr(backend.model, name, None) for name in FLAGS)]
 
 
 def ids_of(tokenizer: Any, text: str) -> list[int]:
@@ -968,10 +984,10 @@ def with_prefix_of_llama_cpp(tokenizer: Any) -> Any:
     from tokenizers import normalizers
 
     backend = tokenizer.backend_tokenizer
-    said = json.loads(backend.to_str())
-    splitter = said["pre_tokenizer"] or {}
-    is_sentencepiece = said["model"]["type"] == "BPE" and said["model"].get("byte_fallback")
-    if not is_sentencepiece or said["normalizer"] or splitter.get("prepend_scheme", "never") == "never":
+    step = backend.pre_tokenizer
+    splitter = json.loads(step.__getstate__()) if step else {}
+    is_sentencepiece = type(backend.model).__name__ == "BPE" and backend.model.byte_fallback
+    if not is_sentencepiece or backend.normalizer or splitter.get("prepend_scheme", "never") == "never":
         return tokenizer
     backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     backend.pre_tokenizer = None
