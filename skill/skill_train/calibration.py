@@ -13,7 +13,7 @@ from typing import Any
 
 from skill_train.estimate import MicroStep
 from skill_train.estimate_time import micro_step_flops, optimizer_seconds, reading_seconds
-from skill_train.facts import Calibration, MachineFacts, ModelFacts
+from skill_train.facts import Calibration, MachineFacts, ModelFacts, rebuilt
 from skill_train.machine import cache_dir
 from skill_train.run_dir import write_json
 
@@ -120,7 +120,7 @@ def _micro_steps(plan: dict[str, Any], line: dict[str, Any]) -> tuple[int, Micro
 
 
 def _facts(plan: dict[str, Any]) -> tuple[ModelFacts, MachineFacts]:
-    return ModelFacts(**plan["facts"]["model"]), MachineFacts(**plan["facts"]["machine"])
+    return rebuilt(ModelFacts, plan["facts"]["model"]), rebuilt(MachineFacts, plan["facts"]["machine"])
 
 
 def _shape(model: ModelFacts) -> str:

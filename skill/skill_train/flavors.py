@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from skill_train.errors import SkillTrainError, UsageError
-from skill_train.facts import Flavor
+from skill_train.facts import Flavor, rebuilt
 from skill_train.machine import cache_dir
 from skill_train.run_dir import read_json, write_json
 
@@ -81,7 +81,7 @@ def _kept() -> tuple[tuple[Flavor, ...], float]:
     try:
         kept = read_json(_kept_file())
         age = time.time() - kept["asked"]
-        flavors = tuple(Flavor(**flavor) for flavor in kept["flavors"])
+        flavors = tuple(rebuilt(Flavor, flavor) for flavor in kept["flavors"])
     except (OSError, UsageError, KeyError, TypeError):
         return (), 0.0
     return (flavors, age) if age >= 0 else ((), 0.0)  # a clock that was set back says nothing
