@@ -21,7 +21,7 @@ from skill_train.plan_file import given_plan, is_plan, require_same_inputs
 from skill_train.reference import read_rows
 from skill_train.run_dir import RunDir, open_run, read_json, set_aside
 from skill_train.run_lock import locked
-from skill_train.run_warnings import warn_of_repeats
+from skill_train.run_warnings import warn_of_run
 
 
 def local(
@@ -76,7 +76,7 @@ def local(
     if epochs > 1 and _steps_were_said(plan):
         rows, steps = record["data"]["train_rows"], record["steps"]
         console.warn("epochs", f"{steps} steps are {epochs:.2g} epochs of the {rows} rows: each row is seen again")
-    warn_of_repeats(console, record["data"])
+    warn_of_run(console, plan, record, actual(plan, record))
     whole = _whole(recipe, said) if epochs < 1 and not goes_on else []
     return _local_result(run, plan, record, epochs, whole)
 

@@ -238,6 +238,8 @@ def _result(
     _warn_of_few(console, made["recipe"], made["facts"]["dataset"]["rows"])
     if made["recipe"]["format"] in BARE and made["facts"]["model"]["has_chat_template"]:
         console.warn("without_template", train_module().WITHOUT_TEMPLATE)
+    if few := planner.few_steps(made["recipe"], made["recipe"]["max_steps"]):
+        console.warn("few_steps", few)
     if made["facts"]["machine"]["on_battery"] and made["where"] == "local":
         console.warn("on_battery", "this machine runs on battery; training empties it")
     if made["where"] == "cloud" and made["fingerprints"]["model"] is not None:

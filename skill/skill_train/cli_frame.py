@@ -95,7 +95,9 @@ def recipe_options(function: Callable[..., Result]) -> Callable[..., Result]:
         click.option("--model", help="Base model: folder or Hub id."),
         click.option("--data", help="Dataset: file, folder or Hub id."),
         click.option("--split", help="Part of the dataset, such as train[:500].  [default: train]"),
-        click.option("--max-steps", type=click.IntRange(min=1), help="Optimizer steps.  [default: one epoch]"),
+        click.option(
+            "--max-steps", type=click.IntRange(min=1), help="Optimizer steps.  [default: from num_train_epochs]"
+        ),
         click.option("--max-length", type=click.IntRange(min=2), help="Longest row, in tokens.  [default: 1024]"),
         click.option(
             "--dtype",

@@ -18,6 +18,7 @@ from skill_train.recipe import FIELDS, NOT_HASHED, OF_LORA, POLICY, Recipe, reci
 from skill_train.resources import train_module
 
 PLAN_SCHEMA = "skill-train/plan/1"
+EPOCHS = ((500, 3.0), (1000, 2.0))  # passes below so many rows; references/training_methods.md
 MOST_ROWS_FED = 10**9  # their order takes 8 bytes for each
 
 # LoRA targets by model_type: the attention projections under the names that each architecture gives them (transformers'
@@ -221,9 +222,10 @@ def _resolve(recipe: Recipe, model: ModelFacts, dataset: DatasetFacts, reasons: 
     values |= _tuning(recipe, model, reasons)
     rows = dataset.rows - _held_out(dataset.rows, recipe)
     if recipe.max_steps is None:
-        values["max_steps"] = max(1, math.ceil(round(rows * recipe.num_train_epochs, 6) / recipe.effective_batch_size))
-        why = f"{rows} training rows x {recipe.num_train_epochs:g} epochs / {recipe.effective_batch_size} rows a step"
-        _because(reasons, "max_steps", values["max_steps"], why, "recipe")
+        passes, said, source = _epochs(recipe, dataset.rows)
+        values["max_steps"] = max(1, math.ceil(round(rows * passes, 6) / recipe.effective_batch_size))
+        why = f"{rows} training rows x {said} / {recipe.effective_batch_size} rows a step"
+        _because(reasons, "max_steps", values["max_steps"], why, source)
     elif rows:
         epochs = recipe.max_steps * recipe.effective_batch_size / rows
         why = f"{recipe.max_steps} steps x {recipe.effective_batch_size} rows / {rows} training rows"
@@ -239,6 +241,32 @@ def _resolve(recipe: Recipe, model: ModelFacts, dataset: DatasetFacts, reasons: 
             hint="use the original model; load_in_4bit: true quantizes it while training (QLoRA)",
         )
     return {key: values[key] for key in train_module().RECIPE_FIELDS}
+
+
+def _epochs(recipe: Recipe, rows: int) -> tuple[float, str, str]:
+    """Passes over the data, as the reason says them, and its source. Few rows make few steps, so each is read more
+    often."""
+    if recipe.num_train_epochs is not None:
+        return recipe.num_train_epochs, f"{recipe.num_train_epochs:g} epochs", "recipe"
+    below, epochs = next(((below, times) for below, times in EPOCHS if rows < below), (None, 1.0))
+    table = f"from {EPOCHS[-1][0]:,} rows on" if below is None else f"below {below:,} rows"
+    return epochs, f"{epochs:g} epochs ({table})", "references/training_methods.md"
+
+
+def least_steps(recipe: dict[str, Any]) -> int:
+    """Steps below which a training can hardly teach: AdamW goes by the mean of 1 / (1 - adam_beta1) gradients, and ends
+    before that mean is one; while the learning rate warms up, a step is a part of one."""
+    return int(recipe["warmup_steps"] + math.ceil(round(1 / (1 - recipe["adam_beta1"]), 6)))
+
+
+def few_steps(recipe: dict[str, Any], steps: int) -> str | None:
+    """What to say of a training with too few steps; None where they are enough."""
+    least, beta = least_steps(recipe), recipe["adam_beta1"]
+    if steps >= least:
+        return None
+    mean = f"AdamW averages {least - recipe['warmup_steps']} of them (adam_beta1 {beta:g})"
+    mean += f" after {recipe['warmup_steps']} of warm-up" if recipe["warmup_steps"] else ""
+    return f"{steps} steps are too few to learn from: {mean}; more epochs, or a smaller effective_batch_size"
 
 
 def _asked(recipe: Recipe, resolved: dict[str, Any]) -> dict[str, Any]:

@@ -63,7 +63,9 @@ class Recipe:
     pure_bf16: bool = _say(False, "full: weights and AdamW's moments in bfloat16; half the memory, small updates lost")
     max_length: int = _say(1024, "longest row; longer ones are cut and counted", "tokens")
     max_steps: int | None = _say(None, "optimizer steps; from num_train_epochs when left out", "steps")
-    num_train_epochs: float = _say(1.0, "passes over the data, when max_steps is left out", "epochs")
+    num_train_epochs: float | None = _say(
+        None, "passes over the data, when max_steps is left out; 3 below 500 rows, 2 below 1,000, then 1", "epochs"
+    )
     effective_batch_size: int = _say(16, "rows a step: per device x accumulation x processes", "rows")
     learning_rate: float | None = _say(None, "peak learning rate; 2e-4 with LoRA and 2e-5 in full when left out")
     lr_scheduler_type: str = _say("linear", f"one of {', '.join(SCHEDULES)}")

@@ -5,6 +5,31 @@ from __future__ import annotations
 from typing import Any
 
 from skill_train.console import Console
+from skill_train.plan import few_steps
+from skill_train.rubric import duration
+
+
+def warn_of_run(console: Console, plan: dict[str, Any], record: dict[str, Any], estimates: dict[str, Any]) -> None:
+    """All that a user must hear.
+
+    Args:
+        estimates: what was estimated beside what was measured, by what.
+    """
+    if few := few_steps(plan["recipe"], record["steps"]):
+        console.warn("few_steps", few)
+    warn_of_repeats(console, record["data"])
+    missed = [_missed(name, one) for name, one in estimates.items() if one["within"] is False]
+    if missed:
+        console.warn("estimate_missed", f"{'; '.join(missed)}: do not rely on the estimates of a longer run here")
+
+
+def _missed(name: str, one: dict[str, Any]) -> str:
+    """One estimate and what became of it, in a unit for readers."""
+    if name == "seconds":
+        low, high, actual = (duration(one[key]) for key in ("low", "high", "actual"))
+        return f"time: {actual}, estimated {low} to {high}"
+    low, high, actual = (f"{one[key] / 1e9:.2f}" for key in ("low", "high", "actual"))
+    return f"memory: {actual} GB, estimated {low} to {high} GB"
 
 
 def warn_of_repeats(console: Console, data: dict[str, Any]) -> None:

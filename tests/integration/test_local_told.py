@@ -65,6 +65,26 @@ def test_a_plan_names_the_option_that_was_given(
     assert [one.split(",")[0].split(";")[0] for one in found] == ([because] if rule else [])
 
 
+def test_few_steps_and_a_missed_estimate_are_told(commands: Commands, tmp_path: Path) -> None:
+    done = _local(commands, tmp_path, tiny.rows(24), "--max-steps", "4")
+    assert "4 steps are too few to learn from" in _warnings(done)["few_steps"]
+    file = tmp_path / "run" / "plan.json"
+    plan = json.loads(file.read_text())
+    memory = done.data["estimates"]["memory_bytes"]["actual"]
+    plan["estimates"]["memory_bytes"] |= {"low": 1.0, "high": 2e6}
+    plan["estimates"]["seconds"] |= {"low": 7200.0, "high": 10800.0}
+    file.write_text(json.dumps(plan))
+    again = commands.run(tmp_path, dict(os.environ), "local", "--resume", "--run-dir", "run", "--format", "json")
+    assert again.data["estimates"]["memory_bytes"]["within"] is False
+    told = _warnings(again)["estimate_missed"]
+    assert f"memory: {memory / 1e9:.2f} GB, estimated 0.00 to 0.00 GB" in told and "estimated 2.0 h to 3.0 h" in told
+    plan["estimates"]["memory_bytes"] |= {"low": 1.0, "high": 1e12}
+    plan["estimates"]["seconds"] |= {"low": 0.0, "high": 1e9}
+    file.write_text(json.dumps(plan))
+    again = commands.run(tmp_path, dict(os.environ), "local", "--resume", "--run-dir", "run", "--format", "json")
+    assert "estimate_missed" not in _warnings(again)
+
+
 def test_rows_that_are_all_different_are_no_news(commands: Commands, tmp_path: Path) -> None:
     done = _local(commands, tmp_path, tiny.rows(24), "--max-steps", "1")
     assert done.data["data"]["repeated_rows"] == 0

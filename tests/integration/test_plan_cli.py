@@ -131,7 +131,8 @@ def test_a_large_plan_is_whole_in_8_kb(hub: Hub, tmp_path: Path) -> None:
     """Long names, conversations, a model that eight GPUs share: nothing is left out."""
     folder = tmp_path / ("a long name " * 9) / ("another " * 9)
     _model(folder / ("model " * 9), "qwen2.5-72b")
-    _rows(folder / ("rows " * 9 + ".jsonl"), TALK | {f"column {n:030}": n for n in range(30)})
+    row = TALK | {f"column {n:030}": n for n in range(30)}
+    _rows(folder / ("rows " * 9 + ".jsonl"), row, count=400)  # enough for steps that teach: no warning of few
     arguments = ("--model", folder / ("model " * 9), "--data", folder / ("rows " * 9 + ".jsonl"))
     answer = _answer(_call(hub, folder, "plan", *arguments, "--flavor", "h200x8", "--max-length", "8192"))
     assert "shortened" not in answer
@@ -184,8 +185,8 @@ def test_a_dataset_on_the_hub_is_looked_at(hub: Hub, here: Path) -> None:
     planned = json.loads((here / "plan.json").read_text())
     assert planned["recipe"]["data_revision"] == repository.commit("main")
     assert planned["facts"]["dataset"]["rows"] == 320
-    # 16 rows (5 %) are held out, 304 / 16 rows a step
-    assert planned["recipe"]["max_steps"] == 19
+    # 16 rows (5 %) are held out, 304 x 3 / 16 rows a step: fewer than 500 rows are read three times
+    assert planned["recipe"]["max_steps"] == 57
     assert answer["next"] == ["skill-train local plan.json"]
 
 
@@ -308,7 +309,7 @@ def test_where_overrides_the_rules_and_says_so(hub: Hub, here: Path) -> None:
     answer = _answer(_call(hub, here, *LOCAL, "--where", "cloud"))
     data = answer["data"]
     assert (data["where"], data["flavor"]) == ("cloud", "t4-small")
-    told = ["no_tokenizer", "few_held_out", "local_model"]
+    told = ["no_tokenizer", "few_held_out", "few_steps", "local_model"]  # 38 rows x 3 / 16: 8 steps
     assert (answer["next"], [w["code"] for w in answer["warnings"]]) == ([], told)
     assert data["reasons"][0]["rule"] == "asked"
     assert "against model size" in data["reasons"][0]["because"]
@@ -323,6 +324,20 @@ def test_steps_that_were_said_are_told_as_epochs(hub: Hub, here: Path) -> None:
         reason = next(reason for reason in answer["data"]["reasons"] if reason["rule"] == "epochs")
         assert reason["value"] == epochs
         assert ("many_epochs" in [warning["code"] for warning in answer["warnings"]]) == warned
+
+
+@pytest.mark.parametrize(("steps", "warned"), [("9", True), ("10", False)])
+def test_steps_that_are_too_few_to_learn_from_are_told(hub: Hub, here: Path, steps: str, warned: bool) -> None:
+    warnings = _answer(_call(hub, here, *LOCAL, "--max-steps", steps))["warnings"]
+    told = [warning["message"] for warning in warnings if warning["code"] == "few_steps"]
+    assert told == (
+        [
+            "9 steps are too few to learn from: AdamW averages 10 of them (adam_beta1 0.9); more epochs, or a smaller "
+            "effective_batch_size"
+        ]
+        if warned
+        else []
+    )
 
 
 @pytest.mark.parametrize(

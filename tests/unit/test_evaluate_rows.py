@@ -213,7 +213,9 @@ def test_a_large_difference_that_scatters_stays_inside_the_noise() -> None:
     assert against_tuned([0.5 * (-1) ** row for row in range(40)])["loss"] == NOISE
 
 
-@pytest.mark.parametrize(("more", "says"), [(1e-9, "same within noise"), (-1e-9, "same within noise"), (0.001, "better")])
+@pytest.mark.parametrize(
+    ("more", "says"), [(1e-9, "same within noise"), (-1e-9, "same within noise"), (0.001, "better")]
+)
 def test_a_score_that_differs_in_its_last_digits_is_the_same(more: float, says: str) -> None:
     """The scale of a user's own score is not known, so only what arithmetic itself does to it is left out."""
     assert against_tuned([0.0] * 40, score=more)["score"] == says

@@ -14,7 +14,7 @@ import pytest
 from skill_train.errors import DecisionNeeded, UsageError
 from skill_train.facts import DatasetFacts, Gpu, MachineFacts, ModelFacts, PrecisionProbe, TokenFacts
 from skill_train.placement import Choices
-from skill_train.plan import TARGETS, make_plan, wants_probe
+from skill_train.plan import TARGETS, least_steps, make_plan, wants_probe
 from skill_train.recipe import Recipe, from_dict
 
 GIB = 1 << 30
@@ -271,6 +271,40 @@ def test_steps_from_epochs(rows: int, epochs: float, batch: int, steps: int) -> 
     plan = _plan(dataset=dataset, num_train_epochs=epochs, effective_batch_size=batch)
     assert plan["recipe"]["max_steps"] == steps
     assert f"{epochs:g} epochs" in _reason(plan, "max_steps")
+
+
+@pytest.mark.parametrize(
+    ("rows", "epochs", "steps"),
+    [
+        (56, 3, 11),  # 2 held out: 54 x 3 / 16 = 10.1
+        (499, 3, 90),  # 24 held out: 475 x 3 / 16 = 89.1
+        (500, 2, 60),  # 25 held out: 475 x 2 / 16 = 59.4
+        (999, 2, 119),  # 49 held out: 950 x 2 / 16 = 118.75
+        (1000, 1, 60),  # 50 held out: 950 / 16 = 59.4
+        (10_000, 1, 613),
+    ],
+)
+def test_few_rows_are_read_more_often(rows: int, epochs: int, steps: int) -> None:
+    """The table of references/training_methods.md. What the user says comes first, one epoch too."""
+    dataset = dataclasses.replace(CHAT, rows=rows)
+    plan = _plan(dataset=dataset, max_steps=None, effective_batch_size=16)
+    assert plan["recipe"]["max_steps"] == steps
+    reason = next(reason for reason in plan["reasons"] if reason["rule"] == "max_steps")
+    assert reason["source"] == "references/training_methods.md"
+    below = {3: "below 500 rows", 2: "below 1,000 rows", 1: "from 1,000 rows on"}[epochs]
+    assert f" x {epochs} epochs ({below}) / 16 rows a step" in reason["because"]
+    said = _plan(dataset=dataset, num_train_epochs=1, effective_batch_size=16)
+    assert said["recipe"]["max_steps"] == -(-(rows - min(200, rows // 20)) // 16)
+    assert " x 1 epochs / 16 rows a step" in _reason(said, "max_steps")
+
+
+@pytest.mark.parametrize(
+    ("values", "least"),
+    [({}, 10), ({"adam_beta1": 0.95}, 20), ({"adam_beta1": 0.0}, 1), ({"warmup_steps": 7}, 17)],
+)
+def test_the_fewest_steps_that_can_teach(values: dict[str, Any], least: int) -> None:
+    """A mean with weights 0.9 ** n holds 1 / (1 - 0.9) = 10 terms; while it warms up, a step is a part of one."""
+    assert least_steps(_plan(max_steps=50, **values)["recipe"]) == least
 
 
 def test_steps_that_are_said_are_taken() -> None:
