@@ -3267,7 +3267,7 @@ def card_figures(plan: dict[str, Any], work: Path) -> str:
         "training loss, first and last step": f"{figures['first_loss']:.4f}, {figures['last_loss']:.4f}",
         "training rows, tokens": f"{data['train_rows']}, {data['tokens']}",
         "share of the tokens that is trained": f"{data['trained_token_share']:.0%}",
-        **({"notes": "; ".join(data["notes"])} if data["notes"] else {}),
+        **({"notes": "; ".join(data["notes"])} if data.get("notes") else {}),
         **{name: recipe[name] for name in chosen if name in recipe},
         "checks of the training program": record["verdict"],
         "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),

@@ -27,7 +27,7 @@ def _checkpoint(folder: Path, step: int, ahead: float) -> Path:
 def test_the_newest_checkpoint_stays_whatever_the_clock_says(tmp_path: Path) -> None:
     """transformers' own rotation takes the one of the earliest time for the oldest, and would remove the newest
     (`rotate_checkpoints(use_mtime=True)` of trainer.py, 5.23)."""
-    watch = PROGRAM.Watch(tmp_path, {}, {}, None, keep=2)
+    watch = PROGRAM.Watch(tmp_path, {"held_out": []}, {}, None, keep=2)
     for step in (2, 4):
         _checkpoint(tmp_path, step, ahead=AN_HOUR + step)
     newest = _checkpoint(tmp_path, 10, ahead=0)
