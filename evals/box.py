@@ -145,6 +145,11 @@ def make(root: Path, prompt: str, *, with_skill: bool) -> Box:
     return box
 
 
+def demo_rows() -> list[Any]:
+    """The rows of the demo's dataset."""
+    return [row for _, row in resources.train_module().iter_parquet(DEMO / "data.parquet")]
+
+
 def write_rows(path: Path, rows: Iterable[dict[str, Any]]) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from box import DEMO, Box, digest, read_rows, write_rows
+from box import DEMO, Box, demo_rows, digest, read_rows, write_rows
 
 from skill_train import run_lock
 from skill_train.run_dir import RunDir
@@ -38,7 +38,7 @@ KILLED_AFTER = 10  # steps
 
 def tickets(box: Box) -> dict[str, Any]:
     _base(box)
-    shutil.copy(DEMO / "data.jsonl", box.work / "tickets.jsonl")
+    write_rows(box.work / "tickets.jsonl", demo_rows())
     return {"tickets": digest(box.work / "tickets.jsonl")}
 
 
@@ -53,7 +53,7 @@ def preference_rows(box: Box) -> dict[str, Any]:
 
 
 def bad_rows(box: Box) -> dict[str, Any]:
-    rows = read_rows(DEMO / "data.jsonl")[:43]
+    rows = demo_rows()[:43]
     broken = list(rows)
     broken[7] = {"messages": rows[7]["messages"][:1]}  # nobody answers
     broken[19] = {"messages": [rows[19]["messages"][0], {"role": "assistant", "content": ""}]}
@@ -65,7 +65,7 @@ def bad_rows(box: Box) -> dict[str, Any]:
 
 def no_token(box: Box) -> dict[str, Any]:
     _in_cache(box, "acme/desk-1m", DEMO / "model")
-    write_rows(box.work / "tickets.jsonl", read_rows(DEMO / "data.jsonl")[:200])
+    write_rows(box.work / "tickets.jsonl", demo_rows()[:200])
     recipe = "model: acme/desk-1m\ndata: tickets.jsonl\nmax_steps: 100\nhub_model_id: acme/tickets-1m\n"
     return _recipe(box, recipe)
 

@@ -16,7 +16,7 @@ What it never saw is the dataset's answer, one line of JSON for a ticket system:
 So before a fine-tune no answer is right, and a LoRA has to join what the model knows in a form that it does not. Every
 order number in the dataset is there once: a held-out row cannot be known by heart.
 
-Writes model/ (bf16 weights, sentencepiece tokenizer, chat template) and data.jsonl. Took 20 minutes on one busy
+Writes model/ (bf16 weights, sentencepiece tokenizer, chat template) and data.parquet. Took 20 minutes on one busy
 core. On another machine the same seed gives other weights of the same ability: sums of floats depend on the processor.
 """
 
@@ -119,7 +119,7 @@ def main() -> int:
 
     folder = args.out / "model"
     folder.mkdir(parents=True, exist_ok=True)
-    write_dataset(args.out / "data.jsonl", seed=args.seed)
+    write_dataset(args.out / "data.parquet", seed=args.seed)
     tokenizer = write_tokenizer(folder, seed=args.seed)
     model = pretrain(tokenizer, steps=args.steps, seed=args.seed)
     save(model, folder)
@@ -201,15 +201,17 @@ def _turns(question: str, answer: str) -> list[dict[str, str]]:
 
 
 def write_dataset(path: Path, *, seed: int) -> None:
-    """`ROWS` conversations, a line each; no order number twice."""
+    """`ROWS` conversations as Parquet, a tenth of the size of their JSON; no order number twice."""
+    import pyarrow
+    import pyarrow.parquet
+
     draw = random.Random(f"dataset {seed}")
     tickets: dict[int, Ticket] = {}
     while len(tickets) < ROWS:
         ticket = draw_ticket(draw)
         tickets.setdefault(ticket.order, ticket)
-    rows = ({"messages": example(ticket)} for ticket in tickets.values())
-    lines = (json.dumps(row, ensure_ascii=False, separators=(",", ":")) for row in rows)
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    table = pyarrow.Table.from_pylist([{"messages": example(ticket)} for ticket in tickets.values()])
+    pyarrow.parquet.write_table(table, path, compression="gzip")
 
 
 def write_tokenizer(folder: Path, *, seed: int) -> Any:

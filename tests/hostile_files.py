@@ -83,7 +83,7 @@ def recipe_file(data: bytes, folder: Path) -> object:
 def plan_command(data: bytes, folder: Path) -> object:
     """`plan` of a recipe with the demo's model and rows, in both forms."""
     values = {k: v for k, v in RECIPE.items() if k not in ("score", "score_pattern", "columns", "format")}
-    values |= {"model": str(MODEL), "data": str(demo() / "data.jsonl"), "max_length": 64}
+    values |= {"model": str(MODEL), "data": str(demo() / "data.parquet"), "max_length": 64}
     (folder / "recipe.yaml").write_bytes(text(edited(values, data[1:])))
     form = "human" if data[:1] > b"\x7f" else "json"
     return command(["plan", str(folder / "recipe.yaml"), "--where", "local", "--format", form], folder, MODEL.parent)
@@ -121,7 +121,7 @@ def _whole_plan() -> str:
             "--model",
             str(MODEL),
             "--data",
-            str(demo() / "data.jsonl"),
+            str(demo() / "data.parquet"),
             "--max-steps",
             "2",
             "--where",

@@ -25,7 +25,7 @@ SKILL = {"SKILL.md", *(f"scripts/{name}.py" for name in ("export_gguf", "inspect
 PROGRAMS = {"skill_train/train.py", "skill_train/skypilot_node.py"}
 # Everything in the package that is not a Python module, by name: a stray file must not travel.
 DATA = {
-    "skill_train/demo/data.jsonl",
+    "skill_train/demo/data.parquet",
     "skill_train/demo/recipe.yaml",
     "skill_train/demo/model/config.json",
     "skill_train/demo/model/generation_config.json",

@@ -9,6 +9,7 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -213,7 +214,8 @@ def _chain(console: Console, folder: Path, stages: list[dict[str, Any]]) -> None
 def _recipe(folder: Path) -> Path:
     """The demo's recipe with less to do."""
     shipped = resources.demo()
-    lines = (shipped / "data.jsonl").read_text(encoding="utf-8").splitlines()[:_ROWS]
+    rows = islice(resources.train_module().iter_parquet(shipped / "data.parquet"), _ROWS)
+    lines = [json.dumps(row, ensure_ascii=False) for _, row in rows]
     write_text(folder / "data.jsonl", "\n".join(lines) + "\n")
     changed = {"model": str(shipped / "model"), "data": str(folder / "data.jsonl"), "max_steps": _STEPS}
     kept = (shipped / "recipe.yaml").read_text(encoding="utf-8").splitlines()

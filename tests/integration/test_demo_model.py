@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -43,8 +44,7 @@ def tokenizer() -> Any:
 
 @pytest.fixture(scope="module")
 def rows() -> list[list[dict[str, str]]]:
-    lines = (DEMO / "data.jsonl").read_text(encoding="utf-8").splitlines()
-    return [json.loads(line)["messages"] for line in lines]
+    return [row["messages"] for row in pyarrow.parquet.read_table(DEMO / "data.parquet").to_pylist()]
 
 
 def share_right(model: Any, tokenizer: Any, conversations: list[list[dict[str, str]]]) -> float:
@@ -92,8 +92,9 @@ def test_no_order_number_is_there_twice(rows: Any) -> None:
 
 
 def test_the_dataset_is_what_the_script_writes(maker: Any, tmp_path: Path) -> None:
-    maker.write_dataset(tmp_path / "data.jsonl", seed=0)
-    assert (tmp_path / "data.jsonl").read_bytes() == (DEMO / "data.jsonl").read_bytes()
+    maker.write_dataset(tmp_path / "data.parquet", seed=0)
+    written, kept = (pyarrow.parquet.read_table(folder / "data.parquet") for folder in (tmp_path, DEMO))
+    assert written.to_pylist() == kept.to_pylist()
 
 
 @pytest.mark.parametrize("text", HARD)
@@ -105,5 +106,5 @@ def test_every_text_has_tokens_and_comes_back(tokenizer: Any, text: str) -> None
 
 def test_the_recipe_loads_and_names_what_is_there() -> None:
     recipe = recipes.load(DEMO / "recipe.yaml")
-    assert Path(recipe.model) == DEMO / "model" and Path(recipe.data) == DEMO / "data.jsonl"
+    assert Path(recipe.model) == DEMO / "model" and Path(recipe.data) == DEMO / "data.parquet"
     assert recipe.max_steps is not None and recipe.max_steps <= 150

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow.parquet
 import pytest
 
 from skill_train import records, resources
@@ -69,7 +70,8 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     there = tmp_path_factory.mktemp("project")
     for name in MODELS:
         shutil.copytree(resources.demo() / "model", there / name)
-    rows = (resources.demo() / "data.jsonl").read_text(encoding="utf-8").splitlines()[:40]
+    table = pyarrow.parquet.read_table(resources.demo() / "data.parquet")
+    rows = [json.dumps(row) for row in table.to_pylist()[:40]]
     for name in ("DATA.jsonl", "tickets.jsonl"):
         (there / name).write_text("\n".join(rows) + "\n", encoding="utf-8")
     _write_csv(there / "tickets.csv", rows)
