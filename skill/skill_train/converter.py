@@ -21,7 +21,7 @@ from typing import Any
 
 from skill_train.errors import DecisionNeeded, NativeCrash, NotInstalled, SkillTrainError, UsageError, died_of_memory
 from skill_train.resources import train_program
-from skill_train.run_dir import read_json, write_text
+from skill_train.run_dir import read_json, watch_memory, write_text
 from skill_train.toolchain import Toolchain
 
 _WRITING = re.compile(r"Writing:\s+(\d+)%")
@@ -118,7 +118,7 @@ def run(
 
 
 def _start(toolchain: Toolchain) -> Process:
-    return subprocess.Popen(
+    process = subprocess.Popen(
         [sys.executable, "-P", str(_CHILD), str(train_program())],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -128,6 +128,8 @@ def _start(toolchain: Toolchain) -> Process:
         env=_environment(),
         cwd=toolchain.folder,
     )
+    watch_memory(process.pid)
+    return process
 
 
 def explain(returncode: int, lines: list[str], *, model: Path) -> SkillTrainError:

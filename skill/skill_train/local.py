@@ -43,7 +43,7 @@ from skill_train.machine import cache_dir
 from skill_train.plan_file import require_own
 from skill_train.recipe import to_yaml
 from skill_train.resources import train_module, train_program
-from skill_train.run_dir import RunDir, read_json, write_json, write_text
+from skill_train.run_dir import RunDir, read_json, watch_memory, write_json, write_text
 from skill_train.run_lock import locked
 
 _TAIL_LINES = 15
@@ -174,6 +174,7 @@ class _child:
             process_group=0,
             pass_fds=(lock.fileno(),) if lock else (),  # left behind by a kill of ours, it still has the folder
         )
+        watch_memory(self.process.pid)
         if lock is not None and lock.writable():
             lock.write(f", training in process {self.process.pid}")
             lock.flush()

@@ -26,9 +26,11 @@ from skill_train.console import Bar
 from skill_train.errors import DecisionNeeded, NativeCrash, NotInstalled, died_of_memory, from_exit_code
 from skill_train.garbage import search_seldom
 from skill_train.heap import keep_freed
+from skill_train.peak_memory import note_memory, peak_memory_bytes, watch_memory
 from skill_train.run_dir import read_json, write_json
 
 PROGRESS = "@progress "
+PEAK = "@peak "  # bytes of memory, the last word of a worker
 _TAIL_LINES = 12
 _AT_WORK: set[subprocess.Popen[str]] = set()
 _ENDING = threading.Event()
@@ -116,6 +118,8 @@ def worker_main(run: Any) -> None:
             raise
         result = {"error": explained.as_dict(), "exit_code": explained.exit_code}
     write_json(result_file, result)
+    if peak := peak_memory_bytes():
+        print(f"\n{PEAK}{peak}", flush=True)  # on a line of its own, whatever native code has printed
 
 
 @contextlib.contextmanager
@@ -146,6 +150,7 @@ def _run(module: str, job: Path, result: Path, log: Path, progress: Bar | None, 
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log_file, text=True, env=environment) as process,
     ):
         _AT_WORK.add(process)
+        watch_memory(process.pid)
         if _ENDING.is_set():
             process.kill()
         limit = threading.Timer(most_seconds or 0, process.kill)
@@ -153,6 +158,8 @@ def _run(module: str, job: Path, result: Path, log: Path, progress: Bar | None, 
             limit.start()
         try:
             for line in process.stdout or ():
+                if line.startswith(PEAK):
+                    note_memory(int(line.removeprefix(PEAK)))
                 if line.startswith(PROGRESS) and progress is not None:
                     done, total, *text = line.removeprefix(PROGRESS).rstrip("\n").split(" ", 2)
                     progress(float(done), float(total), " ".join(text))

@@ -28,6 +28,8 @@ from typing import Any
 from skill_train.digest import digests as digests
 from skill_train.digest import file_digest as file_digest
 from skill_train.errors import DecisionNeeded, UsageError
+from skill_train.peak_memory import peak_memory_bytes as peak_memory_bytes
+from skill_train.peak_memory import watch_memory as watch_memory
 from skill_train.records import read_json as read_json  # the floor of all that reads a run
 from skill_train.records import require_shape
 
@@ -267,17 +269,6 @@ def versions(*packages: str) -> dict[str, str | None]:
         except metadata.PackageNotFoundError:
             found[package] = None
     return found
-
-
-def peak_memory_bytes(children: bool = False) -> int | None:
-    """Highest resident memory of this process (or of its ended children); None where the system does not tell."""
-    try:
-        import resource
-    except ImportError:  # Windows
-        return None
-    who = resource.RUSAGE_CHILDREN if children else resource.RUSAGE_SELF
-    peak = resource.getrusage(who).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024  # bytes on macOS, KiB on Linux
 
 
 def require_no_run(folder: Path, otherwise: str) -> None:

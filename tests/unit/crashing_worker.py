@@ -33,6 +33,8 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     if "sleep_seconds" in job:
         report_progress(0, 1, str(os.getpid()))
         time.sleep(job["sleep_seconds"])
+    held = b"x" * (job.get("megabytes", 0) << 20)  # and given back before the end
+    del held
     for done in range(job["steps"]):
         print("native code prints what it likes")
         report_progress(done + 1, job["steps"], f"tensor {done}")
