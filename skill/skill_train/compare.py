@@ -78,8 +78,9 @@ def join(parts: list[TokenFigures]) -> TokenFigures:
 def summarize(figures: TokenFigures) -> dict[str, Any]:
     """What a proof shows.
 
-    `mean_kl` and `p99_kl` in nats; `same_top1` a share; `perplexity_ratio` other / reference with the half width of its
-    95 % interval (paired: the standard error of the mean difference of -log p, times 1.96); `tokens` the sample size.
+    `mean_kl` and `p99_kl` in nats, `trimmed_kl` the mean without the farthest hundredth of the tokens; `same_top1` a
+    share; `perplexity_ratio` other / reference with the half width of its 95 % interval (paired: the standard error of
+    the mean difference of -log p, times 1.96); `tokens` the sample size.
     A NaN or infinite figure comes back as None, which no threshold accepts.
     """
     import numpy as np
@@ -90,6 +91,7 @@ def summarize(figures: TokenFigures) -> dict[str, Any]:
     values = {
         "mean_kl": float(figures.kl.mean()),
         "p99_kl": float(np.quantile(figures.kl, 0.99)),
+        "trimmed_kl": _trimmed(figures.kl),
         "max_kl": float(figures.kl.max()),
         "same_top1": float(figures.same_top1.mean()),
         "perplexity": float(np.exp(figures.nll_other.mean())),
@@ -98,6 +100,14 @@ def summarize(figures: TokenFigures) -> dict[str, Any]:
         "perplexity_ratio_half_width": ratio * 1.96 * error,
     }
     return {name: value if np.isfinite(value) else None for name, value in values.items()} | {"tokens": len(figures.kl)}
+
+
+def _trimmed(values: np.ndarray) -> float:
+    """NaN where one of them is."""
+    import numpy as np
+
+    kept = max(1, len(values) - -(-len(values) // 100))
+    return float(np.sort(values)[:kept].mean()) if np.isfinite(values).all() else float("nan")
 
 
 @dataclass

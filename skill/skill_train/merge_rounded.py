@@ -69,8 +69,9 @@ def rounded(model: Any, adapter: Path, kinds: dict[str, str], otherwise: str) ->
                 _merge_layer(module, torch_dtype(_kind(f"{name}.weight", kinds, otherwise)))
         for name, tensor in whole.state_dict().items():  # buffers too: they are stored like weights
             if tensor.is_floating_point() and ".lora_" not in name and not name.endswith(".base_layer.weight"):
-                kind = _kind(name.replace(".base_layer.", "."), kinds, otherwise)
-                tensor.copy_(tensor.to(torch_dtype(kind)))
+                dtype = torch_dtype(_kind(name.replace(".base_layer.", "."), kinds, otherwise))
+                if dtype != tensor.dtype:  # a frugal model's weights are a map of their file
+                    tensor.copy_(tensor.to(dtype))
     with model.disable_adapter() if plain else contextlib.nullcontext():
         yield model if plain else whole
 

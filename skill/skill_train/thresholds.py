@@ -55,6 +55,10 @@ _UNKNOWN = "q2_k"  # a type without published figures is held to the weakest com
 # 8 bits: 6e-5 measured.
 _UNQUANTIZED: dict[str, tuple[float, float]] = {"f32": (2e-5, 2e-4), "f16": (2e-5, 2e-4), "bf16": (1e-3, 1e-2)}
 _UNQUANTIZED_RATIO = (0.002, 0.01)
+_OF_ROUNDING = {"f32": 0.25, "f16": 0.25, "bf16": 2.0}  # twice what is expected: an eighth, and all of it
+# So many tokens may be as far off as rounding to 16 bits puts the farthest one, in sum: more warn, more fail. Of a tiny
+# Mixtral, f16 turned no router or one in 430 tokens, and that token was up to 2.5 times as far off (six adapters).
+FAR_TOKENS = (4, 10)
 
 # Nats a token: a smaller difference of the loss is none. A file whose perplexity is so little off is the same for
 # `verify`; and of q8_0, which nobody hears a difference of, a correct file is 0.0013 off.
@@ -80,6 +84,8 @@ class Limits:
         tuning: KL divergence between tuned model and base, nats, from which on `share` may fail. Below, the tuning is
             smaller than what the type itself loses, and rounding swallows a part of it.
         source: where the bounds come from.
+        far: nats by which rounding alone puts one token off. A few tokens may be so far off in a correct file: a
+            mixture of experts has near-ties between experts, and they turn.
     """
 
     kl: tuple[float, float]
@@ -88,6 +94,7 @@ class Limits:
     share: tuple[float, float]
     tuning: float
     source: str
+    far: float = 0.0
 
 
 def limits(kind: str, *, merged_in_bf16: bool = False) -> Limits:
@@ -114,17 +121,24 @@ def limits(kind: str, *, merged_in_bf16: bool = False) -> Limits:
     )
 
 
-def for_answers(bounds: Limits, cost: dict[str, Any] | None) -> Limits:
-    """The bounds for files of a merge whose rounding costs so much: an answer may part from that of the model which was
-    not rounded where rounding itself moves a token's log-probability so far.
+def of_this_model(bounds: Limits, cost: dict[str, Any] | None, kind: str) -> Limits:
+    """The bounds for files of a model that rounding to 16 bits moves so far: its own noise is part of them.
+
+    llama.cpp rounds what goes into a product to the type of the file: f16 errs by an eighth of what bf16 does, and
+    where a router's near-tie turns, the answers move in proportion. A sum of squares would move them by a 64th.
 
     Args:
-        cost: of `compare.summarize`; None where nothing was rounded.
+        cost: of `compare.summarize`, for weights in 16 bits; None where that was not measured.
     """
-    if cost is None or cost["p99_kl"] is None:
+    if cost is None or cost["p99_kl"] is None or cost["trimmed_kl"] is None:
         return bounds
-    more = _spread(cost["p99_kl"])
-    return replace(bounds, gap=(bounds.gap[0] + more, bounds.gap[1] + more))
+    gap, more = _spread(cost["p99_kl"]), _OF_ROUNDING.get(kind, 1.0) * cost["trimmed_kl"]
+    return replace(
+        bounds,
+        gap=(bounds.gap[0] + gap, bounds.gap[1] + gap),
+        kl=(bounds.kl[0] + more, bounds.kl[1] + more),
+        far=cost["max_kl"],
+    )
 
 
 def _times(figure: float) -> tuple[float, float]:

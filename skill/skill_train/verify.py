@@ -129,7 +129,7 @@ def _measure(
         )
         if not plain:  # it is merged into the model, which is then no longer base and adapter
             weights = compare_weights(files, model, asked.adapter)
-        if rounding is not None and asked.adapter is not None:
+        if asked.adapter is not None:
             measured = measure_rounded(model, asked.adapter, rounding, measured, folder)
     del model  # before another one is read
     if base is not None and measured.base is None:

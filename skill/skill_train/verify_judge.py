@@ -26,7 +26,7 @@ from skill_train.errors import DecisionNeeded, NativeCrash, VerificationFailed
 from skill_train.gguf_file import GgufFile, read_gguf
 from skill_train.machine import available_memory_bytes, physical_cores
 from skill_train.native import ending, run_worker
-from skill_train.thresholds import Limits, for_answers, limits
+from skill_train.thresholds import Limits, limits, of_this_model
 from skill_train.verdict import Check, NotChecked
 from skill_train.verify_reference import first_of
 from skill_train.verify_subject import Subject
@@ -237,7 +237,7 @@ def _judge_running(gguf: GgufFile, subject: Subject, run: _Run, proof: Proof, bo
     proof.add(Check("loads", file, "pass", "runs", "runs", f"llama.cpp loads it, {result['facts']['tokens']} tokens"))
     for check in _answered(gguf, result, subject, run.shipped):
         proof.add(check)
-    cost = measured.cost["mean_kl"] if measured.cost else None
+    cost = measured.cost["mean_kl"] if measured.cost and measured.stored else None
     proof.add(verify_logits.check_logits(file, result["figures"], bounds, measured.stored, cost))
     proof.add(verify_logits.check_tuned(file, result["change"], bounds, measured.why_no_base, measured.stored, cost))
     given = run.drafted or result["answers"]
@@ -252,7 +252,7 @@ def _limits(gguf: GgufFile, subject: Subject, run: Path) -> Limits:
     known = subject.measured.rounded is not None  # what rounding costs is measured then, and part of the reference
     rounded = subject.adapter is not None and stored in ("BF16", "bfloat16") and not known
     bounds = limits(verify_file.file_type(gguf), merged_in_bf16=rounded)
-    return for_answers(bounds, subject.measured.cost)
+    return of_this_model(bounds, subject.measured.cost, verify_file.file_type(gguf))
 
 
 def _answered(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from skill_train.thresholds import Limits
+from skill_train.thresholds import FAR_TOKENS, Limits
 from skill_train.verdict import Check, NotChecked, Verdict, worst
 
 _COSTLY = 0.5  # of the tuning's own effect: from here on what rounding did is worth a warning
@@ -28,15 +28,25 @@ def check_logits(
         return Check("logits", file, "fail", None, limits.kl[0], "the logits are not finite", figures)
     # Worse by more than the sample's own uncertainty. A quantized file that happens to be better is no fault.
     beyond = max(0.0, ratio - 1 - figures["perplexity_ratio_half_width"])
-    verdict = worst([_judge(kl, limits.kl), _judge(beyond, limits.ratio)])
+    # All tokens but the farthest, which may be near-ties that turned; and with these, as far as rounding puts some.
+    with_far = [
+        bound + most * limits.far / figures["tokens"] for bound, most in zip(limits.kl, FAR_TOKENS, strict=True)
+    ]
+    nearer = _judge(figures["trimmed_kl"], limits.kl)
+    verdict = worst([nearer, _judge(kl, (with_far[0], with_far[1])), _judge(beyond, limits.ratio)])
     detail = (
         f"mean KL {kl:.2g} nats, 99th percentile {figures['p99_kl']:.2g}, same first token {figures['same_top1']:.1%}, "
         f"perplexity x{ratio:.4f} ± {figures['perplexity_ratio_half_width']:.4f} on {figures['tokens']} tokens"
     )
     if cost is not None:
         detail += f"; the merge itself is {cost:.2g} nats from what was trained, because it is stored in {stored}"
-    bounds = {"fail_above": limits.kl[1], "ratio": list(limits.ratio), "source": limits.source}
-    return Check("logits", file, verdict, kl, limits.kl[0], detail, figures | {"limits": bounds, "rounding": cost})
+    bounds = {
+        "fail_above": with_far[1],
+        "trimmed": list(limits.kl),
+        "ratio": list(limits.ratio),
+        "source": limits.source,
+    }
+    return Check("logits", file, verdict, kl, with_far[0], detail, figures | {"limits": bounds, "rounding": cost})
 
 
 def check_tuned(

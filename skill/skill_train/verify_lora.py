@@ -18,7 +18,7 @@ from skill_train.machine import physical_cores
 from skill_train.native import run_worker
 from skill_train.reference_kinds import ANSWERS_UP_TO
 from skill_train.shards import Stored
-from skill_train.thresholds import limits
+from skill_train.thresholds import limits, of_this_model
 from skill_train.verdict import Check, NotChecked, problems
 from skill_train.verify_judge import Proof
 from skill_train.verify_lora_weights import check_lora_weights
@@ -145,7 +145,8 @@ def _judge_running(gguf: GgufFile, base: GgufFile, subject: Subject, proof: Proo
         proof.add(NotChecked("everything else", file, "llama.cpp cannot run the base with the file"))
         return
     proof.add(Check("loads", file, "pass", "runs", "runs", "llama.cpp loads it beside the base"))
-    bounds = limits(verify_file.file_type(base))
+    kind = verify_file.file_type(base)
+    bounds = of_this_model(limits(kind), measured.cost, kind)
     checks: Iterable[Check | NotChecked] = (
         verify_logits.check_logits(file, result["figures"], bounds),
         verify_logits.check_tuned(file, result["change"], bounds, measured.why_no_base),

@@ -149,12 +149,15 @@ def measure_base(base: Path, found: Measured, folder: Path) -> Measured:
     return replace(found, base=file, base_rows=_tokens(chosen), why_no_base="")
 
 
-def measure_rounded(model: Any, adapter: Path, rounding: Rounding, found: Measured, folder: Path) -> Measured:
-    """The same texts by the reference with rounded weights, which it has from then on."""
+def measure_rounded(model: Any, adapter: Path, rounding: Rounding | None, found: Measured, folder: Path) -> Measured:
+    """The same texts by the reference with rounded weights, which it has from then on. Without a rounding that the
+    files have, a mixture of experts is rounded to bf16, to see how far that puts a token whose router turns."""
     import numpy as np
 
-    if not found.sequences:
+    if not found.sequences or (rounding is None and not _has_experts(model)):
         return found
+    probe = rounding is None
+    rounding = rounding or Rounding("BF16", {})
     file = folder / "rounded.f32"
     require_space(folder, 4 * found.vocabulary * _tokens(found.sequences), "the rounded reference's logits")
     with rounded(model, adapter, rounding.kinds, rounding.stored) as merged, open(file, "wb") as out:
@@ -166,7 +169,13 @@ def measure_rounded(model: Any, adapter: Path, rounding: Rounding, found: Measur
         if (end := one.first + len(one.ids) - 1) > one.first
     ]
     cost = summarize(join(parts)) if parts else None
-    return replace(found, rounded=file, stored=rounding.stored, cost=cost)
+    return replace(found, cost=cost) if probe else replace(found, rounded=file, stored=rounding.stored, cost=cost)
+
+
+def _has_experts(model: Any) -> bool:
+    """Its config counts them, under one name or another."""
+    fields = model.config.get_text_config().to_dict()
+    return any("expert" in name and type(value) is int and value > 1 for name, value in fields.items())
 
 
 def first_of(sequences: list[Sequence], tokens: int) -> list[Sequence]:

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from skill_train.compare import compare_change, summarize_change
+from skill_train.compare import TokenFigures, compare_change, summarize, summarize_change
 from skill_train.gguf_file import GgufFile, Tensor
-from skill_train.thresholds import limits
+from skill_train.thresholds import limits, of_this_model
 from skill_train.verdict import Check, NotChecked, worst
 from skill_train.verify_answers import check_answers
 from skill_train.verify_file import check_types, name_type
@@ -31,7 +31,7 @@ def gguf(name: str, file_type: int, kinds: list[str], row: int = 256, **metadata
 
 
 def figures(kl: float | None, ratio: float = 1.0, width: float = 0.0) -> dict[str, Any]:
-    values = {"mean_kl": kl, "p99_kl": kl, "same_top1": 1.0, "perplexity_ratio": ratio}
+    values = {"mean_kl": kl, "p99_kl": kl, "trimmed_kl": kl, "same_top1": 1.0, "perplexity_ratio": ratio}
     return values | {"perplexity_ratio_half_width": width, "tokens": 100}
 
 
@@ -114,6 +114,42 @@ def test_limits_follow_the_published_figures() -> None:
 def test_logits(kind: str, kl: float, ratio: float, width: float, verdict: str) -> None:
     check = check_logits("m.gguf", figures(kl, ratio, width), limits(kind))
     assert isinstance(check, Check) and check.verdict == verdict
+
+
+COST = {"mean_kl": 3e-3, "p99_kl": 0.02, "trimmed_kl": 8e-5, "max_kl": 0.14}  # of rounding a mixture to bf16
+
+
+@pytest.mark.parametrize(
+    ("kind", "mean", "trimmed", "verdict"),
+    [
+        # 100 tokens. All but the farthest: 2e-5 and a quarter of 8e-5 pass. With those: four times 0.14 nats, ten fail.
+        ("f16", 1.4e-3, 1e-6, "pass"),  # one token whose router turned: 0.14 / 100
+        ("f16", 5.7e-3, 1e-6, "warn"),
+        ("f16", 1.5e-2, 1e-6, "fail"),
+        ("f16", 4.2e-5, 4.2e-5, "warn"),  # every token a little: no router does that
+        ("f16", 3e-4, 3e-4, "fail"),
+        ("bf16", 4e-3, 1.1e-3, "pass"),
+    ],
+)
+def test_logits_of_a_model_whose_routers_turn(kind: str, mean: float, trimmed: float, verdict: str) -> None:
+    seen = figures(mean) | {"trimmed_kl": trimmed}
+    check = check_logits("m.gguf", seen, of_this_model(limits(kind), COST, kind))
+    assert isinstance(check, Check) and check.verdict == verdict
+
+
+def test_a_model_without_routers_gets_no_wider_bounds() -> None:
+    """Rounding a dense model to bf16: 4e-5 nats, no token farther than 2e-4."""
+    dense = {"mean_kl": 4.4e-5, "p99_kl": 1.7e-4, "trimmed_kl": 4.0e-5, "max_kl": 2e-4}
+    bounds = of_this_model(limits("f16"), dense, "f16")
+    assert bounds.kl == pytest.approx((3e-5, 2.1e-4)) and bounds.far == 2e-4
+    assert of_this_model(limits("f16"), None, "f16") == limits("f16")
+
+
+def test_the_farthest_hundredth_is_left_out_by_hand() -> None:
+    found = summarize(
+        TokenFigures(*(np.array(one) for one in ([0.01] * 198 + [5.0, 7.0], [True] * 200, [1.0] * 200, [1.0] * 200)))
+    )
+    assert found["trimmed_kl"] == pytest.approx(0.01) and found["mean_kl"] == pytest.approx((1.98 + 12) / 200)
 
 
 def test_logits_that_are_not_finite_fail() -> None:
