@@ -143,7 +143,7 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
         "Mamba2",
         "gpt2",
         {
-            "vocab_size": 50264,
+            "vocab_size": 50272,
             "state_size": 16,
             "num_heads": 8,
             "head_dim": 16,
@@ -193,7 +193,7 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "exaone4": (
         "Exaone4",
         "gpt2",
-        {"sliding_window": None, "tie_word_embeddings": True},
+        {"sliding_window": None, "layer_types": ["full_attention"] * 2, "tie_word_embeddings": True},
     ),
     "ernie": ("Ernie4_5", "spm", {"head_dim": 16, "tie_word_embeddings": True}),
     "erniemoe": (
