@@ -51,6 +51,13 @@ _MLA = {
     "first_k_dense_replace": 1,
     "num_key_value_heads": 4,
 }
+_LONG = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0 + 0.1 * number for number in range(8)],
+    "long_factor": [1.0 + 0.5 * number for number in range(8)],
+    "original_max_position_embeddings": 256,
+}
 # Name: (class of transformers without `Config`, vocabulary, what differs from `_SHAPE`).
 FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "gemma1": ("Gemma", "gemma", {"head_dim": 32, "tie_word_embeddings": True}),
@@ -94,6 +101,11 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     ),
     "phi2": ("Phi", "gpt2", {"intermediate_size": 256, "num_key_value_heads": 4}),
     "phi3": ("Phi3", "spm", {"original_max_position_embeddings": 512, "pad_token_id": 0}),
+    "phi3-long": (
+        "Phi3",
+        "spm",
+        {"rope_parameters": _LONG, "original_max_position_embeddings": 256, "pad_token_id": 0},
+    ),
     "gpt2-plain": (
         "GPT2",
         "gpt2",

@@ -49,7 +49,7 @@ def compare_weights(files: list[GgufFile], model: Any, adapter: Path | None) -> 
         if chosen:
             weight = named[1]()
             for look, place in chosen:
-                look.compare(place, place.arrange(weight))
+                look.compare_arranged(place, weight)
 
     threads = torch.get_num_threads()
     try:  # each thread works alone on a weight
@@ -102,6 +102,16 @@ class _Look:
         self.of_source: dict[str, list[Place]] = {}
         for place in known.found:
             self.of_source.setdefault(place.source, []).append(place)
+
+    def compare_arranged(self, place: Place, weight: Any) -> None:
+        """A weight as the model has it, which cannot be arranged where the file is of another architecture."""
+        try:
+            arranged = place.arrange(weight)
+        except (RuntimeError, ZeroDivisionError):
+            fault = f"{place.tensor} is not {place.source}, whose shape {list(weight.shape)} is of another architecture"
+            self.seen.append(_Seen(place.tensor, 0, float("inf"), fault))
+            return
+        self.compare(place, arranged)
 
     def compare(self, place: Place, weight: Any) -> None:
         """Every row of a weight, arranged as the file has it."""

@@ -63,10 +63,10 @@ def parts_of(arch: str, config: Any, name: str) -> Iterator[tuple[tuple[str, ...
     elif name.endswith(".shared_mlp.output_linear.weight"):
         yield ("ffn_down_shexp.weight",), (as_it_is,)
         yield ("ffn_down.weight",), (as_it_is,)
-    elif name.endswith(".kv_b_proj.weight"):
+    elif name.endswith(".kv_b_proj.weight") and hasattr(config, "qk_nope_head_dim"):
         split = {"heads": config.num_attention_heads, "keys": config.qk_nope_head_dim}
         yield ("attn_k_b.weight", "attn_v_b.weight"), (partial(key_part, **split), partial(value_part, **split))
-    elif name.endswith(".in_proj_qkvz.weight"):
+    elif name.endswith(".in_proj_qkvz.weight") and hasattr(config, "linear_num_key_heads"):
         yield (
             ("attn_qkv.weight", "attn_gate.weight"),
             (partial(qkv_of_qkvz, config=config), partial(z_of_qkvz, config=config)),
@@ -167,6 +167,6 @@ def _query_key_value(arch: str, config: Any, heads: int) -> Arrange:
 
 
 def _falcon_groups(config: Any) -> int:
-    if config.new_decoder_architecture:
+    if getattr(config, "new_decoder_architecture", False):
         return int(config.num_kv_heads)
-    return 1 if config.multi_query else int(config.num_attention_heads)
+    return 1 if getattr(config, "multi_query", False) else int(config.num_attention_heads)

@@ -62,6 +62,14 @@ def less_one(rows: np.ndarray) -> None:
     rows -= 1
 
 
+def one_weight(rows: np.ndarray) -> None:
+    """Too little for any figure of a row; of Q8_0 the signs of a block."""
+    if rows.dtype == np.uint8:
+        rows[11, 2:BLOCK].view(np.int8)[:] *= -1
+    else:
+        rows[11, 5] *= 1.01
+
+
 def as_in(good: GgufFile, tensor: str) -> Edit:
     """The content of another tensor."""
     where = good.tensors[tensor]
@@ -101,6 +109,9 @@ def faults(good: GgufFile) -> dict[str, tuple[str, Edit]]:
         ),
         "rows of the router exchanged": ("blk.1.ffn_gate_inp.weight", exchanged(0, 3)),
         "rope factors of one": ("rope_freqs.weight", filled(1.0)),
+        "long rope factors of one": ("rope_factors_long.weight", filled(1.0)),
+        "short rope factors exchanged": ("rope_factors_short.weight", lambda rows: exchanged(2, 3)(rows.T)),
+        "one weight of the embedding": ("token_embd.weight", one_weight),
         "the embedding as output": ("output.weight", as_in(good, "token_embd.weight")),
     }
     return {name: (tensor, edit) for name, (tensor, edit) in found.items() if tensor in good.tensors}
@@ -113,7 +124,8 @@ def said(files: list[GgufFile], model: Path, adapter: Path | None = None) -> dic
 
 @pytest.mark.parametrize("kind", ["f16", "q8_0"])
 @pytest.mark.parametrize(
-    "family", ["gemma1", "gemma2", "gemma3", "llama3", "llama-bias", "mixtral", "stablelm", "cohere", "starcoder2"]
+    "family",
+    ["gemma1", "gemma2", "gemma3", "llama3", "llama-bias", "mixtral", "stablelm", "cohere", "starcoder2", "phi3-long"],
 )
 def test_a_planted_fault_is_named(family: str, kind: str, tmp_path: Path) -> None:
     good = read_gguf(tiny_families.gguf(family, kind))
@@ -179,3 +191,18 @@ def test_a_merge_in_bfloat16_passes_and_the_base_does_not(family: str, tmp_path:
     checks = said([*files, read_gguf(untuned)], base, adapter)
     assert [checks[file.path.name].verdict for file in files] == ["pass", "pass"], checks
     assert checks["base.gguf"].verdict == "fail" and "attn_" in checks["base.gguf"].detail
+
+
+@pytest.mark.parametrize(
+    ("model", "file"),
+    [
+        ("falcon7", "bloom"),
+        ("bloom", "falcon"),
+        ("mamba", "llama3"),
+        ("qwen3moe", "deepseek2"),
+        ("deepseek3", "falcon"),
+    ],
+)
+def test_a_file_of_another_architecture_fails_and_does_not_end_the_command(model: str, file: str) -> None:
+    gguf = read_gguf(tiny_families.gguf(file))
+    assert said([gguf], tiny_families.folder(model))[gguf.path.name].verdict == "fail"
