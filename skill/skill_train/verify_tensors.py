@@ -26,6 +26,10 @@ _ROW_ERROR = {"Q8": 0.03, "Q6": 0.08, "Q5": 0.15, "Q4": 0.3, "MX": 0.4, "NV": 0.
 _WIDEST_ROW_ERROR = 0.8
 _ONLY_ZEROS = "holds only zeros"
 _FLOATS = {"F32": 1e-6, "F16": 2e-3, "BF16": 1e-2}
+# Half of the least number in f16, times the most that it is multiplied with: what the scale of a block loses of weights
+# next to nothing, such as the embeddings of tokens that nobody trained (Q6_K: 127 * 32).
+_LEAST = {"F32": 0.0, "BF16": 0.0, "F16": 2**-25, "Q8_0": 2**-25 * 128}
+_LEAST_OF_OTHERS = 2**-25 * 4096
 
 
 def check_tensors(
@@ -111,7 +115,8 @@ def _read(gguf: GgufFile, tensor: Tensor, unquantized: GgufFile | None) -> tuple
         weights = read(rows)
         largest = max(largest, float(np.abs(weights).max()))
         if read_twin is not None:
-            errors = row_errors(weights, read_twin(rows))
+            expected = read_twin(rows)
+            errors = row_errors(weights, expected) - (row_bounds(tensor.kind, expected) - row_bound(tensor.kind))
             if not errors.max() <= worst:
                 worst, worst_row = float(errors.max()), rows.start + int(errors.argmax())
     if not np.isfinite(largest):
@@ -170,7 +175,18 @@ def row_errors(weights: np.ndarray, expected: np.ndarray) -> np.ndarray:
         return np.where(error == 0, 0.0, error / np.maximum(length, np.finfo(np.float32).tiny))
 
 
+def row_bounds(kind: str, expected: np.ndarray) -> np.ndarray:
+    """Largest error of each row of these, relative to its length."""
+    import numpy as np
+
+    least = _LEAST.get(kind, _LEAST_OF_OTHERS) * np.sqrt(expected.shape[1])
+    length = np.sqrt(np.vecdot(expected, expected))
+    bounds: np.ndarray = row_bound(kind) + least / np.maximum(length, np.finfo(np.float32).tiny)
+    return bounds
+
+
 def row_bound(kind: str) -> float:
+    """The same of rows whose length is that of a usual weight."""
     if kind in _FLOATS:
         return _FLOATS[kind]
     return _ROW_ERROR.get(kind.removeprefix("I")[:2], _WIDEST_ROW_ERROR)

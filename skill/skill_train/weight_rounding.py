@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from skill_train.verify_tensors import row_bound, row_errors
+from skill_train.verify_tensors import row_bounds, row_errors
 
 if TYPE_CHECKING:
     import numpy as np
@@ -36,7 +36,7 @@ def errors(
     found = row_errors(weights, expected)
     found[np.isnan(found)] = np.inf  # no comparison would ever choose it
     if kind not in _RELATIVE:
-        return found, ~(found <= row_bound(kind))
+        return found, ~(found <= row_bounds(kind, expected))
     size = np.abs(expected)
     most = size + 1 if computed else size
     most = most * np.float32(_RELATIVE[kind] + _MERGED * tuned + _COMPUTED * computed)

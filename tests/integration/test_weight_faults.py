@@ -206,3 +206,22 @@ def test_a_merge_in_bfloat16_passes_and_the_base_does_not(family: str, tmp_path:
 def test_a_file_of_another_architecture_fails_and_does_not_end_the_command(model: str, file: str) -> None:
     gguf = read_gguf(tiny_families.gguf(file))
     assert said([gguf], tiny_families.folder(model))[gguf.path.name].verdict == "fail"
+
+
+@pytest.mark.parametrize("size", [1e-24, 1e-8, 1e-6, 1e-5])
+def test_rows_of_tokens_that_nobody_trained_are_no_fault(size: float, tmp_path: Path) -> None:
+    """Llama 3's reserved tokens have embeddings next to nothing, which the scales of a quantized type, in f16, cannot
+    hold: the row is zeros in the file. Other rows are still compared."""
+    model = Path(shutil.copytree(tiny.cached("gemma", hidden=256), tmp_path / "model"))
+    stored = model / "model.safetensors"
+    weights = load_file(stored)
+    weights["model.embed_tokens.weight"][300:340] *= size
+    save_file(weights, stored, {"format": "pt"})
+    kinds = ("q8_0", "q6_k", "q5_k_m", "q4_k_m", "q3_k_m", "q2_k", "iq4_xs")
+    gguf_maker.export(model, tmp_path / "gguf", quants=kinds)
+    files = [read_gguf(file) for file in sorted((tmp_path / "gguf").iterdir())]
+    assert len(files) == 1 + len(kinds)
+    assert {name: one.detail for name, one in said(files, model).items() if one.verdict != "pass"} == {}
+    quantized = next(file for file in files if file.path.name == "model-q8_0.gguf")
+    wrong = planted(quantized, "token_embd.weight", exchanged(17, 320), tmp_path / "wrong.gguf")
+    assert said([wrong], model)["wrong.gguf"].verdict == "fail"
