@@ -106,7 +106,7 @@ def _export_merged(console: Console, run: RunDir, types: list[str], tools: Any, 
         quant=",".join(types),
         tools=tools,
         trained_length=recipe["max_length"],
-        bare=recipe["format"] in BARE,
+        bare=recipe.get("format") in BARE,
     )
 
 
