@@ -1491,17 +1491,20 @@ def build_trainer(
     )
     if trainer.is_fsdp_enabled != (placement["strategy"] == "fsdp"):
         raise wrong_launch(f"strategy {placement['strategy']}", "FSDP" if trainer.is_fsdp_enabled else "no FSDP")
-    if placement["device"] != "cuda":
-        score_trained_tokens_only(model)
+    score_trained_tokens_only(model, fused=placement["device"] == "cuda")
     return trainer
 
 
-def score_trained_tokens_only(model: Any) -> None:
-    """On processors without Triton, TRL 1.16 projects every position onto the vocabulary, trained or not, and keeps
-    what entropy and accuracy need. This scores the trained positions alone, some megabytes of logits at a time: the
-    same loss, several times as fast on a CPU.
+def score_trained_tokens_only(model: Any, *, fused: bool) -> None:
+    """Scores the trained positions alone, some megabytes of logits at a time. On processors without Triton, TRL 1.16
+    projects every position onto the vocabulary, trained or not: the same loss takes several times as long on a CPU.
 
-    A model that scales or caps its logits, or whose head PEFT trains too, keeps TRL's way.
+    The model's own forward pass runs, and only the product with its head is left out. So the balancing loss of a
+    mixture of experts is the model's own too. TRL reads it from `config.num_experts`, which Granite's lack, and asks
+    Llama 4 for a `last_hidden_state` that it does not return (both trl 1.16).
+
+    Args:
+        fused: TRL's own fused head is quick on this device. It stays wherever it can score this model.
     """
     import functools
     import types
@@ -1511,25 +1514,51 @@ def score_trained_tokens_only(model: Any) -> None:
     head, config = model.get_output_embeddings(), model.config.get_text_config()
     names = ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier", "output_multiplier")
     changes_logits = any(getattr(config, name, None) is not None for name in names)
-    if changes_logits or type(head) is not torch.nn.Linear or head.bias is not None:
+    plain_head = not changes_logits and type(head) is torch.nn.Linear and head.bias is None
+    experts = hasattr(config, "output_router_logits")
+    trl_fails = model.base_model is model or (experts and not hasattr(config, "num_experts"))
+    if not trl_fails and (fused or not plain_head):
         return
     original, log_probs = model.forward, log_probs_function()
+
+    def without_product(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        """The model's outputs, and the hidden states that its head was given."""
+        given = []
+
+        def keep(hidden: Any) -> Any:
+            given.append(hidden)
+            return hidden.new_zeros((*hidden.shape[:-1], 1))
+
+        head.forward = keep
+        try:
+            outputs = original(*args, **kwargs)
+        finally:
+            del head.forward
+        return outputs, given[-1]
 
     @functools.wraps(type(model).forward)  # `generate` reads the signature
     def forward(self: Any, *args: Any, fused_lm_head: bool = False, labels: Any = None, **kwargs: Any) -> Any:
         if not fused_lm_head:
             return original(*args, **kwargs) if labels is None else original(*args, labels=labels, **kwargs)
-        kwargs.pop("num_items_in_batch", None)
-        hidden = self.base_model(*args, **kwargs | {"use_cache": False}).last_hidden_state[:, :-1]
+        kwargs = {name: value for name, value in kwargs.items() if name != "num_items_in_batch"} | {"use_cache": False}
         following = labels[:, 1:]
         mask = following != IGNORED
-        kind = hidden.device.type
-        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else head.weight.dtype
-        scored = log_probs.apply(hidden[mask].to(dtype), head.weight.to(dtype), following[mask])
+        if plain_head:
+            outputs, hidden = without_product(*args, **kwargs)
+            hidden, kind = hidden[:, :-1][mask], hidden.device.type
+            dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else head.weight.dtype
+            scored = log_probs.apply(hidden.to(dtype), head.weight.to(dtype), following[mask])
+        else:
+            outputs = original(*args, **kwargs)
+            logits = outputs.logits[:, :-1][mask].float()
+            scored = torch.log_softmax(logits, dim=-1).gather(1, following[mask][:, None]).squeeze(1)
         none = scored.detach().new_zeros(mask.shape)
         spread = none.masked_scatter(mask, scored)
+        aux_loss = getattr(outputs, "aux_loss", None)
+        if aux_loss is None and kwargs.get("output_router_logits"):
+            aux_loss = none.new_zeros(())  # this model's own forward pass balances nothing
         return types.SimpleNamespace(
-            loss=None, log_probs=spread, entropy=none, is_top1=none, label_mask=mask, aux_loss=None
+            loss=None, log_probs=spread, entropy=none, is_top1=none, label_mask=mask, aux_loss=aux_loss
         )
 
     model.forward = types.MethodType(forward, model)
@@ -1585,6 +1614,22 @@ def log_probs_function() -> Any:
     return LogProbs
 
 
+def attention_kernel(recipe: dict[str, Any], placement: dict[str, Any]) -> str:
+    """The kernel of the plan, or eager where the model's class has no such one: torch's fused attention knows neither
+    the capped scores of Gemma 2 nor the sinks of gpt-oss."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    wanted = str(placement["attn_implementation"])
+    config = AutoConfig.from_pretrained(recipe["model"], revision=recipe["revision"], trust_remote_code=False)
+    known = AutoModelForCausalLM._model_mapping
+    classes = known.get(type(config), None)
+    first = classes[0] if isinstance(classes, tuple) else classes
+    if wanted != "sdpa" or first is None or first._supports_sdpa:
+        return wanted
+    event("note", text=f"eager attention in place of sdpa: {first.__name__} has no fused kernel")
+    return "eager"
+
+
 def load_model(recipe: dict[str, Any], placement: dict[str, Any]) -> Any:
     import torch
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig
@@ -1605,7 +1650,7 @@ def load_model(recipe: dict[str, Any], placement: dict[str, Any]) -> Any:
             recipe["model"],
             revision=recipe["revision"],
             dtype=dtype,
-            attn_implementation=placement["attn_implementation"],
+            attn_implementation=attention_kernel(recipe, placement),
             quantization_config=quantization,
             trust_remote_code=False,
             use_safetensors=True,
@@ -2308,10 +2353,13 @@ class Checks:
         return gradient
 
     def loss(self, rows: list[dict[str, Any]], items: Any) -> Any:
+        """Of the trained tokens. The balancing loss of experts is a mean of each batch, so it depends on the split."""
         inputs = self.trainer.data_collator([{"input_ids": r["input_ids"], "labels": r["labels"]} for r in rows])
         inputs = {key: value.to(self.trainer.model.device) for key, value in inputs.items()}
+        balanced, self.trainer.aux_loss_enabled = self.trainer.aux_loss_enabled, False
         with self.trainer.compute_loss_context_manager():
             loss = self.trainer.compute_loss(self.trainer.model, inputs, num_items_in_batch=items)
+        self.trainer.aux_loss_enabled = balanced
         self.trainer._metrics["eval"].clear()
         return loss / max(1, self.trainer.accelerator.num_processes)
 

@@ -19,6 +19,7 @@ from skill_train.resources import train_module
 
 PLAN_SCHEMA = "skill-train/plan/1"
 EPOCHS = ((500, 3.0), (1000, 2.0))  # passes below so many rows; references/training_methods.md
+_WHY_SDPA = "torch's own fused kernels; the training program takes eager where the model's class has none"
 MOST_ROWS_FED = 10**9  # their order takes 8 bytes for each
 
 # LoRA targets by model_type: the attention projections under the names that each architecture gives them (transformers'
@@ -173,7 +174,7 @@ def _placed(resolved: dict[str, Any], model: ModelFacts, taken: Candidate, choic
         best += f" ({taken.machine.unknown['device']})"
     _because(reasons, "device", step.device, "asked for" if choices.device else best, "machine")
     _because(reasons, "dtype", step.dtype, taken.dtype_because, "references/local_training.md")
-    _because(reasons, "attn_implementation", "sdpa", "torch's own fused kernels, on every device", "plan")
+    _because(reasons, "attn_implementation", "sdpa", _WHY_SDPA, "transformers")
     known = taken.machine.memory_bytes if has_device(taken.machine, step.device) else None
     memory = "an unknown amount of" if known is None else f"{known / 1e9:.0f} GB of"
     why = f"{memory} {step.device} memory; the effective batch stays {effective}"

@@ -21,7 +21,7 @@ def two_trainers(tmp_path_factory: pytest.TempPathFactory, request: pytest.Fixtu
     folder = tmp_path_factory.mktemp("loss")
     ours = _trainer(folder / "ours", request.param)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(PROGRAM, "score_trained_tokens_only", lambda model: None)
+        patch.setattr(PROGRAM, "score_trained_tokens_only", lambda model, fused: None)
         theirs = _trainer(folder / "theirs", request.param)
     assert [_scored_by(trainer) for trainer in (ours, theirs)] == ["train.py", "utils.py"]
     return ours, theirs
@@ -93,7 +93,7 @@ def test_a_model_with_its_own_head_keeps_the_librarys_way(change: str) -> None:
         from peft import LoraConfig, get_peft_model
 
         get_peft_model(model, LoraConfig(target_modules=["lm_head"]))
-    PROGRAM.score_trained_tokens_only(model)
+    PROGRAM.score_trained_tokens_only(model, fused=False)
     assert "forward" not in vars(model)
 
 
