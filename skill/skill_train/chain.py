@@ -191,7 +191,7 @@ def _local_result(run: RunDir, plan: dict[str, Any], record: dict[str, Any], epo
         "estimates": actual(plan, record),
         "reused": record.get("reused", False),
     }
-    following = [] if error else [f"skill-train export-gguf {quoted(run.path)}", *whole]
+    following = [] if error else [*whole, f"skill-train export-gguf {quoted(run.path)}"]
     return Result(
         data,
         human=lambda rich: tables.draw_smoke(rich, data),

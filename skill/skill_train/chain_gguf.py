@@ -7,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from skill_train import converter, export_room, tables
+from skill_train import converter, export_room, run_warnings, tables
 from skill_train.chain import (
     base_folder,
     base_of,
@@ -83,6 +83,7 @@ def export_run(console: Console, run: RunDir, quant: str, tools: Any) -> Result:
     types = type_names(quant.split(","))  # a wrong name is refused before anything runs
     with locked(run, "export-gguf"):
         require_trained(run)
+        run_warnings.warn_of_part(console, run)
         waits = contextlib.nullcontext() if run.record("convert").is_file() else converter.ready(tools)
         with waits as ready:  # it imports torch while the adapter is merged
             if not run.is_full:

@@ -7,6 +7,7 @@ from typing import Any
 from skill_train.console import Console
 from skill_train.plan import few_steps
 from skill_train.rubric import duration
+from skill_train.run_dir import RunDir, read_json
 
 
 def warn_of_run(console: Console, plan: dict[str, Any], record: dict[str, Any], estimates: dict[str, Any]) -> None:
@@ -21,6 +22,16 @@ def warn_of_run(console: Console, plan: dict[str, Any], record: dict[str, Any], 
     missed = [_missed(name, one) for name, one in estimates.items() if one["within"] is False]
     if missed:
         console.warn("estimate_missed", f"{'; '.join(missed)}: do not rely on the estimates of a longer run here")
+
+
+def warn_of_part(console: Console, run: RunDir) -> None:
+    """A run that has not seen all its rows is a smoke run, whose files are no result."""
+    recipe, record = read_json(run.plan)["recipe"], read_json(run.record("train"))
+    steps, batch = record.get("steps"), recipe.get("effective_batch_size")
+    rows = (record.get("data") or {}).get("train_rows")
+    if steps and batch and rows and steps * batch < rows:
+        part = f"{steps} steps of {batch} rows are less than the {rows:,} training rows"
+        console.warn("smoke_run", f"{part}: these files are of a smoke run, not of the whole training")
 
 
 def _missed(name: str, one: dict[str, Any]) -> str:

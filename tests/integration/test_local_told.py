@@ -65,6 +65,20 @@ def test_a_plan_names_the_option_that_was_given(
     assert [one.split(",")[0].split(";")[0] for one in found] == ([because] if rule else [])
 
 
+def test_after_a_part_of_the_rows_comes_the_whole_training(commands: Commands, tmp_path: Path) -> None:
+    """One step of 16 rows, of 23: a smoke run. Its export is no result, and says so. Each command runs as it stands."""
+    done = _local(commands, tmp_path, tiny.rows(24), "--max-steps", "1")
+    data = tmp_path / "rows.jsonl"
+    whole, export = done.answer["next"]
+    assert whole == f"skill-train plan --model {tiny.cached('gemma')} --data {data}"
+    assert export == "skill-train export-gguf run"
+    planned = commands.run(tmp_path, dict(os.environ), *whole.split()[1:], "--format", "json")
+    assert planned.data["where"] == "local"
+    made = commands.run(tmp_path, dict(os.environ), *export.split()[1:], "--quant", "f16", "--format", "json")
+    assert made.code == 0, made.stdout
+    assert _warnings(made)["smoke_run"].startswith("1 steps of 16 rows are less than the 23 training rows")
+
+
 def test_few_steps_and_a_missed_estimate_are_told(commands: Commands, tmp_path: Path) -> None:
     done = _local(commands, tmp_path, tiny.rows(24), "--max-steps", "4")
     assert "4 steps are too few to learn from" in _warnings(done)["few_steps"]
