@@ -101,9 +101,9 @@ def _row(stage: str, size: int, found: dict[str, Any], kl: float | None, verdict
 
 
 def _proven(proof: dict[str, Any], name: str) -> tuple[float | None, str]:
-    """Mean KL and the worst verdict of one file."""
+    """Mean KL to what was trained, and the worst verdict, of one file."""
     checks = [check for check in proof["checks"] if check["file"] == name]
-    kl = next((check["figures"]["mean_kl"] for check in checks if "mean_kl" in check.get("figures", {})), None)
+    kl = next((check["figures"]["trained_kl"] for check in checks if "trained_kl" in check.get("figures", {})), None)
     return kl, next((v for v in ("fail", "warn") if v in {c["verdict"] for c in checks}), "pass")
 
 

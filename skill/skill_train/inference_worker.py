@@ -3,7 +3,7 @@
 Job: {"gguf", "lora" (an adapter's file, if any), "context_tokens", "threads",
       "vocabulary" (size of the reference's; None without logits),
       "plain": [texts], "special": [texts], "sequences": [{"ids", "first"}], "tuned": FILE, "base": FILE | None,
-      "base_rows", "prompts": [{"ids", "most", "expected"}], "scored": [{"ids", "trained": [positions]}]}
+      "trained" (what was trained, where `tuned` is that model rounded; else None), "base_rows", "prompts": [{"ids", "most", "expected"}], "scored": [{"ids", "trained": [positions]}]}
 Logits of the reference lie in files, float32 [rows, vocabulary]; `first` is a sequence's first row. They are compared
 here, so that full logits never travel. With `expected` an answer ends with the first token that is another,
 or that follows it.
@@ -67,6 +67,7 @@ def _loss(llama: Llama, ids: list[int], trained: list[int]) -> float | None:
 def _compare(llama: Llama, job: dict[str, Any]) -> dict[str, Any]:
     """Figures against the tuned reference and, on the first rows, the share of the tuning."""
     sequences, figures, shares = job["sequences"], [], []
+    trained, to_trained = _rows(job.get("trained"), job["vocabulary"]), []
     tuned, base = _rows(job["tuned"], job["vocabulary"]), _rows(job["base"], job["vocabulary"])
     columns = min(llama.tokens, job["vocabulary"] or 0)  # a padded vocabulary may be longer on one side
     for number, sequence in enumerate(sequences):
@@ -78,9 +79,14 @@ def _compare(llama: Llama, job: dict[str, Any]) -> dict[str, Any]:
             rows = slice(first + start, first + start + len(following))
             if following:
                 figures.append(compare_logits(tuned[rows, :columns], other, following))
+                if trained is not None:
+                    to_trained.append(compare_logits(trained[rows, :columns], other, following))
                 shares += _shares(tuned, base, other, rows, job["base_rows"])
+    found = summarize(join(figures)) if figures else None
+    if found is not None:  # where no merge was rounded between them, what was trained is what the file was made of
+        found["trained_kl"] = summarize(join(to_trained))["mean_kl"] if to_trained else found["mean_kl"]
     return {
-        "figures": summarize(join(figures)) if figures else None,
+        "figures": found,
         "change": summarize_change(shares) if shares else None,
     }
 

@@ -103,7 +103,7 @@ def _file(run: Run, file: str, step: str, name: str) -> dict[str, Any]:
         "bytes": run[step].figure(size, "outputs", name, "bytes"),
         "bits": run[step].figure(number, "outputs", name, "bits_per_weight", unknown=""),
         "verdict": min((check["verdict"] for _, check in own), key=lambda v: _WORST[v], default="unknown"),
-        "mean_kl": compared("mean_kl", nats),
+        "mean_kl": compared(_to_trained(own), nats),
         "same_top1": compared("same_top1", share),
         "perplexity": compared("perplexity_ratio", ratio),
         "half_width": compared("perplexity_ratio_half_width", nats),
@@ -111,6 +111,12 @@ def _file(run: Run, file: str, step: str, name: str) -> dict[str, Any]:
         "speed": measured(run, file, "tokens_per_second", stage=quant),
         "fallbacks": len(run[step].get("outputs", name, "fallbacks", default=[])),
     }
+
+
+def _to_trained(own: list[tuple[Any, Any]]) -> str:
+    """What holds the distance to the trained model; proofs of earlier versions compared with nothing else."""
+    found = (check["figures"] for _, check in own if check["name"] == "logits")
+    return "trained_kl" if any("trained_kl" in figures for figures in found) else "mean_kl"
 
 
 def smallest(run: Run) -> list[Figure]:

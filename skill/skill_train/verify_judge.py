@@ -324,6 +324,7 @@ def job_of(gguf: GgufFile, subject: Subject, shipped: list[dict[str, Any]], thre
         "special": [*_PLAIN, *(one["text"] for one in sent if not one["chat"])],
         "sequences": [asdict(sequence) for sequence in first_of(measured.sequences, tokens)],
         "tuned": str(measured.made_of),
+        "trained": str(measured.tuned) if measured.made_of != measured.tuned else None,
         "base": str(measured.base) if measured.base else None,
         "base_rows": measured.base_rows,
         "prompts": [
