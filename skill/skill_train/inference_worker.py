@@ -3,7 +3,8 @@
 Job: {"gguf", "lora" (an adapter's file, if any), "context_tokens", "threads",
       "vocabulary" (size of the reference's; None without logits),
       "plain": [texts], "special": [texts], "sequences": [{"ids", "first"}], "tuned": FILE, "base": FILE | None,
-      "trained" (what was trained, where `tuned` is that model rounded; else None), "base_rows", "prompts": [{"ids", "most", "expected"}], "scored": [{"ids", "trained": [positions]}]}
+      "trained" (what was trained, where `tuned` is that model rounded; else None), "base_rows",
+      "prompts": [{"ids", "most", "expected"}], "scored": [{"ids", "trained": [positions]}]}
 Logits of the reference lie in files, float32 [rows, vocabulary]; `first` is a sequence's first row. They are compared
 here, so that full logits never travel. With `expected` an answer ends with the first token that is another,
 or that follows it.

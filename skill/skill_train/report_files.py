@@ -115,7 +115,7 @@ def _file(run: Run, file: str, step: str, name: str) -> dict[str, Any]:
 
 def _to_trained(own: list[tuple[Any, Any]]) -> str:
     """What holds the distance to the trained model; proofs of earlier versions compared with nothing else."""
-    found = (check["figures"] for _, check in own if check["name"] == "logits")
+    found = (check.get("figures", {}) for _, check in own if check["name"] == "logits")
     return "trained_kl" if any("trained_kl" in figures for figures in found) else "mean_kl"
 
 
