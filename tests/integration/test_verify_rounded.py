@@ -81,6 +81,8 @@ def test_a_correct_file_of_a_bf16_merge_gets_no_warning(made: dict[str, Any]) ->
     assert found["logits"]["figure"] < 5e-6
     assert found["logits"]["figures"]["rounding"] == pytest.approx(made["merge"]["gate"]["figures"]["mean_kl"], rel=2)
     assert "BF16" in found["logits"]["detail"]
+    # What tables show is the distance from what was trained, the rounding of the merge included.
+    assert found["logits"]["figures"]["trained_kl"] == pytest.approx(found["logits"]["figures"]["rounding"], rel=0.5)
     assert found["tuned"]["figures"]["share"] == pytest.approx(1, abs=0.005)
 
 
