@@ -747,6 +747,7 @@ def iter_hub(name: str, split: str, config: str | None, revision: str | None) ->
     yield from enumerate(as_written(loaded, loaded.features.arrow_schema, json_read=True), start=1)
 
 
+ANSWERS = ("completion", "output", "answer")
 PAIRS = ("prompt_completion", "question_answer")  # each side a text, or messages
 BARE = ("prompt_completion", "completion")  # texts joined as they stand
 
@@ -829,7 +830,60 @@ def as_messages(value: Any, role: str, name: str) -> list[dict[str, Any]]:
     return [{"role": role, "content": text_of(value, name)}]
 
 
+PICTURES = "png|jpe?g|jfif|webp|gif|bmp|tiff?|heic|heif|avif|jxl|svg"
+MEDIA = rf"(?:{PICTURES}|wav|mp3|flac|ogg|opus|m4a|aac|mp4|m4v|mov|webm|mkv|avi)"
+# A file name alone, or a path or an address with spaces in it. A sentence that ends with a file name is neither.
+MEDIA_NAME = re.compile(rf"\S+\.{MEDIA}(?:\?\S*)?|\S*[/\\][^\n]*\.{MEDIA}(?:\?\S*)?", re.IGNORECASE)
+MEDIA_URI = re.compile(r"data:(?:image|audio|video)/", re.IGNORECASE)
+MEDIA_KEYS = ({"bytes", "path"}, {"array", "sampling_rate"}, {"array", "path", "sampling_rate"})
+# Marks of vision and audio models; and the bare tags of LLaVA's kind, at an end of a text or alone in a line. HTML
+# closes such a tag.
+MEDIA_MARK = re.compile(
+    r"<\|(?:image|vision|video|audio)[^|<>\n]*\|>|<(?:start|end)_of_(?:image|audio)>|<image_soft_token>|\[IMG\](?!.*\[/IMG\])"
+)
+MEDIA_TAG = re.compile(r"(?:^|\n)\s*<(?:image|video|audio|speech)>|<(?:image|video|audio|speech)>\s*(?:\n|$)")
+
+
+def media_in(value: Any, *, answer: bool = False) -> str | None:
+    """What of this value is a picture, sound or film and no text: a file's name or address, its data, or the mark that
+    stands for it in a text. None for a text.
+
+    Args:
+        answer: the bare name of a file is a good answer, and a bad question.
+    """
+    if isinstance(value, (bytes, bytearray)):
+        return f"{len(value)} bytes"
+    if isinstance(value, dict):
+        return "{" + ", ".join(sorted(value)) + "}" if set(value) in MEDIA_KEYS else None
+    if isinstance(value, list):
+        return next((found for each in value if (found := media_in(each)) is not None), None)
+    if not isinstance(value, str):
+        return None
+    short = value[:4096].strip()
+    if MEDIA_URI.match(short):
+        return short[:40]
+    if len(value) < 1024 and MEDIA_NAME.fullmatch(short) and not (answer and "/" not in short and "\\" not in short):
+        return short[:80]
+    mark = MEDIA_MARK.search(value) if "<" in value or "[IMG]" in value else None
+    if mark is None and "<" in value and "</" not in value:
+        mark = MEDIA_TAG.search(value)
+    return None if mark is None else mark.group().strip()
+
+
+def require_text(value: Any, name: str, *, answer: bool = False) -> None:
+    found = media_in(value, answer=answer)
+    if found is not None:
+        raise Refused(
+            f"{name} holds a picture, sound or film, and this version trains on text only",
+            code="not_text",
+            expected=f"text in {name}",
+            got=found,
+            hint="leave such rows out, or use a dataset of text",
+        )
+
+
 def text_of(value: Any, name: str) -> str:
+    require_text(value, name, answer=name in ANSWERS)
     if not isinstance(value, str) or not value.strip():
         raise Refused(f"{name} is empty or not text", code="bad_row", expected=f"text in {name}", got=repr(value)[:80])
     return value
@@ -866,6 +920,10 @@ def chat(messages: Any, tools: Any, prompt_messages: int) -> dict[str, Any]:
         # `datasets` fills the keys that a row lacks with None; a template must not see them.
         message = {key: value for key, value in message.items() if value is not None}
         content = message.get("content", "")
+        for part in content if isinstance(content, list) else ():
+            if isinstance(part, dict) and part.get("type") not in (None, "text"):
+                require_text({"bytes": None, "path": None}, f"a part of type {part['type']}")
+        require_text(content, f"the {message['role']} message", answer=message["role"] == "assistant")
         if isinstance(content, list) and all(map(is_text_part, content)):
             content = "".join(part.get("text", "") for part in content)
         if not isinstance(content, str) or (not content and not message.get("tool_calls")):

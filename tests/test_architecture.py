@@ -87,7 +87,7 @@ FLOOR: dict[str, set[str]] = {
     "skill_files": {"resources"},
     "skill_install": {"errors", "run_dir", "skill_files"},
     "recipe": {"errors", "token_text"},
-    "formats": {"facts"},
+    "formats": {"facts", "resources"},
     "methods": {"formats"},
     "repeats": set(),
     "row_check": {"formats", "resources"},

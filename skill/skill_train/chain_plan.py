@@ -146,11 +146,16 @@ def dataset_facts(console: Console, recipe: Recipe, about: ModelFacts) -> Datase
     `skill-train data`, else a range."""
     if Path(recipe.data).exists() or not rows.is_id(recipe.data):
         found = dataset.scan(recipe)
+        if (column := dataset.unread_media(recipe, found.columns)) is not None:
+            left = f"the column {column!r} holds pictures, sounds or films, which are not read"
+            console.warn(
+                "pictures", f"{left}: the recipe names the columns of the text, and the model learns that alone"
+            )
     else:
         from skill_train import hub_dataset
 
         console.status(f"asking the Hub about {recipe.data}")
-        looked = hub_dataset.look(recipe, dataset.first_format)
+        looked = hub_dataset.look(recipe, lambda asked, first: dataset.first_format(asked, first)[:3])
         found = dataset.with_text_of(looked.facts, recipe, looked.first)
     found = for_model(found, has_chat_template=about.has_chat_template)
     key = tokens.tokenizer_key(recipe.model, about.revision)

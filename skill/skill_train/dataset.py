@@ -7,6 +7,7 @@ import hashlib
 import json
 import shlex
 from collections.abc import Collection, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ from skill_train.facts import DatasetFacts
 from skill_train.formats import COLUMNS, OPTIONAL, Found, detect, match, optional_names, with_optional
 from skill_train.recipe import Recipe
 from skill_train.resources import train_module
-from skill_train.row_check import checker
+from skill_train.row_check import checker, media_beside
+
+_FIRST = 200  # rows
 
 
 def scan(recipe: Recipe) -> DatasetFacts:
@@ -112,7 +115,7 @@ def find_format(recipe: Recipe, row: dict[str, Any]) -> Found:
         missing = [c for name, c in (columns or {}).items() if c not in row and name not in OPTIONAL[recipe.format]]
         if columns is None or missing:
             raise wrong_columns(recipe, row, f"no column {missing[0]!r}" if missing else f"not {recipe.format}")
-        return Found(recipe.format, columns, "said in the recipe")
+        return Found(recipe.format, columns, "said in the recipe", explicit=bool(recipe.columns))
     if recipe.columns is not None:
         raise UsageError(
             "columns needs format beside it",
@@ -122,6 +125,9 @@ def find_format(recipe: Recipe, row: dict[str, Any]) -> Found:
             hint=f"one of the formats {', '.join(COLUMNS)} as format: … in the recipe",
         )
     found = detect(row)
+    media = next((column for column, value in row.items() if train_module().media_in(value) is not None), None)
+    if found is None and media is not None:
+        raise with_media(recipe, recipe.data, media, row, None)
     if found is None:
         raise wrong_columns(recipe, row, "no known set of columns")
     return found
@@ -161,7 +167,21 @@ def first_format(recipe: Recipe, first: Sequence[dict[str, Any]]) -> Found:
     names = dict.fromkeys(name for row in first for name in row)
     found = complete(recipe, find_format(recipe, first[0]), names)
     require_columns(recipe, found, names)
+    check = checker(found)
+    for number, row in enumerate(first, start=1):
+        trouble = check(row)[2]
+        if trouble is not None and trouble.kind == "not_text":
+            raise _refused(recipe, number, row, found, trouble.kind)
     return found
+
+
+def unread_media(recipe: Recipe, columns: dict[str, str]) -> str | None:
+    """A column with pictures, sounds or films that the recipe leaves out by naming the others."""
+    if not recipe.columns:
+        return None
+    first = (row for _, row, _ in islice(rows.read(recipe), _FIRST) if isinstance(row, dict))
+    found = Found(recipe.format or "", columns, "")
+    return next((name for row in first if (name := media_beside(row, found)) is not None), None)
 
 
 def empty(recipe: Recipe) -> UsageError:
@@ -190,6 +210,27 @@ def wrong_columns(recipe: Recipe, names: Collection[str], why: str) -> UsageErro
     )
 
 
+def with_media(recipe: Recipe, where: str, column: str, row: dict[str, Any], found: Found | None) -> UsageError:
+    """A dataset of pictures, sounds or films, whose text alone would teach something else.
+
+    Args:
+        found: how its text could be read; None when it is no example by itself.
+    """
+    import yaml
+
+    columns = {} if found is None else {"columns": found.columns}
+    text = yaml.safe_dump(columns, default_flow_style=True, width=10**6, allow_unicode=True).strip()
+    return UsageError(
+        f"{where} has a picture, sound or film in the column {column!r}, and this version trains on text only",
+        code="not_text",
+        expected="a dataset of text",
+        got=train_module().media_in(row[column]) or "",
+        hint="use a dataset of text"
+        if found is None
+        else f"a recipe that names the columns trains on the text alone: format: {found.format}, {text[1:-1]}",
+    )
+
+
 def _sha256(path: Path) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
@@ -206,6 +247,8 @@ def _refused(recipe: Recipe, line: int, row: dict[str, Any], found: Found, kind:
             got=", ".join(map(str, row)),
             hint=_leave_out(recipe),
         )
+    if kind == "not_text" and (other := media_beside(row, found)) is not None:
+        return with_media(recipe, where, other, row, found)
     try:
         program.to_example(row, found.format, found.columns)
     except program.Refused as refusal:

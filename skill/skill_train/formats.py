@@ -7,6 +7,7 @@ from collections.abc import Container
 from typing import Any, NamedTuple
 
 from skill_train.facts import DatasetFacts
+from skill_train.resources import train_module
 
 # Columns by the name a format gives them, with the names that datasets use for them, the usual one first.
 COLUMNS: dict[str, dict[str, tuple[str, ...]]] = {
@@ -42,11 +43,13 @@ class Found(NamedTuple):
     Attributes:
         columns: what the format calls a column: what the dataset calls it.
         reason: why, for the reader.
+        explicit: the recipe names the columns, so what the others hold does not matter.
     """
 
     format: str
     columns: dict[str, str]
     reason: str
+    explicit: bool = False
 
     @property
     def required(self) -> frozenset[str]:
@@ -95,7 +98,7 @@ def as_turns(found: Found) -> Found:
         return found
     names = {"prompt": "question", "completion": "answer"}
     columns = {names.get(name, name): column for name, column in found.columns.items()}
-    return Found("question_answer", columns, f"{found.reason}; {_TURNS}")
+    return found._replace(format="question_answer", columns=columns, reason=f"{found.reason}; {_TURNS}")
 
 
 def for_model(facts: DatasetFacts, *, has_chat_template: bool) -> DatasetFacts:
@@ -118,7 +121,10 @@ def for_model(facts: DatasetFacts, *, has_chat_template: bool) -> DatasetFacts:
 
 
 def kind(value: Any) -> str:
-    """What a value is, in the words of the report: text, messages, turns, number, true or false, list, object, null."""
+    """What a value is, in the words of the report: text, messages, turns, number, true or false, list, object, media,
+    null."""
+    if train_module().media_in(value) is not None:
+        return "media"
     if isinstance(value, list) and value and isinstance(value[0], dict):
         if "role" in value[0]:
             return "messages"

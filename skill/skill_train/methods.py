@@ -79,6 +79,11 @@ def judge(row: dict[str, Any], found: Found | None) -> dict[str, Verdict]:
 
 
 def _sft(row: dict[str, Any], found: Found | None) -> Verdict:
+    read = set() if found is None else set(found.columns.values())  # whose rows are looked at one by one
+    media = [column for column, value in row.items() if column not in read and kind(value) == "media"]
+    if media and (found is None or not found.explicit):
+        why = f"{', '.join(media)} holds pictures, sounds or films, and this version trains on text only"
+        return Verdict("impossible", why)
     if found is not None:
         because = found.reason
         if "label" in row and found.format == "prompt_completion":

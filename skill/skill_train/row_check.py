@@ -35,10 +35,13 @@ def checker(found: Found) -> Callable[[dict[str, Any]], Checked]:
     program = train_module()
     to_example, refused = program.to_example, program.Refused
     data_format, columns, required = found.format, found.columns, found.required
+    read = set(columns.values())
     talk = columns["messages"] if data_format == "messages" and set(columns) == {"messages"} else None
 
     def check(row: dict[str, Any]) -> Checked:
         try:
+            if not found.explicit and len(row) > len(read) and (other := media_beside(row, found)) is not None:
+                return _refusal("not_text", f"{other!r} holds a picture, sound or film")
             if talk is not None and (usual := _usual(row.get(talk))) is not None:
                 return usual
             if not row.keys() >= required:
@@ -59,6 +62,14 @@ def checker(found: Found) -> Callable[[dict[str, Any]], Checked]:
         return size, turns, _order(tuple(message["role"] for message in example["messages"]))
 
     return check
+
+
+def media_beside(row: dict[str, Any], found: Found) -> str | None:
+    """A column that training would not read, and that holds a picture, sound or film."""
+    if found.explicit:
+        return None
+    read, media_in = set(found.columns.values()), train_module().media_in
+    return next((name for name, value in row.items() if name not in read and media_in(value) is not None), None)
 
 
 def column_checker(columns: dict[str, str]) -> Callable[[dict[str, Any]], Checked]:
@@ -102,11 +113,16 @@ def _usual(messages: Any) -> Checked | None:
         if type(message) is not dict or len(message) != 2:
             return None
         role, content = message.get("role"), message.get("content")
-        if type(role) is not str or type(content) is not str or not content:
+        if type(role) is not str or type(content) is not str or not content or _may_be_media(content):
             return None
         size += len(content) if content.isascii() else len(content.encode("utf-8"))
         roles.append(role)
     return (size, len(roles), _order(tuple(roles))) if "assistant" in roles else None
+
+
+def _may_be_media(content: str) -> bool:
+    """Whether training's own check is worth its time."""
+    return "<" in content or "[IMG]" in content or content[:5].lower() == "data:" or "." in content[-6:-2]
 
 
 def measure(example: dict[str, Any]) -> tuple[int, int]:
@@ -160,6 +176,8 @@ def _refusal(kind: str, why: str) -> Checked:
 
 def _kind(row: dict[str, Any], required: frozenset[str], error: dict[str, str]) -> str:
     """The word of the report for a refusal of training."""
+    if error["code"] == "not_text":
+        return "not_text"
     if "no assistant message" in error["message"]:
         return "wrong_role_order"
     return "empty" if any(_is_empty(row[column]) for column in required) else "malformed"

@@ -173,10 +173,16 @@ MALFORMED: list[tuple[str, dict[str, Any]]] = [
     ("no role", {"messages": [{"content": "2+2?"}, TURNS[1]]}),
     ("no content", {"messages": [{"role": "user"}, TURNS[1]]}),
     ("empty content", {"messages": [{"role": "user", "content": ""}, TURNS[1]]}),
-    ("an image", {"messages": [{"role": "user", "content": [{"type": "image"}]}, TURNS[1]]}),
     ("null", {"messages": None}),
     ("text", {"messages": "2+2? 4"}),
 ]
+
+
+def test_an_image_is_named_by_its_line(tmp_path: Path) -> None:
+    image = {"messages": [{"role": "user", "content": [{"type": "image"}]}, TURNS[1]]}
+    error = _refused(_jsonl(tmp_path, GOOD, GOOD, image))
+    assert (error.code, error.exit_code) == ("not_text", 2)
+    assert error.message.startswith(f"line 3 of {tmp_path / 'rows.jsonl'}: a part of type image holds a picture")
 
 
 @pytest.mark.parametrize("row", [m[1] for m in MALFORMED], ids=[m[0] for m in MALFORMED])

@@ -1,0 +1,129 @@
+"""Pictures, sounds and films are named and refused, because this version would train on their file names or on nothing.
+
+Each row is what a published kind of dataset looks like.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tiny
+import training
+from command_child import Commands, Done
+from skill_train.resources import train_module
+
+PROGRAM = train_module()
+ASK, BOT = {"role": "user", "content": "What is this?"}, {"role": "assistant", "content": "A cat on a mat."}
+PICTURED = {
+    "captions": {"image": "photos/0.png", "caption": "A cat."},
+    "another name": {"Foto": "IMG_0001.JPG", "Text": "Eine Katze."},
+    "imagefolder": {"file_name": "0001.webp", "text": "A cat on a mat."},
+    "address": {"url": "https://example.org/a%20b.jpeg?size=2", "question": "What?", "answer": "A cat."},
+    "spaces": {"picture": "photos/holiday 2.heic", "prompt": "What?", "completion": "A cat."},
+    "data": {"scan": "data:image/png;base64,iVBORw0KGgo=", "instruction": "Describe.", "output": "A cat."},
+    "feature": {"image": {"bytes": None, "path": "a.png"}, "messages": [ASK, BOT]},
+    "list": {"images": ["a.png", "b.png"], "messages": [ASK, BOT]},
+    "sound": {"audio": "clips/7.flac", "text": "Good morning."},
+    "film": {"video": "clips/7.mp4", "messages": [ASK, BOT]},
+    "llava": {"conversations": [{"from": "human", "value": "<image>\nWhat?"}, {"from": "gpt", "value": "A cat."}]},
+    "mark of qwen": {"prompt": "<|vision_start|><|image_pad|><|vision_end|>What?", "completion": "A cat."},
+    "mark of gemma": {"text": "<start_of_image> is a cat."},
+    "mark at the end": {"messages": [{"role": "user", "content": "What is this? <image>"}, BOT]},
+    "part": {"messages": [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "What?"}]}, BOT]},
+    "part of an api": {"messages": [{"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}, BOT]},
+    "question": {"question": "photos/0.png", "answer": "A cat."},
+    "made": {"prompt": "Draw a cat.", "completion": "out/0.png"},
+}  # fmt: skip
+TEXT = {
+    "named in a sentence": {"prompt": "Where is the logo?", "completion": "It is in assets/logo.png."},
+    "a name as the answer": {"question": "Which file is the logo?", "answer": "logo.png"},
+    "a path in a question": {"prompt": "Open photos/a.png and look.", "completion": "Done."},
+    "html": {"prompt": "A film in HTML?", "completion": 'Write <video src="a.mp4"></video> there.'},
+    "a tag alone": {"prompt": "What closes it?", "completion": "<video>\n</video>"},
+    "an id": {"id": "a7", "source": "manual", "messages": [ASK, BOT]},
+}
+
+
+def _run(commands: Commands, folder: Path, *words: object) -> Done:
+    return commands.run(folder, dict(os.environ), *words, "--format", "json")
+
+
+ALONE = ("captions", "another name", "made")  # without its picture such a row is another one, or none
+LATER = [name for name in PICTURED if name not in ALONE]
+
+
+@pytest.mark.parametrize("name", PICTURED)
+def test_it_is_refused_by_name(commands: Commands, tmp_path: Path, name: str) -> None:
+    training.write_data(tmp_path, [PICTURED[name]] * 24)
+    for command in (["data", "rows.jsonl"], *_others()):
+        _require_refusal(_run(commands, tmp_path, *command))
+    _run(commands, tmp_path, "data", "rows.jsonl", "--fix", "fixed.jsonl")
+    assert not (tmp_path / "fixed.jsonl").exists()
+
+
+@pytest.mark.parametrize("name", LATER)
+def test_a_later_row_is_refused_by_its_line(commands: Commands, tmp_path: Path, name: str) -> None:
+    training.write_data(tmp_path, [*[_like(PICTURED[name])] * 24, PICTURED[name]])
+    for command in (["data", "rows.jsonl"], *_others()):
+        done = _run(commands, tmp_path, *command)
+        _require_refusal(done)
+        assert "line 25" in done.answer["error"]["message"]
+    done = _run(commands, tmp_path, "data", "rows.jsonl", "--fix", "fixed.jsonl")
+    assert done.answer["data"]["fix"]["left_out"] == {"not_text": 1, "duplicate": 23}
+
+
+def _require_refusal(done: Done) -> None:
+    assert done.code == 2, done.stdout
+    assert "picture" in done.answer["error"]["message"], done.stdout
+
+
+def _others() -> list[list[str]]:
+    model = str(tiny.cached("gemma"))
+    return [[command, "--model", model, "--data", "rows.jsonl"] for command in ("plan", "local")]
+
+
+def _like(row: dict[str, Any]) -> dict[str, Any]:
+    """A row of the same format without a picture."""
+    kinds = {
+        "messages": {"messages": [ASK, BOT]},
+        "conversations": {"conversations": [{"from": "human", "value": "What?"}, {"from": "gpt", "value": "A cat."}]},
+        "prompt": {"prompt": "What?", "completion": "A cat."},
+        "question": {"question": "What?", "answer": "A cat."},
+        "instruction": {"instruction": "Describe.", "output": "A cat."},
+        "text": {"text": "A cat."},
+    }
+    return next(kinds[name] for name in kinds if name in row)
+
+
+@pytest.mark.parametrize("name", TEXT)
+def test_text_that_names_a_file_is_text(commands: Commands, tmp_path: Path, name: str) -> None:
+    training.write_data(tmp_path, [TEXT[name]] * 24)
+    for command in (["data", "rows.jsonl"], _others()[0]):
+        done = _run(commands, tmp_path, *command)
+        assert done.code == 0, (command, done.stdout)
+
+
+@pytest.mark.parametrize("name", ["feature", "list", "address", "spaces", "data", "film"])
+def test_a_recipe_that_names_the_columns_trains_on_the_text(commands: Commands, tmp_path: Path, name: str) -> None:
+    """As the hint says it."""
+    training.write_data(tmp_path, [PICTURED[name]] * 24)
+    hint = _run(commands, tmp_path, *_others()[0]).answer["error"]["hint"]
+    mapping = hint.partition("alone: ")[2].replace(", columns", "\ncolumns")
+    (tmp_path / "recipe.yaml").write_text(f"model: {tiny.cached('gemma')}\ndata: rows.jsonl\n{mapping}\n")
+    done = _run(commands, tmp_path, "plan", "recipe.yaml")
+    assert done.code == 0, done.stdout
+    assert "pictures" in [warning["code"] for warning in done.answer["warnings"]]
+
+
+def test_a_job_refuses_them_too(tmp_path: Path) -> None:
+    """The training program runs alone there."""
+    data = training.write_data(tmp_path, [TEXT["named in a sentence"]] * 3)
+    recipe = training.resolved(tiny.cached("gemma"), data, max_steps=1)
+    training.write_data(tmp_path, [TEXT["named in a sentence"], {"prompt": "<image>\nWhat?", "completion": "A cat."}])
+    with pytest.raises(PROGRAM.Refused) as caught:
+        PROGRAM.load_data(recipe, PROGRAM.load_tokenizer(recipe))
+    assert caught.value.error["code"] == "not_text" and "line 2" in caught.value.error["message"]
