@@ -10,7 +10,7 @@ from typing import Any
 
 from skill_train import cloud_record
 from skill_train.errors import UsageError
-from skill_train.run_dir import RunDir, file_digest, read_json
+from skill_train.run_dir import RunDir, file_digest, read_json, require_unused
 
 _STARTED = (".lock", "recipe.yaml", "train.log", "checkpoints")  # beside plan.json, which `plan --out` writes too
 
@@ -24,6 +24,8 @@ def require_resumable(run: RunDir, plan: dict[str, Any], otherwise: str) -> None
     Raises:
         UsageError: there is nothing to go on from, or it is another run.
     """
+    if not run.plan.is_file():
+        require_unused(run)
     if not run.plan.is_file() or not any((run.path / name).exists() for name in _STARTED):
         raise UsageError(
             f"{run.path} has no run to go on with",

@@ -22,10 +22,7 @@ COLUMNS: dict[str, dict[str, tuple[str, ...]]] = {
 ASKED_FOR = ("completion",)  # a dataset never shows that it wants this one
 BARE = ("text", "completion", "prompt_completion")  # trained as they stand, without a chat template
 _SYSTEM = ("system", "system_prompt")
-_TURNS = (
-    "prompt and completion become turns, because the model has a chat template; format: completion joins them as they "
-    "stand"
-)
+_TURNS = "turns of the model's chat template; format: completion asks for bare text"
 OPTIONAL: dict[str, dict[str, tuple[str, ...]]] = {
     "messages": {"tools": ("tools",)},
     "sharegpt": {"system": _SYSTEM, "tools": ("tools",)},

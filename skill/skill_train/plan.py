@@ -19,7 +19,7 @@ from skill_train.resources import train_module
 
 PLAN_SCHEMA = "skill-train/plan/1"
 EPOCHS = ((500, 3.0), (1000, 2.0))  # passes below so many rows; references/training_methods.md
-_WHY_SDPA = "torch's own fused kernels; the training program takes eager where the model's class has none"
+_WHY_SDPA = "torch's own fused kernels; eager where the model has none"
 MOST_ROWS_FED = 10**9  # their order takes 8 bytes for each
 
 # LoRA targets by model_type: the attention projections under the names that each architecture gives them (transformers'
