@@ -10,7 +10,7 @@ import os
 import shutil
 import tempfile
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -86,11 +86,7 @@ def _prices() -> object:
 
 
 def _dataset() -> object:
-    def find_format(recipe: Recipe, first: Sequence[dict[str, Any]]) -> tuple[str, dict[str, str], str]:
-        found = dataset.first_format(recipe, first)
-        return found.format, found.columns, found.reason
-
-    return hub_dataset.look(Recipe(model="x", data="me/rows"), find_format)
+    return hub_dataset.look(Recipe(model="x", data="me/rows"), dataset.first_format)
 
 
 def _job(job: str) -> Callable[[], object]:

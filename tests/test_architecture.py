@@ -117,7 +117,7 @@ FLOOR: dict[str, set[str]] = {
     "hub": {"errors", "facts", "hub_client", "model", "model_config"},
     "dataset_card": {"errors"},
     "first_rows": {"errors"},
-    "hub_dataset": {"dataset_card", "errors", "facts", "first_rows", "hub_client", "recipe", "resources"},
+    "hub_dataset": {"dataset_card", "errors", "facts", "first_rows", "formats", "hub_client", "recipe", "resources"},
     "flavors": {"errors", "facts", "hub", "machine", "run_dir"},
     "hub_account": {"errors", "hub_client"},
     "hub_repository": {"errors", "hub_client"},

@@ -155,7 +155,7 @@ def dataset_facts(console: Console, recipe: Recipe, about: ModelFacts) -> Datase
         from skill_train import hub_dataset
 
         console.status(f"asking the Hub about {recipe.data}")
-        looked = hub_dataset.look(recipe, lambda asked, first: dataset.first_format(asked, first)[:3])
+        looked = hub_dataset.look(recipe, dataset.first_format)
         found = dataset.with_text_of(looked.facts, recipe, looked.first)
     found = for_model(found, has_chat_template=about.has_chat_template)
     key = tokens.tokenizer_key(recipe.model, about.revision)

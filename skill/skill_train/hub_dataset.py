@@ -11,13 +11,14 @@ from skill_train import dataset_card, first_rows
 from skill_train.dataset_card import Configuration
 from skill_train.errors import NotInstalled, SkillTrainError, UsageError
 from skill_train.facts import DatasetFacts
+from skill_train.formats import Found
 from skill_train.hub_client import REQUEST_SECONDS, Subject, ask, understood
 from skill_train.recipe import Recipe
 from skill_train.resources import train_module
 
 Row = dict[str, Any]
-# `(format, columns, reason)` of the first rows, for a recipe; it refuses what cannot be trained.
-FindFormat = Callable[[Recipe, Sequence[Row]], tuple[str, dict[str, str], str]]
+# How the first rows become examples, for a recipe; it refuses what cannot be trained.
+FindFormat = Callable[[Recipe, Sequence[Row]], Found]
 
 _SMALL_BYTES = 8_000_000  # text files up to this size together are read whole, so their rows are counted
 _START_BYTES = 512_000  # of a larger one
@@ -92,16 +93,16 @@ def look(recipe: Recipe, find_format: FindFormat) -> Looked:
             got="no rows",
             hint="another split, or another dataset",
         )
-    format_, columns, reason = find_format(recipe, first)
+    found_format = find_format(recipe, first)
     facts = DatasetFacts(
         source=recipe.data,
         fingerprint=None,
         rows=rows,
         column_names=tuple(first[0]),
-        format=format_,
-        columns=columns,
+        format=found_format.format,
+        columns=found_format.columns,
         bytes=files.bytes,
-        reason=f"{reason}; rows {basis}",
+        reason=f"{found_format.reason}; rows {basis}",
         revision=files.commit,
     )
     return Looked(facts, tuple(first[:_FIRST_ROWS]), basis)

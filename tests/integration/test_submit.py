@@ -251,7 +251,7 @@ def test_what_the_planner_chose_is_chosen_anew_with_other_inputs(
     other = _add_model(hub, "me/phi", "phi-3-mini-4k", 3_821_079_552)
     (here / "twice.jsonl").write_text((here / ROWS).read_text() * 2)
     (here / "r.yaml").write_text(
-        f"model: {MODEL}\ndata: {ROWS}\neffective_batch_size: 2\nwarmup_ratio: 0.1\nlora_r: 8\n"
+        f"model: {MODEL}\ndata: {ROWS}\neffective_batch_size: 2\nnum_train_epochs: 1\nwarmup_ratio: 0.1\nlora_r: 8\n"
     )
     planned = commands.run(here, hub.environment(home), "plan", "r.yaml", "--where", "local", "--out", "run/plan.json")
     first = json.loads((here / "run/plan.json").read_text())["recipe"]
