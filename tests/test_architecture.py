@@ -112,6 +112,8 @@ FLOOR: dict[str, set[str]] = {
     "llama_architectures": set(),
     "model_arithmetic": set(),
     "model_config": {"facts", "llama_architectures", "model_arithmetic"},
+    "causal_types": set(),
+    "lora_targets": set(),
     "model": {"errors", "facts", "model_config"},
     "hub_client": {"errors"},
     "hub": {"errors", "facts", "hub_client", "model", "model_config"},

@@ -5,16 +5,19 @@ from __future__ import annotations
 import dataclasses
 import math
 import shlex
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from skill_train import calibration, dataset, flavors, machine, model, rows, tables, tokens
 from skill_train import plan as planner
 from skill_train import recipe as recipes
+from skill_train.causal_types import causal_model_types
 from skill_train.console import Console, Result
 from skill_train.errors import DecisionNeeded, UsageError
 from skill_train.facts import DatasetFacts, ModelFacts
 from skill_train.formats import BARE, for_model
+from skill_train.lora_targets import TARGETS, linear_layers
 from skill_train.placement import Choices, with_precision
 from skill_train.plan_file import require_free
 from skill_train.recipe import Recipe
@@ -70,8 +73,10 @@ def decided(console: Console, recipe: Recipe, choices: Choices) -> dict[str, Any
         hub.check_id(recipe.model)
         console.status(f"asking the Hub about {recipe.model}")
         about = hub.model_facts(recipe.model, recipe.revision)
+        about = _with_layers(recipe, about, lambda: hub.tensor_shapes(recipe.model, about.revision))
     else:
         about = model.read_model(Path(recipe.model), weights_needed=False)
+        about = _with_layers(recipe, about, lambda: model.tensor_shapes(Path(recipe.model)))
     data = dataset_facts(console, recipe, about)
     to_cloud = choices.where == "cloud" and not recipe.sensitive
     offered, why = flavors.current(live=on_hub or data.revision is not None or to_cloud)
@@ -91,6 +96,7 @@ def local_plan(console: Console, recipe: Recipe, choices: Choices) -> dict[str, 
     choices = with_precision(choices, pure_bf16=recipe.pure_bf16)
     folder, commit = hub.model_folder(recipe.model, recipe.revision)
     about = model.read_model(folder)
+    about = _with_layers(recipe, about, lambda: model.tensor_shapes(folder))
     if commit is not None:  # of a model on the Hub the revision says which it is, as in a plan made without its files
         about = dataclasses.replace(about, source=recipe.model, revision=commit, fingerprint=None)
     data = dataset_facts(console, recipe, about)
@@ -102,6 +108,16 @@ def local_plan(console: Console, recipe: Recipe, choices: Choices) -> dict[str, 
         safe = _made(recipe, about, data, dataclasses.replace(choices, dtype="float32"), ())
         probe = local.probe_precision(safe, this, about)
     return _made(recipe, about, data, choices, (), probe)
+
+
+def _with_layers(recipe: Recipe, about: ModelFacts, shapes: Callable[[], Mapping[str, Sequence[int]]]) -> ModelFacts:
+    """With the linear layers of a family that has no list of LoRA targets, where transformers can run it."""
+    types = causal_model_types()
+    said = recipe.target_modules or recipe.finetuning_type == "full" or about.model_type in TARGETS
+    if said or (types is not None and about.model_type not in types):
+        return about
+    found = linear_layers(shapes(), vocab_size=about.vocab_size, experts=about.experts)
+    return dataclasses.replace(about, linear_layers=tuple(found) or None)
 
 
 def _made(

@@ -52,6 +52,7 @@ class ModelFacts:
         revision: the commit on the Hub; None for a folder.
         convertible: llama.cpp's converter knows the architecture; None when that is not known.
         at_hand: the weights lie on this machine.
+        linear_layers: what LoRA adapts, where the family is on no list; None where nobody looked.
     """
 
     source: str
@@ -84,6 +85,7 @@ class ModelFacts:
     revision: str | None = None
     convertible: bool | None = None
     at_hand: bool = False
+    linear_layers: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)

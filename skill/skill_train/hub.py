@@ -16,6 +16,7 @@ from skill_train.errors import SkillTrainError, Temporary, UsageError
 from skill_train.facts import Flavor, ModelFacts
 from skill_train.hub_client import REQUEST_SECONDS, Subject, ask, understood
 from skill_train.model import read_config, read_model, used_weights
+from skill_train.model import tensor_shapes as tensor_shapes_in
 from skill_train.model_config import Stored
 
 _MODEL_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -69,6 +70,27 @@ def model_facts(model: str, revision: str | None = None) -> ModelFacts:
         return cached
     except UsageError as error:
         raise _or_dataset(error, model) from None
+
+
+def tensor_shapes(model: str, revision: str | None) -> dict[str, tuple[int, ...]]:
+    """The shape of every tensor of a model on the Hub, by its name, from the headers of its safetensors files.
+
+    Raises: as `model_facts`; without the Hub it answers from the cache, with nothing where that lacks the weights.
+    """
+
+    def question() -> dict[str, tuple[int, ...]]:
+        from huggingface_hub import HfApi
+
+        found = HfApi().get_safetensors_metadata(model, revision=revision)
+        with understood(Subject("model", model)):
+            files = found.files_metadata.values()
+            return {name: tuple(one.shape) for file in files for name, one in file.tensors.items()}
+
+    try:
+        return ask(Subject("model", model), question)
+    except Temporary:
+        folder = _snapshot(model, revision)
+        return {} if folder is None else tensor_shapes_in(folder)
 
 
 def model_file(model: str, name: str) -> Path:
@@ -215,6 +237,15 @@ def _has_chat_template(model: str, info: Any, names: set[str]) -> bool:
 
 def _cached(model: str, revision: str | None) -> ModelFacts | None:
     """The facts of the snapshot in the Hub's cache; None when there is none with a config."""
+    folder = _snapshot(model, revision)
+    if folder is None:
+        return None
+    facts = read_model(folder, weights_needed=False)
+    return dataclasses.replace(facts, source=f"{model}, from the cache", revision=folder.name, fingerprint=None)
+
+
+def _snapshot(model: str, revision: str | None) -> Path | None:
+    """The folder of a model in the Hub's cache; None when there is none with a config."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
@@ -222,10 +253,7 @@ def _cached(model: str, revision: str | None) -> ModelFacts | None:
         folder = Path(snapshot_download(model, revision=revision, allow_patterns=_FILES, local_files_only=True))
     except LocalEntryNotFoundError:
         return None
-    if not (folder / "config.json").is_file():
-        return None
-    facts = read_model(folder, weights_needed=False)
-    return dataclasses.replace(facts, source=f"{model}, from the cache", revision=folder.name, fingerprint=None)
+    return folder if (folder / "config.json").is_file() else None
 
 
 def _or_dataset(error: UsageError, model: str) -> UsageError:

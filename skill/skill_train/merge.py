@@ -9,10 +9,8 @@ of a model that is small enough to run twice (`merge_gate`).
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import os
-import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,6 +20,7 @@ from typing import Any
 from skill_train import adapter as adapters
 from skill_train import merge_gate, merge_peft, merge_weights
 from skill_train.adapter import Adapter
+from skill_train.causal_types import causal_model_types
 from skill_train.companions import adapter_files, companion_files, copy_companions, write_config
 from skill_train.console import Bar
 from skill_train.errors import NotInstalled, UsageError, VerificationFailed, nearest
@@ -217,7 +216,11 @@ def _refuse_quantized(folder: Path, config: dict[str, Any], adapter: Adapter, ou
 
 def _require_known(folder: Path, config: dict[str, Any]) -> None:
     """The gate runs the model, and never with code from its folder."""
-    known = _model_types()
+    known = causal_model_types()
+    if known is None:
+        raise NotInstalled(
+            "transformers is not installed", code="missing_package", hint='pip install "skill-train[train]"'
+        )
     kind = str(config.get("model_type"))
     if kind not in known:
         raise UsageError(
@@ -228,18 +231,6 @@ def _require_known(folder: Path, config: dict[str, Any]) -> None:
             got=kind,
             hint="pip install --upgrade transformers, if the model is newer than it",
         )
-
-
-def _model_types() -> list[str]:
-    """What transformers can run as a causal language model, read from its text: importing it takes seconds."""
-    found = importlib.util.find_spec("transformers")
-    if found is None or not found.submodule_search_locations:
-        raise NotInstalled(
-            "transformers is not installed", code="missing_package", hint='pip install "skill-train[train]"'
-        )
-    file = Path(found.submodule_search_locations[0]) / "models" / "auto" / "modeling_auto.py"
-    text = file.read_text(encoding="utf-8").partition("MODEL_FOR_CAUSAL_LM_MAPPING_NAMES = ")[2].partition("]\n")[0]
-    return re.findall(r'^ +\("([\w.-]+)"', text, re.MULTILINE)
 
 
 def _inputs(base: Base, adapter: Adapter) -> dict[str, Any]:

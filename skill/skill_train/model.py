@@ -94,6 +94,18 @@ def weight_files(folder: Path) -> list[Path]:
     return [folder / name for name in used]
 
 
+def tensor_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    """The shape of every tensor of a model folder, by its name; nothing where the folder lacks weights.
+
+    Raises:
+        UsageError: a broken safetensors file.
+    """
+    if _lacking(folder):
+        return {}
+    headers = map(read_header, weight_files(folder))
+    return {name: tuple(one["shape"]) for header in headers for name, one in header.items() if name != "__metadata__"}
+
+
 def used_weights(names: Iterable[str]) -> list[str]:
     """Of the safetensors files beside a config, those that transformers loads, sorted.
 

@@ -13,6 +13,7 @@ from skill_train.estimate_report import estimates
 from skill_train.facts import Calibration, DatasetFacts, Flavor, MachineFacts, ModelFacts, PrecisionProbe
 from skill_train.formats import BARE, for_model
 from skill_train.launch import launch
+from skill_train.lora_targets import TARGETS
 from skill_train.placement import HERE, PROBE_FROM_PARAMETERS, Choices, has_device, placement, split_of, with_precision
 from skill_train.recipe import FIELDS, NOT_HASHED, OF_LORA, POLICY, Recipe, recipe_hash
 from skill_train.resources import train_module
@@ -22,27 +23,6 @@ EPOCHS = ((500, 3.0), (1000, 2.0))  # passes below so many rows; references/trai
 _WHY_SDPA = "torch's own fused kernels; eager where the model has none"
 MOST_ROWS_FED = 10**9  # their order takes 8 bytes for each
 
-# LoRA targets by model_type: the attention projections under the names that each architecture gives them (transformers'
-# modeling files; PEFT's own table is in peft/utils/constants.py).
-_QKVO = ["q_proj", "k_proj", "v_proj", "o_proj"]
-TARGETS: dict[str, list[str]] = {
-    **dict.fromkeys(
-        (
-            "llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "gemma", "gemma2", "gemma3",
-            "gemma3_text", "smollm3", "olmo", "olmo2", "granite", "cohere", "cohere2", "stablelm", "starcoder2",
-            "mllama", "qwen2_vl", "qwen2_5_vl",
-        ),
-        _QKVO,
-    ),
-    "phi": ["q_proj", "k_proj", "v_proj", "dense"],
-    "phi3": ["qkv_proj", "o_proj"],
-    "opt": ["q_proj", "k_proj", "v_proj", "out_proj"],
-    "gptj": ["q_proj", "k_proj", "v_proj", "out_proj"],
-    "gpt2": ["c_attn", "c_proj"],
-    "gpt_neox": ["query_key_value", "dense"],
-    "bloom": ["query_key_value", "dense"],
-    "falcon": ["query_key_value", "dense"],
-}  # fmt: skip
 # Vision models that AutoModelForCausalLM, and so train.py, loads for their text (transformers 5.23,
 # MODEL_FOR_CAUSAL_LM_MAPPING_NAMES). It refuses all others.
 TEXT_OF_VISION = ("fuyu", "gemma3", "gemma3n", "gemma4", "git", "llama4", "mllama", "phi4_multimodal", "qwen3_5")
@@ -326,6 +306,10 @@ def _loss_on(data_format: str, reasons: list[dict[str, str]]) -> str:
 
 def _targets(model: ModelFacts, reasons: list[dict[str, str]]) -> list[str]:
     targets = TARGETS.get(model.model_type)
+    why, source = f"the attention projections of {model.model_type}", "config.json"
+    if targets is None and model.linear_layers:
+        targets, source = list(model.linear_layers), "safetensors headers"
+        why = f"no list is known for {model.model_type}: the linear layers of its blocks, without routers and experts"
     if targets is None:
         raise UsageError(
             f"no LoRA targets are known for model type {model.model_type!r}",
@@ -334,7 +318,7 @@ def _targets(model: ModelFacts, reasons: list[dict[str, str]]) -> list[str]:
             got=model.model_type,
             hint="name the modules in the recipe, such as target_modules: [q_proj, v_proj]",
         )
-    _because(reasons, "target_modules", targets, f"the attention projections of {model.model_type}", "config.json")
+    _because(reasons, "target_modules", targets, why, source)
     return list(targets)
 
 

@@ -8,8 +8,8 @@ import pytest
 
 import tiny
 from skill_train.estimate import MicroStep, layer_bytes_per_token
+from skill_train.lora_targets import TARGETS
 from skill_train.model import read_model
-from skill_train.plan import TARGETS
 
 ROWS, LENGTH = 2, 96
 

@@ -1,0 +1,17 @@
+"""What transformers can run as a causal language model, read from its text: importing it takes seconds."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+
+
+def causal_model_types() -> list[str] | None:
+    """The values of `model_type` that AutoModelForCausalLM knows; None where transformers is not installed."""
+    found = importlib.util.find_spec("transformers")
+    if found is None or not found.submodule_search_locations:
+        return None
+    file = Path(found.submodule_search_locations[0]) / "models" / "auto" / "modeling_auto.py"
+    text = file.read_text(encoding="utf-8").partition("MODEL_FOR_CAUSAL_LM_MAPPING_NAMES = ")[2].partition("]\n")[0]
+    return re.findall(r'^ +\("([\w.-]+)"', text, re.MULTILINE)

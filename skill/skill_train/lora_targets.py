@@ -1,0 +1,63 @@
+"""Which layers a LoRA adapts: the list of a known family, else the linear layers that the weight files name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+# By model_type: the attention projections under the names that each architecture gives them (transformers' modeling
+# files; PEFT's own table is in peft/utils/constants.py).
+_QKVO = ["q_proj", "k_proj", "v_proj", "o_proj"]
+TARGETS: dict[str, list[str]] = {
+    **dict.fromkeys(
+        (
+            "llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "gemma", "gemma2", "gemma3",
+            "gemma3_text", "smollm3", "olmo", "olmo2", "granite", "cohere", "cohere2", "stablelm", "starcoder2",
+            "mllama", "qwen2_vl", "qwen2_5_vl",
+        ),
+        _QKVO,
+    ),
+    "phi": ["q_proj", "k_proj", "v_proj", "dense"],
+    "phi3": ["qkv_proj", "o_proj"],
+    "opt": ["q_proj", "k_proj", "v_proj", "out_proj"],
+    "gptj": ["q_proj", "k_proj", "v_proj", "out_proj"],
+    "gpt2": ["c_attn", "c_proj"],
+    "gpt_neox": ["query_key_value", "dense"],
+    "bloom": ["query_key_value", "dense"],
+    "falcon": ["query_key_value", "dense"],
+}  # fmt: skip
+
+_WEIGHT = re.compile(r"(?:^|\.)(?:layers|h|blocks|block)\.\d+\.(?P<inside>.+)\.weight")
+_OF_EXPERTS = re.compile(r"(?:^|\.)(?:experts|local_experts)\.")
+_ROUTER = re.compile(r"(?:^|\.)(?:\w*router\w*|gate|wg|\w*_gate)(?:\.|$)")
+_OTHER_PARTS = re.compile(r"(?:^|\.)(?:\w*vision\w*|visual|\w*audio\w*|\w*image\w*|mtp|nextn)(?:\.|$)")
+_EMBEDS = re.compile(r"emb|wte|wpe|position|rotary|relative")
+
+
+def linear_layers(shapes: Mapping[str, Sequence[int]], *, vocab_size: int | None, experts: int | None) -> list[str]:
+    """The names of the linear layers inside the blocks of a language model, as `target_modules` takes them.
+
+    PEFT's `all-linear` without routers. Experts are no layers in transformers 5, and PEFT takes their names for one
+    adapter of them all, so those names are left out. A state-space mixer (it has `A_log`) keeps its input projection
+    alone: its fused kernels read the other weights past their adapters, and PEFT refuses some of them. A name that is
+    left out in one place is left out everywhere.
+
+    Args:
+        shapes: of every tensor, by its name in the weight files.
+        vocab_size, experts: of the config; a matrix with as many rows belongs to the vocabulary or is a router.
+    """
+    mixers = {name.rpartition(".")[0] for name in shapes if name.endswith(".A_log")}
+    adapted: dict[str, None] = {}
+    left_out: set[str] = set()
+    for name in sorted(shapes):
+        found = _WEIGHT.search(name)
+        if found is None or len(shapes[name]) != 2 or _OTHER_PARTS.search(name):
+            continue
+        leaf = found["inside"].rpartition(".")[2]
+        adapted[leaf] = None
+        of_mixer = name.removesuffix(f".{leaf}.weight") in mixers and not leaf.startswith("in_proj")
+        counted = shapes[name][0] in (vocab_size, experts)
+        elsewhere = any(pattern.search(found["inside"]) for pattern in (_ROUTER, _OF_EXPERTS))
+        if of_mixer or counted or elsewhere or _EMBEDS.search(leaf):
+            left_out.add(leaf)
+    return [leaf for leaf in adapted if leaf not in left_out]
