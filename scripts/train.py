@@ -44,6 +44,7 @@ the words of the process that failed first.
 from __future__ import annotations
 
 import argparse
+import copy
 import csv
 import difflib
 import errno
@@ -1763,7 +1764,7 @@ def lora_config(recipe: dict[str, Any], model: Any) -> Any:
         check_target(target, modules, model.get_output_embeddings())
     for name in recipe["modules_to_save"] or []:
         check_saved(name, modules)
-    return LoraConfig(
+    config = LoraConfig(
         r=recipe["lora_r"],
         lora_alpha=recipe["lora_alpha"],
         lora_dropout=recipe["lora_dropout"],
@@ -1775,6 +1776,32 @@ def lora_config(recipe: dict[str, Any], model: Any) -> Any:
         bias="none",
         task_type="CAUSAL_LM",
     )
+    check_experts(config, model)
+    return config
+
+
+def check_experts(config: Any, model: Any) -> None:
+    """PEFT takes the names that experts had before transformers 5 for one adapter of them all, in the layers that are
+    dense too. `skill-train merge` has no rule for such an adapter."""
+    from peft.utils import transformers_weight_conversion
+
+    convert = getattr(transformers_weight_conversion, "_convert_peft_config_moe", None)
+    if convert is None:
+        return
+    trial = copy.deepcopy(config)
+    try:
+        convert(trial, model)
+        taken = sorted(set(config.target_modules) - set(trial.target_modules))
+    except ValueError:  # of names that belong together it has only some
+        taken = sorted(config.target_modules)
+    if taken:
+        raise Refused(
+            f"the LoRA targets {', '.join(taken)} are of experts, whose adapters cannot be merged",
+            code="no_such_target",
+            expected="modules outside the experts, such as those of the attention",
+            got=", ".join(taken),
+            hint="leave target_modules out of the recipe to have it chosen by the architecture",
+        )
 
 
 def check_target(target: str, modules: list[tuple[str, Any]], head: Any) -> None:

@@ -172,6 +172,7 @@ FLOOR: dict[str, set[str]] = {
         "facts",
         "formats",
         "launch",
+        "lora_targets",
         "placement",
         "recipe",
         "resources",

@@ -87,3 +87,14 @@ def _linear(folder: Path) -> set[str]:
     return {
         name.rpartition(".")[2] for name, one in named if isinstance(one, (torch.nn.Linear, Conv1D)) and one is not last
     }
+
+
+@pytest.mark.parametrize("said", [["o_proj", "gate_proj"], ["gate_proj", "up_proj", "down_proj"]], ids=len)
+def test_names_that_peft_takes_for_experts_are_refused(commands: Commands, tmp_path: Path, said: list[str]) -> None:
+    """DeepSeek has the same names in its dense layers, so they are modules of the model."""
+    data = training.write_data(tmp_path, [{"text": f"The parcel {n} is in depot {n}."} for n in range(12)])
+    values = f"model: {tiny_families.folder('deepseek3')}\ndata: {data}\nmax_steps: 1\neffective_batch_size: 4\n"
+    (tmp_path / "recipe.yaml").write_text(f"{values}max_length: 64\nlora_dropout: 0\ntarget_modules: {said}\n")
+    done = commands.run(tmp_path, dict(os.environ), "local", "recipe.yaml", "--run-dir", "run", "--format", "json")
+    assert (done.code, done.answer["error"]["code"]) == (2, "no_such_target"), done.stdout
+    assert "gate_proj" in done.answer["error"]["got"] and not (tmp_path / "run" / "adapter").exists()
