@@ -11,6 +11,7 @@ import pytest
 import tiny_families
 import training
 from command_child import Commands
+from hub_emulator import Hub
 from skill_train import model as models
 from skill_train.lora_targets import TARGETS, linear_layers
 
@@ -55,6 +56,21 @@ def test_a_family_without_a_list_trains(commands: Commands, tmp_path: Path, name
     with safe_open(tmp_path / "run" / "adapter" / "adapter_model.safetensors", framework="numpy") as tensors:
         adapted = {key.split(".lora_")[0].rpartition(".")[2] for key in tensors.keys()}  # noqa: SIM118
     assert adapted == set(_found(base))
+
+
+def test_the_hub_is_asked_for_the_layers(commands: Commands, tmp_path: Path) -> None:
+    """The names come from the headers: the plan of a folder with the same files has them too."""
+    base = tiny_families.folder("lfm2")
+    data = training.write_data(tmp_path, [{"text": f"The parcel {n} is in depot {n}."} for n in range(12)])
+    with Hub(tmp_path / "hub") as hub:
+        files = {file.name: file.read_bytes() for file in base.iterdir() if file.is_file()}
+        hub.add("model", "me/lfm2", files)
+        env = hub.environment(tmp_path / "home")
+        done = commands.run(tmp_path, env, "plan", "--model", "me/lfm2", "--data", str(data), "--out", "plan.json")
+        assert hub.unknown == []
+    assert done.code == 0, done.stdout
+    plan = json.loads((tmp_path / "plan.json").read_text())
+    assert plan["recipe"]["target_modules"] == _found(base) != []
 
 
 def test_a_type_that_transformers_cannot_run_has_no_targets(commands: Commands, tmp_path: Path) -> None:
