@@ -44,6 +44,7 @@ the words of the process that failed first.
 from __future__ import annotations
 
 import argparse
+import base64
 import copy
 import csv
 import difflib
@@ -836,7 +837,14 @@ MEDIA = rf"(?:{PICTURES}|wav|mp3|flac|ogg|opus|m4a|aac|mp4|m4v|mov|webm|mkv|avi)
 # A file name alone, or a path or an address with spaces in it. A sentence that ends with a file name is neither.
 MEDIA_NAME = re.compile(rf"\S+\.{MEDIA}(?:\?\S*)?|\S*[/\\][^\n]*\.{MEDIA}(?:\?\S*)?", re.IGNORECASE)
 MEDIA_URI = re.compile(r"data:(?:image|audio|video)/", re.IGNORECASE)
-MEDIA_KEYS = ({"bytes", "path"}, {"array", "sampling_rate"}, {"array", "path", "sampling_rate"})
+MEDIA_KEYS = {"bytes", "path", "array", "sampling_rate"}  # datasets' Image and Audio; Parquet may leave out the empty
+MEDIA_BASE64 = re.compile(r"[A-Za-z0-9+/_-]{32,}={0,2}")
+# First bytes: PNG, JPEG, GIF, TIFF, FLAC, Ogg, MP3, Matroska and WebM; WebP, WAV and AVI; MP4, HEIC and AVIF.
+MEDIA_MAGIC = re.compile(
+    rb"\x89PNG\r\n|\xff\xd8\xff|GIF8[79]a|II\*\0|MM\0\*|fLaC|OggS\0|ID3[\2-\4]|\x1a\x45\xdf\xa3"
+    rb"|RIFF.{4}(?:WEBP|WAVE|AVI )|.{4}ftyp",
+    re.DOTALL,
+)
 # Marks of vision and audio models; and the bare tags of LLaVA's kind, at an end of a text or alone in a line. HTML
 # closes such a tag.
 MEDIA_MARK = re.compile(
@@ -855,7 +863,11 @@ def media_in(value: Any, *, answer: bool = False) -> str | None:
     if isinstance(value, (bytes, bytearray)):
         return f"{len(value)} bytes"
     if isinstance(value, dict):
-        return "{" + ", ".join(sorted(value)) + "}" if set(value) in MEDIA_KEYS else None
+        held = any(
+            name == "array" or media_in(each) is not None or (name == "bytes" and not isinstance(each, int))
+            for name, each in value.items()
+        )
+        return "{" + ", ".join(sorted(value)) + "}" if held and MEDIA_KEYS.issuperset(value) else None
     if isinstance(value, list):
         return next((found for each in value if (found := media_in(each)) is not None), None)
     if not isinstance(value, str):
@@ -865,10 +877,17 @@ def media_in(value: Any, *, answer: bool = False) -> str | None:
         return short[:40]
     if len(value) < 1024 and MEDIA_NAME.fullmatch(short) and not (answer and "/" not in short and "\\" not in short):
         return short[:80]
+    if MEDIA_BASE64.match(short[:64]) and MEDIA_MAGIC.match(base64.urlsafe_b64decode(base64_start(short))):
+        return f"{short[:16]}…, a file as base64"
     mark = MEDIA_MARK.search(value) if "<" in value or "[IMG]" in value else None
     if mark is None and "<" in value and "</" not in value:
         mark = MEDIA_TAG.search(value)
     return None if mark is None else mark.group().strip()
+
+
+def base64_start(text: str) -> str:
+    """The characters of the first 24 bytes."""
+    return text[:32].replace("+", "-").replace("/", "_")
 
 
 def require_text(value: Any, name: str, *, answer: bool = False) -> None:

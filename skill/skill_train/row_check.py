@@ -122,7 +122,10 @@ def _usual(messages: Any) -> Checked | None:
 
 def _may_be_media(content: str) -> bool:
     """Whether training's own check is worth its time."""
-    return "<" in content or "[IMG]" in content or content[:5].lower() == "data:" or "." in content[-6:-2]
+    if "<" in content or "[IMG]" in content or content[:5].lower() == "data:" or "." in content[-6:-2]:
+        return True
+    alone = " " not in content[:32] and content[:32].isascii()  # base64, or an address with parameters
+    return alone or ("?" in content[-300:] and "/" in content and "\n" not in content)
 
 
 def measure(example: dict[str, Any]) -> tuple[int, int]:

@@ -5,6 +5,7 @@ Each row is what a published kind of dataset looks like.
 
 from __future__ import annotations
 
+import base64
 import os
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from skill_train.resources import train_module
 
 PROGRAM = train_module()
 ASK, BOT = {"role": "user", "content": "What is this?"}, {"role": "assistant", "content": "A cat on a mat."}
+PNG = base64.b64encode(b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR" + bytes(60)).decode()
+JPEG = base64.b64encode(b"\xff\xd8\xff\xe0\x00\x10JFIF\x00" + bytes(60)).decode()
 PICTURED = {
     "captions": {"image": "photos/0.png", "caption": "A cat."},
     "another name": {"Foto": "IMG_0001.JPG", "Text": "Eine Katze."},
@@ -36,6 +39,9 @@ PICTURED = {
     "part": {"messages": [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "What?"}]}, BOT]},
     "part of an api": {"messages": [{"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}, BOT]},
     "question": {"question": "photos/0.png", "answer": "A cat."},
+    "address with parameters": {"messages": [{"role": "user", "content": "https://e.org/a.jpg?width=300&v=2"}, BOT]},
+    "base64": {"prompt": PNG, "completion": "A cat."},
+    "base64 of a jpeg": {"messages": [{"role": "user", "content": JPEG}, BOT]},
     "made": {"prompt": "Draw a cat.", "completion": "out/0.png"},
 }  # fmt: skip
 TEXT = {
@@ -44,6 +50,11 @@ TEXT = {
     "a path in a question": {"prompt": "Open photos/a.png and look.", "completion": "Done."},
     "html": {"prompt": "A film in HTML?", "completion": 'Write <video src="a.mp4"></video> there.'},
     "a tag alone": {"prompt": "What closes it?", "completion": "<video>\n</video>"},
+    "base64 of a text": {
+        "prompt": base64.b64encode(b"A long text of a cat on a mat.").decode(),
+        "completion": "?",
+    },
+    "a hash": {"prompt": "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08", "completion": "of test"},
     "an id": {"id": "a7", "source": "manual", "messages": [ASK, BOT]},
 }
 
@@ -97,6 +108,18 @@ def _like(row: dict[str, Any]) -> dict[str, Any]:
         "text": {"text": "A cat."},
     }
     return next(kinds[name] for name in kinds if name in row)
+
+
+@pytest.mark.parametrize("picture", [{"bytes": b"\x89PNG\r\n\x1a\n", "path": None}, {"bytes": None, "path": "7.png"}])
+def test_pictures_in_parquet(commands: Commands, tmp_path: Path, picture: dict[str, Any]) -> None:
+    """As datasets' Image feature writes them; a field that is null everywhere is not there when it is read."""
+    import pyarrow
+    import pyarrow.parquet
+
+    table = pyarrow.table({"image": [picture] * 24, "text": [f"A cat {number}." for number in range(24)]})
+    pyarrow.parquet.write_table(table, tmp_path / "rows.parquet")
+    _require_refusal(_run(commands, tmp_path, "data", "rows.parquet"))
+    _require_refusal(_run(commands, tmp_path, "plan", "--model", tiny.cached("gemma"), "--data", "rows.parquet"))
 
 
 @pytest.mark.parametrize("name", TEXT)
