@@ -12,7 +12,7 @@ from skill_train import data_fix, rows, survey, tables, tokens
 from skill_train.console import Console, Result
 from skill_train.data_report import ONLY_SFT, Counted, plain_example, report
 from skill_train.data_subject import Subject, look
-from skill_train.dataset import wrong_columns
+from skill_train.dataset import unread_text_told, wrong_columns
 from skill_train.errors import NotInstalled, SkillTrainError, Temporary, UsageError, from_exit_code
 from skill_train.facts import DatasetFacts
 from skill_train.formats import COLUMNS
@@ -153,6 +153,8 @@ def _facts(subject: Subject) -> DatasetFacts:
 def _warn(console: Console, subject: Subject) -> None:
     if subject.verdict.guessed:
         console.warn("guessed_mapping", subject.verdict.because)
+    if subject.unread and subject.found is not None:
+        console.warn("unread_text", unread_text_told(list(subject.unread), subject.found.columns))
     if subject.seen.at_least:
         console.warn("many_repeats", "more different rows repeat than are counted: duplicate is a lower bound")
     if subject.method != "sft":

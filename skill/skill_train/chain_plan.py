@@ -167,12 +167,15 @@ def dataset_facts(console: Console, recipe: Recipe, about: ModelFacts) -> Datase
             console.warn(
                 "pictures", f"{left}: the recipe names the columns of the text, and the model learns that alone"
             )
+        first: Sequence[dict[str, Any]] = dataset.first_rows_of(recipe)
     else:
         from skill_train import hub_dataset
 
         console.status(f"asking the Hub about {recipe.data}")
         looked = hub_dataset.look(recipe, dataset.first_format)
-        found = dataset.with_text_of(looked.facts, recipe, looked.first)
+        found, first = dataset.with_text_of(looked.facts, recipe, looked.first), looked.first
+    if not recipe.columns and (unread := dataset.unread_text(first, found.columns)):
+        console.warn("unread_text", dataset.unread_text_told(unread, found.columns))
     found = for_model(found, has_chat_template=about.has_chat_template)
     key = tokens.tokenizer_key(recipe.model, about.revision)
     if key is None and Path(recipe.model).is_dir():

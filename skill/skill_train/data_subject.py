@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from skill_train import methods, survey
-from skill_train.dataset import complete, empty, find_format, require_columns
+from skill_train.dataset import complete, empty, find_format, require_columns, unread_text
 from skill_train.formats import Found, detect
 from skill_train.recipe import Recipe
 from skill_train.row_check import checker, column_checker
@@ -23,6 +23,7 @@ class Subject:
         recipe: its dataset, and its mapping where it says one; `file` is where it was read.
         row: a typical one; empty when no row could be read.
         found: the format for sft, also when its mapping is only suggested.
+        unread: columns of text that it leaves out, without the recipe saying so.
     """
 
     recipe: Recipe
@@ -32,6 +33,7 @@ class Subject:
     found: Found | None
     seen: Survey
     file: Path | None = None
+    unread: tuple[str, ...] = ()
 
     @property
     def verdict(self) -> methods.Verdict:
@@ -52,7 +54,7 @@ def look(asked: Recipe, method: str, file: Path | None) -> Subject:
         return Subject(asked, method, {}, methods.judge({}, None), None, seen, file)
     row = survey.typical(peeked)
     found = find_format(asked, row) if asked.format or asked.columns else _usual_format(peeked[0], row)
-    verdicts = methods.judge(row, found)
+    verdicts = methods.judge(row, found, peeked)
     while True:
         verdict = verdicts["sft"]
         if verdict.format is not None:
@@ -62,7 +64,8 @@ def look(asked: Recipe, method: str, file: Path | None) -> Subject:
         if whole is None or whole == found:
             if found is not None and asked.columns:
                 require_columns(asked, found, seen.columns)
-            return Subject(asked, method, row, verdicts, found, seen, file)
+            leaves = unread_text(peeked, found.columns) if found is not None and not asked.columns else []
+            return Subject(asked, method, row, verdicts, found, seen, file, tuple(leaves))
         verdicts["sft"] = dataclasses.replace(verdict, columns=whole.columns, because=whole.reason)
 
 

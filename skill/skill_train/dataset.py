@@ -20,6 +20,7 @@ from skill_train.resources import train_module
 from skill_train.row_check import checker, media_beside
 
 _FIRST = 200  # rows
+_WORDS = 3  # a text of as many is a sentence, and no name or number; scripts without spaces have such characters
 
 
 def scan(recipe: Recipe) -> DatasetFacts:
@@ -179,9 +180,39 @@ def unread_media(recipe: Recipe, columns: dict[str, str]) -> str | None:
     """A column with pictures, sounds or films that the recipe leaves out by naming the others."""
     if not recipe.columns:
         return None
-    first = (row for _, row, _ in islice(rows.read(recipe), _FIRST) if isinstance(row, dict))
     found = Found(recipe.format or "", columns, "")
-    return next((name for row in first if (name := media_beside(row, found)) is not None), None)
+    return next((name for row in first_rows_of(recipe) if (name := media_beside(row, found)) is not None), None)
+
+
+def first_rows_of(recipe: Recipe) -> list[dict[str, Any]]:
+    """The first rows that are whole."""
+    return list(islice((row for _, row, _ in rows.read(recipe) if isinstance(row, dict)), _FIRST))
+
+
+def unread_text(first: Sequence[dict[str, Any]], columns: dict[str, str]) -> list[str]:
+    """Columns of sentences that differ from row to row and are not read, such as the passage that a question is about.
+
+    Args:
+        columns: what the format calls a column: what the dataset calls it.
+    """
+    read = {*columns.values(), "rejected"}  # the answers that sft is not to learn
+    names = dict.fromkeys(name for row in first for name in row if name not in read)
+    return [name for name in names if _are_sentences([row.get(name) for row in first])]
+
+
+def _are_sentences(values: list[Any]) -> bool:
+    texts = [value for value in values if isinstance(value, str) and value.strip()]
+    worded = sum(len(text.split()) >= _WORDS or (len(text) >= _WORDS and not text.isascii()) for text in texts)
+    return 2 * worded > len(values) and 2 * len(set(texts)) > len(values)
+
+
+def unread_text_told(names: list[str], columns: dict[str, str]) -> str:
+    """The warning of such columns."""
+    return (
+        f"{', '.join(names[:4])} {'holds' if len(names) == 1 else 'hold'} text that is not read: the model learns "
+        f"{', '.join(columns.values())} alone. If the answers need it, put it into the question, or name the columns "
+        "in a recipe to say that it is not needed"
+    )
 
 
 def empty(recipe: Recipe) -> UsageError:

@@ -7,6 +7,7 @@ preference; KTO unpaired preference or preference; GRPO prompt-only. The only on
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -27,6 +28,7 @@ _ANSWERED = (
 _QUESTIONS = (
     "question", "query", "problem", "q", "user", "human", "request", "ask", "usermessage",
 )  # fmt: skip
+_QUESTION_MARKS = ("?", "？", "؟", ";", "՞", "፧")
 _CHOSEN = (
     "chosen", "accepted", "preferred", "better", "winner", "positive", "responsechosen", "chosenresponse", "win",
     "good",
@@ -65,20 +67,21 @@ class Verdict:
         return [line for line in text.splitlines() if line]
 
 
-def judge(row: dict[str, Any], found: Found | None) -> dict[str, Verdict]:
+def judge(row: dict[str, Any], found: Found | None, rows: Sequence[dict[str, Any]] = ()) -> dict[str, Verdict]:
     """The verdict on every method.
 
     Args:
         row: a typical one.
         found: the format that training would take it for, or that the recipe says.
+        rows: the first ones, which tell questions from answers where no name does.
     """
-    return {"sft": _sft(row, found), "dpo": _preference(row, "DPO"), "kto": _kto(row)} | {
+    return {"sft": _sft(row, found, rows), "dpo": _preference(row, "DPO"), "kto": _kto(row)} | {
         "grpo": _grpo(row),
         "reward": _preference(row, "a reward model"),
     }
 
 
-def _sft(row: dict[str, Any], found: Found | None) -> Verdict:
+def _sft(row: dict[str, Any], found: Found | None, rows: Sequence[dict[str, Any]]) -> Verdict:
     read = set() if found is None else set(found.columns.values())  # whose rows are looked at one by one
     media = [column for column, value in row.items() if column not in read and kind(value) == "media"]
     if media and (found is None or not found.explicit):
@@ -89,10 +92,12 @@ def _sft(row: dict[str, Any], found: Found | None) -> Verdict:
         if "label" in row and found.format == "prompt_completion":
             because += "; label is not read, so rows with a bad label are trained too"
         return Verdict("ready", because, found.columns, found.format)
-    for suggest in (_usual_columns, _chosen_answers, _odd_names, _one_column, _two_texts):
+    for suggest in (_usual_columns, _chosen_answers, _odd_names, _one_column):
         verdict = suggest(row)
         if verdict is not None:
             return verdict
+    if (verdict := _two_texts(row, rows)) is not None:
+        return verdict
     asked = _column(row, _ASKED)
     why = f"{asked} has no answer beside it" if asked else "no column holds conversations, answers or plain text"
     if any(kind(value) == "text" for value in row.values()) and not asked:
@@ -144,12 +149,21 @@ def _one_column(row: dict[str, Any]) -> Verdict | None:
     return None
 
 
-def _two_texts(row: dict[str, Any]) -> Verdict | None:
+def _two_texts(row: dict[str, Any], rows: Sequence[dict[str, Any]]) -> Verdict | None:
     texts = [column for column, value in row.items() if kind(value) == "text"]
     if len(texts) != 2:
         return None
+    if _asks(texts[1], rows) and not _asks(texts[0], rows):
+        because = f"most values of {texts[1]} end with a question mark; that {texts[0]} answers is a guess: "
+        return _pairs(row, texts[1], texts[0], because + "look at the example", guessed=True)
     because = f"two text columns; that {texts[0]} is asked and {texts[1]} answers is a guess: look at the example"
     return _pairs(row, texts[0], texts[1], because, guessed=True)
+
+
+def _asks(column: str, rows: Sequence[dict[str, Any]]) -> bool:
+    """Most values end with a question mark: that of Latin script, Chinese, Arabic, Greek, Armenian or Amharic."""
+    texts = [value.strip() for row in rows if isinstance(value := row.get(column), str) and value.strip()]
+    return 2 * sum(text.endswith(_QUESTION_MARKS) for text in texts) > len(texts)
 
 
 def _pairs(row: dict[str, Any], asked: str, answered: str, because: str, *, guessed: bool = False) -> Verdict:

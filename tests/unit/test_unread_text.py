@@ -1,0 +1,71 @@
+"""Text that is not read is told: the passage of a question is as easily lost as an id, and is no id."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from skill_train import data_subject
+from skill_train.dataset import unread_text
+from skill_train.recipe import Recipe
+
+READ = {"question": "question", "answer": "answer"}
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("context", "The depot in Munich has shelf {}."),
+        ("passage", "Regal {} steht im Lager."),
+        ("背景", "仓库的第{}个货架在慕尼黑"),
+        ("background", "полка номер {} стоит на складе"),
+    ],
+)
+def test_sentences_that_differ_are_told(name: str, values: str) -> None:
+    assert unread_text([_row(n) | {name: values.format(n)} for n in range(20)], READ) == [name]
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("id", "{}"),
+        ("uuid", "5f0c6a5e-7e0f-4f0c-9a55-0000000000{}"),
+        ("date", "2026-11-{} 10:00"),
+        ("source", "the customers of our shop"),
+        ("url", "https://example.org/tickets/{}"),
+        ("rejected", "That is not what was asked {}."),
+    ],
+)
+def test_names_and_numbers_are_not(name: str, values: str) -> None:
+    assert unread_text([_row(n) | {name: values.format(n)} for n in range(20)], READ) == []
+
+
+def test_what_only_some_rows_have_is_not() -> None:
+    rows: list[dict[str, Any]] = [_row(n) | {"note": None if n % 2 else f"look at it again {n}"} for n in range(20)]
+    assert unread_text(rows, READ) == []
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        (("antwort", "Im Regal {}."), ("frage", "Wo ist Paket {}?"), ("frage", "antwort")),
+        (("frage", "Wo ist Paket {}?"), ("antwort", "Im Regal {}."), ("frage", "antwort")),
+        (("回答", "在{}号货架上。"), ("質問", "包裹{}在哪里？"), ("質問", "回答")),
+        (("جواب", "على الرف {}."), ("سؤال", "أين الطرد {}؟"), ("سؤال", "جواب")),
+        (("eins", "Erzähle von {}."), ("zwei", "Es war einmal {}."), ("eins", "zwei")),
+    ],
+)
+def test_the_question_is_the_column_that_asks(
+    tmp_path: Path, first: tuple[str, str], second: tuple[str, str], expected: tuple[str, str]
+) -> None:
+    lines = [{name: text.format(n) for name, text in (first, second)} for n in range(20)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    verdict = data_subject.look(Recipe(model="m", data=str(tmp_path / "rows.jsonl")), "sft", None).verdict
+    assert tuple(verdict.columns.values()) == expected and verdict.guessed
+
+
+def _row(number: int) -> dict[str, Any]:
+    return {"question": f"Where is parcel {number}?", "answer": f"On shelf {number}."}
