@@ -1559,7 +1559,23 @@ def build_trainer(
     lengths = [len(row["input_ids"]) for row in rows]
     order = longest_first(data["order"], lengths, recipe["effective_batch_size"])
     dataset = datasets.Dataset.from_list(rows).select(order)
-    trainer = SFTTrainer(
+
+    class Trainer(SFTTrainer):  # type: ignore[misc]
+        def create_optimizer(self, *given: Any) -> Any:
+            """After a checkpoint is read, whose adapter PEFT (0.21) makes float32: a run goes on in its own types."""
+            for name, weight in self.model.named_parameters():
+                if weight.dtype != types.get(name, weight.dtype):
+                    weight.data = weight.data.to(types[name])
+            return super().create_optimizer(*given)
+
+        def autocast_smart_context_manager(self, *given: Any) -> Any:
+            """Accelerate (1.15) casts in training alone, and for float16 not on a CPU. The checks before it need it too
+            where float32 weights meet a float16 base: PEFT casts for an adapter, not for a module that trains whole."""
+            if placement["dtype"] != "float16":
+                return super().autocast_smart_context_manager(*given)
+            return torch.autocast(placement["device"], torch.float16)
+
+    trainer = Trainer(
         model=model,
         args=arguments,
         train_dataset=dataset,
@@ -1567,10 +1583,45 @@ def build_trainer(
         peft_config=None if is_full(recipe) else lora_config(recipe, model),
         callbacks=[watch.callback()],
     )
+    types = trained_types(trainer.model, placement)
     if trainer.is_fsdp_enabled != (placement["strategy"] == "fsdp"):
         raise wrong_launch(f"strategy {placement['strategy']}", "FSDP" if trainer.is_fsdp_enabled else "no FSDP")
     score_trained_tokens_only(model, fused=placement["device"] == "cuda")
     return trainer
+
+
+def trained_types(model: Any, placement: dict[str, Any]) -> dict[str, Any]:
+    """The torch type of each weight that trains, by name; float32 now unless the plan computes in bfloat16.
+
+    TRL (1.16) has made the adapter of a quantized base bfloat16, whatever is computed in, and PEFT (0.21) leaves a
+    module that trains whole in the type of the base. The scaler of float16's gradients takes neither on CUDA.
+    """
+    import torch
+
+    trained = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+    for weight in trained.values():
+        if placement["dtype"] != "bfloat16":
+            weight.data = weight.data.to(torch.float32)
+    return {name: weight.dtype for name, weight in trained.items()}
+
+
+def require_float32(optimizer: Any) -> None:
+    """Checks what an optimizer trains: the gradients of weights of any other type cannot be scaled for float16.
+
+    Raises:
+        Refused: a weight has another type; before the first step.
+    """
+    types = [str(weight.dtype) for group in optimizer.param_groups for weight in group["params"]]
+    others = Counter(name.removeprefix("torch.") for name in types if name != "torch.float32")
+    if others:
+        raise Refused(
+            "weights that train are not float32, and float16 would lose their gradients",
+            code="wrong_precision",
+            exit_code=EXIT_FAILED,
+            expected="float32, which this program gives them",
+            got=", ".join(f"{count} of {len(types)} weights are {name}" for name, count in others.items()),
+            hint="--dtype float32, or the versions at the top of this program",
+        )
 
 
 def score_trained_tokens_only(model: Any, *, fused: bool) -> None:
@@ -2200,6 +2251,8 @@ class Watch:
 
         class Callback(TrainerCallback):  # type: ignore[misc]
             def on_train_begin(self, args: Any, state: Any, control: Any, **made: Any) -> None:
+                if args.fp16:
+                    require_float32(made["optimizer"])
                 watch.on_start(made["optimizer"], made["lr_scheduler"])
 
             def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -2495,13 +2548,26 @@ class Checks:
         if is_full(self.recipe):
             name, reloaded = "model_reloads", self.logits(self.read_back(tuned, model))
         else:
-            model.load_adapter(str(tuned), adapter_name="reloaded", is_trainable=False)
-            model.set_adapter("reloaded")
+            self.load_again(tuned, model)
             name, reloaded = "adapter_reloads", self.logits(model)
         difference = float((trained - reloaded).abs().max().cpu())
         limit = 1e-4 * max(1.0, float(trained.abs().max().cpu()))
         verdict = "pass" if difference <= limit else "fail"
         self.add(name, verdict, difference, f"largest difference of the logits, at most {limit:.1e}")
+
+    def load_again(self, tuned: Path, model: Any) -> None:
+        """As a second adapter, in the types of the first: PEFT (0.21) would round a module that trained whole to the
+        type of the base."""
+        from peft import set_peft_model_state_dict
+        from peft.utils import load_peft_weights
+
+        model.load_adapter(str(tuned), adapter_name="reloaded", is_trainable=False)
+        weights = dict(model.named_parameters(remove_duplicate=False))
+        for name in (name for name in weights if ".reloaded" in name):
+            first = weights[name.replace(".reloaded", ".default")]
+            weights[name].data = weights[name].data.to(first.dtype)
+        set_peft_model_state_dict(model, load_peft_weights(str(tuned), device="cpu"), adapter_name="reloaded")
+        model.set_adapter("reloaded")
 
     def logits(self, model: Any) -> Any:
         import torch
@@ -2618,7 +2684,7 @@ def report(
             for path in sorted(tuned.rglob("*"))
             if path.is_file()
         },
-        "saved_dtype": str(next(p.dtype for p in trainer.model.parameters() if p.requires_grad)).removeprefix("torch."),
+        "saved_dtype": saved_type(tuned),
         "checks": checks.results,
         "example": checks.example()[:2000],
         "answer": checks.answer,
@@ -2634,6 +2700,15 @@ def report(
         "seconds": round(seconds + sum(line["seconds"] for line in steps if line.get("start", 1) < watch.start), 2),
         "finished_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
+
+
+def saved_type(folder: Path) -> str:
+    """Of the first weight in the first file, as torch names it. The model at the end knows other ones too."""
+    from safetensors import safe_open
+
+    with safe_open(str(min(folder.glob("*.safetensors"))), "pt") as file:
+        weight = file.get_tensor(min(file.keys()))
+    return str(weight.dtype).removeprefix("torch.")
 
 
 def environment(trainer: Any, data: dict[str, Any]) -> dict[str, Any]:

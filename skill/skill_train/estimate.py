@@ -106,12 +106,13 @@ def total(parts: Iterable[Part], basis: str) -> Range:
 
 
 def _weights(model: ModelFacts, step: MicroStep, parameters: int) -> Part:
-    """Frozen weights. 4-bit: only linear layers are quantized; embeddings, head and norms stay in 16 bit (transformers'
-    bitsandbytes integration leaves the output head out)."""
+    """Frozen weights. 4-bit: only linear layers are quantized; embeddings, head and norms stay in the type that is
+    computed in (transformers' bitsandbytes integration leaves the output head out)."""
     if step.four_bit:
         kept = model.embedding_parameters if model.embedding_parameters is not None else 0
-        size = (parameters - kept) * NF4_BYTES + kept * 2
-        because = f"{(parameters - kept) / 1e9:.2f}B parameters in NF4 (4.127 bits each), {kept / 1e9:.2f}B in 16 bit"
+        size = (parameters - kept) * NF4_BYTES + kept * BYTES[step.dtype]
+        whole = f"{kept / 1e9:.2f}B in {8 * BYTES[step.dtype]} bit"
+        because = f"{(parameters - kept) / 1e9:.2f}B parameters in NF4 (4.127 bits each), {whole}"
     else:
         size = float(parameters * BYTES[step.dtype])
         because = f"{parameters / 1e9:.3f}B parameters x {BYTES[step.dtype]} bytes ({step.dtype})"
@@ -175,10 +176,16 @@ def adapter_parameters(model: ModelFacts, target_modules: Iterable[str], lora_r:
 
 
 def trained_bytes(model: ModelFacts, step: MicroStep) -> float:
-    """What is trained, as it is saved: the adapter in float32, or every weight."""
+    """What is trained, as it is saved: the adapter, or every weight."""
     if step.full:
         return float((model.parameters or 0) * (2 if step.pure_bf16 else 4))
-    return 4.0 * adapter_parameters(model, step.target_modules, step.lora_r)
+    return float(_adapter_bytes(step) * adapter_parameters(model, step.target_modules, step.lora_r))
+
+
+def _adapter_bytes(step: MicroStep) -> int:
+    """Of a parameter of the adapter: float32. TRL 1.16 makes that of a 4-bit base bfloat16, and `train.py` keeps it so
+    where bfloat16 is computed in; without it, float32 again."""
+    return 2 if step.four_bit and step.dtype == "bfloat16" else 4
 
 
 def _module_widths(model: ModelFacts, name: str) -> tuple[int, int]:
@@ -212,10 +219,10 @@ def _widths(model: ModelFacts) -> tuple[int, int, int, int]:
 
 
 def _adapter(model: ModelFacts, step: MicroStep) -> Part:
-    """Weights, gradients and AdamW's two moments in float32: 16 bytes a parameter. On a 4-bit base TRL 1.16 casts the
-    adapter to bfloat16: 8 bytes. The optimizer's step needs a temporary copy on top (torch's foreach kernels)."""
+    """Weights, gradients and AdamW's two moments: 16 bytes a parameter in float32, 8 in bfloat16. The optimizer's step
+    needs a temporary copy on top (torch's foreach kernels)."""
     count = adapter_parameters(model, step.target_modules, step.lora_r)
-    each = 8 if step.four_bit else 16
+    each = 4 * _adapter_bytes(step)
     because = f"{count / 1e6:.2f}M parameters x {each} bytes: weights, gradients, AdamW's moments"
     return Part("adapter", count * each, count * each * 1.5, because)
 

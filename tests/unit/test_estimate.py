@@ -9,7 +9,14 @@ import pytest
 
 import models
 from skill_train import estimate
-from skill_train.estimate import MicroStep, adapter_parameters, layer_bytes_per_token, total, training_memory
+from skill_train.estimate import (
+    MicroStep,
+    adapter_parameters,
+    layer_bytes_per_token,
+    total,
+    trained_bytes,
+    training_memory,
+)
 from skill_train.facts import ModelFacts
 from skill_train.resources import train_module
 
@@ -32,9 +39,14 @@ def test_adapter_parameters_as_peft_counts_them() -> None:
 
 
 def test_the_adapter_and_its_optimizer_by_hand() -> None:
-    """2,162,688 parameters: 4 + 4 + 8 bytes in float32; 2 + 2 + 4 in the bfloat16 that TRL gives it on a 4-bit base."""
+    """2,162,688 parameters: 4 + 4 + 8 bytes in float32; 2 + 2 + 4 in the bfloat16 that TRL gives it on a 4-bit base. It
+    keeps that where bfloat16 is computed in: the scaler of float16's gradients takes float32 alone."""
     assert _parts(QWEN, STEP)["adapter"].low == 2_162_688 * 16
-    assert _parts(QWEN, dataclasses.replace(STEP, four_bit=True))["adapter"].low == 2_162_688 * 8
+    for dtype, each in (("bfloat16", 8), ("float16", 16), ("float32", 16)):
+        step = dataclasses.replace(STEP, dtype=dtype, four_bit=True)
+        assert _parts(QWEN, step)["adapter"].low == 2_162_688 * each
+        assert trained_bytes(QWEN, step) == 2_162_688 * each / 4
+    assert trained_bytes(QWEN, dataclasses.replace(STEP, dtype="bfloat16")) == 2_162_688 * 4
 
 
 @pytest.mark.parametrize(
@@ -44,6 +56,8 @@ def test_the_adapter_and_its_optimizer_by_hand() -> None:
         ("bfloat16", False, 494_032_768 * 2),
         # The embedding is tied: 151,936 x 896 = 136,134,656 stay in 16 bit, 357,898,112 x 4.127 / 8 are quantized.
         ("bfloat16", True, 136_134_656 * 2 + 357_898_112 * 4.127 / 8),
+        ("float16", True, 136_134_656 * 2 + 357_898_112 * 4.127 / 8),
+        ("float32", True, 136_134_656 * 4 + 357_898_112 * 4.127 / 8),  # loaded as the rest of a float32 model is
     ],
 )
 def test_weights_by_hand(dtype: str, four_bit: bool, expected: float) -> None:
