@@ -156,6 +156,8 @@ WITHOUT_TEMPLATE = (
     "the rows are trained as they stand, without the model's chat template: asked through a chat, the model sees "
     "another prompt than it was trained on"
 )
+MEASURING, TRAINS = "measuring the model before training", "training"  # the stages with a batch in memory
+SMALLER = "smaller_layout"  # the rule of a reason in a plan whose first layout met the end of the memory
 MARK = "skill train mark 7f3a"  # stands in for an answer to find where a template puts it
 
 EXIT_USAGE, EXIT_DOES_NOT_FIT, EXIT_FAILED, EXIT_NOT_INSTALLED = 2, 3, 5, 7
@@ -283,10 +285,11 @@ def run(plan: dict[str, Any], folder: Path, *, resume: bool) -> None:
     if is_main_process():
         write_json(folder / "environment.json", environment(trainer, data))
     # Every process takes part in the checks: the loss is gathered from all, and one that is missing is waited for.
+    event("stage", text=MEASURING)
     checks = Checks(trainer, tokenizer, data, recipe)
     checks.before_training(resumed=checkpoint is not None, folder=folder)
 
-    event("stage", text="training")
+    event("stage", text=TRAINS)
     train(trainer, watch, recipe["seed"], checkpoint)
     event("stage", text=f"saving {tuned.name}/")
     save(trainer, tuned, base)
@@ -371,6 +374,70 @@ def wrong_launch(expected: str, got: str) -> Refused:
         got=got,
         hint="skill-train local starts it; by hand: accelerate launch with the arguments under `launch` in the plan",
     )
+
+
+# --- When memory ends: once more, with a smaller layout -------------------------------------------------------------
+
+
+def smaller_plan(plan: dict[str, Any], error: dict[str, Any], stage: str | None) -> dict[str, Any] | None:
+    """The plan for another try after `error`, with its reason; None where a smaller layout would not help.
+
+    Args:
+        error: of a training that ended for its memory.
+        stage: the last one that it told of. Before the model is there, and after it is trained, no batch needs memory.
+    """
+    placement = smaller_layout(plan["placement"]) if stage in (MEASURING, TRAINS) else None
+    if placement is None:
+        return None
+    reason = {
+        "rule": SMALLER,
+        "value": layout_words(placement),
+        "because": f"{error['message']}; it was {layout_words(plan['placement'])}",
+        "source": "this run",
+    }
+    return plan | {"placement": placement, "reasons": [*(plan.get("reasons") or []), reason]}
+
+
+def smaller_layout(placement: dict[str, Any]) -> dict[str, Any] | None:
+    """The next one in the planner's order that needs less memory: activations that are computed again, then fewer rows
+    at a time. Each step trains the same rows. None after the smallest."""
+    if not placement["gradient_checkpointing"]:
+        return placement | {"gradient_checkpointing": True}
+    rows = placement["per_device_train_batch_size"]
+    whole = rows * placement["gradient_accumulation_steps"]
+    fewer = next((count for count in range(rows // 2, 0, -1) if whole % count == 0), None)
+    if fewer is None:
+        return None
+    return placement | {"per_device_train_batch_size": fewer, "gradient_accumulation_steps": whole // fewer}
+
+
+def layout_words(placement: dict[str, Any]) -> str:
+    rows, times = placement["per_device_train_batch_size"], placement["gradient_accumulation_steps"]
+    return (
+        f"{rows} x {times} rows {'with' if placement['gradient_checkpointing'] else 'without'} gradient_checkpointing"
+    )
+
+
+def memory_ended(error: dict[str, Any], kills: int | None) -> bool:
+    """Whether a training certainly ended for its memory. One that was killed did not say so, and anybody may have
+    killed it.
+
+    Args:
+        kills: `kills_for_memory` from before it.
+    """
+    if error["code"] != "out_of_memory" or "SIGKILL" not in error["message"]:
+        return bool(error["code"] == "out_of_memory")
+    now = kills_for_memory()
+    return kills is not None and now is not None and now > kills
+
+
+def kills_for_memory() -> int | None:
+    """Processes that this computer has killed for its memory since it started; None where the system does not tell."""
+    try:
+        found = re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(encoding="utf-8"), re.MULTILINE)
+    except OSError:
+        return None
+    return int(found[1]) if found else None
 
 
 def prepare_environment(placement: dict[str, Any]) -> None:
@@ -2685,6 +2752,7 @@ def report(
             if path.is_file()
         },
         "saved_dtype": saved_type(tuned),
+        SMALLER: next((each for each in reversed(plan.get("reasons") or []) if each.get("rule") == SMALLER), None),
         "checks": checks.results,
         "example": checks.example()[:2000],
         "answer": checks.answer,
@@ -2916,6 +2984,7 @@ HELD = "being-kept"
 PAUSES = (1, 2, 4, 8, 16, 32, 64, 128, 128)  # seconds; together longer than the 300 of the Hub's rate limit
 REQUEST_SECONDS = 60.0  # to connect, to write, and for each read; huggingface_hub 2.4 sets no limit of its own
 MARKER = "kept.json"
+SMALLER_PLAN = "smaller_plan.json"  # what a further job of this run begins with
 PROOF = "training.json"  # in the repository, while it has no result
 RECORDS = ("train.json", "environment.json", "samples.jsonl", "held_out.jsonl", "metrics.jsonl", "train.log")
 RESULTS = ("adapter", "merged", *RECORDS, "train.failed.json")
@@ -2964,18 +3033,54 @@ def start_job(plan: dict[str, Any], kept: Path, *, rehearse: bool) -> None:
 
 def train_in_job(plan: dict[str, Any], path: Path, data: Path | None, work: Path, kept: Path) -> dict[str, Any] | None:
     """Trains in a child process, and keeps what it makes while it makes it. Returns why it failed, if it did."""
-    copy_file(path, work / "plan.json")
-    keeper = Keeper(work, kept, restore(kept, work))
-    with Child(child_command(plan, work, data), plan, work / "train.log") as child:
-        while child.running(KEEP_SECONDS):
-            keeper.look()
-        failure = how_it_failed(child, work)
-        keeper.look(last=True)
-        try:
-            keep_results(work, kept, failure)
-        except OSError as error:  # the push may still succeed; `require_kept` tells afterwards
-            tell("note", text=f"the results could not be kept: {error}")
+    plan = layout_that_was_left(plan, kept)
+    keeper, begun = Keeper(work, kept, restore(kept, work)), kills_for_memory()
+    for tried in (False, True):
+        put_json(work / "plan.json", plan)
+        with Child(child_command(plan, work, data), plan, work / "train.log") as child:
+            while child.running(KEEP_SECONDS):
+                keeper.look()
+            failure = how_it_failed(child, work)
+            keeper.look(last=True)
+            smaller = None if tried or child.stopped else after_memory(plan, failure, begun, child)
+            if smaller is None:
+                try:
+                    keep_results(work, kept, failure)
+                except OSError as error:  # the push may still succeed; `require_kept` tells afterwards
+                    tell("note", text=f"the results could not be kept: {error}")
+                break
+        plan = smaller
+        tell("note", text=once_more(plan))
+        with suppress(OSError):  # a further job would meet the same end of the memory first
+            put_json(kept / SMALLER_PLAN, plan)
     return failure
+
+
+def layout_that_was_left(plan: dict[str, Any], kept: Path) -> dict[str, Any]:
+    """The plan; where an earlier job of it went on with a smaller layout, with that one."""
+    smaller = read_marker(kept / SMALLER_PLAN)
+    same = smaller is not None and smaller.get("recipe_hash") == plan.get("recipe_hash")
+    return smaller if smaller is not None and same else plan
+
+
+def after_memory(
+    plan: dict[str, Any], failure: dict[str, Any] | None, kills: int | None, child: Child
+) -> dict[str, Any] | None:
+    """The plan of a second try; None where there is none."""
+    if failure is None or not memory_ended(failure["error"], kills):
+        return None
+    return smaller_plan(plan, failure["error"], last_stage(child.said()))
+
+
+def last_stage(said: str) -> str | None:
+    """The last stage that a training told of, in its output."""
+    lines = [line for line in said.splitlines() if line.startswith('{"event": "stage"')]
+    return str(json.loads(lines[-1])["text"]) if lines else None
+
+
+def once_more(plan: dict[str, Any]) -> str:
+    reason = plan["reasons"][-1]
+    return f"{reason['because']}; once more, with {reason['value']}"
 
 
 def child_command(plan: dict[str, Any], work: Path, data: Path | None) -> list[str]:

@@ -315,12 +315,12 @@ def summary(made: dict[str, Any]) -> dict[str, Any]:
 
 
 def actual(made: dict[str, Any], record: dict[str, Any]) -> dict[str, Any]:
-    """What was estimated beside what was measured."""
+    """What was estimated beside what was measured. Nothing was estimated of the smaller layout of a second try."""
     figures = record["figures"]
     peaks = figures["peak_memory_bytes"]
     device = made["placement"]["device"]
     measured = {"memory_bytes": peaks.get(device, peaks.get("rss")), "seconds": record["seconds"]}
-    estimates = made.get("estimates", {})
+    estimates = {} if record.get("smaller_layout") else made.get("estimates", {})
     return {
         key: {
             "low": estimates.get(key, {}).get("low"),

@@ -21,6 +21,7 @@ MOST_BYTES = 100_000_000  # the largest that we write takes a few MB; a tokenize
 # null, but not one of `_NEEDED`, and of objects and lists whose kind says what is in them only those of `_NULL`.
 _NEEDED = {"model", "data", "name", "file", "verdict", "prompt", "expected", "number", "state", "step", "row", "kind"}
 _NULL = {"columns", "target_modules", "modules_to_save", "answer", "gate", "effect", "data", "memory_bytes", "reasons"}
+_NULL |= {"smaller_layout"}
 _PART = {"low": float, "high": float, "basis": str}
 _DIGEST = {"bytes": int, "sha256": str}
 _FILES = {"*": _DIGEST}
@@ -54,6 +55,7 @@ _SHAPES: dict[str, dict[str, Any]] = {
     "train.json": {
         "outputs": _FILES, "checks": [_CHECK], "verdict": str, "recipe_hash": str, "steps": int, "example": str,
         "answer": {"prompt": str, "before": str, "after": str}, "seconds": float, "finished_at": str,
+        "smaller_layout": _REASON,
         "data": {"rows": int, "train_rows": int, "held_out_rows": int, "truncated_rows": int, "skipped_rows": int,
                  "tokens": int, "longest_row_tokens": int, "trained_token_share": float, "notes": list,
                  "repeated_rows": int, "repeated_groups": int, "held_out_trained": int, "held_out_asked": int},
