@@ -171,13 +171,14 @@ def _match_vocabulary(model: Any, adapter: Path) -> None:
     """PEFT (0.21) loads the saved embeddings of a resized vocabulary only into a model that was resized before."""
     from safetensors import safe_open
 
-    embedding = model.get_input_embeddings()
-    name = next(name for name, module in model.named_modules() if module is embedding)
-    saved = {f"base_model.model.{name}.{part}weight" for part in ("", "base_layer.", "token_adapter.base_layer.")}
+    sides = [side for side in (model.get_input_embeddings(), model.get_output_embeddings()) if side is not None]
+    names = [name for name, module in model.named_modules() if any(module is side for side in sides)]
+    parts = ("", "base_layer.", "token_adapter.base_layer.")
+    saved = {f"base_model.model.{name}.{part}weight" for name in names for part in parts}
     with safe_open(str(adapter / "adapter_model.safetensors"), framework="pt") as file:
         rows = {file.get_slice(key).get_shape()[0] for key in saved & set(file.keys())}
-    for count in rows - {len(embedding.weight)}:
-        model.resize_token_embeddings(count, mean_resizing=False)
+    if len(rows) == 1 and rows != {len(sides[0].weight)}:
+        model.resize_token_embeddings(rows.pop(), mean_resizing=False)
 
 
 def _transformers() -> Any:
