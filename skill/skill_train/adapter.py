@@ -147,6 +147,12 @@ def why_not_streamed(adapter: Adapter) -> list[str]:
     return reasons
 
 
+def whole_tensors(adapter: Adapter) -> dict[str, Stored]:
+    """What the adapter holds whole, by the base's name for it; of adapters of any method."""
+    plain = {_SAVED_TWICE.sub("", _BASE_LAYER.sub("", name.removeprefix(_PREFIX))): name for name in adapter.tensors}
+    return {name: adapter.tensors[tensor] for name, tensor in plain.items()}
+
+
 def pattern_value(pattern: dict[str, Any], module: str, default: Any) -> Any:
     """The value for a module from `rank_pattern` or `alpha_pattern`: the first key that matches its whole name or a
     tail of it as a regular expression (peft 0.21, `get_pattern_key`).

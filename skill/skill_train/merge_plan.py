@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from skill_train.adapter import Adapter, pattern_value
+from skill_train.adapter import Adapter, pattern_value, whole_tensors
 from skill_train.errors import UsageError
 from skill_train.lora_math import Change, embedding, linear, same, scaling
 from skill_train.shards import FLOAT_BYTES, Shard, Stored, same_bytes
@@ -339,6 +339,26 @@ def _new_vocabulary(rows: set[int]) -> int:
             "or train with both saved whole: modules_to_save of the embedding and the output head",
         )
     return rows.pop()
+
+
+def vocabulary_rows(base: Base, adapter: Adapter) -> tuple[int | None, bool]:
+    """Rows of the merged model's embedding, None when that has no name that we know; and whether it was trained whole.
+
+    Raises:
+        UsageError: the adapter has new rows for one of embedding and head, and the base does not tie them.
+    """
+    sides = [_rows(base.tensors, kind) for kind in (_EMBEDDINGS, _HEADS)]
+    saved = [_rows(whole_tensors(adapter), kind) for kind in (_EMBEDDINGS, _HEADS)]
+    after = [new or old for new, old in zip(saved, sides, strict=True)]
+    if any(saved) and all(after) and not _find_tie(base, base.tensors):
+        _new_vocabulary(set().union(*after))
+    known = saved[0] or saved[1] or sides[0]
+    whole = any(_last_module(name) in _EMBEDDINGS for name in adapter.replaced.keys() - adapter.shared)
+    return (next(iter(known)) if len(known) == 1 else None), whole
+
+
+def _rows(tensors: dict[str, Stored], kind: tuple[str, ...]) -> set[int]:
+    return {stored.shape[0] for name, stored in tensors.items() if _last_module(name) in kind and stored.shape}
 
 
 def is_conv1d(base: Base, name: str) -> bool:
