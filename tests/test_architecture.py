@@ -54,8 +54,8 @@ COMPOSERS = {
 ENTRY = "cli"
 COMMANDS = {"cli_cloud", "cli_export", "cli_local", "cli_skills"}  # each composes nothing: it calls a composer
 PURE = {
-    "candidates", "cloud_budget", "dataset_card", "devices", "diff", "estimate", "estimate_files", "estimate_report",
-    "estimate_time", "facts", "first_rows", "formats", "job_figures", "job_spec", "job_story", "launch",
+    "candidates", "cloud_budget", "dataset_card", "devices", "diff", "estimate", "estimate_files", "estimate_modules",
+    "estimate_report", "estimate_time", "facts", "first_rows", "formats", "job_figures", "job_spec", "job_story", "launch",
     "llama_architectures", "methods", "model_arithmetic", "model_card", "model_config", "money", "placement", "plan",
     "recipe", "report_figures", "report_files", "report_quality", "report_records", "report_same", "report_text",
     "rubric",
@@ -95,13 +95,14 @@ FLOOR: dict[str, set[str]] = {
     "dataset": {"errors", "facts", "formats", "recipe", "resources", "row_check", "rows"},
     "tokens": {"facts", "machine", "resources", "run_dir"},
     "devices": {"facts"},
-    "estimate": {"facts"},
-    "estimate_time": {"devices", "estimate", "facts"},
+    "estimate_modules": {"facts"},
+    "estimate": {"estimate_modules", "facts"},
+    "estimate_time": {"devices", "estimate", "estimate_modules", "facts"},
     "estimate_files": {"devices", "estimate", "facts", "reference_kinds"},
     "reference_kinds": set(),
     "placement": {"errors", "estimate", "estimate_time", "facts"},
     "candidates": {"errors", "estimate", "estimate_files", "estimate_time", "facts", "money", "placement"},
-    "estimate_report": {"candidates", "estimate", "estimate_files", "facts"},
+    "estimate_report": {"candidates", "estimate", "estimate_files", "estimate_modules", "facts"},
     "rubric": {"candidates", "errors", "facts", "placement"},
     "machine": {"facts", "machine_linux", "machine_mac", "machine_nvidia", "machine_probe"},
     "machine_probe": set(),

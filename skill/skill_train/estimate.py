@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from skill_train.estimate_modules import adapter_parameters, kept_by_mlp, module_widths, widths
 from skill_train.facts import ModelFacts
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -169,12 +170,6 @@ def _computed_with(model: ModelFacts, step: MicroStep, parameters: int) -> Part:
     return Part("copies", copies, copies, f"autocast's copies of the linear layers in {step.dtype}")
 
 
-def adapter_parameters(model: ModelFacts, target_modules: Iterable[str], lora_r: int) -> int:
-    """Parameters of the adapter: r x (inputs + outputs) for each target of each layer (Hu et al. 2021, LoRA)."""
-    widths = sum(sum(_module_widths(model, target)) for target in target_modules)
-    return lora_r * widths * (model.layers or 0)
-
-
 def trained_bytes(model: ModelFacts, step: MicroStep) -> float:
     """What is trained, as it is saved: the adapter, or every weight."""
     if step.full:
@@ -186,36 +181,6 @@ def _adapter_bytes(step: MicroStep) -> int:
     """Of a parameter of the adapter: float32. TRL 1.16 makes that of a 4-bit base bfloat16, and `train.py` keeps it so
     where bfloat16 is computed in; without it, float32 again."""
     return 2 if step.four_bit and step.dtype == "bfloat16" else 4
-
-
-def _module_widths(model: ModelFacts, name: str) -> tuple[int, int]:
-    """`(inputs, outputs)` of a linear layer by its usual name; a name that is not known counts as the MLP's."""
-    h, q, kv, f = _widths(model)
-    known = {
-        "q_proj": (h, q),
-        "k_proj": (h, kv),
-        "v_proj": (h, kv),
-        "o_proj": (q, h),
-        "out_proj": (q, h),
-        "dense": (q, h),
-        "qkv_proj": (h, q + 2 * kv),
-        "query_key_value": (h, q + 2 * kv),
-        "c_attn": (h, 3 * h),
-        "gate_up_proj": (h, 2 * f),
-        "down_proj": (f, h),
-        "fc2": (f, h),
-        "c_proj": (h + f, 2 * h),  # GPT-2 calls two layers so: after the attention and after the MLP
-    }
-    return known.get(name, (h, f))
-
-
-def _widths(model: ModelFacts) -> tuple[int, int, int, int]:
-    """Hidden size, width of all queries, of all keys, and of the MLP that one token passes."""
-    h = model.hidden_size or 0
-    heads = model.heads or 1
-    head = model.head_dim or h // heads
-    f = model.intermediate_size or 4 * h
-    return h, heads * head, (model.kv_heads or heads) * head, f * (model.experts_per_token or 1)
 
 
 def _adapter(model: ModelFacts, step: MicroStep) -> Part:
@@ -232,7 +197,7 @@ def _activations(model: ModelFacts, step: MicroStep) -> Part:
     layer whole (Chen et al. 2016; Korthikanti et al. 2022, table 2, for the same sum with every weight trained)."""
     layers, size = model.layers or 0, BYTES[step.dtype]
     stream = 4 if step.mixed else size  # between layers: float32 weights make it so
-    h, _, _, f = _widths(model)
+    h, _, _, f = widths(model)
     layer = step.tokens * layer_bytes_per_token(model, step)
     backward = step.tokens * size * (2 * f + 4 * h)  # gradients in flight through one layer
     ends = step.tokens * h * (4 + size)  # the embedding's output and the last norm
@@ -246,14 +211,14 @@ def _activations(model: ModelFacts, step: MicroStep) -> Part:
 
 def layer_bytes_per_token(model: ModelFacts, step: MicroStep) -> float:
     """Bytes that one layer keeps for one token, without attention scores."""
-    h, q, kv, f = _widths(model)
+    h, q, kv, f = widths(model)
     size = BYTES[step.dtype]
     gemma = model.model_type.startswith("gemma") and model.model_type != "gemma"
     normed = 2 * h * (2 if gemma else 1)
     # Some normalize each head's queries and keys too.
     heads_normed = q + kv if model.model_type.startswith(("qwen3", "gemma3")) else 0
     attention = size * (2 * q + 2 * kv) + 4 * (model.heads or 0)
-    kept = 4 * (normed + heads_normed) + attention + size * 3 * f
+    kept = 4 * (normed + heads_normed) + attention + size * kept_by_mlp(model) * f
     if not step.full:
         return kept + _adapter_inputs(model, step)
     # A norm that trains keeps its result before the weight, in the type of what it normalizes; gemma's in float32. The
@@ -271,7 +236,7 @@ def _adapter_inputs(model: ModelFacts, step: MicroStep) -> float:
     """
     size = BYTES[step.dtype]
     ranks = len(step.target_modules) * step.lora_r * size
-    inputs = [(_input_of(target), _module_widths(model, target)[0]) for target in step.target_modules]
+    inputs = [(_input_of(target), module_widths(model, target)[0]) for target in step.target_modules]
     if not step.lora_dropout and step.dtype == "float32":
         return ranks + size * sum(width for name, width in set(inputs) if name != "attention output")
     dropout = 0 if not step.lora_dropout else 1 if step.device == "cuda" else 4

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from skill_train.candidates import QUANTS, Candidate
-from skill_train.estimate import Part, Range, adapter_parameters, total, trained_bytes
+from skill_train.estimate import Part, Range, total, trained_bytes
 from skill_train.estimate_files import (
     convert_bytes,
     disk_bytes,
@@ -15,6 +15,7 @@ from skill_train.estimate_files import (
     tokens_per_second,
     verify_bytes,
 )
+from skill_train.estimate_modules import adapter_parameters
 from skill_train.facts import MachineFacts, ModelFacts
 
 OFFERS = 5  # flavors that a plan lists beside the one it takes

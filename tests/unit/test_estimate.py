@@ -9,14 +9,8 @@ import pytest
 
 import models
 from skill_train import estimate
-from skill_train.estimate import (
-    MicroStep,
-    adapter_parameters,
-    layer_bytes_per_token,
-    total,
-    trained_bytes,
-    training_memory,
-)
+from skill_train.estimate import MicroStep, layer_bytes_per_token, total, trained_bytes, training_memory
+from skill_train.estimate_modules import adapter_parameters
 from skill_train.facts import ModelFacts
 from skill_train.resources import train_module
 
@@ -36,6 +30,33 @@ def test_adapter_parameters_as_peft_counts_them() -> None:
     Hugging Face's fine-tuning guides, 2024): 16 x (2 x 8192 + 2 x 5120 + 3 x 18432) x 32."""
     every = (*QKVO, "gate_proj", "up_proj", "down_proj")
     assert adapter_parameters(LLAMA, every, 16) == 41_943_040
+
+
+@pytest.mark.parametrize("name", ["embed_tokens", "lm_head"])
+def test_an_embedding_and_a_head_stand_in_a_model_once(name: str) -> None:
+    """Llama 3.1 8B: 128,256 words of 4096 numbers, rank 8: 8 x 132,352 in all 32 layers together."""
+    assert adapter_parameters(LLAMA, (name,), 8) == 8 * (128_256 + 4096) == 1_058_816
+    assert adapter_parameters(LLAMA, (*QKVO, name), 8) == 1_058_816 + 8 * 32 * (2 * 8192 + 2 * 5120)
+
+
+@pytest.mark.parametrize(
+    ("name", "hidden", "inner", "kept"),
+    [("gpt_neox", 1024, 4096, 1), ("gpt2", 768, 3072, 4), ("phi", 2560, 10240, 4), ("starcoder2", 3072, 12288, 1)],
+)
+def test_an_mlp_without_a_gate_keeps_what_its_function_needs(name: str, hidden: int, inner: int, kept: int) -> None:
+    """Pythia 410M and StarCoder2 3B: the input of torch's gelu. GPT-2 and Phi-2: four terms of `gelu_new`."""
+    gpt2 = models.recorded_model("gpt2")
+    shape = {
+        "hidden_size": hidden,
+        "intermediate_size": inner,
+        "heads": hidden // 64,
+        "kv_heads": hidden // 64,
+        "head_dim": 64,
+    }
+    model = dataclasses.replace(gpt2, model_type=name, **shape)
+    bare = dataclasses.replace(STEP, target_modules=())
+    norms, attention = 2 * hidden * 4, 2 * 4 * hidden + 4 * (model.heads or 0)
+    assert layer_bytes_per_token(model, bare) == norms + attention + 2 * kept * inner
 
 
 def test_the_adapter_and_its_optimizer_by_hand() -> None:
