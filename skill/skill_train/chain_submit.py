@@ -166,6 +166,8 @@ def _order(asked: Asked, made: dict[str, Any], account: Account) -> Order:
     """The plan with its repository and its data, and the price that was known last; the checks ask for today's."""
     place = preflight.namespace(account, asked.namespace) if account.state == "valid" else account.name
     staged = staging.stage(Path(made["recipe"]["data"])) if preflight.local_data(made) else None
+    if staged is not None:
+        staging.require_no_secrets(staged)
     offer = _kept_offer(made["flavor"])
     price = None if offer is None else offer.usd_per_hour
     return Order(_with_repository(made, asked, place), place, price, staged, asked.data_repo, asked.max_cost)

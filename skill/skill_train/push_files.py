@@ -7,19 +7,21 @@ import os
 import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from skill_train import cloud_record
 from skill_train.errors import UsageError, VerificationFailed
+from skill_train.outgoing import secret_in
 from skill_train.recipe import to_yaml
 from skill_train.run_dir import RunDir, file_digest, read_json
-from skill_train.token_text import holds_token
 
 PARTS = ("gguf", "adapter", "merged")
 _RECORDS = "skill-train"
 _QUOTING = ("example", "answer", "answers", "examples", "side_by_side")  # keys of records that hold rows of the data
-_TEXT_BYTES = 20_000_000  # larger files are weights, which nobody writes a token into
+# What may leave of an adapter's or a model's folder: weights that hold no code, settings and tokenizers, and words.
+_KINDS = {".safetensors", ".gguf", ".json", ".jinja", ".txt", ".md", ".yaml", ".model", ".tiktoken", ".vocab", ".bpe"}
+_STATEMENTS = {"LICENSE", "LICENCE", "NOTICE", "COPYING", "USE_POLICY"}
 
 
 @dataclass(frozen=True)
@@ -124,15 +126,44 @@ def evaluation_of(run: RunDir, files: list[PushFile]) -> dict[str, Any] | None:
     return found
 
 
-def token_in(files: list[PushFile]) -> str | None:
-    """The name of a file that holds what looks like a token of the Hub; None when there is none."""
+def secret_in_files(files: list[PushFile]) -> tuple[str, str] | None:
+    """`(name of a file, what it seems to hold)`, also in its name; None when nothing is found."""
     for file in files:
-        if file.size > _TEXT_BYTES:
-            continue
-        data = file.content if file.content is not None else file.source.read_bytes() if file.source else b""
-        if holds_token(data.decode("latin-1")):  # every byte is a letter of it
-            return file.path
+        found = secret_in(file.path.encode("utf-8", "replace"))
+        if found is None:
+            content = file.content if file.content is not None else file.source
+            found = None if content is None else secret_in(content)
+        if found is not None:
+            return file.path, found
     return None
+
+
+def may_leave(name: str) -> bool:
+    """Whether a file of this name is one of a model or an adapter; no hidden one, no program, no pickle."""
+    last = PurePosixPath(name).name
+    hidden = any(part.startswith(".") for part in PurePosixPath(name).parts)
+    return not hidden and (last.upper().split(".")[0] in _STATEMENTS or PurePosixPath(last).suffix.lower() in _KINDS)
+
+
+def without_others(files: list[PushFile], include: tuple[str, ...]) -> tuple[list[PushFile], list[str]]:
+    """The files that may leave, and the names of those that only `include` sends.
+
+    Raises:
+        UsageError: it names what is not there.
+    """
+    names = {file.path for file in files}
+    unknown = [name for name in include if name not in names]
+    others = [file.path for file in files if not may_leave(file.path)]
+    if unknown:
+        raise UsageError(
+            f"--include {unknown[0]}: there is no such file among what is pushed",
+            code="missing_file",
+            expected=", ".join(others[:8]) or "nothing: every file is sent anyway",
+            got=unknown[0],
+            hint="name it as it lies in the part that is pushed, or leave --include out",
+        )
+    left = [name for name in others if name not in include]
+    return [file for file in files if file.path not in left], left
 
 
 def _files(folder: Path) -> list[Path]:

@@ -1,7 +1,7 @@
 """Local data on its way into a job: exactly its files in a folder of their own, under a name made of their content.
 
 Of a folder these are the files that `datasets` 5.2 reads there (`load_from_disk`), by the names in its own records.
-What else lies in it stays here, and a link that leads out of it is refused: it could bring any file of this machine along.
+What else lies in it stays here, and a link that leads out of it is refused: it could bring any file along.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from skill_train.errors import UsageError
+from skill_train.outgoing import secret_in
 from skill_train.run_dir import file_digest
 
 _MOUNT = "/dataset"
@@ -55,6 +56,20 @@ def stage(data: Path) -> Staged:
         left_out = [name for name in there if name not in own]
     content = json.dumps({name: file_digest(path)["sha256"] for name, path in files.items()}, sort_keys=True)
     return Staged(files, f"data-{hashlib.sha256(content.encode()).hexdigest()[:16]}", tuple(left_out))
+
+
+def require_no_secrets(staged: Staged) -> None:
+    """Raises:
+    UsageError: a file holds a token of the Hub, which a job would train on and every reader of its data would have.
+    """
+    for name, path in staged.files.items():
+        if secret_in(path) == "a token of the Hub":
+            raise UsageError(
+                f"{name} holds what looks like a token of the Hub, so nothing is sent",
+                code="secret_found",
+                expected="data without tokens",
+                hint="take the row out, and revoke the token at https://huggingface.co/settings/tokens",
+            )
 
 
 def _files_in(folder: Path) -> list[str]:

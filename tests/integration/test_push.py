@@ -249,6 +249,56 @@ def test_what_is_refused(
     assert not [key for key, found in hub.repositories.items() if "first-q8_0.gguf" in found.at("main")]
 
 
+TOKEN = "hf_" + "a1B2c3D4" * 4
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("extra.json", json.dumps({"log": f"login\n{TOKEN}"})),
+        ("extra.json", json.dumps({"log": json.dumps(f"login\t{TOKEN}")})),
+        ("tokenizer.json", '{"words": "' + "word " * 4_200_000 + f'", "x": "{TOKEN}"}}'),
+        (f"{TOKEN}.json", "{}"),
+        ("tokens.txt", "hf_oauth_eyJh.eyJz-dWIi_OiJh.c2ln-bmF0dXJl"),
+        ("extra.safetensors", f'{{"__metadata__": {{"by": "me\\n{TOKEN}"}}}}' + "\0" * 99),
+    ],
+    ids=["newline", "tab", "21 MB", "name", "signed in", "metadata"],
+)
+def test_a_token_goes_nowhere_however_it_is_written(
+    hub: Hub, tmp_path: Path, run: Path, name: str, content: str
+) -> None:
+    (run / "adapter" / name).write_text(content)
+    done, answer, said = _push(hub, tmp_path / "home", run, "--repo", "me/tickets")
+    assert (done, answer["error"]["code"]) == (2, "secret_found") and TOKEN not in said
+    assert hub.repositories == {}
+
+
+def test_only_files_of_a_model_leave(hub: Hub, tmp_path: Path, run: Path) -> None:
+    kept = ("evil.py", "optimizer.pt", "adapter_model.bin", "evil.pkl", ".env", "sub/.netrc", "rows.parquet", "run.sh")
+    for name in kept:
+        (run / "adapter" / name).parent.mkdir(exist_ok=True)
+        (run / "adapter" / name).write_bytes(b"import os")
+    (run / "adapter" / "LICENSE").write_text("as it is")
+    code, answer, _ = _push(hub, tmp_path / "home", run, "--repo", "me/tickets")
+    assert (code, set(answer["data"]["left_out"])) == (0, {f"adapter/{name}" for name in kept})
+    assert [w["code"] for w in answer["warnings"]] == ["left_out"]
+    there = hub.repositories["model", "me/tickets"].at("main")
+    assert not [name for name in there for other in kept if name.endswith(other)] and "adapter/LICENSE" in there
+    said = ("--part", "adapter", "--include", "evil.py", "--dry-run")
+    _, answer, _ = _push(hub, tmp_path / "home", run, "--repo", "me/tickets", *said)
+    assert "evil.py" in {file["path"] for file in answer["data"]["files"]}
+    assert answer["next"] == [f"skill-train push {run} --repo me/tickets --part adapter --include evil.py"]
+    code, answer, _ = _push(hub, tmp_path / "home", run, "--repo", "me/tickets", "--include", "evli.py")
+    assert (code, answer["error"]["code"], "adapter/evil.py" in answer["error"]["expected"]) == (
+        2,
+        "missing_file",
+        True,
+    )
+    (run / "adapter" / "evil.py").write_text(f"login({TOKEN!r})")
+    code, answer, _ = _push(hub, tmp_path / "home", run, "--repo", "me/tickets", "--include", "adapter/evil.py")
+    assert (code, answer["error"]["code"]) == (2, "secret_found")
+
+
 def test_files_that_were_not_verified_are_said_to_be(hub: Hub, tmp_path: Path, run: Path) -> None:
     file = run / "gguf" / "first-q8_0.gguf"
     file.write_bytes(file.read_bytes()[:-1] + b"x")

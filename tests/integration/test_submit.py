@@ -168,6 +168,18 @@ def test_a_folder_sends_what_its_format_names_and_no_link(
     assert sent == own
 
 
+@pytest.mark.parametrize("more", [("--yes",), ("--backend", "skypilot"), ("--backend", "colab"), ("--dry-run",)])
+def test_a_token_in_the_data_is_sent_nowhere(hub: Hub, call: Any, here: Path, more: tuple[str, ...]) -> None:
+    first, *rows = (here / ROWS).read_text().splitlines()
+    row = json.loads(first)
+    name = list(row)[-1]
+    row[name] = f"{row[name]}\n{'hf_' + 'a1B2c3D4' * 4}"
+    (here / ROWS).write_text("\n".join([json.dumps(row), *rows]) + "\n")
+    done = call(*SAID, "--max-steps", "2", *more)
+    assert done.error == (2, "secret_found") and "a1B2c3D4" not in done.stdout + done.stderr
+    assert hub.jobs_created == 0 and not (here / "runs").exists()
+
+
 def _names_in_notebook(path: Path) -> set[str]:
     cells = json.loads(path.read_text())["cells"]
     [cell] = [cell for cell in cells if "files" in cell["metadata"].get("tags", [])]
