@@ -3472,11 +3472,30 @@ def hub() -> Any:
     def client() -> Any:
         made = default_client_factory()
         made.timeout = REQUEST_SECONDS
+        made.event_hooks = {**made.event_hooks, "response": [*made.event_hooks["response"], stay_here]}
         return made
 
     set_client_factory(client)
     disable_progress_bars()
     return HfApi()
+
+
+def stay_here(response: Any) -> None:
+    """What is pushed follows no redirect to another host, and none that would lose it on the way."""
+    request = response.request
+    if request.method in ("GET", "HEAD") or not response.has_redirect_location:
+        return
+    target = request.url.join(response.headers["location"])
+    same = all(getattr(target, part) == getattr(request.url, part) for part in ("scheme", "host", "port"))
+    if not same or response.status_code not in (307, 308):
+        raise Refused(
+            "the Hub sent a request that carries something to another place, so it was not sent",
+            code="redirected",
+            exit_code=EXIT_NO_ACCESS,
+            expected=f"an answer of {request.url.host}",
+            got=f"status {response.status_code}, to {target.copy_with(query=None)}",
+            hint="check HF_ENDPOINT and the proxy, then start the run again",
+        )
 
 
 def asked(question: Callable[[], Any], repo: str) -> Any:
