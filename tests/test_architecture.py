@@ -57,8 +57,8 @@ PURE = {
     "candidates", "cloud_budget", "dataset_card", "devices", "diff", "estimate", "estimate_files", "estimate_modules",
     "estimate_report", "estimate_time", "facts", "first_rows", "formats", "job_figures", "job_spec", "job_story", "launch",
     "llama_architectures", "methods", "model_arithmetic", "model_card", "model_config", "money", "placement", "plan",
-    "recipe", "report_figures", "report_files", "report_quality", "report_records", "report_same", "report_text",
-    "rubric",
+    "push_records", "recipe", "report_figures", "report_files", "report_quality", "report_records", "report_same",
+    "report_text", "rubric",
 }  # fmt: skip
 IMPURE = {
     "asyncio", "datetime", "glob", "http", "multiprocessing", "os", "platform", "random", "secrets", "shutil", "signal",
@@ -134,7 +134,8 @@ FLOOR: dict[str, set[str]] = {
     "model_card": set(),
     "push_access": {"errors", "hub_account", "hub_push", "hub_repository"},
     "outgoing": {"token_text"},
-    "push_files": {"cloud_record", "errors", "outgoing", "recipe", "run_dir"},
+    "push_records": set(),
+    "push_files": {"cloud_record", "errors", "outgoing", "push_records", "recipe", "run_dir"},
     "jobs": {"errors", "hub_client", "job_spec"},
     "job_figures": {"records"},
     "job_story": {"errors", "facts", "records"},

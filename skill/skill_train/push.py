@@ -18,10 +18,12 @@ from skill_train.push_files import (
     evaluation_of,
     files_of,
     proof_of,
+    records_of,
     secret_in_files,
     whole_models,
     without_others,
 )
+from skill_train.push_records import published
 from skill_train.run_dir import RunDir, open_run, read_json, write_record
 
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -54,10 +56,12 @@ def push(
     if others:
         named = ", ".join(others[:8])
         console.warn("left_out", f"not of a model or an adapter, so not pushed: {named}; --include sends one")
-    proof = proof_of(folder, files)
+    proof, evaluation = proof_of(folder, files), evaluation_of(folder, files)
+    files += records_of(folder, proof, evaluation)
     if "gguf" in parts and proof is None:
-        console.warn("not_verified", f"these GGUF files were not verified: skill-train verify {run}")
-    files.append(_card(folder, target, parts, plan, files, base, on_hub, proof, private=not public))
+        again = f"skill-train verify {shlex.quote(str(run))}"
+        console.warn("not_verified", f"not each of these GGUF files was verified as it is now: {again}")
+    files.append(_card(folder, target, parts, plan, files, base, on_hub, proof, evaluation, private=not public))
     _refuse_secrets(files)
     data = {
         "repo": target,
@@ -117,6 +121,7 @@ def _card(
     base: str,
     on_hub: bool,
     proof: dict[str, Any] | None,
+    evaluation: dict[str, Any] | None,
     *,
     private: bool,
 ) -> PushFile:
@@ -136,8 +141,8 @@ def _card(
         recipe=recipe,
         recipe_hash=plan["recipe_hash"],
         training=read_json(run.record("train")),
-        proof=proof,
-        evaluation=evaluation_of(run, files),
+        proof=None if proof is None else published("verify", proof),
+        evaluation=evaluation,
         private=private,
         ggufs={name: file.stat().st_size for name, file in whole_models(run, files).items()},
     )
