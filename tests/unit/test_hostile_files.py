@@ -111,6 +111,30 @@ def test_a_key_that_is_missing_is_named_with_its_file(tmp_path: Path) -> None:
         ("plan.json", {"launch": {"arguments": ["--module", "evil"], "environment": {}}}, "starts something else"),
         ("plan.json", {"launch": {"arguments": ["evil.py"], "environment": {}}}, "starts something else"),
         ("plan.json", {"launch": {"arguments": [], "environment": {"LD_PRELOAD": "x"}}}, "LD_PRELOAD"),
+        # Each of these loads a library, writes a file, reads settings, or speaks to another host.
+        *(
+            ("plan.json", {"launch": {"arguments": [], "environment": {name: "x.so"}}}, name)
+            for name in (
+                "NCCL_NET_PLUGIN",
+                "NCCL_TUNER_PLUGIN",
+                "NCCL_PROFILER_PLUGIN",
+                "NCCL_CONF_FILE",
+                "NCCL_TOPO_FILE",
+                "NCCL_DEBUG_FILE",
+                "NCCL_COMM_ID",
+                "OMP_TOOL_LIBRARIES",
+                "PET_LOG_DIR",
+                "TORCH_NCCL_DEBUG_INFO_TEMP_FILE",
+                "GLOO_DEVICE_TRANSPORT",
+                "ACCELERATE_USE_FSDP",
+                "PET_RDZV_ENDPOINT",
+                "PATH",
+                "PYTHONPATH",
+                "nccl_debug",
+            )
+        ),
+        ("plan.json", {"launch": {"arguments": [], "environment": {"NCCL_DEBUG": "x.so"}}}, "NCCL_DEBUG"),
+        ("plan.json", {"launch": {"arguments": [], "environment": {"NCCL_ALGO": "Ring\n"}}}, "NCCL_ALGO"),
         ("train.json", {"outputs": {"/etc/passwd": {"bytes": 1, "sha256": ""}}}, "outside of the run directory"),
         ("train.json", {"outputs": {"adapter/../../x": {"bytes": 1, "sha256": ""}}}, "outside of the run directory"),
         ("train.json", {"outputs": {"adapter/x": {"bytes": 1}}}, "no sha256"),
