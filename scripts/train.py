@@ -8,6 +8,8 @@
 #   "datasets==5.2.0",
 #   "accelerate==1.15.0",
 #   "huggingface_hub==2.4.0",
+#   "sentencepiece==0.2.3",
+#   "protobuf==7.36.2",
 # ]
 # ///
 """Fine-tunes a model exactly as a plan says: a LoRA adapter, or every weight. The same bytes run on a laptop and in a
@@ -1062,8 +1064,11 @@ def read_tokenizer(model: str, revision: str | None) -> Any:
     )  # not transformers.AutoTokenizer: the converter has another there
 
     tokenizer = AutoTokenizer.from_pretrained(model, revision=revision, trust_remote_code=False)
-    published = None if follows_its_file(tokenizer) else tokenizer_file(model, revision)
-    if published is not None:
+    published = tokenizer_file(model, revision, "tokenizer.json")
+    pieces = tokenizer_file(model, revision, "tokenizer.model") if published is None else None
+    if pieces is not None:
+        return by_scores(tokenizer, pieces)
+    if published is not None and not follows_its_file(tokenizer):
         tokenizer = as_published(tokenizer, published, model, revision)
     return with_prefix_of_llama_cpp(tokenizer)
 
@@ -1073,12 +1078,54 @@ def follows_its_file(tokenizer: Any) -> bool:
     return type(tokenizer).__name__ == "TokenizersBackend" or not tokenizer.is_fast
 
 
-def tokenizer_file(model: str, revision: str | None) -> str | None:
-    """The path of tokenizer.json; None when the model has none."""
+def tokenizer_file(model: str, revision: str | None, name: str) -> str | None:
+    """The path of a file of the tokenizer; None when the model has none of that name."""
     from transformers.utils import cached_file
 
     missing = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
-    return cached_file(model, "tokenizer.json", revision=revision, **missing)  # type: ignore[no-any-return]
+    return cached_file(model, name, revision=revision, **missing)  # type: ignore[no-any-return]
+
+
+def by_scores(tokenizer: Any, file: str) -> Any:
+    """The tokenizer of a tokenizer.model alone, as llama.cpp reads that: pieces are put together by their scores, and a
+    space stands before text where the file says so. transformers 5.23 goes by ids, and by the class for the space."""
+    from sentencepiece import sentencepiece_model_pb2
+    from tokenizers import decoders, models, normalizers
+
+    said = sentencepiece_model_pb2.ModelProto.FromString(Path(file).read_bytes())
+    if not tokenizer.is_fast or said.trainer_spec.model_type != said.trainer_spec.BPE:
+        return tokenizer
+    before = {text: ids_of(tokenizer, text) for text in PROBES}
+    vocab = {piece.piece: number for number, piece in enumerate(said.pieces)}
+    unknown = next((piece.piece for piece in said.pieces if piece.type == piece.UNKNOWN), None)
+    bytes_too = any(piece.type == piece.BYTE for piece in said.pieces)
+    backend = tokenizer.backend_tokenizer
+    backend.model = models.BPE(
+        vocab=vocab, merges=merges_of(said, vocab), unk_token=unknown, fuse_unk=True, byte_fallback=bytes_too
+    )
+    space = said.normalizer_spec.add_dummy_prefix
+    steps = [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    backend.normalizer, backend.pre_tokenizer = normalizers.Sequence(steps if space else steps[1:]), None
+    joined = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    backend.decoder = decoders.Sequence(joined if space else joined[:-1])
+    differing = next((text for text, ids in before.items() if ids_of(tokenizer, text) != ids), None)
+    if differing is not None:
+        tokenizer.read_as = (
+            f"the tokenizer is read from tokenizer.model by the scores of its pieces, which is how llama.cpp reads it: "
+            f"transformers' {type(tokenizer).__name__} gives {differing!r} other ids"
+        )
+    return tokenizer
+
+
+def merges_of(said: Any, vocab: dict[str, int]) -> list[tuple[str, str]]:
+    """Every way to put a piece together from two others, best score first."""
+    found = []
+    for piece in said.pieces:
+        if piece.type == piece.NORMAL:
+            parts = ((piece.piece[:cut], piece.piece[cut:]) for cut in range(1, len(piece.piece)))
+            found += [(-piece.score, left, right) for left, right in parts if left in vocab and right in vocab]
+    found.sort(key=lambda merge: merge[0])
+    return [(left, right) for _, left, right in found]
 
 
 def as_published(tokenizer: Any, file: str, model: str, revision: str | None) -> Any:

@@ -165,15 +165,22 @@ def _plain_config(file: Path, changes: dict[str, Any]) -> dict[str, Any] | None:
         return None
     plain = {key: value for key, value in config.items() if key != "auto_map"}
     if file.name == "tokenizer_config.json":
-        plain |= _prefix_of(file.with_name("tokenizer.json"))
+        plain |= _prefix_of(file.with_name("tokenizer.json"), file.with_name("tokenizer.model"))
+    if file.name == "config.json":
+        plain |= convertible.as_published(config)
     if file.name == "adapter_config.json":
         plain |= changes
     return plain if plain != config else None
 
 
-def _prefix_of(file: Path) -> dict[str, bool]:
+def _prefix_of(file: Path, pieces: Path) -> dict[str, bool]:
     """Whether a sentencepiece vocabulary puts a space before text. tokenizer.json decides that for the training, and
-    `add_prefix_space` of tokenizer_config.json for the converter."""
+    without it tokenizer.model; for the converter it is `add_prefix_space` of tokenizer_config.json."""
+    if not file.is_file() and pieces.is_file():
+        from sentencepiece import sentencepiece_model_pb2
+
+        proto = sentencepiece_model_pb2.ModelProto.FromString(pieces.read_bytes())
+        return {"add_prefix_space": bool(proto.normalizer_spec.add_dummy_prefix)}
     said = read_json(file) if file.is_file() else {}
     model = said.get("model") or {}
     if model.get("type") != "BPE" or not model.get("byte_fallback"):
