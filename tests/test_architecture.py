@@ -54,8 +54,9 @@ COMPOSERS = {
 ENTRY = "cli"
 COMMANDS = {"cli_cloud", "cli_export", "cli_local", "cli_skills"}  # each composes nothing: it calls a composer
 PURE = {
-    "candidates", "cloud_budget", "dataset_card", "devices", "diff", "estimate", "estimate_files", "estimate_modules",
-    "estimate_report", "estimate_time", "facts", "first_rows", "formats", "job_figures", "job_spec", "job_story", "launch",
+    "candidates", "cloud_budget", "convertible", "dataset_card", "devices", "diff", "estimate", "estimate_files",
+    "estimate_modules", "estimate_report", "estimate_time", "facts", "first_rows", "formats", "job_figures", "job_spec",
+    "job_story", "launch",
     "llama_architectures", "methods", "model_arithmetic", "model_card", "model_config", "money", "placement", "plan",
     "push_records", "recipe", "report_figures", "report_files", "report_quality", "report_records", "report_same",
     "report_text", "rubric",
@@ -111,8 +112,9 @@ FLOOR: dict[str, set[str]] = {
     "machine_mac": {"facts", "machine_linux", "machine_probe"},
     "machine_nvidia": {"facts", "machine_probe"},
     "llama_architectures": set(),
+    "convertible": {"llama_architectures"},
     "model_arithmetic": set(),
-    "model_config": {"facts", "llama_architectures", "model_arithmetic"},
+    "model_config": {"convertible", "facts", "model_arithmetic"},
     "causal_types": set(),
     "lora_targets": set(),
     "model": {"errors", "facts", "model_config"},

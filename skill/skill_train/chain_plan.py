@@ -240,6 +240,13 @@ def _blocked(made: dict[str, Any]) -> DecisionNeeded:
     )
 
 
+def warn_of_export(console: Console, made: dict[str, Any]) -> None:
+    """What cannot be had from this training, said before it."""
+    why = made["facts"]["model"].get("not_convertible")
+    if why:
+        console.warn("not_convertible", f"{why}; training and merging work, and export-gguf refuses this model")
+
+
 def _warn_of_few(console: Console, recipe: dict[str, Any], rows: int) -> None:
     """What `evaluate` can say depends on how many rows it has."""
     fraction = recipe["held_out_fraction"]
@@ -259,6 +266,7 @@ def _result(
     epochs = next((reason for reason in made["reasons"] if reason["rule"] == "epochs"), None)
     if epochs is not None and float(epochs["value"]) > _MANY_EPOCHS:
         console.warn("many_epochs", f"this is {epochs['value']} epochs: {epochs['because']}; TRL's default is 3")
+    warn_of_export(console, made)
     _warn_of_few(console, made["recipe"], made["facts"]["dataset"]["rows"])
     if made["recipe"]["format"] in BARE and made["facts"]["model"]["has_chat_template"]:
         console.warn("without_template", train_module().WITHOUT_TEMPLATE)

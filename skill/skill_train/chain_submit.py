@@ -25,7 +25,7 @@ from skill_train import (
 )
 from skill_train import recipe as recipes
 from skill_train.chain_follow import look
-from skill_train.chain_plan import decided, load_recipe, local_plan, require_no_blockers, require_room
+from skill_train.chain_plan import decided, load_recipe, local_plan, require_no_blockers, require_room, warn_of_export
 from skill_train.cloud_answer import Asked, Checked
 from skill_train.cloud_budget import Budget
 from skill_train.cloud_order import Order, Sent
@@ -314,6 +314,7 @@ def _kept_offer(name: str) -> Flavor | None:
 
 
 def _warn(console: Console, order: Order, found: Budget, there: tuple[str, ...]) -> None:
+    warn_of_export(console, order.plan)
     if found.tight and found.seconds is not None:
         console.warn(
             "tight_timeout",

@@ -80,6 +80,7 @@ def convert(
     """
     started = time.monotonic()
     _check_files(model, outtype)
+    converter.require_convertible(model, toolchain)
     inputs = model_digests(model)
     options = {"name": name, "outtype": outtype}
     if done := finished_record(record, inputs=inputs, options=options):

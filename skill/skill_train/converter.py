@@ -19,7 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from skill_train import convertible
 from skill_train.errors import DecisionNeeded, NativeCrash, NotInstalled, SkillTrainError, UsageError, died_of_memory
+from skill_train.model import read_config
+from skill_train.model_config import text_config
 from skill_train.resources import train_program
 from skill_train.run_dir import read_json, watch_memory, write_text
 from skill_train.toolchain import Toolchain
@@ -39,6 +42,41 @@ class _Failure:
     model: Path
     line: str
     found: tuple[str, ...]
+
+
+def require_convertible(model: Path, toolchain: Toolchain) -> None:
+    """Refuses by `config.json` alone what `plan` warned of; nothing is written or started for it.
+
+    Args:
+        model: the folder, or that of the base whose merged weights will be converted.
+
+    Raises:
+        UsageError: the converter does not know the architecture, or llama.cpp computes it in another way.
+    """
+    config = read_config(model)
+    text = text_config(config)
+    known, files = toolchain.architectures(), {path.name for path in model.iterdir()}
+    why = convertible.why_not(text, config, known, files)
+    if why is None:
+        return
+    name = convertible.architecture(text, config)
+    words = f"{model} cannot become a GGUF file: {why}"
+    instead = "use the adapter or the merged model with transformers or vLLM: skill-train merge RUN; for GGUF files "
+    if name not in known:
+        raise UsageError(
+            words,
+            code="unsupported_architecture",
+            expected="an architecture that this llama.cpp can run",
+            got=str(name),
+            hint=instead + "choose another base, or a newer llama-cpp-python: pip install -U llama-cpp-python",
+        )
+    raise UsageError(
+        words,
+        code="not_convertible",
+        expected="a model that llama.cpp computes as transformers does, with the files that its converter reads",
+        got=str(name),
+        hint=instead + "choose another base, or a whole folder of this one",
+    )
 
 
 @contextlib.contextmanager

@@ -41,6 +41,7 @@ def read_model(folder: Path, *, weights_needed: bool = True) -> ModelFacts:
         stored=stored,
         fingerprint=fingerprint(folder),
         has_chat_template=_has_chat_template(folder),
+        files={path.name for path in folder.iterdir()},
     )
     return dataclasses.replace(found, at_hand=lacking is None)
 
