@@ -1049,7 +1049,34 @@ def load_tokenizer(recipe: dict[str, Any]) -> Any:
         tokenizer = read_tokenizer(recipe["model"], recipe["revision"])
     if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
         raise no_tokenizer(recipe["model"], "a vocabulary", f"{len(tokenizer)} special tokens and nothing else")
+    require_one_vocabulary(recipe["model"], recipe["revision"], tokenizer)
     return tokenizer
+
+
+def require_one_vocabulary(model: str, revision: str | None, tokenizer: Any) -> None:
+    """Refuses a tokenizer.model of another vocabulary than the tokenizer.json beside it. The latter is trained, and of
+    most families that have both, llama.cpp's converter reads the former."""
+    pieces = tokenizer_file(model, revision, "tokenizer.model")
+    if pieces is None or tokenizer_file(model, revision, "tokenizer.json") is None:
+        return
+    try:
+        from sentencepiece import SentencePieceProcessor
+
+        said = SentencePieceProcessor(model_file=pieces)
+    except (ImportError, RuntimeError):
+        return  # it is not of sentencepiece, which the converter reads it with, or nothing here reads it
+    vocabulary, added = tokenizer.get_vocab(), tokenizer.added_tokens_decoder
+    marks = (said.is_control, said.is_unknown, said.is_unused, said.is_byte)
+    for number in range(said.get_piece_size()):
+        piece = said.id_to_piece(number)
+        if vocabulary.get(piece) != number and number not in added and not any(is_mark(number) for is_mark in marks):
+            raise Refused(
+                f"tokenizer.model and tokenizer.json of {model} hold different vocabularies",
+                code="tokenizers_differ",
+                expected="one vocabulary: tokenizer.json is trained, and llama.cpp's converter reads tokenizer.model",
+                got=f"{piece!r} is {number} in tokenizer.model and {vocabulary.get(piece)} in tokenizer.json",
+                hint="bring back the files that the model was published with, or take the one away that is not of it",
+            )
 
 
 def read_tokenizer(model: str, revision: str | None) -> Any:
