@@ -162,11 +162,8 @@ def dataset_facts(console: Console, recipe: Recipe, about: ModelFacts) -> Datase
     `skill-train data`, else a range."""
     if Path(recipe.data).exists() or not rows.is_id(recipe.data):
         found = dataset.scan(recipe)
-        if (column := dataset.unread_media(recipe, found.columns)) is not None:
-            left = f"the column {column!r} holds pictures, sounds or films, which are not read"
-            console.warn(
-                "pictures", f"{left}: the recipe names the columns of the text, and the model learns that alone"
-            )
+        if (media := dataset.unread_media(recipe, found.columns)) is not None:
+            console.warn("pictures", media)
         first: Sequence[dict[str, Any]] = dataset.first_rows_of(recipe)
     else:
         from skill_train import hub_dataset

@@ -177,11 +177,15 @@ def first_format(recipe: Recipe, first: Sequence[dict[str, Any]]) -> Found:
 
 
 def unread_media(recipe: Recipe, columns: dict[str, str]) -> str | None:
-    """A column with pictures, sounds or films that the recipe leaves out by naming the others."""
+    """What to say of a column with pictures, sounds or films that the recipe leaves out by naming the others."""
     if not recipe.columns:
         return None
     found = Found(recipe.format or "", columns, "")
-    return next((name for row in first_rows_of(recipe) if (name := media_beside(row, found)) is not None), None)
+    column = next((name for row in first_rows_of(recipe) if (name := media_beside(row, found)) is not None), None)
+    if column is None:
+        return None
+    left = f"the column {column!r} holds pictures, sounds or films, which are not read"
+    return f"{left}: the recipe names the columns of the text, and the model learns that alone"
 
 
 def first_rows_of(recipe: Recipe) -> list[dict[str, Any]]:

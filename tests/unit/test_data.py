@@ -227,7 +227,7 @@ def test_the_method_decides_the_exit_code(
 def test_a_guess_is_called_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, answer = _data(capsys, _jsonl(tmp_path, {"Frage": "q", "Antwort": "a"}))
     assert code == 0
-    assert [warning["code"] for warning in answer["warnings"]] == ["guessed_mapping"]
+    assert [warning["code"] for warning in answer["warnings"]] == ["guessed_mapping", "needs_mapping"]
 
 
 def test_a_column_that_the_first_row_lacks_is_not_forgotten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
