@@ -23,10 +23,9 @@ from skill_train.row_check import checker
 from skill_train.run_dir import file_digest
 from skill_train.survey import Count
 
-
 _UNMAPPED = (
-    "plan and local refuse these columns as they are: put the recipe lines of methods.sft into a recipe, or write a mapped "
-    "copy with --fix"
+    "plan and local refuse these columns as they are: put the recipe lines of methods.sft into a recipe, or write a "
+    "mapped copy with --fix"
 )
 
 
