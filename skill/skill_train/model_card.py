@@ -228,4 +228,4 @@ def _word(value: Any) -> str:
 def _licence(facts: CardFacts) -> str:
     if facts.licence is None:
         return f"Not known: {facts.licence_reason}. Look at the base before you pass this model on."
-    return f"`{facts.licence}`, that of the base ({facts.licence_reason})."
+    return f"`{_word(facts.licence)}`, that of the base ({facts.licence_reason})."

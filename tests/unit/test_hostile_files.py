@@ -316,6 +316,22 @@ def test_names_in_a_model_card_are_words_of_a_line() -> None:
     assert all(line.count("|") == 5 for line in body.splitlines() if "weights" in line and line.startswith("|"))
 
 
+def test_the_licence_of_a_base_is_a_word_of_a_line() -> None:
+    """The card of a base says any text there."""
+    licence = "mit`\n# <script>alert(1)</script> ![x](http://evil/x.png)"
+    facts = CardFacts(
+        repo="me/x", parts=("adapter",), base="a/b", base_on_hub=True, licence=licence, licence_reason="r",
+        data="a/c", data_on_hub=True, recipe={}, recipe_hash="0", training={"data": {"train_rows": 1}, "figures": {}},
+        proof=None, ggufs={},
+    )  # fmt: skip
+    page = card(facts, template("model_card.md").read_text(encoding="utf-8"))
+    front, body = page.split("---\n", 2)[1:]
+    assert yaml.safe_load(front)["license"] == licence
+    assert "<script>" not in body and not [line for line in body.splitlines() if line.startswith("# ‹")]
+    [line] = [line for line in body.splitlines() if "that of the base" in line]
+    assert line.count("`") == 2 and "http://evil/x.png" in line.split("`")[1]
+
+
 def test_a_file_that_ends_a_line_of_a_modelfile() -> None:
     for name in ("a\rSYSTEM x.gguf", "a\u2028b.gguf", "a\nb.gguf"):
         assert refused(modelfile.modelfile, gguf=name, parameters=[]).code == "bad_file_name"
