@@ -1,4 +1,4 @@
-"""The modules of a decoder by their usual names: their widths, and what an adapter or a whole copy of them holds. Pure."""
+"""The modules of a decoder by their usual names: their widths, and what an adapter or a whole copy of them holds."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from skill_train.facts import ModelFacts
 EMBEDDINGS = ("embed_tokens", "wte", "embed_in", "word_embeddings")
 HEADS = ("lm_head", "embed_out", "output_projection")
 # MLPs of two layers and no gate, with what their activation function keeps, in widths of the MLP. torch's own functions
-# keep their input; `gelu_new` of transformers is written out and keeps four terms. Read off transformers 5.23's MLPs with
-# `torch.autograd.graph.saved_tensors_hooks` (2026-11-24).
+# keep their input; `gelu_new` of transformers is written out and keeps four terms. Read off the MLPs of transformers
+# 5.23 with `torch.autograd.graph.saved_tensors_hooks` (2026-11-24).
 GATELESS = {
-    "arcee": 1, "biogpt": 1, "bloom": 1, "falcon": 1, "gpt_bigcode": 1, "gpt_neox": 1, "mpt": 1, "nemotron": 1, "opt": 1,
-    "persimmon": 1, "starcoder2": 1, "xglm": 1, "codegen": 4, "gpt2": 4, "gptj": 4, "phi": 4,
+    "arcee": 1, "biogpt": 1, "bloom": 1, "falcon": 1, "gpt_bigcode": 1, "gpt_neox": 1, "mpt": 1, "nemotron": 1,
+    "opt": 1, "persimmon": 1, "starcoder2": 1, "xglm": 1, "codegen": 4, "gpt2": 4, "gptj": 4, "phi": 4,
 }  # fmt: skip
 _GATED = 3  # the gate's result, what the activation function makes of it, and what it is multiplied with
 

@@ -20,8 +20,9 @@ import tiny_vocab
 from skill_train import native, reference, toolchain
 from skill_train.convert import convert
 from skill_train.errors import UsageError, VerificationFailed
+from skill_train.lora_targets import TARGETS
 from skill_train.model import read_model
-from skill_train.plan import TARGETS, TEXT_OF_VISION
+from skill_train.plan import TEXT_OF_VISION
 
 SAME = 1e-5  # of mean KL in nats, in f32: equal computations differ by 3e-8 at most
 IDS = [464, 3290, 318, 922, 287, 262, 1110, 290, 2740, 546, 340]
