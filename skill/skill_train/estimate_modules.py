@@ -15,6 +15,13 @@ GATELESS = {
     "arcee": 1, "biogpt": 1, "bloom": 1, "falcon": 1, "gpt_bigcode": 1, "gpt_neox": 1, "mpt": 1, "nemotron": 1,
     "opt": 1, "persimmon": 1, "starcoder2": 1, "xglm": 1, "codegen": 4, "gpt2": 4, "gptj": 4, "phi": 4,
 }  # fmt: skip
+# Decoders for which transformers 5.23 has no fused attention (`_supports_sdpa` of the class): train.py takes the one
+# that is written out.
+EAGER = (
+    "bloom", "codegen", "deepseek_v4", "flint", "gemma2", "gpt_neo", "gpt_neox_japanese", "gpt_oss", "gptj",
+    "granite_swa", "granitemoe_swa", "hy_v4", "mimo_v2_flash", "mpt", "openai-gpt", "vaultgemma", "xglm",
+)  # fmt: skip
+CAPPED_SCORES = ("gemma2", "vaultgemma")  # whose tanh keeps its result too
 _GATED = 3  # the gate's result, what the activation function makes of it, and what it is multiplied with
 
 
@@ -69,3 +76,20 @@ def adapter_parameters(model: ModelFacts, target_modules: Iterable[str], lora_r:
         times(model, target) * (lora_r * sum(module_widths(model, target)) + dora * module_widths(model, target)[1])
         for target in target_modules
     )
+
+
+def saved_parameters(model: ModelFacts, name: str) -> int:
+    """Parameters of a module that trains whole beside the adapter, in all the places where its name ends so."""
+    h, q, kv, f = widths(model)
+    leaf = name.rsplit(".", 1)[-1]
+    if "norm" in leaf or leaf.startswith("ln_"):
+        return h * (1 + 2 * (model.layers or 0))
+    blocks = {"mlp": (2 if model.model_type in GATELESS else 3) * h * f, "self_attn": 2 * h * (q + kv)}
+    inputs, outputs = module_widths(model, leaf)
+    return times(model, leaf) * blocks.get(leaf, inputs * outputs)
+
+
+def largest_linear(model: ModelFacts) -> int:
+    """Numbers of the largest matrix of a layer: of the MLP or of the queries. Experts are looked at one by one."""
+    h, q, _, _ = widths(model)
+    return h * max(q, model.intermediate_size or 4 * h)
