@@ -22,6 +22,7 @@ from skill_train.resources import train_module
 from skill_train.row_check import checker
 from skill_train.run_dir import file_digest
 from skill_train.survey import Count
+from skill_train.text_encoding import rewriting_command
 
 _UNMAPPED = (
     "plan and local refuse these columns as they are: put the recipe lines of methods.sft into a recipe, or write a "
@@ -232,6 +233,8 @@ def _mend(subject: Subject, counted: Counted, otherwise: str) -> str:
     masked, lengths = counted.problems["fully_masked"], counted.lengths
     if masked is not None and lengths is not None and masked.refused == len(lengths.counted):
         return f"raise --max-length: the longest row has {lengths.longest} tokens"
+    if subject.seen.problems["not_utf8"].refused and (command := rewriting_command(Path(subject.recipe.data))):
+        return command
     return _fix_command(subject) if subject.check is not None and subject.seen.usable else otherwise
 
 
@@ -241,8 +244,10 @@ def _impossible(subject: Subject) -> UsageError:
     others = [name for name, verdict in subject.verdicts.items() if verdict.verdict != "impossible"]
     if subject.method != "sft":
         error.expected = "the columns of that method, as references/datasets.md has them"
-    if others:
-        error.hint = shlex.join(["skill-train", "data", subject.recipe.data, "--method", others[0]])
+    if "sft" in others:
+        error.hint = shlex.join(["skill-train", "data", subject.recipe.data, "--method", "sft"])
+    elif others:
+        error.hint = f"another dataset; this one is for {', '.join(others)}, and {ONLY_SFT.partition(';')[0]}"
     return error
 
 
