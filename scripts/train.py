@@ -60,6 +60,7 @@ import random
 import re
 import shutil
 import signal
+import stat
 import struct
 import subprocess
 import sys
@@ -271,6 +272,7 @@ def run(plan: dict[str, Any], folder: Path, *, resume: bool) -> None:
     tuned = folder / TUNED[recipe["finetuning_type"]]
     check_optimizer(recipe)
     event("stage", text="reading the data")
+    check_base(recipe)
     tokenizer = load_tokenizer(recipe)
     checkpoint = newest_checkpoint(folder / "checkpoints") if resume else None
     data = load_data(recipe, tokenizer, recorded_split(folder, checkpoint))
@@ -325,6 +327,10 @@ def load_plan(path: Path) -> dict[str, Any]:
     if tuning not in TUNED:
         raise Refused("recipe.finetuning_type is unknown", code="bad_plan", expected=" or ".join(TUNED), got=tuning)
     check_batch(plan["recipe"], plan["placement"])
+    attention = plan["placement"]["attn_implementation"]
+    if attention not in ATTENTION:  # the name of a repository would be fetched from the Hub and run
+        expected = " or ".join(ATTENTION)
+        raise Refused("placement.attn_implementation is unknown", code="bad_plan", expected=expected, got=attention)
     return plan
 
 
@@ -446,6 +452,7 @@ def prepare_environment(placement: dict[str, Any]) -> None:
     """Before any library is imported: no telemetry, and MPS falls back to the CPU for operators it lacks."""
     for name in ("HF_HUB_DISABLE_TELEMETRY", "DISABLE_TELEMETRY", "DO_NOT_TRACK"):
         os.environ[name] = "1"
+    block_hub_kernels()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     # Threads that spin while they wait take the processor from each other on a busy machine: 10 times slower, measured.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -1026,6 +1033,265 @@ def chat(messages: Any, tools: Any, prompt_messages: int) -> dict[str, Any]:
     return {"kind": "chat", "messages": cleaned, "tools": tools or None, "prompt_messages": prompt_messages}
 
 
+# --- A model folder from elsewhere ----------------------------------------------------------------------------------
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+# What libraries read of a model folder, by name, with the most bytes of each: several times the largest published one.
+FOREIGN_JSON = {
+    **dict.fromkeys(("config.json", "generation_config.json", "adapter_config.json", "chat_template.json"), 1 << 24),
+    **dict.fromkeys(("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"), 1 << 26),
+    **dict.fromkeys(("tokenizer.json", "vocab.json", INDEX), 1 << 28),
+}
+FOREIGN_BYTES = {".jinja": 1 << 22, ".model": 1 << 27, ".tiktoken": 1 << 27, ".txt": 1 << 27}
+DEEPEST = 64  # lists and objects in each other; the deepest published config has 6
+MOST_DIGITS = 40  # `model_max_length` of many tokenizers is 10**30
+ATTENTION = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flash_attention_4", "flex_attention")
+EXPERTS = ("eager", "grouped_mm", "batched_mm")
+# Keys that transformers 5.23 takes the name of code from, or of another file to load, with the values that name neither.
+NAMES_OF_CODE: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("attn_implementation", "_attn_implementation", "_attn_implementation_internal"), ATTENTION),
+    **dict.fromkeys(("experts_implementation", "_experts_implementation", "_experts_implementation_internal"), EXPERTS),
+    **dict.fromkeys(
+        ("kernel_config", "use_kernels", "allow_all_kernels", "custom_generate", "transformers_weights"), ()
+    ),
+}
+
+
+def check_model(folder: Path) -> None:
+    """Refuses a model folder that leads libraries to other files than its own, before one of them reads it.
+
+    Raises:
+        Refused: a file is a device, a pipe, a link to elsewhere, too large, or no sound JSON; or the index names files
+            that are no safetensors files of this folder.
+    """
+    check_files(folder)
+    weight_files(folder)
+
+
+def check_base(recipe: dict[str, Any]) -> None:
+    """As `check_model`, of the model of a plan. One on the Hub is known by its config and its index: they name all that
+    is fetched after them."""
+    if Path(recipe["model"]).is_dir():
+        return check_model(Path(recipe["model"]))
+    found = [model_file(recipe["model"], recipe["revision"], name) for name in ("config.json", INDEX)]
+    for file in filter(None, found):
+        check_files(Path(file).parent)
+        if Path(file).name == INDEX:
+            index_names(Path(file))
+    return None
+
+
+def check_files(folder: Path) -> None:
+    """As `check_model`, of any folder of such files: an adapter, a tokenizer."""
+    if not folder.is_dir():
+        return
+    for path in sorted(folder.iterdir()):
+        check_file(path, folder)
+    for name in FOREIGN_JSON:
+        if (folder / name).is_file():
+            document = foreign_json(folder / name)
+            if name.endswith("config.json"):
+                check_settings(document, folder / name)
+
+
+def check_settings(document: Any, path: Path) -> None:
+    """Refuses settings that name code to fetch and run, at any depth. `auto_map` and `custom_pipelines` stay: they are
+    followed with trust_remote_code only, which is off everywhere."""
+    for holder in objects_in(document):
+        for key, allowed in NAMES_OF_CODE.items():
+            said = holder.get(key)
+            for value in said.values() if isinstance(said, dict) else [said]:
+                if value and not (isinstance(value, str) and value in allowed):
+                    raise Refused(
+                        f"{path} names code to load: {key}",
+                        code="names_code",
+                        expected=" or ".join(allowed) or f"no {key}",
+                        got=repr(value)[:200],
+                        hint=f"take {key} out of the file if you trust the rest of the model",
+                    )
+
+
+def objects_in(document: Any) -> Iterator[dict[str, Any]]:
+    """Every object of a document, the outer before the inner."""
+    waiting = [document]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, dict):
+            yield value
+        if isinstance(value, (dict, list)):
+            waiting += value.values() if isinstance(value, dict) else value
+
+
+def block_hub_kernels() -> None:
+    """Before transformers is imported: its integrations fetch compiled code from the Hub through the package `kernels`,
+    for a kind of attention, of experts or of quantization that a config names. Without the package they do not."""
+    sys.modules["kernels"] = None  # type: ignore[assignment]
+
+
+def check_regular(path: Path) -> None:
+    """No pipe, device or socket. What is missing is told by whoever needs it."""
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise not_a_file(path, str(error)) from None
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        raise not_a_file(path, KINDS.get(stat.S_IFMT(mode), "something else"))
+
+
+def check_file(path: Path, folder: Path) -> None:
+    """A regular file of this folder, or a link to one: into the folder, or to the `blobs` of its Hub cache."""
+    check_regular(path)
+    if not path.is_file():
+        return
+    target = path.resolve()
+    if path.is_symlink() and not any(target.is_relative_to(root) for root in roots_of(folder)):
+        raise Refused(
+            f"{path} is a link that leads out of its folder",
+            code="link_outside",
+            expected="files of the folder itself, or links of the Hub's cache into its blobs",
+            got=os.readlink(path),
+            hint="if you trust it, copy the file itself into the folder",
+        )
+    most = FOREIGN_JSON.get(path.name) or FOREIGN_BYTES.get(path.suffix)
+    if most is not None and path.stat().st_size > most:
+        raise Refused(
+            f"{path} is too large to be what its name says",
+            code="broken_model",
+            expected=f"at most {most} bytes",
+            got=f"{path.stat().st_size} bytes",
+            hint="download the model again",
+        )
+
+
+KINDS = {
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFSOCK: "a socket",
+}
+
+
+def roots_of(folder: Path) -> list[Path]:
+    """Where the files of a model folder may lie: in it, and in the blobs beside a snapshot of the Hub's cache."""
+    real = folder.resolve()
+    cache = real.parent.parent
+    in_cache = real.parent.name == "snapshots" and cache.name.startswith("models--")
+    return [real, *([cache / "blobs"] if in_cache else [])]
+
+
+def not_a_file(path: Path, got: str) -> Refused:
+    return Refused(
+        f"{path} is no file that can be read",
+        code="not_a_file",
+        expected="a regular file",
+        got=got,
+        hint="download the model again",
+    )
+
+
+def read_foreign(path: Path, most: int) -> bytes:
+    """The bytes of a regular file. A pipe is never waited for, and a device never read."""
+    number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    with open(number, "rb") as file:
+        found = os.fstat(number)
+        if not stat.S_ISREG(found.st_mode):
+            raise not_a_file(path, KINDS.get(stat.S_IFMT(found.st_mode), "something else"))
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise unsound(path, f"it has more than {most} bytes")
+    return content
+
+
+def foreign_json(path: Path) -> Any:
+    """A JSON document that somebody else wrote.
+
+    Raises:
+        Refused: no UTF-8, no JSON, a number of too many digits, or nested too deep.
+    """
+    most = FOREIGN_JSON.get(path.name, FOREIGN_JSON["config.json"])
+    try:
+        document = json.loads(read_foreign(path, most).decode("utf-8"), parse_int=whole_number)
+    except (ValueError, RecursionError) as error:
+        raise unsound(path, f"it is not JSON: {error}") from None
+    if depth_of(document) > DEEPEST:
+        raise unsound(path, f"its values are nested more than {DEEPEST} deep")
+    return document
+
+
+def whole_number(digits: str) -> int:
+    if len(digits) > MOST_DIGITS:
+        raise ValueError(f"a number of {len(digits)} digits")
+    return int(digits)
+
+
+def depth_of(document: Any) -> int:
+    """Of lists and objects in each other, counted up to one more than `DEEPEST`."""
+    level, depth = [document], 0
+    while depth <= DEEPEST:
+        level = [value for value in level if isinstance(value, (dict, list))]
+        if not level:
+            break
+        depth += 1
+        level = [part for value in level for part in (value.values() if isinstance(value, dict) else value)]
+    return depth
+
+
+def unsound(path: Path, why: str) -> Refused:
+    return Refused(
+        f"{path} cannot be read: {why}",
+        code="broken_model",
+        expected="a JSON file as transformers writes it",
+        got=why[:300],
+        hint="download it again",
+    )
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files that transformers loads the weights from: the single one, or those that the index names. They need not
+    be there.
+
+    Raises:
+        Refused: the index names a file outside the folder or of another kind, or both are there and do not agree.
+    """
+    if not (folder / INDEX).is_file():
+        return [folder / SINGLE]
+    names = index_names(folder / INDEX)
+    if (folder / SINGLE).is_file() and names != [SINGLE]:
+        raise bad_index(folder, f"{SINGLE}, and an index that names {names[0]}", "one of the two, or the same in both")
+    return [folder / name for name in names]
+
+
+def index_names(index: Path) -> list[str]:
+    """The files that an index names, each once: plain names of safetensors files, never a path or a pickle."""
+    document = foreign_json(index)
+    weight_map = document.get("weight_map") if isinstance(document, dict) else None
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise bad_index(index.parent, "no weight_map", "file names by tensor name")
+    bad = next((name for name in weight_map.values() if not is_plain_name(name)), None)
+    if bad is not None or None in weight_map.values():
+        expected = "names of safetensors files in the same folder"
+        raise bad_index(index.parent, repr(bad)[:200], expected)
+    return sorted(set(weight_map.values()))
+
+
+def is_plain_name(name: Any) -> bool:
+    if not isinstance(name, str) or not name.endswith(".safetensors"):
+        return False
+    return not any(mark in name for mark in ("/", "\\", "\0")) and not name.startswith(".")
+
+
+def bad_index(folder: Path, got: str, expected: str) -> Refused:
+    return Refused(
+        f"{folder / INDEX} does not name the weights of this folder",
+        code="broken_safetensors",
+        expected=expected,
+        got=got,
+        hint="download the model again",
+    )
+
+
 # --- Tokens and labels: what is fed, and what of it is trained ------------------------------------------------------
 
 
@@ -1043,6 +1309,7 @@ def has_tokenizer(folder: Path) -> bool:
 
 def load_tokenizer(recipe: dict[str, Any]) -> Any:
     """The model's own. Without its files transformers makes an empty one of the model's type, and says nothing."""
+    check_files(Path(recipe["model"]))
     if Path(recipe["model"]).is_dir() and not has_tokenizer(Path(recipe["model"])):
         raise no_tokenizer(recipe["model"], f"one of {', '.join(TOKENIZERS)} in the model folder", "none of them")
     with readable(recipe["model"]):
@@ -1056,8 +1323,8 @@ def load_tokenizer(recipe: dict[str, Any]) -> Any:
 def require_one_vocabulary(model: str, revision: str | None, tokenizer: Any) -> None:
     """Refuses a tokenizer.model of another vocabulary than the tokenizer.json beside it. The latter is trained, and of
     most families that have both, llama.cpp's converter reads the former."""
-    pieces = tokenizer_file(model, revision, "tokenizer.model")
-    if pieces is None or tokenizer_file(model, revision, "tokenizer.json") is None:
+    pieces = model_file(model, revision, "tokenizer.model")
+    if pieces is None or model_file(model, revision, "tokenizer.json") is None:
         return
     try:
         from sentencepiece import SentencePieceProcessor
@@ -1091,8 +1358,8 @@ def read_tokenizer(model: str, revision: str | None) -> Any:
     )  # not transformers.AutoTokenizer: the converter has another there
 
     tokenizer = AutoTokenizer.from_pretrained(model, revision=revision, trust_remote_code=False)
-    published = tokenizer_file(model, revision, "tokenizer.json")
-    pieces = tokenizer_file(model, revision, "tokenizer.model") if published is None else None
+    published = model_file(model, revision, "tokenizer.json")
+    pieces = model_file(model, revision, "tokenizer.model") if published is None else None
     if pieces is not None:
         return by_scores(tokenizer, pieces)
     if published is not None and not follows_its_file(tokenizer):
@@ -1105,8 +1372,8 @@ def follows_its_file(tokenizer: Any) -> bool:
     return type(tokenizer).__name__ == "TokenizersBackend" or not tokenizer.is_fast
 
 
-def tokenizer_file(model: str, revision: str | None, name: str) -> str | None:
-    """The path of a file of the tokenizer; None when the model has none of that name."""
+def model_file(model: str, revision: str | None, name: str) -> str | None:
+    """The path of one file of a model, fetched where need be; None when the model has none."""
     from transformers.utils import cached_file
 
     missing = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
@@ -1900,6 +2167,16 @@ def attention_kernel(recipe: dict[str, Any], placement: dict[str, Any]) -> str:
     return "eager"
 
 
+def config_with(model: str, revision: str | None, attention: str) -> Any:
+    """The model's config with our kernel in every part: a kernel that config.json names would be taken before one that
+    is given to from_pretrained (transformers 5.23)."""
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(model, revision=revision, trust_remote_code=False)
+    config._attn_implementation = attention
+    return config
+
+
 def load_model(recipe: dict[str, Any], placement: dict[str, Any]) -> Any:
     import torch
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig
@@ -1919,8 +2196,8 @@ def load_model(recipe: dict[str, Any], placement: dict[str, Any]) -> Any:
         model = AutoModelForCausalLM.from_pretrained(
             recipe["model"],
             revision=recipe["revision"],
+            config=config_with(recipe["model"], recipe["revision"], attention_kernel(recipe, placement)),
             dtype=dtype,
-            attn_implementation=attention_kernel(recipe, placement),
             quantization_config=quantization,
             trust_remote_code=False,
             use_safetensors=True,
@@ -2725,8 +3002,9 @@ class Checks:
         self.trainer.model.zero_grad()
         self.trainer.optimizer.state.clear()
         kernel = model.config._attn_implementation
+        config = config_with(str(folder), None, kernel)
         return AutoModelForCausalLM.from_pretrained(
-            folder, dtype=model.dtype, attn_implementation=kernel, trust_remote_code=False, use_safetensors=True
+            folder, config=config, dtype=model.dtype, trust_remote_code=False, use_safetensors=True
         ).to(model.device)
 
     def prompt(self) -> tuple[str, list[int]]:
@@ -2778,6 +3056,7 @@ def probe(plan: dict[str, Any]) -> dict[str, Any]:
     recipe, placement = plan["recipe"], plan["placement"]
     if placement["threads"]:
         torch.set_num_threads(placement["threads"])
+    check_base(recipe)
     model = load_model(recipe, {**placement, "dtype": "float32"})
     size = model.config.get_text_config().vocab_size
     ids = torch.randint(0, size, (1, 128), generator=torch.manual_seed(0)).to(placement["device"])

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from skill_train.errors import UsageError
+from skill_train.model_files import require_sound_files
 from skill_train.resources import train_module
 from skill_train.run_dir import read_json
 from skill_train.shards import FLOAT_BYTES, Stored, read_shard, read_tensor, same_bytes
@@ -186,6 +187,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
             got="no such folder" if not folder.is_dir() else f"no {CONFIG}",
             hint="give the run's adapter/ folder, or the one that PEFT's save_pretrained wrote",
         )
+    require_sound_files(folder)
     config = read_json(folder / CONFIG)
     if not isinstance(config, dict):
         raise _bad_field(folder, "the document", config, "an object")

@@ -17,14 +17,13 @@ from skill_train.resources import train_module
 from skill_train.run_dir import digests, read_json, write_text
 from skill_train.shards import INDEX
 
-_READ = {*TOKENIZER, "config.json", "generation_config.json", "chat_template.jinja"}  # by programs that check them
 _TEMPLATE = "chat_template.jinja"
 
 
 def companion_files(folder: Path) -> list[Path]:
     """The files that go along with a model: what `train.files_of_base` takes, but for links that lead elsewhere."""
     found: list[Path] = train_module().files_of_base(folder)
-    return [path for path in found if path.name in _READ or _is_own(path, folder)]
+    return [path for path in found if _is_own(path, folder)]
 
 
 def model_digests(folder: Path) -> dict[str, dict[str, Any]]:
@@ -99,10 +98,7 @@ def chat_template(folder: Path) -> str | None:
 def _is_own(path: Path, folder: Path) -> bool:
     """It lies in the folder, or is a link to the `blobs` of the Hub's cache. Another link could bring in any file of
     this machine, and a push would publish it."""
-    roots = [folder.resolve()]
-    if folder.parent.name == "snapshots":
-        roots.append(folder.parent.parent.resolve() / "blobs")
-    return any(path.resolve().is_relative_to(root) for root in roots)
+    return any(path.resolve().is_relative_to(root) for root in train_module().roots_of(folder))
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from skill_train import convertible
 from skill_train.errors import DecisionNeeded, NativeCrash, NotInstalled, SkillTrainError, UsageError, died_of_memory
 from skill_train.model import read_config
 from skill_train.model_config import text_config
+from skill_train.model_files import weight_files
 from skill_train.resources import train_program
 from skill_train.run_dir import read_json, watch_memory, write_text
 from skill_train.toolchain import Toolchain
@@ -89,8 +90,10 @@ def without_code(model: Path, **changes: Any) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="skill-train-") as folder:
         view = Path(folder) / (model.resolve().name or "model")
         view.mkdir()
+        loaded = weight_files(model)
         for entry in sorted(model.iterdir()):
-            if entry.suffix == ".py" or entry.name.startswith("."):
+            other = entry.suffix == ".safetensors" and loaded[0].exists() and entry not in loaded
+            if other or entry.suffix == ".py" or entry.name.startswith("."):
                 continue
             plain = _plain_config(entry, changes) if entry.name.endswith("config.json") else None
             if plain is None:

@@ -15,6 +15,7 @@ from typing import Any
 from skill_train.address_space import require_room_for_torch
 from skill_train.errors import NotInstalled, SkillTrainError, UsageError, out_of_memory
 from skill_train.garbage import searched_after
+from skill_train.model_files import block_hub_kernels, require_sound
 from skill_train.records import read_json, read_lines
 from skill_train.resources import train_module
 from skill_train.template_trial import require_ending
@@ -37,6 +38,7 @@ def load_tokenizer(folder: Path) -> Any:
     Raises:
         UsageError: its files cannot be read, or its chat template does not come to an end.
     """
+    require_sound(folder)
     _transformers()
     try:
         tokenizer = train_module().read_tokenizer(str(folder), None)
@@ -71,6 +73,7 @@ def require_config(folder: Path) -> None:
     Raises:
         UsageError: it is one.
     """
+    require_sound(folder)
     with _told_of(f"{folder / 'config.json'} cannot be read", "a config.json that transformers reads"):
         _transformers().AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
 
@@ -116,14 +119,16 @@ def reference_model(
 
 def read_model(base: Path, dtype: str = "float32") -> Any:
     """The model of a folder, its weights in that type of torch."""
+    require_sound(base)
     # Read by torch (c10/core/impl/alloc_cpu.cpp) at its first large tensor: pages of 2 MB, where the system has them.
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     import torch
 
-    options: dict[str, Any] = {"trust_remote_code": False, "attn_implementation": "eager", "use_safetensors": True}
+    options: dict[str, Any] = {"trust_remote_code": False, "use_safetensors": True}
     model_class = _transformers().AutoModelForCausalLM
     with _told_of(f"the model in {base} cannot be loaded", "weights that fit its config.json"):
-        return model_class.from_pretrained(str(base), dtype=getattr(torch, dtype), **options)
+        config = train_module().config_with(str(base), None, "eager")
+        return model_class.from_pretrained(str(base), config=config, dtype=getattr(torch, dtype), **options)
 
 
 def logits(model: Any, ids: list[int]) -> Any:
@@ -183,6 +188,7 @@ def _match_vocabulary(model: Any, adapter: Path) -> None:
 
 def _transformers() -> Any:
     require_room_for_torch()
+    block_hub_kernels()
     try:
         import transformers
     except ImportError as error:

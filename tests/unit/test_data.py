@@ -219,7 +219,7 @@ def test_the_method_decides_the_exit_code(
     if code:
         assert answer["error"]["code"] == "wrong_columns"
         hint = answer["error"]["hint"]  # to no method that is not trained either
-            assert hint == "skill-train data rows.jsonl --method sft" or hint.startswith("another dataset; this one is")
+        assert hint == "skill-train data rows.jsonl --method sft" or hint.startswith("another dataset; this one is")
     else:
         fixed = _data(capsys, tmp_path / "rows.jsonl", "--method", method, "--fix", "out.jsonl")
         assert fixed[0] == 0
