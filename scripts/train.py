@@ -1047,7 +1047,7 @@ DEEPEST = 64  # lists and objects in each other; the deepest published config ha
 MOST_DIGITS = 40  # `model_max_length` of many tokenizers is 10**30
 ATTENTION = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flash_attention_4", "flex_attention")
 EXPERTS = ("eager", "grouped_mm", "batched_mm")
-# Keys that transformers 5.23 takes the name of code from, or of another file to load, with the values that name neither.
+# Keys that transformers 5.23 takes the name of code or of another file to load from, with the values that name neither.
 NAMES_OF_CODE: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("attn_implementation", "_attn_implementation", "_attn_implementation_internal"), ATTENTION),
     **dict.fromkeys(("experts_implementation", "_experts_implementation", "_experts_implementation_internal"), EXPERTS),
