@@ -112,6 +112,18 @@ _SCALE = (
 )
 # Architecture: what to look for in its config.json, and what then stops it.
 _COMPUTED_OTHERWISE: dict[str, tuple[tuple[Callable[[Config], bool], str], ...]] = {
+    "BambaForCausalLM": (
+        (
+            lambda config: "attn_rotary_emb" not in config,
+            "llama.cpp's converter reads the rotated part of a head from attn_rotary_emb, which config.json lacks",
+        ),
+    ),
+    "MiniMaxM2ForCausalLM": (
+        (
+            lambda config: "rotary_dim" not in config,
+            "llama.cpp's converter reads the rotated part of a head from rotary_dim, which config.json lacks",
+        ),
+    ),
     "FalconForCausalLM": (
         (
             lambda config: config.get("alibi") is True,
