@@ -175,6 +175,6 @@ _COMPUTED_OTHERWISE: dict[str, tuple[tuple[Callable[[Config], bool], str], ...]]
         ),
     ),
     "Gemma2ForCausalLM": (_TIED, _SCALE),
-    "Gemma3ForCausalLM": (_TIED, _SCALE),
+    "Gemma3ForCausalLM": (_SCALE,),
     "Gemma3ForConditionalGeneration": (_SCALE,),
 }
