@@ -25,7 +25,6 @@ from skill_train import (
     flavors,
     hub,
     hub_account,
-    hub_client,
     hub_dataset,
     hub_push,
     hub_repository,
@@ -82,7 +81,7 @@ def _say(text: str) -> None:
 
 def _prices() -> object:
     found = hub.live_flavors()
-    flavors._keep(found, hub_client.endpoint())
+    flavors._keep(found)
     return flavors.current(live=False)
 
 
