@@ -28,7 +28,7 @@ _ANSWERED = (
 _QUESTIONS = (
     "question", "query", "problem", "q", "user", "human", "request", "ask", "usermessage",
 )  # fmt: skip
-_QUESTION_MARKS = ("?", "？", "؟", ";", "՞", "፧")
+_QUESTION_MARKS = ("?", "？", "؟", "՞", "፧")  # the Greek one is a semicolon, with which code ends
 _CHOSEN = (
     "chosen", "accepted", "preferred", "better", "winner", "positive", "responsechosen", "chosenresponse", "win",
     "good",
@@ -161,7 +161,7 @@ def _two_texts(row: dict[str, Any], rows: Sequence[dict[str, Any]]) -> Verdict |
 
 
 def _asks(column: str, rows: Sequence[dict[str, Any]]) -> bool:
-    """Most values end with a question mark: that of Latin script, Chinese, Arabic, Greek, Armenian or Amharic."""
+    """Most values end with a question mark: that of Latin script, Chinese, Arabic, Armenian or Amharic."""
     texts = [value.strip() for row in rows if isinstance(value := row.get(column), str) and value.strip()]
     return 2 * sum(text.endswith(_QUESTION_MARKS) for text in texts) > len(texts)
 

@@ -55,6 +55,7 @@ def test_what_only_some_rows_have_is_not() -> None:
         (("frage", "Wo ist Paket {}?"), ("antwort", "Im Regal {}."), ("frage", "antwort")),
         (("回答", "在{}号货架上。"), ("質問", "包裹{}在哪里？"), ("質問", "回答")),
         (("جواب", "على الرف {}."), ("سؤال", "أين الطرد {}؟"), ("سؤال", "جواب")),
+        (("anfrage", "Zeige Kunde {}."), ("sql", "SELECT * FROM kunden WHERE id = {};"), ("anfrage", "sql")),
         (("eins", "Erzähle von {}."), ("zwei", "Es war einmal {}."), ("eins", "zwei")),
     ],
 )
