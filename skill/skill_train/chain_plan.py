@@ -112,9 +112,10 @@ def local_plan(console: Console, recipe: Recipe, choices: Choices) -> dict[str, 
 
 def _with_layers(recipe: Recipe, about: ModelFacts, shapes: Callable[[], Mapping[str, Sequence[int]]]) -> ModelFacts:
     """With the linear layers of a family that has no list of LoRA targets, where transformers can run it."""
+    if recipe.target_modules or recipe.finetuning_type == "full" or about.model_type in TARGETS:
+        return about
     types = causal_model_types()
-    said = recipe.target_modules or recipe.finetuning_type == "full" or about.model_type in TARGETS
-    if said or (types is not None and about.model_type not in types):
+    if types is not None and about.model_type not in types:
         return about
     found = linear_layers(shapes(), vocab_size=about.vocab_size, experts=about.experts)
     return dataclasses.replace(about, linear_layers=tuple(found) or None)
