@@ -1599,21 +1599,6 @@ def score_trained_tokens_only(model: Any, *, fused: bool) -> None:
         return
     original, log_probs = model.forward, log_probs_function()
 
-    def without_product(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        """The model's outputs, and the hidden states that its head was given."""
-        given = []
-
-        def keep(hidden: Any) -> Any:
-            given.append(hidden)
-            return hidden.new_zeros((*hidden.shape[:-1], 1))
-
-        head.forward = keep
-        try:
-            outputs = original(*args, **kwargs)
-        finally:
-            del head.forward
-        return outputs, given[-1]
-
     @functools.wraps(type(model).forward)  # `generate` reads the signature
     def forward(self: Any, *args: Any, fused_lm_head: bool = False, labels: Any = None, **kwargs: Any) -> Any:
         if not fused_lm_head:
@@ -1622,7 +1607,7 @@ def score_trained_tokens_only(model: Any, *, fused: bool) -> None:
         following = labels[:, 1:]
         mask = following != IGNORED
         if plain_head:
-            outputs, hidden = without_product(*args, **kwargs)
+            outputs, hidden = without_product(head, functools.partial(original, *args, **kwargs))
             hidden, kind = hidden[:, :-1][mask], hidden.device.type
             dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else head.weight.dtype
             scored = log_probs.apply(hidden.to(dtype), head.weight.to(dtype), following[mask])
@@ -1640,6 +1625,22 @@ def score_trained_tokens_only(model: Any, *, fused: bool) -> None:
         )
 
     model.forward = types.MethodType(forward, model)
+
+
+def without_product(head: Any, forward: Callable[[], Any]) -> tuple[Any, Any]:
+    """What the forward pass gives without the product of its head, and the hidden states that the head was given."""
+    given = []
+
+    def keep(hidden: Any) -> Any:
+        given.append(hidden)
+        return hidden.new_zeros((*hidden.shape[:-1], 1))
+
+    head.forward = keep
+    try:
+        outputs = forward()
+    finally:
+        del head.forward
+    return outputs, given[-1]
 
 
 def log_probs_function() -> Any:
