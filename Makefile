@@ -35,7 +35,7 @@ test: $(STAMP)
 KILLS := tests/torture/test_kills.py
 torture: $(STAMP)
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -m torture $(KILLS) \
-	$(filter-out $(KILLS),$(wildcard tests/torture/test_*.py)) -n $(CORES) --dist loadgroup --no-loadscope-reorder
+	$(filter-out $(KILLS),$(wildcard tests/torture/test_*.py)) tests/integration/test_convertible.py -n $(CORES) --dist loadgroup --no-loadscope-reorder
 
 live: $(STAMP)
 	$(BIN)/python -m pytest -m live

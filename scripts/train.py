@@ -8,6 +8,8 @@
 #   "datasets==5.2.0",
 #   "accelerate==1.15.0",
 #   "huggingface_hub==2.4.0",
+#   "sentencepiece==0.2.3",
+#   "protobuf==7.36.2",
 # ]
 # ///
 """Fine-tunes a model exactly as a plan says: a LoRA adapter, or every weight. The same bytes run on a laptop and in a
@@ -58,6 +60,7 @@ import random
 import re
 import shutil
 import signal
+import stat
 import struct
 import subprocess
 import sys
@@ -156,6 +159,8 @@ WITHOUT_TEMPLATE = (
     "the rows are trained as they stand, without the model's chat template: asked through a chat, the model sees "
     "another prompt than it was trained on"
 )
+MEASURING, TRAINS = "measuring the model before training", "training"  # the stages with a batch in memory
+SMALLER = "smaller_layout"  # the rule of a reason in a plan whose first layout met the end of the memory
 MARK = "skill train mark 7f3a"  # stands in for an answer to find where a template puts it
 
 EXIT_USAGE, EXIT_DOES_NOT_FIT, EXIT_FAILED, EXIT_NOT_INSTALLED = 2, 3, 5, 7
@@ -267,6 +272,7 @@ def run(plan: dict[str, Any], folder: Path, *, resume: bool) -> None:
     tuned = folder / TUNED[recipe["finetuning_type"]]
     check_optimizer(recipe)
     event("stage", text="reading the data")
+    check_base(recipe)
     tokenizer = load_tokenizer(recipe)
     checkpoint = newest_checkpoint(folder / "checkpoints") if resume else None
     data = load_data(recipe, tokenizer, recorded_split(folder, checkpoint))
@@ -283,10 +289,11 @@ def run(plan: dict[str, Any], folder: Path, *, resume: bool) -> None:
     if is_main_process():
         write_json(folder / "environment.json", environment(trainer, data))
     # Every process takes part in the checks: the loss is gathered from all, and one that is missing is waited for.
+    event("stage", text=MEASURING)
     checks = Checks(trainer, tokenizer, data, recipe)
     checks.before_training(resumed=checkpoint is not None, folder=folder)
 
-    event("stage", text="training")
+    event("stage", text=TRAINS)
     train(trainer, watch, recipe["seed"], checkpoint)
     event("stage", text=f"saving {tuned.name}/")
     save(trainer, tuned, base)
@@ -320,6 +327,10 @@ def load_plan(path: Path) -> dict[str, Any]:
     if tuning not in TUNED:
         raise Refused("recipe.finetuning_type is unknown", code="bad_plan", expected=" or ".join(TUNED), got=tuning)
     check_batch(plan["recipe"], plan["placement"])
+    attention = plan["placement"]["attn_implementation"]
+    if attention not in ATTENTION:  # the name of a repository would be fetched from the Hub and run
+        expected = " or ".join(ATTENTION)
+        raise Refused("placement.attn_implementation is unknown", code="bad_plan", expected=expected, got=attention)
     return plan
 
 
@@ -373,10 +384,75 @@ def wrong_launch(expected: str, got: str) -> Refused:
     )
 
 
+# --- When memory ends: once more, with a smaller layout -------------------------------------------------------------
+
+
+def smaller_plan(plan: dict[str, Any], error: dict[str, Any], stage: str | None) -> dict[str, Any] | None:
+    """The plan for another try after `error`, with its reason; None where a smaller layout would not help.
+
+    Args:
+        error: of a training that ended for its memory.
+        stage: the last one that it told of. Before the model is there, and after it is trained, no batch needs memory.
+    """
+    placement = smaller_layout(plan["placement"]) if stage in (MEASURING, TRAINS) else None
+    if placement is None:
+        return None
+    reason = {
+        "rule": SMALLER,
+        "value": layout_words(placement),
+        "because": f"{error['message']}; it was {layout_words(plan['placement'])}",
+        "source": "this run",
+    }
+    return plan | {"placement": placement, "reasons": [*(plan.get("reasons") or []), reason]}
+
+
+def smaller_layout(placement: dict[str, Any]) -> dict[str, Any] | None:
+    """The next one in the planner's order that needs less memory: activations that are computed again, then fewer rows
+    at a time. Each step trains the same rows. None after the smallest."""
+    if not placement["gradient_checkpointing"]:
+        return placement | {"gradient_checkpointing": True}
+    rows = placement["per_device_train_batch_size"]
+    whole = rows * placement["gradient_accumulation_steps"]
+    fewer = next((count for count in range(rows // 2, 0, -1) if whole % count == 0), None)
+    if fewer is None:
+        return None
+    return placement | {"per_device_train_batch_size": fewer, "gradient_accumulation_steps": whole // fewer}
+
+
+def layout_words(placement: dict[str, Any]) -> str:
+    rows, times = placement["per_device_train_batch_size"], placement["gradient_accumulation_steps"]
+    return (
+        f"{rows} x {times} rows {'with' if placement['gradient_checkpointing'] else 'without'} gradient_checkpointing"
+    )
+
+
+def memory_ended(error: dict[str, Any], kills: int | None) -> bool:
+    """Whether a training certainly ended for its memory. One that was killed did not say so, and anybody may have
+    killed it.
+
+    Args:
+        kills: `kills_for_memory` from before it.
+    """
+    if error["code"] != "out_of_memory" or "SIGKILL" not in error["message"]:
+        return bool(error["code"] == "out_of_memory")
+    now = kills_for_memory()
+    return kills is not None and now is not None and now > kills
+
+
+def kills_for_memory() -> int | None:
+    """Processes that this computer has killed for its memory since it started; None where the system does not tell."""
+    try:
+        found = re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(encoding="utf-8"), re.MULTILINE)
+    except OSError:
+        return None
+    return int(found[1]) if found else None
+
+
 def prepare_environment(placement: dict[str, Any]) -> None:
     """Before any library is imported: no telemetry, and MPS falls back to the CPU for operators it lacks."""
     for name in ("HF_HUB_DISABLE_TELEMETRY", "DISABLE_TELEMETRY", "DO_NOT_TRACK"):
         os.environ[name] = "1"
+    block_hub_kernels()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     # Threads that spin while they wait take the processor from each other on a busy machine: 10 times slower, measured.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -957,6 +1033,266 @@ def chat(messages: Any, tools: Any, prompt_messages: int) -> dict[str, Any]:
     return {"kind": "chat", "messages": cleaned, "tools": tools or None, "prompt_messages": prompt_messages}
 
 
+# --- A model folder from elsewhere ----------------------------------------------------------------------------------
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+# What libraries read of a model folder, by name, with the most bytes of each: several times the largest published one.
+FOREIGN_JSON = {
+    **dict.fromkeys(("config.json", "generation_config.json", "adapter_config.json", "chat_template.json"), 1 << 24),
+    **dict.fromkeys(("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"), 1 << 26),
+    **dict.fromkeys(("tokenizer.json", "vocab.json", INDEX), 1 << 28),
+}
+VOCABULARIES = ("tokenizer.json", "vocab.json", INDEX)  # read by those who need them: one takes half a second
+FOREIGN_BYTES = {".jinja": 1 << 22, ".model": 1 << 27, ".tiktoken": 1 << 27, ".txt": 1 << 27}
+DEEPEST = 64  # lists and objects in each other; the deepest published config has 6
+MOST_DIGITS = 40  # `model_max_length` of many tokenizers is 10**30
+ATTENTION = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flash_attention_4", "flex_attention")
+EXPERTS = ("eager", "grouped_mm", "batched_mm")
+# Keys that transformers 5.23 takes the name of code or of another file to load from, with the values that name neither.
+NAMES_OF_CODE: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("attn_implementation", "_attn_implementation", "_attn_implementation_internal"), ATTENTION),
+    **dict.fromkeys(("experts_implementation", "_experts_implementation", "_experts_implementation_internal"), EXPERTS),
+    **dict.fromkeys(
+        ("kernel_config", "use_kernels", "allow_all_kernels", "custom_generate", "transformers_weights"), ()
+    ),
+}
+
+
+def check_model(folder: Path) -> None:
+    """Refuses a model folder that leads libraries to other files than its own, before one of them reads it.
+
+    Raises:
+        Refused: a file is a device, a pipe, a link to elsewhere, too large, or no sound JSON; or the index names files
+            that are no safetensors files of this folder.
+    """
+    check_files(folder)
+    weight_files(folder)
+
+
+def check_base(recipe: dict[str, Any]) -> None:
+    """As `check_model`, of the model of a plan. One on the Hub is known by its config and its index: they name all that
+    is fetched after them."""
+    if Path(recipe["model"]).is_dir():
+        return check_model(Path(recipe["model"]))
+    found = [model_file(recipe["model"], recipe["revision"], name) for name in ("config.json", INDEX)]
+    for file in filter(None, found):
+        check_files(Path(file).parent)
+        if Path(file).name == INDEX:
+            index_names(Path(file))
+    return None
+
+
+def check_files(folder: Path) -> None:
+    """As `check_model`, of any folder of such files: an adapter, a tokenizer."""
+    if not folder.is_dir():
+        return
+    for path in sorted(folder.iterdir()):
+        check_file(path, folder)
+    for name in FOREIGN_JSON:
+        if name not in VOCABULARIES and (folder / name).is_file():
+            document = foreign_json(folder / name)
+            if name.endswith("config.json"):
+                check_settings(document, folder / name)
+
+
+def check_settings(document: Any, path: Path) -> None:
+    """Refuses settings that name code to fetch and run, at any depth. `auto_map` and `custom_pipelines` stay: they are
+    followed with trust_remote_code only, which is off everywhere."""
+    for holder in objects_in(document):
+        for key, allowed in NAMES_OF_CODE.items():
+            said = holder.get(key)
+            for value in said.values() if isinstance(said, dict) else [said]:
+                if value and not (isinstance(value, str) and value in allowed):
+                    raise Refused(
+                        f"{path} names code to load: {key}",
+                        code="names_code",
+                        expected=" or ".join(allowed) or f"no {key}",
+                        got=repr(value)[:200],
+                        hint=f"take {key} out of the file if you trust the rest of the model",
+                    )
+
+
+def objects_in(document: Any) -> Iterator[dict[str, Any]]:
+    """Every object of a document, the outer before the inner."""
+    waiting = [document]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, dict):
+            yield value
+        if isinstance(value, (dict, list)):
+            waiting += value.values() if isinstance(value, dict) else value
+
+
+def block_hub_kernels() -> None:
+    """Before transformers is imported: its integrations fetch compiled code from the Hub through the package `kernels`,
+    for a kind of attention, of experts or of quantization that a config names. Without the package they do not."""
+    sys.modules["kernels"] = None  # type: ignore[assignment]
+
+
+def check_regular(path: Path) -> None:
+    """No pipe, device or socket. What is missing is told by whoever needs it."""
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise not_a_file(path, str(error)) from None
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        raise not_a_file(path, KINDS.get(stat.S_IFMT(mode), "something else"))
+
+
+def check_file(path: Path, folder: Path) -> None:
+    """A regular file of this folder, or a link to one: into the folder, or to the `blobs` of its Hub cache."""
+    check_regular(path)
+    if not path.is_file():
+        return
+    target = path.resolve()
+    if path.is_symlink() and not any(target.is_relative_to(root) for root in roots_of(folder)):
+        raise Refused(
+            f"{path} is a link that leads out of its folder",
+            code="link_outside",
+            expected="files of the folder itself, or links of the Hub's cache into its blobs",
+            got=os.readlink(path),
+            hint="if you trust it, copy the file itself into the folder",
+        )
+    most = FOREIGN_JSON.get(path.name) or FOREIGN_BYTES.get(path.suffix)
+    if most is not None and path.stat().st_size > most:
+        raise Refused(
+            f"{path} is too large to be what its name says",
+            code="broken_model",
+            expected=f"at most {most} bytes",
+            got=f"{path.stat().st_size} bytes",
+            hint="download the model again",
+        )
+
+
+KINDS = {
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFSOCK: "a socket",
+}
+
+
+def roots_of(folder: Path) -> list[Path]:
+    """Where the files of a model folder may lie: in it, and in the blobs beside a snapshot of the Hub's cache."""
+    real = folder.resolve()
+    cache = real.parent.parent
+    in_cache = real.parent.name == "snapshots" and cache.name.startswith("models--")
+    return [real, *([cache / "blobs"] if in_cache else [])]
+
+
+def not_a_file(path: Path, got: str) -> Refused:
+    return Refused(
+        f"{path} is no file that can be read",
+        code="not_a_file",
+        expected="a regular file",
+        got=got,
+        hint="download the model again",
+    )
+
+
+def read_foreign(path: Path, most: int) -> bytes:
+    """The bytes of a regular file. A pipe is never waited for, and a device never read."""
+    number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    with open(number, "rb") as file:
+        found = os.fstat(number)
+        if not stat.S_ISREG(found.st_mode):
+            raise not_a_file(path, KINDS.get(stat.S_IFMT(found.st_mode), "something else"))
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise unsound(path, f"it has more than {most} bytes")
+    return content
+
+
+def foreign_json(path: Path) -> Any:
+    """A JSON document that somebody else wrote.
+
+    Raises:
+        Refused: no UTF-8, no JSON, a number of too many digits, or nested too deep.
+    """
+    most = FOREIGN_JSON.get(path.name, FOREIGN_JSON["config.json"])
+    try:
+        document = json.loads(read_foreign(path, most).decode("utf-8"), parse_int=whole_number)
+    except (ValueError, RecursionError) as error:
+        raise unsound(path, f"it is not JSON: {error}") from None
+    if depth_of(document) > DEEPEST:
+        raise unsound(path, f"its values are nested more than {DEEPEST} deep")
+    return document
+
+
+def whole_number(digits: str) -> int:
+    if len(digits) > MOST_DIGITS:
+        raise ValueError(f"a number of {len(digits)} digits")
+    return int(digits)
+
+
+def depth_of(document: Any) -> int:
+    """Of lists and objects in each other, counted up to one more than `DEEPEST`."""
+    level, depth = [document], 0
+    while depth <= DEEPEST:
+        level = [value for value in level if isinstance(value, (dict, list))]
+        if not level:
+            break
+        depth += 1
+        level = [part for value in level for part in (value.values() if isinstance(value, dict) else value)]
+    return depth
+
+
+def unsound(path: Path, why: str) -> Refused:
+    return Refused(
+        f"{path} cannot be read: {why}",
+        code="broken_model",
+        expected="a JSON file as transformers writes it",
+        got=why[:300],
+        hint="download it again",
+    )
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files that transformers loads the weights from: the single one, or those that the index names. They need not
+    be there.
+
+    Raises:
+        Refused: the index names a file outside the folder or of another kind, or both are there and do not agree.
+    """
+    if not (folder / INDEX).is_file():
+        return [folder / SINGLE]
+    names = index_names(folder / INDEX)
+    if (folder / SINGLE).is_file() and names != [SINGLE]:
+        raise bad_index(folder, f"{SINGLE}, and an index that names {names[0]}", "one of the two, or the same in both")
+    return [folder / name for name in names]
+
+
+def index_names(index: Path) -> list[str]:
+    """The files that an index names, each once: plain names of safetensors files, never a path or a pickle."""
+    document = foreign_json(index)
+    weight_map = document.get("weight_map") if isinstance(document, dict) else None
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise bad_index(index.parent, "no weight_map", "file names by tensor name")
+    bad = next((name for name in weight_map.values() if not is_plain_name(name)), None)
+    if bad is not None or None in weight_map.values():
+        expected = "names of safetensors files in the same folder"
+        raise bad_index(index.parent, repr(bad)[:200], expected)
+    return sorted(set(weight_map.values()))
+
+
+def is_plain_name(name: Any) -> bool:
+    if not isinstance(name, str) or not name.endswith(".safetensors"):
+        return False
+    return not any(mark in name for mark in ("/", "\\", "\0")) and not name.startswith(".")
+
+
+def bad_index(folder: Path, got: str, expected: str) -> Refused:
+    return Refused(
+        f"{folder / INDEX} does not name the weights of this folder",
+        code="broken_safetensors",
+        expected=expected,
+        got=got,
+        hint="download the model again",
+    )
+
+
 # --- Tokens and labels: what is fed, and what of it is trained ------------------------------------------------------
 
 
@@ -974,13 +1310,41 @@ def has_tokenizer(folder: Path) -> bool:
 
 def load_tokenizer(recipe: dict[str, Any]) -> Any:
     """The model's own. Without its files transformers makes an empty one of the model's type, and says nothing."""
+    check_files(Path(recipe["model"]))
     if Path(recipe["model"]).is_dir() and not has_tokenizer(Path(recipe["model"])):
         raise no_tokenizer(recipe["model"], f"one of {', '.join(TOKENIZERS)} in the model folder", "none of them")
     with readable(recipe["model"]):
         tokenizer = read_tokenizer(recipe["model"], recipe["revision"])
     if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
         raise no_tokenizer(recipe["model"], "a vocabulary", f"{len(tokenizer)} special tokens and nothing else")
+    require_one_vocabulary(recipe["model"], recipe["revision"], tokenizer)
     return tokenizer
+
+
+def require_one_vocabulary(model: str, revision: str | None, tokenizer: Any) -> None:
+    """Refuses a tokenizer.model of another vocabulary than the tokenizer.json beside it. The latter is trained, and of
+    most families that have both, llama.cpp's converter reads the former."""
+    pieces = model_file(model, revision, "tokenizer.model")
+    if pieces is None or model_file(model, revision, "tokenizer.json") is None:
+        return
+    try:
+        from sentencepiece import SentencePieceProcessor
+
+        said = SentencePieceProcessor(model_file=pieces)
+    except (ImportError, RuntimeError):
+        return  # it is not of sentencepiece, which the converter reads it with, or nothing here reads it
+    vocabulary, added = tokenizer.get_vocab(), tokenizer.added_tokens_decoder
+    marks = (said.is_control, said.is_unknown, said.is_unused, said.is_byte)
+    for number in range(said.get_piece_size()):
+        piece = said.id_to_piece(number)
+        if vocabulary.get(piece) != number and number not in added and not any(is_mark(number) for is_mark in marks):
+            raise Refused(
+                f"tokenizer.model and tokenizer.json of {model} hold different vocabularies",
+                code="tokenizers_differ",
+                expected="one vocabulary: tokenizer.json is trained, and llama.cpp's converter reads tokenizer.model",
+                got=f"{piece!r} is {number} in tokenizer.model and {vocabulary.get(piece)} in tokenizer.json",
+                hint="bring back the files that the model was published with, or take the one away that is not of it",
+            )
 
 
 def read_tokenizer(model: str, revision: str | None) -> Any:
@@ -995,8 +1359,11 @@ def read_tokenizer(model: str, revision: str | None) -> Any:
     )  # not transformers.AutoTokenizer: the converter has another there
 
     tokenizer = AutoTokenizer.from_pretrained(model, revision=revision, trust_remote_code=False)
-    published = None if follows_its_file(tokenizer) else tokenizer_file(model, revision)
-    if published is not None:
+    published = model_file(model, revision, "tokenizer.json")
+    pieces = model_file(model, revision, "tokenizer.model") if published is None else None
+    if pieces is not None:
+        return by_scores(tokenizer, pieces)
+    if published is not None and not follows_its_file(tokenizer):
         tokenizer = as_published(tokenizer, published, model, revision)
     return with_prefix_of_llama_cpp(tokenizer)
 
@@ -1006,12 +1373,54 @@ def follows_its_file(tokenizer: Any) -> bool:
     return type(tokenizer).__name__ == "TokenizersBackend" or not tokenizer.is_fast
 
 
-def tokenizer_file(model: str, revision: str | None) -> str | None:
-    """The path of tokenizer.json; None when the model has none."""
+def model_file(model: str, revision: str | None, name: str) -> str | None:
+    """The path of one file of a model, fetched where need be; None when the model has none."""
     from transformers.utils import cached_file
 
     missing = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
-    return cached_file(model, "tokenizer.json", revision=revision, **missing)  # type: ignore[no-any-return]
+    return cached_file(model, name, revision=revision, **missing)  # type: ignore[no-any-return]
+
+
+def by_scores(tokenizer: Any, file: str) -> Any:
+    """The tokenizer of a tokenizer.model alone, as llama.cpp reads that: pieces are put together by their scores, and a
+    space stands before text where the file says so. transformers 5.23 goes by ids, and by the class for the space."""
+    from sentencepiece import sentencepiece_model_pb2
+    from tokenizers import decoders, models, normalizers
+
+    said = sentencepiece_model_pb2.ModelProto.FromString(Path(file).read_bytes())
+    if not tokenizer.is_fast or said.trainer_spec.model_type != said.trainer_spec.BPE:
+        return tokenizer
+    before = {text: ids_of(tokenizer, text) for text in PROBES}
+    vocab = {piece.piece: number for number, piece in enumerate(said.pieces)}
+    unknown = next((piece.piece for piece in said.pieces if piece.type == piece.UNKNOWN), None)
+    bytes_too = any(piece.type == piece.BYTE for piece in said.pieces)
+    backend = tokenizer.backend_tokenizer
+    backend.model = models.BPE(
+        vocab=vocab, merges=merges_of(said, vocab), unk_token=unknown, fuse_unk=True, byte_fallback=bytes_too
+    )
+    space = said.normalizer_spec.add_dummy_prefix
+    steps = [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    backend.normalizer, backend.pre_tokenizer = normalizers.Sequence(steps if space else steps[1:]), None
+    joined = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    backend.decoder = decoders.Sequence(joined if space else joined[:-1])
+    differing = next((text for text, ids in before.items() if ids_of(tokenizer, text) != ids), None)
+    if differing is not None:
+        tokenizer.read_as = (
+            f"the tokenizer is read from tokenizer.model by the scores of its pieces, which is how llama.cpp reads it: "
+            f"transformers' {type(tokenizer).__name__} gives {differing!r} other ids"
+        )
+    return tokenizer
+
+
+def merges_of(said: Any, vocab: dict[str, int]) -> list[tuple[str, str]]:
+    """Every way to put a piece together from two others, best score first."""
+    found = []
+    for piece in said.pieces:
+        if piece.type == piece.NORMAL:
+            parts = ((piece.piece[:cut], piece.piece[cut:]) for cut in range(1, len(piece.piece)))
+            found += [(-piece.score, left, right) for left, right in parts if left in vocab and right in vocab]
+    found.sort(key=lambda merge: merge[0])
+    return [(left, right) for _, left, right in found]
 
 
 def as_published(tokenizer: Any, file: str, model: str, revision: str | None) -> Any:
@@ -1559,7 +1968,23 @@ def build_trainer(
     lengths = [len(row["input_ids"]) for row in rows]
     order = longest_first(data["order"], lengths, recipe["effective_batch_size"])
     dataset = datasets.Dataset.from_list(rows).select(order)
-    trainer = SFTTrainer(
+
+    class Trainer(SFTTrainer):  # type: ignore[misc]
+        def create_optimizer(self, *given: Any) -> Any:
+            """After a checkpoint is read, whose adapter PEFT (0.21) makes float32: a run goes on in its own types."""
+            for name, weight in self.model.named_parameters():
+                if weight.dtype != types.get(name, weight.dtype):
+                    weight.data = weight.data.to(types[name])
+            return super().create_optimizer(*given)
+
+        def autocast_smart_context_manager(self, *given: Any) -> Any:
+            """Accelerate (1.15) casts in training alone, and for float16 not on a CPU. The checks before it need it too
+            where float32 weights meet a float16 base: PEFT casts for an adapter, not for a module that trains whole."""
+            if placement["dtype"] != "float16":
+                return super().autocast_smart_context_manager(*given)
+            return torch.autocast(placement["device"], torch.float16)
+
+    trainer = Trainer(
         model=model,
         args=arguments,
         train_dataset=dataset,
@@ -1567,10 +1992,45 @@ def build_trainer(
         peft_config=None if is_full(recipe) else lora_config(recipe, model),
         callbacks=[watch.callback()],
     )
+    types = trained_types(trainer.model, placement)
     if trainer.is_fsdp_enabled != (placement["strategy"] == "fsdp"):
         raise wrong_launch(f"strategy {placement['strategy']}", "FSDP" if trainer.is_fsdp_enabled else "no FSDP")
     score_trained_tokens_only(model, fused=placement["device"] == "cuda")
     return trainer
+
+
+def trained_types(model: Any, placement: dict[str, Any]) -> dict[str, Any]:
+    """The torch type of each weight that trains, by name; float32 now unless the plan computes in bfloat16.
+
+    TRL (1.16) has made the adapter of a quantized base bfloat16, whatever is computed in, and PEFT (0.21) leaves a
+    module that trains whole in the type of the base. The scaler of float16's gradients takes neither on CUDA.
+    """
+    import torch
+
+    trained = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+    for weight in trained.values():
+        if placement["dtype"] != "bfloat16":
+            weight.data = weight.data.to(torch.float32)
+    return {name: weight.dtype for name, weight in trained.items()}
+
+
+def require_float32(optimizer: Any) -> None:
+    """Checks what an optimizer trains: the gradients of weights of any other type cannot be scaled for float16.
+
+    Raises:
+        Refused: a weight has another type; before the first step.
+    """
+    types = [str(weight.dtype) for group in optimizer.param_groups for weight in group["params"]]
+    others = Counter(name.removeprefix("torch.") for name in types if name != "torch.float32")
+    if others:
+        raise Refused(
+            "weights that train are not float32, and float16 would lose their gradients",
+            code="wrong_precision",
+            exit_code=EXIT_FAILED,
+            expected="float32, which this program gives them",
+            got=", ".join(f"{count} of {len(types)} weights are {name}" for name, count in others.items()),
+            hint="--dtype float32, or the versions at the top of this program",
+        )
 
 
 def score_trained_tokens_only(model: Any, *, fused: bool) -> None:
@@ -1709,6 +2169,16 @@ def attention_kernel(recipe: dict[str, Any], placement: dict[str, Any]) -> str:
     return "eager"
 
 
+def config_with(model: str, revision: str | None, attention: str) -> Any:
+    """The model's config with our kernel in every part: a kernel that config.json names would be taken before one that
+    is given to from_pretrained (transformers 5.23)."""
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(model, revision=revision, trust_remote_code=False)
+    config._attn_implementation = attention
+    return config
+
+
 def load_model(recipe: dict[str, Any], placement: dict[str, Any]) -> Any:
     import torch
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig
@@ -1728,8 +2198,8 @@ def load_model(recipe: dict[str, Any], placement: dict[str, Any]) -> Any:
         model = AutoModelForCausalLM.from_pretrained(
             recipe["model"],
             revision=recipe["revision"],
+            config=config_with(recipe["model"], recipe["revision"], attention_kernel(recipe, placement)),
             dtype=dtype,
-            attn_implementation=attention_kernel(recipe, placement),
             quantization_config=quantization,
             trust_remote_code=False,
             use_safetensors=True,
@@ -2201,6 +2671,8 @@ class Watch:
 
         class Callback(TrainerCallback):  # type: ignore[misc]
             def on_train_begin(self, args: Any, state: Any, control: Any, **made: Any) -> None:
+                if args.fp16:
+                    require_float32(made["optimizer"])
                 watch.on_start(made["optimizer"], made["lr_scheduler"])
 
             def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -2496,13 +2968,26 @@ class Checks:
         if is_full(self.recipe):
             name, reloaded = "model_reloads", self.logits(self.read_back(tuned, model))
         else:
-            model.load_adapter(str(tuned), adapter_name="reloaded", is_trainable=False)
-            model.set_adapter("reloaded")
+            self.load_again(tuned, model)
             name, reloaded = "adapter_reloads", self.logits(model)
         difference = float((trained - reloaded).abs().max().cpu())
         limit = 1e-4 * max(1.0, float(trained.abs().max().cpu()))
         verdict = "pass" if difference <= limit else "fail"
         self.add(name, verdict, difference, f"largest difference of the logits, at most {limit:.1e}")
+
+    def load_again(self, tuned: Path, model: Any) -> None:
+        """As a second adapter, in the types of the first: PEFT (0.21) would round a module that trained whole to the
+        type of the base."""
+        from peft import set_peft_model_state_dict
+        from peft.utils import load_peft_weights
+
+        model.load_adapter(str(tuned), adapter_name="reloaded", is_trainable=False)
+        weights = dict(model.named_parameters(remove_duplicate=False))
+        for name in (name for name in weights if ".reloaded" in name):
+            first = weights[name.replace(".reloaded", ".default")]
+            weights[name].data = weights[name].data.to(first.dtype)
+        set_peft_model_state_dict(model, load_peft_weights(str(tuned), device="cpu"), adapter_name="reloaded")
+        model.set_adapter("reloaded")
 
     def logits(self, model: Any) -> Any:
         import torch
@@ -2519,8 +3004,9 @@ class Checks:
         self.trainer.model.zero_grad()
         self.trainer.optimizer.state.clear()
         kernel = model.config._attn_implementation
+        config = config_with(str(folder), None, kernel)
         return AutoModelForCausalLM.from_pretrained(
-            folder, dtype=model.dtype, attn_implementation=kernel, trust_remote_code=False, use_safetensors=True
+            folder, config=config, dtype=model.dtype, trust_remote_code=False, use_safetensors=True
         ).to(model.device)
 
     def prompt(self) -> tuple[str, list[int]]:
@@ -2572,6 +3058,7 @@ def probe(plan: dict[str, Any]) -> dict[str, Any]:
     recipe, placement = plan["recipe"], plan["placement"]
     if placement["threads"]:
         torch.set_num_threads(placement["threads"])
+    check_base(recipe)
     model = load_model(recipe, {**placement, "dtype": "float32"})
     size = model.config.get_text_config().vocab_size
     ids = torch.randint(0, size, (1, 128), generator=torch.manual_seed(0)).to(placement["device"])
@@ -2619,7 +3106,8 @@ def report(
             for path in sorted(tuned.rglob("*"))
             if path.is_file()
         },
-        "saved_dtype": str(next(p.dtype for p in trainer.model.parameters() if p.requires_grad)).removeprefix("torch."),
+        "saved_dtype": saved_type(tuned),
+        SMALLER: next((each for each in reversed(plan.get("reasons") or []) if each.get("rule") == SMALLER), None),
         "checks": checks.results,
         "example": checks.example()[:2000],
         "answer": checks.answer,
@@ -2635,6 +3123,15 @@ def report(
         "seconds": round(seconds + sum(line["seconds"] for line in steps if line.get("start", 1) < watch.start), 2),
         "finished_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
+
+
+def saved_type(folder: Path) -> str:
+    """Of the first weight in the first file, as torch names it. The model at the end knows other ones too."""
+    from safetensors import safe_open
+
+    with safe_open(str(min(folder.glob("*.safetensors"))), "pt") as file:
+        weight = file.get_tensor(min(file.keys()))
+    return str(weight.dtype).removeprefix("torch.")
 
 
 def environment(trainer: Any, data: dict[str, Any]) -> dict[str, Any]:
@@ -2842,6 +3339,7 @@ HELD = "being-kept"
 PAUSES = (1, 2, 4, 8, 16, 32, 64, 128, 128)  # seconds; together longer than the 300 of the Hub's rate limit
 REQUEST_SECONDS = 60.0  # to connect, to write, and for each read; huggingface_hub 2.4 sets no limit of its own
 MARKER = "kept.json"
+SMALLER_PLAN = "smaller_plan.json"  # what a further job of this run begins with
 PROOF = "training.json"  # in the repository, while it has no result
 RECORDS = ("train.json", "environment.json", "samples.jsonl", "held_out.jsonl", "metrics.jsonl", "train.log")
 RESULTS = ("adapter", "merged", *RECORDS, "train.failed.json")
@@ -2890,18 +3388,54 @@ def start_job(plan: dict[str, Any], kept: Path, *, rehearse: bool) -> None:
 
 def train_in_job(plan: dict[str, Any], path: Path, data: Path | None, work: Path, kept: Path) -> dict[str, Any] | None:
     """Trains in a child process, and keeps what it makes while it makes it. Returns why it failed, if it did."""
-    copy_file(path, work / "plan.json")
-    keeper = Keeper(work, kept, restore(kept, work))
-    with Child(child_command(plan, work, data), plan, work / "train.log") as child:
-        while child.running(KEEP_SECONDS):
-            keeper.look()
-        failure = how_it_failed(child, work)
-        keeper.look(last=True)
-        try:
-            keep_results(work, kept, failure)
-        except OSError as error:  # the push may still succeed; `require_kept` tells afterwards
-            tell("note", text=f"the results could not be kept: {error}")
+    plan = layout_that_was_left(plan, kept)
+    keeper, begun = Keeper(work, kept, restore(kept, work)), kills_for_memory()
+    for tried in (False, True):
+        put_json(work / "plan.json", plan)
+        with Child(child_command(plan, work, data), plan, work / "train.log") as child:
+            while child.running(KEEP_SECONDS):
+                keeper.look()
+            failure = how_it_failed(child, work)
+            keeper.look(last=True)
+            smaller = None if tried or child.stopped else after_memory(plan, failure, begun, child)
+            if smaller is None:
+                try:
+                    keep_results(work, kept, failure)
+                except OSError as error:  # the push may still succeed; `require_kept` tells afterwards
+                    tell("note", text=f"the results could not be kept: {error}")
+                break
+        plan = smaller
+        tell("note", text=once_more(plan))
+        with suppress(OSError):  # a further job would meet the same end of the memory first
+            put_json(kept / SMALLER_PLAN, plan)
     return failure
+
+
+def layout_that_was_left(plan: dict[str, Any], kept: Path) -> dict[str, Any]:
+    """The plan; where an earlier job of it went on with a smaller layout, with that one."""
+    smaller = read_marker(kept / SMALLER_PLAN)
+    same = smaller is not None and smaller.get("recipe_hash") == plan.get("recipe_hash")
+    return smaller if smaller is not None and same else plan
+
+
+def after_memory(
+    plan: dict[str, Any], failure: dict[str, Any] | None, kills: int | None, child: Child
+) -> dict[str, Any] | None:
+    """The plan of a second try; None where there is none."""
+    if failure is None or not memory_ended(failure["error"], kills):
+        return None
+    return smaller_plan(plan, failure["error"], last_stage(child.said()))
+
+
+def last_stage(said: str) -> str | None:
+    """The last stage that a training told of, in its output."""
+    lines = [line for line in said.splitlines() if line.startswith('{"event": "stage"')]
+    return str(json.loads(lines[-1])["text"]) if lines else None
+
+
+def once_more(plan: dict[str, Any]) -> str:
+    reason = plan["reasons"][-1]
+    return f"{reason['because']}; once more, with {reason['value']}"
 
 
 def child_command(plan: dict[str, Any], work: Path, data: Path | None) -> list[str]:
@@ -3293,11 +3827,30 @@ def hub() -> Any:
     def client() -> Any:
         made = default_client_factory()
         made.timeout = REQUEST_SECONDS
+        made.event_hooks = {**made.event_hooks, "response": [*made.event_hooks["response"], stay_here]}
         return made
 
     set_client_factory(client)
     disable_progress_bars()
     return HfApi()
+
+
+def stay_here(response: Any) -> None:
+    """What is pushed follows no redirect to another host, and none that would lose it on the way."""
+    request = response.request
+    if request.method in ("GET", "HEAD") or not response.has_redirect_location:
+        return
+    target = request.url.join(response.headers["location"])
+    same = all(getattr(target, part) == getattr(request.url, part) for part in ("scheme", "host", "port"))
+    if not same or response.status_code not in (307, 308):
+        raise Refused(
+            "the Hub sent a request that carries something to another place, so it was not sent",
+            code="redirected",
+            exit_code=EXIT_NO_ACCESS,
+            expected=f"an answer of {request.url.host}",
+            got=f"status {response.status_code}, to {target.copy_with(query=None)}",
+            hint="check HF_ENDPOINT and the proxy, then start the run again",
+        )
 
 
 def asked(question: Callable[[], Any], repo: str) -> Any:

@@ -18,7 +18,7 @@ import yaml
 from skill_train import candidates, rubric
 from skill_train.cli import cli
 from skill_train.errors import EXIT_CODES
-from skill_train.estimate import Range
+from skill_train.estimate_step import Range
 from skill_train.placement import HEADROOM, Choices
 from skill_train.recipe import Recipe
 

@@ -55,6 +55,7 @@ def test_every_library_that_it_imports_is_pinned_or_comes_with_one() -> None:
         "jinja2": "transformers",
         "psutil": "accelerate",
         "pyarrow": "datasets",
+        "safetensors": "transformers",
         "tokenizers": "transformers",
     }
     others = {name.split(".")[0] for name, _ in _imports()} - set(sys.stdlib_module_names)

@@ -112,11 +112,27 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
         {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 512, "tie_word_embeddings": True},
     ),
     "gptneox": ("GPTNeoX", "gpt2", {}),
-    "falcon": ("Falcon", "gpt2", {"new_decoder_architecture": True, "num_kv_heads": 2, "alibi": False, "bias": False}),
+    "falcon": (
+        "Falcon",
+        "gpt2",
+        {
+            "new_decoder_architecture": True,
+            "num_kv_heads": 2,
+            "alibi": False,
+            "bias": False,
+            "max_position_embeddings": 2048,
+        },
+    ),
     "falcon7": (
         "Falcon",
         "gpt2",
-        {"new_decoder_architecture": False, "multi_query": True, "alibi": False, "bias": False},
+        {
+            "new_decoder_architecture": False,
+            "multi_query": True,
+            "alibi": False,
+            "bias": False,
+            "max_position_embeddings": 2048,
+        },
     ),
     "bloom": ("Bloom", "gpt2", {"n_layer": 2, "n_head": 4}),
     "mpt": ("Mpt", "gpt2", {"d_model": 64, "n_heads": 4, "n_layers": 2, "max_seq_len": 512}),
@@ -272,6 +288,49 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
         },
     ),
     "ministral3": ("Ministral3", "gpt2", {"head_dim": 16}),
+    "bamba": (
+        "Bamba",
+        "gpt2",
+        {
+            "vocab_size": 50264,
+            "attn_layer_indices": [1],
+            "mamba_n_heads": 8,
+            "mamba_d_head": 16,
+            "mamba_d_state": 16,
+            "mamba_expand": 2,
+            "mamba_n_groups": 1,
+        },
+    ),
+    "dots1": (
+        "Dots1",
+        "gpt2",
+        {
+            "num_key_value_heads": 4,
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "n_shared_experts": 1,
+            "moe_intermediate_size": 64,
+            "first_k_dense_replace": 1,
+            "n_group": 1,
+            "topk_group": 1,
+            "head_dim": 16,
+        },
+    ),
+    "falconh1": (
+        "FalconH1",
+        "gpt2",
+        {
+            "vocab_size": 50264,
+            "mamba_d_ssm": 128,
+            "mamba_n_heads": 8,
+            "mamba_d_head": 16,
+            "mamba_d_state": 16,
+            "mamba_n_groups": 1,
+            "head_dim": 16,
+        },
+    ),
+    "jais2": ("Jais2", "gpt2", {"head_dim": 16}),
+    "minimaxm2": ("MiniMaxM2", "gpt2", {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16}),
     "olmo3": ("Olmo3", "gpt2", {"sliding_window": 64}),
 }
 
@@ -279,12 +338,14 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
 # What a published config.json has and transformers 5 does not write; None takes a key away. Without `model_type` the
 # converter reads the file itself.
 _PUBLISHED: dict[str, dict[str, Any]] = {
+    "bamba": {"model_type": None, "attn_rotary_emb": 8},
     "cohere2": {"model_type": None, "rotary_pct": 1.0},
     "deepseek3": {"model_type": None, "scoring_func": "sigmoid"},
     "falcon7": {"model_type": None, "num_kv_heads": None},
     "gpt2-plain": {"n_ctx": 512},
     "granitehybrid": {"model_type": None, "layer_types": ["mamba", "attention"]},
     "gptneox": {"model_type": None, "rotary_pct": 0.25},
+    "minimaxm2": {"model_type": None, "rotary_dim": 16},
     "mpt": {"model_type": None, "architectures": ["MPTForCausalLM"]},
 }
 _ROOT = Path(tempfile.gettempdir()) / f"skill-train-tiny-{os.getuid()}" / "families"
@@ -313,8 +374,9 @@ def gguf(name: str, kind: str = "f16") -> Path:
             view = Path(shutil.copytree(folder(name), Path(part) / "model", copy_function=os.link))
             _publish(view / "config.json", _PUBLISHED.get(name, {}))
             options = ("--no-mtp",) if name == "qwen3next" else ()  # transformers reads no such layers
-            quants = () if kind == "f16" else (kind,)
-            gguf_maker.export(view, Path(part) / "gguf", quants=quants, options=options)
+            converted = kind if kind in ("f32", "f16", "bf16") else "f16"
+            quants = () if kind == converted else (kind,)
+            gguf_maker.export(view, Path(part) / "gguf", quants=quants, outtype=converted, options=options)
             (Path(part) / "gguf" / made.name).replace(made)
     return made
 

@@ -19,7 +19,8 @@ from statistics import median
 from typing import Any
 
 from skill_train.calibration import computing_seconds
-from skill_train.estimate import MicroStep, Range, total, training_memory
+from skill_train.estimate import training_memory
+from skill_train.estimate_step import MicroStep, Range, total
 from skill_train.estimate_time import micro_step_flops, micro_step_seconds
 from skill_train.facts import Calibration, MachineFacts, ModelFacts
 from skill_train.model_config import Stored, read
@@ -182,6 +183,7 @@ def _published_memory(row: dict[str, Any]) -> Row:
         lora_r=row["lora_r"],
         target_modules=tuple(row["target_modules"]),
         full=row.get("full", False),
+        optim="adamw_torch_fused" if row.get("full", False) else row.get("optim", "adamw_torch"),
         pure_bf16=row.get("pure_bf16", False),
     )
     parts = training_memory(shape(row["shape"]), step)
@@ -215,6 +217,7 @@ def step_of(line: dict[str, Any]) -> MicroStep:
         target_modules=tuple(values["target_modules"]),
         trained_share=line["trained_share"],
         full=values.get("finetuning_type") == "full",
+        optim="adamw_torch_fused" if values.get("finetuning_type") == "full" else "adamw_torch",
         pure_bf16=values.get("pure_bf16", False),
         accumulates=values.get("accumulation", 1) > 1,
     )

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from skill_train.errors import UsageError
+from skill_train.model_files import require_sound_files
 from skill_train.resources import train_module
 from skill_train.run_dir import read_json
-from skill_train.shards import FLOAT_BYTES, Stored, read_shard, read_tensor
+from skill_train.shards import FLOAT_BYTES, Stored, read_shard, read_tensor, same_bytes
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
@@ -29,6 +30,9 @@ _KINDS = {
     ".token_adapter.trainable_tokens_delta": "token_rows",
 }
 _BASE_LAYER = re.compile(r"(\.token_adapter)?\.base_layer(?=\.(weight|bias)$)")
+# Of a module saved whole PEFT also writes these two where it saves the embeddings: what it trained once more, and the
+# base's own parameter, which the other side of a tie still uses.
+_SAVED_TWICE = re.compile(r"\.(modules_to_save|original_module)(?=\.(weight|bias)$)")
 
 # Fields of LoraConfig (peft 0.21) that leave the merged weight as `lora_math` computes it: they act only in training,
 # choose modules (the tensors say which), or are read below.
@@ -60,6 +64,7 @@ class Adapter:
         modules: for each adapted module, the tensor's name by what it is (`a`, `b`, `magnitude`, …).
         replaced: for each parameter that the adapter holds whole, the tensor's name.
         shared: those of `replaced` that PEFT loads into the base's own parameter, not into a copy for one module.
+        originals: for each parameter of a module saved whole, the tensor of the base's own parameter below it.
     """
 
     folder: Path
@@ -68,6 +73,7 @@ class Adapter:
     modules: dict[str, dict[str, str]]
     replaced: dict[str, str]
     shared: frozenset[str]
+    originals: dict[str, str]
 
     def tensor(self, name: str) -> Any:
         """One tensor as torch, in its stored dtype."""
@@ -88,10 +94,14 @@ def read_adapter(folder: Path) -> Adapter:
     modules: dict[str, dict[str, str]] = {}
     replaced: dict[str, str] = {}
     shared = set()
+    twice: dict[str, dict[str, str]] = {"modules_to_save": {}, "original_module": {}}
     for name in tensors if config["peft_type"] == "LORA" else ():
         module, kind = _kind(name, tensors[name])
         if kind is not None:
             modules.setdefault(module, {})[kind] = name
+            continue
+        if found := _SAVED_TWICE.search(module):
+            twice[found[1]][_SAVED_TWICE.sub("", module)] = name
             continue
         plain = _BASE_LAYER.sub("", module)
         if plain in replaced:
@@ -99,7 +109,21 @@ def read_adapter(folder: Path) -> Adapter:
         replaced[plain] = name
         if plain != module or not _is_saved_module(config, plain.rpartition(".")[0]):
             shared.add(plain)
-    return Adapter(folder, config, tensors, modules, replaced, frozenset(shared))
+    copies, originals = twice.values()
+    _require_same(tensors, replaced, copies, originals)
+    return Adapter(folder, config, tensors, modules, replaced, frozenset(shared - {*copies, *originals}), originals)
+
+
+def _require_same(
+    tensors: dict[str, Stored], replaced: dict[str, str], copies: dict[str, str], originals: dict[str, str]
+) -> None:
+    """A parameter that is saved twice has one value: PEFT reads the plain name, and nobody knows which was meant."""
+    for plain, name in (originals | copies).items():
+        if plain not in replaced:
+            raise _unreadable(name, f"no {_PREFIX}{plain} beside it, which PEFT loads")
+    for plain, name in copies.items():
+        if not same_bytes(tensors[name], tensors[replaced[plain]]):
+            raise _unreadable(name, f"another value than {replaced[plain]}, which is the same parameter")
 
 
 def why_not_streamed(adapter: Adapter) -> list[str]:
@@ -122,6 +146,12 @@ def why_not_streamed(adapter: Adapter) -> list[str]:
         if "token_rows" in parts and len(parts) > 1:
             reasons.append(f"{module} has trained token rows and LoRA at once")
     return reasons
+
+
+def whole_tensors(adapter: Adapter) -> dict[str, Stored]:
+    """What the adapter holds whole, by the base's name for it; of adapters of any method."""
+    plain = {_SAVED_TWICE.sub("", _BASE_LAYER.sub("", name.removeprefix(_PREFIX))): name for name in adapter.tensors}
+    return {name: adapter.tensors[tensor] for name, tensor in plain.items()}
 
 
 def pattern_value(pattern: dict[str, Any], module: str, default: Any) -> Any:
@@ -157,6 +187,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
             got="no such folder" if not folder.is_dir() else f"no {CONFIG}",
             hint="give the run's adapter/ folder, or the one that PEFT's save_pretrained wrote",
         )
+    require_sound_files(folder)
     config = read_json(folder / CONFIG)
     if not isinstance(config, dict):
         raise _bad_field(folder, "the document", config, "an object")

@@ -11,7 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from skill_train.estimate import MicroStep
+from skill_train.estimate_step import MicroStep
 from skill_train.estimate_time import micro_step_flops, optimizer_seconds, reading_seconds
 from skill_train.facts import Calibration, MachineFacts, ModelFacts, rebuilt
 from skill_train.machine import cache_dir
@@ -114,7 +114,7 @@ def _micro_steps(plan: dict[str, Any], line: dict[str, Any]) -> tuple[int, Micro
         trained_share=line["trained_tokens"] / tokens,
         full=full,
         pure_bf16=recipe["pure_bf16"],
-        fused=recipe["optim"].endswith("fused"),
+        optim=recipe["optim"],
     )
     return placement["gradient_accumulation_steps"], step
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from skill_train.errors import DecisionNeeded
-from skill_train.estimate import BYTES, Part, Range, total, trained_bytes
 from skill_train.estimate_files import disk_bytes
+from skill_train.estimate_step import BYTES, Part, Range, total
 from skill_train.estimate_time import Schedule, training_seconds
+from skill_train.estimate_trained import trained_bytes
 from skill_train.facts import Calibration, DatasetFacts, Flavor, Gpu, MachineFacts, ModelFacts, PrecisionProbe
 from skill_train.money import dollars
 from skill_train.placement import HEADROOM, Choices, Fit, fit, has_device, precision

@@ -12,7 +12,7 @@ from typing import Any
 
 from skill_train import calibration, cloud_record, tables
 from skill_train.begun import require_resumable
-from skill_train.chain_plan import actual, load_recipe, local_plan, require_room
+from skill_train.chain_plan import actual, load_recipe, local_plan, require_room, warn_of_export
 from skill_train.console import Console, Result
 from skill_train.errors import TrainingFailed, UsageError, VerificationFailed
 from skill_train.model import fingerprint
@@ -67,6 +67,7 @@ def local(
             require_resumable(run, plan, shlex.join([*words, *place]))
         if not goes_on and not _is_finished(run, plan):
             require_room(console, plan, force=force)
+            warn_of_export(console, plan)
         record = train_run(console, run, plan, resume=resume)
     plan = read_json(run.plan)  # a run that had begun keeps the one it began with
     for key, value in (("device", device), ("dtype", dtype)):

@@ -12,7 +12,7 @@ from skill_train import data_fix, rows, survey, tables, tokens
 from skill_train.console import Console, Result
 from skill_train.data_report import ONLY_SFT, Counted, plain_example, report
 from skill_train.data_subject import Subject, look
-from skill_train.dataset import unread_text_told, wrong_columns
+from skill_train.dataset import unread_media, unread_text_told, wrong_columns
 from skill_train.errors import NotInstalled, SkillTrainError, Temporary, UsageError, from_exit_code
 from skill_train.facts import DatasetFacts
 from skill_train.formats import COLUMNS
@@ -22,6 +22,12 @@ from skill_train.resources import train_module
 from skill_train.row_check import checker
 from skill_train.run_dir import file_digest
 from skill_train.survey import Count
+from skill_train.text_encoding import rewriting_command
+
+_UNMAPPED = (
+    "plan and local refuse these columns as they are: put the recipe lines of methods.sft into a recipe, or write a "
+    "mapped copy with --fix"
+)
 
 
 def data(
@@ -52,6 +58,8 @@ def _answer(console: Console, asked: Recipe, method: str, file: Path | None, fix
     counted = _tokens(console, subject)
     answer = report(subject, counted)
     _warn(console, subject)
+    if fix is None and subject.method == "sft" and subject.verdict.verdict == "needs_mapping":
+        console.warn("needs_mapping", _UNMAPPED)
     if fix is not None and subject.check is not None and counted.error is None:
         answer["fix"] = _fix(console, subject, counted.counter, fix)
         left_out = sum(answer["fix"]["left_out"].values())
@@ -155,6 +163,8 @@ def _warn(console: Console, subject: Subject) -> None:
         console.warn("guessed_mapping", subject.verdict.because)
     if subject.unread and subject.found is not None:
         console.warn("unread_text", unread_text_told(list(subject.unread), subject.found.columns))
+    if subject.found is not None and (unread := unread_media(subject.recipe, subject.found.columns)) is not None:
+        console.warn("pictures", unread)
     if subject.seen.at_least:
         console.warn("many_repeats", "more different rows repeat than are counted: duplicate is a lower bound")
     if subject.method != "sft":
@@ -200,7 +210,7 @@ def _refuses(subject: Subject, counter: Any) -> data_fix.Refuses:
 
 def _refusal(subject: Subject, counted: Counted) -> SkillTrainError | None:
     """What training would end with, when it would."""
-    if subject.verdict.verdict == "impossible" and subject.row:
+    if subject.verdict.verdict == "impossible" and (subject.row or not subject.seen.refused):
         return _impossible(subject)
     problems = subject.seen.problems | {name: count for name, count in counted.problems.items() if count is not None}
     refused = {name: count for name, count in problems.items() if count.refused}
@@ -223,6 +233,8 @@ def _mend(subject: Subject, counted: Counted, otherwise: str) -> str:
     masked, lengths = counted.problems["fully_masked"], counted.lengths
     if masked is not None and lengths is not None and masked.refused == len(lengths.counted):
         return f"raise --max-length: the longest row has {lengths.longest} tokens"
+    if subject.seen.problems["not_utf8"].refused and (command := rewriting_command(Path(subject.recipe.data))):
+        return command
     return _fix_command(subject) if subject.check is not None and subject.seen.usable else otherwise
 
 
@@ -232,8 +244,10 @@ def _impossible(subject: Subject) -> UsageError:
     others = [name for name, verdict in subject.verdicts.items() if verdict.verdict != "impossible"]
     if subject.method != "sft":
         error.expected = "the columns of that method, as references/datasets.md has them"
-    if others:
-        error.hint = shlex.join(["skill-train", "data", subject.recipe.data, "--method", others[0]])
+    if "sft" in others:
+        error.hint = shlex.join(["skill-train", "data", subject.recipe.data, "--method", "sft"])
+    elif others:
+        error.hint = f"another dataset; this one is for {', '.join(others)}, and {ONLY_SFT.partition(';')[0]}"
     return error
 
 

@@ -84,6 +84,7 @@ def export_run(console: Console, run: RunDir, quant: str, tools: Any) -> Result:
     with locked(run, "export-gguf"):
         require_trained(run)
         run_warnings.warn_of_part(console, run)
+        converter.require_convertible(run.merged if run.merged.is_dir() else base_of(run), tools)
         waits = contextlib.nullcontext() if run.record("convert").is_file() else converter.ready(tools)
         with waits as ready:  # it imports torch while the adapter is merged
             if not run.is_full:
@@ -223,6 +224,7 @@ def _export_lora(console: Console, run: RunDir, tools: Any) -> Result:
     from skill_train.lora_gguf import export_lora
 
     require_trained(run)
+    converter.require_convertible(base_of(run), tools)
     if run.is_full:
         raise UsageError(
             f"{run.path} has no adapter: every weight was trained",
@@ -244,10 +246,8 @@ def _export_lora(console: Console, run: RunDir, tools: Any) -> Result:
             warn=console.warn,
         )
     listed = outputs_of(record, run.path)
-    data = {"files": listed, "figures": record["figures"], "reasons": record["reasons"]}
-    return Result(
-        data | {"reused": record.get("reused", False)}, quiet=listed[0]["path"], human=tables.files_table(listed)
-    )
+    data = {"files": listed, **{key: record.get(key, False) for key in ("figures", "reasons", "reused")}}
+    return Result(data, quiet=listed[0]["path"], human=tables.files_table(listed))
 
 
 def _export_result(

@@ -163,11 +163,8 @@ def dataset_facts(console: Console, recipe: Recipe, about: ModelFacts) -> Datase
     `skill-train data`, else a range."""
     if Path(recipe.data).exists() or not rows.is_id(recipe.data):
         found = dataset.scan(recipe)
-        if (column := dataset.unread_media(recipe, found.columns)) is not None:
-            left = f"the column {column!r} holds pictures, sounds or films, which are not read"
-            console.warn(
-                "pictures", f"{left}: the recipe names the columns of the text, and the model learns that alone"
-            )
+        if (media := dataset.unread_media(recipe, found.columns)) is not None:
+            console.warn("pictures", media)
         first: Sequence[dict[str, Any]] = dataset.first_rows_of(recipe)
     else:
         from skill_train import hub_dataset
@@ -241,6 +238,13 @@ def _blocked(made: dict[str, Any]) -> DecisionNeeded:
     )
 
 
+def warn_of_export(console: Console, made: dict[str, Any]) -> None:
+    """What cannot be had from this training, said before it."""
+    why = made["facts"]["model"].get("not_convertible")
+    if why:
+        console.warn("not_convertible", f"{why}; training and merging work, and export-gguf refuses this model")
+
+
 def _warn_of_few(console: Console, recipe: dict[str, Any], rows: int) -> None:
     """What `evaluate` can say depends on how many rows it has."""
     fraction = recipe["held_out_fraction"]
@@ -260,6 +264,7 @@ def _result(
     epochs = next((reason for reason in made["reasons"] if reason["rule"] == "epochs"), None)
     if epochs is not None and float(epochs["value"]) > _MANY_EPOCHS:
         console.warn("many_epochs", f"this is {epochs['value']} epochs: {epochs['because']}; TRL's default is 3")
+    warn_of_export(console, made)
     _warn_of_few(console, made["recipe"], made["facts"]["dataset"]["rows"])
     if made["recipe"]["format"] in BARE and made["facts"]["model"]["has_chat_template"]:
         console.warn("without_template", train_module().WITHOUT_TEMPLATE)
@@ -316,12 +321,12 @@ def summary(made: dict[str, Any]) -> dict[str, Any]:
 
 
 def actual(made: dict[str, Any], record: dict[str, Any]) -> dict[str, Any]:
-    """What was estimated beside what was measured."""
+    """What was estimated beside what was measured. Nothing was estimated of the smaller layout of a second try."""
     figures = record["figures"]
     peaks = figures["peak_memory_bytes"]
     device = made["placement"]["device"]
     measured = {"memory_bytes": peaks.get(device, peaks.get("rss")), "seconds": record["seconds"]}
-    estimates = made.get("estimates", {})
+    estimates = {} if record.get("smaller_layout") else made.get("estimates", {})
     return {
         key: {
             "low": estimates.get(key, {}).get("low"),

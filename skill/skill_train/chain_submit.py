@@ -25,7 +25,7 @@ from skill_train import (
 )
 from skill_train import recipe as recipes
 from skill_train.chain_follow import look
-from skill_train.chain_plan import decided, load_recipe, local_plan, require_no_blockers, require_room
+from skill_train.chain_plan import decided, load_recipe, local_plan, require_no_blockers, require_room, warn_of_export
 from skill_train.cloud_answer import Asked, Checked
 from skill_train.cloud_budget import Budget
 from skill_train.cloud_order import Order, Sent
@@ -166,6 +166,8 @@ def _order(asked: Asked, made: dict[str, Any], account: Account) -> Order:
     """The plan with its repository and its data, and the price that was known last; the checks ask for today's."""
     place = preflight.namespace(account, asked.namespace) if account.state == "valid" else account.name
     staged = staging.stage(Path(made["recipe"]["data"])) if preflight.local_data(made) else None
+    if staged is not None:
+        staging.require_no_secrets(staged)
     offer = _kept_offer(made["flavor"])
     price = None if offer is None else offer.usd_per_hour
     return Order(_with_repository(made, asked, place), place, price, staged, asked.data_repo, asked.max_cost)
@@ -312,6 +314,7 @@ def _kept_offer(name: str) -> Flavor | None:
 
 
 def _warn(console: Console, order: Order, found: Budget, there: tuple[str, ...]) -> None:
+    warn_of_export(console, order.plan)
     if found.tight and found.seconds is not None:
         console.warn(
             "tight_timeout",

@@ -156,6 +156,11 @@ def report(console: Console, **options: Any) -> Result:
     multiple=True,
     help="What to push; repeat for more.  [default: the GGUF files and the adapter]",
 )
+@click.option(
+    "--include",
+    multiple=True,
+    help="A further file of what is pushed, of a kind that is left out: a program, say.",
+)
 @click.option("--public", is_flag=True, help="Make a new repository public; it is private otherwise.")
 @click.option("--dry-run", is_flag=True, help="List files and sizes; send nothing.")
 def push(console: Console, **options: Any) -> Result:

@@ -51,7 +51,10 @@ class Sent:
 
 
 def uploads(order: Order) -> list[dict[str, Any]]:
-    """What leaves this machine, and where it goes; last what the job makes, of which nobody knows the size yet."""
+    """What leaves this machine, and where it goes; last what the job makes, of which nobody knows the size yet.
+
+    `left_out` of the data: what lies in its folder and stays here.
+    """
     bucket = f"the private bucket {order.namespace}/jobs-artifacts"
     program, made = train_program(), json.dumps(order.plan, indent=1, ensure_ascii=False)
     listed = [
@@ -61,7 +64,8 @@ def uploads(order: Order) -> list[dict[str, Any]]:
     if order.staged is not None:
         about = {"name": order.plan["recipe"]["data"], "files": len(order.staged.files), "bytes": order.staged.bytes}
         to = f"the private dataset {order.data_repo}" if order.data_repo else bucket
-        listed.append({"what": "data", **about, "to": to})
+        stays = {"left_out": list(order.staged.left_out)} if order.staged.left_out else {}
+        listed.append({"what": "data", **about, "to": to, **stays})
     repository = order.plan["policy"]["hub_model_id"]
     to = "a private repository of the Hub, which the job makes"
     return [*listed, {"what": "result", "name": repository, "files": None, "bytes": None, "to": to}]

@@ -210,7 +210,8 @@ def _bounded(document: dict[str, Any]) -> str:
 
 def _dumps(document: dict[str, Any]) -> str:
     plain = (sys.stdout.encoding or "utf-8").lower().replace("-", "") == "utf8"
-    return clean(json.dumps(document, ensure_ascii=not plain))
+    # Masked before it is escaped, too: behind what stands for another character a token looks like the rest of a word.
+    return clean(json.dumps(_cleaned(document, masked), ensure_ascii=not plain))
 
 
 def _shorten(value: Any, limit: int) -> Any:
@@ -328,12 +329,12 @@ def _screen() -> Any:
     return Screen(markup=False, emoji=False, highlight=False, soft_wrap=False, no_color=plain, width=width)
 
 
-def _cleaned(value: Any) -> Any:
+def _cleaned(value: Any, how: Callable[[str], str] = clean) -> Any:
     if isinstance(value, dict):
-        return {clean(str(key)): _cleaned(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_cleaned(item) for item in value]
-    return clean(value) if isinstance(value, str) else value
+        return {how(str(key)): _cleaned(item, how) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_cleaned(item, how) for item in value]
+    return how(value) if isinstance(value, str) else value
 
 
 @contextmanager

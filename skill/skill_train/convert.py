@@ -23,6 +23,7 @@ from skill_train.digest import digested_as_it_grows
 from skill_train.errors import UsageError, nearest
 from skill_train.gguf_file import read_gguf
 from skill_train.memory import require_memory
+from skill_train.model_files import require_sound
 from skill_train.run_dir import (
     file_digest,
     finished_record,
@@ -80,6 +81,7 @@ def convert(
     """
     started = time.monotonic()
     _check_files(model, outtype)
+    converter.require_convertible(model, toolchain)
     inputs = model_digests(model)
     options = {"name": name, "outtype": outtype}
     if done := finished_record(record, inputs=inputs, options=options):
@@ -184,6 +186,7 @@ def _check_files(model: Path, outtype: str) -> None:
             got="no such folder" if not model.is_dir() else "a folder without config.json",
             hint="name the merged model's folder, or merge first: skill-train merge RUN",
         )
+    require_sound(model)
     if not any((model / name).is_file() for name in _TOKENIZER_FILES):
         raise UsageError(
             f"{model} has no tokenizer files",

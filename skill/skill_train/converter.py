@@ -19,7 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from skill_train import convertible
 from skill_train.errors import DecisionNeeded, NativeCrash, NotInstalled, SkillTrainError, UsageError, died_of_memory
+from skill_train.model import read_config
+from skill_train.model_config import text_config
+from skill_train.model_files import weight_files
 from skill_train.resources import train_program
 from skill_train.run_dir import read_json, watch_memory, write_text
 from skill_train.toolchain import Toolchain
@@ -41,6 +45,41 @@ class _Failure:
     found: tuple[str, ...]
 
 
+def require_convertible(model: Path, toolchain: Toolchain) -> None:
+    """Refuses by `config.json` alone what `plan` warned of; nothing is written or started for it.
+
+    Args:
+        model: the folder, or that of the base whose merged weights will be converted.
+
+    Raises:
+        UsageError: the converter does not know the architecture, or llama.cpp computes it in another way.
+    """
+    config = read_config(model)
+    text = text_config(config)
+    known, files = toolchain.architectures(), {path.name for path in model.iterdir()}
+    why = convertible.why_not(text, config, known, files)
+    if why is None:
+        return
+    name = convertible.architecture(text, config)
+    words = f"{model} cannot become a GGUF file: {why}"
+    instead = "use the adapter or the merged model with transformers or vLLM: skill-train merge RUN; for GGUF files "
+    if name not in known:
+        raise UsageError(
+            words,
+            code="unsupported_architecture",
+            expected="an architecture that this llama.cpp can run",
+            got=str(name),
+            hint=instead + "choose another base, or a newer llama-cpp-python: pip install -U llama-cpp-python",
+        )
+    raise UsageError(
+        words,
+        code="not_convertible",
+        expected="a model that llama.cpp computes as transformers does, with the files that its converter reads",
+        got=str(name),
+        hint=instead + "choose another base, or a whole folder of this one",
+    )
+
+
 @contextlib.contextmanager
 def without_code(model: Path, **changes: Any) -> Iterator[Path]:
     """A temporary folder of the same name and content as `model`, without anything that could be run.
@@ -51,8 +90,10 @@ def without_code(model: Path, **changes: Any) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="skill-train-") as folder:
         view = Path(folder) / (model.resolve().name or "model")
         view.mkdir()
+        loaded = weight_files(model)
         for entry in sorted(model.iterdir()):
-            if entry.suffix == ".py" or entry.name.startswith("."):
+            other = entry.suffix == ".safetensors" and loaded[0].exists() and entry not in loaded
+            if other or entry.suffix == ".py" or entry.name.startswith("."):
                 continue
             plain = _plain_config(entry, changes) if entry.name.endswith("config.json") else None
             if plain is None:
@@ -165,15 +206,22 @@ def _plain_config(file: Path, changes: dict[str, Any]) -> dict[str, Any] | None:
         return None
     plain = {key: value for key, value in config.items() if key != "auto_map"}
     if file.name == "tokenizer_config.json":
-        plain |= _prefix_of(file.with_name("tokenizer.json"))
+        plain |= _prefix_of(file.with_name("tokenizer.json"), file.with_name("tokenizer.model"))
+    if file.name == "config.json":
+        plain |= convertible.as_published(config)
     if file.name == "adapter_config.json":
         plain |= changes
     return plain if plain != config else None
 
 
-def _prefix_of(file: Path) -> dict[str, bool]:
+def _prefix_of(file: Path, pieces: Path) -> dict[str, bool]:
     """Whether a sentencepiece vocabulary puts a space before text. tokenizer.json decides that for the training, and
-    `add_prefix_space` of tokenizer_config.json for the converter."""
+    without it tokenizer.model; for the converter it is `add_prefix_space` of tokenizer_config.json."""
+    if not file.is_file() and pieces.is_file():
+        from sentencepiece import sentencepiece_model_pb2
+
+        proto = sentencepiece_model_pb2.ModelProto.FromString(pieces.read_bytes())
+        return {"add_prefix_space": bool(proto.normalizer_spec.add_dummy_prefix)}
     said = read_json(file) if file.is_file() else {}
     model = said.get("model") or {}
     if model.get("type") != "BPE" or not model.get("byte_fallback"):

@@ -18,6 +18,10 @@ from typing import Any
 
 _NEW_OBJECTS = 200_000  # the garbage collector looks seldom: a vocabulary is many objects, and none of them is garbage
 
+# Their routers are sigmoids in transformers 5, whose config.json does not say so. Without that llama.cpp takes the
+# softmax of DeepSeek-V2, refuses the file or aborts.
+_SIGMOID_ROUTERS = ("deepseek_v3", "dots1", "exaone_moe", "glm4_moe_lite", "minimax_m2")
+
 
 def main(train_program: str) -> None:
     gc.set_threshold(_NEW_OBJECTS)
@@ -59,7 +63,8 @@ def _with_old_names(config: dict[str, Any]) -> dict[str, Any]:
         "gpt_neox": {"rotary_pct": turned},
         "cohere2": {"rotary_pct": turned},
     }
-    given = old.get(config.get("model_type", ""), {})
+    kind = config.get("model_type", "")
+    given = {"scoring_func": "sigmoid"} if kind in _SIGMOID_ROUTERS else old.get(kind, {})
     return {**{key: value for key, value in given.items() if value is not None}, **config}
 
 

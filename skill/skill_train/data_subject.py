@@ -58,7 +58,7 @@ def look(asked: Recipe, method: str, file: Path | None) -> Subject:
     while True:
         verdict = verdicts["sft"]
         if verdict.format is not None:
-            found = Found(verdict.format, verdict.columns, verdict.because)
+            found = Found(verdict.format, verdict.columns, verdict.because, explicit=bool(asked.columns))
         seen = survey.survey(asked, check_for(method, verdicts[method], found))
         whole = complete(asked, found, seen.columns) if found is not None else None
         if whole is None or whole == found:

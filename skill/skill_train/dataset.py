@@ -18,6 +18,7 @@ from skill_train.formats import COLUMNS, OPTIONAL, Found, detect, match, optiona
 from skill_train.recipe import Recipe
 from skill_train.resources import train_module
 from skill_train.row_check import checker, media_beside
+from skill_train.text_encoding import rewriting_command
 
 _FIRST = 200  # rows
 _WORDS = 3  # a text of as many is a sentence, and no name or number; scripts without spaces have such characters
@@ -41,8 +42,8 @@ def _scan(recipe: Recipe, path: Path) -> DatasetFacts:
     first: dict[str, Any] | None = None
     for line, row, _ in rows.read(recipe):
         if isinstance(row, rows.Broken):
-            if row.kind != "not_utf8":  # that one has the command that keeps the rows
-                row.refusal.error["hint"] = _leave_out(recipe)
+            keeps_rows = rewriting_command(path) if row.kind == "not_utf8" else None
+            row.refusal.error["hint"] = keeps_rows or _leave_out(recipe)
             raise row.refusal
         if first is None:
             first, found = row, find_format(recipe, row)
@@ -177,11 +178,15 @@ def first_format(recipe: Recipe, first: Sequence[dict[str, Any]]) -> Found:
 
 
 def unread_media(recipe: Recipe, columns: dict[str, str]) -> str | None:
-    """A column with pictures, sounds or films that the recipe leaves out by naming the others."""
+    """What to say of a column with pictures, sounds or films that the recipe leaves out by naming the others."""
     if not recipe.columns:
         return None
     found = Found(recipe.format or "", columns, "")
-    return next((name for row in first_rows_of(recipe) if (name := media_beside(row, found)) is not None), None)
+    column = next((name for row in first_rows_of(recipe) if (name := media_beside(row, found)) is not None), None)
+    if column is None:
+        return None
+    left = f"the column {column!r} holds pictures, sounds or films, which are not read"
+    return f"{left}: the recipe names the columns of the text, and the model learns that alone"
 
 
 def first_rows_of(recipe: Recipe) -> list[dict[str, Any]]:

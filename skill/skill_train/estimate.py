@@ -8,83 +8,22 @@ linear layer and each norm keeps what its gradient needs too. bench/estimates ho
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-
+from skill_train.estimate_modules import (
+    CAPPED_SCORES,
+    EAGER,
+    kept_by_mlp,
+    largest_linear,
+    module_widths,
+    widths,
+)
+from skill_train.estimate_step import BYTES, MicroStep, Part, Range, total
+from skill_train.estimate_trained import beside_the_base
 from skill_train.facts import ModelFacts
 
-BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 NF4_BYTES = 4.127 / 8  # a parameter in 4-bit NF4 with double quantization: Dettmers et al. 2023 (QLoRA), section 3
 LOGITS_AT_ONCE = 16_000_000  # of scripts/train.py, off CUDA; tested equal
 # Model types that scale or cap their logits, so that off CUDA TRL's own head scores every position.
 TRL_HEAD = ("gemma2", "cohere", "cohere2", "granite")
-
-
-@dataclass(frozen=True)
-class Range:
-    """From `low` to `high`, and what that rests on."""
-
-    low: float
-    high: float
-    basis: str
-
-    @property
-    def middle(self) -> float:
-        return (self.low + self.high) / 2
-
-    def as_dict(self) -> dict[str, object]:
-        return {"low": round(self.low), "high": round(self.high), "basis": self.basis}
-
-
-@dataclass(frozen=True)
-class Part:
-    """One term of a sum, in bytes."""
-
-    name: str
-    low: float
-    high: float
-    because: str
-
-
-@dataclass(frozen=True)
-class MicroStep:
-    """One forward and backward pass on one device.
-
-    Attributes:
-        rows, length: of the batch, in rows and tokens; rows are padded to the longest.
-        trained_share: share of the tokens that the loss counts.
-        shards: processes that the weights are divided among (FSDP); 1 when each holds all.
-        offload: sharded weights and optimizer states wait in host memory.
-        full: every weight trains, in float32 with autocast in `dtype`; with `pure_bf16` all of it in bfloat16.
-        fused: the optimizer is one kernel without temporaries.
-        accumulates: gradients of earlier micro-steps are there already.
-    """
-
-    device: str
-    dtype: str
-    rows: int
-    length: int
-    checkpointing: bool
-    four_bit: bool = False
-    lora_r: int = 16
-    lora_dropout: float = 0.05
-    target_modules: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj")
-    trained_share: float = 1.0
-    shards: int = 1
-    offload: bool = False
-    full: bool = False
-    pure_bf16: bool = False
-    fused: bool = True
-    accumulates: bool = True
-
-    @property
-    def tokens(self) -> int:
-        return self.rows * self.length
-
-    @property
-    def mixed(self) -> bool:
-        """float32 weights, of which autocast makes 16-bit copies to compute with."""
-        return self.full and not self.pure_bf16 and self.dtype != "float32"
 
 
 def training_memory(model: ModelFacts, step: MicroStep) -> list[Part] | None:
@@ -95,23 +34,21 @@ def training_memory(model: ModelFacts, step: MicroStep) -> list[Part] | None:
     if step.full:
         fixed = _trained_weights(model, step, model.parameters, total(moving, ""))
     else:
-        fixed = [_weights(model, step, model.parameters), _adapter(model, step)]
+        fixed = [_weights(model, step, model.parameters), *beside_the_base(model, step)]
     parts = [part for part in (*fixed, *moving) if part.high > 0]
     return [*parts, _fragmentation(model, step, parts), framework(step.device)]
 
 
-def total(parts: Iterable[Part], basis: str) -> Range:
-    parts = list(parts)
-    return Range(sum(part.low for part in parts), sum(part.high for part in parts), basis)
-
-
 def _weights(model: ModelFacts, step: MicroStep, parameters: int) -> Part:
-    """Frozen weights. 4-bit: only linear layers are quantized; embeddings, head and norms stay in 16 bit (transformers'
-    bitsandbytes integration leaves the output head out)."""
+    """Frozen weights. 4-bit: only linear layers are quantized; embeddings, head and norms stay in the type
+    that is computed in (transformers' bitsandbytes integration leaves the output head out). One
+    layer at a time is computed with whole."""
     if step.four_bit:
         kept = model.embedding_parameters if model.embedding_parameters is not None else 0
-        size = (parameters - kept) * NF4_BYTES + kept * 2
-        because = f"{(parameters - kept) / 1e9:.2f}B parameters in NF4 (4.127 bits each), {kept / 1e9:.2f}B in 16 bit"
+        whole = largest_linear(model) * BYTES[step.dtype]
+        size = (parameters - kept) * NF4_BYTES + kept * BYTES[step.dtype] + whole
+        quantized = f"{(parameters - kept) / 1e9:.2f}B parameters in NF4 (4.127 bits each)"
+        because = f"{quantized}, {kept / 1e9:.2f}B in {step.dtype}, one layer of {whole / 1e6:.0f} MB computed with"
     else:
         size = float(parameters * BYTES[step.dtype])
         because = f"{parameters / 1e9:.3f}B parameters x {BYTES[step.dtype]} bytes ({step.dtype})"
@@ -123,19 +60,19 @@ def _weights(model: ModelFacts, step: MicroStep, parameters: int) -> Part:
 
 
 def _trained_weights(model: ModelFacts, step: MicroStep, parameters: int, moving: Range) -> list[Part]:
-    """Full fine-tuning: weights, gradients and AdamW's two moments of every parameter, 4 bytes each, or 2 with
-    `pure_bf16` (Rajbhandari et al. 2020, ZeRO, section 3.1), divided among the shards, and what is computed with.
+    """Full fine-tuning: weights, gradients and what the optimizer keeps of every parameter (AdamW two moments),
+    4 bytes each, or 2 with `pure_bf16` (Rajbhandari et al. 2020, ZeRO, section 3.1), divided among the shards, and what
+    is computed with.
 
     Args:
-        moving: what the passes need. What comes when it is gone counts as far as it is larger: AdamW's temporaries, and
-            gradients that no earlier micro-step has left.
+        moving: what the passes need. What comes when it is gone counts as far as it is larger: the optimizer's
+            temporaries, and gradients that no earlier micro-step has left.
     """
     each = 2 if step.pure_bf16 else 4
     held = 0.0 if step.offload else parameters * each / step.shards
     count = f"{parameters / 1e9:.3f}B parameters x {each} bytes" + f" / {step.shards} shards" * (step.shards > 1)
     head = (model.vocab_size or 0) * (model.hidden_size or 0)
-    # Not fused, AdamW makes one more of every weight on CUDA (torch's foreach kernels), two of one weight elsewhere.
-    temporary = 0.0 if step.fused else held if step.device == "cuda" else 2.0 * head * each
+    temporary = _of_a_step(step, held, head, each)
     # The head's gradient is made whole, in float32, before it is added; a tied embedding makes a second one.
     whole = 4 * head
     late = max(temporary, whole * (1 if model.tied_embeddings is False else 2))
@@ -148,8 +85,28 @@ def _trained_weights(model: ModelFacts, step: MicroStep, parameters: int, moving
         Part("weights", held, held, f"{count}, trained"),
         _computed_with(model, step, parameters),
         Part("gradients", stays + low, stays + high, f"{count}, and the head's once more"),
-        Part("optimizer", 2 * held, 2 * held, f"{count} x 2: AdamW's moments"),
+        _optimizer(model, step, held, each),
     ]
+
+
+def _of_a_step(step: MicroStep, held: float, largest: int, each: int) -> float:
+    """What a step of the optimizer makes for a moment. torch's foreach kernels: one more of every weight on CUDA,
+    two of one weight elsewhere. Adafactor goes weight by weight: squares, update, row times column."""
+    if step.optimizer.factored:
+        return 12.0 * largest
+    copies = step.optimizer.temporaries
+    return copies * (held if step.device == "cuda" else 2.0 * largest * each)
+
+
+def _optimizer(model: ModelFacts, step: MicroStep, held: float, each: int) -> Part:
+    """What the optimizer keeps of every weight; `held` are the bytes of the weights that one device holds."""
+    if step.optimizer.factored:
+        h, q, kv, f = widths(model)
+        edges = (model.layers or 0) * (6 * h + 2 * q + 2 * kv + 3 * f * (model.experts or 1)) + (model.vocab_size or 0)
+        least = 0.0 if step.offload else 4.0 * edges / step.shards
+        return Part("optimizer", least, 2 * least, f"{step.optim}: a row and a column of each matrix, in float32")
+    kept = held / each * step.optimizer.state(each)
+    return Part("optimizer", kept, kept, f"{step.optim} keeps {step.optimizer.state(each):g} bytes a parameter")
 
 
 def _computed_with(model: ModelFacts, step: MicroStep, parameters: int) -> Part:
@@ -168,64 +125,12 @@ def _computed_with(model: ModelFacts, step: MicroStep, parameters: int) -> Part:
     return Part("copies", copies, copies, f"autocast's copies of the linear layers in {step.dtype}")
 
 
-def adapter_parameters(model: ModelFacts, target_modules: Iterable[str], lora_r: int) -> int:
-    """Parameters of the adapter: r x (inputs + outputs) for each target of each layer (Hu et al. 2021, LoRA)."""
-    widths = sum(sum(_module_widths(model, target)) for target in target_modules)
-    return lora_r * widths * (model.layers or 0)
-
-
-def trained_bytes(model: ModelFacts, step: MicroStep) -> float:
-    """What is trained, as it is saved: the adapter in float32, or every weight."""
-    if step.full:
-        return float((model.parameters or 0) * (2 if step.pure_bf16 else 4))
-    return 4.0 * adapter_parameters(model, step.target_modules, step.lora_r)
-
-
-def _module_widths(model: ModelFacts, name: str) -> tuple[int, int]:
-    """`(inputs, outputs)` of a linear layer by its usual name; a name that is not known counts as the MLP's."""
-    h, q, kv, f = _widths(model)
-    known = {
-        "q_proj": (h, q),
-        "k_proj": (h, kv),
-        "v_proj": (h, kv),
-        "o_proj": (q, h),
-        "out_proj": (q, h),
-        "dense": (q, h),
-        "qkv_proj": (h, q + 2 * kv),
-        "query_key_value": (h, q + 2 * kv),
-        "c_attn": (h, 3 * h),
-        "gate_up_proj": (h, 2 * f),
-        "down_proj": (f, h),
-        "fc2": (f, h),
-        "c_proj": (h + f, 2 * h),  # GPT-2 calls two layers so: after the attention and after the MLP
-    }
-    return known.get(name, (h, f))
-
-
-def _widths(model: ModelFacts) -> tuple[int, int, int, int]:
-    """Hidden size, width of all queries, of all keys, and of the MLP that one token passes."""
-    h = model.hidden_size or 0
-    heads = model.heads or 1
-    head = model.head_dim or h // heads
-    f = model.intermediate_size or 4 * h
-    return h, heads * head, (model.kv_heads or heads) * head, f * (model.experts_per_token or 1)
-
-
-def _adapter(model: ModelFacts, step: MicroStep) -> Part:
-    """Weights, gradients and AdamW's two moments in float32: 16 bytes a parameter. On a 4-bit base TRL 1.16 casts the
-    adapter to bfloat16: 8 bytes. The optimizer's step needs a temporary copy on top (torch's foreach kernels)."""
-    count = adapter_parameters(model, step.target_modules, step.lora_r)
-    each = 8 if step.four_bit else 16
-    because = f"{count / 1e6:.2f}M parameters x {each} bytes: weights, gradients, AdamW's moments"
-    return Part("adapter", count * each, count * each * 1.5, because)
-
-
 def _activations(model: ModelFacts, step: MicroStep) -> Part:
     """What the forward pass keeps for the backward pass, all layers; with checkpointing every layer's input and one
     layer whole (Chen et al. 2016; Korthikanti et al. 2022, table 2, for the same sum with every weight trained)."""
     layers, size = model.layers or 0, BYTES[step.dtype]
     stream = 4 if step.mixed else size  # between layers: float32 weights make it so
-    h, _, _, f = _widths(model)
+    h, _, _, f = widths(model)
     layer = step.tokens * layer_bytes_per_token(model, step)
     backward = step.tokens * size * (2 * f + 4 * h)  # gradients in flight through one layer
     ends = step.tokens * h * (4 + size)  # the embedding's output and the last norm
@@ -239,14 +144,14 @@ def _activations(model: ModelFacts, step: MicroStep) -> Part:
 
 def layer_bytes_per_token(model: ModelFacts, step: MicroStep) -> float:
     """Bytes that one layer keeps for one token, without attention scores."""
-    h, q, kv, f = _widths(model)
+    h, q, kv, f = widths(model)
     size = BYTES[step.dtype]
     gemma = model.model_type.startswith("gemma") and model.model_type != "gemma"
     normed = 2 * h * (2 if gemma else 1)
     # Some normalize each head's queries and keys too.
     heads_normed = q + kv if model.model_type.startswith(("qwen3", "gemma3")) else 0
     attention = size * (2 * q + 2 * kv) + 4 * (model.heads or 0)
-    kept = 4 * (normed + heads_normed) + attention + size * 3 * f
+    kept = 4 * (normed + heads_normed) + attention + size * kept_by_mlp(model) * f
     if not step.full:
         return kept + _adapter_inputs(model, step)
     # A norm that trains keeps its result before the weight, in the type of what it normalizes; gemma's in float32. The
@@ -264,7 +169,9 @@ def _adapter_inputs(model: ModelFacts, step: MicroStep) -> float:
     """
     size = BYTES[step.dtype]
     ranks = len(step.target_modules) * step.lora_r * size
-    inputs = [(_input_of(target), _module_widths(model, target)[0]) for target in step.target_modules]
+    if step.dora:  # the layer's result and the adapter's, which the magnitude multiplies
+        ranks += 2 * size * sum(module_widths(model, target)[1] for target in step.target_modules)
+    inputs = [(_input_of(target), module_widths(model, target)[0]) for target in step.target_modules]
     if not step.lora_dropout and step.dtype == "float32":
         return ranks + size * sum(width for name, width in set(inputs) if name != "attention output")
     dropout = 0 if not step.lora_dropout else 1 if step.device == "cuda" else 4
@@ -283,6 +190,8 @@ def _input_of(target: str) -> str:
 def _attention_scores(model: ModelFacts, step: MicroStep) -> Part:
     """Fused kernels (CUDA, CPU) keep no scores. torch's MPS kernel has no fused backward: scores and their softmax are
     kept, in every layer or, with checkpointing, in one."""
+    if model.model_type in EAGER:
+        return _written_out(model, step)
     if step.device != "mps":
         return Part("attention scores", 0, 0, "the fused kernel keeps none")
     seen = step.length
@@ -290,6 +199,18 @@ def _attention_scores(model: ModelFacts, step: MicroStep) -> Part:
     layers = 1 if step.checkpointing else model.layers or 1
     because = f"{layers} layers x {step.rows} x {model.heads} heads x {step.length} x {seen} tokens, once or twice"
     return Part("attention scores", layers * each, 2 * layers * each, because)
+
+
+def _written_out(model: ModelFacts, step: MicroStep) -> Part:
+    """Attention without a fused kernel keeps its softmax in float32, its 16-bit copy, and the result of the tanh that
+    caps scores; the backward pass makes gradients of one layer's (transformers, `eager_attention_forward`)."""
+    size, layers = BYTES[step.dtype], 1 if step.checkpointing else model.layers or 1
+    scores = step.rows * (model.heads or 1) * step.length**2
+    each = 4 + size * (size < 4) + size * (model.model_type in CAPPED_SCORES)
+    because = (
+        f"no fused kernel: {layers} layers x {step.rows} x {model.heads} heads x {step.length}² tokens x {each} bytes"
+    )
+    return Part("attention scores", layers * each * scores, (layers * each + 8 + 2 * size) * scores, because)
 
 
 def _logits(model: ModelFacts, step: MicroStep) -> Part:
@@ -309,8 +230,8 @@ def _logits(model: ModelFacts, step: MicroStep) -> Part:
         return Part("logits", tile, 1.25 * tile, "TRL's head on this device: all tokens, 32 bytes an element")
     rows = min(trained, max(1, LOGITS_AT_ONCE // vocabulary))
     chunk = rows * vocabulary * BYTES[step.dtype]
-    copies = 3 if step.full else 1.5  # a head that trains: the softmax and its gradient, whole and in float32
-    most = rows * vocabulary * 4 * copies if step.full else chunk * copies
+    copies = 3 if step.head_trains else 1.5  # a head that trains: the softmax and its gradient, whole and in float32
+    most = rows * vocabulary * 4 * copies if step.head_trains else chunk * copies
     kept = trained * h * BYTES[step.dtype]
     return Part("logits", chunk + kept, most + 3 * kept, f"{rows:.0f} trained tokens at a time")
 

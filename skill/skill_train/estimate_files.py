@@ -4,7 +4,7 @@ a device. Pure arithmetic; every formula names its source."""
 from __future__ import annotations
 
 from skill_train.devices import device_speed
-from skill_train.estimate import Part, Range
+from skill_train.estimate_step import Part, Range
 from skill_train.facts import MachineFacts, ModelFacts
 from skill_train.reference_kinds import ANSWERS_UP_TO, KEPT_IN_16_BITS, ROWS_AT_ONCE
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from skill_train.candidates import QUANTS, Candidate
-from skill_train.estimate import Part, Range, adapter_parameters, total, trained_bytes
 from skill_train.estimate_files import (
     convert_bytes,
     disk_bytes,
@@ -15,6 +14,9 @@ from skill_train.estimate_files import (
     tokens_per_second,
     verify_bytes,
 )
+from skill_train.estimate_modules import adapter_parameters
+from skill_train.estimate_step import Part, Range, total
+from skill_train.estimate_trained import trained_bytes
 from skill_train.facts import MachineFacts, ModelFacts
 
 OFFERS = 5  # flavors that a plan lists beside the one it takes
@@ -31,7 +33,7 @@ def estimates(
         plain: the adapter is A and B alone.
     """
     step = taken.fit.step
-    adapter = 0 if step.full else adapter_parameters(model, step.target_modules, step.lora_r)
+    adapter = 0 if step.full else adapter_parameters(model, step.target_modules, step.lora_r, dora=step.dora)
     return {
         "memory_bytes": _range(taken.fit.memory, "the model's shape is unknown"),
         "memory_parts": _parts(taken.fit.parts),

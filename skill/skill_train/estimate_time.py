@@ -11,7 +11,9 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from skill_train.devices import cpu_flops, device_speed
-from skill_train.estimate import BYTES, LOGITS_AT_ONCE, MicroStep, Part, Range, adapter_parameters
+from skill_train.estimate import LOGITS_AT_ONCE
+from skill_train.estimate_modules import adapter_parameters
+from skill_train.estimate_step import BYTES, MicroStep, Part, Range
 from skill_train.facts import Calibration, MachineFacts, ModelFacts
 
 # Share of the peak (half precision, float32 accumulation) that LoRA training with plain Hugging Face code reaches on an

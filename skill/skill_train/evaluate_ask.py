@@ -16,6 +16,7 @@ from typing import Any
 
 from skill_train.console import Bar
 from skill_train.errors import NotInstalled, UsageError
+from skill_train.model_files import require_sound
 from skill_train.native import llama_cpp_folder, run_worker
 from skill_train.reference import load_tokenizer, reference_model, stop_ids
 
@@ -142,6 +143,7 @@ def ask_llama_cpp(model: Model, questions: list[Question], progress: Progress) -
 
 def ask_vllm(model: Model, questions: list[Question], progress: Progress) -> Replies:
     """A folder through vLLM in fp32, all rows at once, in a child process that gives the GPU's memory back."""
+    require_sound(model.path)
     longest = max(max(len(one.ids), len(one.prompt) + one.most) for one in questions)
     job = {"folder": str(model.path), "context_tokens": longest + 8, "prompts": _prompts(questions)}
     job["scored"] = [{"ids": one.ids, "trained": one.trained} for one in questions]

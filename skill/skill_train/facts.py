@@ -50,7 +50,9 @@ class ModelFacts:
         vision: it reads images too.
         gated: the Hub asks for consent before download; None for a folder.
         revision: the commit on the Hub; None for a folder.
-        convertible: llama.cpp's converter knows the architecture; None when that is not known.
+        convertible: llama.cpp is known to take the architecture, as `config.json` describes it; None when that is not
+            known.
+        not_convertible: why not, where it is not.
         at_hand: the weights lie on this machine.
         linear_layers: what LoRA adapts, where the family is on no list; None where nobody looked.
     """
@@ -84,6 +86,7 @@ class ModelFacts:
     gated: bool | None = None
     revision: str | None = None
     convertible: bool | None = None
+    not_convertible: str | None = None
     at_hand: bool = False
     linear_layers: tuple[str, ...] | None = None
 

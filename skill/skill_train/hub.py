@@ -162,6 +162,7 @@ def _ask_model(model: str, revision: str | None) -> ModelFacts:
             has_chat_template=_has_chat_template(model, info, set(sizes)),
             gated=bool(info.gated),
             revision=info.sha,
+            files=set(sizes),
         )
 
 

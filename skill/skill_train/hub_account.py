@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import Any
 
 from skill_train.errors import Temporary
-from skill_train.hub_client import GARBLED, Subject, understood
+from skill_train.hub_client import GARBLED, Subject, prepare, understood
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,7 @@ class Account:
 
 def account(seconds: float = 4.0) -> Account:
     """Asks the Hub once who the token belongs to. Never raises, and nothing of the token is in the answer."""
-    os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
+    prepare()
     from huggingface_hub import constants
     from huggingface_hub.errors import HTTPError, OfflineModeIsEnabled
     from huggingface_hub.utils import build_hf_headers, get_session, get_token

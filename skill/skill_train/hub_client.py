@@ -24,6 +24,7 @@ _SYSTEM = re.compile(r"IO Error:.*\(os error (\d+)\)")  # hf_xet too, of a disk 
 # What the client raises when an answer lacks a key or has a list for a number [ran on 2.4 with made-up answers].
 _UNREAD = (AttributeError, LookupError, TypeError, ValueError, OverflowError, RecursionError)
 GARBLED = "a character outside of ASCII, which no token has and no request can carry"
+_FILES = ("/api/resolve-cache/",)  # where the Hub has small files of repositories
 QUESTION_SECONDS = 20.0  # for all requests of one question, also where a server sends a byte now and then
 
 
@@ -139,9 +140,45 @@ def prepare() -> None:
     def client() -> Any:
         made = default_client_factory()
         made.timeout = REQUEST_SECONDS
+        made.event_hooks = {**made.event_hooks, "response": [*made.event_hooks["response"], stay_here]}
         return made
 
     set_client_factory(client)
+
+
+def stay_here(response: Any) -> None:
+    """Refuses to follow a redirect that would take a request's body, such as the token of a job, to another host, or
+    another host's answer for the Hub's. Files are read from wherever the Hub says: they carry nothing, and are checked.
+
+    Raises:
+        UsageError: of a request that changes something. Temporary: of one that only asks.
+    """
+    request = response.request
+    if not response.has_redirect_location:
+        return
+    target = request.url.join(response.headers["location"])
+    same = all(getattr(target, part) == getattr(request.url, part) for part in ("scheme", "host", "port"))
+    asks = request.method in ("GET", "HEAD")
+    if asks and (same or not request.url.path.startswith("/api/") or request.url.path.startswith(_FILES)):
+        return
+    if same and response.status_code in (307, 308):  # the others would lose the body on the way
+        return
+    got = f"status {response.status_code}, to {target.copy_with(query=None)}"
+    if asks:
+        raise Temporary(
+            "another host answers for the Hub",
+            code="hub_answer",
+            expected=f"an answer of {request.url.host}",
+            got=got,
+            hint="sign in to the network, or check HF_ENDPOINT and the proxy; then run the same command again",
+        )
+    raise UsageError(
+        "the Hub sent a request that carries something to another place, so it was not sent",
+        code="redirected",
+        expected=f"an answer of {request.url.host}",
+        got=got,
+        hint="check HF_ENDPOINT and the proxy, then run the same command again",
+    )
 
 
 def translated(error: Exception, subject: Subject) -> Exception:

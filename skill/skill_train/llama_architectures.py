@@ -9,15 +9,6 @@ from __future__ import annotations
 VERSION = "0.3.36"  # of llama-cpp-python
 
 
-def is_known(architecture: str) -> bool:
-    """Whether the converter has a class for this entry of `architectures` in a `config.json`."""
-    return architecture in NAMES
-
-
-def why_not(architecture: str) -> str:
-    return f"{architecture} is not registered in llama.cpp at llama-cpp-python {VERSION}"
-
-
 NAMES = frozenset(
     [
         "AfmoeForCausalLM",

@@ -47,6 +47,7 @@ from skill_train.run_dir import RunDir, read_json, watch_memory, write_json, wri
 from skill_train.run_lock import locked
 
 _TAIL_LINES = 15
+_ATTEMPT = '{"event": "attempt", '  # how the line between two attempts begins
 
 
 def train(
@@ -75,7 +76,7 @@ def train(
             write_json(run.plan, plan)  # first: a recipe without a plan is the user's
             write_text(run.recipe, to_yaml(plan["recipe"] | plan["policy"]))
         try:
-            _run_program(run, lock, resume=resume, progress=progress, say=say)
+            _run_until_it_fits(run, lock, resume=resume, progress=progress, say=say)
         except (UsageError, NotInstalled):
             forget(run, there)
             raise
@@ -121,6 +122,31 @@ def _probe_file(device: str, machine: MachineFacts, model: ModelFacts) -> Path:
     return cache_dir() / "probes" / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
 
 
+def _run_until_it_fits(
+    run: RunDir, lock: TextIO | None, *, resume: bool, progress: Bar, say: Callable[[str], None]
+) -> None:
+    """Once more with a smaller layout, which the plan then holds, when a batch found no memory. It goes on from the
+    newest checkpoint."""
+    program = train_module()
+    kills = program.kills_for_memory()
+    try:
+        return _run_program(run, lock, resume=resume, progress=progress, say=say)
+    except DecisionNeeded as error:
+        told = {"code": error.code, "message": error.message}
+        stage = program.last_stage(run.log.read_text(encoding="utf-8", errors="replace").rpartition(_ATTEMPT)[2])
+        smaller = program.smaller_plan(read_json(run.plan), told, stage) if program.memory_ended(told, kills) else None
+        if smaller is None:
+            raise
+    say(program.once_more(smaller))
+    write_json(run.plan, smaller)
+    try:
+        _run_program(run, lock, resume=True, progress=progress, say=say)
+    except DecisionNeeded as error:
+        if error.code == "out_of_memory":
+            error.hint = f"{error.hint}; {program.layout_words(smaller['placement'])} was tried too"
+        raise
+
+
 def _run_program(run: RunDir, lock: TextIO | None, *, resume: bool, progress: Bar, say: Callable[[str], None]) -> None:
     launch = read_json(run.plan).get("launch", {"arguments": [], "environment": {}})
     failure: dict[str, Any] | None = None
@@ -145,7 +171,7 @@ def _run_program(run: RunDir, lock: TextIO | None, *, resume: bool, progress: Ba
 def _attempt(resume: bool) -> str:
     """The line between two attempts in a log, as an event like those of the program."""
     at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    return json.dumps({"event": "attempt", "at": at, "resume": resume, "program": str(train_program())}) + "\n"
+    return f"{_ATTEMPT}{json.dumps({'at': at, 'resume': resume, 'program': str(train_program())})[1:]}\n"
 
 
 def _command(run: RunDir, launch: dict[str, Any], resume: bool) -> list[str]:

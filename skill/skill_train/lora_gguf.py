@@ -17,6 +17,7 @@ from skill_train.adapter import CONFIG, WEIGHTS, Adapter, pattern_value, read_ad
 from skill_train.console import Bar
 from skill_train.errors import UsageError, nearest
 from skill_train.gguf_file import read_gguf
+from skill_train.new_tokens import new_tokens
 from skill_train.run_dir import (
     digests,
     file_digest,
@@ -132,6 +133,9 @@ def _check_convertible(adapter: Adapter, base: Path) -> tuple[float, str]:
     found = problems(adapter, read_json(base / "config.json"))
     if not adapter.modules:
         found.append("it has no LoRA matrices")
+    if new := new_tokens(base, adapter.folder):
+        some = ", ".join(repr(text) for text in list(new.values())[:3])
+        found.append(f"its tokenizer adds {len(new)} tokens ({some}), and the file lies beside one of the base's")
     if found:
         raise UsageError(
             f"llama.cpp cannot apply this adapter exactly: {found[0]}"

@@ -21,10 +21,11 @@ class Change:
 
     Attributes:
         replace: its new value, instead of the base's.
+        token_ids, token_rows: rows that get a new value. LoRA on a head adds to the rows that follow the embedding
+            (peft 0.21, TrainableTokensWrapper inside a LoRA layer).
         left, right, scale: the low-rank update.
         magnitude: DoRA's vector, one value a row, or one a column when `by_column`.
         add: added to a bias as it is.
-        token_ids, token_rows: rows that get a new value.
     """
 
     replace: Any = None
@@ -78,6 +79,9 @@ def apply(change: Change, before: Any, start: int) -> Any:
 
     stop = start + len(before)
     after = before.clone()
+    if change.token_ids is not None:
+        here = (change.token_ids >= start) & (change.token_ids < stop)
+        after[change.token_ids[here] - start] = change.token_rows[here].float()
     if change.left is not None:
         # [rows, r] @ [r, columns]
         after.addmm_(change.left[start:stop].float(), change.right.float(), alpha=change.scale)
@@ -87,9 +91,6 @@ def apply(change: Change, before: Any, start: int) -> Any:
         after *= (magnitude / torch.linalg.norm(after, dim=axis)).unsqueeze(axis)
     if change.add is not None:
         after += change.add[start:stop].float()
-    if change.token_ids is not None:
-        here = (change.token_ids >= start) & (change.token_ids < stop)
-        after[change.token_ids[here] - start] = change.token_rows[here].float()
     return after
 
 

@@ -25,9 +25,10 @@ from skill_train.companions import adapter_files, companion_files, copy_companio
 from skill_train.console import Bar
 from skill_train.errors import NotInstalled, UsageError, VerificationFailed, nearest
 from skill_train.merge_beside import Beside
-from skill_train.merge_plan import Base, MergePlan, plan_merge
+from skill_train.merge_plan import Base, MergePlan, plan_merge, vocabulary_rows
 from skill_train.merge_write import planned_bytes, write_shards
 from skill_train.model import read_config
+from skill_train.new_tokens import TOKENIZER, require_rows
 from skill_train.reference_kinds import ANSWERS_UP_TO
 from skill_train.reference_stored import peak_bytes
 from skill_train.run_dir import (
@@ -90,7 +91,7 @@ def merge(
         return done | {"reused": True}
     require_writable(out.parent)
     with Beside(model, tuned) as beside:
-        plan, reasons = _plan(model, tuned)
+        plan, reasons = _fitting_plan(model, tuned)
         ways = _ways(gate, model, tuned, reasons, threshold)
         require_space(out.parent, planned_bytes(model, plan, DTYPES[dtype] if dtype else None), "the merged model")
         with whole_folder(out) as part:
@@ -244,6 +245,14 @@ def _inputs(base: Base, adapter: Adapter) -> dict[str, Any]:
     }
 
 
+def _fitting_plan(base: Base, adapter: Adapter) -> tuple[MergePlan, list[str]]:
+    """`_plan`, when the tokenizer beside the adapter fits the rows that the merged model will have."""
+    plan, reasons = _plan(base, adapter)
+    rows, whole = vocabulary_rows(base, adapter)
+    require_rows(base.folder, adapter.folder, rows, trained_whole=whole)
+    return plan, reasons
+
+
 def _plan(base: Base, adapter: Adapter) -> tuple[MergePlan, list[str]]:
     """The plan, and the reasons not to stream it.
 
@@ -298,7 +307,7 @@ def _write(
             found = beside.found()
     figures["from_adapter"] = copy_companions(base.folder, adapter.folder, part, warn)
     figures["config"] = write_config(base.folder, part, changes, dtype)
-    if "vocab_size" in figures["config"] and not figures["from_adapter"]:
+    if "vocab_size" in figures["config"] and not {*figures["from_adapter"]} & {*TOKENIZER}:
         warn("resized_without_tokenizer", "the adapter resizes the vocabulary, but its folder has no tokenizer for it")
     return figures, found
 

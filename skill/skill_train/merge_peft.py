@@ -8,6 +8,8 @@ from typing import Any
 
 from skill_train import reference
 from skill_train.errors import UsageError, VerificationFailed
+from skill_train.model_files import block_hub_kernels, require_sound
+from skill_train.resources import train_module
 from skill_train.shards import read_folder
 
 
@@ -53,10 +55,12 @@ def merge_with_peft(base: Path, adapter: Path, part: Path, dtype: str) -> dict[s
 
 def unknown_to_the_model(base: Path, parameters: list[str]) -> list[str]:
     """Those of the parameter names that transformers' model of this config does not have. Allocates no weights."""
+    require_sound(base)
+    block_hub_kernels()
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
 
-    config = AutoConfig.from_pretrained(str(base), trust_remote_code=False)
+    config = train_module().config_with(str(base), None, "eager")
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     known = {name for name, _ in model.named_parameters(remove_duplicate=False)}

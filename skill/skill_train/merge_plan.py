@@ -10,21 +10,25 @@ trained on one side it becomes two, because dropping either would drop what was 
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from skill_train.adapter import Adapter, pattern_value
+from skill_train.adapter import Adapter, pattern_value, whole_tensors
 from skill_train.errors import UsageError
 from skill_train.lora_math import Change, embedding, linear, same, scaling
-from skill_train.shards import FLOAT_BYTES, Shard, Stored, copy_bytes
+from skill_train.shards import FLOAT_BYTES, Shard, Stored, same_bytes
 
 # Weights of these models lie as [in, out] (transformers 5.23: the families that use pytorch_utils.Conv1D).
 _CONV1D_MODELS = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer")
 _EMBEDDINGS = ("embed_tokens", "wte", "word_embeddings", "tok_embeddings", "embed_in", "tokens_embed")
 _HEADS = ("lm_head", "embed_out")
+_OTHER_BASE = "use the base model that the adapter was trained on (base_model_name_or_path in adapter_config.json)"
+_SAVE_EMBEDDINGS = (
+    "if tokens were added in training, save the adapter again from the trained model, with "
+    "save_pretrained(…, save_embedding_layers=True); else use the base model that it was trained on"
+)
 
 
 @dataclass(frozen=True)
@@ -78,12 +82,11 @@ def plan_merge(base: Base, adapter: Adapter) -> MergePlan:
         tie = replace(tie, head=next(iter(free))) if tie else None
     plan = MergePlan()
     for module, parts in adapter.modules.items():
-        _plan_module(plan, base, adapter, module, parts, names)
+        _plan_module(plan, base, adapter, module, parts, names, tie)
     for parameter, tensor in adapter.replaced.items():
         _merge_into(plan, names[parameter], replace=adapter.tensor(tensor))
-    shared = {names[parameter] for parameter in adapter.shared}
     if tie:
-        _keep_or_untie(plan, tie, shared)
+        _keep_or_untie(plan, tie, _own_value(adapter, tie, names))
     _check_shapes(plan, base, adapter, names, tie)
     return plan
 
@@ -121,7 +124,7 @@ def _find_tie(base: Base, tensors: dict[str, Stored]) -> _Tie | None:
         return _Tie(inputs[0], "lm_head.weight", False)
     # transformers 5 ties two stored tensors only when they are equal, whatever the config says.
     says = [config.get("tie_word_embeddings") for config in _configs(base.config)]
-    if says[0] is False or not _same_bytes(tensors[inputs[0]], tensors[heads[0]]):
+    if says[0] is False or not same_bytes(tensors[inputs[0]], tensors[heads[0]]):
         return None
     return _Tie(inputs[0], heads[0], True)
 
@@ -155,15 +158,22 @@ def _renamed(name: str, strip: str, add: str, stored: set[str]) -> str:
 
 
 def _plan_module(
-    plan: MergePlan, base: Base, adapter: Adapter, module: str, parts: dict[str, str], names: dict[str, str]
+    plan: MergePlan,
+    base: Base,
+    adapter: Adapter,
+    module: str,
+    parts: dict[str, str],
+    names: dict[str, str],
+    tie: _Tie | None,
 ) -> None:
     """Adds the change of one adapted module."""
     config = adapter.config
     target = names[f"{module}.weight"]
     if "token_rows" in parts:
-        _merge_into(
-            plan, target, token_ids=_token_ids(adapter, module, parts), token_rows=adapter.tensor(parts["token_rows"])
-        )
+        # A head that is tied follows the embedding, and the config names that one only.
+        of = next((name for name in adapter.modules if tie and names[f"{name}.weight"] == tie.embedding), module)
+        ids = _token_ids(adapter, (module, of) if tie and target == tie.head else (module,), parts)
+        _merge_into(plan, target, token_ids=ids, token_rows=adapter.tensor(parts["token_rows"]))
         return
     pair = ("embedding_a", "embedding_b") if "embedding_a" in parts or "embedding_b" in parts else ("a", "b")
     expected = {*pair} | ({"magnitude"} if config.get("use_dora") else set())
@@ -196,32 +206,39 @@ def _merge_into(plan: MergePlan, name: str, **fields: Any) -> None:
     plan.changes[name] = replace(plan.changes.get(name, Change()), **fields)
 
 
-def _token_ids(adapter: Adapter, module: str, parts: dict[str, str]) -> Any:
-    """The trained rows of an embedding: one list for the model's input embedding, or one a module name."""
+def _token_ids(adapter: Adapter, modules: tuple[str, ...], parts: dict[str, str]) -> Any:
+    """The trained rows of an embedding: one list for the model's input embedding, or one a module name.
+
+    Args:
+        modules: the first that the config names counts.
+    """
     import torch
 
     ids = adapter.config.get("trainable_token_indices")
     if isinstance(ids, dict):
-        ids = next((value for name, value in ids.items() if f".{module}".endswith(f".{name}")), None)
+        named = (value for module in modules for name, value in ids.items() if f".{module}".endswith(f".{name}"))
+        ids = next(named, None)
     rows = adapter.tensors[parts["token_rows"]].shape[0]
     if not isinstance(ids, list) or len(ids) != rows or not all(isinstance(i, int) and i >= 0 for i in ids):
         raise _misfit(parts["token_rows"], "one row for each of trainable_token_indices", (rows,))
     return torch.tensor(ids)
 
 
-def _keep_or_untie(plan: MergePlan, tie: _Tie, shared: set[str]) -> None:
-    """Decides whether one tensor still serves both sides."""
+def _keep_or_untie(plan: MergePlan, tie: _Tie, own: Any) -> None:
+    """Decides whether one tensor still serves both sides.
+
+    Args:
+        own: `_own_value`.
+    """
     at_input, at_head = plan.changes.get(tie.embedding), plan.changes.get(tie.head)
     if at_input is None and at_head is None:
         return
     at_input, at_head = at_input or Change(), at_head or Change()
-    if shared & {tie.embedding, tie.head}:
+    if own is not None:
         # PEFT loads a saved base embedding into the one parameter that both sides share.
-        common = at_input.replace if tie.embedding in shared else at_head.replace
-        at_input = (
-            replace(at_input, replace=common) if tie.embedding in shared or at_input.replace is None else at_input
+        at_input, at_head = (
+            replace(change, replace=own) if change.replace is None else change for change in (at_input, at_head)
         )
-        at_head = replace(at_head, replace=common) if tie.head in shared or at_head.replace is None else at_head
     if at_head.token_ids is None and at_input.token_ids is not None:
         # Trained token rows follow the tie (peft 0.21, TrainableTokensWrapper with a tied adapter).
         at_head = replace(at_head, token_ids=at_input.token_ids, token_rows=at_input.token_rows)
@@ -233,6 +250,38 @@ def _keep_or_untie(plan: MergePlan, tie: _Tie, shared: set[str]) -> None:
     plan.config["tie_word_embeddings"] = False
     if not tie.stored:
         plan.copies[tie.head] = tie.embedding
+
+
+def _own_value(adapter: Adapter, tie: _Tie, names: dict[str, str]) -> Any:
+    """What the adapter holds for the one parameter below both sides of a tie; None without any.
+
+    Raises:
+        UsageError: two values.
+    """
+    sides = [name for name in adapter.replaced if names[name] in (tie.embedding, tie.head)]
+    held = [adapter.replaced[name] for name in sides if name in adapter.shared]
+    held += [adapter.originals[name] for name in sides if name in adapter.originals]
+    _require_one(adapter, held)
+    if adapter.config.get("ensure_weight_tying") and len({name in adapter.originals for name in sides}) == 1:
+        _require_one(adapter, [adapter.replaced[name] for name in sides])  # both are wrapped, and trained as one
+    return adapter.tensor(held[0]) if held else None
+
+
+def _require_one(adapter: Adapter, tensors: list[str]) -> None:
+    for other in tensors[1:]:
+        if not same_bytes(adapter.tensors[tensors[0]], adapter.tensors[other]):
+            raise _two_values(tensors[0], other)
+
+
+def _two_values(one: str, other: str) -> UsageError:
+    return UsageError(
+        f"the adapter's tensors {one!r} and {other!r} differ, and the base model ties the two",
+        code="tied_embeddings_differ",
+        expected="one matrix for the embedding and the output head, as in the base model",
+        got="two, so the model was untied before it was trained",
+        hint="merge into the untied model that it was trained on: load the base with tie_word_embeddings=False, "
+        "copy the embedding into lm_head, save_pretrained(UNTIED), and give it as --base UNTIED",
+    )
 
 
 def _check_shapes(plan: MergePlan, base: Base, adapter: Adapter, names: dict[str, str], tie: _Tie | None) -> None:
@@ -252,7 +301,7 @@ def _check_shapes(plan: MergePlan, base: Base, adapter: Adapter, names: dict[str
             if new[1:] != shape[1:] or (new != shape and name not in vocabulary):
                 raise _misfit(label, shape, new)
             shape = new
-        _check_change(change, shape, label)
+        _check_change(change, shape, label, _SAVE_EMBEDDINGS if name in vocabulary else _OTHER_BASE)
         if name in vocabulary:
             rows[name] = shape[0]
     before = {name: tensors[plan.copies.get(name, name)].shape[0] for name in vocabulary}
@@ -260,11 +309,11 @@ def _check_shapes(plan: MergePlan, base: Base, adapter: Adapter, names: dict[str
         plan.config["vocab_size"] = _new_vocabulary({*(before | rows).values()})
 
 
-def _check_change(change: Change, shape: tuple[int, ...], label: str) -> None:
+def _check_change(change: Change, shape: tuple[int, ...], label: str, hint: str) -> None:
     if change.left is not None:
         covers = (change.left.shape[0], change.right.shape[1])
         if covers != shape:
-            raise _misfit(label, f"an update of shape {shape}", covers)
+            raise _misfit(label, f"an update of shape {shape}", covers, hint)
     if change.magnitude is not None:
         features = shape[1] if change.by_column else shape[0]
         if tuple(change.magnitude.shape) != (features,):
@@ -274,7 +323,8 @@ def _check_change(change: Change, shape: tuple[int, ...], label: str) -> None:
     if change.token_ids is not None:
         fits = tuple(change.token_rows.shape[1:]) == shape[1:] and int(change.token_ids.max()) < shape[0]
         if not fits:
-            raise _misfit(label, f"rows of a tensor of shape {shape}", tuple(change.token_rows.shape))
+            got = f"row {int(change.token_ids.max())} of a width of {change.token_rows.shape[1]}"
+            raise _misfit(label, f"rows of a tensor of shape {shape}", got, hint)
 
 
 def _new_vocabulary(rows: set[int]) -> int:
@@ -285,9 +335,30 @@ def _new_vocabulary(rows: set[int]) -> int:
             code="shape_mismatch",
             expected="the same number of rows in both",
             got=f"{sorted(rows)} rows",
-            hint="train with both saved whole: modules_to_save of the embedding and the output head",
+            hint="save the adapter again from the trained model, with save_pretrained(…, save_embedding_layers=True); "
+            "or train with both saved whole: modules_to_save of the embedding and the output head",
         )
     return rows.pop()
+
+
+def vocabulary_rows(base: Base, adapter: Adapter) -> tuple[int | None, bool]:
+    """Rows of the merged model's embedding, None when that has no name that we know; and whether it was trained whole.
+
+    Raises:
+        UsageError: the adapter has new rows for one of embedding and head, and the base does not tie them.
+    """
+    sides = [_rows(base.tensors, kind) for kind in (_EMBEDDINGS, _HEADS)]
+    saved = [_rows(whole_tensors(adapter), kind) for kind in (_EMBEDDINGS, _HEADS)]
+    after = [new or old for new, old in zip(saved, sides, strict=True)]
+    if any(saved) and all(after) and not _find_tie(base, base.tensors):
+        _new_vocabulary(set().union(*after))
+    known = saved[0] or saved[1] or sides[0]
+    whole = any(_last_module(name) in _EMBEDDINGS for name in adapter.replaced.keys() - adapter.shared)
+    return (next(iter(known)) if len(known) == 1 else None), whole
+
+
+def _rows(tensors: dict[str, Stored], kind: tuple[str, ...]) -> set[int]:
+    return {stored.shape[0] for name, stored in tensors.items() if _last_module(name) in kind and stored.shape}
 
 
 def is_conv1d(base: Base, name: str) -> bool:
@@ -295,13 +366,13 @@ def is_conv1d(base: Base, name: str) -> bool:
     return base.config.get("model_type") in _CONV1D_MODELS and _last_module(name) not in _HEADS
 
 
-def _misfit(tensor: str, expected: Any, got: Any) -> UsageError:
+def _misfit(tensor: str, expected: Any, got: Any, hint: str = _OTHER_BASE) -> UsageError:
     return UsageError(
         f"the adapter's tensor {tensor!r} does not fit the base model",
         code="shape_mismatch",
         expected=str(expected),
         got=str(tuple(got) if not isinstance(got, str) else got),
-        hint="use the base model that the adapter was trained on (base_model_name_or_path in adapter_config.json)",
+        hint=hint,
     )
 
 
@@ -315,14 +386,3 @@ def _last_module(name: str) -> str:
     """`embed_tokens` of `model.embed_tokens.weight`; empty for anything but a weight."""
     parts = name.split(".")
     return parts[-2] if len(parts) > 1 and parts[-1] == "weight" else ""
-
-
-def _same_bytes(one: Stored, other: Stored) -> bool:
-    if (one.dtype, one.shape) != (other.dtype, other.shape):
-        return False
-    sums = []
-    for stored in (one, other):
-        digest = hashlib.sha256()
-        copy_bytes(stored, digest.update)
-        sums.append(digest.digest())
-    return sums[0] == sums[1]

@@ -24,7 +24,7 @@ from typing import Any
 
 from skill_train.adapter import Adapter, pattern_value
 from skill_train.merge_plan import Base, is_conv1d
-from skill_train.shards import BLOCK_BYTES, Shard, Stored, read_rows, read_shard, torch_dtype, wide_rows
+from skill_train.shards import BLOCK_BYTES, Shard, Stored, read_rows, read_shard, same_bytes, torch_dtype, wide_rows
 
 ROW_ERROR = {"F64": 1e-5, "F32": 1e-5, "F16": 2**-10, "BF16": 2**-7}
 _SMALLEST_F16 = 2.0**-24  # below 6e-5 an f16 is off by up to half of this, whatever its size
@@ -254,25 +254,13 @@ def _same(stored: Stored, new: Stored) -> bool:
     import torch
 
     if stored.dtype == new.dtype:
-        return _same_bytes(stored, new)
+        return same_bytes(stored, new)
     flat = [Stored(one.file, one.dtype, (math.prod(one.shape),), one.start, one.size) for one in (stored, new)]
     for start, stop in _blocks(flat[0].shape[0], 1):
         before, after = (read_rows(one, start, stop) for one in flat)
         if not torch.equal(before.to(torch_dtype(new.dtype)), after):
             return False
     return True
-
-
-def _same_bytes(stored: Stored, new: Stored) -> bool:
-    with open(stored.file, "rb") as one, open(new.file, "rb") as other:
-        one.seek(stored.start), other.seek(new.start)
-        left = stored.size
-        while left:
-            block = one.read(min(left, BLOCK_BYTES))
-            if not block or other.read(len(block)) != block:
-                return False
-            left -= len(block)
-    return stored.size == new.size
 
 
 def _blocks(rows: int, columns: int) -> Iterator[tuple[int, int]]:

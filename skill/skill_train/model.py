@@ -13,13 +13,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from skill_train import model_config
+from skill_train import model_config, model_files
 from skill_train.errors import UsageError
 from skill_train.facts import ModelFacts
 from skill_train.model_config import Stored
 
 MAX_HEADER_BYTES = 100_000_000  # safetensors' own limit
 _SAMPLE_BYTES = 1 << 16
+_WORDS = ("merges.txt", "vocab.txt")
 _SHARD = re.compile(r"model-\d+-of-(\d+)\.safetensors")
 
 
@@ -41,6 +42,7 @@ def read_model(folder: Path, *, weights_needed: bool = True) -> ModelFacts:
         stored=stored,
         fingerprint=fingerprint(folder),
         has_chat_template=_has_chat_template(folder),
+        files={path.name for path in folder.iterdir()},
     )
     return dataclasses.replace(found, at_hand=lacking is None)
 
@@ -56,10 +58,8 @@ def read_config(folder: Path) -> dict[str, Any]:
             got="no such folder" if not folder.is_dir() else "a folder without config.json",
             hint="download the whole model, or give its id on the Hub",
         )
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{path} is not JSON: {error}", code="broken_model", hint="download the model again") from None
+    model_files.require_sound(folder)
+    config = model_files.foreign_json(path)
     if not isinstance(config, dict):
         raise UsageError(f"{path} is not a JSON object", code="broken_model", hint="download the model again")
     return config
@@ -71,8 +71,8 @@ def weight_files(folder: Path) -> list[Path]:
     Raises:
         UsageError: there is none, or a part is missing.
     """
-    names = sorted(path.name for path in folder.glob("*.safetensors"))
-    if not names:
+    used = _used(folder)
+    if not used:
         pickled = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in folder.glob(pattern))
         raise UsageError(
             f"{folder} has no safetensors weights",
@@ -81,7 +81,6 @@ def weight_files(folder: Path) -> list[Path]:
             got=", ".join(pickled[:3]) + " (pickle files are never opened)" if pickled else "no weights",
             hint="save the model again with model.save_pretrained(folder), which writes safetensors",
         )
-    used = used_weights(names)
     missing = _missing(used)
     if missing:
         raise UsageError(
@@ -91,7 +90,7 @@ def weight_files(folder: Path) -> list[Path]:
             got=missing,
             hint="download the model again",
         )
-    return [folder / name for name in used]
+    return used
 
 
 def tensor_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
@@ -117,18 +116,25 @@ def used_weights(names: Iterable[str]) -> list[str]:
     return [name for name in found if _SHARD.fullmatch(name)] or found
 
 
+def _used(folder: Path) -> list[Path]:
+    """Those that the folder's index names, else those that lie there."""
+    if (folder / "model.safetensors.index.json").is_file():
+        return model_files.weight_files(folder)
+    return [folder / name for name in used_weights(path.name for path in folder.glob("*.safetensors"))]
+
+
 def _lacking(folder: Path) -> str | None:
     """Why the weights cannot be counted; None when they can."""
-    used = used_weights(path.name for path in folder.glob("*.safetensors"))
+    used = _used(folder)
     return _missing(used) if used else "the folder holds no safetensors"
 
 
-def _missing(used: list[str]) -> str | None:
-    """What the numbers in the names of shards say is not there."""
-    shard = _SHARD.fullmatch(used[0])
-    if shard is None or len(used) == int(shard[1]):
-        return None
-    return f"only {len(used)} of {int(shard[1])} weight files are there"
+def _missing(used: list[Path]) -> str | None:
+    """What is not there of the files that an index names, or that the numbers in the names of shards promise."""
+    there = sum(path.is_file() for path in used)
+    shard = _SHARD.fullmatch(used[0].name)
+    whole = max(len(used), int(shard[1]) if shard else 1)
+    return None if there == whole else f"only {there} of {whole} weight files are there"
 
 
 def read_header(path: Path) -> dict[str, Any]:
@@ -160,7 +166,7 @@ def fingerprint(folder: Path) -> str:
     Small files count whole; of a weight file its name, size, header, and the first and last 64 KiB of its data.
     """
     sha256 = hashlib.sha256()
-    for path in sorted(p for p in folder.iterdir() if p.suffix in (".json", ".model", ".jinja", ".safetensors")):
+    for path in sorted(p for p in folder.iterdir() if _decides(p) and p.is_file()):
         size = path.stat().st_size
         sha256.update(f"{path.name}\0{size}\0".encode())
         with open(path, "rb") as file:
@@ -171,6 +177,11 @@ def fingerprint(folder: Path) -> str:
             file.seek(-_SAMPLE_BYTES, 2)
             sha256.update(file.read())
     return sha256.hexdigest()
+
+
+def _decides(file: Path) -> bool:
+    """Something that loaders read: weights, tokenizer, template, settings."""
+    return file.suffix in (".json", ".model", ".jinja", ".safetensors", ".tiktoken") or file.name in _WORDS
 
 
 def _tensor_end(path: Path, name: str, tensor: Any) -> int:

@@ -104,10 +104,12 @@ def _about(facts: CardFacts) -> str:
     data = facts.training["data"]
     notes = "".join(f" Note: {_word(note)}." for note in data.get("notes", []))
     trained = f"{how} of {base}, fine-tuned on {data['train_rows']} rows of `{_word(facts.data)}` with skill-train."
-    return f"{trained}{notes} {_verdict(facts)}"
+    return f"{trained}{notes} {_verdict(facts)}".rstrip()
 
 
 def _verdict(facts: CardFacts) -> str:
+    if "gguf" not in facts.parts:  # the adapter or the model itself, which `verify` compares the others with
+        return ""
     if facts.proof is None:
         return "The files were **not verified** against the trained model."
     return f"Each file in the table below was compared with the model that was trained: **{facts.proof['verdict']}**."
@@ -190,7 +192,7 @@ def _proof(facts: CardFacts) -> str:
 def _cell(check: dict[str, Any]) -> str:
     """The sentence of a check; of `answers` and `tokens` the count only, because they can quote texts."""
     if check["name"] in ("answers", "tokens", "chat_template"):
-        return f"{_round(check['figure'])} (limit {_round(check['threshold'])})"
+        return f"{_round(check.get('figure'))} (limit {_round(check.get('threshold'))})"
     return _word(check["detail"])
 
 
@@ -226,4 +228,4 @@ def _word(value: Any) -> str:
 def _licence(facts: CardFacts) -> str:
     if facts.licence is None:
         return f"Not known: {facts.licence_reason}. Look at the base before you pass this model on."
-    return f"`{facts.licence}`, that of the base ({facts.licence_reason})."
+    return f"`{_word(facts.licence)}`, that of the base ({facts.licence_reason})."

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from skill_train import llama_architectures, model_arithmetic
+from skill_train import convertible, model_arithmetic
 from skill_train.facts import ModelFacts
 from skill_train.model_arithmetic import Count, TextShape
 
@@ -95,8 +95,13 @@ def read(
     fingerprint: str | None = None,
     gated: bool | None = None,
     revision: str | None = None,
+    files: Collection[str] | None = None,
 ) -> ModelFacts:
-    """The facts of a model with this config. What the config leaves open is None, with the reason in `unknown`."""
+    """The facts of a model with this config. What the config leaves open is None, with the reason in `unknown`.
+
+    Args:
+        files: the names beside config.json; None when they are not known.
+    """
     stored = stored or Stored()
     text = text_config(config)
     fields = _fields(text)
@@ -104,6 +109,7 @@ def read(
     quantization = _quantization(config, text)
     parameters = _parameters(config, text, fields, stored, quantization)
     architecture = _architecture(config)
+    refused = convertible.why_not(text, config, files=files)
     dtype = stored.main_dtype or _DTYPES.get(str(_first(text, config, keys=("dtype", "torch_dtype"))))
     facts = ModelFacts(
         source=source,
@@ -118,7 +124,8 @@ def read(
         gated=gated,
         revision=revision,
         sliding_window=_sliding_window(text, fields["context"]),
-        convertible=_convertible(config),
+        convertible=None if convertible.architecture(text, config) is None else refused is None,
+        not_convertible=refused,
         **fields,
         **parameters.values,
     )
@@ -246,16 +253,6 @@ def _quantization(config: Config, text: Config) -> str | None:
 def _architecture(config: Config) -> str:
     names = config.get("architectures")
     return str(names[0]) if isinstance(names, list) and names else "unknown"
-
-
-def _convertible(config: Config) -> bool | None:
-    """The converter looks up the architecture of the text part, where that has one of its own.
-
-    Source: get_model_architecture in llama.cpp's conversion/base.py.
-    """
-    names = (_architecture(part) for part in (text_config(config), config))
-    architecture = next((name for name in names if name != "unknown"), None)
-    return None if architecture is None else llama_architectures.is_known(architecture)
 
 
 def _with_reasons(facts: ModelFacts, unknown: dict[str, str], stored: Stored) -> ModelFacts:

@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from skill_train.errors import DecisionNeeded, UsageError
-from skill_train.estimate import BYTES, MicroStep, Part, Range, libraries, total, training_memory
+from skill_train.estimate import libraries, training_memory
+from skill_train.estimate_step import BYTES, MicroStep, Part, Range, total
 from skill_train.estimate_time import micro_step_seconds, optimizer_seconds
 from skill_train.facts import DatasetFacts, MachineFacts, ModelFacts, PrecisionProbe
 
@@ -262,7 +263,9 @@ def _ways(
         four_bit=recipe["load_in_4bit"],
         full=recipe["finetuning_type"] == "full",
         pure_bf16=recipe["pure_bf16"],
-        fused=recipe["optim"].endswith("fused"),
+        optim=recipe["optim"],
+        modules_to_save=tuple(recipe["modules_to_save"] or ()),
+        dora=recipe["use_dora"],
         lora_r=recipe["lora_r"],
         lora_dropout=recipe["lora_dropout"],
         target_modules=tuple(recipe["target_modules"]),

@@ -165,7 +165,7 @@ def _placed(resolved: dict[str, Any], model: ModelFacts, taken: Candidate, choic
         why = "one GPU holds the model" if fit.strategy == "ddp" else "one GPU does not hold the model"
         _because(reasons, "strategy", fit.strategy + " with offload" * step.offload, why, "Hardware guide: DDP or FSDP")
     if model.convertible is False:
-        _because(reasons, "convertible", False, f"llama.cpp does not know {model.architecture}: no GGUF", "llama.cpp")
+        _because(reasons, "convertible", False, f"{model.not_convertible}: no GGUF", "llama.cpp")
     if taken.flavor is not None and taken.cost is not None:
         why = "asked for" if choices.flavor else _why_flavor(taken, choices.max_hours)
         _because(reasons, "flavor", taken.name, f"{why}: {taken.cost.basis}", taken.flavor.source)

@@ -12,14 +12,32 @@ from skill_train.chain import require_trained
 from skill_train.console import Console, Result
 from skill_train.errors import DecisionNeeded, UsageError
 from skill_train.model_card import CardFacts, card
-from skill_train.push_files import PushFile, chosen_parts, evaluation_of, files_of, proof_of, token_in, whole_models
+from skill_train.push_files import (
+    PushFile,
+    chosen_parts,
+    evaluation_of,
+    files_of,
+    proof_of,
+    records_of,
+    secret_in_files,
+    whole_models,
+    without_others,
+)
+from skill_train.push_records import published
 from skill_train.run_dir import RunDir, open_run, read_json, write_record
 
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 def push(
-    console: Console, *, run: Path, repo: str | None, part: tuple[str, ...], public: bool, dry_run: bool
+    console: Console,
+    *,
+    run: Path,
+    repo: str | None,
+    part: tuple[str, ...],
+    include: tuple[str, ...],
+    public: bool,
+    dry_run: bool,
 ) -> Result:
     """Lists what would be sent, or sends it."""
     folder = open_run(run)
@@ -34,22 +52,29 @@ def push(
     target = _repository(repo or plan["policy"]["hub_model_id"], run)
     parts = chosen_parts(folder, part)
     base, on_hub = _base(plan["recipe"])
-    files = files_of(folder, parts, base)
-    proof = proof_of(folder, files)
+    files, others = without_others(files_of(folder, parts, base), include)
+    if others:
+        named = ", ".join(others[:8])
+        console.warn("left_out", f"not of a model or an adapter, so not pushed: {named}; --include sends one")
+    proof, evaluation = proof_of(folder, files), evaluation_of(folder, files)
+    files += records_of(folder, proof, evaluation)
     if "gguf" in parts and proof is None:
-        console.warn("not_verified", f"these GGUF files were not verified: skill-train verify {run}")
-    files.append(_card(folder, target, parts, plan, files, base, on_hub, proof, private=not public))
-    _refuse_tokens(files)
+        again = f"skill-train verify {shlex.quote(str(run))}"
+        console.warn("not_verified", f"not each of these GGUF files was verified as it is now: {again}")
+    files.append(_card(folder, target, parts, plan, files, base, on_hub, proof, evaluation, private=not public))
+    _refuse_secrets(files)
     data = {
         "repo": target,
         "parts": list(parts),
         "private": not public,
         "verdict": proof["verdict"] if proof else None,
         "bytes": sum(file.size for file in files),
+        "left_out": others,
         "files": [{"path": file.path, "bytes": file.size, "changed": file.changed} for file in files],
     }
     if dry_run:
         said = [word for name in part for word in ("--part", name)] + ["--public"] * public
+        said += [word for name in include for word in ("--include", name)]
         following = [shlex.join(["skill-train", "push", str(run), "--repo", target, *said])]
         access, error = push_access.look(target, private=not public, warn=console.warn)
         return Result(
@@ -96,6 +121,7 @@ def _card(
     base: str,
     on_hub: bool,
     proof: dict[str, Any] | None,
+    evaluation: dict[str, Any] | None,
     *,
     private: bool,
 ) -> PushFile:
@@ -115,8 +141,8 @@ def _card(
         recipe=recipe,
         recipe_hash=plan["recipe_hash"],
         training=read_json(run.record("train")),
-        proof=proof,
-        evaluation=evaluation_of(run, files),
+        proof=None if proof is None else published("verify", proof),
+        evaluation=evaluation,
         private=private,
         ggufs={name: file.stat().st_size for name, file in whole_models(run, files).items()},
     )
@@ -124,15 +150,18 @@ def _card(
     return PushFile("README.md", None, card(facts, template).encode("utf-8", "replace"), "made from the run")
 
 
-def _refuse_tokens(files: list[PushFile]) -> None:
-    name = token_in(files)
-    if name is not None:
-        raise UsageError(
-            f"{name} holds what looks like a token of the Hub, so nothing is pushed",
-            code="secret_found",
-            expected="files without secrets",
-            hint="take it out, and revoke the token at https://huggingface.co/settings/tokens",
-        )
+def _refuse_secrets(files: list[PushFile]) -> None:
+    found = secret_in_files(files)
+    if found is None:
+        return
+    name, what = found
+    mend = "revoke the token at https://huggingface.co/settings/tokens" if "token" in what else "replace the key"
+    raise UsageError(
+        f"{name} holds what looks like {what}, so nothing is pushed",
+        code="secret_found",
+        expected="files and names without secrets",
+        hint=f"take it out, and {mend}",
+    )
 
 
 def _record(run: RunDir, data: dict[str, Any], sent: dict[str, Any], plan: dict[str, Any]) -> None:

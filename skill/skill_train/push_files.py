@@ -7,19 +7,21 @@ import os
 import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from skill_train import cloud_record
 from skill_train.errors import UsageError, VerificationFailed
+from skill_train.outgoing import secret_in
+from skill_train.push_records import published, without_paths
 from skill_train.recipe import to_yaml
 from skill_train.run_dir import RunDir, file_digest, read_json
-from skill_train.token_text import holds_token
 
 PARTS = ("gguf", "adapter", "merged")
 _RECORDS = "skill-train"
-_QUOTING = ("example", "answer", "answers", "examples", "side_by_side")  # keys of records that hold rows of the data
-_TEXT_BYTES = 20_000_000  # larger files are weights, which nobody writes a token into
+# What may leave of an adapter's or a model's folder: weights that hold no code, settings and tokenizers, and words.
+_KINDS = {".safetensors", ".gguf", ".json", ".jinja", ".txt", ".md", ".yaml", ".model", ".tiktoken", ".vocab", ".bpe"}
+_STATEMENTS = {"LICENSE", "LICENCE", "NOTICE", "COPYING", "USE_POLICY"}
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ def chosen_parts(run: RunDir, asked: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def files_of(run: RunDir, parts: tuple[str, ...], base: str) -> list[PushFile]:
-    """Every file but the card.
+    """Every file but the card and the records.
 
     Args:
         base: what the adapter's config shall name as its base.
@@ -76,17 +78,31 @@ def files_of(run: RunDir, parts: tuple[str, ...], base: str) -> list[PushFile]:
     if "adapter" in parts:
         folder = "" if parts == ("adapter",) else "adapter/"
         found += [_adapter_file(file, folder + _name(file, run.adapter), base) for file in _files(run.adapter)]
-    return found + _records(run)
+    return found
+
+
+def records_of(run: RunDir, proof: dict[str, Any] | None, evaluation: dict[str, Any] | None) -> list[PushFile]:
+    """Recipe and figures, without rows of the data and without paths of this machine; of what proves or measures files
+    only what is of those that are pushed."""
+    recipe = to_yaml(without_paths(read_json(run.plan)["recipe"]))
+    found = [PushFile(f"{_RECORDS}/recipe.yaml", None, recipe.encode("utf-8", "replace"), "paths as names")]
+    known = {"train": read_json(run.record("train")), "verify": proof, "evaluate": evaluation}
+    for step, record in known.items():
+        if record is not None:
+            content = _json(published(step, record))
+            found.append(PushFile(f"{_RECORDS}/{step}.json", None, content, "without rows of the data and local paths"))
+    return found
 
 
 def whole_models(run: RunDir, files: list[PushFile]) -> dict[str, Path]:
-    """The GGUF files among them that hold a whole model, by their names there. The adapter's own has no proof."""
+    """The GGUF files among them that hold a whole model, by their names there."""
     ggufs = run.ggufs
     return {file.path: file.source for file in files if file.source in ggufs}
 
 
 def proof_of(run: RunDir, files: list[PushFile]) -> dict[str, Any] | None:
-    """The proof of the GGUF files that are pushed; None when nothing was verified, or the proof is of other files.
+    """The proof of the GGUF files that are pushed, those of the adapter too; None when there are none, one was not
+    verified, or the adapter beside them is another than the one that they were compared with.
 
     Raises:
         VerificationFailed: they failed.
@@ -95,8 +111,10 @@ def proof_of(run: RunDir, files: list[PushFile]) -> dict[str, Any] | None:
         return None
     proof: dict[str, Any] = read_json(run.record("verify"))
     known = proof.get("inputs", {}).get("ggufs", {})
-    pushed = whole_models(run, files)
-    if any(name not in known or known[name] != file_digest(source) for name, source in pushed.items()):
+    pushed = {file.path: file.source for file in files if file.source in run.exported and file.source is not None}
+    if not pushed or any(known.get(name) != file_digest(source) for name, source in pushed.items()):
+        return None
+    if not _is_of_adapter(proof["inputs"].get("adapter") or {}, run, files):
         return None
     if proof["verdict"] == "fail":
         failed = [f"{check['file']}: {check['name']}" for check in proof["checks"] if check["verdict"] == "fail"]
@@ -107,6 +125,12 @@ def proof_of(run: RunDir, files: list[PushFile]) -> dict[str, Any] | None:
             hint=f"skill-train verify {shlex.quote(str(run.path))}",
         )
     return proof
+
+
+def _is_of_adapter(known: dict[str, Any], run: RunDir, files: list[PushFile]) -> bool:
+    """Whether the adapter that is pushed, if one is, has these digests; those that are not known are not compared."""
+    pushed = {file.source: file.source.name for file in files if file.source and file.source.parent == run.adapter}
+    return all(name not in known or known[name] == file_digest(source) for source, name in pushed.items())
 
 
 def evaluation_of(run: RunDir, files: list[PushFile]) -> dict[str, Any] | None:
@@ -124,15 +148,44 @@ def evaluation_of(run: RunDir, files: list[PushFile]) -> dict[str, Any] | None:
     return found
 
 
-def token_in(files: list[PushFile]) -> str | None:
-    """The name of a file that holds what looks like a token of the Hub; None when there is none."""
+def secret_in_files(files: list[PushFile]) -> tuple[str, str] | None:
+    """`(name of a file, what it seems to hold)`, also in its name; None when nothing is found."""
     for file in files:
-        if file.size > _TEXT_BYTES:
-            continue
-        data = file.content if file.content is not None else file.source.read_bytes() if file.source else b""
-        if holds_token(data.decode("latin-1")):  # every byte is a letter of it
-            return file.path
+        found = secret_in(file.path.encode("utf-8", "replace"))
+        if found is None:
+            content = file.content if file.content is not None else file.source
+            found = None if content is None else secret_in(content)
+        if found is not None:
+            return file.path, found
     return None
+
+
+def may_leave(name: str) -> bool:
+    """Whether a file of this name is one of a model or an adapter; no hidden one, no program, no pickle."""
+    last = PurePosixPath(name).name
+    hidden = any(part.startswith(".") for part in PurePosixPath(name).parts)
+    return not hidden and (last.upper().split(".")[0] in _STATEMENTS or PurePosixPath(last).suffix.lower() in _KINDS)
+
+
+def without_others(files: list[PushFile], include: tuple[str, ...]) -> tuple[list[PushFile], list[str]]:
+    """The files that may leave, and the names of those that only `include` sends.
+
+    Raises:
+        UsageError: it names what is not there.
+    """
+    names = {file.path for file in files}
+    unknown = [name for name in include if name not in names]
+    others = [file.path for file in files if not may_leave(file.path)]
+    if unknown:
+        raise UsageError(
+            f"--include {unknown[0]}: there is no such file among what is pushed",
+            code="missing_file",
+            expected=", ".join(others[:8]) or "nothing: every file is sent anyway",
+            got=unknown[0],
+            hint="name it as it lies in the part that is pushed, or leave --include out",
+        )
+    left = [name for name in others if name not in include]
+    return [file for file in files if file.path not in left], left
 
 
 def _files(folder: Path) -> list[Path]:
@@ -170,30 +223,6 @@ def _adapter_file(file: Path, path: str, base: str) -> PushFile:
         return PushFile(path, file)
     config["base_model_name_or_path"] = base
     return PushFile(path, file, _json(config), "base_model_name_or_path was a path of this machine")
-
-
-def _records(run: RunDir) -> list[PushFile]:
-    """Recipe, figures and proof, without rows of the data and without paths of this machine."""
-    plan = read_json(run.plan)
-    recipe = _without_paths(plan["recipe"])
-    found = [PushFile(f"{_RECORDS}/recipe.yaml", None, to_yaml(recipe).encode("utf-8", "replace"), "paths as names")]
-    for step in ("train", "verify", "evaluate"):
-        if run.record(step).is_file():
-            kept = {key: value for key, value in read_json(run.record(step)).items() if key not in _QUOTING}
-            content = _json(_without_paths(kept))
-            found.append(PushFile(f"{_RECORDS}/{step}.json", None, content, "without rows of the data and local paths"))
-    return found
-
-
-def _without_paths(value: Any) -> Any:
-    """Absolute paths become the name of what they lead to."""
-    if isinstance(value, dict):
-        return {key: _without_paths(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_without_paths(item) for item in value]
-    if isinstance(value, str) and "\n" not in value and Path(value).is_absolute():
-        return Path(value).name
-    return value
 
 
 def _json(document: Any) -> bytes:

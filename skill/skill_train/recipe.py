@@ -21,6 +21,7 @@ from skill_train.token_text import holds_token, pasted
 
 FORMATS = ("messages", "prompt_completion", "completion", "text", "instruction", "question_answer", "sharegpt")
 METHODS = ("sft",)
+_NOT_YET = dict.fromkeys(("dpo", "kto", "grpo", "reward"), "not trained by this version")
 TUNINGS = ("lora", "full")
 LOSS_ON = ("assistant", "completion", "all")
 SCHEDULES = ("linear", "cosine", "constant", "constant_with_warmup")
@@ -327,7 +328,7 @@ def _check_choices(recipe: Recipe) -> None:
         value = getattr(recipe, key)
         if value is not None and value not in known:
             raise UsageError(
-                f"{key}: {value!r} is not known{nearest(value, known)}",
+                f"{key}: {value!r} is {_NOT_YET.get(value, 'not known')}{nearest(value, known)}",
                 code="bad_value",
                 expected=", ".join(known),
                 got=value,

@@ -21,6 +21,7 @@ MOST_BYTES = 100_000_000  # the largest that we write takes a few MB; a tokenize
 # null, but not one of `_NEEDED`, and of objects and lists whose kind says what is in them only those of `_NULL`.
 _NEEDED = {"model", "data", "name", "file", "verdict", "prompt", "expected", "number", "state", "step", "row", "kind"}
 _NULL = {"columns", "target_modules", "modules_to_save", "answer", "gate", "effect", "data", "memory_bytes", "reasons"}
+_NULL |= {"smaller_layout"}
 _PART = {"low": float, "high": float, "basis": str}
 _DIGEST = {"bytes": int, "sha256": str}
 _FILES = {"*": _DIGEST}
@@ -54,6 +55,7 @@ _SHAPES: dict[str, dict[str, Any]] = {
     "train.json": {
         "outputs": _FILES, "checks": [_CHECK], "verdict": str, "recipe_hash": str, "steps": int, "example": str,
         "answer": {"prompt": str, "before": str, "after": str}, "seconds": float, "finished_at": str,
+        "smaller_layout": _REASON,
         "data": {"rows": int, "train_rows": int, "held_out_rows": int, "truncated_rows": int, "skipped_rows": int,
                  "tokens": int, "longest_row_tokens": int, "trained_token_share": float, "notes": list,
                  "repeated_rows": int, "repeated_groups": int, "held_out_trained": int, "held_out_asked": int},
@@ -115,10 +117,14 @@ _SHAPES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 # Of `accelerate launch` and of NCCL, as `launch` writes them.
 _ARGUMENTS = re.compile(
-    r"(?:--(?:multi_gpu|use_fsdp|cpu) |--(?:num_\w+|machine_rank|main_process_(?:ip|port)|gpu_ids|mixed_precision|"
+    r"(?:--(?:multi_gpu|use_fsdp|cpu) |--(?:num_\w+|machine_rank|main_process_port|gpu_ids|mixed_precision|"
     r"dynamo_backend|fsdp_\w+) [\w.,:]+ )*"
 )
-_VARIABLE = re.compile(r"(?:TORCH_)?(?:NCCL|PET|OMP|GLOO|ACCELERATE_CPU|ACCELERATE_USE)_\w+")
+# Just those, each with values that cannot be a path: others of NCCL and OpenMP name libraries to load.
+_VARIABLES = {
+    "PET_SHUTDOWN_TIMEOUT": r"\d{1,6}", "NCCL_DEBUG": r"VERSION|WARN|INFO", "NCCL_ALGO": r"Ring|Tree",
+    "NCCL_BUFFSIZE": r"\d{1,12}", "NCCL_IB_DISABLE": r"[01]", "NCCL_P2P_DISABLE": r"[01]",
+}  # fmt: skip
 _AGAIN = "run the step that writes it, or fetch it: skill-train pull RUN"
 _SHAPES["lora_gguf.json"] = _SHAPES["convert.json"]
 _SHAPES["held_out.jsonl"] = _SHAPES["samples.jsonl"]
@@ -209,9 +215,9 @@ def _check_launch(path: Path, launch: dict[str, Any]) -> None:
     words, names = launch.get("arguments", []), launch.get("environment", {})
     if not _ARGUMENTS.fullmatch("".join(f"{word} " for word in words)) or any(" " in word for word in words):
         raise _broken(path, f"launch.arguments has {_short(' '.join(words))}, which starts something else")
-    for name in names:
-        if not _VARIABLE.fullmatch(name):
-            raise _broken(path, f"launch.environment sets {_short(name)}")
+    for name, value in names.items():
+        if not re.fullmatch(_VARIABLES.get(name, r"(?!)"), str(value)):
+            raise _broken(path, f"launch.environment sets {_short(name)} to {_short(value)}")
 
 
 def fits(document: Any, name: str) -> bool:

@@ -15,6 +15,7 @@ from typing import Any
 from skill_train.address_space import require_room_for_torch
 from skill_train.errors import NotInstalled, SkillTrainError, UsageError, out_of_memory
 from skill_train.garbage import searched_after
+from skill_train.model_files import block_hub_kernels, require_sound
 from skill_train.records import read_json, read_lines
 from skill_train.resources import train_module
 from skill_train.template_trial import require_ending
@@ -37,6 +38,7 @@ def load_tokenizer(folder: Path) -> Any:
     Raises:
         UsageError: its files cannot be read, or its chat template does not come to an end.
     """
+    require_sound(folder)
     _transformers()
     try:
         tokenizer = train_module().read_tokenizer(str(folder), None)
@@ -71,6 +73,7 @@ def require_config(folder: Path) -> None:
     Raises:
         UsageError: it is one.
     """
+    require_sound(folder)
     with _told_of(f"{folder / 'config.json'} cannot be read", "a config.json that transformers reads"):
         _transformers().AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
 
@@ -116,14 +119,16 @@ def reference_model(
 
 def read_model(base: Path, dtype: str = "float32") -> Any:
     """The model of a folder, its weights in that type of torch."""
+    require_sound(base)
     # Read by torch (c10/core/impl/alloc_cpu.cpp) at its first large tensor: pages of 2 MB, where the system has them.
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     import torch
 
-    options: dict[str, Any] = {"trust_remote_code": False, "attn_implementation": "eager", "use_safetensors": True}
+    options: dict[str, Any] = {"trust_remote_code": False, "use_safetensors": True}
     model_class = _transformers().AutoModelForCausalLM
     with _told_of(f"the model in {base} cannot be loaded", "weights that fit its config.json"):
-        return model_class.from_pretrained(str(base), dtype=getattr(torch, dtype), **options)
+        config = train_module().config_with(str(base), None, "eager")
+        return model_class.from_pretrained(str(base), config=config, dtype=getattr(torch, dtype), **options)
 
 
 def logits(model: Any, ids: list[int]) -> Any:
@@ -171,17 +176,19 @@ def _match_vocabulary(model: Any, adapter: Path) -> None:
     """PEFT (0.21) loads the saved embeddings of a resized vocabulary only into a model that was resized before."""
     from safetensors import safe_open
 
-    embedding = model.get_input_embeddings()
-    name = next(name for name, module in model.named_modules() if module is embedding)
-    saved = {f"base_model.model.{name}.{part}weight" for part in ("", "base_layer.", "token_adapter.base_layer.")}
+    sides = [side for side in (model.get_input_embeddings(), model.get_output_embeddings()) if side is not None]
+    names = [name for name, module in model.named_modules() if any(module is side for side in sides)]
+    parts = ("", "base_layer.", "token_adapter.base_layer.")
+    saved = {f"base_model.model.{name}.{part}weight" for name in names for part in parts}
     with safe_open(str(adapter / "adapter_model.safetensors"), framework="pt") as file:
         rows = {file.get_slice(key).get_shape()[0] for key in saved & set(file.keys())}
-    for count in rows - {len(embedding.weight)}:
-        model.resize_token_embeddings(count, mean_resizing=False)
+    if len(rows) == 1 and rows != {len(sides[0].weight)}:
+        model.resize_token_embeddings(rows.pop(), mean_resizing=False)
 
 
 def _transformers() -> Any:
     require_room_for_torch()
+    block_hub_kernels()
     try:
         import transformers
     except ImportError as error:

@@ -16,6 +16,8 @@ def warn_of_run(console: Console, plan: dict[str, Any], record: dict[str, Any], 
     Args:
         estimates: what was estimated beside what was measured, by what.
     """
+    if smaller := record.get("smaller_layout"):
+        console.warn("smaller_layout", f"trained with {smaller['value']}, because memory ended: {smaller['because']}")
     if few := few_steps(plan["recipe"], record["steps"]):
         console.warn("few_steps", few)
     warn_of_repeats(console, record["data"])

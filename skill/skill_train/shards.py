@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from skill_train.errors import UsageError
-from skill_train.run_dir import read_json
+from skill_train.model_files import foreign_json, require_regular, weight_files
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -85,6 +85,7 @@ def read_shard(file: Path) -> Shard:
     """
     from safetensors import SafetensorError, safe_open
 
+    require_regular(file)
     try:
         with safe_open(str(file), framework="np"):
             pass
@@ -170,6 +171,21 @@ def copy_bytes(stored: Stored, write: Callable[[Any], None]) -> None:
             left -= len(block)
 
 
+def same_bytes(one: Stored, other: Stored) -> bool:
+    """Both have one dtype, one shape and the same bytes."""
+    if (one.dtype, one.shape) != (other.dtype, other.shape):
+        return False
+    with open(one.file, "rb") as first, open(other.file, "rb") as second:
+        first.seek(one.start), second.seek(other.start)
+        left = one.size
+        while left:
+            block = first.read(min(left, _COPIED_BYTES))
+            if not block or second.read(len(block)) != block:
+                return False
+            left -= len(block)
+    return True
+
+
 def new_shard(
     file: Path, tensors: dict[str, tuple[str, tuple[int, ...]]], metadata: dict[str, str]
 ) -> dict[str, Stored]:
@@ -236,20 +252,9 @@ def _weight_map(folder: Path) -> dict[str, str] | None:
         if not (folder / SINGLE).is_file():
             raise _no_weights(folder)
         return None
-    index = read_json(folder / INDEX)
-    weight_map = index.get("weight_map") if isinstance(index, dict) else None
-    if not isinstance(weight_map, dict) or not weight_map or not all(map(_is_plain_name, weight_map.values())):
-        raise UsageError(
-            f"{folder / INDEX} has no usable weight_map",
-            code="broken_safetensors",
-            expected="plain safetensors file names by tensor name",
-            hint="download the base model again",
-        )
-    return weight_map
-
-
-def _is_plain_name(name: Any) -> bool:
-    return isinstance(name, str) and name.endswith(".safetensors") and Path(name).name == name
+    weight_files(folder)
+    found: dict[str, str] = foreign_json(folder / INDEX)["weight_map"]
+    return found
 
 
 def _no_weights(folder: Path) -> UsageError:

@@ -9,6 +9,7 @@ from typing import Any
 
 from skill_train.errors import NotInstalled, Temporary, UsageError, from_exit_code
 from skill_train.formats import Found, as_turns
+from skill_train.model_files import block_hub_kernels
 from skill_train.recipe import Recipe
 from skill_train.resources import train_module
 from skill_train.survey import Count
@@ -114,6 +115,7 @@ def _note(problems: dict[str, Count], line: int, size: int, trained: bool, recip
 
 
 def _tokenizer(recipe: Recipe) -> Any:
+    block_hub_kernels()
     try:
         import transformers
     except ModuleNotFoundError:

@@ -9,6 +9,7 @@ here: it runs as a child process.
 
 from __future__ import annotations
 
+import ast
 import errno
 import importlib.util
 import os
@@ -24,6 +25,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path, PurePosixPath
 
+from skill_train import llama_architectures
 from skill_train.console import Bar
 from skill_train.errors import NotInstalled, SkillTrainError, Temporary, UsageError
 from skill_train.machine import cache_dir
@@ -61,6 +63,17 @@ class Toolchain:
     @property
     def lora_converter(self) -> Path:
         return self.folder / "convert_lora_to_gguf.py"
+
+    def architectures(self) -> frozenset[str]:
+        """The architectures of its own registry: TEXT_MODEL_MAP in conversion/__init__.py, which is read and not run.
+        One without such a table is taken for the one that is known here."""
+        try:
+            tree = ast.parse((self.folder / "conversion" / "__init__.py").read_text(encoding="utf-8"))
+            tables = (node for node in tree.body if isinstance(node, ast.AnnAssign))
+            table = next(node for node in tables if ast.unparse(node.target) == "TEXT_MODEL_MAP")
+            return frozenset(ast.literal_eval(table.value)) if table.value else llama_architectures.NAMES
+        except (OSError, StopIteration, SyntaxError, ValueError):
+            return llama_architectures.NAMES
 
     @property
     def models(self) -> Path:

@@ -17,14 +17,23 @@ _STORED_AS = {"IQ2_M": "IQ2_S", "IQ2_S": "IQ2_XS", "IQ3_M": "IQ3_S", "IQ3_XS": "
 # A row length that is no multiple of 256 makes llama.cpp fall back (tensor_type_fallback in the same file).
 _FALLBACKS = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0", "TQ1_0": "Q4_0", "TQ2_0": "Q4_0"}
 _DEFAULT_FALLBACK = "IQ4_NL"
+_PLAIN = ("F32", "F16", "BF16")
+_SHORTEST = 32  # weights of a row that a block holds; kernels and decays of Mamba have shorter ones, and stay F32
 
 
 def file_type(gguf: GgufFile) -> str:
-    """`general.file_type` as a name such as `q4_k_m`; `unknown` when missing or of a number without a name."""
+    """`general.file_type` as a name such as `q4_k_m`; `unknown` when it is a number without a name.
+
+    The converter writes none for some architectures, such as MPT: then the type of most matrices, where that says it.
+    """
     from gguf.constants import LlamaFileType
 
     names = {int(kind): kind.name.removeprefix("MOSTLY_").removeprefix("ALL_").lower() for kind in LlamaFileType}
-    return str(names.get(gguf.metadata.get("general.file_type", -1), "unknown"))
+    said = gguf.metadata.get("general.file_type")
+    if said is not None:
+        return str(names.get(said, "unknown"))
+    stored = Counter(tensor.kind for tensor in _block_matrices(gguf)).most_common(1)
+    return stored[0][0].lower() if stored and stored[0][0] in _PLAIN else "unknown"
 
 
 def check_file(gguf: GgufFile) -> Check:
@@ -88,9 +97,9 @@ def check_digest(gguf: GgufFile, digest: dict[str, Any], recorded: dict[str, Any
 
 
 def _block_matrices(gguf: GgufFile) -> list[Any]:
-    """Weights of the layers. Embeddings and the output have types of their own."""
+    """Weights of the layers, of rows that can be quantized. Embeddings and the output have types of their own."""
     blocks = [t for t in gguf.tensors.values() if t.name.startswith("blk.") and t.name.endswith(".weight")]
-    return [tensor for tensor in blocks if len(tensor.shape) > 1]
+    return [tensor for tensor in blocks if len(tensor.shape) > 1 and tensor.shape[0] >= _SHORTEST]
 
 
 def _main_kind(said: str) -> str:

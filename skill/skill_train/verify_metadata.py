@@ -25,12 +25,15 @@ _SHOWN = 3
 # Architectures with layers of a window, and those whose files say how experts are weighed.
 _WINDOWED = {"gemma2", "gemma3", "gemma3n", "cohere2", "gpt-oss", "exaone4"}
 _ROUTED = {"deepseek2", "glm4moe", "dots1", "bailingmoe2"}
+# What the converter writes whatever config.json says, and llama.cpp computes the same with every other number.
+_CONSTANTS = {("falcon", "context_length"): 2048}
 
 
 def check_metadata(gguf: GgufFile, config: dict[str, Any]) -> Check:
     """Each key of the architecture is what config.json states. A key without a known statement is a warning."""
     said = stated(config)
-    prefix, found, equal, unknown = f"{gguf.architecture}.", [], [], []
+    prefix = f"{gguf.architecture}."
+    found, equal, unknown, harmless = list[str](), list[str](), list[str](), list[str]()
     for name, got in gguf.metadata.items():
         key = name.removeprefix(prefix)
         if key == name or (isinstance(got, str) and key not in EXPECTED):
@@ -41,16 +44,18 @@ def check_metadata(gguf: GgufFile, config: dict[str, Any]) -> Check:
         elif same(got, wanted):
             equal.append(key)
         else:
-            found.append(f"{key} is {_short(got)}, config.json has {_short(wanted)}")
+            constant = _CONSTANTS.get((gguf.architecture, key)) == got
+            (harmless if constant else found).append(f"{key} is {_short(got)}, config.json has {_short(wanted)}")
     found += _missing(gguf, said) + table_faults(gguf, said.rope) + _vocabulary_size(gguf, said)
-    return _verdict(gguf, found, equal, unknown)
+    return _verdict(gguf, found, equal, unknown, harmless)
 
 
-def _verdict(gguf: GgufFile, found: list[str], equal: list[str], unknown: list[str]) -> Check:
+def _verdict(gguf: GgufFile, found: list[str], equal: list[str], unknown: list[str], harmless: list[str]) -> Check:
     told = "; ".join(found[:_SHOWN]) + (f"; and {len(found) - _SHOWN} more" if len(found) > _SHOWN else "")
     good = "equal to config.json: " + ", ".join(equal)
     left = f"; not compared, because config.json does not state it: {', '.join(unknown)}" if unknown else ""
-    verdict: Verdict = "fail" if found else "warn" if unknown else "pass"
+    left += f"; {', '.join(harmless)}, and llama.cpp computes the same" if harmless else ""
+    verdict: Verdict = "fail" if found else "warn" if unknown or harmless else "pass"
     figures = {"looked_at": len(equal) + len(found), "not_compared": unknown}
     return Check("metadata", gguf.path.name, verdict, len(found), 0, told or good + left, figures)
 
@@ -100,7 +105,9 @@ _WITHOUT: dict[str, Callable[[Stated, GgufFile], Any]] = {
     "rope.scaling.attn_factor": lambda said, gguf: 1.0 if gguf.architecture == "phi3" else attention_factor(said, gguf),
     "expert_weights_scale": lambda *_: 1.0,
     "expert_weights_norm": lambda said, gguf: False if gguf.architecture in _ROUTED else said("norm_topk_prob"),
-    "expert_gating_func": lambda said, gguf: 1 if gguf.architecture == "deepseek2" else gating(said, gguf),
+    "expert_gating_func": lambda said, gguf: (
+        _deepseek_gating(gguf) if gguf.architecture == "deepseek2" else gating(said, gguf)
+    ),
     "expert_group_count": lambda said, _: min(said("n_group"), 1),
     "expert_count": lambda *_: 0,
     "expert_used_count": lambda *_: 0,
@@ -124,6 +131,12 @@ def _missing(gguf: GgufFile, said: Stated) -> list[str]:
         if not same(taken, wanted):
             found.append(f"{key} is {'missing' if taken is None else taken}, config.json has {_short(wanted)}")
     return found
+
+
+def _deepseek_gating(gguf: GgufFile) -> int:
+    """Softmax; and sigmoid of what llama.cpp takes for GLM-4.7-Flash by its size."""
+    layers, tokens = gguf.of_architecture("block_count"), len(gguf.metadata.get("tokenizer.ggml.tokens", []))
+    return 2 if layers in (47, 48) and tokens == 154880 else 1
 
 
 def _original(said: Stated, gguf: GgufFile) -> Any:

@@ -19,17 +19,27 @@ _UNLIMITED = 1 << 20  # context of recurrent models, which have no longest text;
 _RECURRENT = {"mamba", "mamba2", "falcon_mamba", "rwkv"}
 _ALIBI = {"bloom", "mpt"}
 _HYBRID = {"granitemoehybrid"}
+_ROTATES = {"bamba": True}  # hybrids whose config.json does not say it
 _WITHOUT_KV = {"conv", "mamba", "mamba2", "linear_attention", "recurrent"}  # layer types without keys and values
 _GATING = {"softmax": 1, "sigmoid": 2, "sqrtsoftplus": 4}  # llama.cpp, llama_expert_gating_func_type
-_ALWAYS_SIGMOID = {"deepseek_v3", "glm4_moe", "glm4_moe_lite"}  # the model's code has no switch
+_ALWAYS_SIGMOID = {"deepseek_v3", "glm4_moe", "glm4_moe_lite", "lfm2_moe"}  # the model's code has no switch
+_FIXED_EPSILON = {"olmo": 1e-5}  # the same
+_LISTED = {"qwen3next", "qwen35", "qwen35moe"}  # architectures that list their recurrent layers themselves
+_TENTH = {"deepseek2"}  # architectures whose files have a tenth of mscale_all_dim
 
 
 @dataclass(frozen=True)
 class Stated:
-    """What config.json and its class in transformers say of the language part; None is said nowhere."""
+    """What config.json and its class in transformers say of the language part; None is said nowhere.
+
+    Attributes:
+        fields: names that the class reads; empty where transformers has no class. A config.json may state others,
+            which then change nothing.
+    """
 
     config: dict[str, Any]
     defaults: dict[str, Any]
+    fields: frozenset[str] = frozenset()
 
     @cached_property
     def text(self) -> dict[str, Any]:
@@ -51,6 +61,14 @@ class Stated:
                 return found
         return None
 
+    def of_class(self, *names: str) -> Any:
+        """The same of the names that the class reads, where it is known."""
+        return self(*(name for name in names if not self.fields or name in self.fields))
+
+    @cached_property
+    def layer_kinds(self) -> list[str]:
+        return list(self("layer_types", "layers_block_type") or [])
+
     @cached_property
     def rope(self) -> dict[str, Any]:
         return rope_of(self.text, self.defaults)
@@ -63,13 +81,26 @@ def stated(config: dict[str, Any]) -> Stated:
     kind = config.get("model_type")
     if kind not in CONFIG_MAPPING:
         return Stated(config, {})
-    own = {key: value for key, value in config.items() if key not in ("model_type", "quantization_config")}
+    own = {key: _numbers(value) for key, value in config.items() if key not in ("model_type", "quantization_config")}
     try:
         made = CONFIG_MAPPING[kind].from_dict(own).get_text_config()
     except Exception:  # noqa: BLE001 - what a class of another library raises for old keys is not documented
         return Stated(config, {})
-    aliases = {name: getattr(made, name, None) for name in getattr(made, "attribute_map", {})}
-    return Stated(config, {**aliases, **made.to_dict()})
+    names = {*getattr(made, "attribute_map", {}), "layers_block_type"}  # the second is computed by some classes
+    aliases = {name: getattr(made, name, None) for name in names}
+    fields = frozenset({*getattr(type(made), "__dataclass_fields__", {}), *aliases})
+    return Stated(config, {**aliases, **made.to_dict()}, fields)
+
+
+def _numbers(value: Any) -> Any:
+    """With infinity as a number, which transformers 5 writes as `{"__float__": "Infinity"}`."""
+    if isinstance(value, list):
+        return [_numbers(one) for one in value]
+    if isinstance(value, dict):
+        return (
+            float(value["__float__"]) if value.keys() == {"__float__"} else {k: _numbers(v) for k, v in value.items()}
+        )
+    return value
 
 
 def divided(said: Stated) -> Any:
@@ -120,11 +151,10 @@ def _heads_kv(said: Stated, gguf: GgufFile) -> Any:
     if _mla(said) and gguf.of_architecture("attention.key_length_mla") is not None:
         return 1
     one = 1 if said.text.get("multi_query") is True and not said.text.get("new_decoder_architecture") else None
-    one = one or said("num_key_value_heads", "num_kv_heads", "n_head_kv") or _heads(said, gguf)
-    layers = said("layer_types", "layers_block_type") or []
-    if not _WITHOUT_KV & set(layers):
+    one = one or said.of_class("num_key_value_heads", "num_kv_heads", "n_head_kv") or _heads(said, gguf)
+    if gguf.architecture in _LISTED or not _WITHOUT_KV & set(said.layer_kinds):
         return one
-    return [0 if layer in _WITHOUT_KV else one for layer in layers]
+    return [0 if layer in _WITHOUT_KV else one for layer in said.layer_kinds]
 
 
 def _context(said: Stated, gguf: GgufFile) -> Any:
@@ -152,9 +182,9 @@ def _feed_forward(said: Stated, gguf: GgufFile) -> Any:
     own = said("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size", "d_ff")
     if said.recurrent:
         return 0
-    if not lengths or lengths == {own}:
-        return own
-    return lengths.pop() if len(lengths) == 1 else [rows.get(layer, 0) for layer in range(max(rows) + 1)]
+    if isinstance(gguf.of_architecture("feed_forward_length"), list) and rows:
+        return [rows.get(layer, 0) for layer in range(_layers(said, gguf) or 0)]
+    return lengths.pop() if len(lengths) == 1 else own
 
 
 def _rotated(said: Stated, _: GgufFile) -> Any:
@@ -171,7 +201,8 @@ def _experts_width(said: Stated, _: GgufFile) -> Any:
 
 def _shared_width(said: Stated, _: GgufFile) -> Any:
     own = said("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size", "shared_intermediate_size")
-    each, count = said("moe_intermediate_size"), said("n_shared_experts", "num_shared_experts")
+    each = said("moe_intermediate_size")
+    count = said("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
     return own or (each * count if each and count else None)
 
 
@@ -182,18 +213,33 @@ def gating(said: Stated, _: GgufFile) -> Any:
     return _GATING.get(str(name), 1 if said.model_type in ("deepseek_v2", "gpt_oss") else None)
 
 
-def window(said: Stated, _: GgufFile) -> Any:
+def window(said: Stated, gguf: GgufFile) -> Any:
     if said.text.get("use_sliding_window") is False:
         return 0
+    pattern = gguf.of_architecture("attention.sliding_window_pattern")
+    if isinstance(pattern, list) and not any(pattern) and set(said.layer_kinds) == {"full_attention"}:
+        return gguf.of_architecture("attention.sliding_window")  # of no layer
     return said("sliding_window", "sliding_window_size") or 0
 
 
 def _pattern(said: Stated, gguf: GgufFile) -> Any:
     """A switch for each layer, or the number of layers after which a layer sees everything."""
-    layers = said("layer_types")
+    layers = said.layer_kinds
     if layers and isinstance(gguf.of_architecture("attention.sliding_window_pattern"), list):
         return [layer == "sliding_attention" for layer in layers]
     return said("sliding_window_pattern") or (layers.index("full_attention") + 1 if layers else None)
+
+
+def _recurrent_layers(said: Stated, _: GgufFile) -> Any:
+    return [kind == "linear_attention" for kind in said.layer_kinds] or None
+
+
+def _interval(said: Stated, gguf: GgufFile) -> Any:
+    """llama.cpp reads it of files that do not list their recurrent layers."""
+    if gguf.of_architecture("attention.recurrent_layers") is not None:
+        return gguf.of_architecture("full_attention_interval")
+    full = [number + 1 for number, kind in enumerate(said.layer_kinds) if kind == "full_attention"]
+    return full[0] if full else said("full_attention_interval")
 
 
 def attention_scale(said: Stated, _: GgufFile) -> Any:
@@ -215,18 +261,32 @@ def _inner(said: Stated, _: GgufFile) -> Any:
     stated_size, grows = said("mamba_d_ssm", "d_inner"), said("mamba_expand", "expand")
     if said.recurrent and said("intermediate_size"):
         return said("intermediate_size")
+    linear = said("linear_num_value_heads"), said("linear_value_head_dim")
+    if all(linear):
+        return linear[0] * linear[1]
     return stated_size or (int(grows * said("hidden_size")) if grows else None)
 
 
 def _positions(said: Stated, _: GgufFile) -> Any:
     """llama.cpp's Granite hybrid takes this key as the switch of rotary positions."""
     kind = said("position_embedding_type")
-    return None if kind is None else kind == "rope"
+    return _ROTATES.get(said.model_type) if kind is None else kind == "rope"
 
 
-def _log_multiplier(said: Stated, _: GgufFile) -> Any:
+def _log_multiplier(said: Stated, gguf: GgufFile) -> Any:
+    """llama.cpp divides DeepSeek's by 0.1 when it loads the file, and takes others as they are."""
     every = said.rope.get("mscale_all_dim")
-    return None if every is None else 0.1 * every
+    return None if every is None else every * (0.1 if gguf.architecture in _TENTH else 1)
+
+
+def _epsilon(*names: str) -> Callable[[Stated, GgufFile], Any]:
+    return lambda said, _: _FIXED_EPSILON.get(said.model_type) or said(*names)
+
+
+def _steps(said: Stated, _: GgufFile) -> Any:
+    """Mamba 2 has a step of time for each head. Its config.json may have the rank of Mamba 1 too, which it ignores."""
+    heads = said("mamba_n_heads", "mamba_num_heads") or (said("num_heads") if said.model_type == "mamba2" else None)
+    return heads or said("mamba_dt_rank", "time_step_rank", "linear_num_value_heads", "num_heads")
 
 
 def _scaling(name: str) -> Callable[[Stated, GgufFile], Any]:
@@ -255,11 +315,12 @@ EXPECTED: dict[str, tuple[str, ...] | Callable[[Stated, GgufFile], Any]] = {
     "attention.layer_norm_rms_epsilon": (
         "rms_norm_eps", "norm_eps", "layer_norm_epsilon", "layer_norm_eps", "block_norm_eps", "norm_epsilon",
     ),
-    "attention.layer_norm_epsilon": (
+    "attention.layer_norm_epsilon": _epsilon(
         "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps", "rms_norm_eps",
     ),
     "attention.clamp_kqv": ("clip_qkv",),
-    "attention.max_alibi_bias": ("alibi_bias_max",),
+    "attention.max_alibi_bias": lambda said, _: (said("attn_config") or {}).get("alibi_bias_max"),
+    "attention.temperature_scale": lambda said, _: said.rope.get("llama_4_scaling_beta"),
     "attention.causal": lambda said, _: said("is_causal") is not False,
     "attention.sliding_window": window,
     "attention.sliding_window_pattern": _pattern,
@@ -285,7 +346,9 @@ EXPECTED: dict[str, tuple[str, ...] | Callable[[Stated, GgufFile], Any]] = {
     "rope.scaling.finetuned": _positions,
     "rope.scaling.yarn_log_multiplier": _log_multiplier,
     "expert_count": ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"),
-    "expert_used_count": ("num_experts_per_tok", "num_experts_per_token", "moe_top_k", "moe_topk", "top_k_experts"),
+    "expert_used_count": (
+        "num_experts_per_tok", "num_experts_per_token", "moe_top_k", "moe_topk", "moe_k", "top_k_experts",
+    ),
     "expert_shared_count": ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts"),
     "expert_group_count": ("n_group",),
     "expert_group_used_count": ("topk_group",),
@@ -294,13 +357,15 @@ EXPECTED: dict[str, tuple[str, ...] | Callable[[Stated, GgufFile], Any]] = {
     "expert_gating_func": gating,
     "expert_feed_forward_length": _experts_width,
     "expert_shared_feed_forward_length": _shared_width,
-    "leading_dense_block_count": ("first_k_dense_replace", "num_dense_layers"),
-    "interleave_moe_layer_step": ("interleave_moe_layer_step",),
+    "full_attention_interval": _interval,
+    "attention.recurrent_layers": _recurrent_layers,
+    "leading_dense_block_count": ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index"),
+    "interleave_moe_layer_step": ("interleave_moe_layer_step", "moe_layer_interval"),
     "nextn_predict_layers": ("num_nextn_predict_layers",),
     "ssm.conv_kernel": ("mamba_d_conv", "conv_kernel", "linear_conv_kernel_dim", "d_conv"),
     "ssm.state_size": ("mamba_d_state", "ssm_state_size", "state_size", "linear_key_head_dim", "d_state"),
     "ssm.group_count": ("mamba_n_groups", "n_groups", "linear_num_key_heads"),
-    "ssm.time_step_rank": ("mamba_n_heads", "mamba_dt_rank", "time_step_rank", "linear_num_value_heads", "num_heads"),
+    "ssm.time_step_rank": _steps,
     "ssm.inner_size": _inner,
     "ssm.dt_b_c_rms": lambda said, _: said.model_type == "falcon_mamba",
     "shortconv.l_cache": ("conv_L_cache",),

@@ -107,7 +107,7 @@ def _read(gguf: GgufFile, tensor: Tensor, unquantized: GgufFile | None) -> tuple
     twin = unquantized.tensors.get(tensor.name) if unquantized is not None else None
     if unquantized is not None and twin is None:
         return f"is not in {unquantized.path.name}", 0.0
-    if twin is not None and twin.shape != tensor.shape:
+    if twin is not None and _without_ones(twin.shape) != _without_ones(tensor.shape):
         return f"has shape {list(tensor.shape)}, {list(twin.shape)} unquantized", 0.0
     largest, worst, worst_row = 0.0, 0.0, 0
     read, read_twin = weights_of(gguf, tensor), weights_of(unquantized, twin) if unquantized and twin else None
@@ -127,6 +127,14 @@ def _read(gguf: GgufFile, tensor: Tensor, unquantized: GgufFile | None) -> tuple
         error = f"row {worst_row} is {worst:.2g} of its length off, {tensor.kind} may be {row_bound(tensor.kind)}"
         return f"is not the unquantized one: {error}", worst
     return "", worst
+
+
+def _without_ones(shape: tuple[int, ...]) -> list[int]:
+    """A shape without its last dimensions of one, which llama.cpp's quantizer drops."""
+    sizes = list(shape)
+    while len(sizes) > 1 and sizes[-1] == 1:
+        sizes.pop()
+    return sizes
 
 
 def row_chunks(count: int, width: int) -> Iterator[slice]:

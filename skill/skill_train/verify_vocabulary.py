@@ -16,6 +16,7 @@ from skill_train.verdict import Check, problems
 from skill_train.verify_tokens import same_piece
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER, _UNUSED, _BYTE = range(1, 7)  # llama.cpp, llama_token_type
+_BYTES = 256
 _NAMES = {"gpt2": "merges", "llama": "scores", "t5": "scores"}  # what orders the pieces, by tokenizer.ggml.model
 # The converter gives these scores to added tokens and to padding, whose scores sentencepiece does not use.
 _ADDED_SCORES = (-1000.0, -10000.0)
@@ -77,10 +78,12 @@ def check_vocabulary(
             found.append(f"token {token} is {got!r}, the reference has {expected!r}")
     found += _type_faults(types, own, files)
     ordered, why = _order_faults(gguf, files)
-    found += ordered + _id_faults(gguf, tokenizer, config)
+    wrong, unused = _id_faults(gguf, tokenizer, config)
+    found += ordered + wrong
     good = f"{len(own)} tokens equal, in order" + (f", {why}" if why else "")
+    good += f"; {unused}, and llama.cpp spells such text in bytes" if unused else ""
     check = problems("vocabulary", gguf.path.name, found, looked_at=len(tokens), good=good)
-    if check.verdict == "pass" and why.startswith("not compared"):
+    if check.verdict == "pass" and (unused or why.startswith("not compared")):
         return Check("vocabulary", check.file, "warn", 0, 0, good, check.figures)
     return check
 
@@ -98,16 +101,24 @@ def check_stops(gguf: GgufFile, ending: list[int], allowed: set[int]) -> Check:
     return problems("stop_tokens", gguf.path.name, found, looked_at=len(ending), good=good)
 
 
-def _id_faults(gguf: GgufFile, tokenizer: Any, config: dict[str, Any]) -> list[str]:
-    """Ids of the file that neither the tokenizer nor config.json gives to that purpose."""
-    text, found = {**config, **config.get("text_config", {})}, []
+def _id_faults(gguf: GgufFile, tokenizer: Any, config: dict[str, Any]) -> tuple[list[str], str]:
+    """Ids of the file that neither the tokenizer nor config.json gives to that purpose; and what is said of the one for
+    unknown text, where the vocabulary has every byte and no text is unknown."""
+    text, found, unused = {**config, **config.get("text_config", {})}, [], ""
+    bytes_of_file = gguf.metadata.get("tokenizer.ggml.token_type", []).count(_BYTE)
+    spells = gguf.metadata.get("tokenizer.ggml.model") == "gpt2" or bytes_of_file == _BYTES
     for name, key in {"unk": "unknown", "sep": "seperator", "pad": "padding", "mask": "mask", "bos": "bos"}.items():
         got = gguf.metadata.get(f"tokenizer.ggml.{key}_token_id")
         said = [getattr(tokenizer, f"{name}_token_id", None), text.get(f"{name}_token_id")]
         said = [token for token in said if token is not None]
-        if got is not None and said and got not in said:
-            found.append(f"{key}_token_id is {got}, the reference has {said[0]}")
-    return found
+        if got is None or not said or got in said:
+            continue
+        wrong = f"{key}_token_id is {got}, the reference has {said[0]}"
+        if key == "unknown" and spells:
+            unused = wrong
+        else:
+            found.append(wrong)
+    return found, unused
 
 
 def _named_ends(gguf: GgufFile, tokens: list[str], allowed: set[int]) -> list[str]:

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 import tiny
-from skill_train.estimate import MicroStep, layer_bytes_per_token
+from skill_train.estimate import layer_bytes_per_token
+from skill_train.estimate_step import MicroStep
 from skill_train.lora_targets import TARGETS
 from skill_train.model import read_model
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import merging
-from skill_train import companions, merge_write
+from skill_train import merge_write, new_tokens
 from skill_train.errors import UsageError
 
 ATTENTION = ["q_proj", "v_proj"]
@@ -258,7 +258,7 @@ def test_tokenizer_with_new_tokens_comes_from_the_adapter(tmp_path: Path) -> Non
     base = merging.llama(tmp_path / "base")
     adapter = merging.adapter(base, tmp_path / "adapter", targets=ATTENTION)
     for folder, tokens in ((base, ["<s>"]), (adapter, ["<s>", "<call>"])):
-        added = [{"id": 128 + number, "content": token} for number, token in enumerate(tokens)]
+        added = [{"id": 126 + number, "content": token} for number, token in enumerate(tokens)]  # of 128 rows
         (folder / "tokenizer.json").write_text(json.dumps({"added_tokens": added}))
         (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<s>"}))
     template = {"eos_token": "<s>", "chat_template": "{{ 'base' }}"}
@@ -267,7 +267,10 @@ def test_tokenizer_with_new_tokens_comes_from_the_adapter(tmp_path: Path) -> Non
     merged = tmp_path / "merged"
     assert record["changes"]["from_adapter"] == ["tokenizer.json", "tokenizer_config.json"]
     assert (merged / "tokenizer.json").read_bytes() == (adapter / "tokenizer.json").read_bytes()
-    assert (merged / "chat_template.jinja").read_text() == "{{ 'base' }}"
+    stated = json.loads((merged / "tokenizer_config.json").read_text())  # the base's, with the list of added tokens
+    assert (stated["chat_template"], stated["eos_token"]) == ("{{ 'base' }}", "<s>")
+    listed = {number: entry["content"] for number, entry in stated["added_tokens_decoder"].items()}
+    assert listed == {"126": "<s>", "127": "<call>"} and not (merged / "chat_template.jinja").exists()
 
 
 def test_a_start_that_changes_the_base_goes_through_peft(untied: Path, tmp_path: Path) -> None:
@@ -368,8 +371,8 @@ def test_the_bases_tokenizer_is_not_read_where_the_adapters_is_the_same(
         folder.mkdir()
         (folder / "tokenizer.json").write_text('{"added_tokens": []}')
     read: list[Path] = []
-    monkeypatch.setattr(companions, "_json", lambda file: read.append(file) or {})
-    assert companions._adds_tokens(base, adapter) is False and read == []
+    monkeypatch.setattr(new_tokens, "_json", lambda file: read.append(file) or {})
+    assert new_tokens.takes_tokenizer(base, adapter) is False and read == []
     (adapter / "tokenizer.json").write_text('{"added_tokens": [{"content": "<new>", "id": 7}]}')
     monkeypatch.undo()
-    assert companions._adds_tokens(base, adapter) is True
+    assert new_tokens.takes_tokenizer(base, adapter) is True

@@ -207,6 +207,8 @@ def test_an_index_that_points_elsewhere(work: Path) -> None:
         index.write_text(json.dumps({"weight_map": weight_map}))
         assert refused(work).code == "broken_safetensors"
     index.write_text(json.dumps({"weight_map": {"a": "model-00001-of-00002.safetensors"}}))
+    assert refused(work).code == "broken_safetensors"  # transformers would take the single file that is there
+    (work / "base" / "model.safetensors").unlink()
     assert refused(work).code == "missing_file"
 
 

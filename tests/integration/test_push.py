@@ -98,10 +98,16 @@ def test_it_arrives_byte_for_byte_and_says_what_was_changed(hub: Hub, tmp_path: 
     assert "license" not in card.split("---")[1]
 
 
-def test_the_adapters_own_gguf_takes_nothing_from_the_proof(hub: Hub, tmp_path: Path, run: Path) -> None:
-    """`verify` judges whole models; and Ollama runs no adapter, though it is the smallest file."""
+def test_the_adapters_own_gguf_needs_a_proof_too(hub: Hub, tmp_path: Path, run: Path) -> None:
+    """And Ollama runs no adapter, though it is the smallest file."""
     (run / "gguf" / "first-lora-f16.gguf").write_bytes(b"GGUF")
     _write(run / "lora_gguf.json", {"outputs": {"gguf/first-lora-f16.gguf": {"bytes": 4, "sha256": "x"}}})
+    code, answer, _ = _push(hub, tmp_path / "home", run, "--repo", "me/tickets")
+    assert (code, answer["data"]["verdict"], [w["code"] for w in answer["warnings"]]) == (0, None, ["not_verified"])
+    assert "skill-train/verify.json" not in hub.repositories["model", "me/tickets"].at("main")
+    proof = json.loads((run / "verify.json").read_text())
+    proof["inputs"]["ggufs"]["first-lora-f16.gguf"] = _digest(run / "gguf" / "first-lora-f16.gguf")
+    _write(run / "verify.json", proof)
     code, answer, _ = _push(hub, tmp_path / "home", run, "--repo", "me/tickets")
     assert (code, answer["data"]["verdict"], answer["warnings"]) == (0, "pass", [])
     there = hub.repositories["model", "me/tickets"].at("main")
@@ -247,6 +253,122 @@ def test_what_is_refused(
     assert (done, answer["ok"]) == (code, False), answer
     assert name in (None, answer["error"]["code"])
     assert not [key for key, found in hub.repositories.items() if "first-q8_0.gguf" in found.at("main")]
+
+
+ROW = "the row of a customer"
+
+
+@pytest.mark.parametrize("parts", [("gguf", "adapter"), ("adapter",)])
+def test_a_proof_of_other_files_goes_nowhere(hub: Hub, tmp_path: Path, run: Path, parts: tuple[str, ...]) -> None:
+    """One that failed, after which the files were exported again; and without a GGUF file there is nothing to prove."""
+    _write_proof(run, "fail")
+    if "gguf" in parts:
+        (run / "gguf" / "first-q8_0.gguf").write_bytes(b"GGUF, exported again")
+    evaluation = {
+        "inputs": {"models": {"first-q8_0.gguf": {"model": {"bytes": 1, "sha256": "0"}}}},
+        "models": [],
+        "rows": 3,
+    }
+    _write(run / "evaluate.json", evaluation | {"differences": [], "answers": [{"prompt": ROW}]})
+    options = [word for part in parts for word in ("--part", part)]
+    code, answer, _ = _push(hub, tmp_path / "home", run, "--repo", "me/tickets", *options)
+    assert (code, answer["data"]["verdict"]) == (0, None)
+    there = hub.repositories["model", "me/tickets"].at("main")
+    assert "skill-train/verify.json" not in there and "skill-train/train.json" in there
+    assert "gguf" not in parts or "skill-train/evaluate.json" not in there
+    assert ("not verified" in there["README.md"].decode()) == ("gguf" in parts)
+
+
+def test_a_proof_leaves_without_rows(hub: Hub, tmp_path: Path, run: Path) -> None:
+    """Checks of texts quote the rows that they compare, and their token ids, in sentences, figures and lists."""
+    proof = json.loads((run / "verify.json").read_text())
+    ids = [31337, 27182]
+    quoting = {
+        "detail": f"{ROW!r} gives {ids}",
+        "figures": {"looked_at": 9, "worst": ROW, "ids": ids, "of": {"a": ROW}},
+    }
+    for name in (
+        "tokens",
+        "special_tokens",
+        "trained_is_shipped",
+        "answers",
+        "chat_template",
+        "vocabulary",
+        "metadata",
+    ):
+        proof["checks"].append({"name": name, "file": "first-q8_0.gguf", "verdict": "warn", "figure": 3} | quoting)
+        proof["checks"][-1] |= {"threshold": ROW}
+    proof |= {"examples": [ROW], "not_checked": [{"name": "tokens", "file": "first-q8_0.gguf", "reason": ROW}]}
+    _write(run / "verify.json", proof | {"verdict": "warn", "something_new": ROW})
+    _write(run / "train.json", json.loads((run / "train.json").read_text()) | {"checks": [{"name": "x"} | quoting]})
+    code, answer, _ = _push(hub, tmp_path / "home", run, "--repo", "me/tickets")
+    assert (code, answer["data"]["verdict"]) == (0, "warn")
+    there = hub.repositories["model", "me/tickets"].at("main")
+    small = {name: content for name, content in there.items() if not name.endswith((".gguf", ".safetensors"))}
+    assert [name for name, content in small.items() if ROW.encode() in content or b"31337" in content] == []
+    sent = {check["name"]: check for check in json.loads(there["skill-train/verify.json"])["checks"]}
+    plain = {"name": "tokens", "file": "first-q8_0.gguf", "verdict": "warn", "figure": 3}
+    assert sent["tokens"] == plain | {"figures": {"looked_at": 9, "of": {}}}
+    assert sent["tuned"]["detail"] == "1.000 of the tuning"
+
+
+def test_another_adapter_has_no_proof(hub: Hub, tmp_path: Path, run: Path) -> None:
+    proof = json.loads((run / "verify.json").read_text())
+    weights = run / "adapter" / "adapter_model.safetensors"
+    proof["inputs"]["adapter"] = {weights.name: _digest(weights) | {"sha256": "0" * 64}}
+    _write(run / "verify.json", proof)
+    _, answer, _ = _push(hub, tmp_path / "home", run, "--repo", "me/tickets", "--dry-run")
+    assert answer["data"]["verdict"] is None
+
+
+TOKEN = "hf_" + "a1B2c3D4" * 4
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("extra.json", json.dumps({"log": f"login\n{TOKEN}"})),
+        ("extra.json", json.dumps({"log": json.dumps(f"login\t{TOKEN}")})),
+        ("tokenizer.json", '{"words": "' + "word " * 4_200_000 + f'", "x": "{TOKEN}"}}'),
+        (f"{TOKEN}.json", "{}"),
+        ("tokens.txt", "hf_oauth_eyJh.eyJz-dWIi_OiJh.c2ln-bmF0dXJl"),
+        ("extra.safetensors", f'{{"__metadata__": {{"by": "me\\n{TOKEN}"}}}}' + "\0" * 99),
+    ],
+    ids=["newline", "tab", "21 MB", "name", "signed in", "metadata"],
+)
+def test_a_token_goes_nowhere_however_it_is_written(
+    hub: Hub, tmp_path: Path, run: Path, name: str, content: str
+) -> None:
+    (run / "adapter" / name).write_text(content)
+    done, answer, said = _push(hub, tmp_path / "home", run, "--repo", "me/tickets")
+    assert (done, answer["error"]["code"]) == (2, "secret_found") and TOKEN not in said
+    assert hub.repositories == {}
+
+
+def test_only_files_of_a_model_leave(hub: Hub, tmp_path: Path, run: Path) -> None:
+    kept = ("evil.py", "optimizer.pt", "adapter_model.bin", "evil.pkl", ".env", "sub/.netrc", "rows.parquet", "run.sh")
+    for name in kept:
+        (run / "adapter" / name).parent.mkdir(exist_ok=True)
+        (run / "adapter" / name).write_bytes(b"import os")
+    (run / "adapter" / "LICENSE").write_text("as it is")
+    code, answer, _ = _push(hub, tmp_path / "home", run, "--repo", "me/tickets")
+    assert (code, set(answer["data"]["left_out"])) == (0, {f"adapter/{name}" for name in kept})
+    assert [w["code"] for w in answer["warnings"]] == ["left_out"]
+    there = hub.repositories["model", "me/tickets"].at("main")
+    assert not [name for name in there for other in kept if name.endswith(other)] and "adapter/LICENSE" in there
+    said = ("--part", "adapter", "--include", "evil.py", "--dry-run")
+    _, answer, _ = _push(hub, tmp_path / "home", run, "--repo", "me/tickets", *said)
+    assert "evil.py" in {file["path"] for file in answer["data"]["files"]}
+    assert answer["next"] == [f"skill-train push {run} --repo me/tickets --part adapter --include evil.py"]
+    code, answer, _ = _push(hub, tmp_path / "home", run, "--repo", "me/tickets", "--include", "evli.py")
+    assert (code, answer["error"]["code"], "adapter/evil.py" in answer["error"]["expected"]) == (
+        2,
+        "missing_file",
+        True,
+    )
+    (run / "adapter" / "evil.py").write_text(f"login({TOKEN!r})")
+    code, answer, _ = _push(hub, tmp_path / "home", run, "--repo", "me/tickets", "--include", "adapter/evil.py")
+    assert (code, answer["error"]["code"]) == (2, "secret_found")
 
 
 def test_files_that_were_not_verified_are_said_to_be(hub: Hub, tmp_path: Path, run: Path) -> None:

@@ -132,6 +132,62 @@ def test_local_data_in_a_private_dataset_repository(hub: Hub, call: Any, here: P
     assert data["uploads"][2]["to"] == "the private dataset me/rows"
 
 
+@pytest.mark.parametrize("place", ["bucket", "repository", "skypilot", "colab"])
+def test_a_folder_sends_what_its_format_names_and_no_link(
+    hub: Hub, one: Any, call: Any, here: Path, place: str
+) -> None:
+    """A link to the key or to the token's own file, whatever its name, is refused before the size is shown."""
+    datasets = pytest.importorskip("datasets")
+    rows = [json.loads(line) for line in (here / ROWS).read_text().splitlines()]
+    datasets.Dataset.from_list(rows).save_to_disk(str(here / "rows"))
+    own = {f"rows/{path.name}": path.read_bytes() for path in (here / "rows").iterdir()}
+    (here / "id_rsa").write_text("a private key")
+    (here / "rows" / "README.md").write_text("a private note")
+    said = ["--model", MODEL, "--data", "rows", "--max-steps", "2"]
+    said += {"repository": ["--data-repo", "me/rows"], "bucket": []}.get(place, ["--backend", place])
+    for name in ("notes.txt", ".t"):
+        (here / "rows" / name).symlink_to(here / "id_rsa")
+        done = call(*said, "--yes")
+        assert done.error == (2, "unsafe_link") and name in done.answer["error"]["message"]
+        assert hub.jobs_created == 0 and "bytes" not in done.stdout and not (here / "runs").exists()
+        (here / "rows" / name).unlink()
+    done = call(*said, *(["--yes"] if place in ("bucket", "repository") else []))
+    run = here / done.answer["data"]["run_dir"]
+    if place == "bucket":
+        sent = _in_bucket(hub, next(v for v in hub.jobs.all[0].spec["volumes"] if v["mountPath"] == "/dataset")["path"])
+        [told] = [upload for upload in done.data["uploads"] if upload["what"] == "data"]
+        assert (told["files"], told["bytes"]) == (len(own), sum(map(len, own.values())))
+        assert told["left_out"] == ["README.md"]
+    elif place == "repository":
+        sent = {n: c for n, c in hub.repositories["dataset", "me/rows"].at("main").items() if n != ".gitattributes"}
+    elif place == "skypilot":
+        there = run / "skypilot" / "data"
+        sent = {path.relative_to(there).as_posix(): path.read_bytes() for path in there.rglob("*") if path.is_file()}
+    else:
+        sent = {name: own.get(name, b"") for name in _names_in_notebook(run / "colab.ipynb")}
+    assert sent == own
+
+
+@pytest.mark.parametrize("more", [("--yes",), ("--backend", "skypilot"), ("--backend", "colab"), ("--dry-run",)])
+def test_a_token_in_the_data_is_sent_nowhere(hub: Hub, call: Any, here: Path, more: tuple[str, ...]) -> None:
+    first, *rows = (here / ROWS).read_text().splitlines()
+    row = json.loads(first)
+    name = list(row)[-1]
+    row[name] = f"{row[name]}\n{'hf_' + 'a1B2c3D4' * 4}"
+    (here / ROWS).write_text("\n".join([json.dumps(row), *rows]) + "\n")
+    done = call(*SAID, "--max-steps", "2", *more)
+    assert done.error == (2, "secret_found") and "a1B2c3D4" not in done.stdout + done.stderr
+    assert hub.jobs_created == 0 and not (here / "runs").exists()
+
+
+def _names_in_notebook(path: Path) -> set[str]:
+    cells = json.loads(path.read_text())["cells"]
+    [cell] = [cell for cell in cells if "files" in cell["metadata"].get("tags", [])]
+    packed: dict[str, Any] = {}
+    exec("".join(cell["source"]), packed)  # noqa: S102 - a literal of our own
+    return {name.removeprefix("data/") for name in packed["FILES"] if name.startswith("data/")}
+
+
 def test_the_data_is_uploaded_once(hub: Hub, call: Any) -> None:
     call(*SAID, "--yes")
     hub.log.clear()

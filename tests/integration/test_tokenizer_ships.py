@@ -59,6 +59,13 @@ def shipped(folder: Path, work: Path, texts: list[str]) -> list[list[int]]:
         ("llama-spm", {"normalizer": None, "pre_tokenizer": METASPACE | {"prepend_scheme": "always"}}, {}, None),
         ("llama-spm", {"normalizer": None, "pre_tokenizer": METASPACE | {"prepend_scheme": "never"}}, {}, None),
         ("llama-spm", {}, {"tokenizer_class": "LlamaTokenizer"}, "tokenizer.model"),
+        ("llama-spm", {}, {}, "tokenizer.json"),
+        ("llama-spm", {}, {"tokenizer_class": "LlamaTokenizer"}, "tokenizer.json"),
+        ("llama-spm", {}, {"tokenizer_class": "LlamaTokenizer", "legacy": False}, "tokenizer.json"),
+        ("llama-spm", {}, {"add_prefix_space": False}, "tokenizer.json"),
+        ("mistral", {}, {"tokenizer_class": "LlamaTokenizer"}, "tokenizer.json"),
+        ("gemma", {}, {}, "tokenizer.json"),
+        ("gemma", {}, {"tokenizer_class": "LlamaTokenizer"}, "tokenizer.json"),
         ("phi3", {}, {}, None),
         ("phi3", {}, {"tokenizer_class": "LlamaTokenizer", "legacy": False}, None),
         ("mistral", {}, {"tokenizer_class": "LlamaTokenizer"}, None),
@@ -83,6 +90,36 @@ def test_llama_2_reads_inst_as_its_tokenizer_json_does(tmp_path: Path) -> None:
     folder = model("llama-spm", tmp_path, tokenizer_class="LlamaTokenizer")
     tokenizer = resources.train_module().load_tokenizer({"model": str(folder), "revision": None})
     assert tokenizer("<s>[INST]", add_special_tokens=False).input_ids[1] == 518
+
+
+def other_pieces(folder: Path) -> None:
+    """The pieces for 518 and 519 change places in tokenizer.model; tokenizer.json stays."""
+    from sentencepiece import sentencepiece_model_pb2
+
+    file = folder / "tokenizer.model"
+    said = sentencepiece_model_pb2.ModelProto.FromString(file.read_bytes())
+    said.pieces[518].piece, said.pieces[519].piece = said.pieces[519].piece, said.pieces[518].piece
+    file.write_bytes(said.SerializeToString())
+
+
+def test_two_vocabularies_in_one_folder_are_refused_before_the_training(tmp_path: Path) -> None:
+    folder = model("llama-spm", tmp_path)
+    program = resources.train_module()
+    kept = program.load_tokenizer({"model": str(folder), "revision": None})
+    other_pieces(folder)
+    assert shipped(folder, tmp_path, ["<s>[INST]"]) != [kept("<s>[INST]", add_special_tokens=False).input_ids]
+    with pytest.raises(program.Refused) as caught:
+        program.load_tokenizer({"model": str(folder), "revision": None})
+    assert caught.value.error["code"] == "tokenizers_differ"
+    assert "518" in caught.value.error["got"]
+    (folder / "tokenizer.json").unlink()  # the way out that the hint names
+    alone = program.load_tokenizer({"model": str(folder), "revision": None})
+    assert alone("<s>[INST]", add_special_tokens=False).input_ids[1] == 519
+
+
+@pytest.mark.parametrize("kind", ["llama-spm", "mistral", "gemma", "phi3"])
+def test_the_two_files_of_published_vocabularies_agree(kind: str) -> None:
+    assert resources.train_module().load_tokenizer({"model": str(tiny.cached(kind)), "revision": None})
 
 
 def test_the_count_of_tokens_says_that_another_class_was_named(tmp_path: Path) -> None:

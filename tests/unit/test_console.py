@@ -268,6 +268,19 @@ def test_a_small_answer_is_not_shortened(capsys: Any) -> None:
     assert "shortened" not in document
 
 
+@pytest.mark.parametrize("before", ["", "\n", "\t", "\r", "\b", "\x1b[31m", "\x01", "é", "\u2028", '"', "\\n"])
+def test_no_escape_hides_a_token(before: str, capsys: Any) -> None:
+    """Of a log's line in an answer, its keys, a warning and an error."""
+    token = "hf_" + "a1B2c3D4" * 4
+    console = Console("json", "logs")
+    console.warn("x", f"warned:{before}{token}")
+    error = UsageError("no", code="x", got=f"got:{before}{token}", hint="x")
+    console.result(Result({"lines": [f"login:{before}{token} done"], f"key:{before}{token}": 1}, error=error))
+    said = capsys.readouterr()
+    assert "a1B2c3D4" not in said.out + said.err
+    assert json.loads(said.out)["data"]["lines"] == [f"login:{before}hf_… done"]
+
+
 def test_control_characters_are_cleaned() -> None:
     assert clean("a\x1b[31mred\x07\r\x9bb\x7f") == "a�[31mred���b�"
     assert clean("two\n\tlines, 日本語 é") == "two\n\tlines, 日本語 é"

@@ -8,7 +8,6 @@ import pytest
 
 import models
 from machines import recorded_machine
-from skill_train.estimate import total
 from skill_train.estimate_files import (
     BITS,
     convert_bytes,
@@ -20,6 +19,7 @@ from skill_train.estimate_files import (
     tokens_per_second,
     verify_bytes,
 )
+from skill_train.estimate_step import total
 
 LLAMA = models.recorded_model("llama-3.1-8b")
 GIB = 1 << 30

@@ -9,7 +9,7 @@ import pytest
 import models
 from machines import recorded_machine
 from skill_train.devices import cpu_flops, device_speed
-from skill_train.estimate import MicroStep
+from skill_train.estimate_step import MicroStep
 from skill_train.estimate_time import (
     Schedule,
     micro_step_flops,

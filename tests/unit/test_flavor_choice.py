@@ -20,7 +20,7 @@ from planning import decided, says
 from skill_train import flavors
 from skill_train.candidates import timeout_seconds
 from skill_train.errors import UsageError
-from skill_train.estimate import Range
+from skill_train.estimate_step import Range
 from skill_train.facts import Flavor, ModelFacts
 
 # Llama 3.1 405B, config.json of meta-llama/Llama-3.1-405B: 126 layers of 16384, 128 heads, 8 for keys and values.
@@ -82,7 +82,7 @@ def test_a_price_is_time_times_the_price_of_an_hour() -> None:
     assert cost["low"] == pytest.approx(seconds["low"] / 3600 * 0.40, abs=0.001)
     assert cost["high"] == pytest.approx(seconds["high"] / 3600 * 0.40, abs=0.001)
     assert "$0.40 an hour" in cost["basis"] and "2026-08-22" in cost["basis"]
-    assert "2026-08-22" in next(r["source"] for r in plan["reasons"] if r["rule"] == "flavor")
+    assert "jobs-pricing" in next(r["source"] for r in plan["reasons"] if r["rule"] == "flavor")
 
 
 def test_when_none_ends_in_time_the_fastest_is_taken_and_said() -> None:

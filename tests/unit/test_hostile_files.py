@@ -111,6 +111,30 @@ def test_a_key_that_is_missing_is_named_with_its_file(tmp_path: Path) -> None:
         ("plan.json", {"launch": {"arguments": ["--module", "evil"], "environment": {}}}, "starts something else"),
         ("plan.json", {"launch": {"arguments": ["evil.py"], "environment": {}}}, "starts something else"),
         ("plan.json", {"launch": {"arguments": [], "environment": {"LD_PRELOAD": "x"}}}, "LD_PRELOAD"),
+        # Each of these loads a library, writes a file, reads settings, or speaks to another host.
+        *(
+            ("plan.json", {"launch": {"arguments": [], "environment": {name: "x.so"}}}, name)
+            for name in (
+                "NCCL_NET_PLUGIN",
+                "NCCL_TUNER_PLUGIN",
+                "NCCL_PROFILER_PLUGIN",
+                "NCCL_CONF_FILE",
+                "NCCL_TOPO_FILE",
+                "NCCL_DEBUG_FILE",
+                "NCCL_COMM_ID",
+                "OMP_TOOL_LIBRARIES",
+                "PET_LOG_DIR",
+                "TORCH_NCCL_DEBUG_INFO_TEMP_FILE",
+                "GLOO_DEVICE_TRANSPORT",
+                "ACCELERATE_USE_FSDP",
+                "PET_RDZV_ENDPOINT",
+                "PATH",
+                "PYTHONPATH",
+                "nccl_debug",
+            )
+        ),
+        ("plan.json", {"launch": {"arguments": [], "environment": {"NCCL_DEBUG": "x.so"}}}, "NCCL_DEBUG"),
+        ("plan.json", {"launch": {"arguments": [], "environment": {"NCCL_ALGO": "Ring\n"}}}, "NCCL_ALGO"),
         ("train.json", {"outputs": {"/etc/passwd": {"bytes": 1, "sha256": ""}}}, "outside of the run directory"),
         ("train.json", {"outputs": {"adapter/../../x": {"bytes": 1, "sha256": ""}}}, "outside of the run directory"),
         ("train.json", {"outputs": {"adapter/x": {"bytes": 1}}}, "no sha256"),
@@ -290,6 +314,22 @@ def test_names_in_a_model_card_are_words_of_a_line() -> None:
     compile(code, "card", "exec")
     assert "-hff 'a b;$(id).gguf' -cnv" in body
     assert all(line.count("|") == 5 for line in body.splitlines() if "weights" in line and line.startswith("|"))
+
+
+def test_the_licence_of_a_base_is_a_word_of_a_line() -> None:
+    """The card of a base says any text there."""
+    licence = "mit`\n# <script>alert(1)</script> ![x](http://evil/x.png)"
+    facts = CardFacts(
+        repo="me/x", parts=("adapter",), base="a/b", base_on_hub=True, licence=licence, licence_reason="r",
+        data="a/c", data_on_hub=True, recipe={}, recipe_hash="0", training={"data": {"train_rows": 1}, "figures": {}},
+        proof=None, ggufs={},
+    )  # fmt: skip
+    page = card(facts, template("model_card.md").read_text(encoding="utf-8"))
+    front, body = page.split("---\n", 2)[1:]
+    assert yaml.safe_load(front)["license"] == licence
+    assert "<script>" not in body and not [line for line in body.splitlines() if line.startswith("# ‹")]
+    [line] = [line for line in body.splitlines() if "that of the base" in line]
+    assert line.count("`") == 2 and "http://evil/x.png" in line.split("`")[1]
 
 
 def test_a_file_that_ends_a_line_of_a_modelfile() -> None:

@@ -55,15 +55,16 @@ def test_only_qlora_brings_bitsandbytes() -> None:
 
 
 def test_a_file_and_a_folder_are_staged(tmp_path: Path) -> None:
-    (tmp_path / "rows" / "deep").mkdir(parents=True)
-    (tmp_path / "rows" / "a.arrow").write_bytes(b"12")
-    (tmp_path / "rows" / "deep" / "b.arrow").write_bytes(b"345")
+    files = {"dataset_info.json": b"{}", "state.json": b'{"_data_files": [{"filename": "a.arrow"}]}', "a.arrow": b"12"}
+    (tmp_path / "rows").mkdir()
+    for name, content in files.items():
+        (tmp_path / "rows" / name).write_bytes(content)
     (tmp_path / "beside.txt").write_bytes(b"not mine")
     staged = staging.stage(tmp_path / "rows")
-    assert (set(staged.files), staged.bytes) == ({"rows/a.arrow", "rows/deep/b.arrow"}, 5)
+    assert (set(staged.files), staged.bytes) == ({f"rows/{name}" for name in files}, 46)
     with staging.folder_of(staged) as folder:
         found = {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    assert found == {"rows/a.arrow": b"12", "rows/deep/b.arrow": b"345"}
+    assert found == {f"rows/{name}": content for name, content in files.items()}
     assert not folder.exists() and (tmp_path / "rows" / "a.arrow").read_bytes() == b"12"
     alone = staging.stage(tmp_path / "rows" / "a.arrow")
     assert set(alone.files) == {"a.arrow"}

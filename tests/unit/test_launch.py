@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from skill_train.errors import DecisionNeeded
 from skill_train.facts import Gpu, MachineFacts
 from skill_train.launch import launch
+from skill_train.records import require_shape
 
 CPU = MachineFacts("Linux", "a processor", "cpu", 16 << 30, 12 << 30, None, 4, False)
 MAC = MachineFacts("Darwin", "Apple M2 Pro", "mps", 16 << 30, 8 << 30, None, 8, False)
@@ -118,6 +120,15 @@ def test_every_setting_of_the_environment_has_its_reason(strategy: str, machine:
     made = launch(_placement(strategy, 2, device=machine.device), machine)
     assert set(made["environment"]) <= {reason["rule"] for reason in made["reasons"]}
     assert all(all(reason.values()) for reason in made["reasons"])
+
+
+@pytest.mark.parametrize("strategy", ["single", "ddp", "fsdp"])
+@pytest.mark.parametrize("machine", [L40S, A100, _gpus("RTX 4090", 2, nvlink=False)])
+def test_what_a_plan_starts_with_is_read_back(strategy: str, machine: MachineFacts) -> None:
+    """A plan from elsewhere may set nothing but this."""
+    processes = 1 if strategy == "single" else 2
+    made = launch(_placement(strategy, processes, device=machine.device), machine)
+    require_shape(Path("plan.json"), {"launch": made})
 
 
 def _placement(strategy: str, processes: int, **changed: Any) -> dict[str, Any]:

@@ -185,7 +185,8 @@ def test_the_template_of_the_base_wins_and_a_missing_one_is_taken(tmp_path: Path
 
 
 def test_links_are_followed_and_weights_stay(tmp_path: Path) -> None:
-    """A folder in the Hub's cache is links to blobs. A link to elsewhere brings in only what loaders read."""
+    """A folder in the Hub's cache is links to blobs. A link to elsewhere brings in nothing: what it shows would be
+    published with the model."""
     cache = tmp_path / "models--me--x"
     base = cache / "snapshots" / "abc"
     base.mkdir(parents=True)
@@ -197,7 +198,7 @@ def test_links_are_followed_and_weights_stay(tmp_path: Path) -> None:
     (base / "notes.txt").symlink_to(tmp_path / "secret")
     for name in ("model.safetensors", "pytorch_model.bin", "model.gguf", "code.py", ".hidden"):
         (base / name).write_text("")
-    assert [path.name for path in companion_files(base)] == ["LICENSE", "tokenizer.json"]
+    assert [path.name for path in companion_files(base)] == ["LICENSE"]
 
 
 def test_what_else_lies_in_a_models_folder_is_no_part_of_the_model(tmp_path: Path) -> None:

@@ -151,6 +151,7 @@ def test_a_value_out_of_range_is_refused(key: str, value: Any) -> None:
     ("key", "value", "hint"),
     [
         ("method", "dpo", "sft"),
+        ("method", "grpo", "not trained by this version"),
         ("lr_scheduler_type", "cosin", "did you mean 'cosine'?"),
         ("format", "message", "did you mean 'messages'?"),
         ("loss_on", "answers", "assistant, completion, all"),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from skill_train.push_files import PushFile, token_in
+from skill_train.push_files import PushFile, secret_in_files
 from skill_train.report_text import placeless
 from skill_train.token_text import holds_token, masked
 
@@ -24,13 +24,28 @@ def test_every_reader_knows_every_kind(kind: str, place: str) -> None:
     text = place.format(f"{kind}_{LETTERS}")
     assert holds_token(text) and LETTERS not in masked(text)
     assert LETTERS not in placeless({"a": text}, [])["a"]
-    assert token_in([PushFile("a.txt", None, b"clean"), PushFile("b.txt", None, text.encode())]) == "b.txt"
+    clean = PushFile("a.txt", None, b"clean")
+    assert secret_in_files([clean, PushFile("b.txt", None, text.encode())]) == ("b.txt", "a token of the Hub")
+    assert secret_in_files([clean, PushFile(text, None, b"clean")]) == (text, "a token of the Hub")
 
 
 @pytest.mark.parametrize("text", ["hf_jobs", "hf_hub_download", f"xhf_{LETTERS}", f"my_api_org_{LETTERS}", "hf_oauth"])
 def test_no_reader_takes_another_word_for_one(text: str) -> None:
     assert not holds_token(text) and masked(text) == text == placeless(text, [])
-    assert token_in([PushFile("a.txt", None, text.encode())]) is None
+    assert secret_in_files([PushFile("a.txt", None, text.encode())]) is None
+
+
+@pytest.mark.parametrize("before", ["\\n", "\\t", "\\\\n", "\x1b[31m", "\\u001b[0m", "token%3D", "\\x0a"])
+def test_an_escape_before_it_hides_no_token(before: str) -> None:
+    """As a log's line in JSON, or the repr of one."""
+    text = f"login:{before}hf_{LETTERS} done"
+    assert holds_token(text) and LETTERS not in masked(text) + placeless({"a": text}, [])["a"]
+
+
+def test_the_whole_of_a_signed_token_is_hidden() -> None:
+    """Three parts in base64url, of which the last is the signature."""
+    said = masked("Authorization: Bearer hf_oauth_eyJhbGciOiJFZERTQSJ9.eyJz-dWIi_OiJh.c2ln-bmF0dXJl, done")
+    assert said == "Authorization: Bearer hf_oauth_…, done"
 
 
 def test_no_other_module_has_a_pattern_of_its_own() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from skill_train.gguf_file import GgufFile, Tensor
-from skill_train.verify_file import check_types
+from skill_train.verify_file import check_types, file_type
 from skill_train.verify_texts import sample_of
 
 Q4_K_M = 15  # LLAMA_FTYPE_MOSTLY_Q4_K_M, llama.h
@@ -38,6 +38,27 @@ def test_a_mixture_whose_finer_half_is_all_that_fits(finer: int, coarser: int, v
     gguf = a_file(finer, coarser)
     assert Counter(tensor.kind for tensor in gguf.tensors.values())["Q5_0"] == LAYERS
     assert check_types(gguf).verdict == verdict
+
+
+def test_a_file_that_does_not_say_its_type_has_that_of_its_matrices() -> None:
+    """The converter writes no general.file_type for MPT."""
+    tensors = {f"blk.{n}.ffn_up.weight": Tensor(f"blk.{n}.ffn_up.weight", (64, 256), "F16", 0, 0) for n in range(2)}
+    gguf = GgufFile(Path("model-f16.gguf"), 3, 32, {"general.architecture": "mpt"}, tensors, 0, 0)
+    assert file_type(gguf) == "f16" and check_types(gguf).verdict == "pass"
+    named = GgufFile(Path("model-bf16.gguf"), 3, 32, {"general.architecture": "mpt"}, tensors, 0, 0)
+    assert check_types(named).verdict == "fail"
+
+
+def test_rows_too_short_for_any_block_say_nothing_of_the_type() -> None:
+    """Of Mamba 2, two matrices of a layer are stored as the file's type; four more are kernels and decays in F32."""
+    shapes = {"ssm_in": (64, 280), "ssm_out": (128, 64), "ssm_a": (1, 8), "ssm_d": (1, 8), "ssm_conv1d": (4, 160)}
+    kinds = {"ssm_in": "F16", "ssm_out": "F16"}
+    tensors = {
+        f"blk.0.{name}.weight": Tensor(f"blk.0.{name}.weight", shape, kinds.get(name, "F32"), 0, 0)
+        for name, shape in shapes.items()
+    }
+    metadata = {"general.architecture": "mamba2", "general.file_type": 1}  # LLAMA_FTYPE_MOSTLY_F16
+    assert check_types(GgufFile(Path("model-f16.gguf"), 3, 32, metadata, tensors, 0, 0)).verdict == "pass"
 
 
 def test_the_sample_follows_the_model_and_the_user_decides() -> None:

@@ -1,0 +1,95 @@
+"""The modules of a decoder by their usual names: their widths, and what an adapter or a whole copy of them holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from skill_train.facts import ModelFacts
+
+EMBEDDINGS = ("embed_tokens", "wte", "embed_in", "word_embeddings")
+HEADS = ("lm_head", "embed_out", "output_projection")
+# MLPs of two layers and no gate, with what their activation function keeps, in widths of the MLP. torch's own functions
+# keep their input; `gelu_new` of transformers is written out and keeps four terms. Read off the MLPs of transformers
+# 5.23 with `torch.autograd.graph.saved_tensors_hooks` (2026-11-24).
+GATELESS = {
+    "arcee": 1, "biogpt": 1, "bloom": 1, "falcon": 1, "gpt_bigcode": 1, "gpt_neox": 1, "mpt": 1, "nemotron": 1,
+    "opt": 1, "persimmon": 1, "starcoder2": 1, "xglm": 1, "codegen": 4, "gpt2": 4, "gptj": 4, "phi": 4,
+}  # fmt: skip
+# Decoders for which transformers 5.23 has no fused attention (`_supports_sdpa` of the class): train.py takes the one
+# that is written out.
+EAGER = (
+    "bloom", "codegen", "deepseek_v4", "flint", "gemma2", "gpt_neo", "gpt_neox_japanese", "gpt_oss", "gptj",
+    "granite_swa", "granitemoe_swa", "hy_v4", "mimo_v2_flash", "mpt", "openai-gpt", "vaultgemma", "xglm",
+)  # fmt: skip
+CAPPED_SCORES = ("gemma2", "vaultgemma")  # whose tanh keeps its result too
+_GATED = 3  # the gate's result, what the activation function makes of it, and what it is multiplied with
+
+
+def kept_by_mlp(model: ModelFacts) -> int:
+    """Tensors of the MLP's width that the forward pass keeps for one token, without adapters' inputs."""
+    return GATELESS.get(model.model_type, _GATED)
+
+
+def widths(model: ModelFacts) -> tuple[int, int, int, int]:
+    """Hidden size, width of all queries, of all keys, and of the MLP that one token passes."""
+    h = model.hidden_size or 0
+    heads = model.heads or 1
+    head = model.head_dim or h // heads
+    f = model.intermediate_size or 4 * h
+    return h, heads * head, (model.kv_heads or heads) * head, f * (model.experts_per_token or 1)
+
+
+def module_widths(model: ModelFacts, name: str) -> tuple[int, int]:
+    """`(inputs, outputs)` of a module by its usual name; a name that is not known counts as the MLP's first layer."""
+    h, q, kv, f = widths(model)
+    known = {
+        "q_proj": (h, q),
+        "k_proj": (h, kv),
+        "v_proj": (h, kv),
+        "o_proj": (q, h),
+        "out_proj": (q, h),
+        "dense": (q, h),
+        "qkv_proj": (h, q + 2 * kv),
+        "query_key_value": (h, q + 2 * kv),
+        "c_attn": (h, q + 2 * kv),
+        "gate_up_proj": (h, 2 * f),
+        "down_proj": (f, h),
+        "fc2": (f, h),
+        "fc_out": (f, h),
+        "dense_4h_to_h": (f, h),
+        "c_proj": (f, h) if model.model_type == "starcoder2" else (h + f, 2 * h),  # GPT-2 calls two layers so
+        **dict.fromkeys(EMBEDDINGS, (model.vocab_size or 0, h)),
+        **dict.fromkeys(HEADS, (h, model.vocab_size or 0)),
+    }
+    return known.get(name, (h, f))
+
+
+def times(model: ModelFacts, name: str) -> int:
+    """How often a module stands in the model: the embedding and the output head once, all others in each layer."""
+    return 1 if name in (*EMBEDDINGS, *HEADS) else model.layers or 0
+
+
+def adapter_parameters(model: ModelFacts, target_modules: Iterable[str], lora_r: int, *, dora: bool = False) -> int:
+    """Parameters of the adapter: r x (inputs + outputs) for each target (Hu et al. 2021, LoRA), and with DoRA a
+    magnitude for each output (Liu et al. 2024, DoRA, section 4)."""
+    return sum(
+        times(model, target) * (lora_r * sum(module_widths(model, target)) + dora * module_widths(model, target)[1])
+        for target in target_modules
+    )
+
+
+def saved_parameters(model: ModelFacts, name: str) -> int:
+    """Parameters of a module that trains whole beside the adapter, in all the places where its name ends so."""
+    h, q, kv, f = widths(model)
+    leaf = name.rsplit(".", 1)[-1]
+    if "norm" in leaf or leaf.startswith("ln_"):
+        return h * (1 + 2 * (model.layers or 0))
+    blocks = {"mlp": (2 if model.model_type in GATELESS else 3) * h * f, "self_attn": 2 * h * (q + kv)}
+    inputs, outputs = module_widths(model, leaf)
+    return times(model, leaf) * blocks.get(leaf, inputs * outputs)
+
+
+def largest_linear(model: ModelFacts) -> int:
+    """Numbers of the largest matrix of a layer: of the MLP or of the queries. Experts are looked at one by one."""
+    h, q, _, _ = widths(model)
+    return h * max(q, model.intermediate_size or 4 * h)

@@ -1,0 +1,119 @@
+"""No config brings in code from the Hub: `kernels`, which fetches and runs it, is a stand-in here that writes down
+whoever asks it for something."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import training
+from skill_train.resources import demo, train_program
+
+STAND_IN = Path(__file__).resolve().parent.parent / "shouting_kernels"
+ROWS = demo() / "data.parquet"
+# Each in a process of its own: a library looks for `kernels` once, when it is imported.
+LOADERS = {
+    "gate, verify and evaluate": "from skill_train import reference\n"
+    "with reference.reference_model(Path(sys.argv[1])) as model:\n"
+    "    print('loaded' if model.config._attn_implementation == 'eager' else model.config._attn_implementation)",
+    "names of a merge": "from skill_train import merge_peft\n"
+    "merge_peft.unknown_to_the_model(Path(sys.argv[1]), ['x']); print('loaded')",
+    "token counting": "from skill_train import recipe, token_count\n"
+    "token_count._tokenizer(recipe.from_dict({'model': sys.argv[1], 'data': 'x'})); print('loaded')",
+}
+# What a config can name, with whether the model still loads.
+NAMED: tuple[tuple[dict[str, Any], bool], ...] = (
+    ({"_attn_implementation": "evil/evil:fn"}, False),
+    ({"attn_implementation": "evil/evil:fn"}, False),
+    ({"attn_implementation": {"": "eager", "text_config": "evil/evil"}}, False),
+    ({"text_config": {"_attn_implementation": "evil/evil@main"}}, False),
+    ({"_attn_implementation_internal": "evil/evil"}, False),
+    ({"_experts_implementation": "evil/evil"}, False),
+    ({"experts_implementation": "deepgemm"}, False),
+    ({"kernel_config": {"kernel_mapping": {"RMSNorm": "evil/evil:RMSNorm"}}}, False),
+    ({"use_kernels": True}, False),
+    ({"transformers_weights": "../other/model.safetensors"}, False),
+    ({"attn_implementation": "flash_attention_2"}, True),
+    ({"_attn_implementation": "flash_attention_3", "use_kernels": False}, True),
+    ({"auto_map": {"AutoModelForCausalLM": "evil/evil--modeling.Model"}, "custom_pipelines": {"x": {}}}, True),
+)
+
+
+@pytest.fixture
+def shouted(tmp_path: Path) -> Path:
+    return tmp_path / "shouted"
+
+
+def base_with(settings: dict[str, Any], folder: Path) -> Path:
+    base = Path(shutil.copytree(demo() / "model", folder / "base"))
+    config = json.loads((base / "config.json").read_text())
+    (base / "config.json").write_text(json.dumps(config | settings))
+    return base
+
+
+def ran(shouted: Path, *words: Any) -> subprocess.CompletedProcess[str]:
+    path = f"{STAND_IN}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    environment = os.environ | {"PYTHONPATH": path, "SHOUTED": str(shouted), "OMP_NUM_THREADS": "1"}
+    return subprocess.run([sys.executable, *map(str, words)], capture_output=True, text=True, env=environment)
+
+
+def test_the_stand_in_shouts(tmp_path: Path, shouted: Path) -> None:
+    """transformers by itself asks for what a config names: were it otherwise, no test here could fail."""
+    code = "import sys, transformers as t\nt.AutoModelForCausalLM.from_pretrained(sys.argv[1])"
+    ran(shouted, "-c", code, base_with({"_attn_implementation": "evil/evil:fn"}, tmp_path))
+    assert "evil/evil" in shouted.read_text()
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+def test_no_loader_of_ours_asks(loader: str, tmp_path: Path, shouted: Path) -> None:
+    every = "import json, sys\nfrom pathlib import Path\nfrom skill_train.errors import SkillTrainError\n"
+    every += "changes, config = json.loads(sys.argv[2]), Path(sys.argv[1], 'config.json')\n"
+    every += "before = json.loads(config.read_text())\nfor change in changes:\n"
+    every += "    config.write_text(json.dumps(before | change))\n    try:\n"
+    every += "".join(f"        {line}\n" for line in LOADERS[loader].splitlines())
+    every += "    except SkillTrainError as error:\n        print(error.code)\n"
+    base = base_with({}, tmp_path)
+    done = ran(shouted, "-c", every, base, json.dumps([change for change, _ in NAMED]))
+    assert done.stdout.split() == ["loaded" if loads else "names_code" for _, loads in NAMED], done.stderr
+    assert not shouted.exists()
+
+
+@pytest.mark.parametrize("arguments", [[], ["--probe"], ["--job"]], ids=["local", "probe", "a job"])
+def test_the_training_program_does_not_ask(arguments: list[str], tmp_path: Path, shouted: Path) -> None:
+    """The plan was made before the config was changed."""
+    base = base_with({}, tmp_path)
+    plan = training.write_plan(tmp_path / "run", base, ROWS, max_steps=1, effective_batch_size=1, max_length=32)
+    settings = json.loads((base / "config.json").read_text()) | {"_attn_implementation": "evil/evil:fn"}
+    (base / "config.json").write_text(json.dumps(settings))
+    done = ran(shouted, train_program(), plan, *arguments)
+    assert done.returncode in (2, 4) and not shouted.exists()  # 4: no token, so a job ends before it begins
+    if arguments != ["--job"]:
+        assert json.loads(done.stdout.splitlines()[-1])["error"]["code"] == "names_code"
+
+
+@pytest.mark.parametrize("name", ["evil/evil:fn", "kernels-community/flash-attn2", "paged|eager", ""])
+def test_a_plan_names_no_kernel_of_the_hub(name: str, tmp_path: Path, shouted: Path) -> None:
+    base = base_with({}, tmp_path)
+    placement = {"attn_implementation": name}
+    plan = training.write_plan(tmp_path / "run", base, ROWS, placement=placement, max_steps=1, effective_batch_size=1)
+    done = ran(shouted, train_program(), plan)
+    assert (done.returncode, json.loads(done.stdout)["error"]["code"]) == (2, "bad_plan")
+    assert not shouted.exists()
+
+
+def test_the_package_is_out_of_reach_whatever_asks_for_it(tmp_path: Path, shouted: Path) -> None:
+    """Integrations of transformers ask by themselves too, for some quantizations and experts."""
+    code = (
+        "from skill_train import reference\nt = reference._transformers()\n"
+        "from transformers.utils import is_kernels_available\nprint(is_kernels_available())\n"
+        "import kernels"
+    )
+    done = ran(shouted, "-c", code)
+    assert done.stdout.split() == ["False"] and "ModuleNotFoundError" in done.stderr

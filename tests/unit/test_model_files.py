@@ -1,0 +1,240 @@
+"""A model folder that somebody else made: what leads out of it is refused before any library reads the folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+import hostile
+from skill_train import adapter, convert, converter, merge, model, model_files, peak_memory, reference, shards
+from skill_train.companions import companion_files
+from skill_train.errors import SkillTrainError, UsageError
+from skill_train.resources import demo, train_program
+
+INDEX = "model.safetensors.index.json"
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    """The demo's model."""
+    return Path(shutil.copytree(demo() / "model", tmp_path / "base"))
+
+
+def sharded(base: Path, name: str) -> Path:
+    """The same model with an index that has every tensor in a file of that name; the weights are a decoy's."""
+    header = model.read_header(base / "model.safetensors")
+    names = [tensor for tensor in header if tensor != "__metadata__"]
+    (base / "model.safetensors").rename(base / "model-00001-of-00001.safetensors")
+    weight_map = dict.fromkeys(names, name)
+    (base / INDEX).write_text(json.dumps({"metadata": {"total_size": 1}, "weight_map": weight_map}))
+    return base
+
+
+def refusal(call, *arguments) -> SkillTrainError:
+    with hostile.limits(5), pytest.raises(UsageError) as caught:
+        call(*arguments)
+    assert caught.value.expected and caught.value.hint
+    return caught.value
+
+
+# --- The index ---
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "{elsewhere}/model.safetensors",
+        "../elsewhere/model.safetensors",
+        "sub/model.safetensors",
+        "./model-00001-of-00001.safetensors",
+        "pytorch_model.bin",
+        "x.pt",
+        "..",
+        "",
+        ".safetensors",
+        "a\\b.safetensors",
+        7,
+        None,
+    ],
+)
+@pytest.mark.parametrize("read", [model.read_model, shards.read_folder], ids=["plan and local", "merge and export"])
+def test_an_index_that_names_another_file(read, name: object, base: Path, tmp_path: Path) -> None:
+    elsewhere = shutil.copytree(base, tmp_path / "elsewhere")
+    shutil.copy(base / "model.safetensors", base / "pytorch_model.bin")
+    sharded(base, name.format(elsewhere=elsewhere) if isinstance(name, str) else name)  # type: ignore[arg-type]
+    error = refusal(read, base)
+    assert error.code == "broken_safetensors" and INDEX in error.message
+
+
+def test_the_training_program_refuses_such_an_index_before_it_loads_anything(base: Path, tmp_path: Path) -> None:
+    """A plan that was made before the index was changed. Standard library only: transformers would open the file."""
+    shutil.copytree(base, tmp_path / "elsewhere")
+    sharded(base, "../elsewhere/model.safetensors")
+    code = (
+        "import runpy, sys\n"
+        "sys.modules['torch'] = sys.modules['transformers'] = None\n"
+        "program = runpy.run_path(sys.argv[1])\n"
+        "try:\n"
+        "    program['check_base']({'model': sys.argv[2], 'revision': None})\n"
+        "except program['Refused'] as refusal:\n"
+        "    sys.exit(refusal.error['code'])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, train_program(), base], capture_output=True, text=True)
+    assert done.stderr.strip() == "broken_safetensors"
+
+
+def test_a_single_file_that_the_index_does_not_name(base: Path) -> None:
+    """transformers takes the single file and other readers the index: one of the two would be judged by the other."""
+    single = shutil.copy(base / "model.safetensors", base / "kept")
+    sharded(base, "model-00001-of-00001.safetensors")
+    assert model.read_model(base).parameters
+    Path(single).rename(base / "model.safetensors")
+    for read in (model.read_model, shards.read_folder):
+        assert refusal(read, base).code == "broken_safetensors"
+
+
+def test_the_weights_that_are_counted_are_those_of_the_index(base: Path) -> None:
+    before = model.read_model(base)
+    shutil.copy(base / "model.safetensors", base / "extra.safetensors")
+    sharded(base, "model-00001-of-00001.safetensors")
+    (base / "model-00001-of-00001.safetensors").rename(base / "renamed.safetensors")
+    (base / INDEX).write_text((base / INDEX).read_text().replace("model-00001-of-00001", "renamed"))
+    assert model.read_model(base).parameters == before.parameters
+    assert model.weight_files(base) == [base / "renamed.safetensors"]
+
+
+@pytest.mark.parametrize("name", ["merges.txt", "vocab.txt", "qwen.tiktoken"])
+def test_every_file_that_a_tokenizer_is_read_from_is_in_the_fingerprint(name: str, base: Path) -> None:
+    before = model.fingerprint(base)
+    (base / name).write_text("a b\n")
+    one = model.fingerprint(base)
+    (base / name).write_text("b a\n")
+    assert len({before, one, model.fingerprint(base)}) == 3
+
+
+def test_the_converter_sees_the_weights_that_are_loaded_and_no_others(base: Path) -> None:
+    """llama.cpp's converter takes every model*.safetensors that lies there."""
+    shutil.copy(base / "model.safetensors", base / "model-extra.safetensors")
+    with converter.without_code(base) as view:
+        assert [path.name for path in view.glob("*.safetensors")] == ["model.safetensors"]
+
+
+# --- Files that are no files ---
+
+
+def pipe(path: Path) -> str:
+    os.mkfifo(path)
+    return "not_a_file"
+
+
+def device(path: Path) -> str:
+    path.symlink_to("/dev/zero")
+    return "not_a_file"
+
+
+def terminal(path: Path) -> str:
+    path.symlink_to("/dev/stdin")
+    return "not_a_file"
+
+
+def listener(path: Path) -> str:
+    with socket.socket(socket.AF_UNIX) as made:
+        here = os.getcwd()
+        os.chdir(path.parent)  # a socket's path has at most 108 characters
+        try:
+            made.bind(path.name)
+        finally:
+            os.chdir(here)
+    return "not_a_file"
+
+
+def elsewhere(path: Path) -> str:
+    secret = Path(tempfile.mkdtemp(dir=path.parent.parent)) / "secret"
+    secret.write_text("{}")
+    path.symlink_to(secret)
+    return "link_outside"
+
+
+def sparse(path: Path) -> str:
+    with open(path, "wb") as file:
+        file.truncate(1 << 30)
+    return "broken_model"
+
+
+def circle(path: Path) -> str:
+    path.symlink_to(path.name)
+    return "not_a_file"
+
+
+NAMES = (
+    "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja",
+    "chat_template.json", INDEX, "model.safetensors", "tokenizer.model", "special_tokens_map.json", "merges.txt",
+    "vocab.json", "notes.json", "README.md",
+)  # fmt: skip
+READERS = {
+    "plan": lambda folder: model.read_model(folder, weights_needed=False),
+    "local": model.read_model,
+    "merge": lambda folder: merge._read_base(folder, None, folder),
+    "export-gguf": lambda folder: convert._check_files(folder, "f16"),
+    "verify and evaluate": reference.load_tokenizer,
+    "the gate": reference.require_config,
+    "the training program": lambda folder: model_files.require_sound(folder),
+}
+
+
+@pytest.mark.parametrize("make", [pipe, device, terminal, elsewhere, circle, listener])
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_no_file_of_the_folder_is_refused_at_once(make, name: str, base: Path) -> None:
+    (base / name).unlink(missing_ok=True)
+    code = make(base / name)
+    for reader, read in READERS.items():
+        if name == "config.json" and reader in ("plan", "local", "merge", "export-gguf") and make is not elsewhere:
+            assert refusal(read, base).code in (code, "not_a_model", "missing_config")
+        else:
+            error = refusal(read, base)
+            assert error.code == code and str(base / name) in error.message, reader
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if not name.endswith((".safetensors", ".md", "notes.json"))])
+def test_a_file_of_a_gigabyte_is_not_read(name: str, base: Path) -> None:
+    code = sparse(base / name)
+    before = peak_memory.peak_memory_bytes()
+    for reader, read in READERS.items():
+        assert refusal(read, base).code == code, reader
+    assert peak_memory.peak_memory_bytes() - before < 100_000_000
+
+
+@pytest.mark.parametrize("make", [pipe, device, elsewhere])
+@pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors", "tokenizer_config.json"])
+def test_an_adapter_is_looked_at_in_the_same_way(make, name: str, tmp_path: Path) -> None:
+    folder = tmp_path / "adapter"
+    folder.mkdir()
+    (folder / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    (folder / name).unlink(missing_ok=True)
+    code = make(folder / name)
+    assert refusal(adapter.read_adapter, folder).code in (code, "not_an_adapter")
+
+
+def test_a_snapshot_of_the_hubs_cache_is_links_and_is_read(base: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "models--me--x"
+    (cache / "blobs").mkdir(parents=True)
+    snapshot = cache / "snapshots" / ("a" * 40)
+    snapshot.mkdir(parents=True)
+    for number, file in enumerate(sorted(base.iterdir())):
+        file.rename(cache / "blobs" / str(number))
+        (snapshot / file.name).symlink_to(f"../../blobs/{number}")
+    assert model.read_model(snapshot).parameters
+    assert "config.json" in [path.name for path in companion_files(snapshot)]
+    (tmp_path / "named").symlink_to(snapshot, target_is_directory=True)  # a folder may have another name
+    assert model.read_model(tmp_path / "named").parameters
+    (tmp_path / "secret").write_text("{}")
+    (snapshot / "added_tokens.json").symlink_to("../../../secret")
+    assert refusal(model.read_model, snapshot).code == "link_outside"
