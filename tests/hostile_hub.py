@@ -25,6 +25,7 @@ from skill_train import (
     flavors,
     hub,
     hub_account,
+    hub_client,
     hub_dataset,
     hub_push,
     hub_repository,
@@ -81,7 +82,7 @@ def _say(text: str) -> None:
 
 def _prices() -> object:
     found = hub.live_flavors()
-    flavors._keep(found)
+    flavors._keep(found, hub_client.endpoint())
     return flavors.current(live=False)
 
 

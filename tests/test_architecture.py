@@ -144,7 +144,7 @@ FLOOR: dict[str, set[str]] = {
     "dataset_card": {"errors"},
     "first_rows": {"errors"},
     "hub_dataset": {"dataset_card", "errors", "facts", "first_rows", "formats", "hub_client", "recipe", "resources"},
-    "flavors": {"errors", "facts", "hub", "machine", "run_dir"},
+    "flavors": {"errors", "facts", "hub", "hub_client", "machine", "run_dir"},
     "hub_account": {"errors", "hub_client"},
     "hub_repository": {"errors", "hub_client"},
     "launch": {"errors", "facts"},

@@ -316,6 +316,7 @@ def summary(made: dict[str, Any]) -> dict[str, Any]:
         "placement": made["placement"],
         "launch": made["launch"]["arguments"],
         **{key: estimates[key] for key in later},
+        "prices": estimates.get("prices"),  # older plans do not say whose they are
         "tokens": made["facts"]["dataset"]["tokens"],
     }
 

@@ -48,6 +48,7 @@ def estimates(
         "disk_bytes": _range(disk_bytes(model, QUANTS, trained_bytes(model, step)), "unknown"),
         "files": [_file(model, machine, quant, context) for quant in ("f16", *QUANTS)],
         "flavors": _offers(cloud),
+        "prices": _prices(cloud),
     }
 
 
@@ -72,6 +73,12 @@ def _offers(cloud: list[Candidate]) -> list[dict[str, Any]]:
         {"flavor": c.name, "seconds": _ends(_range(c.seconds, "")), "cost_usd": _ends(_dollars(c))}
         for c in fitting[:OFFERS]
     ]
+
+
+def _prices(cloud: list[Candidate]) -> dict[str, str] | None:
+    """Whose the prices are, and of what date; None when no flavor is offered."""
+    flavor = next((candidate.flavor for candidate in cloud if candidate.flavor is not None), None)
+    return None if flavor is None else {"source": flavor.source, "read_at": flavor.read_at}
 
 
 def _ends(value: dict[str, Any]) -> list[float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
 import json
 import time
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 from skill_train.errors import SkillTrainError, UsageError
 from skill_train.facts import Flavor, rebuilt
+from skill_train.hub_client import endpoint
 from skill_train.machine import cache_dir
 from skill_train.run_dir import read_json, write_json
 
@@ -33,17 +35,20 @@ def usd_per_hour(name: str | None) -> float | None:
 def current(live: bool, kept_for: float = _DAY) -> tuple[tuple[Flavor, ...], str]:
     """`(flavors, where they come from)`.
 
-    An answer of the Jobs API is kept, and taken for a day. When the API cannot be asked, the newer of that answer and
-    the shipped table counts, and the reason says which and of when.
+    An answer of the Jobs API is kept, and taken for a day: on the Hub that gave it, because another one has other
+    prices. When the API cannot be asked, the newer of that answer and the shipped table counts, and the reason says
+    which, whose and of when.
 
     Args:
         live: whether the Jobs API may be asked, for at most 3 seconds.
         kept_for: seconds that an earlier answer is as good as a new one.
     """
-    kept, age = _kept()
+    hub_address = endpoint()
+    api = f"the Jobs API of {hub_address}"
+    kept, age = _kept(hub_address)
     if kept and age < kept_for:
-        return kept, f"the Jobs API, asked {_ago(age)}"
-    why = "the Jobs API was not asked"
+        return kept, f"{api}, asked {_ago(age)}"
+    why = f"{api} was not asked"
     if live:
         from skill_train import hub
 
@@ -52,12 +57,12 @@ def current(live: bool, kept_for: float = _DAY) -> tuple[tuple[Flavor, ...], str
         except SkillTrainError as error:
             why = error.message
         else:
-            _keep(fresh)
-            return fresh, "the Jobs API, asked now"
+            _keep(fresh, hub_address)
+            return fresh, f"{api}, asked now"
     table = shipped()
     if kept and kept[0].read_at > table[0].read_at:
-        return kept, f"the Jobs API, asked {_ago(age)}: {why}"
-    return table, f"the table shipped with skill-train, of {table[0].read_at}: {why}"
+        return kept, f"{api}, asked {_ago(age)}: {why}"
+    return table, f"the table of huggingface.co shipped with skill-train, of {table[0].read_at}: {why}"
 
 
 def _from_row(row: dict[str, Any], table: dict[str, Any]) -> Flavor:
@@ -76,10 +81,12 @@ def _from_row(row: dict[str, Any], table: dict[str, Any]) -> Flavor:
     )
 
 
-def _kept() -> tuple[tuple[Flavor, ...], float]:
-    """The last answer of the API with its age in seconds; nothing when there is none, or none that can be read."""
+def _kept(hub_address: str) -> tuple[tuple[Flavor, ...], float]:
+    """The last answer of this Hub with its age in seconds; nothing when there is none, or none that can be read."""
     try:
-        kept = read_json(_kept_file())
+        kept = read_json(_kept_file(hub_address))
+        if kept["endpoint"] != hub_address:
+            return (), 0.0
         age = time.time() - kept["asked"]
         flavors = tuple(rebuilt(Flavor, flavor) for flavor in kept["flavors"])
     except (OSError, UsageError, KeyError, TypeError):
@@ -87,13 +94,15 @@ def _kept() -> tuple[tuple[Flavor, ...], float]:
     return (flavors, age) if age >= 0 else ((), 0.0)  # a clock that was set back says nothing
 
 
-def _keep(flavors: tuple[Flavor, ...]) -> None:
+def _keep(flavors: tuple[Flavor, ...], hub_address: str) -> None:
+    rows = [dataclasses.asdict(flavor) for flavor in flavors]
     with contextlib.suppress(OSError):  # a cache that cannot be written only costs another question
-        write_json(_kept_file(), {"asked": time.time(), "flavors": [dataclasses.asdict(flavor) for flavor in flavors]})
+        write_json(_kept_file(hub_address), {"endpoint": hub_address, "asked": time.time(), "flavors": rows})
 
 
-def _kept_file() -> Path:
-    return cache_dir() / "flavors.json"
+def _kept_file(hub_address: str) -> Path:
+    """One for each Hub. Earlier versions kept `flavors.json`, which does not say whose prices it holds."""
+    return cache_dir() / f"flavors-{hashlib.sha256(hub_address.encode()).hexdigest()[:12]}.json"
 
 
 def _ago(seconds: float) -> str:

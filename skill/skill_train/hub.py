@@ -14,7 +14,7 @@ from typing import Any
 from skill_train import model_config
 from skill_train.errors import SkillTrainError, Temporary, UsageError
 from skill_train.facts import Flavor, ModelFacts
-from skill_train.hub_client import REQUEST_SECONDS, Subject, ask, understood
+from skill_train.hub_client import REQUEST_SECONDS, Subject, ask, endpoint, understood
 from skill_train.model import read_config, read_model, used_weights
 from skill_train.model import tensor_shapes as tensor_shapes_in
 from skill_train.model_config import Stored
@@ -299,7 +299,7 @@ def _flavor(hardware: Any) -> Flavor | None:
         disk_bytes=disk,
         usd_per_hour=round(hardware.unit_cost_usd * 60 / minutes, 4),
         read_at=datetime.now(UTC).strftime("%Y-%m-%d"),
-        source="the Jobs API, /api/jobs/hardware",
+        source=f"{endpoint()}/api/jobs/hardware",
     )
 
 

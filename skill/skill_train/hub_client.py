@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 from skill_train.errors import AccessError, DecisionNeeded, SkillTrainError, Temporary, UsageError
 
@@ -131,6 +132,15 @@ def _within(seconds: float, subject: Subject, question: Callable[[], Answer]) ->
 
 
 @cache
+def endpoint() -> str:
+    """The address of the Hub that is asked, without a password in it. Read as huggingface_hub 2.4 reads it
+    (constants.py), and without its import, because a plan of local files needs no client."""
+    staging = os.environ.get("HUGGINGFACE_CO_STAGING", "").upper() in ("1", "ON", "YES", "TRUE")
+    said = "https://hub-ci.huggingface.co" if staging else os.environ.get("HF_ENDPOINT", "https://huggingface.co")
+    parts = urlsplit(said.rstrip("/"))
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2].lower(), query="", fragment="").geturl()
+
+
 def prepare() -> None:
     """Sets huggingface_hub up, before its first request: no telemetry, and no request without a limit."""
     os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"

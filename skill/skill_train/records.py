@@ -21,7 +21,7 @@ MOST_BYTES = 100_000_000  # the largest that we write takes a few MB; a tokenize
 # null, but not one of `_NEEDED`, and of objects and lists whose kind says what is in them only those of `_NULL`.
 _NEEDED = {"model", "data", "name", "file", "verdict", "prompt", "expected", "number", "state", "step", "row", "kind"}
 _NULL = {"columns", "target_modules", "modules_to_save", "answer", "gate", "effect", "data", "memory_bytes", "reasons"}
-_NULL |= {"smaller_layout"}
+_NULL |= {"prices", "smaller_layout"}
 _PART = {"low": float, "high": float, "basis": str}
 _DIGEST = {"bytes": int, "sha256": str}
 _FILES = {"*": _DIGEST}
@@ -47,6 +47,7 @@ _SHAPES: dict[str, dict[str, Any]] = {
         "estimates": {
             "memory_bytes": _PART, "seconds": _PART, "cost_usd": _PART, "disk_bytes": _PART, "merge_bytes": _PART,
             "convert_bytes": _PART, "verify_bytes": _PART, "usable_bytes": float, "flavors": [dict],
+            "prices": {"source": str, "read_at": str},
             "memory_parts": [{"name": str, "low": float, "high": float, "because": str}],
             "seconds_parts": [{"name": str, "low": float, "high": float, "because": str}],
             "files": [{"quant": str, "bytes": _PART, "memory_bytes": _PART, "tokens_per_second": _PART}],

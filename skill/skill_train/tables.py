@@ -260,7 +260,7 @@ def draw_plan(rich: Any, data: dict[str, Any]) -> None:
         rich.print(clean(f"blocked: {blocker['message']}"), style="red", markup=False)
     rich.print(_figures(data))
     if data["flavors"]:
-        rich.print(_flavors(data["flavors"]))
+        rich.print(_flavors(data["flavors"], data["prices"]))
     if "actual" in data:
         rich.print(_actual(data["actual"]))
 
@@ -284,10 +284,11 @@ def _figures(data: dict[str, Any]) -> Any:
     return table
 
 
-def _flavors(offers: list[dict[str, Any]]) -> Any:
+def _flavors(offers: list[dict[str, Any]], prices: dict[str, str] | None) -> Any:
     from rich.table import Table
 
-    table = Table("in the cloud", "time", "cost", title_justify="left")
+    whose = clean(f"prices of {prices['source']}, {prices['read_at']}") if prices else None
+    table = Table("in the cloud", "time", "cost", caption=whose, caption_justify="left")
     for offer in offers:
         (fast, slow), (low, high) = offer["seconds"], offer["cost_usd"]
         _add(table, offer["flavor"], f"{_time(fast)} to {_time(slow)}", f"{dollars(low)} to {dollars(high)}")

@@ -366,11 +366,11 @@ def test_live_flavors(hub: Hub, home: Path) -> None:
 
 def test_a_live_answer_is_kept_for_a_day(hub: Hub, home: Path) -> None:
     found, reason = ask(hub, home, "flavors.current", True)["answer"]
-    assert (len(found), reason) == (3, "the Jobs API, asked now")
+    assert (len(found), reason) == (3, f"the Jobs API of {hub.endpoint}, asked now")
     hub.log.clear()
     found, reason = ask(hub, home, "flavors.current", True)["answer"]
     assert len(found) == 3
-    assert reason.startswith("the Jobs API, asked 0.0 hours ago")
+    assert reason.startswith(f"the Jobs API of {hub.endpoint}, asked 0.0 hours ago")
     assert hub.log == []
 
 
@@ -379,7 +379,7 @@ def test_without_the_jobs_api_the_dated_table_answers(hub: Hub, home: Path) -> N
     found, reason = ask(hub, home, "flavors.current", True)["answer"]
     assert len(found) == 26
     assert reason == (
-        "the table shipped with skill-train, of 2026-08-22: "
+        "the table of huggingface.co shipped with skill-train, of 2026-08-22: "
         "the Hub failed to answer, for the prices of Hugging Face Jobs"
     )
 

@@ -175,7 +175,62 @@ def test_without_live_prices_the_dated_table_counts(hub: Hub, here: Path) -> Non
     done = _call(hub, here, *LOCAL, "--flavor", "t4-small")
     data = _answer(done)["data"]
     assert data["cost_usd"]["basis"] == "$0.40 an hour, price of 2026-08-22"
-    assert "the table shipped with skill-train, of 2026-08-22: the Hub failed to answer" in done.stderr
+    assert (
+        "the table of huggingface.co shipped with skill-train, of 2026-08-22: the Hub failed to answer" in done.stderr
+    )
+
+
+def test_the_prices_of_one_hub_are_not_those_of_another(hub: Hub, here: Path, tmp_path: Path) -> None:
+    """Two Hubs, one cache. A plan takes the prices of the Hub it would rent from, also offline, and says whose they
+    are and of when; another Hub's are as good as none."""
+    asked = (*LOCAL, "--flavor", "t4-small")
+    with Hub(tmp_path / "other hub") as other:
+        other.hardware = [_gpu("t4-small", "T4", 1, 16, 0.02)]
+        first = _prices(_call(other, here, *asked))
+        second = _prices(_call(hub, here, *asked))
+        of_other, of_hub = other.endpoint, hub.endpoint
+    assert first == ("$0.020 an hour", {"source": f"{of_other}/api/jobs/hardware", "read_at": TODAY})
+    assert second == ("$0.48 an hour", {"source": f"{of_hub}/api/jobs/hardware", "read_at": TODAY})
+    hub.faults.add(PRICES, Fault(500), times=ALWAYS)
+    offline = _call(hub, here, *asked)
+    assert _prices(offline) == second
+    assert f"prices: the Jobs API of {of_hub}, asked 0.0 hours ago" in offline.stderr
+    home = hub.environment(here.with_name("home of here"))
+    elsewhere = _run(here, home | {"HF_ENDPOINT": of_other, "HF_HUB_OFFLINE": "1"}, *asked)
+    assert _prices(elsewhere) == first  # that server is gone, and the plan is for it
+    dollars, whose = _prices(_run(here, home | {"HF_ENDPOINT": "http://127.0.0.1:1"}, *asked))
+    assert (dollars, whose["read_at"]) == ("$0.40 an hour", "2026-08-22")  # huggingface.co/docs/hub/jobs-pricing
+    assert whose["source"].startswith("huggingface.co/docs/hub/jobs-pricing")
+
+
+def test_prices_that_were_kept_without_their_hub_count_for_nothing(hub: Hub, here: Path) -> None:
+    """As earlier versions kept them."""
+    hub.faults.add(PRICES, Fault(500), times=ALWAYS)
+    row = json.loads((Path(__file__).parents[2] / "skill/skill_train/flavors.json").read_text())["flavors"][4]
+    flavor = {
+        "name": row["name"], "gpu": "T4", "gpus": 1, "gpu_memory_bytes": 16 * 10**9, "cores": 4,
+        "ram_bytes": 15 * 10**9, "disk_bytes": None, "usd_per_hour": 0.02, "read_at": TODAY, "source": "the Jobs API",
+    }  # fmt: skip
+    old = Path(hub.environment(here.with_name("home of here"))["SKILL_TRAIN_CACHE"]) / "flavors.json"
+    old.parent.mkdir(parents=True)
+    old.write_text(json.dumps({"asked": datetime.now(UTC).timestamp() - 60, "flavors": [flavor]}))
+    assert _prices(_call(hub, here, *LOCAL, "--flavor", "t4-small"))[0] == "$0.40 an hour"
+
+
+def test_a_plan_for_this_machine_says_whose_prices_it_lists(hub: Hub, here: Path) -> None:
+    data = _answer(_call(hub, here, *LOCAL))["data"]
+    assert data["flavors"] and data["prices"]["read_at"] == "2026-08-22"
+    shown = _call(hub, here, *LOCAL, "--format", "human", COLUMNS="120")
+    assert "prices of huggingface.co/docs/hub/jobs-pricing" in shown.stdout and "2026-08-22" in shown.stdout
+
+
+def _prices(done: subprocess.CompletedProcess[str]) -> tuple[str, dict[str, str]]:
+    """The price that the plan counts with, and whose it says the prices are."""
+    assert done.returncode == 0, done.stdout + done.stderr
+    data = _answer(done)["data"]
+    reason = next(reason for reason in data["reasons"] if reason["rule"] == "flavor")
+    assert reason["source"] == data["prices"]["source"]
+    return data["cost_usd"]["basis"].partition(",")[0], data["prices"]
 
 
 def test_a_dataset_on_the_hub_is_looked_at(hub: Hub, here: Path) -> None:
