@@ -20,7 +20,7 @@ from skill_train.placement import HERE
 from skill_train.plan_file import given_plan, is_plan, require_same_inputs
 from skill_train.reference import read_rows
 from skill_train.run_dir import RunDir, open_run, read_json, set_aside
-from skill_train.run_lock import locked
+from skill_train.run_lock import locked, locked_out
 from skill_train.run_warnings import warn_of_run
 
 
@@ -239,7 +239,8 @@ def merge(
                 hint="skill-train merge --help",
             )
         given: dict[str, Any] = {"adapter": adapter, "out": out, "rows": [], "dtype": dtype, "gate": gate}
-        record = _merge(console, base=base_folder(base), **given)
+        with locked_out(out, "merge"):
+            record = _merge(console, base=base_folder(base), **given)
         following, folder = [f"skill-train export-gguf {quoted(out)}"], out
     data = {"out": str(folder), **{key: record.get(key) for key in ("how", "reasons", "changes", "gate", "seconds")}}
     listed = [file for file in outputs_of(record, folder.parent) if file["path"].endswith(".safetensors")]

@@ -22,11 +22,12 @@ from skill_train.chain import (
 )
 from skill_train.console import Console, Result
 from skill_train.errors import UsageError, VerificationFailed
-from skill_train.export_files import model_of, recorded, unread
+from skill_train.export_files import model_of, outtype, recorded, unread
 from skill_train.formats import BARE
 from skill_train.native import ending
+from skill_train.parts import remove_leftovers
 from skill_train.run_dir import RunDir, open_run, read_json, renamed_aside, require_no_run, write_text
-from skill_train.run_lock import locked
+from skill_train.run_lock import locked, locked_out
 
 UNQUANTIZED = ("f16", "bf16", "f32")
 
@@ -73,7 +74,8 @@ def export_gguf(
         )
     folder = out or beside(run, "-gguf")
     require_no_run(folder, f"skill-train export-gguf {quoted(run)}")
-    return _export(console, model=run, out=folder, records=folder, name=slug(run), quant=quant, tools=tools)
+    with locked_out(folder, "export-gguf"):
+        return _export(console, model=run, out=folder, records=folder, name=slug(run), quant=quant, tools=tools)
 
 
 def export_run(console: Console, run: RunDir, quant: str, tools: Any) -> Result:
@@ -172,14 +174,15 @@ def _export(
             out=out,
             record=records / "convert.json",
             name=name,
-            outtype=_outtype(records / "convert.json", plain),
+            outtype=outtype(records / "convert.json", plain),
             toolchain=tools,
             ready=ready,
-            meanwhile=lambda: reading.append(beside.submit(modelfile.parameters_of, model, trained_length, bare=bare)),
+            meanwhile=lambda: reading.append(beside.submit(modelfile.load_tokenizer, model)),
             progress=progress,
             warn=console.warn,
         )
-    parameters, reasons = reading[0].result() if reading else modelfile.parameters_of(model, trained_length, bare=bare)
+    tokenizer = reading[0].result() if reading else None
+    parameters, reasons = modelfile.parameters_of(model, trained_length, bare=bare, tokenizer=tokenizer)
     source = convert.output_of(converted, records)
     rest = [t for t in types if t not in plain[:1] and not source.name.endswith(f"-{t}.gguf")]
     quantized: dict[str, Any] = {"outputs": {}, "reused": True}
@@ -195,6 +198,8 @@ def _export(
                 warn=console.warn,
             )
     outputs = outputs_of(converted, records) + outputs_of(quantized, records)
+    for made in outputs:  # a converter whose command was killed may have begun its part after the next command looked
+        remove_leftovers(Path(made["path"]))
     chosen = _for_ollama(outputs, types)
     before, now = model_of(out / "Modelfile"), f"./{chosen or source.name}"
     write_text(out / "Modelfile", modelfile.modelfile(chosen or source.name, parameters))
@@ -209,15 +214,6 @@ def _for_ollama(outputs: list[dict[str, Any]], types: list[str]) -> str:
     """The file of the last type that was asked for; a record has them in another order after a kill."""
     made = {each["quant"]: Path(each["path"]).name for each in outputs}
     return next((made[quant] for quant in reversed(types) if quant in made), "")
-
-
-def _outtype(record: Path, plain: list[str]) -> str:
-    """The type to convert to. A conversion already done is kept when it is of the type that is asked for."""
-    earlier = read_json(record) if record.is_file() else None
-    if earlier is None or not earlier["outputs"]:
-        return plain[0] if plain else "auto"
-    made = next(iter(earlier["outputs"].values()))["quant"]
-    return str(earlier["options"]["outtype"]) if not plain or made in plain else plain[0]
 
 
 def _export_lora(console: Console, run: RunDir, tools: Any) -> Result:
@@ -268,12 +264,8 @@ def _export_result(
         "reasons": converted["reasons"],
         "reused": bool(converted.get("reused") and quantized.get("reused")),
     }
-    in_run = RunDir.is_one(out.parent)
-    target = (
-        quoted(out.parent)
-        if in_run
-        else " ".join(["--reference", quoted(model), *(f"--gguf {quoted(Path(f['path']))}" for f in listed)])
-    )
+    files = " ".join(f"--gguf {quoted(Path(f['path']))}" for f in listed)
+    target = quoted(out.parent) if RunDir.is_one(out.parent) else f"--reference {quoted(model)} {files}"
     return Result(
         data, human=tables.files_table(listed), quiet=listed[-1]["path"], next=[f"skill-train verify {target}"]
     )

@@ -13,9 +13,15 @@ import click
 
 from skill_train.console import Console, Format, Result
 from skill_train.errors import EXIT_CODES, nearest
+from skill_train.parts import left_alone
 
 FORMATS = ("auto", "human", "json", "quiet")
 _EXIT_CODES_HELP = "\b\nExit codes:\n" + "\n".join(f"  {code}  {meaning}" for code, meaning in EXIT_CODES.items())
+
+_UNCLEAR = (
+    "{} is a part of a result, left by another machine or container, or before a restart: it stays, "
+    "because somebody there may work on it; remove it when nobody does"
+)
 
 
 class Commands(click.Group):
@@ -45,7 +51,12 @@ def command(
         @functools.wraps(function)
         def run(format_: str, **options: Any) -> int:
             console = Console(cast(Format, format_), name)
-            return console.result(function(console, **options))
+            try:
+                result = function(console, **options)
+            finally:
+                for part in left_alone():
+                    console.warn("part_left_alone", _UNCLEAR.format(part))
+            return console.result(result)
 
         run.__doc__ = f"{inspect.getdoc(function)}\n\n\b\nExamples:\n" + "\n".join(f"  {line}" for line in examples)
         with_format = click.option(

@@ -11,8 +11,10 @@ import gc
 import importlib
 import importlib.util
 import json
+import os
 import runpy
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +35,20 @@ def main(train_program: str) -> None:
     arguments = json.loads(sys.stdin.readline() or "null")
     if not arguments:
         return
+    threading.Thread(target=_end_with_the_command, daemon=True).start()
     sys.argv[:] = arguments
     sys.path.insert(0, str(Path(arguments[0]).parent))
     _read_own_keys()
     _score_by_merges()
     _leave_out_missing_mtp()
     runpy.run_path(arguments[0], run_name="__main__")
+
+
+def _end_with_the_command() -> None:
+    """Standard input closes when the command that started this has ended. Nobody would want what is written then."""
+    while os.read(0, 1):
+        pass
+    os._exit(1)
 
 
 def with_own_keys(parsed: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:

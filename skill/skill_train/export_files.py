@@ -23,6 +23,15 @@ def recorded(run: RunDir) -> list[Path]:
     return [run.path / name for record in records if record.is_file() for name in read_json(record)["outputs"]]
 
 
+def outtype(record: Path, plain: list[str]) -> str:
+    """The type to convert to. A conversion already done is kept when it is of the type that is asked for."""
+    earlier = read_json(record) if record.is_file() else None
+    if earlier is None or not earlier["outputs"]:
+        return plain[0] if plain else "auto"
+    made = next(iter(earlier["outputs"].values()))["quant"]
+    return str(earlier["options"]["outtype"]) if not plain or made in plain else plain[0]
+
+
 def model_of(modelfile: Path) -> str | None:
     """What a Modelfile's FROM names; None without one. Ollama takes instructions in any case."""
     text = modelfile.read_text(encoding="utf-8", errors="replace") if modelfile.is_file() else ""

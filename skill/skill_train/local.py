@@ -207,7 +207,7 @@ class _child:
         self.stopped: int | None = None  # the signal that was passed on
 
     def __enter__(self) -> _child:
-        self.old = {number: signal.signal(number, self._pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
+        self.old = {number: signal.signal(number, self._pass_on) for number in _stops()}
         return self
 
     def _pass_on(self, number: int, _: Any) -> None:
@@ -224,6 +224,13 @@ class _child:
             signal.signal(number, handler)
         if self.process.stdout is not None:
             self.process.stdout.close()
+
+
+def _stops() -> tuple[int, ...]:
+    """The signals that end a training at a checkpoint; not that of a terminal that closes under `nohup`."""
+    closed = getattr(signal, "SIGHUP", None)
+    unheard = closed is None or signal.getsignal(closed) is signal.SIG_IGN
+    return (signal.SIGINT, signal.SIGTERM, *(() if unheard else (closed,)))
 
 
 def _how_it_ended(code: int, stopped: int | None, failure: dict[str, Any] | None, said: str) -> int:
@@ -301,7 +308,7 @@ def _failure(run: RunDir, code: int, failure: dict[str, Any] | None, said: str) 
             expected="memory for the model, its activations and one batch",
             hint=f"skill-train local --resume --run-dir {shlex.quote(str(run.path))}; or a smaller max_length or model",
         )
-    if -code in (signal.SIGINT, signal.SIGTERM):
+    if -code in _stops():
         return _interrupted(run, TrainingFailed, None, f" ({signal.Signals(-code).name})")
     if code < 0:
         name = signal.Signals(-code).name

@@ -105,6 +105,7 @@ def worker_main(run: Any) -> None:
     """For workers: reads the job, calls `run(job)`, writes its result or its error."""
     from skill_train.errors import SkillTrainError, out_of_memory
 
+    threading.Thread(target=_end_with_the_command, daemon=True).start()
     search_seldom()
     keep_freed()
     job, result_file = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")), Path(sys.argv[2])
@@ -120,6 +121,13 @@ def worker_main(run: Any) -> None:
     write_json(result_file, result)
     if peak := peak_memory_bytes():
         print(f"\n{PEAK}{peak}", flush=True)  # on a line of its own, whatever native code has printed
+
+
+def _end_with_the_command() -> None:
+    """Standard input closes when the command that started this worker has ended."""
+    while os.read(0, 1):
+        pass
+    os._exit(1)
 
 
 @contextlib.contextmanager
@@ -147,7 +155,9 @@ def _run(module: str, job: Path, result: Path, log: Path, progress: Bar | None, 
     command = [sys.executable, "-m", module, str(job), str(result)]
     with (
         open(log, "w", encoding="utf-8") as log_file,
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log_file, text=True, env=environment) as process,
+        subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log_file, text=True, env=environment
+        ) as process,
     ):
         _AT_WORK.add(process)
         watch_memory(process.pid)

@@ -11,16 +11,13 @@ digests of what the step read, so a second call knows whether the work is done, 
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import os
 import re
-import secrets
 import shutil
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +25,8 @@ from typing import Any
 from skill_train.digest import digests as digests
 from skill_train.digest import file_digest as file_digest
 from skill_train.errors import DecisionNeeded, UsageError
+from skill_train.parts import whole_file as whole_file
+from skill_train.parts import whole_folder as whole_folder
 from skill_train.peak_memory import peak_memory_bytes as peak_memory_bytes
 from skill_train.peak_memory import watch_memory as watch_memory
 from skill_train.records import read_json as read_json  # the floor of all that reads a run
@@ -176,72 +175,6 @@ def write_json(path: Path, document: Any) -> None:
     if _HALF.search(text):  # half a surrogate pair, of a hostile name, is no UTF-8; escaped it is read back as it was
         text = json.dumps(document, indent=1, allow_nan=False)
     write_text(path, text + "\n")
-
-
-@contextlib.contextmanager
-def whole_folder(final: Path) -> Iterator[Path]:
-    """A temporary folder beside `final` that takes its name when the block ends well, and vanishes when it does not.
-
-    Raises:
-        UsageError: `final` is a file, a link or not empty, or the folder of this process, which would then be in none.
-    """
-    if final.is_symlink() or (any(final.iterdir()) if final.is_dir() else final.exists()):
-        own = "is not empty and was not made by this step from these inputs"
-        raise UsageError(
-            f"{final} {own if final.is_dir() and not final.is_symlink() else 'is no folder'}",
-            code="output_exists",
-            expected="a new or empty folder",
-            hint=f"move {final} away, or choose another folder",
-        )
-    if final.is_dir() and final.samefile(Path.cwd()):
-        raise UsageError(
-            f"{final} is the folder that this command runs in, and the result would take its place",
-            code="output_exists",
-            expected="a new folder, or an empty one elsewhere",
-            hint="choose another folder",
-        )
-    final.parent.mkdir(parents=True, exist_ok=True)
-    _remove_leftovers(final)
-    part = final.with_name(f".{final.name}.{os.getpid()}.{secrets.token_hex(4)}.part")
-    part.mkdir()
-    try:
-        yield part
-        if final.is_dir():
-            final.rmdir()
-        os.replace(part, final)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def whole_file(final: Path) -> Iterator[Path]:
-    """A temporary name beside `final` that becomes `final` when the block ends well, and vanishes when it does not."""
-    final.parent.mkdir(parents=True, exist_ok=True)
-    _remove_leftovers(final)
-    part = final.with_name(f".{final.name}.{os.getpid()}.{secrets.token_hex(4)}.part")
-    try:
-        yield part
-        os.replace(part, final)
-    finally:
-        part.unlink(missing_ok=True)
-
-
-def _remove_leftovers(final: Path) -> None:
-    """Parts that a killed process left. A part names its process; a living one keeps it."""
-    for part in final.parent.glob(f".{final.name}.*.part"):
-        owner = part.name.removeprefix(f".{final.name}.").split(".")[0]
-        if not (owner.isdigit() and is_alive(int(owner))):
-            shutil.rmtree(part, ignore_errors=True) if part.is_dir() else part.unlink(missing_ok=True)
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 def set_aside(made: Path, record: Path) -> Path | None:

@@ -1,4 +1,4 @@
-"""The lock of a run directory: one process at a time, and who it is."""
+"""The lock of a run directory, or of a folder for results: one process at a time, and who it is."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TextIO
 
 from skill_train.errors import UsageError
-from skill_train.run_dir import RunDir, is_alive
+from skill_train.parts import is_alive, place
+from skill_train.run_dir import RunDir
 
 _TRIES = 5
 
@@ -28,17 +29,48 @@ def locked(run: RunDir, command: str) -> Iterator[TextIO | None]:
     Raises:
         UsageError: another process holds it; the message names it.
     """
+    with _locked(run.path / ".lock", run.path, "another --run-dir", command) as file:
+        yield file
+
+
+@contextlib.contextmanager
+def locked_out(out: Path, command: str) -> Iterator[None]:
+    """As `locked`, of a folder for results that is no run. The lock lies beside it, and goes with the command.
+
+    Raises:
+        UsageError: another process makes something there; the message names it.
+    """
+    out = out.resolve()
+    if not out.name:  # the root of a disk, which the command refuses
+        yield
+        return
+    lock = out.with_name(f".{out.name}.lock")
+    made = [folder for folder in lock.parents if not folder.exists()]
+    try:
+        with _locked(lock, out, "another --out", command) as file:
+            try:
+                yield
+            finally:
+                if file is not None and file.writable():
+                    lock.unlink(missing_ok=True)
+    finally:
+        for folder in made:
+            with contextlib.suppress(OSError):  # there is something in it now
+                folder.rmdir()
+
+
+@contextlib.contextmanager
+def _locked(lock: Path, subject: Path, otherwise: str, command: str) -> Iterator[TextIO | None]:
     import socket
 
-    run.path.mkdir(parents=True, exist_ok=True)
-    file = None if importlib.util.find_spec("fcntl") is None else _held(run)
+    file = None if importlib.util.find_spec("fcntl") is None else _held(lock, subject, otherwise)
     if file is None:
         yield None
         return
     with file:
         if file.writable():
             file.truncate(0)
-            file.write(f"process {os.getpid()} on {socket.gethostname()} (skill-train {command})")
+            file.write(f"{place()}\nprocess {os.getpid()} on {socket.gethostname()} (skill-train {command})")
             file.flush()
         yield file
 
@@ -60,16 +92,16 @@ def is_locked(run: RunDir) -> bool | None:
     return False
 
 
-def _held(run: RunDir) -> TextIO | None:
+def _held(lock: Path, subject: Path, otherwise: str) -> TextIO | None:
     """The lock, taken. Who held it before may have removed the file and the folder: a lock on a file without a name
     would keep out nobody."""
     for left in reversed(range(_TRIES)):
-        run.path.mkdir(parents=True, exist_ok=True)
-        file = _lock_file(run.path / ".lock")
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        file = _lock_file(lock)
         if file is not None and not _taken(file):
             with file:
-                raise _in_use(run, file)
-        if left == 0 or (run.path.is_dir() if file is None else _has_name(file, run.path / ".lock")):
+                raise _in_use(subject, otherwise, file)
+        if left == 0 or (lock.parent.is_dir() if file is None else _has_name(file, lock)):
             return file
         if file is not None:
             file.close()
@@ -109,22 +141,22 @@ def _taken(lock: TextIO) -> bool:
     return False
 
 
-def _was_left(holder: str) -> bool:
-    """The command that took the lock has ended, and the training that it started has not."""
-    import socket
+def _was_left(where: str, holder: str) -> bool:
+    """The command that took the lock has ended, and the training that it started has not. The number of a process says
+    nothing of one in another container."""
+    found = re.fullmatch(r"process (\d+) on .+ \(skill-train \w+\), training in process \d+", holder)
+    return found is not None and where == place() and not is_alive(int(found[1]))
 
-    found = re.fullmatch(r"process (\d+) on (.+) \(skill-train \w+\), training in process \d+", holder)
-    return found is not None and found[2] == socket.gethostname() and not is_alive(int(found[1]))
 
-
-def _in_use(run: RunDir, lock: TextIO) -> UsageError:
+def _in_use(subject: Path, otherwise: str, lock: TextIO) -> UsageError:
     lock.seek(0)
-    holder = lock.read().strip() or "another process"
+    where, _, holder = lock.read().partition("\n")
     left = "a command was killed, and its training saves a checkpoint and ends: the same command again in a moment"
+    elsewhere = "" if where == place() else ", in another container or on another machine"
     return UsageError(
-        f"{run.path} is in use by {holder}",
+        f"{subject} is in use by {holder or 'another process'}{elsewhere}",
         code="run_in_use",
-        expected="one process in a run directory",
-        got=holder,
-        hint=left if _was_left(holder) else "wait for it to end, or use another --run-dir",
+        expected="one process in a folder",
+        got=holder or "another process",
+        hint=left if _was_left(where, holder) else f"wait for it to end, or use {otherwise}",
     )

@@ -18,6 +18,7 @@ import pytest
 import killing
 import tiny
 import training
+from skill_train.parts import place
 
 SCRIPT = str(Path(sys.executable).with_name("skill-train"))  # the console script of this environment
 SMALL = ("--max-steps", "3", "--max-length", "256")
@@ -386,7 +387,7 @@ def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
     run.mkdir()
     with open(run / ".lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        lock.write("process 1 (another test)")
+        lock.write(f"{place()}\nprocess 1 (another test)")
         lock.flush()
         done = _call(tmp_path, "local", "--model", tiny.cached("gemma"), "--data", data, "--run-dir", run)
     _assert_refused(done, "run_in_use", "process 1 (another test)")

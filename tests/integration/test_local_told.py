@@ -81,7 +81,7 @@ def test_after_a_part_of_the_rows_comes_the_whole_training(commands: Commands, t
 
 def test_few_steps_and_a_missed_estimate_are_told(commands: Commands, tmp_path: Path) -> None:
     done = _local(commands, tmp_path, tiny.rows(24), "--max-steps", "4")
-    assert "4 steps are too few to learn from" in _warnings(done)["few_steps"]
+    assert "4 steps are too few to learn from, by a rule of thumb: AdamW averages 10" in _warnings(done)["few_steps"]
     file = tmp_path / "run" / "plan.json"
     plan = json.loads(file.read_text())
     memory = done.data["estimates"]["memory_bytes"]["actual"]

@@ -23,10 +23,9 @@ STEPS = 400
 SOON = 30  # seconds, on a busy machine; the whole training takes longer
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGHUP])
-def test_it_stops_at_a_checkpoint_and_goes_on_at_once(commands: Commands, tmp_path: Path, how: int) -> None:
+def test_it_stops_at_a_checkpoint_and_goes_on_at_once(commands: Commands, tmp_path: Path) -> None:
     _write(tmp_path)
-    processes = _kill(tmp_path, "training: ", how)
+    processes = _kill(tmp_path, "training: ", signal.SIGKILL)
     run = tmp_path / "run"
     _, alive = psutil.wait_procs(processes, timeout=SOON)
     assert alive == [] and is_locked(RunDir(run)) is False
@@ -38,6 +37,28 @@ def test_it_stops_at_a_checkpoint_and_goes_on_at_once(commands: Commands, tmp_pa
     done = commands.run(tmp_path, dict(os.environ), "local", "--resume", "--run-dir", "run", "--format", "json")
     assert done.data["steps"] == STEPS and f"resuming from checkpoint-{step}" in done.stderr
     assert [line["step"] for line in training.metrics(run)] == list(range(1, STEPS + 1))
+
+
+@pytest.mark.parametrize("how", [signal.SIGHUP, signal.SIGTERM])
+@pytest.mark.parametrize("at", ["training: ", "loading the model"])
+def test_a_command_that_is_asked_to_end_says_how_to_go_on(tmp_path: Path, how: int, at: str) -> None:
+    """A terminal that closes, and a polite kill: one document, the checkpoint, the command that resumes."""
+    _write(tmp_path)
+    command = program("local", "recipe.yaml", "--run-dir", "run", "--format", "json")
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, cwd=tmp_path, start_new_session=True, **pipes) as process:
+        next(line for line in process.stderr or () if line.startswith(at))
+        started = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(how)
+        assert process.stderr is not None and process.stdout is not None
+        process.stderr.close()  # as a terminal that is gone: what is said from here on reaches nobody
+        document = json.loads(process.stdout.read())
+        process.wait(SOON)
+    assert psutil.wait_procs(started, timeout=SOON)[1] == [] and is_locked(RunDir(tmp_path / "run")) is False
+    error = document["error"]
+    assert (process.returncode, error["code"]) == (5, "interrupted")
+    assert "skill-train local --resume --run-dir run" in error["hint"]
+    assert (_newest(tmp_path / "run") > 0) == (at == "training: ")
 
 
 def test_before_its_first_step_it_ends_at_once(tmp_path: Path) -> None:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from skill_train.errors import DecisionNeeded, NativeCrash, UsageError
@@ -25,6 +28,20 @@ def test_a_result_comes_back_from_another_process() -> None:
     result = run_worker(WORKER, {"steps": 21})
     assert result["doubled"] == 42
     assert result["pid"] != os.getpid()
+
+
+def test_a_worker_ends_with_the_command_that_started_it() -> None:
+    """Else it would go on writing its part of a file, which the next command may already have looked for."""
+    program = (
+        "from skill_train.native import run_worker\n"
+        "tell = lambda *said: print(said[2], flush=True)\n"
+        "run_worker('crashing_worker', {'sleep_seconds': 60, 'steps': 1}, progress=tell)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as command:
+        assert command.stdout is not None
+        worker = psutil.Process(int(command.stdout.readline()))
+        command.kill()
+    worker.wait(10)
 
 
 def test_progress_is_passed_on_and_other_output_is_not() -> None:

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from skill_train import chain_gguf, run_dir
+import containers
+from skill_train import export_files, parts, run_dir
 from skill_train.errors import DecisionNeeded, UsageError
 from skill_train.run_dir import (
     RunDir,
@@ -74,10 +75,12 @@ def test_whole_file_keeps_the_old_one_when_the_block_fails(tmp_path: Path) -> No
 def test_parts_of_a_killed_process_are_removed_and_those_of_a_living_one_kept(tmp_path: Path, step: str) -> None:
     final = tmp_path / "out"
     ended = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True)
-    dead = tmp_path / f".out.{ended.stdout.strip()}.aaaa.part"
-    mine = tmp_path / f".out.{os.getpid()}.bbbb.part"
-    other = tmp_path / f".outer.{ended.stdout.strip()}.cccc.part"
-    for part in (dead, mine, other):
+    gone = ended.stdout.strip()
+    dead = tmp_path / f".out.{parts.place()}-{gone}.aaaa.part"
+    mine = tmp_path / f".out.{parts.owner()}.bbbb.part"
+    other = tmp_path / f".outer.{parts.place()}-{gone}.cccc.part"
+    elsewhere = tmp_path / f".out.0123456789ab-{gone}.dddd.part"
+    for part in (dead, mine, other, elsewhere):
         if step == "folder":
             part.mkdir()
             (part / "shard").write_bytes(b"1")
@@ -85,7 +88,41 @@ def test_parts_of_a_killed_process_are_removed_and_those_of_a_living_one_kept(tm
             part.write_bytes(b"1")
     with whole_file(final) if step == "file" else whole_folder(final) as part:
         part.write_bytes(b"1") if step == "file" else (part / "x").write_bytes(b"1")
-    assert (dead.exists(), mine.exists(), other.exists()) == (False, True, True)
+    assert (dead.exists(), mine.exists(), other.exists(), elsewhere.exists()) == (False, True, True, True)
+    assert (parts.left_alone(), parts.left_alone()) == ([elsewhere], [])
+
+
+@pytest.mark.skipif(not containers.possible(), reason="needs namespaces of processes")
+@pytest.mark.parametrize("step", ["file", "folder"])
+def test_a_part_that_another_container_works_on_stays(tmp_path: Path, step: str) -> None:
+    """There the number of this process is of nobody."""
+    program = (
+        "import sys; from pathlib import Path; from skill_train import parts\n"
+        f"with parts.whole_{step}(Path(sys.argv[1])) as part:\n"
+        "    part.mkdir(exist_ok=True) if part.is_dir() else part.write_bytes(b'2')\n"
+        "print(*parts.left_alone())\n"
+    )
+    final = tmp_path / "out"
+    with whole_file(final) if step == "file" else whole_folder(final) as mine:
+        (mine if step == "file" else mine / "x").write_bytes(b"1")
+        done = containers.run([sys.executable, "-c", program, str(final)])
+        assert mine.exists() and done.stdout.strip() == str(mine), done.stderr
+        if step == "folder":
+            final.rmdir()
+
+
+def test_a_part_that_nobody_can_judge_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from skill_train.cli import main
+
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"text": "a"}\n' * 4)
+    part = tmp_path / ".fixed.jsonl.0123456789ab-1.dddd.part"
+    part.write_bytes(b"1")
+    with pytest.raises(SystemExit) as ended:
+        main(["data", str(rows), "--fix", str(tmp_path / "fixed.jsonl"), "--format", "json"])
+    warnings = json.loads(capsys.readouterr().out)["warnings"]
+    told = [one["message"] for one in warnings if one["code"] == "part_left_alone"]
+    assert ended.value.code == 0 and len(told) == 1 and str(part) in told[0] and part.exists()
 
 
 def test_a_killed_process_leaves_nothing_under_the_final_name(tmp_path: Path) -> None:
@@ -203,7 +240,7 @@ def test_a_record_of_nothing_is_no_work_done(tmp_path: Path) -> None:
     path = _finished(tmp_path)
     path.write_text(json.dumps(json.loads(path.read_text()) | {"outputs": {}}))
     assert finished_record(path, inputs=INPUTS, options=OPTIONS) is None
-    assert chain_gguf._outtype(path, ["f16"]) == "f16"
+    assert export_files.outtype(path, ["f16"]) == "f16"
 
 
 @pytest.mark.parametrize("damage", ["same size", "shorter"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -14,8 +15,11 @@ from typing import Any
 
 import pytest
 
+import containers
 from skill_train.cli import main
 from skill_train.errors import UsageError
+from skill_train.parts import place
+from skill_train.resources import demo
 from skill_train.run_dir import RunDir
 from skill_train.run_lock import is_locked, locked
 
@@ -68,6 +72,53 @@ def test_a_lock_on_a_file_that_is_gone_is_no_lock(tmp_path: Path, gone: str, mon
         raise AssertionError("must not be entered")
     assert caught.value.got.endswith("(skill-train merge)")
     second.__exit__(None, None, None)
+
+
+HOLD_OUT = (
+    "import pathlib, sys; from skill_train.run_lock import locked_out\n"
+    "with locked_out(pathlib.Path(sys.argv[1]), 'merge'):\n"
+    "    print('held', flush=True); sys.stdin.read()\n"
+)
+
+
+def test_two_commands_do_not_make_one_result(tmp_path: Path, capsys: Any) -> None:
+    out = tmp_path / "new" / "merged"
+    command = [sys.executable, "-c", HOLD_OUT, str(out)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdin is not None and holder.stdout is not None and holder.stdout.readline() == "held\n"
+        with pytest.raises(SystemExit) as ended:
+            main(["merge", "--base", str(demo() / "model"), "--adapter", "x", "--out", str(out), "--format", "json"])
+        error = json.loads(capsys.readouterr().out)["error"]
+        assert (ended.value.code, error["code"]) == (2, "run_in_use") and f"process {holder.pid} " in error["message"]
+        assert "another --out" in error["hint"]
+        holder.stdin.close()
+        holder.wait(20)
+    assert list(tmp_path.iterdir()) == []  # neither the lock stays, nor a folder that was made for it
+
+
+@pytest.mark.skipif(not containers.possible(), reason="needs namespaces of processes")
+def test_a_lock_of_another_container_is_not_called_a_leftover(tmp_path: Path) -> None:
+    """The number of its process may be of nobody here. It is no sign that the command has ended."""
+    with subprocess.Popen(["true"]) as gone:
+        pass
+    with locked(RunDir(tmp_path), "local") as lock:
+        assert lock is not None
+        lock.seek(0)
+        lock.truncate()
+        lock.write(
+            f"{place()}\nprocess {gone.pid} on {socket.gethostname()} (skill-train local), training in process 1"
+        )
+        lock.flush()
+        asked = (
+            "import sys; from pathlib import Path; from skill_train.run_dir import RunDir\n"
+            "from skill_train.errors import UsageError; from skill_train.run_lock import locked\n"
+            "try:\n    locked(RunDir(Path(sys.argv[1])), 'local').__enter__()\n"
+            "except UsageError as error:\n    print(error.message, error.hint, sep='|')\n"
+        )
+        here = subprocess.run([sys.executable, "-c", asked, str(tmp_path)], capture_output=True, text=True).stdout
+        there = containers.run([sys.executable, "-c", asked, str(tmp_path)]).stdout
+    assert "a command was killed" in here
+    assert "in another container" in there and "a command was killed" not in there
 
 
 LEFT_BEHIND = (
