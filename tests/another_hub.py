@@ -72,8 +72,11 @@ class AnotherHub:
             headers = {"X-Xet-Cas-Url": store["casUrl"], "X-Xet-Token-Expiration": "4102444800"}
             return 200, store, headers | {"X-Xet-Access-Token": "x"}
         if path.endswith("/batch"):
-            self.files += [json.loads(line)["path"] for line in body.splitlines() if line.strip()]
+            orders = [json.loads(line) for line in body.splitlines() if line.strip()]
+            self.files += [order["path"] for order in orders if order["type"] == "addFile"]
             return 201, {"success": True, "failed": [], "processed": len(self.files), **_NEW}, {}
+        if "/tree" in path:  # without the times, which the client does without
+            return 200, [{"type": "file", "path": p, "size": 1, "xetHash": "0" * 64, **_NEW} for p in self.files], {}
         return 200, [], {}
 
     def of_jobs(self, method: str, path: str, query: str, body: bytes) -> tuple[int, Any, dict[str, str]]:

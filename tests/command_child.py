@@ -18,6 +18,7 @@ from types import SimpleNamespace
 from typing import Any
 
 PAUSE_SECONDS = 0.05  # in the place of the 2 s between two looks for a job
+SETTLED_SECONDS = 3.0  # in the place of the 120 s in which a job may come that nobody heard of
 
 
 @dataclass
@@ -88,6 +89,8 @@ def _main(arguments: list[str]) -> int:
     from skill_train.cli import main
 
     job_once.PAUSE_SECONDS = PAUSE_SECONDS
+    settled = float(os.environ.get("TEST_SETTLED_SECONDS", SETTLED_SECONDS))
+    job_once.SETTLED_LOOKS = round(settled / PAUSE_SECONDS)
     hub_client.REQUEST_SECONDS = float(os.environ.get("TEST_REQUEST_SECONDS", hub_client.REQUEST_SECONDS))
     if patience := os.environ.get("TEST_PATIENCE_SECONDS"):
         _lose_patience(float(patience))

@@ -8,7 +8,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from skill_train import cloud_budget, cloud_run, flavors, hub_repository, job_figures, kept, tables
+from skill_train import cloud_budget, cloud_run, cloud_spent, flavors, hub_repository, job_figures, kept, tables
 from skill_train.chain import require_trained, smoke_failure
 from skill_train.chain_follow import About, look
 from skill_train.cloud_answer import money
@@ -165,6 +165,7 @@ def resume(
     chosen = flavor or cloud.job.flavor
     price, source = _price(chosen)
     max_cost = _ceiling(cloud.record) if max_cost is None else max_cost
+    spent = 0.0 if max_cost is None else _spent(cloud, console)
     asked = _command(cloud, chosen, max_cost)
     budget = cloud_budget.budget(
         _rest(about, chosen),
@@ -172,6 +173,7 @@ def resume(
         price=source,
         timeout=cloud_budget.seconds_of(timeout) if timeout else None,
         max_cost=max_cost,
+        spent=spent,
         command=asked,
     )
     console.status(f"the last job: {about.story.message}")
@@ -195,6 +197,11 @@ def resume(
 def _ceiling(record: CloudRecord) -> float | None:
     """What was said last. A job that another folder started tells nothing of it."""
     return next((job.max_cost for job in reversed(record.jobs) if job.max_cost is not None), None)
+
+
+def _spent(cloud: CloudRun, console: Console) -> float:
+    record = cloud.record
+    return cloud_spent.by_jobs(record.namespace, record.plan_hash, record, console.status)
 
 
 def _ended(cloud: CloudRun, console: Console) -> About:

@@ -15,6 +15,7 @@ from skill_train import (
     cloud_budget,
     cloud_record,
     cloud_run,
+    cloud_spent,
     flavors,
     preflight,
     rehearsal,
@@ -87,7 +88,8 @@ def _sent(console: Console, asked: Asked, run: RunDir, sent: Sent, order: Order,
         DecisionNeeded: it may cost more than was allowed.
     """
     if sent.reused and sent.stage in (None, *LIVE):
-        cloud_answer.require_as_asked(console, run, sent, max_cost=asked.max_cost, timeout=timeout)
+        spent = 0.0 if asked.max_cost is None else _spent_before(console, order, sent)
+        cloud_answer.require_as_asked(console, run, sent, max_cost=asked.max_cost, spent=spent, timeout=timeout)
     found = cloud_answer.result(console, run, sent, order)
     if sent.stage in (None, "COMPLETED", *LIVE):
         return found
@@ -102,6 +104,13 @@ def _sent(console: Console, asked: Asked, run: RunDir, sent: Sent, order: Order,
         hint=found.next[0],
     )
     return found
+
+
+def _spent_before(console: Console, order: Order, sent: Sent) -> float:
+    """Dollars of the jobs of this plan before the one that is there."""
+    record, last = sent.record, sent.record.last_begun
+    but = last.job_id if last is not None else None
+    return cloud_spent.by_jobs(record.namespace, order.plan_hash, record, console.status, but=but)
 
 
 # --- The plan ---
@@ -287,14 +296,23 @@ def _check(console: Console, asked: Asked, order: Order, account: Account, timeo
         )
         ask("model and dataset", lambda: preflight.readable(made))
     offer = ask("flavor and price", lambda: preflight.flavor(made["flavor"])) or _kept_offer(made["flavor"])
-    found = _budget(asked, made, offer, timeout)
+    spent = 0.0
+    if asked.max_cost is not None and account.state == "valid":
+        spent = ask("cost of earlier jobs", lambda: _spent(console, order)) or 0.0
+    found = _budget(asked, made, offer, timeout, spent)
     _warn(console, order, found, there)
     sent = made | {"timeout_seconds": found.timeout_seconds}
     return Checked(dataclasses.replace(order, plan=sent, usd_per_hour=found.usd_per_hour), found, there, unchecked)
 
 
-def _budget(asked: Asked, made: dict[str, Any], offer: Flavor | None, timeout: int | None) -> Budget:
-    """By this price.
+def _spent(console: Console, order: Order) -> float:
+    return cloud_spent.by_jobs(order.namespace, order.plan_hash, None, console.status)
+
+
+def _budget(
+    asked: Asked, made: dict[str, Any], offer: Flavor | None, timeout: int | None, spent: float = 0.0
+) -> Budget:
+    """By this price, after so many dollars for earlier jobs.
 
     Raises:
         DecisionNeeded: it may cost more than was allowed.
@@ -305,6 +323,7 @@ def _budget(asked: Asked, made: dict[str, Any], offer: Flavor | None, timeout: i
         price="" if offer is None else f"price of {offer.read_at}",
         timeout=timeout,
         max_cost=asked.max_cost,
+        spent=spent,
         command=cloud_answer.command_of(asked, timeout=None),
     )
 

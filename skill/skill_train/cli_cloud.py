@@ -35,7 +35,7 @@ from skill_train.console import Console, Result
 @click.option(
     "--max-cost",
     type=DOLLARS,
-    help="Dollars that the job may never exceed.  [default: none; --yes takes what is shown]",
+    help="Dollars that all jobs of the plan together may never exceed.  [default: none; --yes takes what is shown]",
 )
 @click.option(
     "--max-hours",
@@ -150,7 +150,7 @@ def pull(console: Console, **options: Any) -> Result:
 @click.option("--run-dir", type=PATH, help="Folder of the run.  [default: RUN; runs/<run id> for a job's id]")
 @click.option("--flavor", help="Another machine with as many GPUs.  [default: that of the last job]")
 @click.option("--timeout", help="Such as 30m, 2h or 5400.  [default: as before; longer when that was the cause]")
-@click.option("--max-cost", type=DOLLARS, help="Dollars that the job may cost at most.")
+@click.option("--max-cost", type=DOLLARS, help="Dollars that all jobs of the plan together may cost at most.")
 @click.option("--yes", is_flag=True, help="Start it. Without this the cost is shown and nothing is started.")
 def resume(console: Console, **options: Any) -> Result:
     """Go on from the newest checkpoint in a new job, after a timeout, a cancel, a crash or no credit. Same recipe.

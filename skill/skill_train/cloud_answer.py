@@ -158,11 +158,16 @@ def _data(order: Order) -> CloudData | None:
     return dataclasses.replace(about, bucket=f"{order.namespace}/jobs-artifacts", folder=staged.name)
 
 
-def require_as_asked(console: Console, run: RunDir, sent: Sent, *, max_cost: float | None, timeout: int | None) -> None:
+def require_as_asked(
+    console: Console, run: RunDir, sent: Sent, *, max_cost: float | None, spent: float, timeout: int | None
+) -> None:
     """What runs already keeps its own timeout: a warning when another was asked for.
 
+    Args:
+        spent: dollars of the jobs of its plan before it.
+
     Raises:
-        DecisionNeeded: it may cost more than `max_cost`, or nobody knows what it may cost.
+        DecisionNeeded: they may cost more than `max_cost` together, or nobody knows what it may cost.
     """
     last = sent.record.last_begun
     assert last is not None
@@ -172,15 +177,16 @@ def require_as_asked(console: Console, run: RunDir, sent: Sent, *, max_cost: flo
             "another_timeout", f"the job {last.job_id} runs already and is stopped after {had}, not {timeout} s"
         )
     most = job_figures.dollars(last.timeout_seconds, last.usd_per_hour)
-    if max_cost is None or (most is not None and most <= max_cost + 1e-9):
+    if max_cost is None or (most is not None and most + spent <= max_cost + 1e-9):
         return
+    before = f", and {dollars(spent)} of the jobs before it" if spent else ""
     raise DecisionNeeded(
         f"the job {last.job_id} of this plan runs already, and may cost more than --max-cost {max_cost:g}",
         code="over_budget",
         expected=f"at most {dollars(max_cost)}",
         got="a bound that is not known"
         if most is None
-        else f"{dollars(most)} at its timeout of {last.timeout_seconds} s",
+        else f"{dollars(most)} at its timeout of {last.timeout_seconds} s{before}",
         hint=f"skill-train cancel {shlex.quote(str(run.path))}; or a larger --max-cost, which keeps it",
     )
 

@@ -49,6 +49,7 @@ def budget(
     price: str,
     timeout: int | None,
     max_cost: float | None,
+    spent: float = 0.0,
     command: str = "",
 ) -> Budget:
     """The budget of a plan for the cloud.
@@ -56,7 +57,8 @@ def budget(
     Args:
         price: where the price is from, for the reader.
         timeout: seconds that were asked for; None takes what the plan computed, or less where `max_cost` needs it.
-        max_cost: dollars that it may never exceed.
+        max_cost: dollars that all jobs of the plan together may never exceed.
+        spent: dollars of those before this one.
         command: what was asked for, without its timeout; a hint adds one that will do.
 
     Raises:
@@ -67,7 +69,7 @@ def budget(
     limit = _timeout(made, timeout, seconds, command)
     lowered = False
     if max_cost is not None and usd_per_hour and timeout is None:
-        affordable = _affordable(max_cost, usd_per_hour)
+        affordable = _affordable(max_cost - spent, usd_per_hour)
         lowered = affordable < limit and seconds is not None and affordable >= seconds[1]
         limit = affordable if lowered else limit
     basis = "no price is known" if usd_per_hour is None else f"{dollars(usd_per_hour)} an hour, {price}"
@@ -79,7 +81,7 @@ def budget(
     most = None if usd_per_hour is None else math.ceil(limit / 60) / 60 * usd_per_hour  # billed by the minute
     found = Budget(made["flavor"], limit, usd_per_hour, seconds, cost, most, basis, lowered)
     if max_cost is not None:
-        _check_ceiling(found, max_cost, command)
+        _check_ceiling(found, max_cost, spent, command)
     return found
 
 
@@ -129,7 +131,7 @@ def _timeout(made: dict[str, Any], asked: int | None, seconds: tuple[float, floa
     return int(limit)
 
 
-def _check_ceiling(found: Budget, max_cost: float, command: str) -> None:
+def _check_ceiling(found: Budget, max_cost: float, spent: float, command: str) -> None:
     if found.most_usd is None:
         raise DecisionNeeded(
             f"no price of {found.flavor} is known, so --max-cost cannot be kept",
@@ -138,26 +140,29 @@ def _check_ceiling(found: Budget, max_cost: float, command: str) -> None:
             got=found.basis,
             hint="try again when the Hub tells its prices, or leave --max-cost out",
         )
-    if found.most_usd > max_cost + 1e-9:
+    if found.most_usd + spent > max_cost + 1e-9:
+        before = f", and {dollars(spent)} of the jobs before it" if spent else ""
+        at_most = f"{dollars(found.most_usd)} at its timeout of {found.timeout_seconds} s{before}"
         estimate = (
             ""
             if found.cost_usd is None
             else f"{dollars(found.cost_usd[0])} to {dollars(found.cost_usd[1])} estimated, "
         )
         raise DecisionNeeded(
-            f"this job may cost more than --max-cost {max_cost:g}",
+            f"this job{' and those before it' if spent else ''} may cost more than --max-cost {max_cost:g}",
             code="over_budget",
             expected=f"at most {dollars(max_cost)}",
-            got=f"{estimate}{dollars(found.most_usd)} at its timeout of {found.timeout_seconds} s ({found.basis})",
-            hint=_cheaper(found, max_cost, command),
+            got=f"{estimate}{at_most} ({found.basis})",
+            hint=_cheaper(found, max_cost, spent, command),
         )
 
 
-def _cheaper(found: Budget, max_cost: float, command: str) -> str:
+def _cheaper(found: Budget, max_cost: float, spent: float, command: str) -> str:
     """The longest timeout that is paid for, where the job could end in it; else what it costs at least."""
     assert found.usd_per_hour
-    paid_for, needed = _affordable(max_cost, found.usd_per_hour), found.seconds[0] if found.seconds else 60.0
+    paid_for = _affordable(max_cost - spent, found.usd_per_hour)
+    needed = found.seconds[0] if found.seconds else 60.0
     if paid_for >= needed:
         return f"{command} --timeout {paid_for // 60}m".lstrip()
-    least = math.ceil(needed / 60) / 60 * found.usd_per_hour
+    least = math.ceil(needed / 60) / 60 * found.usd_per_hour + spent
     return f"--max-cost of {dollars(least)} or more, a cheaper --flavor, or fewer steps; no timeout is short enough"

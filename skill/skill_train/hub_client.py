@@ -131,7 +131,6 @@ def _within(seconds: float, subject: Subject, question: Callable[[], Answer]) ->
     return answer
 
 
-@cache
 def endpoint() -> str:
     """The address of the Hub that is asked, without a password in it. Read as huggingface_hub 2.4 reads it
     (constants.py), and without its import, because a plan of local files needs no client."""
@@ -141,6 +140,7 @@ def endpoint() -> str:
     return parts._replace(netloc=parts.netloc.rpartition("@")[2].lower(), query="", fragment="").geturl()
 
 
+@cache
 def prepare() -> None:
     """Sets huggingface_hub up, before its first request: no telemetry, and no request without a limit."""
     os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import io
+import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from skill_train.hub_client import Subject, ask, not_signed_in, understood
 from skill_train.job_spec import IMAGE, KEPT, SECRETS, JobSpec, Mount, command
 
 LIVE = ("SCHEDULING", "RUNNING", "UPDATING")  # of huggingface_hub 2.4; the others are ends
-START_SECONDS = 300.0  # to upload two small files and post
+UPLOAD_SECONDS = 300.0  # of two small files
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,11 @@ class Job:
     def live(self) -> bool:
         return self.stage in LIVE
 
+    @property
+    def age_key(self) -> tuple[float, str]:
+        """Smaller for an older job; the same on every machine."""
+        return self.created_at.timestamp() if self.created_at else 0.0, self.id
+
 
 @dataclass(frozen=True)
 class BucketFile:
@@ -62,47 +68,50 @@ class BucketFile:
     uploaded_at: datetime | None = None
 
 
-def start(spec: JobSpec) -> Job:
-    """Uploads the program and the plan, and creates the job. After an error nobody knows whether it exists: look with
-    `find` before starting it again.
+def upload(spec: JobSpec) -> tuple[str, str]:
+    """Brings the program and the plan into a new folder of the bucket of the jobs; `(bucket, folder)`.
+
+    Raises: as `start`. There is no job then.
+    """
+    _token()
+    bucket = _bucket_of(spec.namespace)
+    folder = f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"  # as the client's own
+    files = [(path, f"{folder}/{path.name}") for path in (spec.program, spec.plan)]
+
+    def question() -> None:
+        _api().create_bucket(bucket, exist_ok=True, private=True)
+        _api().batch_bucket_files(bucket, add=files)
+
+    ask(Subject("bucket", bucket), question, seconds=UPLOAD_SECONDS)
+    return bucket, folder
+
+
+def start(spec: JobSpec, place: tuple[str, str]) -> Job:
+    """Creates a job in a folder where its program and its plan lie, with the checkpoints of earlier ones.
+
+    After an error nobody knows whether it exists: look with `find` before starting it again.
 
     Raises:
         AccessError: not signed in, no permission, no credit.
         Temporary: no answer, or the server's own trouble.
     """
-    token = _token()
-
-    def question() -> Any:
-        with contextlib.redirect_stdout(io.StringIO()):  # the client tells of its bucket there
-            return _api().run_uv_job(
-                str(spec.program),
-                script_args=list(spec.arguments),
-                dependencies=list(spec.dependencies) or None,
-                secrets=dict.fromkeys(SECRETS, token),
-                volumes=_volumes(spec.mounts),
-                **_common(spec),
-            )
-
-    return _job(ask(_job_of(spec.namespace), question, seconds=START_SECONDS), spec.namespace)
-
-
-def start_again(spec: JobSpec, bucket: tuple[str, str]) -> Job:
-    """A further job in the folder of an earlier one, where its program, its plan and its checkpoints lie.
-
-    Raises: as `start`.
-    """
-    token, mount = _token(), Mount(*bucket, KEPT, read_only=False)
+    token, mount = _token(), Mount(*place, KEPT, read_only=False)
 
     def question() -> Any:
         return _api().run_job(
             image=IMAGE,
             command=command(spec),
+            env=dict(spec.environment),
             secrets=dict.fromkeys(SECRETS, token),
+            flavor=spec.flavor,
+            timeout=spec.timeout_seconds,
+            name=spec.name,
+            labels=dict(spec.labels),
             volumes=_volumes((*spec.mounts, mount)),
-            **_common(spec),
+            namespace=spec.namespace,
         )
 
-    return _job(ask(_job_of(spec.namespace), question, seconds=START_SECONDS), spec.namespace)
+    return _job(ask(_job_of(spec.namespace), question), spec.namespace)
 
 
 def inspect(namespace: str, job_id: str) -> Job:
@@ -120,7 +129,7 @@ def find(namespace: str, labels: dict[str, str]) -> list[Job]:
     found = ask(_job_of(namespace), lambda: list(_api().list_jobs(namespace=namespace, labels=labels)))
     jobs = [_job(each, namespace) for each in found]
     jobs = [job for job in jobs if labels.items() <= job.labels.items()]  # a server that ignores the filter
-    return sorted(jobs, key=lambda job: job.created_at.timestamp() if job.created_at else 0.0, reverse=True)
+    return sorted(jobs, key=lambda job: job.age_key, reverse=True)
 
 
 def cancel(namespace: str, job_id: str) -> None:
@@ -154,7 +163,7 @@ def sync_data(folder: Path, mount_path: str, namespace: str, name: str | None = 
         with contextlib.redirect_stdout(io.StringIO()):
             return _api().sync_job_volume(folder, mount_path, remote_name=name, namespace=namespace)
 
-    volume = ask(Subject("bucket", f"{namespace}/jobs-artifacts"), question, seconds=None)
+    volume = ask(Subject("bucket", _bucket_of(namespace)), question, seconds=None)
     return Mount(volume.source, volume.path or "", mount_path, read_only=True)
 
 
@@ -165,6 +174,15 @@ def list_files(bucket: str, folder: str) -> list[BucketFile]:
     with understood(subject):
         files = [entry for entry in tree if entry.type == "file" and entry.path.startswith(prefix)]
         return [BucketFile(f.path.removeprefix(prefix), f.path, int(f.size), f.uploaded_at) for f in files]
+
+
+def change_names(bucket: str, *, add: list[str], delete: list[str]) -> None:
+    """Makes empty files in a bucket, and removes others.
+
+    Raises: as `start`.
+    """
+    empty = [(b"", name) for name in add]
+    ask(Subject("bucket", bucket), lambda: _api().batch_bucket_files(bucket, add=empty, delete=delete))
 
 
 def download(bucket: str, files: list[tuple[str, Path]]) -> None:
@@ -189,15 +207,8 @@ def _token() -> str:
     return token
 
 
-def _common(spec: JobSpec) -> dict[str, Any]:
-    return {
-        "env": dict(spec.environment),
-        "flavor": spec.flavor,
-        "timeout": spec.timeout_seconds,
-        "name": spec.name,
-        "labels": dict(spec.labels),
-        "namespace": spec.namespace,
-    }
+def _bucket_of(namespace: str) -> str:
+    return f"{namespace}/jobs-artifacts"
 
 
 def _volumes(mounts: tuple[Mount, ...]) -> list[Any] | None:

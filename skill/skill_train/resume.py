@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 
-from skill_train import cloud_record, cloud_run, job_once, jobs
+from skill_train import cloud_record, cloud_run, job_claim, job_once, jobs
 from skill_train.cloud_record import CloudJob, CloudRecord
 from skill_train.errors import UsageError
 from skill_train.follow import Say, job_now
@@ -28,7 +28,7 @@ def resume(
     with locked(run, "resume"):
         record = _settled(run, cloud_record.submitted(run), say)
         now = _now(record, say)
-        if now is not None and record.last_begun is not None and record.folder is None:  # known only after the start
+        if now is not None and record.last_begun is not None and record.folder is None:  # the Hub did not say it before
             record = job_once.started(run, record, record.last_begun, now)
         if now is not None and now.live:
             return record, True
@@ -43,7 +43,20 @@ def resume(
         asked = CloudJob(number, "starting", flavor, timeout_seconds, job_once.now(), usd_per_hour, max_cost=max_cost)
         spec = job_once.specification(run, read_json(run.plan), record, asked)
         folder = (record.bucket, record.folder)
-        return job_once.start(run, record, asked, lambda: jobs.start_again(spec, folder), say), False
+        with job_claim.claimed(record, number, say, of_plan=False) as theirs:
+            if theirs is not None:
+                return job_once.started(run, record, asked, theirs), True
+            record = job_once.start(run, record, asked, lambda: jobs.start(spec, folder), say)
+        return _the_one(run, record, asked, say)
+
+
+def _the_one(run: RunDir, record: CloudRecord, asked: CloudJob, say: Say) -> tuple[CloudRecord, bool]:
+    """With the job that stays, should another machine have started one too, and whether it is the other's."""
+    ours = job_once.first_look(record)
+    if ours is None:
+        return record, False
+    stays = job_once.keep_the_oldest(record, asked.number, ours, say, of_plan=False)
+    return (record, False) if stays.id == ours.id else (job_once.started(run, record, asked, stays), True)
 
 
 def _next_number(record: CloudRecord) -> int:
@@ -68,7 +81,7 @@ def _settled(run: RunDir, record: CloudRecord, say: Say) -> CloudRecord:
     last = record.last
     if last is not None and last.job_id is None:
         say("the last start had no answer; looking whether its job is there")
-        found = job_once.look(record, last.number)
+        found = job_once.look_until_settled(record, last, say)
         record = record if found is None else job_once.started(run, record, last, found)
     whole = cloud_run.with_others(record, say)
     if whole != record:

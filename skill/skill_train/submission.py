@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from skill_train import cloud_record, cloud_run, flavors, hub_repository, job_once, jobs, staging
+from skill_train import cloud_record, cloud_run, flavors, hub_repository, job_claim, job_once, jobs, staging
 from skill_train.cloud_order import Order, Sent
 from skill_train.cloud_record import CloudData, CloudJob, CloudRecord
 from skill_train.errors import SkillTrainError, UsageError
@@ -49,10 +49,26 @@ def submit(run: RunDir, order: Order, say: Say, *, force_new: bool) -> Sent:
             usd_per_hour=order.usd_per_hour,
             max_cost=order.max_cost,
         )
-        spec = job_once.specification(run, order.plan, record, job)
+        return _asked_for(run, order, record, job, say, of_plan=not force_new)
+
+
+def _asked_for(run: RunDir, order: Order, record: CloudRecord, job: CloudJob, say: Say, *, of_plan: bool) -> Sent:
+    """The job, or the one of the same plan that another folder asked for at the same moment."""
+    spec = job_once.specification(run, order.plan, record, job)
+    place = patiently(lambda: jobs.upload(spec))
+    with job_claim.claimed(record, job.number, say, of_plan=of_plan) as theirs:
+        if theirs is not None:
+            return _adopt(run, order, theirs, say)
         say(f"starting the job on {job.flavor}")
-        record = job_once.start(run, record, job, lambda: jobs.start(spec), say)
-        return _first_look(run, record)
+        record = job_once.start(run, record, job, lambda: jobs.start(spec, place), say)
+        if record.folder is None:  # the answer left it out
+            record = dataclasses.replace(record, bucket=place[0], folder=place[1])
+            cloud_record.write(run, record)
+    begun = job_once.first_look(record)
+    if begun is None:
+        return Sent(record, None, reused=False)
+    stays = job_once.keep_the_oldest(record, job.number, begun, say, of_plan=of_plan)
+    return Sent(record, begun.stage, reused=False) if stays.id == begun.id else _adopt(run, order, stays, say)
 
 
 def existing(run: RunDir, order: Order, say: Say, *, force_new: bool) -> Sent | None:
@@ -98,7 +114,7 @@ def _existing(run: RunDir, order: Order, say: Say, *, force_new: bool) -> Sent |
     if record is None:
         _require_free(run, order)
     elif record.plan_hash != order.plan_hash:
-        _require_never_started(run, record, order)
+        _require_never_started(run, record, order, say)
     elif (known := _of_record(run, record, say)) is not None:
         return known
     found = None if force_new else _same_plan(order)
@@ -109,7 +125,7 @@ def _of_record(run: RunDir, record: CloudRecord, say: Say) -> Sent | None:
     """The newest job of a run directory; one that was asked for is looked for, and where it is not, counts for none."""
     last = record.last
     if last is not None and last.state == "starting":
-        job = job_once.look(record, last.number)
+        job = job_once.look_until_settled(record, last, say)
         if job is not None:
             return Sent(job_once.started(run, record, last, job), job.stage, reused=True)
     if record.last_begun is None:
@@ -128,20 +144,6 @@ def _stage(record: CloudRecord, say: Say) -> str:
     assert last is not None and last.job_id is not None
     now = job_now(record.namespace, last.job_id, record.run_id, say)
     return now.stage if now else "DELETED"
-
-
-def _first_look(run: RunDir, record: CloudRecord) -> Sent:
-    """At a job that has just begun: it is there, whatever the Hub answers now. Its folder may be known only by now."""
-    last = record.last
-    assert last is not None and last.job_id is not None
-    job_id = last.job_id
-    try:
-        job = patiently(lambda: jobs.inspect(record.namespace, job_id))
-    except SkillTrainError:
-        return Sent(record, None, reused=False)
-    if record.folder is None:
-        record = job_once.started(run, record, last, job)
-    return Sent(record, job.stage, reused=False)
 
 
 def _same_plan(order: Order) -> Job | None:
@@ -265,10 +267,10 @@ def _require_free(run: RunDir, order: Order) -> None:
         )
 
 
-def _require_never_started(run: RunDir, record: CloudRecord, order: Order) -> None:
+def _require_never_started(run: RunDir, record: CloudRecord, order: Order, say: Say) -> None:
     """Another plan takes the place of one that never had a job."""
     last = record.last_begun or record.last
-    if last is None or (last.job_id is None and job_once.look(record, last.number) is None):
+    if last is None or (last.job_id is None and job_once.look_until_settled(record, last, say) is None):
         return
     raise UsageError(
         f"{run.path} belongs to another plan, whose job is {last.job_id or 'there'}",

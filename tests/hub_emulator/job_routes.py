@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -89,10 +90,12 @@ def listed(call: Call) -> Answer:
     """The newest first."""
     stages = call.query.get("stage", [])
     wanted = [label.split("=", 1) for label in call.query.get("label", [])]
+    known = time.time() - call.hub.jobs.listed_after_seconds
     found = [
         job.info()
         for job in reversed(call.hub.jobs.all)
         if job.namespace == call.parts["namespace"]
+        and job.created <= known
         and (not stages or job.stage in stages)
         and all(job.labels.get(key) == value for key, value in wanted)
     ]

@@ -145,6 +145,7 @@ class Jobs:
         grace_seconds: between SIGTERM and SIGKILL for a job that is cancelled or out of time.
         lag_seconds: between the end of a log and the end of its job; on the Hub 1.3 s (huggingface_hub's own comment).
         sync_seconds: how often what a running job has written is brought into its buckets; None for at its end only.
+        listed_after_seconds: how far the list of jobs is behind.
         stand_in: a program that is run in the place of `uv run …/train.py`, with its arguments.
     """
 
@@ -154,6 +155,7 @@ class Jobs:
         self.grace_seconds = 2.0
         self.lag_seconds = 0.0
         self.sync_seconds: float | None = None
+        self.listed_after_seconds = 0.0
         self.stand_in: Path | None = None
         self._hub = hub
         self._threads: list[threading.Thread] = []

@@ -657,7 +657,9 @@ def test_one_job_whatever_the_answer(
     from skill_train import job_once
 
     monkeypatch.setattr(job_once, "PAUSE_SECONDS", 0.1)
+    monkeypatch.setattr(job_once, "SETTLED_LOOKS", 30)
     _cancelled(cloud)
+    cloud.hub.faults.add_job(JobFault("stuck", attempt=None))  # else it may have ended before it is asked for again
     cloud.hub.faults.add(CREATE, fault)
     answer = cloud.on("resume", "--yes")
     assert (answer.exit_code, cloud.hub.jobs_created, len(cloud.record.jobs)) == (exit_code, created, created)
@@ -680,6 +682,7 @@ def test_a_start_that_was_cut_off_is_looked_for(cloud: Cloud, monkeypatch: pytes
     from skill_train import job_once
 
     monkeypatch.setattr(job_once, "PAUSE_SECONDS", 0.1)
+    monkeypatch.setattr(job_once, "SETTLED_LOOKS", 15)
     _cancelled(cloud)
     cloud.on("resume", "--yes")
     record = cloud.record

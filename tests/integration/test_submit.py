@@ -40,6 +40,8 @@ def hub(one: tuple[Hub, Commands, Path]) -> Iterator[Hub]:
     hardware = list(server.hardware)
     for bucket in server.buckets.values():
         bucket.private = True
+        for claim in bucket.inside("claims"):
+            del bucket.files[claim]
     server.repositories.clear()
     server.log.clear()
     server.faults.add_job(JobFault("stuck", attempt=None))
@@ -193,7 +195,7 @@ def test_the_data_is_uploaded_once(hub: Hub, call: Any) -> None:
     hub.log.clear()
     call(*SAID, "--yes", "--force-new")
     batches = [request for request in hub.log if request.path.endswith("/batch")]
-    assert (hub.jobs_created, len(batches)) == (2, 1)  # the program and the plan
+    assert (hub.jobs_created, len(batches)) == (2, 2)  # the program with the plan, and the claim on the job
 
 
 @pytest.mark.parametrize(
@@ -759,7 +761,7 @@ def test_killed_between_the_request_and_its_record(hub: Hub, one: Any, call: Any
 
 def test_an_answer_that_comes_too_late(hub: Hub, one: Any, call: Any, here: Path) -> None:
     """The job is made after nobody waits for it any more: asking again at once would make another."""
-    hub.faults.add(CREATE, Fault(seconds=4.0))
+    hub.faults.add(CREATE, Fault(seconds=8.0))
     child = _start(hub, one, here, *SAID, "--yes", TEST_REQUEST_SECONDS="1")
     assert (child.wait(30), hub.jobs_created) == (8, 0)
     _until(lambda: hub.jobs_created == 1)
@@ -773,7 +775,7 @@ def test_another_job_whose_answer_comes_too_late_is_looked_for(
     """The same command again, as it says: not one more in a folder of its own."""
     first = call(*SAID, "--yes").data
     new = (*SAID, "--force-new", "--yes", *more)
-    hub.faults.add(CREATE, Fault(seconds=4.0))
+    hub.faults.add(CREATE, Fault(seconds=8.0))
     child = _start(hub, one, here, *new, TEST_REQUEST_SECONDS="1")
     assert (child.wait(30), hub.jobs_created) == (8, 1)
     _until(lambda: hub.jobs_created == 2)
