@@ -16,6 +16,7 @@ from skill_train.estimate_modules import (
     module_widths,
     widths,
 )
+from skill_train.estimate_published import spread
 from skill_train.estimate_step import BYTES, MicroStep, Part, Range, total
 from skill_train.estimate_trained import beside_the_base
 from skill_train.facts import ModelFacts
@@ -36,7 +37,8 @@ def training_memory(model: ModelFacts, step: MicroStep) -> list[Part] | None:
     else:
         fixed = [_weights(model, step, model.parameters), *beside_the_base(model, step)]
     parts = [part for part in (*fixed, *moving) if part.high > 0]
-    return [*parts, _fragmentation(model, step, parts), framework(step.device)]
+    parts += [_fragmentation(model, step, parts), framework(step.device)]
+    return [*parts, spread(parts)] if step.device == "cuda" else parts
 
 
 def _weights(model: ModelFacts, step: MicroStep, parameters: int) -> Part:

@@ -12,6 +12,7 @@ from typing import Any
 
 from skill_train.errors import DecisionNeeded, UsageError
 from skill_train.estimate import libraries, training_memory
+from skill_train.estimate_published import proven_bytes
 from skill_train.estimate_step import BYTES, MicroStep, Part, Range, total
 from skill_train.estimate_time import micro_step_seconds, optimizer_seconds
 from skill_train.facts import DatasetFacts, MachineFacts, ModelFacts, PrecisionProbe
@@ -55,7 +56,9 @@ class Fit:
         parts: of the memory of one device, in bytes; `memory` their sum.
         usable_bytes: what the device has for it; None when that is unknown.
         processes: one for each GPU in use; strategy: `single`, `ddp` or `fsdp`.
-        fits: the upper estimate lies within `usable_bytes`; None when one of both is unknown.
+        fits: the upper estimate lies within `usable_bytes`, or a published run proves it; None when one of both is
+            unknown.
+        proof: the published run, and what it proves to be enough, where the upper estimate alone would not fit.
         quicker: than which split of the guide's table that fits too, and how much, where that is why it is not taken.
     """
 
@@ -68,6 +71,7 @@ class Fit:
     usable_bytes: int | None
     fits: bool | None
     quicker: str | None = None
+    proof: str | None = None
 
 
 def with_precision(choices: Choices, *, pure_bf16: bool) -> Choices:
@@ -207,8 +211,18 @@ def _laid(
     parts = _parts(model, dataset, step)
     memory = None if parts is None else total(parts, _basis(step))
     fits = None if memory is None or usable is None else memory.high <= usable
+    proof = None if fits is not False else _proof(step, parts or [], usable or 0)
     accumulation = recipe["effective_batch_size"] // (step.rows * processes)
-    return Fit(step, accumulation, processes, strategy, tuple(parts or ()), memory, usable, fits)
+    fits = fits if proof is None else True
+    return Fit(step, accumulation, processes, strategy, tuple(parts or ()), memory, usable, fits, proof=proof)
+
+
+def _proof(step: MicroStep, parts: list[Part], usable: int) -> str | None:
+    """The published run by which it fits nevertheless."""
+    proven = proven_bytes(step, parts) if step.device == "cuda" else None
+    if proven is None or proven[0] > usable:
+        return None
+    return f"at most {proven[0] / 1e9:.1f} GB by what was published of {proven[1]}"
 
 
 def _quickest(fitting: list[Fit], model: ModelFacts, dataset: DatasetFacts, machine: MachineFacts) -> Fit:
@@ -318,9 +332,17 @@ def _trained_share(dataset: DatasetFacts) -> float:
     return 1.0 if share is None else share
 
 
+# Which memory is meant.
+_MEANT = {
+    "cuda": "the process's on one GPU, as nvidia-smi shows it",
+    "mps": "what Metal's driver holds, and the libraries' resident memory",
+    "cpu": "resident memory of the process",
+}
+
+
 def _basis(step: MicroStep) -> str:
     checkpointing = "with" if step.checkpointing else "without"
-    return f"{step.rows} x {step.length} tokens in {step.dtype}, {checkpointing} checkpointing"
+    return f"{step.rows} x {step.length} tokens in {step.dtype}, {checkpointing} checkpointing; {_MEANT[step.device]}"
 
 
 def rows_at_once(most: int, device: str, machine: MachineFacts, model: ModelFacts) -> int:

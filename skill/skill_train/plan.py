@@ -159,6 +159,7 @@ def _placed(resolved: dict[str, Any], model: ModelFacts, taken: Candidate, choic
     memory = "an unknown amount of" if known is None else f"{known / 1e9:.0f} GB of"
     why = f"{memory} {step.device} memory; the effective batch stays {effective}"
     why += "" if fit.quicker is None else f"; {fit.quicker}"
+    why += "" if fit.proof is None else f"; {fit.proof}"
     _because(reasons, "batch", split_of(fit), why, "references/local_training.md")
     _because(reasons, "gradient_checkpointing", step.checkpointing, _why_checkpointing(taken), "estimate")
     if fit.strategy != "single":
@@ -235,8 +236,9 @@ def _epochs(recipe: Recipe, rows: int) -> tuple[float, str, str]:
 
 
 def least_steps(recipe: dict[str, Any]) -> int:
-    """Steps below which a training can hardly teach: AdamW goes by the mean of 1 / (1 - adam_beta1) gradients, and ends
-    before that mean is one; while the learning rate warms up, a step is a part of one."""
+    """Steps below which a training can hardly teach, a rule of thumb that nobody measured: AdamW goes by the mean of
+    1 / (1 - adam_beta1) gradients, and ends before that mean is one; while the learning rate warms up, a step is a
+    part of one."""
     return int(recipe["warmup_steps"] + math.ceil(round(1 / (1 - recipe["adam_beta1"]), 6)))
 
 
@@ -247,7 +249,8 @@ def few_steps(recipe: dict[str, Any], steps: int) -> str | None:
         return None
     mean = f"AdamW averages {least - recipe['warmup_steps']} of them (adam_beta1 {beta:g})"
     mean += f" after {recipe['warmup_steps']} of warm-up" if recipe["warmup_steps"] else ""
-    return f"{steps} steps are too few to learn from: {mean}; more epochs, or a smaller effective_batch_size"
+    too_few = f"{steps} steps are too few to learn from, by a rule of thumb: {mean}"
+    return f"{too_few}; more epochs, or a smaller effective_batch_size"
 
 
 def _asked(recipe: Recipe, resolved: dict[str, Any]) -> dict[str, Any]:

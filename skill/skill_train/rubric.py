@@ -153,7 +153,8 @@ def _memory(here: Candidate) -> Fired:
     if fit.usable_bytes is None:
         return Fired("memory", "either", f"{need}; what {here.machine.chip} has is unknown", "estimate")
     have = f"{fit.usable_bytes / 1e9:.1f} GB can be used on {here.machine.chip}"
-    return Fired("memory", "local" if fit.fits else "cloud", f"{need}, {have}", "estimate")
+    proof = f"; {fit.proof}" if fit.proof else ""
+    return Fired("memory", "local" if fit.fits else "cloud", f"{need}, {have}{proof}", "estimate")
 
 
 def _time(here: Candidate, max_hours: float) -> Fired:

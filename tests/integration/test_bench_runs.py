@@ -18,7 +18,7 @@ BENCH = Path(__file__).parents[2] / "bench"
     [
         ("merge", "PEFT", {"gate_seconds", "memory_ratio"}),
         ("export", "four programs", {"disk_ratio", "peak_disk_bytes"}),
-        ("verify", "export", {"perplexity", "mean_kl_q4_k_m"}),
+        pytest.param("verify", "export", {"perplexity", "mean_kl_q4_k_m"}, marks=pytest.mark.torture),
     ],
 )
 def test_a_measurement_of_the_smallest_model(
@@ -46,6 +46,7 @@ def test_the_measurement_of_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert all(one["measured"] > 0 for one in measure.targets(rows))
 
 
+@pytest.mark.torture
 def test_the_measurement_of_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both ways train the same rows in the same order, so the losses are about those of one model; TRL ends each row of
     plain text, as the seed has them, with one more token."""

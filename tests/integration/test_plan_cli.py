@@ -387,8 +387,8 @@ def test_steps_that_are_too_few_to_learn_from_are_told(hub: Hub, here: Path, ste
     told = [warning["message"] for warning in warnings if warning["code"] == "few_steps"]
     assert told == (
         [
-            "9 steps are too few to learn from: AdamW averages 10 of them (adam_beta1 0.9); more epochs, or a smaller "
-            "effective_batch_size"
+            "9 steps are too few to learn from, by a rule of thumb: AdamW averages 10 of them (adam_beta1 0.9); "
+            "more epochs, or a smaller effective_batch_size"
         ]
         if warned
         else []

@@ -9,6 +9,8 @@ from types import ModuleType
 
 import pytest
 
+from skill_train import estimate_published
+
 BENCH = Path(__file__).resolve().parents[2] / "bench" / "estimates"
 
 
@@ -63,6 +65,41 @@ def test_published_figures_are_all_there(compare: ModuleType) -> None:
     memory, seconds = compare.published("memory"), compare.published("seconds")
     assert len(memory) >= 15 and len(seconds) == 4
     assert all("http" in row.note or "README" in row.note or "seed" in row.note or "wiki" in row.note for row in memory)
+
+
+def test_the_range_on_cuda_is_what_the_published_runs_say(compare: ModuleType) -> None:
+    """What the package holds is what the command computes from published.json."""
+    spread, runs, worst = compare.spread_of(compare.residuals())
+    assert (spread, runs) == (estimate_published.SPREAD, estimate_published.RUNS)
+    assert len(compare.residuals()) == estimate_published.SOURCES
+    assert worst == pytest.approx(estimate_published.WORST, abs=0.01) and worst <= estimate_published.WORST
+    assert compare.proven() == estimate_published.PROVEN
+
+
+def test_a_source_that_is_left_out_lies_inside_the_stated_range(compare: ModuleType) -> None:
+    """Three sources, each judged by what the others alone would say, and no narrower than 30 %."""
+    for source, rows, others in compare.sources_left_out():
+        assert all(abs(off) <= max(0.30, others) for off in rows), (source, rows)
+    assert compare.spread_of({"one": [0.05, -0.41], "two": [0.1]}) == (0.41, 3, 0.41)  # wider where they say so
+
+
+def test_each_published_run_is_counted_with_its_own_head_or_left_out_with_a_reason(compare: ModuleType) -> None:
+    """By hand, Qwen-1.8B at 4,096 tokens: 4096 x 151,936 words x 12 to 16 bytes = 7.5 to 10.0 GB of logits."""
+    rows = compare.published_rows("memory")
+    assert all(row.get("left_out") or row.get("printed") for row in rows)
+    qwen = next(row for row in rows if row["name"] == "Qwen 1.8B LoRA 1x4096")
+    logits = next(part for part in compare._counted(qwen) if part.name == "logits")
+    assert (logits.low / 1e9, logits.high / 1e9) == (pytest.approx(7.47, abs=0.01), pytest.approx(9.96, abs=0.01))
+    torchtune = next(row for row in rows if row["name"] == "torchtune 8B LoRA")  # torch's own count: no context
+    assert not {"framework", "fragmentation"} & {part.name for part in compare._counted(torchtune)}
+
+
+def test_a_published_figure_is_read_at_most(compare: ModuleType) -> None:
+    """By hand: "17 GB" may be 17.5 GiB, 18.79e9 bytes."""
+    runs = {run.name: run for run in compare.proven()}
+    assert runs["LLaMA-Factory 7B LoRA 4x1024"].took == 18_790_481_920
+    # torch's 16.25 GiB of an 8B base, the context, and activations and adapter that torch.compile and bf16 made smaller
+    assert runs["torchtune 8B LoRA"].took > 16.25 * 2**30 + 0.75e9
 
 
 def test_the_page_shows_what_the_command_prints(compare: ModuleType) -> None:

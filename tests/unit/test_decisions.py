@@ -171,7 +171,9 @@ ONE_GPU = [
         dtype="bfloat16"),
     row("qwen2.5-1.5b", "t4", "local", "notes: T4, float16, batch 2 x 8", dtype="float16", split=(2, 8, 1)),
     row("gemma-2-2b", "t4", "local", "arithmetic: 10.5 GB; Gemma overflows float16 (transformers docs, Gemma 2)",
-        max_length=512, dtype="float32"),
+        max_length=384, dtype="float32"),
+    row("gemma-2-2b", "t4", "cloud", "its attention is written out, and no published run proves 11.5 GB to be enough",
+        max_length=512, rules={"memory": "cloud"}),
     row("gemma-3-1b", "t4", "local", "arithmetic: 4 GB; Gemma overflows float16 (transformers docs, Gemma 3)",
         dtype="float32"),
     row("llama-3.1-8b", "t4", "local", "torchtune: QLoRA 7.4 GiB; notes: float16 before Ampere",
@@ -362,8 +364,9 @@ def test_the_effective_batch_is_the_same_everywhere() -> None:
 
 
 def test_70b_in_4_bit_needs_what_the_guide_says() -> None:
-    """Hardware Guide: "Llama 3 70B + bitsandbytes 4-bit + LoRA, typical: 42-48 GB". With 52 GB free it is frugal."""
-    plan = decided("llama-3.1-70b", "a100_80gb", load_in_4bit=True, free=52e9)
+    """Hardware Guide: "Llama 3 70B + bitsandbytes 4-bit + LoRA, typical: 42-48 GB". With 64 GB free, a
+    third more, it is frugal."""
+    plan = decided("llama-3.1-70b", "a100_80gb", load_in_4bit=True, free=64e9)
     assert (plan["where"], plan["placement"]["gradient_checkpointing"]) == ("local", True)
     memory = plan["estimates"]["memory_bytes"]
     assert memory["high"] >= 42e9 and memory["low"] <= 48e9

@@ -346,7 +346,9 @@ def test_every_part_is_a_range_and_the_sum_grows_with_the_tokens(device: str, ch
     sums = []
     for length in (1, 128, 512, 4096):
         parts = training_memory(QWEN, dataclasses.replace(step, length=length))
-        assert parts is not None and all(0 <= part.low <= part.high and part.because for part in parts)
+        assert parts is not None and all(part.low <= part.high and part.because for part in parts)
+        assert all(part.low >= 0 for part in parts if part.name != "spread")  # which widens to both sides
+        assert total(parts, "").low > 0
         sums.append(total(parts, "").middle)
     assert sums == sorted(sums)
 

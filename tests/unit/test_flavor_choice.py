@@ -56,7 +56,7 @@ def _large(parameters: int = _405B) -> ModelFacts:
         ("qwen2.5-14b", {}, "l40sx1", "29.5 GB of 48, 32.5 of 55.8 in the host; $1.80, next with one such GPU $2.50"),
         ("qwen2.5-32b", {}, "a100-large", "65.5 GB of 80, 68.5 of 127.8 in the host; $2.50, next $2.75"),
         ("qwen3-30b-a3b", {}, "a100-large", "61 GB of weights of 80, 64 of 127.8 in the host"),
-        ("llama-3.1-70b", {"max_steps": 1}, "rtx-pro-6000x2", "141 GB on 2 x 96; read once, 147 of 460; $5.50"),
+        ("llama-3.1-70b", {"max_steps": 1}, "h200x2", "141 GB on 2 x 96, and 4 layers of 1.7, x 1.3: 101; on 2 x 141"),
         ("llama-3.1-70b", {"load_in_4bit": True, "max_steps": 1}, "a100-large", "39 GB and what a step needs; $2.50"),
         ("llama-3.1-8b", {"rows": 100_000, "epochs": 3.0, "max_hours": 100}, "h200", "148 TFLOPS a dollar, A100 125"),
         ("qwen2.5-1.5b", {"rows": 10_000, "epochs": 1.0}, "t4-small", "114 TFLOPS a dollar, and a start for a sixth"),
@@ -70,10 +70,15 @@ def test_the_cheapest_that_fits_in_time(model: str, said: dict[str, Any], flavor
     offers = {offer["flavor"]: offer for offer in plan["estimates"]["flavors"]}
     assert plan["estimates"]["seconds"]["high"] <= said.get("max_hours", 8) * 3600
     in_time = [name for name, offer in offers.items() if offer["seconds"][1] <= said.get("max_hours", 8) * 3600]
-    if "load_in_4bit" not in said:  # where the GPUs have less room than the weights these would wait in host memory
+    if "load_in_4bit" not in said:  # where the GPUs have less room than the weights, and a third more where these are
+        # divided, they would wait in host memory
         weights = 2 * (recorded_model(model).parameters or 0)
-        in_time = [name for name in in_time if (_flavor(name).gpu_memory_bytes or 0) * _flavor(name).gpus > weights]
+        in_time = [name for name in in_time if _room(name) > weights * (1 if _flavor(name).gpus == 1 else 1.4)]
     assert min(in_time, key=lambda name: sum(offers[name]["cost_usd"])) == flavor
+
+
+def _room(name: str) -> int:
+    return (_flavor(name).gpu_memory_bytes or 0) * _flavor(name).gpus
 
 
 def test_a_price_is_time_times_the_price_of_an_hour() -> None:
@@ -189,9 +194,10 @@ def test_nothing_is_offered() -> None:
 
 
 def test_host_memory_takes_weights_only_when_nothing_else_fits() -> None:
-    """340B in bf16 is 680 GB: 85 GB on each of 8 H200 (141 GB, $40), but not on 8 RTX PRO 6000 (96 GB, $22) with the
-    layers in work on top. 405B is 101 GB a GPU, which with them is more than an H200 can be sure to hold."""
-    plan = _cloud(_large(340 * 10**9))
+    """300B in bf16 is 600 GB: 75 GB on each of 8 H200 (141 GB, $40), but not on 8 RTX PRO 6000 (96 GB, $22) with the
+    layers in work on top and 30 % of doubt. 405B is 101 GB a GPU, which with them is more than an H200 is sure to hold.
+    """
+    plan = _cloud(_large(300 * 10**9))
     assert (plan["flavor"], plan["placement"]["offload"]) == ("h200x8", False)
     assert _cloud(_large(), max_hours=100)["placement"]["offload"] is True
 

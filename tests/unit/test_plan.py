@@ -457,9 +457,10 @@ SEVEN = ModelFacts("m", "f" * 64, "qwen2", "Qwen2ForCausalLM", 7615616512, 28, 3
 
 def test_fewer_rows_where_more_would_need_recomputation() -> None:
     """On an A100, 16 rows of 1,024 tokens beside 7B fit with recomputation alone: a pass more of
-    three, so up to half as much arithmetic again. 8 fit without it."""
+    three, so up to half as much arithmetic again. 8 without it are 15.2 GB of weights,
+    43 of activations and 4 around them, with 30 % of doubt 81, of 80.7; 4 are sure."""
     plan = _plan(machine=A100, model=SEVEN, max_length=1024, dataset=_of_lengths(1024, 1024))
-    assert _split(plan) == (8, 2, 1)
+    assert _split(plan) == (4, 4, 1)
     assert plan["placement"]["gradient_checkpointing"] is False
     times = re.search(r"about ([\d.]+) times as quick as 16 x 1 with checkpointing", _reason(plan, "batch"))
     assert times is not None and float(times[1]) == pytest.approx(1.45, abs=0.1)
@@ -473,10 +474,11 @@ def test_one_long_row_does_not_decide_the_split() -> None:
 
 
 def test_processes_stand_in_the_comparison() -> None:
-    """Two A100: 16 rows of a step are 8 for each, which fit; 32 are 16, which need recomputation."""
+    """Two A100: 16 rows of a step are 8 for each, of which 4 at a time are sure to fit; 16 need
+    recomputation."""
     two = dataclasses.replace(A100, gpus=(Gpu(A100.chip, 81920 << 20, 81000 << 20, 8.0, True),) * 2)
     plan = _plan(machine=two, model=SEVEN, max_length=1024, dataset=_of_lengths(1024, 1024), effective_batch_size=32)
-    assert _split(plan) == (8, 2, 2)
+    assert _split(plan) == (4, 4, 2)
     assert "times as quick as 16 x 1 x 2 processes with checkpointing" in _reason(plan, "batch")
 
 
