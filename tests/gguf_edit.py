@@ -39,7 +39,7 @@ def rewrite(
     for key, text in (texts or {}).items():
         writer.add_string(key, text)
     for key, number in (numbers or {}).items():
-        writer.add_uint32(key, number)
+        (writer.add_bool if isinstance(number, bool) else writer.add_uint32)(key, number)
     for tensor in reader.tensors:
         if tensor.name not in without:
             data = (tensors or {}).get(tensor.name, lambda data: data)(tensor.data.copy())

@@ -12,9 +12,12 @@ import os
 import secrets
 import shutil
 import tempfile
+from collections.abc import Collection, Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 import gguf_maker
 import tiny
@@ -327,6 +330,15 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
             "mamba_d_state": 16,
             "mamba_n_groups": 1,
             "head_dim": 16,
+            "embedding_multiplier": 5.5,
+            "lm_head_multiplier": 0.7,
+            "key_multiplier": 0.4,
+            "attention_in_multiplier": 1.25,
+            "attention_out_multiplier": 0.9,
+            "mlp_multipliers": [0.9, 0.2],
+            "ssm_in_multiplier": 1.5,
+            "ssm_out_multiplier": 0.25,
+            "ssm_multipliers": [0.35, 0.25, 0.2, 0.5, 0.35],
         },
     ),
     "jais2": ("Jais2", "gpt2", {"head_dim": 16}),
@@ -348,7 +360,17 @@ _PUBLISHED: dict[str, dict[str, Any]] = {
     "minimaxm2": {"model_type": None, "rotary_dim": 16},
     "mpt": {"model_type": None, "architectures": ["MPTForCausalLM"]},
 }
+# Of those whose files are made for `make test`, one of each kind: `make torture` walks over all.
+ALWAYS = (
+    "bloom", "deepseek3", "falcon", "gemma3", "gptoss", "granitehybrid", "lfm2", "llama3", "mamba", "mpt", "nemotron",
+    "phi3", "qwen2moe", "qwen3next", "stablelm", "starcoder2",
+)  # fmt: skip
 _ROOT = Path(tempfile.gettempdir()) / f"skill-train-tiny-{os.getuid()}" / "families"
+
+
+def by_default(names: Iterable[str] = FAMILIES, chosen: Collection[str] = ALWAYS) -> list[Any]:
+    """Parameters of a test: of those that are not chosen, one for `make torture`."""
+    return [name if name in chosen else pytest.param(name, marks=pytest.mark.torture) for name in sorted(names)]
 
 
 @cache

@@ -78,9 +78,9 @@ def join(parts: list[TokenFigures]) -> TokenFigures:
 def summarize(figures: TokenFigures) -> dict[str, Any]:
     """What a proof shows.
 
-    `mean_kl` and `p99_kl` in nats, `trimmed_kl` the mean without the farthest hundredth of the tokens; `same_top1` a
-    share; `perplexity_ratio` other / reference with the half width of its 95 % interval (paired: the standard error of
-    the mean difference of -log p, times 1.96); `tokens` the sample size.
+    `mean_kl` and `p99_kl` in nats, `trimmed_kl` the mean without the farthest hundredth of the tokens, `median_kl` that
+    of the token in the middle; `same_top1` a share; `perplexity_ratio` other / reference with the half width of its
+    95 % interval (paired: the standard error of the mean difference of -log p, times 1.96); `tokens` the sample size.
     A NaN or infinite figure comes back as None, which no threshold accepts.
     """
     import numpy as np
@@ -92,6 +92,7 @@ def summarize(figures: TokenFigures) -> dict[str, Any]:
         "mean_kl": float(figures.kl.mean()),
         "p99_kl": float(np.quantile(figures.kl, 0.99)),
         "trimmed_kl": _trimmed(figures.kl),
+        "median_kl": float(np.median(figures.kl)),
         "max_kl": float(figures.kl.max()),
         "same_top1": float(figures.same_top1.mean()),
         "perplexity": float(np.exp(figures.nll_other.mean())),

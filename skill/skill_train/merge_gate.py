@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 from skill_train import compare, merge_rounded, reference
 from skill_train.console import Bar
 from skill_train.errors import VerificationFailed
+from skill_train.model import read_config
 from skill_train.reference_stored import frugal_model
 
 if TYPE_CHECKING:
@@ -132,7 +133,7 @@ def has_effect(effect: dict[str, Any]) -> bool:
 
 def choose_texts(rows: list[dict[str, Any]], model: Path, most: int = MAX_TOKENS) -> Texts:
     """At most so many tokens: the rows, else NEUTRAL_TEXTS, else made-up ids for a model without a tokenizer."""
-    config = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    config = read_config(model)
     text = config["text_config"] if isinstance(config.get("text_config"), dict) else config
     context = next(
         (n for n in map(text.get, ("max_position_embeddings", "n_positions")) if isinstance(n, int)), _ROW_TOKENS

@@ -56,6 +56,9 @@ _UNKNOWN = "q2_k"  # a type without published figures is held to the weakest com
 _UNQUANTIZED: dict[str, tuple[float, float]] = {"f32": (2e-5, 2e-4), "f16": (2e-5, 2e-4), "bf16": (1e-3, 1e-2)}
 _UNQUANTIZED_RATIO = (0.002, 0.01)
 _OF_ROUNDING = {"f32": 0.25, "f16": 0.25, "bf16": 2.0}  # twice what is expected: an eighth, and all of it
+# Times the distance that the same rounding puts the reference itself. Measured on tiny mixtures, file over reference:
+# 0.7 to 1.5 (qwen3next, granitehybrid, qwen3moe, gpt-oss; f16 and bf16); an f32 file rounds nothing.
+_OF_NOISE = {"f32": 0.0, "f16": 2.0, "bf16": 2.0}
 # So many tokens may be as far off as rounding to 16 bits puts the farthest one, in sum: more warn, more fail. Of a tiny
 # Mixtral, f16 turned no router or one in 430 tokens, and that token was up to 2.5 times as far off (six adapters).
 FAR_TOKENS = (4, 10)
@@ -86,6 +89,8 @@ class Limits:
         source: where the bounds come from.
         far: nats by which rounding alone puts one token off. A few tokens may be so far off in a correct file: a
             mixture of experts has near-ties between experts, and they turn.
+        typical: divergence of the token in the middle, nats, where routers that turn move the others.
+        noise: mean KL divergence, nats, that rounding in products alone puts this model from itself.
     """
 
     kl: tuple[float, float]
@@ -95,6 +100,8 @@ class Limits:
     tuning: float
     source: str
     far: float = 0.0
+    typical: tuple[float, float] | None = None
+    noise: float | None = None
 
 
 def limits(kind: str, *, merged_in_bf16: bool = False) -> Limits:
@@ -121,7 +128,9 @@ def limits(kind: str, *, merged_in_bf16: bool = False) -> Limits:
     )
 
 
-def of_this_model(bounds: Limits, cost: dict[str, Any] | None, kind: str) -> Limits:
+def of_this_model(
+    bounds: Limits, cost: dict[str, Any] | None, kind: str, noise: dict[str, dict[str, Any]] | None = None
+) -> Limits:
     """The bounds for files of a model that rounding to 16 bits moves so far: its own noise is part of them.
 
     llama.cpp rounds what goes into a product to the type of the file: f16 errs by an eighth of what bf16 does, and
@@ -129,16 +138,33 @@ def of_this_model(bounds: Limits, cost: dict[str, Any] | None, kind: str) -> Lim
 
     Args:
         cost: of `compare.summarize`, for weights in 16 bits; None where that was not measured.
+        noise: of `verify_reference.Measured`: for a mixture, the same rounding by type of file. It counts instead.
     """
+    if noise:
+        return _with_noise(bounds, noise, kind)
     if cost is None or cost["p99_kl"] is None or cost["trimmed_kl"] is None:
         return bounds
     gap, more = _spread(cost["p99_kl"]), _OF_ROUNDING.get(kind, 1.0) * cost["trimmed_kl"]
+    return replace(bounds, gap=_plus(bounds.gap, gap), kl=_plus(bounds.kl, more), far=cost["max_kl"])
+
+
+def _with_noise(bounds: Limits, noise: dict[str, dict[str, Any]], kind: str) -> Limits:
+    """The noise of the file's own type; of bf16, which has 8 bits as well, for one of 8 bits or fewer."""
+    own, times = noise.get("f16" if kind == "f32" else kind, noise["bf16"]), _OF_NOISE.get(kind, 1.0)
+    if None in (own["p99_kl"], own["trimmed_kl"], own["median_kl"], own["max_kl"]):
+        return bounds
     return replace(
         bounds,
-        gap=(bounds.gap[0] + gap, bounds.gap[1] + gap),
-        kl=(bounds.kl[0] + more, bounds.kl[1] + more),
-        far=cost["max_kl"],
+        gap=_plus(bounds.gap, _spread(own["p99_kl"])),
+        kl=_plus(bounds.kl, times * own["trimmed_kl"]),
+        typical=_plus(bounds.kl, times * own["median_kl"]),
+        far=max(each["max_kl"] or 0.0 for each in noise.values()),
+        noise=own["mean_kl"],
     )
+
+
+def _plus(bounds: tuple[float, float], more: float) -> tuple[float, float]:
+    return bounds[0] + more, bounds[1] + more
 
 
 def _times(figure: float) -> tuple[float, float]:

@@ -27,6 +27,7 @@ from skill_train.errors import UsageError
 from skill_train.gguf_file import GgufFile
 from skill_train.heap import keep_freed
 from skill_train.merge_rounded import Rounding, rounding_of
+from skill_train.model_files import require_sound, require_sound_files
 from skill_train.native import ending, llama_cpp_folder
 from skill_train.reference_stored import frugal_model, is_plain, peak_bytes
 from skill_train.shards import read_folder
@@ -75,7 +76,7 @@ def verify(
         NotInstalled: transformers, peft, gguf or llama-cpp-python is missing.
     """
     started = time.monotonic()
-    _require(ggufs, reference)
+    _require(ggufs, reference, adapter, base)
     _require_proof(record)
     keep_freed()
     sample = sample_of(_weights(reference), tokens)
@@ -129,8 +130,7 @@ def _measure(
         )
         if not plain:  # it is merged into the model, which is then no longer base and adapter
             weights = compare_weights(files, model, asked.adapter)
-        if asked.adapter is not None:
-            measured = measure_rounded(model, asked.adapter, rounding, measured, folder)
+        measured = measure_rounded(model, asked.adapter, rounding, measured, folder)
     del model  # before another one is read
     if base is not None and measured.base is None:
         measured = measure_base(base, measured, folder)
@@ -151,7 +151,7 @@ def _write(record: Path, fixed: dict[str, Any], proof: Proof, figures: dict[str,
     )
 
 
-def _require(ggufs: list[Path], reference: Path) -> None:
+def _require(ggufs: list[Path], reference: Path, adapter: Path | None, base: Path | None) -> None:
     llama_cpp_folder()  # before the reference is at work for minutes
     missing = [path for path in (*ggufs, reference / "config.json") if not path.is_file()]
     if missing or not ggufs:
@@ -171,6 +171,10 @@ def _require(ggufs: list[Path], reference: Path) -> None:
             got=", ".join(str(path) for path in ggufs if path.name == twice),
             hint="verify them one by one, each with its own --out",
         )
+    for folder in {reference, base or reference}:
+        require_sound(folder)
+    if adapter is not None:
+        require_sound_files(adapter)
 
 
 def _require_proof(record: Path) -> None:

@@ -215,6 +215,8 @@ def _judge_static(gguf: GgufFile, unquantized: GgufFile | None, subject: Subject
     output = verify_tensors.output_of_its_own(subject.reference, subject.adapter)
     proof.add(verify_file.check_types(gguf))
     proof.add(verify_metadata.check_metadata(gguf, subject.config))
+    if (window := verify_metadata.check_window(gguf.path.name, subject.config)) is not None:
+        proof.add(window)
     own = subject.vocabulary
     proof.add(verify_vocabulary.check_vocabulary(gguf, subject.tokenizer, own, subject.files, subject.config))
     proof.add(
@@ -252,7 +254,7 @@ def _limits(gguf: GgufFile, subject: Subject, run: Path) -> Limits:
     known = subject.measured.rounded is not None  # what rounding costs is measured then, and part of the reference
     rounded = subject.adapter is not None and stored in ("BF16", "bfloat16") and not known
     bounds = limits(verify_file.file_type(gguf), merged_in_bf16=rounded)
-    return of_this_model(bounds, subject.measured.cost, verify_file.file_type(gguf))
+    return of_this_model(bounds, subject.measured.cost, verify_file.file_type(gguf), subject.measured.noise)
 
 
 def _answered(

@@ -32,16 +32,21 @@ def check_logits(
     with_far = [
         bound + most * limits.far / figures["tokens"] for bound, most in zip(limits.kl, FAR_TOKENS, strict=True)
     ]
-    nearer = _judge(figures["trimmed_kl"], limits.kl)
-    verdict = worst([nearer, _judge(kl, (with_far[0], with_far[1])), _judge(beyond, limits.ratio)])
+    nearer = [_judge(figures["trimmed_kl"], limits.kl)]
+    if limits.typical is not None:
+        nearer.append(_judge(figures["median_kl"], limits.typical))
+    verdict = worst([*nearer, _judge(kl, (with_far[0], with_far[1])), _judge(beyond, limits.ratio)])
     detail = (
         f"mean KL {kl:.2g} nats, 99th percentile {figures['p99_kl']:.2g}, same first token {figures['same_top1']:.1%}, "
         f"perplexity x{ratio:.4f} ± {figures['perplexity_ratio_half_width']:.4f} on {figures['tokens']} tokens"
     )
     if cost is not None:
         detail += f"; the merge itself is {cost:.2g} nats from what was trained, because it is stored in {stored}"
+    if limits.noise is not None:
+        detail += f"; rounding in products alone, which turns routers, moves this model by {limits.noise:.2g} nats"
     bounds = {
         "fail_above": with_far[1],
+        "typical": limits.typical and list(limits.typical),
         "trimmed": list(limits.kl),
         "ratio": list(limits.ratio),
         "source": limits.source,

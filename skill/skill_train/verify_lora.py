@@ -146,7 +146,7 @@ def _judge_running(gguf: GgufFile, base: GgufFile, subject: Subject, proof: Proo
         return
     proof.add(Check("loads", file, "pass", "runs", "runs", "llama.cpp loads it beside the base"))
     kind = verify_file.file_type(base)
-    bounds = of_this_model(limits(kind), measured.cost, kind)
+    bounds = of_this_model(limits(kind), measured.cost, kind, measured.noise)
     checks: Iterable[Check | NotChecked] = (
         verify_logits.check_logits(file, result["figures"], bounds),
         verify_logits.check_tuned(file, result["change"], bounds, measured.why_no_base),

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from skill_train import convertible
 from skill_train.gguf_file import GgufFile
+from skill_train.model_config import text_config, unread_window
 from skill_train.verdict import Check, Verdict
 from skill_train.verify_rope import kind_of, table_faults
 from skill_train.verify_stated import (
@@ -48,6 +50,19 @@ def check_metadata(gguf: GgufFile, config: dict[str, Any]) -> Check:
             (harmless if constant else found).append(f"{key} is {_short(got)}, config.json has {_short(wanted)}")
     found += _missing(gguf, said) + table_faults(gguf, said.rope) + _vocabulary_size(gguf, said)
     return _verdict(gguf, found, equal, unknown, harmless)
+
+
+def check_window(file: str, config: dict[str, Any]) -> Check | None:
+    """A warning where llama.cpp is not known to compute the model's sliding window; None where there is nothing to say.
+
+    The texts that the other checks compare are usually shorter than a window.
+    """
+    window = unread_window(config)
+    if window is None:
+        return None
+    name = str(convertible.architecture(text_config(config), config))
+    told = f"{convertible.unread_window_told(window, name)}; what the other checks say holds within it"
+    return Check("window", file, "warn", 0, window, told)
 
 
 def _verdict(gguf: GgufFile, found: list[str], equal: list[str], unknown: list[str], harmless: list[str]) -> Check:

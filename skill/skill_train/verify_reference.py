@@ -17,6 +17,7 @@ from skill_train.compare import compare_logits, join, summarize
 from skill_train.merge_rounded import Rounding, rounded
 from skill_train.reference import logits
 from skill_train.reference_kinds import MIXED_BATCHES
+from skill_train.reference_noise import TYPES, is_mixture, rounded_products
 from skill_train.reference_stored import frugal_model
 from skill_train.run_dir import require_space
 from skill_train.verify_texts import Sample
@@ -59,6 +60,8 @@ class Measured:
             where it rounded nothing, or nobody knows how.
         stored: the type that they are rounded to.
         cost: of `compare.summarize`: how far that is from the reference.
+        noise: of a mixture of experts, the same by type of file: how far rounding what goes into products to that type
+            puts it from what files are made of.
     """
 
     sequences: list[Sequence]
@@ -72,6 +75,7 @@ class Measured:
     rounded: Path | None = None
     stored: str = ""
     cost: dict[str, Any] | None = None
+    noise: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @property
     def made_of(self) -> Path:
@@ -149,33 +153,54 @@ def measure_base(base: Path, found: Measured, folder: Path) -> Measured:
     return replace(found, base=file, base_rows=_tokens(chosen), why_no_base="")
 
 
-def measure_rounded(model: Any, adapter: Path, rounding: Rounding | None, found: Measured, folder: Path) -> Measured:
-    """The same texts by the reference with rounded weights, which it has from then on. Without a rounding that the
-    files have, a mixture of experts is rounded to bf16, to see how far that puts a token whose router turns."""
-    import numpy as np
+def measure_rounded(
+    model: Any, adapter: Path | None, rounding: Rounding | None, found: Measured, folder: Path
+) -> Measured:
+    """The same texts by the reference with its weights rounded as the merge stored them, which it has from then on; and
+    of a mixture of experts how far rounding in products moves it.
 
-    if not found.sequences or (rounding is None and not _has_experts(model)):
+    Raises:
+        DecisionNeeded: not enough disk for the logits.
+    """
+    if not found.sequences:
         return found
-    probe = rounding is None
-    rounding = rounding or Rounding("BF16", {})
+    if adapter is None or rounding is None:
+        return _with_noise(model, found, folder)
     file = folder / "rounded.f32"
     require_space(folder, 4 * found.vocabulary * _tokens(found.sequences), "the rounded reference's logits")
-    with rounded(model, adapter, rounding.kinds, rounding.stored) as merged, open(file, "wb") as out:
-        _pass(merged, [_Text(one.ids, partial(_put, out, one.first)) for one in found.sequences], mixed=False)
-    tuned, other = (np.memmap(each, np.float32, "r").reshape(-1, found.vocabulary) for each in (found.tuned, file))
+    with rounded(model, adapter, rounding.kinds, rounding.stored) as merged:
+        cost = _distance(merged, found.tuned, file, found)
+        return _with_noise(merged, replace(found, rounded=file, stored=rounding.stored, cost=cost), folder)
+
+
+def _with_noise(model: Any, found: Measured, folder: Path) -> Measured:
+    if not is_mixture(model.config):
+        return found
+    noise, file = {}, folder / "noise.f32"
+    require_space(folder, 4 * found.vocabulary * _tokens(found.sequences), "the logits of rounded products")
+    for kind in TYPES:
+        with rounded_products(model, kind):
+            moved = _distance(model, found.made_of, file, found)
+        if moved is not None:
+            noise[kind] = moved
+    file.unlink()
+    return replace(found, noise=noise)
+
+
+def _distance(model: Any, reference: Path, file: Path, found: Measured) -> dict[str, Any] | None:
+    """Of `compare.summarize`: how far the model is, on the same texts, from the logits in a file. Its own go into
+    `file`. None where no token follows another."""
+    import numpy as np
+
+    with open(file, "wb") as out:
+        _pass(model, [_Text(one.ids, partial(_put, out, one.first)) for one in found.sequences], mixed=False)
+    own, other = (np.memmap(each, np.float32, "r").reshape(-1, found.vocabulary) for each in (reference, file))
     parts = [
-        compare_logits(tuned[one.first : end], other[one.first : end], np.asarray(one.ids[1:]))
+        compare_logits(own[one.first : end], other[one.first : end], np.asarray(one.ids[1:]))
         for one in found.sequences
         if (end := one.first + len(one.ids) - 1) > one.first
     ]
-    cost = summarize(join(parts)) if parts else None
-    return replace(found, cost=cost) if probe else replace(found, rounded=file, stored=rounding.stored, cost=cost)
-
-
-def _has_experts(model: Any) -> bool:
-    """Its config counts them, under one name or another."""
-    fields = model.config.get_text_config().to_dict()
-    return any("expert" in name and type(value) is int and value > 1 for name, value in fields.items())
+    return summarize(join(parts)) if parts else None
 
 
 def first_of(sequences: list[Sequence], tokens: int) -> list[Sequence]:

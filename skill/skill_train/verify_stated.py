@@ -25,6 +25,7 @@ _GATING = {"softmax": 1, "sigmoid": 2, "sqrtsoftplus": 4}  # llama.cpp, llama_ex
 _ALWAYS_SIGMOID = {"deepseek_v3", "glm4_moe", "glm4_moe_lite", "lfm2_moe"}  # the model's code has no switch
 _FIXED_EPSILON = {"olmo": 1e-5}  # the same
 _LISTED = {"qwen3next", "qwen35", "qwen35moe"}  # architectures that list their recurrent layers themselves
+_IN_WEIGHTS = {"falcon-h1"}  # architectures whose files have the factors of their layers in the weights
 _TENTH = {"deepseek2"}  # architectures whose files have a tenth of mscale_all_dim
 
 
@@ -257,6 +258,10 @@ def _logit_scale(said: Stated, _: GgufFile) -> Any:
     return said("hidden_size") / base if base else said("logit_scale", "logits_scaling")
 
 
+def _embedding_scale(said: Stated, gguf: GgufFile) -> Any:
+    return None if gguf.architecture in _IN_WEIGHTS else said("embedding_multiplier", "scale_emb")
+
+
 def _inner(said: Stated, _: GgufFile) -> Any:
     stated_size, grows = said("mamba_d_ssm", "d_inner"), said("mamba_expand", "expand")
     if said.recurrent and said("intermediate_size"):
@@ -333,7 +338,7 @@ EXPECTED: dict[str, tuple[str, ...] | Callable[[Stated, GgufFile], Any]] = {
     "final_logit_softcapping": ("final_logit_softcapping",),
     "router_logit_softcapping": ("router_logit_softcapping",),
     "logit_scale": _logit_scale,
-    "embedding_scale": ("embedding_multiplier", "scale_emb"),
+    "embedding_scale": _embedding_scale,
     "residual_scale": _residual,
     "rope.dimension_count": _rotated,
     "rope.dimension_sections": _sections,

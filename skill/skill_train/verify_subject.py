@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 from skill_train import verify_template as template
 from skill_train import verify_tokens
+from skill_train.model import read_config
 from skill_train.reference import load_tokenizer, stop_ids
 from skill_train.verify_reference import Measured
 from skill_train.verify_texts import Sample, prompts, texts
@@ -83,7 +83,7 @@ def questions_of(
     held_out: list[dict[str, Any]],
     sample: Sample,
 ) -> Questions:
-    config = json.loads((reference / "config.json").read_text(encoding="utf-8"))
+    config = read_config(reference)
     tokenizer = load_tokenizer(reference)
     rows = rows[:_ROWS]
     conversations = [*template.CONVERSATIONS, *template.row_conversations(rows)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from skill_train.errors import NativeCrash
+from skill_train.errors import NativeCrash, from_exit_code
 from skill_train.gguf_file import GgufFile
 from skill_train.native import run_worker
 from skill_train.resources import train_module
@@ -65,8 +65,17 @@ def render_text(template: str, gguf: GgufFile, conversations: list[dict[str, Any
 
 
 def render_reference(tokenizer: Any, conversations: list[dict[str, Any]]) -> list[dict[str, str]]:
-    """The same by the reference's tokenizer."""
-    return [_render(tokenizer, conversation) for conversation in conversations]
+    """The same by the reference's tokenizer.
+
+    Raises:
+        UsageError: its template does not come to an end.
+    """
+    try:
+        with train_module().limited(_SECONDS):  # for all of them, as in the worker
+            return [_render(tokenizer, conversation) for conversation in conversations]
+    except TimeoutError:
+        refusal = train_module().endless_template(tokenizer.name_or_path)
+        raise from_exit_code(refusal.exit_code, refusal.error) from None
 
 
 def check_chat_template(
@@ -146,14 +155,13 @@ def _render(tokenizer: Any, conversation: dict[str, Any]) -> dict[str, str]:
 
     errors = (jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError)
     try:
-        with train_module().limited(_SECONDS):
-            text = tokenizer.apply_chat_template(
-                conversation["messages"],
-                tools=conversation["tools"],
-                tokenize=False,
-                add_generation_prompt=conversation["add_generation_prompt"],
-            )
-    except (*errors, TypeError, ValueError, TimeoutError) as error:
+        text = tokenizer.apply_chat_template(
+            conversation["messages"],
+            tools=conversation["tools"],
+            tokenize=False,
+            add_generation_prompt=conversation["add_generation_prompt"],
+        )
+    except (*errors, TypeError, ValueError) as error:
         return {"refused": f"{type(error).__name__}: {error}"[:300]}
     return {"text": text}
 

@@ -5,12 +5,13 @@ The last part names what a figure over all logits only suggests: which tensor is
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from skill_train.gguf_file import GgufFile, Tensor
+from skill_train.model import read_config
+from skill_train.model_files import foreign_json
 from skill_train.verdict import Check, problems
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def check_tensors(
 
 def output_of_its_own(reference: Path, adapter: Path | None) -> str:
     """Why the output layer is not the embedding; empty when the two are tied."""
-    config = json.loads((reference / "config.json").read_text(encoding="utf-8"))
+    config = read_config(reference)
     tied = config.get("tie_word_embeddings", config.get("text_config", {}).get("tie_word_embeddings", True))
     if tied is False:
         return "config.json has tie_word_embeddings false"
@@ -91,7 +92,7 @@ def _trained_ends(adapter: Path) -> list[str]:
     """Tensors of an adapter that change the embedding or the output layer alone."""
     from safetensors import safe_open
 
-    settings = json.loads((adapter / "adapter_config.json").read_text(encoding="utf-8"))
+    settings = foreign_json(adapter / "adapter_config.json")
     file = adapter / "adapter_model.safetensors"
     if settings.get("ensure_weight_tying") or not file.is_file():
         return []

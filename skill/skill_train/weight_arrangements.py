@@ -42,6 +42,8 @@ def arrangement(arch: str, config: Any, name: str) -> Arrange:
         return turned
     if ".query_key_value." in name:
         return _query_key_value(arch, config, heads)
+    if arch == "falcon-h1" and name.endswith(".weight"):
+        return _multiplied(config, name)
     return minus_exp if name.endswith(".A_log") else as_it_is
 
 
@@ -164,6 +166,43 @@ def _query_key_value(arch: str, config: Any, heads: int) -> Arrange:
     if arch == "falcon":
         return partial(grouped, groups=_falcon_groups(config), width=width)
     return as_it_is
+
+
+def _multiplied(config: Any, name: str) -> Arrange:
+    """Falcon-H1 multiplies what goes into its layers, or comes out of them. A file has that in the weights."""
+    factors = {
+        "embed_tokens": config.embedding_multiplier,
+        "lm_head": config.lm_head_multiplier,
+        "gate_proj": config.mlp_multipliers[0],
+        "down_proj": config.mlp_multipliers[1],
+        "q_proj": config.attention_in_multiplier,
+        "k_proj": config.key_multiplier * config.attention_in_multiplier,
+        "v_proj": config.attention_in_multiplier,
+        "o_proj": config.attention_out_multiplier,
+        "out_proj": config.ssm_out_multiplier,
+    }
+    layer = name.split(".")[-2]
+    if layer == "in_proj":
+        return partial(rows_times, factors=_of_state_rows(config))
+    return partial(rows_times, factors=[(factors[layer], None)]) if layer in factors else as_it_is
+
+
+def _of_state_rows(config: Any) -> list[tuple[float, int | None]]:
+    """Factors of the gate, x, B, C and the step, each with its rows; the last has the rest."""
+    inner, states = config.mamba_d_ssm, config.mamba_n_groups * config.mamba_d_state
+    counts = (inner, inner, states, states, None)
+    factors = [config.ssm_in_multiplier * one for one in config.ssm_multipliers]
+    return list(zip(factors, counts, strict=True))
+
+
+def rows_times(weight: Any, factors: list[tuple[float, int | None]]) -> Any:
+    """Args: factors: of so many rows each, one after the other; None for all that are left."""
+    scaled, first = weight.float().clone(), 0
+    for factor, count in factors:
+        end = len(weight) if count is None else first + count
+        scaled[first:end] *= factor
+        first = end
+    return scaled
 
 
 def _falcon_groups(config: Any) -> int:

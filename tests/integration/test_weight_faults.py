@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 from safetensors.torch import load_file, save_file
 
@@ -15,106 +12,10 @@ import gguf_edit
 import gguf_maker
 import tiny
 import tiny_families
+from gguf_faults import exchanged, of_weights, planted, times
 from skill_train.gguf_file import GgufFile, read_gguf
 from skill_train.verdict import Check, NotChecked
 from skill_train.verify_weights import check_weights
-
-Edit = Callable[[np.ndarray], None]
-BLOCK = 34  # bytes of Q8_0: a scale in f16, and 32 numbers
-
-
-def planted(good: GgufFile, tensor: str, edit: Edit, out: Path) -> GgufFile:
-    """A copy of a file with another content of one tensor: `edit` gets its rows, numbers or bytes of Q8_0."""
-    shutil.copy(good.path, out)
-    where = good.tensors[tensor]
-    data = np.memmap(out, dtype=np.uint8, mode="r+", offset=where.offset, shape=(where.n_bytes,))
-    rows = data.reshape(where.elements // where.shape[0], -1)
-    before = rows.copy()
-    edit(rows.view({"F32": np.float32, "F16": np.float16}.get(where.kind, np.uint8)))
-    assert (rows != before).any()
-    return read_gguf(out)
-
-
-def times(factor: float, row: int | slice = slice(None)) -> Edit:
-    def edit(rows: np.ndarray) -> None:
-        if rows.dtype == np.uint8:
-            rows = rows.reshape(len(rows), -1, BLOCK)[..., :2].view(np.float16)
-        rows[row] = rows[row] * np.asarray(factor, rows.dtype)
-
-    return edit
-
-
-def exchanged(a: Any, b: Any) -> Edit:
-    def edit(rows: np.ndarray) -> None:
-        rows[a], rows[b] = rows[b].copy(), rows[a].copy()
-
-    return edit
-
-
-def filled(value: float, row: int | slice = slice(None)) -> Edit:
-    def edit(rows: np.ndarray) -> None:
-        rows[row] = value
-
-    return edit
-
-
-def less_one(rows: np.ndarray) -> None:
-    rows -= 1
-
-
-def one_weight(rows: np.ndarray) -> None:
-    """Too little for any figure of a row; of Q8_0 the signs of a block."""
-    if rows.dtype == np.uint8:
-        rows[11, 2:BLOCK].view(np.int8)[:] *= -1
-    else:
-        rows[11, 5] *= 1.01
-
-
-def as_in(good: GgufFile, tensor: str) -> Edit:
-    """The content of another tensor."""
-    where = good.tensors[tensor]
-    data = np.fromfile(good.path, np.uint8, where.n_bytes, offset=where.offset)
-
-    def edit(rows: np.ndarray) -> None:
-        rows[:] = data.view(rows.dtype).reshape(rows.shape)
-
-    return edit
-
-
-def faults(good: GgufFile) -> dict[str, tuple[str, Edit]]:
-    """What can be wrong with this file, by a name: the tensor and the change."""
-    last = good.tensors["token_embd.weight"].shape[1] - 1
-    experts, rows = 4, 16 if "gemma" not in good.metadata["general.architecture"] else 32
-    per_expert = 128
-    found: dict[str, tuple[str, Edit]] = {
-        "norm by 2 %": ("blk.1.attn_norm.weight", times(1.02)),
-        "norm of the layer before": ("blk.1.attn_norm.weight", as_in(good, "blk.0.attn_norm.weight")),
-        "norm + 1 dropped": ("blk.0.attn_norm.weight", less_one),
-        "last norm + 1 dropped": ("output_norm.weight", less_one),
-        "two embedding rows exchanged": ("token_embd.weight", exchanged(17, last - 5)),
-        "neighbours in the embedding exchanged": ("token_embd.weight", exchanged(last // 2, last // 2 + 1)),
-        "q bias of zeros": ("blk.0.attn_q.bias", filled(0.0)),
-        "row of ffn_down of zeros": ("blk.1.ffn_down.weight", filled(0, 7)),
-        "last row of ffn_up by 5 %": ("blk.0.ffn_up.weight", times(1.05, -1)),
-        "two heads exchanged": ("blk.1.attn_q.weight", exchanged(slice(0, rows), slice(rows, 2 * rows))),
-        "rows of q exchanged": ("blk.0.attn_q.weight", exchanged(2, 3)),
-        "ffn_up of the other layer": ("blk.1.ffn_up.weight", as_in(good, "blk.0.ffn_up.weight"))
-        if "blk.0.ffn_up.weight" in good.tensors
-        else ("", less_one),
-        "row of an expert by 5 %": ("blk.1.ffn_up_exps.weight", times(1.05, 2 * per_expert + 9)),
-        "row of an expert's way down of zeros": ("blk.0.ffn_down_exps.weight", filled(0, experts * 64 - 1)),
-        "two experts exchanged": (
-            "blk.0.ffn_gate_exps.weight",
-            exchanged(slice(0, per_expert), slice(2 * per_expert, 3 * per_expert)),
-        ),
-        "rows of the router exchanged": ("blk.1.ffn_gate_inp.weight", exchanged(0, 3)),
-        "rope factors of one": ("rope_freqs.weight", filled(1.0)),
-        "long rope factors of one": ("rope_factors_long.weight", filled(1.0)),
-        "short rope factors exchanged": ("rope_factors_short.weight", lambda rows: exchanged(2, 3)(rows.T)),
-        "one weight of the embedding": ("token_embd.weight", one_weight),
-        "the embedding as output": ("output.weight", as_in(good, "token_embd.weight")),
-    }
-    return {name: (tensor, edit) for name, (tensor, edit) in found.items() if tensor in good.tensors}
 
 
 def said(files: list[GgufFile], model: Path, adapter: Path | None = None) -> dict[str, Check]:
@@ -122,15 +23,22 @@ def said(files: list[GgufFile], model: Path, adapter: Path | None = None) -> dic
     return {name: next(one for one in each if isinstance(one, Check)) for name, each in found.items()}
 
 
-@pytest.mark.parametrize("kind", ["f16", "q8_0"])
-@pytest.mark.parametrize(
-    "family",
-    ["gemma1", "gemma2", "gemma3", "llama3", "llama-bias", "mixtral", "stablelm", "cohere", "starcoder2", "phi3-long"],
-)
+# In every run; `make torture` plants them in files of all families.
+_SAMPLE = {"gemma1", "gemma2", "gemma3", "llama3", "llama-bias", "mixtral", "stablelm", "cohere", "starcoder2"}
+_SAMPLE |= {"phi3-long", "qwen3next", "granitehybrid"}
+_UNTRIED = {"dots1", "llama4", "minimaxm2"}  # not in weight_places.TRIED: a difference may be an arrangement
+_CASES = [
+    pytest.param(family, kind, marks=[] if family in _SAMPLE else pytest.mark.torture)
+    for family in sorted(tiny_families.FAMILIES.keys() - _UNTRIED)
+    for kind in ("f16", "q8_0")
+]
+
+
+@pytest.mark.parametrize(("family", "kind"), _CASES)
 def test_a_planted_fault_is_named(family: str, kind: str, tmp_path: Path) -> None:
     good = read_gguf(tiny_families.gguf(family, kind))
-    wrong = {name: (tensor, edit) for name, (tensor, edit) in faults(good).items()}
-    assert len(wrong) >= 9
+    wrong = of_weights(good)
+    assert len(wrong) >= 6
     files = {
         name: planted(good, tensor, edit, tmp_path / f"{number}.gguf")
         for number, (name, (tensor, edit)) in enumerate(wrong.items())
@@ -145,7 +53,7 @@ def test_a_planted_fault_is_named(family: str, kind: str, tmp_path: Path) -> Non
     assert missed == {}
 
 
-@pytest.mark.parametrize("family", sorted(tiny_families.FAMILIES))
+@pytest.mark.parametrize("family", tiny_families.by_default())
 def test_every_tensor_of_a_correct_file_is_that_of_the_model(family: str) -> None:
     """No tensor is left out, and none is held to a wrong arrangement."""
     files = [read_gguf(tiny_families.gguf(family, kind)) for kind in ("f16", "q8_0")]

@@ -137,6 +137,35 @@ def test_logits_of_a_model_whose_routers_turn(kind: str, mean: float, trimmed: f
     assert isinstance(check, Check) and check.verdict == verdict
 
 
+# Of rounding what goes into products of a tiny Qwen3-Next, 177 tokens: three routers turn, the token in the middle is
+# 3e-6 nats off.
+NOISE = {
+    "f16": {"mean_kl": 0.012, "trimmed_kl": 1.8e-3, "median_kl": 3e-6, "p99_kl": 0.38, "max_kl": 1.1},
+    "bf16": {"mean_kl": 0.006, "trimmed_kl": 6e-4, "median_kl": 2e-4, "p99_kl": 0.026, "max_kl": 0.97},
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "mean", "trimmed", "median", "verdict"),
+    [
+        ("f16", 0.012, 1.8e-3, 3e-6, "pass"),  # what rounding alone does
+        ("f16", 0.012, 1.8e-3, 4e-5, "warn"),  # every token a little: 2e-5 and twice 3e-6 pass
+        ("f16", 0.012, 1.8e-3, 3e-4, "fail"),
+        ("f16", 0.012, 4e-3, 3e-6, "fail"),  # 2e-4 and twice 1.8e-3
+        ("f16", 0.2, 1.8e-3, 3e-6, "fail"),  # ten times 1.1 nats / 100 tokens
+        ("bf16", 0.006, 6e-4, 2e-4, "pass"),
+        ("f32", 0.001, 1e-3, 1e-3, "fail"),  # rounds nothing
+        ("f32", 0.006, 1e-6, 1e-7, "pass"),  # two sums in another order turn one router
+    ],
+)
+def test_logits_of_a_mixture_by_its_own_noise(
+    kind: str, mean: float, trimmed: float, median: float, verdict: str
+) -> None:
+    seen = figures(mean) | {"trimmed_kl": trimmed, "median_kl": median}
+    check = check_logits("m.gguf", seen, of_this_model(limits(kind), None, kind, NOISE))
+    assert isinstance(check, Check) and check.verdict == verdict
+
+
 def test_a_model_without_routers_gets_no_wider_bounds() -> None:
     """Rounding a dense model to bf16: 4e-5 nats, no token farther than 2e-4."""
     dense = {"mean_kl": 4.4e-5, "p99_kl": 1.7e-4, "trimmed_kl": 4.0e-5, "max_kl": 2e-4}
@@ -150,6 +179,7 @@ def test_the_farthest_hundredth_is_left_out_by_hand() -> None:
         TokenFigures(*(np.array(one) for one in ([0.01] * 198 + [5.0, 7.0], [True] * 200, [1.0] * 200, [1.0] * 200)))
     )
     assert found["trimmed_kl"] == pytest.approx(0.01) and found["mean_kl"] == pytest.approx((1.98 + 12) / 200)
+    assert found["median_kl"] == 0.01
 
 
 def test_logits_that_are_not_finite_fail() -> None:

@@ -1,0 +1,54 @@
+"""What rounding alone does to a mixture of experts: the reference, with what goes into its products rounded.
+
+llama.cpp rounds the other side of a product to the type of the weight (f16 for an f16 file). Where two experts are
+nearly tied, that turns the router, and one token is then far off in a correct file. The same rounding here turns the
+same routers, so it says how far a correct file of this very model may be off.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+_PRODUCTS = {"linear", "matmul", "bmm", "grouped_mm", "_grouped_mm"}  # of something with a weight
+TYPES = {"f16": "float16", "bf16": "bfloat16"}  # of a file, and torch's
+
+
+def is_mixture(config: Any) -> bool:
+    """Its config counts experts, under one name or another."""
+    return bool(_expert_counts(config))
+
+
+@contextlib.contextmanager
+def rounded_products(model: Any, kind: str) -> Iterator[None]:
+    """Every product of the model with a weight of its own rounds what goes into it, but a router's: files keep those
+    in f32.
+
+    Args:
+        kind: a key of `TYPES`.
+    """
+    import torch
+    from torch.overrides import TorchFunctionMode
+
+    dtype, routers = getattr(torch, TYPES[kind]), _expert_counts(model.config)
+    own = {weight.untyped_storage().data_ptr() for weight in model.parameters() if weight.ndim > 1}
+
+    def is_rounded(weight: Any) -> bool:
+        is_own = torch.is_tensor(weight) and weight.ndim > 1 and weight.untyped_storage().data_ptr() in own
+        return is_own and not (weight.ndim == 2 and len(weight) in routers)
+
+    class Rounding(TorchFunctionMode):  # type: ignore[misc]
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if getattr(func, "__name__", "") in _PRODUCTS and len(args) > 1 and is_rounded(args[1]):
+                args = (args[0].to(dtype).to(args[0].dtype), *args[1:])
+            return func(*args, **(kwargs or {}))
+
+    with Rounding():
+        yield
+
+
+def _expert_counts(config: Any) -> set[int]:
+    fields = config.get_text_config().to_dict()
+    counts = {value for name, value in fields.items() if "expert" in name and "size" not in name and type(value) is int}
+    return counts - {0, 1}
