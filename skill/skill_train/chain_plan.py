@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from skill_train import calibration, dataset, flavors, machine, model, rows, tables, tokens
+from skill_train import calibration, convertible, dataset, flavors, machine, model, rows, tables, tokens
 from skill_train import plan as planner
 from skill_train import recipe as recipes
 from skill_train.causal_types import causal_model_types
@@ -17,6 +17,7 @@ from skill_train.console import Console, Result
 from skill_train.errors import DecisionNeeded, UsageError
 from skill_train.facts import DatasetFacts, ModelFacts
 from skill_train.formats import BARE, for_model
+from skill_train.llama_vocabulary import why_no_vocabulary
 from skill_train.lora_targets import TARGETS, linear_layers
 from skill_train.placement import Choices, with_precision
 from skill_train.plan_file import require_free
@@ -77,6 +78,7 @@ def decided(console: Console, recipe: Recipe, choices: Choices) -> dict[str, Any
     else:
         about = model.read_model(Path(recipe.model), weights_needed=False)
         about = _with_layers(recipe, about, lambda: model.tensor_shapes(Path(recipe.model)))
+        about = _with_vocabulary(about, Path(recipe.model))
     data = dataset_facts(console, recipe, about)
     to_cloud = choices.where == "cloud" and not recipe.sensitive
     offered, why = flavors.current(live=on_hub or data.revision is not None or to_cloud)
@@ -96,7 +98,7 @@ def local_plan(console: Console, recipe: Recipe, choices: Choices) -> dict[str, 
     choices = with_precision(choices, pure_bf16=recipe.pure_bf16)
     folder, commit = hub.model_folder(recipe.model, recipe.revision)
     about = model.read_model(folder)
-    about = _with_layers(recipe, about, lambda: model.tensor_shapes(folder))
+    about = _with_vocabulary(_with_layers(recipe, about, lambda: model.tensor_shapes(folder)), folder)
     if commit is not None:  # of a model on the Hub the revision says which it is, as in a plan made without its files
         about = dataclasses.replace(about, source=recipe.model, revision=commit, fingerprint=None)
     data = dataset_facts(console, recipe, about)
@@ -119,6 +121,12 @@ def _with_layers(recipe: Recipe, about: ModelFacts, shapes: Callable[[], Mapping
         return about
     found = linear_layers(shapes(), vocab_size=about.vocab_size, experts=about.experts)
     return dataclasses.replace(about, linear_layers=tuple(found) or None)
+
+
+def _with_vocabulary(about: ModelFacts, folder: Path) -> ModelFacts:
+    """With what of the folder's tokenizer keeps llama.cpp's converter from making a GGUF file."""
+    why = why_no_vocabulary(folder, about.architecture) if about.convertible else None
+    return about if why is None else dataclasses.replace(about, convertible=False, not_convertible=why)
 
 
 def _made(
@@ -240,9 +248,13 @@ def _blocked(made: dict[str, Any]) -> DecisionNeeded:
 
 def warn_of_export(console: Console, made: dict[str, Any]) -> None:
     """What cannot be had from this training, said before it."""
-    why = made["facts"]["model"].get("not_convertible")
+    model = made["facts"]["model"]
+    why = model.get("not_convertible")
     if why:
         console.warn("not_convertible", f"{why}; training and merging work, and export-gguf refuses this model")
+    elif window := model.get("unread_window"):
+        longest = made["recipe"]["max_length"]
+        console.warn("unread_window", convertible.unread_window_told(window, model["architecture"], longest))
 
 
 def _warn_of_few(console: Console, recipe: dict[str, Any], rows: int) -> None:

@@ -80,8 +80,7 @@ def convert(
         DecisionNeeded: not enough disk or memory.
     """
     started = time.monotonic()
-    _check_files(model, outtype)
-    converter.require_convertible(model, toolchain)
+    _check_model(model, outtype, toolchain, warn)
     inputs = model_digests(model)
     options = {"name": name, "outtype": outtype}
     if done := finished_record(record, inputs=inputs, options=options):
@@ -167,6 +166,12 @@ def _swallows_space(model: Path) -> bool:
     file = model / "tokenizer.json"
     added = read_json(file).get("added_tokens", []) if file.is_file() else []
     return any(token.get("rstrip") for token in added)
+
+
+def _check_model(model: Path, outtype: str, toolchain: Toolchain, warn: Callable[[str, str], None]) -> None:
+    _check_files(model, outtype)
+    converter.require_convertible(model, toolchain)
+    converter.warn_of_window(model, warn)
 
 
 def _check_files(model: Path, outtype: str) -> None:

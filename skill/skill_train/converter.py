@@ -22,7 +22,7 @@ from typing import Any
 from skill_train import convertible
 from skill_train.errors import DecisionNeeded, NativeCrash, NotInstalled, SkillTrainError, UsageError, died_of_memory
 from skill_train.model import read_config
-from skill_train.model_config import text_config
+from skill_train.model_config import text_config, unread_window
 from skill_train.model_files import weight_files
 from skill_train.resources import train_program
 from skill_train.run_dir import read_json, watch_memory, write_text
@@ -78,6 +78,15 @@ def require_convertible(model: Path, toolchain: Toolchain) -> None:
         got=str(name),
         hint=instead + "choose another base, or a whole folder of this one",
     )
+
+
+def warn_of_window(model: Path, warn: Callable[[str, str], None]) -> None:
+    """Says of which texts a GGUF file of this folder computes something else than the model; of most models of none."""
+    config = read_config(model)
+    window = unread_window(config)
+    if window is not None:
+        name = convertible.architecture(text_config(config), config)
+        warn("unread_window", convertible.unread_window_told(window, str(name)))
 
 
 @contextlib.contextmanager
@@ -141,8 +150,6 @@ def run(
         with contextlib.suppress(BrokenPipeError):  # it ended already, and its log says why
             process.stdin.write(json.dumps([str(script), *arguments]) + "\n")
             process.stdin.flush()
-        with contextlib.suppress(BrokenPipeError):  # what could not be written is not tried again at the end
-            process.stdin.close()
         try:
             for line in process.stdout or ():  # a bar's carriage returns count as line ends
                 written = _WRITING.search(line)
@@ -150,6 +157,8 @@ def run(
                     on_percent(int(written[1]))
                 elif line.strip():
                     lines = [*lines[-_KEPT_LINES:], line.rstrip()]
+            with contextlib.suppress(BrokenPipeError):  # open until here: a converter whose command is gone ends
+                process.stdin.close()
         except BaseException:
             process.kill()
             raise

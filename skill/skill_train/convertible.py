@@ -20,6 +20,16 @@ RENAMED = {"MptForCausalLM": "MPTForCausalLM"}
 LAYERS = {"linear_attention": "mamba", "full_attention": "attention"}
 
 
+# Architectures whose sliding window llama.cpp computes with, and those that it computes without theirs: also Phi-3,
+# whose files hold the number. Found on texts of six windows' length, as the same test does.
+WINDOWED = frozenset(
+    f"{name}ForCausalLM" for name in ("Cohere2", "Exaone4", "ExaoneMoe", "GptOss", "GraniteSWA", "Olmo3")
+) | {f"{name}For{task}" for name in ("Gemma2", "Gemma3", "Gemma4") for task in ("CausalLM", "ConditionalGeneration")}
+WINDOW_LEFT_OUT = frozenset(
+    f"{name}ForCausalLM"
+    for name in ("Mistral", "Mixtral", "Ministral3", "Qwen2", "Qwen2Moe", "Qwen3", "Qwen3Moe", "SmolLM3", "Phi3")
+) | {"Starcoder2ForCausalLM", "Dots1ForCausalLM"}
+
 # Their classes of the converter read no other vocabulary (set_vocab in conversion/{gemma,nemotron,ernie,minicpm}.py).
 PIECES_ALONE = frozenset(
     f"{name}ForCausalLM"
@@ -49,6 +59,22 @@ def why_not(
         return f"llama.cpp's converter reads the vocabulary of {name} from tokenizer.model, which is not there"
     rules = _COMPUTED_OTHERWISE.get(name, ()) + (_ACTIVATION,) * (name in _SILU)
     return next((reason for is_one, reason in rules if is_one(text)), None)
+
+
+def unread_window_told(window: int, name: str, longest: int = 0) -> str:
+    """What to say where llama.cpp leaves the sliding window of a model out, or is not known to compute with it.
+
+    Args:
+        window: tokens that a layer sees.
+        name: the architecture.
+        longest: tokens of the longest text that is trained on.
+    """
+    beyond = f"from a GGUF file, a text of more than {window:,} tokens"
+    if name in WINDOW_LEFT_OUT:
+        told = f"llama.cpp computes {name} without its sliding window: {beyond} gets other answers than from the model"
+    else:
+        told = f"llama.cpp is not known to compute {name} with its sliding window: {beyond} may get other answers"
+    return f"{told}; max_length {longest:,} trains on such texts" if longest > window else told
 
 
 def architecture(text: Config, config: Config) -> str | None:

@@ -53,6 +53,7 @@ class ModelFacts:
         convertible: llama.cpp is known to take the architecture, as `config.json` describes it; None when that is not
             known.
         not_convertible: why not, where it is not.
+        unread_window: the sliding window in tokens, where llama.cpp is not known to compute the model with it.
         at_hand: the weights lie on this machine.
         linear_layers: what LoRA adapts, where the family is on no list; None where nobody looked.
     """
@@ -87,6 +88,7 @@ class ModelFacts:
     revision: str | None = None
     convertible: bool | None = None
     not_convertible: str | None = None
+    unread_window: int | None = None
     at_hand: bool = False
     linear_layers: tuple[str, ...] | None = None
 

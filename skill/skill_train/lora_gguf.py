@@ -74,6 +74,7 @@ def export_lora(
         )
     read = read_adapter(adapter)
     alpha, reason = _check_convertible(read, base)
+    converter.warn_of_window(base, warn)
     inputs = digests(adapter, [adapter / CONFIG, adapter / WEIGHTS]) | digests(base, [base / "config.json"])
     options = {"name": name, "outtype": outtype}
     done = finished_record(record, inputs=inputs, options=options)

@@ -217,7 +217,4 @@ def _has_chat_template(folder: Path) -> bool:
     if (folder / "chat_template.jinja").is_file() or (folder / "chat_template.json").is_file():
         return True
     config = folder / "tokenizer_config.json"
-    try:
-        return bool(json.loads(config.read_text(encoding="utf-8")).get("chat_template")) if config.is_file() else False
-    except (ValueError, RecursionError, AttributeError):
-        return False
+    return config.is_file() and bool(model_files.foreign_json(config).get("chat_template"))

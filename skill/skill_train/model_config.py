@@ -52,6 +52,8 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 }
 # Windows that count only where the config switches them on.
 _SWITCHED_WINDOW = ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "smollm3", "qwen2_vl", "qwen2_5_vl")
+# The first layer with a window, where config.json leaves max_window_layers out.
+_WINDOW_FROM = {"qwen2": 28, "qwen3": 28, "qwen2_vl": 80, "qwen2_5_vl": 80, "dots1": 62}
 _NESTED_TEXT = ("text_config", "llm_config", "language_config")
 # Keys under which models that read images describe how.
 _VISION = ("vision_config", "img_processor", "mm_vision_tower", "vision_tower", "visual", "vision_lora")
@@ -123,7 +125,8 @@ def read(
         vision=is_vision(config),
         gated=gated,
         revision=revision,
-        sliding_window=_sliding_window(text, fields["context"]),
+        sliding_window=_sliding_window(text, fields),
+        unread_window=unread_window(config),
         convertible=None if convertible.architecture(text, config) is None else refused is None,
         not_convertible=refused,
         **fields,
@@ -233,14 +236,35 @@ def _tied(config: Config, text: Config) -> bool | None:
     return default
 
 
-def _sliding_window(text: Config, context: int | None) -> int | None:
-    model_type = str(text.get("model_type"))
+def unread_window(config: Config) -> int | None:
+    """The sliding window in tokens, where llama.cpp is not known to compute the model with it. None where there is no
+    window, or it is computed with."""
+    text = text_config(config)
+    name = convertible.architecture(text, config)
+    return None if name in convertible.WINDOWED else _sliding_window(text, _fields(text))
+
+
+def _sliding_window(text: Config, fields: Mapping[str, Any]) -> int | None:
+    model_type, context = str(text.get("model_type")), fields["context"]
     if model_type in _SWITCHED_WINDOW and text.get("use_sliding_window") is not True:
         return None
     window = text.get("sliding_window", _DEFAULTS.get(model_type, {}).get("sliding_window"))
     if not isinstance(window, int) or window <= 0 or (context is not None and window >= context):
         return None
-    return window
+    return window if _any_layer_windowed(model_type, text, fields["layers"]) else None
+
+
+def _any_layer_windowed(model_type: str, text: Config, layers: int | None) -> bool:
+    """Whether a layer has the window that is stated. Source: `layer_types` of configuration_<type>.py, transformers
+    5.23; a type that is not told here has it in every layer, or in some whatever config.json says."""
+    kinds, first = text.get("layer_types"), text.get("max_window_layers", _WINDOW_FROM.get(model_type))
+    if isinstance(kinds, list) and kinds:
+        return "sliding_attention" in kinds
+    if model_type == "qwen2_moe":
+        return bool(first != 0)
+    if model_type not in _WINDOW_FROM or layers is None or not isinstance(first, int):
+        return True
+    return first < layers
 
 
 def _quantization(config: Config, text: Config) -> str | None:

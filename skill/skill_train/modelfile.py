@@ -14,8 +14,8 @@ from string import Template
 from typing import Any
 
 from skill_train import resources
-from skill_train.errors import UsageError
-from skill_train.reference import load_tokenizer
+from skill_train.errors import UsageError, from_exit_code
+from skill_train.reference import load_tokenizer as load_tokenizer
 from skill_train.run_dir import read_json
 
 Reason = dict[str, str]
@@ -56,7 +56,7 @@ def modelfile(gguf: str, parameters: list[str]) -> str:
 
 
 def parameters_of(
-    model: Path, trained_length: int | None = None, *, bare: bool = False
+    model: Path, trained_length: int | None = None, *, bare: bool = False, tokenizer: Any = None
 ) -> tuple[list[str], list[Reason]]:
     """The lines that follow FROM, and the reason of each, and of what is not there.
 
@@ -64,8 +64,12 @@ def parameters_of(
         model: the folder that was converted: its tokenizer, generation_config.json and config.json are read.
         trained_length: tokens of the longest training example, when it is known.
         bare: the rows were trained as they stand, without the chat template.
+        tokenizer: the model's, where it is at hand. Its template is rendered here: in the main thread, where it ends.
+
+    Raises:
+        UsageError: the template does not end.
     """
-    tokenizer = load_tokenizer(model)
+    tokenizer = tokenizer or load_tokenizer(model)
     generation = _read(model / "generation_config.json")
     config = _read(model / "config.json")
     lines: list[str] = []
@@ -124,15 +128,16 @@ def _turn_end(tokenizer: Any) -> str | None:
         return None
     from jinja2 import TemplateError
 
+    program = resources.train_module()
     errors = (TemplateError, ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError)
     messages = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": _PROBE}]
     try:
-        rendered = tokenizer.apply_chat_template(messages, tokenize=False)
-    except (
-        *errors,
-        TypeError,
-        ValueError,
-    ):  # a template that refuses so plain a conversation says nothing about its end
+        with program.limited(program.TEMPLATE_SECONDS):
+            rendered = tokenizer.apply_chat_template(messages, tokenize=False)
+    except TimeoutError:
+        refusal = program.endless_template(tokenizer.name_or_path)
+        raise from_exit_code(refusal.exit_code, refusal.error) from None
+    except (*errors, TypeError, ValueError):  # one that refuses so plain a conversation says nothing about its end
         return None
     after = str(rendered).rpartition(_PROBE)[2].lstrip()
     special = [token for token in tokenizer.get_added_vocab() if after.startswith(token)]

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection, Iterable
+import shutil
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,11 @@ import tiny_vocab
 from skill_train import native, reference, toolchain
 from skill_train.convert import convert
 from skill_train.errors import UsageError, VerificationFailed
+from skill_train.llama_vocabulary import why_no_vocabulary
 from skill_train.lora_targets import TARGETS
 from skill_train.model import read_model
 from skill_train.plan import TEXT_OF_VISION
+from skill_train.verify import verify
 
 SAME = 1e-5  # of mean KL in nats, in f32: equal computations differ by 3e-8 at most
 IDS = [464, 3290, 318, 922, 287, 262, 1110, 290, 2740, 546, 340]
@@ -88,6 +91,38 @@ TAKEN: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+LONG = [(464 + 7919 * number) % 50_000 for number in range(48)]
+WINDOW = GROUPED | {"sliding_window": 8, "head_dim": 16}
+EXPERTS = ROUTED | {"sliding_window": 8}
+SWITCHED = {"use_sliding_window": True, "max_window_layers": 0}
+HALF = {"layer_types": ["sliding_attention", "full_attention"]}
+WINDOWS: dict[str, tuple[str, dict[str, Any]]] = {
+    "mistral": ("mistral", WINDOW),
+    "mixtral": ("mixtral", EXPERTS),
+    "ministral3": ("ministral3", WINDOW),
+    "qwen2": ("qwen2", WINDOW | SWITCHED),
+    "qwen2-half": ("qwen2", WINDOW | SWITCHED | {"max_window_layers": 1}),
+    "qwen2-moe": ("qwen2_moe", EXPERTS | SWITCHED | {"max_window_layers": 2, "shared_expert_intermediate_size": 128}),
+    "qwen3": ("qwen3", WINDOW | SWITCHED),
+    "qwen3-moe": ("qwen3_moe", EXPERTS | SWITCHED),
+    "smollm3": (
+        "smollm3",
+        WINDOW | {"use_sliding_window": True, "layer_types": ["sliding_attention"] * 2, "no_rope_layers": [1, 1]},
+    ),
+    "phi3": ("phi3", WINDOW | {"original_max_position_embeddings": 512}),
+    "starcoder2": ("starcoder2", WINDOW | {"use_bias": True}),
+    "dots1": ("dots1", EXPERTS | {"num_key_value_heads": 4, "max_window_layers": 0}),
+    "gemma2": ("gemma2", GEMMA | {"query_pre_attn_scalar": 16, "sliding_window": 8}),
+    "gemma3": ("gemma3_text", GEMMA | {"query_pre_attn_scalar": 16, "sliding_window": 8, "num_hidden_layers": 6}),
+    "gpt-oss": ("gpt_oss", EXPERTS | HALF),
+    "exaone-moe": ("exaone_moe", EXPERTS | HALF),
+    "olmo3": (
+        "olmo3",
+        WINDOW | {"num_hidden_layers": 4, "layer_types": HALF["layer_types"][:1] * 3 + HALF["layer_types"][1:]},
+    ),
+}
+
+
 def built(folder: Path, kind: str, fields: dict[str, Any]) -> Path:
     """A tiny model as transformers saves it; Gemma has its own vocabulary and others GPT-2's."""
     import torch
@@ -108,10 +143,10 @@ def built(folder: Path, kind: str, fields: dict[str, Any]) -> Path:
     return folder
 
 
-def distance(model: Path, gguf: Path, work: Path) -> float:
+def distance(model: Path, gguf: Path, work: Path, tokens: Collection[int] = IDS) -> float:
     """Mean KL in nats between transformers' logits and llama.cpp's."""
     size = read_model(model).vocab_size
-    ids = [number % (size or 1) for number in IDS]
+    ids = [number % (size or 1) for number in tokens]
     with reference.reference_model(model) as loaded:
         logits = reference.logits(loaded, ids)
     logits.tofile(work / "tuned.bin")
@@ -132,16 +167,14 @@ def require_same(model: Path, work: Path) -> None:
 ALWAYS = ("mpt", "granitehybrid", "deepseek3", "nemotron")
 
 
-def _by_default(names: Iterable[str], chosen: Collection[str]) -> list[Any]:
-    return [name if name in chosen else pytest.param(name, marks=pytest.mark.torture) for name in names]
-
-
-@pytest.mark.parametrize("name", _by_default(tiny_families.FAMILIES, ALWAYS))
+@pytest.mark.parametrize("name", tiny_families.by_default(chosen=ALWAYS))
 def test_a_family_converts_or_plan_had_said_so(name: str, tmp_path: Path) -> None:
     if name == "llama4":
         pytest.skip("llama.cpp needs four layers of it, as TAKEN has")
     model = tiny_families.folder(name)
-    if read_model(model).convertible:
+    facts = read_model(model)
+    if facts.convertible:
+        assert why_no_vocabulary(model, facts.architecture) is None
         require_same(model, tmp_path)
     else:
         with pytest.raises(UsageError):
@@ -151,11 +184,13 @@ def test_a_family_converts_or_plan_had_said_so(name: str, tmp_path: Path) -> Non
 @pytest.mark.parametrize("name", TAKEN)
 def test_a_model_as_transformers_saves_it_converts(name: str, tmp_path: Path) -> None:
     model = built(tmp_path / "model", *TAKEN[name])
-    assert read_model(model).not_convertible is None
+    facts = read_model(model)
+    assert facts.not_convertible is None
+    assert why_no_vocabulary(model, facts.architecture) is None
     require_same(model, tmp_path)
 
 
-@pytest.mark.parametrize("name", _by_default(STOPPED, ("falcon-alibi", "gpt2-width", "llama-relu")))
+@pytest.mark.parametrize("name", tiny_families.by_default(STOPPED, ("falcon-alibi", "gpt2-width", "llama-relu")))
 def test_what_is_refused_before_the_training_is_rightly_refused(name: str, tmp_path: Path) -> None:
     """The converter itself, without our words: it fails, or llama.cpp cannot load or computes something else."""
     kind, fields, word = STOPPED[name]
@@ -173,6 +208,73 @@ def test_what_is_refused_before_the_training_is_rightly_refused(name: str, tmp_p
         assert distance(model, file, tmp_path) > 100 * SAME
     except VerificationFailed as error:
         assert error.code == "gguf_refused"
+
+
+@pytest.mark.parametrize("name", tiny_families.by_default(WINDOWS, ("gemma2", "phi3")))
+def test_a_window_is_computed_with_or_plan_had_said_that_it_is_not(name: str, tmp_path: Path) -> None:
+    """Texts of six windows' length, in a model whose layers see one window."""
+    model = built(tmp_path / "model", *WINDOWS[name])
+    facts, options = read_model(model), {"progress": lambda *_: None, "warn": lambda *_: None}
+    assert (facts.sliding_window, facts.not_convertible) == (8, None)
+    convert(
+        model=model,
+        out=tmp_path,
+        record=tmp_path / "c.json",
+        name="m",
+        outtype="f32",
+        toolchain=toolchain.find(),
+        **options,
+    )
+    far = distance(model, tmp_path / "m-f32.gguf", tmp_path, LONG)
+    assert facts.unread_window == (None if far < SAME else 8)
+    assert not SAME < far < 100 * SAME
+    near = distance(model, tmp_path / "m-f32.gguf", tmp_path, LONG[:8])
+    assert near < SAME
+
+
+def test_plan_tells_of_a_tokenizer_that_the_converter_does_not_know(tmp_path: Path, commands: Any) -> None:
+    """The converter refuses such a folder: tests/integration/test_export.py."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+    model = Path(shutil.copytree(tiny.cached("gpt2"), tmp_path / "model"))
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps({"text": f"Row {number} has {number} apples."}) + "\n" for number in range(9)))
+
+    def warned() -> list[str]:
+        answer = commands.run(tmp_path, dict(os.environ), "plan", "--model", model, "--data", rows, "--max-steps", "1")
+        found = json.loads(answer.stdout)["warnings"]
+        return [each["message"] for each in found if each["code"] == "not_convertible"]
+
+    assert warned() == []
+    own = Tokenizer(models.BPE())
+    own.pre_tokenizer = pre_tokenizers.ByteLevel()
+    own.train_from_iterator(["some text of our own"] * 9, trainers.BpeTrainer(special_tokens=["<|endoftext|>"]))
+    own.save(str(model / "tokenizer.json"))
+    (told,) = warned()
+    assert "splits text" in told
+    assert "training and merging work" in told
+
+
+def test_plan_export_and_verify_name_the_window_that_is_left_out(tmp_path: Path, commands: Any) -> None:
+    model, made = built(tmp_path / "model", *WINDOWS["phi3"]), tmp_path / "made"
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(
+        "".join(json.dumps({"text": f"Row {number} tells of {number} apples."}) + "\n" for number in range(9))
+    )
+    planned = ("plan", "--model", model, "--data", rows, "--max-steps", "1", "--max-length", "64")
+    for words in (planned, ("export-gguf", model, "--quant", "f32", "--out", made)):
+        answer = json.loads(commands.run(tmp_path, dict(os.environ), *words).stdout)
+        warned = [each["message"] for each in answer["warnings"] if each["code"] == "unread_window"]
+        assert len(warned) == 1, words
+        assert "more than 8 tokens" in warned[0]
+        assert ("max_length 64" in warned[0]) is (words == planned)
+    proof = verify(
+        reference=model, adapter=None, base=None, ggufs=list(made.glob("*.gguf")), rows=[], held_out=[],
+        record=tmp_path / "verify.json", tokens=64, progress=lambda *_: None, warn=lambda *_: None,
+    )  # fmt: skip
+    check = next(check for check in proof["checks"] if check["name"] == "window")
+    assert (check["verdict"], check["threshold"]) == ("warn", 8)
+    assert "more than 8 tokens" in check["detail"]
 
 
 def test_every_type_with_lora_targets_is_walked_over() -> None:

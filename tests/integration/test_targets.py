@@ -18,7 +18,7 @@ from skill_train.lora_targets import TARGETS, linear_layers
 
 _MLP = {"gate_proj", "up_proj", "down_proj"}  # PEFT takes them for the experts, too
 LEFT_OUT = {
-    **dict.fromkeys(("deepseek2", "deepseek3", "glm4moe", "erniemoe"), _MLP),
+    **dict.fromkeys(("deepseek2", "deepseek3", "glm4moe", "erniemoe", "dots1"), _MLP),
     "qwen2moe": _MLP | {"shared_expert_gate"},
     "qwen3next": _MLP | {"shared_expert_gate", "out_proj"},
     "llama4": {"router"},
@@ -28,7 +28,7 @@ LEFT_OUT = {
     "mamba2": {"out_proj"},
     "falconmamba": {"dt_proj", "x_proj", "out_proj"},
     "jamba": {"dt_proj", "x_proj", "out_proj"} | _MLP,
-    "granitehybrid": {"out_proj"},
+    **{family: {"out_proj"} for family in ("bamba", "falconh1", "granitehybrid")},
 }
 TRAINED = ("gptoss", "lfm2", "deepseek3", "ernie", "mamba")
 

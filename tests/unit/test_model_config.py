@@ -101,10 +101,50 @@ def test_the_window_is_one_that_cuts(name: str, window: int | None) -> None:
     assert recorded_model(name).sliding_window == window
 
 
-@pytest.mark.parametrize(("switch", "window"), [(True, 4096), (False, None), (None, None)])
-def test_qwens_window_counts_when_it_is_switched_on(switch: bool | None, window: int | None) -> None:
-    config = recorded("qwen2.5-7b")["config"] | {"sliding_window": 4096, "use_sliding_window": switch}
+@pytest.mark.parametrize(
+    ("said", "window"),
+    [
+        ({"use_sliding_window": True, "max_window_layers": 21}, 4096),
+        ({"use_sliding_window": False, "max_window_layers": 21}, None),
+        ({"use_sliding_window": None, "max_window_layers": 21}, None),
+        ({"use_sliding_window": True, "max_window_layers": 28}, None),  # it begins behind the last of 28 layers
+        ({"use_sliding_window": True, "layer_types": ["full_attention"] * 28}, None),
+        ({"use_sliding_window": True, "layer_types": ["full_attention", "sliding_attention"] * 14}, 4096),
+    ],
+)
+def test_qwens_window_counts_when_it_is_switched_on_and_a_layer_has_it(
+    said: dict[str, Any], window: int | None
+) -> None:
+    config = recorded("qwen2.5-7b")["config"] | {"sliding_window": 4096} | said
     assert model_config.read(config, source="x").sliding_window == window
+
+
+@pytest.mark.parametrize(("first", "window"), [(0, None), (21, 4096)])  # of Qwen2-MoE the first layers have it
+def test_of_qwen2_moe_the_first_layers_have_the_window(first: int, window: int | None) -> None:
+    config = recorded("qwen1.5-moe-a2.7b")["config"]
+    config |= {"use_sliding_window": True, "sliding_window": 4096, "max_window_layers": first}
+    assert model_config.read(config, source="x").sliding_window == window
+
+
+MISTRAL_V01 = {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 4096}
+MISTRAL_V01 |= {"max_position_embeddings": 32_768}  # huggingface.co/mistralai/Mistral-7B-v0.1
+
+
+@pytest.mark.parametrize(
+    ("config", "window"),
+    [
+        (MISTRAL_V01, 4096),
+        ({key: MISTRAL_V01[key] for key in MISTRAL_V01 if key != "sliding_window"}, 4096),  # the class fills it in
+        (MISTRAL_V01 | {"sliding_window": None}, None),
+        (recorded("phi-3-mini-4k")["config"], 2047),  # in the file's metadata, and not computed with
+        (recorded("phi-4-mini")["config"], None),
+        (recorded("gemma-3-1b")["config"], None),  # computed with
+        (recorded("gemma-3-4b")["config"], None),
+        (recorded("qwen2.5-7b")["config"], None),
+    ],
+)
+def test_the_window_that_llama_cpp_does_not_compute_with(config: dict[str, Any], window: int | None) -> None:
+    assert model_config.read(config, source="x").unread_window == window
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -1,0 +1,90 @@
+"""A tokenizer that llama.cpp's converter does not know is told from the folder, and no other one."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tiny
+import tiny_vocab
+from skill_train import llama_architectures, llama_vocabulary, toolchain
+from skill_train.errors import NotInstalled
+from skill_train.llama_vocabulary import why_no_vocabulary
+
+tokenizers = pytest.importorskip("tokenizers")
+WORDS = "how far it splits before it merges"
+
+
+def home_made(folder: Path) -> Path:
+    """A byte-level BPE of a few merges, trained here."""
+    folder.mkdir(exist_ok=True)
+    made = tokenizers.Tokenizer(tokenizers.models.BPE())
+    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet, special_tokens=["<|end|>"])
+    made.train_from_iterator([llama_vocabulary.TEXT, WORDS], trainer)
+    made.save(str(folder / "tokenizer.json"))
+    said = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|end|>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(said))
+    return folder
+
+
+def vocabulary(write: Any, folder: Path, **said: Any) -> Path:
+    folder.mkdir()
+    try:
+        write(folder, tiny.vocab_folder(), **said)
+    except NotInstalled:
+        pytest.skip("the converter's vocabularies are not in the cache")
+    return folder
+
+
+@pytest.mark.parametrize("name", ["LlamaForCausalLM", "Qwen2ForCausalLM", "GPT2LMHeadModel", "Gemma3ForCausalLM"])
+def test_a_home_made_tokenizer_is_told(name: str, tmp_path: Path) -> None:
+    assert "splits text" in str(why_no_vocabulary(home_made(tmp_path), name))
+
+
+@pytest.mark.parametrize("name", ["MptForCausalLM", "Gemma4ForCausalLM"])
+def test_a_class_that_needs_no_hash_is_left_alone(name: str, tmp_path: Path) -> None:
+    assert why_no_vocabulary(home_made(tmp_path), name) is None
+
+
+def test_a_known_one_is_known(tmp_path: Path) -> None:
+    folder = vocabulary(tiny_vocab.write_gpt2, tmp_path / "gpt2")
+    assert why_no_vocabulary(folder, "GPT2LMHeadModel") is None
+    assert why_no_vocabulary(folder, "LlamaForCausalLM") is None
+
+
+def test_pieces_without_tokenizer_model_do_for_llama_and_not_for_phi_3(tmp_path: Path) -> None:
+    folder = vocabulary(tiny_vocab.write_llama_spm, tmp_path / "spm", template="")
+    assert why_no_vocabulary(folder, "LlamaForCausalLM") is None
+    assert why_no_vocabulary(folder, "Phi3ForCausalLM") is None
+    (folder / "tokenizer.model").unlink()
+    assert why_no_vocabulary(folder, "LlamaForCausalLM") is None
+    assert "tokenizer.model" in str(why_no_vocabulary(folder, "Phi3ForCausalLM"))
+    assert "splits text" in str(why_no_vocabulary(folder, "Qwen2ForCausalLM"))
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"model": 3}', '{"model": {"type": "BPE"}, "added_tokens": [{}]}'])
+def test_a_broken_file_is_told_elsewhere(text: str, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text(text)
+    assert why_no_vocabulary(tmp_path, "Qwen2ForCausalLM") is None
+
+
+def test_list_and_text_are_those_of_the_converter() -> None:
+    try:
+        found = toolchain.find()
+    except NotInstalled:
+        pytest.skip("the converter is not in the cache")
+    if found.version != llama_architectures.VERSION:
+        pytest.skip(f"the cached converter is {found.version}")
+    code = (found.folder / "conversion" / "base.py").read_text(encoding="utf-8")
+    digits = llama_vocabulary.DIGITS
+    assert {each[:digits] for each in re.findall(r'chkhsh == "([0-9a-f]{64})"', code)} == llama_vocabulary.KNOWN
+    text = re.search(r"chktxt = ('.*')", code)
+    assert text is not None
+    assert ast.literal_eval(text[1]) == llama_vocabulary.TEXT
