@@ -14,13 +14,14 @@ from typing import Any
 from skill_train import rows
 from skill_train.errors import SkillTrainError, UsageError, from_exit_code, nearest
 from skill_train.facts import DatasetFacts
-from skill_train.formats import COLUMNS, OPTIONAL, Found, detect, match, optional_names, with_optional
+from skill_train.formats import COLUMNS, OPTIONAL, Found, detect, is_media, match, optional_names, with_optional
 from skill_train.recipe import Recipe
 from skill_train.resources import train_module
 from skill_train.row_check import checker, media_beside
 from skill_train.text_encoding import rewriting_command
 
 _FIRST = 200  # rows
+_LABELS = ("label", "labels", "class", "category", "sentiment", "target", "intent", "topic", "rating", "score", "stars")
 _WORDS = 3  # a text of as many is a sentence, and no name or number; scripts without spaces have such characters
 
 
@@ -127,7 +128,7 @@ def find_format(recipe: Recipe, row: dict[str, Any]) -> Found:
             hint=f"one of the formats {', '.join(COLUMNS)} as format: … in the recipe",
         )
     found = detect(row)
-    media = next((column for column, value in row.items() if train_module().media_in(value) is not None), None)
+    media = next((column for column, value in row.items() if is_media(column, value)), None)
     if found is None and media is not None:
         raise with_media(recipe, recipe.data, media, row, None)
     if found is None:
@@ -195,26 +196,45 @@ def first_rows_of(recipe: Recipe) -> list[dict[str, Any]]:
 
 
 def unread_text(first: Sequence[dict[str, Any]], columns: dict[str, str]) -> list[str]:
-    """Columns of sentences that differ from row to row and are not read, such as the passage that a question is about.
+    """Columns that are not read and differ from row to row: sentences, such as the passage that a question is about or
+    earlier turns, and the label of a plain text.
 
     Args:
         columns: what the format calls a column: what the dataset calls it.
     """
     read = {*columns.values(), "rejected"}  # the answers that sft is not to learn
     names = dict.fromkeys(name for row in first for name in row if name not in read)
-    return [name for name in names if _are_sentences([row.get(name) for row in first])]
+    plain = set(columns) == {"text"}
+    return [
+        name
+        for name in names
+        if _are_sentences(values := [row.get(name) for row in first])
+        or (plain and name.lower() in _LABELS and len({repr(value) for value in values}) > 1)
+    ]
 
 
 def _are_sentences(values: list[Any]) -> bool:
-    texts = [value for value in values if isinstance(value, str) and value.strip()]
-    worded = sum(len(text.split()) >= _WORDS or (len(text) >= _WORDS and not text.isascii()) for text in texts)
-    return 2 * worded > len(values) and 2 * len(set(texts)) > len(values)
+    texts = [texts for value in values if (texts := _texts(value))]
+    worded = sum(any(map(_is_sentence, text)) for text in texts)
+    return 2 * worded > len(values) and 2 * len(set(map(tuple, texts))) > len(values)
+
+
+def _is_sentence(text: str) -> bool:
+    return len(text.split()) >= _WORDS or (len(text) >= _WORDS and not text.isascii())
+
+
+def _texts(value: Any, depth: int = 4) -> list[str]:
+    """The texts of a value, those in its lists and objects too."""
+    if isinstance(value, str):
+        return [value] if value.strip() else []
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return [text for each in inner for text in _texts(each, depth - 1)] if depth else []
 
 
 def unread_text_told(names: list[str], columns: dict[str, str]) -> str:
     """The warning of such columns."""
     return (
-        f"{', '.join(names[:4])} {'holds' if len(names) == 1 else 'hold'} text that is not read: the model learns "
+        f"{', '.join(names[:4])} {'is' if len(names) == 1 else 'are'} not read: the model learns "
         f"{', '.join(columns.values())} alone. If the answers need it, put it into the question, or name the columns "
         "in a recipe to say that it is not needed"
     )
@@ -260,7 +280,7 @@ def with_media(recipe: Recipe, where: str, column: str, row: dict[str, Any], fou
         f"{where} has a picture, sound or film in the column {column!r}, and this version trains on text only",
         code="not_text",
         expected="a dataset of text",
-        got=train_module().media_in(row[column]) or "",
+        got=train_module().media_in(row[column]) or repr(row[column])[:80],
         hint="use a dataset of text"
         if found is None
         else f"a recipe that names the columns trains on the text alone: format: {found.format}, {text[1:-1]}",

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Container
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from skill_train.facts import DatasetFacts
@@ -128,6 +130,41 @@ def kind(value: Any) -> str:
         return "turns" if "from" in value[0] else "list"
     names = {str: "text", bool: "true or false", int: "number", float: "number", list: "list", dict: "object"}
     return "null" if value is None else names.get(type(value), type(value).__name__)
+
+
+# What datasets call a column of pictures, sounds or films, in the languages in which we found such datasets.
+_MEDIA_WORDS = (
+    "image|img|picture|pic|photo|photograph|screenshot|scan|thumbnail|pixel_value|jpe?g|png|webp|tiff?"
+    "|video|clip|mp4|audio|wav|mp3|flac|foto|fotografie|bild|bilder|abbildung|imagene?|imagem"
+    "|fotografia|immagine|immagini|obraz|zdjęcie|obrázek|kép|resim|görsel|gambar|afbeelding|kuva|billede"
+    "|изображение|картинка|фото|видео|аудио|图片|图像|圖片|圖像|照片|图|視頻|视频|音频|画像|写真|動画|音声|이미지|사진|영상"
+    "|صورة|فيديو|תמונה|चित्र|εικόνα|φωτογραφία|รูปภาพ|vídeo|vidéo|áudio"
+)
+_MEDIA_COLUMN = re.compile(
+    rf"(?!(?:n|num|count|has|is|no|with|without)_)(?:\w+_)?(?:{_MEDIA_WORDS})(?:e?s|i)?"
+    r"(?:_(?:id|path|url|uri|link|file|filename|file_name|name|bytes|data|base64|b64|key|ref|src)s?)?_?\d*"
+)
+_SENTENCE = 3  # words
+
+
+@lru_cache(maxsize=4096)
+def names_media(column: str) -> bool:
+    """Whether a column is called what datasets call pictures, sounds and films: `image`, `img_path`, `Foto`, `图片`."""
+    parted = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", column).lower()
+    return _MEDIA_COLUMN.fullmatch(re.sub(r"[\W_]+", "_", parted).strip("_")) is not None
+
+
+def is_media(column: str, value: Any) -> bool:
+    """Whether a value is a picture, sound or film: by itself, or because its column is called so and it is no text."""
+    if train_module().media_in(value) is not None:
+        return True
+    if not value or isinstance(value, bool) or not names_media(column):
+        return False
+    if isinstance(value, dict):
+        return any(each is not None for each in value.values())
+    if isinstance(value, str):  # a sentence about a picture is text
+        return len(value.split()) < _SENTENCE and (value.isascii() or len(value) < 12)
+    return True
 
 
 def _optional(name: str, columns: dict[str, str], there: Container[str]) -> dict[str, str]:

@@ -7,11 +7,12 @@ preference; KTO unpaired preference or preference; GRPO prompt-only. The only on
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from skill_train.formats import OPTIONAL, Found, detect, kind
+from skill_train.formats import OPTIONAL, Found, detect, is_media, kind
 
 METHODS = ("sft", "dpo", "kto", "grpo", "reward")
 
@@ -29,6 +30,8 @@ _QUESTIONS = (
     "question", "query", "problem", "q", "user", "human", "request", "ask", "usermessage",
 )  # fmt: skip
 _QUESTION_MARKS = ("?", "？", "؟", "՞", "፧")  # the Greek one is a semicolon, with which code ends
+_FILE = re.compile(r"\S*[/\\]\S+[/\\.]\S*|\S+\.[A-Za-z]\w{1,4}")
+_ABOUT = ("context", "passage", "background", "evidence", "paragraph")
 _CHOSEN = (
     "chosen", "accepted", "preferred", "better", "winner", "positive", "responsechosen", "chosenresponse", "win",
     "good",
@@ -83,7 +86,7 @@ def judge(row: dict[str, Any], found: Found | None, rows: Sequence[dict[str, Any
 
 def _sft(row: dict[str, Any], found: Found | None, rows: Sequence[dict[str, Any]]) -> Verdict:
     read = set() if found is None else set(found.columns.values())  # whose rows are looked at one by one
-    media = [column for column, value in row.items() if column not in read and kind(value) == "media"]
+    media = [column for column, value in row.items() if column not in read and is_media(column, value)]
     if media and (found is None or not found.explicit):
         why = f"{', '.join(media)} holds pictures, sounds or films, and this version trains on text only"
         return Verdict("impossible", why)
@@ -153,6 +156,11 @@ def _two_texts(row: dict[str, Any], rows: Sequence[dict[str, Any]]) -> Verdict |
     texts = [column for column, value in row.items() if kind(value) == "text"]
     if len(texts) != 2:
         return None
+    if (why := _no_answer(row, texts)) is not None:
+        return Verdict("impossible", why)
+    named = next((column for column in texts if _names_files(column, rows)), None)
+    if named is not None:
+        return Verdict("impossible", f"{named} names files or addresses, and what is in them is not read")
     if _asks(texts[1], rows) and not _asks(texts[0], rows):
         because = f"most values of {texts[1]} end with a question mark; that {texts[0]} answers is a guess: "
         return _pairs(row, texts[1], texts[0], because + "look at the example", guessed=True)
@@ -160,10 +168,25 @@ def _two_texts(row: dict[str, Any], rows: Sequence[dict[str, Any]]) -> Verdict |
     return _pairs(row, texts[0], texts[1], because, guessed=True)
 
 
+def _no_answer(row: dict[str, Any], texts: list[str]) -> str | None:
+    """Why neither of two texts answers the other: what answers is no text, or one is what the other is about."""
+    answers = [column for column in row if column not in texts and _plain(column).rstrip("s") in _ANSWERED]
+    if answers and (asked := _column(row, _ASKED)) is not None:
+        return f"{answers[0]} holds {kind(row[answers[0]])}, and the answer to {asked} must be text"
+    about = next((column for column in texts if _plain(column) in _ABOUT), None)
+    return None if about is None else f"{about} is what a text is about by its name, and no answer is beside it"
+
+
 def _asks(column: str, rows: Sequence[dict[str, Any]]) -> bool:
     """Most values end with a question mark: that of Latin script, Chinese, Arabic, Armenian or Amharic."""
     texts = [value.strip() for row in rows if isinstance(value := row.get(column), str) and value.strip()]
     return 2 * sum(text.endswith(_QUESTION_MARKS) for text in texts) > len(texts)
+
+
+def _names_files(column: str, rows: Sequence[dict[str, Any]]) -> bool:
+    """Whether nearly all values are one word each, with the slashes or the ending of a file."""
+    texts = [value.strip() for row in rows if isinstance(value := row.get(column), str) and value.strip()]
+    return bool(texts) and 10 * sum(_FILE.fullmatch(text) is not None for text in texts) >= 9 * len(texts)
 
 
 def _pairs(row: dict[str, Any], asked: str, answered: str, because: str, *, guessed: bool = False) -> Verdict:

@@ -9,12 +9,13 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from skill_train.formats import Found, kind
+from skill_train.formats import Found, is_media, kind
 from skill_train.resources import train_module
 
 # Roles that answer a call of the assistant, by the names that templates know.
 _TOOLS = ("tool", "function", "ipython", "observation", "environment")
 _SYSTEM = ("system", "developer")
+_KNOWN = {*_SYSTEM, "user", "assistant", *_TOOLS}
 
 
 class Trouble(NamedTuple):
@@ -68,8 +69,8 @@ def media_beside(row: dict[str, Any], found: Found) -> str | None:
     """A column that training would not read, and that holds a picture, sound or film."""
     if found.explicit:
         return None
-    read, media_in = set(found.columns.values()), train_module().media_in
-    return next((name for name, value in row.items() if name not in read and media_in(value) is not None), None)
+    read = set(found.columns.values())
+    return next((name for name, value in row.items() if name not in read and is_media(name, value)), None)
 
 
 def column_checker(columns: dict[str, str]) -> Callable[[dict[str, Any]], Checked]:
@@ -124,6 +125,8 @@ def _may_be_media(content: str) -> bool:
     """Whether training's own check is worth its time."""
     if "<" in content or "[IMG]" in content or content[:5].lower() == "data:" or "." in content[-6:-2]:
         return True
+    if content[0] in "[{ \n" or content[-1] in "]} \n":
+        return True
     alone = " " not in content[:32] and content[:32].isascii()  # base64, or an address with parameters
     return alone or ("?" in content[-300:] and "/" in content and "\n" not in content)
 
@@ -148,6 +151,9 @@ def measure(example: dict[str, Any]) -> tuple[int, int]:
 
 @lru_cache(maxsize=4096)
 def _order(roles: tuple[str, ...]) -> Trouble | None:
+    unknown = next((role for role in roles if role not in _KNOWN), None)
+    if unknown is not None:
+        return Trouble("unknown_role", False, f"{unknown!r} is no role that chat templates know")
     why = role_trouble(roles)
     return Trouble("wrong_role_order", False, why) if why else None
 
@@ -179,8 +185,8 @@ def _refusal(kind: str, why: str) -> Checked:
 
 def _kind(row: dict[str, Any], required: frozenset[str], error: dict[str, str]) -> str:
     """The word of the report for a refusal of training."""
-    if error["code"] == "not_text":
-        return "not_text"
+    if error["code"] in ("not_text", "unknown_role"):
+        return error["code"]
     if "no assistant message" in error["message"]:
         return "wrong_role_order"
     return "empty" if any(_is_empty(row[column]) for column in required) else "malformed"

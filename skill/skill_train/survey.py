@@ -18,7 +18,7 @@ from skill_train.row_check import Checked
 
 Check = Callable[[dict[str, Any]], Checked]
 READING = ("broken_json", "not_utf8", "not_an_object", "duplicate", "personal_data")  # known without a mapping
-MAPPED = ("missing_column", "empty", "malformed", "not_text", "wrong_role_order")
+MAPPED = ("missing_column", "empty", "malformed", "not_text", "unknown_role", "wrong_role_order")
 LINES = 10  # line numbers kept of each problem
 PEEKED = 200  # rows that decide what a typical row is
 _SHAPES = 4096

@@ -202,7 +202,7 @@ def test_a_text_that_is_none_is_named_by_its_line(tmp_path: Path, row: dict[str,
 
 def test_an_unknown_speaker_is_named(tmp_path: Path) -> None:
     error = _refused(_jsonl(tmp_path, {"conversations": [*SPOKEN, {"from": "narrator", "value": "End."}]}))
-    assert error.code == "bad_row"
+    assert error.code == "unknown_role"
     assert "narrator" in error.got
 
 

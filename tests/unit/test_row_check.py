@@ -65,6 +65,9 @@ def test_a_row_is_refused_exactly_when_training_refuses_it(messages: Any) -> Non
         ({"messages": "x"}, "malformed"),
         ({"messages": [USER, {"role": "assistant", "content": 4}]}, "malformed"),
         ({"messages": [USER]}, "wrong_role_order"),
+        ({"messages": [USER, {"role": "agent", "content": "4"}]}, "unknown_role"),
+        ({"messages": [USER, {"role": "Assistant", "content": "4"}]}, "unknown_role"),
+        ({"messages": [{"role": "Mensch", "content": "2+2?"}, {"role": "KI", "content": "4"}]}, "unknown_role"),
         ({"messages": [USER, {"role": "assistant", "content": "\ud83d"}]}, "not_utf8"),
         ({"messages": [USER, {"role": "assistant", "content": "4", "reasoning_content": "\ud83d"}]}, "malformed"),
         (
@@ -152,6 +155,21 @@ def test_an_odd_order_is_remarked_and_not_refused() -> None:
     assert (size, turns) == (9, 3)
     assert trouble is not None
     assert (trouble.kind, trouble.refused) == ("wrong_role_order", False)
+
+
+@pytest.mark.parametrize("role", ["agent", "bot", "context", "User"])
+def test_a_role_that_templates_do_not_know_is_remarked_beside_an_answer(role: str) -> None:
+    trouble = checker(CHAT)({"messages": [USER, {"role": role, "content": "It is late."}, BOT]})[2]
+    assert trouble is not None
+    assert (trouble.kind, trouble.refused) == ("unknown_role", False)
+    assert repr(role) in trouble.why
+
+
+@pytest.mark.parametrize("role", ["tool", "function", "ipython", "observation", "environment", "developer"])
+def test_roles_of_published_templates_are_known(role: str) -> None:
+    said = {"role": role, "content": "5"}
+    rows = [said, USER, BOT] if role == "developer" else [USER, BOT, said, BOT]
+    assert checker(CHAT)({"messages": rows})[2] is None
 
 
 PAIRS = {"prompt": "prompt", "chosen": "chosen", "rejected": "rejected"}

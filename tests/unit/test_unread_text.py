@@ -43,6 +43,42 @@ def test_names_and_numbers_are_not(name: str, values: str) -> None:
     assert unread_text([_row(n) | {name: values.format(n)} for n in range(20)], READ) == []
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("history", [["Where is parcel {}?", "It left Munich at noon."]]),
+        ("answers", {"text": ["It is on shelf {}."], "start": [7]}),
+        ("references", [{"said": "Shelf {} is in Munich."}]),
+    ],
+)
+def test_sentences_in_lists_and_objects_are_told(name: str, value: Any) -> None:
+    rows = [_row(n) | {name: json.loads(json.dumps(value).replace("{}", str(n)))} for n in range(20)]
+    assert unread_text(rows, READ) == [name]
+
+
+@pytest.mark.parametrize(("name", "values"), [("label", [0, 1]), ("Sentiment", ["good", "bad"]), ("stars", [1, 5])])
+def test_the_label_of_a_text_is_told(name: str, values: list[Any]) -> None:
+    rows = [{"text": f"Parcel {n} came late.", name: values[n % 2], "lang": "en"} for n in range(20)]
+    assert unread_text(rows, {"text": "text"}) == [name]
+    assert unread_text([row | {name: values[0]} for row in rows], {"text": "text"}) == []
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"context": "Shelf {} is in Munich.", "question": "Where is it?", "answers": {"text": ["Munich {}"]}},
+        {"question": "Where is {}?", "hint": "Look at {}.", "answers": ["in Munich", "at home"]},
+        {"passage": "Shelf {} is in Munich.", "question": "Where is {}?"},
+    ],
+)
+def test_two_texts_are_no_pair_where_the_answer_is_no_text(tmp_path: Path, row: dict[str, Any]) -> None:
+    """As in SQuAD, whose `answers` is an object."""
+    lines = [json.dumps(row).replace("{}", str(n)) for n in range(20)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(lines))
+    verdict = data_subject.look(Recipe(model="m", data=str(tmp_path / "rows.jsonl")), "sft", None).verdict
+    assert verdict.verdict == "impossible"
+
+
 def test_what_only_some_rows_have_is_not() -> None:
     rows: list[dict[str, Any]] = [_row(n) | {"note": None if n % 2 else f"look at it again {n}"} for n in range(20)]
     assert unread_text(rows, READ) == []
