@@ -21,6 +21,7 @@ from skill_train.errors import UsageError
 from skill_train.evaluate_ask import Model, Question, Replies, backend_of
 from skill_train.evaluate_figures import FEW_ROWS, Measured, differences, figures
 from skill_train.evaluate_score import Answer, Scoring, exact, scores
+from skill_train.model import read_config
 from skill_train.reference import context_length, load_tokenizer
 
 Warn = Callable[[str, str], None]
@@ -137,7 +138,7 @@ def _room(scoring: Scoring) -> int:
 
 
 def _context(folder: Path) -> int | None:
-    return context_length(json.loads((folder / "config.json").read_text(encoding="utf-8")))
+    return context_length(read_config(folder))
 
 
 def _texts(asked: list[Question], replies: Replies, tokenizer: Any) -> list[Answer]:
@@ -207,7 +208,7 @@ def end_of(text: str, most: int) -> str:
 def blind(models: list[dict[str, Any]], base: Path) -> str:
     """Names the models that are worse than one that gives every token the same chance, whose perplexity is the size of
     the vocabulary; empty when there is none."""
-    config = json.loads((base / "config.json").read_text(encoding="utf-8"))
+    config = read_config(base)
     size = config.get("text_config", {}).get("vocab_size") or config.get("vocab_size")
     guess = math.log(size) if size else math.inf
     named = [f"{one['name']} (loss {one['loss']:.4g})" for one in models if (one["loss"] or 0.0) > guess]

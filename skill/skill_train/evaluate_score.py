@@ -10,9 +10,11 @@ from typing import Any
 
 from skill_train.errors import NativeCrash, UsageError
 from skill_train.native import run_worker
+from skill_train.resources import train_module
 
 # The user's own function: seconds to start (it may import large libraries), and for each answer.
 _START_SECONDS, _ANSWER_SECONDS = 60.0, 2.0
+_PATTERN_SECONDS = 10.0  # for all answers
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,7 @@ def checked_pattern(pattern: str | None) -> str:
         raise UsageError("a regex score needs a pattern", code="bad_pattern", expected="--pattern", hint=hint)
     try:
         re.compile(pattern)
-    except re.error as error:
+    except (re.error, OverflowError, RecursionError) as error:
         raise UsageError(f"the pattern {pattern!r} is wrong: {error}", code="bad_pattern", hint=hint) from None
     return pattern
 
@@ -90,13 +92,28 @@ def scores(scoring: Scoring, answers: list[Answer]) -> list[float | None]:
     """One number an answer, higher is better; None for a row that cannot be scored: its own answer has no match.
 
     Raises:
-        UsageError: the user's scorer fails, returns no number or takes too long.
+        UsageError: the user's scorer fails, returns no number or takes too long; the pattern takes too long.
     """
     if scoring.scorer is not None:
         return _own(scoring.scorer, answers)
     if scoring.pattern is not None:
-        return [_by_pattern(re.compile(scoring.pattern), one) for one in answers]
+        return _by_patterns(scoring.pattern, answers)
     return [_is_json(one.answer) if scoring.name == "json" else exact(one) for one in answers]
+
+
+def _by_patterns(pattern: str, answers: list[Answer]) -> list[float | None]:
+    """For all of them together: `(a+)+b` takes longer than the universe is old for one."""
+    try:
+        with train_module().limited(_PATTERN_SECONDS):
+            return [_by_pattern(re.compile(pattern), one) for one in answers]
+    except TimeoutError:
+        raise UsageError(
+            f"the pattern {pattern!r} takes too long",
+            code="bad_pattern",
+            expected=f"all answers searched in {_PATTERN_SECONDS:g} s",
+            got=f"{len(answers)} answers of up to {max(len(one.answer) for one in answers)} characters",
+            hint="write it without a repetition inside a repetition",
+        ) from None
 
 
 def _by_pattern(pattern: re.Pattern[str], one: Answer) -> float | None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+import hostile
 from skill_train import evaluate_score
 from skill_train.errors import UsageError
 from skill_train.evaluate_score import Answer, Scoring, exact, scores, scoring_of
@@ -34,6 +35,14 @@ def test_exact_is_to_the_letter() -> None:
 )
 def test_a_pattern_compares_what_it_finds(pattern: str, text: str, worth: float | None) -> None:
     assert scores(Scoring("regex", pattern), [answer(text)]) == [worth]
+
+
+def test_a_pattern_that_takes_for_ever_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bound is for all answers together."""
+    monkeypatch.setattr(evaluate_score, "_PATTERN_SECONDS", 0.3)
+    with hostile.limits(5), pytest.raises(UsageError) as caught:
+        scores(Scoring("regex", "(a+)+b"), [answer("x" + "a" * 40)])
+    assert caught.value.code == "bad_pattern" and "(a+)+b" in caught.value.message
 
 
 @pytest.mark.parametrize(
