@@ -33,9 +33,10 @@ test: $(STAMP)
 
 # Kills are one group and take longest, so they come first; each target of hostile input goes to whoever is free.
 KILLS := tests/torture/test_kills.py
+WALKS := $(addprefix tests/integration/test_,convertible.py family_metadata.py weight_faults.py planted_faults.py bench_runs.py)
 torture: $(STAMP)
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -m torture $(KILLS) \
-	$(filter-out $(KILLS),$(wildcard tests/torture/test_*.py)) tests/integration/test_convertible.py -n $(CORES) --dist loadgroup --no-loadscope-reorder
+	$(filter-out $(KILLS),$(wildcard tests/torture/test_*.py)) $(WALKS) -n $(CORES) --dist loadgroup --no-loadscope-reorder
 
 live: $(STAMP)
 	$(BIN)/python -m pytest -m live

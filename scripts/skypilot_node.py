@@ -32,7 +32,7 @@ RUN = Path("run")
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("bucket", help="folder of a bucket, hf://buckets/…")
     parser.add_argument("--timeout", type=float, required=True, help="seconds of training, then it is ended politely")
     parser.add_argument("--data", type=Path, help="where the plan's data lies here")

@@ -152,7 +152,9 @@ LEFT_OUT = """
 """
 CELL_CHARACTERS = 10_000_000  # of a table; Python's own limit is 131,072. A quote that nobody closes ends here
 OTHER_WORK = ("plan.json", "adapter_config.json", "trainer_state.json")  # in the folder of a run, adapter, checkpoint
-TEMPLATE_SECONDS = 20.0  # for one conversation; a published template takes a thousandth of one
+# For a chat template, of which a published one takes less than a millisecond a conversation: at most for one, for all
+# together, and what each conversation and each of its characters adds to that.
+TEMPLATE_SECONDS, SECONDS_A_RENDERING, SECONDS_A_CHARACTER = 10.0, 0.003, 2e-6
 NETWORK = ("httpx2", "httpcore2", "httpx", "httpcore", "hf_xet")
 LAST_BYTES = 4 << 20  # of a limited address space: what came so near to the limit has met it
 WITHOUT_TEMPLATE = (
@@ -179,7 +181,7 @@ class Refused(Exception):
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])  # none with PYTHONOPTIMIZE=2
     parser.add_argument("plan", type=Path)
     parser.add_argument("--resume", action="store_true", help="go on from the newest complete checkpoint")
     parser.add_argument("--probe", action="store_true", help="time fp32 and bf16 on this processor and stop")
@@ -874,6 +876,7 @@ def from_pair(data_format: str, value: Any) -> list[dict[str, Any]]:
     return [*system, {"role": "user", "content": user}, answer]
 
 
+ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython", "observation", "environment")
 SHAREGPT_ROLES = {
     "human": "user",
     "user": "user",
@@ -896,7 +899,7 @@ def from_sharegpt(turns: Any, system: Any) -> list[dict[str, Any]]:
         role = SHAREGPT_ROLES.get(str(turn.get("from")).lower()) if isinstance(turn, dict) else None
         if role is None:
             raise Refused(
-                "a turn has no known speaker", code="bad_row", expected="from: human or gpt", got=repr(turn)[:80]
+                "a turn has no known speaker", code="unknown_role", expected="from: human or gpt", got=repr(turn)[:80]
             )
         messages.append({"role": role, "content": text_of(turn.get("value"), "value")})
     return messages
@@ -908,25 +911,42 @@ def as_messages(value: Any, role: str, name: str) -> list[dict[str, Any]]:
     return [{"role": role, "content": text_of(value, name)}]
 
 
-PICTURES = "png|jpe?g|jfif|webp|gif|bmp|tiff?|heic|heif|avif|jxl|svg"
-MEDIA = rf"(?:{PICTURES}|wav|mp3|flac|ogg|opus|m4a|aac|mp4|m4v|mov|webm|mkv|avi)"
-# A file name alone, or a path or an address with spaces in it. A sentence that ends with a file name is neither.
-MEDIA_NAME = re.compile(rf"\S+\.{MEDIA}(?:\?\S*)?|\S*[/\\][^\n]*\.{MEDIA}(?:\?\S*)?", re.IGNORECASE)
+PICTURES = (
+    "png|jpe?g|jfif|jp2|j2k|jxl|webp|gif|bmp|tiff?|heic|heif|avif|svg|ico|tga|exr|p[bgpn]m|psd|dng|nef|cr[23]|arw|dcm"
+    "|pdf|djvu"
+)
+SOUNDS = "wav|mp3|flac|ogg|oga|opus|m4a|aac|aiff?|wma|amr|sph|caf|midi?"
+FILMS = "mp4|m4v|mov|webm|mkv|avi|mpe?g|wmv|flv|ogv|3gp"
+MEDIA = f"(?:{PICTURES}|{SOUNDS}|{FILMS})"
+# A file name alone, or a path or an address with spaces in it. A sentence that ends with a file name is neither. An
+# address may name the kind of picture in its parameters.
+MEDIA_NAME = re.compile(
+    rf"\S+\.{MEDIA}(?:[?#]\S*)?|\S*[/\\][^\n]*\.{MEDIA}(?:[?#]\S*)?|https?://\S+[?&](?:format|fmt|type|ext)=(?:image/)?{MEDIA}(?:&\S*)?",
+    re.IGNORECASE,
+)
 MEDIA_URI = re.compile(r"data:(?:image|audio|video)/", re.IGNORECASE)
 MEDIA_KEYS = {"bytes", "path", "array", "sampling_rate"}  # datasets' Image and Audio; Parquet may leave out the empty
 MEDIA_BASE64 = re.compile(r"[A-Za-z0-9+/_-]{32,}={0,2}")
+MEDIA_HEX = re.compile(r"(?:0x|\\x)?((?:[0-9A-Fa-f]{2}){24})")
 # First bytes: PNG, JPEG, GIF, TIFF, FLAC, Ogg, MP3, Matroska and WebM; WebP, WAV and AVI; MP4, HEIC and AVIF.
 MEDIA_MAGIC = re.compile(
     rb"\x89PNG\r\n|\xff\xd8\xff|GIF8[79]a|II\*\0|MM\0\*|fLaC|OggS\0|ID3[\2-\4]|\x1a\x45\xdf\xa3"
     rb"|RIFF.{4}(?:WEBP|WAVE|AVI )|.{4}ftyp",
     re.DOTALL,
 )
-# Marks of vision and audio models; and the bare tags of LLaVA's kind, at an end of a text or alone in a line. HTML
-# closes such a tag.
+# Marks of vision and audio models: as Qwen, Phi, Gemma, Pixtral, Llama 3.2, InternVL, Idefics, DeepSeek, MiniCPM write.
 MEDIA_MARK = re.compile(
-    r"<\|(?:image|vision|video|audio)[^|<>\n]*\|>|<(?:start|end)_of_(?:image|audio)>|<image_soft_token>|\[IMG\](?!.*\[/IMG\])"
+    r"<\|(?:image|img|vision|video|audio)[^|<>\n]*\|>|<(?:start|end)_of_(?:image|audio)>"
+    r"|<(?:image|img|video|audio)[_ -]?(?:soft_token|placeholder|context|token|pad|patch|here|#?\d+)>"
+    r"|<fake_token_around_image>|<im_patch>|<im(?:g|age)>[^<>\n]+</im(?:g|age)>|\[IMG\](?!.*\[/IMG\])",
+    re.IGNORECASE,
 )
-MEDIA_TAG = re.compile(r"(?:^|\n)\s*<(?:image|video|audio|speech)>|<(?:image|video|audio|speech)>\s*(?:\n|$)")
+# The bare tags of LLaVA's kind at an end of a text or of a line, and other brackets at an end of a text. HTML closes
+# such a tag.
+TAGGED = "(?:image|img|photo|video|audio|speech)"
+MEDIA_TAG = re.compile(rf"(?:^|\n)\s*<{TAGGED}>|<{TAGGED}>\s*(?:\n|$)", re.IGNORECASE)
+BRACKETED = r"(?:\[(?:image|IMAGE|img)(?: ?#?\d+)?\]|\{\{?image\}?\})"
+MEDIA_FIRST, MEDIA_LAST = re.compile(rf"\s*{BRACKETED}"), re.compile(rf"{BRACKETED}\s*\Z")
 
 
 def media_in(value: Any, *, answer: bool = False) -> str | None:
@@ -955,9 +975,18 @@ def media_in(value: Any, *, answer: bool = False) -> str | None:
         return short[:80]
     if MEDIA_BASE64.match(short[:64]) and MEDIA_MAGIC.match(base64.urlsafe_b64decode(base64_start(short))):
         return f"{short[:16]}…, a file as base64"
-    mark = MEDIA_MARK.search(value) if "<" in value or "[IMG]" in value else None
-    if mark is None and "<" in value and "</" not in value:
-        mark = MEDIA_TAG.search(value)
+    if (digits := MEDIA_HEX.match(short)) and MEDIA_MAGIC.match(bytes.fromhex(digits[1])):
+        return f"{short[:16]}…, a file in hexadecimal digits"
+    return media_mark(value)
+
+
+def media_mark(text: str) -> str | None:
+    """What stands for a picture, sound or film in this text."""
+    mark = MEDIA_MARK.search(text) if "<" in text or "[IMG]" in text else None
+    if mark is None and "<" in text and "</" not in text:
+        mark = MEDIA_TAG.search(text)
+    if mark is None and (text.lstrip()[:1] in ("[", "{") or text.rstrip()[-1:] in ("]", "}")):
+        mark = MEDIA_FIRST.match(text) or MEDIA_LAST.search(text[-64:])
     return None if mark is None else mark.group().strip()
 
 
@@ -1028,9 +1057,24 @@ def chat(messages: Any, tools: Any, prompt_messages: int) -> dict[str, Any]:
             half = "half a surrogate pair stands in a message, which no tokenizer reads"
             raise Refused(half, code="bad_row", expected="text in Unicode", got=repr(message)[:80])
         cleaned.append({**message, "content": content})
-    if not any(m["role"] == "assistant" for m in cleaned[prompt_messages:]):
-        raise Refused("a conversation has no assistant message to learn from", code="bad_row", got=repr(cleaned)[:80])
+    require_answer(cleaned, prompt_messages)
     return {"kind": "chat", "messages": cleaned, "tools": tools or None, "prompt_messages": prompt_messages}
+
+
+def require_answer(messages: list[dict[str, Any]], prompt_messages: int) -> None:
+    """Refuses a conversation without a message of the assistant after its prompt."""
+    if any(message["role"] == "assistant" for message in messages[prompt_messages:]):
+        return
+    unknown = next((message["role"] for message in messages if message["role"] not in ROLES), None)
+    if unknown is None:
+        raise Refused("a conversation has no assistant message to learn from", code="bad_row", got=repr(messages)[:80])
+    raise Refused(
+        f"the role {unknown[:40]!r} is not known, and no message is the assistant's",
+        code="unknown_role",
+        expected=f"one of {', '.join(ROLES)}",
+        got=repr(messages)[:80],
+        hint="name the one who answers assistant in the dataset",
+    )
 
 
 # --- A model folder from elsewhere ----------------------------------------------------------------------------------
@@ -1046,6 +1090,26 @@ VOCABULARIES = ("tokenizer.json", "vocab.json", INDEX)  # read by those who need
 FOREIGN_BYTES = {".jinja": 1 << 22, ".model": 1 << 27, ".tiktoken": 1 << 27, ".txt": 1 << 27}
 DEEPEST = 64  # lists and objects in each other; the deepest published config has 6
 MOST_DIGITS = 40  # `model_max_length` of many tokenizers is 10**30
+LARGEST = (1 << 63) - 1
+HALF = re.compile("[\ud800-\udfff]")
+MOST_HEADER = 100_000_000  # bytes, as safetensors allows
+PARTS = ("text_config", "vision_config", "llm_config", "language_config", "thinker_config", "quantization_config")
+KINDS_OF_JSON = {
+    list: "a list",
+    str: "a text",
+    int: "a number",
+    float: "a number",
+    bool: "a truth value",
+    type(None): "null",
+}
+# Keys of config.json that say how much a loader has to make.
+COUNTS = re.compile(r"(layer|block|expert|head)s?(_per_\w+)?$|(^|_)depth$")
+SIZES = re.compile(
+    r"(hidden|intermediate|vocab|inner|ffn|embed|embedding|model|state|proj)_size$|^n_(embd|inner)$|^d_|_(dim|rank)$"
+    r"|^num_labels$"
+)
+MANY, WIDE = 256, 1 << 18  # are made in a moment, whatever the weights are
+MOST_LAYERS, WIDEST = 10_000, 1 << 21  # of a folder without weights; published models have 126 layers, 262,208 rows
 ATTENTION = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flash_attention_4", "flex_attention")
 EXPERTS = ("eager", "grouped_mm", "batched_mm")
 # Keys that transformers 5.23 takes the name of code or of another file to load from, with the values that name neither.
@@ -1059,14 +1123,15 @@ NAMES_OF_CODE: dict[str, tuple[Any, ...]] = {
 
 
 def check_model(folder: Path) -> None:
-    """Refuses a model folder that leads libraries to other files than its own, before one of them reads it.
+    """Refuses a model folder that leads libraries to other files than its own, or to work without end, before one of
+    them reads it.
 
     Raises:
-        Refused: a file is a device, a pipe, a link to elsewhere, too large, or no sound JSON; or the index names files
-            that are no safetensors files of this folder.
+        Refused: a file is a device, a pipe, a link to elsewhere, too large, or no sound JSON; the index names files
+            that are no safetensors files of this folder; or the config claims far more than these hold.
     """
     check_files(folder)
-    weight_files(folder)
+    check_claims(folder, stored_shapes(weight_files(folder)))
 
 
 def check_base(recipe: dict[str, Any]) -> None:
@@ -1091,8 +1156,13 @@ def check_files(folder: Path) -> None:
     for name in FOREIGN_JSON:
         if name not in VOCABULARIES and (folder / name).is_file():
             document = foreign_json(folder / name)
+            if not isinstance(document, dict):
+                raise unsound(folder / name, f"it holds {KINDS_OF_JSON.get(type(document), 'a value')}, and no object")
+            check_values(document, folder / name)
             if name.endswith("config.json"):
                 check_settings(document, folder / name)
+            if name in ("config.json", "generation_config.json"):
+                check_ids(document, folder / name)
 
 
 def check_settings(document: Any, path: Path) -> None:
@@ -1110,6 +1180,107 @@ def check_settings(document: Any, path: Path) -> None:
                         got=repr(value)[:200],
                         hint=f"take {key} out of the file if you trust the rest of the model",
                     )
+
+
+def check_values(document: dict[str, Any], path: Path) -> None:
+    """Refuses what no library of C or Rust can hold: whole numbers above 2**63, and half a surrogate pair for a
+    character. `model_max_length` may be 10**30, for "no limit"."""
+    for key, value in values_in(document):
+        if isinstance(value, int) and abs(value) > LARGEST and key != "model_max_length":
+            raise unsound(path, f"{key} is a number of {len(str(value))} digits")
+        if isinstance(value, str) and HALF.search(value):
+            raise unsound(path, f"{key} holds half of a character")
+
+
+def check_ids(document: dict[str, Any], path: Path) -> None:
+    """Refuses tokens of another kind than ids, and parts that are no objects: they are used far from the file."""
+    for key, value in document.items():
+        if key in PARTS and value is not None and not isinstance(value, dict):
+            raise unsound(path, f"{key} is {json.dumps(value)[:100]}, and no object")
+        listed = value if isinstance(value, list) else [value]
+        if key.endswith(("_token_id", "suppress_tokens")) and not all(is_id(one) for one in listed):
+            raise unsound(path, f"{key} is {json.dumps(value)[:100]}, and no id of a token or list of such ids")
+
+
+def is_id(value: Any) -> bool:
+    return value is None or (isinstance(value, int) and not isinstance(value, bool) and -1 <= value < 1 << 31)
+
+
+def check_claims(folder: Path, shapes: dict[str, list[int]]) -> None:
+    """Refuses a config that claims far more layers, experts or columns than the weights hold: a loader makes them all
+    before it sees that their weights are missing. Of a folder without weights, what no published model has."""
+    if not (folder / "config.json").is_file():
+        return
+    for key, value in values_in(foreign_json(folder / "config.json")):
+        most = most_claimed(key, shapes)
+        if most is not None and isinstance(value, (int, float)) and value > most:
+            raise Refused(
+                f"{folder / 'config.json'} claims more than the weights hold: {key} {value:g}",
+                code="broken_model",
+                expected=f"at most {most}" + (f" of a model of {len(shapes)} tensors" if shapes else ""),
+                got=f"{value:g}",
+                hint="download the model again",
+            )
+
+
+def most_claimed(key: str, shapes: dict[str, list[int]]) -> int | None:
+    """The most that a key of a config may say beside these weights; None of a key that makes nothing."""
+    if "window" in key:  # Qwen 2 counts layers there that small models of it do not have
+        return None
+    widest = max((size for shape in shapes.values() for size in shape), default=0)
+    if COUNTS.search(key):  # experts lie in a tensor each, or all in one
+        return max(MANY, len(shapes), widest if "expert" in key else 0) if shapes else MOST_LAYERS
+    return (max(WIDE, widest) if shapes else WIDEST) if SIZES.search(key) else None
+
+
+def stored_shapes(files: list[Path]) -> dict[str, list[int]]:
+    """The shapes of the tensors in these files, by name; nothing of a file that is missing or broken, which is told by
+    whoever reads its weights."""
+    found: dict[str, list[int]] = {}
+    for path in files:
+        header = safetensors_header(path) if path.is_file() else None
+        if header is None:
+            return {}
+        found |= {name: header[name]["shape"] for name in tensors_of(header)}
+    return found
+
+
+def safetensors_header(path: Path) -> dict[str, Any] | None:
+    """The JSON header of a safetensors file; None of a file that is none, or that claims more numbers than it has."""
+    size = path.stat().st_size
+    with open(path, "rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if not 2 <= length <= min(size - 8, MOST_HEADER):
+            return None
+        try:
+            header = json.loads(file.read(length).decode("utf-8"), parse_int=whole_number)
+        except (ValueError, RecursionError):
+            return None
+    sound = isinstance(header, dict) and all(has_shape(header[name], size) for name in tensors_of(header))
+    return header if sound else None
+
+
+def tensors_of(header: dict[str, Any]) -> list[str]:
+    return [name for name in header if name != "__metadata__"]
+
+
+def has_shape(entry: Any, size: int) -> bool:
+    """Whether an entry of a header has a shape of sizes that a file of so many bytes can hold."""
+    shape = entry.get("shape") if isinstance(entry, dict) else None
+    return isinstance(shape, list) and all(isinstance(n, int) and 0 <= n <= 8 * size for n in shape)
+
+
+def values_in(document: Any) -> Iterator[tuple[str, Any]]:
+    """Every value that is no list and no object, with the key that it, or the list it is in, has."""
+    waiting: list[tuple[str, Any]] = [("", document)]
+    while waiting:
+        key, value = waiting.pop()
+        if isinstance(value, dict):
+            waiting += value.items()
+        elif isinstance(value, list):
+            waiting += [(key, part) for part in value]
+        else:
+            yield key, value
 
 
 def objects_in(document: Any) -> Iterator[dict[str, Any]]:
@@ -1574,6 +1745,17 @@ def limited(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
+def endless_template(model: str) -> Refused:
+    """Of the model, not of a row: the next one would take as long."""
+    return Refused(
+        f"the chat template of {model} takes too long to render the conversations",
+        code="endless_template",
+        expected=f"at most {TEMPLATE_SECONDS:g} seconds of work more than a plain template has with as many",
+        got="it did not end in that time",
+        hint="mend chat_template.jinja or tokenizer_config.json in the model's folder, or take another model",
+    )
+
+
 class Encoder:
     """Turns rows into token ids and labels, with the model's own template and tokenizer."""
 
@@ -1583,6 +1765,7 @@ class Encoder:
         self.count = 0
         self.notes: list[str] = [tokenizer.read_as] if hasattr(tokenizer, "read_as") else []
         self.marks: list[str] | None = None
+        self.patience = TEMPLATE_SECONDS  # left for the chat template
         special = sorted({*tokenizer.all_special_tokens, *added_special_tokens(tokenizer)}, key=len, reverse=True)
         self.end_of_turn = re.compile(r"\s*(?:" + "|".join(map(re.escape, special)) + ")") if special else None
         if not tokenizer.is_fast:
@@ -1697,7 +1880,9 @@ class Encoder:
         try:
             span = self.around_answer(example, rendered, index)
             other = self.render([*messages[: index + 1], *others], example["tools"])
-        except Refused:  # a tool that answers without a call
+        except Refused as refusal:  # a tool that answers without a call
+            if refusal.error["code"] == "endless_template":
+                raise
             return None
         return span if span is not None and span[0] < span[1] and other.startswith(rendered[: span[1]]) else None
 
@@ -1720,20 +1905,27 @@ class Encoder:
             )
         # Its own refusal, what the expressions in it raise, and the limit of time.
         errors = (jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError)
+        started = time.thread_time()
         try:
-            with limited(TEMPLATE_SECONDS):
+            with limited(max(0.001, min(TEMPLATE_SECONDS, self.patience))):
                 return str(
                     self.tokenizer.apply_chat_template(
                         messages, tools=tools, tokenize=False, add_generation_prompt=add_generation_prompt
                     )
                 )
-        except (*errors, TypeError, ValueError, TimeoutError) as error:
+        except TimeoutError:
+            raise endless_template(self.tokenizer.name_or_path) from None
+        except (*errors, TypeError, ValueError) as error:
             raise Refused(
                 f"the model's chat template refuses these messages: {error}",
                 code="template_refuses",
                 got=" ".join(message["role"] for message in messages),
                 hint="bring the roles into the order it expects: often system once, then user and assistant in turn",
             ) from None
+        finally:
+            size = sum(len(message["content"]) for message in messages if isinstance(message.get("content"), str))
+            earned = SECONDS_A_RENDERING + SECONDS_A_CHARACTER * size
+            self.patience += earned - (time.thread_time() - started)
 
     def plain_spans(self, example: dict[str, Any]) -> tuple[str, list[tuple[int, int]]]:
         if self.tokenizer.chat_template:

@@ -385,3 +385,9 @@ def test_a_folder_takes_the_place_of_an_earlier_one(tmp_path: Path) -> None:
     PROGRAM.replace_folder(tmp_path / ".adapter.part", tmp_path / "adapter")
     assert [path.name for path in tmp_path.iterdir()] == ["adapter"]
     assert (tmp_path / "adapter" / "weights").read_text() == "new"
+
+
+def test_it_starts_without_its_docstrings() -> None:
+    """PYTHONOPTIMIZE=2 takes them away."""
+    done = subprocess.run([sys.executable, "-OO", str(train_program()), "--help"], capture_output=True, text=True)
+    assert done.returncode == 0 and "--attended" in done.stdout, done.stderr

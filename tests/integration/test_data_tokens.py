@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,37 @@ def test_counts_are_those_of_training(tmp_path: Path) -> None:
     longer = [len(row["input_ids"]) for row in program.load_data(recipe, tokenizer)["train"]]
     assert problems["truncated"]["rows"] == sum(length > 40 for length in longer) > 0
     assert code == (2 if cut["figures"]["skipped_rows"] else 0)
+
+
+# What a template does to these rows alone: the trial, with conversations of our own, sees nothing of it.
+AT_ROWS = "{% if 'What' in messages[0].content %}"
+ENDLESS = {
+    "a loop a row": "{% for i in range(9999) %}{% for j in range(20) %}{% endfor %}{% endfor %}",
+    "one loop": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+    "a power": "{{ (messages|length + 7) ** (10 ** 8) > 5 }}",
+}
+
+
+@pytest.mark.parametrize("name", ENDLESS)
+def test_a_template_that_takes_long_with_the_rows_is_named(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The limit is for all rows together: one that takes a tenth of a second for each would take minutes."""
+    monkeypatch.setattr(train_module(), "TEMPLATE_SECONDS", 0.5)
+    model = Path(shutil.copytree(tiny.cached("qwen2"), tmp_path / "model"))
+    said = json.loads((model / "tokenizer_config.json").read_text())
+    (model / "chat_template.jinja").unlink(missing_ok=True)
+    plain = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    said["chat_template"] = AT_ROWS + ENDLESS[name] + "{% endif %}" + plain
+    (model / "tokenizer_config.json").write_text(json.dumps(said))
+    rows = [{"messages": [{"role": "user", "content": f"What is {n}?"}, BOT]} for n in range(300)]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    started = time.thread_time()
+    code, answer = _data(path, "--model", model)
+    assert (code, answer["error"]["code"]) == (2, "endless_template")
+    assert str(model) in answer["error"]["message"]
+    assert time.thread_time() - started < 10
 
 
 def test_the_range_holds_what_is_counted(tmp_path: Path) -> None:

@@ -328,7 +328,7 @@ mount = jobs.sync_data(Path(data), "/dataset", "me")
 spec = JobSpec("me", Path(program), Path(plan), (plan, "--job", "--data", "/dataset/rows.jsonl"), "cpu-basic", 600,
     {"SKILL_TRAIN_RUN": "0123456789ab", "TMPDIR": disk}, {"run": "0123456789ab"}, "skill-train", (), (mount,))
 bucket = json.loads(again)
-print(json.dumps((jobs.start_again(spec, tuple(bucket)) if bucket else jobs.start(spec)).bucket))
+print(json.dumps(jobs.start(spec, tuple(bucket) if bucket else jobs.upload(spec)).bucket))
 """
 
 

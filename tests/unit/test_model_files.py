@@ -238,3 +238,76 @@ def test_a_snapshot_of_the_hubs_cache_is_links_and_is_read(base: Path, tmp_path:
     (tmp_path / "secret").write_text("{}")
     (snapshot / "added_tokens.json").symlink_to("../../../secret")
     assert refusal(model.read_model, snapshot).code == "link_outside"
+
+
+# --- Values that no library can hold ---
+
+
+def half(depth: int) -> object:
+    value: object = 0
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+DIGITS = int("9" * 4000)
+VALUES = {
+    "a number of 4,000 digits in config.json": ("config.json", "hidden_size", DIGITS),
+    "in a list of config.json": ("config.json", "layer_types", [DIGITS]),
+    "beyond a C long": ("config.json", "eos_token_id", 2**70),
+    "an id beyond a C int": ("generation_config.json", "eos_token_id", 2**40),
+    "an id that is a text": ("config.json", "bos_token_id", "x"),
+    "ids in lists of lists": ("generation_config.json", "eos_token_id", [[1], [2]]),
+    "ids in an object": ("generation_config.json", "suppress_tokens", {"a": 1}),
+    "an id that is a fraction": ("generation_config.json", "pad_token_id", 1.5),
+    "nested 900 deep": ("generation_config.json", "x", half(900)),
+    "half a character": ("tokenizer_config.json", "chat_template", "\ud800"),
+    "layers": ("config.json", "num_hidden_layers", 5000),
+    "layers, more": ("config.json", "num_hidden_layers", 2**31),
+    "experts": ("config.json", "num_local_experts", 100_000),
+    "experts inside": ("config.json", "text_config", {"num_experts": 100_000}),
+    "labels": ("config.json", "num_labels", 2**40),
+    "columns": ("config.json", "hidden_size", 2**40),
+    "a part that is a number": ("config.json", "text_config", 5),
+    "no end of heads": ("config.json", "num_attention_heads", float("inf")),
+}
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_a_value_that_libraries_break_on_is_refused_by_every_reader(name: str, base: Path) -> None:
+    file, key, value = VALUES[name]
+    document = json.loads((base / file).read_text())
+    (base / file).write_text(json.dumps(document | {key: value}))
+    for reader, read in READERS.items():
+        error = refusal(read, base)
+        assert error.code == "broken_model" and str(base / file) in error.message, reader
+
+
+@pytest.mark.parametrize(
+    "content", [b"[]", b"null", b"", b'{"a": "\xe9"}', b"[" * 3000, b'{"a": ' + b"9" * 5000 + b"}"]
+)
+@pytest.mark.parametrize(
+    "name", ["config.json", "generation_config.json", "tokenizer_config.json", "added_tokens.json"]
+)
+def test_settings_that_are_no_object_of_json(name: str, content: bytes, base: Path) -> None:
+    (base / name).write_bytes(content)
+    for reader, read in READERS.items():
+        error = refusal(read, base)
+        assert error.code == "broken_model" and str(base / name) in error.message, reader
+
+
+@pytest.mark.parametrize("name", ["r", "lora_alpha", "trainable_token_indices"])
+def test_an_adapter_with_a_number_of_4000_digits(name: str, tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", name: DIGITS}))
+    assert refusal(adapter.read_adapter, tmp_path).code == "broken_model"
+
+
+def test_what_published_models_say_is_no_claim_too_much(base: Path) -> None:
+    """`model_max_length` is 10**30 in many; Qwen 2 counts window layers that a small model of it lacks."""
+    config = json.loads((base / "config.json").read_text())
+    said = {"max_window_layers": 10_000, "max_position_embeddings": 10_485_760, "time_step_limit": [0.0, float("inf")]}
+    (base / "config.json").write_text(json.dumps(config | said | {"suppress_tokens": [1, 2], "pad_token_id": -1}))
+    tokenizer = json.loads((base / "tokenizer_config.json").read_text())
+    (base / "tokenizer_config.json").write_text(json.dumps(tokenizer | {"model_max_length": 10**30}))
+    for read in READERS.values():
+        read(base)
