@@ -195,23 +195,26 @@ def clean(text: str) -> str:
 
 
 def _bounded(document: dict[str, Any]) -> str:
-    """At most 8 KB: what is long loses its tail, and the answer says so. The files hold everything."""
+    """At most 8 KB: without spaces where it would be more, and then what is long loses its tail, and the answer says
+    so. The files hold everything."""
     text = _dumps(document)
+    if len(text.encode()) >= MAX_JSON_BYTES:
+        text = _dumps(document, separators=(",", ":"))
     for limit in (50, 20, 8, 3):
         if len(text.encode()) < MAX_JSON_BYTES:
             return text
         document = {key: _shorten(value, limit) for key, value in document.items()}
         document["shortened"] = f"lists to {limit} items, strings to {limit * 20} characters"
-        text = _dumps(document)
+        text = _dumps(document, separators=(",", ":"))
     if len(text.encode()) >= MAX_JSON_BYTES:
         text = _dumps(document | {"data": {}, "shortened": "data left out: too large"})
     return text
 
 
-def _dumps(document: dict[str, Any]) -> str:
+def _dumps(document: dict[str, Any], separators: tuple[str, str] | None = None) -> str:
     plain = (sys.stdout.encoding or "utf-8").lower().replace("-", "") == "utf8"
     # Masked before it is escaped, too: behind what stands for another character a token looks like the rest of a word.
-    return clean(json.dumps(_cleaned(document, masked), ensure_ascii=not plain))
+    return clean(json.dumps(_cleaned(document, masked), ensure_ascii=not plain, separators=separators))
 
 
 def _shorten(value: Any, limit: int) -> Any:
