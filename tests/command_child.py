@@ -18,6 +18,7 @@ from types import SimpleNamespace
 from typing import Any
 
 PAUSE_SECONDS = 0.05  # in the place of the 2 s between two looks for a job
+IN_VAIN_SECONDS = 60.0  # as it is
 SETTLED_SECONDS = 3.0  # in the place of the 120 s in which a job may come that nobody heard of
 
 
@@ -85,13 +86,15 @@ def _run(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _main(arguments: list[str]) -> int:
-    from skill_train import hub_client, job_once
+    from skill_train import hub_client, job_once, waiting
     from skill_train.cli import main
 
     job_once.PAUSE_SECONDS = PAUSE_SECONDS
     settled = float(os.environ.get("TEST_SETTLED_SECONDS", SETTLED_SECONDS))
     job_once.SETTLED_LOOKS = round(settled / PAUSE_SECONDS)
     hub_client.REQUEST_SECONDS = float(os.environ.get("TEST_REQUEST_SECONDS", hub_client.REQUEST_SECONDS))
+    waiting.IN_VAIN_SECONDS = float(os.environ.get("TEST_IN_VAIN_SECONDS", IN_VAIN_SECONDS))
+    hub_client.STALLED_SECONDS, waiting.TOLD_SECONDS = waiting.IN_VAIN_SECONDS, waiting.IN_VAIN_SECONDS / 6
     if patience := os.environ.get("TEST_PATIENCE_SECONDS"):
         _lose_patience(float(patience))
     try:

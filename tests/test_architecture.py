@@ -26,9 +26,9 @@ HEAVY = {
 # Each of these has one owner (or the few that are named).
 OWNERS: dict[str, set[str]] = {
     "click": {"cli", "cli_cloud", "cli_export", "cli_frame", "cli_local", "cli_skills"},
-    "httpx2": {"hub_client"},
+    "httpx2": {"hub_errors", "hub_session"},
     "huggingface_hub": {
-        "hub", "hub_account", "hub_client", "hub_dataset", "hub_push", "hub_repository", "jobs",
+        "hub", "hub_account", "hub_dataset", "hub_errors", "hub_push", "hub_repository", "hub_session", "jobs",
     },
     "jinja2": {"modelfile", "report_page", "template_worker", "trial_worker", "verify_template"},
     "llama_cpp": {"llama_api", "template_worker"},  # in child processes only
@@ -142,7 +142,10 @@ FLOOR: dict[str, set[str]] = {
     "lora_targets": set(),
     "model_files": {"errors", "resources"},
     "model": {"errors", "facts", "model_config", "model_files"},
-    "hub_client": {"errors"},
+    "waiting": set(),
+    "hub_session": {"waiting"},
+    "hub_errors": {"errors"},
+    "hub_client": {"errors", "hub_errors", "hub_session", "waiting"},
     "hub": {"errors", "facts", "hub_client", "model", "model_config"},
     "dataset_card": {"errors"},
     "first_rows": {"errors"},
@@ -156,7 +159,7 @@ FLOOR: dict[str, set[str]] = {
     "cloud_record": {"errors", "job_spec", "run_dir"},
     "last_look": {"cloud_record", "errors", "run_dir"},
     "job_spec": set(),
-    "hub_push": {"errors", "hub_client", "push_files"},
+    "hub_push": {"errors", "hub_client", "push_files", "waiting"},
     "model_card": set(),
     "push_access": {"errors", "hub_account", "hub_push", "hub_repository"},
     "outgoing": {"token_text"},
@@ -165,7 +168,7 @@ FLOOR: dict[str, set[str]] = {
     "jobs": {"errors", "hub_client", "job_spec"},
     "job_figures": {"records"},
     "job_story": {"errors", "facts", "records"},
-    "follow": {"errors", "jobs"},
+    "follow": {"errors", "hub_client", "jobs", "waiting"},
     "kept": {"errors", "follow", "jobs"},
     "cloud_run": {
         "cloud_record",
@@ -184,8 +187,8 @@ FLOOR: dict[str, set[str]] = {
         "run_lock",
     },
     "job_claim": {"cloud_record", "errors", "job_once", "jobs"},
-    "job_once": {"cloud_record", "errors", "hub_client", "job_spec", "jobs", "resources", "run_dir"},
-    "calibration": {"estimate_step", "estimate_time", "facts", "machine", "run_dir"},
+    "job_once": {"cloud_record", "errors", "hub_client", "job_spec", "jobs", "resources", "run_dir", "waiting"},
+    "calibration": {"errors", "estimate_step", "estimate_time", "facts", "machine", "run_dir"},
     "report_text": {"console", "token_text"},
     "report_records": set(),
     "report_quality": {"report_records", "report_text"},

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
+import time
 from collections import deque
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from skill_train import cloud_run, flavors, follow, job_figures, job_story, jobs, kept, tables
+from skill_train import cloud_run, flavors, follow, job_figures, job_story, jobs, kept, tables, waiting
 from skill_train.cloud_run import CloudRun
 from skill_train.console import Console, Result
 from skill_train.errors import AccessError, SkillTrainError, Temporary, UsageError, from_exit_code
@@ -22,6 +24,7 @@ from skill_train.jobs import Job
 
 _PEEKED = ("metrics.jsonl", "train.failed.json", "plan.json", kept.MARKER)
 _TAIL_LINES = 60  # of a log, in which the reason of a failure is looked for
+_LAST_LOOK_SECONDS = 5.0  # after the time of `wait`, for what the job is doing then
 _CANCEL_SECONDS = 60.0  # for a job to save its checkpoint
 _LOG_BYTES = 6000  # of log lines in a JSON answer, which has at most 8 KB
 
@@ -37,9 +40,10 @@ def logs(console: Console, *, run: str, follow_: bool, tail: int | None) -> Resu
         last.append(line)
         console.line(line, now=follow_)
     if live:
-        for line in follow.lines(*where, run_id, say=say, skip=len(there)):
-            last.append(line)
-            console.line(line, now=True)
+        with waiting.for_hours():
+            for line in follow.lines(*where, run_id, say=say, skip=len(there)):
+                last.append(line)
+                console.line(line, now=True)
         cloud = cloud_run.with_now(cloud, say)
     shown = _that_fit(last)
     data = {"job_id": where[1], "stage": _now(cloud).stage, "lines": shown, "left_out": len(last) - len(shown)}
@@ -47,11 +51,14 @@ def logs(console: Console, *, run: str, follow_: bool, tail: int | None) -> Resu
 
 
 def wait(console: Console, *, run: str, timeout: float | None) -> Result:
-    """Until the job has ended."""
-    cloud = cloud_run.find(run, console.status)
-    if cloud.now is not None and cloud.now.live:
-        cloud = cloud_run.noted(dataclasses.replace(cloud, now=_until_end(cloud, console, timeout)))
-    about = look(cloud, console)
+    """Until the job has ended, or the time is over: then whatever the Hub has not told by now is left out."""
+    end = math.inf if timeout is None else time.monotonic() + timeout
+    with waiting.until(end + _LAST_LOOK_SECONDS):
+        cloud = cloud_run.find(run, console.status)
+        if cloud.now is not None and cloud.now.live:
+            seconds = None if timeout is None else max(end - time.monotonic(), 0.0)
+            cloud = cloud_run.noted(dataclasses.replace(cloud, now=_until_end(cloud, console, seconds)))
+        about = look(cloud, console, in_time=timeout is not None and _now(cloud).live)
     data = about.data()
     return Result(
         data,
@@ -185,12 +192,16 @@ class About:
         return {end: estimate.get(end) for end in ("low", "high")} if estimate else None
 
 
-def look(cloud: CloudRun, console: Console) -> About:
-    """One look, whatever has been kept of the run and whatever the Hub still has of the job."""
-    now, there = _now(cloud), _peeked(cloud, console)
+def look(cloud: CloudRun, console: Console, *, in_time: bool = False) -> About:
+    """One look, whatever has been kept of the run and whatever the Hub still has of the job.
+
+    Args:
+        in_time: rather without figures than late: no log is read, and a bucket that does not answer is left out.
+    """
+    now, there = _now(cloud), _peeked(cloud, console, in_time=in_time)
     failed = not now.live and now.stage != "COMPLETED"
     text, written = there.texts.get("metrics.jsonl", ("", None))
-    lines = _tail(cloud, console) if failed or (now.stage == "RUNNING" and not text) else []
+    lines = _tail(cloud, console) if failed or (now.stage == "RUNNING" and not text and not in_time) else []
     others = {job.job_id for job in cloud.record.jobs} - {now.id}
     measured, source = job_figures.speed(text.splitlines(), others), "metrics.jsonl in the bucket"
     if measured is None:
@@ -207,14 +218,16 @@ def look(cloud: CloudRun, console: Console) -> About:
     )
 
 
-def _peeked(cloud: CloudRun, console: Console) -> kept.Peek:
+def _peeked(cloud: CloudRun, console: Console, *, in_time: bool) -> kept.Peek:
     """What is kept so far; a bucket that may not be read does not hide what the Hub says of the job."""
     record = cloud.record
     if record.bucket is None or record.folder is None:
         return kept.NOTHING
     try:
         return kept.peek(record.bucket, record.folder, _PEEKED, console.status)
-    except AccessError as error:
+    except (AccessError, Temporary) as error:
+        if isinstance(error, Temporary) and not in_time:
+            raise
         console.warn("no_bucket", f"what the job keeps cannot be read: {error.message}")
         return kept.NOTHING
 
@@ -303,7 +316,8 @@ def _until_end(cloud: CloudRun, console: Console, seconds: float | None) -> Job:
     """The job after so long, or when it has ended."""
     namespace, job_id, run_id = cloud.record.namespace, _now(cloud).id, cloud.record.run_id
     seen = _Teller(console, cloud)
-    ended = follow.until_end(namespace, job_id, run_id, seconds=seconds, seen=seen, say=console.status)
+    with waiting.for_hours():
+        ended = follow.until_end(namespace, job_id, run_id, seconds=seconds, seen=seen, say=console.status)
     return ended or cloud_run.gone(cloud)
 
 

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from skill_train import chain_follow, cloud_record, cloud_run, job_figures, last_look, run_lock, tables
+from skill_train import chain_follow, cloud_record, cloud_run, job_figures, last_look, run_lock, tables, waiting
 from skill_train.chain_follow import age, rounded
 from skill_train.cloud_run import CloudRun
 from skill_train.console import Console, Result
@@ -39,6 +39,7 @@ def _look_at_job(cloud: CloudRun, console: Console) -> Callable[[], tuple[Result
 
     def look() -> tuple[Result, bool]:
         nonlocal found
+        waiting.well()  # of the look before
         about = chain_follow.look(found or cloud_run.with_now(cloud, console.status), console)
         found = None
         data, following = about.data(), list(about.next())

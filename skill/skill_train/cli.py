@@ -29,6 +29,7 @@ from skill_train import cli_export
 from skill_train import cli_skills
 
 # isort: split
+from skill_train import waiting
 from skill_train.cli_frame import FORMATS, cli
 from skill_train.console import Console, Format, ReaderGone, silence
 from skill_train.errors import DecisionNeeded, Interrupted, SkillTrainError, UsageError, out_of_memory
@@ -61,7 +62,8 @@ def main(argv: list[str] | None = None) -> None:
     console = Console(_format_in(arguments), command)
     try:
         refuse_in_arguments(arguments)
-        code = cli.main(arguments, prog_name="skill-train", standalone_mode=False)
+        with waiting.of_command(console.status, ["skill-train", *arguments]):
+            code = cli.main(arguments, prog_name="skill-train", standalone_mode=False)
     except SkillTrainError as error:
         code = console.error(error)
     except click.ClickException as error:

@@ -297,9 +297,11 @@ def gone(cloud: CloudRun) -> Job:
 
 def _namespace() -> str:
     """Of the token."""
-    from skill_train.hub_account import account
+    from skill_train.hub_account import account, no_answer
 
     who = account()
+    if who.state == "unchecked" and who.status is None:
+        raise no_answer(who)
     if who.state == "none":
         raise not_signed_in("which a job id without its namespace needs")
     if who.state != "valid":

@@ -12,8 +12,9 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
-from skill_train import jobs
+from skill_train import jobs, waiting
 from skill_train.errors import Temporary, UsageError
+from skill_train.hub_client import worth_asking_again
 from skill_train.jobs import Job
 
 Answer = TypeVar("Answer")
@@ -41,17 +42,17 @@ class Patience:
         """Pauses.
 
         Raises:
-            Temporary: the same trouble, when it has lasted too long.
+            Temporary: the same trouble, when it has lasted too long or will not pass.
         """
         now = time.monotonic()
         if self._resumed is not None and now - self._resumed > HEALTHY_SECONDS:
             self.well()
         self._since = now if self._since is None else self._since
         left = self._since + self._seconds - now
-        if left <= 0:
+        if left <= 0 or not worth_asking_again(trouble):
             raise trouble
         self._say(f"{trouble.message} ({trouble.got}); asking again")
-        time.sleep(min(next(self._pauses), left))
+        waiting.pause(min(next(self._pauses), left))
         self._resumed = time.monotonic()
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from skill_train.errors import Temporary
-from skill_train.hub_client import GARBLED, Subject, prepare, understood
+from skill_train.errors import SkillTrainError, Temporary
+from skill_train.hub_client import GARBLED, KeptAway, Subject, ask, prepare, understood
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def account(seconds: float = 4.0) -> Account:
     """Asks the Hub once who the token belongs to. Never raises, and nothing of the token is in the answer."""
     prepare()
     from huggingface_hub import constants
-    from huggingface_hub.errors import HTTPError, OfflineModeIsEnabled
+    from huggingface_hub.errors import HfHubHTTPError
     from huggingface_hub.utils import build_hf_headers, get_session, get_token
 
     token = get_token()
@@ -55,9 +55,16 @@ def account(seconds: float = 4.0) -> Account:
         return Account("invalid", why=GARBLED)
     if constants.is_offline_mode():
         return Account("unchecked", why="HF_HUB_OFFLINE is set")
-    try:
+
+    def question() -> Any:
         url = f"{constants.ENDPOINT}/api/whoami-v2"
-        answer = get_session().get(url, headers=build_hf_headers(token=token), timeout=seconds)
+        try:
+            return get_session().get(url, headers=build_hf_headers(token=token), timeout=seconds)
+        except HfHubHTTPError as error:  # that it is to be asked much later
+            return error.response
+
+    try:
+        answer = ask(Subject("token"), question, seconds=2 * seconds)
         if answer.status_code == 401:
             return Account("invalid")
         if answer.status_code != 200:
@@ -66,9 +73,22 @@ def account(seconds: float = 4.0) -> Account:
         with understood(Subject("token")):
             return _account(answer.json())
     except Temporary as error:
-        return Account("unchecked", why=error.message)
-    except (HTTPError, OfflineModeIsEnabled, OSError, ValueError) as error:
+        reason = f"the Hub cannot be reached ({error.got.partition(':')[0]})"
+        return Account("unchecked", why=reason if error.code == "hub_unreachable" else error.message)
+    except (SkillTrainError, OSError, ValueError) as error:
         return Account("unchecked", why=f"the Hub cannot be reached ({type(error).__name__})")
+
+
+def no_answer(found: Account) -> Temporary:
+    """The error of an account that is `unchecked`."""
+    kept_away = "HF_HUB_OFFLINE" in found.why
+    return (KeptAway if kept_away else Temporary)(
+        f"the token cannot be checked: {found.why}",
+        code={None: "hub_unreachable", 429: "rate_limit"}.get(found.status, "hub_error"),
+        expected="an answer of the Hub",
+        got=found.why,
+        hint="unset HF_HUB_OFFLINE" if kept_away else "try again in a few minutes",
+    )
 
 
 def token() -> str | None:

@@ -2,115 +2,105 @@
 
 from __future__ import annotations
 
-import contextlib
-import errno
-import json
 import os
-import re
 import threading
-import traceback
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import time
+from collections.abc import Callable
 from functools import cache
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from skill_train.errors import AccessError, DecisionNeeded, SkillTrainError, Temporary, UsageError
+from skill_train import hub_session, waiting
+from skill_train.errors import SkillTrainError, Temporary, UsageError
+from skill_train.hub_errors import (
+    GARBLED,
+    UNREAD,
+    KeptAway,
+    StillAsking,
+    Subject,
+    in_client,
+    not_signed_in,
+    not_understood,
+    translated,
+    understood,
+    unreachable,
+)
+
+__all__ = [
+    "GARBLED", "KeptAway", "StillAsking", "Subject", "ask", "endpoint", "here", "not_signed_in", "prepare",
+    "understood", "worth_asking_again",
+]  # fmt: skip
 
 Answer = TypeVar("Answer")
 
 REQUEST_SECONDS = 8.0  # to connect, to write, and for each read; huggingface_hub 2.4 sets no limit of its own
-_STORE = re.compile(r"CAS Client Error|HTTP status (?:client|server) error|Request error:")  # hf_xet, 1.6 [ran]
-_SYSTEM = re.compile(r"IO Error:.*\(os error (\d+)\)")  # hf_xet too, of a disk that takes no more [ran]
-# What the client raises when an answer lacks a key or has a list for a number [ran on 2.4 with made-up answers].
-_UNREAD = (AttributeError, LookupError, TypeError, ValueError, OverflowError, RecursionError)
-GARBLED = "a character outside of ASCII, which no token has and no request can carry"
-_FILES = ("/api/resolve-cache/",)  # where the Hub has small files of repositories
 QUESTION_SECONDS = 20.0  # for all requests of one question, also where a server sends a byte now and then
-
-
-class StillAsking(Temporary):
-    """No answer in time, and the question may still be under way: what it asks for may yet happen."""
-
-
-@dataclass(frozen=True)
-class Subject:
-    """What a question is about, for its messages.
-
-    Attributes:
-        kind: `model` or `dataset`, or another noun.
-        name: the id on the Hub; empty when it is not about a repository.
-    """
-
-    kind: str
-    name: str = ""
-
-    def __str__(self) -> str:
-        return f"the {self.kind} {self.name}".strip()
-
-    @property
-    def page(self) -> str:
-        """Its address; empty for what has none of this form, such as a job."""
-        place = {"model": "", "dataset": "datasets/"}.get(self.kind)
-        return "" if place is None else f"https://huggingface.co/{place}{self.name}"
+STALLED_SECONDS = 60.0  # a file that moves fewer bytes in it than an answer counts as is given up
+BLIND_SECONDS = 1800.0  # the same, where hf_xet does not say what it moves
+_FILES = ("/api/resolve-cache/",)  # where the Hub has small files of repositories
 
 
 def ask(subject: Subject, question: Callable[[], Answer], *, seconds: float | None = QUESTION_SECONDS) -> Answer:
-    """What the question returns.
+    """What the question returns. What is waited for is told every ten seconds, to the user of a command.
 
     Args:
         question: makes the requests.
-        seconds: the limit for all of them; None for a download, which takes as long as it takes.
+        seconds: the limit for all of them; None for files, which take as long as they move.
 
     Raises:
         UsageError: no such repository or revision.
         AccessError: gated, or the token is refused.
-        Temporary: no connection, no answer in time, too many requests, or the server's own trouble.
+        Temporary: no connection, no answer in time, too many requests, or the server's own trouble; or the command has
+            waited long enough for all its questions.
     """
     prepare()
     try:
-        return question() if seconds is None else _within(seconds, subject, question)
+        return _understandably(subject, lambda: _in_time(seconds, subject, question))
+    except Temporary as error:
+        if isinstance(error, StillAsking) or waiting.left() <= 0:
+            error.hint = waiting.again() or error.hint
+        raise
+
+
+def _understandably(subject: Subject, question: Callable[[], Answer]) -> Answer:
+    """Its answer; every failure as one of our errors, which is counted as waited in vain if it may pass."""
+    started = time.monotonic()
+    try:
+        return question()
+    except StillAsking:
+        raise  # counted where it was waited for
+    except Temporary:
+        waiting.in_vain(time.monotonic() - started)
+        raise
     except SkillTrainError:
         raise
     except Exception as error:
         ours = translated(error, subject)
-        if ours is error and isinstance(error, _UNREAD) and _in_client(error):
-            ours = _not_understood(subject, error)
+        if ours is error and isinstance(error, UNREAD) and in_client(error):
+            ours = not_understood(subject, error)
         if ours is error:
             raise
+        if isinstance(ours, Temporary):
+            waiting.in_vain(time.monotonic() - started)
         raise ours from None
 
 
-@contextlib.contextmanager
-def understood(subject: Subject) -> Iterator[None]:
-    """For the few lines that read an answer: what it lacks is the Hub's fault, not ours.
+def here(subject: Subject, question: Callable[[], Answer]) -> Answer:
+    """The answer to a question of this thread, such as the next line of a log, which may be silent for hours. Each of
+    its requests has its own limit.
 
-    Raises:
-        Temporary: a key is missing, or a value of another kind than the Hub's.
+    Raises: as `ask`.
     """
-    try:
-        yield
-    except _UNREAD as error:
-        raise _not_understood(subject, error) from None
+    prepare()
+    return _understandably(subject, question)
 
 
-def _not_understood(subject: Subject, error: BaseException) -> Temporary:
-    return Temporary(
-        f"what the Hub answered for {subject} is not understood",
-        code="hub_answer",
-        expected="an answer as huggingface_hub documents it",
-        got=_reason(error),
-        hint="try again in a few minutes; if it stays so: pip install -U huggingface_hub",
-    )
+def worth_asking_again(trouble: Temporary) -> bool:
+    """Whether another answer may come after a pause, in the time that the command has left."""
+    return not isinstance(trouble, KeptAway) and waiting.left() > 0
 
 
-def _in_client(error: BaseException) -> bool:
-    """Whether the client was reading an answer, so that this is not an error of ours."""
-    names = (frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__))
-    return any(name.startswith("huggingface_hub.") for name in names)
-
-
-def _within(seconds: float, subject: Subject, question: Callable[[], Answer]) -> Answer:
+def _in_time(seconds: float | None, subject: Subject, question: Callable[[], Answer]) -> Answer:
     """The answer of a thread of its own, which is left behind when the time is up."""
     box: dict[str, Any] = {}
 
@@ -120,15 +110,56 @@ def _within(seconds: float, subject: Subject, question: Callable[[], Answer]) ->
         except BaseException as error:  # noqa: BLE001 - handed to the thread that waits
             box["error"] = error
 
+    if waiting.left() <= 0:
+        raise unreachable(subject, "the time of the command was over before this was asked")
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    thread.join(seconds)
-    if thread.is_alive():
-        raise _unreachable(subject, f"no answer within {seconds:g} seconds", StillAsking)
+    try:
+        if seconds is None:
+            _while_it_moves(thread, subject)
+        else:
+            _until_over(thread, subject, min(seconds, waiting.left()))
+    except BaseException:  # no answer, or Ctrl-C
+        hub_session.abort()
+        raise
     if "error" in box:
         raise box["error"]
     answer: Answer = box["answer"]
     return answer
+
+
+def _until_over(thread: threading.Thread, subject: Subject, seconds: float) -> None:
+    started, told = time.monotonic(), waiting.TOLD_SECONDS
+    while thread.is_alive():
+        passed = time.monotonic() - started
+        if passed >= seconds:
+            waiting.in_vain(passed)
+            raise unreachable(subject, f"no answer within {seconds:.3g} seconds", StillAsking)
+        if passed >= told:
+            waiting.tell(f"waiting for the Hub, for {subject}: {passed:.0f} s")
+            told += waiting.TOLD_SECONDS
+        thread.join(min(told, seconds) - passed)
+
+
+def _while_it_moves(thread: threading.Thread, subject: Subject) -> None:
+    """Gives a file up that has stopped moving, and not one that is slow."""
+    traffic = hub_session.TRAFFIC
+    first = before = traffic.moved
+    started = since = time.monotonic()
+    limit, told = STALLED_SECONDS if traffic.complete else BLIND_SECONDS, waiting.TOLD_SECONDS
+    while thread.is_alive():
+        thread.join(min(1.0, limit / 10))
+        now, moved = time.monotonic(), traffic.moved
+        if moved - before >= hub_session.AN_ANSWER:
+            before, since = moved, now
+            waiting.well()
+        still, so_far = now - since, f"{(moved - first) / 1e6:.1f} MB have moved"
+        if thread.is_alive() and still >= min(limit, waiting.left()):
+            waiting.in_vain(still)
+            raise unreachable(subject, f"nothing has moved for {still:.0f} seconds; {so_far}", StillAsking)
+        if now - started >= told:
+            waiting.tell(f"the files of {subject}: {so_far}, the last {still:.0f} s ago")
+            told += waiting.TOLD_SECONDS
 
 
 def endpoint() -> str:
@@ -142,18 +173,8 @@ def endpoint() -> str:
 
 @cache
 def prepare() -> None:
-    """Sets huggingface_hub up, before its first request: no telemetry, and no request without a limit."""
-    os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
-    from huggingface_hub import set_client_factory
-    from huggingface_hub.utils._http import default_client_factory
-
-    def client() -> Any:
-        made = default_client_factory()
-        made.timeout = REQUEST_SECONDS
-        made.event_hooks = {**made.event_hooks, "response": [*made.event_hooks["response"], stay_here]}
-        return made
-
-    set_client_factory(client)
+    """Sets huggingface_hub up, before its first request."""
+    hub_session.set_up(REQUEST_SECONDS, stay_here)
 
 
 def stay_here(response: Any) -> None:
@@ -189,211 +210,3 @@ def stay_here(response: Any) -> None:
         got=got,
         hint="check HF_ENDPOINT and the proxy, then run the same command again",
     )
-
-
-def translated(error: Exception, subject: Subject) -> Exception:
-    """Our error for one of huggingface_hub or its HTTP client; any other error as it is."""
-    import httpx2
-    from huggingface_hub import errors, get_token
-
-    cause = error.__cause__
-    if isinstance(error, errors.LocalEntryNotFoundError) and isinstance(cause, errors.HfHubHTTPError):
-        error = cause  # a download that found no copy in the cache either
-    error = _of_system(error)
-    if isinstance(error, errors.HfHubHTTPError):
-        return _of_repository(error, subject) or _of_status(error.response, subject)
-    if isinstance(error, httpx2.ReadTimeout):
-        return _unreachable(subject, _reason(error), StillAsking)
-    if isinstance(error, (RuntimeError, ConnectionError)) and _STORE.search(str(error)):
-        return _of_store(error, subject)
-    if isinstance(error, (httpx2.HTTPError, ConnectionError, TimeoutError, errors.LocalEntryNotFoundError)):
-        return _unreachable(subject, _reason(cause or error))
-    if isinstance(error, OSError):
-        return _of_disk(error, subject)
-    if isinstance(error, json.JSONDecodeError):
-        return Temporary(
-            f"what answered for {subject} is not the Hub",
-            code="hub_answer",
-            got=_reason(error),
-            hint="check HF_ENDPOINT and the proxy, then run the same command again",
-        )
-    if isinstance(error, errors.SafetensorsParsingError):
-        return UsageError(
-            f"{subject} has a broken safetensors file",
-            code="broken_safetensors",
-            got=_reason(error),
-            hint="another revision, or another model",
-        )
-    if isinstance(error, UnicodeEncodeError) and not (get_token() or "").isascii():
-        return _refused(subject)
-    return error
-
-
-def _of_system(error: Exception) -> Exception:
-    """hf_xet's words of what the system refused, as Python has it: a ConnectionResetError for its number, say."""
-    system = _SYSTEM.search(str(error)) if isinstance(error, RuntimeError) else None
-    return OSError(int(system[1]), str(error)) if system else error
-
-
-def _of_repository(error: BaseException, subject: Subject) -> SkillTrainError | None:
-    from huggingface_hub import errors
-
-    if isinstance(error, errors.JobNotFoundError):
-        return UsageError(
-            f"there is no {subject.kind} {subject.name} on the Hub, or your token may not see it",
-            code="unknown_job",
-            expected="NAMESPACE/JOB_ID or a run directory that was submitted",
-            got=subject.name,
-            hint="check the id; hf jobs ps -a lists them",
-        )
-    if isinstance(error, errors.GatedRepoError):
-        return AccessError(
-            f"{subject} is gated",
-            code="gated",
-            expected=f"access granted to your account on {subject.page}",
-            hint=f"ask for access on {subject.page}, then: hf auth login",
-        )
-    if isinstance(error, (errors.RepositoryNotFoundError, errors.BucketNotFoundError)):
-        return UsageError(
-            f"there is no {subject.kind} {subject.name} on the Hub, or it is private",
-            code=f"unknown_{subject.kind}",
-            expected=f"a {subject.kind} that your token can read",
-            got=subject.name,
-            hint="check the name; for a private one: hf auth login",
-        )
-    if isinstance(error, errors.RevisionNotFoundError):
-        return UsageError(
-            f"{subject} has no such revision", code="unknown_revision", hint=f"see {subject.page}/commits/main"
-        )
-    return None
-
-
-def _of_status(response: Any, subject: Subject) -> SkillTrainError:
-    status = response.status_code
-    got = f"status {status}"
-    if status == 401:
-        return _refused(subject)
-    if status == 402:
-        return AccessError(
-            f"there is no credit left, for {subject}",
-            code="no_credit",
-            expected="a positive balance of pre-paid credits",
-            got=_said(response) or got,
-            hint="add credits on https://huggingface.co/settings/billing, then run the same command again",
-        )
-    if status == 403:
-        return _forbidden(subject, _said(response))
-    if status == 429:
-        wait = str(response.headers.get("Retry-After"))
-        pause = f"in {wait} seconds" if wait.isdigit() else "in five minutes"
-        return Temporary(
-            f"too many requests to the Hub, for {subject}", code="rate_limit", got=got, hint=f"try again {pause}"
-        )
-    if status == 408 or status >= 500:
-        again = "try again in a few minutes; https://status.huggingface.co tells whether the Hub is down"
-        return Temporary(f"the Hub failed to answer, for {subject}", code="hub_error", got=got, hint=again)
-    got = ": ".join(filter(None, (got, _said(response))))
-    if status in (409, 412):
-        message = f"something else changed {subject} at the same time"
-        return Temporary(message, code="conflict", got=got, hint="run the same command again")
-    hint = subject.page or "read what the Hub says in got; if it makes no sense: pip install -U huggingface_hub"
-    return UsageError(f"the Hub refuses the question about {subject}", code="refused", got=got, hint=hint)
-
-
-def _refused(subject: Subject) -> AccessError:
-    """The Hub says the same of a wrong token as of none."""
-    from huggingface_hub import get_token
-
-    token = get_token()
-    if token is None:
-        return not_signed_in(f"for {subject}")
-    got = "status 401" if token.isascii() else GARBLED
-    return AccessError(f"the Hub refuses your token, for {subject}", code="bad_token", got=got, hint="hf auth login")
-
-
-def not_signed_in(why: str = "") -> AccessError:
-    return AccessError(
-        f"you are not signed in to the Hugging Face Hub{', ' * bool(why)}{why}",
-        code="not_signed_in",
-        expected="a token that may write and run jobs (job.write)",
-        got="no token",
-        hint="hf auth login, or set HF_TOKEN",
-    )
-
-
-def _forbidden(subject: Subject, said: str) -> AccessError:
-    """With the permission that was missing, where the Hub names it."""
-    missing = re.search(r"missing permissions: ([\w., ]+)", said)
-    right = missing[1].strip(" .") if missing else ""
-    return AccessError(
-        f"your token has no access to {subject}",
-        code="no_permission",
-        expected=f"a token with the permission {right}" if right else "a token with the permission to use it",
-        got=said or "status 403",
-        hint=f"hf auth login, with a token that has {right or 'this permission'} (huggingface.co/settings/tokens)",
-    )
-
-
-def _said(response: Any) -> str:
-    """The server's own words, in one short line."""
-    words = response.headers.get("X-Error-Message") or ""
-    if not words:
-        try:
-            words = response.json().get("error", "")
-        except (ValueError, AttributeError, RuntimeError):  # no JSON, or a stream that was not read
-            words = ""
-    return " ".join(str(words).split())[:200]
-
-
-def _of_disk(error: OSError, subject: Subject) -> SkillTrainError:
-    """What is left is the cache: the requests' own failures have other classes. Files of a bucket go elsewhere."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        place = "give a --run-dir" if subject.kind == "bucket" else "set HF_HOME to a folder"
-        return DecisionNeeded(
-            "the disk is full, or a limit on what may be written is reached",
-            code="no_disk",
-            expected=f"room for the files of {subject}",
-            got=str(error),
-            hint=f"free some space, or {place} on another disk; the same command goes on",
-        )
-    return UsageError(
-        "the cache of the Hub cannot be used",
-        code="broken_cache",
-        expected="a folder that can be written",
-        got=str(error),
-        hint="set HF_HOME to a folder that you may write",
-    )
-
-
-def _of_store(error: Exception, subject: Subject) -> SkillTrainError:
-    """Of hf_xet, which asks the Hub for a pass and then the store for bytes. The Hub's refusal is one; a store that
-    refuses a pass of the Hub is in trouble itself."""
-    import httpx2
-
-    refused = re.search(r"HTTP status client error \((\d+)[^)]*\), domain: \S+/xet-\w+-token", str(error))
-    if refused:
-        return _of_status(httpx2.Response(int(refused[1])), subject)
-    return Temporary(
-        f"the store of the Hub failed to answer, for {subject}",
-        code="hub_error",
-        expected="bytes of a file",
-        got=_reason(error),
-        hint="try again in a few minutes",
-    )
-
-
-def _unreachable(subject: Subject, reason: str, kind: type[Temporary] = Temporary) -> Temporary:
-    kept_away = "HF_HUB_OFFLINE" in reason  # as the client explains it
-    again = "unset HF_HUB_OFFLINE" if kept_away else "try again when the Hub can be reached"
-    return kind(
-        f"the Hub cannot be reached, for {subject}",
-        code="hub_unreachable",
-        expected="a connection to the Hub, or a local copy",
-        got=reason,
-        hint=f"{again}, or name a local folder or file where one will do",
-    )
-
-
-def _reason(error: BaseException) -> str:
-    words = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {words[0][:200]}" if words else type(error).__name__

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from skill_train import waiting
 from skill_train.errors import DecisionNeeded, SkillTrainError, Temporary
-from skill_train.hub_client import Subject, ask
+from skill_train.hub_client import QUESTION_SECONDS, Subject, ask, worth_asking_again
 from skill_train.push_files import PushFile
 
 TRIES = 4  # of each request that changes something; huggingface_hub 2.4 does not retry the commit
@@ -70,10 +71,10 @@ def upload(
     operations = [_operation(file) for file in files]
     say(f"{len(files)} files, {sum(file.size for file in files) / 1e6:.1f} MB; what the Hub has is not sent again")
     for operation, file in zip(operations, files, strict=True):
-        _again(lambda operation=operation: _preupload(repo, operation), subject, say)  # type: ignore[misc]
+        _again(partial(_preupload, repo, operation), subject, say, seconds=None)
         if file.size >= _SAID_BYTES and not _is_there(operation):
             say(f"{file.path}, {file.size / 1e6:.1f} MB: sent")
-    info = _again(lambda: _commit(repo, operations, message), subject, say)
+    info = _again(lambda: _commit(repo, operations, message), subject, say, seconds=None)
     reused = before is not None and before.sha == info.oid
     say("nothing had changed: no new commit" if reused else f"committed {len(files)} files")
     hidden = private if before is None else bool(before.private)
@@ -95,17 +96,23 @@ def _is_there(operation: Any) -> bool:
     return remote is not None and remote == getattr(operation, "_local_oid", None)
 
 
-def _again(question: Callable[[], Any], subject: Subject, say: Callable[[str], None]) -> Any:
-    """Asks until it works: each of these questions may be asked twice."""
+def _again(
+    question: Callable[[], Any],
+    subject: Subject,
+    say: Callable[[str], None],
+    *,
+    seconds: float | None = QUESTION_SECONDS,
+) -> Any:
+    """Asks until it works: each of these questions may be asked twice. `seconds`: as `ask` has it."""
     for attempt in range(1, TRIES + 1):
         try:
-            return ask(subject, question, seconds=None)
+            return ask(subject, question, seconds=seconds)
         except Temporary as error:
-            if attempt == TRIES:
+            if attempt == TRIES or not worth_asking_again(error):
                 raise
             pause = PAUSE_SECONDS * 2 ** (attempt - 1)
-            say(f"{error.message}; trying again in {pause:g} s")
-            time.sleep(pause)
+            say(f"{error.message} ({error.got}); trying again in {pause:g} s")
+            waiting.pause(pause)
     raise AssertionError
 
 

@@ -100,14 +100,14 @@ def upload_dataset(folder: Path, name: str) -> str:
     """
 
     def question() -> str:
-        with contextlib.redirect_stdout(io.StringIO()):
-            _api().create_repo(name, repo_type="dataset", private=True, exist_ok=True)
-            made = _api().upload_folder(
-                repo_id=name, repo_type="dataset", folder_path=folder, commit_message="Data of a training run"
-            )
+        _api().create_repo(name, repo_type="dataset", private=True, exist_ok=True)
+        made = _api().upload_folder(
+            repo_id=name, repo_type="dataset", folder_path=folder, commit_message="Data of a training run"
+        )
         return str(made.oid)
 
-    return ask(Subject("dataset", name), question, seconds=None)
+    with contextlib.redirect_stdout(io.StringIO()):  # here: the thread of a question may be left behind
+        return ask(Subject("dataset", name), question, seconds=None)
 
 
 def _or_none(code: str, question: Callable[[], Answer]) -> Answer | None:

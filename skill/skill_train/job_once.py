@@ -14,10 +14,10 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
-from skill_train import cloud_record, jobs
+from skill_train import cloud_record, jobs, waiting
 from skill_train.cloud_record import CloudJob, CloudRecord
 from skill_train.errors import SkillTrainError, Temporary
-from skill_train.hub_client import StillAsking
+from skill_train.hub_client import StillAsking, worth_asking_again
 from skill_train.job_spec import JobSpec, of_run
 from skill_train.jobs import Job
 from skill_train.resources import train_program
@@ -207,8 +207,11 @@ def patiently(question: Callable[[], Answer]) -> Answer:
     for attempt in range(1, READ_TRIES):
         try:
             return question()
-        except Temporary:
-            time.sleep(PAUSE_SECONDS * attempt)
+        except Temporary as error:
+            if not worth_asking_again(error):
+                raise
+            waiting.tell(f"{error.message} ({error.got}); asking again")
+            waiting.pause(PAUSE_SECONDS * attempt)
     return question()
 
 

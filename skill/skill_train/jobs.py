@@ -14,11 +14,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from skill_train.hub_client import Subject, ask, not_signed_in, understood
+from skill_train.hub_client import Subject, ask, here, not_signed_in, understood
 from skill_train.job_spec import IMAGE, KEPT, SECRETS, JobSpec, Mount, command
 
 LIVE = ("SCHEDULING", "RUNNING", "UPDATING")  # of huggingface_hub 2.4; the others are ends
-UPLOAD_SECONDS = 300.0  # of two small files
 
 
 @dataclass(frozen=True)
@@ -82,7 +81,7 @@ def upload(spec: JobSpec) -> tuple[str, str]:
         _api().create_bucket(bucket, exist_ok=True, private=True)
         _api().batch_bucket_files(bucket, add=files)
 
-    ask(Subject("bucket", bucket), question, seconds=UPLOAD_SECONDS)
+    ask(Subject("bucket", bucket), question, seconds=None)
     return bucket, folder
 
 
@@ -141,10 +140,13 @@ def logs(namespace: str, job_id: str, *, follow: bool, tail: int | None = None) 
     """Its lines. A stream that is cut ends early or raises, as the connection does: the caller counts the lines."""
     lines = _api().fetch_job_logs(job_id=job_id, namespace=namespace, follow=follow, tail=tail)
     subject = Subject("job", f"{namespace}/{job_id}")
+    if not follow:
+        yield from ask(subject, lambda: list(lines), seconds=None)
+        return
     iterator = iter(lines)
     while True:
         try:
-            yield ask(subject, lambda: next(iterator), seconds=None)
+            yield here(subject, lambda: next(iterator))
         except StopIteration:
             return
 
@@ -160,10 +162,10 @@ def sync_data(folder: Path, mount_path: str, namespace: str, name: str | None = 
     _token()
 
     def question() -> Any:
-        with contextlib.redirect_stdout(io.StringIO()):
-            return _api().sync_job_volume(folder, mount_path, remote_name=name, namespace=namespace)
+        return _api().sync_job_volume(folder, mount_path, remote_name=name, namespace=namespace)
 
-    volume = ask(Subject("bucket", _bucket_of(namespace)), question, seconds=None)
+    with contextlib.redirect_stdout(io.StringIO()):  # here: the thread of a question may be left behind
+        volume = ask(Subject("bucket", _bucket_of(namespace)), question, seconds=None)
     return Mount(volume.source, volume.path or "", mount_path, read_only=True)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -33,13 +34,7 @@ def token() -> Account:
         if found.status in (402, 403, 404):
             raise _refused(found.status)
         if found.state == "unchecked":
-            raise Temporary(
-                f"the token cannot be checked: {found.why}",
-                code={None: "hub_unreachable", 429: "rate_limit"}.get(found.status, "hub_error"),
-                expected="an answer of the Hub",
-                got=found.why,
-                hint="unset HF_HUB_OFFLINE" if "HF_HUB_OFFLINE" in found.why else "try again in a few minutes",
-            )
+            raise hub_account.no_answer(found)
         return found
 
     found = patiently(question)
@@ -158,7 +153,7 @@ def local_model(folder: str, owner: str | None) -> UsageError:
         code="local_model",
         expected="the id of a model on the Hub; a private one will do",
         got=folder,
-        hint=f"hf upload {where} {folder} --private, then --model {where}",
+        hint=f"hf upload {shlex.quote(where)} {shlex.quote(folder)} --private, then --model {shlex.quote(where)}",
     )
 
 

@@ -1,4 +1,4 @@
-"""The real Hub, asked as a user asks it: `make live`, with HF_TOKEN. Reads only; nothing is started, written or paid."""
+"""The real Hub, asked as a user asks it: `make live`, with HF_TOKEN. Only questions: nothing is started or written."""
 
 from __future__ import annotations
 
