@@ -195,20 +195,35 @@ def clean(text: str) -> str:
 
 
 def _bounded(document: dict[str, Any]) -> str:
-    """At most 8 KB: without spaces where it would be more, and then what is long loses its tail, and the answer says
-    so. The files hold everything."""
+    """At most 8 KB: without spaces where it would be more, and then what is long loses its tail, data first, and the
+    answer says so. The files hold everything. Commands, a hint and codes are whole or left out."""
     text = _dumps(document)
     if len(text.encode()) >= MAX_JSON_BYTES:
         text = _dumps(document, separators=(",", ":"))
-    for limit in (50, 20, 8, 3):
+    for smaller in _smaller(document):
         if len(text.encode()) < MAX_JSON_BYTES:
-            return text
-        document = {key: _shorten(value, limit) for key, value in document.items()}
-        document["shortened"] = f"lists to {limit} items, strings to {limit * 20} characters"
-        text = _dumps(document, separators=(",", ":"))
-    if len(text.encode()) >= MAX_JSON_BYTES:
-        text = _dumps(document | {"data": {}, "shortened": "data left out: too large"})
+            break
+        text = _dumps(smaller, separators=(",", ":"))
     return text
+
+
+def _smaller(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The document with less in it, again and again."""
+    for part in ("data", "warnings", "error"):
+        for limit in (50, 20, 8, 3) if part in document else ():
+            document = document | {part: _shorten(document[part], limit, whole=() if part == "data" else _WHOLE)}
+            document["shortened"] = f"lists to {limit} items, strings to {limit * 20} characters"
+            yield document
+    document |= {"data": {}, "shortened": "data left out: too large"}
+    yield document
+    while document["next"]:
+        document |= {"next": document["next"][:-1], "shortened": "data and commands of next left out: too large"}
+        yield document
+    if "error" in document:
+        yield document | {"error": document["error"] | {"hint": ""}, "shortened": "data, next and hint left out"}
+
+
+_WHOLE = ("code", "hint")  # of an error or a warning
 
 
 def _dumps(document: dict[str, Any], separators: tuple[str, str] | None = None) -> str:
@@ -217,11 +232,12 @@ def _dumps(document: dict[str, Any], separators: tuple[str, str] | None = None) 
     return clean(json.dumps(_cleaned(document, masked), ensure_ascii=not plain, separators=separators))
 
 
-def _shorten(value: Any, limit: int) -> Any:
+def _shorten(value: Any, limit: int, whole: tuple[str, ...] = ()) -> Any:
     if isinstance(value, dict):
-        return {key: _shorten(item, limit) for key, item in list(value.items())[: max(limit, 30)]}
+        kept = list(value.items())[: max(limit, 30)]
+        return {key: item if key in whole else _shorten(item, limit, whole) for key, item in kept}
     if isinstance(value, list):
-        return [_shorten(item, limit) for item in value[:limit]]
+        return [_shorten(item, limit, whole) for item in value[:limit]]
     if isinstance(value, str) and len(value) > limit * 20:
         return value[: limit * 20] + "…"
     return value

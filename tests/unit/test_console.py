@@ -209,6 +209,45 @@ def test_what_no_shortening_makes_small_is_left_out(capsys: Any) -> None:
     assert (document["data"], document["next"]) == ({}, ["skill-train verify runs/a"])
 
 
+DEEP_PATH = "/" + "/".join(["a folder of a long name" * 4] * 20)
+
+
+@pytest.mark.parametrize(
+    "data", [{"text": "x" * 20_000}, {"rows": [{"n": n, "text": "word " * 40} for n in range(300)]}, {"n": {}}]
+)
+@pytest.mark.parametrize("said", ["", "told " * 3000])
+def test_no_command_is_cut(data: dict[str, Any], said: str, capsys: Any) -> None:
+    """Half of one does something else, or nothing. What is told beside it gives way, and data first."""
+    commands = [f"skill-train {step} {shlex.quote(DEEP_PATH)}" for step in ("pull", "resume", "status")]
+    error = UsageError(said or "no", code="x" * 100, hint=f"{commands[0]}; or free some space", got=said)
+    for answer in (Result(data=data, next=commands), Result(data=data, next=commands[:1], error=error)):
+        console = Console("json", "status")
+        console.warnings.append({"code": "c" * 70, "message": said or "small"})
+        console.result(answer)
+        text = capsys.readouterr().out
+        assert len(text.encode()) <= 8192
+        document = json.loads(text)
+        assert document["next"] == answer.next
+        assert document["warnings"][0]["code"] == "c" * 70
+        if answer.error is not None:
+            assert (document["error"]["code"], document["error"]["hint"]) == (error.code, error.hint)
+        if not said:
+            assert document["warnings"][0]["message"] == "small" and ("shortened" in document) == (data != {"n": {}})
+
+
+def test_commands_that_cannot_all_be_told_are_left_out_whole(capsys: Any) -> None:
+    """Two paths as long as a system allows."""
+    commands = [f"skill-train pull {letter * 4000}" for letter in "abc"]
+    Console("json", "status").result(Result(data={"n": 1}, next=commands))
+    text = capsys.readouterr().out
+    document = json.loads(text)
+    assert (document["next"], len(text.encode()) <= 8192) == (commands[:2], True) and "next" in document["shortened"]
+    hint = f"skill-train merge --base {'b' * 4000} --out {'o' * 4100}"
+    Console("json", "merge").error(UsageError("no", code="bad", hint=hint))
+    document = json.loads(capsys.readouterr().out)
+    assert (document["error"]["code"], document["error"]["hint"], document["next"]) == ("bad", "", [])
+
+
 @pytest.mark.parametrize(
     ("hint", "runs"),
     [
