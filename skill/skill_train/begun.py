@@ -10,7 +10,7 @@ from typing import Any
 
 from skill_train import cloud_record
 from skill_train.errors import UsageError
-from skill_train.run_dir import RunDir, file_digest, read_json, require_unused
+from skill_train.run_dir import RunDir, is_file_of, read_json, require_unused
 
 _STARTED = (".lock", "recipe.yaml", "train.log", "checkpoints")  # beside plan.json, which `plan --out` writes too
 
@@ -85,13 +85,13 @@ def trained(run: RunDir) -> dict[str, Any]:
     record: dict[str, Any] = read_json(run.record("train"))
     for name, digest in record.get("outputs", {}).items():
         file = run.path / name
-        if not file.is_file() or file_digest(file) != digest:
+        if not is_file_of(file, digest):
             raise UsageError(
                 f"{file} is not the file that train.json describes",
                 code="output_changed",
                 expected=f"{digest['bytes']} bytes, sha256 {digest['sha256'][:12]}…",
                 got="another content" if file.is_file() else "missing",
-                hint=f"put the trained file back, or move {run.record('train')} away and train again",
+                hint=f"put the trained file back, or move {shlex.quote(str(run.record('train')))} away and train again",
             )
     return record
 

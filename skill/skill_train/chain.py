@@ -212,7 +212,7 @@ def smoke_failure(run: RunDir, record: dict[str, Any]) -> TrainingFailed | None:
         code="smoke_failed",
         expected="every check to pass",
         got="; ".join(check["detail"] for check in failed),
-        hint=f"read {run.record('train')}",
+        hint=f"read {shlex.quote(str(run.record('train')))}",
     )
 
 

@@ -95,7 +95,7 @@ def _opened(path: Path) -> RunDir:
             f"{path} is a job, and its files are not here",
             code="not_a_run",
             expected="two run directories",
-            hint=f"skill-train pull {path}",
+            hint=f"skill-train pull {shlex.quote(str(path))}",
         )
     return open_run(path)
 

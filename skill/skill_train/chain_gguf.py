@@ -388,5 +388,5 @@ def _not_proven(failed: list[dict[str, Any]], record: Path) -> VerificationFaile
         code="verification_failed",
         expected="every check to pass",
         got=str(failed[0].get("detail") or failed[0]["figure"])[:600],
-        hint=f"read {record}",
+        hint=f"read {quoted(record)}",
     )

@@ -285,7 +285,7 @@ def _result(
     if made["facts"]["machine"]["on_battery"] and made["where"] == "local":
         console.warn("on_battery", "this machine runs on battery; training empties it")
     if made["where"] == "cloud" and made["fingerprints"]["model"] is not None:
-        upload = f"hf upload NAMESPACE/{Path(made['recipe']['model']).name} FOLDER --private"
+        upload = f"hf upload {_word('NAMESPACE/' + Path(made['recipe']['model']).name)} FOLDER --private"
         console.warn("local_model", f"a job cannot read this model: plan with its id on the Hub, after {upload}")
     error = _blocked(made) if made["blockers"] else None
     return Result(

@@ -102,7 +102,7 @@ def _places(target: str, scope: str | None) -> tuple[Path, Path | None]:
             f"no folder {target!r}{nearest(target, TARGETS)}",
             code="bad_usage",
             expected="agents, claude, or the folder that holds an agent's skills",
-            hint=f"for a new folder of that name say ./{target}",
+            hint=f"for a new folder of that name say {shlex.quote('./' + target)}",
         )
     return Path(target).absolute() / NAME, None
 

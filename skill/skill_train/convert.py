@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import shlex
 import tempfile
 import time
 from collections import Counter
@@ -240,7 +241,7 @@ def _refuse_existing(file: Path, record: Path) -> None:
             f"{file} exists and {record.name} does not say how it was made",
             code="output_exists",
             expected="a new place for the file",
-            hint=f"move {file} away, or use another --out",
+            hint=f"move {shlex.quote(str(file))} away, or use another --out",
         )
 
 

@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -231,14 +232,20 @@ def _prefix_of(file: Path, pieces: Path) -> dict[str, bool]:
 
         proto = sentencepiece_model_pb2.ModelProto.FromString(pieces.read_bytes())
         return {"add_prefix_space": bool(proto.normalizer_spec.add_dummy_prefix)}
-    said = read_json(file) if file.is_file() else {}
-    model = said.get("model") or {}
+    said = _object(read_json(file)) if file.is_file() else {}
+    model = _object(said.get("model"))
     if model.get("type") != "BPE" or not model.get("byte_fallback"):
         return {}
-    normalizer = said.get("normalizer") or {}
-    steps = [step.get("type") for step in [normalizer, *normalizer.get("normalizers", [])]]
-    scheme = (said.get("pre_tokenizer") or {}).get("prepend_scheme", "never")
+    normalizer = _object(said.get("normalizer"))
+    others = normalizer.get("normalizers")
+    steps = [_object(step).get("type") for step in [normalizer, *(others if isinstance(others, list) else [])]]
+    scheme = _object(said.get("pre_tokenizer")).get("prepend_scheme", "never")
     return {"add_prefix_space": "Prepend" in steps or scheme != "never"}
+
+
+def _object(value: Any) -> dict[str, Any]:
+    """An empty one for a value of another kind, on which the library that reads the file ends by itself."""
+    return value if isinstance(value, dict) else {}
 
 
 def _environment() -> dict[str, str]:
@@ -305,7 +312,8 @@ def _missing_key(failure: _Failure) -> UsageError:
         code="incomplete_config",
         expected="the config.json that the base model was published with",
         got=f"without {key}",
-        hint=f"add {key} to {failure.model / 'config.json'}, with the value that the base model was published with",
+        hint=f"add {key} to {shlex.quote(str(failure.model / 'config.json'))}, with the value that the base model was "
+        "published with",
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -36,7 +37,7 @@ def check_out(out: Path) -> None:
             code="bad_output",
             expected="a name that ends in .jsonl",
             got=out.suffix,
-            hint=f"--fix {out.with_suffix('.jsonl')}",
+            hint=f"--fix {shlex.quote(str(out.with_suffix('.jsonl')))}",
         )
 
 

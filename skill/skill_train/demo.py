@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,10 @@ def demo(console: Console, *, run_dir: Path) -> Result:
     table = _recorded(run) or _table(console, run, trained, merged, exported, proof)
     write_record(run.record("demo"), inputs=_inputs(run), options={}, outputs={}, figures={"stages": table})
     data = {"run_dir": str(run_dir), "stages": table, "verdict": proof["verdict"]}
-    following = [f"skill-train evaluate {run_dir}", "skill-train local --model MODEL --data DATA --max-steps 50"]
+    following = [
+        f"skill-train evaluate {shlex.quote(str(run_dir))}",
+        "skill-train local --model MODEL --data DATA --max-steps 50",
+    ]
     return Result(
         data,
         human=lambda rich: tables.draw_stages(rich, table),
@@ -123,5 +127,5 @@ def _missed(table: list[dict[str, Any]], run: RunDir) -> VerificationFailed | No
         code="demo_failed",
         expected=f"exact match at most {NOT_KNOWN:.0%} before, at least {LEARNED:.0%} after, and no failed check",
         got=f"exact match {bad[0]['exact_match']:.0%}, verdict {bad[0]['verdict']}",
-        hint=f"skill-train verify {run.path}",
+        hint=f"skill-train verify {shlex.quote(str(run.path))}",
     )

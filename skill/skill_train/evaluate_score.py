@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -150,6 +151,6 @@ def _own(file: Path, answers: list[Answer]) -> list[float | None]:
             code="bad_scorer",
             expected=f"at most {_START_SECONDS:g} s to load and {_ANSWER_SECONDS:g} s an answer" if slow else "a float",
             got=crash.got,
-            hint=f"mend {file}, then run again",
+            hint=f"mend {shlex.quote(str(file))}, then run again",
         ) from None
     return list(result["scores"])

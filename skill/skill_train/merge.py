@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import os
+import shlex
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -188,7 +189,7 @@ def _read_base(folder: Path, adapter: Adapter, out: Path) -> Base:
             code="not_a_model",
             expected="a folder with the whole model",
             got=f"{adapters.CONFIG} in it",
-            hint=f"skill-train merge --base BASE --adapter {folder} --out {out}",
+            hint=f"skill-train merge --base BASE --adapter {shlex.quote(str(folder))} --out {shlex.quote(str(out))}",
         )
     config = read_config(folder)
     _refuse_quantized(folder, config, adapter, out)
@@ -211,7 +212,7 @@ def _refuse_quantized(folder: Path, config: dict[str, Any], adapter: Adapter, ou
         code="quantized_base",
         expected="the float32, float16 or bfloat16 model that it was quantized from",
         got=f"quantization_config in {folder / 'config.json'}",
-        hint=f"skill-train merge --base {way} --adapter {adapter.folder} --out {out}",
+        hint=shlex.join(["skill-train", "merge", "--base", way, "--adapter", str(adapter.folder), "--out", str(out)]),
     )
 
 
@@ -332,7 +333,7 @@ def _judge(fields: dict[str, Any], record: Path, out: Path, warn: Callable[[str,
             f"the merged model is not base + adapter: {'; '.join(outcome['failures'][:5])}",
             code="merge_gate",
             **_expected_and_got(outcome, failed),
-            hint=f"read {failed}"
+            hint=f"read {shlex.quote(str(failed))}"
             if outcome["stored_dtype"] == "F32"
             else "the same command with --dtype float32, which rounds nothing",
         )

@@ -13,6 +13,7 @@ import hashlib
 import os
 import re
 import secrets
+import shlex
 import shutil
 from collections.abc import Iterator
 from functools import cache
@@ -37,7 +38,7 @@ def whole_folder(final: Path) -> Iterator[Path]:
             f"{final} {own if final.is_dir() and not final.is_symlink() else 'is no folder'}",
             code="output_exists",
             expected="a new or empty folder",
-            hint=f"move {final} away, or choose another folder",
+            hint=f"move {shlex.quote(str(final))} away, or choose another folder",
         )
     if final.is_dir() and final.samefile(Path.cwd()):
         raise UsageError(

@@ -7,6 +7,7 @@ type, and whether it would refuse. Each file then has its own child process, and
 from __future__ import annotations
 
 import re
+import shlex
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -277,7 +278,7 @@ def _earlier_outputs(record: Path, inputs: dict[str, Any]) -> dict[str, Any]:
             code="output_exists",
             expected=f"the source {', '.join(earlier.get('inputs', {}))} as it was",
             got=", ".join(inputs),
-            hint=f"move {record} and its files away, or use another --run-dir or --out",
+            hint=f"move {shlex.quote(str(record))} and its files away, or use another --run-dir or --out",
         )
     return {name: entry for name, entry in earlier["outputs"].items() if (record.parent / name).is_file()}
 
@@ -290,7 +291,7 @@ def _check_unchanged(file: Path, entry: dict[str, Any], record: Path) -> None:
             code="output_changed",
             expected=f"{entry['bytes']} bytes, sha256 {entry['sha256'][:12]}…",
             got=f"{digest['bytes']} bytes, sha256 {digest['sha256'][:12]}…",
-            hint=f"move {file} away; the next call makes it again",
+            hint=f"move {shlex.quote(str(file))} away; the next call makes it again",
         )
 
 
@@ -301,7 +302,7 @@ def _check_room(source: Path, out: Path, files: dict[str, Path], plans: dict[str
                 f"{files[quant]} exists and no record says how it was made",
                 code="output_exists",
                 expected="a new place for the file",
-                hint=f"move {files[quant]} away, or use another --out",
+                hint=f"move {shlex.quote(str(files[quant]))} away, or use another --out",
             )
     if not plans:
         return

@@ -7,6 +7,7 @@ nothing, so it can be sent to somebody as it is.
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +74,12 @@ def report(runs: list[RunDir], *, out: Path, progress: Bar) -> dict[str, Any]:
 def _require_ours(out: Path) -> None:
     """Only a report is replaced."""
     if out.is_dir():
-        raise UsageError(f"{out} is a folder", code="bad_out", expected="a file", hint=f"--out {out / 'report.html'}")
+        raise UsageError(
+            f"{out} is a folder",
+            code="bad_out",
+            expected="a file",
+            hint=f"--out {shlex.quote(str(out / 'report.html'))}",
+        )
     if out.exists() and _OURS not in out.read_bytes()[:_HEAD].decode("utf-8", errors="replace"):
         raise UsageError(
             f"{out} exists and is not a report",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import math
 import numbers
+import shlex
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -66,7 +67,11 @@ def _told(error: BaseException, file: Path | str) -> str:
 
 def _bad(file: Path, what: str, got: str) -> UsageError:
     return UsageError(
-        f"the scorer {file} {what}", code="bad_scorer", expected=EXPECTED, got=got, hint=f"mend {file}, then run again"
+        f"the scorer {file} {what}",
+        code="bad_scorer",
+        expected=EXPECTED,
+        got=got,
+        hint=f"mend {shlex.quote(str(file))}, then run again",
     )
 
 

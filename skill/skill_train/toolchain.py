@@ -14,6 +14,7 @@ import errno
 import importlib.util
 import os
 import secrets
+import shlex
 import shutil
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from skill_train import llama_architectures
 from skill_train.console import Bar
@@ -183,8 +185,8 @@ def _unpack_one(source: tarfile.TarFile, member: tarfile.TarInfo, target: Path) 
 def is_whole(folder: Path) -> bool:
     """The folder is as its manifest says: every program by digest, every other file by size, and no other program."""
     try:
-        files = read_json(folder / MANIFEST)["files"]
-    except (UsageError, KeyError):  # no manifest, or not ours
+        files = _listed(read_json(folder / MANIFEST)["files"])
+    except (OSError, UsageError, LookupError, TypeError, AttributeError):  # no manifest, or not ours
         return False
     programs = {name for name in files if name.endswith(".py")}
     if {path.relative_to(folder).as_posix() for path in folder.rglob("*.py")} != programs:
@@ -195,6 +197,11 @@ def is_whole(folder: Path) -> bool:
         and (name not in programs or file_digest(folder / name) == known)
         for name, known in files.items()
     )
+
+
+def _listed(files: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """As it stands in the manifest, when each file has its digest."""
+    return {name: {"bytes": known["bytes"], "sha256": known["sha256"]} for name, known in files.items()}
 
 
 def _named(folder: Path) -> Toolchain:
@@ -261,7 +268,7 @@ def _pip() -> list[str]:
     raise NotInstalled(
         "neither pip nor uv is there to download the converter with",
         code="missing_package",
-        hint=f"{sys.executable} -m ensurepip, then {FETCH_COMMAND}",
+        hint=f"{shlex.quote(sys.executable)} -m ensurepip, then {FETCH_COMMAND}",
     )
 
 

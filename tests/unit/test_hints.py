@@ -1,0 +1,147 @@
+"""A hint or a `next` can be pasted into a shell: whatever a path or a value of the user holds, it is one word."""
+
+from __future__ import annotations
+
+import ast
+import json
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import planning
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = [*sorted((ROOT / "skill" / "skill_train").glob("*.py")), ROOT / "scripts" / "train.py"]
+SAID = ("hint", "next")
+QUOTING = ("join", "quote", "quoted")
+
+# What stands in a hint as it is, by its module: it was quoted before, or is a command, an option, a number, an id of
+# the Hub (letters, digits, - _ .), or a word of a sentence or of a line of a recipe, which no shell reads.
+KNOWN: dict[str, set[str]] = {
+    "chain": {"command"},
+    "chain_data": {"ONLY_SFT.partition(';')[0]", "first.lines[0]", "name"},
+    "chain_elsewhere": {"option", "task['name']"},
+    "chain_evaluate": {"word"},
+    "chain_fetch": {
+        "'wait' if _is_live(cloud) else 'resume'", "bigger.name", "cloud.word", "command", "now.name", "word",
+    },
+    "chain_follow": {
+        "'wait' if cloud.now and cloud.now.live else 'status'", "about.cloud.word", "cloud.word", "command", "word",
+        "timeout or 0",
+    },
+    "chain_gguf": {"step", "target"},
+    "chain_plan": {"_word(folder)", "elsewhere", "larger"},
+    "chain_status": {"word"},
+    "cli": {"field"},
+    "cloud_answer": {"word.format(name)"},
+    "cloud_budget": {"command", "enough"},
+    "cloud_record": {"'resume' if ended_badly else 'pull'", "word"},
+    "cloud_run": {"job_id", "namespace", "word"},
+    "cloud_spent": {"job_id", "namespace"},
+    "colab": {"FLAVOR"},
+    "converter": {"key", "token"},
+    "dataset": {"found.format", "text[1:-1]"},
+    "dataset_card": {"known[0]", "names[0]"},
+    "hub": {"model"},
+    "hub_dataset": {"name"},
+    "hub_errors": {"again", "pause", "place", "right or 'this permission'", "subject", "subject.page"},
+    "job_story": {"again", "bigger.name", "word"},
+    "launch": {"there", "unit"},
+    "local": {"error.hint", "program.layout_words(smaller['placement'])"},
+    "merge": {"adapter.config.get('base_model_name_or_path') or 'adapter_config.json does not name it'"},
+    "plan_file": {"again", "others[0]"},
+    "preflight": {"_LOGIN", "_TOKENS", "account.name", "name.split('/')[1]"},
+    "pull": {"word"},
+    "push": {"mend"},
+    "push_files": {"step"},
+    "quantize_worker": {"_others(name)"},
+    "recipe": {"'the usual one' if FIELDS[key].default is None else FIELDS[key].default", "data", "key"},
+    "report_records": {"words"},
+    "run_lock": {"otherwise"},
+    "skypilot": {"VERSION", "name"},
+    "toolchain": {"FETCH_COMMAND"},
+    "train": {"again()", "close[0]", "encoding", "key", "max(cut)"},
+}  # fmt: skip
+
+
+def hints(tree: ast.AST) -> Iterator[ast.JoinedStr]:
+    """Texts with values in them that are a hint, or begin as a command of ours."""
+    for node in ast.walk(tree):
+        value: ast.AST | None = None
+        if isinstance(node, ast.keyword) and node.arg in SAID:
+            value = node.value
+        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names = " ".join(map(ast.unparse, targets)).replace(".", " ").split()
+            value = node.value if {*SAID, "following", "again"} & set(names) else None
+        elif isinstance(node, ast.JoinedStr) and ast.unparse(node)[2:].startswith("skill-train "):
+            value = node
+        yield from (one for one in ast.walk(value) if isinstance(one, ast.JoinedStr)) if value else ()
+
+
+def unquoted(source: str, module: str = "") -> list[str]:
+    """The values in such texts that are neither quoted nor known to need no quotes."""
+    texts = hints(ast.parse(source))
+    parts = [part.value for text in texts for part in text.values if isinstance(part, ast.FormattedValue)]
+    return sorted({ast.unparse(part) for part in parts if not _is_quoted(part)} - KNOWN.get(module, set()))
+
+
+def _is_quoted(part: ast.expr) -> bool:
+    return isinstance(part, ast.Call) and ast.unparse(part.func).rpartition(".")[2] in QUOTING
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)
+def test_every_value_in_a_hint_is_one_word(path: Path) -> None:
+    assert unquoted(path.read_text(encoding="utf-8"), path.stem) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        'f(hint=f"read {path}")',
+        'f(next=[f"skill-train verify {run.path}"])',
+        'f(hint="no" if a else f"move {out / name} away")',
+        'following = [f"skill-train evaluate {run_dir}"]',
+        'error.hint = f"see {log}"',
+        'g([f"skill-train pull {path}"])',
+    ],
+)
+def test_the_rule_sees_a_value_without_quotes(source: str) -> None:
+    assert len(unquoted(source)) == 1
+    assert unquoted('f(hint=f"read {shlex.quote(str(path))}", next=[f"skill-train verify {quoted(path)}"])') == []
+
+
+NAME = 'it\'s "a" run; $HOME `x`'
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("export-gguf", "RUN"), ("merge", "RUN"), ("verify", "RUN"), ("evaluate", "RUN"), ("push", "RUN"),
+        ("status", "RUN"), ("wait", "RUN"), ("pull", "RUN"), ("logs", "RUN"), ("resume", "RUN"), ("cancel", "RUN"),
+        ("report", "RUN", "--out", "RUN"), ("plan", "RUN", "--max-steps", "5"),
+        ("data", "RUN/plan.json", "--fix", "RUN/new.csv"), ("data", "RUN/broken.jsonl"),
+        ("local", "RUN/rows.csv"),
+    ],
+)  # fmt: skip
+def test_a_folder_of_any_name_is_one_word_of_what_is_told(tmp_path: Path, words: tuple[str, ...]) -> None:
+    """Of a run that was planned and not trained."""
+    run = tmp_path / NAME
+    run.mkdir()
+    (run / "broken.jsonl").write_text('{"text": "a"}\n{')
+    (run / "rows.csv").write_text("text\na\n")
+    plan = json.dumps(planning.decided("smollm2-135m", "m2_pro_16gb", data=str(run / "rows.csv")))
+    (run / "plan.json").write_text(plan)
+    arguments = [word.replace("RUN", str(run)) for word in (*words, "--format", "json")]
+    program = [sys.executable, "-c", "from skill_train.cli import main; main()", *arguments]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    answer: dict[str, Any] = json.loads(done.stdout)
+    told = [line for line in (*answer["next"], answer.get("error", {}).get("hint", "")) if "$HOME" in line]
+    assert told, answer
+    for line in told:
+        assert line.count("$HOME") == sum(word.count(NAME) for word in shlex.split(line)), line
