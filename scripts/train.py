@@ -35,8 +35,8 @@ imported. A plan of several processes is started by `accelerate launch` with the
 With `--job` the run directory is a mounted bucket, and the job's own disk is lost with it. The program proves that the
 token can write to `policy.hub_model_id`, starts itself without `--job` in a folder of that disk, and brings back each
 complete checkpoint (the newest two stay), then everything above with train.log, each folder's kept.json last; then it
-pushes the adapter. Started again it goes on from the newest kept checkpoint, or with the push. `--rehearse` beside it
-does the same and writes nothing to the Hub.
+pushes the adapter, with its records and no row of the data. Started again it goes on from the newest kept checkpoint,
+or with the push. `--rehearse` beside it does the same and writes nothing to the Hub.
 
 Exit codes: 0 done · 2 bad plan or data · 3 does not fit · 4 not signed in, or no permission to write · 5 training or
 the push failed · 7 a package is missing · 8 the Hub cannot be reached before training. train.failed.json says why, in
@@ -72,7 +72,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 PLAN_SCHEMA = "skill-train/plan/1"
 
@@ -485,8 +485,8 @@ def explanation(error: Exception) -> Refused | None:
             hint='pip install "skill-train[train]"',
         )
     number = error.errno if isinstance(error, OSError) else None
-    # torch and safetensors say a full disk in words of their own.
-    own_words = ("no space left", "iostream error", "inline_container")
+    # torch and safetensors say a full disk in words of their own; a limit of the size of files is met as one.
+    own_words = ("no space left", "file too large", "quota exceeded", "iostream error", "inline_container")
     cannot_open = "open file failed" in text
     if number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) or (
         any(words in text for words in own_words) and not cannot_open
@@ -496,7 +496,7 @@ def explanation(error: Exception) -> Refused | None:
             code="no_disk",
             exit_code=EXIT_DOES_NOT_FIT,
             expected="free space for checkpoints and what is trained",
-            hint=f"{again()}, after freeing some space",
+            hint=f"{again()}, after freeing some space, or with a higher limit of the size of files (ulimit -f)",
         )
     # In the words of gloo and NCCL. The process that ended had no time to tell why, or this would not be heard first.
     lost = ("connection closed by peer", "connection reset by peer", "remote process exited")
@@ -636,9 +636,10 @@ def iter_parquet(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     import pyarrow.parquet
 
     try:
-        file = pyarrow.parquet.ParquetFile(path)
-        rows = (row for batch in file.iter_batches(batch_size=1024) for row in batch.to_pylist())
-        yield from enumerate(as_written(rows, file.schema_arrow), start=1)
+        size = path.stat().st_size
+        batches = believable(parquet_batches(path, size), path, size)
+        rows = (row for batch in batches for row in batch.to_pylist())
+        yield from enumerate(as_written(rows, pyarrow.parquet.read_schema(path)), start=1)
     except (
         pyarrow.ArrowException,
         OSError,
@@ -652,6 +653,298 @@ def iter_parquet(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             expected="a whole Parquet file",
             hint="download or write the file again",
         ) from None
+
+
+# A table of one kilobyte can unpack to gigabytes: by its codec, by the number of a long text in a dictionary, by texts
+# that repeat the beginning of the one before, by a run of rows or of parts of a row. A file of so many bytes is
+# believed to hold so much: in all, in rows of Python, and at once, in one page of each column or in one row.
+ROWS_AT_ONCE = 1024
+VALUE_BYTES = 100  # of a value in Python, beside its text
+# Of Parquet: two kinds of column, a kind of page, the encoding DELTA_BYTE_ARRAY, and codecs as pyarrow calls them.
+TEXTS, FIXED, DICTIONARY_PAGE, PREFIXES = 6, 7, 2, 7
+CODECS = {0: None, 1: "snappy", 2: "gzip", 4: "brotli", 5: "lz4_raw", 6: "zstd", 7: "lz4_raw"}
+DICTIONARY_BYTES = 1 << 20  # beyond which writers begin no further one
+
+
+def most_in_all(size: int) -> int:
+    return max(1_000_000_000, 1000 * size)
+
+
+def most_at_once(size: int) -> int:
+    return max(32_000_000, 100 * size)
+
+
+def too_much(path: Any, size: int, what: str) -> Refused:
+    return Refused(
+        f"{path} has {size:,} bytes and unpacks to {what}",
+        code="unpacks_to_too_much",
+        expected=f"at most {most_in_all(size):,} bytes in all, and {most_at_once(size):,} in one row or page",
+        got=what,
+        hint="do not use it; if you wrote it yourself, write the rows to a .jsonl file, and give that",
+    )
+
+
+def parquet_batches(path: Path, size: int) -> Iterator[Any]:
+    """The rows of a Parquet file, so many at a time that no column takes much memory.
+
+    Raises:
+        Refused: the footer, or the header of a page, says more than a file of this size is believed to hold.
+    """
+    from pyarrow import parquet
+
+    with open(path, "rb") as raw:
+        groups, most = row_groups(raw, size), most_at_once(size)
+        check_footer(groups, path, size)
+        file = parquet.ParquetFile(path)
+        if any(len(group.chunks) != len(file.schema) for group in groups):
+            raise ValueError("its footer lacks a column")
+        numbered = {i for group in groups for i, chunk in enumerate(group.chunks) if chunk.numbered}
+        by_number = parquet.ParquetFile(path, read_dictionary=[file.schema.column(i).path for i in sorted(numbered)])
+        for number, group in enumerate(groups):
+            columns = [Column(raw, chunk, file.schema.column(i), most) for i, chunk in enumerate(group.chunks)]
+            page, parts = sum(c.page for c in columns), sum(c.values for c in columns if c.repeated)
+            if page > most:
+                raise too_much(path, size, f"{page:,} bytes in one page of each column")
+            if parts * VALUE_BYTES > most_in_all(size):
+                raise too_much(path, size, f"{parts:,} parts of rows")
+            # One row may have all parts of the others, and each part the longest text.
+            wide = [c for c in columns if c.repeated and c.width * c.values > most_in_all(size)]
+            if any(not c.numbered for c in wide):
+                raise too_much(path, size, f"up to {max(c.width * c.values for c in wide):,} bytes of texts")
+            rows = min(ROWS_AT_ONCE, most // max(1, sum(c.width for c in columns)))
+            # A text that is repeated is in memory once where it stays a number; its rows take six times as long.
+            yield from (by_number if wide else file).iter_batches(batch_size=max(1, rows), row_groups=[number])
+
+
+class Chunk(NamedTuple):
+    """One column of one row group, as the footer describes it."""
+
+    kind: int
+    codec: int
+    values: int
+    unpacked: int
+    packed: int
+    data_at: int
+    dictionary_at: int  # 0: none
+
+    @property
+    def numbered(self) -> bool:
+        """Whether its texts stand in a dictionary."""
+        return self.kind == TEXTS and self.dictionary_at > 0
+
+
+class Group(NamedTuple):
+    rows: int
+    chunks: list[Chunk]
+
+
+def row_groups(raw: IO[bytes], size: int) -> list[Group]:
+    """Those of a Parquet file. Read here: pyarrow (26) ends the process over a footer that it does not understand."""
+    raw.seek(max(0, size - 8))
+    length, mark = int.from_bytes(raw.read(4), "little"), raw.read(4)
+    if mark != b"PAR1" or length > size - 8:
+        raise ValueError("it does not end as a Parquet file")
+    raw.seek(size - 8 - length)
+    try:
+        footer, _ = thrift_struct(raw.read(length), 0)
+        return [Group(group[3], [chunk_of(column[3]) for column in group[1]]) for group in footer[4]]
+    except (IndexError, KeyError, TypeError, AttributeError):
+        raise ValueError("its footer is broken") from None
+
+
+def chunk_of(said: dict[int, Any]) -> Chunk:
+    chunk = Chunk(said[1], said[4], said[5], said[6], said[7], said[9], said.get(11, 0))
+    if any(type(number) is not int or number < 0 for number in chunk):
+        raise ValueError("its footer has a number that is none")
+    return chunk
+
+
+def check_footer(groups: list[Group], path: Path, size: int) -> None:
+    """Refuses a Parquet file whose footer claims more than one of `size` bytes is believed to hold."""
+    rows = sum(group.rows for group in groups)
+    if rows * VALUE_BYTES > most_in_all(size):
+        raise too_much(path, size, f"{rows:,} rows")
+    unpacked = sum(chunk.unpacked for group in groups for chunk in group.chunks)
+    if unpacked > most_in_all(size):
+        raise too_much(path, size, f"{unpacked:,} bytes")
+
+
+class Column:
+    """What the pages of one column of one row group say of themselves. pyarrow believes them and not the footer."""
+
+    def __init__(self, raw: IO[bytes], chunk: Chunk, column: Any, most: int) -> None:
+        self.repeated = column.max_repetition_level > 0
+        self.numbered = chunk.numbered
+        self.page = 0  # bytes of the largest
+        self.values = 0
+        self.width = 8  # bytes of one value at most, where they are not all in its page
+        for page in pages(raw, chunk):
+            self.page = max(self.page, page.unpacked)
+            if page.kind == DICTIONARY_PAGE:
+                self.width = max(self.width, longest_text(raw, page, chunk) if page.unpacked <= most else page.unpacked)
+            else:
+                self.values += page.values
+            if page.encoding == PREFIXES:
+                self.width, self.numbered = max(self.width, page.unpacked), False
+        if chunk.kind == FIXED:
+            self.width = column.length
+
+
+class Page(NamedTuple):
+    """A page as its header describes it."""
+
+    kind: int
+    at: int  # where its bytes begin
+    packed: int  # bytes
+    unpacked: int
+    values: int
+    encoding: int
+
+
+def pages(raw: IO[bytes], chunk: Chunk) -> Iterator[Page]:
+    """Each page that pyarrow would read."""
+    at = chunk.dictionary_at if 0 < chunk.dictionary_at < chunk.data_at else chunk.data_at
+    end, seen = at + chunk.packed, 0
+    while at < end and seen < chunk.values:
+        header, length = page_header(raw, at)
+        inner: dict[int, Any] = next((header[n] for n in (5, 7, 8) if isinstance(header.get(n), dict)), {})
+        values, encoding = inner.get(1, 0), inner.get(4 if 8 in header else 2, 0)
+        page = Page(header.get(1, -1), at + length, header.get(3, -1), header.get(2, -1), values, encoding)
+        if any(type(part) is not int or part < 0 for part in page):
+            raise ValueError("the header of a page has no such number")
+        yield page
+        seen += values if page.kind != DICTIONARY_PAGE else 0
+        at = page.at + page.packed
+
+
+def longest_text(raw: IO[bytes], page: Page, chunk: Chunk) -> int:
+    """Bytes of the longest text in a dictionary; of a very large one, or where its codec is another, those of all."""
+    import pyarrow
+
+    if chunk.kind != TEXTS or page.unpacked > 8 * DICTIONARY_BYTES or chunk.codec not in CODECS:
+        return page.unpacked
+    raw.seek(page.at)
+    data, codec = raw.read(min(page.packed, chunk.packed)), CODECS[chunk.codec]
+    if codec is not None:
+        try:
+            data = pyarrow.decompress(data, page.unpacked, codec=codec, asbytes=True)
+        except (pyarrow.ArrowException, OSError, ValueError):
+            return page.unpacked
+    at = longest = 0
+    while at < len(data):
+        length = int.from_bytes(data[at : at + 4], "little")
+        longest, at = max(longest, length), at + 4 + length
+    return longest
+
+
+def page_header(raw: IO[bytes], at: int) -> tuple[dict[int, Any], int]:
+    """The header of a page by the numbers of its fields, and its length."""
+    for most in (1 << 14, 1 << 24):  # with a long text as the smallest of the page, say
+        raw.seek(at)
+        try:
+            return thrift_struct(raw.read(most), 0)
+        except IndexError:
+            continue
+    raise ValueError("the header of a page is cut off")
+
+
+def thrift_struct(data: bytes, at: int) -> tuple[dict[int, Any], int]:
+    """A struct in Thrift's compact protocol, by the numbers of its fields, and where it ends."""
+    fields: dict[int, Any] = {}
+    number = 0
+    while head := data[at]:
+        number, at = (number + (head >> 4), at + 1) if head >> 4 else thrift_number(data, at + 1)
+        fields[number], at = thrift_value(data, at, head & 15)
+    return fields, at + 1
+
+
+def thrift_value(data: bytes, at: int, kind: int) -> tuple[Any, int]:
+    if kind in (1, 2):  # true, false
+        return kind == 1, at
+    if kind == 3:
+        return data[at], at + 1
+    if kind in (4, 5, 6):
+        return thrift_number(data, at)
+    if kind == 7:  # a float
+        return None, at + 8
+    if kind == 8:  # bytes; their length has no sign
+        length, at = thrift_varint(data, at)
+        return data[at : at + length], at + length
+    if kind in (9, 10):
+        return thrift_list(data, at)
+    if kind == 12:
+        return thrift_struct(data, at)
+    raise ValueError("a description in it is none")
+
+
+def thrift_list(data: bytes, at: int) -> tuple[list[Any], int]:
+    head, found = data[at], []
+    count, at = (head >> 4, at + 1) if head >> 4 < 15 else thrift_varint(data, at + 1)
+    for _ in range(count):
+        value, at = (data[at], at + 1) if head & 15 in (1, 2) else thrift_value(data, at, head & 15)
+        found.append(value)
+    return found, at
+
+
+def thrift_number(data: bytes, at: int) -> tuple[int, int]:
+    value, at = thrift_varint(data, at)
+    return (value >> 1) ^ -(value & 1), at
+
+
+def thrift_varint(data: bytes, at: int) -> tuple[int, int]:
+    value = 0
+    for shift in range(0, 70, 7):
+        byte = data[at]
+        value, at = value | (byte & 0x7F) << shift, at + 1
+        if byte < 0x80:
+            return value, at
+    raise ValueError("a number in it is too long")
+
+
+def believable(batches: Iterable[Any], path: Any, size: int) -> Iterator[Any]:
+    """Batches of Arrow that are small as rows of Python too.
+
+    Raises:
+        Refused: one row, or all rows so far, are more than a file of this size is believed to hold.
+    """
+    total = 0
+    for batch in batches:
+        for part, weight in small_parts(batch, most_at_once(size)):
+            total += weight
+            if weight > most_at_once(size):
+                raise too_much(path, size, f"{weight:,} bytes in one row")
+            if total > most_in_all(size):
+                raise too_much(path, size, f"more than {most_in_all(size):,} bytes of rows")
+            yield part
+
+
+def small_parts(batch: Any, most: int) -> Iterator[tuple[Any, int]]:
+    """The batch in parts of at most so many bytes, or of one row, with the bytes of each."""
+    weight = sum(python_bytes(column) for column in batch.columns)
+    if weight <= most or batch.num_rows < 2:
+        yield batch, weight
+        return
+    half = batch.num_rows // 2
+    yield from small_parts(batch.slice(0, half), most)
+    yield from small_parts(batch.slice(half), most)
+
+
+def python_bytes(array: Any) -> int:
+    """About as many as its values take in Python."""
+    import pyarrow
+    from pyarrow import compute
+
+    kind, own = array.type, VALUE_BYTES * len(array)
+    if isinstance(array, pyarrow.ExtensionArray):
+        return python_bytes(array.storage)
+    if pyarrow.types.is_struct(kind):
+        return own + sum(map(python_bytes, array.flatten()))
+    if isinstance(array, (pyarrow.ListArray, pyarrow.LargeListArray, pyarrow.FixedSizeListArray)):  # a map is a list
+        return own + python_bytes(array.flatten())
+    if not pyarrow.types.is_dictionary(kind):
+        return own + int(array.nbytes)
+    lengths = compute.binary_length(array.dictionary)
+    return own + (compute.sum(lengths.take(array.indices)).as_py() or 0)
 
 
 def as_written(rows: Iterable[dict[str, Any]], schema: Any, *, json_read: bool = False) -> Iterator[dict[str, Any]]:
@@ -811,6 +1104,7 @@ def iter_saved(folder: Path, split: str) -> Iterator[tuple[int, dict[str, Any]]]
             code="unknown_file_kind",
             expected="a folder written by Dataset.save_to_disk, or one file",
         )
+    check_arrow(folder)
     saved = datasets.load_from_disk(str(folder))
     name = split.split("[")[0]
     if isinstance(saved, datasets.DatasetDict):
@@ -818,6 +1112,65 @@ def iter_saved(folder: Path, split: str) -> Iterator[tuple[int, dict[str, Any]]]
             raise Refused(f"{folder} has no split {name!r}", code="bad_split", expected=", ".join(saved), got=name)
         saved = saved[name]
     yield from iter_slice(enumerate(as_written(saved, saved.features.arrow_schema, json_read=True), start=1), split)
+
+
+def check_arrow(folder: Path) -> None:
+    """Refuses a folder that unpacks to more than it holds. `datasets` maps its files into memory and packs nothing."""
+    import pyarrow
+
+    for path in arrow_files(folder):
+        size, rows = path.stat().st_size, 0
+        try:
+            with pyarrow.memory_map(str(path)) as file:
+                for message in pyarrow.ipc.MessageReader.open_stream(file):
+                    batch = record_batch(message)
+                    if batch.get(3):
+                        raise too_much(path, size, "an unknown size: its parts are compressed")
+                    rows += batch.get(0, 0)
+        except (pyarrow.ArrowException, OSError, ValueError, struct.error) as error:
+            raise Refused(
+                f"{path} cannot be read as Arrow: {(str(error).splitlines() or [''])[0]}",
+                code="broken_arrow",
+                expected="a file that datasets wrote",
+                hint="save the dataset again",
+            ) from None
+        if rows * VALUE_BYTES > most_in_all(size):
+            raise too_much(path, size, f"{rows:,} rows")
+
+
+def arrow_files(folder: Path) -> Iterator[Path]:
+    """Those that `datasets` will open, whatever their names."""
+    for state in sorted(folder.rglob("state.json")):
+        document = foreign_json(state)
+        files = document.get("_data_files") if isinstance(document, dict) else None
+        for file in files if isinstance(files, list) else []:
+            name = file.get("filename") if isinstance(file, dict) else None
+            if isinstance(name, str) and (path := state.parent / name).exists():  # datasets tells what is missing
+                check_regular(path)
+                yield path
+
+
+def record_batch(message: Any) -> dict[int, int]:
+    """Of a batch in an Arrow stream its rows (0), and whether it is compressed (3). Arrow describes it in a table of
+    FlatBuffers, where field 2 of a message is the batch, and pyarrow shows neither before it has unpacked all."""
+    data = message.metadata.to_pybytes()
+
+    def fields(table: int) -> dict[int, int]:
+        """Where each field of a table lies."""
+        places = table - struct.unpack_from("<i", data, table)[0]
+        (length,) = struct.unpack_from("<H", data, places)
+        offsets = struct.unpack_from(f"<{(length - 4) // 2}H", data, places + 4)
+        return {number: table + offset for number, offset in enumerate(offsets) if offset}
+
+    (root,) = struct.unpack_from("<I", data, 0)
+    header = fields(root).get(2)
+    if message.type == "dictionary" or header is None:
+        raise ValueError("it has a dictionary, and datasets writes none")
+    if message.type != "record batch":
+        return {}
+    batch = fields(header + struct.unpack_from("<I", data, header)[0])
+    rows = struct.unpack_from("<q", data, batch[0])[0] if 0 in batch else 0
+    return {0: max(0, rows), 3: int(3 in batch)}
 
 
 def iter_hub(name: str, split: str, config: str | None, revision: str | None) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -944,7 +1297,9 @@ MEDIA_MARK = re.compile(
 # The bare tags of LLaVA's kind at an end of a text or of a line, and other brackets at an end of a text. HTML closes
 # such a tag.
 TAGGED = "(?:image|img|photo|video|audio|speech)"
-MEDIA_TAG = re.compile(rf"(?:^|\n)\s*<{TAGGED}>|<{TAGGED}>\s*(?:\n|$)", re.IGNORECASE)
+# Within a sentence `<image>` stands for a picture too, unless the sentence is about the tag.
+IN_SENTENCE = r"(?<![\w`\"'])<image>(?![`\"'])(?!\s*(?:tag|element|node|attribute|label|field)s?\b)"
+MEDIA_TAG = re.compile(rf"(?:^|\n)\s*<{TAGGED}>|<{TAGGED}>\s*(?:\n|$)|{IN_SENTENCE}", re.IGNORECASE)
 BRACKETED = r"(?:\[(?:image|IMAGE|img)(?: ?#?\d+)?\]|\{\{?image\}?\})"
 MEDIA_FIRST, MEDIA_LAST = re.compile(rf"\s*{BRACKETED}"), re.compile(rf"{BRACKETED}\s*\Z")
 
@@ -1088,6 +1443,10 @@ FOREIGN_JSON = {
 }
 VOCABULARIES = ("tokenizer.json", "vocab.json", INDEX)  # read by those who need them: one takes half a second
 FOREIGN_BYTES = {".jinja": 1 << 22, ".model": 1 << 27, ".tiktoken": 1 << 27, ".txt": 1 << 27}
+# What takes time and memory is not the bytes but the values, 64 bytes and more each in Python: 85 million empty objects
+# in 256 MB took 27 s and 7.5 GB. A tokenizer.json of 33 MB has 2 million values.
+BYTES_A_VALUE = 32
+MOST_MARKS = 8_000_000  # in the header of a safetensors file: a million tensors
 DEEPEST = 64  # lists and objects in each other; the deepest published config has 6
 MOST_DIGITS = 40  # `model_max_length` of many tokenizers is 10**30
 LARGEST = (1 << 63) - 1
@@ -1252,8 +1611,10 @@ def safetensors_header(path: Path) -> dict[str, Any] | None:
         length = int.from_bytes(file.read(8), "little")
         if not 2 <= length <= min(size - 8, MOST_HEADER):
             return None
+        content = file.read(length)
         try:
-            header = json.loads(file.read(length).decode("utf-8"), parse_int=whole_number)
+            few = marks_in(content) <= MOST_MARKS
+            header = json.loads(content.decode("utf-8"), parse_int=whole_number) if few else None
         except (ValueError, RecursionError):
             return None
     sound = isinstance(header, dict) and all(has_shape(header[name], size) for name in tensors_of(header))
@@ -1383,13 +1744,21 @@ def foreign_json(path: Path) -> Any:
         Refused: no UTF-8, no JSON, a number of too many digits, or nested too deep.
     """
     most = FOREIGN_JSON.get(path.name, FOREIGN_JSON["config.json"])
+    content = read_foreign(path, most)
+    if marks_in(content) > most // BYTES_A_VALUE:
+        raise unsound(path, f"it has more than {most // BYTES_A_VALUE} values")
     try:
-        document = json.loads(read_foreign(path, most).decode("utf-8"), parse_int=whole_number)
+        document = json.loads(content.decode("utf-8"), parse_int=whole_number)
     except (ValueError, RecursionError) as error:
         raise unsound(path, f"it is not JSON: {error}") from None
     if depth_of(document) > DEEPEST:
         raise unsound(path, f"its values are nested more than {DEEPEST} deep")
     return document
+
+
+def marks_in(content: bytes) -> int:
+    """No fewer than the values of a JSON document, counted before any of them is made."""
+    return sum(content.count(mark) for mark in (b",", b"[", b"{"))
 
 
 def whole_number(digits: str) -> int:
@@ -3535,6 +3904,11 @@ SMALLER_PLAN = "smaller_plan.json"  # what a further job of this run begins with
 PROOF = "training.json"  # in the repository, while it has no result
 RECORDS = ("train.json", "environment.json", "samples.jsonl", "held_out.jsonl", "metrics.jsonl", "train.log")
 RESULTS = ("adapter", "merged", *RECORDS, "train.failed.json")
+# Of train.json in the repository, which others may read. `example` and `answer` hold rows of the data.
+PUBLISHED = {
+    "schema", "step", "recipe_hash", "steps", "verdict", "outputs", "saved_dtype", SMALLER, "checks", "data", "figures",
+    "seconds", "finished_at",
+}  # fmt: skip
 
 
 def run_job(path: Path, data: Path | None, *, rehearse: bool) -> int:
@@ -3961,7 +4335,8 @@ def push(plan: dict[str, Any], work: Path) -> None:
     tell("stage", text="pushing the result")
     folder = work / ("adapter" if (work / "adapter").is_dir() else "merged")
     files: dict[str, Path | bytes] = {path.relative_to(folder).as_posix(): path for path in files_of(folder)}
-    files |= {name: work / name for name in ("train.json", "environment.json")}
+    files["environment.json"] = work / "environment.json"
+    files["train.json"] = as_json(without_rows(json.loads((work / "train.json").read_text(encoding="utf-8"))))
     files["recipe.json"] = as_json(shown_recipe(plan))
     try:
         files["README.md"] = model_card(plan, work, licence(plan)).encode()
@@ -3976,6 +4351,11 @@ def push(plan: dict[str, Any], work: Path) -> None:
             hint="start the run again: it pushes what was kept, and trains nothing",
         ) from refusal
     tell("pushed", repo=plan["policy"]["hub_model_id"], commit=commit_id)
+
+
+def without_rows(record: dict[str, Any]) -> dict[str, Any]:
+    """`train.json` as it is pushed. The folder of the run keeps the whole one."""
+    return {key: value for key, value in record.items() if key in PUBLISHED}
 
 
 def commit(plan: dict[str, Any], files: dict[str, Any], message: str) -> str:
@@ -4141,8 +4521,8 @@ def model_card(plan: dict[str, Any], work: Path, licence: dict[str, str]) -> str
 
 # {repo.rsplit("/", 1)[-1]}
 
-A {kind} of {base}, trained by skill-train. `recipe.json` is the whole recipe, `train.json` the record of the training,
-`environment.json` every argument of the trainer and every version.
+A {kind} of {base}, trained by skill-train. `recipe.json` is the whole recipe, `train.json` the record of the training
+without rows of the data, `environment.json` every argument of the trainer and every version.
 
 ```python
 {use}

@@ -343,6 +343,9 @@ def _write(folder: Path, plan: dict[str, Any]) -> Path:
         (RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 255040 vs 254928"), "no_disk"),
         (OSError(errno.ENOSPC, "No space left on device"), "no_disk"),
         (OSError(errno.EFBIG, "File too large"), "no_disk"),
+        # safetensors' under a limit of the size of files, and under a quota [ran]
+        (RuntimeError("Error while serializing: I/O error: File too large (os error 27)"), "no_disk"),
+        (RuntimeError("Error while serializing: I/O error: Disk quota exceeded (os error 122)"), "no_disk"),
         (RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"), "out_of_memory"),
         # with an address space of 1 to 1.5 GB [ran]
         (RuntimeError("unable to mmap 39195600 bytes from file <x>: Cannot allocate memory (12)"), "out_of_memory"),

@@ -9,6 +9,7 @@ import atexit
 import errno
 import io
 import os
+import re
 import shlex
 import signal
 import sys
@@ -141,12 +142,13 @@ def _format_in(arguments: list[str]) -> Format:
 def _system_error(error: OSError) -> SkillTrainError:
     """Disk full, read-only, no permission: the user's to mend, with the path that it happened at."""
     where = f": {error.filename}" if error.filename else ""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+    cut_off = error.errno is None and re.fullmatch(r"\d+ requested and \d+ written", str(error))  # numpy's words
+    if cut_off or error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return DecisionNeeded(
             f"no space left on the disk{where}",
             code="no_disk",
             expected="free space for the result",
-            hint="free some space, then run the same command again",
+            hint="free some space, or raise the limit of the size of files (ulimit -f), then run the same again",
         )
     return UsageError(
         f"{error.strerror or error}{where}",

@@ -144,19 +144,33 @@ _MEDIA_COLUMN = re.compile(
     rf"(?!(?:n|num|count|has|is|no|with|without)_)(?:\w+_)?(?:{_MEDIA_WORDS})(?:e?s|i)?"
     r"(?:_(?:id|path|url|uri|link|file|filename|file_name|name|bytes|data|base64|b64|key|ref|src)s?)?_?\d*"
 )
+_MEDIA_WORD = re.compile(rf"(?:{_MEDIA_WORDS})(?:e?s|i)?")
+_PATH = re.compile(r"\S*[/\\]\S+")
 _SENTENCE = 3  # words
 
 
 @lru_cache(maxsize=4096)
 def names_media(column: str) -> bool:
     """Whether a column is called what datasets call pictures, sounds and films: `image`, `img_path`, `Foto`, `图片`."""
+    return _MEDIA_COLUMN.fullmatch("_".join(_words(column))) is not None
+
+
+@lru_cache(maxsize=4096)
+def mentions_media(column: str) -> bool:
+    """Whether one word of a column's name is what datasets call pictures, sounds and films: `foto_pfad`."""
+    return any(_MEDIA_WORD.fullmatch(word) for word in _words(column))
+
+
+def _words(column: str) -> list[str]:
     parted = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", column).lower()
-    return _MEDIA_COLUMN.fullmatch(re.sub(r"[\W_]+", "_", parted).strip("_")) is not None
+    return re.sub(r"[\W_]+", "_", parted).strip("_").split("_")
 
 
 def is_media(column: str, value: Any) -> bool:
     """Whether a value is a picture, sound or film: by itself, or because its column is called so and it is no text."""
     if train_module().media_in(value) is not None:
+        return True
+    if isinstance(value, str) and _PATH.fullmatch(value.strip()) and mentions_media(column):
         return True
     if not value or isinstance(value, bool) or not names_media(column):
         return False

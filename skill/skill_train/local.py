@@ -101,8 +101,8 @@ def probe_precision(plan: dict[str, Any], machine: MachineFacts, model: ModelFac
 def known_probe(device: str, machine: MachineFacts, model: ModelFacts) -> PrecisionProbe | None:
     """What an earlier probe measured; None when there was none."""
     try:
-        return _as_probe(json.loads(_probe_file(device, machine, model).read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, metadata.PackageNotFoundError):
+        return _as_probe(read_json(_probe_file(device, machine, model)))
+    except (OSError, UsageError, ValueError, TypeError, KeyError, ArithmeticError, metadata.PackageNotFoundError):
         return None  # a cache may be lost or torn, and without torch nothing was probed
 
 
@@ -322,7 +322,7 @@ def _failure(run: RunDir, code: int, failure: dict[str, Any] | None, said: str) 
         f"the training program ended with exit code {code}: {tail.splitlines()[-1] if tail else 'no output'}",
         code="program_failed",
         got=tail,
-        hint=f"read {run.log}",
+        hint=f"read {shlex.quote(str(run.log))}",
     )
 
 

@@ -148,8 +148,11 @@ def read_header(path: Path) -> dict[str, Any]:
         length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else size + 1
         if length > min(size - 8, MAX_HEADER_BYTES):
             raise _broken(path, f"its header claims {length} bytes, the file has {size}")
+        content = file.read(length)
+        if model_files.has_too_many_values(content):
+            raise _broken(path, "its header has more values than a million tensors need")
         try:
-            header = json.loads(file.read(length).decode("utf-8"))
+            header = json.loads(content.decode("utf-8"))
         except (ValueError, RecursionError) as error:
             raise _broken(path, f"its header is not JSON: {error}") from None
     if not isinstance(header, dict):

@@ -52,6 +52,12 @@ def foreign_json(file: Path) -> Any:
         return train_module().foreign_json(file)
 
 
+def has_too_many_values(header: bytes) -> bool:
+    """Whether the JSON header of a safetensors file takes long to read, and gigabytes of memory."""
+    program = train_module()
+    return bool(program.marks_in(header) > program.MOST_MARKS)
+
+
 def weight_files(folder: Path) -> list[Path]:
     """The files that transformers loads the weights from: the single one, or those that the index names. They need not
     be there.

@@ -324,6 +324,9 @@ def test_a_whole_model_comes_from_the_repository(cloud: Cloud, tmp_path: Path) -
         assert (cloud.run.merged / name).read_bytes() == (trained / "merged" / name).read_bytes(), name
     answer = _child(cloud, tmp_path, "merge", str(cloud.run.path), code=2)
     assert answer["error"]["code"] == "nothing_to_merge"  # its digests are those of its record
+    # What the job pushed has no row of the data, and no command misses one.
+    page = Path(_child(cloud, tmp_path, "report", str(cloud.run.path))["data"]["report"])
+    assert "of them trained" in page.read_text() and "One row as it was fed" not in page.read_text()
 
 
 @pytest.mark.parametrize("end", ["pass", "raise SystemExit(5)"])

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import training
+from hub_emulator import Hub
 from skill_train.resources import demo, train_program
 
 STAND_IN = Path(__file__).resolve().parent.parent / "shouting_kernels"
@@ -58,10 +59,11 @@ def base_with(settings: dict[str, Any], folder: Path) -> Path:
     return base
 
 
-def ran(shouted: Path, *words: Any) -> subprocess.CompletedProcess[str]:
+def ran(shouted: Path, *words: Any, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     path = f"{STAND_IN}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
-    environment = os.environ | {"PYTHONPATH": path, "SHOUTED": str(shouted), "OMP_NUM_THREADS": "1"}
-    return subprocess.run([sys.executable, *map(str, words)], capture_output=True, text=True, env=environment)
+    own = {"PYTHONPATH": path, "SHOUTED": str(shouted), "OMP_NUM_THREADS": "1"}
+    whole = (environment or dict(os.environ)) | own
+    return subprocess.run([sys.executable, *map(str, words)], capture_output=True, text=True, env=whole)
 
 
 def test_the_stand_in_shouts(tmp_path: Path, shouted: Path) -> None:
@@ -96,6 +98,42 @@ def test_the_training_program_does_not_ask(arguments: list[str], tmp_path: Path,
     assert done.returncode in (2, 4) and not shouted.exists()  # 4: no token, so a job ends before it begins
     if arguments != ["--job"]:
         assert json.loads(done.stdout.splitlines()[-1])["error"]["code"] == "names_code"
+
+
+@pytest.mark.parametrize("where", ["a folder", "the Hub"])
+def test_a_job_does_not_ask(where: str, tmp_path: Path, shouted: Path) -> None:
+    """To its end: it may push, its child reads the config, and both tell why they ended."""
+    base = base_with({}, tmp_path)
+    values = {"max_steps": 1, "effective_batch_size": 1, "max_length": 32, "hub_model_id": "me/tuned"}
+    plan = training.write_plan(tmp_path / "run", base, ROWS, **values)
+    settings = json.loads((base / "config.json").read_text()) | {"_attn_implementation": "evil/evil:fn"}
+    (base / "config.json").write_text(json.dumps(settings))
+    with Hub(tmp_path / "hub") as hub:
+        if where == "the Hub":
+            files = {path.name: path.read_bytes() for path in base.iterdir() if path.is_file()}
+            document = json.loads(plan.read_text())
+            document["recipe"] |= {"model": "me/evil", "revision": hub.add("model", "me/evil", files).commit("main")}
+            plan.write_text(json.dumps(document))
+        more = hub.environment(tmp_path / "home") | {"TMPDIR": str(tmp_path)}
+        done = ran(shouted, train_program(), plan, "--job", environment=more)
+        assert set(hub.repositories["model", "me/tuned"].files) == {".gitattributes", "training.json"}
+    failed = json.loads((plan.parent / "train.failed.json").read_text())
+    assert (done.returncode, failed["exit_code"], failed["error"]["code"]) == (2, 2, "names_code"), done.stdout
+    assert json.loads((plan.parent / "kept.json").read_text())["state"] == "failed"
+    assert not shouted.exists() and "Traceback" not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("settings", [{"_attn_implementation": "eager"}, {"attn_implementation": "eager"}, {}])
+def test_the_kernel_of_the_plan_is_the_one_that_trains(settings: dict[str, Any], tmp_path: Path, shouted: Path) -> None:
+    """Whatever another one a config names."""
+    base = base_with(settings, tmp_path)
+    plan = training.write_plan(tmp_path / "run", base, ROWS, max_steps=1, effective_batch_size=1, max_length=128)
+    done = ran(shouted, train_program(), plan)
+    assert done.returncode == 0, done.stderr
+    trained = json.loads((plan.parent / "environment.json").read_text())["model"]
+    planned = json.loads(plan.read_text())["placement"]
+    assert trained["attn_implementation"] == planned["attn_implementation"] == "sdpa"
+    assert "eager attention in place" not in done.stdout
 
 
 @pytest.mark.parametrize("name", ["evil/evil:fn", "kernels-community/flash-attn2", "paged|eager", ""])

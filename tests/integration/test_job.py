@@ -242,6 +242,7 @@ def test_a_job_that_is_killed_goes_on_and_is_pushed(hub: Hub, straight: Path, tm
     assert ModelCard(repository.files["README.md"].decode()).data.library_name == "peft"
     for name in ("README.md", "recipe.json"):
         assert str(tiny.cached("gemma").parent) not in repository.files[name].decode()
+    _assert_no_rows(repository.files, kept, tiny.rows(24))
     pushed = training.events("\n".join(second.lines))[-1]
     assert pushed == {"event": "pushed", "repo": "me/tuned", "commit": repository.commit("main")}
     _assert_nowhere(hub, hub.token, tmp_path)
@@ -352,6 +353,20 @@ def _download(hub: Hub, job: Any, target: Path) -> Path:
     files = hub.buckets[bucket].inside(folder)
     hub.store.download([(f.name, f.size, target / name[len(folder) + 1 :]) for name, f in files.items()])
     return target
+
+
+def _assert_no_rows(pushed: dict[str, bytes], kept: Path, rows: list[dict[str, Any]]) -> None:
+    """The repository may become public; the bucket keeps the whole record, with a row and the answers to one."""
+    whole = (kept / "train.json").read_text()
+    record = json.loads(whole)
+    texts = [message["content"] for row in rows for message in row["messages"]]
+    answers = [record["answer"][key] for key in ("prompt", "before", "after")]
+    assert record["example"] and any(text in whole for text in texts)
+    everything = "\n".join(content.decode("utf-8", "replace") for content in pushed.values())
+    assert [text for text in (*texts, *answers, record["example"]) if text in everything] == []
+    assert [text for text in answers if json.dumps(text, ensure_ascii=False)[1:-1] in everything] == []
+    sent = json.loads(pushed["train.json"])
+    assert sent == {key: value for key, value in record.items() if key not in ("example", "answer")}
 
 
 def _assert_nowhere(hub: Hub, secret: str, tmp_path: Path) -> None:

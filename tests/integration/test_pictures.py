@@ -59,6 +59,8 @@ PICTURED = {
     "pixels": {"image": [[0, 0, 0], [255, 255, 255]], "text": "A cat."},
     "an address in an object": {"图片": {"url": "https://e.org/7"}, "messages": [ASK, BOT]},
     "another language": {"изображение": "кот-7", "question": "Что это?", "answer": "Кот."},
+    "within a sentence": {"question": "What is in <image>?", "answer": "A cat."},
+    "a path under another name": {"foto_pfad": "bilder/7", "titel": "Eine Katze."},
     "made": {"prompt": "Draw a cat.", "completion": "out/0.png"},
 }  # fmt: skip
 TEXT = {
@@ -66,6 +68,9 @@ TEXT = {
     "a name as the answer": {"question": "Which file is the logo?", "answer": "logo.png"},
     "a path in a question": {"prompt": "Open photos/a.png and look.", "completion": "Done."},
     "html": {"prompt": "A film in HTML?", "completion": 'Write <video src="a.mp4"></video> there.'},
+    "a tag of another kind": {"prompt": "How does SVG embed one?", "completion": "By the <image> element."},
+    "a quoted tag": {"prompt": "Which tag?", "completion": "Take `<image>` for that."},
+    "a title of a film": {"film_title": "Face/Off is a film", "messages": [ASK, BOT]},
     "a tag alone": {"prompt": "What closes it?", "completion": "<video>\n</video>"},
     "base64 of a text": {
         "prompt": base64.b64encode(b"A long text of a cat on a mat.").decode(),
@@ -86,7 +91,12 @@ def _run(commands: Commands, folder: Path, *words: object) -> Done:
     return commands.run(folder, dict(os.environ), *words, "--format", "json")
 
 
-ALONE = ("captions", "another name", "made")  # without its picture such a row is another one, or none
+ALONE = (
+    "captions",
+    "another name",
+    "a path under another name",
+    "made",
+)  # without its picture such a row is another one, or none
 LATER = [name for name in PICTURED if name not in ALONE]
 
 

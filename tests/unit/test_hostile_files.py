@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
+import os
 import tarfile
 import time
 from pathlib import Path
@@ -15,17 +17,23 @@ import yaml
 import hostile
 import hostile_records
 from hostile import command, judged
-from hostile_files import LAUGHS, ROOT, _archive
+from hostile_files import LAUGHS, ROOT, _archive, _gguf
 from skill_train import (
     adapter,
+    begun,
+    calibration,
     companions,
+    converter,
     dataset,
     first_rows,
+    flavors,
+    gguf_file,
     kept,
     modelfile,
     recipe,
     records,
     report,
+    run_lock,
     template_trial,
     toolchain,
 )
@@ -95,6 +103,53 @@ def test_a_record_of_a_gigabyte_is_not_read(tmp_path: Path) -> None:
     with open(tmp_path / "train.json", "wb") as file:
         file.truncate(1 << 30)
     assert "too large" in refused(read_json, tmp_path / "train.json").message
+
+
+@pytest.mark.parametrize("name", ["train.json", "flavors.json", "cloud.json"])
+def test_a_record_that_is_a_pipe_or_a_device_is_refused_at_once(name: str, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / name)
+    (tmp_path / "device.json").symlink_to("/dev/zero")
+    with hostile.limits(5):
+        assert refused(read_json, tmp_path / name).code == "not_a_file"
+        assert refused(read_json, tmp_path / "device.json").code == "not_a_file"
+        assert run_lock.is_locked(RunDir(tmp_path)) is False
+        os.mkfifo(tmp_path / ".lock")
+        assert run_lock.is_locked(RunDir(tmp_path)) is False
+
+
+def test_a_line_without_an_end_is_not_read_to_its_end(tmp_path: Path) -> None:
+    with open(tmp_path / "metrics.jsonl", "wb") as file:
+        file.truncate(10**12)
+    with hostile.limits(5):
+        assert refused(records.read_lines, tmp_path / "metrics.jsonl").code == "bad_json"
+
+
+def test_a_file_of_another_size_than_its_record_says_is_not_read(tmp_path: Path) -> None:
+    """A terabyte of nothing, which takes no room and an hour to hash."""
+    run = hostile_records.make_run(tmp_path)
+    with open(run / "adapter" / "adapter_model.safetensors", "r+b") as file:
+        file.truncate(10**12)
+    with hostile.limits(5):
+        assert refused(begun.trained, RunDir(run)).code == "output_changed"
+
+
+@pytest.mark.parametrize(
+    "content", ["5", "[" * 100_000, '{"flavors": [5], "asked": 1}', '{"shapes": 5}', '{"a": 1e999}']
+)
+def test_a_cache_of_another_shape_is_none(content: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SKILL_TRAIN_CACHE", str(tmp_path))
+    flavors._keep(flavors.shipped(), flavors.endpoint())
+    [kept] = tmp_path.glob("flavors-*.json")
+    kept.write_text(content)
+    (tmp_path / toolchain.MANIFEST).write_text(content)
+    assert flavors.current(live=False)[0] == flavors.shipped()
+    assert calibration._read(kept) == {} and toolchain.is_whole(tmp_path) is False
+
+
+def test_a_price_that_is_no_number_is_not_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SKILL_TRAIN_CACHE", str(tmp_path))
+    flavors._keep((dataclasses.replace(flavors.shipped()[0], usd_per_hour="free"),), flavors.endpoint())  # type: ignore[arg-type]
+    assert flavors.current(live=False)[0] == flavors.shipped()
 
 
 def test_a_key_that_is_missing_is_named_with_its_file(tmp_path: Path) -> None:
@@ -216,6 +271,32 @@ def test_a_config_with_infinity_is_written_as_it_was(tmp_path: Path) -> None:
     companions.write_config(tmp_path, tmp_path / "part", {"vocab_size": 2}, None)
     there = json.loads((tmp_path / "part" / "config.json").read_text())
     assert there == {"a": float("inf"), "b": "\ud800", "vocab_size": 2}
+
+
+def test_a_template_that_is_no_text(tmp_path: Path) -> None:
+    (tmp_path / "chat_template.jinja").write_bytes(b"{{ messages }}\xe4")
+    assert refused(companions.chat_template, tmp_path).code == "broken_model"
+
+
+@pytest.mark.parametrize(
+    "content", ["5", '{"model": []}', '{"model": {"type": "BPE", "byte_fallback": 1}, "normalizer": 5}']
+)
+def test_a_tokenizer_of_another_shape_is_left_to_the_converter(content: str, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text(content)
+    assert set(converter._prefix_of(tmp_path / "tokenizer.json", tmp_path / "tokenizer.model").values()) <= {False}
+
+
+def test_a_gguf_file_that_is_cut_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A memory map of it ended the process."""
+    path, parse = tmp_path / "x.gguf", gguf_file._parse
+    path.write_bytes(_gguf())
+
+    def cut(*arguments: Any) -> Any:
+        os.truncate(path, 0)
+        return parse(*arguments)
+
+    monkeypatch.setattr(gguf_file, "_parse", cut)
+    assert refused(gguf_file.read_gguf, path).code == "bad_gguf"
 
 
 def test_a_pattern_of_an_adapter_that_takes_for_ever() -> None:

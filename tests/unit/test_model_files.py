@@ -17,7 +17,7 @@ import hostile
 from skill_train import adapter, convert, converter, merge, model, model_files, peak_memory, reference, shards
 from skill_train.companions import companion_files
 from skill_train.errors import SkillTrainError, UsageError
-from skill_train.resources import demo, train_program
+from skill_train.resources import demo, train_module, train_program
 
 INDEX = "model.safetensors.index.json"
 
@@ -311,3 +311,38 @@ def test_what_published_models_say_is_no_claim_too_much(base: Path) -> None:
     (base / "tokenizer_config.json").write_text(json.dumps(tokenizer | {"model_max_length": 10**30}))
     for read in READERS.values():
         read(base)
+
+
+MANY = {
+    "config.json": "model_files.require_sound(path.parent)",
+    "tokenizer_config.json": "model_files.require_sound(path.parent)",
+    INDEX: "model_files.weight_files(path.parent)",
+    "model.safetensors": "model.read_header(path)",
+}
+READ = """
+import sys, time
+from pathlib import Path
+from skill_train import model, model_files, run_dir
+from skill_train.errors import UsageError
+path, started, before = Path(sys.argv[1]), time.monotonic(), run_dir.peak_memory_bytes()
+try:
+    CALL
+except UsageError as error:
+    took, peak = time.monotonic() - started, run_dir.peak_memory_bytes() - before
+    print("values" in error.message, took < 3, peak < 3 * path.stat().st_size, f"{took:.2f} s, {peak / 1e6:.0f} MB")
+"""
+
+
+@pytest.mark.parametrize("name", MANY)
+@pytest.mark.parametrize("value", [b"{},", b"[],", b"0,"], ids=["objects", "lists", "numbers"])
+def test_a_file_of_very_many_values_is_refused_before_they_are_made(name: str, value: bytes, base: Path) -> None:
+    """As many as the largest file that is read can have: 85 million empty objects took 27 s and 7.5 GB."""
+    most = train_module().FOREIGN_JSON.get(name, 90_000_000)
+    content = b'{"a": [' + value * ((most - 20) // len(value)) + b"0]}"
+    if name == "model.safetensors":
+        content = len(content).to_bytes(8, "little") + content
+    (base / name).write_bytes(content)
+    words = [sys.executable, "-c", READ.replace("CALL", MANY[name]), str(base / name)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    print(name, done.stdout, done.stderr)
+    assert done.stdout.split()[:3] == ["True"] * 3, done.stdout + done.stderr
