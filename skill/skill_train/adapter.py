@@ -262,7 +262,9 @@ def _no_weights(folder: Path) -> UsageError:
         code="no_safetensors" if pickled else "missing_file",
         expected=WEIGHTS,
         got="adapter_model.bin, a pickle, which can run code when it is read" if pickled else "no weights",
-        hint="load the adapter with PEFT where you trust it, and save it with save_pretrained" if pickled else "",
+        hint="load the adapter with PEFT where you trust it, and save it with save_pretrained"
+        if pickled
+        else "give the run's adapter/ folder, or the one that PEFT's save_pretrained wrote",
     )
 
 

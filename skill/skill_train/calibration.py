@@ -11,11 +11,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from skill_train.errors import UsageError
 from skill_train.estimate_step import MicroStep
 from skill_train.estimate_time import micro_step_flops, optimizer_seconds, reading_seconds
 from skill_train.facts import Calibration, MachineFacts, ModelFacts, rebuilt
 from skill_train.machine import cache_dir
-from skill_train.run_dir import write_json
+from skill_train.run_dir import read_json, write_json
 
 SCHEMA = "skill-train/calibration/1"
 _LEAST_STEPS = 3  # the first warms up
@@ -136,10 +137,10 @@ def _path(machine: MachineFacts, device: str, dtype: str) -> Path:
 def _read(path: Path) -> dict[str, Any]:
     """The kept shapes. A cache may be lost or torn: then nothing is known."""
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = read_json(path)
         shapes = document["shapes"] if document["schema"] == SCHEMA else {}
         return {key: kept for key, kept in shapes.items() if _is_whole(kept)}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, UsageError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError):
         return {}
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from skill_train.errors import UsageError
 from skill_train.new_tokens import TOKENIZER, end_token, take_tokenizer, takes_tokenizer
 from skill_train.resources import train_module
 from skill_train.run_dir import digests, read_json, write_text
@@ -90,9 +91,21 @@ def write_config(base: Path, part: Path, changes: dict[str, Any], dtype: str | N
 def chat_template(folder: Path) -> str | None:
     """The one chat template of a folder; None without one, or with several named ones."""
     if (folder / _TEMPLATE).is_file():
-        return (folder / _TEMPLATE).read_text(encoding="utf-8")
+        return _text(folder / _TEMPLATE)
     template = _json(folder / "tokenizer_config.json").get("chat_template")
     return template if isinstance(template, str) else None
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            f"{file} is not UTF-8 at byte {error.start}",
+            code="broken_model",
+            expected="text in UTF-8",
+            hint="save the file as UTF-8, or download it again",
+        ) from None
 
 
 def _is_own(path: Path, folder: Path) -> bool:

@@ -40,6 +40,12 @@ def file_digest(path: Path, unwanted: Callable[[], bool] = lambda: False) -> dic
     return {"bytes": stat.st_size, "sha256": sha256}
 
 
+def is_file_of(path: Path, digest: Any) -> bool:
+    """Whether a file is there and has this digest. One of another size is not read: it may have no end."""
+    told = digest.get("bytes") if isinstance(digest, dict) else None
+    return path.is_file() and path.stat().st_size == told and file_digest(path) == digest
+
+
 def _key(stat: os.stat_result) -> tuple[int, int, int, int]:
     return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns
 

@@ -6,11 +6,12 @@ Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 
 from __future__ import annotations
 
-import mmap
+import os
+import stat
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from skill_train.errors import NotInstalled, VerificationFailed
 
@@ -19,6 +20,7 @@ _STRING, _ARRAY = 8, 9
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _MOST_DIMENSIONS = 4
 _DEFAULT_ALIGNMENT = 32
+_LEAST_READ, _MOST_READ = 1 << 20, 1 << 30  # bytes of a header; one of 300,000 tokens and their merges has 15 MB
 
 
 @dataclass(frozen=True)
@@ -85,15 +87,18 @@ def read_gguf(path: Path) -> GgufFile:
         VerificationFailed: not a GGUF file, cut off, or its parts contradict each other; the message says which.
     """
     try:
-        with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            return _parse(path, _Cursor(data))
+        with open(path, "rb", opener=_at_once) as file:
+            found = os.fstat(file.fileno())
+            if not stat.S_ISREG(found.st_mode):
+                raise _Broken("it is a pipe, a device or a folder")
+            return _parse(path, _Cursor(file, found.st_size))
     except OSError as error:
         raise VerificationFailed(
             f"{path} cannot be read: {error.strerror}",
             code="bad_gguf",
             hint="check the file and its permissions, or make it again: skill-train export-gguf RUN",
         ) from None
-    except ValueError as error:  # an empty file cannot be mapped; names may not be UTF-8
+    except ValueError as error:  # names may not be UTF-8
         raise VerificationFailed(
             f"{path.name} is not a GGUF file: {error}",
             code="bad_gguf",
@@ -105,18 +110,40 @@ def read_gguf(path: Path) -> GgufFile:
         ) from None
 
 
-class _Cursor:
-    """Reads forward and never past the end."""
+def _at_once(path: str, flags: int) -> int:
+    """A pipe is not waited for."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
-    def __init__(self, data: mmap.mmap) -> None:
-        self.data = data
+
+class _Cursor:
+    """Reads forward and never past the end. No memory map: a file that is cut meanwhile would end the process.
+
+    Attributes:
+        data: the start of the file, as far as it was needed.
+    """
+
+    def __init__(self, file: IO[bytes], size: int) -> None:
+        self._file, self.size = file, size
+        self.data = b""
         self.at = 0
 
+    def need(self, end: int, what: str) -> bytes:
+        """`data`, at least up to a byte of the file."""
+        if end > self.size:
+            count = end - self.at
+            raise _Broken(f"it ends inside {what} (byte {self.at}, {count} more needed, {self.size} bytes long)")
+        if end > _MOST_READ:
+            raise _Broken(f"{what} ends at byte {end}, and no header is that long")
+        if end > len(self.data):  # at least twice as much, so that all the copies together are short
+            self.data += self._file.read(max(end - len(self.data), len(self.data), _LEAST_READ))
+        if end > len(self.data):
+            raise _Broken(f"it ends inside {what}: it was cut while it was read")
+        return self.data
+
     def take(self, count: int, what: str) -> bytes:
-        if count > len(self.data) - self.at:
-            raise _Broken(f"it ends inside {what} (byte {self.at}, {count} more needed, {len(self.data)} bytes long)")
-        start, self.at = self.at, self.at + count
-        return self.data[start : self.at]
+        start, end = self.at, self.at + count
+        data, self.at = self.need(end, what), end
+        return data[start:end]
 
     def number(self, code: str, what: str) -> Any:
         return struct.unpack("<" + code, self.take(struct.calcsize("<" + code), what))[0]
@@ -137,9 +164,8 @@ def _parse(path: Path, cursor: _Cursor) -> GgufFile:
     if not isinstance(alignment, int) or alignment <= 0 or alignment & (alignment - 1):
         raise _Broken(f"its alignment is {alignment!r}, not a power of two")
     tensors = _tensors(cursor, tensor_count, alignment)
-    size = len(cursor.data)
-    needed = _check_layout(tensors, cursor.at, alignment, size)
-    return GgufFile(path, version, alignment, metadata, {t.name: t for t in tensors}, size, needed)
+    needed = _check_layout(tensors, cursor.at, alignment, cursor.size)
+    return GgufFile(path, version, alignment, metadata, {t.name: t for t in tensors}, cursor.size, needed)
 
 
 def _metadata(cursor: _Cursor, count: int) -> dict[str, Any]:
@@ -169,15 +195,17 @@ def _value(cursor: _Cursor, kind: int, key: str) -> Any:
 
 
 def _strings(cursor: _Cursor, count: int, key: str) -> list[str]:
-    if count * 8 > len(cursor.data) - cursor.at:  # each has a length of 8 bytes
+    if count * 8 > cursor.size - cursor.at:  # each has a length of 8 bytes
         raise _Broken(f"metadata {key!r} claims {count} strings, more than the file can hold")
     # A vocabulary has 300 000 of them: this loop does what `text` does, without its calls.
-    found, data, at, end, length = [], cursor.data, cursor.at, len(cursor.data), struct.Struct("<Q")
+    found, data, at, length = [], cursor.data, cursor.at, struct.Struct("<Q")
     for _ in range(count):
         start = at + length.size
-        at = start + length.unpack_from(data, at)[0] if start <= end else end + 1
-        if at > end:
-            raise _Broken(f"it ends inside {key}")
+        if start > len(data):
+            data = cursor.need(start, key)
+        at = start + length.unpack_from(data, at)[0]
+        if at > len(data):
+            data = cursor.need(at, key)
         found.append(data[start:at].decode("utf-8", errors="surrogateescape"))
     cursor.at = at
     return found

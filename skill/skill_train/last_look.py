@@ -13,7 +13,7 @@ from typing import Any
 from skill_train import cloud_record
 from skill_train.cloud_record import CloudRecord
 from skill_train.errors import UsageError
-from skill_train.run_dir import RunDir, read_json, write_json
+from skill_train.run_dir import RunDir, read_json, regular_bytes, write_json
 
 SCHEMA = "skill-train/status/1"
 SETTLED_SECONDS = 60.0  # after its end, in which the last files of a job reach the bucket, and its last lines the log
@@ -67,4 +67,4 @@ def _now() -> float:
 
 
 def _record_digest(run: RunDir) -> str:
-    return hashlib.sha256(cloud_record.record_path(run).read_bytes()).hexdigest()
+    return hashlib.sha256(regular_bytes(cloud_record.record_path(run))).hexdigest()

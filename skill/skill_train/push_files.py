@@ -15,7 +15,7 @@ from skill_train.errors import UsageError, VerificationFailed
 from skill_train.outgoing import secret_in
 from skill_train.push_records import published, without_paths
 from skill_train.recipe import to_yaml
-from skill_train.run_dir import RunDir, file_digest, read_json
+from skill_train.run_dir import RunDir, file_digest, is_file_of, read_json
 
 PARTS = ("gguf", "adapter", "merged")
 _RECORDS = "skill-train"
@@ -143,7 +143,7 @@ def evaluation_of(run: RunDir, files: list[PushFile]) -> dict[str, Any] | None:
     tuned, part = models.get("tuned", {}), "model" if run.is_full else "adapter"
     read = {run.tuned / name: digest for name, digest in (tuned.get(part) or {}).items()}
     read |= {source: models[name]["model"] for name, source in pushed.items() if name in models}
-    if any(not path.is_file() or file_digest(path) != digest for path, digest in read.items()):
+    if not all(is_file_of(path, digest) for path, digest in read.items()):
         return None
     return found
 

@@ -8,7 +8,9 @@ not name is nobody's business, and a key that is left out is refused only where 
 from __future__ import annotations
 
 import json
+import os
 import re
+import stat
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 from typing import Any, NoReturn
@@ -16,6 +18,7 @@ from typing import Any, NoReturn
 from skill_train.errors import UsageError
 
 MOST_BYTES = 100_000_000  # the largest that we write takes a few MB; a tokenizer.json of a base 30 MB
+_MOST_OF_LINE = 50_000_000  # a row of a million tokens takes 15 MB
 
 # A kind is a type, a list of one kind, or an object of kinds by key; under `*` that of every other key. A value may be
 # null, but not one of `_NEEDED`, and of objects and lists whose kind says what is in them only those of `_NULL`.
@@ -139,14 +142,7 @@ def read_json(path: Path) -> Any:
             asked for.
     """
     try:
-        if path.stat().st_size > MOST_BYTES:
-            raise UsageError(
-                f"{path} is too large to be read",
-                code="bad_json",
-                expected=f"at most {MOST_BYTES} bytes",
-                hint="move it away: no step writes one of this size",
-            )
-        found = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_maker(path))
+        found = json.loads(regular_bytes(path).decode("utf-8"), object_pairs_hook=_maker(path))
     except FileNotFoundError:
         raise UsageError(
             f"{path} does not exist",
@@ -165,6 +161,33 @@ def read_json(path: Path) -> Any:
     return found
 
 
+def regular_bytes(path: Path) -> bytes:
+    """What is in a file of a run. A pipe is never waited for, and a device never read.
+
+    Raises:
+        UsageError: it is no file of bytes, or too large.
+    """
+    number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    with open(number, "rb") as file:
+        if not stat.S_ISREG(os.fstat(number).st_mode):
+            raise UsageError(
+                f"{path} is no file that can be read",
+                code="not_a_file",
+                expected="a regular file",
+                got="a pipe, a device or a folder",
+                hint="move it away, and " + _AGAIN,
+            )
+        content = file.read(MOST_BYTES + 1)
+    if len(content) > MOST_BYTES:
+        raise UsageError(
+            f"{path} is too large to be read",
+            code="bad_json",
+            expected=f"at most {MOST_BYTES} bytes",
+            hint="move it away: no step writes one of this size",
+        )
+    return content
+
+
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """The objects of a file with one a line, such as metrics.jsonl; empty when there is no such file. A last line that
     a kill cut in two is left out.
@@ -176,7 +199,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
         return []
     make, found, torn = _maker(path), list[dict[str, Any]](), ""
     with open(path, "rb") as file:
-        for number, raw in enumerate(file, start=1):
+        for number, raw in enumerate(iter(lambda: file.readline(_MOST_OF_LINE), b""), start=1):
             if torn:
                 raise UsageError(
                     torn,

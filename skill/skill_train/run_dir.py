@@ -15,6 +15,7 @@ import itertools
 import json
 import os
 import re
+import shlex
 import shutil
 import sys
 import time
@@ -24,12 +25,14 @@ from typing import Any
 
 from skill_train.digest import digests as digests
 from skill_train.digest import file_digest as file_digest
+from skill_train.digest import is_file_of as is_file_of
 from skill_train.errors import DecisionNeeded, UsageError
 from skill_train.parts import whole_file as whole_file
 from skill_train.parts import whole_folder as whole_folder
 from skill_train.peak_memory import peak_memory_bytes as peak_memory_bytes
 from skill_train.peak_memory import watch_memory as watch_memory
 from skill_train.records import read_json as read_json  # the floor of all that reads a run
+from skill_train.records import regular_bytes as regular_bytes
 from skill_train.records import require_shape
 
 _HALF = re.compile("[\ud800-\udfff]")
@@ -262,7 +265,7 @@ def finished_record(
             code="output_exists",
             expected="the same inputs and options, or a new place for the output",
             got=f"{different} recorded in {path.name} differ",
-            hint=f"move {path} and what it made away, or use another --run-dir or --out",
+            hint=f"move {shlex.quote(str(path))} and what it made away, or use another --run-dir or --out",
         )
     outputs = record.get("outputs", {})
     if not any((path.parent / name).exists() for name in outputs):
@@ -275,13 +278,13 @@ def finished_record(
                 code="output_changed",
                 expected=f"{digest['bytes']} bytes, sha256 {digest['sha256'][:12]}…",
                 got="missing" if not file.is_file() else "another content",
-                hint=f"move {path} away and run the step again",
+                hint=f"move {shlex.quote(str(path))} away and run the step again",
             )
     return record
 
 
 def _is_still(file: Path, digest: dict[str, Any]) -> bool:
-    return file.is_file() and file_digest(file) == {k: digest[k] for k in ("bytes", "sha256")}
+    return is_file_of(file, {k: digest[k] for k in ("bytes", "sha256")})
 
 
 def require_space(folder: Path, need_bytes: int, what: str) -> None:

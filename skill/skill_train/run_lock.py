@@ -81,7 +81,7 @@ def is_locked(run: RunDir) -> bool | None:
     try:
         import fcntl
 
-        with open(lock, encoding="utf-8") as file:
+        with open(lock, encoding="utf-8", opener=_at_once) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # given back at once, with the file
     except BlockingIOError:
         return True
@@ -90,6 +90,11 @@ def is_locked(run: RunDir) -> bool | None:
     except (ImportError, OSError):
         return None
     return False
+
+
+def _at_once(path: str, flags: int) -> int:
+    """A pipe in the place of a lock is not waited for."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _held(lock: Path, subject: Path, otherwise: str) -> TextIO | None:

@@ -91,8 +91,8 @@ def read_shard(file: Path) -> Shard:
             pass
         with open(file, "rb") as opened:
             (length,) = struct.unpack("<Q", opened.read(8))
-            header = json.loads(opened.read(length))
-    except (SafetensorError, OSError) as error:
+            header = json.loads(opened.read(min(length, file.stat().st_size)))
+    except (SafetensorError, OSError, ValueError, struct.error) as error:  # the last two: it changed in between
         raise UsageError(
             f"{file} cannot be read as safetensors: {error}",
             code="missing_file" if not file.is_file() else "broken_safetensors",
@@ -252,8 +252,16 @@ def _weight_map(folder: Path) -> dict[str, str] | None:
         if not (folder / SINGLE).is_file():
             raise _no_weights(folder)
         return None
-    weight_files(folder)
-    found: dict[str, str] = foreign_json(folder / INDEX)["weight_map"]
+    names = {file.name for file in weight_files(folder)}
+    index = foreign_json(folder / INDEX)
+    found = index.get("weight_map") if isinstance(index, dict) else None
+    if not isinstance(found, dict) or not all(isinstance(one, str) and one in names for one in found.values()):
+        raise UsageError(
+            f"{folder / INDEX} changed while it was read",
+            code="broken_safetensors",
+            expected="an index that stays as it is",
+            hint="run the same command again, when nothing writes into the folder any more",
+        )
     return found
 
 

@@ -93,7 +93,12 @@ def largest_magnitude(stored: Stored) -> float | None:
     count = math.prod(stored.shape)
     if count == 0:
         return 0.0
-    values = np.memmap(stored.file, dtype=codes[stored.dtype], mode="r", offset=stored.start, shape=(count,))
+    try:
+        values = np.memmap(stored.file, dtype=codes[stored.dtype], mode="r", offset=stored.start, shape=(count,))
+    except ValueError:  # it was cut after its header was read
+        raise UsageError(
+            f"{stored.file} ends early", code="broken_safetensors", expected="a whole file", hint="download it again"
+        ) from None
     pieces = (values[start : start + _PIECE] for start in range(0, count, _PIECE))
     if stored.dtype != "BF16":
         return float(np.max([np.abs(piece).max() for piece in pieces]))  # a NaN wins over every number
