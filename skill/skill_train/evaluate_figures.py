@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from skill_train.bootstrap import Interval, paired
+from skill_train.compare import SAME_LOSS
 from skill_train.evaluate_ask import Model, Question, Replies
-from skill_train.thresholds import SAME_LOSS
 
 NOISE = "inside the noise"
 SAME = "same within noise"

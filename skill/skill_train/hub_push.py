@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,27 @@ from typing import Any
 from skill_train import waiting
 from skill_train.errors import DecisionNeeded, SkillTrainError, Temporary
 from skill_train.hub_client import QUESTION_SECONDS, Subject, ask, worth_asking_again
-from skill_train.push_files import PushFile
 
 TRIES = 4  # of each request that changes something; huggingface_hub 2.4 does not retry the commit
 PAUSE_SECONDS = 2.0
 _SAID_BYTES = 1_000_000  # smaller files are there before one could read of them
+
+
+@dataclass(frozen=True)
+class PushFile:
+    """One file of the repository. `content` is sent in place of the file's own bytes; `changed` says why."""
+
+    path: str
+    source: Path | None
+    content: bytes | None = None
+    changed: str | None = None
+
+    @property
+    def size(self) -> int:
+        if self.content is not None:
+            return len(self.content)
+        assert self.source is not None
+        return self.source.stat().st_size
 
 
 def licence_of(model: str) -> str | None:

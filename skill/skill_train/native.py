@@ -26,8 +26,8 @@ from skill_train.console import Bar
 from skill_train.errors import DecisionNeeded, NativeCrash, NotInstalled, died_of_memory, from_exit_code
 from skill_train.garbage import search_seldom
 from skill_train.heap import keep_freed
+from skill_train.parts import write_json
 from skill_train.peak_memory import note_memory, peak_memory_bytes, watch_memory
-from skill_train.run_dir import read_json, write_json
 
 PROGRESS = "@progress "
 PEAK = "@peak "  # bytes of memory, the last word of a worker
@@ -90,7 +90,7 @@ def run_worker(
                 got=_tail(log),
                 hint="skill-train demo   (tells whether the installation works at all)",
             )
-        result: dict[str, Any] = read_json(result_file)
+        result: dict[str, Any] = json.loads(result_file.read_text(encoding="utf-8"))
         if "error" in result:
             raise from_exit_code(int(result["exit_code"]), result["error"])
         return result

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import glob
 import hashlib
+import json
 import os
 import re
 import secrets
@@ -18,10 +19,12 @@ import shutil
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from skill_train.errors import UsageError
 
 _OWNER = re.compile(r"([0-9a-f]{12})-(\d+)\.[0-9a-f]+\.part")
+_HALF = re.compile("[\ud800-\udfff]")
 _LEFT_ALONE: list[Path] = []
 
 
@@ -71,6 +74,21 @@ def whole_file(final: Path) -> Iterator[Path]:
         os.replace(part, final)
     finally:
         part.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a whole file or nothing: a temporary name beside it, then a rename."""
+    with whole_file(path) as temporary, open(temporary, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def write_json(path: Path, document: Any) -> None:
+    text = json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False)
+    if _HALF.search(text):  # half a surrogate pair, of a hostile name, is no UTF-8; escaped it is read back as it was
+        text = json.dumps(document, indent=1, allow_nan=False)
+    write_text(path, text + "\n")
 
 
 def remove_leftovers(final: Path) -> None:

@@ -6,12 +6,12 @@ import json
 import os
 import shlex
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from skill_train import cloud_record
 from skill_train.errors import UsageError, VerificationFailed
+from skill_train.hub_push import PushFile
 from skill_train.outgoing import secret_in
 from skill_train.push_records import published, without_paths
 from skill_train.recipe import to_yaml
@@ -22,23 +22,6 @@ _RECORDS = "skill-train"
 # What may leave of an adapter's or a model's folder: weights that hold no code, settings and tokenizers, and words.
 _KINDS = {".safetensors", ".gguf", ".json", ".jinja", ".txt", ".md", ".yaml", ".model", ".tiktoken", ".vocab", ".bpe"}
 _STATEMENTS = {"LICENSE", "LICENCE", "NOTICE", "COPYING", "USE_POLICY"}
-
-
-@dataclass(frozen=True)
-class PushFile:
-    """One file of the repository. `content` is sent in place of the file's own bytes; `changed` says why."""
-
-    path: str
-    source: Path | None
-    content: bytes | None = None
-    changed: str | None = None
-
-    @property
-    def size(self) -> int:
-        if self.content is not None:
-            return len(self.content)
-        assert self.source is not None
-        return self.source.stat().st_size
 
 
 def chosen_parts(run: RunDir, asked: tuple[str, ...]) -> tuple[str, ...]:

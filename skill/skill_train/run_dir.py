@@ -12,9 +12,7 @@ digests of what the step read, so a second call knows whether the work is done, 
 from __future__ import annotations
 
 import itertools
-import json
 import os
-import re
 import shlex
 import shutil
 import sys
@@ -29,13 +27,14 @@ from skill_train.digest import is_file_of as is_file_of
 from skill_train.errors import DecisionNeeded, UsageError
 from skill_train.parts import whole_file as whole_file
 from skill_train.parts import whole_folder as whole_folder
+from skill_train.parts import write_json as write_json
+from skill_train.parts import write_text as write_text
 from skill_train.peak_memory import peak_memory_bytes as peak_memory_bytes
 from skill_train.peak_memory import watch_memory as watch_memory
 from skill_train.records import read_json as read_json  # the floor of all that reads a run
 from skill_train.records import regular_bytes as regular_bytes
 from skill_train.records import require_shape
 
-_HALF = re.compile("[\ud800-\udfff]")
 STEP_SCHEMA = "skill-train/step/1"
 # What training and the steps after it write.
 _MADE = (
@@ -163,21 +162,6 @@ def require_unused(run: RunDir, *own: str) -> None:
             got=", ".join(taken),
             hint="another --run-dir; without one the run has a folder of its own below runs/",
         )
-
-
-def write_text(path: Path, text: str) -> None:
-    """Writes a whole file or nothing: a temporary name beside it, then a rename."""
-    with whole_file(path) as temporary, open(temporary, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def write_json(path: Path, document: Any) -> None:
-    text = json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False)
-    if _HALF.search(text):  # half a surrogate pair, of a hostile name, is no UTF-8; escaped it is read back as it was
-        text = json.dumps(document, indent=1, allow_nan=False)
-    write_text(path, text + "\n")
 
 
 def set_aside(made: Path, record: Path) -> Path | None:

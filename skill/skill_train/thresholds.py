@@ -16,6 +16,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from skill_train.compare import SAME_LOSS
+
 _FACTORS = (10.0, 15.0)
 
 # Type: (mean KL divergence in nats [kld], perplexity ratio - 1 [ppl]).
@@ -54,7 +56,7 @@ _UNKNOWN = "q2_k"  # a type without published figures is held to the weakest com
 # and llama.cpp gives bf16 against f16 of Llama 3 8B as 0.00000 (same README). Its bf16 compute rounds activations to
 # 8 bits: 6e-5 measured.
 _UNQUANTIZED: dict[str, tuple[float, float]] = {"f32": (2e-5, 2e-4), "f16": (2e-5, 2e-4), "bf16": (1e-3, 1e-2)}
-_UNQUANTIZED_RATIO = (0.002, 0.01)
+_UNQUANTIZED_RATIO = (SAME_LOSS, 0.01)
 _OF_ROUNDING = {"f32": 0.25, "f16": 0.25, "bf16": 2.0}  # twice what is expected: an eighth, and all of it
 # Times the distance that the same rounding puts the reference itself. Measured on tiny mixtures, file over reference:
 # 0.7 to 1.5 (qwen3next, granitehybrid, qwen3moe, gpt-oss; f16 and bf16); an f32 file rounds nothing.
@@ -63,9 +65,6 @@ _OF_NOISE = {"f32": 0.0, "f16": 2.0, "bf16": 2.0}
 # Mixtral, f16 turned no router or one in 430 tokens, and that token was up to 2.5 times as far off (six adapters).
 FAR_TOKENS = (4, 10)
 
-# Nats a token: a smaller difference of the loss is none. A file whose perplexity is so little off is the same for
-# `verify`; and of q8_0, which nobody hears a difference of, a correct file is 0.0013 off.
-SAME_LOSS = _UNQUANTIZED_RATIO[0]
 # A merge that is stored in bf16 rounds base + adapter once more, whatever the file's type. Measured on correct exports:
 # 7.7e-5 (tiny models), 1.0e-4 (494M random weights).
 _BF16_MERGE = (5e-4, 5e-3)
