@@ -43,7 +43,7 @@ def config_of(size: str) -> dict[str, Any]:
 def write_model(folder: Path, size: str) -> Path:
     """A base model: config, tokenizer files, bf16 shards and their index."""
     import tiny_vocab
-    from skill_train import toolchain
+    from skill_train.llama import get_converter as toolchain
 
     config = config_of(size)
     folder.mkdir(parents=True)
@@ -91,7 +91,8 @@ def write_adapter(folder: Path, base: Path) -> Path:
 def write_run(run: Path, base: Path, *, rows: int = 64) -> Path:
     """A run directory as `skill-train local` leaves it: plan, adapter, samples, held-out rows, train.json."""
     import verify_rows
-    from skill_train.run_dir import digests, write_record
+    from skill_train.core.digests import digests
+    from skill_train.run.folder import write_record
 
     adapter = write_adapter(run / "adapter", base)
     recipe = {"model": str(base), "revision": None, "max_length": 512, "finetuning_type": "lora"}

@@ -134,7 +134,7 @@ def circumstances(name: str, rounds: int, packages: Sequence[str]) -> dict[str, 
 
 
 def hardware() -> dict[str, Any]:
-    from skill_train.machine import read_machine
+    from skill_train.machine.read import read_machine
 
     machine = read_machine()
     memory = None if machine.ram_bytes is None else round(machine.ram_bytes / 1e9, 1)

@@ -22,7 +22,9 @@ from pathlib import Path
 from typing import Any
 
 import skill_train
-from skill_train import machine, resources, toolchain
+from skill_train.core import resources
+from skill_train.llama import get_converter as toolchain
+from skill_train.machine import read as machine
 
 PACKAGE_ROOT = Path(skill_train.__file__).resolve().parents[1]
 DEMO = resources.demo()

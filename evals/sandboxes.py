@@ -20,8 +20,8 @@ from typing import Any
 
 from box import DEMO, Box, demo_rows, digest, read_rows, write_rows
 
-from skill_train import run_lock
-from skill_train.run_dir import RunDir
+from skill_train.run import lock as run_lock
+from skill_train.run.folder import RunDir
 
 # Its config.json as published: 7,615,616,512 parameters. There are no weights: it is only planned with.
 QWEN_7B = {

@@ -22,7 +22,7 @@ from typing import Any
 
 import yaml
 
-from skill_train.skill_files import skill_files
+from skill_train.skill.files import skill_files
 
 ROOT = Path(__file__).resolve().parent.parent
 PLUGIN = "plugins/skill-train"

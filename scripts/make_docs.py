@@ -20,9 +20,9 @@ from typing import Any
 import click
 
 from skill_train.cli import cli
-from skill_train.cli_frame import FORMATS
-from skill_train.errors import EXIT_CODES
-from skill_train.recipe import Recipe
+from skill_train.commands._frame import FORMATS
+from skill_train.core.errors import EXIT_CODES
+from skill_train.recipe.fields import Recipe
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTE = "<!-- Written by scripts/make_docs.py (`make docs`); change the program, not this page. -->\n"

@@ -76,7 +76,7 @@ from typing import IO, Any, NamedTuple
 
 PLAN_SCHEMA = "skill-train/plan/1"
 
-# Every field the program reads, with its JSON type. `skill_train.recipe` holds the meaning and the defaults.
+# Every field the program reads, with its JSON type. `skill_train.recipe.fields` holds the meaning and the defaults.
 RECIPE_FIELDS: dict[str, tuple[type, ...]] = {
     "model": (str,),
     "revision": (str, type(None)),
@@ -536,7 +536,7 @@ def with_causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def lacks_memory(error: BaseException) -> bool:
-    """As `skill_train.errors` has it."""
+    """As `skill_train.core.errors` has it."""
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
     if not isinstance(error, (RuntimeError, ImportError, SystemError)):

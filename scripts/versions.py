@@ -22,7 +22,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-TESTED = ROOT / "skill" / "skill_train" / "tested.json"
+TESTED = ROOT / "skill" / "skill_train" / "commands" / "tested.json"
 CORE = (
     "tests/unit", "tests/test_train_program.py", "tests/test_startup.py",
     *(f"tests/integration/test_{name}.py" for name in (

@@ -19,9 +19,10 @@ from hub_emulator import Hub
 from hub_emulator.buckets import Bucket, put_files
 from hub_emulator.jobs import Job
 from planning import decided
-from skill_train import cloud_record
-from skill_train.cloud_record import CloudJob, CloudRecord
-from skill_train.run_dir import RunDir, write_json
+from skill_train.core.files import write_json
+from skill_train.run import cloud_record
+from skill_train.run.cloud_record import CloudJob, CloudRecord
+from skill_train.run.folder import RunDir
 
 RUN_ID, BUCKET, FOLDER = "0123456789ab", "me/jobs-artifacts", "20261121T100000-abcdef"
 USD_PER_HOUR = 0.4

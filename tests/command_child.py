@@ -86,8 +86,10 @@ def _run(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _main(arguments: list[str]) -> int:
-    from skill_train import hub_client, job_once, waiting
     from skill_train.cli import main
+    from skill_train.cloud import start_once as job_once
+    from skill_train.core import waiting
+    from skill_train.hub import client as hub_client
 
     job_once.PAUSE_SECONDS = PAUSE_SECONDS
     settled = float(os.environ.get("TEST_SETTLED_SECONDS", SETTLED_SECONDS))
@@ -108,7 +110,7 @@ def _lose_patience(seconds: float) -> None:
     """A Hub that does not answer is given up after so long, and asked often until then, by the client too."""
     from huggingface_hub.utils import _http
 
-    from skill_train import follow
+    from skill_train.cloud import poll as follow
 
     _http.time = SimpleNamespace(**vars(time) | {"sleep": lambda pause: time.sleep(min(pause, 0.02))})
 

@@ -42,7 +42,7 @@ def pytest_unconfigure() -> None:
 def _own_cache(cache: Path, shared: Path) -> Path:
     """What tests measure and count stays in a cache of their own. The converter in it is the user's, because it is
     downloaded once and checked by its digests."""
-    from skill_train.toolchain import is_whole
+    from skill_train.llama.get_converter import is_whole
 
     cache.mkdir()
     for converter in filter(is_whole, shared.glob("llama.cpp-*")):

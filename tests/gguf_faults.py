@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 import gguf_edit
-from skill_train.gguf_file import GgufFile, read_gguf
+from skill_train.llama.gguf_header import GgufFile, read_gguf
 
 Edit = Callable[[np.ndarray], None]
 BLOCK = 34  # bytes of Q8_0: a scale in f16, and 32 numbers

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
-from skill_train.errors import SkillTrainError
+from skill_train.core.errors import SkillTrainError
 
 REPOSITORY = str(Path(__file__).resolve().parent.parent)
 SECONDS = 10.0  # of processor time for one input; the slowest honest one, a page with charts, takes one

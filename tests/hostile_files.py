@@ -20,18 +20,16 @@ import yaml
 
 from hostile import RAW, command, cut, edited, file_bytes, judged, text
 from hostile_rows import rows, start_of_rows
-from skill_train import (
-    adapter,
-    companions,
-    gguf_file,
-    model,
-    plan_file,
-    recipe,
-    shards,
-    toolchain,
-)
-from skill_train.errors import from_exit_code
-from skill_train.resources import demo, train_module
+from skill_train.core.errors import from_exit_code
+from skill_train.core.resources import demo, train_module
+from skill_train.llama import get_converter as toolchain
+from skill_train.llama import gguf_header as gguf_file
+from skill_train.model import adapter
+from skill_train.model import folder as model
+from skill_train.model import sidecar_files as companions
+from skill_train.model import weight_files as shards
+from skill_train.plan import file as plan_file
+from skill_train.recipe import fields as recipe
 
 Target = Callable[[bytes, Path], object]
 MODEL = demo() / "model"
@@ -237,7 +235,9 @@ def gguf(data: bytes, folder: Path) -> object:
     path.write_bytes(content)
 
     def call() -> None:
-        from skill_train import verify_file, verify_metadata, verify_template
+        from skill_train.verify import check_header as verify_file
+        from skill_train.verify import check_template as verify_template
+        from skill_train.verify.metadata import check as verify_metadata
 
         found = gguf_file.read_gguf(path)
         _ = found.architecture, found.of_architecture("block_count")

@@ -20,21 +20,18 @@ import cloud_runs
 from hostile import file_bytes, judged, text
 from hostile_files import MODEL, Target, in_folder
 from hub_emulator import ALWAYS, Fault, Hub
-from skill_train import (
-    dataset,
-    flavors,
-    hub,
-    hub_account,
-    hub_client,
-    hub_dataset,
-    hub_push,
-    hub_repository,
-    job_figures,
-    job_story,
-    jobs,
-    kept,
-)
-from skill_train.recipe import Recipe
+from skill_train.cloud import bucket as kept
+from skill_train.cloud import failure_reason as job_story
+from skill_train.data import scan as dataset
+from skill_train.hub import account as hub_account
+from skill_train.hub import client as hub_client
+from skill_train.hub import datasets as hub_dataset
+from skill_train.hub import flavors, jobs
+from skill_train.hub import models as hub
+from skill_train.hub import repositories as hub_repository
+from skill_train.hub import upload as hub_push
+from skill_train.recipe.fields import Recipe
+from skill_train.run import progress as job_figures
 
 
 @dataclass(frozen=True)

@@ -25,43 +25,35 @@ import hostile_records
 from hostile import text
 from hostile_files import ADAPTER, MODEL, RECIPE, _entry, _gguf, _plan, _safetensors, _whole_plan
 from hostile_rows import ROWS, _parquet
-from skill_train import (
-    adapter,
-    begun,
-    calibration,
-    cloud_record,
-    companions,
-    converter,
-    convertible,
-    dataset,
-    dataset_card,
-    first_rows,
-    flavors,
-    gguf_file,
-    hub_push,
-    last_look,
-    llama_vocabulary,
-    local,
-    machine,
-    model,
-    model_files,
-    modelfile,
-    new_tokens,
-    plan_file,
-    recipe,
-    records,
-    rows,
-    run_lock,
-    shards,
-    toolchain,
-    verify_file,
-    verify_metadata,
-    verify_template,
-    weight_type,
-)
+from skill_train.core.resources import demo, train_module
+from skill_train.data import read_rows as rows
+from skill_train.data import scan as dataset
 from skill_train.facts import ModelFacts
-from skill_train.resources import demo, train_module
-from skill_train.run_dir import RunDir
+from skill_train.gguf import ollama_modelfile as modelfile
+from skill_train.hub import dataset_card, first_rows, flavors
+from skill_train.hub import upload as hub_push
+from skill_train.llama import float_type as weight_type
+from skill_train.llama import get_converter as toolchain
+from skill_train.llama import gguf_header as gguf_file
+from skill_train.llama import run_converter as converter
+from skill_train.machine import read as machine
+from skill_train.model import adapter, new_tokens
+from skill_train.model import folder as model
+from skill_train.model import foreign_files as model_files
+from skill_train.model import sidecar_files as companions
+from skill_train.model import weight_files as shards
+from skill_train.model.convertible import from_config as convertible
+from skill_train.model.convertible import vocabulary as llama_vocabulary
+from skill_train.plan import file as plan_file
+from skill_train.recipe import fields as recipe
+from skill_train.run import begun, cloud_record, last_look, records
+from skill_train.run import lock as run_lock
+from skill_train.run.folder import RunDir
+from skill_train.train import local
+from skill_train.train import measured_speed as calibration
+from skill_train.verify import check_header as verify_file
+from skill_train.verify import check_template as verify_template
+from skill_train.verify.metadata import check as verify_metadata
 
 Call = Callable[[Path], object]
 

@@ -12,7 +12,7 @@ from typing import Any
 import cloud_runs
 from hostile import command, cut, file_bytes, text
 from hostile_files import ADAPTER, Target, _entry, _safetensors, in_folder
-from skill_train import toolchain
+from skill_train.llama import get_converter as toolchain
 
 RUNS = Path(__file__).resolve().parent / "data" / "runs"
 _METRIC = {"step": 1, "steps": 9, "loss": 2.5, "learning_rate": 1e-4, "seconds": 2.0, "tokens": 9, "trained_tokens": 3,

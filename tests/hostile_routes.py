@@ -33,7 +33,8 @@ from hub_emulator import ALWAYS, Fault, Hub, JobFault, server
 from hub_emulator.routes import ROUTES
 from hub_emulator.wire import Answer
 from models import recorded
-from skill_train.run_dir import RunDir, write_json
+from skill_train.core.files import write_json
+from skill_train.run.folder import RunDir
 
 MODEL, DATA = "Qwen/Qwen2.5-0.5B-Instruct", "me/rows"
 IMPATIENT = {

@@ -41,10 +41,12 @@ def ask(hub: Hub | str, home: Path, name: str, *arguments: Any, token: str | Non
 def _main(name: str, arguments: str) -> None:
     import importlib
 
-    from skill_train.errors import SkillTrainError
+    from skill_train.core.errors import SkillTrainError
 
-    module, function = name.split(".")
-    asked = _look if name == "hub_dataset.look" else getattr(importlib.import_module(f"skill_train.{module}"), function)
+    module, _, function = name.rpartition(".")
+    asked = (
+        _look if name == "hub.datasets.look" else getattr(importlib.import_module(f"skill_train.{module}"), function)
+    )
     started = time.perf_counter()
     try:
         answer: dict[str, Any] = {"answer": _plain(asked(*json.loads(arguments)))}
@@ -55,8 +57,9 @@ def _main(name: str, arguments: str) -> None:
 
 def _look(recipe: dict[str, Any]) -> Any:
     """A dataset, with the format detection that `plan` uses."""
-    from skill_train import dataset, hub_dataset
-    from skill_train.recipe import from_dict
+    from skill_train.data import scan as dataset
+    from skill_train.hub import datasets as hub_dataset
+    from skill_train.recipe.fields import from_dict
 
     return hub_dataset.look(from_dict({"model": "m"} | recipe), dataset.first_format)
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from skill_train.facts import MachineFacts
-from skill_train.machine import read_machine
-from skill_train.machine_probe import Answer, Probe
+from skill_train.machine.probe import Answer, Probe
+from skill_train.machine.read import read_machine
 
 FOLDER = Path(__file__).resolve().parent / "data" / "machines"
 NAMES = tuple(sorted(path.stem for path in FOLDER.glob("*.json")))

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import tiny
-from skill_train.merge import merge
+from skill_train.merge.step import merge
 
 ROWS = [{"input_ids": [(7 * n * n + 3 * n + row) % 120 for n in range(60)]} for row in range(4)]
 

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from skill_train import model_config
 from skill_train.facts import ModelFacts
+from skill_train.model import config as model_config
 
 CONFIGS = Path(__file__).resolve().parent / "data" / "configs"
 NAMES = sorted(path.stem for path in CONFIGS.glob("*.json"))

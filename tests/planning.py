@@ -9,11 +9,11 @@ from typing import Any
 
 from machines import recorded_machine
 from models import recorded_model
-from skill_train import flavors
 from skill_train.facts import DatasetFacts, Flavor, MachineFacts, ModelFacts, TokenFacts
-from skill_train.placement import Choices
-from skill_train.plan import make_plan
-from skill_train.recipe import FIELDS, from_dict
+from skill_train.hub import flavors
+from skill_train.plan.make import make_plan
+from skill_train.plan.placement import Choices
+from skill_train.recipe.fields import FIELDS, from_dict
 
 MEAN_TOKENS = 380  # of MATH's rows with their prompt, the data of this project's seed "From MacBook to Cloud"
 

@@ -12,7 +12,8 @@ from typing import Any, cast
 import cloud_runs
 from hub_emulator import Hub
 from killing import Chain
-from skill_train.run_dir import RunDir, write_json
+from skill_train.core.files import write_json
+from skill_train.run.folder import RunDir
 
 
 @contextlib.contextmanager

@@ -15,12 +15,13 @@ import click
 import pytest
 import yaml
 
-from skill_train import candidates, rubric
 from skill_train.cli import cli
-from skill_train.errors import EXIT_CODES
-from skill_train.estimate_step import Range
-from skill_train.placement import HEADROOM, Choices
-from skill_train.recipe import Recipe
+from skill_train.core.errors import EXIT_CODES
+from skill_train.estimate.step import Range
+from skill_train.plan import places as candidates
+from skill_train.plan import where as rubric
+from skill_train.plan.placement import HEADROOM, Choices
+from skill_train.recipe.fields import Recipe
 
 ROOT = Path(__file__).resolve().parent.parent
 SKILL = (ROOT / "SKILL.md").read_text(encoding="utf-8")
@@ -128,7 +129,7 @@ def test_commands_in_the_pages_run(page: Path) -> None:
 def test_hints_in_the_program_name_commands_that_exist() -> None:
     """A hint is the exact next command, so it must be one."""
     wrong = []
-    for path in (*sorted((ROOT / "skill" / "skill_train").glob("*.py")), ROOT / "scripts" / "train.py"):
+    for path in (*sorted((ROOT / "skill" / "skill_train").rglob("*.py")), ROOT / "scripts" / "train.py"):
         for text in _strings(ast.parse(_read(path))):
             said = PROSE.sub("", text)
             wrong += [f"{path.name}: {problem}" for problem in _wrong_commands(said)]
@@ -138,7 +139,7 @@ def test_hints_in_the_program_name_commands_that_exist() -> None:
 def test_options_that_messages_name_exist() -> None:
     """Also without a command before them: "the same command with --gate answers"."""
     wrong = []
-    for path in sorted((ROOT / "skill" / "skill_train").glob("*.py")):
+    for path in sorted((ROOT / "skill" / "skill_train").rglob("*.py")):
         for text in _strings(ast.parse(_read(path))):
             wrong += [f"{path.name}: {option}" for option in _unknown_options(text)]
     assert wrong == []
@@ -199,7 +200,7 @@ def test_generated_pages_are_up_to_date() -> None:
 def test_the_rules_of_planning_are_those_of_the_program() -> None:
     """Every rule has its row, and every limit on the page is the one that is compared with."""
     page = re.sub(r"\s+", " ", _read(ROOT / "references" / "planning.md"))
-    source = _read(ROOT / "skill" / "skill_train" / "rubric.py")
+    source = _read(ROOT / "skill" / "skill_train" / "plan" / "where.py")
     named = set(re.findall(r"Fired\(\s*\"([\w\s-]+)\"", source)) - {"sensitive", "asked"}
     assert named >= {"memory", "time", "context"}
     for rule in named:
@@ -264,8 +265,8 @@ def _read(path: Path) -> str:
 
 def test_every_check_of_verify_is_explained_and_no_other() -> None:
     """Names in the code are the first argument of Check(…) or problems(…)."""
-    package = ROOT / "skill" / "skill_train"
-    source = "".join(path.read_text(encoding="utf-8") for path in sorted(package.glob("verify_*.py")))
+    package = ROOT / "skill" / "skill_train" / "verify"
+    source = "".join(path.read_text(encoding="utf-8") for path in sorted(package.rglob("*.py")))
     named = set(re.findall(r"\b(?:Check|problems)\(\s*\"(\w+)\"", source))
     page = (ROOT / "references" / "verification.md").read_text(encoding="utf-8")
     assert set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)) == named
@@ -282,7 +283,7 @@ def test_every_error_code_is_explained_and_every_explained_one_exists() -> None:
 def _error_codes() -> set[str]:
     """Of every `code=` that is written out where an error is made; warnings have their own."""
     found = set()
-    for path in (*sorted((ROOT / "skill" / "skill_train").glob("*.py")), ROOT / "scripts" / "train.py"):
+    for path in (*sorted((ROOT / "skill" / "skill_train").rglob("*.py")), ROOT / "scripts" / "train.py"):
         for node in ast.walk(ast.parse(_read(path))):
             if isinstance(node, ast.Call):
                 values = [k.value for k in node.keywords if k.arg == "code"]

@@ -22,7 +22,7 @@ PINS = dict(line.split("==") for line in LOCK.splitlines() if not line.startswit
 SKILL = {"SKILL.md", *(f"scripts/{name}.py" for name in ("export_gguf", "inspect_dataset", "plan"))} | {
     path.relative_to(ROOT).as_posix() for folder in ("references", "templates") for path in (ROOT / folder).iterdir()
 }
-PROGRAMS = {"skill_train/train.py", "skill_train/skypilot_node.py"}
+PROGRAMS = {"skill_train/shipped/train.py", "skill_train/shipped/skypilot_node.py"}
 # Everything in the package that is not a Python module, by name: a stray file must not travel.
 DATA = {
     "skill_train/demo/data.parquet",
@@ -33,11 +33,11 @@ DATA = {
     "skill_train/demo/model/tokenizer.json",
     "skill_train/demo/model/tokenizer.model",
     "skill_train/demo/model/tokenizer_config.json",
-    "skill_train/flavors.json",
+    "skill_train/hub/flavors.json",
     "skill_train/report/page.html",
     "skill_train/report/run.html",
     "skill_train/report/style.css",
-    "skill_train/tested.json",
+    "skill_train/commands/tested.json",
 }
 
 
@@ -56,7 +56,7 @@ def test_the_wheel_holds_exactly_these_files(wheel: zipfile.ZipFile) -> None:
     modules = {f"skill_train/{path.relative_to(PACKAGE).as_posix()}" for path in PACKAGE.rglob("*.py")}
     info = f"skill_train-{PROJECT['version']}.dist-info"
     about = {f"{info}/{name}" for name in ("METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE")}
-    skill = {f"skill_train/skill/{name}" for name in SKILL}
+    skill = {f"skill_train/shipped/skill/{name}" for name in SKILL}
     assert set(wheel.namelist()) == modules | DATA | skill | about | PROGRAMS
 
 
@@ -86,7 +86,7 @@ def test_the_wheel_is_light(wheel: zipfile.ZipFile) -> None:
 @pytest.mark.parametrize("source", ["scripts/train.py", "scripts/skypilot_node.py"])
 def test_a_program_in_the_wheel_is_the_one_in_its_folder(wheel: zipfile.ZipFile, source: str) -> None:
     name = Path(source).name
-    assert wheel.read(f"skill_train/{name}") == (ROOT / source).read_bytes()
+    assert wheel.read(f"skill_train/shipped/{name}") == (ROOT / source).read_bytes()
     assert not (PACKAGE / name).exists()
 
 

@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from skill_rules import findings
-from skill_train.skill_files import PROGRAMS, skill_files
+from skill_train.skill.files import PROGRAMS, skill_files
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]

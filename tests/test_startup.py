@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from skill_train import cloud_record, last_look
 from skill_train.cli import cli
-from skill_train.cloud_record import CloudRecord
-from skill_train.run_dir import RunDir
+from skill_train.run import cloud_record, last_look
+from skill_train.run.cloud_record import CloudRecord
+from skill_train.run.folder import RunDir
 
 SCRIPT = str(Path(sys.executable).with_name("skill-train"))  # the console script of this environment
 CONFIGS = Path(__file__).resolve().parent / "data" / "configs"

@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
+from skill_train.core.resources import train_module, train_program
 from skill_train.facts import DatasetFacts, MachineFacts, ModelFacts
-from skill_train.plan import PLAN_SCHEMA, make_plan
-from skill_train.recipe import NOT_HASHED, Recipe, from_dict
-from skill_train.resources import train_module, train_program
+from skill_train.plan.make import PLAN_SCHEMA, make_plan
+from skill_train.recipe.fields import NOT_HASHED, Recipe, from_dict
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = train_program().read_text(encoding="utf-8")

@@ -42,7 +42,7 @@ def cached(kind: str, **options: Any) -> Path:
 
 def vocab_folder() -> Path:
     """The folder of `ggml-vocab-*.gguf` files in the source of the installed llama-cpp-python, fetched when missing."""
-    from skill_train import toolchain
+    from skill_train.llama import get_converter as toolchain
 
     return toolchain.source_dir() / "models"
 

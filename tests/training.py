@@ -11,7 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import tiny
-from skill_train import dataset, facts, launch, model, plan, recipe
+from skill_train import facts
+from skill_train.data import scan as dataset
+from skill_train.model import folder as model
+from skill_train.plan import launch_args as launch
+from skill_train.plan import make as plan
+from skill_train.recipe import fields as recipe
 
 MACHINE = facts.MachineFacts("Linux", "a processor", "cpu", 16 << 30, 12 << 30, None, 1, False)
 TWO_CORES = dataclasses.replace(MACHINE, cores=2)

@@ -20,13 +20,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from skill_train.calibration import computing_seconds
-from skill_train.estimate import training_memory
-from skill_train.estimate_published import Proven, in_three, widened
-from skill_train.estimate_step import MicroStep, Part, Range, total
-from skill_train.estimate_time import micro_step_flops, micro_step_seconds
+from skill_train.estimate.memory import training_memory
+from skill_train.estimate.published import Proven, in_three, widened
+from skill_train.estimate.step import MicroStep, Part, Range, total
+from skill_train.estimate.time import micro_step_flops, micro_step_seconds
 from skill_train.facts import Calibration, MachineFacts, ModelFacts
-from skill_train.model_config import Stored, read
+from skill_train.model.config import Stored, read
+from skill_train.train.measured_speed import computing_seconds
 
 HERE = Path(__file__).resolve().parent
 SHAPES = json.loads((HERE / "shapes.json").read_text(encoding="utf-8"))

@@ -213,7 +213,7 @@ def _line(
 
 
 def _machine(environment: dict[str, Any]) -> dict[str, Any]:
-    from skill_train.machine import read_machine
+    from skill_train.machine.read import read_machine
 
     machine = read_machine()
     return {
@@ -259,7 +259,7 @@ def _save_model(configuration: Configuration, folder: Path) -> None:
 
 
 def _plan(configuration: Configuration, model: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    from skill_train.recipe import Recipe
+    from skill_train.recipe.fields import Recipe
 
     recipe = dataclasses.asdict(Recipe()) | {
         "model": str(model),
@@ -277,7 +277,7 @@ def _plan(configuration: Configuration, model: Path) -> tuple[dict[str, Any], di
     }
     threads = None
     if configuration.device == "cpu":
-        from skill_train.machine import physical_cores
+        from skill_train.machine.read import physical_cores
 
         threads = physical_cores()
     return recipe, {

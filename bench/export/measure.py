@@ -107,7 +107,7 @@ def export(run: Path) -> side.Command:
 
 
 def without(base: Path, adapter: Path, out: Path) -> list[side.Command]:
-    from skill_train import toolchain
+    from skill_train.llama import get_converter as toolchain
 
     merged, f16 = out / "merged", out / "model-f16.gguf"
     converter = toolchain.find_or_fetch().converter

@@ -208,8 +208,8 @@ def write_results(out: Path, rows: list[dict[str, Any]]) -> None:
 
 def _peak_flops() -> float | None:
     """Dense bf16 with float32 accumulation, from the table of published figures; None for another GPU and without."""
-    from skill_train.devices import device_speed
-    from skill_train.machine import read_machine
+    from skill_train.estimate.devices import device_speed
+    from skill_train.machine.read import read_machine
 
     device = device_speed(read_machine()) if _has_gpu() else None
     return None if device is None else device.half_tflops * 1e12

@@ -125,9 +125,10 @@ def targets(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def write_runs(folder: Path) -> tuple[Path, Path]:
     """A run here that was trained, and one of a job that has ended and was looked at."""
-    from skill_train import cloud_record, last_look
-    from skill_train.cloud_record import CloudRecord
-    from skill_train.run_dir import RunDir, write_json
+    from skill_train.core.files import write_json
+    from skill_train.run import cloud_record, last_look
+    from skill_train.run.cloud_record import CloudRecord
+    from skill_train.run.folder import RunDir
 
     here, job = RunDir(folder / "here"), RunDir(folder / "job")
     for run in (here, job):

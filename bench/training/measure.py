@@ -292,7 +292,7 @@ def write_results(rows: list[dict[str, Any]]) -> None:
 
 
 def hardware() -> dict[str, Any]:
-    from skill_train.machine import read_machine
+    from skill_train.machine.read import read_machine
 
     machine = read_machine()
     memory = None if machine.ram_bytes is None else round(machine.ram_bytes / 1e9, 1)
@@ -302,7 +302,7 @@ def hardware() -> dict[str, Any]:
 
 def write_data(folder: Path, size: Size) -> None:
     """rows.jsonl as a user has it, and in_order.jsonl as ours are fed from it."""
-    from skill_train.resources import train_module
+    from skill_train.core.resources import train_module
 
     chance, rows = random.Random(SEED), []
     for number in range(size.steps * size.rows):

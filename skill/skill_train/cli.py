@@ -18,24 +18,26 @@ from typing import cast
 
 import click
 
-from skill_train import cli_local  # importing a module adds its commands; in the order of --help, not of the alphabet
+from skill_train.commands import (
+    cli_local,  # importing a module adds its commands; in the order of --help, not of the alphabet
+)
 
 # isort: split
-from skill_train import cli_cloud
+from skill_train.commands import cli_cloud
 
 # isort: split
-from skill_train import cli_export
+from skill_train.commands import cli_export
 
 # isort: split
-from skill_train import cli_skills
+from skill_train.commands import cli_skills
 
 # isort: split
-from skill_train import waiting
-from skill_train.cli_frame import FORMATS, cli
-from skill_train.console import Console, Format, ReaderGone, silence
-from skill_train.errors import DecisionNeeded, Interrupted, SkillTrainError, UsageError, out_of_memory
-from skill_train.garbage import search_seldom
-from skill_train.token_text import refuse_in_arguments
+from skill_train.commands._frame import FORMATS, cli
+from skill_train.core import waiting
+from skill_train.core.console import Console, Format, ReaderGone, silence
+from skill_train.core.errors import DecisionNeeded, Interrupted, SkillTrainError, UsageError, out_of_memory
+from skill_train.core.garbage import search_seldom
+from skill_train.core.secrets import refuse_in_arguments
 
 __all__ = ["cli", "cli_cloud", "cli_export", "cli_local", "cli_skills", "main"]
 
@@ -99,7 +101,7 @@ def _bad_usage(error: click.ClickException, known: list[str]) -> UsageError:
     """With the way to say what is a field of a recipe, and no option."""
     hint = " ".join(["skill-train", *known, "--help"])
     if isinstance(error, click.NoSuchOption) and known in (["plan"], ["local"], ["submit"]):
-        from skill_train.recipe import FIELDS
+        from skill_train.recipe.fields import FIELDS
 
         field = error.option_name.lstrip("-").replace("-", "_")
         if field in FIELDS:

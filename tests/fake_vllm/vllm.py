@@ -1,4 +1,4 @@
-"""vLLM's names, as skill_train.vllm_worker uses them, over transformers on the CPU: vLLM itself needs CUDA.
+"""vLLM's names, as skill_train.evaluate.vllm_worker uses them, over transformers on the CPU: vLLM itself needs CUDA.
 
 Only what that worker may ask for is taken: another argument is an error. Shapes are those of vllm/outputs.py.
 """

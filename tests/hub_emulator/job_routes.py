@@ -13,7 +13,7 @@ from hub_emulator.account import check_write, looks_real
 from hub_emulator.jobs import Job
 from hub_emulator.wire import Answer, Call, Refused, json_answer, paged
 
-_TABLE = Path(__file__).resolve().parents[2] / "skill" / "skill_train" / "flavors.json"
+_TABLE = Path(__file__).resolve().parents[2] / "skill" / "skill_train" / "hub" / "flavors.json"
 _KEEP_ALIVE_SECONDS = 30.0
 _METRIC_SECONDS = 1.0
 _LABEL = re.compile(r"[A-Za-z0-9_-]{1,100}")

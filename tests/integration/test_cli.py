@@ -18,7 +18,7 @@ import pytest
 import killing
 import tiny
 import training
-from skill_train.parts import place
+from skill_train.core.files import place
 
 SCRIPT = str(Path(sys.executable).with_name("skill-train"))  # the console script of this environment
 SMALL = ("--max-steps", "3", "--max-length", "256")

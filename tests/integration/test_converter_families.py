@@ -11,8 +11,10 @@ import pytest
 import merging
 import tiny
 import tiny_vocab
-from skill_train import native, reference, toolchain
-from skill_train.convert import convert
+from skill_train.core import worker as native
+from skill_train.gguf.convert import convert
+from skill_train.llama import get_converter as toolchain
+from skill_train.reference import load as reference
 
 IDS = [464, 3290, 318, 922, 287, 262, 1110, 290, 2740, 546, 340]
 SHAPE = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -67,5 +69,5 @@ def test_a_model_converts_and_llama_cpp_computes_the_same(
     job: dict[str, Any] = {"gguf": str(tmp_path / "m-f32.gguf"), "context_tokens": 64, "threads": 1, "plain": []}
     job |= {"vocabulary": logits.shape[1], "special": [], "prompts": [], "scored": [], "base": None, "base_rows": 0}
     job |= {"tuned": str(tmp_path / "tuned.bin"), "sequences": [{"ids": IDS, "first": 0}]}
-    found = native.run_worker("skill_train.inference_worker", job)
+    found = native.run_worker("skill_train.llama.inference_worker", job)
     assert found["figures"]["mean_kl"] < 1e-5, found["figures"]

@@ -19,14 +19,16 @@ import gguf_maker
 import tiny
 import tiny_families
 import tiny_vocab
-from skill_train import native, reference, toolchain
-from skill_train.convert import convert
-from skill_train.errors import UsageError, VerificationFailed
-from skill_train.llama_vocabulary import why_no_vocabulary
-from skill_train.lora_targets import TARGETS
-from skill_train.model import read_model
-from skill_train.plan import TEXT_OF_VISION
-from skill_train.verify import verify
+from skill_train.core import worker as native
+from skill_train.core.errors import UsageError, VerificationFailed
+from skill_train.gguf.convert import convert
+from skill_train.llama import get_converter as toolchain
+from skill_train.model.convertible.vocabulary import why_no_vocabulary
+from skill_train.model.folder import read_model
+from skill_train.model.lora_targets import TARGETS
+from skill_train.plan.make import TEXT_OF_VISION
+from skill_train.reference import load as reference
+from skill_train.verify.step import verify
 
 SAME = 1e-5  # of mean KL in nats, in f32: equal computations differ by 3e-8 at most
 IDS = [464, 3290, 318, 922, 287, 262, 1110, 290, 2740, 546, 340]
@@ -153,7 +155,7 @@ def distance(model: Path, gguf: Path, work: Path, tokens: Collection[int] = IDS)
     job: dict[str, Any] = {"gguf": str(gguf), "context_tokens": 64, "threads": 1, "plain": [], "special": []}
     job |= {"vocabulary": logits.shape[1], "prompts": [], "scored": [], "base": None, "base_rows": 0}
     job |= {"tuned": str(work / "tuned.bin"), "sequences": [{"ids": ids, "first": 0}]}
-    return float(native.run_worker("skill_train.inference_worker", job)["figures"]["mean_kl"])
+    return float(native.run_worker("skill_train.llama.inference_worker", job)["figures"]["mean_kl"])
 
 
 def require_same(model: Path, work: Path) -> None:

@@ -16,10 +16,11 @@ from typing import Any
 import pytest
 
 import tiny
-from skill_train import dataset, tokens
 from skill_train.cli import main
-from skill_train.recipe import Recipe
-from skill_train.resources import train_module
+from skill_train.core.resources import train_module
+from skill_train.data import scan as dataset
+from skill_train.data import token_stats as tokens
+from skill_train.recipe.fields import Recipe
 
 SCRIPT = [sys.executable, "-c", "from skill_train.cli import main; main()"]
 USER, BOT = {"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}

@@ -14,8 +14,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from skill_train import recipe as recipes
-from skill_train import resources
+from skill_train.core import resources
+from skill_train.recipe import fields as recipes
 
 DEMO = resources.demo()
 MAKER = Path(__file__).parents[2] / "scripts" / "make_demo.py"

@@ -16,7 +16,7 @@ import pytest
 import tiny
 import training
 from skill_train import cli
-from skill_train.resources import train_module, train_program
+from skill_train.core.resources import train_module, train_program
 
 
 @pytest.fixture(autouse=True)

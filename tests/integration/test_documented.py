@@ -19,7 +19,8 @@ from pathlib import Path
 import pyarrow.parquet
 import pytest
 
-from skill_train import records, resources
+from skill_train.core import resources
+from skill_train.run import records
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = [sys.executable, "-c", "from skill_train.cli import main; main()"]

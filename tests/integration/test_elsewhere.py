@@ -18,9 +18,11 @@ import pytest
 
 import training
 from hub_emulator import Hub
-from skill_train import chain_diff, colab, diff
-from skill_train.resources import node_program, train_module, train_program
-from skill_train.run_dir import RunDir
+from skill_train.cloud.elsewhere import colab
+from skill_train.commands import chain_diff
+from skill_train.core.resources import node_program, train_module, train_program
+from skill_train.run import compare_runs as diff
+from skill_train.run.folder import RunDir
 
 STEPS = 4
 FOLDER = "me/jobs-artifacts/skill-train-0123456789ab"

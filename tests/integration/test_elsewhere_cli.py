@@ -15,7 +15,7 @@ import tiny
 from command_child import Commands, Done
 from hub_emulator import Hub
 from models import recorded
-from skill_train.resources import train_program
+from skill_train.core.resources import train_program
 
 MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
 SAID = ("--model", MODEL, "--data", "rows.jsonl", "--max-steps", "20")

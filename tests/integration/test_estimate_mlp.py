@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import models
-from skill_train.estimate_modules import kept_by_mlp
+from skill_train.estimate.modules import kept_by_mlp
 
 HIDDEN, INNER, TOKENS = 32, 128, 16
 

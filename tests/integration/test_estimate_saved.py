@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 import tiny
-from skill_train.estimate import layer_bytes_per_token
-from skill_train.estimate_step import MicroStep
-from skill_train.lora_targets import TARGETS
-from skill_train.model import read_model
+from skill_train.estimate.memory import layer_bytes_per_token
+from skill_train.estimate.step import MicroStep
+from skill_train.model.folder import read_model
+from skill_train.model.lora_targets import TARGETS
 
 ROWS, LENGTH = 2, 96
 

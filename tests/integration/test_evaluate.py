@@ -14,14 +14,15 @@ import pytest
 import gguf_maker
 import tiny
 import training
-from skill_train import resources
-from skill_train.console import MAX_JSON_BYTES
-from skill_train.errors import NotInstalled, UsageError
-from skill_train.evaluate import ROOM, evaluate, questions
-from skill_train.evaluate_ask import Model, Question, ask_llama_cpp, ask_transformers, ask_vllm, backend_of
-from skill_train.evaluate_score import Scoring
-from skill_train.reference import read_rows
-from skill_train.run_dir import digests, write_record
+from skill_train.core import resources
+from skill_train.core.console import MAX_JSON_BYTES
+from skill_train.core.digests import digests
+from skill_train.core.errors import NotInstalled, UsageError
+from skill_train.evaluate.backends import Model, Question, ask_llama_cpp, ask_transformers, ask_vllm, backend_of
+from skill_train.evaluate.scores import Scoring
+from skill_train.evaluate.step import ROOM, evaluate, questions
+from skill_train.reference.load import read_rows
+from skill_train.run.folder import write_record
 
 SCRIPT = str(Path(sys.executable).with_name("skill-train"))
 KIND = "gemma"
@@ -117,8 +118,8 @@ def test_an_adapter_that_is_not_merged_is_asked_on_its_base(run: Path, made: ggu
 
 
 def test_a_model_trained_whole_has_no_adapter(run: Path, made: gguf_maker.Export, tmp_path: Path) -> None:
-    from skill_train.chain_evaluate import tuned_of
-    from skill_train.run_dir import RunDir
+    from skill_train.commands.chain_evaluate import tuned_of
+    from skill_train.run.folder import RunDir
 
     copy = Path(shutil.copytree(run, tmp_path / "run", ignore=shutil.ignore_patterns("gguf", "adapter", "merge.json")))
     plan = json.loads((copy / "plan.json").read_text())

@@ -19,12 +19,16 @@ from typing import Any
 import pytest
 
 import tiny
-from skill_train import compare, converter, quantize, reference, toolchain
-from skill_train.convert import check_supported, convert, output_of
-from skill_train.errors import DecisionNeeded, UsageError
-from skill_train.lora_gguf import export_lora
-from skill_train.modelfile import modelfile, parameters_of
-from skill_train.run_dir import file_digest
+from skill_train.core.digests import file_digest
+from skill_train.core.errors import DecisionNeeded, UsageError
+from skill_train.gguf import quantize
+from skill_train.gguf.convert import check_supported, convert, output_of
+from skill_train.gguf.convert_adapter import export_lora
+from skill_train.gguf.ollama_modelfile import modelfile, parameters_of
+from skill_train.llama import get_converter as toolchain
+from skill_train.llama import logit_distance as compare
+from skill_train.llama import run_converter as converter
+from skill_train.reference import load as reference
 
 # Bytes of a block and its weights, by hand from ggml-common.h: q8_0 is 32 int8 and an f16 scale.
 Q8_0_BYTES_PER_WEIGHT = (32 + 2) / 32
@@ -315,7 +319,7 @@ def test_a_full_disk_and_little_memory_are_refused_before_anything_runs(exported
     with pytest.raises(DecisionNeeded, match="not enough disk for q4_0 files"):
         quantized(exported, ["q4_0"])
     monkeypatch.undo()
-    monkeypatch.setattr("skill_train.memory.available_memory_bytes", lambda: 10**6)
+    monkeypatch.setattr("skill_train.machine.limits.available_memory_bytes", lambda: 10**6)
     with pytest.raises(DecisionNeeded, match="not enough memory for converting"):
         converted(model, tmp_path / "run")
     with pytest.raises(DecisionNeeded, match="not enough memory for quantizing"):
@@ -328,7 +332,7 @@ def test_a_killed_quantization_leaves_no_file_and_the_next_call_makes_it(tmp_pat
     (run / "gguf").mkdir(parents=True)
     shutil.copy(exported / "gguf/model-f16.gguf", run / "gguf")
     program = (
-        "import sys; from pathlib import Path; from skill_train import quantize\n"
+        "import sys; from pathlib import Path; from skill_train.gguf import quantize\n"
         "root = Path(sys.argv[1])\n"
         "bar = lambda done, total, text: 'q3_k_l' in text and 'asking' not in text and print('writing', flush=True)\n"
         "quantize.quantize(source=root/'gguf/model-f16.gguf', out=root/'gguf', record=root/'quantize.json',"

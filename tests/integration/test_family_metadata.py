@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 import tiny_families
-from skill_train.gguf_file import GgufFile, read_gguf
-from skill_train.reference import load_tokenizer
-from skill_train.verdict import Check
-from skill_train.verify_metadata import check_metadata
-from skill_train.verify_vocabulary import check_vocabulary, read_files
+from skill_train.llama.gguf_header import GgufFile, read_gguf
+from skill_train.reference.load import load_tokenizer
+from skill_train.verify.check import Check
+from skill_train.verify.check_vocabulary import check_vocabulary, read_files
+from skill_train.verify.metadata.check import check_metadata
 
 # What llama.cpp computes the same with, whatever the number is.
 WITHOUT_EFFECT = {

@@ -24,14 +24,14 @@ import training
 from cloud_runs import BUCKET, FOLDER, RUN_ID, Cloud
 from hub_emulator import ALWAYS, Fault, Hub, JobFault, faults
 from hub_emulator.jobs import Job
-from skill_train.resources import train_module
-from skill_train.run_dir import RunDir
-from skill_train.run_lock import locked
+from skill_train.core.resources import train_module
+from skill_train.run.folder import RunDir
+from skill_train.run.lock import locked
 
 pytest.importorskip("huggingface_hub")
 
 CREATE = "POST /api/jobs/me$"
-PROGRAM = "import sys; from skill_train.resources import train_module; sys.exit(train_module().main(sys.argv[1:]))"
+PROGRAM = "import sys; from skill_train.core.resources import train_module; sys.exit(train_module().main(sys.argv[1:]))"
 SLEEP = "import time; print('begun', flush=True); time.sleep(60)"
 
 
@@ -69,7 +69,7 @@ def test_a_run_that_is_not_fetched_yet_is_not_trained_here(cloud: Cloud, stage: 
 
 def test_a_finished_run_comes_here_and_only_once(cloud: Cloud) -> None:
     """Afterwards a merge finds it trained: every digest of train.json holds."""
-    from skill_train.local import trained
+    from skill_train.train.local import trained
 
     files = cloud_runs.result() | cloud_runs.checkpoint(10) | cloud_runs.checkpoint(5)
     cloud.keep(files)
@@ -113,7 +113,7 @@ def test_a_ceiling_holds_for_the_price_of_now(cloud: Cloud, tmp_path: Path, monk
 @pytest.mark.parametrize("path", ["GET /cas/.*/reconstructions", "GET /cas/.*/xorbs"])
 def test_a_store_that_does_not_have_its_bytes_now(cloud: Cloud, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
     """hf_xet says so in words only."""
-    from skill_train import follow
+    from skill_train.cloud import poll as follow
 
     monkeypatch.setitem(follow.patiently.__kwdefaults__, "seconds", 0.5)
     weights = os.urandom(5000)  # which no cache has
@@ -552,7 +552,7 @@ def test_a_job_of_another_folder_is_found_when_it_is_this_ones_turn(
     cloud: Cloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was started after the command looked, and before it has the run directory for itself."""
-    from skill_train import chain_fetch
+    from skill_train.commands import chain_fetch
 
     first = _cancelled(cloud)
     cloud.hub.faults.add_job(JobFault("stuck", attempt=None))
@@ -657,7 +657,7 @@ def test_one_job_whatever_the_answer(
     cloud: Cloud, fault: Fault, exit_code: int, created: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a cancel. The first job and one more, never two; what was refused can be asked for again."""
-    from skill_train import job_once
+    from skill_train.cloud import start_once as job_once
 
     monkeypatch.setattr(job_once, "PAUSE_SECONDS", 0.1)
     monkeypatch.setattr(job_once, "SETTLED_LOOKS", 30)
@@ -682,7 +682,7 @@ def test_what_the_hub_refuses_leads_to_no_page_that_is_not_there(cloud: Cloud) -
 
 def test_a_start_that_was_cut_off_is_looked_for(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed between the request and the record: the job is found by its labels, and none is added."""
-    from skill_train import job_once
+    from skill_train.cloud import start_once as job_once
 
     monkeypatch.setattr(job_once, "PAUSE_SECONDS", 0.1)
     monkeypatch.setattr(job_once, "SETTLED_LOOKS", 15)

@@ -17,8 +17,9 @@ import pytest
 import cloud_runs
 from cloud_runs import RUN_ID, Cloud
 from hub_emulator import ALWAYS, Fault, Hub, JobFault, faults
-from skill_train import cloud_run, last_look
-from skill_train.console import Console
+from skill_train.cloud import find_run as cloud_run
+from skill_train.core.console import Console
+from skill_train.run import last_look
 
 pytest.importorskip("huggingface_hub")
 
@@ -190,7 +191,7 @@ def test_while_a_start_is_in_doubt_nothing_is_kept(cloud: Cloud) -> None:
 
 def test_a_job_that_is_started_while_one_looks_is_not_hidden(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
     """The answer is of the record as it was read, not of the one that another process has written since."""
-    from skill_train import chain_follow
+    from skill_train.commands import chain_follow
 
     _ended_long_ago(cloud)
     look = chain_follow.look
@@ -248,7 +249,7 @@ def test_every_line_once_across_cuts_and_errors(cloud: Cloud, format_: str) -> N
 
 def test_a_stream_that_is_cut_after_the_end(cloud: Cloud) -> None:
     """The client says nothing of it. Nor is the reading that makes up for it believed when it is cut."""
-    from skill_train import follow
+    from skill_train.cloud import poll as follow
 
     job = cloud.start(TWELVE)
     _ended(cloud, job)

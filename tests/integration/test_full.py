@@ -15,8 +15,8 @@ import pytest
 
 import tiny
 import training
-from skill_train import companions
-from skill_train.resources import train_module
+from skill_train.core.resources import train_module
+from skill_train.model import sidecar_files as companions
 
 PROGRAM = train_module()
 SCRIPT = str(Path(sys.executable).with_name("skill-train"))  # the console script of this environment

@@ -16,8 +16,8 @@ import yaml
 
 import tiny
 from command_child import Commands, Done, program
-from skill_train.run_dir import RunDir
-from skill_train.run_lock import is_locked
+from skill_train.run.folder import RunDir
+from skill_train.run.lock import is_locked
 
 STEPS = 30
 

@@ -16,7 +16,7 @@ import pytest
 from hub_child import ask
 from hub_emulator import ALWAYS, Fault, Hub, Repository
 from models import recorded
-from skill_train.errors import SkillTrainError
+from skill_train.core.errors import SkillTrainError
 
 pytest.importorskip("huggingface_hub")
 
@@ -68,7 +68,7 @@ def home(tmp_path: Path) -> Path:
 def test_the_facts_of_a_model(hub: Hub, home: Path) -> None:
     """The parameters as the Hub has counted them; the weights are never asked for."""
     repository = _model(hub)
-    facts = ask(hub, home, "hub.model_facts", MODEL, None)["answer"]
+    facts = ask(hub, home, "hub.models.model_facts", MODEL, None)["answer"]
     assert (facts["source"], facts["revision"], facts["gated"]) == (MODEL, repository.commit("main"), False)
     assert (facts["parameters"], facts["parameters_from"]) == (494_032_768, "safetensors headers")
     assert (facts["layers"], facts["stored_dtype"], facts["has_chat_template"]) == (24, "BF16", True)
@@ -79,16 +79,16 @@ def test_the_facts_of_a_model(hub: Hub, home: Path) -> None:
 
 def test_the_second_time_asks_only_for_what_may_have_changed(hub: Hub, home: Path) -> None:
     _model(hub)
-    ask(hub, home, "hub.model_facts", MODEL, None)
+    ask(hub, home, "hub.models.model_facts", MODEL, None)
     hub.log.clear()
-    ask(hub, home, "hub.model_facts", MODEL, None)
+    ask(hub, home, "hub.models.model_facts", MODEL, None)
     asked = [(request.method, request.path) for request in hub.log if "harness" not in request.path]
     assert asked == [("GET", f"/api/models/{MODEL}"), ("HEAD", f"/{MODEL}/resolve/main/config.json")]
 
 
 def test_headers_are_read_where_the_hub_has_not_counted(hub: Hub, home: Path) -> None:
     _model(hub, safetensors=None, weights={"a": [1000, 1000], "b": [7]})
-    facts = ask(hub, home, "hub.model_facts", MODEL, None)["answer"]
+    facts = ask(hub, home, "hub.models.model_facts", MODEL, None)["answer"]
     assert (facts["parameters"], facts["parameters_from"]) == (1_000_007, "safetensors headers")
     assert hub.sent(WEIGHTS) == HEADER_BYTES  # of 2 MB
 
@@ -98,7 +98,7 @@ def test_shards_count_once_and_copies_not_at_all(hub: Hub, home: Path) -> None:
     shard = repository.files.pop("model.safetensors")
     names = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "consolidated.safetensors"]
     repository.files |= dict.fromkeys(names, shard)
-    facts = ask(hub, home, "hub.model_facts", MODEL, None)["answer"]
+    facts = ask(hub, home, "hub.models.model_facts", MODEL, None)["answer"]
     assert (facts["parameters"], facts["weight_bytes"]) == (10, 2 * len(shard))
 
 
@@ -107,7 +107,7 @@ def test_many_shards_are_not_asked_one_by_one(hub: Hub, home: Path) -> None:
     repository = _model(hub, safetensors=None)
     shard = repository.files.pop("model.safetensors")
     repository.files |= {f"model-{n:05d}-of-00037.safetensors": shard for n in range(1, 38)}
-    facts = ask(hub, home, "hub.model_facts", MODEL, None)["answer"]
+    facts = ask(hub, home, "hub.models.model_facts", MODEL, None)["answer"]
     assert (facts["parameters"], facts["parameters_from"]) == (494_032_768, "config arithmetic")
     assert hub.sent(WEIGHTS) == 0
 
@@ -131,16 +131,16 @@ def test_a_chat_template_is_found_wherever_it_is(
     repository.files.pop("tokenizer_config.json")
     repository.files |= files
     repository.info |= info
-    assert ask(hub, home, "hub.model_facts", MODEL, None)["answer"]["has_chat_template"] is expected
+    assert ask(hub, home, "hub.models.model_facts", MODEL, None)["answer"]["has_chat_template"] is expected
 
 
 def test_a_revision_is_pinned(hub: Hub, home: Path) -> None:
     repository = _model(hub)
     config = recorded("qwen2.5-0.5b")["config"] | {"num_hidden_layers": 2}
     repository.branches["small"] = repository.files | {"config.json": json.dumps(config).encode()}
-    facts = ask(hub, home, "hub.model_facts", MODEL, "small")["answer"]
+    facts = ask(hub, home, "hub.models.model_facts", MODEL, "small")["answer"]
     assert (facts["layers"], facts["revision"]) == (2, repository.commit("small"))
-    error = ask(hub, home, "hub.model_facts", MODEL, "none")["error"]
+    error = ask(hub, home, "hub.models.model_facts", MODEL, "none")["error"]
     assert (error["code"], error["exit_code"]) == ("unknown_revision", 2)
 
 
@@ -149,18 +149,18 @@ def test_a_revision_is_pinned(hub: Hub, home: Path) -> None:
 
 def test_an_unknown_model(hub: Hub, home: Path) -> None:
     for token in (hub.token, None):
-        error = ask(hub, home, "hub.model_facts", "nobody/nothing", None, token=token)["error"]
+        error = ask(hub, home, "hub.models.model_facts", "nobody/nothing", None, token=token)["error"]
         assert (error["code"], error["exit_code"], error["got"]) == ("unknown_model", 2, "nobody/nothing")
         assert "hf auth login" in error["hint"]
 
 
 def test_a_private_model_is_there_for_its_token_only(hub: Hub, home: Path) -> None:
     _model(hub).private = True
-    assert "answer" in ask(hub, home, "hub.model_facts", MODEL, None)
-    assert ask(hub, home, "hub.model_facts", MODEL, None, token=None)["error"]["code"] == "unknown_model"
+    assert "answer" in ask(hub, home, "hub.models.model_facts", MODEL, None)
+    assert ask(hub, home, "hub.models.model_facts", MODEL, None, token=None)["error"]["code"] == "unknown_model"
 
 
-@pytest.mark.parametrize("function", ["hub.model_facts", "hub.model_folder"])
+@pytest.mark.parametrize("function", ["hub.models.model_facts", "hub.models.model_folder"])
 def test_a_gated_model(hub: Hub, home: Path, function: str) -> None:
     _model(hub).gated = True
     error = ask(hub, home, function, MODEL, None)["error"]
@@ -170,7 +170,7 @@ def test_a_gated_model(hub: Hub, home: Path, function: str) -> None:
 
 def test_a_token_that_is_not_valid_is_refused_and_never_shown(hub: Hub, home: Path) -> None:
     _model(hub)
-    told = ask(hub, home, "hub.model_facts", MODEL, None, token="hf_wrongAndSecret")
+    told = ask(hub, home, "hub.models.model_facts", MODEL, None, token="hf_wrongAndSecret")
     assert (told["error"]["code"], told["error"]["exit_code"], told["error"]["hint"]) == (
         "bad_token",
         4,
@@ -182,7 +182,7 @@ def test_a_token_that_is_not_valid_is_refused_and_never_shown(hub: Hub, home: Pa
 
 def test_a_dataset_is_not_a_model(hub: Hub, home: Path) -> None:
     hub.add("dataset", "me/tickets", {"train.jsonl": b"{}"})
-    for function in ("hub.model_facts", "hub.model_folder"):
+    for function in ("hub.models.model_facts", "hub.models.model_folder"):
         error = ask(hub, home, function, "me/tickets", None)["error"]
         assert (error["message"], error["exit_code"]) == ("me/tickets is a dataset on the Hub, not a model", 2)
         assert "--data me/tickets" in error["hint"]
@@ -202,7 +202,7 @@ def test_a_repository_without_a_model_to_train(
     hub: Hub, home: Path, files: tuple[str, ...], code: str, got: str
 ) -> None:
     hub.add("model", MODEL, dict.fromkeys(files, b"{}"))
-    error = ask(hub, home, "hub.model_facts", MODEL, None)["error"]
+    error = ask(hub, home, "hub.models.model_facts", MODEL, None)["error"]
     assert (error["code"], error["exit_code"], error["got"]) == (code, 2, got)
     assert hub.sent("resolve") == 0
 
@@ -224,7 +224,7 @@ def test_a_repository_without_a_model_to_train(
         (Fault(418), "refused", 2, f"https://huggingface.co/{MODEL}"),
     ],
 )
-@pytest.mark.parametrize("function", ["hub.model_facts", "hub.model_folder"])
+@pytest.mark.parametrize("function", ["hub.models.model_facts", "hub.models.model_folder"])
 def test_a_server_in_trouble(
     hub: Hub, home: Path, trouble: Fault, code: str, exit_code: int, hint: str, function: str
 ) -> None:
@@ -238,7 +238,7 @@ def test_a_server_in_trouble(
 def test_something_else_that_answers(hub: Hub, home: Path) -> None:
     """A hotel's login page, say."""
     hub.faults.add("/api/models/", Fault(200, body=b"<html>", drop_seconds=0.001), times=ALWAYS)
-    error = ask(hub, home, "hub.model_facts", MODEL, None)["error"]
+    error = ask(hub, home, "hub.models.model_facts", MODEL, None)["error"]
     assert (error["code"], error["exit_code"]) == ("hub_answer", 8)
 
 
@@ -246,7 +246,7 @@ def test_a_hub_that_cannot_be_reached(home: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}"
-    for function in ("hub.model_facts", "hub.model_folder"):
+    for function in ("hub.models.model_facts", "hub.models.model_folder"):
         told = ask(url, home, function, MODEL, None)
         assert (told["error"]["code"], told["error"]["exit_code"]) == ("hub_unreachable", 8)
         assert told["seconds"] < 20
@@ -254,7 +254,7 @@ def test_a_hub_that_cannot_be_reached(home: Path) -> None:
 
 def test_a_hub_that_does_not_answer_ends_after_its_time(hub: Hub, home: Path) -> None:
     hub.faults.add("/api/models/", Fault(seconds=30), times=ALWAYS)
-    told = ask(hub, home, "hub.model_facts", MODEL, None)
+    told = ask(hub, home, "hub.models.model_facts", MODEL, None)
     assert (told["error"]["code"], told["error"]["exit_code"]) == ("hub_unreachable", 8)
     assert 7 < told["seconds"] < 12  # the limit of one request
 
@@ -262,7 +262,7 @@ def test_a_hub_that_does_not_answer_ends_after_its_time(hub: Hub, home: Path) ->
 def test_a_hub_that_drips_ends_after_its_time(hub: Hub, home: Path) -> None:
     """Each byte comes in time; all of them do not."""
     hub.faults.add("/api/jobs/hardware", Fault(body=b" " * 100, drop_seconds=0.5), times=ALWAYS)
-    told = ask(hub, home, "hub.live_flavors")
+    told = ask(hub, home, "hub.models.live_flavors")
     assert (told["error"]["code"], told["error"]["exit_code"]) == ("hub_unreachable", 8)
     assert told["error"]["got"] == "no answer within 3 seconds"
     assert told["seconds"] < 4.5
@@ -279,7 +279,7 @@ def test_a_hub_that_drips_ends_after_its_time(hub: Hub, home: Path) -> None:
 )
 def test_what_the_system_refuses_hf_xet(number: int, code: str, exit_code: int) -> None:
     """It has one kind of error for all, with the number of the system in its words."""
-    from skill_train import hub_client
+    from skill_train.hub import client as hub_client
 
     words = f"Data processing error: IO Error: {os.strerror(number)} (os error {number})"
 
@@ -297,17 +297,17 @@ def test_what_the_system_refuses_hf_xet(number: int, code: str, exit_code: int) 
 
 def test_without_the_hub_the_cache_answers(hub: Hub, home: Path) -> None:
     repository = _model(hub, weights={"a": [40], "b": [2]})
-    folder = ask(hub, home, "hub.model_folder", MODEL, None)["answer"]
+    folder = ask(hub, home, "hub.models.model_folder", MODEL, None)["answer"]
     assert folder[1] == repository.commit("main")
     assert (Path(folder[0]) / "model.safetensors").is_file()
     for trouble in (Fault(503), Fault(429)):
         hub.faults.clear()
         hub.faults.add("/api/models/", trouble, times=ALWAYS)
-        facts = ask(hub, home, "hub.model_facts", MODEL, None)["answer"]
+        facts = ask(hub, home, "hub.models.model_facts", MODEL, None)["answer"]
         assert (facts["source"], facts["revision"]) == (f"{MODEL}, from the cache", repository.commit("main"))
         assert facts["parameters"] == 42
     hub.log.clear()
-    assert "answer" in ask(hub, home, "hub.model_facts", MODEL, None, HF_HUB_OFFLINE="1")
+    assert "answer" in ask(hub, home, "hub.models.model_facts", MODEL, None, HF_HUB_OFFLINE="1")
     assert hub.log == []
 
 
@@ -316,10 +316,10 @@ def test_a_download_that_was_cut_is_not_counted(hub: Hub, home: Path) -> None:
     repository = _model(hub)
     shard = repository.files.pop("model.safetensors")
     repository.files |= {f"model-{n:05d}-of-00003.safetensors": shard for n in (1, 2)}
-    ask(hub, home, "hub.model_folder", MODEL, None)
+    ask(hub, home, "hub.models.model_folder", MODEL, None)
     hub.faults.add("/api/models/", Fault(503), times=ALWAYS)
     hub.log.clear()
-    facts = ask(hub, home, "hub.model_facts", MODEL, None)["answer"]
+    facts = ask(hub, home, "hub.models.model_facts", MODEL, None)["answer"]
     assert (facts["parameters"], facts["parameters_from"]) == (494_032_768, "config arithmetic")
     assert facts["unknown"]["weight_bytes"] == "only 2 of 3 weight files are there"
     hub.log.clear()  # the two shards were meant to come
@@ -327,9 +327,9 @@ def test_a_download_that_was_cut_is_not_counted(hub: Hub, home: Path) -> None:
 
 def test_a_config_in_the_cache_is_enough_for_a_plan(hub: Hub, home: Path) -> None:
     _model(hub)
-    ask(hub, home, "hub.model_facts", MODEL, None)
+    ask(hub, home, "hub.models.model_facts", MODEL, None)
     hub.faults.add("/api/models/", Fault(503), times=ALWAYS)
-    facts = ask(hub, home, "hub.model_facts", MODEL, None)["answer"]
+    facts = ask(hub, home, "hub.models.model_facts", MODEL, None)["answer"]
     assert (facts["parameters"], facts["parameters_from"]) == (494_032_768, "config arithmetic")
     assert facts["unknown"]["weight_bytes"] == "the folder holds no safetensors"
 
@@ -338,7 +338,7 @@ def test_a_download_leaves_out_the_second_copy_of_the_weights(hub: Hub, home: Pa
     repository = _model(hub, weights={"a": [40]})
     repository.files |= dict.fromkeys(["consolidated.safetensors", "original/model.safetensors"], b"x" * 1000)
     repository.files |= {"pytorch_model.bin": b"x", "modeling.py": b"x"}
-    folder = Path(ask(hub, home, "hub.model_folder", MODEL, None)["answer"][0])
+    folder = Path(ask(hub, home, "hub.models.model_folder", MODEL, None)["answer"][0])
     assert {p.name for p in folder.iterdir()} == {"config.json", "model.safetensors", "tokenizer_config.json"}
 
 
@@ -346,7 +346,7 @@ def test_a_cache_that_cannot_be_written(hub: Hub, home: Path) -> None:
     _model(hub)
     home.mkdir()
     (home / "hub").write_text("a file where the cache should be")
-    error = ask(hub, home, "hub.model_facts", MODEL, None)["error"]
+    error = ask(hub, home, "hub.models.model_facts", MODEL, None)["error"]
     assert (error["code"], error["exit_code"]) == ("broken_cache", 2)
 
 
@@ -355,7 +355,7 @@ def test_a_cache_that_cannot_be_written(hub: Hub, home: Path) -> None:
 
 def test_live_flavors(hub: Hub, home: Path) -> None:
     """GPU memory of one GPU, prices an hour; what is not an NVIDIA GPU is left out."""
-    flavors = {f["name"]: f for f in ask(hub, home, "hub.live_flavors")["answer"]}
+    flavors = {f["name"]: f for f in ask(hub, home, "hub.models.live_flavors")["answer"]}
     assert set(flavors) == {"cpu-basic", "t4-small", "l40sx8"}
     large = flavors["l40sx8"]
     assert (large["gpu"], large["gpus"], large["gpu_memory_bytes"]) == ("L40S", 8, 48_000_000_000)
@@ -365,10 +365,10 @@ def test_live_flavors(hub: Hub, home: Path) -> None:
 
 
 def test_a_live_answer_is_kept_for_a_day(hub: Hub, home: Path) -> None:
-    found, reason = ask(hub, home, "flavors.current", True)["answer"]
+    found, reason = ask(hub, home, "hub.flavors.current", True)["answer"]
     assert (len(found), reason) == (3, f"the Jobs API of {hub.endpoint}, asked now")
     hub.log.clear()
-    found, reason = ask(hub, home, "flavors.current", True)["answer"]
+    found, reason = ask(hub, home, "hub.flavors.current", True)["answer"]
     assert len(found) == 3
     assert reason.startswith(f"the Jobs API of {hub.endpoint}, asked 0.0 hours ago")
     assert hub.log == []
@@ -376,7 +376,7 @@ def test_a_live_answer_is_kept_for_a_day(hub: Hub, home: Path) -> None:
 
 def test_without_the_jobs_api_the_dated_table_answers(hub: Hub, home: Path) -> None:
     hub.faults.add("/api/jobs/hardware", Fault(500), times=ALWAYS)
-    found, reason = ask(hub, home, "flavors.current", True)["answer"]
+    found, reason = ask(hub, home, "hub.flavors.current", True)["answer"]
     assert len(found) == 26
     assert reason == (
         "the table of huggingface.co shipped with skill-train, of 2026-08-22: "
@@ -395,13 +395,13 @@ def test_without_the_jobs_api_the_dated_table_answers(hub: Hub, home: Path) -> N
 )
 def test_a_row_that_cannot_be_read_is_left_out(hub: Hub, home: Path, changes: dict[str, Any]) -> None:
     hub.hardware = [HARDWARE[1] | changes]
-    assert ask(hub, home, "hub.live_flavors")["error"]["code"] == "hub_answer"
+    assert ask(hub, home, "hub.models.live_flavors")["error"]["code"] == "hub_answer"
 
 
 def test_a_disk_that_is_not_told_is_unknown(hub: Hub, home: Path) -> None:
     """The client's own class allows it; the machine can be rented all the same."""
     hub.hardware = [HARDWARE[1] | {"ephemeralStorage": "N/A"}]
-    [flavor] = ask(hub, home, "hub.live_flavors")["answer"]
+    [flavor] = ask(hub, home, "hub.models.live_flavors")["answer"]
     assert (flavor["name"], flavor["disk_bytes"]) == (HARDWARE[1]["name"], None)
 
 

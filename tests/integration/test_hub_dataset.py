@@ -14,7 +14,7 @@ import pytest
 
 from hub_child import ask
 from hub_emulator import ALWAYS, Fault, Hub
-from skill_train import dataset_card
+from skill_train.hub import dataset_card
 
 pytest.importorskip("huggingface_hub")
 
@@ -34,7 +34,7 @@ def home(tmp_path: Path) -> Path:
 
 
 def _look(hub: Hub, home: Path, **recipe: Any) -> dict[str, Any]:
-    return ask(hub, home, "hub_dataset.look", {"data": DATA} | recipe)
+    return ask(hub, home, "hub.datasets.look", {"data": DATA} | recipe)
 
 
 def _lines(rows: int, width: int = 10) -> bytes:
@@ -124,7 +124,7 @@ def test_calls_of_tools_have_their_own_arguments(hub: Hub, home: Path) -> None:
     looked = _look(hub, home)["answer"]
     assert [row["messages"] for row in looked["first"]] == [row["messages"] for row in rows]
     words = [json.dumps(message) for message in rows[0]["messages"]]
-    program = "from skill_train.resources import train_module as program; import json; "
+    program = "from skill_train.core.resources import train_module as program; import json; "
     program += f"print(json.dumps([row for _, row in program().iter_rows({DATA!r}, split='train')]))"
     env = hub.environment(home)
     done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=120)

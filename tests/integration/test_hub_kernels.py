@@ -15,18 +15,19 @@ import pytest
 
 import training
 from hub_emulator import Hub
-from skill_train.resources import demo, train_program
+from skill_train.core.resources import demo, train_program
 
 STAND_IN = Path(__file__).resolve().parent.parent / "shouting_kernels"
 ROWS = demo() / "data.parquet"
 # Each in a process of its own: a library looks for `kernels` once, when it is imported.
 LOADERS = {
-    "gate, verify and evaluate": "from skill_train import reference\n"
+    "gate, verify and evaluate": "from skill_train.reference import load as reference\n"
     "with reference.reference_model(Path(sys.argv[1])) as model:\n"
     "    print('loaded' if model.config._attn_implementation == 'eager' else model.config._attn_implementation)",
-    "names of a merge": "from skill_train import merge_peft\n"
+    "names of a merge": "from skill_train.merge import with_peft as merge_peft\n"
     "merge_peft.unknown_to_the_model(Path(sys.argv[1]), ['x']); print('loaded')",
-    "token counting": "from skill_train import recipe, token_count\n"
+    "token counting": "from skill_train.recipe import fields as recipe\n"
+    "from skill_train.data import count_tokens as token_count\n"
     "token_count._tokenizer(recipe.from_dict({'model': sys.argv[1], 'data': 'x'})); print('loaded')",
 }
 # What a config can name, with whether the model still loads.
@@ -75,7 +76,7 @@ def test_the_stand_in_shouts(tmp_path: Path, shouted: Path) -> None:
 
 @pytest.mark.parametrize("loader", LOADERS)
 def test_no_loader_of_ours_asks(loader: str, tmp_path: Path, shouted: Path) -> None:
-    every = "import json, sys\nfrom pathlib import Path\nfrom skill_train.errors import SkillTrainError\n"
+    every = "import json, sys\nfrom pathlib import Path\nfrom skill_train.core.errors import SkillTrainError\n"
     every += "changes, config = json.loads(sys.argv[2]), Path(sys.argv[1], 'config.json')\n"
     every += "before = json.loads(config.read_text())\nfor change in changes:\n"
     every += "    config.write_text(json.dumps(before | change))\n    try:\n"
@@ -149,7 +150,7 @@ def test_a_plan_names_no_kernel_of_the_hub(name: str, tmp_path: Path, shouted: P
 def test_the_package_is_out_of_reach_whatever_asks_for_it(tmp_path: Path, shouted: Path) -> None:
     """Integrations of transformers ask by themselves too, for some quantizations and experts."""
     code = (
-        "from skill_train import reference\nt = reference._transformers()\n"
+        "from skill_train.reference import load as reference\nt = reference._transformers()\n"
         "from transformers.utils import is_kernels_available\nprint(is_kernels_available())\n"
         "import kernels"
     )

@@ -22,7 +22,8 @@ from cloud_runs import Cloud
 from command_child import Done, program
 from hub_emulator import ALWAYS, Fault, Hub
 from models import recorded
-from skill_train.run_dir import RunDir, write_json
+from skill_train.core.files import write_json
+from skill_train.run.folder import RunDir
 
 pytest.importorskip("huggingface_hub")
 

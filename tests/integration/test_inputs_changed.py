@@ -10,7 +10,7 @@ import pytest
 
 import tiny
 from command_child import Commands, Done
-from skill_train.model import fingerprint
+from skill_train.model.folder import fingerprint
 
 
 @pytest.fixture(scope="module")

@@ -25,8 +25,8 @@ import tiny
 import training
 from hub_emulator import ALWAYS, Fault, Hub, JobFault
 from hub_emulator.faults import DONE_AND_ERROR, NO_ANSWER, SERVER_ERROR, UNAUTHORIZED
-from skill_train.job_story import Ending, explain
-from skill_train.resources import train_module, train_program
+from skill_train.cloud.failure_reason import Ending, explain
+from skill_train.core.resources import train_module, train_program
 
 PROGRAM = train_module()
 STEPS = 24
@@ -34,7 +34,7 @@ STEPS = 24
 # The program, looking more often, because these runs take two seconds; and not waiting for a Hub that fails.
 QUICK = """
 import sys
-from skill_train.resources import train_module
+from skill_train.core.resources import train_module
 program = train_module()
 program.KEEP_SECONDS, program.PAUSES = 0.02, (0, 0)
 sys.exit(program.main(sys.argv[1:]))
@@ -322,8 +322,8 @@ def _assert_digests(run: Path) -> None:
 _SUBMIT = """
 import dataclasses, json, sys
 from pathlib import Path
-from skill_train import jobs
-from skill_train.job_spec import JobSpec
+from skill_train.hub import jobs
+from skill_train.run.job_spec import JobSpec
 program, plan, data, disk, again = sys.argv[1:]
 mount = jobs.sync_data(Path(data), "/dataset", "me")
 spec = JobSpec("me", Path(program), Path(plan), (plan, "--job", "--data", "/dataset/rows.jsonl"), "cpu-basic", 600,

@@ -19,8 +19,8 @@ from pathlib import Path
 import pytest
 
 import cloud_runs
-from skill_train.run_dir import RunDir
-from skill_train.run_lock import locked
+from skill_train.run.folder import RunDir
+from skill_train.run.lock import locked
 
 PROGRAM = "from skill_train.cli import main; main()"
 FIRST_LOOK_SECONDS = 60.0
@@ -116,7 +116,7 @@ def test_ctrl_c_ends_the_watching(run: RunDir, screens: list[Screen]) -> None:
 
 PRESSED_ANYWHERE = """
 import signal, sys
-from skill_train.console import _ctrl_c
+from skill_train.core.console import _ctrl_c
 
 def press_at(number):
     lines = 0

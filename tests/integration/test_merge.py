@@ -11,8 +11,9 @@ import pytest
 import torch
 
 import merging
-from skill_train import merge_write, new_tokens
-from skill_train.errors import UsageError
+from skill_train.core.errors import UsageError
+from skill_train.merge import write as merge_write
+from skill_train.model import new_tokens
 
 ATTENTION = ["q_proj", "v_proj"]
 

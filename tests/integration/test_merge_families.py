@@ -14,8 +14,9 @@ from safetensors.torch import load_file, save_file
 
 import families
 import merging
-from skill_train import merge_gate, merge_peft
-from skill_train.errors import VerificationFailed
+from skill_train.core.errors import VerificationFailed
+from skill_train.merge import check_logits as merge_gate
+from skill_train.merge import with_peft as merge_peft
 
 # Of correct merges, mean KL from the unrounded model (nats), by seed of the adapter: above the 1e-3 that was the bound.
 OVER_A_THOUSANDTH = [("qwen3_moe", 0.01, 1, 2.18e-3), ("deepseek_v3", 0.1, 0, 3.33e-3), ("mixtral", 0.01, 2, 1.47e-3),

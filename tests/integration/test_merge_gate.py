@@ -14,8 +14,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import merging
-from skill_train import merge_gate
-from skill_train.errors import VerificationFailed
+from skill_train.core.errors import VerificationFailed
+from skill_train.merge import check_logits as merge_gate
 
 
 @pytest.fixture(scope="module")
@@ -176,10 +176,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from safetensors import safe_open
 import torch
-from skill_train.adapter import read_adapter
-from skill_train.merge_plan import Base, plan_merge
-from skill_train.merge_write import write_shards
-from skill_train.shards import read_folder
+from skill_train.model.adapter import read_adapter
+from skill_train.merge.plan import Base, plan_merge
+from skill_train.merge.write import write_shards
+from skill_train.model.weight_files import read_folder
 base, adapter, out = map(Path, sys.argv[1:])
 torch.ones(64, 64) @ torch.ones(64, 64)
 peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

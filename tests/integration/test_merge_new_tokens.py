@@ -13,10 +13,10 @@ import torch
 
 import merging
 import tiny
-from skill_train import toolchain
-from skill_train.convert import convert
-from skill_train.errors import UsageError
-from skill_train.lora_gguf import export_lora
+from skill_train.core.errors import UsageError
+from skill_train.gguf.convert import convert
+from skill_train.gguf.convert_adapter import export_lora
+from skill_train.llama import get_converter as toolchain
 
 NEW = ["<|think|>", "<note>"]  # the first is special
 TEXT = "Hi <|think|> there <note> and 12"

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import merging
-from skill_train.errors import SkillTrainError, UsageError, VerificationFailed
+from skill_train.core.errors import SkillTrainError, UsageError, VerificationFailed
 
 WEIGHTS = "adapter_model.safetensors"
 Q = "base_model.model.model.layers.0.self_attn.q_proj"

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import merging
-from skill_train.errors import UsageError
+from skill_train.core.errors import UsageError
 
 IDS = torch.tensor([row["input_ids"] for row in merging.ROWS])
 ROWS = {"resized": 130, "padded": 192}  # two new tokens on 128, and the next multiple of 64

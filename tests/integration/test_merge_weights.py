@@ -17,11 +17,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import merging
-from skill_train import digest, merge_beside, merge_weights, merge_write
-from skill_train.adapter import read_adapter
-from skill_train.errors import UsageError, VerificationFailed
-from skill_train.merge_plan import Base
-from skill_train.shards import read_folder, read_shard
+from skill_train.core import digests as digest
+from skill_train.core.errors import UsageError, VerificationFailed
+from skill_train.merge import beside as merge_beside
+from skill_train.merge import check_weights as merge_weights
+from skill_train.merge import write as merge_write
+from skill_train.merge.plan import Base
+from skill_train.model.adapter import read_adapter
+from skill_train.model.weight_files import read_folder, read_shard
 
 UP = "model.layers.1.mlp.up_proj.weight"
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from models import NAMES, recorded
-from skill_train import model_config
-from skill_train.plan import TEXT_OF_VISION
+from skill_train.model import config as model_config
+from skill_train.plan.make import TEXT_OF_VISION
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import tiny
-from skill_train.chain_gguf import export_gguf
-from skill_train.console import Console
+from skill_train.commands.chain_gguf import export_gguf
+from skill_train.core.console import Console
 
 
 def exported(model: Path, out: Path, quant: str) -> Any:

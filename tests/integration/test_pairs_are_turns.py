@@ -16,7 +16,7 @@ import pytest
 import tiny
 import training
 from command_child import Commands
-from skill_train.resources import train_module
+from skill_train.core.resources import train_module
 
 PROGRAM = train_module()
 # Ten pairs of column names in six languages, and what the columns hold.

@@ -16,8 +16,8 @@ import pytest
 import tiny
 import training
 from command_child import Commands, program
-from skill_train.run_dir import RunDir
-from skill_train.run_lock import is_locked
+from skill_train.run.folder import RunDir
+from skill_train.run.lock import is_locked
 
 STEPS = 400
 SOON = 30  # seconds, on a busy machine; the whole training takes longer
@@ -85,7 +85,7 @@ def test_all_of_several_processes_end(commands: Commands, tmp_path: Path) -> Non
 def test_a_program_that_nobody_attends_trains_to_its_end(tmp_path: Path) -> None:
     """In a cloud job, or by hand in the background: its standard input is closed from the start."""
     run = training.write_run(tmp_path / "run", max_steps=2)
-    from skill_train.resources import train_program
+    from skill_train.core.resources import train_program
 
     command = [program()[0], str(train_program()), str(run / "plan.json")]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=100)
@@ -103,8 +103,8 @@ def _write(folder: Path) -> None:
 _DRIVER = """
 import json, sys
 from pathlib import Path
-from skill_train import local
-from skill_train.run_dir import RunDir
+from skill_train.train import local
+from skill_train.run.folder import RunDir
 plan = json.loads(Path("run/plan.json").read_text())
 tell = lambda step, *_: print(f"training: {step}", file=sys.stderr, flush=True)
 local.train(RunDir(Path("run")), plan, resume=False, progress=tell, say=lambda _: None)

@@ -15,7 +15,7 @@ import pytest
 import tiny
 import training
 from command_child import Commands, Done
-from skill_train.resources import train_module
+from skill_train.core.resources import train_module
 
 PROGRAM = train_module()
 ASK, BOT = {"role": "user", "content": "What is this?"}, {"role": "assistant", "content": "A cat on a mat."}

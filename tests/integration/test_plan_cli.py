@@ -206,7 +206,7 @@ def test_the_prices_of_one_hub_are_not_those_of_another(hub: Hub, here: Path, tm
 def test_prices_that_were_kept_without_their_hub_count_for_nothing(hub: Hub, here: Path) -> None:
     """As earlier versions kept them."""
     hub.faults.add(PRICES, Fault(500), times=ALWAYS)
-    row = json.loads((Path(__file__).parents[2] / "skill/skill_train/flavors.json").read_text())["flavors"][4]
+    row = json.loads((Path(__file__).parents[2] / "skill/skill_train/hub/flavors.json").read_text())["flavors"][4]
     flavor = {
         "name": row["name"], "gpu": "T4", "gpus": 1, "gpu_memory_bytes": 16 * 10**9, "cores": 4,
         "ram_bytes": 15 * 10**9, "disk_bytes": None, "usd_per_hour": 0.02, "read_at": TODAY, "source": "the Jobs API",

@@ -13,8 +13,8 @@ import gguf_maker
 import tiny
 import tiny_families
 from gguf_faults import Fault
-from skill_train.gguf_file import GgufFile, read_gguf
-from skill_train.verify import verify
+from skill_train.llama.gguf_header import GgufFile, read_gguf
+from skill_train.verify.step import verify
 
 # What only llama.cpp can tell, which runs the file; and one of each list.
 SHORT = ("norm by 2 %", "an ordinary token as eos", "scores reversed", "template changed for tools")

@@ -21,12 +21,12 @@ import pytest
 
 import tiny
 import training
-from skill_train import local
-from skill_train.errors import DecisionNeeded
+from skill_train.core.errors import DecisionNeeded
+from skill_train.core.resources import train_module
 from skill_train.facts import Gpu
-from skill_train.launch import launch
-from skill_train.resources import train_module
-from skill_train.run_dir import RunDir
+from skill_train.plan.launch_args import launch
+from skill_train.run.folder import RunDir
+from skill_train.train import local
 
 PROGRAM = train_module()
 STEPS = 4
@@ -254,9 +254,9 @@ def _train(run: Path, *, resume: bool = False, say: Any = lambda _: None) -> dic
 _DRIVER = """
 import json, sys
 from pathlib import Path
-from skill_train import local
-from skill_train.errors import SkillTrainError
-from skill_train.run_dir import RunDir
+from skill_train.train import local
+from skill_train.core.errors import SkillTrainError
+from skill_train.run.folder import RunDir
 run = Path(sys.argv[1])
 plan = json.loads((run / "plan.json").read_text())
 tell = lambda step, *_: print("step", step, flush=True)

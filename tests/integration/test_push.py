@@ -14,8 +14,8 @@ import pytest
 
 import tiny
 from hub_emulator import Fault, Hub
-from skill_train.push_files import evaluation_of
-from skill_train.run_dir import RunDir
+from skill_train.publish.files import evaluation_of
+from skill_train.run.folder import RunDir
 
 pytest.importorskip("huggingface_hub")
 

@@ -15,9 +15,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import tiny
-from skill_train.reference import reference_model
-from skill_train.reference_kinds import KEPT_IN_16_BITS
-from skill_train.reference_stored import (
+from skill_train.model.families import KEPT_IN_16_BITS
+from skill_train.reference.load import reference_model
+from skill_train.reference.low_memory import (
     _Room,
     _wide_linear,
     frugal_model,
@@ -26,7 +26,7 @@ from skill_train.reference_stored import (
     parts_of,
     peak_bytes,
 )
-from skill_train.verify_weights import compare_weights
+from skill_train.verify.weights.check import compare_weights
 
 KINDS = ("qwen2", "qwen3", "llama-bpe", "mistral", "phi3")
 IDS = [[5, 9, 2, 40, 11, 7, 0, 0], list(range(20, 28))]

@@ -22,9 +22,9 @@ import browser
 import light
 from pages import Page, differing
 from skill_train.cli import cli
-from skill_train.errors import UsageError
-from skill_train.report import report
-from skill_train.run_dir import RunDir
+from skill_train.core.errors import UsageError
+from skill_train.report.step import report
+from skill_train.run.folder import RunDir
 
 RECORDED = Path(__file__).resolve().parent.parent / "data" / "runs" / "demo"
 SCRIPT = str(Path(sys.executable).with_name("skill-train"))  # the console script of this environment

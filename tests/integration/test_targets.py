@@ -13,8 +13,8 @@ import tiny_families
 import training
 from command_child import Commands
 from hub_emulator import Hub
-from skill_train import model as models
-from skill_train.lora_targets import TARGETS, linear_layers
+from skill_train.model import folder as models
+from skill_train.model.lora_targets import TARGETS, linear_layers
 
 _MLP = {"gate_proj", "up_proj", "down_proj"}  # PEFT takes them for the experts, too
 LEFT_OUT = {

@@ -11,9 +11,12 @@ import pytest
 
 import tiny
 import training
-from skill_train import native, reference, resources, toolchain
-from skill_train.convert import convert
-from skill_train.verify_tokens import HARD_STRINGS
+from skill_train.core import resources
+from skill_train.core import worker as native
+from skill_train.gguf.convert import convert
+from skill_train.llama import get_converter as toolchain
+from skill_train.reference import load as reference
+from skill_train.verify.check_tokens import HARD_STRINGS
 
 TEXTS = [
     "<s>[INST] Hi  there [/INST]  fine</s>",
@@ -43,7 +46,7 @@ def shipped(folder: Path, work: Path, texts: list[str]) -> list[list[int]]:
     job = {"gguf": str(work / "m-f16.gguf"), "context_tokens": 64, "threads": 1, "vocabulary": None, "plain": texts}
     nothing: dict[str, Any] = {"special": [], "sequences": [], "prompts": [], "scored": [], "base_rows": 0}
     job |= nothing | {"tuned": None, "base": None}
-    return list(native.run_worker("skill_train.inference_worker", job)["plain"])
+    return list(native.run_worker("skill_train.llama.inference_worker", job)["plain"])
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,8 @@ import pytest
 
 import tiny
 import training
-from skill_train.recipe import OPTIMIZERS
-from skill_train.resources import train_module, train_program
+from skill_train.core.resources import train_module, train_program
+from skill_train.recipe.fields import OPTIMIZERS
 
 SCRIPT = str(Path(sys.executable).with_name("skill-train"))
 PROGRAM = train_module()

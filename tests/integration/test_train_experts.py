@@ -13,7 +13,7 @@ import pytest
 import tiny_families
 import training
 from command_child import Commands
-from skill_train.resources import train_module
+from skill_train.core.resources import train_module
 
 PROGRAM = train_module()
 EXPERTS = ("mixtral", "qwen2moe", "qwen3moe", "olmoe", "granitemoe", "granitemoeshared", "gptoss")

@@ -16,7 +16,7 @@ import pytest
 
 import tiny
 import training
-from skill_train.resources import train_module
+from skill_train.core.resources import train_module
 
 PROGRAM = train_module()
 WHOLE = {"modules_to_save": ["lm_head", "embed_tokens"]}

@@ -17,7 +17,7 @@ import pytest
 
 import tiny
 import training
-from skill_train.resources import train_module
+from skill_train.core.resources import train_module
 
 PROGRAM = train_module()
 FRACTION = 0.3

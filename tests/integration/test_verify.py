@@ -12,8 +12,8 @@ import pytest
 import gguf_maker
 import tiny
 import verify_rows
-from skill_train.errors import UsageError
-from skill_train.verify import verify
+from skill_train.core.errors import UsageError
+from skill_train.verify.step import verify
 
 # What a run with conversations is checked for; gpt2 has no chat template.
 CHECKS = {

@@ -14,12 +14,13 @@ import pytest
 import gguf_edit
 import gguf_maker
 import verify_rows
-from skill_train import verify_judge, verify_template
-from skill_train.run_dir import file_digest
-from skill_train.verify import _measure
-from skill_train.verify_judge import Draft, Proof, judge
-from skill_train.verify_subject import Subject, questions_of
-from skill_train.verify_texts import Sample
+from skill_train.core.digests import file_digest
+from skill_train.verify import check_template as verify_template
+from skill_train.verify import run_checks as verify_judge
+from skill_train.verify.questions import Subject, questions_of
+from skill_train.verify.run_checks import Draft, Proof, judge
+from skill_train.verify.sample_texts import Sample
+from skill_train.verify.step import _measure
 
 TOKENS = 512
 
@@ -305,7 +306,7 @@ def test_crash_of_llama_cpp_is_a_verdict_on_that_file(
     """The worker dies for one of two files; the other one is still judged."""
     (tmp_path / "dying_worker.py").write_text(
         "import json, os, signal, sys\n"
-        "from skill_train import inference_worker\n"
+        "from skill_train.llama import inference_worker\n"
         "if 'q8_0' in json.load(open(sys.argv[1]))['gguf']:\n"
         "    os.kill(os.getpid(), signal.SIGSEGV)\n"
         "inference_worker.worker_main(inference_worker.run)\n"

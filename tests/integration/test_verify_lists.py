@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 import listed_families
-from skill_train.gguf_file import GgufFile, read_gguf
-from skill_train.reference import load_tokenizer
-from skill_train.verdict import Check
-from skill_train.verify_metadata import check_metadata
-from skill_train.verify_vocabulary import check_vocabulary, read_files
+from skill_train.llama.gguf_header import GgufFile, read_gguf
+from skill_train.reference.load import load_tokenizer
+from skill_train.verify.check import Check
+from skill_train.verify.check_vocabulary import check_vocabulary, read_files
+from skill_train.verify.metadata.check import check_metadata
 
 
 @pytest.fixture(params=listed_families.NAMES)

@@ -16,12 +16,14 @@ from safetensors.torch import load_file
 import gguf_edit
 import tiny
 import training
-from skill_train import chain_gguf, toolchain
-from skill_train.console import Console
-from skill_train.errors import UsageError
-from skill_train.lora_gguf import export_lora
-from skill_train.run_dir import RunDir, file_digest
-from skill_train.verify import verify
+from skill_train.commands import chain_gguf
+from skill_train.core.console import Console
+from skill_train.core.digests import file_digest
+from skill_train.core.errors import UsageError
+from skill_train.gguf.convert_adapter import export_lora
+from skill_train.llama import get_converter as toolchain
+from skill_train.run.folder import RunDir
+from skill_train.verify.step import verify
 
 CHECKS = {"file", "types", "metadata", "weights", "loads", "logits", "tuned", "answers"}
 KINDS = ("llama-spm", "mistral", "qwen3", "gemma", "phi3")
@@ -220,7 +222,7 @@ def test_a_base_that_no_disk_holds_is_told_and_no_pass(
     """The tensors cannot be put in their places then either: the base's own GGUF file says how its rows lie."""
     base, adapter, file = good
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1, 1, 1_000_000_000))
-    monkeypatch.setattr("skill_train.verify_lora._needed_bytes", lambda *_: 2_000_000_000)
+    monkeypatch.setattr("skill_train.verify.check_adapter._needed_bytes", lambda *_: 2_000_000_000)
     record = proof(file, base, adapter, record=tmp_path / "verify.json")
     assert record["verdict"] == "warn"
     left = {one["name"]: one["reason"] for one in record["not_checked"]}
@@ -242,7 +244,7 @@ def run(tmp_path: Path) -> RunDir:
 
 
 def answered(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    monkeypatch.setattr("skill_train.chain_gguf.require_trained", lambda _: None)
+    monkeypatch.setattr("skill_train.commands.chain_gguf.require_trained", lambda _: None)
     return chain_gguf.verify_run(Console("quiet", "verify"), run, 128).data
 
 

@@ -11,7 +11,7 @@ import pytest
 
 import gguf_edit
 import tiny_families
-from skill_train.verify import verify
+from skill_train.verify.step import verify
 
 
 def found(family: str, files: list[Path], record: Path) -> dict[tuple[str, str], dict[str, Any]]:

@@ -17,18 +17,18 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import gguf_maker
 import tiny
-from skill_train import verify_judge
-from skill_train.errors import DecisionNeeded
-from skill_train.gguf_file import read_gguf
-from skill_train.machine import available_memory_bytes
-from skill_train.native import ending, run_worker
-from skill_train.reference import reference_model
-from skill_train.reference_kinds import MIXED_BATCHES
-from skill_train.reference_stored import frugal_model, is_plain
-from skill_train.verify_judge import draft_of
-from skill_train.verify_reference import Measured, _groups, measure
-from skill_train.verify_texts import Sample
-from skill_train.verify_weights import compared_bytes
+from skill_train.core.errors import DecisionNeeded
+from skill_train.core.worker import ending, run_worker
+from skill_train.llama.gguf_header import read_gguf
+from skill_train.machine.read import available_memory_bytes
+from skill_train.model.families import MIXED_BATCHES
+from skill_train.reference.load import reference_model
+from skill_train.reference.low_memory import frugal_model, is_plain
+from skill_train.verify import run_checks as verify_judge
+from skill_train.verify.reference_answers import Measured, _groups, measure
+from skill_train.verify.run_checks import draft_of
+from skill_train.verify.sample_texts import Sample
+from skill_train.verify.weights.check import compared_bytes
 
 TEXTS = [[5, 9, 2, 40, 11, 7], [3, 3, 8], list(range(20, 60)), [4, 90]]
 PROMPTS = [[5, 9, 2, 40], [17, 3, 25, 60, 61, 9, 33]]
@@ -208,7 +208,7 @@ def answered(file: Path, expected: list[list[int]] | None, prompts: list[list[in
     asked: list[dict[str, Any]] = [{"ids": ids, "most": MOST} for ids in prompts]
     asked = [one | {"expected": ids} for one, ids in zip(asked, expected, strict=True)] if expected else asked
     job = verify_judge._NOTHING | {"gguf": str(file), "context_tokens": 300, "threads": 2, "prompts": asked}
-    answers: list[list[int]] = run_worker("skill_train.inference_worker", job)["answers"]
+    answers: list[list[int]] = run_worker("skill_train.llama.inference_worker", job)["answers"]
     return answers
 
 

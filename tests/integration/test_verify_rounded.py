@@ -14,8 +14,8 @@ import gguf_maker
 import merging
 import tiny
 import verify_rows
-from skill_train.merge import merge
-from skill_train.verify import verify
+from skill_train.merge.step import merge
+from skill_train.verify.step import verify
 
 
 @pytest.fixture(scope="module", params=["mixtral", "llama-spm"])

@@ -13,9 +13,9 @@ import gguf_maker
 import tiny
 import tiny_families
 from gguf_faults import exchanged, of_weights, planted, times
-from skill_train.gguf_file import GgufFile, read_gguf
-from skill_train.verdict import Check, NotChecked
-from skill_train.verify_weights import check_weights
+from skill_train.llama.gguf_header import GgufFile, read_gguf
+from skill_train.verify.check import Check, NotChecked
+from skill_train.verify.weights.check import check_weights
 
 
 def said(files: list[GgufFile], model: Path, adapter: Path | None = None) -> dict[str, Check]:

@@ -30,9 +30,9 @@ import hostile
 from hostile_forms import Form, Watched, as_nobody, forms_of
 from hostile_readers import GROUPS, Reader
 from skill_train import cli
-from skill_train.console import Console
-from skill_train.errors import SkillTrainError, from_exit_code
-from skill_train.resources import train_module
+from skill_train.core.console import Console
+from skill_train.core.errors import SkillTrainError, from_exit_code
+from skill_train.core.resources import train_module
 
 PROCESSOR_SECONDS = 5.0
 WALL_SECONDS = float(os.environ.get("FILES_WALL_SECONDS", "15"))  # for what waits and takes no time of the processor

@@ -72,8 +72,8 @@ def test_hostile_input(module: str, name: str, tmp_path: Path, record_property: 
 def test_gguf_files_that_llama_cpp_loads(tmp_path: Path, record_property: pytest.RecordProperty) -> None:
     """Bytes of a whole model changed, after its header or in it: what our reader lets through is loaded in a child. One
     that crashes there is an error that says so."""
-    from skill_train import toolchain
-    from skill_train.resources import demo
+    from skill_train.core.resources import demo
+    from skill_train.llama import get_converter as toolchain
 
     pytest.importorskip("llama_cpp")
     if toolchain._cached() is None:
@@ -95,9 +95,9 @@ def test_gguf_files_that_llama_cpp_loads(tmp_path: Path, record_property: pytest
 
 
 def _loaded(file: Path) -> str:
-    from skill_train.errors import SkillTrainError
-    from skill_train.gguf_file import read_gguf
-    from skill_train.native import run_worker
+    from skill_train.core.errors import SkillTrainError
+    from skill_train.core.worker import run_worker
+    from skill_train.llama.gguf_header import read_gguf
 
     job = {
         "gguf": str(file),
@@ -111,7 +111,7 @@ def _loaded(file: Path) -> str:
     job |= {"sequences": [], "prompts": [{"ids": [1, 2], "most": 2}], "scored": []}
     try:
         read_gguf(file)
-        run_worker("skill_train.inference_worker", job, most_seconds=60)
+        run_worker("skill_train.llama.inference_worker", job, most_seconds=60)
     except SkillTrainError as error:
         assert error.message
         return error.code

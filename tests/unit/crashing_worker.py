@@ -8,8 +8,8 @@ import sys
 import time
 from typing import Any
 
-from skill_train.errors import UsageError
-from skill_train.native import report_progress, worker_main
+from skill_train.core.errors import UsageError
+from skill_train.core.worker import report_progress, worker_main
 
 
 def run(job: dict[str, Any]) -> dict[str, Any]:

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from skill_train import dataset
-from skill_train.recipe import Recipe
-from skill_train.resources import train_module
+from skill_train.core.resources import train_module
+from skill_train.data import scan as dataset
+from skill_train.recipe.fields import Recipe
 
 pyarrow = pytest.importorskip("pyarrow")
 

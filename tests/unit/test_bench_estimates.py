@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from skill_train import estimate_published
+from skill_train.estimate import published as estimate_published
 
 BENCH = Path(__file__).resolve().parents[2] / "bench" / "estimates"
 

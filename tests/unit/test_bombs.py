@@ -21,7 +21,7 @@ MOST_MB, MOST_SECONDS = 700, 60  # a Python with pyarrow takes 120 MB, and one w
 PEAK = """
 import sys
 if sys.argv[1] == "train":
-    from skill_train.resources import train_module
+    from skill_train.core.resources import train_module
     program = train_module()
     try:
         print(sum(1 for _ in program.iter_rows(sys.argv[2], split="train")))
@@ -33,7 +33,7 @@ else:
         main(sys.argv[1:])
     except SystemExit as end:
         print(end.code, file=sys.stderr)
-from skill_train import run_dir
+from skill_train.run import folder as run_dir
 print(run_dir.peak_memory_bytes() / 1e6, file=sys.stderr)
 """
 

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from skill_train.bootstrap import Interval, paired
+from skill_train.evaluate.bootstrap import Interval, paired
 
 
 def every_mean(gaps: list[float], weights: list[int]) -> list[float]:

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from skill_train import calibration, estimate_time
+from skill_train.estimate import time as estimate_time
 from skill_train.facts import MachineFacts, ModelFacts
+from skill_train.train import measured_speed as calibration
 
 MACHINE = MachineFacts("Linux", "a processor", "cpu", 16 << 30, 12 << 30, None, 2, False)
 MODEL = ModelFacts(

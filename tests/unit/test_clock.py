@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from skill_train.chain_follow import age
-from skill_train.resources import train_module
+from skill_train.commands.chain_follow import age
+from skill_train.core.resources import train_module
 
 PROGRAM = train_module()
 AN_HOUR = 3600

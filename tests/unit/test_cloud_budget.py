@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from skill_train.cloud_budget import budget, seconds_of
-from skill_train.errors import DecisionNeeded, UsageError
+from skill_train.cloud.budget import budget, seconds_of
+from skill_train.core.errors import DecisionNeeded, UsageError
 
 
 def _plan(low: float | None = 3600, high: float | None = 7200, timeout: int | None = 9600) -> dict[str, Any]:

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from skill_train.cloud_record import CloudData, CloudJob, CloudRecord, labels, plan_hash, read, submitted, write
-from skill_train.errors import UsageError
-from skill_train.run_dir import RunDir
+from skill_train.core.errors import UsageError
+from skill_train.run.cloud_record import CloudData, CloudJob, CloudRecord, labels, plan_hash, read, submitted, write
+from skill_train.run.folder import RunDir
 
 JOB = CloudJob(1, "starting", "t4-small", 3600, "2026-11-21T10:00:00Z", 0.4)
 RECORD = CloudRecord("0123456789ab", "0123456789abcdef", "me", "me/tickets", jobs=(JOB,))

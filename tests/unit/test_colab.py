@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
-from skill_train import colab, flavors
-from skill_train.errors import UsageError
+from skill_train.cloud.elsewhere import colab
+from skill_train.core.errors import UsageError
+from skill_train.core.resources import train_program
 from skill_train.facts import Flavor
-from skill_train.resources import train_program
+from skill_train.hub import flavors
 
 nbformat = pytest.importorskip("nbformat")
 

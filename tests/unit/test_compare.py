@@ -7,7 +7,7 @@ from math import exp, log, sqrt
 import numpy as np
 import pytest
 
-from skill_train.compare import TokenFigures, compare_logits, join, summarize
+from skill_train.llama.logit_distance import TokenFigures, compare_logits, join, summarize
 
 
 def test_kl_of_two_tokens_by_hand() -> None:

@@ -15,8 +15,8 @@ import pytest
 
 import skill_train
 from skill_train.cli import cli
-from skill_train.console import Console, Format, Result, clean, runs_as_it_stands
-from skill_train.errors import UsageError, VerificationFailed
+from skill_train.core.console import Console, Format, Result, clean, runs_as_it_stands
+from skill_train.core.errors import UsageError, VerificationFailed
 
 PACKAGE = Path(skill_train.__file__).parent
 ERROR = UsageError(
@@ -268,7 +268,7 @@ def test_only_a_whole_command_that_decides_nothing_is_next(hint: str, runs: bool
     assert json.loads(capsys.readouterr().out)["next"] == ([hint] if runs else [])
 
 
-HINTS = [hint for path in sorted(PACKAGE.glob("*.py")) for hint in hints_in(path.read_text(encoding="utf-8"))]
+HINTS = [hint for path in sorted(PACKAGE.rglob("*.py")) for hint in hints_in(path.read_text(encoding="utf-8"))]
 
 
 @pytest.mark.parametrize("hint", dict.fromkeys(hint for hint in HINTS if runs_as_it_stands(hint)))

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from skill_train.converter import explain, without_code
-from skill_train.converter_child import merge_ranks, with_own_keys
-from skill_train.errors import DecisionNeeded, NativeCrash, NotInstalled, UsageError
+from skill_train.core.errors import DecisionNeeded, NativeCrash, NotInstalled, UsageError
+from skill_train.llama.converter_child import merge_ranks, with_own_keys
+from skill_train.llama.run_converter import explain, without_code
 
 MODEL = Path("my-model")
 TRACEBACK = [

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from skill_train import dataset
 from skill_train.cli import main
-from skill_train.console import MAX_JSON_BYTES
-from skill_train.recipe import Recipe
+from skill_train.core.console import MAX_JSON_BYTES
+from skill_train.data import scan as dataset
+from skill_train.recipe.fields import Recipe
 
 TURNS = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]
 SPOKEN = [{"from": "human", "value": "2+2?"}, {"from": "gpt", "value": "4"}]

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from skill_train import dataset_card
-from skill_train.dataset_card import Configuration
-from skill_train.errors import UsageError
+from skill_train.core.errors import UsageError
+from skill_train.hub import dataset_card
+from skill_train.hub.dataset_card import Configuration
 
 SHARDED = [f"data/{split}-{n:05d}-of-00002.parquet" for split in ("train", "test") for n in range(2)]
 THREE: dict[str, Any] = {

@@ -26,8 +26,9 @@ import pytest
 from machines import recorded_machine
 from models import recorded_model
 from planning import decided, says, split
-from skill_train import chain_plan, rubric
-from skill_train.errors import DecisionNeeded
+from skill_train.commands import chain_plan
+from skill_train.core.errors import DecisionNeeded
+from skill_train.plan import where as rubric
 
 # What Metal gives a 16 GB Mac's GPU when nothing else runs: 10922.67 MiB (llama-cpp-python#687). The recorded ones are
 # Macs in use, with 7.5 and 2.6 GB free.

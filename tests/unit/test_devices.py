@@ -13,10 +13,11 @@ import re
 import pytest
 
 from machines import NAMES, recorded_machine
-from skill_train import devices, flavors
-from skill_train.candidates import machine_of
-from skill_train.devices import cpu_flops, device_speed
+from skill_train.estimate import devices
+from skill_train.estimate.devices import cpu_flops, device_speed
 from skill_train.facts import MachineFacts
+from skill_train.hub import flavors
+from skill_train.plan.places import machine_of
 
 CUDA = MachineFacts("Linux", "", "cuda", 24 << 30, None, 8.9, 8, False)
 MPS = MachineFacts("Darwin", "", "mps", 16 << 30, None, None, 8, False)

@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
-from skill_train import chain_diff, diff
-from skill_train.console import MAX_JSON_BYTES, Console
-from skill_train.errors import UsageError
-from skill_train.records import read_lines
-from skill_train.run_dir import RunDir
+from skill_train.commands import chain_diff
+from skill_train.core.console import MAX_JSON_BYTES, Console
+from skill_train.core.errors import UsageError
+from skill_train.run import compare_runs as diff
+from skill_train.run.folder import RunDir
+from skill_train.run.records import read_lines
 
 RECORDED = Path(__file__).resolve().parent.parent / "data" / "runs" / "tiny"
 

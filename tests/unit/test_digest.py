@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from skill_train.digest import PartialDigest, digested_as_it_grows, file_digest
+from skill_train.core.digests import PartialDigest, digested_as_it_grows, file_digest
 
 LARGE = 70_000_000  # above the size from which a digest is kept
 

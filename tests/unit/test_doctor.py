@@ -22,10 +22,10 @@ from packaging.specifiers import SpecifierSet
 
 from light import BASE, SOURCE, installation, run
 from machines import recorded_machine
-from skill_train import doctor_checks as checks
 from skill_train.cli import main
-from skill_train.doctor_packages import Package, packages, within
-from skill_train.errors import NativeCrash, NotInstalled
+from skill_train.commands import doctor_checks as checks
+from skill_train.commands.doctor_packages import Package, packages, within
+from skill_train.core.errors import NativeCrash, NotInstalled
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 TOKEN = "hf_thisIsNoRealToken0123456789"
@@ -205,7 +205,7 @@ def test_offline_mode_asks_nobody(light: Path, hub: Callable[..., str]) -> None:
 
 
 def test_a_slow_hub_is_given_up(hub: Callable[..., str]) -> None:
-    program = "from skill_train.hub_account import account; print(account(0.3))"
+    program = "from skill_train.hub.account import account; print(account(0.3))"
     environment = os.environ | {"HF_ENDPOINT": hub(200, {}, 3), "HF_TOKEN": TOKEN, "HF_HUB_OFFLINE": "0"}
     started = time.monotonic()
     done = subprocess.run(

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from skill_train import errors
+from skill_train.core import errors
 
 PROMISED = {
     "UsageError": 2,
@@ -140,8 +140,8 @@ UNRELATED = [  # seen when the address space was full, to the last megabyte [ran
 ]
 FULL = """
 import mmap, resource
-from skill_train import errors
-from skill_train.resources import train_module
+from skill_train.core import errors
+from skill_train.core.resources import train_module
 program = train_module()
 resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
 def known(error):

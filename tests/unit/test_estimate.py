@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 import models
-from skill_train import estimate
-from skill_train.estimate import layer_bytes_per_token, training_memory
-from skill_train.estimate_modules import adapter_parameters
-from skill_train.estimate_step import MicroStep, total
-from skill_train.estimate_trained import trained_bytes
+from skill_train.core.resources import train_module
+from skill_train.estimate import memory as estimate
+from skill_train.estimate.memory import layer_bytes_per_token, training_memory
+from skill_train.estimate.modules import adapter_parameters
+from skill_train.estimate.step import MicroStep, total
+from skill_train.estimate.trained import trained_bytes
 from skill_train.facts import ModelFacts
-from skill_train.resources import train_module
 
 QWEN = models.recorded_model("qwen2.5-0.5b")
 LLAMA = models.recorded_model("llama-3.1-8b")

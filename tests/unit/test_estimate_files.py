@@ -8,7 +8,7 @@ import pytest
 
 import models
 from machines import recorded_machine
-from skill_train.estimate_files import (
+from skill_train.estimate.artifacts import (
     BITS,
     convert_bytes,
     disk_bytes,
@@ -19,7 +19,7 @@ from skill_train.estimate_files import (
     tokens_per_second,
     verify_bytes,
 )
-from skill_train.estimate_step import total
+from skill_train.estimate.step import total
 
 LLAMA = models.recorded_model("llama-3.1-8b")
 GIB = 1 << 30

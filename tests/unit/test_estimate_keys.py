@@ -9,10 +9,10 @@ import pytest
 from machines import recorded_machine
 from models import recorded_model
 from planning import rows_of
-from skill_train import recipe
-from skill_train.placement import HERE
-from skill_train.plan import make_plan
-from skill_train.recipe import FIELDS
+from skill_train.plan.make import make_plan
+from skill_train.plan.placement import HERE
+from skill_train.recipe import fields as recipe
+from skill_train.recipe.fields import FIELDS
 
 # What is changed, from which recipe, and whether the memory of a step grows or shrinks.
 MOVES: list[tuple[str, Any, dict[str, Any], str]] = [

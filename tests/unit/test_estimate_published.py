@@ -9,9 +9,9 @@ import pytest
 from machines import recorded_machine
 from models import recorded_model
 from planning import decided
-from skill_train.estimate import training_memory
-from skill_train.estimate_published import Proven, proven_bytes, spread
-from skill_train.estimate_step import MicroStep, Part, total
+from skill_train.estimate.memory import training_memory
+from skill_train.estimate.published import Proven, proven_bytes, spread
+from skill_train.estimate.step import MicroStep, Part, total
 
 STEP = MicroStep("cuda", "bfloat16", 4, 1024, checkpointing=True, trained_share=0.5)
 EIGHT = recorded_model("llama-3.1-8b")
@@ -72,7 +72,7 @@ def test_attention_that_is_written_out_was_not_published() -> None:
 
 def test_a_run_of_the_other_kind_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     run = Proven("4-bit", True, 6 * 10**9, 10**9, 9 * 10**9, 12 * 10**9)
-    monkeypatch.setattr("skill_train.estimate_published.PROVEN", (run,))
+    monkeypatch.setattr("skill_train.estimate.published.PROVEN", (run,))
     for four_bit in (False, True):
         step = dataclasses.replace(STEP, four_bit=four_bit)
         parts = training_memory(EIGHT, step)

@@ -8,9 +8,9 @@ import pytest
 
 import models
 from machines import recorded_machine
-from skill_train.devices import cpu_flops, device_speed
-from skill_train.estimate_step import MicroStep
-from skill_train.estimate_time import (
+from skill_train.estimate.devices import cpu_flops, device_speed
+from skill_train.estimate.step import MicroStep
+from skill_train.estimate.time import (
     Schedule,
     micro_step_flops,
     micro_step_seconds,

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from skill_train import tables
-from skill_train.errors import NotInstalled, UsageError
-from skill_train.evaluate import blind, end_of, questions, require_rows, spread
-from skill_train.evaluate_ask import Model, Question, Replies, backend_of
-from skill_train.evaluate_figures import NOISE, Measured, differences, figures
+from skill_train.commands import tables
+from skill_train.core.errors import NotInstalled, UsageError
+from skill_train.evaluate.backends import Model, Question, Replies, backend_of
+from skill_train.evaluate.figures import NOISE, Measured, differences, figures
+from skill_train.evaluate.step import blind, end_of, questions, require_rows, spread
 
 NO = -100
 # Two turns: 5 and 6 are the first answer, 8 and 9 the second; 7 and 2 belong to the template.

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 import hostile
-from skill_train import evaluate_score
-from skill_train.errors import UsageError
-from skill_train.evaluate_score import Answer, Scoring, exact, scores, scoring_of
+from skill_train.core.errors import UsageError
+from skill_train.evaluate import scores as evaluate_score
+from skill_train.evaluate.scores import Answer, Scoring, exact, scores, scoring_of
 
 
 def answer(text: str, expected: str = "so: 42") -> Answer:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import models
-from skill_train.errors import DecisionNeeded
-from skill_train.export_room import require_room, room
+from skill_train.core.errors import DecisionNeeded
+from skill_train.gguf.export_room import require_room, room
 
 QWEN = models.recorded_model("qwen2.5-0.5b")
 WEIGHTS = 494_032_768  # its model card: 0.49B; counted from config.json

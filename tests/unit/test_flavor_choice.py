@@ -17,11 +17,11 @@ import pytest
 from machines import recorded_machine
 from models import recorded_model
 from planning import decided, says
-from skill_train import flavors
-from skill_train.candidates import timeout_seconds
-from skill_train.errors import UsageError
-from skill_train.estimate_step import Range
+from skill_train.core.errors import UsageError
+from skill_train.estimate.step import Range
 from skill_train.facts import Flavor, ModelFacts
+from skill_train.hub import flavors
+from skill_train.plan.places import timeout_seconds
 
 # Llama 3.1 405B, config.json of meta-llama/Llama-3.1-405B: 126 layers of 16384, 128 heads, 8 for keys and values.
 _405B = 405_853_388_800

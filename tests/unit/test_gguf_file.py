@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from gguf import GGUFWriter
 
-from skill_train.errors import VerificationFailed
-from skill_train.gguf_file import read_gguf
+from skill_train.core.errors import VerificationFailed
+from skill_train.llama.gguf_header import read_gguf
 
 
 @pytest.fixture

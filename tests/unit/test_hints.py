@@ -16,57 +16,63 @@ import pytest
 import planning
 
 ROOT = Path(__file__).resolve().parents[2]
-SOURCES = [*sorted((ROOT / "skill" / "skill_train").glob("*.py")), ROOT / "scripts" / "train.py"]
+PACKAGE = ROOT / "skill" / "skill_train"
+SOURCES = [*sorted(PACKAGE.rglob("*.py")), ROOT / "scripts" / "train.py"]
 SAID = ("hint", "next")
 QUOTING = ("join", "quote", "quoted")
 
 # What stands in a hint as it is, by its module: it was quoted before, or is a command, an option, a number, an id of
 # the Hub (letters, digits, - _ .), or a word of a sentence or of a line of a recipe, which no shell reads.
 KNOWN: dict[str, set[str]] = {
-    "chain": {"command"},
-    "chain_data": {"ONLY_SFT.partition(';')[0]", "first.lines[0]", "name"},
-    "chain_elsewhere": {"option", "task['name']"},
-    "chain_evaluate": {"word"},
-    "chain_fetch": {
+    "commands.chain": {"command"},
+    "commands.chain_data": {"ONLY_SFT.partition(';')[0]", "first.lines[0]", "name"},
+    "commands.chain_elsewhere": {"option", "task['name']"},
+    "commands.chain_evaluate": {"word"},
+    "commands.chain_fetch": {
         "'wait' if _is_live(cloud) else 'resume'", "bigger.name", "cloud.word", "command", "now.name", "word",
     },
-    "chain_follow": {
+    "commands.chain_follow": {
         "'wait' if cloud.now and cloud.now.live else 'status'", "about.cloud.word", "cloud.word", "command", "word",
         "timeout or 0",
     },
-    "chain_gguf": {"step", "target"},
-    "chain_plan": {"_word(folder)", "elsewhere", "larger"},
-    "chain_status": {"word"},
+    "commands.chain_gguf": {"step", "target"},
+    "commands.chain_plan": {"_word(folder)", "elsewhere", "larger"},
+    "commands.chain_status": {"word"},
     "cli": {"field"},
-    "cloud_answer": {"word.format(name)"},
-    "cloud_budget": {"command", "enough"},
-    "cloud_record": {"'resume' if ended_badly else 'pull'", "word"},
-    "cloud_run": {"job_id", "namespace", "word"},
-    "cloud_spent": {"job_id", "namespace"},
-    "colab": {"FLAVOR"},
-    "converter": {"key", "token"},
-    "dataset": {"found.format", "text[1:-1]"},
-    "dataset_card": {"known[0]", "names[0]"},
-    "hub": {"model"},
-    "hub_dataset": {"name"},
-    "hub_errors": {"again", "pause", "place", "right or 'this permission'", "subject", "subject.page"},
-    "job_story": {"again", "bigger.name", "word"},
-    "launch": {"there", "unit"},
-    "local": {"error.hint", "program.layout_words(smaller['placement'])"},
-    "merge": {"adapter.config.get('base_model_name_or_path') or 'adapter_config.json does not name it'"},
-    "plan_file": {"again", "others[0]"},
-    "preflight": {"_LOGIN", "_TOKENS", "account.name", "name.split('/')[1]"},
-    "pull": {"word"},
-    "push": {"mend"},
-    "push_files": {"step"},
-    "quantize_worker": {"_others(name)"},
-    "recipe": {"'the usual one' if FIELDS[key].default is None else FIELDS[key].default", "data", "key"},
-    "report_records": {"words"},
-    "run_lock": {"otherwise"},
-    "skypilot": {"VERSION", "name"},
-    "toolchain": {"FETCH_COMMAND"},
+    "commands.cloud_answer": {"word.format(name)"},
+    "cloud.budget": {"command", "enough"},
+    "run.cloud_record": {"'resume' if ended_badly else 'pull'", "word"},
+    "cloud.find_run": {"job_id", "namespace", "word"},
+    "cloud.spent": {"job_id", "namespace"},
+    "cloud.elsewhere.colab": {"FLAVOR"},
+    "llama.run_converter": {"key", "token"},
+    "data.scan": {"found.format", "text[1:-1]"},
+    "hub.dataset_card": {"known[0]", "names[0]"},
+    "hub.models": {"model"},
+    "hub.datasets": {"name"},
+    "hub.errors": {"again", "pause", "place", "right or 'this permission'", "subject", "subject.page"},
+    "cloud.failure_reason": {"again", "bigger.name", "word"},
+    "plan.launch_args": {"there", "unit"},
+    "train.local": {"error.hint", "program.layout_words(smaller['placement'])"},
+    "merge.step": {"adapter.config.get('base_model_name_or_path') or 'adapter_config.json does not name it'"},
+    "plan.file": {"again", "others[0]"},
+    "cloud.preflight": {"_LOGIN", "_TOKENS", "account.name", "name.split('/')[1]"},
+    "cloud.pull": {"word"},
+    "commands.push": {"mend"},
+    "publish.files": {"step"},
+    "gguf.quantize_worker": {"_others(name)"},
+    "recipe.fields": {"'the usual one' if FIELDS[key].default is None else FIELDS[key].default", "data", "key"},
+    "report.figure": {"words"},
+    "run.lock": {"otherwise"},
+    "cloud.elsewhere.skypilot": {"VERSION", "name"},
+    "llama.get_converter": {"FETCH_COMMAND"},
     "train": {"again()", "close[0]", "encoding", "key", "max(cut)"},
 }  # fmt: skip
+
+
+def _name(path: Path) -> str:
+    """`plan.make` of the package's, `train` of the program."""
+    return ".".join(path.relative_to(PACKAGE).with_suffix("").parts) if PACKAGE in path.parents else path.stem
 
 
 def hints(tree: ast.AST) -> Iterator[ast.JoinedStr]:
@@ -95,9 +101,9 @@ def _is_quoted(part: ast.expr) -> bool:
     return isinstance(part, ast.Call) and ast.unparse(part.func).rpartition(".")[2] in QUOTING
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: _name(path))
 def test_every_value_in_a_hint_is_one_word(path: Path) -> None:
-    assert unquoted(path.read_text(encoding="utf-8"), path.stem) == []
+    assert unquoted(path.read_text(encoding="utf-8"), _name(path)) == []
 
 
 @pytest.mark.parametrize(

@@ -18,33 +18,31 @@ import hostile
 import hostile_records
 from hostile import command, judged
 from hostile_files import LAUGHS, ROOT, _archive, _gguf
-from skill_train import (
-    adapter,
-    begun,
-    calibration,
-    companions,
-    converter,
-    dataset,
-    first_rows,
-    flavors,
-    gguf_file,
-    kept,
-    modelfile,
-    recipe,
-    records,
-    report,
-    run_lock,
-    template_trial,
-    toolchain,
-)
-from skill_train.errors import NotInstalled, SkillTrainError, UsageError
-from skill_train.job_figures import speed
-from skill_train.job_spec import _dependencies
-from skill_train.job_story import Ending, exit_code, explain
-from skill_train.model_card import CardFacts, card
-from skill_train.push_files import files_of
-from skill_train.resources import template, train_module
-from skill_train.run_dir import RunDir, read_json, write_json
+from skill_train.cloud import bucket as kept
+from skill_train.cloud.failure_reason import Ending, exit_code, explain
+from skill_train.core.errors import NotInstalled, SkillTrainError, UsageError
+from skill_train.core.files import write_json
+from skill_train.core.resources import template, train_module
+from skill_train.data import scan as dataset
+from skill_train.gguf import ollama_modelfile as modelfile
+from skill_train.hub import first_rows, flavors
+from skill_train.llama import get_converter as toolchain
+from skill_train.llama import gguf_header as gguf_file
+from skill_train.llama import run_converter as converter
+from skill_train.model import adapter
+from skill_train.model import sidecar_files as companions
+from skill_train.model import template_guard as template_trial
+from skill_train.publish.files import files_of
+from skill_train.publish.model_card import CardFacts, card
+from skill_train.recipe import fields as recipe
+from skill_train.report import step as report
+from skill_train.run import begun, records
+from skill_train.run import lock as run_lock
+from skill_train.run.folder import RunDir
+from skill_train.run.job_spec import _dependencies
+from skill_train.run.progress import speed
+from skill_train.run.records import read_json
+from skill_train.train import measured_speed as calibration
 
 
 def refused(call: Any, *arguments: Any, **named: Any) -> SkillTrainError:

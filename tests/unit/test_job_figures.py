@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from skill_train.job_figures import dollars, longer_timeout, speed
+from skill_train.run.progress import dollars, longer_timeout, speed
 
 
 def _lines(*seconds: float, steps: int = 100) -> list[str]:

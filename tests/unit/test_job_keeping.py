@@ -19,8 +19,9 @@ import pytest
 from huggingface_hub import ModelCard
 
 import tiny
-from skill_train import dataset, recipe
-from skill_train.resources import train_module, train_program
+from skill_train.core.resources import train_module, train_program
+from skill_train.data import scan as dataset
+from skill_train.recipe import fields as recipe
 
 PROGRAM = train_module()
 
@@ -312,7 +313,7 @@ def test_a_lost_process_is_explained_by_the_one_that_was_killed(work: Path) -> N
 _SUPERVISE = """
 import json, sys
 from pathlib import Path
-from skill_train.resources import train_module
+from skill_train.core.resources import train_module
 program, work = train_module(), Path(sys.argv[1])
 with program.Child([sys.executable, "-c", sys.argv[2]], {}, work / "train.log") as child:
     while child.running(5):
@@ -348,8 +349,8 @@ def test_what_a_child_says_is_passed_on_whole_and_logged(work: Path) -> None:
 
 
 def test_the_child_is_started_as_local_starts_it(tmp_path: Path) -> None:
-    from skill_train import local
-    from skill_train.run_dir import RunDir
+    from skill_train.run.folder import RunDir
+    from skill_train.train import local
 
     for arguments in ([], ["--num_processes", "2"]):
         plan = {"launch": {"arguments": arguments, "environment": {}}}

@@ -10,11 +10,14 @@ from typing import Any
 
 import pytest
 
-from skill_train import cloud_record, cloud_run, job_once, jobs
-from skill_train.cloud_record import CloudJob, CloudRecord
-from skill_train.errors import AccessError, SkillTrainError, Temporary
-from skill_train.hub_client import StillAsking
-from skill_train.run_dir import RunDir
+from skill_train.cloud import find_run as cloud_run
+from skill_train.cloud import start_once as job_once
+from skill_train.core.errors import AccessError, SkillTrainError, Temporary
+from skill_train.hub import jobs
+from skill_train.hub.client import StillAsking
+from skill_train.run import cloud_record
+from skill_train.run.cloud_record import CloudJob, CloudRecord
+from skill_train.run.folder import RunDir
 
 RECORD = CloudRecord("0123456789ab", "0123456789abcdef", "me", "me/x")
 ASKED = CloudJob(1, "starting", "t4-small", 600, "2026-11-21T10:00:00Z")

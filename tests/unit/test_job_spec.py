@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
-from skill_train import hub_account, job_spec, staging
-from skill_train.job_spec import Mount
+from skill_train.cloud import stage_data as staging
+from skill_train.hub import account as hub_account
+from skill_train.run import job_spec
+from skill_train.run.job_spec import Mount
 
 SAID = {
     "program": Path("/here/scripts/train.py"), "plan": Path("runs/x/plan.json"), "namespace": "me", "flavor": "l4x1",
@@ -46,8 +48,8 @@ def test_only_qlora_brings_bitsandbytes() -> None:
     found = re.fullmatch(r"bitsandbytes==(\d+)\.(\d+)\.(\d+)", job_spec.FOUR_BIT)
     assert found and tuple(map(int, found.groups())) >= (0, 46, 1)
     assert job_spec.of_run(_plan(), data=None, **SAID).dependencies == ()
-    package = Path(job_spec.__file__).parent
-    named = [path.name for path in package.glob("*.py") if "bitsandbytes==" in path.read_text(encoding="utf-8")]
+    package = Path(job_spec.__file__).parents[1]
+    named = [path.name for path in package.rglob("*.py") if "bitsandbytes==" in path.read_text(encoding="utf-8")]
     assert named == ["job_spec.py"]
 
 

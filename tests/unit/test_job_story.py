@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from skill_train import flavors
-from skill_train.job_story import Ending, Story, exit_code, explain, larger, waiting
+from skill_train.cloud.failure_reason import Ending, Story, exit_code, explain, larger, waiting
+from skill_train.hub import flavors
 
 OFFERED = flavors.shipped()
 RUN = "runs/tickets cloud"

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from skill_train.errors import DecisionNeeded
+from skill_train.core.errors import DecisionNeeded
 from skill_train.facts import Gpu, MachineFacts
-from skill_train.launch import launch
-from skill_train.records import require_shape
+from skill_train.plan.launch_args import launch
+from skill_train.run.records import require_shape
 
 CPU = MachineFacts("Linux", "a processor", "cpu", 16 << 30, 12 << 30, None, 4, False)
 MAC = MachineFacts("Darwin", "Apple M2 Pro", "mps", 16 << 30, 8 << 30, None, 8, False)

@@ -12,9 +12,11 @@ import pytest
 
 import tiny
 import tiny_vocab
-from skill_train import llama_architectures, llama_vocabulary, toolchain
-from skill_train.errors import NotInstalled
-from skill_train.llama_vocabulary import why_no_vocabulary
+from skill_train.core.errors import NotInstalled
+from skill_train.llama import get_converter as toolchain
+from skill_train.model.convertible import architectures as llama_architectures
+from skill_train.model.convertible import vocabulary as llama_vocabulary
+from skill_train.model.convertible.vocabulary import why_no_vocabulary
 
 tokenizers = pytest.importorskip("tokenizers")
 WORDS = "how far it splits before it merges"

@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 
-from skill_train import chain, local, plan_file
-from skill_train.errors import DecisionNeeded, NativeCrash, SkillTrainError, TrainingFailed, UsageError
-from skill_train.run_dir import RunDir
+from skill_train.commands import chain
+from skill_train.core.errors import DecisionNeeded, NativeCrash, SkillTrainError, TrainingFailed, UsageError
+from skill_train.plan import file as plan_file
+from skill_train.run.folder import RunDir
+from skill_train.train import local
 
 PLAN: dict[str, Any] = {"recipe_hash": "a", "recipe": {"max_steps": 40}, "fingerprints": {"data": "x"}, "policy": {}}
 

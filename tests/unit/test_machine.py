@@ -12,10 +12,10 @@ import pytest
 
 from machines import NAMES, probe_of, record_of, recorded_machine
 from skill_train.facts import MachineFacts
-from skill_train.machine import available_memory_bytes, physical_cores, read_machine
-from skill_train.machine_linux import read_cpu
-from skill_train.machine_mac import gpu_share_bytes
-from skill_train.machine_probe import this_machine
+from skill_train.machine.linux import read_cpu
+from skill_train.machine.mac import gpu_share_bytes
+from skill_train.machine.probe import this_machine
+from skill_train.machine.read import available_memory_bytes, physical_cores, read_machine
 
 GIB, MIB = 1 << 30, 1 << 20
 QUERY = (
@@ -299,7 +299,9 @@ def test_reading_takes_less_than_60_ms_without_gpu_tools() -> None:
 
 
 def test_no_torch_is_loaded() -> None:
-    program = "import sys; from skill_train.machine import read_machine; read_machine(); print('torch' in sys.modules)"
+    program = (
+        "import sys; from skill_train.machine.read import read_machine; read_machine(); print('torch' in sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from skill_train.adapter import pattern_value, read_adapter, why_not_streamed
-from skill_train.companions import companion_files, copy_companions, model_digests, write_config
-from skill_train.errors import UsageError
-from skill_train.lora_math import scaling
-from skill_train.merge_plan import match_names
-from skill_train.shards import copy_bytes, in_order, new_shard, read_folder, read_shard, written_to
+from skill_train.core.errors import UsageError
+from skill_train.merge.plan import match_names
+from skill_train.model.adapter import pattern_value, read_adapter, why_not_streamed
+from skill_train.model.lora_math import scaling
+from skill_train.model.sidecar_files import companion_files, copy_companions, model_digests, write_config
+from skill_train.model.weight_files import copy_bytes, in_order, new_shard, read_folder, read_shard, written_to
 
 LAYER = "layers.0.self_attn.q_proj.weight"
 

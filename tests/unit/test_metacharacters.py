@@ -14,11 +14,14 @@ import pytest
 import yaml
 
 from planning import decided
-from skill_train import colab, flavors, job_spec, recipe, skypilot
 from skill_train.cli import main
-from skill_train.console import Console, Result, clean
-from skill_train.job_spec import Mount
-from skill_train.tables import draw_checks
+from skill_train.cloud.elsewhere import colab, skypilot
+from skill_train.commands.tables import draw_checks
+from skill_train.core.console import Console, Result, clean
+from skill_train.hub import flavors
+from skill_train.recipe import fields as recipe
+from skill_train.run import job_spec
+from skill_train.run.job_spec import Mount
 
 NAMES = (
     "it's.jsonl", 'a"b.jsonl', "a\nb.jsonl", "two words.jsonl", "$(touch canary).jsonl", "`touch canary`.jsonl",

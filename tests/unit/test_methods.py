@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from skill_train.formats import detect
-from skill_train.methods import METHODS, judge
+from skill_train.data.methods import METHODS, judge
+from skill_train.recipe.formats import detect
 
 ASK = [{"role": "user", "content": "What color is the sky?"}]
 BLUE, GREEN = [{"role": "assistant", "content": "It is blue."}], [{"role": "assistant", "content": "It is green."}]

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from skill_train import model
-from skill_train.errors import UsageError
+from skill_train.core.errors import UsageError
+from skill_train.model import folder as model
 
 CONFIG: dict[str, Any] = {
     "model_type": "qwen2",

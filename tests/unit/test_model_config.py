@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from models import NAMES, recorded, recorded_model
-from skill_train import llama_architectures, model_config, toolchain
-from skill_train.errors import NotInstalled
-from skill_train.model_config import Stored
+from skill_train.core.errors import NotInstalled
+from skill_train.llama import get_converter as toolchain
+from skill_train.model import config as model_config
+from skill_train.model.config import Stored
+from skill_train.model.convertible import architectures as llama_architectures
 
 VISION = {"gemma-3-4b", "qwen2.5-vl-7b", "llama-3.2-11b-vision"}
 # Files that hold more than the model: a copy of the tied head, and GPT-2's masks. What is left is what

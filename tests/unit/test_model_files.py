@@ -14,10 +14,18 @@ from pathlib import Path
 import pytest
 
 import hostile
-from skill_train import adapter, convert, converter, merge, model, model_files, peak_memory, reference, shards
-from skill_train.companions import companion_files
-from skill_train.errors import SkillTrainError, UsageError
-from skill_train.resources import demo, train_module, train_program
+from skill_train.core import peak_memory
+from skill_train.core.errors import SkillTrainError, UsageError
+from skill_train.core.resources import demo, train_module, train_program
+from skill_train.gguf import convert
+from skill_train.llama import run_converter as converter
+from skill_train.merge import step as merge
+from skill_train.model import adapter
+from skill_train.model import folder as model
+from skill_train.model import foreign_files as model_files
+from skill_train.model import weight_files as shards
+from skill_train.model.sidecar_files import companion_files
+from skill_train.reference import load as reference
 
 INDEX = "model.safetensors.index.json"
 
@@ -322,8 +330,10 @@ MANY = {
 READ = """
 import sys, time
 from pathlib import Path
-from skill_train import model, model_files, run_dir
-from skill_train.errors import UsageError
+from skill_train.model import folder as model
+from skill_train.model import foreign_files as model_files
+from skill_train.run import folder as run_dir
+from skill_train.core.errors import UsageError
 path, started, before = Path(sys.argv[1]), time.monotonic(), run_dir.peak_memory_bytes()
 try:
     CALL

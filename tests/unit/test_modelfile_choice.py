@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from skill_train.chain_gguf import _for_ollama
-from skill_train.export_files import model_of
+from skill_train.commands.chain_gguf import _for_ollama
+from skill_train.gguf.export_files import model_of
 
 OUTPUTS = [{"quant": quant, "path": f"gguf/run-{quant}.gguf"} for quant in ("f16", "q8_0", "q4_k_m")]
 

@@ -13,8 +13,8 @@ from typing import Any
 import psutil
 import pytest
 
-from skill_train.errors import DecisionNeeded, NativeCrash, UsageError
-from skill_train.native import run_worker
+from skill_train.core.errors import DecisionNeeded, NativeCrash, UsageError
+from skill_train.core.worker import run_worker
 
 WORKER = "crashing_worker"
 
@@ -33,7 +33,7 @@ def test_a_result_comes_back_from_another_process() -> None:
 def test_a_worker_ends_with_the_command_that_started_it() -> None:
     """Else it would go on writing its part of a file, which the next command may already have looked for."""
     program = (
-        "from skill_train.native import run_worker\n"
+        "from skill_train.core.worker import run_worker\n"
         "tell = lambda *said: print(said[2], flush=True)\n"
         "run_worker('crashing_worker', {'sleep_seconds': 60, 'steps': 1}, progress=tell)\n"
     )

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from skill_train import dataset
 from skill_train.cli import main
-from skill_train.errors import UsageError
+from skill_train.core.errors import UsageError
+from skill_train.core.resources import train_module
+from skill_train.data import scan as dataset
 from skill_train.facts import DatasetFacts
-from skill_train.recipe import Recipe, from_dict, recipe_hash
-from skill_train.resources import train_module
+from skill_train.recipe.fields import Recipe, from_dict, recipe_hash
 
 TURNS = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]
 SPOKEN = [{"from": "human", "value": "2+2?"}, {"from": "gpt", "value": "4"}]

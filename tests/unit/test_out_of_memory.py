@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from skill_train import local
-from skill_train.errors import DecisionNeeded
-from skill_train.resources import train_module
-from skill_train.run_dir import RunDir
+from skill_train.core.errors import DecisionNeeded
+from skill_train.core.resources import train_module
+from skill_train.run.folder import RunDir
+from skill_train.train import local
 
 PROGRAM = train_module()
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="macOS keeps no limit of a process's memory")
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="macOS keeps no 
 STAND_IN = """
 import json, os, resource, sys
 from pathlib import Path
-from skill_train.resources import train_module
+from skill_train.core.resources import train_module
 
 program, path = train_module(), Path(sys.argv[1])
 plan = json.loads(path.read_text())

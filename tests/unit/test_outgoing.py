@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 import pytest
 
-from skill_train.outgoing import secret_in
+from skill_train.core.secret_scan import secret_in
 
 LETTERS = "aB3" * 11 + "x"  # 34 of them, as huggingface.co makes them
 TOKEN = f"hf_{LETTERS}"

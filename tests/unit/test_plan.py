@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from skill_train.errors import DecisionNeeded, UsageError
+from skill_train.core.errors import DecisionNeeded, UsageError
 from skill_train.facts import DatasetFacts, Gpu, MachineFacts, ModelFacts, PrecisionProbe, TokenFacts
-from skill_train.lora_targets import TARGETS
-from skill_train.placement import Choices
-from skill_train.plan import least_steps, make_plan, wants_probe
-from skill_train.recipe import Recipe, from_dict
+from skill_train.model.lora_targets import TARGETS
+from skill_train.plan.make import least_steps, make_plan, wants_probe
+from skill_train.plan.placement import Choices
+from skill_train.recipe.fields import Recipe, from_dict
 
 GIB = 1 << 30
 HERE = Choices(where="local")

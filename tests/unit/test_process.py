@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from skill_train.garbage import NEW_OBJECTS, searched_after
-from skill_train.native import run_worker
+from skill_train.core.garbage import NEW_OBJECTS, searched_after
+from skill_train.core.worker import run_worker
 
 BLOCKS = """
 import resource, sys
 import numpy as np
 if sys.argv[1] == "kept":
-    from skill_train.heap import keep_freed
+    from skill_train.core.heap import keep_freed
     keep_freed()
 def faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -32,7 +32,7 @@ print(faults() - before)
 THREADS = """
 import resource, threading
 import numpy as np
-from skill_train.heap import keep_freed
+from skill_train.core.heap import keep_freed
 keep_freed()
 done = threading.Event()
 def work(after):
@@ -54,7 +54,7 @@ done.set()
 WORKER = f"""
 import gc, io, sys
 from contextlib import redirect_stdout
-from skill_train.native import worker_main
+from skill_train.core.worker import worker_main
 def run(job):
     sys.argv[1], said = "as the worker is", io.StringIO()
     with redirect_stdout(said):

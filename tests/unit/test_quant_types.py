@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from skill_train.errors import UsageError
-from skill_train.gguf_file import GgufFile, Tensor
-from skill_train.quantize import fallbacks_of, known_types, type_names
-from skill_train.quantize_worker import _Log
+from skill_train.core.errors import UsageError
+from skill_train.gguf.quantize import fallbacks_of, known_types, type_names
+from skill_train.gguf.quantize_worker import _Log
+from skill_train.llama.gguf_header import GgufFile, Tensor
 
 # Numbers of enum llama_ftype in llama.cpp's include/llama.h, copied by hand.
 LLAMA_H = {"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 7, "q2_k": 10, "q4_k_m": 15, "q6_k": 18, "iq4_xs": 30, "bf16": 32}

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from skill_train import recipe as recipes
-from skill_train.errors import UsageError
+from skill_train.core.errors import UsageError
+from skill_train.recipe import fields as recipes
 
 LEAST: dict[str, Any] = {"model": "some/model", "data": "rows.jsonl"}
 FINGERPRINTS: dict[str, str | None] = {"model": "a" * 64, "data": "b" * 64}

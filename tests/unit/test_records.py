@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 
 import planning
-from skill_train import merge_weights
-from skill_train.errors import UsageError
-from skill_train.run_dir import read_json, write_json, write_record
+from skill_train.core.errors import UsageError
+from skill_train.core.files import write_json
+from skill_train.merge import check_weights as merge_weights
+from skill_train.run.folder import write_record
+from skill_train.run.records import read_json
 
 
 def test_a_plan_of_a_model_on_the_hub_has_no_fingerprint(tmp_path: Path) -> None:

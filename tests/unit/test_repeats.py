@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from skill_train import repeats
-from skill_train.repeats import Repeats
+from skill_train.data import repeats
+from skill_train.data.repeats import Repeats
 
 
 @pytest.mark.parametrize("bits", [1 << 27, 1 << 10])

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from skill_train.formats import Found
-from skill_train.resources import train_module
-from skill_train.row_check import checker, column_checker, role_trouble
+from skill_train.core.resources import train_module
+from skill_train.data.check_row import checker, column_checker, role_trouble
+from skill_train.recipe.formats import Found
 
 USER, BOT = {"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}
 CALL = {"role": "assistant", "tool_calls": [{"type": "function", "function": {"name": "add", "arguments": {"a": 2}}}]}

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from skill_train import rows
-from skill_train.recipe import Recipe
-from skill_train.resources import train_module
+from skill_train.core.resources import train_module
+from skill_train.data import read_rows as rows
+from skill_train.recipe.fields import Recipe
 
 ROW = {"prompt": "a", "completion": "b"}
 LINE = json.dumps(ROW).encode() + b"\n"

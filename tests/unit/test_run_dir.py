@@ -13,18 +13,12 @@ from typing import Any
 import pytest
 
 import containers
-from skill_train import export_files, parts, run_dir
-from skill_train.errors import DecisionNeeded, UsageError
-from skill_train.run_dir import (
-    RunDir,
-    finished_record,
-    note_of,
-    require_space,
-    set_aside,
-    whole_file,
-    whole_folder,
-    write_record,
-)
+from skill_train.core import files as parts
+from skill_train.core.errors import DecisionNeeded, UsageError
+from skill_train.core.files import whole_file, whole_folder
+from skill_train.gguf import export_files
+from skill_train.run import folder as run_dir
+from skill_train.run.folder import RunDir, finished_record, note_of, require_space, set_aside, write_record
 
 
 def test_whole_folder_appears_when_the_block_ends(tmp_path: Path) -> None:
@@ -97,7 +91,7 @@ def test_parts_of_a_killed_process_are_removed_and_those_of_a_living_one_kept(tm
 def test_a_part_that_another_container_works_on_stays(tmp_path: Path, step: str) -> None:
     """There the number of this process is of nobody."""
     program = (
-        "import sys; from pathlib import Path; from skill_train import parts\n"
+        "import sys; from pathlib import Path; from skill_train.core import files as parts\n"
         f"with parts.whole_{step}(Path(sys.argv[1])) as part:\n"
         "    part.mkdir(exist_ok=True) if part.is_dir() else part.write_bytes(b'2')\n"
         "print(*parts.left_alone())\n"
@@ -127,7 +121,7 @@ def test_a_part_that_nobody_can_judge_is_told(tmp_path: Path, capsys: pytest.Cap
 
 def test_a_killed_process_leaves_nothing_under_the_final_name(tmp_path: Path) -> None:
     program = (
-        "import os, pathlib, signal; from skill_train.run_dir import whole_folder\n"
+        "import os, pathlib, signal; from skill_train.run.folder import whole_folder\n"
         f"with whole_folder(pathlib.Path({str(tmp_path / 'merged')!r})) as part:\n"
         "    (part / 'half').write_bytes(b'1'); os.kill(os.getpid(), signal.SIGKILL)\n"
     )
@@ -310,7 +304,7 @@ def test_a_merge_that_is_refused_does_not_wait_for_digests(tmp_path: Path) -> No
     """A terabyte without content would take a quarter of an hour to read."""
     from types import SimpleNamespace
 
-    from skill_train.merge_beside import Beside
+    from skill_train.merge.beside import Beside
 
     with open(tmp_path / "shard", "wb") as file:
         file.truncate(10**12)

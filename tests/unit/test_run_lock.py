@@ -17,15 +17,15 @@ import pytest
 
 import containers
 from skill_train.cli import main
-from skill_train.errors import UsageError
-from skill_train.parts import place
-from skill_train.resources import demo
-from skill_train.run_dir import RunDir
-from skill_train.run_lock import is_locked, locked
+from skill_train.core.errors import UsageError
+from skill_train.core.files import place
+from skill_train.core.resources import demo
+from skill_train.run.folder import RunDir
+from skill_train.run.lock import is_locked, locked
 
 TINY = Path(__file__).resolve().parent.parent / "data" / "runs" / "tiny"
 HOLD = (
-    "import pathlib, sys; from skill_train.run_dir import RunDir; from skill_train.run_lock import locked\n"
+    "import pathlib, sys; from skill_train.run.folder import RunDir; from skill_train.run.lock import locked\n"
     "with locked(RunDir(pathlib.Path(sys.argv[1])), 'merge'):\n"
     "    print('held', flush=True); sys.stdin.read()\n"
 )
@@ -75,7 +75,7 @@ def test_a_lock_on_a_file_that_is_gone_is_no_lock(tmp_path: Path, gone: str, mon
 
 
 HOLD_OUT = (
-    "import pathlib, sys; from skill_train.run_lock import locked_out\n"
+    "import pathlib, sys; from skill_train.run.lock import locked_out\n"
     "with locked_out(pathlib.Path(sys.argv[1]), 'merge'):\n"
     "    print('held', flush=True); sys.stdin.read()\n"
 )
@@ -110,8 +110,8 @@ def test_a_lock_of_another_container_is_not_called_a_leftover(tmp_path: Path) ->
         )
         lock.flush()
         asked = (
-            "import sys; from pathlib import Path; from skill_train.run_dir import RunDir\n"
-            "from skill_train.errors import UsageError; from skill_train.run_lock import locked\n"
+            "import sys; from pathlib import Path; from skill_train.run.folder import RunDir\n"
+            "from skill_train.core.errors import UsageError; from skill_train.run.lock import locked\n"
             "try:\n    locked(RunDir(Path(sys.argv[1])), 'local').__enter__()\n"
             "except UsageError as error:\n    print(error.message, error.hint, sep='|')\n"
         )
@@ -122,8 +122,8 @@ def test_a_lock_of_another_container_is_not_called_a_leftover(tmp_path: Path) ->
 
 
 LEFT_BEHIND = (
-    "import pathlib, sys; from skill_train import local; from skill_train.run_dir import RunDir\n"
-    "from skill_train.run_lock import locked\n"
+    "import pathlib, sys; from skill_train.train import local; from skill_train.run.folder import RunDir\n"
+    "from skill_train.run.lock import locked\n"
     "training = [sys.executable, '-c', 'import time; time.sleep(60)']\n"
     "with locked(RunDir(pathlib.Path(sys.argv[1])), 'local') as lock:\n"
     "    with local._child(training, {'environment': {}}, None, lock) as child:\n"

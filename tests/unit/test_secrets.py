@@ -9,11 +9,11 @@ from pathlib import Path
 import click
 import pytest
 
-from skill_train import preflight
-from skill_train import recipe as recipes
 from skill_train.cli import cli, main
-from skill_train.errors import AccessError, UsageError
-from skill_train.token_text import holds_token, masked
+from skill_train.cloud import preflight
+from skill_train.core.errors import AccessError, UsageError
+from skill_train.core.secrets import holds_token, masked
+from skill_train.recipe import fields as recipes
 
 LETTERS = "aB3" * 11 + "x"  # 34 of them, as huggingface.co makes them
 TOKENS = [f"hf_{LETTERS}", f"api_org_{LETTERS}", f"hf_oauth_{LETTERS}"]

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from skill_train import skill_install
 from skill_train.cli import main
-from skill_train.skill_files import PROGRAMS, skill_files
+from skill_train.skill import install as skill_install
+from skill_train.skill.files import PROGRAMS, skill_files
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 AGENTS, CLAUDE = Path(".agents/skills/skill-train"), Path(".claude/skills/skill-train")

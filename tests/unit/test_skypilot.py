@@ -13,10 +13,11 @@ import pytest
 import yaml
 
 import planning
-from skill_train import flavors, skypilot
-from skill_train.errors import AccessError, NotInstalled, SkillTrainError, TrainingFailed, UsageError
+from skill_train.cloud.elsewhere import skypilot
+from skill_train.core.errors import AccessError, NotInstalled, SkillTrainError, TrainingFailed, UsageError
+from skill_train.core.resources import node_program, train_module, train_program
 from skill_train.facts import Flavor
-from skill_train.resources import node_program, train_module, train_program
+from skill_train.hub import flavors
 
 RUN_ID = "0123456789ab"
 BUCKET = "hf://buckets/me/jobs-artifacts/skill-train-0123456789ab"

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from skill_train import staging
-from skill_train.errors import UsageError
-from skill_train.staging import stage
+from skill_train.cloud import stage_data as staging
+from skill_train.cloud.stage_data import stage
+from skill_train.core.errors import UsageError
 
 
 def save(folder: Path, *, shards: tuple[str, ...] = ("data-00000-of-00001.arrow",)) -> Path:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from skill_train import chain_submit
-from skill_train.cloud_answer import Asked, command_of
+from skill_train.commands import chain_submit
+from skill_train.commands.cloud_answer import Asked, command_of
 
 
 def _plan(model: str, data: str, *, local: bool = True) -> dict[str, Any]:

@@ -11,9 +11,10 @@ import pytest
 from machines import recorded_machine
 from models import recorded_model
 from planning import rows_of
-from skill_train import flavors, recipe
-from skill_train.placement import Choices
-from skill_train.plan import make_plan
+from skill_train.hub import flavors
+from skill_train.plan.make import make_plan
+from skill_train.plan.placement import Choices
+from skill_train.recipe import fields as recipe
 
 FOLDER = Path(__file__).resolve().parents[2] / "templates"
 RECIPES = {path.name: path for path in sorted(FOLDER.glob("*.yaml"))}

@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from skill_train import chain_data, data_subject, dataset
-from skill_train.data_report import Counted
-from skill_train.errors import SkillTrainError
-from skill_train.recipe import Recipe
-from skill_train.text_encoding import rewriting_command
+from skill_train.commands import chain_data
+from skill_train.core.errors import SkillTrainError
+from skill_train.data import inspect as data_subject
+from skill_train.data import scan as dataset
+from skill_train.data.inspect_report import Counted
+from skill_train.data.text_encoding import rewriting_command
+from skill_train.recipe.fields import Recipe
 
 TEXTS = [f"Grün für {n}?" if n % 2 else f"Green for {n}?" for n in range(12)]
 JSONL = "".join(json.dumps({"prompt": text, "completion": "Käse"}, ensure_ascii=False) + "\n" for text in TEXTS)

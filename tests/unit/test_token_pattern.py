@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from skill_train.push_files import PushFile, secret_in_files
-from skill_train.report_text import placeless
-from skill_train.token_text import holds_token, masked
+from skill_train.core.secrets import holds_token, masked
+from skill_train.hub.upload import PushFile
+from skill_train.publish.files import secret_in_files
+from skill_train.report.words import placeless
 
 LETTERS = "aB3" * 11 + "x"  # 34 of them, as huggingface.co makes them
 KINDS = ("hf", "hf_oauth", "api_org")
@@ -51,7 +52,7 @@ def test_the_whole_of_a_signed_token_is_hidden() -> None:
 def test_no_other_module_has_a_pattern_of_its_own() -> None:
     own = [
         path.name
-        for path in sorted(PACKAGE.glob("*.py"))
+        for path in sorted(PACKAGE.rglob("*.py"))
         if re.search(r"hf\b[^\n]*_\[A-Za-z|api_org", path.read_text())
     ]
-    assert own == ["token_text.py"]
+    assert own == ["secrets.py"]

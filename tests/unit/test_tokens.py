@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from skill_train import tokens
+from skill_train.data import token_stats as tokens
+from skill_train.data.token_stats import Lengths
 from skill_train.facts import DatasetFacts
-from skill_train.tokens import Lengths
 
 # Ten rows: tokens, trained tokens, position of the first trained one.
 ROWS = [(10, 4, 6), (12, 4, 8), (20, 10, 10), (20, 10, 10), (30, 10, 20), (40, 10, 30), (50, 5, 45), (60, 6, 54)]

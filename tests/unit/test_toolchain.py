@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from skill_train import toolchain
-from skill_train.errors import NotInstalled, Temporary, UsageError
+from skill_train.core.errors import NotInstalled, Temporary, UsageError
+from skill_train.llama import get_converter as toolchain
 
 VERSION = metadata.version("llama-cpp-python")
 ROOT = f"llama_cpp_python-{VERSION}/vendor/llama.cpp"

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from skill_train import data_subject
-from skill_train.dataset import unread_text
-from skill_train.recipe import Recipe
+from skill_train.data import inspect as data_subject
+from skill_train.data.scan import unread_text
+from skill_train.recipe.fields import Recipe
 
 READ = {"question": "question", "answer": "answer"}
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from skill_train.gguf_file import GgufFile, Tensor
-from skill_train.verify_file import check_types, file_type
-from skill_train.verify_texts import sample_of
+from skill_train.llama.gguf_header import GgufFile, Tensor
+from skill_train.verify.check_header import check_types, file_type
+from skill_train.verify.sample_texts import sample_of
 
 Q4_K_M = 15  # LLAMA_FTYPE_MOSTLY_Q4_K_M, llama.h
 # Qwen2.5-0.5B: 24 layers of width 896, which is no multiple of 256; only the down projections' rows (4864) fit. Its

@@ -11,17 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from skill_train.compare import TokenFigures, compare_change, summarize, summarize_change
-from skill_train.gguf_file import GgufFile, Tensor
-from skill_train.thresholds import limits, of_this_model
-from skill_train.verdict import Check, NotChecked, worst
-from skill_train.verify_answers import check_answers
-from skill_train.verify_file import check_types, name_type
-from skill_train.verify_logits import check_logits, check_tuned
-from skill_train.verify_metadata import check_metadata
-from skill_train.verify_reference import Answer
-from skill_train.verify_tensors import row_chunks, row_errors
-from skill_train.verify_tokens import check_special_tokens, check_tokens, check_trained, difference
+from skill_train.llama.gguf_header import GgufFile, Tensor
+from skill_train.llama.logit_distance import TokenFigures, compare_change, summarize, summarize_change
+from skill_train.verify.check import Check, NotChecked, worst
+from skill_train.verify.check_answers import check_answers
+from skill_train.verify.check_header import check_types, name_type
+from skill_train.verify.check_logits import check_logits, check_tuned
+from skill_train.verify.check_tokens import check_special_tokens, check_tokens, check_trained, difference
+from skill_train.verify.metadata.check import check_metadata
+from skill_train.verify.reference_answers import Answer
+from skill_train.verify.thresholds import limits, of_this_model
+from skill_train.verify.weights.tensors import row_chunks, row_errors
 
 
 def gguf(name: str, file_type: int, kinds: list[str], row: int = 256, **metadata: Any) -> GgufFile:

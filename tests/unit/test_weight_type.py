@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from skill_train.errors import UsageError
-from skill_train.weight_type import choose, largest_magnitude, read_weights
+from skill_train.core.errors import UsageError
+from skill_train.llama.float_type import choose, largest_magnitude, read_weights
 
 # Values by hand: IEEE 754 binary16 ends at 65504; bfloat16 0x4780 is 2^16 = 65536, 0x477F is 65280.
 BF16 = {65536.0: 0x4780, 65280.0: 0x477F, -65536.0: 0xC780, 1.0: 0x3F80, -2.0: 0xC000, float("inf"): 0x7F80}
@@ -53,7 +53,7 @@ def test_the_largest_weight_of_each_type(tmp_path: Path, dtype: str, content: by
 
 
 def test_a_tensor_read_in_pieces_has_the_same_largest_weight(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("skill_train.weight_type._PIECE", 2)
+    monkeypatch.setattr("skill_train.llama.float_type._PIECE", 2)
     weights = read_weights(model(tmp_path, w=("BF16", [5], bf16(1.0, 1.0, 1.0, -65536.0, 1.0))))
     assert largest_magnitude(weights["w"]) == 65536.0
 

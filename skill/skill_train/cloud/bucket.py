@@ -1,0 +1,212 @@
+"""What a job has kept of its run in the bucket: which files, and the digests that its markers promise.
+
+    kept.json                             last of a run: {"run", "state", "exit_code", "files": {name: digest}}
+    checkpoints/checkpoint-N/kept.json    last of a checkpoint: {name: digest}
+    metrics.jsonl …                       written anew while it trains, with no digest before the end
+
+A digest is `{"bytes", "sha256"}`. The bucket is written by a program in the job, so every name in it is checked before
+it becomes a path here.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from skill_train.cloud.poll import Say, patiently
+from skill_train.core.errors import UsageError, VerificationFailed
+from skill_train.hub import jobs
+from skill_train.hub.jobs import BucketFile
+
+MARKER = "kept.json"
+FOLDERS = ("adapter", "merged", "checkpoints")
+FILES = (
+    "environment.json", "held_out.jsonl", "metrics.jsonl", "samples.jsonl", "train.failed.json", "train.json",
+    "train.log",
+)  # fmt: skip
+BEFORE = "checkpoints/before.json"  # of a run that goes on; each kept checkpoint has it
+_CHECKPOINT = re.compile(r"checkpoints/checkpoint-(\d+)/kept\.json")
+
+
+@dataclass(frozen=True)
+class KeptFile:
+    """`digest` is None for a file that is still written anew; `name` is relative to the run directory."""
+
+    name: str
+    remote: str
+    size: int
+    digest: dict[str, Any] | None
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What there is to fetch.
+
+    Attributes:
+        state: `done`, `failed`, or `unfinished` when no end was recorded.
+        checkpoint: the step of the newest complete one; None when there is none.
+    """
+
+    bucket: str
+    state: str
+    checkpoint: int | None
+    files: tuple[KeptFile, ...]
+
+
+@dataclass(frozen=True)
+class Peek:
+    """Small files of a run.
+
+    Attributes:
+        texts: by name, with the moment each was written.
+        checkpoint: step of the newest one that was kept; 0 without one.
+    """
+
+    texts: dict[str, tuple[str, datetime | None]]
+    checkpoint: int
+
+    def document(self, name: str) -> dict[str, Any] | None:
+        """A JSON object; None when it is not there, or torn."""
+        try:
+            found = json.loads(self.texts[name][0])
+        except (KeyError, ValueError, RecursionError):
+            return None
+        return found if isinstance(found, dict) else None
+
+
+NOTHING = Peek({}, 0)
+
+
+def look(bucket: str, folder: str, say: Say) -> Kept | None:
+    """What is kept in a folder of a bucket; None when there is nothing, or no such bucket any more.
+
+    Digests of a run that failed are not used: a further job may write its files anew.
+
+    Raises:
+        VerificationFailed: a marker names a path that leads out of the run directory.
+    """
+    listed = {file.path: file for file in _listed(bucket, folder, say)}
+    found = {int(m[1]): name for name in listed if (m := _CHECKPOINT.fullmatch(name))}
+    newest_first = [found[step] for step in sorted(found, reverse=True)]
+    markers = _read_json(bucket, [listed[name] for name in (MARKER, *newest_first) if name in listed], say)
+    end = markers.get(MARKER) or {}
+    state = str(end.get("state")) if end.get("state") in ("done", "failed") else "unfinished"
+    promised = _digests(end.get("files")) or {} if state == "done" else {}
+    step, checkpoint = _newest_whole(listed, markers, newest_first)
+    loose = {name: None for name in listed if name in FILES}
+    wanted = loose | promised | checkpoint
+    files = [_kept_file(listed, name, digest) for name, digest in wanted.items() if belongs(name)]
+    files += [replace(file, name=BEFORE) for file in files if file.name == f"checkpoints/checkpoint-{step}/before.json"]
+    return Kept(bucket, state, step, tuple(files)) if files else None
+
+
+def belongs(name: str) -> bool:
+    """Whether a name of the bucket has a place in a run directory.
+
+    Raises:
+        VerificationFailed: the name would lead out of it.
+    """
+    path = PurePosixPath(name)
+    if not name or path.is_absolute() or ".." in path.parts or re.search(r"[\\:\x00-\x1f]", name):
+        raise VerificationFailed(
+            f"what is kept of this run names a file outside of it: {name!r}",
+            code="unsafe_name",
+            expected="names relative to the run directory",
+            got=repr(name),
+            hint="nothing was fetched; look at the job and its bucket before you use anything of it",
+        )
+    return name in FILES or (name not in (".", "./") and path.parts[0] in FOLDERS and len(path.parts) > 1)
+
+
+def peek(bucket: str, folder: str, names: tuple[str, ...], say: Say) -> Peek:
+    """Small files in the folder of a run; what is not there is left out.
+
+    Raises:
+        AccessError: the token may not read the bucket.
+    """
+    listed = _listed(bucket, folder, say)
+    files = [file for file in listed if file.path in names]
+    texts = _fetch(bucket, [file.remote for file in files], say)
+    steps = [int(m[1]) for file in listed if (m := _CHECKPOINT.fullmatch(file.path))]
+    found = {file.path: (texts[file.remote], file.uploaded_at) for file in files if file.remote in texts}
+    return Peek(found, max(steps, default=0))
+
+
+def _listed(bucket: str, folder: str, say: Say) -> list[BucketFile]:
+    try:
+        return patiently(lambda: jobs.list_files(bucket, folder), say)
+    except UsageError as error:
+        if error.code == "unknown_bucket":
+            return []
+        raise
+
+
+def _newest_whole(
+    listed: dict[str, BucketFile], markers: dict[str, Any], newest_first: list[str]
+) -> tuple[int | None, dict[str, dict[str, Any] | None]]:
+    """The newest checkpoint whose every file is there in its size: its step, and its files."""
+    for marker in newest_first:
+        digests, folder = _digests(markers.get(marker)), marker.removesuffix(MARKER)
+        sizes = {name: listed[folder + name].size for name in digests or () if folder + name in listed}
+        if digests and sizes == {name: digest["bytes"] for name, digest in digests.items()}:
+            step = int(folder.rstrip("/").rsplit("-", 1)[1])
+            return step, {folder + name: digest for name, digest in digests.items()}
+    return None, {}
+
+
+def _kept_file(listed: dict[str, BucketFile], name: str, digest: dict[str, Any] | None) -> KeptFile:
+    there = listed.get(name)
+    if there is None:
+        raise VerificationFailed(
+            f"{name} is missing in the bucket, and {MARKER} promises it",
+            code="kept_file_missing",
+            expected=f"{digest['bytes']} bytes" if digest else name,
+            got="no such file",
+            hint="if the model was pushed, its repository has the same files; else resume the run",
+        )
+    return KeptFile(name, there.remote, there.size, digest)
+
+
+def _digests(value: Any) -> dict[str, dict[str, Any]] | None:
+    """The digests of a marker; None for a torn one, or one of another kind."""
+    if not isinstance(value, dict):
+        return None
+    whole = {
+        name: {"bytes": d["bytes"], "sha256": d["sha256"]}
+        for name, d in value.items()
+        if isinstance(d, dict)
+        and isinstance(d.get("bytes"), int)
+        and re.fullmatch("[0-9a-f]{64}", str(d.get("sha256")))
+    }
+    return whole if len(whole) == len(value) else None
+
+
+def _read_json(bucket: str, files: list[BucketFile], say: Say) -> dict[str, Any]:
+    """Documents by their path in the folder; a torn one is left out."""
+    texts = _fetch(bucket, [file.remote for file in files], say)
+    found = {}
+    for file in files:
+        try:
+            document = json.loads(texts[file.remote])
+        except (KeyError, ValueError, RecursionError):
+            continue
+        if isinstance(document, dict):
+            found[file.path] = document
+    return found
+
+
+def _fetch(bucket: str, remotes: list[str], say: Say) -> dict[str, str]:
+    """The text of small files, by their path in the bucket."""
+    with tempfile.TemporaryDirectory(prefix="skill-train-") as folder:
+        places = {remote: Path(folder) / str(number) for number, remote in enumerate(remotes)}
+        patiently(lambda: jobs.download(bucket, list(places.items())), say)
+        return {
+            remote: path.read_text(encoding="utf-8", errors="replace")
+            for remote, path in places.items()
+            if path.is_file()
+        }

@@ -1,0 +1,168 @@
+"""What a job may take and cost: its timeout above the estimate, and never more than was allowed. Pure."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from skill_train.core.errors import DecisionNeeded, UsageError
+from skill_train.core.units import dollars
+
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_MOST_DAYS = 365  # of a timeout; more is a slip of the hand, and nobody's budget
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Attributes:
+    seconds, cost_usd: `(low, high)` of the estimate; None when the plan has none, for the reason in `basis`.
+    most_usd: what the job costs when it runs until its timeout: the bound. None when no price is known.
+    lowered: the timeout was computed, and made shorter so that the bound keeps to the ceiling.
+    """
+
+    flavor: str
+    timeout_seconds: int
+    usd_per_hour: float | None
+    seconds: tuple[float, float] | None
+    cost_usd: tuple[float, float] | None
+    most_usd: float | None
+    basis: str
+    lowered: bool = False
+
+    @property
+    def tight(self) -> bool:
+        """By the upper estimate it would be stopped."""
+        return self.seconds is not None and self.timeout_seconds < self.seconds[1]
+
+    def as_dict(self) -> dict[str, Any]:
+        low, high = (None, None) if self.cost_usd is None else (round(end, 6) for end in self.cost_usd)
+        most = None if self.most_usd is None else round(self.most_usd, 6)
+        return {"low": low, "high": high, "most": most, "usd_per_hour": self.usd_per_hour, "basis": self.basis}
+
+
+def budget(
+    made: dict[str, Any],
+    *,
+    usd_per_hour: float | None,
+    price: str,
+    timeout: int | None,
+    max_cost: float | None,
+    spent: float = 0.0,
+    command: str = "",
+) -> Budget:
+    """The budget of a plan for the cloud.
+
+    Args:
+        price: where the price is from, for the reader.
+        timeout: seconds that were asked for; None takes what the plan computed, or less where `max_cost` needs it.
+        max_cost: dollars that all jobs of the plan together may never exceed.
+        spent: dollars of those before this one.
+        command: what was asked for, without its timeout; a hint adds one that will do.
+
+    Raises:
+        DecisionNeeded: no timeout is known, it is below the lower estimate, or the cost may exceed `max_cost`.
+    """
+    estimate = made["estimates"]["seconds"]
+    seconds = None if estimate["low"] is None else (float(estimate["low"]), float(estimate["high"]))
+    limit = _timeout(made, timeout, seconds, command)
+    lowered = False
+    if max_cost is not None and usd_per_hour and timeout is None:
+        affordable = _affordable(max_cost - spent, usd_per_hour)
+        lowered = affordable < limit and seconds is not None and affordable >= seconds[1]
+        limit = affordable if lowered else limit
+    basis = "no price is known" if usd_per_hour is None else f"{dollars(usd_per_hour)} an hour, {price}"
+    cost = None
+    if seconds is None:
+        basis += f"; no estimate: {estimate['basis']}"
+    elif usd_per_hour is not None:
+        cost = (seconds[0] / 3600 * usd_per_hour, seconds[1] / 3600 * usd_per_hour)
+    most = None if usd_per_hour is None else math.ceil(limit / 60) / 60 * usd_per_hour  # billed by the minute
+    found = Budget(made["flavor"], limit, usd_per_hour, seconds, cost, most, basis, lowered)
+    if max_cost is not None:
+        _check_ceiling(found, max_cost, spent, command)
+    return found
+
+
+def seconds_of(text: str) -> int:
+    """`90`, `90s`, `30m`, `1.5h`, `1d` in seconds.
+
+    Raises:
+        UsageError: something else, more than a year, or less than a minute, in which no job starts.
+    """
+    found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)([smhd]?)", text.strip())
+    seconds = int(float(found[1]) * _UNITS[found[2] or "s"]) if found else 0
+    if not 60 <= seconds <= _MOST_DAYS * 86400:
+        raise UsageError(
+            f"{text[:40]!r} is no timeout",
+            code="bad_timeout",
+            expected=f"a number with s, m, h or d, at least a minute and at most {_MOST_DAYS} days",
+            got=text[:40],
+            hint="--timeout 30m, --timeout 2h or --timeout 5400",
+        )
+    return seconds
+
+
+def _affordable(max_cost: float, usd_per_hour: float) -> int:
+    """Seconds, in whole minutes as they are billed."""
+    return math.floor(max_cost / usd_per_hour * 60 + 1e-9) * 60
+
+
+def _timeout(made: dict[str, Any], asked: int | None, seconds: tuple[float, float] | None, command: str) -> int:
+    limit = asked or made["timeout_seconds"]
+    if limit is None:
+        raise DecisionNeeded(
+            "how long this run takes is unknown, so no timeout can be computed",
+            code="no_timeout",
+            expected="--timeout, after which the job is stopped; its checkpoints stay",
+            got=made["estimates"]["seconds"]["basis"],
+            hint=f"{command} --timeout 2h".lstrip(),
+        )
+    if seconds is not None and limit < seconds[0]:
+        enough = made["timeout_seconds"] or math.ceil(seconds[1] / 60) * 60
+        raise DecisionNeeded(
+            f"a timeout of {limit} s is below the lower estimate of {seconds[0]:.0f} s: the job could not end",
+            code="timeout_too_short",
+            expected=f"at least {seconds[0]:.0f} s; {enough} s for the upper estimate",
+            got=f"{limit} s",
+            hint=f"{command} --timeout {enough}".lstrip(),
+        )
+    return int(limit)
+
+
+def _check_ceiling(found: Budget, max_cost: float, spent: float, command: str) -> None:
+    if found.most_usd is None:
+        raise DecisionNeeded(
+            f"no price of {found.flavor} is known, so --max-cost cannot be kept",
+            code="over_budget",
+            expected=f"at most {dollars(max_cost)}",
+            got=found.basis,
+            hint="try again when the Hub tells its prices, or leave --max-cost out",
+        )
+    if found.most_usd + spent > max_cost + 1e-9:
+        before = f", and {dollars(spent)} of the jobs before it" if spent else ""
+        at_most = f"{dollars(found.most_usd)} at its timeout of {found.timeout_seconds} s{before}"
+        estimate = (
+            ""
+            if found.cost_usd is None
+            else f"{dollars(found.cost_usd[0])} to {dollars(found.cost_usd[1])} estimated, "
+        )
+        raise DecisionNeeded(
+            f"this job{' and those before it' if spent else ''} may cost more than --max-cost {max_cost:g}",
+            code="over_budget",
+            expected=f"at most {dollars(max_cost)}",
+            got=f"{estimate}{at_most} ({found.basis})",
+            hint=_cheaper(found, max_cost, spent, command),
+        )
+
+
+def _cheaper(found: Budget, max_cost: float, spent: float, command: str) -> str:
+    """The longest timeout that is paid for, where the job could end in it; else what it costs at least."""
+    assert found.usd_per_hour
+    paid_for = _affordable(max_cost - spent, found.usd_per_hour)
+    needed = found.seconds[0] if found.seconds else 60.0
+    if paid_for >= needed:
+        return f"{command} --timeout {paid_for // 60}m".lstrip()
+    least = math.ceil(needed / 60) / 60 * found.usd_per_hour + spent
+    return f"--max-cost of {dollars(least)} or more, a cheaper --flavor, or fewer steps; no timeout is short enough"

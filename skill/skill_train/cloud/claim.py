@@ -1,0 +1,182 @@
+"""Who asks for a job is told in the bucket of the jobs, where every folder and machine can see it, before the request.
+
+A claim is an empty file `claims/PLAN_HASH/RUN_ID.NUMBER.WORD`, whose time is the Hub's. Of several the oldest goes on;
+the others wait for its job. A claim counts as long as a job may come of it that nobody has heard of yet.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+
+from skill_train.cloud import start_once as job_once
+from skill_train.core.errors import SkillTrainError, Temporary
+from skill_train.hub import jobs
+from skill_train.hub.jobs import Job
+from skill_train.run.cloud_record import CloudRecord
+
+LOOKS = 5  # for our own claim, in a list that may be a moment behind
+TOLD_SECONDS = 10.0  # between two words on what is waited for
+_NAME = re.compile(r"(?P<run_id>[0-9a-f]{12})\.(?P<number>\d{1,6})\.[0-9a-f]{8}")
+
+
+@dataclass(frozen=True)
+class Claim:
+    """`moment`: when it came, by the Hub's clock. `path`: in the bucket."""
+
+    path: str
+    run_id: str
+    number: int
+    moment: datetime
+
+    @property
+    def rank(self) -> tuple[datetime, str]:
+        """The smallest goes on."""
+        return self.moment, self.path
+
+
+@contextlib.contextmanager
+def claimed(record: CloudRecord, number: int, say: Callable[[str], None], *, of_plan: bool) -> Iterator[Job | None]:
+    """For the request of a job: the job of somebody who was earlier, or None, and then it is ours to ask for.
+
+    A refusal gives the claim back. After any other error there may be a job, and the claim stays until that is settled.
+
+    Args:
+        of_plan: any job of the plan will do that runs or has done its work; else only this run's with this number.
+
+    Raises:
+        AccessError: the bucket may not be written.
+        Temporary: no answer; or somebody else asks for the job, and it has not come yet.
+    """
+    bucket = f"{record.namespace}/jobs-artifacts"
+    name = f"{record.run_id}.{number}.{secrets.token_hex(4)}"
+    path = f"{_folder(record)}/{name}"
+    try:
+        job_once.patiently(lambda: jobs.change_names(bucket, add=[path], delete=[]))
+        theirs = _Turn(bucket, record, number, path, of_plan, say).job_before_ours()
+    except BaseException:
+        _give_back(bucket, path)
+        raise
+    if theirs is not None:
+        _give_back(bucket, path)
+    try:
+        yield theirs
+    except Temporary:
+        raise
+    except SkillTrainError:
+        _give_back(bucket, path)
+        raise
+
+
+@dataclass
+class _Turn:
+    """One claim of ours, and the wait until it is its turn."""
+
+    bucket: str
+    record: CloudRecord
+    number: int
+    path: str
+    of_plan: bool
+    say: Callable[[str], None]
+
+    def job_before_ours(self) -> Job | None:
+        began, told = time.monotonic(), 0.0
+        ours, listed = self._listed()
+        if ours is None:
+            self.say("the bucket does not tell when a file came: a command elsewhere at this very moment is not seen")
+            return None
+        held = job_once.settled_seconds()
+        self._remove([claim for claim in listed if (ours.moment - claim.moment).total_seconds() > held])
+        settled: set[str] = set()  # their jobs have ended without a result
+        while True:
+            waited = time.monotonic() - began
+            ahead = [claim for claim in listed if self._is_ahead(claim, ours) and claim.path not in settled]
+            if not ahead:
+                return None
+            first = min(ahead, key=lambda claim: claim.rank)
+            job = self._job_of(first)
+            if job is not None and self._will_do(job):
+                return job
+            if job is not None:
+                settled.add(first.path)
+                continue
+            if waited + (ours.moment - first.moment).total_seconds() > held:
+                raise _started_elsewhere(first)
+            if waited >= told:
+                self.say(f"another command asks for this job; waiting for it ({waited:.0f} s)")
+                told += TOLD_SECONDS
+            time.sleep(job_once.PAUSE_SECONDS)
+            again, listed = self._listed()
+            ours = again or ours
+
+    def _is_ahead(self, claim: Claim, ours: Claim) -> bool:
+        """Whether it was earlier, asks for the same, and a job may come of it yet."""
+        same = self.of_plan or (claim.run_id, claim.number) == (ours.run_id, ours.number)
+        age = (ours.moment - claim.moment).total_seconds()
+        return same and claim.rank < ours.rank and age <= job_once.settled_seconds()
+
+    def _job_of(self, claim: Claim) -> Job | None:
+        labels = {"run": claim.run_id, "attempt": str(claim.number)}
+        found = job_once.patiently(lambda: jobs.find(self.record.namespace, labels))
+        return found[-1] if found else None
+
+    def _will_do(self, job: Job) -> bool:
+        return job.live or job.stage == "COMPLETED" or not self.of_plan
+
+    def _listed(self) -> tuple[Claim | None, list[Claim]]:
+        """Our own claim, None where the bucket does not date it, and all there are.
+
+        Raises:
+            Temporary: ours is not among them.
+        """
+        for _ in range(LOOKS):
+            files = job_once.patiently(lambda: jobs.list_files(self.bucket, _folder(self.record)))
+            claims = [claim for file in files if (claim := _read(file)) is not None]
+            ours = next((claim for claim in claims if claim.path == self.path), None)
+            if ours is not None or any(file.remote == self.path for file in files):
+                return ours, claims
+            time.sleep(job_once.PAUSE_SECONDS)
+        raise Temporary(
+            "the bucket of the jobs does not show what was written into it, so no job is asked for",
+            code="hub_answer",
+            expected=f"{self.path} in {self.bucket}",
+            got="a list without it",
+            hint="run the same command again in a few minutes",
+        )
+
+    def _remove(self, old: list[Claim]) -> None:
+        if old:
+            with contextlib.suppress(SkillTrainError):  # only to keep the bucket tidy
+                jobs.change_names(self.bucket, add=[], delete=[claim.path for claim in old])
+
+
+def _folder(record: CloudRecord) -> str:
+    return f"claims/{record.plan_hash}"
+
+
+def _read(file: jobs.BucketFile) -> Claim | None:
+    """None for a file that is no claim."""
+    found = _NAME.fullmatch(file.path)
+    if found is None or file.uploaded_at is None:
+        return None
+    return Claim(file.remote, found["run_id"], int(found["number"]), file.uploaded_at)
+
+
+def _give_back(bucket: str, path: str) -> None:
+    with contextlib.suppress(SkillTrainError):  # it counts no more after a while
+        jobs.change_names(bucket, add=[], delete=[path])
+
+
+def _started_elsewhere(claim: Claim) -> Temporary:
+    return Temporary(
+        "another command has asked for this job, and it is not there yet",
+        code="started_elsewhere",
+        expected="one job of one plan",
+        got=f"run {claim.run_id}, job {claim.number}, asked for at {job_once.timestamp(claim.moment)}",
+        hint="run the same command again: it looks for the job before it asks for one",
+    )

@@ -1,0 +1,1 @@
+"""The same run on other people's machines: SkyPilot, Colab."""

@@ -1,0 +1,104 @@
+"""A run as a notebook for Google Colab: the cells of templates/colab.ipynb with the program, the plan and the data as
+data in it, compressed and in base64."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import zlib
+from pathlib import Path
+from typing import Any
+
+from skill_train.core.errors import UsageError
+from skill_train.core.files import write_text
+from skill_train.core.resources import template, train_program
+from skill_train.facts import Flavor
+
+# The GPUs of Colab that have a flavor with the same one (colab.research.google.com, Change runtime type; 2026-11-21).
+GPUS = {"T4": "T4", "L4": "L4", "A100": "A100"}
+FLAVOR = "t4-small"  # a T4 with 15 GB of memory beside it: what Colab gives without payment
+LARGEST_BYTES = 10_000_000  # of the compressed data: Colab opens notebooks of up to 20 MB
+_LINE = 120
+
+
+def gpu_of(flavor: Flavor) -> str:
+    """Colab's name for the GPU of a flavor.
+
+    Raises:
+        UsageError: Colab has none of it, or gives no more than one.
+    """
+    if flavor.gpus != 1 or flavor.gpu not in GPUS:
+        raise UsageError(
+            f"Colab has no machine like {flavor.name}",
+            code="unknown_gpu",
+            expected=f"one of {', '.join(GPUS)}",
+            got=f"{flavor.gpus} x {flavor.gpu}",
+            hint=f"--flavor {FLAVOR}, l4x1 or a100-large",
+        )
+    return GPUS[flavor.gpu]
+
+
+def write_notebook(
+    path: Path, plan: Path, *, gpu: str, run_id: str, data: dict[str, Path], packages: tuple[str, ...]
+) -> dict[str, Any]:
+    """Writes the notebook. Returns the digest of each file in it.
+
+    Args:
+        plan: the plan's file.
+        data: files of local data by the path that each has below `data/`; empty for data of the Hub.
+        packages: further ones, `name==version`, beside those in the header of the training program.
+
+    Raises:
+        UsageError: the data is too large to lie in a notebook.
+    """
+    sources = {"train.py": train_program(), "plan.json": plan} | {f"data/{name}": file for name, file in data.items()}
+    files = {name: _packed(source) for name, source in sources.items()}
+    size = sum(len(file["content"]) for file in files.values())
+    if size > LARGEST_BYTES:
+        raise UsageError(
+            f"the data is too large for a notebook: {size / 1e6:.1f} MB, compressed",
+            code="too_large",
+            expected=f"at most {LARGEST_BYTES / 1e6:.0f} MB",
+            got=f"{size} bytes",
+            hint="put the dataset on the Hub, and give its id as data",
+        )
+    settings = {
+        "run": f"{run_id}",
+        "data": f"data/{next(iter(data)).split('/')[0]}" if data else None,
+        "packages": list(packages),
+        "environment": {"PYTHONUNBUFFERED": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "DO_NOT_TRACK": "1"}
+        | {"SKILL_TRAIN_RUN": run_id},
+    }
+    notebook = json.loads(template("colab.ipynb").read_text(encoding="utf-8"))
+    notebook["metadata"]["colab"]["gpuType"] = gpu
+    _fill(notebook, "settings", f"SETTINGS = {settings!r}\n")
+    _fill(notebook, "files", _as_source(files))
+    write_text(path, json.dumps(notebook, indent=1, ensure_ascii=False) + "\n")
+    return {name: {key: file[key] for key in ("bytes", "sha256")} for name, file in files.items()}
+
+
+def _packed(source: Path) -> dict[str, Any]:
+    content = source.read_bytes()
+    packed = base64.b64encode(zlib.compress(content, 9)).decode("ascii")
+    return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest(), "content": packed}
+
+
+def _as_source(files: dict[str, dict[str, Any]]) -> str:
+    """Base64 and digests as a Python literal, in short lines. No byte of a file is a part of the code."""
+    lines = ["FILES = {"]
+    for name, file in files.items():
+        text = file["content"]
+        lines += [f"    {name!r}: {{", f'        "bytes": {file["bytes"]},', f'        "sha256": "{file["sha256"]}",']
+        lines += [
+            '        "content": """',
+            *(text[at : at + _LINE] for at in range(0, len(text), _LINE)),
+            '""",',
+            "    },",
+        ]
+    return "\n".join([*lines, "}\n"])
+
+
+def _fill(notebook: dict[str, Any], tag: str, source: str) -> None:
+    (cell,) = (cell for cell in notebook["cells"] if tag in cell["metadata"].get("tags", []))
+    cell["source"] = source.splitlines(keepends=True)

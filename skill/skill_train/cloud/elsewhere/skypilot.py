@@ -1,0 +1,238 @@
+"""The same run on other clouds, by SkyPilot: a task with its files, and the user's own `sky` to launch it.
+
+SkyPilot 0.14.1 needs click below 8.2 and huggingface_hub 2.4 needs 8.4.2 or newer, so it lives in an environment of its
+own and is started as a program. Which cloud can do what: `sky/clouds/*.py` and `sky/catalog/__init__.py` of 0.14.1.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from skill_train.core.errors import AccessError, NotInstalled, TrainingFailed, UsageError
+from skill_train.core.resources import node_program, train_program
+from skill_train.facts import Flavor
+from skill_train.plan import launch_args as launch
+from skill_train.plan.places import machine_of
+
+VERSION = "0.14.1"
+# SkyPilot takes the cheapest that has such machines, and leaves out those that it has no credentials for.
+CLOUDS = ("lambda", "runpod", "vast", "k8s", "aws", "gcp")  # CoreWeave is one of Kubernetes
+# "Multi-node not supported yet, as the interconnection among nodes are non-trivial" (clouds/runpod.py, clouds/vast.py).
+ONE_NODE_ONLY = ("runpod", "vast")
+# What SkyPilot calls the GPUs of the flavors (get_common_gpus); those of Hugging Face's A100 have 80 GB.
+ACCELERATORS = {
+    "T4": "T4",
+    "L4": "L4",
+    "A10G": "A10G",
+    "L40S": "L40S",
+    "A100": "A100-80GB",
+    "H100": "H100",
+    "H200": "H200",
+    "RTX PRO 6000": "RTXPRO6000",
+}
+IDLE_MINUTES = 10  # after the run, before the machines are given back
+_PACKAGES_GB = 100  # image, CUDA libraries and packages
+_ONE_MACHINE = ("NCCL_IB_DISABLE", "NCCL_ALGO", "NCCL_BUFFSIZE", "NCCL_P2P_DISABLE")  # tuning for a single PCIe machine
+_VENV = "~/skill-train-venv"
+_SETUP = f"""\
+command -v uv || curl -LsSf https://astral.sh/uv/install.sh | sh
+export PATH="$HOME/.local/bin:$PATH"
+uv venv --allow-existing --quiet --python 3.12 {_VENV}
+uv pip install --quiet --python {_VENV} -r requirements.txt
+"""
+
+
+def clouds(wanted: list[str] | None, nodes: int) -> list[str]:
+    """Where to look for machines: the wanted places, or all that can have so many nodes.
+
+    Raises:
+        UsageError: an unknown place, or one that cannot have several nodes.
+    """
+    for place in wanted or ():
+        name = place.split("/")[0]
+        if name not in CLOUDS:
+            raise UsageError(
+                f"{place} is no place that the task is made for",
+                code="bad_value",
+                expected=", ".join(CLOUDS),
+                got=place,
+                hint="--infra with one of these, such as aws or gcp/us-central1",
+            )
+        if nodes > 1 and name in ONE_NODE_ONLY:
+            raise UsageError(
+                f"SkyPilot cannot have several nodes on {name}",
+                code="one_node_only",
+                expected=f"--nodes 1 with several GPUs, or {', '.join(c for c in CLOUDS if c not in ONE_NODE_ONLY)}",
+                got=f"--nodes {nodes} --infra {place}",
+                hint="--nodes 1, or another --infra",
+            )
+    return wanted or [name for name in CLOUDS if nodes == 1 or name not in ONE_NODE_ONLY]
+
+
+def spread(plan: dict[str, Any], flavor: Flavor, nodes: int) -> dict[str, Any]:
+    """The plan on so many machines of a flavor: the same recipe and effective batch, one process a GPU.
+
+    Raises:
+        UsageError: the effective batch cannot be divided by so many processes.
+    """
+    placed = plan["placement"] | {"backend": "skypilot"}
+    if nodes == 1:
+        return plan | {"placement": placed}
+    effective, processes = plan["recipe"]["effective_batch_size"], nodes * flavor.gpus
+    share, rest = divmod(effective, processes)
+    if rest or not share:
+        raise UsageError(
+            f"a batch of {effective} rows cannot be shared by {processes} processes",
+            code="batch_split",
+            expected=f"effective_batch_size divisible by {processes} ({nodes} nodes x {flavor.gpus} GPUs)",
+            got=str(effective),
+            hint="fewer --nodes, another --flavor, or another effective_batch_size in the recipe",
+        )
+    rows = max(n for n in range(1, placed["per_device_train_batch_size"] + 1) if share % n == 0)
+    placed |= {
+        "per_device_train_batch_size": rows,
+        "gradient_accumulation_steps": share // rows,
+        "num_processes": processes,
+        "strategy": "fsdp" if placed["strategy"] == "fsdp" else "ddp",
+    }
+    started = launch.launch(
+        placed | {"num_processes": flavor.gpus}, machine_of(flavor), four_bit=plan["recipe"]["load_in_4bit"]
+    )
+    environment = {name: value for name, value in started["environment"].items() if name not in _ONE_MACHINE}
+    arguments = [*started["arguments"], "--num_processes", str(processes), "--num_machines", str(nodes)]
+    return plan | {"placement": placed, "launch": started | {"arguments": arguments, "environment": environment}}
+
+
+def task(
+    plan: dict[str, Any],
+    flavor: Flavor,
+    *,
+    run_id: str,
+    bucket: str,
+    nodes: int,
+    places: list[str],
+    data: str | None,
+    timeout_seconds: int,
+) -> dict[str, Any]:
+    """The task, as SkyPilot reads it from YAML.
+
+    Args:
+        bucket: folder of a bucket of the Hub that keeps everything, `hf://buckets/…`.
+        data: path of local data, relative to the folder of the task.
+    """
+    need = plan["estimates"]["disk_bytes"]["high"] or 0
+    words = ["skypilot_node.py", bucket, "--timeout", str(timeout_seconds)]
+    words += ["--data", data] if data else []
+    return {
+        "name": name_of(run_id),
+        "num_nodes": nodes,
+        "resources": {
+            "accelerators": f"{accelerator(flavor)}:{flavor.gpus}",
+            "disk_size": _PACKAGES_GB + math.ceil(need / 1e9),
+            "any_of": [{"infra": place} for place in places],
+            "autostop": {"idle_minutes": IDLE_MINUTES, "down": True},
+        },
+        "workdir": ".",
+        "envs": {
+            "SKILL_TRAIN_RUN": run_id,
+            "PYTHONUNBUFFERED": "1",
+            "HF_HUB_DISABLE_TELEMETRY": "1",
+            "DO_NOT_TRACK": "1",
+        },
+        "secrets": {"HF_TOKEN": None},  # by its name: `sky launch --secret HF_TOKEN` takes it from the environment
+        "setup": _SETUP,
+        "run": f"{_VENV}/bin/python {shlex.join(words)}\n",
+    }
+
+
+def accelerator(flavor: Flavor) -> str:
+    name = ACCELERATORS.get(flavor.gpu or "")
+    if name is None:
+        raise UsageError(
+            f"SkyPilot's name for the GPU of {flavor.name} is not known",
+            code="unknown_gpu",
+            expected=", ".join(ACCELERATORS),
+            got=str(flavor.gpu),
+            hint="choose another --flavor",
+        )
+    return name
+
+
+def name_of(run_id: str) -> str:
+    """Of the task and of its cluster."""
+    return f"skill-train-{run_id}"
+
+
+def write_task(
+    folder: Path, task: dict[str, Any], plan: Path, data: dict[str, Path], packages: tuple[str, ...]
+) -> None:
+    """Everything that travels, in one folder: SkyPilot copies it to each machine.
+
+    Args:
+        folder: made here; what an earlier call wrote in it is written again.
+        data: files of local data, by their path below `data/`.
+        packages: further ones, `name==version`, beside those in the header of the training program.
+    """
+    import yaml
+
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    for source in (train_program(), node_program(), plan):
+        shutil.copyfile(source, folder / source.name)
+    for name, source in data.items():
+        (folder / "data" / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, folder / "data" / name)
+    (folder / "requirements.txt").write_text("\n".join([*pins(), *packages]) + "\n", encoding="utf-8")
+    first = f"# Launch it from this folder: {' '.join(command('sky', task['name']))}\n"
+    text = yaml.safe_dump(task, sort_keys=False, allow_unicode=True, width=120)
+    (folder / "task.yaml").write_text(first + text, encoding="utf-8")
+
+
+def pins() -> list[str]:
+    """The packages in the header of the training program, each with its version."""
+    header = train_program().read_text(encoding="utf-8").split("# ///")[1]
+    return re.findall(r'^#\s+"([\w.-]+==[\w.]+)",$', header, re.MULTILINE)
+
+
+def command(sky: str, name: str) -> list[str]:
+    """Reuses a cluster of this name: a second launch waits there for the first, and finds its work done."""
+    return [sky, "launch", "--cluster", name, "--yes", "--detach-run", "--secret", "HF_TOKEN", "task.yaml"]
+
+
+def run_sky(folder: Path, name: str, token: str | None) -> None:
+    """Launches the task with the `sky` of this machine. Its output goes to stderr.
+
+    Raises:
+        NotInstalled: there is none. AccessError: no token. TrainingFailed: it failed.
+    """
+    sky = shutil.which("sky")
+    if sky is None:
+        raise NotInstalled(
+            f"there is no `sky` on PATH; the task is written to {folder}",
+            code="no_skypilot",
+            expected=f"SkyPilot {VERSION} in an environment of its own",
+            hint=f'uv tool install "skypilot[lambda,kubernetes]=={VERSION}", then `sky check`',
+        )
+    if token is None:
+        raise AccessError(
+            "the machines need a token to read the model and to keep the result",
+            code="not_signed_in",
+            hint="hf auth login",
+        )
+    words = command(sky, name)
+    done = subprocess.run(words, cwd=folder, env=os.environ | {"HF_TOKEN": token}, stdout=2, check=False)
+    if done.returncode != 0:
+        raise TrainingFailed(
+            f"sky launch ended with exit code {done.returncode}",
+            code="sky_failed",
+            expected="a cluster with the task on it",
+            got="its own words are above",
+            hint=f"sky check; sky status; sky down {name} gives back what was started",
+        )

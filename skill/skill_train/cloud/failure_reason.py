@@ -1,0 +1,392 @@
+"""Why a job of Hugging Face ended without a result, and what would help. Pure.
+
+The Hub says how a job ended in one sentence (`status.message`); it has no field for the exit code, and a timeout is an
+ERROR like any other. Why a program failed is known from its own record and from its last lines. Each rule below says
+where its words were seen.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from skill_train.core.errors import DIED_OF_MEMORY
+from skill_train.facts import Flavor
+from skill_train.run.records import fits
+
+BILLING = "https://huggingface.co/settings/billing"
+LONG_WAIT_SECONDS = 1200.0  # for a machine; a queue is not explained before that
+
+
+@dataclass(frozen=True)
+class Ending:
+    """All that is known of a job that has ended.
+
+    Attributes:
+        stage, message: the Hub's words.
+        failure: `train.failed.json` of the folder of the run; None when there is none.
+        lines: the end of its log.
+        step, steps: how far it came; None before the first step.
+        memory_bytes: the highest use that the program measured, by kind (`cuda`, `rss`).
+        trained: the result lies whole in the bucket, whatever became of the job.
+    """
+
+    stage: str
+    message: str | None = None
+    failure: dict[str, Any] | None = None
+    lines: tuple[str, ...] = ()
+    flavor: str | None = None
+    timeout_seconds: int | None = None
+    step: int | None = None
+    steps: int | None = None
+    memory_bytes: dict[str, int] = field(default_factory=dict)
+    trained: bool = False
+
+
+@dataclass(frozen=True)
+class Story:
+    """What happened.
+
+    Attributes:
+        code: a stable word.
+        message: one sentence.
+        help: what would help.
+        remedy: of a further job: `again`, `time`, `gpu` (memory of the GPU), `ram`, `credit`, `token`, `recipe`,
+            `data`, or `none` where no job would help.
+        exit_code: 3 does not fit, 4 no access, 8 the Hub was away, 5 everything else.
+        got: the words that this rests on.
+        next: commands, the best first.
+    """
+
+    code: str
+    message: str
+    help: str
+    remedy: str = "again"
+    exit_code: int = 5
+    got: str = ""
+    next: tuple[str, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"code": self.code, "message": self.message, "help": self.help, "got": self.got}
+
+
+@dataclass(frozen=True)
+class Sign:
+    """Words in a log, and what they mean."""
+
+    pattern: str
+    code: str
+    message: str
+    help: str
+    remedy: str
+    exit_code: int = 5
+
+
+# The first that matches counts. Where the words were seen stands with each.
+SIGNS = (
+    Sign(  # torch.OutOfMemoryError of torch 2.x: pytorch/pytorch#16417 (2024-03), lllyasviel/FramePack#369 (2025-04)
+        r"CUDA out of memory|torch\.(?:cuda\.)?OutOfMemoryError",
+        code="out_of_memory",
+        message="the GPU ran out of memory",
+        help="a flavor with more memory on each GPU, a smaller max_length, or load_in_4bit",
+        remedy="gpu",
+        exit_code=3,
+    ),
+    Sign(
+        DIED_OF_MEMORY,
+        code="out_of_memory",
+        message="the machine of the job ran out of memory (RAM, not the GPU's)",
+        help="a flavor with more RAM, or a smaller model",
+        remedy="ram",
+        exit_code=3,
+    ),
+    Sign(  # an H200 whose fabric manager was not ready: huggingface_hub#4134 (2026-04), #4128 (open)
+        r"Error 802|system not yet initialized|CUDA-capable device\(s\) is/are busy or unavailable",
+        code="bad_machine",
+        message="the machine of the job had a GPU that does not work; training never began",
+        help="another machine: the same job once more, or another flavor if it happens again",
+        remedy="again",
+    ),
+    Sign(  # users' reports, 2026: the answer of POST /api/jobs
+        r"[Cc]redit balance is insufficient|402 (?:Client Error|Payment Required)",
+        code="no_credit",
+        message="the account that pays for the job has no credit left",
+        help=f"add credit at {BILLING}",
+        remedy="credit",
+        exit_code=4,
+    ),
+    Sign(  # GatedRepoError of huggingface_hub 2.4; its text also names 401 or 403; datasets 5.2
+        r"GatedRepoError|Cannot access gated repo|is restricted and you are not in the authorized list"
+        r"|is a gated dataset on the Hub",
+        code="gated",
+        message="the job may not read a gated model or dataset",
+        help="ask for access on its page with the account whose token the job has",
+        remedy="token",
+        exit_code=4,
+    ),
+    Sign(  # huggingface_hub 2.4 with X-Error-Message; hf jobs: users' reports, 2026
+        r"403 (?:Forbidden|Client Error)|required permissions to complete this action",
+        code="no_permission",
+        message="the token of the job lacks a permission",
+        help="sign in with a token that may write to the model repository and run jobs",
+        remedy="token",
+        exit_code=4,
+    ),
+    Sign(  # huggingface_hub 2.4 [ran]
+        r"401 (?:Unauthorized|Client Error)|Invalid user token|Invalid credentials in Authorization header",
+        code="bad_token",
+        message="the Hub refused the token of the job; it may have been revoked while the job ran",
+        help="sign in again",
+        remedy="token",
+        exit_code=4,
+    ),
+    Sign(  # transformers 5.23 and huggingface_hub 2.4, at a Hub that was down, hung up or answered 429 or 5xx [ran]
+        r"We couldn't connect to '|LocalEntryNotFoundError: |429 Too Many Requests|\[Retry 5/5\]"
+        r"|^httpx2?\.(?:Connect|Read|RemoteProtocol)\w+: |Couldn't reach '\S+' on the Hub",  # the last: datasets 5.2
+        code="hub_unreachable",
+        message="the job could not reach the Hub",
+        help="the same job once more; https://status.huggingface.co tells whether the Hub is down",
+        remedy="again",
+        exit_code=8,
+    ),
+    Sign(  # errno 28, as Linux says it
+        r"No space left on device",
+        code="no_disk",
+        message="the disk of the job was full",
+        help="a flavor with a larger disk, or a smaller model",
+        remedy="again",
+        exit_code=3,
+    ),
+    Sign(  # TRL and datasets name it so, and a KeyError is what code without a check ends in
+        r"KeyError: '(?:messages|prompt|completion|text|conversations|chosen|rejected|instruction|output)'"
+        r"|[Cc]olumn (?:name )?\S+ not in the dataset|has no column",
+        code="missing_column",
+        message="a column that the recipe needs is not in the data",
+        help="see what columns there are, and name them under columns in the recipe",
+        remedy="data",
+    ),
+    Sign(  # the Trainer of transformers prints {'loss': nan, …}
+        r"['\"]loss['\"]: *'?nan\b|\bloss is nan\b",
+        code="bad_loss",
+        message="the loss became NaN",
+        help="half the learning_rate, a shorter max_length, or float32",
+        remedy="recipe",
+    ),
+    Sign(  # uv 0.9, which installs what the program's header names
+        r"No solution found when resolving|ModuleNotFoundError: No module named",
+        code="not_installed",
+        message="a package that the program needs could not be installed in the job",
+        help="once more if the package index was down; the versions stand in the header of train.py",
+        remedy="again",
+    ),
+)
+
+# Of the program's own failures (scripts/train.py), what a further job needs; for all others the recipe or the data.
+_OWN_REMEDY = {
+    "out_of_memory": "ram",
+    "no_disk": "again",
+    "interrupted": "again",
+    "process_lost": "ram",
+    "native_crash": "again",
+    "push_failed": "again",
+    "not_kept": "again",
+    "missing_package": "again",
+    "device_unavailable": "again",
+    "too_few_devices": "again",
+    "hub_unreachable": "again",
+    "bad_loss": "recipe",
+    "another_strategy": "recipe",
+    "no_such_target": "recipe",
+    "no_permission": "token",
+    "bad_token": "token",
+    "gated": "token",
+    "not_signed_in": "token",
+    "no_credit": "credit",
+}
+_WITHOUT_A_REASON = ("program_failed", "native_crash")  # `train.py --job`, of a child that said nothing itself
+
+
+def explain(ending: Ending, *, run: str, offered: Iterable[Flavor] = ()) -> Story:
+    """Why the job ended as it did.
+
+    Args:
+        run: as the next command has to name it.
+        offered: the flavors that there are, for a job that needs a larger one.
+    """
+    story = _of_stage(ending) or _of_message(ending) or _of_program(ending) or _of_log(ending.lines) or _unknown(ending)
+    return _with_next(_with_memory(story, ending), ending, run, tuple(offered))
+
+
+def waiting(stage: str, seconds: float, flavor: str | None) -> str:
+    """A sentence on a job that has not begun; empty while that is nothing to worry about.
+
+    A job of huggingface_hub#4376 waited 12 hours for an h200x8. Waiting for a machine is not billed
+    (huggingface.co/docs/hub/jobs-pricing, 2026-08).
+    """
+    if stage != "SCHEDULING" or seconds < LONG_WAIT_SECONDS:
+        return ""
+    which = f"a free {flavor}" if flavor else "a free machine"
+    return (
+        f"the job has waited {seconds / 60:.0f} minutes for {which}; that costs nothing, and may go on: cancel it, "
+        "and resume with another --flavor"
+    )
+
+
+def exit_code(message: str | None) -> int | None:
+    """The exit code in the Hub's sentence: `Job failed with exit code: 137. Reason: OOMKilled`."""
+    found = re.search(r"exit code:? (\d{1,9})\b", message or "")
+    return int(found[1]) if found else None
+
+
+def failed_event(lines: Iterable[str]) -> dict[str, Any] | None:
+    """The last `failed` event of the program among the lines of a log."""
+    for line in reversed(tuple(lines)):
+        if '"failed"' in line:
+            try:
+                event = json.loads(line)
+            except (ValueError, RecursionError):
+                continue
+            if isinstance(event, dict) and event.get("event") == "failed" and _is_failure(event):
+                return event
+    return None
+
+
+def _is_failure(document: dict[str, Any]) -> bool:
+    """As `train.failed.json` has it: a bucket and a log can hold anything."""
+    error = document.get("error")
+    whole = isinstance(error, dict) and {"code", "message"} <= error.keys() and "exit_code" in document
+    return whole and fits(document, "train.failed.json")
+
+
+def larger(offered: Iterable[Flavor], name: str | None, need: str) -> Flavor | None:
+    """The cheapest flavor with more memory, for the plan as it is: the same number of GPUs.
+
+    Args:
+        need: `gpu` for memory of each GPU, `ram` for that of the machine.
+    """
+    known = tuple(offered)
+    now = next((flavor for flavor in known if flavor.name == name), None)
+    if now is None:
+        return None
+    have = _memory(now, need)
+    fitting = [f for f in known if f.gpus == now.gpus and bool(f.gpu) == bool(now.gpu) and _memory(f, need) > have]
+    if need == "ram":  # the GPU must not shrink
+        fitting = [f for f in fitting if _memory(f, "gpu") >= _memory(now, "gpu")]
+    return min(fitting, key=lambda f: (f.usd_per_hour, f.name), default=None)
+
+
+def _memory(flavor: Flavor, need: str) -> int:
+    return flavor.ram_bytes if need == "ram" else flavor.gpu_memory_bytes or 0
+
+
+def _of_stage(ending: Ending) -> Story | None:
+    said = ending.message or ""
+    if ending.stage == "DELETED":
+        message, rest = "the job was deleted on the Hub", "what it kept may still be there"
+        return Story(code="job_deleted", message=message, help=rest, got=said)
+    if re.search(r"spend(?:ing)? limit reached", said, re.IGNORECASE):  # hub-docs, jobs in resource groups, 2026-08
+        return Story(
+            code="spend_limit",
+            message="the spending limit of the resource group was reached",
+            help="a higher limit for the resource group (its administrators set it), or a cheaper flavor",
+            remedy="credit",
+            exit_code=4,
+            got=said,
+        )
+    if ending.stage == "CANCELED":
+        rest = "what it kept is used by the next job"
+        return Story(code="cancelled", message="the job was cancelled", help=rest, got=said)
+    return None
+
+
+def _of_message(ending: Ending) -> Story | None:
+    said = ending.message or ""
+    if re.search(r"\btime(?:d )?\s?out\b", said, re.IGNORECASE):  # `Job timeout`: hub-docs and users' reports, 2026
+        limit = f" after {ending.timeout_seconds / 60:.0f} minutes" if ending.timeout_seconds else ""
+        message = f"the job's time was up{limit}"
+        return Story(code="timeout", message=message, help="a longer timeout", remedy="time", got=said)
+    if exit_code(said) == 137 or "OOMKilled" in said:  # 128 + SIGKILL; the reason: users' reports, 2026
+        sure = "ran out of memory" if "OOMKilled" in said else "was killed, most likely for its memory,"
+        message = f"the machine of the job {sure} (RAM, not the GPU's)"
+        rest = "a flavor with more RAM, or a smaller model"
+        return Story(code="out_of_memory", message=message, help=rest, remedy="ram", exit_code=3, got=said)
+    if re.search(r"failed to start", said, re.IGNORECASE):
+        rest = "the same job once more"
+        return Story(code="start_failed", message="the job could not be started", help=rest, got=said)
+    return None
+
+
+def _of_program(ending: Ending) -> Story | None:
+    """In the program's own words; the record may be of an earlier job, then its exit code is another."""
+    code = exit_code(ending.message)
+    event = failed_event(ending.lines)
+    record = ending.failure if ending.failure and code in (None, ending.failure.get("exit_code")) else None
+    failure = event or record
+    if failure is None or not _is_failure(failure):
+        return None
+    error = failure["error"]
+    if error["code"] in _WITHOUT_A_REASON:
+        told = _of_log(error.get("got", "").splitlines()) or _of_log(ending.lines)
+        if told is not None:
+            return told
+    remedy = _OWN_REMEDY.get(error["code"], "data")
+    if error["code"] == "out_of_memory" and "cuda" in error["message"].lower():
+        remedy = "gpu"
+    ours = failure["exit_code"] if failure["exit_code"] in (3, 4, 8) else 5
+    return Story(error["code"], error["message"], error.get("hint", ""), remedy, ours, error.get("got", ""))
+
+
+def _of_log(lines: Sequence[str]) -> Story | None:
+    """By the words of libraries; an event of the program is no sign, such as a note of what was tried again."""
+    words_of_others = [line for line in reversed(lines) if not line.startswith('{"event"')]
+    for sign in SIGNS:
+        said = next((line for line in words_of_others if re.search(sign.pattern, line)), None)
+        if said is not None:
+            words = said.strip()[:300]
+            return Story(sign.code, sign.message, sign.help, sign.remedy, sign.exit_code, words)
+    return None
+
+
+def _unknown(ending: Ending) -> Story:
+    code = exit_code(ending.message)
+    words = (line.strip() for line in reversed(ending.lines))
+    last = next((line for line in words if line and not line.startswith('{"event"')), "")
+    what = "the job failed" if code is None else f"the program of the job ended with exit code {code}"
+    message = f"{what}: {last[:200]}" if last else what
+    return Story(code="job_failed", message=message, help="read its log", got=ending.message or "")
+
+
+def _with_memory(story: Story, ending: Ending) -> Story:
+    """With what was measured before it happened."""
+    kind = {"gpu": "cuda", "ram": "rss"}.get(story.remedy)
+    used = ending.memory_bytes.get(kind) if kind else None
+    if used is None or story.exit_code != 3:
+        return story
+    step = f" up to step {ending.step}" if ending.step else ""
+    return replace(story, message=f"{story.message}; {used / 1e9:.1f} GB were in use{step}")
+
+
+def _with_next(story: Story, ending: Ending, run: str, offered: tuple[Flavor, ...]) -> Story:
+    word = shlex.quote(run)
+    if ending.trained:
+        kept = f"{story.help}; the result lies whole in the bucket" if story.help else "the result lies in the bucket"
+        return replace(story, help=kept, next=(f"skill-train pull {word}", f"skill-train resume {word}"))
+    again, log = f"skill-train resume {word}", f"skill-train logs {word} --tail 200"
+    if story.code == "not_kept":  # it was pushed, and `pull` asks the repository too
+        return replace(story, next=(f"skill-train pull {word}", again))
+    if story.remedy in ("gpu", "ram"):
+        bigger = larger(offered, ending.flavor, story.remedy)
+        return replace(story, next=(f"{again} --flavor {bigger.name}", log) if bigger else (log,))
+    following = {
+        "again": (again, log),
+        "time": (again,),
+        "credit": (again,),
+        "token": ("hf auth login", again),
+        "recipe": (log,),
+        "data": (log,),
+    }
+    return replace(story, next=following[story.remedy])

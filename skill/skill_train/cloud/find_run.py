@@ -1,0 +1,318 @@
+"""What RUN means: a run directory that was submitted, or the id of one of its jobs, `NAMESPACE/ID` or `ID`."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from skill_train.cloud import bucket as kept
+from skill_train.cloud.poll import Say, job_now, patiently
+from skill_train.cloud.start_once import begun, timestamp
+from skill_train.core.errors import AccessError, UsageError
+from skill_train.core.files import write_json, write_text
+from skill_train.hub import jobs
+from skill_train.hub.client import not_signed_in
+from skill_train.hub.jobs import Job
+from skill_train.recipe.fields import to_yaml
+from skill_train.run import cloud_record
+from skill_train.run.cloud_record import CloudData, CloudJob, CloudRecord
+from skill_train.run.folder import RunDir, require_unused
+from skill_train.run.job_spec import Mount
+from skill_train.run.lock import locked
+from skill_train.run.progress import dollars
+from skill_train.run.records import fits, read_json
+
+_PARTS, _RECIPE = {"recipe", "recipe_hash", "policy", "placement"}, {"model", "data", "max_steps"}  # of each plan
+_JOB = re.compile(r"(?:(?P<namespace>[\w.-]+)/)?(?P<id>[0-9a-f]{24})")
+
+
+@dataclass(frozen=True)
+class CloudRun:
+    """A run in the cloud.
+
+    Attributes:
+        name: as the user called it; the next commands call it so too.
+        run: None when it is known by the id of a job only.
+        job: the one that is meant: the last, or the one whose id was given.
+        now: what the Hub says of it, where it was asked.
+    """
+
+    name: str
+    run: RunDir | None
+    record: CloudRecord
+    job: CloudJob
+    now: Job | None = None
+
+    @property
+    def word(self) -> str:
+        return shlex.quote(self.name)
+
+
+def find(name: str, say: Say) -> CloudRun:
+    """The run, with the job that is meant as it is now.
+
+    Of a run directory that is the newest: jobs that it does not know are looked up by their labels, where one was asked
+    for without an answer, and where the last one has ended without its result.
+
+    Raises:
+        UsageError: neither a run that was submitted nor a job that skill-train started, or there is no such job now.
+        AccessError: the token may not see it.
+    """
+    found = _JOB.fullmatch(name)
+    if found and not Path(name).is_dir():
+        return _by_id(name, found["namespace"] or _namespace(), found["id"], say)
+    run = RunDir(Path(name))
+    record = cloud_record.submitted(run)
+    if record.last is None:
+        raise never_started(name)
+    if record.last.job_id is None:
+        record = with_others(record, say)
+    if record.last_begun is None:
+        raise never_started(name)
+    cloud = with_now(CloudRun(name, run, record, record.last_begun), say)
+    if cloud.now is not None and (cloud.now.live or cloud.now.stage == "COMPLETED"):
+        return cloud
+    cloud = replace(cloud, record=with_others(cloud.record, say))
+    newest = cloud.record.last_begun
+    return cloud if newest in (None, cloud.job) else with_now(latest(cloud), say)
+
+
+def with_now(cloud: CloudRun, say: Say) -> CloudRun:
+    """With what the Hub says of its job. One that is gone there is DELETED."""
+    now = job_now(cloud.record.namespace, cloud.job.job_id or "", cloud.record.run_id, say) or gone(cloud)
+    return noted(replace(cloud, now=now, record=with_bucket(cloud.record, now)))
+
+
+def noted(cloud: CloudRun) -> CloudRun:
+    """With the end of its job in the record and, where there is a run directory, in `cloud.json`.
+
+    What is known already stays: the Hub forgets a job that is deleted.
+    """
+    now, job = cloud.now, cloud.job
+    if now is None or now.live or job.stage is not None:
+        return cloud
+    seconds = None
+    if now.started_at is not None and now.finished_at is not None:
+        seconds = max((now.finished_at - now.started_at).total_seconds(), 0.0)
+    ended = replace(
+        job,
+        stage=now.stage,
+        ended_at=timestamp(now.finished_at) if now.finished_at else None,
+        seconds=seconds,
+        cost_usd=dollars(seconds, job.usd_per_hour),
+    )
+    if cloud.run is not None:
+        _write_end(cloud.run, ended)
+    return replace(cloud, job=ended, record=cloud.record.with_job(ended))
+
+
+def _write_end(run: RunDir, ended: CloudJob) -> None:
+    """Only a note: who has the run directory in use, or may not write there, gets the answer without it."""
+    try:
+        with locked(run, "status"):
+            record = cloud_record.read(run)
+            if record is not None and any(known.job_id == ended.job_id for known in record.jobs):
+                cloud_record.write(run, record.with_job(ended))
+    except OSError:
+        return
+    except UsageError as error:
+        if error.code != "run_in_use":
+            raise
+
+
+def latest(cloud: CloudRun) -> CloudRun:
+    """The run with its newest job in the place of the one that was named."""
+    return replace(cloud, job=cloud.record.last_begun or cloud.job, now=None)
+
+
+def with_others(record: CloudRecord, say: Say) -> CloudRecord:
+    """With the jobs of this run that the record lacks: their start had no answer, or another folder started them."""
+    listed = patiently(lambda: jobs.find(record.namespace, {"run": record.run_id}), say)
+    live = {job.id for job in listed if job.live}
+    for job in reversed(listed):  # the oldest first
+        found = _as_record(job, None)
+        there = next((known for known in record.jobs if known.number == found.number), None)
+        if there is not None and there.job_id is None:
+            found = _as_record(job, there)
+        elif there is not None and (not job.live or there.job_id in live):
+            if job.live and job.id != there.job_id:
+                say(f"another job of this run is {job.stage}, and paid for: skill-train cancel {job.id}")
+            continue  # two folders gave the same number: the job that runs is the one, and ours before another
+        if there is None or there.job_id != job.id:
+            record = with_bucket(record.with_job(found), job)
+    return record
+
+
+def plan_of(cloud: CloudRun, there: kept.Peek) -> dict[str, Any] | None:
+    """The plan, of the run directory or as it lies in the bucket; None when neither has it."""
+    if cloud.run is not None and cloud.run.plan.is_file():
+        return dict(read_json(cloud.run.plan))
+    plan = there.document("plan.json")
+    return plan if plan is not None and _is_whole(plan) else None
+
+
+def _is_whole(plan: dict[str, Any]) -> bool:
+    """Whether it is a plan that a job can have had: a bucket can hold anything."""
+    if not (fits(plan, "plan.json") and plan.keys() >= _PARTS and plan["recipe"].keys() >= _RECIPE):
+        return False
+    try:
+        json.dumps(plan, allow_nan=False)  # JSON has no NaN; Python reads it
+    except ValueError:
+        return False
+    return isinstance(plan["policy"].get("hub_model_id"), str)
+
+
+def in_folder(cloud: CloudRun, folder: Path | None, say: Say) -> CloudRun:
+    """The run with a run directory: its own, or a new one for a run that is known by a job's id.
+
+    Raises:
+        UsageError: the folder holds another run or is in use, or the plan is in the bucket no more.
+    """
+    if cloud.run is not None and folder in (None, cloud.run.path):
+        run, record = cloud.run, cloud.record
+    else:
+        run = RunDir(folder or Path("runs") / cloud.record.run_id)
+        record = _known(run, cloud.record.run_id) or cloud.record
+    if run.plan.is_file():
+        return replace(cloud, name=str(run.path), run=run, record=record)
+    bucket, kept_in = record.bucket, record.folder
+    there = kept.peek(bucket, kept_in, ("plan.json",), say) if bucket and kept_in else kept.NOTHING
+    plan = plan_of(cloud, there)
+    if plan is None:
+        raise UsageError(
+            f"the plan of {cloud.name} is not in its bucket any more, or broken",
+            code="no_plan",
+            expected="plan.json beside the program of the job",
+            hint="use the run directory that submitted it",
+        )
+    record = replace(record, hub_model_id=record.hub_model_id or plan["policy"]["hub_model_id"])
+    if _known(run, record.run_id) is None:
+        require_unused(run)
+    with locked(run, "pull"):
+        if _known(run, record.run_id) is None:
+            cloud_record.write(run, record)  # first: a folder that a kill leaves is known as that of this run
+        write_text(run.recipe, to_yaml(plan["recipe"] | plan["policy"]))
+        write_json(run.plan, plan)
+    return replace(cloud, name=str(run.path), run=run, record=record)
+
+
+def _known(run: RunDir, run_id: str) -> CloudRecord | None:
+    """The record of this very run that lies in a folder; None in a new one.
+
+    Raises:
+        UsageError: the folder holds another run.
+    """
+    known = cloud_record.read(run)
+    if known is not None and known.run_id == run_id:
+        return known
+    if known is not None or run.plan.exists() or run.adapter.exists():
+        raise UsageError(
+            f"{run.path} holds another run",
+            code="another_run",
+            expected="a new folder, or one of the same run",
+            got=f"run {known.run_id}" if known else "a run of this machine",
+            hint="give another --run-dir",
+        )
+    return None
+
+
+def never_started(name: str) -> UsageError:
+    word = shlex.quote(name)
+    return UsageError(
+        f"no job of {name} was ever started",
+        code="never_started",
+        expected="a run with a job",
+        hint=f"skill-train submit {word}",
+    )
+
+
+def with_bucket(record: CloudRecord, job: Job) -> CloudRecord:
+    """With the folder that the client chose for the first job."""
+    if job.bucket is None or record.folder is not None:
+        return record
+    return replace(record, bucket=job.bucket[0], folder=job.bucket[1])
+
+
+def _by_id(name: str, namespace: str, job_id: str, say: Say) -> CloudRun:
+    """The record as the labels of the jobs have it."""
+    now = patiently(lambda: jobs.inspect(namespace, job_id), say)
+    run_id = now.labels.get("run", "")
+    if "skill-train" not in now.labels or not re.fullmatch("[0-9a-f]{12}", run_id):
+        raise UsageError(
+            f"the job {name} was not started by skill-train",
+            code="not_ours",
+            expected="a job with the label skill-train",
+            got=", ".join(sorted(now.labels)) or "no labels",
+            hint=f"hf jobs logs {namespace}/{job_id}",
+        )
+    others = patiently(lambda: jobs.find(namespace, {"run": run_id}), say)
+    known = {job.id: _as_record(job, None) for job in (*others, now)}
+    ordered = tuple(sorted(known.values(), key=lambda job: job.number))
+    data = _data_of(now.mounts[0]) if now.mounts else None
+    record = CloudRecord(run_id, now.labels.get("plan", ""), namespace, "", data=data, jobs=ordered)
+    return noted(CloudRun(f"{namespace}/{job_id}", None, with_bucket(record, now), known[job_id], now))
+
+
+def _data_of(mount: Mount) -> CloudData:
+    if mount.kind == "dataset":
+        return CloudData(mount.mount_path, None, None, repository=mount.bucket, revision=mount.revision)
+    return CloudData(mount.mount_path, None, None, bucket=mount.bucket, folder=mount.folder)
+
+
+def _as_record(job: Job, asked: CloudJob | None) -> CloudJob:
+    """A job of the Hub as the record has one."""
+    if asked is not None:
+        return begun(asked, job)
+    attempt = job.labels.get("attempt", "1")
+    made = timestamp(job.created_at) if job.created_at else None
+    return CloudJob(
+        number=int(attempt) if attempt.isdigit() else 1,
+        state="started",
+        flavor=job.flavor or "",
+        timeout_seconds=None,
+        asked_at=made or "",
+        job_id=job.id,
+        url=job.url,
+        created_at=made,
+    )
+
+
+def gone(cloud: CloudRun) -> Job:
+    """A job that the record has and the Hub has no more."""
+    return Job(
+        id=cloud.job.job_id or "",
+        namespace=cloud.record.namespace,
+        url=cloud.job.url or "",
+        stage="DELETED",
+        message="the Hub has no such job, or your token may not see it",
+        flavor=cloud.job.flavor,
+        labels={},
+        bucket=None,
+        created_at=None,
+        started_at=None,
+        finished_at=None,
+    )
+
+
+def _namespace() -> str:
+    """Of the token."""
+    from skill_train.hub.account import account, no_answer
+
+    who = account()
+    if who.state == "unchecked" and who.status is None:
+        raise no_answer(who)
+    if who.state == "none":
+        raise not_signed_in("which a job id without its namespace needs")
+    if who.state != "valid":
+        raise AccessError(
+            "a job id without its namespace needs a token that says who you are",
+            code="bad_token",
+            expected="a valid token, or NAMESPACE/ID",
+            got=who.why or who.state,
+            hint="hf auth login",
+        )
+    return who.name

@@ -1,0 +1,71 @@
+"""What is sent to the cloud, and what came of it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from skill_train.cloud.stage_data import Staged
+from skill_train.core.resources import train_program
+from skill_train.run import cloud_record
+from skill_train.run.cloud_record import CloudRecord
+
+
+@dataclass(frozen=True)
+class Order:
+    """What is to be sent.
+
+    Attributes:
+        plan: with `policy.hub_model_id` and the timeout that it is sent with.
+        usd_per_hour: None when no price is known.
+        staged: local data; None for data on the Hub. `data_repo`: the dataset repository that it goes to, if not into
+            the bucket.
+        max_cost: dollars that the job may never exceed; None where nobody said.
+    """
+
+    plan: dict[str, Any]
+    namespace: str
+    usd_per_hour: float | None
+    staged: Staged | None
+    data_repo: str | None
+    max_cost: float | None = None
+
+    @property
+    def plan_hash(self) -> str:
+        return cloud_record.plan_hash(self.plan)
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A job of a run.
+
+    Attributes:
+        stage: as the Hub said it last; None when it did not answer.
+        reused: it was there already.
+    """
+
+    record: CloudRecord
+    stage: str | None
+    reused: bool
+
+
+def uploads(order: Order) -> list[dict[str, Any]]:
+    """What leaves this machine, and where it goes; last what the job makes, of which nobody knows the size yet.
+
+    `left_out` of the data: what lies in its folder and stays here.
+    """
+    bucket = f"the private bucket {order.namespace}/jobs-artifacts"
+    program, made = train_program(), json.dumps(order.plan, indent=1, ensure_ascii=False)
+    listed = [
+        {"what": "program", "name": program.name, "files": 1, "bytes": program.stat().st_size, "to": bucket},
+        {"what": "plan", "name": "plan.json", "files": 1, "bytes": len(made.encode()) + 1, "to": bucket},
+    ]
+    if order.staged is not None:
+        about = {"name": order.plan["recipe"]["data"], "files": len(order.staged.files), "bytes": order.staged.bytes}
+        to = f"the private dataset {order.data_repo}" if order.data_repo else bucket
+        stays = {"left_out": list(order.staged.left_out)} if order.staged.left_out else {}
+        listed.append({"what": "data", **about, "to": to, **stays})
+    repository = order.plan["policy"]["hub_model_id"]
+    to = "a private repository of the Hub, which the job makes"
+    return [*listed, {"what": "result", "name": repository, "files": None, "bytes": None, "to": to}]

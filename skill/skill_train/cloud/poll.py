@@ -1,0 +1,172 @@
+"""Reading a job for hours, over a network that fails for minutes. Only reading: a question may always be asked again.
+
+The pauses between two questions grow to 15 seconds; the Hub allows 1,000 questions in 5 minutes (its documentation of
+rate limits, 2026-08).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+from skill_train.core import waiting
+from skill_train.core.errors import Temporary, UsageError
+from skill_train.hub import jobs
+from skill_train.hub.client import worth_asking_again
+from skill_train.hub.jobs import Job
+
+Answer = TypeVar("Answer")
+Say = Callable[[str], None]
+
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 15.0
+PATIENCE_SECONDS = 60.0  # of a command that answers once
+OUTAGE_SECONDS = 900.0  # of one that stays with a job for hours
+HEALTHY_SECONDS = 30.0  # what failed only after so long had an answer, though perhaps no line of a log
+
+
+class Patience:
+    """How long to go on asking while nothing answers; `well` says that something did."""
+
+    def __init__(self, seconds: float, say: Say) -> None:
+        self._seconds, self._say = seconds, say
+        self.well()
+
+    def well(self) -> None:
+        self._since: float | None = None
+        self._resumed: float | None = None
+        self._pauses = pauses()
+
+    def bear(self, trouble: Temporary) -> None:
+        """Pauses.
+
+        Raises:
+            Temporary: the same trouble, when it has lasted too long or will not pass.
+        """
+        now = time.monotonic()
+        if self._resumed is not None and now - self._resumed > HEALTHY_SECONDS:
+            self.well()
+        self._since = now if self._since is None else self._since
+        left = self._since + self._seconds - now
+        if left <= 0 or not worth_asking_again(trouble):
+            raise trouble
+        self._say(f"{trouble.message} ({trouble.got}); asking again")
+        waiting.pause(min(next(self._pauses), left))
+        self._resumed = time.monotonic()
+
+
+def pauses() -> Iterator[float]:
+    """Seconds, each twice the one before, up to the longest."""
+    pause = FIRST_PAUSE_SECONDS
+    while True:
+        yield pause
+        pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+
+
+def patiently(question: Callable[[], Answer], say: Say, *, seconds: float = PATIENCE_SECONDS) -> Answer:
+    """What the question answers, asked again while the trouble is temporary.
+
+    Raises:
+        Temporary: no answer for so many seconds.
+        SkillTrainError: any other failure, at once.
+    """
+    patience = Patience(seconds, say)
+    while True:
+        try:
+            return question()
+        except Temporary as trouble:
+            patience.bear(trouble)
+
+
+def job_now(namespace: str, job_id: str, run_id: str, say: Say, *, seconds: float = PATIENCE_SECONDS) -> Job | None:
+    """A job of a run as it is now; None when the Hub has it no more.
+
+    That it has no such job is believed when its list has none either: whoever takes a living job for a lost one starts
+    another.
+    """
+    try:
+        return patiently(lambda: jobs.inspect(namespace, job_id), say, seconds=seconds)
+    except UsageError as error:
+        if error.code != "unknown_job":
+            raise
+    listed = patiently(lambda: jobs.find(namespace, {"run": run_id}), say, seconds=seconds)
+    return next((job for job in listed if job.id == job_id), None)
+
+
+def until_end(
+    namespace: str, job_id: str, run_id: str, *, seconds: float | None, seen: Callable[[Job], None], say: Say
+) -> Job | None:
+    """The job when it has ended; as it is when `seconds` are over; None when it was deleted meanwhile.
+
+    Args:
+        seconds: None to wait as long as it takes.
+        seen: gets the job each time that it was looked at.
+
+    Raises:
+        Temporary: the Hub did not answer for a quarter of an hour, or until the time was over.
+    """
+    end = math.inf if seconds is None else time.monotonic() + seconds
+    for pause in pauses():
+        outage = min(OUTAGE_SECONDS, max(end - time.monotonic(), 0.0))
+        job = job_now(namespace, job_id, run_id, say, seconds=outage)
+        if job is None:
+            return None
+        seen(job)
+        left = end - time.monotonic()
+        if not job.live or left <= 0:
+            return job
+        time.sleep(min(pause, left))
+    raise AssertionError("the pauses never end")
+
+
+def lines(namespace: str, job_id: str, run_id: str, *, say: Say, skip: int = 0) -> Iterator[str]:
+    """The lines of a job's log as they come, each once and in order, until the job has ended or was deleted.
+
+    Every connection begins with the first line again, so the lines are counted. huggingface_hub 2.4 says nothing when
+    a stream is cut after the end of the job, and leaves the rest out: the log is read once more at the end, whole.
+
+    Args:
+        skip: lines that are known.
+
+    Raises:
+        Temporary: the Hub did not answer for a quarter of an hour.
+    """
+    patience, ended = Patience(OUTAGE_SECONDS, say), False
+    while True:
+        try:
+            for line in itertools.islice(_log(namespace, job_id, run_id, say, follow=not ended), skip, None):
+                skip += 1
+                patience.well()
+                yield line
+            if ended:
+                return
+            time.sleep(FIRST_PAUSE_SECONDS)  # the stage lags behind the log by about a second
+            now = job_now(namespace, job_id, run_id, say, seconds=0.0)  # the patience is ours
+            if now is None:
+                return
+            ended = not now.live
+        except Temporary as trouble:
+            patience.bear(trouble)
+
+
+def _log(namespace: str, job_id: str, run_id: str, say: Say, *, follow: bool) -> Iterator[str]:
+    """The lines of one connection; none of a job that was deleted.
+
+    Raises:
+        Temporary: also when the Hub has the job and one answer says that it has not.
+    """
+    try:
+        yield from jobs.logs(namespace, job_id, follow=follow)
+    except UsageError as error:
+        if error.code != "unknown_job":
+            raise
+        if job_now(namespace, job_id, run_id, say, seconds=0.0) is not None:
+            hint = "try again in a few minutes"
+            raise Temporary(f"no log of the job {job_id}", code="hub_error", got="status 404", hint=hint) from None
+
+
+def log_so_far(namespace: str, job_id: str, say: Say, *, tail: int | None = None) -> list[str]:
+    """The lines that are there now. Takes 5 seconds for a job that runs: the client waits for silence."""
+    return patiently(lambda: list(jobs.logs(namespace, job_id, follow=False, tail=tail)), say)

@@ -1,0 +1,203 @@
+"""What is checked before anything is uploaded or paid for: each check has its own error, with the next command."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from skill_train.cloud.start_once import patiently
+from skill_train.core.errors import AccessError, DecisionNeeded, Temporary, UsageError, nearest
+from skill_train.facts import Flavor
+from skill_train.hub import account as hub_account
+from skill_train.hub import models as hub
+from skill_train.hub import repositories as hub_repository
+from skill_train.hub.account import Account
+from skill_train.hub.client import not_signed_in
+
+_LOGIN = "hf auth login"
+_TOKENS = "https://huggingface.co/settings/tokens"
+# Of a repository that holds no work yet.
+_EMPTY = {".gitattributes", "README.md", "training.json"}
+
+
+def token() -> Account:
+    """The account of the token on this machine.
+
+    Raises:
+        AccessError: there is no token, or the Hub does not know it, or refuses it.
+        UsageError: what HF_ENDPOINT names is no Hub.
+        Temporary: the Hub does not answer.
+    """
+
+    def question() -> Account:
+        found = hub_account.account()
+        if found.status in (402, 403, 404):
+            raise _refused(found.status)
+        if found.state == "unchecked":
+            raise hub_account.no_answer(found)
+        return found
+
+    found = patiently(question)
+    if found.state == "none":
+        raise not_signed_in()
+    if found.state == "invalid":
+        raise AccessError(
+            "the Hub does not know your token", code="bad_token", got=found.why or "status 401", hint=_LOGIN
+        )
+    return found
+
+
+def namespace(account: Account, asked: str | None) -> str:
+    """Where the job runs and is paid for: a user or an organisation.
+
+    Raises:
+        AccessError: it is another's, or the token may not run jobs or write there.
+    """
+    name = asked or account.name
+    known = (account.name, *account.orgs)
+    if name not in known:
+        raise AccessError(
+            f"{name} is neither you nor an organisation of yours",
+            code="no_permission",
+            expected=" or ".join(known),
+            got=name,
+            hint=f"--namespace {account.name}, or leave it out",
+        )
+    for permission in ("job.write", "repo.write"):
+        _require(account, permission, name)
+    return name
+
+
+def result_repository(account: Account, name: str) -> tuple[str, ...]:
+    """Files that lie in the repository for the result already; none when it is free.
+
+    Raises:
+        UsageError: no name of a repository. AccessError: it is not yours, or the token may not write there.
+        DecisionNeeded: it is public.
+    """
+    hub_repository.check_name(name)
+    owner = name.split("/")[0]
+    if owner not in (account.name, *account.orgs):
+        raise AccessError(
+            f"the result cannot be pushed to {name}: {owner} is neither you nor an organisation of yours",
+            code="no_permission",
+            expected=f"a repository of {' or '.join((account.name, *account.orgs))}",
+            got=name,
+            hint=f"--hub-model-id {account.name}/{name.split('/')[1]}",
+        )
+    _require(account, "repo.write", name)
+    known = patiently(lambda: hub_repository.find("model", name))
+    if known is None:
+        return ()
+    patiently(lambda: hub_repository.check_writable("model", name))
+    if not known.private:
+        raise _public(f"the repository {name}", f"make it private, or --hub-model-id {owner}/ANOTHER-NAME")
+    return tuple(file for file in known.files if file not in _EMPTY)
+
+
+def readable(made: dict[str, Any]) -> None:
+    """Model and dataset, with the token that the job gets.
+
+    Raises:
+        UsageError: unknown or private. AccessError: gated.
+    """
+    patiently(lambda: hub_repository.check_readable("model", made["recipe"]["model"]))
+    if not local_data(made):
+        patiently(lambda: hub_repository.check_readable("dataset", made["recipe"]["data"]))
+
+
+def flavor(name: str) -> Flavor:
+    """The machine as the Jobs API offers it now, with its price.
+
+    Raises:
+        UsageError: it is offered no more. Temporary: no answer.
+    """
+    offered = {each.name: each for each in patiently(hub.live_flavors)}
+    if name not in offered:
+        raise UsageError(
+            f"Hugging Face Jobs offers no {name} today{nearest(name, offered)}",
+            code="unknown_flavor",
+            expected=", ".join(offered),
+            got=name,
+            hint="leave --flavor out, or plan again",
+        )
+    return offered[name]
+
+
+def private_places(place: str, data_repo: str | None, account: Account, *, with_data: bool) -> None:
+    """The bucket for program, plan and checkpoints, and the repository for the data, hold private things.
+
+    Raises:
+        DecisionNeeded: one is there already and is public.
+        AccessError: the token may not write to the dataset repository.
+    """
+    bucket = f"{place}/jobs-artifacts"
+    if patiently(lambda: hub_repository.bucket_is_private(bucket)) is False:
+        raise _public(f"the bucket {bucket}", f"make it private on https://huggingface.co/buckets/{bucket}")
+    if data_repo is None or not with_data:
+        return
+    hub_repository.check_name(data_repo)
+    _require(account, "repo.write", data_repo)
+    known = patiently(lambda: hub_repository.find("dataset", data_repo))
+    if known is not None:
+        patiently(lambda: hub_repository.check_writable("dataset", data_repo))
+        if not known.private:
+            raise _public(f"the dataset {data_repo}", "another --data-repo, or leave it out")
+
+
+def local_model(folder: str, owner: str | None) -> UsageError:
+    """Of a model that lies on this machine."""
+    where = f"{owner or 'NAMESPACE'}/{Path(folder).resolve().name}"
+    return UsageError(
+        f"the model {folder} lies on this machine, where a job cannot read it",
+        code="local_model",
+        expected="the id of a model on the Hub; a private one will do",
+        got=folder,
+        hint=f"hf upload {shlex.quote(where)} {shlex.quote(folder)} --private, then --model {shlex.quote(where)}",
+    )
+
+
+def local_data(made: dict[str, Any]) -> bool:
+    return made["fingerprints"]["data"] is not None
+
+
+def tolerant(check: Callable[[], Any], what: str, unchecked: list[str]) -> Any:
+    """The answer of a check, or None where the Hub gives none; that is noted."""
+    try:
+        return check()
+    except Temporary as error:
+        unchecked.append(f"{what}: {error.message}")
+        return None
+
+
+def _refused(status: int) -> AccessError | UsageError:
+    """The Hub's word on a token that will be the same in a minute."""
+    about = {"expected": "an account", "got": f"status {status}"}
+    if status == 404:
+        message = "the Hub does not know the question whose token this is"
+        return UsageError(message, code="refused", **about, hint="check HF_ENDPOINT, or unset it")
+    code = "no_credit" if status == 402 else "no_permission"
+    return AccessError("the Hub refuses to say whose token this is", code=code, **about, hint=_LOGIN)
+
+
+def _require(account: Account, permission: str, where: str) -> None:
+    if account.may(permission, where) is False:
+        raise AccessError(
+            f"your token may not {'run jobs' if permission == 'job.write' else 'write'} in {where}",
+            code="no_permission",
+            expected=f"a token with the role write, or with the permission {permission} for {where.split('/')[0]}",
+            got=f"role {account.role}",
+            hint=f"{_LOGIN}, with a new token of {_TOKENS}",
+        )
+
+
+def _public(what: str, hint: str) -> DecisionNeeded:
+    return DecisionNeeded(
+        f"{what} is public, and what this run uploads is not",
+        code="public_repository",
+        expected="a private one",
+        got="public",
+        hint=hint,
+    )

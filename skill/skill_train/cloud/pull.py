@@ -1,0 +1,233 @@
+"""Brings what a job kept of its run into the run directory: each file under a temporary name, checked, then renamed.
+
+A pull that was killed goes on with the files that it lacks. Files of the run directory that no pull wrote are never
+replaced; `pull.json`, written last, says which ones a pull did.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+from collections.abc import Iterable
+from functools import partial
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from skill_train.cloud.bucket import BEFORE, FILES, Kept, KeptFile, belongs
+from skill_train.cloud.poll import Say, patiently
+from skill_train.core.console import Bar
+from skill_train.core.digests import file_digest
+from skill_train.core.errors import UsageError, VerificationFailed
+from skill_train.hub import jobs
+from skill_train.run.folder import RunDir, require_space, write_record
+from skill_train.run.lock import locked
+from skill_train.run.records import read_json
+
+PUSHING = "training.json"  # in a repository whose job has not pushed yet; scripts/train.py calls it PROOF
+_PART = ".pull.part"  # files on their way; of the next pull too
+_TRIES = 2
+_GROUP_FILES, _GROUP_BYTES = 8, 256_000_000
+_REWRITTEN = {BEFORE, *FILES} - {"train.json"}  # while the run goes on
+
+
+def from_bucket(run: RunDir, kept: Kept, *, progress: Bar, say: Say) -> dict[str, Any]:
+    """Fetches everything that is kept and not here yet; returns `pull.json` with the names that were `fetched`.
+
+    Raises:
+        UsageError: a file of another content is here that no pull wrote.
+        VerificationFailed: a file in the bucket is not the one that its marker promises.
+        Temporary: the Hub did not answer; what has come stays, and the next pull goes on.
+    """
+    with locked(run, "pull"):
+        earlier = _earlier(run)
+        todo = [file for file in kept.files if not _is_here(run, file, earlier)]
+        require_space(run.path, sum(file.size for file in todo), "what the job kept")
+        outputs = {file.name: file.digest for file in kept.files if file not in todo}
+        outputs |= {file.name: earlier[file.name] for file in todo if file.name in earlier}  # should it come torn now
+        done = 0
+        for group in _groups(_in_order(todo)):
+            progress(done, len(todo), group[0].name)
+            outputs |= _fetch(run, kept.bucket, group, say)
+            done += len(group)
+        inputs = {"bucket": kept.bucket, "state": kept.state, "checkpoint": kept.checkpoint}
+        record = write_record(run.record("pull"), inputs=inputs, options={}, outputs=outputs)
+        shutil.rmtree(run.path / _PART, ignore_errors=True)  # last: while it is there, the record may be an old one
+        return record | {"fetched": [file.name for file in todo]}
+
+
+def in_repository(trained: dict[str, Any]) -> dict[str, str]:
+    """Where a job pushes the files of its result, by their names in the run directory: those of its one folder lie
+    beside its records.
+
+    Args:
+        trained: `train.json`.
+    """
+    names = [name for name in trained.get("outputs", {}) if belongs(name)]
+    pushed = {name: PurePosixPath(*PurePosixPath(name).parts[1:]).as_posix() for name in names}
+    return pushed | {name: name for name in ("environment.json", "train.json")}
+
+
+def from_repository(run: RunDir, repository: str, folder: Path, commit: str | None) -> dict[str, Any]:
+    """Copies the result and its records out of a snapshot of the model repository that the job pushed to.
+
+    Raises:
+        UsageError: the repository has no `train.json`, or a file of another content is here already.
+        VerificationFailed: a file is not the one that `train.json` describes.
+    """
+    if not (folder / "train.json").is_file():
+        raise nothing_kept(run.path, f"{repository} has no train.json")
+    trained = read_json(folder / "train.json")
+    promised: dict[str, dict[str, Any]] = trained.get("outputs", {})
+    with locked(run, "pull"):
+        earlier = _earlier(run)
+        sources = {name: folder / place for name, place in in_repository(trained).items()}
+        sources = {name: path for name, path in sources.items() if name in promised or path.is_file()}
+        files = [KeptFile(name, "", _size(path), promised.get(name)) for name, path in sources.items()]
+        todo = [file for file in files if not _is_here(run, file, earlier)]
+        outputs = {name: digest for name, digest in earlier.items() if (run.path / name).is_file()}
+        outputs |= {file.name: file.digest for file in files if file not in todo}
+        for file in _in_order(todo):
+            part = _part(run, file)
+            part.parent.mkdir(parents=True, exist_ok=True)
+            if sources[file.name].is_file():
+                shutil.copyfile(sources[file.name], part)
+            outputs[file.name] = _placed(run, file, f"{repository} at {commit}")
+        inputs = {"repository": repository, "commit": commit, "state": "done", "checkpoint": None}
+        record = write_record(run.record("pull"), inputs=inputs, options={}, outputs=outputs)
+        shutil.rmtree(run.path / _PART, ignore_errors=True)  # last: while it is there, the record may be an old one
+        return record | {"fetched": [file.name for file in todo]}
+
+
+def nothing_kept(run: Path, why: str) -> UsageError:
+    """The error of a run that left nothing to fetch."""
+    word = shlex.quote(str(run))
+    return UsageError(
+        f"nothing of {run} is kept: {why}",
+        code="nothing_kept",
+        expected="a finished run, or one with a complete checkpoint",
+        got=why,
+        hint=f"skill-train status {word}",
+    )
+
+
+def _earlier(run: RunDir) -> dict[str, Any]:
+    """What earlier pulls wrote."""
+    path = run.record("pull")
+    outputs: dict[str, Any] = read_json(path).get("outputs", {}) if path.is_file() else {}
+    return outputs
+
+
+def _is_here(run: RunDir, file: KeptFile, earlier: dict[str, Any]) -> bool:
+    """Whether the very file is here.
+
+    Raises:
+        UsageError: another file has its name, and no pull wrote it.
+    """
+    path = run.path / file.name
+    if not path.exists():
+        return False
+    here = file_digest(path) if path.is_file() else None
+    if here is not None and here == file.digest:
+        return True
+    ours = here == earlier.get(file.name) or (file.name in _REWRITTEN and _cut_off(run))
+    if here is None or not ours:
+        raise UsageError(
+            f"{path} is here already, with another content",
+            code="would_overwrite",
+            expected=f"sha256 {file.digest['sha256'][:12]}…" if file.digest else "a file that a pull wrote",
+            got=f"sha256 {here['sha256'][:12]}…" if here else "not a file",
+            hint=f"move {shlex.quote(str(path))} away, or pull into another --run-dir",
+        )
+    return False
+
+
+def _cut_off(run: RunDir) -> bool:
+    """Whether a pull was killed here: it had no time to say what it wrote."""
+    return (run.path / _PART).is_dir()
+
+
+def _in_order(files: Iterable[KeptFile]) -> list[KeptFile]:
+    """`train.json` last: a run directory that has it is whole."""
+    return sorted(files, key=lambda file: (file.name == "train.json", file.name))
+
+
+def _groups(files: list[KeptFile]) -> list[list[KeptFile]]:
+    """Files that come in one question: a kill costs as much as one group."""
+    groups: list[list[KeptFile]] = []
+    for file in files:
+        last = groups[-1] if groups else []
+        if last and len(last) < _GROUP_FILES and sum(f.size for f in last) + file.size <= _GROUP_BYTES:
+            last.append(file)
+        else:
+            groups.append([file])
+    return groups
+
+
+def _fetch(run: RunDir, bucket: str, group: list[KeptFile], say: Say) -> dict[str, dict[str, Any]]:
+    """Fetches each file that did not come whole before, once more when it is not what was promised."""
+    for _ in range(_TRIES):
+        missing = [file for file in group if not _is_whole(_part(run, file), file)]
+        for file in missing:
+            _part(run, file).parent.mkdir(parents=True, exist_ok=True)
+            _part(run, file).unlink(missing_ok=True)
+        wanted = [(file.remote, _part(run, file)) for file in missing]
+        patiently(partial(jobs.download, bucket, wanted), say)
+        if all(file.digest is None or _is_whole(_part(run, file), file) for file in missing):
+            break
+    torn = [file for file in group if file.digest is None and _is_torn(_part(run, file))]
+    for file in torn:
+        say(f"{file.name} is cut off in the bucket, because its job ended while it was written; it is left out")
+    return {file.name: _placed(run, file, bucket) for file in group if file not in torn}
+
+
+def _part(run: RunDir, file: KeptFile) -> Path:
+    return run.path / _PART / file.name
+
+
+def _is_whole(part: Path, file: KeptFile) -> bool:
+    return file.digest is not None and part.is_file() and file_digest(part) == file.digest
+
+
+def _placed(run: RunDir, file: KeptFile, source: str) -> dict[str, Any]:
+    """Gives a fetched file its name when it is what was promised; returns its digest."""
+    part, final = _part(run, file), run.path / file.name
+    if file.digest is None:
+        _cut_to_whole_lines(part)
+    found = file_digest(part) if part.is_file() else None
+    if found is None or (file.digest is not None and found != file.digest):
+        raise VerificationFailed(
+            f"{file.name} in {source} is not the file that was kept",
+            code="kept_file_changed",
+            expected=f"{file.digest['bytes']} bytes, sha256 {file.digest['sha256'][:12]}…"
+            if file.digest
+            else file.name,
+            got=f"{found['bytes']} bytes, sha256 {found['sha256'][:12]}…" if found else "no such file",
+            hint=f"skill-train pull {shlex.quote(str(run.path))}; if it stays so, something changed the bucket",
+        )
+    final.parent.mkdir(parents=True, exist_ok=True)
+    os.replace(part, final)
+    return found
+
+
+def _cut_to_whole_lines(part: Path) -> None:
+    """What no marker promises may be torn: the job was killed while it wrote it."""
+    if part.suffix == ".jsonl" and part.is_file():
+        data = part.read_bytes()
+        part.write_bytes(data[: data.rfind(b"\n") + 1])
+
+
+def _is_torn(part: Path) -> bool:
+    """A document that no marker promises, cut off like the lines of a log; it has no part that could be used."""
+    if part.suffix != ".json" or not part.is_file():
+        return False
+    try:
+        json.loads(part.read_bytes())
+    except (ValueError, RecursionError):
+        return True
+    return False
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else 0

@@ -1,0 +1,179 @@
+"""Runs here what a job will run: the same program, plan, arguments, environment and folders, for two steps."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from skill_train.cloud import stage_data as staging
+from skill_train.cloud.stage_data import Staged
+from skill_train.core.digests import file_digest
+from skill_train.core.errors import SkillTrainError, TrainingFailed, from_exit_code
+from skill_train.core.files import write_json
+from skill_train.run.job_spec import KEPT, JobSpec, command
+from skill_train.run.records import read_json
+
+STEPS = 2
+
+
+def shortened(made: dict[str, Any], here: dict[str, Any]) -> dict[str, Any]:
+    """The plan of the job with the placement of this machine, for two steps.
+
+    Args:
+        here: a plan of the same recipe for this machine.
+    """
+    recipe = made["recipe"] | {"max_steps": STEPS, "warmup_steps": min(made["recipe"]["warmup_steps"], STEPS)}
+    return made | {"recipe": recipe, "placement": here["placement"], "launch": here["launch"]}
+
+
+def rehearse(plan: dict[str, Any], spec: JobSpec, staged: Staged | None, say: Callable[[str], None]) -> dict[str, Any]:
+    """Figures of a rehearsal that went well; nothing of it stays.
+
+    Args:
+        plan: of `shortened`. `spec`: of the job.
+        staged: its local data.
+
+    Raises:
+        SkillTrainError: what the program reported; TrainingFailed when it kept less than a job must keep.
+    """
+    with tempfile.TemporaryDirectory(prefix="skill-train-") as made:
+        root = Path(made)
+        kept = root / KEPT.strip("/")
+        kept.mkdir()
+        shutil.copyfile(spec.program, kept / spec.program.name)
+        write_json(kept / spec.plan.name, plan)
+        started = time.monotonic()
+        if staged is None:
+            _run(spec, {KEPT: kept}, root, say)
+        else:
+            with staging.folder_of(staged) as folder:
+                _run(spec, {KEPT: kept, spec.mounts[0].mount_path: folder}, root, say)
+        return {"steps": STEPS, "seconds": round(time.monotonic() - started, 1), **_figures(kept)}
+
+
+def differences(made: dict[str, Any], here: dict[str, Any], program: Path) -> list[str]:
+    """What a rehearsal cannot show, and what was another here."""
+    job, this = made["placement"], here["placement"]
+    where = f"{job['num_processes']} x {job['device']} in {job['dtype']}"
+    listed = [
+        f"the machine: {made['flavor']} trains on {where}; this was {this['num_processes']} x {this['device']} in "
+        f"{this['dtype']}. Its memory and speed stay estimates",
+        f"{made['recipe']['max_steps']} steps: these were {STEPS}",
+        "the container: uv installs the program's packages there; these were the ones of this Python"
+        + _other_versions(program),
+        "the bucket: a mounted volume there, a folder here",
+        "the push: nothing was written to the Hub, and no right to write was proved",
+    ]
+    if made["recipe"]["load_in_4bit"]:
+        listed.append("4-bit weights: they need CUDA and bitsandbytes")
+    return listed
+
+
+def _run(spec: JobSpec, mounts: dict[str, Path], root: Path, say: Callable[[str], None]) -> None:
+    """The job's command with this Python in the place of uv, and folders of this machine in that of its volumes."""
+    line = command(spec)
+    words = [sys.executable, *(_here(word, mounts) for word in line[line.index(f"{KEPT}/{spec.program.name}") :])]
+    said = root / "stderr"
+    failure: dict[str, Any] | None = None
+    with open(said, "wb") as errors:
+        child = subprocess.Popen(
+            [*words, "--rehearse"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            env=os.environ | spec.environment,
+        )
+        try:
+            for text in child.stdout or ():
+                event = _event(text)
+                failure = event if event.get("event") == "failed" else failure
+                _show(event, say)
+            child.wait()
+        finally:
+            if child.poll() is None:  # Ctrl-C: it got one too, and saves its checkpoint
+                child.wait()
+            if child.stdout is not None:
+                child.stdout.close()
+    if child.returncode != 0:
+        raise _failed(child.returncode, failure, said.read_text(encoding="utf-8", errors="replace"))
+
+
+def _here(word: str, mounts: dict[str, Path]) -> str:
+    for path, folder in mounts.items():
+        if word == path or word.startswith(f"{path}/"):
+            return str(folder) + word[len(path) :]
+    return word
+
+
+def _event(text: str) -> dict[str, Any]:
+    try:
+        event = json.loads(text)
+    except json.JSONDecodeError:
+        return {}
+    return event if isinstance(event, dict) else {}
+
+
+def _show(event: dict[str, Any], say: Callable[[str], None]) -> None:
+    if event.get("event") in ("stage", "note"):
+        say(event["text"])
+    elif event.get("event") == "step":
+        say(f"step {event['step']} of {event['steps']}, loss {event['loss']}")
+
+
+def _failed(code: int, failure: dict[str, Any] | None, said: str) -> SkillTrainError:
+    if failure is not None:
+        return from_exit_code(failure["exit_code"], failure["error"])
+    tail = "\n".join(said.splitlines()[-15:])
+    return TrainingFailed(
+        f"the program ended with exit code {code}", code="rehearsal_failed", got=tail, hint="skill-train doctor"
+    )
+
+
+def _figures(kept: Path) -> dict[str, Any]:
+    """What was kept, each file with the bytes that its marker says.
+
+    Raises:
+        TrainingFailed: something of it is missing or torn.
+    """
+    marker = read_json(kept / "kept.json")
+    checkpoints = sorted(path.parent.name for path in (kept / "checkpoints").glob("*/kept.json"))
+    torn = [name for name, digest in marker["files"].items() if not _is(kept / name, digest)]
+    trained = [name for name in marker["files"] if name.startswith(("adapter/", "merged/"))]
+    if marker["state"] != "done" or torn or not checkpoints or not trained:
+        raise TrainingFailed(
+            "the rehearsal ended without everything that a job must keep",
+            code="rehearsal_failed",
+            expected="the trained weights, records and a checkpoint, each as kept.json says",
+            got=f"torn: {', '.join(torn) or 'none'}; checkpoints: {', '.join(checkpoints) or 'none'}",
+            hint="skill-train doctor --self-test",
+        )
+    return {"kept_files": len(marker["files"]), "checkpoints": checkpoints}
+
+
+def _is(path: Path, digest: dict[str, Any]) -> bool:
+    return path.is_file() and file_digest(path) == digest
+
+
+def _other_versions(program: Path) -> str:
+    """Packages that are pinned in the program's header and are here in another version."""
+    pins = re.findall(r'^#\s+"([\w.-]+)==([\w.]+)",$', program.read_text(encoding="utf-8"), re.MULTILINE)
+    other = [f"{name} {here or 'missing'} for {pin}" for name, pin in pins if (here := _installed(name)) != pin]
+    return f" ({', '.join(other)})" if other else ", in the same versions"
+
+
+def _installed(name: str) -> str | None:
+    try:
+        return metadata.version(name).split("+")[0]
+    except metadata.PackageNotFoundError:
+        return None

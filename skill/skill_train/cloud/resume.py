@@ -1,0 +1,94 @@
+"""A further job for a run whose last one ended without its result: same folder, same program, same plan."""
+
+from __future__ import annotations
+
+import shlex
+
+from skill_train.cloud import claim as job_claim
+from skill_train.cloud import find_run as cloud_run
+from skill_train.cloud import start_once as job_once
+from skill_train.cloud.poll import Say, job_now
+from skill_train.core.errors import UsageError
+from skill_train.hub import jobs
+from skill_train.hub.jobs import Job
+from skill_train.run import cloud_record
+from skill_train.run.cloud_record import CloudJob, CloudRecord
+from skill_train.run.folder import RunDir
+from skill_train.run.lock import locked
+from skill_train.run.records import read_json
+
+
+def resume(
+    run: RunDir, *, flavor: str, timeout_seconds: int, usd_per_hour: float | None, max_cost: float | None, say: Say
+) -> tuple[CloudRecord, bool]:
+    """The record with a job that goes on, and whether it was there already.
+
+    It is written down before it is asked for. A job that was asked for before and may exist is looked for first, and so
+    is one that another folder has started.
+
+    Raises:
+        UsageError: no job of this run ever began, so there is no folder to go on in.
+        AccessError, Temporary: as `job_once.start`.
+    """
+    with locked(run, "resume"):
+        record = _settled(run, cloud_record.submitted(run), say)
+        now = _now(record, say)
+        if now is not None and record.last_begun is not None and record.folder is None:  # the Hub did not say it before
+            record = job_once.started(run, record, record.last_begun, now)
+        if now is not None and now.live:
+            return record, True
+        if record.bucket is None or record.folder is None:
+            raise UsageError(
+                f"no job of {run.path} ever began",
+                code="never_started",
+                expected="a run whose first job exists",
+                hint=f"skill-train submit {shlex.quote(str(run.path))}",
+            )
+        number = record.last.number if record.last and record.last.job_id is None else _next_number(record)
+        asked = CloudJob(number, "starting", flavor, timeout_seconds, job_once.now(), usd_per_hour, max_cost=max_cost)
+        spec = job_once.specification(run, read_json(run.plan), record, asked)
+        folder = (record.bucket, record.folder)
+        with job_claim.claimed(record, number, say, of_plan=False) as theirs:
+            if theirs is not None:
+                return job_once.started(run, record, asked, theirs), True
+            record = job_once.start(run, record, asked, lambda: jobs.start(spec, folder), say)
+        return _the_one(run, record, asked, say)
+
+
+def _the_one(run: RunDir, record: CloudRecord, asked: CloudJob, say: Say) -> tuple[CloudRecord, bool]:
+    """With the job that stays, should another machine have started one too, and whether it is the other's."""
+    ours = job_once.first_look(record)
+    if ours is None:
+        return record, False
+    stays = job_once.keep_the_oldest(record, asked.number, ours, say, of_plan=False)
+    return (record, False) if stays.id == ours.id else (job_once.started(run, record, asked, stays), True)
+
+
+def _next_number(record: CloudRecord) -> int:
+    """A record that was made of a later job lacks the ones before it."""
+    return record.last.number + 1 if record.last else 1
+
+
+def noted(run: RunDir, say: Say) -> CloudRecord:
+    """The record, with the jobs that it lacked written into it."""
+    with locked(run, "resume"):
+        return _settled(run, cloud_record.submitted(run), say)
+
+
+def _now(record: CloudRecord, say: Say) -> Job | None:
+    """The newest job of the record; None when there is none, on the Hub or at all."""
+    job_id = record.last_begun.job_id if record.last_begun else None
+    return None if job_id is None else job_now(record.namespace, job_id, record.run_id, say)
+
+
+def _settled(run: RunDir, record: CloudRecord, say: Say) -> CloudRecord:
+    """With the job whose start nobody heard of, if it exists, and with those that another folder started."""
+    last = record.last
+    if last is not None and last.job_id is None:
+        say("the last start had no answer; looking whether its job is there")
+        found = job_once.look_until_settled(record, last, say)
+        record = record if found is None else job_once.started(run, record, last, found)
+    whole = cloud_run.with_others(record, say)
+    if whole != record:
+        cloud_record.write(run, whole)
+    return whole

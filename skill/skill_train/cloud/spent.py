@@ -1,0 +1,53 @@
+"""What the jobs of a plan have cost so far, which `--max-cost` counts: those of every folder and machine."""
+
+from __future__ import annotations
+
+from skill_train.cloud.poll import Say, patiently
+from skill_train.core.errors import DecisionNeeded
+from skill_train.hub import flavors, jobs
+from skill_train.hub.jobs import Job
+from skill_train.run.cloud_record import CloudJob, CloudRecord
+from skill_train.run.progress import dollars
+
+
+def by_jobs(namespace: str, plan_hash: str, record: CloudRecord | None, say: Say, *, but: str | None = None) -> float:
+    """Dollars of all jobs of a plan, of one that runs what it may cost at most.
+
+    Args:
+        record: of a run of this plan, which remembers jobs that the Hub has forgotten.
+        but: the id of a job that does not count.
+
+    Raises:
+        DecisionNeeded: what one of them cost is not known.
+        Temporary: the Hub does not answer.
+    """
+    noted = {job.job_id: job for job in (record.jobs if record else ()) if job.job_id is not None}
+    listed = {job.id: job for job in patiently(lambda: jobs.find(namespace, {"plan": plan_hash}), say)}
+    total = 0.0
+    for job_id in sorted({*noted, *listed} - {but}):
+        cost = _cost(listed.get(job_id), noted.get(job_id))
+        if cost is None:
+            raise DecisionNeeded(
+                f"what the job {job_id} of this plan costs is not known, so --max-cost cannot be kept",
+                code="over_budget",
+                expected="the cost of every job of the plan",
+                got="no price, or no time that it ran",
+                hint=f"hf jobs inspect {namespace}/{job_id} shows it; then the same command without --max-cost",
+            )
+        total += cost
+    return total
+
+
+def _cost(now: Job | None, noted: CloudJob | None) -> float | None:
+    """As it was seen to end, else as the Hub has it, else at its timeout."""
+    if noted is not None and noted.cost_usd is not None:
+        return noted.cost_usd
+    flavor = now.flavor if now is not None else noted.flavor if noted is not None else None
+    price = noted.usd_per_hour if noted is not None else None
+    price = flavors.usd_per_hour(flavor) if price is None else price
+    if now is not None and not now.live:
+        if now.started_at is None:
+            return 0.0  # waiting is free
+        if now.finished_at is not None:
+            return dollars((now.finished_at - now.started_at).total_seconds(), price)
+    return dollars(noted.timeout_seconds, price) if noted is not None else None

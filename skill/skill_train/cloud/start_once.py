@@ -1,0 +1,226 @@
+"""One job is asked for, and never two: what `submit` and `resume` share.
+
+A request that fails may have made the job all the same (huggingface_hub#3972). So it stands in `cloud.json` before it
+is asked for, and after an error it is looked for by its labels before it is asked for again. A request that had no
+answer may make its job for two minutes; until they are over no other is made.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+from skill_train.core import waiting
+from skill_train.core.errors import SkillTrainError, Temporary
+from skill_train.core.resources import train_program
+from skill_train.hub import jobs
+from skill_train.hub.client import StillAsking, worth_asking_again
+from skill_train.hub.jobs import Job
+from skill_train.run import cloud_record
+from skill_train.run.cloud_record import CloudJob, CloudRecord
+from skill_train.run.folder import RunDir
+from skill_train.run.job_spec import JobSpec, of_run
+
+Answer = TypeVar("Answer")
+
+TRIES = 3
+PAUSE_SECONDS = 2.0  # before each look: a listing may be a moment behind
+LATE_LOOKS = 15  # half a minute, after an error of a server that may have passed the request on
+SETTLED_LOOKS = 60  # two minutes, after which no job comes any more of a request that had no answer
+TOLD_LOOKS = 5  # ten seconds, between two words on what is looked for
+READ_TRIES = 4  # of a question that changes nothing
+
+
+def start(
+    run: RunDir, record: CloudRecord, asked: CloudJob, post: Callable[[], Job], say: Callable[[str], None]
+) -> CloudRecord:
+    """The record with the job started.
+
+    Args:
+        record: of the run; `asked` is its new job, in state `starting`.
+        post: creates the job. It is called again only when no job with these labels is there.
+
+    Raises:
+        AccessError, UsageError: the Hub refuses it; there is no job, and the record has none.
+        Temporary: it may be there or not: the record says `starting`, and the next call looks for it.
+    """
+    before, began, doubtful = record, time.monotonic(), False
+    for attempt in range(1, TRIES + 1):
+        posted = dataclasses.replace(asked, asked_at=now())
+        record = before.with_job(posted)
+        cloud_record.write(run, record)
+        try:
+            job = post()
+        except StillAsking as error:
+            say(f"{error.message} ({error.got}); looking whether the job is there")
+            found = look(record, asked.number, times=SETTLED_LOOKS, say=say)
+            if found is None:
+                error.hint = "run the same command again: it looks for the job before it asks for one"
+                raise
+            return started(run, record, posted, found)
+        except Temporary as error:
+            say(f"{error.message} ({error.got}); looking whether the job is there (try {attempt} of {TRIES})")
+            refused = error.code == "rate_limit"  # the others may have passed it on
+            found = look(record, asked.number, times=2 if refused else LATE_LOOKS, say=say)
+            if found is not None:
+                return started(run, record, posted, found)
+            late = time.monotonic() - began > settled_seconds() * 3 / 4 > 0  # others may take it for given up
+            if attempt == TRIES or late:
+                raise
+            doubtful = doubtful or not refused
+        except SkillTrainError:
+            cloud_record.write(run, before)
+            raise
+        else:
+            record = started(run, record, posted, job)
+            return _watched(run, record, posted, job, began, say) if doubtful else record
+    raise AssertionError("the last try returns or raises")
+
+
+def _watched(
+    run: RunDir, record: CloudRecord, asked: CloudJob, job: Job, began: float, say: Callable[[str], None]
+) -> CloudRecord:
+    """The record with the job that stays, when no other can come any more of the requests that failed before it."""
+    end, told = began + settled_seconds(), 0.0
+    while (left := end - time.monotonic()) > 0:
+        if time.monotonic() >= told:
+            say(f"job {job.id} is there; watching for a second one, of the request that failed, for {left:.0f} s")
+            told = time.monotonic() + TOLD_LOOKS * PAUSE_SECONDS
+        time.sleep(min(PAUSE_SECONDS, left))
+        job = keep_the_oldest(record, asked.number, job, say, of_plan=False)
+    return record if record.last and record.last.job_id == job.id else started(run, record, asked, job)
+
+
+def settled_seconds() -> float:
+    """For which a request that had no answer may still make its job."""
+    return SETTLED_LOOKS * PAUSE_SECONDS
+
+
+def look_until_settled(record: CloudRecord, asked: CloudJob, say: Callable[[str], None]) -> Job | None:
+    """The job that was asked for, looked for as long as it may come.
+
+    Raises:
+        Temporary: the Hub does not answer, so nobody knows.
+    """
+    asked_at = datetime.strptime(asked.asked_at, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
+    age = max((datetime.now(UTC) - asked_at).total_seconds() - 1, 0.0)  # of whole seconds; a clock may be set back
+    left = math.ceil((settled_seconds() - age) / PAUSE_SECONDS) if PAUSE_SECONDS else 0
+    return look(record, asked.number, times=max(left, 2), say=say)
+
+
+def keep_the_oldest(record: CloudRecord, number: int, job: Job, say: Callable[[str], None], *, of_plan: bool) -> Job:
+    """The job that stays of those that were started for the same, on whatever machine: the oldest. Ours, and what came
+    of our own requests, is cancelled before it costs; another run's job is cancelled by whoever started it.
+
+    Args:
+        job: that was just started.
+        of_plan: all of the plan count as the same, and not only those of this run with this number.
+    """
+    known = cloud_record.labels(record, number)
+    own = {key: known[key] for key in ("run", "attempt")}
+    try:
+        listed = jobs.find(record.namespace, {"plan": known["plan"]} if of_plan else own)
+    except SkillTrainError:  # it was looked for before, too
+        return job
+    living = {each.id: each for each in (job, *listed) if each.live}
+    if not living:
+        return job
+    first = min(living.values(), key=lambda each: each.age_key)
+    for other in living.values():
+        if other.id != first.id and (other.id == job.id or own.items() <= other.labels.items()):
+            _cancel(other, first, say)
+    return first
+
+
+def _cancel(job: Job, first: Job, say: Callable[[str], None]) -> None:
+    say(f"cancelling the job {job.id}: {first.id} was started before it, for the same")
+    try:
+        jobs.cancel(job.namespace, job.id)
+    except SkillTrainError as error:
+        say(f"it could not be cancelled ({error.message}), and costs: skill-train cancel {job.id}")
+
+
+def specification(run: RunDir, made: dict[str, Any], record: CloudRecord, job: CloudJob) -> JobSpec:
+    """What this job of a run is started with."""
+    return of_run(
+        made,
+        program=train_program(),
+        plan=run.plan,
+        namespace=record.namespace,
+        labels=cloud_record.labels(record, job.number),
+        flavor=job.flavor,
+        timeout_seconds=job.timeout_seconds or made["timeout_seconds"],
+        data=record.data.mount if record.data else None,
+    )
+
+
+def look(record: CloudRecord, number: int, times: int = 2, say: Callable[[str], None] | None = None) -> Job | None:
+    """The job with this number, if it exists; asked twice at least, with a pause.
+
+    Raises:
+        Temporary: the Hub does not answer, so nobody knows.
+    """
+    wanted = {key: value for key, value in cloud_record.labels(record, number).items() if key in ("run", "attempt")}
+    for done in range(times):
+        time.sleep(PAUSE_SECONDS)
+        found = patiently(lambda: jobs.find(record.namespace, wanted))
+        if found:
+            return found[-1]  # the oldest, should there ever be two
+        if say is not None and done % TOLD_LOOKS == TOLD_LOOKS - 1 and done + 1 < times:
+            say(f"not there yet; looking for {(times - done - 1) * PAUSE_SECONDS:.0f} s more")
+    return None
+
+
+def started(run: RunDir, record: CloudRecord, asked: CloudJob, job: Job) -> CloudRecord:
+    """Notes a job that exists."""
+    bucket, folder = job.bucket or (record.bucket, record.folder)
+    record = dataclasses.replace(record, bucket=bucket, folder=folder).with_job(begun(asked, job))
+    cloud_record.write(run, record)
+    return record
+
+
+def first_look(record: CloudRecord) -> Job | None:
+    """At a job that has just begun: it is there, whatever the Hub answers now."""
+    last = record.last
+    assert last is not None and last.job_id is not None
+    job_id = last.job_id
+    try:
+        return patiently(lambda: jobs.inspect(record.namespace, job_id))
+    except SkillTrainError:
+        return None
+
+
+def begun(asked: CloudJob, job: Job) -> CloudJob:
+    """The job that was asked for, as it exists. One on another flavor was asked for from another folder, which alone
+    knows its timeout."""
+    created = timestamp(job.created_at) if job.created_at else None
+    known = dataclasses.replace(asked, state="started", job_id=job.id, url=job.url, created_at=created)
+    if job.flavor in (None, asked.flavor):
+        return known
+    return dataclasses.replace(known, flavor=job.flavor, timeout_seconds=None, usd_per_hour=None)
+
+
+def patiently(question: Callable[[], Answer]) -> Answer:
+    """The answer of a question that changes nothing, asked again when the trouble may pass."""
+    for attempt in range(1, READ_TRIES):
+        try:
+            return question()
+        except Temporary as error:
+            if not worth_asking_again(error):
+                raise
+            waiting.tell(f"{error.message} ({error.got}); asking again")
+            waiting.pause(PAUSE_SECONDS * attempt)
+    return question()
+
+
+def timestamp(moment: datetime) -> str:
+    """UTC, such as `2026-11-21T10:00:00Z`."""
+    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def now() -> str:
+    return timestamp(datetime.now(UTC))

@@ -1,0 +1,289 @@
+"""Sends a run to the cloud so that it is never lost and never sent twice: the record first, then data, then the job."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from skill_train.cloud import claim as job_claim
+from skill_train.cloud import find_run as cloud_run
+from skill_train.cloud import stage_data as staging
+from skill_train.cloud import start_once as job_once
+from skill_train.cloud.order import Order, Sent
+from skill_train.cloud.poll import job_now
+from skill_train.cloud.stage_data import Staged
+from skill_train.cloud.start_once import patiently
+from skill_train.core.errors import SkillTrainError, UsageError
+from skill_train.core.files import write_json, write_text
+from skill_train.hub import flavors, jobs
+from skill_train.hub import repositories as hub_repository
+from skill_train.hub.jobs import LIVE, Job
+from skill_train.recipe.fields import to_yaml
+from skill_train.run import cloud_record
+from skill_train.run.cloud_record import CloudData, CloudJob, CloudRecord
+from skill_train.run.folder import RunDir
+from skill_train.run.lock import locked
+from skill_train.run.records import read_json
+
+Say = Callable[[str], None]
+
+
+def submit(run: RunDir, order: Order, say: Say, *, force_new: bool) -> Sent:
+    """Starts the job of a run, or finds it.
+
+    Raises:
+        UsageError: the run directory holds another run. AccessError: the Hub refuses. Temporary: run it again, and it
+            goes on where it stopped.
+    """
+    with locked(run, "submit"):
+        known = _existing(run, order, say, force_new=force_new)
+        if known is not None:
+            return known
+        record = _new_record(run, order)
+        write_json(run.plan, order.plan)
+        write_text(run.recipe, to_yaml(order.plan["recipe"] | order.plan["policy"]))
+        cloud_record.write(run, record)
+        record = _with_data(run, order, record, say)
+        job = CloudJob(
+            number=1,
+            state="starting",
+            flavor=order.plan["flavor"],
+            timeout_seconds=order.plan["timeout_seconds"],
+            asked_at=job_once.now(),
+            usd_per_hour=order.usd_per_hour,
+            max_cost=order.max_cost,
+        )
+        return _asked_for(run, order, record, job, say, of_plan=not force_new)
+
+
+def _asked_for(run: RunDir, order: Order, record: CloudRecord, job: CloudJob, say: Say, *, of_plan: bool) -> Sent:
+    """The job, or the one of the same plan that another folder asked for at the same moment."""
+    spec = job_once.specification(run, order.plan, record, job)
+    place = patiently(lambda: jobs.upload(spec))
+    with job_claim.claimed(record, job.number, say, of_plan=of_plan) as theirs:
+        if theirs is not None:
+            return _adopt(run, order, theirs, say)
+        say(f"starting the job on {job.flavor}")
+        record = job_once.start(run, record, job, lambda: jobs.start(spec, place), say)
+        if record.folder is None:  # the answer left it out
+            record = dataclasses.replace(record, bucket=place[0], folder=place[1])
+            cloud_record.write(run, record)
+    begun = job_once.first_look(record)
+    if begun is None:
+        return Sent(record, None, reused=False)
+    stays = job_once.keep_the_oldest(record, job.number, begun, say, of_plan=of_plan)
+    return Sent(record, begun.stage, reused=False) if stays.id == begun.id else _adopt(run, order, stays, say)
+
+
+def existing(run: RunDir, order: Order, say: Say, *, force_new: bool) -> Sent | None:
+    """The job that this order has already: of this run directory, or one of the same plan that runs or has succeeded.
+
+    Args:
+        force_new: only the one of this run directory counts, which was asked for before without an answer.
+
+    Raises:
+        UsageError: the run directory holds another run.
+    """
+    if not run.path.exists() and (force_new or _same_plan(order) is None):
+        return None
+    with locked(run, "submit"):
+        return _existing(run, order, say, force_new=force_new)
+
+
+def never_began(run: RunDir, plan_hash: str) -> bool:
+    """Whether a run directory is of this plan and has no job yet, or one of which nobody knows whether it exists."""
+    record = cloud_record.read(run)
+    return record is not None and record.plan_hash == plan_hash and record.last_begun is None
+
+
+def require_new(run: RunDir, plan_hash: str) -> None:
+    """Refuses a folder that holds a run, other than one of this plan that never began.
+
+    Raises:
+        UsageError: it does.
+    """
+    if never_began(run, plan_hash):
+        return
+    if RunDir.is_one(run.path) or cloud_record.record_path(run).is_file():
+        raise UsageError(
+            f"{run.path} holds a run already",
+            code="another_run",
+            expected="a new folder for a new run",
+            hint="another --run-dir, or leave --force-new out",
+        )
+
+
+def _existing(run: RunDir, order: Order, say: Say, *, force_new: bool) -> Sent | None:
+    record = cloud_record.read(run)
+    if record is None:
+        _require_free(run, order)
+    elif record.plan_hash != order.plan_hash:
+        _require_never_started(run, record, order, say)
+    elif (known := _of_record(run, record, say)) is not None:
+        return known
+    found = None if force_new else _same_plan(order)
+    return None if found is None else _adopt(run, order, found, say)
+
+
+def _of_record(run: RunDir, record: CloudRecord, say: Say) -> Sent | None:
+    """The newest job of a run directory; one that was asked for is looked for, and where it is not, counts for none."""
+    last = record.last
+    if last is not None and last.state == "starting":
+        job = job_once.look_until_settled(record, last, say)
+        if job is not None:
+            return Sent(job_once.started(run, record, last, job), job.stage, reused=True)
+    if record.last_begun is None:
+        return None
+    stage = _stage(record, say)
+    whole = record if stage in (*LIVE, "COMPLETED") else cloud_run.with_others(record, say)
+    if whole != record:  # another folder went on with it
+        cloud_record.write(run, whole)
+        stage = _stage(whole, say)
+    return Sent(whole, stage, reused=True)
+
+
+def _stage(record: CloudRecord, say: Say) -> str:
+    """Of the newest job; DELETED when the Hub has it no more."""
+    last = record.last_begun
+    assert last is not None and last.job_id is not None
+    now = job_now(record.namespace, last.job_id, record.run_id, say)
+    return now.stage if now else "DELETED"
+
+
+def _same_plan(order: Order) -> Job | None:
+    """A job of the same plan, whoever started it on which machine: one that runs, else one whose work is done."""
+    labels = {"skill-train": "1", "plan": order.plan_hash}
+    found = [job for job in patiently(lambda: jobs.find(order.namespace, labels)) if "run" in job.labels]
+    done = [job for job in found if job.stage == "COMPLETED"]
+    return next((job for job in found if job.live), done[0] if done else None)
+
+
+def _adopt(run: RunDir, order: Order, job: Job, say: Say) -> Sent:
+    """Makes the run directory of a job that is there already, with the very plan that it has."""
+    say(
+        f"the job {job.id} {'runs this plan already' if job.live else 'has done this plan; --force-new starts another'}"
+    )
+    theirs = _plan_of(job)
+    made = theirs or order.plan
+    record = CloudRecord(
+        run_id=job.labels["run"],
+        plan_hash=order.plan_hash,
+        namespace=job.namespace,
+        hub_model_id=made["policy"]["hub_model_id"],
+        data=_data_of(job, order),
+    )
+    number, flavor = int(job.labels.get("attempt", "1")), job.flavor or made["flavor"]
+    asked = CloudJob(
+        number,
+        "starting",
+        flavor,
+        # The plan has that of the first job; whoever went on may have said another.
+        timeout_seconds=theirs["timeout_seconds"] if theirs is not None and number == 1 else None,
+        asked_at=job_once.now(),
+        usd_per_hour=order.usd_per_hour if flavor == order.plan["flavor"] else flavors.usd_per_hour(flavor),
+        max_cost=order.max_cost,
+    )
+    write_json(run.plan, made)
+    write_text(run.recipe, to_yaml(made["recipe"] | made["policy"]))
+    return Sent(job_once.started(run, record, asked, job), job.stage, reused=True)
+
+
+def _plan_of(job: Job) -> dict[str, Any] | None:
+    """The plan as it lies in the folder of the job; None where that cannot be read."""
+    if job.bucket is None:
+        return None
+    bucket, folder = job.bucket
+    with tempfile.TemporaryDirectory(prefix="skill-train-") as made:
+        file = Path(made) / "plan.json"
+        try:
+            patiently(lambda: jobs.download(bucket, [(f"{folder}/plan.json", file)]))
+            found: dict[str, Any] = read_json(file)
+        except SkillTrainError:
+            return None
+    return found
+
+
+def _data_of(job: Job, order: Order) -> CloudData | None:
+    if order.staged is None or not job.mounts:
+        return None
+    mount, staged = job.mounts[0], order.staged
+    in_bucket = mount.kind == "bucket"
+    return CloudData(
+        mount_path=mount.mount_path,
+        bytes=staged.bytes,
+        files=len(staged.files),
+        bucket=mount.bucket if in_bucket else None,
+        folder=mount.folder if in_bucket else None,
+        repository=None if in_bucket else mount.bucket,
+        revision=mount.revision,
+    )
+
+
+def _new_record(run: RunDir, order: Order) -> CloudRecord:
+    """The one that is there when no job of it ever began, so that its run id stays."""
+    known = cloud_record.read(run)
+    if known is not None and known.plan_hash == order.plan_hash:
+        return dataclasses.replace(known, jobs=(), hub_model_id=order.plan["policy"]["hub_model_id"])
+    return CloudRecord(
+        run_id=cloud_record.new_run_id(),
+        plan_hash=order.plan_hash,
+        namespace=order.namespace,
+        hub_model_id=order.plan["policy"]["hub_model_id"],
+    )
+
+
+def _with_data(run: RunDir, order: Order, record: CloudRecord, say: Say) -> CloudRecord:
+    """Uploads local data; what is there already is not sent again."""
+    if order.staged is None:
+        return record
+    data = upload(order.staged, order.namespace, order.data_repo, say)
+    record = dataclasses.replace(record, data=data)
+    cloud_record.write(run, record)
+    return record
+
+
+def upload(staged: Staged, namespace: str, data_repo: str | None, say: Say) -> CloudData:
+    where = staging.mount_path(staged)
+    size = f"{staged.bytes / 1e6:.1f} MB in {len(staged.files)} files"
+    with staging.folder_of(staged) as folder:
+        if data_repo is not None:
+            say(f"uploading the data to the private dataset {data_repo}: {size}")
+            commit = patiently(lambda: hub_repository.upload_dataset(folder, data_repo))
+            return CloudData(where, staged.bytes, len(staged.files), repository=data_repo, revision=commit)
+        say(f"uploading the data to the bucket {namespace}/jobs-artifacts: {size}")
+        mount = patiently(lambda: jobs.sync_data(folder, where, namespace, staged.name))
+    return CloudData(where, staged.bytes, len(staged.files), bucket=mount.bucket, folder=mount.folder)
+
+
+def _require_free(run: RunDir, order: Order) -> None:
+    """A run directory of this machine is not mixed with one of the cloud."""
+    if not RunDir.is_one(run.path):
+        return
+    there = read_json(run.plan)
+    trained = run.record("train").is_file() or run.adapter.is_dir() or any(run.checkpoints.glob("checkpoint-*"))
+    if trained or there.get("where") != "cloud":
+        raise UsageError(
+            f"{run.path} holds a run of this machine",
+            code="another_run",
+            expected="a folder of its own for the run in the cloud",
+            got=f"{there.get('where')}, recipe {str(there.get('recipe_hash'))[:8]}",
+            hint=f"skill-train submit {shlex.quote(str(run.path))}",
+        )
+
+
+def _require_never_started(run: RunDir, record: CloudRecord, order: Order, say: Say) -> None:
+    """Another plan takes the place of one that never had a job."""
+    last = record.last_begun or record.last
+    if last is None or (last.job_id is None and job_once.look_until_settled(record, last, say) is None):
+        return
+    raise UsageError(
+        f"{run.path} belongs to another plan, whose job is {last.job_id or 'there'}",
+        code="another_run",
+        expected=f"plan {record.plan_hash} on {last.flavor}",
+        got=f"plan {order.plan_hash} on {order.plan['flavor']}",
+        hint=f"another --run-dir; skill-train status {shlex.quote(str(run.path))} shows the one that is there",
+    )

@@ -1,0 +1,1 @@
+"""The commands: their options, what they compose, and how it is drawn."""

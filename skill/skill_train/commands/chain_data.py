@@ -1,0 +1,288 @@
+"""`data`: what a dataset is, which method can use it, what is wrong with it, and the rows that are usable."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from skill_train.commands import tables
+from skill_train.core.console import Console, Result
+from skill_train.core.digests import file_digest
+from skill_train.core.errors import NotInstalled, SkillTrainError, Temporary, UsageError, from_exit_code
+from skill_train.core.resources import train_module
+from skill_train.data import problems as survey
+from skill_train.data import read_rows as rows
+from skill_train.data import token_stats as tokens
+from skill_train.data import write_fixed as data_fix
+from skill_train.data.check_row import checker
+from skill_train.data.inspect import Subject, look
+from skill_train.data.inspect_report import ONLY_SFT, Counted, plain_example, report
+from skill_train.data.personal import WHAT
+from skill_train.data.problems import Count
+from skill_train.data.scan import unread_media, unread_text_told, wrong_columns
+from skill_train.data.text_encoding import rewriting_command
+from skill_train.facts import DatasetFacts
+from skill_train.recipe.fields import Recipe
+from skill_train.recipe.formats import COLUMNS
+
+_UNMAPPED = (
+    "plan and local refuse these columns as they are: put the recipe lines of methods.sft into a recipe, or write a "
+    "mapped copy with --fix"
+)
+
+
+def data(
+    console: Console,
+    *,
+    dataset: str | None,
+    recipe: Path | None,
+    model: str | None,
+    method: str,
+    split: str | None,
+    max_length: int | None,
+    fix: Path | None,
+) -> Result:
+    """Looks, counts, says what training would do, and writes the usable rows when asked to."""
+    values = {"data": dataset, "model": model, "split": split, "max_length": max_length}
+    asked = _recipe(recipe, {key: value for key, value in values.items() if value is not None})
+    if fix is not None:
+        data_fix.check_out(fix)
+    try:
+        return _answer(console, asked, method, recipe, fix)
+    except train_module().Refused as refusal:
+        raise from_exit_code(refusal.exit_code, refusal.error) from None
+
+
+def _answer(console: Console, asked: Recipe, method: str, file: Path | None, fix: Path | None) -> Result:
+    console.status(f"reading {asked.data}")
+    subject = look(asked, method, file)
+    counted = _tokens(console, subject)
+    answer = report(subject, counted)
+    _warn(console, subject)
+    if fix is None and subject.method == "sft" and subject.verdict.verdict == "needs_mapping":
+        console.warn("needs_mapping", _UNMAPPED)
+    if fix is not None and subject.check is not None and counted.error is None:
+        answer["fix"] = _fix(console, subject, counted.counter, fix)
+        left_out = sum(answer["fix"]["left_out"].values())
+        console.status(f"{fix}: {answer['fix']['rows']} rows; {left_out} left out")
+        following, error = [_after(subject, fix)], None
+    else:
+        error = counted.error or _refusal(subject, counted)
+        following = _next(subject) if error is None else []
+    return Result(
+        answer,
+        human=lambda rich: tables.draw_data(rich, answer),
+        quiet=answer["fix"]["path"] if "fix" in answer else subject.verdict.verdict,
+        next=following,
+        error=error,
+    )
+
+
+def _recipe(file: Path | None, flags: dict[str, Any]) -> Recipe:
+    """The recipe's view of the dataset. Without a model, because data can be looked at alone."""
+    from skill_train.recipe import fields as recipes
+
+    loaded = asdict(recipes.load(file)) if file is not None else {}
+    values = {key: value for key, value in loaded.items() if value is not None} | flags
+    if "data" not in values:
+        raise UsageError(
+            "data needs a dataset",
+            code="bad_usage",
+            expected="a file, a folder or a Hub id",
+            hint="skill-train data --help",
+        )
+    checked = recipes.from_dict({"model": "none", **values})
+    return dataclasses.replace(checked, model=values.get("model", ""))
+
+
+def _pinned(asked: Recipe) -> Recipe:
+    """At the commit of its model. Asked within a limit: the tokenizer's own requests are tried again for a minute."""
+    from skill_train.hub import models as hub
+
+    return dataclasses.replace(asked, revision=hub.model_facts(asked.model, asked.revision).revision)
+
+
+def _tokens(console: Console, subject: Subject) -> Counted:
+    nothing: dict[str, Count | None] = {"truncated": None, "fully_masked": None, "template": None}
+    plain = plain_example(subject)
+    if subject.method != "sft" or subject.found is None or not subject.seen.usable:
+        return Counted(nothing, plain, why_not="no row that sft could train on")
+    if not subject.recipe.model:
+        return Counted(nothing, plain, why_not="no --model: its tokenizer and template make the tokens")
+    from skill_train.data import count_tokens as token_count
+
+    console.status(f"counting tokens with the tokenizer of {subject.recipe.model}")
+    try:
+        if not Path(subject.recipe.model).exists():
+            subject.recipe = _pinned(subject.recipe)
+        counter = token_count.Counter(subject.recipe, subject.found)
+        subject.found = counter.found
+    except (NotInstalled, Temporary) as error:  # what the dataset is does not depend on it
+        console.warn(error.code, f"{error.message}; tokens are a range, and no row was tried with the template")
+        return Counted(nothing, plain, why_not=error.message)
+    except UsageError as error:  # the model's fault: the report of the dataset stands
+        return Counted(nothing, plain, why_not=error.message, error=error)
+    usable = survey.usable(subject.recipe, checker(subject.found))
+    total, longest_row = subject.seen.usable, subject.seen.longest_row
+    try:
+        lengths, problems, example = token_count.count_rows(counter, usable, total, longest_row)
+    except UsageError as error:  # the model's fault, not a row's: the report of the dataset stands
+        return Counted(nothing, plain, why_not=error.message, error=error)
+    for note in counter.notes:
+        console.warn("template", note)
+    if lengths is not None:
+        _keep(subject, lengths)
+    why_not = "" if lengths else "the template refuses every row"
+    return Counted({**problems}, example or plain, lengths, why_not, counter=counter)
+
+
+def _keep(subject: Subject, lengths: tokens.Lengths) -> None:
+    recipe = subject.recipe
+    if not subject.seen.refused:
+        key = tokens.tokenizer_key(recipe.model, recipe.revision)
+        tokens.keep(_facts(subject), key, lengths, split=recipe.split, loss_on=recipe.loss_on)
+
+
+def _facts(subject: Subject) -> DatasetFacts:
+    path, seen = Path(subject.recipe.data), subject.seen
+    assert subject.found is not None
+    return DatasetFacts(
+        source=subject.recipe.data,
+        fingerprint=file_digest(path)["sha256"] if path.is_file() else None,
+        rows=seen.usable,
+        column_names=tuple(seen.columns),
+        format=subject.found.format,
+        columns=subject.found.columns,
+        bytes=path.stat().st_size if path.is_file() else None,
+        reason=subject.found.reason,
+        revision=subject.recipe.data_revision,
+    )
+
+
+def _warn(console: Console, subject: Subject) -> None:
+    if subject.verdict.guessed:
+        console.warn("guessed_mapping", subject.verdict.because)
+    if subject.unread and subject.found is not None:
+        console.warn("unread_text", unread_text_told(list(subject.unread), subject.found.columns))
+    if subject.found is not None and (unread := unread_media(subject.recipe, subject.found.columns)) is not None:
+        console.warn("pictures", unread)
+    if subject.seen.at_least:
+        console.warn("many_repeats", "more different rows repeat than are counted: duplicate is a lower bound")
+    if subject.method != "sft":
+        console.warn("not_trained_here", ONLY_SFT)
+    personal = subject.seen.problems["personal_data"]
+    if personal.rows:
+        lines = ", ".join(map(str, personal.lines)) + (" …" if personal.rows > len(personal.lines) else "")
+        console.warn(
+            "personal_data",
+            f"{personal.rows} rows hold what looks like {WHAT} (lines {lines}): a tuned model can repeat it. Take it "
+            "out, or say sensitive: true in a recipe, and nothing leaves this machine",
+        )
+    repeated = subject.seen.problems.get("duplicate")
+    if repeated is not None and repeated.rows:
+        console.warn(
+            "duplicates",
+            f"{repeated.rows} rows repeat an earlier one: usable rows that train again; --fix drops them",
+        )
+
+
+def _fix(console: Console, subject: Subject, counter: Any, out: Path) -> dict[str, Any]:
+    check = subject.check
+    assert check is not None
+    refuses = _refuses(subject, counter) if counter is not None else None
+    columns = subject.verdict.columns
+    console.status(f"writing {out}")
+    names = [name for name in columns if name in COLUMNS.get(subject.verdict.format or "", {})]
+    ordered = {name: columns[name] for name in [*names, *columns]}
+    return data_fix.write_fixed(subject.recipe, ordered, check, refuses, out)
+
+
+def _refuses(subject: Subject, counter: Any) -> data_fix.Refuses:
+    """Every row through the tokenizer: what is left out must be what training would refuse."""
+
+    def refuses(line: int, row: dict[str, Any]) -> str | None:
+        encoded = counter.encode(line, row)
+        if encoded is None:
+            return "template"
+        return None if counter.trained(encoded) or subject.recipe.skip_untrained_rows else "fully_masked"
+
+    return refuses
+
+
+def _refusal(subject: Subject, counted: Counted) -> SkillTrainError | None:
+    """What training would end with, when it would."""
+    if subject.verdict.verdict == "impossible" and (subject.row or not subject.seen.refused):
+        return _impossible(subject)
+    problems = subject.seen.problems | {name: count for name, count in counted.problems.items() if count is not None}
+    refused = {name: count for name, count in problems.items() if count.refused}
+    if not refused:
+        return None
+    total = sum(count.refused for count in refused.values())
+    name, first = min(refused.items(), key=lambda item: item[1].lines[0])
+    where = first.why if first.why.startswith("line ") else f"line {first.lines[0]}: {first.why}"
+    return UsageError(
+        f"training would refuse {total} of {subject.seen.rows} rows; first {where}",
+        code="unusable_rows",
+        expected="every row whole, with something to train on",
+        got=", ".join(f"{count.refused} {name}" for name, count in refused.items()),
+        hint=_mend(subject, counted, f"mend line {first.lines[0]} ({name})"),
+    )
+
+
+def _mend(subject: Subject, counted: Counted, otherwise: str) -> str:
+    """The command that leaves the refused rows out, unless no row would stay."""
+    masked, lengths = counted.problems["fully_masked"], counted.lengths
+    if masked is not None and lengths is not None and masked.refused == len(lengths.counted):
+        return f"raise --max-length: the longest row has {lengths.longest} tokens"
+    if subject.seen.problems["not_utf8"].refused and (command := rewriting_command(Path(subject.recipe.data))):
+        return command
+    return _fix_command(subject) if subject.check is not None and subject.seen.usable else otherwise
+
+
+def _impossible(subject: Subject) -> UsageError:
+    error = wrong_columns(subject.recipe, subject.row, "")
+    error.message = f"{subject.recipe.data} cannot be used for {subject.method}: {subject.verdict.because}"
+    others = [name for name, verdict in subject.verdicts.items() if verdict.verdict != "impossible"]
+    if subject.method != "sft":
+        error.expected = "the columns of that method, as references/datasets.md has them"
+    if "sft" in others:
+        error.hint = shlex.join(["skill-train", "data", subject.recipe.data, "--method", "sft"])
+    elif others:
+        error.hint = f"another dataset; this one is for {', '.join(others)}, and {ONLY_SFT.partition(';')[0]}"
+    return error
+
+
+def _next(subject: Subject) -> list[str]:
+    """After a good answer: the mapped file when one is needed, else the plan where the model is known."""
+    if subject.verdict.verdict == "needs_mapping":
+        return [_fix_command(subject)]
+    if subject.method != "sft" or not subject.recipe.model:
+        return []
+    file = [str(subject.file)] if subject.file else []
+    return [shlex.join(["skill-train", "plan", *file, "--data", subject.recipe.data, *_flags(subject.recipe)])]
+
+
+def _after(subject: Subject, fixed: Path) -> str:
+    """What to do with the written file. It is mapped, and one split."""
+    asked = dataclasses.replace(subject.recipe, split=Recipe.split)
+    if subject.method != "sft" or not asked.model:
+        method = ["--method", subject.method] if subject.method != "sft" else []
+        return shlex.join(["skill-train", "data", str(fixed), *method, *_flags(asked)])
+    return shlex.join(["skill-train", "plan", "--data", str(fixed), *_flags(asked)])
+
+
+def _fix_command(subject: Subject) -> str:
+    words = ["skill-train", "data", subject.recipe.data]
+    words += ["--recipe", str(subject.file)] if subject.file else []
+    words += ["--method", subject.method] if subject.method != "sft" else []
+    return shlex.join([*words, *_flags(subject.recipe), "--fix", rows.free_name(Path(subject.recipe.data))])
+
+
+def _flags(asked: Recipe) -> list[str]:
+    """The options that `data` and `plan` share, where they are not the default."""
+    flags = ["--model", asked.model] if asked.model else []
+    flags += ["--split", asked.split] if asked.split != Recipe.split else []
+    return flags + (["--max-length", str(asked.max_length)] if asked.max_length != Recipe.max_length else [])

@@ -1,0 +1,124 @@
+"""`diff`: reads what two runs left, and says what differs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+from skill_train.commands import tables_cloud
+from skill_train.core.console import Console, Result
+from skill_train.core.errors import UsageError, VerificationFailed
+from skill_train.run.compare_runs import Comparison, Difference, Run, compare
+from skill_train.run.folder import RunDir, open_run
+from skill_train.run.records import read_json, read_lines
+
+_NAMES = {"model": "recipe.revision", "data": "recipe.data_revision"}
+_SHOWN = 60  # characters of a value; the files hold the whole
+
+
+def diff(console: Console, *, run_a: Path, run_b: Path) -> Result:
+    """Compares two run directories; exit 6 when they are not of one recipe."""
+    a, b = (_read(_opened(path)) for path in (run_a, run_b))
+    found = compare(a, b)
+    for reason in found.not_compared:
+        console.warn("not_compared", reason)
+    if found.unexplained:
+        console.warn("unexplained", "recipe, machine and batch split are the same, and the trained weights are not")
+    data = {
+        "verdict": found.verdict,
+        "run_a": str(run_a),
+        "run_b": str(run_b),
+        "recipe_hash": [a.plan["recipe_hash"], b.plan["recipe_hash"]],
+        "recipe": [_shown(each) for each in found.recipe],
+        "placement": [_shown(each) for each in found.placement],
+        "counts": {"compared": found.compared, "recipe": len(found.recipe), "placement": len(found.placement)},
+        "losses": found.losses,
+        "same_weights": found.same_weights,
+        "not_compared": found.not_compared,
+    }
+    return Result(
+        data,
+        quiet=found.verdict,
+        human=lambda rich: tables_cloud.draw_diff(rich, data),
+        next=[shlex.join(["skill-train", "report", str(run_a), str(run_b)])],
+        error=_refusal(found),
+    )
+
+
+def _refusal(found: Comparison) -> VerificationFailed | None:
+    if not found.recipe:
+        return None
+    named = [f"{each.fact}: {_text(each.a)} → {_text(each.b)}" for each in found.recipe[:5]]
+    more = [f"and {len(found.recipe) - 5} more"] if len(found.recipe) > 5 else []
+    return VerificationFailed(
+        f"these are not two runs of one recipe: {len(found.recipe)} of its facts differ",
+        code="different_recipe",
+        expected="the same recipe, data, program and versions; only the placement may differ",
+        got="; ".join(named + more),
+        hint=_hint(found),
+    )
+
+
+def _hint(found: Comparison) -> str:
+    """A folder and an id are two names for what may be the same bytes: nothing in the runs tells."""
+    facts = {each.fact for each in found.recipe}
+    for key, revision in _NAMES.items():
+        if f"recipe.{key}" in facts and facts <= {"recipe.hash", f"recipe.{key}", revision}:
+            equal = ", though the trained weights are the same" if found.same_weights else ""
+            return (
+                f"the {key}'s name and revision are part of the recipe{equal}: one run has it from a folder or another "
+                f"id; train both from the same Hub id and revision"
+            )
+    return "make both runs of one recipe file and the same data, with the versions of requirements.lock"
+
+
+def _shown(difference: Difference) -> dict[str, Any]:
+    return {key: _text(value) if key != "fact" else value for key, value in dataclasses.asdict(difference).items()}
+
+
+def _text(value: Any) -> Any:
+    """A number, true or null as it is; anything longer as text that is cut."""
+    if value is None or isinstance(value, (bool, int, float)):
+        return value
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
+
+
+def _opened(path: Path) -> RunDir:
+    """A run directory. A job's files are not here yet."""
+    if not path.exists() and re.fullmatch(r"([\w.-]+/)?[0-9a-f]{24}", str(path)):
+        raise UsageError(
+            f"{path} is a job, and its files are not here",
+            code="not_a_run",
+            expected="two run directories",
+            hint=f"skill-train pull {shlex.quote(str(path))}",
+        )
+    return open_run(path)
+
+
+def _read(run: RunDir) -> Run:
+    return Run(
+        plan=read_json(run.plan),
+        environment=_object(run.record("environment")),
+        train=_object(run.record("train")),
+        metrics=read_lines(run.metrics),
+        samples=read_lines(run.samples),
+    )
+
+
+def _object(path: Path) -> dict[str, Any] | None:
+    if not path.is_file():
+        return None
+    document = read_json(path)
+    if not isinstance(document, dict):
+        raise UsageError(
+            f"{path} is not what skill-train wrote",
+            code="bad_json",
+            expected="a JSON object",
+            hint="fetch or copy the run again: skill-train pull RUN",
+        )
+    return document

@@ -1,0 +1,190 @@
+"""`submit --backend skypilot|colab`: the same run on machines of others, as a task or as a notebook."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from pathlib import Path
+from typing import Any
+
+from skill_train.cloud import budget as cloud_budget
+from skill_train.cloud.elsewhere import colab, skypilot
+from skill_train.cloud.order import Order
+from skill_train.commands import cloud_answer, tables_cloud
+from skill_train.commands.cloud_answer import Asked
+from skill_train.core.console import Console, Result
+from skill_train.core.errors import DecisionNeeded, UsageError
+from skill_train.core.files import write_json, write_text
+from skill_train.facts import Flavor
+from skill_train.hub import account as hub_account
+from skill_train.hub import flavors
+from skill_train.recipe.fields import to_yaml
+from skill_train.run import cloud_record
+from skill_train.run.folder import RunDir
+from skill_train.run.job_spec import FOUR_BIT
+from skill_train.run.lock import locked
+from skill_train.run.records import read_json
+
+_JOBS_ONLY = ("data_repo", "max_cost", "force_new", "dry_run", "rehearse")
+_SKYPILOT_ONLY = ("nodes", "infra")
+
+
+def checked(asked: Asked) -> Asked:
+    """The options with what the backend decides, before anything is planned.
+
+    Raises:
+        UsageError: an option that this backend has no use for.
+    """
+    fields = {field.name: field.default for field in dataclasses.fields(asked)}
+    useless = {"hf_jobs": _SKYPILOT_ONLY, "skypilot": _JOBS_ONLY, "colab": (*_JOBS_ONLY, *_SKYPILOT_ONLY)}
+    for name in useless[asked.backend]:
+        if getattr(asked, name) != fields[name]:
+            option = f"--{name.replace('_', '-')}"
+            raise UsageError(
+                f"{option} has no meaning with --backend {asked.backend}", code="bad_usage", hint=f"leave out {option}"
+            )
+    if asked.backend == "colab" and asked.flavor is None:
+        return dataclasses.replace(asked, flavor=colab.FLAVOR)
+    return asked
+
+
+def write(console: Console, asked: Asked, order: Order, folder: Path) -> Result:
+    """The task or the notebook in the run directory; with --yes the task is launched."""
+    made = order.plan
+    flavor = next(each for each in flavors.current(live=False)[0] if each.name == made["flavor"])
+    run = RunDir(folder)
+    with locked(run, "submit"):
+        if asked.backend == "colab":
+            return _notebook(run, order, flavor)
+        return _task(console, asked, run, order, flavor)
+
+
+def _notebook(run: RunDir, order: Order, flavor: Flavor) -> Result:
+    gpu = colab.gpu_of(flavor)
+    made = order.plan | {"placement": order.plan["placement"] | {"backend": "colab"}}
+    order = dataclasses.replace(order, plan=made)
+    _keep_plan(run, made)
+    path = run.path / "colab.ipynb"
+    files = colab.write_notebook(
+        path, run.plan, gpu=gpu, run_id=_run_id(order), data=_data(order), packages=_packages(made)
+    )
+    data = _answer(run, order) | {"notebook": str(path), "gpu": gpu, "files": files, "launched": False}
+    data["how"] = (
+        "open the notebook in Colab (File, Upload notebook), then Runtime, Run all; once more after a disconnect"
+    )
+    return Result(data, human=lambda rich: tables_cloud.draw_elsewhere(rich, data), quiet=str(path))
+
+
+def _task(console: Console, asked: Asked, run: RunDir, order: Order, flavor: Flavor) -> Result:
+    places = skypilot.clouds(asked.infra.split(",") if asked.infra else None, asked.nodes)
+    made = skypilot.spread(order.plan, flavor, asked.nodes)
+    order = dataclasses.replace(order, plan=made)
+    _keep_plan(run, made)
+    run_id, folder = _run_id(order), run.path / "skypilot"
+    bucket = f"hf://buckets/{order.namespace}/jobs-artifacts/{skypilot.name_of(run_id)}"
+    staged = _data(order)
+    task = skypilot.task(
+        made,
+        flavor,
+        run_id=run_id,
+        bucket=bucket,
+        nodes=asked.nodes,
+        places=places,
+        data=f"data/{next(iter(staged)).split('/')[0]}" if staged else None,
+        timeout_seconds=_timeout(asked, made),
+    )
+    skypilot.write_task(folder, task, run.plan, staged, _packages(made))
+    if asked.nodes > 1:
+        console.warn("not_pushed", f"several machines push nothing: the result is kept in {bucket}")
+    if asked.yes:
+        skypilot.run_sky(folder, task["name"], hub_account.token())
+    data = _answer(run, order) | {
+        "task": str(folder / "task.yaml"),
+        "cluster": task["name"],
+        "kept_in": bucket,
+        "resources": task["resources"],
+        "nodes": asked.nodes,
+        "timeout_seconds": _timeout(asked, made),
+        "launched": asked.yes,
+    }
+    back = f"hf buckets sync {bucket} {shlex.quote(str(run.path))}"
+    data["how"] = f"sky queue, sky logs {task['name']}; what it keeps: {back}"
+    return Result(
+        data,
+        human=lambda rich: tables_cloud.draw_elsewhere(rich, data),
+        quiet=str(folder / "task.yaml"),
+        next=[f"sky logs {task['name']}", back] if asked.yes else [],
+        error=None if asked.yes else _confirm(asked, task),
+    )
+
+
+def _confirm(asked: Asked, task: dict[str, Any]) -> DecisionNeeded:
+    return DecisionNeeded(
+        "this rents machines: each cloud has its own price, and SkyPilot shows them before it starts",
+        code="confirm_cost",
+        expected="--yes, to launch the task with the `sky` of this machine",
+        got=f"{task['num_nodes']} x {task['resources']['accelerators']}",
+        hint=cloud_answer.command_of(asked, yes=True),
+    )
+
+
+def _answer(run: RunDir, order: Order) -> dict[str, Any]:
+    made = order.plan
+    return {
+        "run_dir": str(run.path),
+        "recipe_hash": made["recipe_hash"],
+        "hub_model_id": made["policy"]["hub_model_id"],
+        "placement": made["placement"],
+        "seconds": made["estimates"]["seconds"],
+    }
+
+
+def _timeout(asked: Asked, made: dict[str, Any]) -> int:
+    """Of training: what was said, or what the plan says for such a machine."""
+    if asked.timeout is not None:
+        return cloud_budget.seconds_of(asked.timeout)
+    if made["timeout_seconds"] is None:
+        raise DecisionNeeded(
+            "how long this takes is unknown, so a limit must be said",
+            code="no_timeout",
+            expected="--timeout, such as 8h",
+            hint="say --timeout",
+        )
+    return int(made["timeout_seconds"])
+
+
+def _keep_plan(run: RunDir, made: dict[str, Any]) -> None:
+    """Plan and recipe as in every run directory. One of the same hash stays as it is: what was measured on the way to
+    it differs each time. A folder with another run is left alone, also where its recipe is the same."""
+    there = read_json(run.plan) if run.plan.is_file() else None
+    other = ""
+    if cloud_record.record_path(run).is_file():
+        other = "a run in Hugging Face Jobs"
+    elif there is not None and there.get("where") != "cloud":
+        other = "a run of this machine"
+    elif there is not None and there.get("recipe_hash") != made["recipe_hash"]:
+        other = "a run of another recipe"
+    if other:
+        raise UsageError(
+            f"{run.path} holds {other}",
+            code="another_run",
+            expected="a new folder, or one of the same recipe for machines of others",
+            hint="choose another --run-dir",
+        )
+    same = there is not None and cloud_record.plan_hash(there) == cloud_record.plan_hash(made)
+    if not same or not run.recipe.is_file():
+        write_json(run.plan, made)  # first: a recipe without a plan is the user's
+        write_text(run.recipe, to_yaml(made["recipe"] | made["policy"]))
+
+
+def _run_id(order: Order) -> str:
+    """Of the plan, so that writing it again changes nothing."""
+    return order.plan_hash[:12]
+
+
+def _data(order: Order) -> dict[str, Path]:
+    return dict(order.staged.files) if order.staged else {}
+
+
+def _packages(made: dict[str, Any]) -> tuple[str, ...]:
+    return (FOUR_BIT,) if made["recipe"]["load_in_4bit"] else ()

@@ -1,0 +1,181 @@
+"""`evaluate`: base, tuned model and GGUF files of a run on its held-out rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from skill_train.commands import tables
+from skill_train.commands.chain import base_of, quoted, require_trained
+from skill_train.commands.run_warnings import warn_of_seen
+from skill_train.core.console import Console, Result
+from skill_train.core.digests import digests
+from skill_train.core.errors import UsageError
+from skill_train.evaluate.backends import Model
+from skill_train.evaluate.scores import Scoring, scoring_of
+from skill_train.reference.load import read_rows
+from skill_train.run.folder import RunDir, open_run
+from skill_train.run.lock import locked
+from skill_train.run.records import read_json
+
+ROWS = 100
+_SHOWN, _SHOWN_CHARACTERS = 2, 800  # rows side by side in the answer, and characters of one; the record has all
+_DIGITS = 6
+
+
+def evaluate(
+    console: Console,
+    *,
+    run: Path,
+    gguf: tuple[Path, ...],
+    rows: int,
+    score: str | None,
+    pattern: str | None,
+    scorer: Path | None,
+    backend: str,
+) -> Result:
+    opened = open_run(run)
+    plan = read_json(opened.plan)
+    scoring = scoring_of(plan.get("policy", {}), score, pattern, scorer)
+    record = evaluate_run(console, opened, scoring, ggufs=list(gguf), most_rows=rows, backend=backend)
+    data = _data(opened, record)
+    quiet = next((f"{one['loss']:.4g}" for one in record["models"] if one["name"] == "tuned" and one["loss"]), "")
+    return Result(
+        data,
+        human=lambda rich: tables.draw_evaluation(rich, data),
+        quiet=quiet,
+        next=_next(opened, run, plan),
+    )
+
+
+def _next(opened: RunDir, run: Path, plan: dict[str, Any]) -> list[str]:
+    """What the run still lacks, the page about it, and the Hub where the recipe names a place there."""
+    step = "export-gguf" if not opened.ggufs else "verify" if not opened.record("verify").is_file() else None
+    steps = [step, "report"] if step else ["report"]
+    policy = plan.get("policy", {})
+    to_hub = policy.get("hub_model_id") and not policy.get("sensitive")
+    pushed = [f"skill-train push {quoted(run)} --dry-run"] if to_hub else []
+    return [f"skill-train {word} {quoted(run)}" for word in steps] + pushed
+
+
+def evaluate_run(
+    console: Console,
+    run: RunDir,
+    scoring: Scoring | None = None,
+    *,
+    ggufs: list[Path] | None = None,
+    most_rows: int = ROWS,
+    backend: str = "auto",
+) -> dict[str, Any]:
+    """The record `evaluate.json` of a run, measured now or earlier."""
+    with locked(run, "evaluate"):
+        return _evaluate_locked(console, run, scoring or Scoring(), ggufs, most_rows, backend)
+
+
+def _evaluate_locked(
+    console: Console, run: RunDir, scoring: Scoring, ggufs: list[Path] | None, most_rows: int, backend: str
+) -> dict[str, Any]:
+    from skill_train.evaluate.step import blind, require_rows
+    from skill_train.evaluate.step import evaluate as step
+
+    require_trained(run)
+    rows = read_rows(run.held_out)
+    require_rows(rows, run.path)
+    warn_of_seen(console, read_json(run.record("train")).get("data") or {})
+    base, recipe = base_of(run), read_json(run.plan)["recipe"]
+    tuned = tuned_of(run, base)
+    if tuned.adapter is not None and run.merged.is_dir():
+        console.warn(
+            "other_adapter",
+            f"no record says that {run.merged} is of the adapter that is there now, so base and adapter are measured; "
+            "verify tells whether the GGUF files are",
+        )
+    with console.progress("evaluating") as progress:
+        record = step(
+            models=[Model("base", base), tuned, *_files(ggufs or run.ggufs)],
+            rows=rows,
+            loss_on=recipe["loss_on"],
+            most_rows=most_rows,
+            tokenizer_of=base,
+            scoring=scoring,
+            backend=backend,
+            record=run.record("evaluate"),
+            progress=progress,
+            warn=console.warn,
+        )
+    if said := blind(record["models"], base):
+        console.warn("blind", said)
+    return record
+
+
+def tuned_of(run: RunDir, base: Path) -> Model:
+    """The tuned model: trained whole, or merged from the adapter that is there now, or else the base with it on top."""
+    if run.is_full:
+        return Model("tuned", run.merged)
+    if (run.merged / "config.json").is_file() and _is_merged(run):
+        return Model("tuned", run.merged, merged=run.adapter)
+    return Model("tuned", base, run.adapter)
+
+
+def _is_merged(run: RunDir) -> bool:
+    """The adapter is the one that the record of the merge names: another may have been trained in the folder since."""
+    record = run.record("merge")
+    read = read_json(record)["inputs"]["adapter"] if record.is_file() else {}
+    files = [run.adapter / name for name in read]
+    return bool(read) and all(file.is_file() for file in files) and digests(run.adapter, files) == read
+
+
+def _files(paths: list[Path]) -> list[Model]:
+    """GGUF files under their own names; the whole path where two are called alike."""
+    names = [path.name for path in paths]
+    models = [Model(path.name if names.count(path.name) == 1 else str(path), path) for path in paths]
+    for model in models:
+        if not model.path.is_file() or not model.is_gguf:
+            raise UsageError(
+                f"{model.path} is not a GGUF file" if model.path.exists() else f"{model.path} does not exist",
+                code="missing_file",
+                expected="a file that ends in .gguf",
+                got=str(model.path),
+                hint="skill-train export-gguf RUN",
+            )
+    return models
+
+
+def _data(run: RunDir, record: dict[str, Any]) -> dict[str, Any]:
+    """The record in at most 8 KB: figures to six digits, and a few answers side by side."""
+    dropped = ("why", "asked_rows", *(("score", "scored_rows") if record["score"] is None else ()))
+    return {
+        "run_dir": str(run.path),
+        "rows": record["rows"],
+        "asked": record["asked"],
+        "answer_tokens": record["answer_tokens"],
+        "score": record["score"],
+        "models": [{k: _short(v) for k, v in one.items() if k not in dropped} for one in record["models"]],
+        "differences": [{k: _short(v) for k, v in one.items()} for one in record["differences"]],
+        "answers": [_shown(one) for one in _telling(record["answers"])],
+        "record": str(run.record("evaluate")),
+        "reused": record.get("reused", False),
+    }
+
+
+def _telling(answers: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows where most different answers were given come first: they show what the figures stand for."""
+    kinds = [len(set(one["answers"].values())) for one in answers]
+    order = sorted(range(len(answers)), key=lambda number: (-kinds[number], number))
+    return [answers[number] for number in order[:_SHOWN]]
+
+
+def _shown(one: dict[str, Any]) -> dict[str, Any]:
+    from skill_train.evaluate.step import end_of
+
+    most = _SHOWN_CHARACTERS // (2 + len(one["answers"]))
+    return {
+        "line": one["line"],
+        "prompt": end_of(one["prompt"], most),
+        "expected": one["expected"][:most],
+        "answers": {name: text[:most] for name, text in one["answers"].items()},
+    }
+
+
+def _short(value: Any) -> Any:
+    return float(f"{value:.{_DIGITS}g}") if isinstance(value, float) else value

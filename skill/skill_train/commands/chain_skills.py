@@ -1,0 +1,168 @@
+"""`skills install` and `skills check`: where agents look, what is written there, and whether it is still ours."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from skill_train.core.console import Console, Result
+from skill_train.core.errors import DecisionNeeded, NotInstalled, UsageError, nearest
+from skill_train.run.folder import versions
+from skill_train.skill import install as skill_install
+from skill_train.skill.files import NAME, skill_files
+from skill_train.skill.install import Copy, Done, Skill
+
+TARGETS = ("agents", "claude")
+_DEFAULTS = ("agents", "project")
+
+
+def install(console: Console, *, target: str, scope: str | None, force: bool) -> Result:
+    """Writes the skill, and for `agents` the link that Claude Code needs; refuses before it writes anything."""
+    skill = _skill()
+    main, linked = _places(target, scope)
+    if not force:
+        skill_install.refuse_foreign(main)
+    if linked is not None and not force:
+        skill_install.refuse_foreign_link(linked, main)
+    done = [skill_install.install(skill, main, force=force)]
+    if linked is not None:
+        done.append(skill_install.link(skill, linked, main, force=force))
+    for place in done:
+        if place.kept:
+            named = ", ".join(place.kept)
+            console.warn("edited_files", f"{place.path}: kept as they were edited: {named}; --force replaces them")
+    places = [_done(place) for place in done]
+    return Result(
+        {"version": skill.version, "files": len(skill.files), "places": places},
+        human=lambda rich: _draw(rich, places),
+        quiet=str(main),
+        next=["skill-train skills check"],
+    )
+
+
+def check(console: Console, *, target: str | None, scope: str | None) -> Result:
+    """Compares every copy that agents here may read with the package.
+
+    Raises:
+        NotInstalled: there is none.
+    """
+    skill = _skill()
+    folders = dict.fromkeys(_unlinked(place) for place in _all_places(target, scope))
+    copies = [copy for folder in folders if (copy := skill_install.look(skill, folder))]
+    if not copies:
+        raise NotInstalled(
+            "no agent here has this skill",
+            code="skill_missing",
+            expected=", ".join(str(folder) for folder in folders),
+            hint="skill-train skills install",
+        )
+    places = [_found(copy) for copy in copies]
+    wrong = [copy for copy in copies if copy.state != "current"]
+    return Result(
+        {"version": skill.version, "places": places},
+        human=lambda rich: _draw(rich, places),
+        quiet=wrong[0].state if wrong else "current",
+        error=_outdated(wrong[0], skill) if wrong else None,
+    )
+
+
+def _skill() -> Skill:
+    version = versions()["skill-train"]
+    return Skill(version or "unknown", skill_files(version))
+
+
+def _all_places(target: str | None, scope: str | None) -> Iterator[Path]:
+    targets = TARGETS if target is None else (target,)
+    scopes: tuple[str | None, ...] = ("project", "global") if scope is None else (scope,)
+    for one in targets:
+        for which in scopes if one in TARGETS else (scope,):
+            main, linked = _places(one, which)
+            yield from (main, linked) if linked is not None else (main,)
+
+
+def _places(target: str, scope: str | None) -> tuple[Path, Path | None]:
+    """The folder of the skill, and where a link to it belongs.
+
+    Raises:
+        UsageError: `target` is neither a known word nor a folder, or a folder and a scope.
+    """
+    root = Path.home() if scope == "global" else Path.cwd()
+    claude = Path(os.environ.get("CLAUDE_CONFIG_DIR") or root / ".claude") if scope == "global" else root / ".claude"
+    if target == "agents":
+        return root / ".agents" / "skills" / NAME, claude / "skills" / NAME
+    if target == "claude":
+        return claude / "skills" / NAME, None
+    if scope is not None:
+        raise UsageError(f"--scope says nothing beside a folder: {target}", code="bad_usage", hint="leave --scope out")
+    if not target or (not Path(target).is_dir() and os.sep not in target):
+        raise UsageError(
+            f"no folder {target!r}{nearest(target, TARGETS)}",
+            code="bad_usage",
+            expected="agents, claude, or the folder that holds an agent's skills",
+            hint=f"for a new folder of that name say {shlex.quote('./' + target)}",
+        )
+    return Path(target).absolute() / NAME, None
+
+
+def _unlinked(place: Path) -> Path:
+    """A link and the folder that it leads to are one copy."""
+    return place.resolve() if place.is_dir() else place
+
+
+def _done(place: Done) -> dict[str, Any]:
+    link = {} if place.link_to is None else {"link_to": place.link_to}
+    return {"path": str(place.path), "state": place.state, **_lists(place, "kept", "removed"), **link}
+
+
+def _found(copy: Copy) -> dict[str, Any]:
+    document = {"path": str(copy.path), "state": copy.state, "version": copy.version}
+    return document | _lists(copy, "edited", "missing", "old")
+
+
+def _lists(source: Done | Copy, *names: str) -> dict[str, list[str]]:
+    return {name: found for name in names if (found := getattr(source, name))}
+
+
+def _draw(rich: Any, places: list[dict[str, Any]]) -> None:
+    for place in places:
+        rest = [f"{key}: {', '.join(value)}" for key, value in place.items() if isinstance(value, list)]
+        end = f" -> {place['link_to']}" if "link_to" in place else ""
+        rich.print(f"{place['state']:9} {place['path']}{end}", *rest, sep="\n  ", markup=False, soft_wrap=True)
+
+
+def _outdated(copy: Copy, skill: Skill) -> DecisionNeeded:
+    said = {
+        "older": "is older than the package",
+        "newer": "is newer than the package",
+        "edited": "was edited",
+        "unmanaged": "is another one and was not put there by this package",
+        "different": "is not what this package has",
+    }
+    return DecisionNeeded(
+        f"{copy.path} {said.get(copy.state, copy.state)}",
+        code="skill_outdated",
+        expected=skill.version,
+        got=copy.version or "no version",
+        hint=_renew(copy),
+    )
+
+
+def _renew(copy: Copy) -> str:
+    """The command that makes it current."""
+    if copy.state == "newer":
+        return "pip install --upgrade skill-train"
+    force = ["--force"] if copy.state in ("edited", "unmanaged") else []
+    return shlex.join(["skill-train", "skills", "install", *_options(copy.path), *force])
+
+
+def _options(folder: Path) -> list[str]:
+    """Those that lead to this folder."""
+    for scope in ("project", "global"):
+        for target in TARGETS:
+            if _unlinked(_places(target, scope)[0]) == _unlinked(folder):
+                named = {"--target": target, "--scope": scope}
+                return [word for option, value in named.items() if value not in _DEFAULTS for word in (option, value)]
+    return ["--target", str(folder.parent)]

@@ -1,0 +1,265 @@
+"""What `submit` answers: the decision that is needed, the job as it would be sent, or the job that is there."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shlex
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from skill_train.cloud import budget as cloud_budget
+from skill_train.cloud import stage_data as staging
+from skill_train.cloud import start_once as job_once
+from skill_train.cloud.budget import Budget
+from skill_train.cloud.order import Order, Sent, uploads
+from skill_train.commands import tables
+from skill_train.core.console import Console, Result
+from skill_train.core.errors import DecisionNeeded, SkillTrainError
+from skill_train.core.units import dollars
+from skill_train.hub.jobs import LIVE
+from skill_train.run import progress as job_figures
+from skill_train.run.cloud_record import CloudData, CloudJob, CloudRecord
+from skill_train.run.folder import RunDir
+from skill_train.run.job_spec import KEPT, JobSpec, Mount, as_request
+from skill_train.run.records import read_json
+
+_AT_START = "(made at the start)"
+_HOURS = 8.0  # as the command line says it
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The options of `submit`, as they were said."""
+
+    source: Path | None = None
+    model: str | None = None
+    data: str | None = None
+    split: str | None = None
+    max_steps: int | None = None
+    max_length: int | None = None
+    dtype: str | None = None
+    flavor: str | None = None
+    timeout: str | None = None
+    max_cost: float | None = None
+    max_hours: float = _HOURS
+    namespace: str | None = None
+    hub_model_id: str | None = None
+    data_repo: str | None = None
+    run_dir: Path | None = None
+    dry_run: bool = False
+    rehearse: bool = False
+    force_new: bool = False
+    backend: str = "hf_jobs"
+    nodes: int = 1
+    infra: str | None = None
+    yes: bool = False
+
+    @property
+    def recipe_flags(self) -> dict[str, Any]:
+        said = {key: getattr(self, key) for key in ("model", "data", "split", "max_steps", "max_length")}
+        return {key: value for key, value in said.items() if value is not None}
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What the checks found.
+
+    Attributes:
+        there: files that the repository of the result holds already.
+        unchecked: what the Hub did not answer; only a dry run goes on then.
+    """
+
+    order: Order
+    budget: Budget
+    there: tuple[str, ...]
+    unchecked: list[str]
+
+
+def _shown(checked: Checked) -> dict[str, Any]:
+    order = checked.order
+    return {
+        "flavor": order.plan["flavor"],
+        "timeout_seconds": checked.budget.timeout_seconds,
+        "cost_usd": checked.budget.as_dict(),
+        "seconds": order.plan["estimates"]["seconds"],
+        "namespace": order.namespace,
+        "hub_model_id": order.plan["policy"]["hub_model_id"],
+        "uploads": uploads(order),
+        "recipe_hash": order.plan["recipe_hash"],
+    }
+
+
+def decision(asked: Asked, checked: Checked) -> Result:
+    """Nothing is sent without --yes."""
+    data = _shown(checked)
+    again = command_of(asked, yes=True)
+    error = DecisionNeeded(
+        f"this costs money: {money(checked.budget)}",
+        code="confirm_cost",
+        expected="--yes, when cost and uploads are as they should be",
+        got=f"{data['flavor']}, stopped after {data['timeout_seconds']} s",
+        hint=again,
+    )
+    return Result(data, human=lambda rich: tables.draw_submit(rich, data), quiet="", error=error)
+
+
+def not_allowed(found: Budget, error: SkillTrainError) -> Result:
+    """What it would cost, beside the access that is missing. No other check can be made before."""
+    data = {"flavor": found.flavor, "timeout_seconds": found.timeout_seconds, "cost_usd": found.as_dict()}
+    said = f"{found.flavor}: {money(found)}"
+    return Result(data, human=lambda rich: rich.print(said, markup=False), quiet="", error=error)
+
+
+def money(found: Budget) -> str:
+    """For a reader: the estimate, and the most that it can be."""
+    if found.most_usd is None:
+        return found.basis
+    most = f"{dollars(found.most_usd)} at most, when it runs until its timeout"
+    return most if found.cost_usd is None else f"{dollars(found.cost_usd[0])} to {dollars(found.cost_usd[1])}; {most}"
+
+
+def command_of(asked: Asked, **more: Any) -> str:
+    """The command that says all this."""
+    words = ["skill-train submit"]
+    for field in dataclasses.fields(asked):
+        value = more.get(field.name, getattr(asked, field.name))
+        option = f"--{field.name.replace('_', '-')}"
+        if field.name == "source" and value is not None:
+            words.append(shlex.quote(str(value)))
+        elif value is True:
+            words.append(option)
+        elif value not in (None, False, field.default):
+            words += [option, shlex.quote(str(value).removesuffix(".0") if isinstance(value, float) else str(value))]
+    return " ".join(words)
+
+
+def dry_run(run: RunDir, checked: Checked) -> Result:
+    """The job as it would be sent. What only the start makes is said in its place."""
+    order = checked.order
+    spec = specification(run, order, _AT_START)
+    request = as_request(spec, Mount(f"{order.namespace}/jobs-artifacts", _AT_START, KEPT, read_only=False))
+    data = {"job": request, "not_checked": checked.unchecked, "run_dir": str(run.path), **_shown(checked)}
+    return Result(data, human=lambda rich: rich.print_json(data=data), quiet=json.dumps(request))
+
+
+def specification(run: RunDir, order: Order, run_id: str) -> JobSpec:
+    """The job of an order that was not sent."""
+    made = order.plan
+    record = CloudRecord(run_id, order.plan_hash, order.namespace, made["policy"]["hub_model_id"], data=_data(order))
+    job = CloudJob(1, "starting", made["flavor"], made["timeout_seconds"] or 0, job_once.now(), order.usd_per_hour)
+    return job_once.specification(run, made, record, job)
+
+
+def _data(order: Order) -> CloudData | None:
+    staged = order.staged
+    if staged is None:
+        return None
+    about = CloudData(staging.mount_path(staged), staged.bytes, len(staged.files))
+    if order.data_repo is not None:
+        return dataclasses.replace(about, repository=order.data_repo, revision=_AT_START)
+    return dataclasses.replace(about, bucket=f"{order.namespace}/jobs-artifacts", folder=staged.name)
+
+
+def require_as_asked(
+    console: Console, run: RunDir, sent: Sent, *, max_cost: float | None, spent: float, timeout: int | None
+) -> None:
+    """What runs already keeps its own timeout: a warning when another was asked for.
+
+    Args:
+        spent: dollars of the jobs of its plan before it.
+
+    Raises:
+        DecisionNeeded: they may cost more than `max_cost` together, or nobody knows what it may cost.
+    """
+    last = sent.record.last_begun
+    assert last is not None
+    if timeout is not None and timeout != last.timeout_seconds:
+        had = "a timeout that is not known" if last.timeout_seconds is None else f"{last.timeout_seconds} s"
+        console.warn(
+            "another_timeout", f"the job {last.job_id} runs already and is stopped after {had}, not {timeout} s"
+        )
+    most = job_figures.dollars(last.timeout_seconds, last.usd_per_hour)
+    if max_cost is None or (most is not None and most + spent <= max_cost + 1e-9):
+        return
+    before = f", and {dollars(spent)} of the jobs before it" if spent else ""
+    raise DecisionNeeded(
+        f"the job {last.job_id} of this plan runs already, and may cost more than --max-cost {max_cost:g}",
+        code="over_budget",
+        expected=f"at most {dollars(max_cost)}",
+        got="a bound that is not known"
+        if most is None
+        else f"{dollars(most)} at its timeout of {last.timeout_seconds} s{before}",
+        hint=f"skill-train cancel {shlex.quote(str(run.path))}; or a larger --max-cost, which keeps it",
+    )
+
+
+def result(console: Console, run: RunDir, sent: Sent, order: Order) -> Result:
+    """The job of a run, started now or found."""
+    record, made = sent.record, read_json(run.plan)
+    last = record.last_begun
+    assert last is not None
+    wanted = order.plan["policy"]["hub_model_id"]
+    if record.hub_model_id != wanted:
+        console.warn("another_repository", f"the job pushes to {record.hub_model_id}, not to {wanted}")
+    budget = _budget_of(made, last)
+    data = {
+        "run_dir": str(run.path),
+        "job_id": last.job_id,
+        "url": last.url,
+        "reused": sent.reused,
+        "stage": sent.stage,
+        "namespace": record.namespace,
+        "hub_model_id": record.hub_model_id,
+        "flavor": last.flavor,
+        "timeout_seconds": last.timeout_seconds,
+        "expected_end": _expected_end(last, budget, sent.stage),
+        "cost_usd": budget.as_dict(),
+        "recipe_hash": made["recipe_hash"],
+        "plan_hash": record.plan_hash,
+        "uploads": [] if sent.reused else uploads(order),
+    }
+    return Result(
+        data,
+        human=lambda rich: tables.draw_submit(rich, data),
+        quiet=str(last.job_id),
+        next=_next(run, sent),
+    )
+
+
+def _budget_of(made: dict[str, Any], job: CloudJob) -> Budget:
+    """Of a job that is there. The estimate is of the whole plan; a job that goes on makes a part of it."""
+    limit = job.timeout_seconds
+    if job.number > 1 or limit is None:
+        why = "it goes on from a checkpoint" if job.number > 1 else "the plan of the job cannot be read"
+        made = made | {"estimates": {"seconds": {"low": None, "high": None, "basis": why}}}
+    found = cloud_budget.budget(
+        made | {"flavor": job.flavor},
+        usd_per_hour=job.usd_per_hour,
+        price=f"asked {job.asked_at[:10]}",
+        timeout=limit or 1,  # without an estimate any will do
+        max_cost=None,
+    )
+    return found if limit is not None else dataclasses.replace(found, most_usd=None)
+
+
+def _expected_end(job: CloudJob, budget: Budget, stage: str | None) -> dict[str, Any]:
+    """UTC. The wait for a machine is not in it: nothing tells how long that is."""
+    start = job.created_at or job.asked_at
+    if budget.seconds is None or stage not in (None, *LIVE):
+        return {"low": None, "high": None, "basis": budget.basis if budget.seconds is None else f"it is {stage}"}
+    began = datetime.strptime(start, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
+    low, high = (job_once.timestamp(began + timedelta(seconds=end)) for end in budget.seconds)
+    return {"low": low, "high": high, "basis": "the estimate, from when it was created, without the wait for a machine"}
+
+
+def _next(run: RunDir, sent: Sent) -> list[str]:
+    name = shlex.quote(str(run.path))
+    words: tuple[str, ...] = ("status {}", "resume {}")
+    if sent.stage in (None, *LIVE):
+        words = ("status {}", "logs {} --follow", "wait {}", "pull {}")
+    elif sent.stage == "COMPLETED":
+        words = ("pull {}",)
+    return [f"skill-train {word.format(name)}" for word in words]

@@ -1,0 +1,1 @@
+"""What everything stands on: errors, output, files, child processes, digests, secrets."""

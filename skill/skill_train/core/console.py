@@ -1,0 +1,390 @@
+"""The only module that prints.
+
+stdout carries exactly one result: a JSON document, a human summary, or one bare value. Progress, warnings and hints go
+to stderr. Nothing ever asks a question.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, TextIO
+
+from skill_train.core.errors import SkillTrainError, Temporary
+from skill_train.core.secrets import masked
+
+SCHEMA = "skill-train/1"
+MAX_JSON_BYTES = 8192  # with the newline at its end
+Format = Literal["auto", "human", "json", "quiet"]
+
+# Control characters in a name or a prompt must not steer the terminal, nor turn the direction of its text; half a
+# surrogate pair (a file name that is not UTF-8) cannot be printed at all.
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+_FILLED_IN = re.compile(r"[A-Z][A-Z_]+(?:/[A-Z][A-Z_]+)?")  # RUN, NAMESPACE/ID
+
+
+class Bar(Protocol):
+    """What a step uses to show progress: `done` of `total` in any unit, and a few words."""
+
+    def __call__(self, done: float, total: float, text: str) -> None: ...
+
+
+@dataclass
+class Result:
+    """What one command answers.
+
+    Attributes:
+        data: the `data` of the JSON answer.
+        human: draws the same for a person; receives a rich console on stdout.
+        quiet: the one value that `--format quiet` prints; nothing when its lines were printed before.
+        next: the commands to run next.
+        error: set when the command did its work and the answer is "no" (a failed verification).
+    """
+
+    data: dict[str, Any]
+    human: Callable[[Any], None] | None = None
+    quiet: str = ""
+    next: list[str] = field(default_factory=list)
+    error: SkillTrainError | None = None
+
+
+class ReaderGone(Exception):
+    """Nobody reads the lines any more (`| head`). Not an OSError: click ends on one that it takes for its own."""
+
+
+class Console:
+    """One per command run.
+
+    Args:
+        mode: `human`, `json` or `quiet`; `auto` is human on a terminal and JSON otherwise.
+        command: the name in the envelope.
+    """
+
+    def __init__(self, mode: Format, command: str) -> None:
+        self.mode = ("human" if sys.stdout.isatty() else "json") if mode == "auto" else mode
+        self.command = command
+        self.warnings: list[dict[str, str]] = []
+
+    def status(self, text: str) -> None:
+        """One line of progress on stderr."""
+        if self.mode != "quiet":
+            _say(text)
+
+    def line(self, text: str, *, now: bool) -> None:
+        """A line of a result that comes bit by bit, such as a log: on stdout, where a person reads it.
+
+        A program gets one document at the end; what comes `now` it can see on stderr.
+        """
+        if self.mode != "json":
+            try:
+                print(clean(text), flush=now)
+            except BrokenPipeError:
+                raise ReaderGone from None
+        elif now:
+            self.status(text)
+
+    def warn(self, code: str, message: str) -> None:
+        """Shown on stderr at once and kept for the envelope. A warning is said once."""
+        warning = {"code": code, "message": message}
+        if warning not in self.warnings:
+            self.warnings.append(warning)
+            self.status(f"warning: {message}")
+
+    @contextmanager
+    def progress(self, title: str) -> Iterator[Bar]:
+        """A live bar on a terminal, a line every tenth otherwise."""
+        if self.mode == "quiet":
+            yield lambda done, total, text: None
+        elif sys.stderr.isatty():
+            with _live_bar(title) as bar:
+                yield bar
+        else:
+            yield _plain_bar(title)
+
+    def watch(self, look: Callable[[], tuple[Result, bool]], *, pause_seconds: float) -> Result:
+        """The last of what `look` says; it also says whether more will come.
+
+        On a terminal it is drawn in place, again and again, until no more comes. Ctrl-C ends the watching, and nothing
+        else. Anything but a terminal gets one look.
+        """
+        result, more = look()
+        if self.mode == "human" and sys.stdout.isatty():
+            with suppress(KeyboardInterrupt), _ctrl_c() as key, _live_view(self.command) as draw:
+                while more:
+                    draw(result)
+                    if key.wait(pause_seconds):
+                        break
+                    self.warnings.clear()  # of the look before
+                    with suppress(Temporary):  # asked again by itself; the view shows what was seen last
+                        result, more = look()
+        return result
+
+    def result(self, result: Result) -> int:
+        """Prints the one result and returns the exit code: that of the work, even where nobody reads to the end."""
+        with _reader_may_go():
+            if self.mode == "json":
+                print(self._envelope(result))
+            elif self.mode == "quiet":
+                if result.quiet:
+                    print(clean(result.quiet))
+            else:
+                _print_human(result)
+        if result.error is not None and self.mode != "json":
+            self._explain(result.error)
+        return result.error.exit_code if result.error else 0
+
+    def error(self, error: SkillTrainError) -> int:
+        """Prints one error and returns its exit code."""
+        if self.mode == "json":
+            try:
+                with _reader_may_go():
+                    print(self._envelope(Result(data={}, error=error)))
+            except OSError:  # a full disk under stdout: this may be what the error is of
+                _send_nowhere(sys.stdout)
+                self._explain(error)
+        else:
+            self._explain(error)
+        return error.exit_code
+
+    def _explain(self, error: SkillTrainError) -> None:
+        lines = [f"error: {error.message}"]
+        lines += [
+            f"  {name}: {value}"
+            for name, value in (("expected", error.expected), ("got", error.got), ("next", error.hint))
+            if value
+        ]
+        _say("\n".join(lines))
+
+    def _envelope(self, result: Result) -> str:
+        document: dict[str, Any] = {"schema": SCHEMA, "command": self.command, "ok": result.error is None}
+        if result.data or result.error is None:
+            document["data"] = result.data
+        if result.error is not None:
+            document["error"] = result.error.as_dict()
+        document["warnings"] = self.warnings
+        hint = result.error.hint if result.error else ""
+        document["next"] = result.next or ([hint] if runs_as_it_stands(hint) else [])
+        return _bounded(document)
+
+
+def runs_as_it_stands(hint: str) -> bool:
+    """Whether a hint is a whole command, without prose behind it or a word to fill in, that decides nothing.
+
+    A hint that begins with a command and goes on without punctuation is a mistake; a test parses them all.
+    """
+    try:
+        words = shlex.split(hint)
+    except ValueError:
+        return False
+    if words[:1] != ["skill-train"] or "--yes" in words:
+        return False
+    return not any(word.startswith("(") or word.endswith((",", ";")) or _FILLED_IN.fullmatch(word) for word in words)
+
+
+def clean(text: str) -> str:
+    """The text without control characters (newline and tab stay), and without what looks like a token of the Hub."""
+    return masked(_CONTROL.sub("�", text))
+
+
+def _bounded(document: dict[str, Any]) -> str:
+    """At most 8 KB: without spaces where it would be more, and then what is long loses its tail, data first, and the
+    answer says so. The files hold everything. Commands, a hint and codes are whole or left out."""
+    text = _dumps(document)
+    if len(text.encode()) >= MAX_JSON_BYTES:
+        text = _dumps(document, separators=(",", ":"))
+    for smaller in _smaller(document):
+        if len(text.encode()) < MAX_JSON_BYTES:
+            break
+        text = _dumps(smaller, separators=(",", ":"))
+    return text
+
+
+def _smaller(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The document with less in it, again and again."""
+    for part in ("data", "warnings", "error"):
+        for limit in (50, 20, 8, 3) if part in document else ():
+            document = document | {part: _shorten(document[part], limit, whole=() if part == "data" else _WHOLE)}
+            document["shortened"] = f"lists to {limit} items, strings to {limit * 20} characters"
+            yield document
+    document |= {"data": {}, "shortened": "data left out: too large"}
+    yield document
+    while document["next"]:
+        document |= {"next": document["next"][:-1], "shortened": "data and commands of next left out: too large"}
+        yield document
+    if "error" in document:
+        yield document | {"error": document["error"] | {"hint": ""}, "shortened": "data, next and hint left out"}
+
+
+_WHOLE = ("code", "hint")  # of an error or a warning
+
+
+def _dumps(document: dict[str, Any], separators: tuple[str, str] | None = None) -> str:
+    plain = (sys.stdout.encoding or "utf-8").lower().replace("-", "") == "utf8"
+    # Masked before it is escaped, too: behind what stands for another character a token looks like the rest of a word.
+    return clean(json.dumps(_cleaned(document, masked), ensure_ascii=not plain, separators=separators))
+
+
+def _shorten(value: Any, limit: int, whole: tuple[str, ...] = ()) -> Any:
+    if isinstance(value, dict):
+        kept = list(value.items())[: max(limit, 30)]
+        return {key: item if key in whole else _shorten(item, limit, whole) for key, item in kept}
+    if isinstance(value, list):
+        return [_shorten(item, limit, whole) for item in value[:limit]]
+    if isinstance(value, str) and len(value) > limit * 20:
+        return value[: limit * 20] + "…"
+    return value
+
+
+@contextmanager
+def _reader_may_go() -> Iterator[None]:
+    try:
+        yield
+        sys.stdout.flush()
+    except (BrokenPipeError, SystemExit):  # rich ends the whole program at a closed pipe
+        silence()
+
+
+def silence() -> None:
+    """What is still to be written to a closed pipe goes nowhere, and the interpreter does not stumble over it."""
+    for stream in (sys.stdout, sys.stderr):
+        _send_nowhere(stream)
+
+
+def _send_nowhere(stream: TextIO) -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def _say(text: str) -> None:
+    """On stderr, where one may listen no more, or a disk be full: the work goes on."""
+    try:
+        print(clean(text), file=sys.stderr, flush=True)
+    except BrokenPipeError:
+        return
+    except OSError:
+        _send_nowhere(sys.stderr)
+
+
+def _print_human(result: Result) -> None:
+    rich = _screen()
+    if result.human is not None:
+        result.human(rich)
+    for number, command in enumerate(result.next):
+        rich.print(("next: " if number == 0 else "      ") + clean(command), markup=False, soft_wrap=True)
+
+
+class _Key:
+    """Whether a key was pressed. No `threading.Event`: its lock is not free while one waits, and the handler of a
+    signal, which wants it too, runs in the midst of that waiting."""
+
+    pressed = False
+
+    def wait(self, seconds: float) -> bool:
+        end = time.monotonic() + seconds
+        while not self.pressed and time.monotonic() < end:
+            time.sleep(0.05)
+        return self.pressed
+
+
+@contextmanager
+def _ctrl_c() -> Iterator[_Key]:
+    """A key instead of an exception, which could be raised where nobody hears it, such as in the middle of drawing.
+    Pressed again, it is the exception: a look may wait for the network."""
+    key = _Key()
+
+    def press(*_: Any) -> None:
+        if key.pressed:
+            raise KeyboardInterrupt
+        key.pressed = True
+
+    before = signal.signal(signal.SIGINT, press)
+    try:
+        yield key
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def _live_view(title: str) -> Iterator[Callable[[Result], None]]:
+    """Gives a function that draws a result over the one before; nothing of it stays on the screen."""
+    from rich.console import Group
+    from rich.live import Live
+    from rich.text import Text
+
+    rich = _screen()
+    with Live(console=rich, auto_refresh=False, transient=True) as live:
+
+        def draw(result: Result) -> None:
+            with rich.capture() as drawn:
+                if result.human is not None:
+                    result.human(rich)
+            foot = Text(f"{title}: looks again by itself; Ctrl-C stops looking, the run goes on", style="dim")
+            live.update(Group(Text.from_ansi(drawn.get().rstrip("\n")), foot), refresh=True)
+
+        yield draw
+
+
+def _screen() -> Any:
+    from rich.console import Console as RichConsole
+
+    class Screen(RichConsole):
+        """Whatever a table, a title or a line says is text: `[/b]` in a name is no markup, an escape no colour."""
+
+        def render_str(self, text: str, **how: Any) -> Any:
+            return super().render_str(clean(text), **how)
+
+        def print_json(self, json: str | None = None, **how: Any) -> None:
+            super().print_json(json, **(how | {"data": _cleaned(how["data"])}))
+
+    plain = bool(os.environ.get("NO_COLOR")) or None
+    width = 80 if os.environ.get("COLUMNS", "").strip() == "0" else None  # rich would draw nothing
+    return Screen(markup=False, emoji=False, highlight=False, soft_wrap=False, no_color=plain, width=width)
+
+
+def _cleaned(value: Any, how: Callable[[str], str] = clean) -> Any:
+    if isinstance(value, dict):
+        return {how(str(key)): _cleaned(item, how) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_cleaned(item, how) for item in value]
+    return how(value) if isinstance(value, str) else value
+
+
+@contextmanager
+def _live_bar(title: str) -> Iterator[Bar]:
+    from rich.console import Console as RichConsole
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[text]}"), TimeRemainingColumn())
+    with Progress(*columns, console=RichConsole(stderr=True), transient=False) as progress:
+        task = progress.add_task(title, total=None, text="")
+
+        def update(done: float, total: float, text: str) -> None:
+            progress.update(task, completed=done, total=total, text=clean(text).replace("[", "\\["))
+
+        yield update
+
+
+def _plain_bar(title: str) -> Bar:
+    shown = -1
+
+    def update(done: float, total: float, text: str) -> None:
+        nonlocal shown
+        tenth = int(10 * done / total) if total else 0
+        if tenth != shown:
+            shown = tenth
+            _say(f"{title}: {_so_far(done, total)} {text}")
+
+    return update
+
+
+def _so_far(done: float, total: float) -> str:
+    """`3/20` where things are counted; per cent where a part of one thing is done."""
+    whole = done == int(done) and total > 1
+    return f"{done:g}/{total:g}" if whole or not total else f"{done / total:.0%}"

@@ -1,0 +1,150 @@
+"""Results on their way to their names: a file or a folder is whole, or it is not there.
+
+What is being made lies beside its name as `.NAME.PLACE-PROCESS.TOKEN.part`. A killed process leaves its part, and the
+next one that makes the same removes it, where it can know that nobody works on it: the number of a process says that
+in one place alone, which is a machine since its start, and in it a container.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import hashlib
+import json
+import os
+import re
+import secrets
+import shlex
+import shutil
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from skill_train.core.errors import UsageError
+
+_OWNER = re.compile(r"([0-9a-f]{12})-(\d+)\.[0-9a-f]+\.part")
+_HALF = re.compile("[\ud800-\udfff]")
+_LEFT_ALONE: list[Path] = []
+
+
+@contextlib.contextmanager
+def whole_folder(final: Path) -> Iterator[Path]:
+    """A temporary folder beside `final` that takes its name when the block ends well, and vanishes when it does not.
+
+    Raises:
+        UsageError: `final` is a file, a link or not empty, or the folder of this process, which would then be in none.
+    """
+    if final.is_symlink() or (any(final.iterdir()) if final.is_dir() else final.exists()):
+        own = "is not empty and was not made by this step from these inputs"
+        raise UsageError(
+            f"{final} {own if final.is_dir() and not final.is_symlink() else 'is no folder'}",
+            code="output_exists",
+            expected="a new or empty folder",
+            hint=f"move {shlex.quote(str(final))} away, or choose another folder",
+        )
+    if final.is_dir() and final.samefile(Path.cwd()):
+        raise UsageError(
+            f"{final} is the folder that this command runs in, and the result would take its place",
+            code="output_exists",
+            expected="a new folder, or an empty one elsewhere",
+            hint="choose another folder",
+        )
+    final.parent.mkdir(parents=True, exist_ok=True)
+    remove_leftovers(final)
+    part = final.with_name(f".{final.name}.{owner()}.{secrets.token_hex(4)}.part")
+    part.mkdir()
+    try:
+        yield part
+        if final.is_dir():
+            final.rmdir()
+        os.replace(part, final)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def whole_file(final: Path) -> Iterator[Path]:
+    """A temporary name beside `final` that becomes `final` when the block ends well, and vanishes when it does not."""
+    final.parent.mkdir(parents=True, exist_ok=True)
+    remove_leftovers(final)
+    part = final.with_name(f".{final.name}.{owner()}.{secrets.token_hex(4)}.part")
+    try:
+        yield part
+        os.replace(part, final)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a whole file or nothing: a temporary name beside it, then a rename."""
+    with whole_file(path) as temporary, open(temporary, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def write_json(path: Path, document: Any) -> None:
+    text = json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False)
+    if _HALF.search(text):  # half a surrogate pair, of a hostile name, is no UTF-8; escaped it is read back as it was
+        text = json.dumps(document, indent=1, allow_nan=False)
+    write_text(path, text + "\n")
+
+
+def remove_leftovers(final: Path) -> None:
+    """Parts that killed processes left of this result. One of another place is left alone, and told."""
+    for part in sorted(final.parent.glob(f".{glob.escape(final.name)}.*.part")):
+        named = _OWNER.fullmatch(part.name.removeprefix(f".{final.name}."))
+        if named is None:
+            continue
+        if named[1] != place():
+            _LEFT_ALONE.append(part)
+        elif not is_alive(int(named[2])):
+            shutil.rmtree(part, ignore_errors=True) if part.is_dir() else part.unlink(missing_ok=True)
+
+
+def left_alone() -> list[Path]:
+    """Parts that this process found and could not judge, each once."""
+    found = list(dict.fromkeys(_LEFT_ALONE))
+    _LEFT_ALONE.clear()
+    return found
+
+
+def owner() -> str:
+    """This process, as no other process of any machine that shares the folder calls itself."""
+    return f"{place()}-{os.getpid()}"
+
+
+@cache
+def place() -> str:
+    """Where the number of a process stands for one process: this host, since its start, in this container."""
+    import socket
+
+    return hashlib.sha256("\0".join((socket.gethostname(), _boot(), _namespace())).encode()).hexdigest()[:12]
+
+
+def _boot() -> str:
+    """What Linux calls its last start; elsewhere nothing, and a number of before counts as one of now."""
+    file = Path("/proc/sys/kernel/random/boot_id")
+    try:
+        return file.read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        return ""
+
+
+def _namespace() -> str:
+    """Of the numbers of processes; containers have their own."""
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

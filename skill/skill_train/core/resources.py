@@ -1,0 +1,56 @@
+"""Files that travel with the package: the training program, the demo, the skill. A checkout has them where git does."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+_SHIPPED = _PACKAGE / "shipped"  # in the wheel alone
+
+
+def train_program() -> Path:
+    """`train.py`: in the wheel inside the package, in a checkout under `scripts/`. The same bytes."""
+    shipped = _SHIPPED / "train.py"
+    return shipped if shipped.is_file() else _PACKAGE.parents[1] / "scripts" / "train.py"
+
+
+def node_program() -> Path:
+    """`skypilot_node.py`, which runs beside `train.py` on each machine of a SkyPilot task."""
+    return train_program().with_name("skypilot_node.py")
+
+
+@cache
+def train_module() -> ModuleType:
+    """The training program as a module: how a row becomes an example is written once, there. Standard library only."""
+    spec = importlib.util.spec_from_file_location("skill_train_program", train_program())
+    if spec is None or spec.loader is None:
+        raise ImportError(f"no program at {train_program()}")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def demo() -> Path:
+    """The embedded model, dataset and recipe."""
+    return _PACKAGE / "demo"
+
+
+def report() -> Path:
+    """Template and style sheet of the report."""
+    return _PACKAGE / "report"
+
+
+def template(name: str) -> Path:
+    """One of the files in `templates/`."""
+    return skill() / "templates" / name
+
+
+def skill() -> Path:
+    """The folder with SKILL.md, references, templates, scripts: in the wheel inside the package, else the checkout."""
+    shipped = _SHIPPED / "skill"
+    return shipped if shipped.is_dir() else _PACKAGE.parents[1]

@@ -1,0 +1,67 @@
+"""The one scan of what leaves this machine: every byte of a file, of any kind and size, for a secret in it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from skill_train.core.secrets import BEGINNINGS, token_pattern
+
+_BLOCK = 1 << 20
+_OVERLAP = 4096  # of two blocks: longer than a token of which each letter is an escape
+_TOKEN = re.compile(token_pattern().pattern.encode(), re.ASCII)
+_TOKEN_BEGINNINGS = tuple(beginning.encode() for beginning in BEGINNINGS)
+_KEY = re.compile(rb"-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY-----[\s\\nr]*[A-Za-z0-9+/=:-]{16}")
+# A letter of ASCII as JSON and Python, an address, or HTML writes it; the backslash as often as it was quoted.
+_ESCAPED = re.compile(
+    rb"\\+(?:u00|x)([2-7][0-9A-Fa-f])|%(?:25)*([2-7][0-9A-Fa-f])|&#[xX]0*([2-7][0-9A-Fa-f]);|&#0*([0-9]{2,3});"
+)
+_ESCAPES = (b"\\u00", b"\\x", b"%", b"&#")
+_WIDE = (b"f\0_", b"f\0\0\0_", b"i\0_", b"i\0\0\0_")  # of each beginning of a token, in UTF-16 and UTF-32
+
+
+def secret_in(source: Path | bytes) -> str | None:
+    """What a file, or the bytes of one, seems to hold: `a token of the Hub`, `a private key`; None where nothing is.
+
+    Letters written as escapes are read as letters, and those of UTF-16 and UTF-32 too. What is packed or encrypted
+    cannot be read.
+    """
+    for block in _blocks(source):
+        for text in _readings(block):
+            if any(beginning in text for beginning in _TOKEN_BEGINNINGS) and _TOKEN.search(text):
+                return "a token of the Hub"
+            if b"PRIVATE KEY-----" in text and _KEY.search(text):
+                return "a private key"
+    return None
+
+
+def _blocks(source: Path | bytes) -> Iterator[bytes]:
+    """Each begins with the end of the one before, so that nothing is cut in two."""
+    if isinstance(source, bytes):
+        yield source
+        return
+    end = b""
+    with open(source, "rb") as file:
+        while read := file.read(_BLOCK):
+            block = end + read
+            yield block
+            end = block[-_OVERLAP:]
+
+
+def _readings(block: bytes) -> Iterator[bytes]:
+    """The block as it is, and with its escapes undone where there may be some. Bytes with a null among them are numbers
+    or wide letters; there only the escapes of JSON are looked for, which stand before the weights of a file."""
+    yield block
+    escapes = _ESCAPES if b"\0" not in block else _ESCAPES[:1]
+    if any(escape in block for escape in escapes):
+        undone = _ESCAPED.sub(_letter, block)
+        if undone != block:
+            yield undone
+    if any(wide in block for wide in _WIDE):
+        yield block.replace(b"\0", b"")
+
+
+def _letter(found: re.Match[bytes]) -> bytes:
+    code = int(found[4]) if found[4] else int(found[1] or found[2] or found[3], 16)
+    return bytes([code]) if code < 128 else found[0]

@@ -1,0 +1,72 @@
+"""What looks like a token of the Hub, pasted where none belongs: it is not echoed, and nothing goes on with it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from skill_train.core.errors import UsageError
+
+# User tokens are hf_ and 34 letters, older ones of organisations api_org_ and 34 (huggingface.co/docs/hub, 2026-08).
+# Those of a sign-in with the browser begin with hf_oauth_, those that the Hub signs with hf_jwt_: three parts in
+# base64url with dots between. Letters of other alphabets are no part of a word here.
+BEGINNINGS = ("hf_", "api_org_")
+_LEAST = 20  # letters; names such as hf_transfer are shorter
+# Where a word begins: behind what is no letter of one, or behind the escape of a character that is none, as JSON
+# (\\n, \\u001b), Python (\\x1b), an address (%3D) or a colour of the terminal writes it.
+_BEGINS = (
+    r"(?:(?<![A-Za-z0-9_])|(?<=\\[abefnrtv0])|(?<=\\u[0-9A-Fa-f]{4})|(?<=\\x[0-9A-Fa-f]{2})|(?<=%[0-9A-Fa-f]{2})"
+    r"|(?<=[0-9;\[]m))"
+)
+
+
+def token_pattern(least: int = _LEAST) -> re.Pattern[str]:
+    """What every part of the program takes for a token. Group 1 is its kind.
+
+    Args:
+        least: letters after the kind; fewer where too much hidden is better than too little.
+    """
+    signed = rf"(?:(?<=oauth_)|(?<=jwt_))[\w.~+/=-]{{{least},}}"
+    return re.compile(rf"{_BEGINS}(hf_oauth|hf_jwt|hf|api_org)_(?:{signed}|[A-Za-z0-9]{{{least},}})", re.ASCII)
+
+
+_TOKEN = token_pattern()
+
+
+def masked(text: str) -> str:
+    """The text with the kind of each token and three dots."""
+    if not any(beginning in text for beginning in BEGINNINGS):  # a hundred times faster than the pattern
+        return text
+    return _TOKEN.sub(r"\1_…", text)
+
+
+def holds_token(value: Any) -> bool:
+    """Whether a text, or a text in a list or mapping, holds one. What YAML's anchors repeat is looked at once."""
+    waiting, seen = [value], set[int]()
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, str) and masked(value) != value:
+            return True
+        if isinstance(value, (dict, list)) and id(value) not in seen:
+            seen.add(id(value))
+            waiting += [*value, *value.values()] if isinstance(value, dict) else value
+    return False
+
+
+def refuse_in_arguments(arguments: Iterable[str]) -> None:
+    """Raises:
+    UsageError: one of them holds a token, which the shell's history and the list of processes then have too.
+    """
+    for position, argument in enumerate(arguments, start=1):
+        if holds_token(argument):
+            raise pasted(f"argument {position}", "a command line without a token")
+
+
+def pasted(where: str, expected: str) -> UsageError:
+    return UsageError(
+        f"{where} holds what looks like a token of the Hub",
+        code="token_pasted",
+        expected=expected,
+        hint="take it out, revoke it at https://huggingface.co/settings/tokens, then: hf auth login",
+    )

@@ -1,0 +1,207 @@
+"""Runs a worker module in a child process, so that a crash of native code never takes the command down.
+
+llama-cpp-python 0.3.36 segfaults on some processors (AMX weight buffers), and aborts on files it does not like. A
+worker is `python -m skill_train.<name>_worker JOB RESULT`: it reads a JSON job, writes a JSON result, and may print
+progress lines `@progress DONE TOTAL TEXT` on stdout.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from skill_train.core.console import Bar
+from skill_train.core.errors import DecisionNeeded, NativeCrash, NotInstalled, died_of_memory, from_exit_code
+from skill_train.core.files import write_json
+from skill_train.core.garbage import search_seldom
+from skill_train.core.heap import keep_freed
+from skill_train.core.peak_memory import note_memory, peak_memory_bytes, watch_memory
+
+PROGRESS = "@progress "
+PEAK = "@peak "  # bytes of memory, the last word of a worker
+_TAIL_LINES = 12
+_AT_WORK: set[subprocess.Popen[str]] = set()
+_ENDING = threading.Event()
+
+
+def llama_cpp_folder() -> Path:
+    """Where llama-cpp-python lies. Importing it would load the native library, which is for workers.
+
+    Raises:
+        NotInstalled: it is missing.
+    """
+    found = importlib.util.find_spec("llama_cpp")
+    if found is None or not found.submodule_search_locations:
+        raise NotInstalled(
+            "llama-cpp-python is not installed", code="missing_package", hint='pip install "skill-train[gguf]"'
+        )
+    return Path(found.submodule_search_locations[0])
+
+
+def run_worker(
+    module: str, job: dict[str, Any], *, progress: Bar | None = None, most_seconds: float | None = None
+) -> dict[str, Any]:
+    """The result of one job.
+
+    Args:
+        module: the worker, such as `skill_train.llama.inference_worker`.
+        job: anything JSON can hold.
+        progress: called with the worker's progress lines.
+        most_seconds: the worker is ended after that time.
+
+    Raises:
+        NativeCrash: a signal ended the worker, or it took longer than `most_seconds`.
+        DecisionNeeded: the system killed it (SIGKILL: most likely out of memory).
+        SkillTrainError: what the worker itself reported.
+    """
+    with tempfile.TemporaryDirectory(prefix="skill-train-") as folder:
+        job_file, result_file, log_file = (Path(folder) / name for name in ("job.json", "result.json", "log.txt"))
+        write_json(job_file, job)
+        started = time.monotonic()
+        code = _run(module, job_file, result_file, log_file, progress, most_seconds)
+        log = log_file.read_text(encoding="utf-8", errors="replace")
+        if most_seconds is not None and code < 0 and time.monotonic() - started >= most_seconds:
+            raise NativeCrash(
+                f"{module} did not end in {most_seconds:g} s",
+                code="worker_hangs",
+                got=_tail(log),
+                hint="run the same command again when the machine has less to do; skill-train doctor --self-test",
+            )
+        if code == -signal.SIGKILL or (not result_file.is_file() and died_of_memory(log)):  # glibc ends with exit 127
+            raise _no_memory(module, code, log)
+        if code < 0:
+            raise _crash(module, -code, log)
+        if not result_file.is_file():
+            raise NativeCrash(
+                f"{module} ended with exit code {code} and no result",
+                code="worker_failed",
+                got=_tail(log),
+                hint="skill-train demo   (tells whether the installation works at all)",
+            )
+        result: dict[str, Any] = json.loads(result_file.read_text(encoding="utf-8"))
+        if "error" in result:
+            raise from_exit_code(int(result["exit_code"]), result["error"])
+        return result
+
+
+def report_progress(done: float, total: float, text: str) -> None:
+    """For workers: one progress line."""
+    print(f"{PROGRESS}{done} {total} {text}", flush=True)
+
+
+def worker_main(run: Any) -> None:
+    """For workers: reads the job, calls `run(job)`, writes its result or its error."""
+    from skill_train.core.errors import SkillTrainError, out_of_memory
+
+    threading.Thread(target=_end_with_the_command, daemon=True).start()
+    search_seldom()
+    keep_freed()
+    job, result_file = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")), Path(sys.argv[2])
+    try:
+        result = run(job)
+    except SkillTrainError as error:
+        result = {"error": error.as_dict(), "exit_code": error.exit_code}
+    except Exception as error:
+        explained = out_of_memory(error)
+        if explained is None:
+            raise
+        result = {"error": explained.as_dict(), "exit_code": explained.exit_code}
+    write_json(result_file, result)
+    if peak := peak_memory_bytes():
+        print(f"\n{PEAK}{peak}", flush=True)  # on a line of its own, whatever native code has printed
+
+
+def _end_with_the_command() -> None:
+    """Standard input closes when the command that started this worker has ended."""
+    while os.read(0, 1):
+        pass
+    os._exit(1)
+
+
+@contextlib.contextmanager
+def ending(pool: ThreadPoolExecutor) -> Iterator[ThreadPoolExecutor]:
+    """Whatever is raised ends the workers of all threads too: Ctrl-C reaches the main thread only, and a pool waits for
+    all it has. A worker that a thread starts meanwhile is ended at once."""
+    try:
+        with pool:
+            try:
+                yield pool
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                _ENDING.set()
+                for process in list(_AT_WORK):
+                    process.kill()
+                raise
+    finally:
+        _ENDING.clear()
+
+
+def _run(module: str, job: Path, result: Path, log: Path, progress: Bar | None, most_seconds: float | None) -> int:
+    environment = dict(os.environ, PYTHONUNBUFFERED="1", HF_HUB_DISABLE_TELEMETRY="1")
+    # Waiting threads of llama.cpp (OpenMP) spin; on a busy machine that made small steps ten times slower.
+    environment.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    command = [sys.executable, "-m", module, str(job), str(result)]
+    with (
+        open(log, "w", encoding="utf-8") as log_file,
+        subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log_file, text=True, env=environment
+        ) as process,
+    ):
+        _AT_WORK.add(process)
+        watch_memory(process.pid)
+        if _ENDING.is_set():
+            process.kill()
+        limit = threading.Timer(most_seconds or 0, process.kill)
+        if most_seconds is not None:
+            limit.start()
+        try:
+            for line in process.stdout or ():
+                if line.startswith(PEAK):
+                    note_memory(int(line.removeprefix(PEAK)))
+                if line.startswith(PROGRESS) and progress is not None:
+                    done, total, *text = line.removeprefix(PROGRESS).rstrip("\n").split(" ", 2)
+                    progress(float(done), float(total), " ".join(text))
+            process.wait()
+        except BaseException:
+            process.kill()
+            raise
+        finally:
+            limit.cancel()
+            _AT_WORK.discard(process)
+    return process.returncode
+
+
+def _no_memory(module: str, code: int, log: str) -> DecisionNeeded:
+    killed = code == -signal.SIGKILL
+    return DecisionNeeded(
+        f"the system killed {module} (SIGKILL)" if killed else f"{module} got no memory and ended",
+        code="out_of_memory",
+        expected="enough memory for the model",
+        got=_tail(log),
+        hint="close other programs, or run this step on a machine with more memory",
+    )
+
+
+def _crash(module: str, number: int, log: str) -> NativeCrash:
+    return NativeCrash(
+        f"llama.cpp crashed with {signal.Signals(number).name} in {module}",
+        code="native_crash",
+        got=_tail(log),
+        hint="skill-train demo   (if that crashes too, try another version of llama-cpp-python)",
+    )
+
+
+def _tail(log: str) -> str:
+    return "\n".join(log.strip().splitlines()[-_TAIL_LINES:])

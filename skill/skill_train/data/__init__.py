@@ -1,0 +1,1 @@
+"""Datasets: their rows, formats, problems and tokens."""

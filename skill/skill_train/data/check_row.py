@@ -1,0 +1,213 @@
+"""One row: does training take it, how much text has it, and do its speakers take turns."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Callable
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from skill_train.core.resources import train_module
+from skill_train.recipe.formats import Found, is_media, kind
+
+# Roles that answer a call of the assistant, by the names that templates know.
+_TOOLS = ("tool", "function", "ipython", "observation", "environment")
+_SYSTEM = ("system", "developer")
+_KNOWN = {*_SYSTEM, "user", "assistant", *_TOOLS}
+
+
+class Trouble(NamedTuple):
+    """What is wrong with a row. `refused`: training ends there with this message."""
+
+    kind: str
+    refused: bool
+    why: str
+
+
+# UTF-8 bytes of the texts that training reads, messages (0 for plain text), and what is wrong. Both figures are 0 for a
+# row that training refuses. A plain tuple, because a million are made.
+Checked = tuple[int, int, Trouble | None]
+
+
+def checker(found: Found) -> Callable[[dict[str, Any]], Checked]:
+    """A function that checks rows of one format. Training's own `to_example` decides."""
+    program = train_module()
+    to_example, refused = program.to_example, program.Refused
+    data_format, columns, required = found.format, found.columns, found.required
+    read = set(columns.values())
+    talk = columns["messages"] if data_format == "messages" and set(columns) == {"messages"} else None
+
+    def check(row: dict[str, Any]) -> Checked:
+        try:
+            if not found.explicit and len(row) > len(read) and (other := media_beside(row, found)) is not None:
+                return _refusal("not_text", f"{other!r} holds a picture, sound or film")
+            if talk is not None and (usual := _usual(row.get(talk))) is not None:
+                return usual
+            if not row.keys() >= required:
+                if not row:
+                    return _refusal("empty", "a row without columns")
+                missing = min(required - row.keys())
+                return _refusal(
+                    "missing_column", f"no column {missing!r}{_written(missing, frozenset(row.keys() - required))}"
+                )
+            example = to_example(row, data_format, columns)
+            size, turns = measure(example)
+        except refused as refusal:
+            return _refusal(_kind(row, required, refusal.error), refusal.error["message"])
+        except UnicodeEncodeError:
+            return _refusal("not_utf8", "half a surrogate pair stands in a text, which no tokenizer reads")
+        if not turns:
+            return size, 0, None
+        return size, turns, _order(tuple(message["role"] for message in example["messages"]))
+
+    return check
+
+
+def media_beside(row: dict[str, Any], found: Found) -> str | None:
+    """A column that training would not read, and that holds a picture, sound or film."""
+    if found.explicit:
+        return None
+    read = set(found.columns.values())
+    return next((name for name, value in row.items() if name not in read and is_media(name, value)), None)
+
+
+def column_checker(columns: dict[str, str]) -> Callable[[dict[str, Any]], Checked]:
+    """A function that checks rows for a method that skill-train does not train: every column there, none empty, the
+    answers of one kind, the label true or false."""
+
+    def check(row: dict[str, Any]) -> Checked:
+        missing = [column for column in columns.values() if column not in row]
+        if missing:
+            written = _written(missing[0], frozenset(row.keys() - set(columns.values())))
+            return _refusal("missing_column" if row else "empty", f"no column {missing[0]!r}{written}")
+        values = {wanted: row[column] for wanted, column in columns.items()}
+        empty = next((name for name, value in values.items() if _is_empty(value)), None)
+        if empty is not None:
+            return _refusal("empty", f"{empty} is empty")
+        kinds = {name: kind(value) for name, value in values.items() if name != "label"}
+        if not set(kinds.values()) <= {"text", "messages"} or len(set(kinds.values())) > 1:
+            return _refusal("malformed", "the texts are not all text, or all messages")
+        if not isinstance(values.get("label", True), bool):
+            return _refusal("malformed", "label is neither true nor false")
+        try:
+            return sum(_deep_bytes(value) for value in values.values()), 0, None
+        except UnicodeEncodeError:
+            return _refusal("not_utf8", "half a surrogate pair stands in a text, which no tokenizer reads")
+
+    return check
+
+
+def _deep_bytes(value: Any) -> int:
+    if isinstance(value, list):
+        return sum(_deep_bytes(message.get("content")) for message in value)
+    return _bytes(value) if isinstance(value, str) else 0
+
+
+def _usual(messages: Any) -> Checked | None:
+    """The answer for a plain conversation, which `to_example` is known to take; None for every other: let it decide."""
+    if type(messages) is not list:
+        return None
+    size, roles = 0, []
+    for message in messages:
+        if type(message) is not dict or len(message) != 2:
+            return None
+        role, content = message.get("role"), message.get("content")
+        if type(role) is not str or type(content) is not str or not content or _may_be_media(content):
+            return None
+        size += len(content) if content.isascii() else len(content.encode("utf-8"))
+        roles.append(role)
+    return (size, len(roles), _order(tuple(roles))) if "assistant" in roles else None
+
+
+def _may_be_media(content: str) -> bool:
+    """Whether training's own check is worth its time."""
+    if "<" in content or "[IMG]" in content or content[:5].lower() == "data:" or "." in content[-6:-2]:
+        return True
+    if content[0] in "[{ \n" or content[-1] in "]} \n":
+        return True
+    alone = " " not in content[:32] and content[:32].isascii()  # base64, or an address with parameters
+    return alone or ("?" in content[-300:] and "/" in content and "\n" not in content)
+
+
+def measure(example: dict[str, Any]) -> tuple[int, int]:
+    """UTF-8 bytes of the texts that training reads, and the number of messages (0 for plain text).
+
+    Raises:
+        UnicodeEncodeError: a text that is not Unicode.
+    """
+    if example["kind"] == "text":
+        return _bytes(example["text"]), 0
+    if example["kind"] == "completion":
+        return _bytes(example["prompt"]) + _bytes(example["completion"]), 0
+    size = len(json.dumps(example["tools"], default=str)) if example["tools"] else 0
+    for message in example["messages"]:
+        size += _bytes(message["content"])
+        if "tool_calls" in message:
+            size += len(json.dumps(message["tool_calls"], default=str))
+    return size, len(example["messages"])
+
+
+@lru_cache(maxsize=4096)
+def _order(roles: tuple[str, ...]) -> Trouble | None:
+    unknown = next((role for role in roles if role not in _KNOWN), None)
+    if unknown is not None:
+        return Trouble("unknown_role", False, f"{unknown!r} is no role that chat templates know")
+    why = role_trouble(roles)
+    return Trouble("wrong_role_order", False, why) if why else None
+
+
+def role_trouble(roles: tuple[str, ...]) -> str:
+    """What is odd in the order of the speakers, or nothing. Calls of tools and their answers are in order."""
+    speakers = [role for role in roles if role not in _SYSTEM]
+    if any(role in _SYSTEM and position for position, role in enumerate(roles)):
+        return "a system message that is not the first"
+    if not speakers:
+        return "a system message alone"
+    if speakers[0] != "user":
+        return f"{speakers[0]} speaks first"
+    for before, role in pairwise(speakers):
+        if before == role and role not in _TOOLS:
+            return f"two {role} messages in a row"
+        if role in _TOOLS and before != "assistant" and before not in _TOOLS:
+            return f"a {role} message after {before}"
+    return "ends with the user" if speakers[-1] == "user" else ""
+
+
+def _bytes(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode("utf-8"))
+
+
+def _refusal(kind: str, why: str) -> Checked:
+    return 0, 0, Trouble(kind, True, why)
+
+
+def _kind(row: dict[str, Any], required: frozenset[str], error: dict[str, str]) -> str:
+    """The word of the report for a refusal of training."""
+    if error["code"] in ("not_text", "unknown_role"):
+        return error["code"]
+    if "no assistant message" in error["message"]:
+        return "wrong_role_order"
+    return "empty" if any(_is_empty(row[column]) for column in required) else "malformed"
+
+
+def _is_empty(value: Any) -> bool:
+    """Nothing, blanks, or a conversation with a message that says nothing."""
+    if isinstance(value, list):
+        return not value or any(_says_nothing(message) for message in value)
+    return value is None or (isinstance(value, str) and not value.strip())
+
+
+def _says_nothing(message: Any) -> bool:
+    if not isinstance(message, dict) or not ({"role", "from"} & message.keys()):
+        return False
+    said = message.get("content", message.get("value"))
+    return said in (None, "", []) and not message.get("tool_calls")
+
+
+@lru_cache(maxsize=256)  # rows of one file mostly lack the same column
+def _written(wanted: str, there: frozenset[str]) -> str:
+    """` (here: 'mesages')` for a column of the row that is nearly the wanted one."""
+    close = difflib.get_close_matches(wanted, there, n=1, cutoff=0.8)
+    return f" (here: {close[0]!r})" if close else ""

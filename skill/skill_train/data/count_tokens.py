@@ -1,0 +1,154 @@
+"""Counts tokens with the model's own tokenizer and template, by the training program's own encoder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from skill_train.core.errors import NotInstalled, Temporary, UsageError, from_exit_code
+from skill_train.core.resources import train_module
+from skill_train.data.problems import Count
+from skill_train.data.token_stats import Lengths
+from skill_train.model.foreign_files import block_hub_kernels
+from skill_train.model.template_guard import require_ending
+from skill_train.recipe.fields import Recipe
+from skill_train.recipe.formats import Found, as_turns
+
+SAMPLE = 2000  # rows
+TRAINED = "⟦"  # opens a trained part of an example
+_UNCUT = 1 << 40  # a max_length that cuts nothing
+_OF_THE_MODEL = ("no_chat_template", "slow_tokenizer", "no_eos", "endless_template")  # the model's, not a row's
+
+
+class Counter:
+    """Encodes rows one by one as training would.
+
+    Attributes:
+        found: the format as this model reads it.
+        template: rows that the model's template refuses.
+        notes: what the encoder had to say.
+    """
+
+    def __init__(self, recipe: Recipe, found: Found) -> None:
+        self.recipe = recipe
+        self.tokenizer = _tokenizer(recipe)
+        self.found = as_turns(found) if self.tokenizer.chat_template else found
+        values = {"format": self.found.format, "columns": self.found.columns, "data": recipe.data, "max_length": _UNCUT}
+        loss_on = recipe.loss_on or ("all" if self.found.format == "text" else "assistant")
+        self._encode = train_module().Encoder(values | {"loss_on": loss_on}, self.tokenizer)
+        self.template = Count()
+
+    @property
+    def notes(self) -> list[str]:
+        return list(self._encode.notes)
+
+    def encode(self, line: int, row: dict[str, Any]) -> dict[str, Any] | None:
+        """The encoded row, uncut, or None when the model's template refuses it.
+
+        Raises:
+            UsageError: the model cannot render any conversation.
+        """
+        try:
+            return dict(self._encode(0, line, row))
+        except train_module().Refused as refusal:
+            if refusal.error["code"] in _OF_THE_MODEL:
+                raise from_exit_code(refusal.exit_code, refusal.error) from None
+            self.template.add(line, refusal.error["message"], refused=True)
+            return None
+
+    def trained(self, encoded: dict[str, Any]) -> bool:
+        """Whether something is left to train on once the row is cut."""
+        return bool(first_trained(encoded) < self.recipe.max_length)
+
+    def example(self, encoded: dict[str, Any]) -> str:
+        """The row as it is fed, with the trained parts between ⟦ and ⟧."""
+        limit, text = self.recipe.max_length, ""
+        pairs = zip(encoded["input_ids"][:limit], encoded["labels"][:limit], strict=True)
+        for trained, piece in groupby(pairs, key=lambda pair: pair[1] != train_module().IGNORED):
+            decoded = self.tokenizer.decode([token for token, _ in piece])
+            text += f"{TRAINED}{decoded}⟧" if trained else decoded
+        return text
+
+
+def count_rows(
+    counter: Counter, rows: Iterator[tuple[int, dict[str, Any]]], total: int, longest_row: int
+) -> tuple[Lengths | None, dict[str, Count], str]:
+    """Lengths of an even sample of `total` rows, the problems that only a tokenizer sees, and the first row rendered
+    (the first with a trained part, where one has it).
+
+    The row at ordinal `longest_row` is counted besides, so that the longest is known. None when no row was encoded.
+    """
+    count = min(total, SAMPLE)
+    sample = {index * total // count for index in range(count)}
+    problems = {"truncated": Count(), "fully_masked": Count(), "template": counter.template}
+    lengths, longest, example = [], 0, ""
+    for index, (line, row) in enumerate(rows):
+        if index not in sample and index != longest_row:
+            continue
+        encoded = counter.encode(line, row)
+        if encoded is None:
+            continue
+        size = encoded["full_length"]
+        longest = max(longest, size)
+        if not example or (TRAINED not in example and counter.trained(encoded)):
+            example = counter.example(encoded)
+        if index in sample:
+            lengths.append((size, train_module().trained_tokens(encoded), first_trained(encoded)))
+            _note(problems, line, size, counter.trained(encoded), counter.recipe)
+    return (Lengths(total, sorted(lengths), longest) if lengths else None), problems, example
+
+
+def first_trained(encoded: dict[str, Any]) -> int:
+    """Position of the first label that counts; the length of the row when none does. The first is never predicted."""
+    labels, ignored = encoded["labels"], train_module().IGNORED
+    return next((i for i in range(1, len(labels)) if labels[i] != ignored), _UNCUT)
+
+
+def _note(problems: dict[str, Count], line: int, size: int, trained: bool, recipe: Recipe) -> None:
+    if size > recipe.max_length:
+        problems["truncated"].add(line, f"more than max_length {recipe.max_length} tokens", refused=False)
+    if not trained:
+        why = f"no token is left to train on within max_length {recipe.max_length}"
+        problems["fully_masked"].add(line, why, refused=not recipe.skip_untrained_rows)
+
+
+def _tokenizer(recipe: Recipe) -> Any:
+    block_hub_kernels()
+    try:
+        import transformers
+    except ModuleNotFoundError:
+        raise NotInstalled(
+            "transformers is not installed, so tokens cannot be counted",
+            code="missing_package",
+            hint='pip install "skill-train[train]"',
+        ) from None
+    transformers.utils.logging.set_verbosity_error()
+    try:
+        tokenizer = train_module().load_tokenizer({"model": recipe.model, "revision": recipe.revision})
+        require_ending(tokenizer.chat_template)
+        return tokenizer
+    except train_module().Refused as refusal:
+        if not Path(recipe.model).exists():  # of a model on the Hub its config.json was at hand, and no more
+            raise _no_tokenizer(recipe, refusal.error["got"]) from None
+        raise from_exit_code(refusal.exit_code, refusal.error) from None
+    except (OSError, ValueError) as error:
+        raise _no_tokenizer(recipe, str(error).strip().splitlines()[0]) from None
+
+
+def _no_tokenizer(recipe: Recipe, said: str) -> UsageError | Temporary:
+    if Path(recipe.model).exists() or recipe.model.count("/") != 1 or recipe.model.startswith((".", "/")):
+        return UsageError(
+            f"{recipe.model} has no tokenizer that can be read",
+            code="not_a_model",
+            expected="a folder with tokenizer.json and tokenizer_config.json, or the id of a model on the Hub",
+            got=said,
+            hint="download the whole model, or copy the tokenizer's files from the model that it was made from",
+        )
+    return Temporary(
+        f"the tokenizer of {recipe.model} cannot be fetched: {said}",
+        code="hub_unreachable",
+        expected="a connection to the Hub, a token that may read the model, or a local model folder",
+        hint="try again when the Hub can be reached, or give a model folder",
+    )

@@ -1,0 +1,264 @@
+"""Which training method a dataset can serve, judged from one row, and the mapping as recipe lines. Pure.
+
+What each method needs: TRL, docs/source/dataset_formats.md, "Which dataset type to use?" (read 2026-11, and compared
+with the `_prepare_dataset` of the trainers of trl 1.16.0): SFT language modeling or prompt-completion; DPO and reward
+preference; KTO unpaired preference or preference; GRPO prompt-only. The only one that skill-train trains is sft.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from skill_train.recipe.formats import OPTIONAL, Found, detect, is_media, kind
+
+METHODS = ("sft", "dpo", "kto", "grpo", "reward")
+
+# Names that datasets give to what somebody asks and to what is answered, as `_plain` writes them.
+_ASKED = (
+    "prompt", "question", "query", "problem", "instruction", "input", "q", "user", "human", "request", "ask",
+    "inputs", "src", "source", "usermessage", "userinput", "inputtext", "userprompt",
+)  # fmt: skip
+_ANSWERED = (
+    "completion", "response", "answer", "output", "a", "reply", "assistant", "bot", "gpt", "solution", "target",
+    "targets", "outputs", "tgt", "assistantmessage", "botresponse", "modelresponse", "modelanswer", "outputtext",
+    "answertext", "finalanswer",
+)  # fmt: skip
+_QUESTIONS = (
+    "question", "query", "problem", "q", "user", "human", "request", "ask", "usermessage",
+)  # fmt: skip
+_QUESTION_MARKS = ("?", "？", "؟", "՞", "፧")  # the Greek one is a semicolon, with which code ends
+_FILE = re.compile(r"\S*[/\\]\S+[/\\.]\S*|\S+\.[A-Za-z]\w{1,4}")
+_ABOUT = ("context", "passage", "background", "evidence", "paragraph")
+_CHOSEN = (
+    "chosen", "accepted", "preferred", "better", "winner", "positive", "responsechosen", "chosenresponse", "win",
+    "good",
+)  # fmt: skip
+_REJECTED = (
+    "rejected", "dispreferred", "worse", "loser", "negative", "responserejected", "rejectedresponse", "lose", "bad",
+)  # fmt: skip
+_LABEL = (
+    "label", "preferred", "desirable", "thumbsup", "liked", "isgood",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Attributes:
+    columns: what the method calls a column: what the dataset calls it. Empty when it is impossible.
+    format: of sft only.
+    guessed: the mapping rests on the order of the columns, not on their names.
+    """
+
+    verdict: Literal["ready", "needs_mapping", "impossible"]
+    because: str
+    columns: dict[str, str] = field(default_factory=dict)
+    format: str | None = None
+    guessed: bool = False
+
+    @property
+    def lines(self) -> list[str]:
+        """The mapping as lines of a recipe."""
+        if self.verdict != "needs_mapping":
+            return []
+        import yaml
+
+        values = ({"format": self.format} if self.format else {}) | {"columns": self.columns}
+        text = yaml.safe_dump(values, default_flow_style=None, sort_keys=False, width=10**6, allow_unicode=True)
+        return [line for line in text.splitlines() if line]
+
+
+def judge(row: dict[str, Any], found: Found | None, rows: Sequence[dict[str, Any]] = ()) -> dict[str, Verdict]:
+    """The verdict on every method.
+
+    Args:
+        row: a typical one.
+        found: the format that training would take it for, or that the recipe says.
+        rows: the first ones, which tell questions from answers where no name does.
+    """
+    return {"sft": _sft(row, found, rows), "dpo": _preference(row, "DPO"), "kto": _kto(row)} | {
+        "grpo": _grpo(row),
+        "reward": _preference(row, "a reward model"),
+    }
+
+
+def _sft(row: dict[str, Any], found: Found | None, rows: Sequence[dict[str, Any]]) -> Verdict:
+    read = set() if found is None else set(found.columns.values())  # whose rows are looked at one by one
+    media = [column for column, value in row.items() if column not in read and is_media(column, value)]
+    if media and (found is None or not found.explicit):
+        why = f"{', '.join(media)} holds pictures, sounds or films, and this version trains on text only"
+        return Verdict("impossible", why)
+    if found is not None:
+        because = found.reason
+        if "label" in row and found.format == "prompt_completion":
+            because += "; label is not read, so rows with a bad label are trained too"
+        return Verdict("ready", because, found.columns, found.format)
+    for suggest in (_usual_columns, _chosen_answers, _odd_names, _one_column):
+        verdict = suggest(row)
+        if verdict is not None:
+            return verdict
+    if (verdict := _two_texts(row, rows)) is not None:
+        return verdict
+    asked = _column(row, _ASKED)
+    why = f"{asked} has no answer beside it" if asked else "no column holds conversations, answers or plain text"
+    if any(kind(value) == "text" for value in row.values()) and not asked:
+        why = "several text columns, and no name says which is asked and which is answered: say it in a recipe"
+    return Verdict("impossible", why)
+
+
+def _usual_columns(row: dict[str, Any]) -> Verdict | None:
+    found = detect(row)
+    because = f"{found.reason}; the first row has others" if found is not None else ""
+    return None if found is None else Verdict("needs_mapping", because, found.columns, found.format)
+
+
+def _chosen_answers(row: dict[str, Any]) -> Verdict | None:
+    """Preference pairs: the chosen answers are examples."""
+    pair = _pair(row)
+    if pair is None:
+        return None
+    prompt, chosen = _column(row, _ASKED), pair["chosen"]
+    because = "preference pairs: train on the chosen answers"
+    if prompt is not None and (kind(row[prompt]) == kind(row[chosen])):
+        return Verdict("needs_mapping", because, {"prompt": prompt, "completion": chosen}, "prompt_completion")
+    if kind(row[chosen]) == "messages":
+        return Verdict("needs_mapping", because, {"messages": chosen}, "messages")
+    return Verdict("needs_mapping", because, {"text": chosen}, "text") if kind(row[chosen]) == "text" else None
+
+
+def _odd_names(row: dict[str, Any]) -> Verdict | None:
+    """A pair of columns with names that are known, in another spelling or combination."""
+    texts = {name: value for name, value in row.items() if kind(value) in ("text", "messages")}
+    asked, answered = _column(texts, _ASKED), _column(texts, _ANSWERED)
+    if asked is None or answered is None:
+        return None
+    return _pairs(row, asked, answered, f"{asked} is asked and {answered} answers, by their names")
+
+
+def _one_column(row: dict[str, Any]) -> Verdict | None:
+    """One column that can only be one thing, whatever its name."""
+    for wanted, data_format, name in (
+        ("messages", "messages", "messages"),
+        ("turns", "sharegpt", "conversations"),
+        ("text", "text", "text"),
+    ):
+        columns = [column for column, value in row.items() if kind(value) == wanted]
+        only_asks = wanted != "turns" and columns[:1] == [_column(row, _ASKED)]
+        if len(columns) == 1 and not only_asks:
+            because = f"{columns[0]} is the only column of {wanted}"
+            return Verdict("needs_mapping", because, {name: columns[0]}, data_format)
+    return None
+
+
+def _two_texts(row: dict[str, Any], rows: Sequence[dict[str, Any]]) -> Verdict | None:
+    texts = [column for column, value in row.items() if kind(value) == "text"]
+    if len(texts) != 2:
+        return None
+    if (why := _no_answer(row, texts)) is not None:
+        return Verdict("impossible", why)
+    named = next((column for column in texts if _names_files(column, rows)), None)
+    if named is not None:
+        return Verdict("impossible", f"{named} names files or addresses, and what is in them is not read")
+    if _asks(texts[1], rows) and not _asks(texts[0], rows):
+        because = f"most values of {texts[1]} end with a question mark; that {texts[0]} answers is a guess: "
+        return _pairs(row, texts[1], texts[0], because + "look at the example", guessed=True)
+    because = f"two text columns; that {texts[0]} is asked and {texts[1]} answers is a guess: look at the example"
+    return _pairs(row, texts[0], texts[1], because, guessed=True)
+
+
+def _no_answer(row: dict[str, Any], texts: list[str]) -> str | None:
+    """Why neither of two texts answers the other: what answers is no text, or one is what the other is about."""
+    answers = [column for column in row if column not in texts and _plain(column).rstrip("s") in _ANSWERED]
+    if answers and (asked := _column(row, _ASKED)) is not None:
+        return f"{answers[0]} holds {kind(row[answers[0]])}, and the answer to {asked} must be text"
+    about = next((column for column in texts if _plain(column) in _ABOUT), None)
+    return None if about is None else f"{about} is what a text is about by its name, and no answer is beside it"
+
+
+def _asks(column: str, rows: Sequence[dict[str, Any]]) -> bool:
+    """Most values end with a question mark: that of Latin script, Chinese, Arabic, Armenian or Amharic."""
+    texts = [value.strip() for row in rows if isinstance(value := row.get(column), str) and value.strip()]
+    return 2 * sum(text.endswith(_QUESTION_MARKS) for text in texts) > len(texts)
+
+
+def _names_files(column: str, rows: Sequence[dict[str, Any]]) -> bool:
+    """Whether nearly all values are one word each, with the slashes or the ending of a file."""
+    texts = [value.strip() for row in rows if isinstance(value := row.get(column), str) and value.strip()]
+    return bool(texts) and 10 * sum(_FILE.fullmatch(text) is not None for text in texts) >= 9 * len(texts)
+
+
+def _pairs(row: dict[str, Any], asked: str, answered: str, because: str, *, guessed: bool = False) -> Verdict:
+    """A question or an instruction is rendered as a chat turn, with what belongs to it; a prompt is given as it
+    stands."""
+    columns, data_format = {"prompt": asked, "completion": answered}, "prompt_completion"
+    if kind(row[asked]) == kind(row[answered]) == "text":
+        if _plain(asked) in _QUESTIONS:
+            columns, data_format = {"question": asked, "answer": answered}, "question_answer"
+        elif _plain(asked) == "instruction":
+            columns, data_format = {"instruction": asked, "output": answered}, "instruction"
+    if data_format != "prompt_completion":
+        because += "; rendered as a chat (for a model without a chat template: format completion)"
+        for wanted, names in OPTIONAL[data_format].items():
+            column = _column(row, tuple(map(_plain, names)))
+            columns |= {wanted: column} if column not in (None, asked, answered) else {}
+    return Verdict("needs_mapping", because, columns, data_format, guessed=guessed)
+
+
+def _preference(row: dict[str, Any], what: str) -> Verdict:
+    pair = _pair(row)
+    if pair is None:
+        return Verdict("impossible", f"{what} needs a chosen and a rejected answer to each prompt")
+    prompt = _column(row, _ASKED)
+    if prompt is not None and kind(row[prompt]) == kind(row[pair["chosen"]]):
+        return _mapped(row, {"prompt": prompt, **pair}, f"{prompt}, {pair['chosen']} and {pair['rejected']}")
+    because = f"{pair['chosen']} and {pair['rejected']}, with the prompt inside them"
+    if prompt == "prompt":  # TRL would join a text with a list of messages
+        because += f"; {prompt} is {kind(row[prompt])} beside {kind(row[pair['chosen']])} and must be left out"
+        return Verdict("needs_mapping", because, pair)
+    return _mapped(row, pair, because)
+
+
+def _kto(row: dict[str, Any]) -> Verdict:
+    if _pair(row) is not None:
+        verdict = _preference(row, "KTO")
+        because = f"{verdict.because}; TRL makes two rows of each pair"
+        return Verdict(verdict.verdict, because, verdict.columns)
+    prompt, answer, label = _column(row, _ASKED), _column(row, _ANSWERED), _column(row, _LABEL)
+    if prompt is None or answer is None or label is None:
+        return Verdict("impossible", "KTO needs a prompt, a completion and a label that is true or false, or pairs")
+    if kind(row[label]) != "true or false":
+        return Verdict("impossible", f"{label} holds {kind(row[label])}; KTO needs true or false")
+    names = {"prompt": prompt, "completion": answer, "label": label}
+    return _mapped(row, names, f"{prompt}, {answer} and {label}")
+
+
+def _grpo(row: dict[str, Any]) -> Verdict:
+    prompt = _column(row, _ASKED)
+    if prompt is None or kind(row[prompt]) not in ("text", "messages"):
+        return Verdict("impossible", "GRPO needs a column of prompts; the model writes the answers")
+    return _mapped(row, {"prompt": prompt}, f"{prompt}; a reward function must come with it")
+
+
+def _mapped(row: dict[str, Any], columns: dict[str, str], because: str) -> Verdict:
+    ready = all(wanted == column for wanted, column in columns.items())
+    return Verdict("ready" if ready else "needs_mapping", because, columns)
+
+
+def _pair(row: dict[str, Any]) -> dict[str, str] | None:
+    """Two columns of one kind, a better and a worse answer."""
+    chosen, rejected = _column(row, _CHOSEN), _column(row, _REJECTED)
+    if chosen is None or rejected is None or kind(row[chosen]) != kind(row[rejected]):
+        return None
+    return {"chosen": chosen, "rejected": rejected} if kind(row[chosen]) in ("text", "messages") else None
+
+
+def _column(row: dict[str, Any], names: tuple[str, ...]) -> str | None:
+    """The column with the first of these names; case, spaces and underscores do not matter."""
+    plain = {_plain(column): column for column in reversed(row)}
+    return next((plain[name] for name in names if name in plain), None)
+
+
+def _plain(name: str) -> str:
+    return "".join(character for character in name.lower() if character.isalnum())

@@ -1,0 +1,151 @@
+"""Reads a whole dataset once and counts what is wrong with it: each kind of problem, how often, on which lines."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+from skill_train.data import read_rows as rows
+from skill_train.data.check_row import Checked
+from skill_train.data.personal import WHAT, holds_personal
+from skill_train.data.repeats import Repeats
+from skill_train.data.scan import canonical
+from skill_train.recipe.fields import Recipe
+from skill_train.recipe.formats import kind
+
+Check = Callable[[dict[str, Any]], Checked]
+READING = ("broken_json", "not_utf8", "not_an_object", "duplicate", "personal_data")  # known without a mapping
+MAPPED = ("missing_column", "empty", "malformed", "not_text", "unknown_role", "wrong_role_order")
+LINES = 10  # line numbers kept of each problem
+PEEKED = 200  # rows that decide what a typical row is
+_SHAPES = 4096
+
+
+@dataclass
+class Count:
+    """`refused` of the `rows` end the training; `why` is the first one's reason."""
+
+    rows: int = 0
+    refused: int = 0
+    lines: list[int] = field(default_factory=list)
+    why: str = ""
+
+    def add(self, line: int, why: str, *, refused: bool) -> None:
+        self.rows += 1
+        self.refused += refused
+        if len(self.lines) < LINES:
+            self.lines.append(line)
+        self.why = self.why or why
+
+
+@dataclass
+class Survey:
+    """Attributes:
+    rows: lines that are not blank; `usable` of them are taken by training.
+    columns: the kinds of value of each, in the order of appearance.
+    longest_row: the ordinal, among the usable rows, of the one with most text.
+    at_least: so many different rows repeat that some repeats were not counted.
+    """
+
+    rows: int = 0
+    usable: int = 0
+    problems: dict[str, Count] = field(default_factory=dict)
+    columns: dict[str, list[str]] = field(default_factory=dict)
+    text_bytes: int = 0
+    longest_text_bytes: int = 0
+    longest_row: int = 0
+    turns: int = 0
+    longest_turns: int = 0
+    at_least: bool = False
+
+    @property
+    def refused(self) -> int:
+        return sum(count.refused for count in self.problems.values())
+
+
+def peek(recipe: Recipe) -> list[dict[str, Any]]:
+    """The first rows that are whole."""
+    whole = (row for _, row, _ in rows.read(recipe) if isinstance(row, dict))
+    return list(islice(whole, PEEKED))
+
+
+def typical(peeked: list[dict[str, Any]]) -> dict[str, Any]:
+    """A row with the most frequent set of columns, each with the first value that is not null."""
+    usual = Counter(tuple(row) for row in peeked).most_common(1)[0][0]
+    alike = [row for row in peeked if tuple(row) == usual]
+    return {name: next((row[name] for row in alike if row[name] is not None), None) for name in usual}
+
+
+def survey(recipe: Recipe, check: Check | None) -> Survey:
+    """Every row once, and once more when rows seem to repeat. Without `check` only what reading tells."""
+    found = Survey(problems={name: Count() for name in (READING + MAPPED if check else READING)})
+    repeats, shapes = Repeats(), set[tuple[Any, ...]]()
+    for line, row, raw in rows.read(recipe):
+        found.rows += 1
+        if type(row) is not dict:
+            assert isinstance(row, rows.Broken)
+            found.problems[row.kind].add(line, row.refusal.error["message"], refused=True)
+            continue
+        shape = (*row, *map(type, row.values()))
+        if shape not in shapes and (len(shapes) < _SHAPES or _has_new(found.columns, row)):
+            shapes.add(shape)
+            _note_columns(found.columns, row)
+        written = content(row, raw)
+        repeats.note(written)
+        if holds_personal(written):
+            found.problems["personal_data"].add(line, WHAT, refused=False)
+        if check is not None:
+            _count(found, line, check(row))
+    if repeats.noted:
+        _count_repeats(found, recipe, repeats)
+    found.at_least = repeats.full
+    return found
+
+
+def usable(recipe: Recipe, check: Check) -> Iterator[tuple[int, dict[str, Any]]]:
+    """`(line, row)` of the rows that training takes."""
+    for line, row, _ in rows.read(recipe):
+        if isinstance(row, dict):
+            trouble = check(row)[2]
+            if trouble is None or not trouble.refused:
+                yield line, row
+
+
+def content(row: dict[str, Any], raw: bytes | None) -> bytes:
+    """What makes two rows the same: the bytes of the line, or the values where a row is no line."""
+    return canonical(row) if raw is None else raw.strip()
+
+
+def _count(found: Survey, line: int, checked: Checked) -> None:
+    size, turns, trouble = checked
+    if trouble is not None:
+        found.problems[trouble.kind].add(line, trouble.why, refused=trouble.refused)
+        if trouble.refused:
+            return
+    if size > found.longest_text_bytes:
+        found.longest_text_bytes, found.longest_row = size, found.usable
+    found.usable += 1
+    found.text_bytes += size
+    found.turns += turns
+    if turns > found.longest_turns:
+        found.longest_turns = turns
+
+
+def _count_repeats(found: Survey, recipe: Recipe, repeats: Repeats) -> None:
+    for line, row, raw in rows.read(recipe):
+        if isinstance(row, dict) and repeats.is_repeat(content(row, raw)):
+            found.problems["duplicate"].add(line, "the same row as an earlier one", refused=False)
+
+
+def _has_new(columns: dict[str, list[str]], row: dict[str, Any]) -> bool:
+    return len(columns) < _SHAPES and not row.keys() <= columns.keys()
+
+
+def _note_columns(columns: dict[str, list[str]], row: dict[str, Any]) -> None:
+    for name, value in row.items():
+        kinds = columns.setdefault(name, [])
+        if kind(value) not in kinds:
+            kinds.append(kind(value))

@@ -1,0 +1,211 @@
+"""Reads a dataset row by row. What cannot be read is handed over as such, with its line, and reading goes on."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from skill_train.core.errors import Temporary, UsageError
+from skill_train.core.resources import train_module
+from skill_train.recipe.fields import Recipe
+
+LINES = (".jsonl", ".ndjson")
+SUFFIXES = (*LINES, ".json", ".csv", ".tsv", ".parquet")
+
+
+@dataclass(frozen=True)
+class Broken:
+    """A line that is no row. `refusal` is the `Refused` that training ends with there."""
+
+    kind: Literal["broken_json", "not_utf8", "not_an_object"]
+    refusal: Any
+
+
+# Its number, from 1 as an editor counts; the row; its bytes in a file with one row a line. A plain tuple, because a
+# million are made.
+Line = tuple[int, dict[str, Any] | Broken, bytes | None]
+
+
+def read(recipe: Recipe) -> Iterator[Line]:
+    """Every row of the chosen split, in constant memory for files with one row a line.
+
+    Raises:
+        UsageError: no such dataset.
+        Refused: of the training program: a split that is not there, a kind of file that is none.
+        Temporary: the Hub cannot be reached.
+    """
+    path, program = Path(recipe.data), train_module()
+    if path.is_file() and path.suffix.lower() in (*LINES, ".json", ".csv", ".tsv"):
+        if not recipe.split.startswith("train"):
+            next(program.iter_rows(recipe.data, split=recipe.split))  # refuses it
+        lines = _file(path)
+        yield from lines if recipe.split == "train" else _sliced(lines, recipe.split)
+    else:
+        if path.exists() and not (path.is_dir() or path.is_file()):
+            raise UsageError(
+                f"{path} is a pipe or a device, and a dataset is read more than once",
+                code="missing_file",
+                expected="a dataset file or folder, or a Hub id such as owner/name",
+                got=recipe.data,
+                hint="write the rows to a .jsonl file, and give that",
+            )
+        rows = program.iter_rows(
+            recipe.data, split=recipe.split, config=recipe.data_config, revision=recipe.data_revision
+        )
+        yield from ((number, row, None) for number, row in (rows if path.exists() else _from_hub(recipe, rows)))
+
+
+def is_id(name: str) -> bool:
+    """Whether what is no file here can be the id of a dataset on the Hub."""
+    path = Path(name)
+    return name.count("/") == 1 and not path.is_absolute() and name[0] != "." and path.suffix.lower() not in SUFFIXES
+
+
+def _from_hub(recipe: Recipe, rows: Iterator[tuple[int, dict[str, Any]]]) -> Iterator[tuple[int, dict[str, Any]]]:
+    if not is_id(recipe.data):
+        raise UsageError(
+            f"{recipe.data} does not exist",
+            code="missing_file",
+            expected="a dataset file or folder, or a Hub id such as owner/name",
+            got=recipe.data,
+            hint="check the path; ids of the Hub are NAMESPACE/NAME",
+        )
+    try:
+        yield from rows
+    except (ConnectionError, OSError) as error:
+        raise Temporary(
+            f"the dataset {recipe.data} cannot be read from the Hub: {str(error).splitlines()[0]}",
+            code="hub_unreachable",
+            expected="a dataset on the Hub, or a file on this machine",
+            hint="try again when the Hub is reachable, or give a file",
+        ) from None
+
+
+def _sliced(lines: Iterator[Line], split: str) -> Iterator[Line]:
+    """The rows of a slice, and each broken line that is read on the way to its end: training is refused there too."""
+    broken: list[Line] = []
+
+    def whole() -> Iterator[tuple[int, Line]]:
+        for line in lines:
+            if isinstance(line[1], Broken):
+                broken.append(line)
+            else:
+                yield line[0], line
+
+    for _, line in train_module().iter_slice(whole(), split):
+        yield from broken
+        broken.clear()
+        yield line
+    yield from broken
+
+
+def _file(path: Path) -> Iterator[Line]:
+    kind = path.suffix.lower()
+    if kind in LINES:
+        return _json_lines(path)
+    return _json(path) if kind == ".json" else _csv(path, train_module().delimiter_of(path))
+
+
+def _json_lines(path: Path) -> Iterator[Line]:
+    """One object a line. The usual line is read at once; every other one by the training program's own reader."""
+    # What json.loads calls, without its checks: half the time.
+    scan_once: Callable[[str, int], tuple[Any, int]] = json.JSONDecoder().scan_once  # type: ignore[attr-defined]
+    with open(path, "rb") as file:
+        for number, raw in enumerate(file, start=1):
+            try:
+                text = str(raw, "utf-8")
+                row, end = scan_once(text, 0)
+                usual = type(row) is dict and text[end:] in ("\n", "\r\n", "")
+            except (ValueError, StopIteration, RecursionError):
+                usual = False
+            if usual:
+                yield number, row, raw
+            elif raw.strip():
+                yield number, _parsed(raw, f"line {number} of {path}"), raw
+
+
+def free_name(path: Path) -> str:
+    """A name beside the dataset, for its usable rows, that is not taken."""
+    beside = path.with_name(path.stem if path.exists() else path.name)
+    names = (beside.with_name(f"{beside.name}.fixed{n}.jsonl") for n in ["", *(f"-{i}" for i in range(2, 1000))])
+    return str(next(name for name in names if not name.exists()))
+
+
+def _parsed(raw: bytes, where: str) -> dict[str, Any] | Broken:
+    program = train_module()
+    try:
+        row: dict[str, Any] = program.parse_object(raw, where)
+    except program.Refused as refusal:
+        cause = refusal.__context__
+        if isinstance(cause, UnicodeDecodeError):
+            return Broken("not_utf8", refusal)
+        return Broken("not_an_object" if cause is None else "broken_json", refusal)
+    return row
+
+
+def _json(path: Path) -> Iterator[Line]:
+    """A list of objects, an object that holds one such list, or one object a line after all, as `train.iter_json`."""
+    try:
+        document = json.loads(path.read_bytes().decode("utf-8-sig"))
+    except (ValueError, RecursionError):
+        yield from _json_lines(path)
+        return
+    if isinstance(document, dict):
+        lists = [value for value in document.values() if isinstance(value, list)]
+        document = lists[0] if len(lists) == 1 else [document]
+    refused = train_module().Refused
+    for number, row in enumerate(document if isinstance(document, list) else [document], start=1):
+        if not isinstance(row, dict):
+            error = refused(f"item {number} of {path} is not an object", code="broken_line", got=repr(row)[:80])
+            row = Broken("not_an_object", error)
+        yield number, row, None
+
+
+def _csv(path: Path, delimiter: str) -> Iterator[Line]:
+    """Rows of a table, as `train.iter_csv` reads them; a row that it refuses is broken, and the next one is read."""
+    refused, wrong_bytes = train_module().Refused, list[tuple[int, bytes]]()
+    csv.field_size_limit(train_module().CELL_CHARACTERS)
+    reader = csv.reader(_text_lines(path, wrong_bytes), delimiter=delimiter, strict=True)
+    names: list[str] | None = None
+    while True:
+        start = reader.line_num + 1
+        try:
+            cells = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            refusal = refused(f"line {start} of {path} is broken: {error}", code="broken_line")
+            yield start, Broken("broken_json", refusal), None
+            continue
+        if wrong_bytes:
+            number, raw = wrong_bytes[0]
+            yield number, Broken("not_utf8", train_module().not_utf8(f"line {number} of {path}", raw)), None
+            wrong_bytes.clear()
+            names = cells if names is None else names
+        elif names is None:
+            names = cells
+        elif cells:
+            yield reader.line_num, _table_row(names, cells, f"line {reader.line_num} of {path}"), None
+
+
+def _table_row(names: list[str], cells: list[str], where: str) -> dict[str, Any] | Broken:
+    if len(cells) == len(names):
+        return dict(zip(names, cells, strict=True))
+    message = f"{where} has another number of columns than the header"
+    expected = f"{len(names)} columns: {', '.join(names)}"
+    return Broken("broken_json", train_module().Refused(message, code="broken_line", expected=expected))
+
+
+def _text_lines(path: Path, wrong_bytes: list[tuple[int, bytes]]) -> Iterator[str]:
+    """Text by lines; those that are not UTF-8 go to `wrong_bytes`, with their numbers."""
+    with open(path, "rb") as file:
+        for number, raw in enumerate(file, start=1):
+            try:
+                yield raw.decode("utf-8-sig")
+            except UnicodeDecodeError:
+                wrong_bytes.append((number, raw))
+                yield raw.decode("utf-8", "replace")

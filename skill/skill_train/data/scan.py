@@ -1,0 +1,332 @@
+"""Reads a dataset once, row by row: which format it is, how its columns map, and whether every row is whole."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import shlex
+from collections.abc import Collection, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from skill_train.core.errors import SkillTrainError, UsageError, from_exit_code, nearest
+from skill_train.core.resources import train_module
+from skill_train.data import read_rows as rows
+from skill_train.data.check_row import checker, media_beside
+from skill_train.data.text_encoding import rewriting_command
+from skill_train.facts import DatasetFacts
+from skill_train.recipe.fields import Recipe
+from skill_train.recipe.formats import COLUMNS, OPTIONAL, Found, detect, is_media, match, optional_names, with_optional
+
+_FIRST = 200  # rows
+_LABELS = ("label", "labels", "class", "category", "sentiment", "target", "intent", "topic", "rating", "score", "stars")
+_WORDS = 3  # a text of as many is a sentence, and no name or number; scripts without spaces have such characters
+
+
+def scan(recipe: Recipe) -> DatasetFacts:
+    """Every row read and checked once, in constant memory.
+
+    Raises:
+        UsageError: no such dataset, a broken line (with its number), wrong columns, a malformed row, or no rows.
+    """
+    try:
+        return _scan(recipe, Path(recipe.data))
+    except train_module().Refused as refusal:
+        raise from_exit_code(refusal.exit_code, refusal.error) from None
+
+
+def _scan(recipe: Recipe, path: Path) -> DatasetFacts:
+    digest = None if path.is_file() else hashlib.sha256()
+    count = text_bytes = longest = turns = longest_turns = 0
+    first: dict[str, Any] | None = None
+    for line, row, _ in rows.read(recipe):
+        if isinstance(row, rows.Broken):
+            keeps_rows = rewriting_command(path) if row.kind == "not_utf8" else None
+            row.refusal.error["hint"] = keeps_rows or _leave_out(recipe)
+            raise row.refusal
+        if first is None:
+            first, found = row, find_format(recipe, row)
+            check, names = checker(found), dict.fromkeys(row)
+            awaited = optional_names(found) - names.keys()
+        if not awaited.isdisjoint(row):
+            names |= dict.fromkeys(name for name in row if name in awaited)
+            awaited -= names.keys()
+            found = complete(recipe, found, names)
+            check = checker(found)
+        size, said, trouble = check(row)
+        if trouble is not None and trouble.refused:
+            raise _refused(recipe, line, row, found, trouble.kind)
+        count += 1
+        text_bytes += size
+        turns += said
+        if size > longest:
+            longest = size
+        longest_turns = max(longest_turns, said)
+        if digest is not None:
+            digest.update(canonical(row))
+    if first is None:
+        raise empty(recipe)
+    require_columns(recipe, found, names)
+    return DatasetFacts(
+        source=recipe.data,
+        fingerprint=_sha256(path) if digest is None else digest.hexdigest(),
+        rows=count,
+        column_names=tuple(names),
+        format=found.format,
+        columns=found.columns,
+        bytes=path.stat().st_size if path.is_file() else None,
+        reason=found.reason,
+        text_bytes=text_bytes,
+        longest_text_bytes=longest,
+        turns=turns,
+        longest_turns=longest_turns,
+    )
+
+
+def with_text_of(facts: DatasetFacts, recipe: Recipe, first: tuple[dict[str, Any], ...]) -> DatasetFacts:
+    """Facts of a dataset that was not read whole: its text measured in its first rows, and taken for the others."""
+    check = checker(Found(facts.format, facts.columns, facts.reason))
+    measured = [(size, said) for size, said, trouble in map(check, first) if trouble is None or not trouble.refused]
+    if not measured:
+        return facts
+    share = facts.rows / len(measured)
+    return dataclasses.replace(
+        facts,
+        text_bytes=round(share * sum(size for size, _ in measured)),
+        longest_text_bytes=max(size for size, _ in measured),
+        turns=round(share * sum(said for _, said in measured)),
+        longest_turns=max(said for _, said in measured),
+    )
+
+
+def canonical(row: dict[str, Any]) -> bytes:
+    """The same bytes for the same row, whatever file it came from."""
+    return json.dumps(row, sort_keys=True, ensure_ascii=False, default=str).encode("utf-8", "replace")
+
+
+def find_format(recipe: Recipe, row: dict[str, Any]) -> Found:
+    """The format that the recipe says, or that this row has.
+
+    Raises:
+        UsageError: there is none, or a column that every row must have is missing.
+    """
+    if recipe.format is not None:
+        _check_mapping(recipe.format, recipe.columns or {})
+        columns = dict(recipe.columns or {}) or match(recipe.format, row)
+        missing = [c for name, c in (columns or {}).items() if c not in row and name not in OPTIONAL[recipe.format]]
+        if columns is None or missing:
+            raise wrong_columns(recipe, row, f"no column {missing[0]!r}" if missing else f"not {recipe.format}")
+        return Found(recipe.format, columns, "said in the recipe", explicit=bool(recipe.columns))
+    if recipe.columns is not None:
+        raise UsageError(
+            "columns needs format beside it",
+            code="bad_recipe",
+            expected="format: messages",
+            got="columns only",
+            hint=f"one of the formats {', '.join(COLUMNS)} as format: … in the recipe",
+        )
+    found = detect(row)
+    media = next((column for column, value in row.items() if is_media(column, value)), None)
+    if found is None and media is not None:
+        raise with_media(recipe, recipe.data, media, row, None)
+    if found is None:
+        raise wrong_columns(recipe, row, "no known set of columns")
+    return found
+
+
+def _check_mapping(data_format: str, columns: dict[str, str]) -> None:
+    known = [*COLUMNS[data_format], *OPTIONAL[data_format]]
+    for name in columns:
+        if name not in known:
+            raise UsageError(
+                f"columns: {name!r} is nothing that the format {data_format} has{nearest(name, known)}",
+                code="unknown_key",
+                expected=", ".join(known),
+                got=name,
+                hint="references/datasets.md lists the columns of each format",
+            )
+
+
+def complete(recipe: Recipe, found: Found, names: Collection[str]) -> Found:
+    """The mapping of rows with these columns. One that the recipe says stays as it is."""
+    return found if recipe.columns else with_optional(found, names)
+
+
+def require_columns(recipe: Recipe, found: Found, names: Collection[str]) -> None:
+    """Raises UsageError when the recipe says an optional column that no row has."""
+    missing = next((column for column in found.columns.values() if column not in names), None)
+    if missing is not None:
+        raise wrong_columns(recipe, names, f"no column {missing!r} in any row")
+
+
+def first_format(recipe: Recipe, first: Sequence[dict[str, Any]]) -> Found:
+    """The format and the mapping of a dataset that begins with these rows.
+
+    Raises:
+        UsageError: there is none, or a column is missing.
+    """
+    names = dict.fromkeys(name for row in first for name in row)
+    found = complete(recipe, find_format(recipe, first[0]), names)
+    require_columns(recipe, found, names)
+    check = checker(found)
+    for number, row in enumerate(first, start=1):
+        trouble = check(row)[2]
+        if trouble is not None and trouble.kind == "not_text":
+            raise _refused(recipe, number, row, found, trouble.kind)
+    return found
+
+
+def unread_media(recipe: Recipe, columns: dict[str, str]) -> str | None:
+    """What to say of a column with pictures, sounds or films that the recipe leaves out by naming the others."""
+    if not recipe.columns:
+        return None
+    found = Found(recipe.format or "", columns, "")
+    column = next((name for row in first_rows_of(recipe) if (name := media_beside(row, found)) is not None), None)
+    if column is None:
+        return None
+    left = f"the column {column!r} holds pictures, sounds or films, which are not read"
+    return f"{left}: the recipe names the columns of the text, and the model learns that alone"
+
+
+def first_rows_of(recipe: Recipe) -> list[dict[str, Any]]:
+    """The first rows that are whole."""
+    return list(islice((row for _, row, _ in rows.read(recipe) if isinstance(row, dict)), _FIRST))
+
+
+def unread_text(first: Sequence[dict[str, Any]], columns: dict[str, str]) -> list[str]:
+    """Columns that are not read and differ from row to row: sentences, such as the passage that a question is about or
+    earlier turns, and the label of a plain text.
+
+    Args:
+        columns: what the format calls a column: what the dataset calls it.
+    """
+    read = {*columns.values(), "rejected"}  # the answers that sft is not to learn
+    names = dict.fromkeys(name for row in first for name in row if name not in read)
+    plain = set(columns) == {"text"}
+    return [
+        name
+        for name in names
+        if _are_sentences(values := [row.get(name) for row in first])
+        or (plain and name.lower() in _LABELS and len({repr(value) for value in values}) > 1)
+    ]
+
+
+def _are_sentences(values: list[Any]) -> bool:
+    texts = [texts for value in values if (texts := _texts(value))]
+    worded = sum(any(map(_is_sentence, text)) for text in texts)
+    return 2 * worded > len(values) and 2 * len(set(map(tuple, texts))) > len(values)
+
+
+def _is_sentence(text: str) -> bool:
+    return len(text.split()) >= _WORDS or (len(text) >= _WORDS and not text.isascii())
+
+
+def _texts(value: Any, depth: int = 4) -> list[str]:
+    """The texts of a value, those in its lists and objects too."""
+    if isinstance(value, str):
+        return [value] if value.strip() else []
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return [text for each in inner for text in _texts(each, depth - 1)] if depth else []
+
+
+def unread_text_told(names: list[str], columns: dict[str, str]) -> str:
+    """The warning of such columns."""
+    return (
+        f"{', '.join(names[:4])} {'is' if len(names) == 1 else 'are'} not read: the model learns "
+        f"{', '.join(columns.values())} alone. If the answers need it, put it into the question, or name the columns "
+        "in a recipe to say that it is not needed"
+    )
+
+
+def empty(recipe: Recipe) -> UsageError:
+    return UsageError(
+        f"{recipe.data} has no rows",
+        code="empty_dataset",
+        expected="at least one row",
+        got="an empty file" if Path(recipe.data).is_file() else f"no rows in {recipe.split}",
+        hint="another file, or another part of it, such as split: train",
+    )
+
+
+def wrong_columns(recipe: Recipe, names: Collection[str], why: str) -> UsageError:
+    hint = (
+        "name them in the recipe, such as format: prompt_completion and columns: {prompt: QUESTION, completion: REPLY}"
+    )
+    if {"chosen", "rejected"} <= set(names):
+        why = "preference pairs (chosen, rejected) are for DPO, not sft"
+        hint = "train on the chosen answers: format: prompt_completion, columns: {prompt: prompt, completion: chosen}"
+    return UsageError(
+        f"{recipe.data} cannot be used for {recipe.method}: {why}",
+        code="wrong_columns",
+        expected="messages | prompt, completion | text | instruction, output | question, answer | conversations",
+        got=", ".join(map(str, names)) or "no columns",
+        hint=hint,
+    )
+
+
+def with_media(recipe: Recipe, where: str, column: str, row: dict[str, Any], found: Found | None) -> UsageError:
+    """A dataset of pictures, sounds or films, whose text alone would teach something else.
+
+    Args:
+        found: how its text could be read; None when it is no example by itself.
+    """
+    import yaml
+
+    columns = {} if found is None else {"columns": found.columns}
+    text = yaml.safe_dump(columns, default_flow_style=True, width=10**6, allow_unicode=True).strip()
+    return UsageError(
+        f"{where} has a picture, sound or film in the column {column!r}, and this version trains on text only",
+        code="not_text",
+        expected="a dataset of text",
+        got=train_module().media_in(row[column]) or repr(row[column])[:80],
+        hint="use a dataset of text"
+        if found is None
+        else f"a recipe that names the columns trains on the text alone: format: {found.format}, {text[1:-1]}",
+    )
+
+
+def _sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _refused(recipe: Recipe, line: int, row: dict[str, Any], found: Found, kind: str) -> SkillTrainError:
+    """The error of a row that training refuses, with its line."""
+    where, program = f"line {line} of {recipe.data}", train_module()
+    if kind == "missing_column":
+        return UsageError(
+            f"{where} has no column {min(found.required - row.keys())!r}",
+            code="wrong_columns",
+            expected=", ".join(found.columns.values()),
+            got=", ".join(map(str, row)),
+            hint=_leave_out(recipe),
+        )
+    if kind == "not_text" and (other := media_beside(row, found)) is not None:
+        return with_media(recipe, where, other, row, found)
+    try:
+        program.to_example(row, found.format, found.columns)
+    except program.Refused as refusal:
+        refusal.error["message"] = f"{where}: {refusal.error['message']}"
+        refusal.error["hint"] = refusal.error["hint"] or _leave_out(recipe)
+        return from_exit_code(refusal.exit_code, refusal.error)
+    return UsageError(
+        f"{where}: half a surrogate pair stands in a text, which no tokenizer reads",
+        code="bad_row",
+        expected="text in Unicode",
+        got=repr(row)[:80],
+        hint=_leave_out(recipe),
+    )
+
+
+def _leave_out(recipe: Recipe) -> str:
+    """The command that names every such row at once and writes the others. A mapping stands in a file that is not known
+    here."""
+    split = ["--split", recipe.split] if recipe.split != Recipe.split else []
+    split += ["--model", recipe.model] if recipe.model and Path(recipe.model).is_dir() else []
+    fixed = rows.free_name(Path(recipe.data))
+    if recipe.format or recipe.columns:
+        words = shlex.join([recipe.data, *split, "--fix", fixed])
+        return f"leave such rows out, with the recipe that has the mapping: skill-train data --recipe RECIPE {words}"
+    return shlex.join(["skill-train", "data", recipe.data, *split, "--fix", fixed])

@@ -1,0 +1,106 @@
+"""Writes the usable rows of a dataset, mapped to the plain columns of their format. The input is only read."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from skill_train.core.digests import file_digest
+from skill_train.core.errors import UsageError
+from skill_train.core.files import whole_file
+from skill_train.data import read_rows as rows
+from skill_train.data.problems import Check
+from skill_train.data.repeats import Repeats
+from skill_train.recipe.fields import Recipe
+
+# Why the tokenizer would have a row refused, or None. Asked of rows that would be written otherwise.
+Refuses = Callable[[int, dict[str, Any]], str | None]
+
+
+def check_out(out: Path) -> None:
+    """Raises UsageError when the output exists or is no JSONL file. Called before anything is read."""
+    if out.exists() or out.is_symlink():
+        raise UsageError(
+            f"{out} exists",
+            code="output_exists",
+            expected="a new file: neither the dataset nor an earlier result is ever overwritten",
+            got=str(out),
+            hint="choose another name for --fix",
+        )
+    if out.suffix not in rows.LINES:
+        raise UsageError(
+            f"{out} is not a .jsonl file",
+            code="bad_output",
+            expected="a name that ends in .jsonl",
+            got=out.suffix,
+            hint=f"--fix {shlex.quote(str(out.with_suffix('.jsonl')))}",
+        )
+
+
+def write_fixed(
+    recipe: Recipe, columns: dict[str, str], check: Check, refuses: Refuses | None, out: Path
+) -> dict[str, Any]:
+    """Writes `out` and says what is in it and what was left out, by kind.
+
+    Broken rows, rows that training refuses and all but the first of equal rows are left out.
+
+    Raises:
+        UsageError: `out` exists, or no row is usable.
+    """
+    check_out(out)
+    repeats, left_out, written = Repeats(), Counter[str](), 0
+    for line in _lines(recipe, columns, check, None, Counter()):
+        repeats.note(line)
+    with whole_file(out) as part, open(part, "wb") as file:
+        for line in _lines(recipe, columns, check, refuses, left_out):
+            if repeats.is_repeat(line):
+                left_out["duplicate"] += 1
+                continue
+            file.write(line)
+            written += 1
+        if not written:
+            raise UsageError(
+                f"{recipe.data} has no usable row",
+                code="no_usable_row",
+                got=_said(left_out),
+                hint="without --fix the answer shows what is wrong with each",
+            )
+        file.flush()
+        os.fsync(file.fileno())
+    return {"path": str(out), "rows": written, **file_digest(out), "left_out": dict(left_out)}
+
+
+def _lines(
+    recipe: Recipe, columns: dict[str, str], check: Check, refuses: Refuses | None, left_out: Counter[str]
+) -> Iterator[bytes]:
+    """The rows to write; the others are counted in `left_out`."""
+    for number, row, _ in rows.read(recipe):
+        if isinstance(row, rows.Broken):
+            left_out[row.kind] += 1
+            continue
+        why = _trouble(check, row) or (refuses(number, row) if refuses is not None else None)
+        if why is not None:
+            left_out[why] += 1
+        else:
+            yield _line({wanted: row.get(column) for wanted, column in columns.items()})
+
+
+def _trouble(check: Check, row: dict[str, Any]) -> str | None:
+    trouble = check(row)[2]
+    return trouble.kind if trouble is not None and trouble.refused else None
+
+
+def _line(row: dict[str, Any]) -> bytes:
+    try:
+        return (json.dumps(row, ensure_ascii=False, default=str) + "\n").encode("utf-8")
+    except UnicodeEncodeError:  # half a surrogate pair where no text of a message stands
+        return (json.dumps(row, default=str) + "\n").encode("ascii")
+
+
+def _said(left_out: Counter[str]) -> str:
+    return ", ".join(f"{count} {kind}" for kind, count in sorted(left_out.items()))

@@ -1,0 +1,1 @@
+"""Memory, time and sizes as ranges. Pure arithmetic."""

@@ -1,0 +1,139 @@
+"""What the results need: memory to merge, convert and verify, and the size, memory and speed of each quantized file on
+a device. Pure arithmetic; every formula names its source."""
+
+from __future__ import annotations
+
+from skill_train.estimate.devices import device_speed
+from skill_train.estimate.step import Part, Range
+from skill_train.facts import MachineFacts, ModelFacts
+from skill_train.model.families import ANSWERS_UP_TO, KEPT_IN_16_BITS, ROWS_AT_ONCE
+
+# Bits a weight of whole files, Llama 3.1 8B: llama.cpp, tools/quantize/README.md (read 2026-11-21).
+BITS = {
+    "q2_k": 3.16,
+    "q3_k_s": 3.64,
+    "q3_k_m": 4.00,
+    "q3_k_l": 4.30,
+    "q4_0": 4.61,
+    "q4_k_s": 4.67,
+    "q4_k_m": 4.89,
+    "q5_k_s": 5.57,
+    "q5_k_m": 5.70,
+    "q6_k": 6.56,
+    "q8_0": 8.50,
+    "f16": 16.0,
+    "bf16": 16.0,
+    "f32": 32.0,
+}
+# An embedding that is the output head too is kept at 6 bits, or at 8 where its rows are no multiple of 256; then the
+# other K-quants fall back to coarser blocks as well, q4_k to q5_0 (llama.cpp, src/llama-quant.cpp).
+_TIED_BITS = (6.56, 8.5)
+_FALLBACK = 1.3
+_TOKENIZER_BYTES = (0.5e6, 12e6)
+_BANDWIDTH_REACHED = (0.35, 0.80)  # generation: llama.cpp discussions 4167 (Apple) and 15013 (CUDA), 7B Q4_0 and F16
+_UBATCH = 512  # llama.cpp's default
+
+
+def file_bytes(model: ModelFacts, quant: str) -> Range | None:
+    """Size of a GGUF file; None when the parameters are unknown."""
+    if not model.parameters or quant not in BITS:
+        return None
+    bits = BITS[quant]
+    embeddings = model.embedding_parameters or 0 if model.tied_embeddings is not False else 0
+    body = model.parameters - embeddings
+    least, most = (max(bits, edge) if bits < 16 else bits for edge in _TIED_BITS)
+    coarse = _FALLBACK if "_k" in quant and (model.hidden_size or 0) % 256 else 1.04
+    low = (body * bits * 0.96 + embeddings * least) / 8
+    high = (body * bits * coarse + embeddings * most) / 8
+    return Range(low + _TOKENIZER_BYTES[0], high + _TOKENIZER_BYTES[1], f"{bits} bits a weight")
+
+
+def inference_bytes(model: ModelFacts, quant: str, context: int) -> list[Part] | None:
+    """Memory of llama.cpp with one sequence: the file, the cache of keys and values in float16 (2 x layers x kv heads x
+    head size x context x 2 bytes), and the compute buffer (llama.cpp reserves logits of one ubatch in float32)."""
+    size = file_bytes(model, quant)
+    if size is None or not (model.layers and model.hidden_size and model.vocab_size):
+        return None
+    cache = kv_cache_bytes(model, context)
+    compute = _UBATCH * model.vocab_size * 4
+    return [
+        Part("weights", size.low, size.high, size.basis),
+        Part("kv cache", cache, cache, f"{context} tokens in float16"),
+        Part("compute", 0.5 * compute, compute + 150e6, f"{_UBATCH} rows of logits, graph and context"),
+    ]
+
+
+def kv_cache_bytes(model: ModelFacts, context: int) -> int:
+    heads = model.kv_heads or model.heads or 1
+    head = model.head_dim or (model.hidden_size or 0) // (model.heads or 1)
+    return 2 * (model.layers or 0) * heads * head * context * 2
+
+
+def tokens_per_second(model: ModelFacts, quant: str, machine: MachineFacts) -> Range | None:
+    """Generation reads every active weight once a token: bandwidth x the share that is reached / bytes. None where the
+    bandwidth is not known (most CPUs)."""
+    size, device = file_bytes(model, quant), device_speed(machine)
+    if size is None or device is None or not model.parameters:
+        return None
+    read = size.middle * (model.active_parameters or model.parameters) / model.parameters
+    rate = device.gigabytes_per_second * 1e9 / read
+    low, high = _BANDWIDTH_REACHED
+    basis = f"{device.gigabytes_per_second:g} GB/s of {machine.chip} x {low:.0%} to {high:.0%}"
+    return Range(rate * low, rate * high, basis)
+
+
+def merge_bytes(model: ModelFacts, plain: bool = True) -> Range | None:
+    """Memory to merge and pass the merge's gate. Large models are streamed and their weights compared, block by block
+    (bench/merge: 0.31 GB at 0.5B, 0.44 GB at 7B); of small ones, and of adapters that are more than A and B, the gate
+    runs the reference, in float32 at most, one model at a time.
+
+    Args:
+        plain: the adapter is A and B alone: no DoRA, nothing saved whole.
+    """
+    if plain and model.parameters and model.parameters > ANSWERS_UP_TO:
+        return Range(0.25e9, 1e9, "streamed, a few blocks at a time")
+    return _in_float32(model, "the gate's reference in float32; the merge itself streams")
+
+
+def verify_bytes(model: ModelFacts, plain: bool = True) -> Range | None:
+    """Memory to verify: the reference, then the files in processes of their own, two at once where both fit. A
+    reference in 16 bits stays so, with some rows of a weight in float32 (reference_stored.py)."""
+    files = "then the files, two at once where there is room"
+    stored = model.weight_bytes or 2 * (model.parameters or 0)
+    kept = plain and model.stored_dtype in ("BF16", "F16") and model.model_type in KEPT_IN_16_BITS
+    if not (kept and stored and model.vocab_size and model.hidden_size):
+        return _in_float32(model, f"the reference in float32, {files}")
+    inner = model.intermediate_size or 4 * model.hidden_size
+    widest = max(min(ROWS_AT_ONCE, model.vocab_size) * model.hidden_size, min(ROWS_AT_ONCE, model.hidden_size) * inner)
+    least = stored + 4 * widest + 0.5e9
+    return Range(least, least + 2e9, f"the reference as it is stored, {files}")
+
+
+def convert_bytes(model: ModelFacts) -> Range | None:
+    """Memory to convert: the largest tensor in float32 and its parts in work (convert.py keeps the same sum)."""
+    if not (model.vocab_size and model.hidden_size):
+        return None
+    largest = model.vocab_size * model.hidden_size
+    return Range(0.3e9 + 4 * largest, 0.8e9 + 12 * largest, "llama.cpp's converter, one tensor at a time")
+
+
+def disk_bytes(model: ModelFacts, quants: tuple[str, ...], trained_bytes: float) -> Range | None:
+    """Disk for a whole run: the merged model, one unquantized GGUF, the quantized files, and what is trained with its
+    optimizer state, three times its size, in three checkpoints (two that are kept, and one that is being written)."""
+    sizes = [file_bytes(model, quant) for quant in quants]
+    if not model.parameters or None in sizes:
+        return None
+    stored = max(model.weight_bytes or 2 * model.parameters, trained_bytes)
+    known = [size for size in sizes if size is not None]
+    fixed = stored + 2 * model.parameters + 9 * trained_bytes
+    return Range(
+        fixed + sum(s.low for s in known), fixed + sum(s.high for s in known), "merged, f16 and quantized files"
+    )
+
+
+def _in_float32(model: ModelFacts, basis: str) -> Range | None:
+    """Memory of a reference in float32, one model at a time."""
+    if not model.parameters:
+        return None
+    stored = model.weight_bytes or 2 * model.parameters
+    return Range(4 * model.parameters + 0.5e9, 4 * model.parameters + 0.5 * stored + 2.0e9, basis)

@@ -1,0 +1,100 @@
+"""A micro-step, whose memory and time are estimated, and the ranges that estimates are. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from skill_train.estimate.modules import HEADS
+from skill_train.estimate.optimizers import OPTIMIZERS, Optimizer
+
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@dataclass(frozen=True)
+class Range:
+    """From `low` to `high`, and what that rests on."""
+
+    low: float
+    high: float
+    basis: str
+
+    @property
+    def middle(self) -> float:
+        return (self.low + self.high) / 2
+
+    def as_dict(self) -> dict[str, object]:
+        return {"low": round(self.low), "high": round(self.high), "basis": self.basis}
+
+
+@dataclass(frozen=True)
+class Part:
+    """One term of a sum, in bytes."""
+
+    name: str
+    low: float
+    high: float
+    because: str
+
+
+@dataclass(frozen=True)
+class MicroStep:
+    """One forward and backward pass on one device.
+
+    Attributes:
+        rows, length: of the batch, in rows and tokens; rows are padded to the longest.
+        trained_share: share of the tokens that the loss counts.
+        shards: processes that the weights are divided among (FSDP); 1 when each holds all.
+        offload: sharded weights and optimizer states wait in host memory.
+        full: every weight trains, in float32 with autocast in `dtype`; with `pure_bf16` all of it in bfloat16.
+        optim: the optimizer, as the recipe names it.
+        modules_to_save: modules that train whole beside the adapter.
+        dora: the adapter has magnitudes.
+        accumulates: gradients of earlier micro-steps are there already.
+    """
+
+    device: str
+    dtype: str
+    rows: int
+    length: int
+    checkpointing: bool
+    four_bit: bool = False
+    lora_r: int = 16
+    lora_dropout: float = 0.05
+    target_modules: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj")
+    trained_share: float = 1.0
+    shards: int = 1
+    offload: bool = False
+    full: bool = False
+    pure_bf16: bool = False
+    optim: str = "adamw_torch_fused"
+    modules_to_save: tuple[str, ...] = ()
+    dora: bool = False
+    accumulates: bool = True
+
+    @property
+    def tokens(self) -> int:
+        return self.rows * self.length
+
+    @property
+    def fused(self) -> bool:
+        """The optimizer is one kernel without temporaries."""
+        return self.optim.endswith("fused")
+
+    @property
+    def optimizer(self) -> Optimizer:
+        return OPTIMIZERS[self.optim]
+
+    @property
+    def head_trains(self) -> bool:
+        return self.full or any(name.rsplit(".", 1)[-1] in HEADS for name in self.modules_to_save)
+
+    @property
+    def mixed(self) -> bool:
+        """float32 weights, of which autocast makes 16-bit copies to compute with."""
+        return self.full and not self.pure_bf16 and self.dtype != "float32"
+
+
+def total(parts: Iterable[Part], basis: str) -> Range:
+    parts = list(parts)
+    return Range(sum(part.low for part in parts), sum(part.high for part in parts), basis)

@@ -1,0 +1,218 @@
+"""How long a training takes: arithmetic of the steps over a rate, and what comes before and after. Pure.
+
+The rate is a measurement when a run on this machine is known (`Calibration`), else the device's published peak times a
+share that published runs reached.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from skill_train.estimate.devices import cpu_flops, device_speed
+from skill_train.estimate.memory import LOGITS_AT_ONCE
+from skill_train.estimate.modules import adapter_parameters
+from skill_train.estimate.step import BYTES, MicroStep, Part, Range
+from skill_train.facts import Calibration, MachineFacts, ModelFacts
+
+# Share of the peak (half precision, float32 accumulation) that LoRA training with plain Hugging Face code reaches on an
+# A100 once the micro-batch is large, by hidden size. Worked out from QwenLM/Qwen, README, "Profiling of Memory and
+# Speed" (LoRA, 1.8B, 7B and 14B, 256 to 8192 tokens): these and the floor below reproduce its 18 figures within 12 %.
+_REACHED = ((1024, 0.30), (1536, 0.33), (2048, 0.36), (3072, 0.42), (4096, 0.48), (5120, 0.53))
+# Seconds a layer below which a micro-step does not get, however small: kernel launches. Same source.
+_FLOOR = {True: 0.0045, False: 0.0030}  # with and without checkpointing
+# Dequantizing, a billion parameters and a micro-step, at 2000 GB/s: QLoRA against LoRA, same source.
+_FOUR_BIT_SECONDS = 0.010
+# MPS: 0.41 to 0.44 of the float32 peak for 8B with long rows, 0.14 with rows of 84 tokens (MLX on an M1 Max,
+# mlx-train-perf 0.9.1); about 0.5 for 8B on an M4 Pro (PyTorch, unslothai/unsloth PR 1289).
+_MPS_REACHED = (0.15, 0.45)
+# CPU, beside reading the weights: measured in bench/estimates on 2 cores of an AMD EPYC with AVX-512, 0.13 to 0.46,
+# from Gemma 3 at 128 tokens to Qwen2.5 0.5B at 1024; and in bfloat16, where the processor multiplies it, so many times
+# as fast. The upper end leaves room for better cores.
+_CPU_REACHED = (0.13, 0.60)
+_CPU_HALF = 3.0
+# Bytes of weights that a core reads in a second while it multiplies few rows with them: a float32 matrix of 0.67 GB by
+# 15 rows, 5.5 GB/s, and the other way round 7.4, on the same 2 cores, 2026-11-21 (by one row: 15 and 22).
+_CPU_READS = 4e9
+# Reads and writes of each weight by clipping (norm, mul: 3) and by torch 2.13's AdamW: fused 4 and 3, else 18
+# (_multi_tensor_adamw: lerp, mul, addcmul, sqrt, div, add, addcdiv).
+_OPTIMIZER_PASSES = {True: 10, False: 21}
+_BF16_FEATURES = {"avx512_bf16", "amx_bf16", "bf16"}
+_SPREAD = 1.6  # an uncalibrated time is this many times faster or slower; published runs differ by that
+_CALIBRATED = {True: 1.25, False: 1.6}  # by whether the measured run had the same model shape
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What a whole training does.
+
+    Attributes:
+        steps: optimizer steps; accumulation: micro-steps in each.
+        row_tokens: mean tokens a row after cutting, `(low, high)`.
+        rows: that are read and tokenized.
+        local_weights: the model's files are on this machine already.
+        start_seconds: before the program runs: none here, image and installation in the cloud.
+    """
+
+    steps: int
+    accumulation: int
+    row_tokens: tuple[float, float]
+    rows: int
+    local_weights: bool
+    start_seconds: tuple[float, float] = (0, 0)
+
+
+def micro_step_flops(model: ModelFacts, step: MicroStep) -> float | None:
+    """Floating point operations of one micro-step, a multiply-add counted twice; None for an unknown shape.
+
+    Forward 2 x parameters x tokens (Kaplan et al. 2020, section 2.1). Backward the same again for the gradients of the
+    inputs; those of frozen weights are not made (Hu et al. 2021), and where all weights train they are as much again.
+    Recomputation once more. Attention: 2 matmuls over the causal half, 2.5 times that backward (Dao 2023,
+    FlashAttention-2, section 4.1). The output head sees trained tokens: forward, backward, and again where TRL (on
+    CUDA) or a head that trains makes its logits twice.
+    """
+    active = model.active_parameters or model.parameters
+    if not (active and model.layers and model.hidden_size and model.vocab_size):
+        return None
+    head = model.vocab_size * model.hidden_size
+    embeddings = model.embedding_parameters if model.embedding_parameters is not None else head
+    body = max(active - embeddings, 0)
+    forward = 2 if step.checkpointing else 1
+    linear = 2 * body * step.tokens * (forward + 1 + step.full)
+    adapter = 2 * adapter_parameters(model, step.target_modules, step.lora_r) * step.tokens * (forward + 2)
+    queries = (model.heads or 1) * (model.head_dim or model.hidden_size // (model.heads or 1))
+    seen = min(step.length, model.sliding_window or step.length)
+    attention = 2 * queries * seen * step.tokens * model.layers * (forward + 2.5)
+    trained = step.tokens * step.trained_share
+    head_passes = 4 if step.full else 3 if step.device == "cuda" else 2
+    return linear + adapter * (not step.full) + attention + 2 * head * trained * head_passes
+
+
+def reading_seconds(model: ModelFacts, step: MicroStep, machine: MachineFacts) -> float:
+    """Seconds of a micro-step for reading weights, which short rows on a processor do not hide behind arithmetic: those
+    of the layers once a pass, those of the output head twice for each lot of logits. None on a GPU, where
+    `_FLOOR` and the reached share carry it.
+    """
+    if step.device != "cpu":
+        return 0.0
+    head = (model.vocab_size or 0) * (model.hidden_size or 0)
+    embeddings = model.embedding_parameters if model.embedding_parameters is not None else head
+    body = max((model.active_parameters or model.parameters or 0) - embeddings, 0)
+    passes = (2 if step.checkpointing else 1) + 1 + step.full
+    chunks = math.ceil(step.tokens * step.trained_share / max(1, LOGITS_AT_ONCE // (model.vocab_size or 1)))
+    read = body * passes + head * chunks * (4 if step.full else 2)
+    return read * BYTES[step.dtype] / (_CPU_READS * machine.cores)
+
+
+def optimizer_seconds(model: ModelFacts, step: MicroStep, machine: MachineFacts) -> float:
+    """Seconds of AdamW for every weight, bound by memory; of an adapter's few weights they are left out."""
+    device = device_speed(machine)
+    bandwidth = _CPU_READS * machine.cores if step.device == "cpu" else device and device.gigabytes_per_second * 1e9
+    if not step.full or not bandwidth:
+        return 0.0
+    each = 2 if step.pure_bf16 else 4
+    return (model.parameters or 0) / step.shards * each * _OPTIMIZER_PASSES[step.fused] / bandwidth
+
+
+def micro_step_seconds(
+    model: ModelFacts, step: MicroStep, machine: MachineFacts, calibration: Calibration | None
+) -> Range | None:
+    """Seconds of one micro-step; None when the shape or the device's speed is unknown."""
+    flops = micro_step_flops(model, step)
+    if flops is None:
+        return None
+    reading = reading_seconds(model, step, machine)
+    if calibration is not None:
+        spread = _CALIBRATED[calibration.same_shape]
+        seconds = flops / calibration.flops_per_second + reading
+        return Range(seconds / spread, seconds * spread, f"measured: {calibration.basis}")
+    if step.device == "cuda":
+        return _on_cuda(model, step, machine, flops)
+    if step.device == "mps":
+        device = device_speed(machine)
+        if device is None:
+            return None
+        peak = device.float_tflops * 1e12
+        basis = f"{machine.chip}: {device.float_tflops:g} TFLOPS x {_MPS_REACHED[0]:.0%} to {_MPS_REACHED[1]:.0%}"
+        return Range(flops / (peak * _MPS_REACHED[1]), flops / (peak * _MPS_REACHED[0]), basis)
+    peak_cpu = cpu_flops(machine)
+    if peak_cpu is None:
+        return None
+    if step.dtype == "bfloat16" and _BF16_FEATURES & set(machine.cpu_features):
+        peak_cpu *= _CPU_HALF
+    low, high = _CPU_REACHED
+    basis = f"{machine.cores} cores, {peak_cpu / 1e9:.0f} GFLOPS x {low:.0%} to {high:.0%}"
+    return Range(flops / (peak_cpu * high) + reading, flops / (peak_cpu * low) + reading, basis)
+
+
+def _on_cuda(model: ModelFacts, step: MicroStep, machine: MachineFacts, flops: float) -> Range | None:
+    device = device_speed(machine)
+    if device is None:
+        return None
+    tflops = device.float_tflops if step.dtype == "float32" else device.half_tflops
+    reached = _interpolate(_REACHED, model.hidden_size or 0) * device.sustained
+    floor = _FLOOR[step.checkpointing] * (model.layers or 0)
+    seconds = math.hypot(floor, flops / (tflops * 1e12 * reached))
+    if step.four_bit:
+        seconds += _FOUR_BIT_SECONDS * (model.parameters or 0) / 1e9 * 2000 / device.gigabytes_per_second
+    basis = f"{tflops:g} TFLOPS of {machine.chip} x {reached:.0%}, at least {floor * 1000:.0f} ms"
+    return Range(seconds / _SPREAD, seconds * _SPREAD, basis)
+
+
+def _interpolate(points: tuple[tuple[float, float], ...], x: float) -> float:
+    if x <= points[0][0]:
+        return points[0][1]
+    for (x0, y0), (x1, y1) in pairwise(points):
+        if x <= x1:
+            return y0 + (y1 - y0) * (x - x0) / (x1 - x0)
+    return points[-1][1]
+
+
+def training_seconds(
+    model: ModelFacts, step: MicroStep, machine: MachineFacts, schedule: Schedule, calibration: Calibration | None
+) -> list[Part] | None:
+    """The parts of a whole run, in seconds; None when a micro-step's time is unknown.
+
+    Args:
+        step: at its longest; the mean length of the rows comes from the schedule.
+    """
+    low_tokens, high_tokens = schedule.row_tokens
+    padding = 1.0 if step.rows == 1 else 1.3  # a batch is as long as its longest row
+    short = micro_step_seconds(model, _of_length(step, low_tokens), machine, calibration)
+    long = micro_step_seconds(model, _of_length(step, min(step.length, high_tokens * padding)), machine, calibration)
+    if short is None or long is None:
+        return None
+    micro_steps = schedule.steps * schedule.accumulation
+    optimizer = schedule.steps * optimizer_seconds(model, step, machine)
+    steps = Part(
+        "training",
+        short.low * micro_steps + optimizer,
+        long.high * micro_steps + optimizer,
+        f"{schedule.steps} steps x {schedule.accumulation} micro-steps; {long.basis}",
+    )
+    start = Part("start", *schedule.start_seconds, "image, installation and scheduling")
+    parts = [start, *_loading(model, schedule), _checks(short, long), steps]
+    return [part for part in parts if part.high > 0]
+
+
+def _of_length(step: MicroStep, tokens: float) -> MicroStep:
+    return replace(step, length=max(1, min(step.length, math.ceil(tokens))))
+
+
+def _loading(model: ModelFacts, schedule: Schedule) -> list[Part]:
+    """Rates from slow to fast: a home line to a data centre (30 to 300 MB/s), a disk (0.3 to 3 GB/s), rendering and
+    tokenizing (1,000 to 10,000 rows a second of a few hundred tokens; the answers are located by rendering twice)."""
+    stored = model.weight_bytes or 2 * (model.parameters or 0)
+    parts = [Part("imports", 5, 30, "torch, transformers, trl")]
+    if not schedule.local_weights:
+        parts.append(Part("download", stored / 300e6, stored / 30e6, f"{stored / 1e9:.1f} GB at 30 to 300 MB/s"))
+    parts.append(Part("loading", stored / 3e9, stored / 0.3e9, f"{stored / 1e9:.1f} GB at 0.3 to 3 GB/s"))
+    tokens = schedule.rows * schedule.row_tokens[1]
+    parts.append(Part("tokenizing", tokens / 2e6, tokens / 1e5, f"{schedule.rows} rows"))
+    return parts
+
+
+def _checks(short: Range, long: Range) -> Part:
+    """The smoke verdict: two gradients, 16 forward passes of one row, two answers of 48 tokens, a reloaded adapter."""
+    return Part("checks", 4 * short.low, 12 * long.high + 5, "the smoke verdict, before and after")

@@ -1,0 +1,1 @@
+"""The step `evaluate`: models on rows that never trained."""

@@ -1,0 +1,79 @@
+"""Child process: a user's own scorer, so that its crash, its endless loop or its prints do no harm.
+
+Job: {"file", "rows": [{"prompt", "answer", "expected"}]}
+The file defines `score(prompt: str, answer: str, expected: str) -> float`. It is run as it is: it is the user's.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import numbers
+import shlex
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from skill_train.core.errors import UsageError
+from skill_train.core.worker import worker_main
+
+EXPECTED = "a Python file with score(prompt: str, answer: str, expected: str) -> float"
+
+
+def run(job: dict[str, Any]) -> dict[str, Any]:
+    score = _load(Path(job["file"]))
+    return {"scores": [_score(score, row, number, job["file"]) for number, row in enumerate(job["rows"])]}
+
+
+def _load(file: Path) -> Callable[..., Any]:
+    spec = importlib.util.spec_from_file_location("scorer", file)
+    if spec is None or spec.loader is None:
+        raise _bad(file, "is not a Python file", file.name)
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        raise _bad(file, "cannot be loaded", _told(error, file)) from error
+    score = module.__dict__.get("score")
+    if not callable(score):
+        raise _bad(file, "has no function called score", ", ".join(_functions(module)) or "no function")
+    return score  # type: ignore[no-any-return]
+
+
+def _score(score: Callable[..., Any], row: dict[str, str], number: int, file: str) -> float:
+    try:
+        value = score(row["prompt"], row["answer"], row["expected"])
+    except (Exception, SystemExit) as error:
+        raise _bad(Path(file), f"failed on answer {number + 1}, {row['answer'][:80]!r}", _told(error, file)) from error
+    if not isinstance(value, numbers.Real) or not math.isfinite(value):
+        said = f"{value!r} ({type(value).__name__})"
+        raise _bad(Path(file), f"returned no number for answer {number + 1}, {row['answer'][:80]!r}", said[:200])
+    return float(value)
+
+
+def _functions(module: Any) -> list[str]:
+    return [name for name, value in module.__dict__.items() if callable(value) and not name.startswith("_")][:8]
+
+
+def _told(error: BaseException, file: Path | str) -> str:
+    """The error, and the last line of the user's file that it went through."""
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
+    if isinstance(error, SyntaxError):
+        lines = [error.lineno]
+    where = f" (line {lines[-1]})" if lines else ""
+    return f"{type(error).__name__}: {error}"[:400] + where
+
+
+def _bad(file: Path, what: str, got: str) -> UsageError:
+    return UsageError(
+        f"the scorer {file} {what}",
+        code="bad_scorer",
+        expected=EXPECTED,
+        got=got,
+        hint=f"mend {shlex.quote(str(file))}, then run again",
+    )
+
+
+if __name__ == "__main__":
+    worker_main(run)

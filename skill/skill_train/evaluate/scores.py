@@ -1,0 +1,156 @@
+"""What an answer is worth: to the letter, by a pattern, as JSON, or by a function of the user's own."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from skill_train.core.errors import NativeCrash, UsageError
+from skill_train.core.resources import train_module
+from skill_train.core.worker import run_worker
+
+# The user's own function: seconds to start (it may import large libraries), and for each answer.
+_START_SECONDS, _ANSWER_SECONDS = 60.0, 2.0
+_PATTERN_SECONDS = 10.0  # for all answers
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """How answers are scored beside exact match.
+
+    Attributes:
+        name: `exact` (nothing beside it), `regex`, `json` or `own`.
+        pattern: of `regex`: what counts in an answer, its first group or the whole match.
+        scorer: of `own`: the user's file.
+    """
+
+    name: str = "exact"
+    pattern: str | None = None
+    scorer: Path | None = None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Three texts: `prompt` as the model was fed it, template marks included; the others without special tokens."""
+
+    prompt: str
+    answer: str
+    expected: str
+
+
+def scoring_of(policy: dict[str, Any], score: str | None, pattern: str | None, scorer: Path | None) -> Scoring:
+    """What the options ask for, or else the recipe (its `score` and `score_pattern`).
+
+    Raises:
+        UsageError: two kinds at once, a pattern that is missing or wrong, or no such file.
+    """
+    if scorer is not None:
+        if score or pattern:
+            raise UsageError(
+                "--scorer and --score exclude each other", code="bad_usage", hint="skill-train evaluate --help"
+            )
+        if not scorer.is_file():
+            raise UsageError(
+                f"the scorer {scorer} does not exist",
+                code="missing_file",
+                got=str(scorer),
+                hint="give the path of an executable file; skill-train evaluate --help",
+            )
+        return Scoring("own", scorer=scorer.resolve())
+    name = score or ("regex" if pattern else policy.get("score")) or "exact"
+    if pattern and name != "regex":
+        raise UsageError(
+            f"--pattern is for --score regex, not {name}",
+            code="bad_usage",
+            hint="--score regex with --pattern, or neither",
+        )
+    if name != "regex":
+        return Scoring(name)
+    return Scoring(name, checked_pattern(pattern or policy.get("score_pattern")))
+
+
+def checked_pattern(pattern: str | None) -> str:
+    """The pattern, when Python's `re` takes it."""
+    hint = "skill-train evaluate RUN --score regex --pattern 'answer: (.+)'"
+    if not pattern:
+        raise UsageError("a regex score needs a pattern", code="bad_pattern", expected="--pattern", hint=hint)
+    try:
+        re.compile(pattern)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise UsageError(f"the pattern {pattern!r} is wrong: {error}", code="bad_pattern", hint=hint) from None
+    return pattern
+
+
+def exact(one: Answer) -> float:
+    return float(one.answer == one.expected)
+
+
+def scores(scoring: Scoring, answers: list[Answer]) -> list[float | None]:
+    """One number an answer, higher is better; None for a row that cannot be scored: its own answer has no match.
+
+    Raises:
+        UsageError: the user's scorer fails, returns no number or takes too long; the pattern takes too long.
+    """
+    if scoring.scorer is not None:
+        return _own(scoring.scorer, answers)
+    if scoring.pattern is not None:
+        return _by_patterns(scoring.pattern, answers)
+    return [_is_json(one.answer) if scoring.name == "json" else exact(one) for one in answers]
+
+
+def _by_patterns(pattern: str, answers: list[Answer]) -> list[float | None]:
+    """For all of them together: `(a+)+b` takes longer than the universe is old for one."""
+    try:
+        with train_module().limited(_PATTERN_SECONDS):
+            return [_by_pattern(re.compile(pattern), one) for one in answers]
+    except TimeoutError:
+        raise UsageError(
+            f"the pattern {pattern!r} takes too long",
+            code="bad_pattern",
+            expected=f"all answers searched in {_PATTERN_SECONDS:g} s",
+            got=f"{len(answers)} answers of up to {max(len(one.answer) for one in answers)} characters",
+            hint="write it without a repetition inside a repetition",
+        ) from None
+
+
+def _by_pattern(pattern: re.Pattern[str], one: Answer) -> float | None:
+    """Whether the first match is the same in both."""
+    group = 1 if pattern.groups else 0
+    wanted, found = pattern.search(one.expected), pattern.search(one.answer)
+    if wanted is None or wanted[group] is None:
+        return None
+    return float(found is not None and found[group] == wanted[group])
+
+
+def _is_json(text: str) -> float:
+    """RFC 8259: NaN and Infinity, which Python reads, are not JSON."""
+    try:
+        json.loads(text, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return 0.0
+    return 1.0
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is not JSON")
+
+
+def _own(file: Path, answers: list[Answer]) -> list[float | None]:
+    rows = [{"prompt": one.prompt, "answer": one.answer, "expected": one.expected} for one in answers]
+    limit = _START_SECONDS + _ANSWER_SECONDS * len(rows)
+    try:
+        result = run_worker("skill_train.evaluate.scorer_worker", {"file": str(file), "rows": rows}, most_seconds=limit)
+    except NativeCrash as crash:
+        slow = crash.code == "worker_hangs"
+        raise UsageError(
+            f"the scorer {file} " + (f"did not end in {limit:g} s" if slow else "ended its process"),
+            code="bad_scorer",
+            expected=f"at most {_START_SECONDS:g} s to load and {_ANSWER_SECONDS:g} s an answer" if slow else "a float",
+            got=crash.got,
+            hint=f"mend {shlex.quote(str(file))}, then run again",
+        ) from None
+    return list(result["scores"])

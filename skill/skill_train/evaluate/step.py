@@ -1,0 +1,261 @@
+"""Measures models on rows that never trained: loss and perplexity on the answers, and the answers themselves.
+
+Every model gets the same token ids, so their figures can be paired row by row. It measures and does not judge: a bad
+score is an answer, not an error.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from skill_train.core.console import Bar
+from skill_train.core.errors import UsageError
+from skill_train.evaluate.backends import Model, Question, Replies, backend_of
+from skill_train.evaluate.figures import FEW_ROWS, Measured, differences, figures
+from skill_train.evaluate.scores import Answer, Scoring, exact, scores
+from skill_train.model.folder import read_config
+from skill_train.model.sidecar_files import model_digests
+from skill_train.reference.load import context_length, load_tokenizer
+from skill_train.run import folder as run_dir
+
+Warn = Callable[[str, str], None]
+ROOM = 8  # tokens that an answer may be longer than the expected one
+_IGNORED = -100
+_LONGEST_TEXT = 1000  # characters of a text that the record keeps
+_VERSIONS = ("transformers", "torch", "peft", "llama-cpp-python", "vllm")
+
+
+def evaluate(
+    *,
+    models: list[Model],
+    rows: list[dict[str, Any]],
+    loss_on: str,
+    most_rows: int,
+    tokenizer_of: Path,
+    scoring: Scoring,
+    backend: str,
+    record: Path,
+    progress: Bar,
+    warn: Warn,
+) -> dict[str, Any]:
+    """The measurement, as written to `record`: `models`, `differences`, `answers`, versions and digests.
+
+    Args:
+        models: the base first when there is one, then the tuned model, then files made of it; names differ.
+        rows: of `held_out.jsonl`.
+        loss_on: of the recipe; with `all` no answer stands apart, so none is asked for.
+        most_rows: how many rows to take, evenly over the file.
+        tokenizer_of: folder whose tokenizer turns ids into text.
+        backend: for folders: auto, transformers or vllm.
+
+    A record of the same inputs, options and versions is returned as it is, with `reused`; any other is replaced.
+
+    Raises:
+        UsageError: the user's scorer is wrong, or vllm was asked for without CUDA.
+        NotInstalled: a library is missing.
+        VerificationFailed: llama.cpp refuses a file.
+    """
+    started = time.monotonic()
+    rows = spread(rows, most_rows)
+    asked = questions(rows, loss_on=loss_on, room=_room(scoring), context=_context(tokenizer_of))
+    _warn(asked, loss_on, warn)
+    fixed = _fixed(models, rows, scoring, backend)
+    earlier = _earlier(record, fixed)
+    if earlier is not None:
+        return earlier | {"reused": True}
+    run_dir.require_writable(record.parent)
+    for model in models:
+        backend_of(model, backend)  # what is missing is told before minutes are spent
+    tokenizer = load_tokenizer(tokenizer_of)
+    _try_scorer(scoring, asked, tokenizer)
+    how: dict[str, Any] = {"tokenizer": tokenizer, "scoring": scoring, "backend": backend}
+    measured = [measure(model, asked, **how, progress=_part(progress, n, models)) for n, model in enumerate(models)]
+    return run_dir.write_record(
+        record,
+        **fixed,
+        outputs={},
+        rows=len(rows),
+        asked=sum(bool(question.prompt) for question in asked),
+        answer_tokens=sum(len(question.trained) for question in asked),
+        score=None if scoring.name == "exact" else scoring.name,
+        models=[figures(one, asked) for one in measured],
+        differences=differences(measured, asked),
+        answers=_answers(rows, asked, measured, tokenizer),
+        seconds=round(time.monotonic() - started, 2),
+        peak_memory_bytes=run_dir.peak_memory_bytes(),
+        peak_memory_children_bytes=run_dir.peak_memory_bytes(children=True),
+    )
+
+
+def measure(
+    model: Model, asked: list[Question], *, tokenizer: Any, scoring: Scoring, backend: str, progress: Bar
+) -> Measured:
+    """One model's replies, and what each answer is worth."""
+    ask, why = backend_of(model, backend)
+    replies = ask(model, asked, lambda share: progress(share, 1, model.name))
+    texts = _texts(asked, replies, tokenizer)
+    own = scores(scoring, texts) if scoring.name != "exact" and texts else []
+    return Measured(model, why, replies, [exact(one) for one in texts], own, [one.answer for one in texts])
+
+
+def questions(rows: list[dict[str, Any]], *, loss_on: str, room: int, context: int | None) -> list[Question]:
+    """Rows as questions. A row of plain text, or one that was cut, has a loss and no answer to ask for.
+
+    Args:
+        room: tokens that an answer may be longer than the row's own: running on is an answer, and a wrong one.
+        context: most tokens that the model takes; None when unknown.
+    """
+    return [_question(row, loss_on, room, context) for row in rows]
+
+
+def spread(rows: list[dict[str, Any]], most: int) -> list[dict[str, Any]]:
+    """At most `most` rows, evenly over the list: the first ones may all be of one kind."""
+    return rows if len(rows) <= most else [rows[i * len(rows) // most] for i in range(most)]
+
+
+def _question(row: dict[str, Any], loss_on: str, room: int, context: int | None) -> Question:
+    ids, labels = row["input_ids"], row["labels"]
+    trained = [at for at, label in enumerate(labels) if label != _IGNORED and at > 0]
+    if row["kind"] == "text" or loss_on == "all" or row["truncated"]:
+        return Question(ids, trained, [], [], 0)
+    end = trained[-1] + 1
+    start = next((at + 1 for at in range(end - 1, -1, -1) if labels[at] == _IGNORED), 0)
+    most = end - start + room
+    if context is not None:
+        most = min(most, context - start)
+    return Question(ids, trained, ids[:start], ids[start:end], most)
+
+
+def _room(scoring: Scoring) -> int:
+    """To the letter, a few tokens more are as wrong as many; another score may find what it wants further on."""
+    return ROOM if scoring.name == "exact" else 8 * ROOM
+
+
+def _context(folder: Path) -> int | None:
+    return context_length(read_config(folder))
+
+
+def _texts(asked: list[Question], replies: Replies, tokenizer: Any) -> list[Answer]:
+    """Of the rows that ask; empty when the model was not measured."""
+
+    def text(ids: list[int]) -> str:
+        return str(tokenizer.decode(ids, skip_special_tokens=True)).strip()
+
+    return [
+        Answer(str(tokenizer.decode(question.prompt)), text(ids), text(question.wanted))
+        for question, ids in zip(asked, replies.answers, strict=bool(replies.answers))
+        if question.prompt
+    ]
+
+
+def _try_scorer(scoring: Scoring, asked: list[Question], tokenizer: Any) -> None:
+    """The user's file is tried on one right answer before minutes are spent on the models."""
+    first = next((question for question in asked if question.prompt), None)
+    if scoring.scorer is not None and first is not None:
+        scores(scoring, _texts([first], Replies("", "", [], [first.wanted], None), tokenizer))
+
+
+def _warn(asked: list[Question], loss_on: str, warn: Warn) -> None:
+    able = sum(bool(question.prompt) for question in asked)
+    if not able:
+        why = "the recipe trains on whole texts" if loss_on == "all" else "every held-out row is a text, or was cut"
+        warn("no_questions", f"{why}, so no answers are compared: loss and perplexity only")
+    elif able < len(asked):
+        warn(
+            "not_asked", f"{len(asked) - able} of {len(asked)} rows are texts or were cut: they count for the loss only"
+        )
+    if len(asked) < FEW_ROWS:
+        warn(
+            "few_rows",
+            f"{len(asked)} rows: below {FEW_ROWS} the intervals are too narrow; trust only large differences",
+        )
+
+
+def _part(progress: Bar, number: int, models: list[Model]) -> Bar:
+    """Progress of one model as a part of all."""
+    return lambda done, total, text: progress(number + done / total, len(models), text)
+
+
+def _answers(
+    rows: list[dict[str, Any]], asked: list[Question], measured: list[Measured], tokenizer: Any
+) -> list[dict[str, Any]]:
+    """Side by side, for every row that asked: the prompt's end, what was expected, and what each model answered."""
+    able = [(row["line"], question) for row, question in zip(rows, asked, strict=True) if question.prompt]
+    return [
+        {
+            "line": line,
+            "prompt": end_of(str(tokenizer.decode(question.prompt)), _LONGEST_TEXT),
+            "expected": str(tokenizer.decode(question.wanted, skip_special_tokens=True)).strip()[:_LONGEST_TEXT],
+            "answers": {one.model.name: one.texts[place][:_LONGEST_TEXT] for one in measured if one.texts},
+            "exact": {one.model.name: bool(one.exact[place]) for one in measured if one.texts},
+            "scores": {one.model.name: one.scores[place] for one in measured if one.scores},
+        }
+        for place, (line, question) in enumerate(able)
+    ]
+
+
+def end_of(text: str, most: int) -> str:
+    """The end of a prompt, with an ellipsis where its front is cut."""
+    return text if len(text) <= most else "…" + text[1 - most :]
+
+
+def blind(models: list[dict[str, Any]], base: Path) -> str:
+    """Names the models that are worse than one that gives every token the same chance, whose perplexity is the size of
+    the vocabulary; empty when there is none."""
+    config = read_config(base)
+    size = config.get("text_config", {}).get("vocab_size") or config.get("vocab_size")
+    guess = math.log(size) if size else math.inf
+    named = [f"{one['name']} (loss {one['loss']:.4g})" for one in models if (one["loss"] or 0.0) > guess]
+    among = f"worse than blind guessing among {size:,} tokens, which has {guess:.4g}" if named else ""
+    return f"{', '.join(named)}: {among}" if named else ""
+
+
+def _fixed(models: list[Model], rows: list[dict[str, Any]], scoring: Scoring, backend: str) -> dict[str, Any]:
+    """What a measurement is a measurement of."""
+    folders = {model.path: model.name for model in reversed(models)}
+    inputs: dict[str, Any] = {}
+    for model in models:
+        same = folders[model.path]
+        content = _content(model.path) if same == model.name else f"the folder of {same}"
+        adapter = model.adapter or model.merged
+        inputs[model.name] = {"model": content, "adapter": run_dir.digests(adapter) if adapter else None}
+    digest = hashlib.sha256(json.dumps(rows, sort_keys=True).encode()).hexdigest()
+    own = run_dir.file_digest(scoring.scorer) if scoring.scorer else None
+    return {
+        "inputs": {"models": inputs, "rows": digest, "scorer": own},
+        "options": {"score": scoring.name, "pattern": scoring.pattern, "backend": backend},
+        "versions": run_dir.versions(*_VERSIONS),
+    }
+
+
+def _content(path: Path) -> dict[str, Any]:
+    return run_dir.file_digest(path) if path.is_file() else model_digests(path)
+
+
+def _earlier(record: Path, fixed: dict[str, Any]) -> dict[str, Any] | None:
+    if not record.is_file():
+        return None
+    earlier: dict[str, Any] = run_dir.read_json(record)
+    return earlier if all(earlier.get(key) == value for key, value in fixed.items()) else None
+
+
+def require_rows(rows: list[dict[str, Any]], run: Path) -> None:
+    """Refuses a run that kept no rows from training.
+
+    Raises:
+        UsageError: there is nothing to measure on.
+    """
+    if not rows:
+        raise UsageError(
+            f"{run} has no held-out rows: every row was trained on, so a score would say nothing about new ones",
+            code="no_held_out",
+            expected="a recipe with held_out_fraction above 0, and 20 rows of data or more",
+            got=f"{run / 'held_out.jsonl'} is missing or empty",
+            hint="set held_out_fraction: 0.1 in the recipe, and train it in a new folder with --run-dir",
+        )

@@ -1,0 +1,1 @@
+"""The steps of `export-gguf`: convert, quantize, and the Modelfile."""

@@ -1,0 +1,241 @@
+"""The step that turns a model folder into one GGUF file, through llama.cpp's own converter.
+
+What can be refused is refused first: missing files, no disk, no memory, an unknown architecture or tokenizer, weights
+that no type holds. Only then the weights are written.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import shlex
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from skill_train.core.console import Bar
+from skill_train.core.digests import digested_as_it_grows, file_digest
+from skill_train.core.errors import UsageError, nearest
+from skill_train.core.files import whole_file
+from skill_train.core.peak_memory import peak_memory_bytes
+from skill_train.llama import run_converter as converter
+from skill_train.llama.float_type import BYTES_PER_WEIGHT, OUTTYPES, WeightType, choose, read_weights
+from skill_train.llama.get_converter import Toolchain
+from skill_train.llama.gguf_header import read_gguf
+from skill_train.machine.limits import require_memory
+from skill_train.model.foreign_files import require_sound
+from skill_train.model.sidecar_files import model_digests
+from skill_train.model.weight_files import Stored
+from skill_train.run.folder import finished_record, note_of, require_space, require_writable, versions, write_record
+from skill_train.run.records import read_json
+
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tiktoken.model", "tekken.json")
+
+# Measured with the converter of llama-cpp-python 0.3.36 on Linux: 0.45 GB for itself, torch and a vocabulary of 152k,
+# and 1.54 GB at its peak with a largest tensor of 156 million weights: at most 7 bytes a weight, whatever the types.
+_CONVERTER_BYTES = 600_000_000
+_BYTES_PER_WEIGHT_IN_WORK = 8
+
+# Looking through more weights than this takes longer than asking the converter first. It reads architecture and
+# tokenizer before it writes weights, so on a small model the question would only be asked twice.
+_LONG_BYTES = 2_000_000_000
+
+
+def convert(
+    *,
+    model: Path,
+    out: Path,
+    record: Path,
+    name: str,
+    outtype: str,
+    toolchain: Toolchain,
+    ready: converter.Process | None = None,
+    meanwhile: Callable[[], Any] = lambda: None,
+    progress: Bar,
+    warn: Callable[[str, str], None],
+) -> dict[str, Any]:
+    """Writes `out/<name>-<type>.gguf` and returns the record of the step.
+
+    Args:
+        model: a folder with config.json, safetensors weights and tokenizer files.
+        out: the folder for the file.
+        record: where `convert.json` goes.
+        outtype: `auto`, `f16`, `bf16`, `f32` or `q8_0`. Auto takes f16 unless a weight is too large for it.
+        ready: of `converter.ready`.
+        meanwhile: called when the converter begins, which leaves all cores but one; not where there is nothing to do.
+
+    Raises:
+        UsageError: the folder cannot be converted; the message says why.
+        DecisionNeeded: not enough disk or memory.
+    """
+    started = time.monotonic()
+    _check_model(model, outtype, toolchain, warn)
+    inputs = model_digests(model)
+    options = {"name": name, "outtype": outtype}
+    if done := finished_record(record, inputs=inputs, options=options):
+        return done | {"reused": True}
+    require_writable(out)
+    weights = read_weights(model)
+    _check_room(weights, model, out, outtype)
+    if sum(stored.size for stored in weights.values()) > _LONG_BYTES:
+        check_supported(model, toolchain, progress=progress)
+    progress(0, 1, "looking at the range of the weights")
+    chosen = choose(weights, outtype)
+    file = out / f"{name}-{chosen.outtype}.gguf"
+    if done := finished_record(record, inputs=inputs, options=options, made=file):
+        return done | {"reused": True}
+    _refuse_existing(file, record)
+    meanwhile()
+    with whole_file(file) as part:
+        _run(toolchain, model, part, _how(model, name, chosen), progress, ready)
+        written = write_record(
+            note_of(file, record),
+            step=record.stem,
+            inputs=inputs,
+            options=options,
+            outputs={str(file.relative_to(record.parent)): file_digest(part) | {"quant": chosen.outtype}},
+            figures=_figures(part, chosen),
+            reasons=[_reason(chosen)],
+            **_circumstances(toolchain, started),
+        )
+    os.replace(note_of(file, record), record)
+    return written
+
+
+def check_supported(model: Path, toolchain: Toolchain, *, progress: Bar) -> None:
+    """Asks the converter's own code: it reads the architecture, the weights' headers and the tokenizer, and writes the
+    vocabulary alone to a temporary file. Seconds, whatever the size of the model.
+
+    Raises:
+        UsageError: it does not know the architecture or the tokenizer, or the folder is incomplete.
+    """
+    progress(0, 1, "asking llama.cpp whether it knows this architecture and tokenizer")
+    with tempfile.TemporaryDirectory(prefix="skill-train-") as folder:
+        _run(toolchain, model, Path(folder) / "vocabulary.gguf", ["--vocab-only"], lambda done, total, text: None)
+
+
+def output_of(record: dict[str, Any], folder: Path) -> Path:
+    """The GGUF file that a record of this step names; `folder` is where the record lies."""
+    return folder / str(next(iter(record["outputs"])))
+
+
+def _run(
+    toolchain: Toolchain,
+    model: Path,
+    out: Path,
+    options: list[str],
+    progress: Bar,
+    ready: converter.Process | None = None,
+) -> None:
+    with converter.without_code(model) as view, digested_as_it_grows(out):
+        arguments = [str(view), "--outfile", str(out.resolve()), *options]
+        converter.run(
+            toolchain,
+            toolchain.converter,
+            arguments,
+            model=model,
+            on_percent=lambda percent: progress(percent / 100, 1, "written"),
+            process=ready,
+        )
+
+
+def _how(model: Path, name: str, chosen: WeightType) -> list[str]:
+    return ["--outtype", chosen.outtype, "--model-name", _model_name(model, name)]
+
+
+def _model_name(model: Path, name: str) -> str:
+    """What `general.name` says. llama.cpp lets Phi-3's special tokens swallow white space only in a file of that name
+    (src/llama-vocab.cpp), so a fine-tune that is called something else would get other ids."""
+    named = any(part in name.lower() for part in ("phi-3", "phi3"))
+    is_phi3 = read_json(model / "config.json").get("model_type") == "phi3"
+    return f"{name} (phi-3)" if is_phi3 and not named and _swallows_space(model) else name
+
+
+def _swallows_space(model: Path) -> bool:
+    file = model / "tokenizer.json"
+    added = read_json(file).get("added_tokens", []) if file.is_file() else []
+    return any(token.get("rstrip") for token in added)
+
+
+def _check_model(model: Path, outtype: str, toolchain: Toolchain, warn: Callable[[str, str], None]) -> None:
+    _check_files(model, outtype)
+    converter.require_convertible(model, toolchain)
+    converter.warn_of_window(model, warn)
+
+
+def _check_files(model: Path, outtype: str) -> None:
+    if outtype not in OUTTYPES:
+        raise UsageError(
+            f"{outtype!r} is not a type to convert to{nearest(outtype, OUTTYPES)}",
+            code="unknown_outtype",
+            expected=", ".join(OUTTYPES),
+            got=outtype,
+            hint="convert to auto, and quantize the result with --quant",
+        )
+    if not (model / "config.json").is_file():
+        raise UsageError(
+            f"{model} is not a model folder: it has no config.json",
+            code="missing_config",
+            expected="config.json, safetensors weights and tokenizer files",
+            got="no such folder" if not model.is_dir() else "a folder without config.json",
+            hint="name the merged model's folder, or merge first: skill-train merge RUN",
+        )
+    require_sound(model)
+    if not any((model / name).is_file() for name in _TOKENIZER_FILES):
+        raise UsageError(
+            f"{model} has no tokenizer files",
+            code="missing_tokenizer",
+            expected=" or ".join(_TOKENIZER_FILES[:3]),
+            got=", ".join(sorted(path.name for path in model.iterdir())[:8]),
+            hint="copy the base model's tokenizer files into the folder",
+        )
+
+
+def _check_room(weights: dict[str, Stored], model: Path, out: Path, outtype: str) -> None:
+    width = BYTES_PER_WEIGHT.get(outtype, BYTES_PER_WEIGHT["f16"])
+    counts = {name: math.prod(stored.shape) for name, stored in weights.items()}
+    written = sum(count * (width if len(weights[name].shape) > 1 else 4) for name, count in counts.items())
+    vocabulary = sum((model / name).stat().st_size for name in _TOKENIZER_FILES if (model / name).is_file())
+    require_space(out, int(written) + vocabulary, "the GGUF file")
+    largest = max(_written_together(counts).values(), default=0)
+    require_memory(_CONVERTER_BYTES + _BYTES_PER_WEIGHT_IN_WORK * largest, "converting the largest tensor")
+
+
+def _written_together(counts: dict[str, int]) -> Counter[str]:
+    """Weights by output tensor: the converter stacks the experts of a layer into one."""
+    together: Counter[str] = Counter()
+    for name, count in counts.items():
+        together[re.sub(r"experts\.\d+\.", "experts.", name)] += count
+    return together
+
+
+def _circumstances(toolchain: Toolchain, started: float) -> dict[str, Any]:
+    packages = versions("llama-cpp-python", "torch", "transformers", "sentencepiece")
+    return {
+        "versions": packages | {"converter": f"{toolchain.source} {toolchain.folder.name}"},
+        "seconds": round(time.monotonic() - started, 3),
+        "peak_memory_bytes": peak_memory_bytes(children=True),
+    }
+
+
+def _figures(file: Path, chosen: WeightType) -> dict[str, Any]:
+    kinds = Counter(tensor.kind.lower() for tensor in read_gguf(file).tensors.values())
+    return {"tensors": kinds.total(), "types": dict(kinds), "largest_weight": chosen.largest_weight}
+
+
+def _refuse_existing(file: Path, record: Path) -> None:
+    if file.exists():
+        raise UsageError(
+            f"{file} exists and {record.name} does not say how it was made",
+            code="output_exists",
+            expected="a new place for the file",
+            hint=f"move {shlex.quote(str(file))} away, or use another --out",
+        )
+
+
+def _reason(chosen: WeightType) -> dict[str, str]:
+    return {"rule": "outtype", "because": f"{chosen.outtype}: {chosen.reason}", "source": "safetensors weights"}

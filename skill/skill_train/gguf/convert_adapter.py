@@ -1,0 +1,162 @@
+"""The step that turns an adapter alone into a GGUF file, to be loaded beside the base model's GGUF.
+
+llama.cpp's converter takes adapters that llama.cpp then applies wrongly, or crashes on: one alpha a file, scale alpha /
+rank, and only pairs of matrices on the layers that it knows. What would not be exact is refused here, by name.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from skill_train.core.console import Bar
+from skill_train.core.digests import digests, file_digest
+from skill_train.core.errors import UsageError, nearest
+from skill_train.core.files import whole_file
+from skill_train.core.peak_memory import peak_memory_bytes
+from skill_train.llama import run_converter as converter
+from skill_train.llama.get_converter import Toolchain
+from skill_train.llama.gguf_header import read_gguf
+from skill_train.model.adapter import CONFIG, WEIGHTS, Adapter, pattern_value, read_adapter, why_not_streamed
+from skill_train.model.new_tokens import new_tokens
+from skill_train.run.folder import finished_record, require_space, versions, write_record
+from skill_train.run.records import read_json
+
+OUTTYPES = ("f32", "f16", "bf16", "q8_0")
+
+_WHAT = {
+    "magnitude": "DoRA",
+    "b_bias": "a bias of its own (lora_bias)",
+    "embedding_a": "LoRA on an embedding, which llama.cpp cannot apply",
+    "embedding_b": "LoRA on an embedding, which llama.cpp cannot apply",
+    "token_rows": "trained token rows",
+}
+
+
+def export_lora(
+    *,
+    base: Path,
+    adapter: Path,
+    out: Path,
+    record: Path,
+    name: str,
+    outtype: str,
+    toolchain: Toolchain,
+    progress: Bar,
+    warn: Callable[[str, str], None],
+) -> dict[str, Any]:
+    """Writes `out/<name>-lora-<type>.gguf` and returns the record of the step.
+
+    Args:
+        base: the base model's folder; its weights are not read.
+        outtype: `f32`, `f16`, `bf16` or `q8_0`.
+
+    Raises:
+        UsageError: not an adapter, or one that llama.cpp cannot apply exactly; the message names what.
+    """
+    started = time.monotonic()
+    if outtype not in OUTTYPES:
+        raise UsageError(
+            f"{outtype!r} is not a type for an adapter{nearest(outtype, OUTTYPES)}",
+            code="unknown_outtype",
+            expected=", ".join(OUTTYPES),
+            got=outtype,
+            hint="skill-train export-gguf RUN --lora, which takes f16",
+        )
+    read = read_adapter(adapter)
+    alpha, reason = _check_convertible(read, base)
+    converter.warn_of_window(base, warn)
+    inputs = digests(adapter, [adapter / CONFIG, adapter / WEIGHTS]) | digests(base, [base / "config.json"])
+    options = {"name": name, "outtype": outtype}
+    done = finished_record(record, inputs=inputs, options=options)
+    if done is not None:
+        return done | {"reused": True}
+    require_space(out, 2 * (adapter / WEIGHTS).stat().st_size, "the adapter's GGUF file")
+    file = out / f"{name}-lora-{outtype}.gguf"
+    with whole_file(file) as part:
+        arguments = ["--outfile", str(part.resolve()), "--outtype", outtype]
+        _run(toolchain, base, adapter, alpha, arguments, progress)
+        tensors = len(read_gguf(part).tensors)
+        digest = file_digest(part)
+    return write_record(
+        record,
+        inputs=inputs,
+        options=options,
+        outputs={str(file.relative_to(record.parent)): digest | {"quant": outtype}},
+        figures={"tensors": tensors, "modules": len(read.modules), "alpha": alpha},
+        reasons=[{"rule": "alpha", "because": reason, "source": CONFIG}],
+        versions=versions("llama-cpp-python", "torch", "transformers"),
+        seconds=round(time.monotonic() - started, 3),
+        peak_memory_bytes=peak_memory_bytes(children=True),
+    )
+
+
+def problems(adapter: Adapter, base_config: dict[str, Any]) -> list[str]:
+    """What of the adapter llama.cpp cannot apply exactly; empty when it can all of it."""
+    found = why_not_streamed(adapter)
+    if adapter.config.get("fan_in_fan_out"):
+        found.append("its layers are transposed (fan_in_fan_out, as in GPT-2): llama.cpp aborts on the result")
+    found += [f"{name} is stored whole (modules_to_save, a bias or an embedding)" for name in sorted(adapter.replaced)]
+    for module, parts in sorted(adapter.modules.items()):
+        found += sorted({f"{module} has {_WHAT[kind]}" for kind in parts if kind in _WHAT})
+        if module.rpartition(".")[2] == "lm_head" and base_config.get("tie_word_embeddings"):
+            found.append(f"{module} is tied to the embedding in the base model: llama.cpp crashes on the result")
+    if len(_alphas(adapter)) > 1:
+        found.append(
+            "its layers have different scales, and a file holds one alpha: "
+            + ", ".join(f"alpha {alpha:g} in {module}" for alpha, module in sorted(_alphas(adapter).items()))
+        )
+    return found
+
+
+def _run(toolchain: Toolchain, base: Path, adapter: Path, alpha: float, arguments: list[str], progress: Bar) -> None:
+    with converter.without_code(base) as base_view, converter.without_code(adapter, lora_alpha=alpha) as view:
+        converter.run(
+            toolchain,
+            toolchain.lora_converter,
+            [str(view), "--base", str(base_view), *arguments],
+            model=adapter,
+            on_percent=lambda percent: progress(percent / 100, 1, "written"),
+        )
+
+
+def _check_convertible(adapter: Adapter, base: Path) -> tuple[float, str]:
+    """The alpha for the file, and why it is that."""
+    found = problems(adapter, read_json(base / "config.json"))
+    if not adapter.modules:
+        found.append("it has no LoRA matrices")
+    if new := new_tokens(base, adapter.folder):
+        some = ", ".join(repr(text) for text in list(new.values())[:3])
+        found.append(f"its tokenizer adds {len(new)} tokens ({some}), and the file lies beside one of the base's")
+    if found:
+        raise UsageError(
+            f"llama.cpp cannot apply this adapter exactly: {found[0]}"
+            + (f" (and {len(found) - 1} more)" if len(found) > 1 else ""),
+            code="adapter_not_convertible",
+            expected="LoRA matrices on attention and MLP layers, with one scale",
+            got="; ".join(found[:8]),
+            hint="merge it instead: skill-train merge RUN, then skill-train export-gguf RUN",
+        )
+    (alpha,) = _alphas(adapter)
+    written = float(adapter.config["lora_alpha"])
+    if math.isclose(alpha, written):
+        return alpha, f"alpha {alpha:g}, as trained"
+    return alpha, f"alpha {alpha:g} instead of {written:g}: llama.cpp scales by alpha / rank, the adapter otherwise"
+
+
+def _alphas(adapter: Adapter) -> dict[float, str]:
+    """The alpha that makes llama.cpp's scale, alpha / rank, equal to PEFT's; with one module that needs it.
+
+    PEFT: alpha / r, or alpha / sqrt(r) with rank-stabilised LoRA (https://arxiv.org/abs/2312.03732).
+    """
+    needed: dict[float, str] = {}
+    for module, parts in adapter.modules.items():
+        if "a" not in parts:
+            continue
+        rank = adapter.tensors[parts["a"]].shape[0]
+        alpha = float(pattern_value(adapter.config["alpha_pattern"], module, adapter.config["lora_alpha"]))
+        needed.setdefault(round(alpha * math.sqrt(rank) if adapter.config.get("use_rslora") else alpha, 9), module)
+    return needed

@@ -1,0 +1,187 @@
+"""The Modelfile that tells Ollama how to run a GGUF file: stop tokens, sampling, context; and why each line is there.
+
+Of a model that was trained with its chat template no TEMPLATE is written: Ollama would use it instead of the template
+in the file, and it is in another language (Go's), so it would be a second, untested version of the model's own. The
+frame is `templates/Modelfile`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from skill_train.core import resources
+from skill_train.core.errors import UsageError, from_exit_code
+from skill_train.reference.load import load_tokenizer as load_tokenizer
+from skill_train.run.records import read_json
+
+Reason = dict[str, str]
+
+# Name in generation_config.json, name in a Modelfile, from
+# https://github.com/ollama/ollama/blob/main/docs/modelfile.md
+_SAMPLING = (
+    ("temperature", "temperature"),
+    ("top_p", "top_p"),
+    ("top_k", "top_k"),
+    ("min_p", "min_p"),
+    ("repetition_penalty", "repeat_penalty"),
+)
+_OLLAMA_REPEAT_PENALTY = "1.1"  # what its documentation names as the default
+_OLLAMA_CONTEXT = 4096  # tokens; what Ollama gives a model that asks for nothing, on most machines
+BARE_TEMPLATE = "TEMPLATE {{ .Prompt }}"
+_PROBE = "Zebra quartz 8162."  # an answer that no template contains
+
+
+def modelfile(gguf: str, parameters: list[str]) -> str:
+    """The text of a Modelfile.
+
+    Args:
+        gguf: the file, as FROM shall name it (relative to the Modelfile).
+        parameters: lines of `parameters_of`.
+
+    Raises:
+        UsageError: `gguf` cannot be written in one line.
+    """
+    if not gguf.isprintable() or not gguf:
+        raise UsageError(f"{gguf!r} cannot be named in a Modelfile", code="bad_file_name", hint="rename the file")
+    template = Template(resources.template("Modelfile").read_text(encoding="utf-8"))
+    named = gguf if Path(gguf).is_absolute() or gguf.startswith("./") else f"./{gguf}"
+    text = template.substitute(gguf=named, parameters="\n".join(parameters))
+    if BARE_TEMPLATE in parameters:  # the frame says why there is none
+        text = "\n".join(line for line in text.split("\n") if not line.startswith("# No TEMPLATE"))
+    return text
+
+
+def parameters_of(
+    model: Path, trained_length: int | None = None, *, bare: bool = False, tokenizer: Any = None
+) -> tuple[list[str], list[Reason]]:
+    """The lines that follow FROM, and the reason of each, and of what is not there.
+
+    Args:
+        model: the folder that was converted: its tokenizer, generation_config.json and config.json are read.
+        trained_length: tokens of the longest training example, when it is known.
+        bare: the rows were trained as they stand, without the chat template.
+        tokenizer: the model's, where it is at hand. Its template is rendered here: in the main thread, where it ends.
+
+    Raises:
+        UsageError: the template does not end.
+    """
+    tokenizer = tokenizer or load_tokenizer(model)
+    generation = _read(model / "generation_config.json")
+    config = _read(model / "config.json")
+    lines: list[str] = []
+    reasons: list[Reason] = []
+
+    def add(name: str, value: Any, because: str, source: str) -> None:
+        lines.extend((f"# {because} ({source})", f"PARAMETER {name} {value}"))
+        reasons.append(_reason(f"PARAMETER {name} {value}", because, source))
+
+    for token, because, source in _stops(tokenizer, generation, config):
+        if '"' in token or not token.isprintable():
+            reasons.append(_reason(f"no stop {token!r}", "a Modelfile cannot quote it", source))
+        else:
+            add("stop", f'"{token}"', because, source)
+    _add_sampling(generation, add, reasons)
+    _add_context(config.get("max_position_embeddings"), trained_length, add, reasons)
+    if bare and tokenizer.chat_template:
+        because = "trained on bare text: what a user types is the whole prompt, without the model's chat template"
+        lines.extend((f"# {because} (recipe)", BARE_TEMPLATE))
+        reasons.append(_reason(BARE_TEMPLATE, because, "recipe"))
+    else:
+        reasons.append(_template_reason(tokenizer))
+    return lines, reasons
+
+
+def _read(file: Path) -> dict[str, Any]:
+    document = read_json(file) if file.is_file() else {}
+    return document if isinstance(document, dict) else {}
+
+
+def _reason(rule: str, because: str, source: str) -> Reason:
+    return {"rule": rule, "because": because, "source": source}
+
+
+def _stops(tokenizer: Any, generation: dict[str, Any], config: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """Texts that end an answer, each once: token, why, source."""
+    found: dict[str, tuple[str, str, str]] = {}
+    turn_end = _turn_end(tokenizer)
+    if turn_end:
+        found[turn_end] = (turn_end, "the chat template writes it after an answer", "chat template")
+    for source, ids in (
+        ("generation_config.json", generation.get("eos_token_id")),
+        ("config.json", config.get("eos_token_id")),
+        ("tokenizer", tokenizer.eos_token_id),
+    ):
+        for number in ids if isinstance(ids, list) else [ids]:
+            token = tokenizer.convert_ids_to_tokens(number) if isinstance(number, int) else None
+            if token and token in tokenizer.get_added_vocab():  # a plain word as a stop would cut answers short
+                found.setdefault(token, (token, "an end-of-sequence token of the model", source))
+    return list(found.values())
+
+
+def _turn_end(tokenizer: Any) -> str | None:
+    """The special token that follows an answer in the rendered template, found by rendering one."""
+    if not tokenizer.chat_template:
+        return None
+    from jinja2 import TemplateError
+
+    program = resources.train_module()
+    errors = (TemplateError, ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError)
+    messages = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": _PROBE}]
+    try:
+        with program.limited(program.TEMPLATE_SECONDS):
+            rendered = tokenizer.apply_chat_template(messages, tokenize=False)
+    except TimeoutError:
+        refusal = program.endless_template(tokenizer.name_or_path)
+        raise from_exit_code(refusal.exit_code, refusal.error) from None
+    except (*errors, TypeError, ValueError):  # one that refuses so plain a conversation says nothing about its end
+        return None
+    after = str(rendered).rpartition(_PROBE)[2].lstrip()
+    special = [token for token in tokenizer.get_added_vocab() if after.startswith(token)]
+    return max(special, key=len, default=None)
+
+
+def _add_sampling(generation: dict[str, Any], add: Callable[[str, Any, str, str], None], reasons: list[Reason]) -> None:
+    source = "generation_config.json"
+    samples = generation.get("do_sample")
+    greedy = samples is False or (samples is None and "temperature" not in generation)
+    if greedy:
+        because = "transformers decodes this model greedily, and so do the checks of `verify`; raise it for free text"
+        add("temperature", 0, because, source)
+    elif "temperature" not in generation:
+        reasons.append(_reason("no PARAMETER temperature", "the model names none; Ollama's own applies", source))
+    for name, parameter in _SAMPLING:
+        value = generation.get(name)
+        if type(value) in (int, float) and not (greedy and name == "temperature"):
+            add(parameter, json.dumps(value), f"the model's own {name}", source)
+    if generation.get("repetition_penalty") is None:
+        because = f"transformers applies none, Ollama's own default is {_OLLAMA_REPEAT_PENALTY}: answers would differ"
+        add("repeat_penalty", "1.0", because, "Ollama's Modelfile documentation")
+
+
+def _add_context(
+    longest: Any, trained: int | None, add: Callable[[str, Any, str, str], None], reasons: list[Reason]
+) -> None:
+    limit = longest if isinstance(longest, int) else None
+    if limit is not None and limit < _OLLAMA_CONTEXT:
+        add("num_ctx", limit, "the model cannot look further back", "config.json")
+    elif trained is not None and trained > _OLLAMA_CONTEXT:
+        add("num_ctx", trained, f"it was trained on examples of up to {trained} tokens", "recipe")
+    else:
+        because = f"Ollama's own default holds; the model can use up to {limit or 'an unknown number of'} tokens"
+        reasons.append(_reason("no PARAMETER num_ctx", because, "config.json"))
+
+
+def _template_reason(tokenizer: Any) -> Reason:
+    if not tokenizer.chat_template:
+        because = "the model has no chat template; it continues plain text, as `ollama run` then does too"
+        return _reason("no TEMPLATE", because, "tokenizer")
+    because = (
+        "the GGUF file carries the model's own chat template, and a TEMPLATE would override it. Ollama takes the one "
+        "of its own templates that is nearest; where `ollama show --template NAME` prints only {{ .Prompt }}, it knew "
+        "none: serve the file with llama.cpp then, which renders the model's own"
+    )
+    return _reason("no TEMPLATE", because, "chat template; ollama server/model.go detectChatTemplate")

@@ -1,0 +1,332 @@
+"""The step that makes smaller files from an unquantized GGUF file, through llama-cpp-python's bindings.
+
+llama.cpp is asked first, for every type, what it would do (its dry run): the exact size, tensors that do not fit the
+type, and whether it would refuse. Each file then has its own child process, and is recorded as soon as it is whole.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any
+
+from skill_train.core.console import Bar
+from skill_train.core.digests import digests, file_digest
+from skill_train.core.errors import UsageError, nearest
+from skill_train.core.files import whole_file
+from skill_train.core.peak_memory import peak_memory_bytes
+from skill_train.core.worker import ending, llama_cpp_folder, run_worker
+from skill_train.llama.gguf_header import GgufFile, read_gguf
+from skill_train.machine.limits import require_memory
+from skill_train.machine.read import available_memory_bytes
+from skill_train.run.folder import note_of, noted, require_space, require_writable, versions, write_record
+from skill_train.run.records import read_json
+
+WORKER = "skill_train.gguf.quantize_worker"
+
+# llama-quantize's short names (tools/quantize/quantize.cpp).
+_ALIASES = {"q3_k": "q3_k_m", "q4_k": "q4_k_m", "q5_k": "q5_k_m"}
+
+# In the enumeration, but llama_ftype_get_default_type knows no such file: only a converter writes it.
+_NOT_MADE_BY_QUANTIZING = ("guessed", "nvfp4")
+
+_ONE_DIMENSION = 1
+_SUPER_BLOCK = 256  # weights in a block of a K-quant or i-quant (QK_K in ggml-common.h)
+_AT_ONCE = 2
+_WORKER_BYTES = 400_000_000  # 0.12 GB measured; the source is mapped, not loaded
+
+
+def quantize(
+    *,
+    source: Path,
+    out: Path,
+    record: Path,
+    name: str,
+    quants: list[str],
+    progress: Bar,
+    warn: Callable[[str, str], None],
+    threads: int = 0,
+) -> dict[str, Any]:
+    """Writes `out/<name>-<type>.gguf` for each type and returns the record of the step.
+
+    Types that the record already has are reused; the answer names them in `reused_files`, and `reused` is True when all
+    were. A type that the source has already is in `same_as_source`, and no file is written for it.
+
+    Args:
+        source: an unquantized GGUF file.
+        quants: names of types, such as `q4_k_m`; upper case and `-` are understood.
+        threads: 0 lets llama.cpp take all.
+
+    Raises:
+        UsageError: an unknown type, one that needs an importance matrix, or a record of another source.
+        DecisionNeeded: not enough disk or memory.
+    """
+    started = time.monotonic()
+    types = {quant: known_types()[quant] for quant in type_names(quants)}
+    inputs = digests(source.parent, [source])
+    outputs = _earlier_outputs(record, inputs)
+    files = {quant: out / f"{name}-{quant}.gguf" for quant in types}
+    names = {quant: str(file.relative_to(record.parent)) for quant, file in files.items()}
+    for file in files.values():
+        outputs = (noted(file, record, inputs=inputs, options={}) or {}).get("outputs", {}) | outputs
+    reused = [quant for quant in types if names[quant] in outputs]
+    for quant in reused:
+        _check_unchanged(files[quant], outputs[names[quant]], record)
+    if len(reused) < len(types):
+        require_writable(out)
+    plans = _plans(source, {quant: number for quant, number in types.items() if quant not in reused}, progress)
+    same = [quant for quant, plan in plans.items() if plan["changed"] == 0]
+    to_make = [quant for quant in plans if quant not in same]
+    _check_room(source, out, files, {quant: plans[quant] for quant in to_make})
+    made = _make_all(
+        {quant: {"source": str(source), "types": {quant: types[quant]}, "threads": threads} for quant in to_make},
+        files,
+        plans,
+        at_once=_at_once(source),
+        progress=progress,
+        warn=warn,
+        note=lambda quant, entry: _write(note_of(files[quant], record), inputs, {names[quant]: entry}, started),
+        keep=lambda done: _write(record, inputs, outputs | {names[quant]: done[quant] for quant in done}, started),
+    )
+    outputs |= {names[quant]: entry for quant, entry in made.items()}
+    recorded = read_json(record) if record.is_file() else {}
+    if recorded.get("outputs") != outputs:  # nothing was made, but a file that the record names was removed
+        recorded = _write(record, inputs, outputs, started)
+    for file in files.values():
+        note_of(file, record).unlink(missing_ok=True)
+    answer = {"reused": not to_make, "reused_files": [names[quant] for quant in reused], "same_as_source": same}
+    return recorded | answer
+
+
+def known_types() -> dict[str, int]:
+    """Number by name of every type that the installed llama.cpp can quantize to, read from the text of its bindings:
+    importing them would load the native library.
+
+    Raises:
+        NotInstalled: llama-cpp-python is missing.
+    """
+    text = (llama_cpp_folder() / "llama_cpp.py").read_text(encoding="utf-8")
+    types = re.findall(r"^LLAMA_FTYPE_(?:MOSTLY_|ALL_)?(\w+) = (\d+)", text, re.MULTILINE)
+    return {kind.lower(): int(number) for kind, number in types if kind.lower() not in _NOT_MADE_BY_QUANTIZING}
+
+
+def type_names(quants: list[str]) -> list[str]:
+    """The names as llama.cpp has them, in lower case, each once, in the order given.
+
+    Raises:
+        UsageError: an unknown name, with the nearest known one and the list.
+    """
+    known = known_types()
+    names = []
+    for quant in quants:
+        plain = quant.strip().lower().replace("-", "_")
+        plain = _ALIASES.get(plain, plain)
+        if plain not in known:
+            raise UsageError(
+                f"{quant!r} is not a type that the installed llama.cpp can make{nearest(plain, known)}",
+                code="unknown_quant",
+                expected=", ".join(sorted(known)),
+                got=quant,
+                hint="skill-train export-gguf RUN --quant q8_0,q4_k_m",
+            )
+        names.append(plain)
+    return list(dict.fromkeys(names))
+
+
+def fallbacks_of(file: GgufFile, planned: list[dict[str, Any]], quant: str) -> list[dict[str, Any]]:
+    """Tensors that the file stores in another type than the one they should have: `tensor`, `wanted`, `got`, `why`.
+
+    `got` is read from the file. llama.cpp says nothing when it stores an output matrix (or the embedding of a tied
+    model) as q8_0 because its rows are not divisible by 256; such a tensor is in the list too.
+    """
+    said = [fallback | {"got": file.tensors[fallback["tensor"]].kind.lower()} for fallback in planned]
+    named = {fallback["tensor"] for fallback in planned}
+    silent = [
+        {
+            "tensor": tensor.name,
+            "wanted": "q6_k",
+            "got": tensor.kind.lower(),
+            "why": f"rows of {tensor.shape[0]} weights are not divisible by {_SUPER_BLOCK}",
+        }
+        for tensor in file.tensors.values()
+        if "_k" in quant or quant.startswith(("iq", "tq"))
+        if tensor.name in ("output.weight", "token_embd.weight") and tensor.name not in named
+        if tensor.kind == "Q8_0" and tensor.shape[0] % _SUPER_BLOCK
+    ]
+    return said + silent
+
+
+def _plans(source: Path, types: dict[str, int], progress: Bar) -> dict[str, dict[str, Any]]:
+    """What llama.cpp would do for each type: its dry run, which reads only the header."""
+    if not types:
+        return {}
+    progress(0, len(types), f"asking llama.cpp about {', '.join(types)}")
+    plans = run_worker(WORKER, {"source": str(source), "types": types, "out": "", "threads": 1})
+    for quant, plan in plans.items():
+        if plan["needs_imatrix"]:
+            raise UsageError(
+                f"{quant} needs an importance matrix, which skill-train does not make; without one llama.cpp refuses",
+                code="needs_imatrix",
+                expected="a type that works without one, such as q4_k_m, q3_k_m, q2_k or iq4_xs",
+                got=quant,
+                hint="skill-train export-gguf RUN --quant q4_k_m; for this type use llama.cpp's llama-imatrix and "
+                "llama-quantize --imatrix on the f16 file",
+            )
+    return plans
+
+
+def _make_all(
+    jobs: dict[str, dict[str, Any]],
+    files: dict[str, Path],
+    plans: dict[str, dict[str, Any]],
+    *,
+    at_once: int,
+    progress: Bar,
+    warn: Callable[[str, str], None],
+    note: Callable[[str, dict[str, Any]], Any],
+    keep: Callable[[dict[str, Any]], Any],
+) -> dict[str, Any]:
+    """The record's entries in the order of `jobs`, of files that are made side by side.
+
+    Args:
+        note: called with the entry of a file before that gets its name.
+        keep: called with the entries so far whenever a file is whole, so that a failure of another loses nothing.
+    """
+    done: dict[str, Any] = {}
+    bars = _parts_of(progress, len(jobs))
+    with ending(ThreadPoolExecutor(at_once)) as pool:
+        pending = {
+            pool.submit(_make, job, files[quant], quant, plans[quant]["fallbacks"], bars(quant), warn, note): quant
+            for quant, job in jobs.items()
+        }
+        for future in as_completed(pending):
+            if future.exception() is None:
+                done[pending[future]] = future.result()
+                done = {quant: done[quant] for quant in jobs if quant in done}
+                keep(done)
+    for future in pending:
+        future.result()  # raises what one of them raised
+    return done
+
+
+def _at_once(source: Path) -> int:
+    """llama.cpp reads and writes with one thread, so two files at once keep two cores busy, where both have room."""
+    have = available_memory_bytes()
+    return 1 if have is None or have < 2 * _worker_bytes(source.stat().st_size) else _AT_ONCE
+
+
+def _worker_bytes(source_bytes: int) -> int:
+    return min(_WORKER_BYTES, 4 * source_bytes)
+
+
+def _make(
+    job: dict[str, Any],
+    final: Path,
+    quant: str,
+    planned: list[dict[str, Any]],
+    progress: Bar,
+    warn: Callable[[str, str], None],
+    note: Callable[[str, dict[str, Any]], Any],
+) -> dict[str, Any]:
+    """Quantizes one file and returns its entry in the record."""
+    started = time.monotonic()
+    with whole_file(final) as part:
+        run_worker(WORKER, job | {"out": str(part)}, progress=progress)
+        progress(1, 1, "written, reading it back")
+        made = read_gguf(part)
+        fallbacks = fallbacks_of(made, planned, quant)
+        matrices = [tensor for tensor in made.tensors.values() if len(tensor.shape) > _ONE_DIMENSION]
+        entry = file_digest(part) | {
+            "quant": quant,
+            "types": dict(Counter(tensor.kind.lower() for tensor in made.tensors.values())),
+            "fallbacks": fallbacks,
+            "bits_per_weight": round(8 * sum(t.n_bytes for t in matrices) / sum(t.elements for t in matrices), 3),
+            "seconds": round(time.monotonic() - started, 3),
+        }
+        note(quant, entry)
+    if fallbacks:
+        got = ", ".join(sorted({fallback["got"] for fallback in fallbacks}))
+        warn(
+            "quant_fallback",
+            f"{final.name}: {len(fallbacks)} of {len(matrices)} matrices are stored as {got}, which is larger, "
+            f"because {fallbacks[0]['why']}",
+        )
+    return entry
+
+
+def _earlier_outputs(record: Path, inputs: dict[str, Any]) -> dict[str, Any]:
+    """What the record says of files that are still there; a file that was removed may be made again."""
+    if not record.is_file():
+        return {}
+    earlier = read_json(record)
+    if earlier.get("inputs") != inputs:
+        raise UsageError(
+            f"{record} describes files made from another GGUF file",
+            code="output_exists",
+            expected=f"the source {', '.join(earlier.get('inputs', {}))} as it was",
+            got=", ".join(inputs),
+            hint=f"move {shlex.quote(str(record))} and its files away, or use another --run-dir or --out",
+        )
+    return {name: entry for name, entry in earlier["outputs"].items() if (record.parent / name).is_file()}
+
+
+def _check_unchanged(file: Path, entry: dict[str, Any], record: Path) -> None:
+    digest = file_digest(file)
+    if digest != {key: entry[key] for key in digest}:
+        raise UsageError(
+            f"{file} is not the file that {record.name} describes",
+            code="output_changed",
+            expected=f"{entry['bytes']} bytes, sha256 {entry['sha256'][:12]}…",
+            got=f"{digest['bytes']} bytes, sha256 {digest['sha256'][:12]}…",
+            hint=f"move {shlex.quote(str(file))} away; the next call makes it again",
+        )
+
+
+def _check_room(source: Path, out: Path, files: dict[str, Path], plans: dict[str, dict[str, Any]]) -> None:
+    for quant in plans:
+        if files[quant].exists():
+            raise UsageError(
+                f"{files[quant]} exists and no record says how it was made",
+                code="output_exists",
+                expected="a new place for the file",
+                hint=f"move {shlex.quote(str(files[quant]))} away, or use another --out",
+            )
+    if not plans:
+        return
+    header = read_gguf(source)
+    metadata_bytes = header.size_bytes - sum(tensor.n_bytes for tensor in header.tensors.values())
+    need = sum(plan["size_bytes"] + metadata_bytes for plan in plans.values())
+    require_space(out, need, f"{', '.join(plans)} files")
+    require_memory(_worker_bytes(header.size_bytes), "quantizing")
+
+
+def _parts_of(progress: Bar, count: int) -> Callable[[str], Bar]:
+    """A bar for each of `count` files; together they move the one that is shown."""
+    shares: dict[str, float] = {}
+
+    def part(quant: str) -> Bar:
+        def bar(done: float, total: float, text: str) -> None:
+            shares[quant] = done / max(total, 1)
+            progress(round(sum(shares.values()), 3), count, f"{quant} {text}")
+
+        return bar
+
+    return part
+
+
+def _write(record: Path, inputs: dict[str, Any], outputs: dict[str, Any], started: float) -> dict[str, Any]:
+    return write_record(
+        record,
+        step="quantize",
+        inputs=inputs,
+        options={},
+        outputs=outputs,
+        versions=versions("llama-cpp-python", "gguf"),
+        seconds=round(time.monotonic() - started, 3),
+        peak_memory_bytes=peak_memory_bytes(children=True),
+    )

@@ -1,0 +1,132 @@
+"""Child process: llama.cpp quantizes a GGUF file, or says for several types what it would do.
+
+Job: `{"source", "types": {name: number}, "out", "threads"}`; without `out` nothing is written and there may be several
+types. Result by name, read from llama.cpp's own log: `size_bytes` of the tensors' data (to a hundredth of a MiB),
+`changed` (how many tensors get another type), `fallbacks`, `needs_imatrix`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import re
+from collections.abc import Callable
+from typing import Any
+
+from skill_train.core.errors import DecisionNeeded, SkillTrainError, UsageError
+from skill_train.core.worker import report_progress, worker_main
+from skill_train.llama.llama_cpp import bindings
+
+_MIB = 1 << 20
+# Rows of one tensor that are in work at once. Of 1 GiB the system had to find as much memory for a large vocabulary,
+# which took a fifth of the processor time of q8_0.
+_BUFFER_BYTES = 1 << 26
+
+# The lines of llama_model_quantize_impl and tensor_type_fallback in llama.cpp's src/llama-quant.cpp.
+_TENSOR = re.compile(r"\[ *(\d+)/ *(\d+)\] (\S+)")
+_FALLBACK = re.compile(r"warning: (\S+) +- ncols +(\d+) not divisible by +(\d+) \(required for type +(\w+)\)")
+_FALLS_TO = re.compile(r"-> falling back to +(\w+)")
+_CHANGED = re.compile(r"MiB -> ")
+_SIZE = re.compile(r"quant size += +([\d.]+) MiB")
+
+
+class _Log:
+    """llama.cpp writes lines in pieces; this puts them together and reads them."""
+
+    def __init__(self, on_tensor: Callable[[int, int, str], None]) -> None:
+        self.on_tensor = on_tensor
+        self.line = ""
+        self.errors: list[str] = []
+        self.fallbacks: list[dict[str, Any]] = []
+        self.changed = 0
+        self.size_bytes = 0
+        self.needs_imatrix = False
+
+    def take(self, text: str) -> None:
+        self.line += text
+        while "\n" in self.line:
+            line, self.line = self.line.split("\n", 1)
+            self._read(line)
+        started = _TENSOR.match(self.line)
+        if started:
+            self.on_tensor(int(started[1]) - 1, int(started[2]), started[3])
+
+    def _read(self, line: str) -> None:
+        fallback, falls_to, size = _FALLBACK.search(line), _FALLS_TO.search(line), _SIZE.search(line)
+        if fallback and falls_to:
+            name, columns, needed, wanted = fallback.groups()
+            why = f"rows of {columns} weights are not divisible by {needed}"
+            self.fallbacks.append({"tensor": name, "wanted": wanted.lower(), "got": falls_to[1].lower(), "why": why})
+        if _CHANGED.search(line):
+            self.changed += 1
+        if size:
+            self.size_bytes = math.ceil((float(size[1]) + 0.01) * _MIB)
+        if "will require an imatrix" in line:
+            self.needs_imatrix = True
+        if "failed to quantize" in line:
+            self.errors.append(line.partition("failed to quantize: ")[2].strip())
+
+
+def run(job: dict[str, Any]) -> dict[str, Any]:
+    """Quantizes to the one type, or looks at what each type would give.
+
+    Raises:
+        NotInstalled: llama-cpp-python is missing.
+        UsageError: llama.cpp refuses a type for this file.
+        DecisionNeeded: the file could not be written.
+    """
+    api = bindings()
+    return {name: _quantize(api, job, name, number) for name, number in job["types"].items()}
+
+
+def _quantize(api: Any, job: dict[str, Any], name: str, number: int) -> dict[str, Any]:
+    log = _Log(lambda done, total, tensor: report_progress(done, total, tensor))
+    callback = api.llama_log_callback(lambda level, text, _: log.take(text.decode("utf-8", errors="replace")))
+    api.llama_log_set(callback, ctypes.c_void_p(0))
+    parameters = api.llama_model_quantize_default_params()
+    parameters.ftype = number
+    parameters.nthread = job["threads"]
+    parameters.dry_run = not job["out"]
+    parameters.max_buf_size = _BUFFER_BYTES
+    status = api.llama_model_quantize(job["source"].encode(), job["out"].encode(), ctypes.byref(parameters))
+    api.llama_log_set(api.llama_log_callback(0), ctypes.c_void_p(0))  # Python may end before llama.cpp's last line
+    if status != 0:
+        raise _refused(log.errors[-1] if log.errors else f"status {status}", job, name)
+    return {
+        "size_bytes": log.size_bytes,
+        "fallbacks": log.fallbacks,
+        "changed": log.changed,
+        "needs_imatrix": log.needs_imatrix,
+    }
+
+
+def _refused(why: str, job: dict[str, Any], name: str) -> SkillTrainError:
+    if "iostream" in why or "write" in why:
+        return DecisionNeeded(
+            f"llama.cpp could not write {job['out']}: {why}",
+            code="no_disk",
+            got=why,
+            hint="free some space, or choose a folder on another disk",
+        )
+    if "validation failed" in why:
+        return UsageError(
+            "a weight of the file is not finite, or too large for the type",
+            code="bad_weights",
+            got=why,
+            hint="export again with --quant bf16, or look whether the training diverged",
+        )
+    return UsageError(
+        f"llama.cpp refuses to quantize {job['source']} to {name}: {why}",
+        code="cannot_quantize",
+        expected="an unquantized GGUF file (f16, bf16 or f32) and a type that llama.cpp can make",
+        got=why,
+        hint=f"quantize from the f16 file; choose {_others(name)}, or use the f16 file itself",
+    )
+
+
+def _others(refused: str) -> str:
+    return " or ".join(name for name in ("q8_0", "q4_k_m", "q5_k_m") if name != refused.lower())
+
+
+if __name__ == "__main__":
+    worker_main(run)

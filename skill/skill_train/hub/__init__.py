@@ -1,0 +1,1 @@
+"""Every question to the Hugging Face Hub."""

@@ -1,0 +1,123 @@
+"""Who the token on this machine belongs to. The token stays inside huggingface_hub."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from skill_train.core.errors import SkillTrainError, Temporary
+from skill_train.hub.client import GARBLED, KeptAway, Subject, ask, prepare, understood
+
+
+@dataclass(frozen=True)
+class Account:
+    """Who the token on this machine belongs to, and what it may do.
+
+    Attributes:
+        state: `valid`, `invalid`, `none` (no token) or `unchecked` (the Hub was not asked, or did not answer).
+        name, role: of a valid token; the role is the Hub's word, such as `write` or `fineGrained`.
+        can_write, can_run_jobs: anywhere; None when that is not known.
+        why: of `unchecked`, and of a text that is no token; `status` of the Hub's answer, where there was one.
+        orgs: names of the organisations that the owner is in.
+        scopes: of a fine-grained token: `(user, organisation or repository, permissions)`; an empty name is everywhere.
+    """
+
+    state: str
+    name: str = ""
+    role: str = ""
+    can_write: bool | None = None
+    can_run_jobs: bool | None = None
+    why: str = ""
+    status: int | None = None
+    orgs: tuple[str, ...] = ()
+    scopes: tuple[tuple[str, frozenset[str]], ...] = ()
+
+    def may(self, permission: str, where: str) -> bool | None:
+        """Whether it has a permission (`repo.write`, `job.write`) in a namespace, or in one repository; None when the
+        Hub does not tell."""
+        if self.role != "fineGrained":
+            return self.can_write
+        places = ("", where, where.split("/")[0])
+        return any(permission in permissions for name, permissions in self.scopes if name in places)
+
+
+def account(seconds: float = 4.0) -> Account:
+    """Asks the Hub once who the token belongs to. Never raises, and nothing of the token is in the answer."""
+    prepare()
+    from huggingface_hub import constants
+    from huggingface_hub.errors import HfHubHTTPError
+    from huggingface_hub.utils import build_hf_headers, get_session, get_token
+
+    token = get_token()
+    if token is None:
+        return Account("none")
+    if not token.isascii():
+        return Account("invalid", why=GARBLED)
+    if constants.is_offline_mode():
+        return Account("unchecked", why="HF_HUB_OFFLINE is set")
+
+    def question() -> Any:
+        url = f"{constants.ENDPOINT}/api/whoami-v2"
+        try:
+            return get_session().get(url, headers=build_hf_headers(token=token), timeout=seconds)
+        except HfHubHTTPError as error:  # that it is to be asked much later
+            return error.response
+
+    try:
+        answer = ask(Subject("token"), question, seconds=2 * seconds)
+        if answer.status_code == 401:
+            return Account("invalid")
+        if answer.status_code != 200:
+            status = answer.status_code
+            return Account("unchecked", why=f"the Hub answered {status}", status=status)
+        with understood(Subject("token")):
+            return _account(answer.json())
+    except Temporary as error:
+        reason = f"the Hub cannot be reached ({error.got.partition(':')[0]})"
+        return Account("unchecked", why=reason if error.code == "hub_unreachable" else error.message)
+    except (SkillTrainError, OSError, ValueError) as error:
+        return Account("unchecked", why=f"the Hub cannot be reached ({type(error).__name__})")
+
+
+def no_answer(found: Account) -> Temporary:
+    """The error of an account that is `unchecked`."""
+    kept_away = "HF_HUB_OFFLINE" in found.why
+    return (KeptAway if kept_away else Temporary)(
+        f"the token cannot be checked: {found.why}",
+        code={None: "hub_unreachable", 429: "rate_limit"}.get(found.status, "hub_error"),
+        expected="an answer of the Hub",
+        got=found.why,
+        hint="unset HF_HUB_OFFLINE" if kept_away else "try again in a few minutes",
+    )
+
+
+def token() -> str | None:
+    """The token itself, for a program that takes it from its environment by name."""
+    from huggingface_hub import get_token
+
+    found: str | None = get_token()
+    return found
+
+
+def _account(said: dict[str, Any]) -> Account:
+    """A `write` token may do all that its owner may; a `fineGrained` one what its permissions say."""
+    token = (said.get("auth") or {}).get("accessToken") or {}
+    role, name = str(token.get("role") or ""), str(said.get("name") or "")
+    orgs = tuple(str(org.get("name")) for org in said.get("orgs") or ())
+    if role == "fineGrained":
+        scopes = tuple(_scopes(token.get("fineGrained") or {}))
+        may = {permission for _, permissions in scopes for permission in permissions}
+        return Account("valid", name, role, "repo.write" in may, "job.write" in may, orgs=orgs, scopes=scopes)
+    known = {"write": True, "admin": True, "read": False}.get(role)  # a sign-in by browser (OAuth) has no role
+    return Account("valid", name, role, known, known, orgs=orgs)
+
+
+def _scopes(fine: dict[str, Any]) -> list[tuple[str, frozenset[str]]]:
+    """Their form is the one that trufflehog's analyzer reads (2026). An entity is a user, an organisation or a
+    repository."""
+    found = [("", frozenset(fine.get("global") or ()))]
+    for scope in fine.get("scoped") or ():
+        entity = scope.get("entity") or {}
+        # A scope without a name is of nothing that could be asked for.
+        found.append((str(entity.get("name") or "?"), frozenset(scope.get("permissions") or ())))
+    return found

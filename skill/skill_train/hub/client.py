@@ -1,0 +1,213 @@
+"""One way to ask the Hub: with a time limit on the whole question, and every failure as one of our errors."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from functools import cache
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+from skill_train.core import waiting
+from skill_train.core.errors import SkillTrainError, Temporary, UsageError
+from skill_train.hub import session as hub_session
+from skill_train.hub.errors import (
+    GARBLED,
+    UNREAD,
+    KeptAway,
+    StillAsking,
+    Subject,
+    in_client,
+    not_signed_in,
+    not_understood,
+    translated,
+    understood,
+    unreachable,
+)
+
+__all__ = [
+    "GARBLED", "KeptAway", "StillAsking", "Subject", "ask", "endpoint", "here", "not_signed_in", "prepare",
+    "understood", "worth_asking_again",
+]  # fmt: skip
+
+Answer = TypeVar("Answer")
+
+REQUEST_SECONDS = 8.0  # to connect, to write, and for each read; huggingface_hub 2.4 sets no limit of its own
+QUESTION_SECONDS = 20.0  # for all requests of one question, also where a server sends a byte now and then
+STALLED_SECONDS = 60.0  # a file that moves fewer bytes in it than an answer counts as is given up
+BLIND_SECONDS = 1800.0  # the same, where hf_xet does not say what it moves
+_FILES = ("/api/resolve-cache/",)  # where the Hub has small files of repositories
+
+
+def ask(subject: Subject, question: Callable[[], Answer], *, seconds: float | None = QUESTION_SECONDS) -> Answer:
+    """What the question returns. What is waited for is told every ten seconds, to the user of a command.
+
+    Args:
+        question: makes the requests.
+        seconds: the limit for all of them; None for files, which take as long as they move.
+
+    Raises:
+        UsageError: no such repository or revision.
+        AccessError: gated, or the token is refused.
+        Temporary: no connection, no answer in time, too many requests, or the server's own trouble; or the command has
+            waited long enough for all its questions.
+    """
+    prepare()
+    try:
+        return _understandably(subject, lambda: _in_time(seconds, subject, question))
+    except Temporary as error:
+        if isinstance(error, StillAsking) or waiting.left() <= 0:
+            error.hint = waiting.again() or error.hint
+        raise
+
+
+def _understandably(subject: Subject, question: Callable[[], Answer]) -> Answer:
+    """Its answer; every failure as one of our errors, which is counted as waited in vain if it may pass."""
+    started = time.monotonic()
+    try:
+        return question()
+    except StillAsking:
+        raise  # counted where it was waited for
+    except Temporary:
+        waiting.in_vain(time.monotonic() - started)
+        raise
+    except SkillTrainError:
+        raise
+    except Exception as error:
+        ours = translated(error, subject)
+        if ours is error and isinstance(error, UNREAD) and in_client(error):
+            ours = not_understood(subject, error)
+        if ours is error:
+            raise
+        if isinstance(ours, Temporary):
+            waiting.in_vain(time.monotonic() - started)
+        raise ours from None
+
+
+def here(subject: Subject, question: Callable[[], Answer]) -> Answer:
+    """The answer to a question of this thread, such as the next line of a log, which may be silent for hours. Each of
+    its requests has its own limit.
+
+    Raises: as `ask`.
+    """
+    prepare()
+    return _understandably(subject, question)
+
+
+def worth_asking_again(trouble: Temporary) -> bool:
+    """Whether another answer may come after a pause, in the time that the command has left."""
+    return not isinstance(trouble, KeptAway) and waiting.left() > 0
+
+
+def _in_time(seconds: float | None, subject: Subject, question: Callable[[], Answer]) -> Answer:
+    """The answer of a thread of its own, which is left behind when the time is up."""
+    box: dict[str, Any] = {}
+
+    def run() -> None:
+        try:
+            box["answer"] = question()
+        except BaseException as error:  # noqa: BLE001 - handed to the thread that waits
+            box["error"] = error
+
+    if waiting.left() <= 0:
+        raise unreachable(subject, "the time of the command was over before this was asked")
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        if seconds is None:
+            _while_it_moves(thread, subject)
+        else:
+            _until_over(thread, subject, min(seconds, waiting.left()))
+    except BaseException:  # no answer, or Ctrl-C
+        hub_session.abort()
+        raise
+    if "error" in box:
+        raise box["error"]
+    answer: Answer = box["answer"]
+    return answer
+
+
+def _until_over(thread: threading.Thread, subject: Subject, seconds: float) -> None:
+    started, told = time.monotonic(), waiting.TOLD_SECONDS
+    while thread.is_alive():
+        passed = time.monotonic() - started
+        if passed >= seconds:
+            waiting.in_vain(passed)
+            raise unreachable(subject, f"no answer within {seconds:.3g} seconds", StillAsking)
+        if passed >= told:
+            waiting.tell(f"waiting for the Hub, for {subject}: {passed:.0f} s")
+            told += waiting.TOLD_SECONDS
+        thread.join(min(told, seconds) - passed)
+
+
+def _while_it_moves(thread: threading.Thread, subject: Subject) -> None:
+    """Gives a file up that has stopped moving, and not one that is slow."""
+    traffic = hub_session.TRAFFIC
+    first = before = traffic.moved
+    started = since = time.monotonic()
+    limit, told = STALLED_SECONDS if traffic.complete else BLIND_SECONDS, waiting.TOLD_SECONDS
+    while thread.is_alive():
+        thread.join(min(1.0, limit / 10))
+        now, moved = time.monotonic(), traffic.moved
+        if moved - before >= hub_session.AN_ANSWER:
+            before, since = moved, now
+            waiting.well()
+        still, so_far = now - since, f"{(moved - first) / 1e6:.1f} MB have moved"
+        if thread.is_alive() and still >= min(limit, waiting.left()):
+            waiting.in_vain(still)
+            raise unreachable(subject, f"nothing has moved for {still:.0f} seconds; {so_far}", StillAsking)
+        if now - started >= told:
+            waiting.tell(f"the files of {subject}: {so_far}, the last {still:.0f} s ago")
+            told += waiting.TOLD_SECONDS
+
+
+def endpoint() -> str:
+    """The address of the Hub that is asked, without a password in it. Read as huggingface_hub 2.4 reads it
+    (constants.py), and without its import, because a plan of local files needs no client."""
+    staging = os.environ.get("HUGGINGFACE_CO_STAGING", "").upper() in ("1", "ON", "YES", "TRUE")
+    said = "https://hub-ci.huggingface.co" if staging else os.environ.get("HF_ENDPOINT", "https://huggingface.co")
+    parts = urlsplit(said.rstrip("/"))
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2].lower(), query="", fragment="").geturl()
+
+
+@cache
+def prepare() -> None:
+    """Sets huggingface_hub up, before its first request."""
+    hub_session.set_up(REQUEST_SECONDS, stay_here)
+
+
+def stay_here(response: Any) -> None:
+    """Refuses to follow a redirect that would take a request's body, such as the token of a job, to another host, or
+    another host's answer for the Hub's. Files are read from wherever the Hub says: they carry nothing, and are checked.
+
+    Raises:
+        UsageError: of a request that changes something. Temporary: of one that only asks.
+    """
+    request = response.request
+    if not response.has_redirect_location:
+        return
+    target = request.url.join(response.headers["location"])
+    same = all(getattr(target, part) == getattr(request.url, part) for part in ("scheme", "host", "port"))
+    asks = request.method in ("GET", "HEAD")
+    if asks and (same or not request.url.path.startswith("/api/") or request.url.path.startswith(_FILES)):
+        return
+    if same and response.status_code in (307, 308):  # the others would lose the body on the way
+        return
+    got = f"status {response.status_code}, to {target.copy_with(query=None)}"
+    if asks:
+        raise Temporary(
+            "another host answers for the Hub",
+            code="hub_answer",
+            expected=f"an answer of {request.url.host}",
+            got=got,
+            hint="sign in to the network, or check HF_ENDPOINT and the proxy; then run the same command again",
+        )
+    raise UsageError(
+        "the Hub sent a request that carries something to another place, so it was not sent",
+        code="redirected",
+        expected=f"an answer of {request.url.host}",
+        got=got,
+        hint="check HF_ENDPOINT and the proxy, then run the same command again",
+    )

@@ -1,0 +1,293 @@
+"""What the Hub tells of a dataset without downloading it: rows, columns, the first rows, and the revision."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from skill_train.core.errors import NotInstalled, SkillTrainError, UsageError
+from skill_train.core.resources import train_module
+from skill_train.facts import DatasetFacts
+from skill_train.hub import dataset_card, first_rows
+from skill_train.hub.client import REQUEST_SECONDS, Subject, ask, understood
+from skill_train.hub.dataset_card import Configuration
+from skill_train.recipe.fields import Recipe
+from skill_train.recipe.formats import Found
+
+Row = dict[str, Any]
+# How the first rows become examples, for a recipe; it refuses what cannot be trained.
+FindFormat = Callable[[Recipe, Sequence[Row]], Found]
+
+_SMALL_BYTES = 8_000_000  # text files up to this size together are read whole, so their rows are counted
+_START_BYTES = 512_000  # of a larger one
+_MOST_BYTES = 32_000_000  # for all that is read to look at one dataset
+_MOST_FOOTERS = 16
+_PAGE_BYTES = 262_144
+_FIRST_ROWS = 200
+_CONVERTED = "refs/convert/parquet"  # where the Hub keeps its own Parquet copy of a dataset
+
+
+@dataclass(frozen=True)
+class Looked:
+    """A dataset on the Hub, as far as it was looked at.
+
+    Attributes:
+        first: rows from the start of the split, to count tokens in.
+        rows_basis: how the number of rows is known.
+    """
+
+    facts: DatasetFacts
+    first: tuple[Row, ...]
+    rows_basis: str
+
+
+@dataclass(frozen=True)
+class _Files:
+    """The files of one split, with their sizes in bytes.
+
+    Attributes:
+        commit: of the dataset.
+        revision: where the files lie: that commit, or the Hub's Parquet copy.
+    """
+
+    dataset: str
+    commit: str
+    revision: str
+    names: list[str]
+    sizes: dict[str, int]
+
+    @property
+    def bytes(self) -> int:
+        return sum(self.sizes[name] for name in self.names)
+
+    @property
+    def parquet(self) -> bool:
+        return self.names[0].endswith(".parquet")
+
+
+def look(recipe: Recipe, find_format: FindFormat) -> Looked:
+    """The facts of `recipe.data` on the Hub, and its first rows.
+
+    Args:
+        find_format: what rows are taken for; `dataset` knows.
+
+    Raises:
+        UsageError: no such dataset, configuration or split; no file that can be read; wrong columns; no rows.
+        AccessError: gated, or the token is refused.
+        Temporary: the Hub cannot be reached.
+        NotInstalled: the dataset is in Parquet and pyarrow is missing.
+    """
+    subject = Subject("dataset", recipe.data)
+    try:
+        files, found = ask(subject, lambda: _files(recipe))
+        total, basis, first = ask(subject, lambda: _rows(recipe, files, found))
+    except UsageError as error:
+        raise _or_model(error, recipe.data) from None
+    rows = dataset_card.sliced(recipe.split, total)
+    if not first or not rows:
+        raise UsageError(
+            f"{recipe.data} has no rows in {recipe.split}",
+            code="empty_dataset",
+            got="no rows",
+            hint="another split, or another dataset",
+        )
+    found_format = find_format(recipe, first)
+    facts = DatasetFacts(
+        source=recipe.data,
+        fingerprint=None,
+        rows=rows,
+        column_names=tuple(first[0]),
+        format=found_format.format,
+        columns=found_format.columns,
+        bytes=files.bytes,
+        reason=f"{found_format.reason}; rows {basis}",
+        revision=files.commit,
+    )
+    return Looked(facts, tuple(first[:_FIRST_ROWS]), basis)
+
+
+def _files(recipe: Recipe) -> tuple[_Files, Configuration]:
+    """The files of the split: the repository's own, else the Hub's Parquet copy of them."""
+    from huggingface_hub import HfApi
+
+    info = HfApi().dataset_info(
+        recipe.data, revision=recipe.data_revision, files_metadata=True, timeout=REQUEST_SECONDS
+    )
+    with understood(Subject("dataset", recipe.data)):
+        card = info.card_data.to_dict() if info.card_data else {}
+        sizes = {str(file.rfilename): int(file.size or 0) for file in info.siblings or []}
+        found = dataset_card.configuration(card, sizes, wanted=recipe.data_config, dataset=recipe.data)
+        split = dataset_card.parts(recipe.split)[0]
+        if not found.files and recipe.data_revision is None:  # the copy is of the newest commit
+            copy = _converted(recipe.data, found.name, split)
+            if copy:
+                return _Files(recipe.data, info.sha, _CONVERTED, list(copy), copy), found
+        names = dataset_card.split_files(found, split, dataset=recipe.data)
+        return _Files(recipe.data, info.sha, info.sha, names, sizes), found
+
+
+def _converted(dataset: str, config: str, split: str) -> dict[str, int]:
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import EntryNotFoundError, RevisionNotFoundError
+
+    try:
+        listed = list(HfApi().list_repo_tree(dataset, f"{config}/{split}", repo_type="dataset", revision=_CONVERTED))
+    except (EntryNotFoundError, RevisionNotFoundError):
+        return {}
+    return {file.path: int(file.size) for file in listed if file.path.endswith(".parquet")}
+
+
+def _rows(recipe: Recipe, files: _Files, found: Configuration) -> tuple[int, str, list[Row]]:
+    """`(rows of the split, how they are known, those that were read)`."""
+    budget = _Budget(_MOST_BYTES)
+    if files.parquet:
+        return _parquet_rows(recipe, files, found, budget)
+    if files.bytes <= _SMALL_BYTES:
+        rows = [row for name in files.names for row in first_rows.parse(budget.read(files, name), name, whole=True)]
+        return len(rows), "counted", rows
+    name = files.names[0]
+    start = budget.read(files, name, 0, min(_START_BYTES, files.sizes[name]))
+    rows = first_rows.parse(start, name, whole=len(start) == files.sizes[name])
+    said = found.rows.get(dataset_card.parts(recipe.split)[0])
+    if said is not None:
+        return said, "as the dataset's card says", rows
+    estimate = round(len(rows) * files.bytes / len(start))
+    megabytes = files.bytes / 1e6
+    return estimate, f"estimated from the first {len(start) / 1e6:.1f} of {megabytes:.0f} MB", rows
+
+
+def _parquet_rows(recipe: Recipe, files: _Files, found: Configuration, budget: _Budget) -> tuple[int, str, list[Row]]:
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError:
+        raise NotInstalled(
+            f"{recipe.data} is in Parquet, which needs pyarrow",
+            code="missing_package",
+            hint='pip install "skill-train[train]"',
+        ) from None
+
+    def opened(name: str) -> Any:
+        remote = pyarrow.PythonFile(_Remote(files, name, budget), mode="r")
+        # Pages as they are needed: with pyarrow's own choice, 200 rows cost all columns of 100,000.
+        return parquet.ParquetFile(remote, pre_buffer=False, buffer_size=_PAGE_BYTES)
+
+    try:
+        return _of_footers(files, found.rows.get(dataset_card.parts(recipe.split)[0]), opened)
+    except (pyarrow.ArrowException, ValueError, RecursionError) as error:  # JSON inside it that is none
+        raise UsageError(
+            f"{recipe.data} has a Parquet file that cannot be read",
+            code="broken_parquet",
+            got=str(error).split("\n")[0][:200],
+            hint="another data_revision may be whole",
+        ) from None
+
+
+def _of_footers(files: _Files, said: int | None, opened: Callable[[str], Any]) -> tuple[int, str, list[Row]]:
+    """`(rows, how they are known, the first ones)`; `said` is the number of rows that the card says."""
+    first_file = opened(files.names[0])
+    batch = next(first_file.iter_batches(batch_size=_FIRST_ROWS, use_threads=False), None)
+    first = list(train_module().as_written(batch.to_pylist(), batch.schema)) if batch is not None else []
+    if len(files.names) > _MOST_FOOTERS and said is not None:
+        return said, "as the dataset's card says", first
+    counted = [first_file, *(opened(name) for name in files.names[1:_MOST_FOOTERS])]
+    rows = sum(file.metadata.num_rows for file in counted)
+    if len(files.names) <= _MOST_FOOTERS:
+        return rows, "counted in the files' footers", first
+    estimate = round(rows * files.bytes / sum(files.sizes[name] for name in files.names[:_MOST_FOOTERS]))
+    return estimate, f"estimated from {_MOST_FOOTERS} of {len(files.names)} files", first
+
+
+class _Budget:
+    """Reads parts of files, until too much was read."""
+
+    def __init__(self, most: int) -> None:
+        self.left = most
+
+    def read(self, files: _Files, name: str, start: int = 0, length: int | None = None) -> bytes:
+        """Bytes of a file.
+
+        Raises:
+            UsageError: the dataset's rows are so large that looking at the first ones costs too much.
+        """
+        wanted = files.sizes[name] - start if length is None else length
+        self.left -= wanted
+        if self.left < 0:
+            raise UsageError(
+                f"the first rows of {files.dataset} are too large to look at",
+                code="large_rows",
+                expected=f"rows that can be seen in {_MOST_BYTES // 10**6} MB",
+                hint="download the dataset and give the file",
+            )
+        return _part(files, name, start, wanted) if wanted > 0 else b""
+
+
+def _part(files: _Files, name: str, start: int, length: int) -> bytes:
+    """One range of a file. A server that sends the whole file instead is not listened to further than needed."""
+    from huggingface_hub import get_session, hf_hub_url
+    from huggingface_hub.utils import build_hf_headers, hf_raise_for_status
+
+    url = hf_hub_url(files.dataset, name, repo_type="dataset", revision=files.revision)
+    headers = {**build_hf_headers(), "Range": f"bytes={start}-{start + length - 1}", "Accept-Encoding": "identity"}
+    with get_session().stream("GET", url, headers=headers, timeout=REQUEST_SECONDS) as response:
+        if response.is_error:
+            response.read()
+        hf_raise_for_status(response)
+        skip = start if response.status_code == 200 else 0
+        data = bytearray()
+        for piece in response.iter_bytes():
+            data += piece
+            if len(data) >= skip + length:
+                break
+    return bytes(data[skip : skip + length])
+
+
+class _Remote(io.RawIOBase):
+    """A file on the Hub that pyarrow can seek in; each read is one request."""
+
+    def __init__(self, files: _Files, name: str, budget: _Budget) -> None:
+        super().__init__()
+        self._files, self._name, self._budget = files, name, budget
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._files.sizes[self._name]}[whence]
+        self._at = base + offset
+        return self._at
+
+    def read(self, size: int = -1) -> bytes:
+        rest = max(0, self._files.sizes[self._name] - self._at)
+        length = rest if size is None or size < 0 else min(size, rest)
+        data = self._budget.read(self._files, self._name, self._at, length)
+        self._at += len(data)
+        return data
+
+
+def _or_model(error: UsageError, name: str) -> UsageError:
+    """The error of an unknown dataset, unless the id is that of a model."""
+    if error.code != "unknown_dataset":
+        return error
+    from huggingface_hub import HfApi
+
+    try:
+        ask(Subject("model", name), lambda: HfApi().model_info(name, timeout=5), seconds=5)
+    except SkillTrainError:  # only a friendlier message is at stake
+        return error
+    return UsageError(
+        f"{name} is a model on the Hub, not a dataset",
+        code="unknown_dataset",
+        expected="the id of a dataset, or a file",
+        got=name,
+        hint=f"give it as the model: --model {name}",
+    )

@@ -1,0 +1,288 @@
+"""What the Hub's client raises, as one of our errors: what was asked for, what came, and the next command."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import re
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from skill_train.core.errors import AccessError, DecisionNeeded, SkillTrainError, Temporary, UsageError
+
+_STORE = re.compile(r"CAS Client Error|HTTP status (?:client|server) error|Request error:")  # hf_xet, 1.6 [ran]
+_SYSTEM = re.compile(r"IO Error:.*\(os error (\d+)\)")  # hf_xet too, of a disk that takes no more [ran]
+# What the client raises when an answer lacks a key or has a list for a number [ran on 2.4 with made-up answers].
+UNREAD = (AttributeError, LookupError, TypeError, ValueError, OverflowError, RecursionError)
+GARBLED = "a character outside of ASCII, which no token has and no request can carry"
+
+
+class StillAsking(Temporary):
+    """No answer in time, and the question may still be under way: what it asks for may yet happen."""
+
+
+class KeptAway(Temporary):
+    """The environment keeps the client from asking (`HF_HUB_OFFLINE`): it will be the same in a minute."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What a question is about, for its messages.
+
+    Attributes:
+        kind: `model` or `dataset`, or another noun.
+        name: the id on the Hub; empty when it is not about a repository.
+    """
+
+    kind: str
+    name: str = ""
+
+    def __str__(self) -> str:
+        return f"the {self.kind} {self.name}".strip()
+
+    @property
+    def page(self) -> str:
+        """Its address; empty for what has none of this form, such as a job."""
+        place = {"model": "", "dataset": "datasets/"}.get(self.kind)
+        return "" if place is None else f"https://huggingface.co/{place}{self.name}"
+
+
+@contextlib.contextmanager
+def understood(subject: Subject) -> Iterator[None]:
+    """For the few lines that read an answer: what it lacks is the Hub's fault, not ours.
+
+    Raises:
+        Temporary: a key is missing, or a value of another kind than the Hub's.
+    """
+    try:
+        yield
+    except UNREAD as error:
+        raise not_understood(subject, error) from None
+
+
+def not_understood(subject: Subject, error: BaseException) -> Temporary:
+    return Temporary(
+        f"what the Hub answered for {subject} is not understood",
+        code="hub_answer",
+        expected="an answer as huggingface_hub documents it",
+        got=_reason(error),
+        hint="try again in a few minutes; if it stays so: pip install -U huggingface_hub",
+    )
+
+
+def in_client(error: BaseException) -> bool:
+    """Whether the client was reading an answer, so that this is not an error of ours."""
+    names = (frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__))
+    return any(name.startswith("huggingface_hub.") for name in names)
+
+
+def translated(error: Exception, subject: Subject) -> Exception:
+    """Our error for one of huggingface_hub or its HTTP client; any other error as it is."""
+    import httpx2
+    from huggingface_hub import errors, get_token
+
+    cause = error.__cause__
+    if isinstance(error, errors.LocalEntryNotFoundError) and isinstance(cause, errors.HfHubHTTPError):
+        error = cause  # a download that found no copy in the cache either
+    error = _of_system(error)
+    if isinstance(error, errors.HfHubHTTPError):
+        return _of_repository(error, subject) or _of_status(error.response, subject)
+    if isinstance(error, httpx2.ReadTimeout):
+        return unreachable(subject, _reason(error), StillAsking)
+    if isinstance(error, (RuntimeError, ConnectionError)) and _STORE.search(str(error)):
+        return _of_store(error, subject)
+    if isinstance(error, (httpx2.HTTPError, ConnectionError, TimeoutError, errors.LocalEntryNotFoundError)):
+        return unreachable(subject, _reason(cause or error))
+    if isinstance(error, OSError):
+        return _of_disk(error, subject)
+    if isinstance(error, json.JSONDecodeError):
+        return Temporary(
+            f"what answered for {subject} is not the Hub",
+            code="hub_answer",
+            got=_reason(error),
+            hint="check HF_ENDPOINT and the proxy, then run the same command again",
+        )
+    if isinstance(error, errors.SafetensorsParsingError):
+        return UsageError(
+            f"{subject} has a broken safetensors file",
+            code="broken_safetensors",
+            got=_reason(error),
+            hint="another revision, or another model",
+        )
+    if isinstance(error, UnicodeEncodeError) and not (get_token() or "").isascii():
+        return _refused(subject)
+    return error
+
+
+def _of_system(error: Exception) -> Exception:
+    """hf_xet's words of what the system refused, as Python has it: a ConnectionResetError for its number, say."""
+    system = _SYSTEM.search(str(error)) if isinstance(error, RuntimeError) else None
+    return OSError(int(system[1]), str(error)) if system else error
+
+
+def _of_repository(error: BaseException, subject: Subject) -> SkillTrainError | None:
+    from huggingface_hub import errors
+
+    if isinstance(error, errors.JobNotFoundError):
+        return UsageError(
+            f"there is no {subject.kind} {subject.name} on the Hub, or your token may not see it",
+            code="unknown_job",
+            expected="NAMESPACE/JOB_ID or a run directory that was submitted",
+            got=subject.name,
+            hint="check the id; hf jobs ps -a lists them",
+        )
+    if isinstance(error, errors.GatedRepoError):
+        return AccessError(
+            f"{subject} is gated",
+            code="gated",
+            expected=f"access granted to your account on {subject.page}",
+            hint=f"ask for access on {subject.page}, then: hf auth login",
+        )
+    if isinstance(error, (errors.RepositoryNotFoundError, errors.BucketNotFoundError)):
+        return UsageError(
+            f"there is no {subject.kind} {subject.name} on the Hub, or it is private",
+            code=f"unknown_{subject.kind}",
+            expected=f"a {subject.kind} that your token can read",
+            got=subject.name,
+            hint="check the name; for a private one: hf auth login",
+        )
+    if isinstance(error, errors.RevisionNotFoundError):
+        return UsageError(
+            f"{subject} has no such revision", code="unknown_revision", hint=f"see {subject.page}/commits/main"
+        )
+    return None
+
+
+def _of_status(response: Any, subject: Subject) -> SkillTrainError:
+    status = response.status_code
+    got = f"status {status}"
+    if status == 401:
+        return _refused(subject)
+    if status == 402:
+        return AccessError(
+            f"there is no credit left, for {subject}",
+            code="no_credit",
+            expected="a positive balance of pre-paid credits",
+            got=_said(response) or got,
+            hint="add credits on https://huggingface.co/settings/billing, then run the same command again",
+        )
+    if status == 403:
+        return _forbidden(subject, _said(response))
+    if status == 429:
+        wait = str(response.headers.get("Retry-After"))
+        pause = f"in {wait} seconds" if wait.isdigit() else "in five minutes"
+        return Temporary(
+            f"too many requests to the Hub, for {subject}", code="rate_limit", got=got, hint=f"try again {pause}"
+        )
+    if status == 408 or status >= 500:
+        again = "try again in a few minutes; https://status.huggingface.co tells whether the Hub is down"
+        return Temporary(f"the Hub failed to answer, for {subject}", code="hub_error", got=got, hint=again)
+    got = ": ".join(filter(None, (got, _said(response))))
+    if status in (409, 412):
+        message = f"something else changed {subject} at the same time"
+        return Temporary(message, code="conflict", got=got, hint="run the same command again")
+    hint = subject.page or "read what the Hub says in got; if it makes no sense: pip install -U huggingface_hub"
+    return UsageError(f"the Hub refuses the question about {subject}", code="refused", got=got, hint=hint)
+
+
+def _refused(subject: Subject) -> AccessError:
+    """The Hub says the same of a wrong token as of none."""
+    from huggingface_hub import get_token
+
+    token = get_token()
+    if token is None:
+        return not_signed_in(f"for {subject}")
+    got = "status 401" if token.isascii() else GARBLED
+    return AccessError(f"the Hub refuses your token, for {subject}", code="bad_token", got=got, hint="hf auth login")
+
+
+def not_signed_in(why: str = "") -> AccessError:
+    return AccessError(
+        f"you are not signed in to the Hugging Face Hub{', ' * bool(why)}{why}",
+        code="not_signed_in",
+        expected="a token that may write and run jobs (job.write)",
+        got="no token",
+        hint="hf auth login, or set HF_TOKEN",
+    )
+
+
+def _forbidden(subject: Subject, said: str) -> AccessError:
+    """With the permission that was missing, where the Hub names it."""
+    missing = re.search(r"missing permissions: ([\w., ]+)", said)
+    right = missing[1].strip(" .") if missing else ""
+    return AccessError(
+        f"your token has no access to {subject}",
+        code="no_permission",
+        expected=f"a token with the permission {right}" if right else "a token with the permission to use it",
+        got=said or "status 403",
+        hint=f"hf auth login, with a token that has {right or 'this permission'} (huggingface.co/settings/tokens)",
+    )
+
+
+def _said(response: Any) -> str:
+    """The server's own words, in one short line."""
+    words = response.headers.get("X-Error-Message") or ""
+    if not words:
+        try:
+            words = response.json().get("error", "")
+        except (ValueError, AttributeError, RuntimeError):  # no JSON, or a stream that was not read
+            words = ""
+    return " ".join(str(words).split())[:200]
+
+
+def _of_disk(error: OSError, subject: Subject) -> SkillTrainError:
+    """What is left is the cache: the requests' own failures have other classes. Files of a bucket go elsewhere."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        place = "give a --run-dir" if subject.kind == "bucket" else "set HF_HOME to a folder"
+        return DecisionNeeded(
+            "the disk is full, or a limit on what may be written is reached",
+            code="no_disk",
+            expected=f"room for the files of {subject}",
+            got=str(error),
+            hint=f"free some space, or {place} on another disk; the same command goes on",
+        )
+    return UsageError(
+        "the cache of the Hub cannot be used",
+        code="broken_cache",
+        expected="a folder that can be written",
+        got=str(error),
+        hint="set HF_HOME to a folder that you may write",
+    )
+
+
+def _of_store(error: Exception, subject: Subject) -> SkillTrainError:
+    """Of hf_xet, which asks the Hub for a pass and then the store for bytes. The Hub's refusal is one; a store that
+    refuses a pass of the Hub is in trouble itself."""
+    import httpx2
+
+    refused = re.search(r"HTTP status client error \((\d+)[^)]*\), domain: \S+/xet-\w+-token", str(error))
+    if refused:
+        return _of_status(httpx2.Response(int(refused[1])), subject)
+    return Temporary(
+        f"the store of the Hub failed to answer, for {subject}",
+        code="hub_error",
+        expected="bytes of a file",
+        got=_reason(error),
+        hint="try again in a few minutes",
+    )
+
+
+def unreachable(subject: Subject, reason: str, kind: type[Temporary] = Temporary) -> Temporary:
+    message, again = f"the Hub cannot be reached, for {subject}", "try again when the Hub can be reached"
+    if "OfflineModeIsEnabled" in reason or "HF_HUB_OFFLINE" in reason:  # as the client explains it
+        message, again, kind = f"HF_HUB_OFFLINE is set, so nothing asks for {subject}", "unset HF_HUB_OFFLINE", KeptAway
+    return kind(
+        message,
+        code="hub_unreachable",
+        expected="a connection to the Hub, or a local copy",
+        got=reason,
+        hint=f"{again}, or name a local folder or file where one will do",
+    )
+
+
+def _reason(error: BaseException) -> str:
+    words = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {words[0][:200]}" if words else type(error).__name__

@@ -1,0 +1,125 @@
+"""The machines that Hugging Face Jobs rents out: live from its API, from yesterday's answer, or from a dated table."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+from skill_train.core.errors import SkillTrainError, UsageError
+from skill_train.core.files import write_json
+from skill_train.facts import Flavor, rebuilt
+from skill_train.hub.client import endpoint
+from skill_train.machine.read import cache_dir
+from skill_train.run.records import read_json
+
+_TABLE = Path(__file__).with_name("flavors.json")
+_DAY = 24 * 3600.0
+_GB = 1_000_000_000
+
+
+def shipped() -> tuple[Flavor, ...]:
+    """The table that travels with the package; `read_at` of each says how old it is."""
+    table = json.loads(_TABLE.read_text(encoding="utf-8"))
+    return tuple(_from_row(row, table) for row in table["flavors"])
+
+
+def usd_per_hour(name: str | None) -> float | None:
+    """Of a flavor, as the prices were asked for last."""
+    return next((flavor.usd_per_hour for flavor in current(live=False)[0] if flavor.name == name), None)
+
+
+def current(live: bool, kept_for: float = _DAY) -> tuple[tuple[Flavor, ...], str]:
+    """`(flavors, where they come from)`.
+
+    An answer of the Jobs API is kept, and taken for a day: on the Hub that gave it, because another one has other
+    prices. When the API cannot be asked, the newer of that answer and the shipped table counts, and the reason says
+    which, whose and of when.
+
+    Args:
+        live: whether the Jobs API may be asked, for at most 3 seconds.
+        kept_for: seconds that an earlier answer is as good as a new one.
+    """
+    hub_address = endpoint()
+    api = f"the Jobs API of {hub_address}"
+    kept, age = _kept(hub_address)
+    if kept and age < kept_for:
+        return kept, f"{api}, asked {_ago(age)}"
+    why = f"{api} was not asked"
+    if live:
+        from skill_train.hub import models as hub
+
+        try:
+            fresh = hub.live_flavors()
+        except SkillTrainError as error:
+            why = error.message
+        else:
+            _keep(fresh, hub_address)
+            return fresh, f"{api}, asked now"
+    table = shipped()
+    if kept and kept[0].read_at > table[0].read_at:
+        return kept, f"{api}, asked {_ago(age)}: {why}"
+    return table, f"the table of huggingface.co shipped with skill-train, of {table[0].read_at}: {why}"
+
+
+def _from_row(row: dict[str, Any], table: dict[str, Any]) -> Flavor:
+    memory = row["gpu_memory_gb"]
+    return Flavor(
+        name=row["name"],
+        gpu=row["gpu"],
+        gpus=row["gpus"],
+        gpu_memory_bytes=memory * _GB if memory is not None else None,
+        cores=row["cores"],
+        ram_bytes=row["ram_gb"] * _GB,
+        disk_bytes=row["disk_gb"] * _GB,
+        usd_per_hour=row["usd_per_hour"],
+        read_at=table["read_at"],
+        source=table["source"],
+    )
+
+
+def _kept(hub_address: str) -> tuple[tuple[Flavor, ...], float]:
+    """The last answer of this Hub with its age in seconds; nothing when there is none, or none that can be read."""
+    try:
+        kept = read_json(_kept_file(hub_address))
+        if kept["endpoint"] != hub_address:
+            return (), 0.0
+        age = time.time() - kept["asked"]
+        flavors = tuple(rebuilt(Flavor, flavor) for flavor in kept["flavors"])
+        whole = all(map(_is_whole, flavors))
+    except (OSError, UsageError, KeyError, TypeError, AttributeError, ArithmeticError):
+        return (), 0.0
+    if not whole:
+        return (), 0.0
+    return (flavors, age) if age >= 0 else ((), 0.0)  # a clock that was set back says nothing
+
+
+def _is_whole(flavor: Flavor) -> bool:
+    """Its fields are of the kinds that decisions are made of."""
+    numbers = (flavor.gpus, flavor.cores, flavor.ram_bytes, flavor.gpu_memory_bytes or 0, flavor.disk_bytes or 0)
+    texts = (flavor.name, flavor.gpu or "", flavor.read_at, flavor.source)
+    right = all(isinstance(one, int) for one in numbers) and all(isinstance(one, str) for one in texts)
+    return right and isinstance(flavor.usd_per_hour, (int, float)) and 0 <= flavor.usd_per_hour < math.inf
+
+
+def _keep(flavors: tuple[Flavor, ...], hub_address: str) -> None:
+    rows = [dataclasses.asdict(flavor) for flavor in flavors]
+    with contextlib.suppress(OSError):  # a cache that cannot be written only costs another question
+        write_json(_kept_file(hub_address), {"endpoint": hub_address, "asked": time.time(), "flavors": rows})
+
+
+def _kept_file(hub_address: str) -> Path:
+    """One for each Hub. Earlier versions kept `flavors.json`, which does not say whose prices it holds."""
+    return cache_dir() / f"flavors-{hashlib.sha256(hub_address.encode()).hexdigest()[:12]}.json"
+
+
+def _ago(seconds: float) -> str:
+    asked = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(time.time() - seconds))
+    if seconds < _DAY:
+        return f"{seconds / 3600:.1f} hours ago ({asked})"
+    return f"{seconds / _DAY:.1f} days ago ({asked})"

@@ -1,0 +1,259 @@
+"""Hugging Face Jobs and their bucket, through huggingface_hub: one question a function, each with a limit of time.
+
+Nothing here decides or tries again: a caller that asks twice must know what asking twice means.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from skill_train.hub.client import Subject, ask, here, not_signed_in, understood
+from skill_train.run.job_spec import IMAGE, KEPT, SECRETS, JobSpec, Mount, command
+
+LIVE = ("SCHEDULING", "RUNNING", "UPDATING")  # of huggingface_hub 2.4; the others are ends
+
+
+@dataclass(frozen=True)
+class Job:
+    """What the Hub says of a job.
+
+    Attributes:
+        id: 24 hex digits.
+        stage: one of `LIVE`, or COMPLETED, CANCELED, ERROR, DELETED.
+        message: the Hub's words on how it ended; the exit code is only in there.
+        bucket: `(id, folder in it)` that is mounted beside its program; None for a job that skill-train did not start.
+        secret_names: never their values.
+        mounts: its other volumes.
+    """
+
+    id: str
+    namespace: str
+    url: str
+    stage: str
+    message: str | None
+    flavor: str | None
+    labels: dict[str, str]
+    bucket: tuple[str, str] | None
+    created_at: datetime | None
+    started_at: datetime | None
+    finished_at: datetime | None
+    secret_names: tuple[str, ...] = field(default=())
+    mounts: tuple[Mount, ...] = field(default=())
+
+    @property
+    def live(self) -> bool:
+        return self.stage in LIVE
+
+    @property
+    def age_key(self) -> tuple[float, str]:
+        """Smaller for an older job; the same on every machine."""
+        return self.created_at.timestamp() if self.created_at else 0.0, self.id
+
+
+@dataclass(frozen=True)
+class BucketFile:
+    """`path` is relative to the folder that was listed; `remote` is the whole path in the bucket."""
+
+    path: str
+    remote: str
+    size: int
+    uploaded_at: datetime | None = None
+
+
+def upload(spec: JobSpec) -> tuple[str, str]:
+    """Brings the program and the plan into a new folder of the bucket of the jobs; `(bucket, folder)`.
+
+    Raises: as `start`. There is no job then.
+    """
+    _token()
+    bucket = _bucket_of(spec.namespace)
+    folder = f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"  # as the client's own
+    files = [(path, f"{folder}/{path.name}") for path in (spec.program, spec.plan)]
+
+    def question() -> None:
+        _api().create_bucket(bucket, exist_ok=True, private=True)
+        _api().batch_bucket_files(bucket, add=files)
+
+    ask(Subject("bucket", bucket), question, seconds=None)
+    return bucket, folder
+
+
+def start(spec: JobSpec, place: tuple[str, str]) -> Job:
+    """Creates a job in a folder where its program and its plan lie, with the checkpoints of earlier ones.
+
+    After an error nobody knows whether it exists: look with `find` before starting it again.
+
+    Raises:
+        AccessError: not signed in, no permission, no credit.
+        Temporary: no answer, or the server's own trouble.
+    """
+    token, mount = _token(), Mount(*place, KEPT, read_only=False)
+
+    def question() -> Any:
+        return _api().run_job(
+            image=IMAGE,
+            command=command(spec),
+            env=dict(spec.environment),
+            secrets=dict.fromkeys(SECRETS, token),
+            flavor=spec.flavor,
+            timeout=spec.timeout_seconds,
+            name=spec.name,
+            labels=dict(spec.labels),
+            volumes=_volumes((*spec.mounts, mount)),
+            namespace=spec.namespace,
+        )
+
+    return _job(ask(_job_of(spec.namespace), question), spec.namespace)
+
+
+def inspect(namespace: str, job_id: str) -> Job:
+    """The job as it is now.
+
+    Raises:
+        UsageError: there is no such job.
+    """
+    subject = Subject("job", f"{namespace}/{job_id}")
+    return _job(ask(subject, lambda: _api().inspect_job(job_id=job_id, namespace=namespace)), namespace)
+
+
+def find(namespace: str, labels: dict[str, str]) -> list[Job]:
+    """The jobs that carry all these labels, the newest first."""
+    found = ask(_job_of(namespace), lambda: list(_api().list_jobs(namespace=namespace, labels=labels)))
+    jobs = [_job(each, namespace) for each in found]
+    jobs = [job for job in jobs if labels.items() <= job.labels.items()]  # a server that ignores the filter
+    return sorted(jobs, key=lambda job: job.age_key, reverse=True)
+
+
+def cancel(namespace: str, job_id: str) -> None:
+    subject = Subject("job", f"{namespace}/{job_id}")
+    ask(subject, lambda: _api().cancel_job(job_id=job_id, namespace=namespace))
+
+
+def logs(namespace: str, job_id: str, *, follow: bool, tail: int | None = None) -> Iterator[str]:
+    """Its lines. A stream that is cut ends early or raises, as the connection does: the caller counts the lines."""
+    lines = _api().fetch_job_logs(job_id=job_id, namespace=namespace, follow=follow, tail=tail)
+    subject = Subject("job", f"{namespace}/{job_id}")
+    if not follow:
+        yield from ask(subject, lambda: list(lines), seconds=None)
+        return
+    iterator = iter(lines)
+    while True:
+        try:
+            yield here(subject, lambda: next(iterator))
+        except StopIteration:
+            return
+
+
+def sync_data(folder: Path, mount_path: str, namespace: str, name: str | None = None) -> Mount:
+    """Brings the files of a folder into the bucket of the jobs, those that it lacks.
+
+    Args:
+        name: of the folder in the bucket; the client makes one up when left out.
+
+    Raises: as `start`.
+    """
+    _token()
+
+    def question() -> Any:
+        return _api().sync_job_volume(folder, mount_path, remote_name=name, namespace=namespace)
+
+    with contextlib.redirect_stdout(io.StringIO()):  # here: the thread of a question may be left behind
+        volume = ask(Subject("bucket", _bucket_of(namespace)), question, seconds=None)
+    return Mount(volume.source, volume.path or "", mount_path, read_only=True)
+
+
+def list_files(bucket: str, folder: str) -> list[BucketFile]:
+    """Every file below a folder of a bucket."""
+    subject, prefix = Subject("bucket", bucket), f"{folder.strip('/')}/"
+    tree = ask(subject, lambda: list(_api().list_bucket_tree(bucket, prefix=folder.strip("/"), recursive=True)))
+    with understood(subject):
+        files = [entry for entry in tree if entry.type == "file" and entry.path.startswith(prefix)]
+        return [BucketFile(f.path.removeprefix(prefix), f.path, int(f.size), f.uploaded_at) for f in files]
+
+
+def change_names(bucket: str, *, add: list[str], delete: list[str]) -> None:
+    """Makes empty files in a bucket, and removes others.
+
+    Raises: as `start`.
+    """
+    empty = [(b"", name) for name in add]
+    ask(Subject("bucket", bucket), lambda: _api().batch_bucket_files(bucket, add=empty, delete=delete))
+
+
+def download(bucket: str, files: list[tuple[str, Path]]) -> None:
+    """Fetches `(path in the bucket, local file)`. Files that are not there are left out."""
+    if files:
+        subject = Subject("bucket", bucket)
+        ask(subject, lambda: _api().download_bucket_files(bucket, list(files)), seconds=None)
+
+
+def _api() -> Any:
+    from huggingface_hub import HfApi
+
+    return HfApi()
+
+
+def _token() -> str:
+    from huggingface_hub import get_token
+
+    token: str | None = get_token()
+    if token is None:
+        raise not_signed_in()
+    return token
+
+
+def _bucket_of(namespace: str) -> str:
+    return f"{namespace}/jobs-artifacts"
+
+
+def _volumes(mounts: tuple[Mount, ...]) -> list[Any] | None:
+    from huggingface_hub import Volume
+
+    made = [
+        Volume(
+            type=m.kind,
+            source=m.bucket,
+            path=m.folder or None,
+            revision=m.revision,
+            mount_path=m.mount_path,
+            read_only=m.read_only,
+        )
+        for m in mounts
+    ]
+    return made or None
+
+
+def _job_of(namespace: str) -> Subject:
+    return Subject("job", f"of {namespace}")
+
+
+def _job(info: Any, namespace: str) -> Job:
+    """Ours, of the client's."""
+    with understood(_job_of(namespace)):
+        volumes = [
+            Mount(v.source, v.path or "", v.mount_path, bool(v.read_only), str(v.type), v.revision)
+            for v in info.volumes or ()
+        ]
+        kept = next((mount for mount in volumes if mount.kind == "bucket" and mount.mount_path == KEPT), None)
+        return Job(
+            id=info.id,
+            namespace=info.owner.name if info.owner else namespace,
+            url=info.url,
+            stage=str(getattr(info.status.stage, "value", info.status.stage)),
+            message=info.status.message,
+            flavor=str(getattr(info.flavor, "value", info.flavor)) if info.flavor else None,
+            labels=dict(info.labels or {}),
+            bucket=(kept.bucket, kept.folder) if kept else None,
+            created_at=info.created_at,
+            started_at=info.started_at,
+            finished_at=info.finished_at,
+            secret_names=tuple(sorted(info.secrets or ())),
+            mounts=tuple(mount for mount in volumes if mount != kept),
+        )

@@ -1,0 +1,315 @@
+"""Everything asked of the Hugging Face Hub about models and machines. The token stays inside huggingface_hub."""
+
+from __future__ import annotations
+
+import dataclasses
+import glob
+import json
+import re
+from collections import Counter
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from skill_train.core.errors import SkillTrainError, Temporary, UsageError
+from skill_train.facts import Flavor, ModelFacts
+from skill_train.hub.client import REQUEST_SECONDS, Subject, ask, endpoint, understood
+from skill_train.model import config as model_config
+from skill_train.model.config import Stored
+from skill_train.model.folder import read_config, read_model, used_weights
+from skill_train.model.folder import tensor_shapes as tensor_shapes_in
+
+_MODEL_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_FILES = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt", "*.tiktoken", "LICENSE*", "README.md"]
+_NOT_FILES = ["consolidated*", "original/*", "onnx/*"]  # the same weights again, in other forms
+_FEW_SHARDS = 8  # headers to ask for, one request each, where the Hub has not counted the parameters itself
+_UNITS = {"MB": 10**6, "GB": 10**9, "TB": 10**12}
+_MINUTES = {"minute": 1, "hour": 60}
+
+
+def model_folder(model: str, revision: str | None, files: tuple[str, ...] = ()) -> tuple[Path, str | None]:
+    """`(folder, commit)` of a model: a local folder as it is, or a snapshot in the Hub cache, fetched when needed.
+
+    Args:
+        files: names of those to fetch; without any, all that a model is made of.
+
+    Raises:
+        UsageError: neither a folder nor a model on the Hub.
+        AccessError: gated, private, or the token is refused.
+        Temporary: the Hub cannot be reached and the model is not in the cache.
+    """
+    path = Path(model)
+    if path.is_dir():
+        return path, None
+    check_id(model)
+    try:
+        folder = ask(Subject("model", model), lambda: _download(model, revision, files), seconds=None)
+    except UsageError as error:
+        raise _or_dataset(error, model) from None
+    return folder, folder.name
+
+
+def model_facts(model: str, revision: str | None = None) -> ModelFacts:
+    """The facts of a model on the Hub, from its metadata: never its weights.
+
+    When the Hub cannot be reached, those of the snapshot in the cache.
+
+    Raises:
+        UsageError: no such model or revision, or not one that can be trained: no config, no safetensors.
+        AccessError: gated, or the token is refused.
+        Temporary: the Hub cannot be reached and the cache has no copy.
+    """
+    check_id(model)
+    subject = Subject("model", model)
+    try:
+        return ask(subject, lambda: _ask_model(model, revision))
+    except Temporary:
+        cached = _cached(model, revision)
+        if cached is None:
+            raise
+        return cached
+    except UsageError as error:
+        raise _or_dataset(error, model) from None
+
+
+def tensor_shapes(model: str, revision: str | None) -> dict[str, tuple[int, ...]]:
+    """The shape of every tensor of a model on the Hub, by its name, from the headers of its safetensors files.
+
+    Raises: as `model_facts`; without the Hub it answers from the cache, with nothing where that lacks the weights.
+    """
+
+    def question() -> dict[str, tuple[int, ...]]:
+        from huggingface_hub import HfApi
+
+        found = HfApi().get_safetensors_metadata(model, revision=revision)
+        with understood(Subject("model", model)):
+            files = found.files_metadata.values()
+            return {name: tuple(one.shape) for file in files for name, one in file.tensors.items()}
+
+    try:
+        return ask(Subject("model", model), question)
+    except Temporary:
+        folder = _snapshot(model, revision)
+        return {} if folder is None else tensor_shapes_in(folder)
+
+
+def model_file(model: str, name: str) -> Path:
+    """A small file of a model on the Hub, in its cache.
+
+    Raises: as `model_folder`.
+    """
+    return ask(Subject("model", model), lambda: _file(model, name, None))
+
+
+def live_flavors(*, seconds: float = 3.0) -> tuple[Flavor, ...]:
+    """The machines of Hugging Face Jobs with today's prices.
+
+    Raises:
+        Temporary: no answer in time, or one that cannot be understood.
+    """
+    subject = Subject("prices of Hugging Face Jobs")
+
+    def question() -> list[Any]:
+        from huggingface_hub import HfApi
+
+        return list(HfApi().list_jobs_hardware())
+
+    hardware = ask(subject, question, seconds=seconds)
+    with understood(subject):
+        read = [flavor for flavor in map(_flavor, hardware) if flavor is not None]
+    if not read:
+        raise Temporary(
+            "the Jobs API lists no machine that skill-train can read",
+            code="hub_answer",
+            hint="run the same command again later; `plan` uses the table that is shipped with skill-train",
+        )
+    return tuple(read)
+
+
+def check_id(model: str) -> None:
+    """Refuses what cannot be an id on the Hub, before the Hub is asked."""
+    path = Path(model)
+    if path.is_absolute() or model.startswith(".") or path.is_file() or not _MODEL_ID.fullmatch(model):
+        raise UsageError(
+            f"{model} is neither a model folder nor the id of a model on the Hub",
+            code="unknown_model",
+            expected="a folder with config.json and safetensors, or an id such as Qwen/Qwen2.5-0.5B-Instruct",
+            got=f"{model}, a file" if path.is_file() else f"{model}, no such folder here",
+            hint="check the path or the id; ids are NAMESPACE/NAME, as in the address of the model's page",
+        )
+
+
+def _download(model: str, revision: str | None, files: tuple[str, ...]) -> Path:
+    from huggingface_hub import snapshot_download
+
+    if files:
+        return Path(snapshot_download(model, revision=revision, allow_patterns=[glob.escape(name) for name in files]))
+    return Path(snapshot_download(model, revision=revision, allow_patterns=_FILES, ignore_patterns=_NOT_FILES))
+
+
+def _ask_model(model: str, revision: str | None) -> ModelFacts:
+    from huggingface_hub import HfApi
+
+    info = HfApi().model_info(model, revision=revision, files_metadata=True, timeout=REQUEST_SECONDS)
+    with understood(Subject("model", model)):
+        sizes = {str(file.rfilename): file.size for file in info.siblings or []}
+        _check_files(model, set(sizes))
+        config = read_config(_config_folder(model, revision, info.sha))
+        return model_config.read(
+            config,
+            source=model,
+            stored=_stored(model, info, sizes, quantized="quantization_config" in config),
+            has_chat_template=_has_chat_template(model, info, set(sizes)),
+            gated=bool(info.gated),
+            revision=info.sha,
+            files=set(sizes),
+        )
+
+
+def _check_files(model: str, names: set[str]) -> None:
+    """Refuses a repository that holds no model that can be trained."""
+    if "config.json" not in names:
+        adapter = "adapter_config.json" in names
+        gguf = any(name.endswith(".gguf") for name in names)
+        raise UsageError(
+            f"{model} is not a model that transformers can load",
+            code="not_a_model",
+            expected="a repository with config.json and safetensors",
+            got="a LoRA adapter" if adapter else "GGUF files" if gguf else "no config.json",
+            hint="give the base model that it was made from",
+        )
+    if not any(name.endswith(".safetensors") and "/" not in name for name in names):
+        pickled = sorted(name for name in names if name.endswith((".bin", ".pt", ".pth", ".gguf")))
+        raise UsageError(
+            f"{model} has no safetensors weights",
+            code="no_safetensors",
+            expected="model.safetensors or model-*-of-*.safetensors",
+            got=", ".join(pickled[:3]) or "no weights",
+            hint="look for a copy with safetensors; pickle files are never opened",
+        )
+
+
+def _config_folder(model: str, revision: str | None, commit: str) -> Path:
+    """The folder of `config.json` in the Hub's cache.
+
+    It is asked for by the branch's name, so that the cache learns which commit that is and can answer without the Hub.
+    """
+    folder = _file(model, "config.json", revision).parent
+    return folder if folder.name == commit else _file(model, "config.json", commit).parent
+
+
+def _file(model: str, name: str, revision: str | None) -> Path:
+    """A small file, in the Hub's cache."""
+    from huggingface_hub import hf_hub_download
+
+    return Path(hf_hub_download(model, name, revision=revision))
+
+
+def _stored(model: str, info: Any, sizes: dict[str, int | None], *, quantized: bool) -> Stored:
+    """What the files hold: as the Hub has counted it, else from the headers of a few files."""
+    from huggingface_hub import HfApi
+
+    used = used_weights(name for name in sizes if name.endswith(".safetensors") and "/" not in name)
+    known = [size for size in (sizes[name] for name in used) if size is not None]
+    total = sum(known) if len(known) == len(used) else None
+    unknown = "the Hub does not say" if total is None else ""
+    elements: Counter[str] = Counter(info.safetensors.parameters if info.safetensors else {})
+    if not elements and len(used) <= _FEW_SHARDS:
+        for name in used:
+            elements.update(HfApi().parse_safetensors_file_metadata(model, name, revision=info.sha).parameter_count)
+    return Stored(dict(elements), total, unknown)
+
+
+def _has_chat_template(model: str, info: Any, names: set[str]) -> bool:
+    if names & {"chat_template.jinja", "chat_template.json"}:
+        return True
+    said = (info.config or {}).get("tokenizer_config")  # the Hub copies the template there
+    if isinstance(said, dict) and said.get("chat_template"):
+        return True
+    if "tokenizer_config.json" not in names:
+        return False
+    path = _file(model, "tokenizer_config.json", info.sha)
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(config, dict) and bool(config.get("chat_template"))
+
+
+def _cached(model: str, revision: str | None) -> ModelFacts | None:
+    """The facts of the snapshot in the Hub's cache; None when there is none with a config."""
+    folder = _snapshot(model, revision)
+    if folder is None:
+        return None
+    facts = read_model(folder, weights_needed=False)
+    return dataclasses.replace(facts, source=f"{model}, from the cache", revision=folder.name, fingerprint=None)
+
+
+def _snapshot(model: str, revision: str | None) -> Path | None:
+    """The folder of a model in the Hub's cache; None when there is none with a config."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        folder = Path(snapshot_download(model, revision=revision, allow_patterns=_FILES, local_files_only=True))
+    except LocalEntryNotFoundError:
+        return None
+    return folder if (folder / "config.json").is_file() else None
+
+
+def _or_dataset(error: UsageError, model: str) -> UsageError:
+    """The error of an unknown model, unless the id is that of a dataset: then one that says so."""
+    if error.code != "unknown_model":
+        return error
+    from huggingface_hub import HfApi
+
+    try:
+        ask(Subject("dataset", model), lambda: HfApi().dataset_info(model, timeout=5), seconds=5)
+    except SkillTrainError:  # only a friendlier message is at stake
+        return error
+    return UsageError(
+        f"{model} is a dataset on the Hub, not a model",
+        code="unknown_model",
+        expected="the id of a model",
+        got=model,
+        hint=f"give it as the data: --data {model}",
+    )
+
+
+def _flavor(hardware: Any) -> Flavor | None:
+    """One row of the Jobs API (huggingface_hub 2.4, JobHardwareInfo); None for one that cannot be understood or used.
+
+    Its sizes are texts such as `16 GB`, the GPU memory is that of all GPUs together, the price is for a unit of time.
+    """
+    gpus = _amount(hardware.accelerator.quantity) if hardware.accelerator else 0
+    memory = _bytes(hardware.accelerator.vram) if hardware.accelerator else 0
+    cores, ram, disk = _amount(hardware.cpu), _bytes(hardware.ram), _bytes(hardware.ephemeral_storage)
+    minutes = _MINUTES.get(hardware.unit_label)
+    usable = not hardware.accelerator or hardware.accelerator.manufacturer.lower() == "nvidia"
+    priced = 0 <= hardware.unit_cost_usd < 1e6  # of a minute or an hour; not NaN
+    if not (cores and ram and minutes and usable and priced) or gpus is None or memory is None:
+        return None
+    return Flavor(
+        name=hardware.name,
+        gpu=hardware.accelerator.model if gpus else None,
+        gpus=gpus,
+        gpu_memory_bytes=memory // gpus if gpus else None,
+        cores=cores,
+        ram_bytes=ram,
+        disk_bytes=disk,
+        usd_per_hour=round(hardware.unit_cost_usd * 60 / minutes, 4),
+        read_at=datetime.now(UTC).strftime("%Y-%m-%d"),
+        source=f"{endpoint()}/api/jobs/hardware",
+    )
+
+
+def _amount(text: str) -> int | None:
+    """The number at the start of `2 vCPU`."""
+    found = re.match(r"\s*(\d+)", str(text))
+    return int(found[1]) if found else None
+
+
+def _bytes(text: str) -> int | None:
+    """`16 GB` in bytes. The Hub's GB are taken as 1e9 bytes: the smaller reading."""
+    found = re.fullmatch(r"\s*([\d.]+)\s*([MGT]B)\s*", str(text))
+    return int(float(found[1]) * _UNITS[found[2]]) if found else None

@@ -1,0 +1,74 @@
+"""What a push would meet on the Hub, asked without writing anything: the token, the repository, the permission."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from skill_train.core.errors import AccessError, SkillTrainError, Temporary
+from skill_train.hub import account as hub_account
+from skill_train.hub import repositories as hub_repository
+from skill_train.hub.account import Account
+from skill_train.hub.upload import public_refusal
+
+
+def look(
+    repo: str, *, private: bool, warn: Callable[[str, str], None]
+) -> tuple[dict[str, Any], SkillTrainError | None]:
+    """`account`, `repository` (`new`, `private`, `public`) and `may_write`, each None where it could not be checked and
+    that is warned of; and what the push would be refused with."""
+    found: dict[str, Any] = {"account": None, "repository": None, "may_write": None}
+    who = hub_account.account()
+    if who.state == "unchecked":
+        warn("not_checked", f"token, repository and write access were not checked: {who.why}")
+        return found, None
+    try:
+        _require_token(who)
+        found["account"] = who.name
+        there = hub_repository.find("model", repo)
+        found["repository"] = "new" if there is None else "private" if there.private else "public"
+        if there is not None:
+            hub_repository.check_writable("model", repo)
+            found["may_write"] = True
+        else:
+            found["may_write"] = _may_create(who, repo)
+    except Temporary as error:
+        warn("not_checked", f"the Hub did not answer about {repo}, so this is not checked: {error.message}")
+        return found, None
+    except SkillTrainError as error:
+        return found | {"may_write": False}, error
+    if found["may_write"] is None:
+        warn("not_checked", f"the Hub does not say whether this token may write to {repo}: the push will show it")
+    return found, public_refusal(repo) if private and found["repository"] == "public" else None
+
+
+def _require_token(who: Account) -> None:
+    if who.state == "valid":
+        return
+    none = who.state == "none"
+    raise AccessError(
+        "you are not signed in to the Hugging Face Hub" if none else "the Hub does not know your token",
+        code="not_signed_in" if none else "bad_token",
+        expected="a token with write access",
+        hint="hf auth login",
+    )
+
+
+def _may_create(who: Account, repo: str) -> bool | None:
+    """Whether a new repository may be made there; None when the Hub does not tell.
+
+    Raises:
+        AccessError: it may not.
+    """
+    namespace = repo.split("/")[0]
+    theirs = namespace not in (who.name, *who.orgs) and who.role != "fineGrained"
+    may = who.may("repo.write", repo)
+    if theirs or may is False:
+        raise AccessError(
+            f"{namespace} is not yours" if theirs else f"your token may not write to {namespace}",
+            code="no_permission",
+            expected=f"{who.name}/… or one of its organisations, and a token that may write there",
+            got=f"{repo}, by {who.name} with a {who.role or 'signed-in'} token",
+            hint="https://huggingface.co/settings/tokens",
+        )
+    return may

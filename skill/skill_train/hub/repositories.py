@@ -1,0 +1,125 @@
+"""Repositories and buckets of the Hub as places: who may read and write them, and a dataset that is put there."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from skill_train.core.errors import UsageError
+from skill_train.hub.client import Subject, ask
+
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True)
+class Repository:
+    """One that exists. `files` are paths in its main branch."""
+
+    name: str
+    private: bool
+    files: tuple[str, ...]
+
+
+def check_readable(kind: str, name: str) -> None:
+    """Asks whether this token may read what is in a model or dataset.
+
+    Raises:
+        UsageError: there is none, or it is private. AccessError: it is gated. Temporary: no answer.
+    """
+    ask(Subject(kind, name), lambda: _api().auth_check(name, repo_type=kind))
+
+
+def check_writable(kind: str, name: str) -> None:
+    """Asks whether this token may write to a model or dataset that exists.
+
+    Raises:
+        AccessError: it may not. Others: as `check_readable`.
+    """
+    ask(Subject(kind, name), lambda: _api().auth_check(name, repo_type=kind, write=True))
+
+
+def find(kind: str, name: str) -> Repository | None:
+    """A model or dataset that this token can see; None when there is none."""
+
+    def question() -> Repository:
+        info = _api().repo_info(name, repo_type=kind)
+        return Repository(name, bool(info.private), tuple(file.rfilename for file in info.siblings or ()))
+
+    return _or_none(f"unknown_{kind}", lambda: ask(Subject(kind, name), question))
+
+
+def bucket_is_private(name: str) -> bool | None:
+    """None when there is no such bucket."""
+
+    def question() -> bool:
+        from huggingface_hub.errors import BucketNotFoundError
+
+        try:
+            return bool(_api().bucket_info(name).private)
+        except BucketNotFoundError:
+            raise UsageError(
+                f"no bucket {name}", code="unknown_bucket", hint="check the name, and that the token may see it"
+            ) from None
+
+    return _or_none("unknown_bucket", lambda: ask(Subject("bucket", name), question))
+
+
+def check_name(name: str) -> None:
+    """Refuses what cannot be the id of a repository.
+
+    Raises:
+        UsageError: not `NAMESPACE/NAME`, or with characters that the Hub does not take.
+    """
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
+    try:
+        validate_repo_id(name)
+        good = name.count("/") == 1
+    except HFValidationError:
+        good = False
+    if not good:
+        raise UsageError(
+            f"{name!r} cannot be a repository on the Hub",
+            code="bad_repo",
+            expected="NAMESPACE/NAME of letters, digits, '-', '_' and '.', at most 96 of them",
+            got=name,
+            hint="--hub-model-id NAMESPACE/NAME",
+        )
+
+
+def upload_dataset(folder: Path, name: str) -> str:
+    """Puts the files of a folder into a private dataset; returns the commit that has them. What is there already is
+    not sent again.
+
+    Raises: as `check_writable`.
+    """
+
+    def question() -> str:
+        _api().create_repo(name, repo_type="dataset", private=True, exist_ok=True)
+        made = _api().upload_folder(
+            repo_id=name, repo_type="dataset", folder_path=folder, commit_message="Data of a training run"
+        )
+        return str(made.oid)
+
+    with contextlib.redirect_stdout(io.StringIO()):  # here: the thread of a question may be left behind
+        return ask(Subject("dataset", name), question, seconds=None)
+
+
+def _or_none(code: str, question: Callable[[], Answer]) -> Answer | None:
+    try:
+        return question()
+    except UsageError as error:
+        if error.code != code:
+            raise
+        return None
+
+
+def _api() -> Any:
+    from huggingface_hub import HfApi
+
+    return HfApi()

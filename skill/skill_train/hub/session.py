@@ -1,0 +1,186 @@
+"""huggingface_hub as this package uses it: a limit on each request, nothing printed, and every byte counted that moves.
+
+Bytes are counted because a large file has no time in which it must have come: it is given up when it stops moving.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from skill_train.core import waiting
+
+STREAM_SECONDS = 45.0  # the longest wait for the next byte: in a log that is followed the Hub sends one every 30 s
+PAUSE_SECONDS = 20.0  # the longest that the client may sleep because the Hub wants a pause
+AN_ANSWER = 10_000  # bytes that an answer counts as, however short it is
+# hf_xet asks the store by itself. Its own limits are 120 s for a read and 60 s to connect.
+_XET = {"HF_XET_CLIENT_READ_TIMEOUT": "20s", "HF_XET_CLIENT_CONNECT_TIMEOUT": "10s"}
+_PROGRESS = ("total_bytes_completed", "total_transfer_bytes_completed")
+_SHARDS = ("total_shard_validation_entries_completed", "total_shards_completed")
+
+
+@dataclass
+class Traffic:
+    """`moved`: bytes from and to the Hub so far. `complete`: those of hf_xet are among them."""
+
+    moved: int = 0
+    complete: bool = True
+
+
+TRAFFIC = Traffic()
+
+
+def set_up(request_seconds: float, refuse: Callable[[Any], None]) -> None:
+    """Sets huggingface_hub up, before its first request: no telemetry, no bars, and no request without a limit.
+
+    Args:
+        request_seconds: to connect, to write, and for each read, where the client names no other limit.
+        refuse: looks at each response before the client does.
+    """
+    os.environ["HF_HUB_DISABLE_TELEMETRY"] = os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
+    for name, limit in _XET.items():
+        os.environ.setdefault(name, limit)
+    from huggingface_hub import set_client_factory
+    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars
+    from huggingface_hub.utils._http import default_client_factory
+
+    if not are_progress_bars_disabled():  # it was imported before
+        disable_progress_bars()
+
+    def client() -> Any:
+        made = default_client_factory()
+        made.timeout = request_seconds
+        hooks = made.event_hooks
+        made.event_hooks = {
+            "request": [*hooks["request"], _goes],
+            "response": [*hooks["response"], refuse, _refuse_long_pause, _comes],
+        }
+        return made
+
+    set_client_factory(client)
+    _speak_through_us()
+    _count_xet()
+
+
+def abort() -> None:
+    """Ends what hf_xet has under way: it works in threads of its own, which nobody waits for any more."""
+    with contextlib.suppress(ImportError, AttributeError):
+        from huggingface_hub.utils._xet import abort_xet_session
+
+        abort_xet_session()
+
+
+def _goes(request: Any) -> None:
+    limits = request.extensions.get("timeout") or {}
+    named = {name: STREAM_SECONDS if limit is None else min(limit, STREAM_SECONDS) for name, limit in limits.items()}
+    request.extensions = {**request.extensions, "timeout": named}
+    request.stream = _counted(request.stream)
+
+
+def _comes(response: Any) -> None:
+    if response.status_code < 500 and response.status_code != 429:
+        TRAFFIC.moved += AN_ANSWER
+    response.stream = _counted(response.stream)
+
+
+def _counted(stream: Any) -> Any:
+    from httpx2 import SyncByteStream
+
+    class Counted(SyncByteStream):
+        def __iter__(self) -> Iterator[bytes]:
+            for piece in stream:
+                TRAFFIC.moved += len(piece)
+                yield piece
+
+        def close(self) -> None:
+            if hasattr(stream, "close"):
+                stream.close()
+
+    return Counted()
+
+
+def _refuse_long_pause(response: Any) -> None:
+    """The client sleeps for as long as the server says, a day if need be, and nobody hears of it."""
+    if response.status_code != 429:
+        return
+    said = response.headers.get("Retry-After") or ""
+    found = re.search(r"r=0;t=(\d+)", response.headers.get("RateLimit") or "")
+    seconds = int(found[1]) if found else int(said) if said.isdigit() else 0
+    if seconds > PAUSE_SECONDS:
+        from huggingface_hub.errors import HfHubHTTPError
+
+        raise HfHubHTTPError("too many requests", response=response)
+
+
+class _Told(logging.Handler):
+    """What the client logs has words of the server in it: our console cleans them."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        waiting.tell(" ".join(record.getMessage().split()))
+
+
+def _speak_through_us() -> None:
+    logger = logging.getLogger("huggingface_hub")
+    logger.handlers[:] = [_Told()]
+    shown = warnings.showwarning
+
+    def show(
+        message: Warning | str, category: type[Warning], filename: str, lineno: int, file: Any = None, line: Any = None
+    ) -> None:
+        if f"{os.sep}huggingface_hub{os.sep}" in filename:
+            waiting.tell(" ".join(str(message).split()))
+        else:
+            shown(message, category, filename, lineno, file, line)
+
+    warnings.showwarning = show
+
+
+def _count_xet() -> None:
+    """Has hf_xet tell us what it moves, which it does in no other way. It is not a part of the client's interface:
+    where it is gone, files are given up after a longer time."""
+    try:
+        from huggingface_hub.utils import _xet
+
+        holder = _xet._GLOBAL_XET_HOLDER
+        session = holder.get
+        holder.get = lambda: _Watched(session())
+    except (ImportError, AttributeError):
+        TRAFFIC.complete = False
+
+
+class _Watched:
+    """A session of hf_xet whose progress is counted."""
+
+    def __init__(self, session: Any) -> None:
+        self._session = session
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._session, name)
+
+    def new_upload_commit(self, **how: Any) -> Any:
+        return self._session.new_upload_commit(**_counting(how))
+
+    def new_file_download_group(self, **how: Any) -> Any:
+        return self._session.new_file_download_group(**_counting(how))
+
+
+def _counting(how: dict[str, Any]) -> dict[str, Any]:
+    shown, seen = how.get("progress_callback"), 0
+
+    def count(group: Any, items: Any = None) -> None:
+        nonlocal seen
+        shard = getattr(group, "shard", None)
+        now = sum(getattr(group, name, 0) for name in _PROGRESS)
+        now += AN_ANSWER * sum(getattr(shard, name, 0) for name in _SHARDS)
+        TRAFFIC.moved += max(now - seen, 0)
+        seen = max(seen, now)
+        if shown is not None:
+            shown(group, items)
+
+    return how | {"progress_callback": count}

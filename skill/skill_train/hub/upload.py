@@ -1,0 +1,170 @@
+"""Uploads to a repository of the Hub: large files first, each once, then one commit of all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from skill_train.core import waiting
+from skill_train.core.errors import DecisionNeeded, SkillTrainError, Temporary
+from skill_train.hub.client import QUESTION_SECONDS, Subject, ask, worth_asking_again
+
+TRIES = 4  # of each request that changes something; huggingface_hub 2.4 does not retry the commit
+PAUSE_SECONDS = 2.0
+_SAID_BYTES = 1_000_000  # smaller files are there before one could read of them
+
+
+@dataclass(frozen=True)
+class PushFile:
+    """One file of the repository. `content` is sent in place of the file's own bytes; `changed` says why."""
+
+    path: str
+    source: Path | None
+    content: bytes | None = None
+    changed: str | None = None
+
+    @property
+    def size(self) -> int:
+        if self.content is not None:
+            return len(self.content)
+        assert self.source is not None
+        return self.source.stat().st_size
+
+
+def licence_of(model: str) -> str | None:
+    """The licence that the card of a model on the Hub names; None when it names none, or cannot be asked."""
+
+    def question() -> Any:
+        from huggingface_hub import HfApi
+
+        return HfApi().model_info(model, timeout=8.0).card_data
+
+    try:
+        card = ask(Subject("model", model), question)
+    except SkillTrainError:
+        return None
+    named = card.get("license") if card else None
+    return str(named) if isinstance(named, str) else None
+
+
+def licence_in(folder: Path) -> str | None:
+    """The licence that the card in a model folder names."""
+    from huggingface_hub import ModelCard
+
+    card = folder / "README.md"
+    if not card.is_file():
+        return None
+    try:
+        named = ModelCard.load(card).data.get("license")
+    except ValueError:
+        return None
+    return named if isinstance(named, str) else None
+
+
+def upload(
+    repo: str, files: list[PushFile], *, private: bool, message: str, say: Callable[[str], None]
+) -> dict[str, Any]:
+    """Makes the repository when it is not there, and brings the files into it. Files that are there already are not
+    sent again, so a push that was cut goes on where it ended.
+
+    Returns:
+        `url`, `commit` (its id), `created` (the repository is new), `reused` (it had all of this already), `private`
+        (the repository is: one that is there stays as it was).
+
+    Raises:
+        DecisionNeeded: the repository is public, and `private` was asked for.
+        AccessError: no token, or it may not write there.
+        Temporary: no answer after several tries.
+    """
+    subject = Subject("model", repo)
+    created = not _again(lambda: _exists(repo), subject, say)
+    before = None if created else _again(lambda: _info(repo), subject, say)
+    if private and before is not None and not before.private:
+        raise public_refusal(repo)
+    _again(lambda: _create(repo, private), subject, say)
+    operations = [_operation(file) for file in files]
+    say(f"{len(files)} files, {sum(file.size for file in files) / 1e6:.1f} MB; what the Hub has is not sent again")
+    for operation, file in zip(operations, files, strict=True):
+        _again(partial(_preupload, repo, operation), subject, say, seconds=None)
+        if file.size >= _SAID_BYTES and not _is_there(operation):
+            say(f"{file.path}, {file.size / 1e6:.1f} MB: sent")
+    info = _again(lambda: _commit(repo, operations, message), subject, say, seconds=None)
+    reused = before is not None and before.sha == info.oid
+    say("nothing had changed: no new commit" if reused else f"committed {len(files)} files")
+    hidden = private if before is None else bool(before.private)
+    return {"url": str(info.repo_url), "commit": info.oid, "created": created, "reused": reused, "private": hidden}
+
+
+def public_refusal(repo: str) -> DecisionNeeded:
+    return DecisionNeeded(
+        f"{repo} is public, so everybody could read what is pushed there",
+        code="public_repository",
+        expected="a new or a private repository, or --public",
+        hint="name another --repo, or say --public",
+    )
+
+
+def _is_there(operation: Any) -> bool:
+    """Whether the Hub has these bytes under this name; huggingface_hub 2.4 learns it while it uploads."""
+    remote = getattr(operation, "_remote_oid", None)
+    return remote is not None and remote == getattr(operation, "_local_oid", None)
+
+
+def _again(
+    question: Callable[[], Any],
+    subject: Subject,
+    say: Callable[[str], None],
+    *,
+    seconds: float | None = QUESTION_SECONDS,
+) -> Any:
+    """Asks until it works: each of these questions may be asked twice. `seconds`: as `ask` has it."""
+    for attempt in range(1, TRIES + 1):
+        try:
+            return ask(subject, question, seconds=seconds)
+        except Temporary as error:
+            if attempt == TRIES or not worth_asking_again(error):
+                raise
+            pause = PAUSE_SECONDS * 2 ** (attempt - 1)
+            say(f"{error.message} ({error.got}); trying again in {pause:g} s")
+            waiting.pause(pause)
+    raise AssertionError
+
+
+def _exists(repo: str) -> bool:
+    from huggingface_hub import HfApi
+
+    return bool(HfApi().repo_exists(repo))
+
+
+def _info(repo: str) -> Any:
+    from huggingface_hub import HfApi
+
+    return HfApi().model_info(repo, timeout=8.0)
+
+
+def _create(repo: str, private: bool) -> Any:
+    from huggingface_hub import HfApi
+
+    return HfApi().create_repo(repo, private=private, exist_ok=True)
+
+
+def _operation(file: PushFile) -> Any:
+    from huggingface_hub import CommitOperationAdd
+
+    content = file.content if file.content is not None else str(file.source)
+    return CommitOperationAdd(path_in_repo=file.path, path_or_fileobj=content)
+
+
+def _preupload(repo: str, operation: Any) -> None:
+    from huggingface_hub import HfApi
+
+    HfApi().preupload_lfs_files(repo, [operation], free_memory=False)
+
+
+def _commit(repo: str, operations: list[Any], message: str) -> Any:
+    from huggingface_hub import HfApi
+
+    return HfApi().create_commit(repo, operations, commit_message=message)

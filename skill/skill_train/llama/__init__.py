@@ -1,0 +1,1 @@
+"""GGUF files and llama.cpp, in child processes."""

@@ -1,0 +1,336 @@
+"""Finds llama.cpp's converter, and fetches it when there is none.
+
+The converter is a program with its own packages (`conversion/`, `gguf-py/`) that must be of one tag; the `gguf` on the
+package index is too old for it. All of it lies in the source distribution of llama-cpp-python, whose version is the one
+that will read the files. That archive is fetched once, through the user's own pip, so that their index, proxy and
+credentials apply; what is needed is unpacked into the cache with a manifest of digests. Nothing of it is ever imported
+here: it runs as a child process.
+"""
+
+from __future__ import annotations
+
+import ast
+import errno
+import importlib.util
+import os
+import secrets
+import shlex
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from skill_train.core.console import Bar
+from skill_train.core.digests import digests, file_digest
+from skill_train.core.errors import NotInstalled, SkillTrainError, Temporary, UsageError
+from skill_train.core.files import write_json
+from skill_train.machine.read import cache_dir
+from skill_train.model.convertible import architectures as llama_architectures
+from skill_train.run.records import read_json
+
+MANIFEST = "manifest.json"
+MANIFEST_SCHEMA = "skill-train/llama.cpp/1"
+FETCH_COMMAND = "skill-train export-gguf --fetch"
+
+_NEEDED = ("convert_hf_to_gguf.py", "convert_lora_to_gguf.py", "conversion/__init__.py", "gguf-py/gguf/__init__.py")
+_FOLDERS = ("conversion/", "gguf-py/gguf/", "models/")
+_SUFFIXES = (".py", ".gguf", ".jinja", "py.typed")
+_TORN = (tarfile.TarError, EOFError, zlib.error)
+_MOST_BYTES = 1_000_000_000  # what is unpacked today is 80 MB; far more than that is not the archive we know
+
+
+@dataclass(frozen=True)
+class Toolchain:
+    """A llama.cpp source folder that can convert.
+
+    Attributes:
+        folder: holds the converters and their packages.
+        source: `--llama-cpp`, `cached` or `PATH`.
+        version: the llama-cpp-python release that it came with; None when it is not from one.
+    """
+
+    folder: Path
+    source: str
+    version: str | None
+
+    @property
+    def converter(self) -> Path:
+        return self.folder / "convert_hf_to_gguf.py"
+
+    @property
+    def lora_converter(self) -> Path:
+        return self.folder / "convert_lora_to_gguf.py"
+
+    def architectures(self) -> frozenset[str]:
+        """The architectures of its own registry: TEXT_MODEL_MAP in conversion/__init__.py, which is read and not run.
+        One without such a table is taken for the one that is known here."""
+        try:
+            tree = ast.parse((self.folder / "conversion" / "__init__.py").read_text(encoding="utf-8"))
+            tables = (node for node in tree.body if isinstance(node, ast.AnnAssign))
+            table = next(node for node in tables if ast.unparse(node.target) == "TEXT_MODEL_MAP")
+            return frozenset(ast.literal_eval(table.value)) if table.value else llama_architectures.NAMES
+        except (OSError, StopIteration, SyntaxError, ValueError):
+            return llama_architectures.NAMES
+
+    @property
+    def models(self) -> Path:
+        """Vocabulary-only GGUF files of real models."""
+        return self.folder / "models"
+
+
+def find(llama_cpp: Path | None = None) -> Toolchain:
+    """The converter to use: the folder that was named, else the cached one of the installed llama-cpp-python, else one
+    on PATH.
+
+    Raises:
+        UsageError: the folder that was named is not a llama.cpp source folder.
+        NotInstalled: there is none; the hint fetches it.
+    """
+    if llama_cpp is not None:
+        return _named(llama_cpp)
+    found = _cached() or _on_path()
+    if found is None:
+        raise NotInstalled(
+            "llama.cpp's converter is not here yet",
+            code="no_converter",
+            expected=f"the source of llama-cpp-python {_installed_version() or '(not installed)'} in {cache_dir()}",
+            hint=f"{FETCH_COMMAND}   (once, online; or name a llama.cpp source folder with --llama-cpp DIR)",
+        )
+    return found
+
+
+def find_or_fetch(llama_cpp: Path | None = None, *, progress: Bar | None = None) -> Toolchain:
+    """What `find` finds, fetched first when there is nothing."""
+    try:
+        return find(llama_cpp)
+    except NotInstalled:
+        return fetch(progress=progress)
+
+
+def source_dir() -> Path:
+    """The cached llama.cpp source of the installed llama-cpp-python; fetched when it is not there."""
+    return (_cached() or fetch()).folder
+
+
+def fetch(*, progress: Bar | None = None) -> Toolchain:
+    """Downloads and unpacks the source of the installed llama-cpp-python. Does nothing when it is there and whole.
+
+    Raises:
+        NotInstalled: llama-cpp-python, or a pip to download with, is missing; or the index has no such archive.
+        Temporary: the download failed.
+    """
+    show = progress or _silent
+    found = _cached()
+    if found is not None:
+        return found
+    version = _installed_version()
+    if version is None:
+        raise NotInstalled(
+            "llama-cpp-python is not installed, so the converter that belongs to it is not known",
+            code="missing_package",
+            hint='pip install "skill-train[gguf]"',
+        )
+    with tempfile.TemporaryDirectory(prefix="skill-train-") as folder:
+        show(0, 3, f"downloading the source of llama-cpp-python {version} (about 80 MB, once)")
+        archive = _download(version, Path(folder))
+        show(1, 3, "unpacking the converter")
+        unpack(archive, cache_dir() / f"llama.cpp-{version}", version=version)
+    show(3, 3, "converter ready")
+    return find()
+
+
+def unpack(archive: Path, final: Path, *, version: str) -> None:
+    """Unpacks what converting needs into `final`, whole or not at all, with its manifest.
+
+    Raises:
+        NotInstalled: the archive is not what it should be (an unsafe name, a link, something missing).
+    """
+    part = final.with_name(f".{final.name}.{secrets.token_hex(4)}.part")
+    part.mkdir(parents=True)
+    try:
+        for name, member, source in _wanted_members(archive):
+            target = part / name
+            _unpack_one(source, member, target)
+        missing = [name for name in _NEEDED if not (part / name).is_file()]
+        if missing:
+            raise _bad_archive(f"{', '.join(missing)} not in it")
+        manifest = {"schema": MANIFEST_SCHEMA, "version": version, "archive": file_digest(archive)}
+        write_json(part / MANIFEST, manifest | {"files": digests(part)})
+        _take_name(part, final)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def _unpack_one(source: tarfile.TarFile, member: tarfile.TarInfo, target: Path) -> None:
+    """Raises:
+    NotInstalled: torn, or with a name that is no file here; a full disk stays what it is.
+    """
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with source.extractfile(member) as reader, open(target, "wb") as writer:  # type: ignore[union-attr]
+            shutil.copyfileobj(reader, writer)
+    except (FileExistsError, NotADirectoryError, IsADirectoryError, ValueError, *_TORN) as error:
+        raise _bad_archive(f"{member.name[:80]!r} cannot be unpacked: {error}") from None
+    except OSError as error:
+        if error.errno not in (errno.ENAMETOOLONG, errno.EINVAL, errno.EILSEQ):
+            raise
+        raise _bad_archive(f"{member.name[:80]!r} is no name of a file") from None
+
+
+def is_whole(folder: Path) -> bool:
+    """The folder is as its manifest says: every program by digest, every other file by size, and no other program."""
+    try:
+        files = _listed(read_json(folder / MANIFEST)["files"])
+    except (OSError, UsageError, LookupError, TypeError, AttributeError):  # no manifest, or not ours
+        return False
+    programs = {name for name in files if name.endswith(".py")}
+    if {path.relative_to(folder).as_posix() for path in folder.rglob("*.py")} != programs:
+        return False
+    return all(
+        (folder / name).is_file()
+        and (folder / name).stat().st_size == known["bytes"]
+        and (name not in programs or file_digest(folder / name) == known)
+        for name, known in files.items()
+    )
+
+
+def _listed(files: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """As it stands in the manifest, when each file has its digest."""
+    return {name: {"bytes": known["bytes"], "sha256": known["sha256"]} for name, known in files.items()}
+
+
+def _named(folder: Path) -> Toolchain:
+    missing = [name for name in _NEEDED if not (folder / name).is_file()]
+    if missing:
+        raise UsageError(
+            f"{folder} is not a llama.cpp source folder that can convert",
+            code="bad_llama_cpp",
+            expected=", ".join(_NEEDED),
+            got="no such folder" if not folder.is_dir() else f"without {', '.join(missing)}",
+            hint="git clone https://github.com/ggml-org/llama.cpp, or leave --llama-cpp out",
+        )
+    return Toolchain(folder, "--llama-cpp", None)
+
+
+def _cached() -> Toolchain | None:
+    version = _installed_version()
+    folder = cache_dir() / f"llama.cpp-{version}"
+    return Toolchain(folder, "cached", version) if version and is_whole(folder) else None
+
+
+def _on_path() -> Toolchain | None:
+    script = shutil.which("convert_hf_to_gguf.py")
+    folder = Path(script).resolve().parent if script else None
+    if folder is None or not all((folder / name).is_file() for name in _NEEDED):
+        return None  # an older converter, or one without its packages: it would not run
+    return Toolchain(folder, "PATH", None)
+
+
+def _installed_version() -> str | None:
+    try:
+        return metadata.version("llama-cpp-python")
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _download(version: str, folder: Path) -> Path:
+    # pip asks the package for its metadata after the download, which installs its build tools in a folder of their own:
+    # seconds, and no compilation.
+    arguments = ["download", "--no-deps", "--no-binary", "llama-cpp-python", "--retries", "2", "--dest", str(folder)]
+    environment = dict(os.environ, PIP_DISABLE_PIP_VERSION_CHECK="1", PIP_NO_INPUT="1", PIP_NO_COLOR="1")
+    uv_index = os.environ.get("UV_DEFAULT_INDEX") or os.environ.get("UV_INDEX_URL")
+    if uv_index:
+        environment.setdefault("PIP_INDEX_URL", uv_index)
+    done = subprocess.run(
+        [*_pip(), *arguments, f"llama-cpp-python=={version}"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment,
+    )
+    archives = sorted(folder.glob("llama_cpp_python-*.tar.gz"))
+    if done.returncode != 0 or not archives:
+        raise _download_failed(done.stderr, version)
+    return archives[0]
+
+
+def _pip() -> list[str]:
+    if importlib.util.find_spec("pip") is not None:
+        return [sys.executable, "-m", "pip"]
+    uv = shutil.which("uv")  # environments made by uv have no pip of their own
+    if uv is not None:
+        return [uv, "run", "--no-project", "--python", sys.executable, "--with", "pip", "--", "python", "-m", "pip"]
+    raise NotInstalled(
+        "neither pip nor uv is there to download the converter with",
+        code="missing_package",
+        hint=f"{shlex.quote(sys.executable)} -m ensurepip, then {FETCH_COMMAND}",
+    )
+
+
+def _download_failed(log: str, version: str) -> SkillTrainError:
+    said = [line for line in log.splitlines() if line.startswith(("ERROR", "error"))]
+    got = said[-1] if said else (log.strip().splitlines() or ["pip said nothing"])[-1]
+    message = f"pip could not download the source of llama-cpp-python {version}"
+    another_way = f"{FETCH_COMMAND}   (or name a llama.cpp source folder with --llama-cpp DIR)"
+    if "No matching distribution" in log and "connection" not in log.lower():
+        return NotInstalled(
+            message, code="no_archive", expected="an index that has its .tar.gz", got=got, hint=another_way
+        )
+    return Temporary(message, code="download_failed", got=got, hint=another_way)
+
+
+def _wanted_members(archive: Path) -> Iterator[tuple[PurePosixPath, tarfile.TarInfo, tarfile.TarFile]]:
+    """Name below `vendor/llama.cpp/`, member and its archive, of each file to unpack."""
+    total = 0
+    try:
+        with tarfile.open(archive, mode="r:gz") as source:
+            for member in source:
+                name = member.name.partition("/vendor/llama.cpp/")[2]
+                if not _is_wanted(name):
+                    continue
+                leads_out = ".." in PurePosixPath(member.name).parts or member.name.startswith("/")
+                if leads_out or not member.isfile() or not member.name.isprintable():
+                    raise _bad_archive(f"unsafe member {member.name}")
+                total += member.size
+                if total > _MOST_BYTES:
+                    raise _bad_archive(f"more than {_MOST_BYTES} bytes")
+                yield PurePosixPath(name), member, source
+    except (*_TORN, OSError, ValueError) as error:
+        raise _bad_archive(str(error)) from None
+
+
+def _is_wanted(name: str) -> bool:
+    if "/" not in name:
+        return name in ("LICENSE", "convert_hf_to_gguf.py", "convert_lora_to_gguf.py")
+    return name.startswith(_FOLDERS) and name.endswith(_SUFFIXES)
+
+
+def _bad_archive(why: str) -> NotInstalled:
+    return NotInstalled(
+        f"the source archive of llama-cpp-python is not what it should be: {why}",
+        code="bad_archive",
+        expected=", ".join(_NEEDED),
+        got=why,
+        hint="pip cache purge, then try again; or name a llama.cpp source folder with --llama-cpp DIR",
+    )
+
+
+def _take_name(part: Path, final: Path) -> None:
+    if final.exists() and not is_whole(final):
+        shutil.rmtree(final)  # ours, and damaged
+    try:
+        os.replace(part, final)
+    except OSError:
+        if not is_whole(final):  # another process has finished the same work: that is as good
+            raise
+
+
+def _silent(done: float, total: float, text: str) -> None:
+    pass

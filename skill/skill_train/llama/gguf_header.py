@@ -1,0 +1,258 @@
+"""Reads the header of a GGUF file: metadata, and where each tensor lies. Bytes that make no sense are an error.
+
+A reader of our own, because it must survive hostile bytes and a vocabulary of 150 000 tokens in a fraction of a second.
+Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from skill_train.core.errors import NotInstalled, VerificationFailed
+
+_VERSIONS = (2, 3)
+_STRING, _ARRAY = 8, 9
+_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_MOST_DIMENSIONS = 4
+_DEFAULT_ALIGNMENT = 32
+_LEAST_READ, _MOST_READ = 1 << 20, 1 << 30  # bytes of a header; one of 300,000 tokens and their merges has 15 MB
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One tensor of the file.
+
+    Attributes:
+        shape: as GGUF has it, row length first.
+        kind: name of the storage type, such as `Q4_K`.
+        offset: first byte in the file.
+        n_bytes: bytes of its data.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    kind: str
+    offset: int
+    n_bytes: int
+
+    @property
+    def elements(self) -> int:
+        count = 1
+        for length in self.shape:
+            count *= length
+        return count
+
+
+@dataclass(frozen=True)
+class GgufFile:
+    """The header of a file, checked.
+
+    Attributes:
+        metadata: values by key; arrays are lists.
+        tensors: by name, in the order of the file.
+        size_bytes: the size that the file has.
+        needed_bytes: where the last tensor ends; its padding may follow.
+    """
+
+    path: Path
+    version: int
+    alignment: int
+    metadata: dict[str, Any]
+    tensors: dict[str, Tensor]
+    size_bytes: int
+    needed_bytes: int
+
+    @property
+    def architecture(self) -> str:
+        return str(self.metadata.get("general.architecture", ""))
+
+    def of_architecture(self, key: str) -> Any:
+        """Value of `<architecture>.<key>`, or None."""
+        return self.metadata.get(f"{self.architecture}.{key}")
+
+
+class _Broken(Exception):
+    """Internal: what is wrong with the bytes."""
+
+
+def read_gguf(path: Path) -> GgufFile:
+    """The checked header of a file.
+
+    Raises:
+        VerificationFailed: not a GGUF file, cut off, or its parts contradict each other; the message says which.
+    """
+    try:
+        with open(path, "rb", opener=_at_once) as file:
+            found = os.fstat(file.fileno())
+            if not stat.S_ISREG(found.st_mode):
+                raise _Broken("it is a pipe, a device or a folder")
+            return _parse(path, _Cursor(file, found.st_size))
+    except OSError as error:
+        raise VerificationFailed(
+            f"{path} cannot be read: {error.strerror}",
+            code="bad_gguf",
+            hint="check the file and its permissions, or make it again: skill-train export-gguf RUN",
+        ) from None
+    except ValueError as error:  # names may not be UTF-8
+        raise VerificationFailed(
+            f"{path.name} is not a GGUF file: {error}",
+            code="bad_gguf",
+            hint="make it again: skill-train export-gguf RUN",
+        ) from None
+    except _Broken as error:
+        raise VerificationFailed(
+            f"{path.name} is damaged: {error}", code="bad_gguf", hint="make it again: skill-train export-gguf RUN"
+        ) from None
+
+
+def _at_once(path: str, flags: int) -> int:
+    """A pipe is not waited for."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+
+
+class _Cursor:
+    """Reads forward and never past the end. No memory map: a file that is cut meanwhile would end the process.
+
+    Attributes:
+        data: the start of the file, as far as it was needed.
+    """
+
+    def __init__(self, file: IO[bytes], size: int) -> None:
+        self._file, self.size = file, size
+        self.data = b""
+        self.at = 0
+
+    def need(self, end: int, what: str) -> bytes:
+        """`data`, at least up to a byte of the file."""
+        if end > self.size:
+            count = end - self.at
+            raise _Broken(f"it ends inside {what} (byte {self.at}, {count} more needed, {self.size} bytes long)")
+        if end > _MOST_READ:
+            raise _Broken(f"{what} ends at byte {end}, and no header is that long")
+        if end > len(self.data):  # at least twice as much, so that all the copies together are short
+            self.data += self._file.read(max(end - len(self.data), len(self.data), _LEAST_READ))
+        if end > len(self.data):
+            raise _Broken(f"it ends inside {what}: it was cut while it was read")
+        return self.data
+
+    def take(self, count: int, what: str) -> bytes:
+        start, end = self.at, self.at + count
+        data, self.at = self.need(end, what), end
+        return data[start:end]
+
+    def number(self, code: str, what: str) -> Any:
+        return struct.unpack("<" + code, self.take(struct.calcsize("<" + code), what))[0]
+
+    def text(self, what: str) -> str:
+        return self.take(self.number("Q", what), what).decode("utf-8", errors="surrogateescape")
+
+
+def _parse(path: Path, cursor: _Cursor) -> GgufFile:
+    if cursor.take(4, "the magic number") != b"GGUF":
+        raise _Broken("it does not begin with GGUF")
+    version = cursor.number("I", "the version")
+    if version not in _VERSIONS:
+        raise _Broken(f"its version is {version}, this reads {_VERSIONS}")
+    tensor_count, entry_count = cursor.number("Q", "the header"), cursor.number("Q", "the header")
+    metadata = _metadata(cursor, entry_count)
+    alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
+    if not isinstance(alignment, int) or alignment <= 0 or alignment & (alignment - 1):
+        raise _Broken(f"its alignment is {alignment!r}, not a power of two")
+    tensors = _tensors(cursor, tensor_count, alignment)
+    needed = _check_layout(tensors, cursor.at, alignment, cursor.size)
+    return GgufFile(path, version, alignment, metadata, {t.name: t for t in tensors}, cursor.size, needed)
+
+
+def _metadata(cursor: _Cursor, count: int) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for _ in range(count):
+        key = cursor.text("a metadata key")
+        if key in found:
+            raise _Broken(f"metadata key {key!r} is there twice")
+        found[key] = _value(cursor, cursor.number("I", key), key)
+    return found
+
+
+def _value(cursor: _Cursor, kind: int, key: str) -> Any:
+    if kind == _STRING:
+        return cursor.text(key)
+    if kind in _SCALARS:
+        return cursor.number(_SCALARS[kind], key)
+    if kind != _ARRAY:
+        raise _Broken(f"metadata {key!r} has the unknown type {kind}")
+    item, count = cursor.number("I", key), cursor.number("Q", key)
+    if item == _STRING:
+        return _strings(cursor, count, key)
+    if item not in _SCALARS:
+        raise _Broken(f"metadata {key!r} is an array of the unknown type {item}")
+    code = _SCALARS[item]
+    return list(struct.unpack(f"<{count}{code}", cursor.take(count * struct.calcsize(code), key)))
+
+
+def _strings(cursor: _Cursor, count: int, key: str) -> list[str]:
+    if count * 8 > cursor.size - cursor.at:  # each has a length of 8 bytes
+        raise _Broken(f"metadata {key!r} claims {count} strings, more than the file can hold")
+    # A vocabulary has 300 000 of them: this loop does what `text` does, without its calls.
+    found, data, at, length = [], cursor.data, cursor.at, struct.Struct("<Q")
+    for _ in range(count):
+        start = at + length.size
+        if start > len(data):
+            data = cursor.need(start, key)
+        at = start + length.unpack_from(data, at)[0]
+        if at > len(data):
+            data = cursor.need(at, key)
+        found.append(data[start:at].decode("utf-8", errors="surrogateescape"))
+    cursor.at = at
+    return found
+
+
+def _tensors(cursor: _Cursor, count: int, alignment: int) -> list[Tensor]:
+    sizes, found = _type_sizes(), []
+    for _ in range(count):
+        name = cursor.text("a tensor's name")
+        dimensions = cursor.number("I", name)
+        if not 1 <= dimensions <= _MOST_DIMENSIONS:
+            raise _Broken(f"tensor {name!r} has {dimensions} dimensions")
+        shape = tuple(cursor.number("Q", name) for _ in range(dimensions))
+        kind, offset = cursor.number("I", name), cursor.number("Q", name)
+        if kind not in sizes:
+            raise _Broken(f"tensor {name!r} has the unknown type {kind}")
+        type_name, block, block_bytes = sizes[kind]
+        tensor = Tensor(name, shape, type_name, offset, 0)
+        if 0 in shape or shape[0] % block:
+            raise _Broken(f"tensor {name!r} of type {type_name} has the impossible shape {list(shape)}")
+        found.append(Tensor(name, shape, type_name, offset, tensor.elements // block * block_bytes))
+    start = -(-cursor.at // alignment) * alignment
+    return [Tensor(t.name, t.shape, t.kind, start + t.offset, t.n_bytes) for t in found]
+
+
+def _check_layout(tensors: list[Tensor], header_end: int, alignment: int, size: int) -> int:
+    """Where the last tensor ends. Each lies aligned, inside the file, over no other one, and has a name of its own."""
+    if len({tensor.name for tensor in tensors}) != len(tensors):
+        raise _Broken("two tensors have the same name")
+    end = header_end
+    for tensor in sorted(tensors, key=lambda t: t.offset):
+        if tensor.offset % alignment:
+            raise _Broken(f"tensor {tensor.name!r} is not aligned to {alignment} bytes")
+        if tensor.offset < end:
+            raise _Broken(f"tensor {tensor.name!r} lies over the one before it")
+        end = tensor.offset + tensor.n_bytes
+        if end > size:
+            raise _Broken(f"tensor {tensor.name!r} ends at byte {end}, the file at {size}: it is cut off")
+    return end
+
+
+def _type_sizes() -> dict[int, tuple[str, int, int]]:
+    """Name, elements and bytes of one block, by type number."""
+    try:
+        from gguf.constants import GGML_QUANT_SIZES
+    except ImportError:
+        raise NotInstalled(
+            "gguf is not installed", code="missing_package", hint='pip install "skill-train[gguf]"'
+        ) from None
+    return {int(kind): (kind.name, *sizes) for kind, sizes in GGML_QUANT_SIZES.items()}

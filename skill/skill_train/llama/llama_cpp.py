@@ -1,0 +1,224 @@
+"""llama.cpp through its low-level bindings: one model, tokens in, logits out. Only workers import this module.
+
+Set for exactness, not for speed: no accelerator, no repacked weights, attention caches in f32 and no flash attention.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from skill_train.core.errors import NotInstalled, VerificationFailed
+
+if TYPE_CHECKING:
+    import numpy as np
+
+_CHUNK = 128  # tokens decoded at a time: 128 x 152k logits in float32 are 78 MB
+_GGML_TYPE_F32 = 0
+_FLASH_ATTENTION_OFF = 0
+_LOG_WARN, _LOG_ERROR = 3, 4
+
+
+@dataclass
+class Llama:
+    """A loaded model and its context. `tokens` is the size of its vocabulary."""
+
+    api: Any
+    model: Any
+    vocab: Any
+    context: Any
+    tokens: int
+
+    def facts(self) -> dict[str, Any]:
+        """Special tokens and habits as llama.cpp applies them; ids are None where the file names none."""
+        api, vocab = self.api, self.vocab
+        ids = {name: getattr(api, f"llama_vocab_{name}")(vocab) for name in ("bos", "eos", "eot", "pad")}
+        return {name: token if token >= 0 else None for name, token in ids.items()} | {
+            "add_bos": bool(api.llama_vocab_get_add_bos(vocab)),
+            "add_eos": bool(api.llama_vocab_get_add_eos(vocab)),
+            "end_of_generation": [token for token in range(self.tokens) if api.llama_vocab_is_eog(vocab, token)],
+            "tokens": self.tokens,
+            "context_length": api.llama_model_n_ctx_train(self.model),
+        }
+
+    def tokenize(self, text: str, *, add_special: bool) -> list[int]:
+        """Token ids of a text; special tokens written in it count as such, as in a rendered chat prompt."""
+        data, room = text.encode("utf-8", errors="replace"), 0
+        while True:
+            ids = (self.api.llama_token * room)()
+            count = self.api.llama_tokenize(self.vocab, data, len(data), ids, room, add_special, True)
+            if count >= 0:
+                return list(ids[:count])
+            room = -count  # a negative count is the room that it needs
+
+    def logits(self, ids: list[int]) -> Iterator[tuple[int, np.ndarray]]:
+        """Pieces of one sequence: (first position, logits float32 [positions, vocabulary]). A piece holds until the
+        next is asked for."""
+        self._forget()
+        for start in range(0, len(ids), _CHUNK):
+            chunk = ids[start : start + _CHUNK]
+            yield start, self._decode(chunk, start, last=len(chunk))
+
+    def greedy(self, prompt: list[int], *, most: int) -> list[int]:
+        """The most likely continuation, at most `most` tokens; it ends after llama.cpp's own end of generation."""
+        row, answer = self._last_rows(prompt, 1), list[int]()
+        while len(answer) < most:
+            answer.append(int(row[0].argmax()))
+            if len(answer) == most or self.api.llama_vocab_is_eog(self.vocab, answer[-1]):
+                break
+            row = self._decode(answer[-1:], len(prompt) + len(answer) - 1, last=1)
+        return answer
+
+    def greedy_like(self, prompt: list[int], expected: list[int], *, most: int) -> list[int]:
+        """`greedy` as far as it is `expected`, and the first token that is not. One pass says what the model answers
+        after each token of it, where a token at a time reads all weights for each."""
+        answer: list[int] = []
+        known = list(takewhile(lambda token: token < self.tokens, expected[: most - 1]))  # it answers no other
+        for row in self._last_rows(prompt + known, 1 + len(known)):
+            answer.append(int(row.argmax()))
+            if self.api.llama_vocab_is_eog(self.vocab, answer[-1]) or answer != expected[: len(answer)]:
+                break
+        return answer
+
+    def _last_rows(self, ids: list[int], count: int) -> np.ndarray:
+        """Logits [count, vocabulary] of the last tokens of a sequence."""
+        import numpy as np
+
+        self._forget()
+        rows, first = [], len(ids) - count
+        for start in range(0, len(ids), _CHUNK):
+            chunk = ids[start : start + _CHUNK]
+            wanted = min(len(chunk), max(0, start + len(chunk) - first))
+            rows.append(self._decode(chunk, start, last=wanted).copy())
+        return np.concatenate(rows)
+
+    def _forget(self) -> None:
+        self.api.llama_memory_clear(self.api.llama_get_memory(self.context), True)
+
+    def _decode(self, ids: list[int], position: int, *, last: int) -> np.ndarray:
+        """Logits [last, vocabulary] of the last few tokens, in llama.cpp's own memory: the next call overwrites it."""
+        import numpy as np
+
+        batch = self.api.llama_batch_init(len(ids), 0, 1)
+        batch.n_tokens = len(ids)
+        for index, token in enumerate(ids):
+            batch.token[index], batch.pos[index] = token, position + index
+            batch.n_seq_id[index], batch.seq_id[index][0] = 1, 0
+            batch.logits[index] = index >= len(ids) - last
+        status = self.api.llama_decode(self.context, batch)
+        self.api.llama_batch_free(batch)
+        if status != 0:
+            raise VerificationFailed(
+                f"llama.cpp could not run the model (status {status})",
+                code="decode_failed",
+                hint="skill-train doctor --self-test",
+            )
+        if not last:
+            return np.empty((0, self.tokens), dtype=np.float32)
+        pointer = self.api.llama_get_logits(self.context)
+        return np.ctypeslib.as_array(pointer, shape=(last, self.tokens))
+
+
+@contextlib.contextmanager
+def loaded(path: Path, *, context_tokens: int, threads: int, lora: Path | None = None) -> Iterator[Llama]:
+    """The model of a GGUF file, with the adapter of another one at its full strength.
+
+    Raises:
+        NotInstalled: llama-cpp-python is missing.
+        VerificationFailed: llama.cpp refuses the file; `got` holds its last words.
+    """
+    api = bindings()
+    with _captured_log(api) as lines:
+        model = api.llama_model_load_from_file(str(path).encode(), _model_parameters(api))
+        if not model:
+            raise _refused(path, lines)
+        context = api.llama_init_from_model(model, _context_parameters(api, context_tokens, threads))
+        if not context:
+            api.llama_model_free(model)
+            raise _refused(path, lines)
+        if lora is not None:
+            _add_adapter(api, model, context, lora, lines)
+        vocab = api.llama_model_get_vocab(model)
+        try:
+            yield Llama(api, model, vocab, context, api.llama_vocab_n_tokens(vocab))
+        finally:
+            api.llama_free(context)
+            api.llama_model_free(model)
+
+
+def _add_adapter(api: Any, model: Any, context: Any, lora: Path, lines: deque[tuple[int, str]]) -> None:
+    """The adapter is freed with the model."""
+    adapter = api.llama_adapter_lora_init(model, str(lora).encode())
+    if not adapter:
+        raise _refused(lora, lines)
+    adapters = (api.llama_adapter_lora_p_ctypes * 1)(adapter)
+    if api.llama_set_adapters_lora(context, adapters, 1, (ctypes.c_float * 1)(1.0)) != 0:
+        raise _refused(lora, lines)
+
+
+def _model_parameters(api: Any) -> Any:
+    parameters = api.llama_model_default_params()
+    parameters.n_gpu_layers = 0
+    # llama-cpp-python 0.3.36 segfaults on processors with AMX when it repacks quantized weights.
+    parameters.use_extra_bufts = False
+    return parameters
+
+
+def _context_parameters(api: Any, context_tokens: int, threads: int) -> Any:
+    parameters = api.llama_context_default_params()
+    parameters.n_ctx = context_tokens
+    parameters.n_batch = parameters.n_ubatch = _CHUNK
+    parameters.n_threads = parameters.n_threads_batch = threads
+    parameters.type_k = parameters.type_v = _GGML_TYPE_F32
+    parameters.flash_attn_type = _FLASH_ATTENTION_OFF
+    parameters.offload_kqv = parameters.op_offload = False
+    return parameters
+
+
+@contextlib.contextmanager
+def _captured_log(api: Any) -> Iterator[deque[tuple[int, str]]]:
+    """llama.cpp's last log lines with their levels; nothing reaches the screen."""
+    lines: deque[tuple[int, str]] = deque(maxlen=200)
+
+    def keep(level: int, text: bytes, _: ctypes.c_void_p) -> None:
+        lines.append((level, text.decode("utf-8", errors="replace").strip()))
+
+    callback = api.llama_log_callback(keep)
+    api.llama_log_set(callback, ctypes.c_void_p(0))
+    try:
+        yield lines
+    finally:
+        # The callback must outlive its use, and Python may end before llama.cpp has logged its last line.
+        _kept_alive.append(callback)
+
+
+_kept_alive: list[Any] = []
+
+
+def _refused(path: Path, lines: deque[tuple[int, str]]) -> VerificationFailed:
+    errors = [text for level, text in lines if level == _LOG_ERROR and text]
+    words = errors or [text for level, text in lines if level == _LOG_WARN and text] or ["it said nothing"]
+    # The first error is the cause; the ones that follow say only that loading failed.
+    return VerificationFailed(
+        f"llama.cpp cannot load {path.name}: {words[0]}",
+        code="gguf_refused",
+        got=words[-1],
+        hint="make it again: skill-train export-gguf RUN; an architecture that is new needs a newer llama-cpp-python",
+    )
+
+
+def bindings() -> Any:
+    """llama-cpp-python's low-level functions. For workers only: native code can end the process."""
+    try:
+        import llama_cpp
+    except ImportError:
+        raise NotInstalled(
+            "llama-cpp-python is not installed", code="missing_package", hint='pip install "skill-train[gguf]"'
+        ) from None
+    return llama_cpp

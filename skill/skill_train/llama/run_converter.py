@@ -1,0 +1,390 @@
+"""Runs llama.cpp's converters, each as a child process, on a view of the model that holds no code.
+
+The converters load tokenizers with `trust_remote_code=True`. The view is a folder of links without the model's Python
+files and without `auto_map` in its configuration, so there is nothing that could run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from skill_train.core.errors import (
+    DecisionNeeded,
+    NativeCrash,
+    NotInstalled,
+    SkillTrainError,
+    UsageError,
+    died_of_memory,
+)
+from skill_train.core.files import write_text
+from skill_train.core.peak_memory import watch_memory
+from skill_train.core.resources import train_program
+from skill_train.llama.get_converter import Toolchain
+from skill_train.model.config import text_config, unread_window
+from skill_train.model.convertible import from_config as convertible
+from skill_train.model.folder import read_config
+from skill_train.model.foreign_files import weight_files
+from skill_train.run.records import read_json
+
+_WRITING = re.compile(r"Writing:\s+(\d+)%")
+_EXCEPTION = re.compile(r"^(?:[A-Za-z_]+\.)*([A-Z]\w*(?:Error|Exception|Interrupt)): ?(.*)")
+_KEPT_LINES = 400
+
+_CHILD = Path(__file__).with_name("converter_child.py")
+Process = subprocess.Popen[str]
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """What the log of a failed converter says: `found` is the groups of the pattern that matched."""
+
+    model: Path
+    line: str
+    found: tuple[str, ...]
+
+
+def require_convertible(model: Path, toolchain: Toolchain) -> None:
+    """Refuses by `config.json` alone what `plan` warned of; nothing is written or started for it.
+
+    Args:
+        model: the folder, or that of the base whose merged weights will be converted.
+
+    Raises:
+        UsageError: the converter does not know the architecture, or llama.cpp computes it in another way.
+    """
+    config = read_config(model)
+    text = text_config(config)
+    known, files = toolchain.architectures(), {path.name for path in model.iterdir()}
+    why = convertible.why_not(text, config, known, files)
+    if why is None:
+        return
+    name = convertible.architecture(text, config)
+    words = f"{model} cannot become a GGUF file: {why}"
+    instead = "use the adapter or the merged model with transformers or vLLM: skill-train merge RUN; for GGUF files "
+    if name not in known:
+        raise UsageError(
+            words,
+            code="unsupported_architecture",
+            expected="an architecture that this llama.cpp can run",
+            got=str(name),
+            hint=instead + "choose another base, or a newer llama-cpp-python: pip install -U llama-cpp-python",
+        )
+    raise UsageError(
+        words,
+        code="not_convertible",
+        expected="a model that llama.cpp computes as transformers does, with the files that its converter reads",
+        got=str(name),
+        hint=instead + "choose another base, or a whole folder of this one",
+    )
+
+
+def warn_of_window(model: Path, warn: Callable[[str, str], None]) -> None:
+    """Says of which texts a GGUF file of this folder computes something else than the model; of most models of none."""
+    config = read_config(model)
+    window = unread_window(config)
+    if window is not None:
+        name = convertible.architecture(text_config(config), config)
+        warn("unread_window", convertible.unread_window_told(window, str(name)))
+
+
+@contextlib.contextmanager
+def without_code(model: Path, **changes: Any) -> Iterator[Path]:
+    """A temporary folder of the same name and content as `model`, without anything that could be run.
+
+    Args:
+        changes: keys to set in `adapter_config.json`.
+    """
+    with tempfile.TemporaryDirectory(prefix="skill-train-") as folder:
+        view = Path(folder) / (model.resolve().name or "model")
+        view.mkdir()
+        loaded = weight_files(model)
+        for entry in sorted(model.iterdir()):
+            other = entry.suffix == ".safetensors" and loaded[0].exists() and entry not in loaded
+            if other or entry.suffix == ".py" or entry.name.startswith("."):
+                continue
+            plain = _plain_config(entry, changes) if entry.name.endswith("config.json") else None
+            if plain is None:
+                (view / entry.name).symlink_to(entry.resolve())
+            else:
+                write_text(view / entry.name, json.dumps(plain))
+        yield view
+
+
+@contextlib.contextmanager
+def ready(toolchain: Toolchain) -> Iterator[Process]:
+    """A process that gets ready to convert while something else is done; `run` uses it up."""
+    with _start(toolchain) as process:
+        try:
+            yield process
+        finally:
+            process.kill()  # one that was used has ended
+
+
+def run(
+    toolchain: Toolchain,
+    script: Path,
+    arguments: list[str],
+    *,
+    model: Path,
+    on_percent: Callable[[int], None],
+    process: Process | None = None,
+) -> list[str]:
+    """Runs a converter to its end and returns the lines of its log.
+
+    Args:
+        model: the folder to name in messages.
+        on_percent: called with the share that is written.
+        process: of `ready`; a new one when there is none.
+
+    Raises:
+        UsageError: the converter cannot convert this model; the message says why.
+        NotInstalled: it misses a package.
+        DecisionNeeded: disk or memory ran out.
+        NativeCrash: a signal ended it.
+    """
+    lines: list[str] = []
+    with process or _start(toolchain) as process:
+        assert process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it ended already, and its log says why
+            process.stdin.write(json.dumps([str(script), *arguments]) + "\n")
+            process.stdin.flush()
+        try:
+            for line in process.stdout or ():  # a bar's carriage returns count as line ends
+                written = _WRITING.search(line)
+                if written:
+                    on_percent(int(written[1]))
+                elif line.strip():
+                    lines = [*lines[-_KEPT_LINES:], line.rstrip()]
+            with contextlib.suppress(BrokenPipeError):  # open until here: a converter whose command is gone ends
+                process.stdin.close()
+        except BaseException:
+            process.kill()
+            raise
+    if process.returncode != 0:
+        raise explain(process.returncode, lines, model=model)
+    return lines
+
+
+def _start(toolchain: Toolchain) -> Process:
+    process = subprocess.Popen(
+        [sys.executable, "-P", str(_CHILD), str(train_program())],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        encoding="utf-8",
+        errors="replace",
+        env=_environment(),
+        cwd=toolchain.folder,
+    )
+    watch_memory(process.pid)
+    return process
+
+
+def explain(returncode: int, lines: list[str], *, model: Path) -> SkillTrainError:
+    """One clear error for a converter that failed with this log."""
+    last = _last_meaningful(lines)
+    if returncode == -signal.SIGKILL or (returncode < 0 and died_of_memory("\n".join(lines))):
+        return _out_of_memory(_Failure(model, last, ()))
+    if returncode < 0:
+        name = signal.Signals(-returncode).name
+        return NativeCrash(
+            f"llama.cpp's converter crashed with {name}",
+            code="native_crash",
+            got=last,
+            hint="skill-train doctor --self-test",
+        )
+    for pattern, make in _CAUSES:
+        for line in reversed(lines):
+            match = re.search(pattern, line)
+            if match:
+                return make(_Failure(model, last, match.groups()))
+    return UsageError(
+        f"llama.cpp's converter cannot convert {model}: {last}",
+        code="conversion_failed",
+        got=last,
+        hint="pip install -U llama-cpp-python, which brings a newer converter; the model itself is as it was",
+    )
+
+
+def _plain_config(file: Path, changes: dict[str, Any]) -> dict[str, Any] | None:
+    """The configuration without `auto_map` and with the changes; None when the file is that already."""
+    config = read_json(file)
+    if not isinstance(config, dict):
+        return None
+    plain = {key: value for key, value in config.items() if key != "auto_map"}
+    if file.name == "tokenizer_config.json":
+        plain |= _prefix_of(file.with_name("tokenizer.json"), file.with_name("tokenizer.model"))
+    if file.name == "config.json":
+        plain |= convertible.as_published(config)
+    if file.name == "adapter_config.json":
+        plain |= changes
+    return plain if plain != config else None
+
+
+def _prefix_of(file: Path, pieces: Path) -> dict[str, bool]:
+    """Whether a sentencepiece vocabulary puts a space before text. tokenizer.json decides that for the training, and
+    without it tokenizer.model; for the converter it is `add_prefix_space` of tokenizer_config.json."""
+    if not file.is_file() and pieces.is_file():
+        from sentencepiece import sentencepiece_model_pb2
+
+        proto = sentencepiece_model_pb2.ModelProto.FromString(pieces.read_bytes())
+        return {"add_prefix_space": bool(proto.normalizer_spec.add_dummy_prefix)}
+    said = _object(read_json(file)) if file.is_file() else {}
+    model = _object(said.get("model"))
+    if model.get("type") != "BPE" or not model.get("byte_fallback"):
+        return {}
+    normalizer = _object(said.get("normalizer"))
+    others = normalizer.get("normalizers")
+    steps = [_object(step).get("type") for step in [normalizer, *(others if isinstance(others, list) else [])]]
+    scheme = _object(said.get("pre_tokenizer")).get("prepend_scheme", "never")
+    return {"add_prefix_space": "Prepend" in steps or scheme != "never"}
+
+
+def _object(value: Any) -> dict[str, Any]:
+    """An empty one for a value of another kind, on which the library that reads the file ends by itself."""
+    return value if isinstance(value, dict) else {}
+
+
+def _environment() -> dict[str, str]:
+    environment = dict(
+        os.environ,
+        HF_HUB_OFFLINE="1",
+        HF_HUB_DISABLE_TELEMETRY="1",
+        TRANSFORMERS_VERBOSITY="error",
+        PYTHONUTF8="1",
+        PYTHONUNBUFFERED="1",
+        PYTHONDONTWRITEBYTECODE="1",  # the converter's folder stays as its manifest says
+    )
+    for name in ("PYTHONPATH", "NO_LOCAL_GGUF", "HF_TOKEN"):  # its own gguf-py; and it has no use for a token
+        environment.pop(name, None)
+    return environment
+
+
+def _last_meaningful(lines: list[str]) -> str:
+    """The exception of a traceback with its message, else the last error line, else the last line."""
+    for line in reversed(lines):
+        if _EXCEPTION.match(line) or line.startswith("ERROR:"):
+            return line
+    return lines[-1] if lines else "it said nothing"
+
+
+def _unsupported_architecture(failure: _Failure) -> UsageError:
+    return UsageError(
+        f"llama.cpp's converter does not know the architecture {failure.found[0]} of {failure.model}",
+        code="unsupported_architecture",
+        expected="an architecture that this llama.cpp can run",
+        got=failure.found[0],
+        hint="use a base model of a known architecture (Llama, Qwen, Mistral, Gemma, Phi, …), "
+        "or a newer llama-cpp-python: pip install -U llama-cpp-python",
+    )
+
+
+def _unsupported_tokenizer(failure: _Failure) -> UsageError:
+    return UsageError(
+        f"llama.cpp does not know how the tokenizer of {failure.model} splits text before its merges",
+        code="unsupported_tokenizer",
+        expected="a tokenizer whose pre-tokenizer is in llama.cpp's list, unchanged from its base model",
+        got=failure.line,
+        hint="copy the base model's tokenizer files into the folder unchanged; a home-made tokenizer "
+        "converts when it is a sentencepiece one (tokenizer.model)",
+    )
+
+
+def _missing_file(failure: _Failure) -> UsageError:
+    return UsageError(
+        f"llama.cpp's converter misses a file of {failure.model}: {failure.line}",
+        code="missing_tokenizer",
+        expected="the tokenizer files of the base model, unchanged",
+        got=failure.line,
+        hint="copy the base model's tokenizer files (tokenizer.model for sentencepiece models) into the folder",
+    )
+
+
+def _missing_key(failure: _Failure) -> UsageError:
+    key = failure.found[0].strip()
+    if not re.search(r"[A-Za-z]\w+", key) or re.fullmatch(r"""['"][^'"]*[<>|\[\]][^'"]*['"]""", key):
+        return _missing_token(failure, key)
+    return UsageError(
+        f"the config.json of {failure.model} lacks what llama.cpp's converter reads: {key}",
+        code="incomplete_config",
+        expected="the config.json that the base model was published with",
+        got=f"without {key}",
+        hint=f"add {key} to {shlex.quote(str(failure.model / 'config.json'))}, with the value that the base model was "
+        "published with",
+    )
+
+
+def _missing_token(failure: _Failure, token: str) -> UsageError:
+    return UsageError(
+        f"the vocabulary of {failure.model} lacks a token that llama.cpp's converter looks up: {token}",
+        code="incomplete_vocabulary",
+        expected=f"the tokenizer files that the base model was published with, which hold {token}",
+        got=f"without {token}",
+        hint=f"take the whole, unchanged folder of the base, whose tokenizer.json holds {token}, and train on that",
+    )
+
+
+def _missing_package(failure: _Failure) -> NotInstalled:
+    return NotInstalled(
+        f"llama.cpp's converter needs the package {failure.found[0]}",
+        code="missing_package",
+        got=failure.line,
+        hint='pip install "skill-train[train,gguf]"',
+    )
+
+
+def _quantized(failure: _Failure) -> UsageError:
+    return UsageError(
+        f"{failure.model} holds weights that are already quantized ({failure.found[0]})",
+        code="quantized_model",
+        expected="full-precision weights",
+        got=failure.found[0],
+        hint="merge the adapter into the full-precision base model and convert that",
+    )
+
+
+def _no_disk(failure: _Failure) -> DecisionNeeded:
+    return DecisionNeeded(
+        "the disk filled up while the GGUF file was written",
+        code="no_disk",
+        got=failure.line,
+        hint="free some space, or choose a folder on another disk",
+    )
+
+
+def _out_of_memory(failure: _Failure) -> DecisionNeeded:
+    return DecisionNeeded(
+        "memory ran out while the model was converted",
+        code="out_of_memory",
+        got=failure.line,
+        hint="close other programs, or run this step on a machine with more memory",
+    )
+
+
+# What the converters write (llama.cpp of llama-cpp-python 0.3.36), most telling first.
+_CAUSES: list[tuple[str, Callable[[_Failure], SkillTrainError]]] = [
+    (r"Model (\w+) is not supported", _unsupported_architecture),
+    (r"Architecture '(\w+)' not supported", _unsupported_architecture),
+    (r"BPE pre-tokenizer was not recognized", _unsupported_tokenizer),
+    (r"ModuleNotFoundError: No module named '([\w.]+)'", _missing_package),
+    (r"Quant method is not yet supported: '?([\w-]+)", _quantized),
+    (
+        r"No space left on device|File too large|Disk quota exceeded|\d+ requested and \d+ written",
+        _no_disk,
+    ),  # and numpy
+    (r"MemoryError|not enough memory|[Cc]annot allocate memory", _out_of_memory),
+    (r"^FileNotFoundError|File not found", _missing_file),
+    (r"^KeyError: (.*)", _missing_key),
+]

@@ -1,0 +1,46 @@
+"""A limit on the address space (`ulimit -v`, and some batch systems), seen before torch is loaded: libraries that get
+no room while they load end the process, and nobody could say why."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+from skill_train.core.errors import DecisionNeeded, process_figure
+
+_TIMES_ITS_LIBRARIES = 1.5  # 446 MB of libraries mapped 611 MB (torch 2.13 for CPU, Linux, 2026-11)
+
+
+def require_room_for_torch() -> None:
+    """To be called before torch is imported, here or in a process that inherits the limit.
+
+    Raises:
+        DecisionNeeded: the limit leaves too little.
+    """
+    free = None if "torch" in sys.modules else _free_bytes()
+    need = None if free is None else _needed_bytes()
+    if free is None or need is None or free >= need:
+        return
+    raise DecisionNeeded(
+        "out of memory: a limit on the address space leaves no room for torch",
+        code="out_of_memory",
+        expected=f"{need / 1e9:.1f} GB for its libraries alone",
+        got=f"{max(0, free) / 1e9:.1f} GB",
+        hint="raise the limit (ulimit -v unlimited) and run the same command again",
+    )
+
+
+def _free_bytes() -> int | None:
+    """None without a limit, and where the system does not tell."""
+    limit, mapped = process_figure("limits", "Max address space"), process_figure("status", "VmSize:")
+    return None if limit is None or mapped is None else limit - 1024 * mapped
+
+
+def _needed_bytes() -> int | None:
+    """None where torch is not installed."""
+    found = importlib.util.find_spec("torch")
+    if found is None or not found.submodule_search_locations:
+        return None
+    libraries = Path(found.submodule_search_locations[0], "lib").glob("*.so*")
+    return int(_TIMES_ITS_LIBRARIES * sum(file.stat().st_size for file in libraries))

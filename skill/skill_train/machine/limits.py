@@ -1,0 +1,23 @@
+"""Refuses a step whose working memory is not there, before it starts."""
+
+from __future__ import annotations
+
+from skill_train.core.errors import DecisionNeeded
+from skill_train.machine.read import available_memory_bytes
+
+
+def require_memory(need_bytes: int, what: str) -> None:
+    """Does nothing where the system does not tell what is available.
+
+    Raises:
+        DecisionNeeded: available memory below `need_bytes`.
+    """
+    have = available_memory_bytes()
+    if have is not None and have < need_bytes:
+        raise DecisionNeeded(
+            f"not enough memory for {what}: needs {need_bytes / 1e9:.2f} GB, {have / 1e9:.2f} GB available",
+            code="no_memory",
+            expected=f"{need_bytes} bytes available",
+            got=f"{have} bytes available",
+            hint="close other programs, or run this step on a machine with more memory",
+        )

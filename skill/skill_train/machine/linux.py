@@ -1,0 +1,130 @@
+"""Processor, memory, control groups and battery of a Linux machine or container, read from /proc and /sys."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from skill_train.machine.probe import Probe
+
+FEATURES = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "bf16", "neon")
+_CPU = "/sys/devices/system/cpu"
+_GROUPS = "/sys/fs/cgroup"
+
+
+@dataclass(frozen=True)
+class Cpu:
+    """`name` is empty and `mhz` None where nothing tells."""
+
+    name: str
+    features: tuple[str, ...]
+    mhz: float | None
+
+
+def read_cpu(probe: Probe) -> Cpu:
+    text = probe.read("/proc/cpuinfo") or ""
+    name = re.search(r"^model name\s*: (.+)$", text, re.MULTILINE)
+    flags = re.search(r"^(?:flags|Features)\s*: (.+)$", text, re.MULTILINE)
+    words = set(flags[1].split() if flags else ())
+    if "asimd" in words:  # what 64-bit Arm calls NEON
+        words.add("neon")
+    called = name[1].strip() if name else ""
+    return Cpu(called, tuple(f for f in FEATURES if f in words), _mhz(probe, called, text))
+
+
+def stated_mhz(name: str) -> float | None:
+    """The clock in a processor's own name, such as `@ 2.60GHz`."""
+    stated = re.search(r"@ ([\d.]+)\s?GHz", name)
+    return float(stated[1]) * 1000 if stated else None
+
+
+def _mhz(probe: Probe, name: str, cpuinfo: str) -> float | None:
+    """The highest stated clock: of cpufreq, else in the name, else what runs now (all that a virtual machine tells)."""
+    files = (f"{_CPU}/cpu{cpu}/cpufreq/cpuinfo_max_freq" for cpu in probe.cpus)
+    highest = [int(khz) / 1000 for khz in map(probe.read, files) if khz and khz.strip().isdigit()]
+    now = [float(mhz) for mhz in re.findall(r"^cpu MHz\s*: ([\d.]+)$", cpuinfo, re.MULTILINE)]
+    return max(highest, default=None) or stated_mhz(name) or max(now, default=None)
+
+
+def physical_cores(probe: Probe) -> int:
+    """Cores that this process may use: two hardware threads of one core count once, and a quota of processor time
+    (`docker --cpus=1.5`) is rounded down, because threads above it are stopped in the middle of a step."""
+    siblings = set()
+    for cpu in probe.cpus:
+        text = probe.read(f"{_CPU}/cpu{cpu}/topology/thread_siblings_list")
+        siblings.add(text.strip() if text else str(cpu))
+    quota = min(_quotas(probe), default=None)
+    return max(1, len(siblings) if quota is None else min(len(siblings), int(quota)))
+
+
+def read_memory(probe: Probe) -> tuple[int | None, int | None]:
+    """Total and available bytes. A container owns its limit and not the machine's memory; what it holds counts, except
+    for file pages that the kernel takes back (`inactive_file`, left out as `docker stats` does)."""
+    kib = dict(re.findall(r"^(\w+):\s+(\d+) kB", probe.read("/proc/meminfo") or "", re.MULTILINE))
+    if "MemTotal" not in kib:
+        return None, None
+    total = int(kib["MemTotal"]) * 1024
+    available = int(kib.get("MemAvailable") or kib.get("MemFree") or 0) * 1024
+    for limit, used in _limits(probe):
+        total, available = min(total, limit), min(available, max(0, limit - used))
+    return total, available
+
+
+def _limits(probe: Probe) -> Iterator[tuple[int, int]]:
+    """Limit and use in bytes, of each control group that this process is in."""
+    for folder in _folders(probe, "", _GROUPS):
+        limit, used = probe.read(f"{folder}/memory.max"), probe.read(f"{folder}/memory.current")
+        yield from _limit(limit, used, _stat(probe, folder, "inactive_file"))
+    for folder in _folders(probe, "memory", f"{_GROUPS}/memory"):
+        limit, used = probe.read(f"{folder}/memory.limit_in_bytes"), probe.read(f"{folder}/memory.usage_in_bytes")
+        yield from _limit(limit, used, _stat(probe, folder, "total_inactive_file"))
+
+
+def _limit(limit: str | None, used: str | None, reclaimable: int) -> Iterator[tuple[int, int]]:
+    if limit is not None and limit.strip().isdigit():  # `max` is none
+        taken = int(used) if used is not None and used.strip().isdigit() else 0
+        yield int(limit), max(0, taken - reclaimable)
+
+
+def _stat(probe: Probe, folder: str, key: str) -> int:
+    found = re.search(rf"^{key} (\d+)$", probe.read(f"{folder}/memory.stat") or "", re.MULTILINE)
+    return int(found[1]) if found else 0
+
+
+def _quotas(probe: Probe) -> Iterator[float]:
+    """Processors' worth of time that the control groups grant."""
+    for folder in _folders(probe, "", _GROUPS):
+        words = (probe.read(f"{folder}/cpu.max") or "").split()
+        if len(words) == 2 and words[0].isdigit():
+            yield int(words[0]) / int(words[1])
+    for folder in _folders(probe, "cpu", f"{_GROUPS}/cpu"):
+        quota, period = probe.read(f"{folder}/cpu.cfs_quota_us"), probe.read(f"{folder}/cpu.cfs_period_us")
+        if quota and period and int(quota) > 0:  # -1 is none
+            yield int(quota) / int(period)
+
+
+def _folders(probe: Probe, controller: str, root: str) -> list[str]:
+    """This process's control group and those above it, for one controller of version 1, or `""` for version 2.
+
+    Inside a container /proc/self/cgroup may name the path outside of it; then only the root is there, and is ours.
+    """
+    paths = [line.split(":", 2) for line in (probe.read("/proc/self/cgroup") or "").splitlines()]
+    own = next((line[2] for line in paths if len(line) == 3 and controller in line[1].split(",")), "/")
+    parts = [part for part in own.split("/") if part and part != ".."]
+    return [root + "".join(f"/{part}" for part in parts[:depth]) for depth in range(len(parts), -1, -1)]
+
+
+def read_battery(probe: Probe) -> tuple[bool | None, bool | None]:
+    """`(laptop, on_battery)`; None where nothing tells."""
+    root = "/sys/class/power_supply"
+    supplies = probe.names(root)
+    own = [name for name in supplies if _word(probe, f"{root}/{name}/type") == "Battery"]
+    own = [name for name in own if _word(probe, f"{root}/{name}/scope") != "Device"]  # a mouse has one too
+    if not own:
+        return (False if supplies else None), None
+    return True, any(_word(probe, f"{root}/{name}/status") == "Discharging" for name in own)
+
+
+def _word(probe: Probe, path: str) -> str:
+    return (probe.read(path) or "").strip()

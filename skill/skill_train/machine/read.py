@@ -1,0 +1,80 @@
+"""Reads this machine, without torch. Only the modules `machine*` ask the operating system."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from skill_train.facts import MachineFacts
+from skill_train.machine import linux as machine_linux
+from skill_train.machine.mac import ram_available_bytes, read_mac
+from skill_train.machine.nvidia import read_gpus
+from skill_train.machine.probe import Probe, this_machine
+
+
+def read_machine(probe: Probe | None = None) -> MachineFacts:
+    """What a machine offers for training: this one, or one whose answers were recorded."""
+    asked = probe or this_machine()
+    return read_mac(asked) if asked.system == "Darwin" else _linux(asked)
+
+
+def available_memory_bytes() -> int | None:
+    """The computer's own memory that a new process can have, also where a GPU has its own; None where nothing tells."""
+    probe = this_machine()
+    return ram_available_bytes(probe) if probe.system == "Darwin" else machine_linux.read_memory(probe)[1]
+
+
+def physical_cores() -> int:
+    """Cores that this process may use; two hardware threads of one core count once."""
+    return machine_linux.physical_cores(this_machine())
+
+
+def cache_dir() -> Path:
+    """Where skill-train keeps what it may lose: the fetched converter, probes. `SKILL_TRAIN_CACHE` moves it."""
+    if "SKILL_TRAIN_CACHE" in os.environ:
+        return Path(os.environ["SKILL_TRAIN_CACHE"])
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "skill-train"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "skill-train"
+
+
+def _linux(probe: Probe) -> MachineFacts:
+    ram, ram_available = machine_linux.read_memory(probe)
+    cpu = machine_linux.read_cpu(probe)
+    laptop, on_battery = machine_linux.read_battery(probe)
+    found = read_gpus(probe, ram, ram_available)
+    gpu = found.usable[0] if found.usable else None
+    free = [one.free_bytes for one in found.usable if one.free_bytes is not None]  # a run takes the same on each
+    return MachineFacts(
+        system=probe.system,
+        chip=gpu.name if gpu else cpu.name or probe.processor,
+        device="cuda" if gpu else "cpu",
+        memory_bytes=gpu.memory_bytes if gpu else ram,
+        available_bytes=min(free, default=None) if gpu else ram_available,
+        compute_capability=gpu.compute_capability if gpu else None,
+        cores=machine_linux.physical_cores(probe),
+        bf16_matrix=bool({"amx_bf16", "avx512_bf16", "bf16"} & set(cpu.features)),
+        unknown=_unknown(probe, ram, cpu) | found.unknown,
+        gpus=found.usable,
+        unified=found.unified,
+        ram_bytes=ram,
+        ram_available_bytes=ram_available,
+        disk_free_bytes=probe.disk_free_bytes,
+        on_battery=on_battery,
+        laptop=laptop,
+        cpu=cpu.name or probe.processor,
+        cpu_features=cpu.features,
+        cpu_mhz=cpu.mhz,
+    )
+
+
+def _unknown(probe: Probe, ram: int | None, cpu: machine_linux.Cpu) -> dict[str, str]:
+    unknown = {} if ram else {"memory_bytes": f"no /proc/meminfo on {probe.system}"}
+    if not cpu.name:
+        unknown["cpu"] = "/proc/cpuinfo has no model name"
+    if cpu.mhz is None:
+        unknown["cpu_mhz"] = "neither cpufreq nor /proc/cpuinfo tells it"
+    if probe.disk_free_bytes is None:
+        unknown["disk_free_bytes"] = "the current folder does not tell"
+    return unknown

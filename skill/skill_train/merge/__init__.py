@@ -1,0 +1,1 @@
+"""The step `merge`: base + adapter → one model."""

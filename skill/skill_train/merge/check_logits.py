@@ -1,0 +1,315 @@
+"""Is the merged model the base with its adapter? Logits of both on the same tokens, in fp32, before anything else is
+made from it.
+
+Distance. A merge in fp32 is held against base + adapter as PEFT computes it: correct ones measured at most 1.3e-12 nats
+(mean KL divergence), the bound is 1e-8. A merge in 16 bits is held against base + adapter with each weight rounded once
+(`merge_rounded`): that is what it must be, and how far rounding moves this model's answers says nothing of it. Correct
+merges of seven families measured 0, and at most 9e-10 where the sums are added up in another order (2026-11); their
+distance from the model that is not rounded, 7e-6 to 3e-3. A weight next to the middle of two steps can fall the other
+way in a sum of another order: one in some ten thousand does, which moves answers by 1e-3 of what rounding does. So
+the bound is 1e-8, or a hundredth of what rounding costs half of the tokens; and, because one such weight can turn a
+router, half of what it costs on average. Of a merge by PEFT the sums are the same, and only the first bound holds.
+
+Share. How much of the adapter's own change of the answers is in the merged model: 1, or 0 when it was left out, 2 when
+it was added twice. It is that of the rounded model where there is one. Rounding loses small changes, because bf16
+weights have 8 bits: of a change of 0.5 % of the weights 98 % is kept, of 0.2 % 82 %, of 0.1 % 55 %.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import json
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from skill_train.core.console import Bar
+from skill_train.core.errors import VerificationFailed
+from skill_train.llama import logit_distance as compare
+from skill_train.model.folder import read_config
+from skill_train.reference import load as reference
+from skill_train.reference import rounded_merge as merge_rounded
+from skill_train.reference.low_memory import frugal_model
+
+if TYPE_CHECKING:
+    import numpy as np
+
+MAX_TOKENS = 2048
+ENOUGH_TOKENS = 512  # where every weight was compared already, and this asks whether PEFT sees it the same way
+EXACT = 1e-8  # nats: fp32 sums of another order stay far below it
+_P99 = 10
+_OF_HALF, _OF_MEAN = 0.01, 0.5  # of what rounding costs
+_SHARE = 0.05
+_LOST = 0.5
+_NO_EFFECT = 1e-9
+_ROW_TOKENS = 512
+_OF_BASE = 4  # the base runs on the first quarter, and 256 tokens at least: a share uses whole distributions
+_LEAST_OF_BASE = 256
+_WORDS = {
+    "median_kl": "median KL divergence",
+    "mean_kl": "mean KL divergence",
+    "p99_kl": "99th percentile of the KL divergence",
+}
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "spiece.model")
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Token ids to compare on, and what they are."""
+
+    source: str
+    ids: list[list[int]]
+
+    @property
+    def tokens(self) -> int:
+        return sum(map(len, self.ids))
+
+
+def gate(
+    *,
+    base: Path,
+    adapter: Path,
+    merged: Path,
+    rows: list[dict[str, Any]],
+    stored: str,
+    kept: float | None,
+    threshold: float | None,
+    bar: Bar,
+    tokens: int = MAX_TOKENS,
+) -> dict[str, Any]:
+    """The gate's figures, limits and verdict, as `merge.json` keeps them.
+
+    Args:
+        merged: the written folder; a scratch file of logits lies in it meanwhile.
+        rows: texts with `input_ids`, held-out ones at best; NEUTRAL_TEXTS are used when there are none.
+        stored: safetensors' dtype of the changed weights (the coarsest when they differ).
+        kept: the share of the change of the weights that rounding left; None when nobody knows.
+        threshold: the highest mean KL divergence from base + adapter in nats; None is what this model's own rounding
+            allows.
+        tokens: the most to compare.
+
+    Returns:
+        `figures` of the merged model against base + adapter; `rounded`: the same against that model rounded, and what
+        rounding costs, None in fp32; `effect`: the `share` of the adapter that is in the merged model, and how far the
+        adapter moves the base (`kl_between`); `limits`; `failures` (sentences, empty when it passed); `verdict`.
+    """
+    reference.require_config(base)
+    texts = choose_texts(rows, merged, tokens)
+    rounds = stored in merge_rounded.KINDS and threshold is None
+    with _Scratch(merged, texts) as scratch:
+        _write_reference(base, adapter, texts, scratch, stored if rounds else None, bar)
+        found = _compare_merged(merged, texts, scratch, bar)
+    limits = _limits(found, threshold, same_sums=kept is None)
+    failures = _failures(found, limits, kept)
+    return {
+        "texts": texts.source,
+        "text_sha256": hashlib.sha256(json.dumps(texts.ids).encode()).hexdigest(),
+        "stored_dtype": stored,
+        **found,
+        "limits": limits,
+        "failures": failures,
+        "verdict": "fail" if failures else "pass",
+    }
+
+
+def _limits(found: dict[str, Any], threshold: float | None, *, same_sums: bool) -> dict[str, float]:
+    """Of `rounded` where there is one, else of `figures`."""
+    share = {"share": 1.0, "share_tolerance": _SHARE}
+    if found["rounded"] is None:
+        limit = EXACT if threshold is None else threshold
+        return {"mean_kl": limit, "p99_kl": _P99 * limit, **share}
+    cost = found["rounded"]["cost"]
+    most = 0.0 if same_sums else 1.0
+    half, mean = (most * part * (cost[name] or 0.0) for part, name in ((_OF_HALF, "median_kl"), (_OF_MEAN, "mean_kl")))
+    return {"median_kl": max(EXACT, half), "mean_kl": max(EXACT, mean), **share}
+
+
+def has_effect(effect: dict[str, Any]) -> bool:
+    """The adapter changes the base's answers by more than fp32 arithmetic does."""
+    return effect["kl_between"] is None or effect["kl_between"] > _NO_EFFECT
+
+
+def choose_texts(rows: list[dict[str, Any]], model: Path, most: int = MAX_TOKENS) -> Texts:
+    """At most so many tokens: the rows, else NEUTRAL_TEXTS, else made-up ids for a model without a tokenizer."""
+    config = read_config(model)
+    text = config["text_config"] if isinstance(config.get("text_config"), dict) else config
+    context = next(
+        (n for n in map(text.get, ("max_position_embeddings", "n_positions")) if isinstance(n, int)), _ROW_TOKENS
+    )
+    vocabulary = next(n for n in (text.get("vocab_size"), config.get("vocab_size"), 256) if isinstance(n, int))
+    ids = [row["input_ids"] for row in rows if len(row.get("input_ids") or ()) > 1]
+    source = "rows of the data"
+    if not ids and any((model / name).is_file() for name in _TOKENIZER_FILES):
+        tokenizer = reference.load_tokenizer(model)
+        ids, source = [tokenizer(text)["input_ids"] for text in reference.NEUTRAL_TEXTS], "neutral texts"
+    if not ids:
+        ids, source = _made_up(vocabulary), "made-up token ids: no rows, and the base has no tokenizer"
+    return Texts(source, list(_bounded(ids, min(context, _ROW_TOKENS), most)))
+
+
+def _made_up(vocabulary: int) -> list[list[int]]:
+    import numpy as np
+
+    draw = np.random.default_rng(0)
+    return [draw.integers(0, vocabulary, size=128).tolist() for _ in range(4)]
+
+
+def _bounded(rows: list[list[int]], longest: int, left: int) -> Iterator[list[int]]:
+    for row in rows:
+        cut = row[: min(longest, left)]
+        if len(cut) > 1:
+            left -= len(cut)
+            yield cut
+
+
+class _Scratch:
+    """Logits on disk, so that two models never lie in memory at once: all of base + adapter, the first of the base."""
+
+    def __init__(self, folder: Path, texts: Texts) -> None:
+        names = ("tuned", "base", "rounded")
+        self.tuned, self.base, self.rounded = (folder / f".gate-{name}.f32" for name in names)
+        most = max(_LEAST_OF_BASE, texts.tokens // _OF_BASE)
+        self.base_rows = sum(1 for total in itertools.accumulate(map(len, texts.ids)) if total <= most) or 1
+        self.vocabulary = 0
+
+    def __enter__(self) -> _Scratch:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for file in (self.tuned, self.base, self.rounded):
+            file.unlink(missing_ok=True)
+
+    def read(self, file: Path) -> np.ndarray:
+        """All logits of one file as [tokens, vocabulary], not loaded."""
+        import numpy as np
+
+        return np.memmap(file, dtype=np.float32, mode="r").reshape(-1, self.vocabulary)
+
+
+def _write_reference(base: Path, adapter: Path, texts: Texts, scratch: _Scratch, stored: str | None, bar: Bar) -> None:
+    """Args: stored: the type to round to, after all else; None rounds nothing."""
+    with frugal_model(base, adapter) as model:
+        with open(scratch.tuned, "wb") as tuned_file, open(scratch.base, "wb") as base_file:
+            for number, ids in enumerate(texts.ids):
+                tuned = reference.logits(model, ids)
+                scratch.vocabulary = tuned.shape[1]
+                tuned_file.write(tuned.tobytes())
+                if number < scratch.base_rows:
+                    with _without_adapter(model):
+                        base_file.write(reference.logits(model, ids).tobytes())
+                bar(number + 1, 3 * len(texts.ids), "gate: base + adapter")
+        if stored is None:
+            return
+        kinds = merge_rounded.stored_kinds(scratch.rounded.parent)
+        with merge_rounded.rounded(model, adapter, kinds, stored) as model, open(scratch.rounded, "wb") as file:
+            for number, ids in enumerate(texts.ids):
+                file.write(reference.logits(model, ids).tobytes())
+                bar(len(texts.ids) + number + 1, 3 * len(texts.ids), "gate: base + adapter, rounded")
+
+
+@contextlib.contextmanager
+def _without_adapter(model: Any) -> Iterator[None]:
+    """The base alone; trained biases stay (PEFT warns of it), so the effect is a little understated with them."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with model.disable_adapter():
+            yield
+
+
+def _compare_merged(merged: Path, texts: Texts, scratch: _Scratch, bar: Bar) -> dict[str, Any]:
+    """`figures`, `effect` and `rounded`."""
+    import numpy as np
+
+    tuned, base = scratch.read(scratch.tuned), scratch.read(scratch.base)
+    rounded = scratch.read(scratch.rounded) if scratch.rounded.is_file() else None
+    seen = _Seen()
+    start = 0
+    with frugal_model(merged) as model:
+        for number, ids in enumerate(texts.ids):
+            found = reference.logits(model, ids)
+            if found.shape[1] != scratch.vocabulary:
+                raise _other_vocabulary(scratch.vocabulary, found.shape[1])
+            rows = slice(start, start + len(ids) - 1)  # the last token has none that follows it
+            before = base[rows] if number < scratch.base_rows else None
+            seen.add(tuned[rows], None if rounded is None else rounded[rows], before, found[:-1], np.asarray(ids[1:]))
+            start += len(ids)
+            bar(2 * len(texts.ids) + number + 1, 3 * len(texts.ids), "gate: merged model")
+    return seen.summary()
+
+
+@dataclass
+class _Seen:
+    """Figures of the texts so far. `cost` is of rounding alone."""
+
+    figures: list[compare.TokenFigures] = field(default_factory=list)
+    rounded: list[compare.TokenFigures] = field(default_factory=list)
+    cost: list[compare.TokenFigures] = field(default_factory=list)
+    changes: list[compare.ShareFigures] = field(default_factory=list)
+    rounded_changes: list[compare.ShareFigures] = field(default_factory=list)
+
+    def add(self, tuned: Any, rounded: Any, base: Any, found: Any, following: Any) -> None:
+        """Args: base, rounded: None where there is none."""
+        self.figures.append(compare.compare_logits(tuned, found, following))
+        if base is not None:
+            self.changes.append(compare.compare_change(tuned, base, found))
+        if rounded is None:
+            return
+        self.rounded.append(compare.compare_logits(rounded, found, following))
+        self.cost.append(compare.compare_logits(tuned, rounded, following))
+        if base is not None:
+            self.rounded_changes.append(compare.compare_change(rounded, base, found))
+
+    def summary(self) -> dict[str, Any]:
+        figures, rounded = _summary(self.figures), None
+        if self.rounded:
+            share = compare.summarize_change(self.rounded_changes)
+            names = ("share", "share_half_width")
+            rounded = {**_summary(self.rounded), "cost": _summary(self.cost), **{name: share[name] for name in names}}
+        return {"figures": figures, "effect": compare.summarize_change(self.changes), "rounded": rounded}
+
+
+def _summary(parts: list[compare.TokenFigures]) -> dict[str, Any]:
+    import numpy as np
+
+    joined = compare.join(parts)
+    median = float(np.median(joined.kl))
+    return compare.summarize(joined) | {"median_kl": median if np.isfinite(median) else None}
+
+
+def _other_vocabulary(expected: int, got: int) -> VerificationFailed:
+    return VerificationFailed(
+        "the merged model has another vocabulary than base + adapter",
+        code="merge_gate",
+        expected=f"{expected} logits a token",
+        got=f"{got}",
+        hint="the base model that the adapter was trained on: base_model_name_or_path in adapter_config.json",
+    )
+
+
+def _failures(found: dict[str, Any], limits: dict[str, float], kept: float | None) -> list[str]:
+    """What is wrong, one sentence each. A figure that is None (NaN or infinite) fails."""
+    rounded, effect = found["rounded"], found["effect"]
+    judged, of = (rounded, " from base + adapter, rounded,") if rounded else (found["figures"], "")
+    failures = []
+    for name, words in _WORDS.items():
+        value = judged[name]
+        if name in limits and (value is None or value > limits[name]):
+            failures.append(f"{words} {_number(value)} nats{of} is above {limits[name]:.3g}")
+    if failures or not has_effect(effect):
+        return failures
+    share, width = (rounded or effect)["share"], (rounded or effect)["share_half_width"]
+    if share is None or abs(share - limits["share"]) - width > limits["share_tolerance"]:
+        expected = f"{limits['share']:.3f} ± {limits['share_tolerance']:.3f}"
+        failures.append(f"{_number(share)} of the adapter is in the merged model, expected {expected}")
+    left = kept if kept is not None or effect["share"] is None else effect["share"] + effect["share_half_width"]
+    if left is not None and left < _LOST:
+        failures.append(f"rounding leaves only {left:.2f} of the adapter in the stored weights")
+    return failures
+
+
+def _number(value: float | None) -> str:
+    return "not a number" if value is None else f"{value:.3g}"

@@ -1,0 +1,388 @@
+"""What a merge changes: which tensor of the base, how, and what of its config. Pure reading; nothing is computed yet.
+
+An adapter names modules as they are called in memory. A checkpoint may say the same with another prefix (GPT-2's old
+`h.0.…` for `transformer.h.0.…`), so names are matched by one rule for all of them, and a name that finds no tensor is
+reported, never dropped.
+
+Tied embeddings: one tensor is both the input embedding and the output head. Trained alike on both sides it stays one;
+trained on one side it becomes two, because dropping either would drop what was learned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from skill_train.core.errors import UsageError
+from skill_train.model.adapter import Adapter, pattern_value, whole_tensors
+from skill_train.model.lora_math import Change, embedding, linear, same, scaling
+from skill_train.model.weight_files import FLOAT_BYTES, Shard, Stored, same_bytes
+
+# Weights of these models lie as [in, out] (transformers 5.23: the families that use pytorch_utils.Conv1D).
+_CONV1D_MODELS = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer")
+_EMBEDDINGS = ("embed_tokens", "wte", "word_embeddings", "tok_embeddings", "embed_in", "tokens_embed")
+_HEADS = ("lm_head", "embed_out")
+_OTHER_BASE = "use the base model that the adapter was trained on (base_model_name_or_path in adapter_config.json)"
+_SAVE_EMBEDDINGS = (
+    "if tokens were added in training, save the adapter again from the trained model, with "
+    "save_pretrained(…, save_embedding_layers=True); else use the base model that it was trained on"
+)
+
+
+@dataclass(frozen=True)
+class Base:
+    """A base model's folder: its config and the header entries of its weights."""
+
+    folder: Path
+    config: dict[str, Any]
+    shards: list[Shard]
+
+    @property
+    def tensors(self) -> dict[str, Stored]:
+        return {name: stored for shard in self.shards for name, stored in shard.tensors.items()}
+
+
+@dataclass
+class MergePlan:
+    """What to do.
+
+    Attributes:
+        changes: by the tensor's name in the checkpoint.
+        copies: tensors to add, and the stored one that each starts from (an untied head).
+        config: fields of config.json that get another value.
+        unmatched: adapter tensors whose module has no tensor in the checkpoint, by the name that was looked for.
+        ambiguous: the names fit in more than one way.
+    """
+
+    changes: dict[str, Change] = field(default_factory=dict)
+    copies: dict[str, str] = field(default_factory=dict)
+    config: dict[str, Any] = field(default_factory=dict)
+    unmatched: dict[str, str] = field(default_factory=dict)
+    ambiguous: bool = False
+
+
+def plan_merge(base: Base, adapter: Adapter) -> MergePlan:
+    """The plan for an adapter that `adapter.why_not_streamed` has no objection to.
+
+    Raises:
+        UsageError: a shape that does not fit, a tensor without its partner; both name it.
+    """
+    tensors = base.tensors
+    tie = _find_tie(base, tensors)
+    wanted = _wanted(adapter)
+    free = {name for name in wanted if tie and not tie.stored and _last_module(name) in _HEADS}
+    matches = match_names(list(wanted), set(tensors), free)
+    if len(matches) != 1:
+        missing = {} if matches else {name: wanted[name] for name in wanted if name not in tensors and name not in free}
+        return MergePlan(unmatched=missing, ambiguous=len(matches) > 1)
+    names = matches[0]
+    if free:
+        tie = replace(tie, head=next(iter(free))) if tie else None
+    plan = MergePlan()
+    for module, parts in adapter.modules.items():
+        _plan_module(plan, base, adapter, module, parts, names, tie)
+    for parameter, tensor in adapter.replaced.items():
+        _merge_into(plan, names[parameter], replace=adapter.tensor(tensor))
+    if tie:
+        _keep_or_untie(plan, tie, _own_value(adapter, tie, names))
+    _check_shapes(plan, base, adapter, names, tie)
+    return plan
+
+
+def match_names(wanted: list[str], stored: set[str], free: set[str]) -> list[dict[str, str]]:
+    """Every consistent way to find the wanted names in the checkpoint: as they are, or with one prefix for another."""
+    found: list[dict[str, str]] = []
+    for strip, add in [("", ""), *_prefixes(wanted, stored, free)]:
+        names = {name: _renamed(name, strip, add, stored) for name in wanted}
+        if not all(new in stored or new in free for new in names.values()) or len(set(names.values())) != len(wanted):
+            continue
+        if not strip and not add:
+            return [names]
+        if names not in found:
+            found.append(names)
+    return found
+
+
+@dataclass(frozen=True)
+class _Tie:
+    """One tensor with two roles. `stored`: the checkpoint holds it under both names."""
+
+    embedding: str
+    head: str
+    stored: bool
+
+
+def _find_tie(base: Base, tensors: dict[str, Stored]) -> _Tie | None:
+    """How the base ties its embeddings; None when it does not, or has none that we know."""
+    inputs = [name for name in tensors if _last_module(name) in _EMBEDDINGS]
+    heads = [name for name in tensors if _last_module(name) in _HEADS]
+    if len(inputs) != 1 or len(heads) > 1:
+        return None
+    if not heads:
+        return _Tie(inputs[0], "lm_head.weight", False)
+    # transformers 5 ties two stored tensors only when they are equal, whatever the config says.
+    says = [config.get("tie_word_embeddings") for config in _configs(base.config)]
+    if says[0] is False or not same_bytes(tensors[inputs[0]], tensors[heads[0]]):
+        return None
+    return _Tie(inputs[0], heads[0], True)
+
+
+def _wanted(adapter: Adapter) -> dict[str, str]:
+    """The base parameters that the adapter needs, and one of its own tensors for each, for messages."""
+    wanted = {f"{module}.weight": next(iter(parts.values())) for module, parts in adapter.modules.items()}
+    wanted |= {f"{module}.bias": parts["b_bias"] for module, parts in adapter.modules.items() if "b_bias" in parts}
+    return wanted | adapter.replaced
+
+
+def _prefixes(wanted: list[str], stored: set[str], free: set[str]) -> Iterator[tuple[str, str]]:
+    """Prefixes to take away and to put in their place, seen on the first name that is not stored."""
+    missing = next((name for name in wanted if name not in stored and name not in free), None)
+    if missing is None:
+        return
+    parts = missing.split(".")
+    for cut in range(min(4, len(parts) - 1)):  # "model.language_model." is the longest known prefix; one to spare
+        tail = ".".join(parts[cut:])
+        if any(part.isdigit() for part in parts[:cut]):
+            return  # a layer's number tells layers apart; it is never part of a prefix
+        for name in sorted(stored):
+            add = name.removesuffix(tail)
+            if f".{name}".endswith(f".{tail}") and not any(part.isdigit() for part in add.split(".")):
+                yield missing.removesuffix(tail), add
+
+
+def _renamed(name: str, strip: str, add: str, stored: set[str]) -> str:
+    new = add + name.removeprefix(strip) if name.startswith(strip) else name
+    return new if new in stored else name
+
+
+def _plan_module(
+    plan: MergePlan,
+    base: Base,
+    adapter: Adapter,
+    module: str,
+    parts: dict[str, str],
+    names: dict[str, str],
+    tie: _Tie | None,
+) -> None:
+    """Adds the change of one adapted module."""
+    config = adapter.config
+    target = names[f"{module}.weight"]
+    if "token_rows" in parts:
+        # A head that is tied follows the embedding, and the config names that one only.
+        of = next((name for name in adapter.modules if tie and names[f"{name}.weight"] == tie.embedding), module)
+        ids = _token_ids(adapter, (module, of) if tie and target == tie.head else (module,), parts)
+        _merge_into(plan, target, token_ids=ids, token_rows=adapter.tensor(parts["token_rows"]))
+        return
+    pair = ("embedding_a", "embedding_b") if "embedding_a" in parts or "embedding_b" in parts else ("a", "b")
+    expected = {*pair} | ({"magnitude"} if config.get("use_dora") else set())
+    expected |= {"b_bias"} if "b_bias" in parts and config.get("lora_bias") else set()
+    if set(parts) != expected:
+        raise UsageError(
+            f"the adapter's tensors for {module} are not a complete set",
+            code="incomplete_adapter",
+            expected=", ".join(sorted(expected)),
+            got=", ".join(sorted(parts)),
+            hint="save the adapter again with PEFT's save_pretrained",
+        )
+    a, b = (adapter.tensor(parts[kind]) for kind in pair)
+    rank = pattern_value(config["rank_pattern"], module, config["r"])
+    if (len(a), b.shape[1]) != (rank, rank):
+        raise _misfit(parts[pair[0]], f"rank {rank}, as {adapter.folder / 'adapter_config.json'} says", a.shape)
+    alpha = pattern_value(config["alpha_pattern"], module, config["lora_alpha"])
+    scale = scaling(alpha, rank, bool(config.get("use_rslora")))
+    magnitude = adapter.tensor(parts["magnitude"]) if "magnitude" in parts else None
+    if pair[0] == "a":
+        change = linear(a, b, scale, transposed=is_conv1d(base, target), magnitude=magnitude)
+    else:
+        change = embedding(a, b, scale, magnitude=magnitude)
+    plan.changes[target] = change
+    if "b_bias" in parts:
+        _merge_into(plan, names[f"{module}.bias"], add=adapter.tensor(parts["b_bias"]).float() * scale)
+
+
+def _merge_into(plan: MergePlan, name: str, **fields: Any) -> None:
+    plan.changes[name] = replace(plan.changes.get(name, Change()), **fields)
+
+
+def _token_ids(adapter: Adapter, modules: tuple[str, ...], parts: dict[str, str]) -> Any:
+    """The trained rows of an embedding: one list for the model's input embedding, or one a module name.
+
+    Args:
+        modules: the first that the config names counts.
+    """
+    import torch
+
+    ids = adapter.config.get("trainable_token_indices")
+    if isinstance(ids, dict):
+        named = (value for module in modules for name, value in ids.items() if f".{module}".endswith(f".{name}"))
+        ids = next(named, None)
+    rows = adapter.tensors[parts["token_rows"]].shape[0]
+    if not isinstance(ids, list) or len(ids) != rows or not all(isinstance(i, int) and i >= 0 for i in ids):
+        raise _misfit(parts["token_rows"], "one row for each of trainable_token_indices", (rows,))
+    return torch.tensor(ids)
+
+
+def _keep_or_untie(plan: MergePlan, tie: _Tie, own: Any) -> None:
+    """Decides whether one tensor still serves both sides.
+
+    Args:
+        own: `_own_value`.
+    """
+    at_input, at_head = plan.changes.get(tie.embedding), plan.changes.get(tie.head)
+    if at_input is None and at_head is None:
+        return
+    at_input, at_head = at_input or Change(), at_head or Change()
+    if own is not None:
+        # PEFT loads a saved base embedding into the one parameter that both sides share.
+        at_input, at_head = (
+            replace(change, replace=own) if change.replace is None else change for change in (at_input, at_head)
+        )
+    if at_head.token_ids is None and at_input.token_ids is not None:
+        # Trained token rows follow the tie (peft 0.21, TrainableTokensWrapper with a tied adapter).
+        at_head = replace(at_head, token_ids=at_input.token_ids, token_rows=at_input.token_rows)
+    plan.changes[tie.embedding], plan.changes[tie.head] = at_input, at_head
+    if same(at_input, at_head):
+        if not tie.stored:
+            del plan.changes[tie.head]
+        return
+    plan.config["tie_word_embeddings"] = False
+    if not tie.stored:
+        plan.copies[tie.head] = tie.embedding
+
+
+def _own_value(adapter: Adapter, tie: _Tie, names: dict[str, str]) -> Any:
+    """What the adapter holds for the one parameter below both sides of a tie; None without any.
+
+    Raises:
+        UsageError: two values.
+    """
+    sides = [name for name in adapter.replaced if names[name] in (tie.embedding, tie.head)]
+    held = [adapter.replaced[name] for name in sides if name in adapter.shared]
+    held += [adapter.originals[name] for name in sides if name in adapter.originals]
+    _require_one(adapter, held)
+    if adapter.config.get("ensure_weight_tying") and len({name in adapter.originals for name in sides}) == 1:
+        _require_one(adapter, [adapter.replaced[name] for name in sides])  # both are wrapped, and trained as one
+    return adapter.tensor(held[0]) if held else None
+
+
+def _require_one(adapter: Adapter, tensors: list[str]) -> None:
+    for other in tensors[1:]:
+        if not same_bytes(adapter.tensors[tensors[0]], adapter.tensors[other]):
+            raise _two_values(tensors[0], other)
+
+
+def _two_values(one: str, other: str) -> UsageError:
+    return UsageError(
+        f"the adapter's tensors {one!r} and {other!r} differ, and the base model ties the two",
+        code="tied_embeddings_differ",
+        expected="one matrix for the embedding and the output head, as in the base model",
+        got="two, so the model was untied before it was trained",
+        hint="merge into the untied model that it was trained on: load the base with tie_word_embeddings=False, "
+        "copy the embedding into lm_head, save_pretrained(UNTIED), and give it as --base UNTIED",
+    )
+
+
+def _check_shapes(plan: MergePlan, base: Base, adapter: Adapter, names: dict[str, str], tie: _Tie | None) -> None:
+    """Every change fits its tensor; embedding and head may have a new number of rows, the same for both."""
+    own = {names[name]: tensor for name, tensor in _wanted(adapter).items() if name in names}
+    tensors = base.tensors
+    rows: dict[str, int] = {}
+    vocabulary = {name for name in tensors if _last_module(name) in (*_EMBEDDINGS, *_HEADS)} | set(plan.copies)
+    for name, change in plan.changes.items():
+        stored = tensors[plan.copies.get(name, name)]
+        label = own.get(name) or own.get(tie.head if tie else "") or name
+        if stored.dtype not in FLOAT_BYTES:
+            raise _misfit(label, f"a base tensor of a float type for {name}", stored.dtype)
+        shape = stored.shape
+        if change.replace is not None:
+            new = tuple(change.replace.shape)
+            if new[1:] != shape[1:] or (new != shape and name not in vocabulary):
+                raise _misfit(label, shape, new)
+            shape = new
+        _check_change(change, shape, label, _SAVE_EMBEDDINGS if name in vocabulary else _OTHER_BASE)
+        if name in vocabulary:
+            rows[name] = shape[0]
+    before = {name: tensors[plan.copies.get(name, name)].shape[0] for name in vocabulary}
+    if any(before[name] != count for name, count in rows.items()):
+        plan.config["vocab_size"] = _new_vocabulary({*(before | rows).values()})
+
+
+def _check_change(change: Change, shape: tuple[int, ...], label: str, hint: str) -> None:
+    if change.left is not None:
+        covers = (change.left.shape[0], change.right.shape[1])
+        if covers != shape:
+            raise _misfit(label, f"an update of shape {shape}", covers, hint)
+    if change.magnitude is not None:
+        features = shape[1] if change.by_column else shape[0]
+        if tuple(change.magnitude.shape) != (features,):
+            raise _misfit(label, f"a magnitude for {features} features", tuple(change.magnitude.shape))
+    if change.add is not None and tuple(change.add.shape) != shape:
+        raise _misfit(label, f"a bias of shape {shape}", tuple(change.add.shape))
+    if change.token_ids is not None:
+        fits = tuple(change.token_rows.shape[1:]) == shape[1:] and int(change.token_ids.max()) < shape[0]
+        if not fits:
+            got = f"row {int(change.token_ids.max())} of a width of {change.token_rows.shape[1]}"
+            raise _misfit(label, f"rows of a tensor of shape {shape}", got, hint)
+
+
+def _new_vocabulary(rows: set[int]) -> int:
+    """The one number of rows that embedding and head have after a resize."""
+    if len(rows) > 1:
+        raise UsageError(
+            "the adapter resizes the embedding and not the output head, or the other way round",
+            code="shape_mismatch",
+            expected="the same number of rows in both",
+            got=f"{sorted(rows)} rows",
+            hint="save the adapter again from the trained model, with save_pretrained(…, save_embedding_layers=True); "
+            "or train with both saved whole: modules_to_save of the embedding and the output head",
+        )
+    return rows.pop()
+
+
+def vocabulary_rows(base: Base, adapter: Adapter) -> tuple[int | None, bool]:
+    """Rows of the merged model's embedding, None when that has no name that we know; and whether it was trained whole.
+
+    Raises:
+        UsageError: the adapter has new rows for one of embedding and head, and the base does not tie them.
+    """
+    sides = [_rows(base.tensors, kind) for kind in (_EMBEDDINGS, _HEADS)]
+    saved = [_rows(whole_tensors(adapter), kind) for kind in (_EMBEDDINGS, _HEADS)]
+    after = [new or old for new, old in zip(saved, sides, strict=True)]
+    if any(saved) and all(after) and not _find_tie(base, base.tensors):
+        _new_vocabulary(set().union(*after))
+    known = saved[0] or saved[1] or sides[0]
+    whole = any(_last_module(name) in _EMBEDDINGS for name in adapter.replaced.keys() - adapter.shared)
+    return (next(iter(known)) if len(known) == 1 else None), whole
+
+
+def _rows(tensors: dict[str, Stored], kind: tuple[str, ...]) -> set[int]:
+    return {stored.shape[0] for name, stored in tensors.items() if _last_module(name) in kind and stored.shape}
+
+
+def is_conv1d(base: Base, name: str) -> bool:
+    """The weight lies in the file as [in, out]."""
+    return base.config.get("model_type") in _CONV1D_MODELS and _last_module(name) not in _HEADS
+
+
+def _misfit(tensor: str, expected: Any, got: Any, hint: str = _OTHER_BASE) -> UsageError:
+    return UsageError(
+        f"the adapter's tensor {tensor!r} does not fit the base model",
+        code="shape_mismatch",
+        expected=str(expected),
+        got=str(tuple(got) if not isinstance(got, str) else got),
+        hint=hint,
+    )
+
+
+def _configs(config: dict[str, Any]) -> list[dict[str, Any]]:
+    """The config and the text part of a multimodal one."""
+    inner = config.get("text_config")
+    return [config, inner] if isinstance(inner, dict) else [config]
+
+
+def _last_module(name: str) -> str:
+    """`embed_tokens` of `model.embed_tokens.weight`; empty for anything but a weight."""
+    parts = name.split(".")
+    return parts[-2] if len(parts) > 1 and parts[-1] == "weight" else ""

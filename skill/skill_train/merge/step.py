@@ -1,0 +1,374 @@
+"""The step `merge`: base + adapter → one model in the base's own files.
+
+Weights stream from the base's shards into new ones of the same names, a block of rows at a time, with the adapter's
+change computed in fp32 (`lora_math`, `merge_plan`); tensors that no change touches are copied byte for byte, and so is
+every other file. What cannot be streamed goes through PEFT, and the record says why. A gate compares the result with
+base + adapter before it takes its name: the weights as soon as they are written (`merge_weights`), and the answers
+of a model that is small enough to run twice (`merge_gate`).
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import shlex
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from skill_train.core.console import Bar
+from skill_train.core.digests import digests
+from skill_train.core.errors import NotInstalled, UsageError, VerificationFailed, nearest
+from skill_train.core.files import whole_folder, write_json
+from skill_train.core.peak_memory import peak_memory_bytes
+from skill_train.merge import check_logits as merge_gate
+from skill_train.merge import check_weights as merge_weights
+from skill_train.merge import with_peft as merge_peft
+from skill_train.merge.beside import Beside
+from skill_train.merge.plan import Base, MergePlan, plan_merge, vocabulary_rows
+from skill_train.merge.write import planned_bytes, write_shards
+from skill_train.model import adapter as adapters
+from skill_train.model.adapter import Adapter
+from skill_train.model.causal_types import causal_model_types
+from skill_train.model.families import ANSWERS_UP_TO
+from skill_train.model.folder import read_config
+from skill_train.model.new_tokens import TOKENIZER, require_rows
+from skill_train.model.sidecar_files import adapter_files, companion_files, copy_companions, write_config
+from skill_train.model.weight_files import INDEX, read_folder
+from skill_train.reference.low_memory import peak_bytes
+from skill_train.run.folder import finished_record, note_of, require_space, require_writable, versions, write_record
+
+DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+GATES = ("auto", "weights", "answers")
+_COSTLY = 0.5  # from this share of the tuning's own effect on, in nats, what rounding does is worth a warning
+_KEPT = 0.9  # below this share of the change of the weights, rounding is worth a warning
+
+
+def merge(
+    *,
+    base: Path,
+    adapter: Path,
+    out: Path,
+    record: Path,
+    rows: list[dict[str, Any]],
+    dtype: str | None,
+    threshold: float | None,
+    gate: str = "auto",
+    progress: Bar,
+    warn: Callable[[str, str], None],
+) -> dict[str, Any]:
+    """Writes the merged model to `out` and returns the record; `reused` is True in it when that was done before.
+
+    Args:
+        base: folder of the full-precision base model.
+        adapter: folder of the PEFT adapter.
+        record: where `merge.json` goes; `out` lies in its folder or is its folder.
+        rows: texts with `input_ids` for the gate; may be empty.
+        dtype: `float32`, `float16` or `bfloat16` for every weight; None keeps each as the base stores it.
+        threshold: highest mean KL divergence, in nats, that the gate accepts; None is the stored dtype's own.
+        gate: `weights`, `answers` (logits, in fp32) or `auto`: weights wherever they can tell, answers of small models.
+
+    Raises:
+        UsageError: base and adapter cannot be merged, or `out` holds something else.
+        DecisionNeeded: not enough disk, or no room for torch.
+        VerificationFailed: the gate, or a weight not finite; no `out` then, `merge.failed.json` has the figures.
+    """
+    started = time.monotonic()
+    _check_dtype(dtype)
+    tuned = adapters.read_adapter(adapter)
+    model = _read_base(base, tuned, out)
+    options = {"dtype": dtype, "threshold": threshold} | ({} if gate == "auto" else {"gate": gate})
+    known = record.is_file() or note_of(out, record).is_file()
+    done = finished_record(record, inputs=_inputs(model, tuned), options=options, made=out) if known else None
+    if done is not None:
+        return done | {"reused": True}
+    require_writable(out.parent)
+    with Beside(model, tuned) as beside:
+        plan, reasons = _fitting_plan(model, tuned)
+        ways = _ways(gate, model, tuned, reasons, threshold)
+        require_space(out.parent, planned_bytes(model, plan, DTYPES[dtype] if dtype else None), "the merged model")
+        with whole_folder(out) as part:
+            figures, found = _write(model, tuned, plan, reasons, part, dtype, progress, warn, beside, ways.weights)
+            compared: dict[str, Any] = {"base": base, "adapter": adapter, "merged": part, "rows": rows, "bar": progress}
+            fields = {
+                "inputs": _inputs(model, tuned),
+                "options": options,
+                "how": "peft" if reasons else "streamed",
+                "reasons": reasons,
+                "changes": figures,
+                "gate": _gate(ways, found, figures, threshold, compared),
+                **_circumstances(started),
+            }
+            _judge(fields, record, out, warn)
+            outputs = {str(out.relative_to(record.parent) / name): digest for name, digest in digests(part).items()}
+            written = write_record(note_of(out, record), step=record.stem, **fields, outputs=outputs)
+    os.replace(note_of(out, record), record)
+    return written
+
+
+@dataclass(frozen=True)
+class _Ways:
+    """What the gate compares, and why not the answers; empty when it does."""
+
+    weights: bool
+    no_answers: str
+
+
+def _ways(gate: str, base: Base, adapter: Adapter, reasons: list[str], threshold: float | None) -> _Ways:
+    blind = merge_weights.why_not(base, adapter, reasons)
+    if gate == "weights" and blind:
+        raise UsageError(
+            f"the weights alone cannot tell whether this merge is right: {blind}",
+            code="gate_cannot_tell",
+            expected="a LoRA of A and B on linear layers",
+            got=blind,
+            hint="the same command with --gate answers",
+        )
+    count = sum(math.prod(stored.shape) for stored in base.tensors.values())
+    if gate == "answers" or blind or threshold is not None or (gate == "auto" and count <= ANSWERS_UP_TO):
+        return _Ways(not blind, "")
+    size = f"running the model takes {peak_bytes(base.folder, adapter.folder) / 1e9:.1f} GB"
+    return _Ways(True, f"{size}; `verify` compares the answers of each exported file, and --gate answers does it here")
+
+
+def _gate(
+    ways: _Ways,
+    found: merge_weights.Found,
+    figures: dict[str, Any],
+    threshold: float | None,
+    compared: dict[str, Any],
+) -> dict[str, Any]:
+    """The outcome of the answers, with that of the weights inside; or of the weights alone."""
+    kept, stored = figures.get("kept_after_rounding"), figures["stored_dtype"]
+    weights = merge_weights.outcome(found, stored=stored, kept=kept) if ways.weights else None
+    if weights is not None and (ways.no_answers or weights["failures"]):
+        return weights | {"no_answers": ways.no_answers or "the weights are wrong already"}
+    started = time.monotonic()
+    tokens = merge_gate.MAX_TOKENS if weights is None else merge_gate.ENOUGH_TOKENS
+    outcome = merge_gate.gate(**compared, stored=stored, kept=kept, threshold=threshold, tokens=tokens)
+    seconds = round(time.monotonic() - started, 2)
+    return outcome | {"by": "answers", "weights": weights, "seconds": seconds}
+
+
+def _circumstances(started: float) -> dict[str, Any]:
+    return {
+        "versions": versions("torch", "transformers", "peft", "safetensors"),
+        "seconds": round(time.monotonic() - started, 2),
+        "peak_memory_bytes": peak_memory_bytes(),
+    }
+
+
+def _check_dtype(dtype: str | None) -> None:
+    if dtype is not None and dtype not in DTYPES:
+        raise UsageError(
+            f"unknown dtype {dtype!r}{nearest(dtype, DTYPES)}",
+            code="unknown_dtype",
+            expected=", ".join(DTYPES),
+            got=dtype,
+            hint="leave --dtype out to keep the base's",
+        )
+
+
+def _read_base(folder: Path, adapter: Adapter, out: Path) -> Base:
+    """The base's config and weight headers.
+
+    Raises:
+        UsageError: an adapter, a quantized model, one that transformers does not know, or no safetensors weights.
+    """
+    if (folder / adapters.CONFIG).is_file():
+        raise UsageError(
+            f"{folder} is an adapter, not a base model",
+            code="not_a_model",
+            expected="a folder with the whole model",
+            got=f"{adapters.CONFIG} in it",
+            hint=f"skill-train merge --base BASE --adapter {shlex.quote(str(folder))} --out {shlex.quote(str(out))}",
+        )
+    config = read_config(folder)
+    _refuse_quantized(folder, config, adapter, out)
+    _require_known(folder, config)
+    return Base(folder, config, read_folder(folder))
+
+
+def _refuse_quantized(folder: Path, config: dict[str, Any], adapter: Adapter, out: Path) -> None:
+    """A change cannot be added to packed integers."""
+    levels = [level for level in (config, config.get("text_config")) if isinstance(level, dict)]
+    found = next((q for level in levels if isinstance(q := level.get("quantization_config"), dict)), None)
+    if found is None:
+        return
+    names = (adapter.config.get("base_model_name_or_path"), config.get("_name_or_path"))
+    way = next(
+        (name for name in names if isinstance(name, str) and name not in ("", str(folder))), "FULL_PRECISION_BASE"
+    )
+    raise UsageError(
+        f"{folder} is quantized ({found.get('quant_method', 'unknown method')}); an adapter merges into full precision",
+        code="quantized_base",
+        expected="the float32, float16 or bfloat16 model that it was quantized from",
+        got=f"quantization_config in {folder / 'config.json'}",
+        hint=shlex.join(["skill-train", "merge", "--base", way, "--adapter", str(adapter.folder), "--out", str(out)]),
+    )
+
+
+def _require_known(folder: Path, config: dict[str, Any]) -> None:
+    """The gate runs the model, and never with code from its folder."""
+    known = causal_model_types()
+    if known is None:
+        raise NotInstalled(
+            "transformers is not installed", code="missing_package", hint='pip install "skill-train[train]"'
+        )
+    kind = str(config.get("model_type"))
+    if kind not in known:
+        raise UsageError(
+            f"{folder} is of model type {kind!r}, which transformers cannot run as a causal language model"
+            + nearest(kind, known),
+            code="unknown_model_type",
+            expected="a model type that transformers has without remote code",
+            got=kind,
+            hint="pip install --upgrade transformers, if the model is newer than it",
+        )
+
+
+def _inputs(base: Base, adapter: Adapter) -> dict[str, Any]:
+    """Digests of everything that decides the result: all of what is read or copied."""
+    weights = [base.folder / shard.name for shard in base.shards]
+    index = [base.folder / INDEX] if (base.folder / INDEX).is_file() else []
+    read = [adapter.folder / adapters.CONFIG, adapter.folder / adapters.WEIGHTS, *adapter_files(adapter.folder)]
+    return {
+        "base": digests(base.folder, [*companion_files(base.folder), *weights, *index]),
+        "adapter": digests(adapter.folder, read),
+    }
+
+
+def _fitting_plan(base: Base, adapter: Adapter) -> tuple[MergePlan, list[str]]:
+    """`_plan`, when the tokenizer beside the adapter fits the rows that the merged model will have."""
+    plan, reasons = _plan(base, adapter)
+    rows, whole = vocabulary_rows(base, adapter)
+    require_rows(base.folder, adapter.folder, rows, trained_whole=whole)
+    return plan, reasons
+
+
+def _plan(base: Base, adapter: Adapter) -> tuple[MergePlan, list[str]]:
+    """The plan, and the reasons not to stream it.
+
+    Raises:
+        UsageError: an adapter tensor that the model has no place for, by name.
+    """
+    reasons = adapters.why_not_streamed(adapter)
+    if reasons:
+        return MergePlan(), reasons
+    plan = plan_merge(base, adapter)
+    if plan.ambiguous:
+        return MergePlan(), ["the adapter's names fit the checkpoint's in more than one way"]
+    if not plan.unmatched:
+        return plan, []
+    unknown = merge_peft.unknown_to_the_model(base.folder, list(plan.unmatched))
+    if unknown:
+        raise UsageError(
+            f"the adapter's tensor {plan.unmatched[unknown[0]]!r} matches nothing in {base.folder}",
+            code="unknown_tensor",
+            expected=f"a base model with {unknown[0]}",
+            got=f"{len(unknown)} of the adapter's modules are not in this model",
+            hint="use the base model that the adapter was trained on "
+            f"({adapter.config.get('base_model_name_or_path') or 'adapter_config.json does not name it'})",
+        )
+    return MergePlan(), [f"the checkpoint stores {next(iter(plan.unmatched))} under another name"]
+
+
+def _write(
+    base: Base,
+    adapter: Adapter,
+    plan: MergePlan,
+    reasons: list[str],
+    part: Path,
+    dtype: str | None,
+    progress: Bar,
+    warn: Callable[[str, str], None],
+    beside: Beside,
+    weights: bool,
+) -> tuple[dict[str, Any], merge_weights.Found]:
+    """Fills `part`, and returns what was changed, and what the comparison of weights saw."""
+    found = merge_weights.Found()
+    if reasons:
+        stored = DTYPES[dtype] if dtype else _main_dtype(base)
+        torch_name = next(name for name, code in DTYPES.items() if code == stored)
+        changes = merge_peft.merge_with_peft(base.folder, adapter.folder, part, torch_name)
+        figures: dict[str, Any] = {"stored_dtype": stored}
+    else:
+        changes, kind = plan.config, DTYPES[dtype] if dtype else None
+        planned = planned_bytes(base, plan, kind)
+        with beside.computing(weights=weights, planned_bytes=planned) as pool:
+            figures = write_shards(base, plan, part, kind, progress, pool, beside.look).as_dict()
+            found = beside.found()
+    figures["from_adapter"] = copy_companions(base.folder, adapter.folder, part, warn)
+    figures["config"] = write_config(base.folder, part, changes, dtype)
+    if "vocab_size" in figures["config"] and not {*figures["from_adapter"]} & {*TOKENIZER}:
+        warn("resized_without_tokenizer", "the adapter resizes the vocabulary, but its folder has no tokenizer for it")
+    return figures, found
+
+
+def _main_dtype(base: Base) -> str:
+    """The float type that holds most of the base's bytes, of those that a whole model is written in."""
+    sizes = dict.fromkeys(DTYPES.values(), 0)
+    for stored in base.tensors.values():
+        if stored.dtype in sizes:
+            sizes[stored.dtype] += stored.size
+    return max(sizes, key=lambda dtype: sizes[dtype])
+
+
+def _judge(fields: dict[str, Any], record: Path, out: Path, warn: Callable[[str, str], None]) -> None:
+    """Warns, or keeps the failing figures beside the record and raises."""
+    outcome = fields["gate"]
+    failed = (out.parent if record.parent == out else record.parent) / f"{record.stem}.failed.json"
+    failed.unlink(missing_ok=True)
+    if outcome["failures"]:
+        write_json(failed, fields)
+        raise VerificationFailed(
+            f"the merged model is not base + adapter: {'; '.join(outcome['failures'][:5])}",
+            code="merge_gate",
+            **_expected_and_got(outcome, failed),
+            hint=f"read {shlex.quote(str(failed))}"
+            if outcome["stored_dtype"] == "F32"
+            else "the same command with --dtype float32, which rounds nothing",
+        )
+    kept = fields["changes"].get("kept_after_rounding")
+    if kept is not None and kept < _KEPT:
+        warn(
+            "rounding_loss",
+            f"{outcome['stored_dtype']} keeps {kept:.0%} of the adapter's change; --dtype float32 all of it",
+        )
+    if cost := _rounding_cost(fields):
+        warn("rounding_cost", f"{cost}; --dtype float32 rounds nothing")
+    if not merge_gate.has_effect(outcome["effect"]):
+        warn("no_effect", "the adapter does not change the base's answers: was it trained, and is it the right one?")
+
+
+def _rounding_cost(fields: dict[str, Any]) -> str:
+    """What rounding does to the model beside what the tuning does; empty where that is less than half."""
+    outcome, figures = fields["gate"], fields["gate"]["figures"]
+    stored, error = outcome["stored_dtype"], fields["changes"].get("rounding_error_of_change")
+    if outcome["by"] == "answers" and outcome["rounded"] is not None:
+        cost, moved = figures["mean_kl"], outcome["effect"]["kl_between"]
+        if cost > _COSTLY * moved and merge_gate.has_effect(outcome["effect"]):
+            return (
+                f"rounding to {stored} moves the answers by {cost:.2g} nats, and the tuning itself by {moved:.2g} "
+                f"(mean KL divergence, {figures['tokens']} tokens)"
+            )
+    elif outcome["by"] == "weights" and error is not None and error**2 > _COSTLY:  # nats grow with the square
+        return f"rounding to {stored} moves the weights {error:.1f} times as far as the tuning does"
+    return ""
+
+
+def _expected_and_got(outcome: dict[str, Any], failed: Path) -> dict[str, str]:
+    figures, limits = outcome["figures"], outcome["limits"]
+    if outcome["by"] == "weights":
+        expected = f"rows within {limits['worst_row']:.2g} of their length ({outcome['stored_dtype']})"
+        return {"expected": expected, "got": f"{figures['worst_row']}; all figures in {failed}"}
+    moved = f"the adapter itself moves the base by {outcome['effect']['kl_between']} nats"
+    of = ""
+    if outcome["rounded"] is not None:
+        figures, of = outcome["rounded"], f" from base + adapter, rounded to {outcome['stored_dtype']}"
+    return {
+        "expected": f"mean KL divergence of at most {limits['mean_kl']:.3g} nats{of}",
+        "got": f"{figures['mean_kl']} nats; {moved}; all figures in {failed}",
+    }

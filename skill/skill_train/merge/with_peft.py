@@ -1,0 +1,83 @@
+"""PEFT's own merge, for adapters that cannot be streamed. It needs the whole model in memory, in fp32."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from skill_train.core.errors import UsageError, VerificationFailed
+from skill_train.core.resources import train_module
+from skill_train.model.foreign_files import block_hub_kernels, require_sound
+from skill_train.model.weight_files import read_folder
+from skill_train.reference import load as reference
+
+
+def merge_with_peft(base: Path, adapter: Path, part: Path, dtype: str) -> dict[str, Any]:
+    """Writes the merged weights (safetensors and, if there are several files, their index) into `part`.
+
+    Args:
+        dtype: a torch name; every weight is stored so.
+
+    Returns:
+        The fields of config.json that the merge changed.
+
+    Raises:
+        UsageError: an adapter tensor that PEFT did not load; it is named.
+        VerificationFailed: a merged weight is not finite; it is named.
+    """
+    import torch
+
+    with reference.reference_model(base, adapter) as model:
+        _require_loaded(model, adapter)
+        merged = model.merge_and_unload(safe_merge=False)  # checked below; PEFT's own check raises a bare ValueError
+        merged.to({"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}[dtype])
+        for name, tensor in merged.state_dict().items():
+            if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+                raise VerificationFailed(
+                    f"{name} is not finite after the merge",
+                    code="not_finite",
+                    expected=f"numbers that {dtype} can hold",
+                    hint="merge with --dtype float32",
+                )
+        # PEFT (0.21) unties the model when it merges something into one side of the tie.
+        untied = not merged.config.get_text_config().tie_word_embeddings
+        merged.save_pretrained(str(part))
+        stored = json.loads((part / "config.json").read_text(encoding="utf-8"))
+    changed: dict[str, Any] = {"tie_word_embeddings": False} if untied else {}
+    changed |= {"vocab_size": stored["vocab_size"]} if "vocab_size" in stored else {}
+    for written in part.iterdir():  # transformers rewrites what the base's own files say better
+        if not written.name.endswith((".safetensors", ".safetensors.index.json")):
+            written.unlink()
+    read_folder(part)
+    return changed
+
+
+def unknown_to_the_model(base: Path, parameters: list[str]) -> list[str]:
+    """Those of the parameter names that transformers' model of this config does not have. Allocates no weights."""
+    require_sound(base)
+    block_hub_kernels()
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    config = train_module().config_with(str(base), None, "eager")
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    known = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    return [name for name in parameters if name not in known]
+
+
+def _require_loaded(model: Any, adapter: Path) -> None:
+    """Loads the adapter once more to hear which of its tensors found no place: PEFT says so only here."""
+    from peft import set_peft_model_state_dict
+    from peft.utils import load_peft_weights
+
+    result = set_peft_model_state_dict(model, load_peft_weights(str(adapter), device="cpu"))
+    if result.unexpected_keys:
+        raise UsageError(
+            f"the adapter's tensor {result.unexpected_keys[0]!r} fits nothing in the base model",
+            code="unknown_tensor",
+            expected="the base model that the adapter was trained on",
+            got=f"{len(result.unexpected_keys)} tensors without a place",
+            hint="see base_model_name_or_path in adapter_config.json",
+        )

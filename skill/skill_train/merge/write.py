@@ -1,0 +1,301 @@
+"""Writes a merge plan: new shards of the base's names, a block of rows at a time, and the index that goes with them.
+
+Several tensors are in work at once, each by one thread: their blocks are small, and what torch computes of a small
+block it cannot share out. Sums are added up in the order of the file, so they do not depend on the number of threads.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from skill_train.core.console import Bar
+from skill_train.core.errors import VerificationFailed
+from skill_train.core.files import write_json
+from skill_train.merge.plan import Base, MergePlan
+from skill_train.model.lora_math import Change, apply
+from skill_train.model.weight_files import (
+    BLOCK_BYTES,
+    FLOAT_BYTES,
+    INDEX,
+    Shard,
+    Stored,
+    copy_bytes,
+    in_order,
+    new_shard,
+    read_rows,
+    tensor_bytes,
+    torch_dtype,
+    wide_rows,
+    written_to,
+)
+from skill_train.run.records import read_json
+
+Layout = dict[str, dict[str, tuple[str, tuple[int, ...]]]]
+_PART_BYTES = 1 << 28
+_COARSENESS = ("F64", "F32", "F16", "BF16")
+
+
+@dataclass
+class Tally:
+    """What was written.
+
+    Attributes:
+        changed: tensors that the adapter changed.
+        converted: tensors that only got another dtype.
+        stored_dtype: the coarsest dtype among both; F32 when nothing changed.
+        base_square, change_square: sums of squares over the changed tensors of the base's values and the exact change.
+        kept_product: the stored change times the exact one, summed: what rounding left of it.
+        stored_square: sum of squares of the stored change.
+    """
+
+    changed: int = 0
+    converted: int = 0
+    stored_dtype: str = "F32"
+    base_square: float = 0.0
+    change_square: float = 0.0
+    kept_product: float = 0.0
+    stored_square: float = 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """For the record. `kept_after_rounding` is a share of the change, and `rounding_error_of_change` the length of
+        the stored change less the exact one over that of the exact one; None without a change.
+
+        A bf16 weight moves in steps of 1/256 to 1/128 of its size, so smaller changes are lost, not averaged out.
+        """
+        error = self.stored_square - 2 * self.kept_product + self.change_square
+        return {
+            "changed_tensors": self.changed,
+            "converted_tensors": self.converted,
+            "stored_dtype": self.stored_dtype,
+            "change_of_weights": math.sqrt(self.change_square / self.base_square) if self.base_square else None,
+            "kept_after_rounding": self.kept_product / self.change_square if self.change_square else None,
+            "rounding_error_of_change": math.sqrt(max(0.0, error) / self.change_square) if self.change_square else None,
+        }
+
+    def note(self, dtype: str) -> None:
+        self.stored_dtype = max(self.stored_dtype, dtype, key=_COARSENESS.index)
+
+    def add(self, other: Tally) -> None:
+        """Counts what was written of another tensor."""
+        self.note(other.stored_dtype)
+        for name in ("changed", "converted", "base_square", "change_square", "kept_product", "stored_square"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+
+def write_shards(
+    base: Base,
+    plan: MergePlan,
+    part: Path,
+    dtype: str | None,
+    bar: Bar,
+    pool: ThreadPoolExecutor,
+    written: Callable[[Shard, Path, list[str]], None] = lambda shard, file, names: None,
+) -> Tally:
+    """Writes all shards and the index into `part`.
+
+    Args:
+        dtype: safetensors' name for every float tensor; None keeps each.
+        pool: of `merge_beside.Beside.computing`.
+        written: called with a shard of the base, the file made of it, and tensors that were just written there: some
+            that follow each other, while they are in the system's cache.
+
+    Raises:
+        VerificationFailed: a value that is not finite, or that the dtype cannot hold; the tensor is named.
+    """
+    tally = Tally()
+    layout = _layout(base, plan, dtype)
+    total = _total(layout)
+    done = 0
+    for shard in base.shards:
+        places = new_shard(part / shard.name, layout[shard.name], shard.metadata)
+
+        def write(name: str, shard: Shard = shard, places: dict[str, Stored] = places) -> Tally:
+            return _write_tensor(name, shard.tensors[plan.copies.get(name, name)], plan.changes.get(name), places[name])
+
+        for names in _parts(places):
+            for name, one in zip(names, pool.map(write, names), strict=True):
+                tally.add(one)
+                done += places[name].size
+                bar(done / max(1, total), 1, name)
+            written(shard, part / shard.name, names)
+    _write_index(base, layout, part)
+    return tally
+
+
+def planned_bytes(base: Base, plan: MergePlan, dtype: str | None) -> int:
+    return _total(_layout(base, plan, dtype))
+
+
+def _layout(base: Base, plan: MergePlan, dtype: str | None) -> Layout:
+    """Dtype and shape of every tensor to write, by file, in the order of the bytes."""
+    layout: Layout = {}
+    for shard in base.shards:
+        names = [*shard.tensors, *(new for new, source in plan.copies.items() if source in shard.tensors)]
+        entries = {}
+        for name in names:
+            stored, change = shard.tensors[plan.copies.get(name, name)], plan.changes.get(name)
+            kind = dtype if dtype and stored.dtype in FLOAT_BYTES else stored.dtype
+            replaced = change is not None and change.replace is not None
+            entries[name] = (kind, tuple(change.replace.shape) if replaced and change else stored.shape)
+        layout[shard.name] = in_order(entries)
+    return layout
+
+
+def _total(layout: Layout) -> int:
+    return sum(tensor_bytes(*entry) for tensors in layout.values() for entry in tensors.values())
+
+
+def _parts(places: dict[str, Stored]) -> Iterator[list[str]]:
+    """Names in the order of their bytes, about _PART_BYTES together."""
+    names: list[str] = []
+    size = 0
+    for name, place in places.items():
+        names.append(name)
+        size += place.size
+        if size >= _PART_BYTES:
+            yield names
+            names, size = [], 0
+    if names:
+        yield names
+
+
+def _write_tensor(name: str, stored: Stored, change: Change | None, place: Stored) -> Tally:
+    """Fills the place of one tensor."""
+    with written_to(place) as write:
+        if (change is None or change.empty) and place.dtype == stored.dtype:
+            copy_bytes(stored, write)
+            return Tally()
+        tally = Tally(changed=int(change is not None), converted=int(change is None))
+        tally.note(place.dtype)
+        if change is not None and change.low_rank and stored.shape == place.shape:
+            _write_low_rank(name, stored, change, place.dtype, write, tally)
+        else:
+            _write_any(name, stored, change or Change(), place, write, tally)
+    return tally
+
+
+def _write_any(
+    name: str, stored: Stored, change: Change, place: Stored, write: Callable[[Any], None], tally: Tally
+) -> None:
+    import torch
+
+    for start, stop in _blocks(place.shape, change):
+        before, after = _rows(stored, change, place.shape, start, stop)
+        kept = after.to(torch_dtype(place.dtype))
+        wide = kept.float()
+        # The sum of squares is not finite if a value is not, and 5 times as fast as looking at each.
+        if not math.isfinite(_product(wide, wide)) and not bool(torch.isfinite(kept).all()):
+            raise _not_finite(name, after, place.dtype)
+        if before is not None and not change.empty:
+            exact = after - before
+            tally.base_square += _product(before, before)
+            tally.change_square += _product(exact, exact)
+            moved = wide - before
+            tally.kept_product += _product(moved, exact)
+            tally.stored_square += _product(moved, moved)
+        write(memoryview(kept.contiguous().reshape(-1).view(torch.uint8).numpy()))
+
+
+def _write_low_rank(
+    name: str, stored: Stored, change: Change, dtype: str, write: Callable[[Any], None], tally: Tally
+) -> None:
+    """The usual case: a product of two thin matrices is added, in memory that every block uses again."""
+    import torch
+
+    left, right = change.scale * change.left.float(), change.right.float()
+    blocks = list(_blocks(stored.shape, change))
+    most = max((stop - start for start, stop in blocks), default=0)
+    product, after = (torch.empty(most, stored.shape[1]) for _ in range(2))
+    kept = torch.empty(most, stored.shape[1], dtype=torch_dtype(dtype))
+    with wide_rows(stored, most) as read:
+        for start, stop in blocks:
+            here, (_, before) = slice(0, stop - start), read(start, stop)
+            exact = torch.mm(left[start:stop], right, out=product[here])
+            stored_as = kept[here].copy_(torch.add(before, exact, out=after[here]))
+            moved = after[here].copy_(stored_as).sub_(before)
+            left_of_it = _product(moved, exact)
+            # Not finite if a stored value is not, and 5 times as fast as looking at each.
+            if not math.isfinite(left_of_it) and not bool(torch.isfinite(stored_as).all()):
+                raise _not_finite(name, before + exact, dtype)
+            tally.base_square += _product(before, before)
+            tally.kept_product += left_of_it
+            tally.stored_square += _product(moved, moved)
+            write(memoryview(stored_as.reshape(-1).view(torch.uint8).numpy()))
+    tally.change_square += _square(left, right)
+
+
+def _rows(stored: Stored, change: Change, shape: tuple[int, ...], start: int, stop: int) -> tuple[Any, Any]:
+    """The base's rows (None when its tensor has another shape) and the new ones, both fp32."""
+    flat = stored if stored.shape else Stored(stored.file, stored.dtype, (1,), stored.start, stored.size)
+    before = read_rows(flat, start, stop).float() if stored.shape == shape else None
+    first = before if change.replace is None else change.replace.reshape(shape or (1,))[start:stop].float()
+    return before, apply(change, first, start)
+
+
+def _blocks(shape: tuple[int, ...], change: Change) -> Iterator[tuple[int, int]]:
+    """Row ranges of about BLOCK_BYTES in fp32; all rows at once where a column's norm needs them."""
+    rows = shape[0] if shape else 1
+    step = rows if change.whole else max(1, BLOCK_BYTES // (4 * max(1, math.prod(shape[1:]))))
+    for start in range(0, rows, max(1, step)):
+        yield start, min(rows, start + step)
+
+
+def _product(one: Any, other: Any) -> float:
+    """Sum of the products of one block, in fp32: good to four digits, which is enough for a share."""
+    import torch
+
+    return float(torch.dot(one.reshape(-1), other.reshape(-1)))
+
+
+def _square(left: Any, right: Any) -> float:
+    """Sum of the squares of left·right, [rows, r] and [r, columns], without making that: the trace of LᵀL·RRᵀ."""
+    left, right = left.double(), right.double()
+    return float(((left.T @ left) * (right @ right.T)).sum())
+
+
+def _not_finite(name: str, after: Any, dtype: str) -> VerificationFailed:
+    import torch
+
+    bad = int((~torch.isfinite(after)).sum())
+    if bad:
+        return VerificationFailed(
+            f"{name} is not finite after the merge",
+            code="not_finite",
+            expected="finite weights",
+            got=f"{bad} values that are NaN or infinite",
+            hint="look for NaN in the adapter's training log, and merge an earlier checkpoint",
+        )
+    largest = float(after.abs().max())
+    return VerificationFailed(
+        f"{name} has values that {dtype} cannot hold",
+        code="overflow",
+        expected=f"at most {torch.finfo(torch_dtype(dtype)).max:g}",
+        got=f"{largest:g}",
+        hint="merge with --dtype bfloat16 or --dtype float32",
+    )
+
+
+def _write_index(base: Base, layout: Layout, part: Path) -> None:
+    """The base's index as it is while it still holds, else with the new names and sizes."""
+    if not (base.folder / INDEX).is_file():
+        return
+    index = read_json(base.folder / INDEX)
+    weight_map = {name: file for file, tensors in layout.items() for name in tensors if name not in index["weight_map"]}
+    metadata = index.get("metadata") if isinstance(index.get("metadata"), dict) else {}
+    sizes = {"total_size": _total(layout)}
+    if "total_parameters" in metadata:
+        before = sum(math.prod(stored.shape) for stored in base.tensors.values())
+        after = sum(math.prod(shape) for tensors in layout.values() for _, shape in tensors.values())
+        sizes["total_parameters"] = metadata["total_parameters"] + after - before
+    if not weight_map and metadata == metadata | sizes:
+        shutil.copyfile(base.folder / INDEX, part / INDEX)
+        return
+    index["metadata"] = metadata | sizes
+    index["weight_map"] = dict(sorted((index["weight_map"] | weight_map).items()))
+    write_json(part / INDEX, index)

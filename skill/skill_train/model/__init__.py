@@ -1,0 +1,1 @@
+"""Model folders and adapters as files: config, shapes, tensors."""

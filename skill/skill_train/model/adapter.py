@@ -1,0 +1,298 @@
+"""A PEFT adapter folder: its config, its tensors, and whether a streaming merge understands it."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from skill_train.core.errors import UsageError
+from skill_train.core.resources import train_module
+from skill_train.model.foreign_files import require_sound_files
+from skill_train.model.weight_files import FLOAT_BYTES, Stored, read_shard, read_tensor, same_bytes
+from skill_train.run.records import read_json
+
+CONFIG = "adapter_config.json"
+WEIGHTS = "adapter_model.safetensors"
+_PATTERN_SECONDS = 2.0
+_PREFIX = "base_model.model."
+
+# What PEFT 0.21 appends to a module's name, by what it is to us.
+_KINDS = {
+    ".lora_A.weight": "a",
+    ".lora_B.weight": "b",
+    ".lora_B.bias": "b_bias",
+    ".lora_embedding_A": "embedding_a",
+    ".lora_embedding_B": "embedding_b",
+    ".lora_magnitude_vector": "magnitude",
+    ".token_adapter.trainable_tokens_delta": "token_rows",
+}
+_BASE_LAYER = re.compile(r"(\.token_adapter)?\.base_layer(?=\.(weight|bias)$)")
+# Of a module saved whole PEFT also writes these two where it saves the embeddings: what it trained once more, and the
+# base's own parameter, which the other side of a tie still uses.
+_SAVED_TWICE = re.compile(r"\.(modules_to_save|original_module)(?=\.(weight|bias)$)")
+
+# Fields of LoraConfig (peft 0.21) that leave the merged weight as `lora_math` computes it: they act only in training,
+# choose modules (the tensors say which), or are read below.
+_UNDERSTOOD = """
+    alpha_pattern auto_mapping base_model_name_or_path bias ensure_weight_tying eva_config exclude_modules
+    fan_in_fan_out inference_mode init_lora_weights layers_pattern layers_to_transform loftq_config lora_alpha lora_bias
+    lora_dropout megatron_core modules_to_save peft_type peft_version qalora_group_size r rank_pattern revision
+    runtime_config target_modules task_type trainable_token_indices use_dora use_rslora corda_config lora_ga_config
+"""
+# Starting points that leave the base's weights alone. The others subtract something from them whenever PEFT loads.
+_PLAIN_STARTS = (True, False, None, "gaussian", "eva", "orthogonal")
+# Their loading needs data that an adapter folder does not hold.
+_UNLOADABLE_STARTS = ("corda", "lora_ga", "loftq")
+# Methods of peft 0.21 whose layers implement `merge`.
+_MERGEABLE = """
+    LORA ADALORA ADAMSS BEFT BOFT C3A DEFT DELORA FOURIERFT FROD GLORA GRALORA HIRA HRA IA3 LILY LN_TUNING LOHA LOKR
+    MISS OFT OSF PEANUT PSOFT PVERA RANDLORA ROAD SHADOW SHIRA SUPERTUNING TINYLORA TRAINABLE_TOKENS UNILORA VBLORA VERA
+    WAVEFT
+"""
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """An adapter folder that was read.
+
+    Attributes:
+        config: adapter_config.json.
+        tensors: header entries by PEFT's name.
+        modules: for each adapted module, the tensor's name by what it is (`a`, `b`, `magnitude`, …).
+        replaced: for each parameter that the adapter holds whole, the tensor's name.
+        shared: those of `replaced` that PEFT loads into the base's own parameter, not into a copy for one module.
+        originals: for each parameter of a module saved whole, the tensor of the base's own parameter below it.
+    """
+
+    folder: Path
+    config: dict[str, Any]
+    tensors: dict[str, Stored]
+    modules: dict[str, dict[str, str]]
+    replaced: dict[str, str]
+    shared: frozenset[str]
+    originals: dict[str, str]
+
+    def tensor(self, name: str) -> Any:
+        """One tensor as torch, in its stored dtype."""
+        return read_tensor(self.tensors[name])
+
+
+def read_adapter(folder: Path) -> Adapter:
+    """The adapter in `folder`.
+
+    Raises:
+        UsageError: not an adapter, unreadable, or of a kind that no merge can fold into weights.
+    """
+    config = _read_config(folder)
+    _require_mergeable(folder, config)
+    if not (folder / WEIGHTS).is_file():
+        raise _no_weights(folder)
+    tensors = read_shard(folder / WEIGHTS).tensors
+    modules: dict[str, dict[str, str]] = {}
+    replaced: dict[str, str] = {}
+    shared = set()
+    twice: dict[str, dict[str, str]] = {"modules_to_save": {}, "original_module": {}}
+    for name in tensors if config["peft_type"] == "LORA" else ():
+        module, kind = _kind(name, tensors[name])
+        if kind is not None:
+            modules.setdefault(module, {})[kind] = name
+            continue
+        if found := _SAVED_TWICE.search(module):
+            twice[found[1]][_SAVED_TWICE.sub("", module)] = name
+            continue
+        plain = _BASE_LAYER.sub("", module)
+        if plain in replaced:
+            raise _unreadable(name, f"a second value for {plain}")
+        replaced[plain] = name
+        if plain != module or not _is_saved_module(config, plain.rpartition(".")[0]):
+            shared.add(plain)
+    copies, originals = twice.values()
+    _require_same(tensors, replaced, copies, originals)
+    return Adapter(folder, config, tensors, modules, replaced, frozenset(shared - {*copies, *originals}), originals)
+
+
+def _require_same(
+    tensors: dict[str, Stored], replaced: dict[str, str], copies: dict[str, str], originals: dict[str, str]
+) -> None:
+    """A parameter that is saved twice has one value: PEFT reads the plain name, and nobody knows which was meant."""
+    for plain, name in (originals | copies).items():
+        if plain not in replaced:
+            raise _unreadable(name, f"no {_PREFIX}{plain} beside it, which PEFT loads")
+    for plain, name in copies.items():
+        if not same_bytes(tensors[name], tensors[replaced[plain]]):
+            raise _unreadable(name, f"another value than {replaced[plain]}, which is the same parameter")
+
+
+def why_not_streamed(adapter: Adapter) -> list[str]:
+    """Reasons to let PEFT merge, from the config and the tensors' shapes; empty when `lora_math` can do it."""
+    config = adapter.config
+    if config["peft_type"] != "LORA":
+        return [f"the method {config['peft_type']} is not LoRA"]
+    reasons = [
+        f"the option {name} changes what the adapter computes"
+        for name, value in sorted(config.items())
+        if value and name not in _UNDERSTOOD.split()
+    ]
+    start = config.get("init_lora_weights", True)
+    if start not in _PLAIN_STARTS:
+        reasons.append(f"init_lora_weights {start!r} changes the base's weights when PEFT loads the adapter")
+    for module, parts in adapter.modules.items():
+        matrices = [adapter.tensors[parts[kind]].shape for kind in ("a", "b") if kind in parts]
+        if any(len(shape) != 2 for shape in matrices):
+            reasons.append(f"{module} is a convolution")
+        if "token_rows" in parts and len(parts) > 1:
+            reasons.append(f"{module} has trained token rows and LoRA at once")
+    return reasons
+
+
+def whole_tensors(adapter: Adapter) -> dict[str, Stored]:
+    """What the adapter holds whole, by the base's name for it; of adapters of any method."""
+    plain = {_SAVED_TWICE.sub("", _BASE_LAYER.sub("", name.removeprefix(_PREFIX))): name for name in adapter.tensors}
+    return {name: adapter.tensors[tensor] for name, tensor in plain.items()}
+
+
+def pattern_value(pattern: dict[str, Any], module: str, default: Any) -> Any:
+    """The value for a module from `rank_pattern` or `alpha_pattern`: the first key that matches its whole name or a
+    tail of it as a regular expression (peft 0.21, `get_pattern_key`).
+
+    Raises:
+        UsageError: a key that takes seconds to match, such as `(a+)+b`.
+    """
+    for key, value in pattern.items():
+        try:
+            with train_module().limited(_PATTERN_SECONDS):
+                found = re.match(rf"(.*\.)?({key})$", module)
+        except TimeoutError:
+            raise UsageError(
+                f"the pattern {key!r} of the adapter's config takes too long to match",
+                code="bad_adapter_config",
+                expected="names of modules, or short regular expressions",
+                got=f"more than {_PATTERN_SECONDS:g} s for {module[:80]!r}",
+                hint="write the whole names of the modules into rank_pattern and alpha_pattern",
+            ) from None
+        if found:
+            return value
+    return default
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    if not (folder / CONFIG).is_file():
+        raise UsageError(
+            f"{folder} is not a PEFT adapter",
+            code="not_an_adapter",
+            expected=f"a folder with {CONFIG} and {WEIGHTS}",
+            got="no such folder" if not folder.is_dir() else f"no {CONFIG}",
+            hint="give the run's adapter/ folder, or the one that PEFT's save_pretrained wrote",
+        )
+    require_sound_files(folder)
+    config = read_json(folder / CONFIG)
+    if not isinstance(config, dict):
+        raise _bad_field(folder, "the document", config, "an object")
+    for name, types, default in (
+        ("peft_type", str, None),
+        ("r", int, 8),
+        ("lora_alpha", (int, float), 8),
+        ("rank_pattern", dict, {}),
+        ("alpha_pattern", dict, {}),
+        ("modules_to_save", list, []),
+    ):
+        value: Any = default if config.get(name) is None else config[name]
+        no_rank = name == "r" and isinstance(value, int) and value < 1
+        if not isinstance(value, types) or isinstance(value, bool) or no_rank:
+            raise _bad_field(folder, name, value, "what PEFT writes there")
+        config[name] = value
+    for pattern in (config["rank_pattern"], config["alpha_pattern"]):
+        for key, value in pattern.items():
+            if not _is_regex(key) or not isinstance(value, (int, float)):
+                raise _bad_field(folder, f"the pattern {key!r}", value, "a regular expression and a number")
+    return config
+
+
+def _is_regex(text: str) -> bool:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # `[[` will mean something else one day; PEFT reads it as it is now
+        try:
+            re.compile(text)
+        except (re.error, RecursionError, OverflowError):
+            return False
+    return True
+
+
+def _bad_field(folder: Path, name: str, value: Any, expected: str) -> UsageError:
+    return UsageError(
+        f"{folder / CONFIG}: {name} is {value!r}",
+        code="bad_adapter_config",
+        expected=expected,
+        got=repr(value)[:80],
+        hint="save the adapter again with PEFT's save_pretrained",
+    )
+
+
+def _require_mergeable(folder: Path, config: dict[str, Any]) -> None:
+    method, start = config["peft_type"], config.get("init_lora_weights")
+    hint = "keep the adapter beside the base model instead of merging"
+    if method not in _MERGEABLE.split():
+        reason = f"{method} is not a change of weights"
+    elif config.get("alora_invocation_tokens"):
+        reason = "an activated LoRA (alora_invocation_tokens) works only after certain tokens"
+    elif config.get("layer_replication"):
+        reason = "layer_replication changes the number of layers"
+    elif config.get("task_type") not in (None, "CAUSAL_LM"):
+        reason = f"its task_type is {config['task_type']}, not CAUSAL_LM"
+    elif start in _UNLOADABLE_STARTS:
+        reason = f"init_lora_weights {start!r} needs data that an adapter folder does not hold"
+        hint = (
+            "save it again with save_pretrained(…, path_initial_model_for_weight_conversion=INITIAL_ADAPTER); if the "
+            "base folder already is the residual model, set init_lora_weights to true in adapter_config.json"
+        )
+    else:
+        return
+    raise UsageError(
+        f"{folder} cannot be merged: {reason}", code="unmergeable_adapter", expected="a LoRA adapter", hint=hint
+    )
+
+
+def _no_weights(folder: Path) -> UsageError:
+    pickled = (folder / "adapter_model.bin").is_file()
+    return UsageError(
+        f"{folder} has no {WEIGHTS}",
+        code="no_safetensors" if pickled else "missing_file",
+        expected=WEIGHTS,
+        got="adapter_model.bin, a pickle, which can run code when it is read" if pickled else "no weights",
+        hint="load the adapter with PEFT where you trust it, and save it with save_pretrained"
+        if pickled
+        else "give the run's adapter/ folder, or the one that PEFT's save_pretrained wrote",
+    )
+
+
+def _kind(name: str, stored: Stored) -> tuple[str, str | None]:
+    """The module and what the tensor is to it; for a parameter held whole its own name and None."""
+    if not name.startswith(_PREFIX):
+        raise _unreadable(name, f"a name without {_PREFIX!r}")
+    if stored.dtype not in FLOAT_BYTES:
+        raise _unreadable(name, f"dtype {stored.dtype}")
+    path = name.removeprefix(_PREFIX)
+    for suffix, kind in _KINDS.items():
+        if path.endswith(suffix):
+            return path.removesuffix(suffix), kind
+    if "lora_" in path.rpartition(".")[2] or ".lora_" in path:
+        raise _unreadable(name, "an unknown kind of LoRA tensor")
+    return path, None
+
+
+def _unreadable(name: str, got: str) -> UsageError:
+    return UsageError(
+        f"the adapter's tensor {name!r} cannot be used",
+        code="unknown_tensor",
+        expected="names and types as PEFT's save_pretrained writes them",
+        got=got,
+        hint="save the adapter again with PEFT's save_pretrained",
+    )
+
+
+def _is_saved_module(config: dict[str, Any], module: str) -> bool:
+    """PEFT's own test (peft 0.21, `_set_trainable`): the name ends with a listed one."""
+    return any(isinstance(name, str) and module.endswith(name) for name in config["modules_to_save"])

@@ -1,0 +1,303 @@
+"""What a `config.json` says of a model, as facts. Pure: the caller has read the file, from a folder or from the Hub."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from skill_train.facts import ModelFacts
+from skill_train.model import parameter_count as model_arithmetic
+from skill_train.model.convertible import from_config as convertible
+from skill_train.model.parameter_count import Count, TextShape
+
+Config = Mapping[str, Any]
+
+# Each field with the keys that configs use for it.
+_KEYS: dict[str, tuple[str, ...]] = {
+    "layers": ("num_hidden_layers", "n_layer", "n_layers"),
+    "hidden_size": ("hidden_size", "n_embd", "d_model"),
+    "vocab_size": ("vocab_size",),
+    "context": ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len"),
+    "intermediate_size": ("moe_intermediate_size", "intermediate_size", "n_inner", "ffn_dim"),
+    "heads": ("num_attention_heads", "n_head", "n_heads"),
+    "kv_heads": ("num_key_value_heads", "n_head_kv"),
+    "head_dim": ("head_dim",),
+    "experts": ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"),
+    "experts_per_token": ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k_experts"),
+}
+# What transformers 5.23 fills in where a config of that type leaves a key out, as published ones do
+# (source: the class defaults in models/<type>/configuration_<type>.py). `kv_heads: 0` stands for as many as heads.
+_LLAMA: dict[str, Any] = {"kv_heads": 0, "tied_embeddings": False}
+_QWEN: dict[str, Any] = {"tied_embeddings": False}
+_GEMMA: dict[str, Any] = {"head_dim": 256, "tied_embeddings": True}
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "gemma": _GEMMA,
+    "gemma2": _GEMMA | {"sliding_window": 4096},
+    "gemma3_text": _GEMMA
+    | {"sliding_window": 4096, "vocab_size": 262_208, "heads": 8, "kv_heads": 4, "context": 131_072},
+    "gpt2": {"kv_heads": 0, "tied_embeddings": True},
+    "gpt_neox": _LLAMA,
+    "granite": _LLAMA,
+    "llama": _LLAMA,
+    "mistral": {"kv_heads": 8, "tied_embeddings": False, "sliding_window": 4096},
+    "mixtral": {"kv_heads": 8, "tied_embeddings": False},
+    "olmo2": _LLAMA,
+    "phi": _LLAMA,
+    "phi3": _LLAMA,
+    "qwen2": _QWEN,
+    "qwen2_moe": _QWEN,
+    "qwen3": _QWEN | {"head_dim": 128},
+    "qwen3_moe": _QWEN,
+    "smollm3": {"tied_embeddings": True},
+}
+# Windows that count only where the config switches them on.
+_SWITCHED_WINDOW = ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "smollm3", "qwen2_vl", "qwen2_5_vl")
+# The first layer with a window, where config.json leaves max_window_layers out.
+_WINDOW_FROM = {"qwen2": 28, "qwen3": 28, "qwen2_vl": 80, "qwen2_5_vl": 80, "dots1": 62}
+_NESTED_TEXT = ("text_config", "llm_config", "language_config")
+# Keys under which models that read images describe how.
+_VISION = ("vision_config", "img_processor", "mm_vision_tower", "vision_tower", "visual", "vision_lora")
+_DTYPES = {
+    "bfloat16": "BF16",
+    "float16": "F16",
+    "float32": "F32",
+    "float64": "F64",
+}  # torch's names, safetensors' names
+
+
+@dataclass(frozen=True)
+class Stored:
+    """What is known of the weight files; nothing by default.
+
+    Attributes:
+        elements: numbers stored, by safetensors' name of their dtype.
+        bytes: size of the files.
+        unknown: why nothing is known of them.
+    """
+
+    elements: Mapping[str, int] = field(default_factory=dict)
+    bytes: int | None = None
+    unknown: str = "no weight files were looked at"
+
+    @property
+    def total(self) -> int:
+        return sum(self.elements.values())
+
+    @property
+    def main_dtype(self) -> str | None:
+        return max(self.elements, key=lambda name: self.elements[name]) if self.total else None
+
+
+def read(
+    config: Config,
+    *,
+    source: str,
+    stored: Stored | None = None,
+    has_chat_template: bool = False,
+    fingerprint: str | None = None,
+    gated: bool | None = None,
+    revision: str | None = None,
+    files: Collection[str] | None = None,
+) -> ModelFacts:
+    """The facts of a model with this config. What the config leaves open is None, with the reason in `unknown`.
+
+    Args:
+        files: the names beside config.json; None when they are not known.
+    """
+    stored = stored or Stored()
+    text = text_config(config)
+    fields = _fields(text)
+    fields["tied_embeddings"] = _tied(config, text)
+    quantization = _quantization(config, text)
+    parameters = _parameters(config, text, fields, stored, quantization)
+    architecture = _architecture(config)
+    refused = convertible.why_not(text, config, files=files)
+    dtype = stored.main_dtype or _DTYPES.get(str(_first(text, config, keys=("dtype", "torch_dtype"))))
+    facts = ModelFacts(
+        source=source,
+        fingerprint=fingerprint,
+        model_type=str(config.get("model_type", "unknown")),
+        architecture=architecture,
+        stored_dtype=dtype,
+        quantization=quantization,
+        has_chat_template=has_chat_template,
+        weight_bytes=stored.bytes,
+        vision=is_vision(config),
+        gated=gated,
+        revision=revision,
+        sliding_window=_sliding_window(text, fields),
+        unread_window=unread_window(config),
+        convertible=None if convertible.architecture(text, config) is None else refused is None,
+        not_convertible=refused,
+        **fields,
+        **parameters.values,
+    )
+    return _with_reasons(facts, parameters.unknown, stored)
+
+
+def text_config(config: Config) -> Config:
+    """The part that describes the text decoder: the config itself, or one nested in it."""
+    return next((config[key] for key in _NESTED_TEXT if isinstance(config.get(key), Mapping)), config)
+
+
+def is_vision(config: Config) -> bool:
+    """It reads images: a vision part is described, also under the names that older models gave it."""
+    if any(config.get(key) for key in _VISION) or "vision_config" in (config.get("thinker_config") or ()):
+        return True
+    embedding = config.get("embd_layer")  # Phi-4-multimodal
+    return isinstance(embedding, Mapping) and bool(embedding.get("image_embd_layer"))
+
+
+@dataclass(frozen=True)
+class _Parameters:
+    values: dict[str, Any]
+    unknown: dict[str, str]
+
+
+def _fields(text: Config) -> dict[str, Any]:
+    """The sizes, from the config, then from the defaults of the type, then from each other."""
+    defaults = _DEFAULTS.get(str(text.get("model_type")), {})
+    found: dict[str, Any] = {name: _int(text, keys) or defaults.get(name) for name, keys in _KEYS.items()}
+    if found["kv_heads"] == 0:
+        found["kv_heads"] = found["heads"]
+    if not found["head_dim"] and found["hidden_size"] and found["heads"]:
+        found["head_dim"] = found["hidden_size"] // found["heads"]
+    if not found["intermediate_size"] and text.get("model_type") == "gpt2" and found["hidden_size"]:
+        found["intermediate_size"] = 4 * found["hidden_size"]
+    if not found["experts"]:
+        found["experts"] = found["experts_per_token"] = None
+    return found
+
+
+def _shape(model_type: str, fields: Mapping[str, Any]) -> TextShape | None:
+    optional: dict[str, Any] = {
+        "experts": fields["experts"] or 0,
+        "experts_per_token": fields["experts_per_token"] or 0,
+    }
+    needed = {name: value for name, value in fields.items() if name not in optional}
+    half_known = bool(fields["experts"]) and not fields["experts_per_token"]
+    if not model_arithmetic.knows(model_type) or None in needed.values() or half_known:
+        return None
+    return TextShape(model_type=model_type, **needed, **optional)
+
+
+def _parameters(
+    config: Config, text: Config, fields: Mapping[str, Any], stored: Stored, quantization: str | None
+) -> _Parameters:
+    """Total, active and embedding parameters, and where the total comes from."""
+    shape = _shape(str(text.get("model_type", "unknown")), fields)
+    counted = model_arithmetic.count(shape, text) if shape else None
+    total, origin, unknown = _total(config, shape, counted, stored, quantization)
+    active = total
+    if fields["experts"]:
+        active = total - counted.idle if total is not None and counted else None
+    values = {
+        "parameters": total,
+        "parameters_from": origin,
+        "active_parameters": active,
+        "embedding_parameters": _embedding(fields),
+    }
+    reasons = {"parameters": unknown, "active_parameters": unknown or _no_arithmetic(text, shape)}
+    return _Parameters(values, {name: why for name, why in reasons.items() if values[name] is None})
+
+
+def _total(
+    config: Config, shape: TextShape | None, counted: Count | None, stored: Stored, quantization: str | None
+) -> tuple[int | None, str | None, str]:
+    """`(parameters, origin, why not)`. Stored numbers count, unless they are packed."""
+    if stored.total and not quantization:
+        without = model_arithmetic.without_copies(stored.total, shape, counted) if shape and counted else stored.total
+        return without, "safetensors headers", ""
+    if counted is not None and not is_vision(config):
+        return counted.total, "config arithmetic", ""
+    why = f"no arithmetic for the vision part of {config.get('model_type')}"
+    if counted is None:
+        why = _no_arithmetic(text_config(config), shape)
+    return None, None, why + (f", and the weights are packed ({quantization})" if quantization and stored.total else "")
+
+
+def _no_arithmetic(text: Config, shape: TextShape | None) -> str:
+    model_type = str(text.get("model_type", "unknown"))
+    if shape is None and model_arithmetic.knows(model_type):
+        return "config.json leaves out a size that the arithmetic needs"
+    return f"no arithmetic for model type {model_type}"
+
+
+def _embedding(fields: Mapping[str, Any]) -> int | None:
+    vocab, hidden, tied = fields["vocab_size"], fields["hidden_size"], fields["tied_embeddings"]
+    return None if None in (vocab, hidden, tied) else vocab * hidden * (1 if tied else 2)
+
+
+def _tied(config: Config, text: Config) -> bool | None:
+    said = _first(text, config, keys=("tie_word_embeddings",))
+    if isinstance(said, bool):
+        return said
+    default: bool | None = _DEFAULTS.get(str(text.get("model_type")), {}).get("tied_embeddings")
+    return default
+
+
+def unread_window(config: Config) -> int | None:
+    """The sliding window in tokens, where llama.cpp is not known to compute the model with it. None where there is no
+    window, or it is computed with."""
+    text = text_config(config)
+    name = convertible.architecture(text, config)
+    return None if name in convertible.WINDOWED else _sliding_window(text, _fields(text))
+
+
+def _sliding_window(text: Config, fields: Mapping[str, Any]) -> int | None:
+    model_type, context = str(text.get("model_type")), fields["context"]
+    if model_type in _SWITCHED_WINDOW and text.get("use_sliding_window") is not True:
+        return None
+    window = text.get("sliding_window", _DEFAULTS.get(model_type, {}).get("sliding_window"))
+    if not isinstance(window, int) or window <= 0 or (context is not None and window >= context):
+        return None
+    return window if _any_layer_windowed(model_type, text, fields["layers"]) else None
+
+
+def _any_layer_windowed(model_type: str, text: Config, layers: int | None) -> bool:
+    """Whether a layer has the window that is stated. Source: `layer_types` of configuration_<type>.py, transformers
+    5.23; a type that is not told here has it in every layer, or in some whatever config.json says."""
+    kinds, first = text.get("layer_types"), text.get("max_window_layers", _WINDOW_FROM.get(model_type))
+    if isinstance(kinds, list) and kinds:
+        return "sliding_attention" in kinds
+    if model_type == "qwen2_moe":
+        return bool(first != 0)
+    if model_type not in _WINDOW_FROM or layers is None or not isinstance(first, int):
+        return True
+    return first < layers
+
+
+def _quantization(config: Config, text: Config) -> str | None:
+    said = _first(config, text, keys=("quantization_config",))
+    if said:
+        return str(said.get("quant_method", "unknown")) if isinstance(said, Mapping) else "unknown"
+    return "mlx" if isinstance(config.get("quantization"), Mapping) else None  # mlx_lm.convert writes this key
+
+
+def _architecture(config: Config) -> str:
+    names = config.get("architectures")
+    return str(names[0]) if isinstance(names, list) and names else "unknown"
+
+
+def _with_reasons(facts: ModelFacts, unknown: dict[str, str], stored: Stored) -> ModelFacts:
+    reasons = dict(unknown)
+    values = asdict(facts)
+    for name in (*_KEYS, "tied_embeddings", "embedding_parameters", "stored_dtype"):
+        if values[name] is None and not name.startswith("experts"):
+            reasons[name] = "config.json does not say"
+    if facts.weight_bytes is None:
+        reasons["weight_bytes"] = stored.unknown
+    if facts.convertible is None:
+        reasons["convertible"] = "config.json names no architecture"
+    return ModelFacts(**(values | {"unknown": reasons}))
+
+
+def _int(config: Config, keys: tuple[str, ...]) -> int | None:
+    """The first of the keys that holds a positive whole number."""
+    values = (config.get(key) for key in keys)
+    return next((v for v in values if isinstance(v, int) and not isinstance(v, bool) and v > 0), None)
+
+
+def _first(*configs: Config, keys: tuple[str, ...]) -> Any:
+    return next((c[key] for c in configs for key in keys if c.get(key) is not None), None)

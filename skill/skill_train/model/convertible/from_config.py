@@ -1,0 +1,206 @@
+"""Whether llama.cpp makes a right GGUF file of a model, told from config.json alone, so that `plan` says it before the
+training and `export-gguf` in the same words.
+
+The converter's registry says which architectures have a class. It takes some models into it whose layers it cannot
+name, or that llama.cpp computes in another way. Each was found by converting a tiny model of the type and comparing its
+logits with transformers' (llama-cpp-python 0.3.36, transformers 5.23); tests/integration/test_convertible.py does so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from skill_train.model.convertible import architectures as llama_architectures
+
+Config = Mapping[str, Any]
+
+# What transformers 5 writes, and what the converter knows: architectures, and kinds of layers of Granite's hybrids.
+RENAMED = {"MptForCausalLM": "MPTForCausalLM"}
+LAYERS = {"linear_attention": "mamba", "full_attention": "attention"}
+
+
+# Architectures whose sliding window llama.cpp computes with, and those that it computes without theirs: also Phi-3,
+# whose files hold the number. Found on texts of six windows' length, as the same test does.
+WINDOWED = frozenset(
+    f"{name}ForCausalLM" for name in ("Cohere2", "Exaone4", "ExaoneMoe", "GptOss", "GraniteSWA", "Olmo3")
+) | {f"{name}For{task}" for name in ("Gemma2", "Gemma3", "Gemma4") for task in ("CausalLM", "ConditionalGeneration")}
+WINDOW_LEFT_OUT = frozenset(
+    f"{name}ForCausalLM"
+    for name in ("Mistral", "Mixtral", "Ministral3", "Qwen2", "Qwen2Moe", "Qwen3", "Qwen3Moe", "SmolLM3", "Phi3")
+) | {"Starcoder2ForCausalLM", "Dots1ForCausalLM"}
+
+# Their classes of the converter read no other vocabulary (set_vocab in conversion/{gemma,nemotron,ernie,minicpm}.py).
+PIECES_ALONE = frozenset(
+    f"{name}ForCausalLM"
+    for name in ("Gemma", "Gemma2", "Nemotron", "Ernie4_5_", "Ernie4_5", "Ernie4_5_Moe", "MiniCPM3")
+)
+
+
+def why_not(
+    text: Config,
+    config: Config,
+    known: Collection[str] = llama_architectures.NAMES,
+    files: Collection[str] | None = None,
+) -> str | None:
+    """What stops llama.cpp from computing this model; None when nothing is known to.
+
+    Args:
+        text: the part of `config` that describes the text decoder, which may be all of it.
+        known: the architectures of the converter's registry.
+        files: the names beside config.json; None when they are not known.
+    """
+    name = architecture(text, config)
+    if name is None:
+        return None
+    if name not in known:
+        return f"llama.cpp's converter does not know the architecture {name}"
+    if files is not None and name in PIECES_ALONE and "tokenizer.model" not in files:
+        return f"llama.cpp's converter reads the vocabulary of {name} from tokenizer.model, which is not there"
+    rules = _COMPUTED_OTHERWISE.get(name, ()) + (_ACTIVATION,) * (name in _SILU)
+    return next((reason for is_one, reason in rules if is_one(text)), None)
+
+
+def unread_window_told(window: int, name: str, longest: int = 0) -> str:
+    """What to say where llama.cpp leaves the sliding window of a model out, or is not known to compute with it.
+
+    Args:
+        window: tokens that a layer sees.
+        name: the architecture.
+        longest: tokens of the longest text that is trained on.
+    """
+    beyond = f"from a GGUF file, a text of more than {window:,} tokens"
+    if name in WINDOW_LEFT_OUT:
+        told = f"llama.cpp computes {name} without its sliding window: {beyond} gets other answers than from the model"
+    else:
+        told = f"llama.cpp is not known to compute {name} with its sliding window: {beyond} may get other answers"
+    return f"{told}; max_length {longest:,} trains on such texts" if longest > window else told
+
+
+def architecture(text: Config, config: Config) -> str | None:
+    """The name that the converter looks up: of the text part, where that has one of its own.
+
+    Source: get_model_architecture in llama.cpp's conversion/base.py.
+    """
+    named = (part.get("architectures") for part in (text, config))
+    first = next((str(names[0]) for names in named if isinstance(names, list) and names), None)
+    return first if first is None else RENAMED.get(first, first)
+
+
+def as_published(config: Config) -> dict[str, Any]:
+    """What of a config.json that transformers 5 wrote has another name in those that the converter was written for."""
+    names, layers = config.get("architectures"), config.get("layer_types")
+    changes: dict[str, Any] = {}
+    if isinstance(names, list):
+        changes["architectures"] = [RENAMED.get(name, name) for name in names]
+    if config.get("model_type") == "granitemoehybrid" and isinstance(layers, list):
+        changes["layer_types"] = [LAYERS.get(kind, kind) for kind in layers]
+    return changes
+
+
+def _is_sequential_falcon(config: Config) -> bool:
+    return not config.get("new_decoder_architecture") and config.get("parallel_attn") is False
+
+
+def _is_scaled_otherwise(config: Config) -> bool:
+    """Gemma 2 and 3 scale attention by `query_pre_attn_scalar`; llama.cpp by the width of a head, and in the 27B models
+    by the width of the model over its heads. Both names are left out where they are 256."""
+    heads, width = config.get("num_attention_heads"), config.get("hidden_size")
+    allowed = [config.get("head_dim", 256), width / heads if heads and width else None]
+    return config.get("query_pre_attn_scalar", 256) not in allowed
+
+
+def _has_inner_width(config: Config) -> bool:
+    width, inner = config.get("n_embd"), config.get("n_inner")
+    return width is not None and inner not in (None, 4 * width)
+
+
+# Families whose MLP llama.cpp computes with SiLU, whatever config.json says.
+_SILU = frozenset(
+    f"{name}ForCausalLM"
+    for name in ("Granite", "Llama", "Mistral", "Mixtral", "Olmo", "Olmo2", "Phi3", "Qwen2", "Qwen3", "StableLm")
+)
+_ACTIVATION = (
+    lambda config: config.get("hidden_act", "silu") not in ("silu", "swish"),
+    "llama.cpp computes the MLP of this family with SiLU, and hidden_act says another function",
+)
+_NORMS = (
+    lambda config: config.get("qk_layernorm") is True,
+    "llama.cpp's converter cannot write the norms of queries and keys (qk_layernorm: true)",
+)
+_TIED = (
+    lambda config: config.get("tie_word_embeddings") is False,
+    "llama.cpp has no output matrix for this family but the embedding (tie_word_embeddings: false)",
+)
+_SCALE = (
+    _is_scaled_otherwise,
+    "llama.cpp scales the attention of Gemma by head_dim, and this one has another query_pre_attn_scalar",
+)
+# Architecture: what to look for in its config.json, and what then stops it.
+_COMPUTED_OTHERWISE: dict[str, tuple[tuple[Callable[[Config], bool], str], ...]] = {
+    "BambaForCausalLM": (
+        (
+            lambda config: "attn_rotary_emb" not in config,
+            "llama.cpp's converter reads the rotated part of a head from attn_rotary_emb, which config.json lacks",
+        ),
+    ),
+    "MiniMaxM2ForCausalLM": (
+        (
+            lambda config: "rotary_dim" not in config,
+            "llama.cpp's converter reads the rotated part of a head from rotary_dim, which config.json lacks",
+        ),
+    ),
+    "FalconForCausalLM": (
+        (
+            lambda config: config.get("alibi") is True,
+            "llama.cpp rotates the positions of every Falcon, and this one has ALiBi (alibi: true)",
+        ),
+        (
+            _is_sequential_falcon,
+            "llama.cpp computes attention and MLP of every Falcon side by side, and this one has parallel_attn: false",
+        ),
+        (
+            lambda config: config.get("bias") is True,
+            "llama.cpp's converter cannot arrange the biases of a Falcon (bias: true)",
+        ),
+    ),
+    "BitNetForCausalLM": ((lambda config: True, "llama.cpp's converter has no place for the inner norms of BitNet"),),
+    "GPT2LMHeadModel": (
+        (
+            _has_inner_width,
+            "llama.cpp's converter takes the MLP of every GPT-2 for 4 x n_embd wide, and n_inner is not",
+        ),
+        (
+            lambda config: (
+                config.get("scale_attn_by_inverse_layer_idx") is True or config.get("scale_attn_weights") is False
+            ),
+            "llama.cpp scales the attention of every GPT-2 by its heads alone, and this config.json says another scale",
+        ),
+    ),
+    "GPTBigCodeForCausalLM": (
+        (
+            lambda config: config.get("multi_query") is False,
+            "llama.cpp takes one head of keys for every GPTBigCode, and this one has multi_query: false",
+        ),
+    ),
+    "MPTForCausalLM": (
+        (
+            lambda config: (config.get("attn_config") or {}).get("alibi") is False,
+            "llama.cpp gives MPT no positions with alibi: false, and transformers computes ALiBi all the same",
+        ),
+    ),
+    "PhiForCausalLM": (_NORMS,),
+    "StableLmForCausalLM": (_NORMS,),
+    "CohereForCausalLM": (_TIED,),
+    "Cohere2ForCausalLM": (_TIED,),
+    "GemmaForCausalLM": (_TIED,),
+    "Starcoder2ForCausalLM": (
+        (
+            lambda config: config.get("use_bias") is False,
+            "llama.cpp needs the biases of StarCoder 2, and this one has none (use_bias: false)",
+        ),
+    ),
+    "Gemma2ForCausalLM": (_TIED, _SCALE),
+    "Gemma3ForCausalLM": (_SCALE,),
+    "Gemma3ForConditionalGeneration": (_SCALE,),
+}

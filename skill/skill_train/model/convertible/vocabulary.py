@@ -1,0 +1,139 @@
+"""Whether llama.cpp's converter can write the vocabulary of a model's folder, told before the training.
+
+Of a byte-level BPE the converter must know how text is split before its merges. It knows that by a hash of the ids of
+one text, and refuses every tokenizer whose hash is not on its list: one that was trained or extended at home.
+
+Source: get_vocab_base_pre in conversion/base.py of llama.cpp, and set_vocab of each class beside it, as they lie in the
+source distribution of llama-cpp-python 0.3.36. Tests compare list and text with the converter in the cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from skill_train.core.errors import UsageError
+from skill_train.model.foreign_files import foreign_json
+
+TEXT = (
+    "\n \n\n \n\n\n \t \t\t \t\n  \n   \n    \n     \n\U0001f680 (normal) \U0001f636\u200d"
+    "\U0001f32b\ufe0f (multiple emojis concatenated) \u2705 \U0001f999\U0001f999 3 33 333 3333 3333"
+    "3 333333 3333333 33333333 3.3 3..3 3...3 \u1780\u17b6\u1793\u17cb\u178f\u17c2\u1796\u17b7"
+    "\u179f\u17c1\u179f\u17a2\u17b6\u1785\U0001f601 ?\u6211\u60f3\u5728apple\u5de5\u4f5c1314151"
+    "\u5929\uff5e ------======= \u043d\u0435\u0449\u043e \u043d\u0430 \u0411\u044a\u043b\u0433"
+    "\u0430\u0440\u0441\u043a\u0438 ''''''```````\"\"\"\"......!!!!!!?????? I've been 'told he"
+    "'s there, 'RE you sure? 'M not sure I'll make it, 'D you like some tea? We'Ve a'lL"
+)
+DIGITS = 16  # of a hash: enough to tell them apart
+KNOWN = frozenset(
+    [
+        "049ecf7629871e30", "0876d13b50744004", "0a766d034107bc73", "0e9433cbbb161f89", "0ef9807a4087ebef",
+        "0fe1cf6eda062318", "1431a23e583c9743", "1444df51289cfa80", "16389f0a1f51ee53", "169bf0296a13c4d9",
+        "171aeeedd6fb548d", "1994ffd01900cfb3", "2085e1638f6c377a", "27949a2493fc4a9f", "32d85c31273f8019",
+        "347715f544604f91", "35d91631860c815f", "36f3066e97b7f399", "3c30d3ad1d6b6420", "3ce83efda5659b07",
+        "3eda48b4c4dc7de7", "48f8e02c0359c0bb", "49fc0303c9e0d2c2", "4a2e2abae11ca2b8", "4e2b24cc4770243d",
+        "52df12b4c8d4176e", "53e325976a6e1423", "60476e1243776c4f", "60824e3c0d9401f8", "6221ad2852e85ce9",
+        "62f6fb0a6fd5098c", "63b97e4253352e6f", "653660222fb704f6", "66b8d4e19ab16c3b", "6c81ce329e080288",
+        "789696f5946cc0fc", "7967bfa498ade6b7", "7b3e7548e4308f52", "7dec86086fcc38b6", "7e57df22b1fe23a7",
+        "7fc505bd3104ca10", "81212dc7cdb7e0c1", "81d72c7348a9f0eb", "846deafc5b0fa786", "855059429035d75a",
+        "862f827721df9560", "877081d19cf6996e", "8aeee3860c56296a", "8b5a93ed70405748", "8e62295832751ca1",
+        "96a5f08be6259352", "972da7b59cec44d1", "9b1be57e70d20d95", "9c2227e4dd922002", "9ca2dd618e8afaf0",
+        "9d032fcbd5501f4a", "9d70134b369a70e5", "9dcf830ee9990cdb", "9e454714343b69b9", "a023e9fdc5a11f03",
+        "a0b64b4385f12366", "a1336059768a55c9", "a1e163ecab2e718a", "a6b57017d60e6edb", "a8594e3edff7c29c",
+        "ad851be1dba641f2", "b0a6b1c0bd5998eb", "b3d1dd861f1d4c5c", "b3f499bb4255f8ca", "b4b8ca1f9769494f",
+        "b53802fb28e26d64", "b6dc8df998e1cfbd", "b6e8e1518dc4305b", "bba3b3366b646dbd", "bc01ce58980e1db4",
+        "bc5108ee1eb6a3d6", "c136ed14d01c2745", "c7699093ba4255a9", "c7ea5862a53e4272", "ccc2ef013c104be7",
+        "cdf5f35325780597", "d30d75d9059f1aa2", "d353350c764d8c3b", "d4540891389ea895", "d4c8f286ea6b520b",
+        "d5f1dd6f980fec56", "d772b220ace2baec", "e4d54df1ebc1f2b9", "e636dc30a262dcc0", "e6ddf9c6686791c1",
+        "f241072145675bf8", "f4f37b6c8eb9ea29", "f6791d196f87ce6b", "f728162c1315c26e", "fcace8b9cac38ce8",
+    ]
+)  # fmt: skip
+# Classes that read no hash, or that fall back on something else without one.
+_OTHERWISE = frozenset(
+    [
+        *("MptForCausalLM", "MPTForCausalLM", "KimiLinearForCausalLM", "HunYuanMoEV1ForCausalLM", "JambaForCausalLM"),
+        *(f"Gemma4{kind}For{task}" for kind in ("", "Unified") for task in ("CausalLM", "ConditionalGeneration")),
+        *("Gemma4AssistantForCausalLM", "Gemma4UnifiedAssistantForCausalLM"),
+    ]
+)
+# Of set_vocab in conversion/llama.py: a tokenizer.json of pieces stands in for tokenizer.model.
+_LLAMA = (
+    frozenset(
+        f"{name}ForCausalLM"
+        for name in ("Afmoe", "Apertus", "Arcee", "Llama", "Mistral", "Mixtral", "SmolLM3", "Ministral3", "GraniteSWA")
+    )
+    | {f"Granite{kind}ForCausalLM" for kind in ("", "Moe", "MoeSWA", "MoeShared", "MoeHybrid")}
+    | {"BambaForCausalLM"}
+)
+_PHI3 = frozenset(["Phi3ForCausalLM", "PhiMoEForCausalLM"])
+
+
+def why_no_vocabulary(folder: Path, name: str) -> str | None:
+    """What stops the converter from writing the vocabulary of this folder; None when nothing is known to.
+
+    Args:
+        name: the architecture that the converter looks up.
+
+    """
+    if name in _PHI3 and not (folder / "tokenizer.model").is_file() and not _says_gpt2(folder):
+        return f"llama.cpp's converter reads the vocabulary of {name} from tokenizer.model, which is not there"
+    if name in _OTHERWISE or (folder / "tokenizer.model").is_file() or not (folder / "tokenizer.json").is_file():
+        return None
+    if name in _LLAMA and _is_of_pieces(_read(folder / "tokenizer.json")):
+        return None
+    hashes = set(_hashes(folder))
+    if not hashes or hashes & KNOWN:
+        return None
+    return (
+        "llama.cpp's converter does not know how this tokenizer splits text before its merges: it is on none of its "
+        "lists, as one that was made or changed at home; a base with its own tokenizer files, unchanged, converts"
+    )
+
+
+def _says_gpt2(folder: Path) -> bool:
+    return bool(_read(folder / "tokenizer_config.json").get("tokenizer_class") == "GPT2Tokenizer")
+
+
+def _read(file: Path) -> dict[str, Any]:
+    """An empty one for a file that is missing or broken, which is told elsewhere."""
+    try:
+        said = foreign_json(file) if file.is_file() else {}
+    except UsageError:
+        return {}
+    return said if isinstance(said, dict) else {}
+
+
+def _is_of_pieces(said: dict[str, Any]) -> bool:
+    """Source: LlamaHfVocab in gguf-py/gguf/vocab.py."""
+    model = said.get("model")
+    return isinstance(model, dict) and model.get("type") == "BPE" and bool(model.get("byte_fallback"))
+
+
+def _hashes(folder: Path) -> Iterator[str]:
+    """Those that the converter could make of the text, with and without the tokens that a tokenizer puts around it.
+
+    Nothing where the library that reads the file is not installed, or cannot read it, which is told elsewhere.
+    """
+    try:
+        from tokenizers import Tokenizer
+
+        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        ids = [tokenizer.encode(TEXT, add_special_tokens=put).ids for put in (True, False)]
+    except BaseException as error:  # for a broken file the library raises what it likes, also Rust's panics
+        if isinstance(error, KeyboardInterrupt | SystemExit):
+            raise
+        return
+    around = _around(folder, tokenizer)
+    for one in [*ids, *([*first, *ids[1], *last] for first in around for last in around)]:
+        yield sha256(str(one).encode()).hexdigest()[:DIGITS]
+
+
+def _around(folder: Path, tokenizer: Any) -> list[list[int]]:
+    """Nothing, and each token that tokenizer_config.json names as the first or last of a text."""
+    said = _read(folder / "tokenizer_config.json")
+    named = [said.get(key) for key in ("bos_token", "eos_token")]
+    texts = [one.get("content") if isinstance(one, dict) else one for one in named]
+    found = [tokenizer.token_to_id(text) for text in texts if isinstance(text, str)]
+    return [[], *([number] for number in found if number is not None)]

@@ -1,0 +1,224 @@
+"""Reads a model folder: `config.json` and the safetensors headers, never the weights, never code."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+import re
+import struct
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from skill_train.core.errors import UsageError
+from skill_train.facts import ModelFacts
+from skill_train.model import config as model_config
+from skill_train.model import foreign_files as model_files
+from skill_train.model.config import Stored
+
+MAX_HEADER_BYTES = 100_000_000  # safetensors' own limit
+_SAMPLE_BYTES = 1 << 16
+_WORDS = ("merges.txt", "vocab.txt")
+_SHARD = re.compile(r"model-\d+-of-(\d+)\.safetensors")
+
+
+def read_model(folder: Path, *, weights_needed: bool = True) -> ModelFacts:
+    """The facts of one model folder.
+
+    Args:
+        weights_needed: False takes a folder without weights too; its parameters come from the config alone.
+
+    Raises:
+        UsageError: no folder, no `config.json`, a broken safetensors file, or none.
+    """
+    config = read_config(folder)
+    lacking = None if weights_needed else _lacking(folder)
+    stored = Stored(unknown=lacking) if lacking else _stored(weight_files(folder))
+    found = model_config.read(
+        config,
+        source=str(folder),
+        stored=stored,
+        fingerprint=fingerprint(folder),
+        has_chat_template=_has_chat_template(folder),
+        files={path.name for path in folder.iterdir()},
+    )
+    return dataclasses.replace(found, at_hand=lacking is None)
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """`config.json` of a model folder."""
+    path = folder / "config.json"
+    if not path.is_file():
+        raise UsageError(
+            f"{folder} is not a model folder",
+            code="not_a_model",
+            expected="config.json, tokenizer files and *.safetensors, or the id of a model on the Hub",
+            got="no such folder" if not folder.is_dir() else "a folder without config.json",
+            hint="download the whole model, or give its id on the Hub",
+        )
+    model_files.require_sound(folder)
+    config = model_files.foreign_json(path)
+    if not isinstance(config, dict):
+        raise UsageError(f"{path} is not a JSON object", code="broken_model", hint="download the model again")
+    return config
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of a model folder that transformers would load, by name.
+
+    Raises:
+        UsageError: there is none, or a part is missing.
+    """
+    used = _used(folder)
+    if not used:
+        pickled = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in folder.glob(pattern))
+        raise UsageError(
+            f"{folder} has no safetensors weights",
+            code="no_safetensors",
+            expected="model.safetensors or model-*-of-*.safetensors",
+            got=", ".join(pickled[:3]) + " (pickle files are never opened)" if pickled else "no weights",
+            hint="save the model again with model.save_pretrained(folder), which writes safetensors",
+        )
+    missing = _missing(used)
+    if missing:
+        raise UsageError(
+            f"{folder} is not whole: {missing}",
+            code="missing_shards",
+            expected="every weight file of the model",
+            got=missing,
+            hint="download the model again",
+        )
+    return used
+
+
+def tensor_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    """The shape of every tensor of a model folder, by its name; nothing where the folder lacks weights.
+
+    Raises:
+        UsageError: a broken safetensors file.
+    """
+    if _lacking(folder):
+        return {}
+    headers = map(read_header, weight_files(folder))
+    return {name: tuple(one["shape"]) for header in headers for name, one in header.items() if name != "__metadata__"}
+
+
+def used_weights(names: Iterable[str]) -> list[str]:
+    """Of the safetensors files beside a config, those that transformers loads, sorted.
+
+    A repository can hold the same weights twice: Mistral's has `consolidated.safetensors` beside the shards.
+    """
+    found = sorted(names)
+    if "model.safetensors" in found:
+        return ["model.safetensors"]
+    return [name for name in found if _SHARD.fullmatch(name)] or found
+
+
+def _used(folder: Path) -> list[Path]:
+    """Those that the folder's index names, else those that lie there."""
+    if (folder / "model.safetensors.index.json").is_file():
+        return model_files.weight_files(folder)
+    return [folder / name for name in used_weights(path.name for path in folder.glob("*.safetensors"))]
+
+
+def _lacking(folder: Path) -> str | None:
+    """Why the weights cannot be counted; None when they can."""
+    used = _used(folder)
+    return _missing(used) if used else "the folder holds no safetensors"
+
+
+def _missing(used: list[Path]) -> str | None:
+    """What is not there of the files that an index names, or that the numbers in the names of shards promise."""
+    there = sum(path.is_file() for path in used)
+    shard = _SHARD.fullmatch(used[0].name)
+    whole = max(len(used), int(shard[1]) if shard else 1)
+    return None if there == whole else f"only {there} of {whole} weight files are there"
+
+
+def read_header(path: Path) -> dict[str, Any]:
+    """The JSON header of a safetensors file, bounded and checked for its shape.
+
+    Source: the format's description, huggingface/safetensors README, "Format".
+    """
+    size = path.stat().st_size
+    with open(path, "rb") as file:
+        prefix = file.read(8)
+        length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else size + 1
+        if length > min(size - 8, MAX_HEADER_BYTES):
+            raise _broken(path, f"its header claims {length} bytes, the file has {size}")
+        content = file.read(length)
+        if model_files.has_too_many_values(content):
+            raise _broken(path, "its header has more values than a million tensors need")
+        try:
+            header = json.loads(content.decode("utf-8"))
+        except (ValueError, RecursionError) as error:
+            raise _broken(path, f"its header is not JSON: {error}") from None
+    if not isinstance(header, dict):
+        raise _broken(path, "its header is not a JSON object")
+    end = max((_tensor_end(path, name, t) for name, t in header.items() if name != "__metadata__"), default=0)
+    if 8 + length + end != size:
+        raise _broken(path, f"its tensors end at byte {8 + length + end}, the file at {size}")
+    return header
+
+
+def fingerprint(folder: Path) -> str:
+    """SHA-256 that changes when the model changes, without reading gigabytes.
+
+    Small files count whole; of a weight file its name, size, header, and the first and last 64 KiB of its data.
+    """
+    sha256 = hashlib.sha256()
+    for path in sorted(p for p in folder.iterdir() if _decides(p) and p.is_file()):
+        size = path.stat().st_size
+        sha256.update(f"{path.name}\0{size}\0".encode())
+        with open(path, "rb") as file:
+            if path.suffix != ".safetensors" or size <= 4 * _SAMPLE_BYTES:
+                sha256.update(file.read())
+                continue
+            sha256.update(file.read(struct.unpack("<Q", file.read(8))[0] + _SAMPLE_BYTES))
+            file.seek(-_SAMPLE_BYTES, 2)
+            sha256.update(file.read())
+    return sha256.hexdigest()
+
+
+def _decides(file: Path) -> bool:
+    """Something that loaders read: weights, tokenizer, template, settings."""
+    return file.suffix in (".json", ".model", ".jinja", ".safetensors", ".tiktoken") or file.name in _WORDS
+
+
+def _tensor_end(path: Path, name: str, tensor: Any) -> int:
+    try:
+        start, end = tensor["data_offsets"]
+        shape_ok = all(isinstance(n, int) and n >= 0 for n in tensor["shape"]) and isinstance(tensor["dtype"], str)
+    except (TypeError, KeyError, ValueError):
+        raise _broken(path, f"the entry of {name!r} is malformed") from None
+    if not shape_ok or not isinstance(start, int) or not isinstance(end, int) or not 0 <= start <= end:
+        raise _broken(path, f"the entry of {name!r} is malformed")
+    return end
+
+
+def _broken(path: Path, why: str) -> UsageError:
+    return UsageError(
+        f"{path} is broken: {why}",
+        code="broken_safetensors",
+        expected="a whole safetensors file",
+        hint="download it again",
+    )
+
+
+def _stored(files: list[Path]) -> Stored:
+    elements: Counter[str] = Counter()
+    for header in map(read_header, files):
+        for name, tensor in header.items():
+            if name != "__metadata__":
+                elements[tensor["dtype"]] += math.prod(tensor["shape"])
+    return Stored(elements, sum(path.stat().st_size for path in files))
+
+
+def _has_chat_template(folder: Path) -> bool:
+    if (folder / "chat_template.jinja").is_file() or (folder / "chat_template.json").is_file():
+        return True
+    config = folder / "tokenizer_config.json"
+    return config.is_file() and bool(model_files.foreign_json(config).get("chat_template"))

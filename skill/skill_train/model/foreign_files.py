@@ -1,0 +1,84 @@
+"""A model folder that somebody else made, looked at before any library reads it, by the training program's rules."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from skill_train.core.errors import from_exit_code
+from skill_train.core.resources import train_module
+
+
+def require_sound(folder: Path) -> None:
+    """Refuses a model folder that leads libraries to other files than its own.
+
+    Raises:
+        UsageError: a file is a device, a pipe, a link to elsewhere, too large, no sound JSON, or settings that name
+            code to load; or the index names files that are no safetensors files of this folder.
+    """
+    with _as_ours():
+        train_module().check_model(folder)
+
+
+def require_sound_files(folder: Path) -> None:
+    """As `require_sound`, of a folder without an index of weights: an adapter.
+
+    Raises:
+        UsageError: as there.
+    """
+    with _as_ours():
+        train_module().check_files(folder)
+
+
+def require_regular(file: Path) -> None:
+    """Refuses what is no file of bytes before a library waits for it. A missing file is left to who reads it.
+
+    Raises:
+        UsageError: a pipe, a device or a socket.
+    """
+    with _as_ours():
+        train_module().check_regular(file)
+
+
+def foreign_json(file: Path) -> Any:
+    """A JSON document that somebody else wrote.
+
+    Raises:
+        UsageError: no regular file, too large, no UTF-8, no JSON, or nested too deep.
+    """
+    with _as_ours():
+        return train_module().foreign_json(file)
+
+
+def has_too_many_values(header: bytes) -> bool:
+    """Whether the JSON header of a safetensors file takes long to read, and gigabytes of memory."""
+    program = train_module()
+    return bool(program.marks_in(header) > program.MOST_MARKS)
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files that transformers loads the weights from: the single one, or those that the index names. They need not
+    be there.
+
+    Raises:
+        UsageError: the index names a file that is not of this folder, or a single one is there that it does not name.
+    """
+    with _as_ours():
+        found: list[Path] = train_module().weight_files(folder)
+        return found
+
+
+def block_hub_kernels() -> None:
+    """Keeps transformers from fetching compiled code from the Hub. To be called before it is imported."""
+    train_module().block_hub_kernels()
+
+
+@contextlib.contextmanager
+def _as_ours() -> Iterator[None]:
+    program = train_module()
+    try:
+        yield
+    except program.Refused as refusal:
+        raise from_exit_code(refusal.exit_code, refusal.error) from None

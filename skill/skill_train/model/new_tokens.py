@@ -1,0 +1,181 @@
+"""Tokens that an adapter's tokenizer adds to the base's: have they rows, and do they ship with the merged model?
+
+transformers 5 saves a tokenizer without the list of added tokens in tokenizer_config.json and without `add_bos_token`,
+and writes no tokenizer.model. llama.cpp's converter reads a sentencepiece vocabulary from tokenizer.model and the added
+tokens from that list, so new tokens became padding in the GGUF file. The list is written again from tokenizer.json.
+"""
+
+from __future__ import annotations
+
+import filecmp
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from skill_train.core.errors import UsageError
+from skill_train.core.files import write_text
+
+TOKENIZER = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "tokenizer.model",
+    "spiece.model",
+    "vocab.json",
+    "merges.txt",
+    "vocab.txt",
+)
+_CONFIG = "tokenizer_config.json"
+_GENERATION = "generation_config.json"
+_STATED_AGAIN = ("special_tokens_map.json", "added_tokens.json")  # what they say stands in the two others too
+# What transformers 5 says of its own loading in tokenizer_config.json; the base's file says it as programs know it.
+_OF_TRANSFORMERS_5 = ("backend", "is_local", "local_files_only", "tokenizer_class", "added_tokens_decoder")
+
+
+def new_tokens(base: Path, adapter: Path) -> dict[int, str]:
+    """Text by id of the added tokens that the adapter's tokenizer knows and the base's does not."""
+    if all(_same_file(adapter / name, base / name) for name in TOKENIZER):
+        return {}  # to read a tokenizer of 150,000 tokens takes 80 MB
+    new = set(_added_tokens(adapter)) - set(_added_tokens(base))
+    return dict(sorted((int(number), content) for content, number in new if number.isascii() and number.isdigit()))
+
+
+def takes_tokenizer(base: Path, adapter: Path) -> bool:
+    """The merged model has the adapter's tokenizer: it adds tokens, or the base has none."""
+    if not any((base / name).is_file() for name in TOKENIZER):
+        return any((adapter / name).is_file() for name in TOKENIZER)
+    return bool(new_tokens(base, adapter))
+
+
+def require_rows(base: Path, adapter: Path, rows: int | None, *, trained_whole: bool) -> None:
+    """Refuses a tokenizer that does not fit the rows of the merged embedding.
+
+    Args:
+        rows: of the merged embedding; None when nobody knows, and only the base's own tokens are compared.
+        trained_whole: the embedding was, so it may be that of another vocabulary.
+
+    Raises:
+        UsageError: a new token without a row, or another token where the base has one of its own.
+    """
+    new = new_tokens(base, adapter)
+    without = [number for number in sorted(new) if rows is not None and number >= rows]
+    if without:
+        raise UsageError(
+            f"the adapter's tokenizer has a token that the merged model has no row for: {new[without[0]]!r}",
+            code="tokens_without_rows",
+            expected=f"ids below {rows}, the rows of the embedding",
+            got=f"id {without[0]}" + (f", and {len(without) - 1} more" if len(without) > 1 else ""),
+            hint="save the adapter again from the trained model, with save_pretrained(…, save_embedding_layers=True)",
+        )
+    other = None if trained_whole or not new else _other_token(base, adapter)
+    if other is not None:
+        raise UsageError(
+            f"the adapter's tokenizer is not the base's with more tokens: id {other[0]} is another token",
+            code="other_tokenizer",
+            expected=f"{other[1]!r}, as in {base}",
+            got=f"{other[2]!r}, as in {adapter}",
+            hint="put the tokenizer that the adapter was trained with into its folder, or remove the one that is there",
+        )
+
+
+def take_tokenizer(base: Path, adapter: Path, part: Path) -> list[str]:
+    """Puts the adapter's tokenizer into a folder with the base's files; returns the names of what is the adapter's."""
+    taken = [name for name in TOKENIZER if (adapter / name).is_file()]
+    for name in taken:
+        shutil.copyfile(adapter / name, part / name)
+    for name in {*_STATED_AGAIN} - {*taken}:
+        (part / name).unlink(missing_ok=True)  # the base's, which lacks the new tokens
+    if _CONFIG in taken and (base / _CONFIG).is_file():
+        stated = {key: value for key, value in _json(adapter / _CONFIG).items() if key not in _OF_TRANSFORMERS_5}
+        _write_json(part / _CONFIG, _json(base / _CONFIG) | stated | {"added_tokens_decoder": _decoder(base, adapter)})
+    return taken + ([_GENERATION] if _stop_at_new_end(base, adapter, part) else [])
+
+
+def end_token(folder: Path) -> Any:
+    """The text of a tokenizer's `eos_token`; None without one."""
+    token = _json(folder / _CONFIG).get("eos_token")
+    return token.get("content") if isinstance(token, dict) else token
+
+
+def _stop_at_new_end(base: Path, adapter: Path, part: Path) -> bool:
+    """A new token that ends an answer does so in generation_config.json too, which transformers and vLLM stop by."""
+    end = end_token(adapter)
+    number = next((number for number, text in new_tokens(base, adapter).items() if text == end), None)
+    generation = _json(part / _GENERATION)
+    stated = generation.get("eos_token_id")
+    listed = stated if isinstance(stated, list) else [stated]
+    if number is None or number in listed or not generation:
+        return False
+    ends = [number, *(token for token in listed if token is not None)]
+    _write_json(part / _GENERATION, generation | {"eos_token_id": ends if len(ends) > 1 else number})
+    return True
+
+
+def _decoder(base: Path, adapter: Path) -> dict[str, Any]:
+    """`added_tokens_decoder` as transformers 4 wrote it: every added token by its id."""
+    found: dict[str, Any] = {}
+    for folder in (base, adapter):
+        decoder = _json(folder / _CONFIG).get("added_tokens_decoder")
+        found |= decoder if isinstance(decoder, dict) else {}
+    listed = _json(adapter / "tokenizer.json").get("added_tokens")
+    for token in listed if isinstance(listed, list) else ():
+        if isinstance(token, dict) and isinstance(token.get("id"), int):
+            found[str(token["id"])] = {key: value for key, value in token.items() if key != "id"}
+    return found
+
+
+def _other_token(base: Path, adapter: Path) -> tuple[int, str, str] | None:
+    """The first id that is one token of the base's own vocabulary, and another in the adapter's; None without any."""
+    ours, theirs = (_vocabulary(folder) for folder in (base, adapter))
+    if not ours or not theirs:
+        return None
+    differing = sorted(number for number, text in ours.items() if theirs.get(number, text) != text)
+    return (differing[0], ours[differing[0]], theirs[differing[0]]) if differing else None
+
+
+def _vocabulary(folder: Path) -> dict[int, str]:
+    """Text by id of a tokenizer.json's own vocabulary, without added tokens; empty when it cannot be read."""
+    model = _json(folder / "tokenizer.json").get("model")
+    vocabulary = model.get("vocab") if isinstance(model, dict) else None
+    if isinstance(vocabulary, dict):
+        return {number: text for text, number in vocabulary.items() if isinstance(number, int)}
+    pieces = vocabulary if isinstance(vocabulary, list) else []
+    return {number: str(piece[0]) for number, piece in enumerate(pieces) if isinstance(piece, list) and piece}
+
+
+def _same_file(own: Path, other: Path) -> bool:
+    """There is none, or it is the other byte for byte."""
+    return not own.is_file() or (other.is_file() and filecmp.cmp(own, other, shallow=False))
+
+
+def _added_tokens(folder: Path) -> Iterator[tuple[str, str]]:
+    """`(content, id)` of each."""
+    listed = _json(folder / "tokenizer.json").get("added_tokens")
+    decoder = _json(folder / _CONFIG).get("added_tokens_decoder")
+    for token in listed if isinstance(listed, list) else ():
+        yield _said(token, "content"), str(_said(token, "id"))
+    for content, number in _json(folder / "added_tokens.json").items():
+        yield content, str(number)
+    for number, token in decoder.items() if isinstance(decoder, dict) else ():
+        yield _said(token, "content"), number
+
+
+def _said(token: Any, key: str) -> str:
+    """What an entry says, as text: it is compared, and can be anything."""
+    return str(token.get(key)) if isinstance(token, dict) else ""
+
+
+def _json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file that is not ours to judge; empty when there is none."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
+def _write_json(path: Path, document: dict[str, Any]) -> None:
+    write_text(path, json.dumps(document, indent=2) + "\n")

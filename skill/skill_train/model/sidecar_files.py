@@ -1,0 +1,125 @@
+"""The files beside the weights: tokenizer, chat template, generation config, licence.
+
+They are the base's, byte for byte. transformers 5 drops things when it saves them again (a GPT-2 config loses `n_ctx`,
+Phi-3 and Gemma lose `tokenizer.model`), and llama.cpp's converter needs those. Only what a merge changed is changed.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from skill_train.core.digests import digests
+from skill_train.core.errors import UsageError
+from skill_train.core.files import write_text
+from skill_train.core.resources import train_module
+from skill_train.model.new_tokens import TOKENIZER, end_token, take_tokenizer, takes_tokenizer
+from skill_train.model.weight_files import INDEX
+from skill_train.run.records import read_json
+
+_TEMPLATE = "chat_template.jinja"
+
+
+def companion_files(folder: Path) -> list[Path]:
+    """The files that go along with a model: what `train.files_of_base` takes, but for links that lead elsewhere."""
+    found: list[Path] = train_module().files_of_base(folder)
+    return [path for path in found if _is_own(path, folder)]
+
+
+def model_digests(folder: Path) -> dict[str, dict[str, Any]]:
+    """Of these and of the weights: all that decides what a model says, and nothing else that lies in its folder."""
+    return digests(folder, {*companion_files(folder), *folder.glob("*.safetensors"), *folder.glob(INDEX)})
+
+
+def adapter_files(adapter: Path) -> list[Path]:
+    """The tokenizer files that lie beside an adapter."""
+    return [adapter / name for name in (*TOKENIZER, _TEMPLATE) if (adapter / name).is_file()]
+
+
+def copy_companions(base: Path, adapter: Path, part: Path, warn: Callable[[str, str], None]) -> list[str]:
+    """Copies what belongs beside the merged weights, and returns the names that come from the adapter.
+
+    The adapter's tokenizer is taken when it has tokens that the base's lacks (`new_tokens`), and its chat template when
+    the base has none. Any other difference is the base's, with a warning.
+    """
+    for file in companion_files(base):
+        target = part / file.relative_to(base)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, target)
+    taken = take_tokenizer(base, adapter, part) if takes_tokenizer(base, adapter) else []
+    template, trained = chat_template(base), chat_template(adapter)
+    if template is None and trained is not None:
+        write_text(part / _TEMPLATE, trained)
+        taken.append(_TEMPLATE)
+    elif template is not None and chat_template(part) != template:
+        write_text(part / _TEMPLATE, template)  # it was inside the base's tokenizer_config.json
+    for name, ours, theirs in (
+        ("chat template", template, trained),
+        ("eos_token", end_token(part), end_token(adapter)),
+    ):
+        if ours is not None and theirs is not None and ours != theirs:
+            warn(
+                "tokenizer_differs",
+                f"the adapter's folder has another {name} than the merged model, which keeps the base's",
+            )
+    return taken
+
+
+def write_config(base: Path, part: Path, changes: dict[str, Any], dtype: str | None) -> dict[str, Any]:
+    """Writes config.json with the changed fields, at each level that has them, and returns those; as it is without any.
+
+    Args:
+        dtype: a torch name when every weight has a new dtype.
+    """
+    config = read_json(base / "config.json")
+    levels = [level for level in (config, config.get("text_config")) if isinstance(level, dict)]
+    changed: dict[str, Any] = {}
+    names = [name for name in ("dtype", "torch_dtype") if any(name in level for level in levels)] or ["dtype"]
+    for name, value in (*changes.items(), *((name, dtype) for name in names if dtype)):
+        holders = [level for level in levels if name in level] or [config]
+        if any(level.get(name) != value for level in holders):
+            changed[name] = value
+            for level in holders:
+                level[name] = value
+    if changed:
+        # Not `write_json`: a base's config may hold Infinity, which transformers reads.
+        write_text(part / "config.json", json.dumps(config, indent=1) + "\n")
+    return changed
+
+
+def chat_template(folder: Path) -> str | None:
+    """The one chat template of a folder; None without one, or with several named ones."""
+    if (folder / _TEMPLATE).is_file():
+        return _text(folder / _TEMPLATE)
+    template = _json(folder / "tokenizer_config.json").get("chat_template")
+    return template if isinstance(template, str) else None
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            f"{file} is not UTF-8 at byte {error.start}",
+            code="broken_model",
+            expected="text in UTF-8",
+            hint="save the file as UTF-8, or download it again",
+        ) from None
+
+
+def _is_own(path: Path, folder: Path) -> bool:
+    """It lies in the folder, or is a link to the `blobs` of the Hub's cache. Another link could bring in any file of
+    this machine, and a push would publish it."""
+    return any(path.resolve().is_relative_to(root) for root in train_module().roots_of(folder))
+
+
+def _json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file that is not ours to judge; empty when there is none."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return document if isinstance(document, dict) else {}

@@ -1,0 +1,50 @@
+"""Refuses a chat template that does not come to an end, or that writes gigabytes, before it is rendered here."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from skill_train.core.errors import DecisionNeeded, NativeCrash, UsageError
+from skill_train.core.worker import run_worker
+
+SECONDS = 2  # of processor time; the longest published template takes a hundredth of one
+_USER, _ANSWER = {"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4."}
+_TOOL = {"type": "function", "function": {"name": "add", "description": "adds", "parameters": {"type": "object"}}}
+_TALKS: tuple[dict[str, Any], ...] = (
+    {"messages": [_USER], "tools": None, "add_generation_prompt": True},
+    {"messages": [_USER, _ANSWER], "tools": None, "add_generation_prompt": False},
+    {"messages": [{"role": "system", "content": "Be exact."}, _USER, _ANSWER, _USER, _ANSWER], "tools": None},
+    {"messages": [_USER, _ANSWER], "tools": [_TOOL]},
+)
+
+
+def require_ending(template: Any) -> None:
+    """Tries the template of a tokenizer, or each of several named ones, in a child process: once for each text.
+
+    Raises:
+        UsageError: it does not end, or it takes too much memory.
+    """
+    texts = list(template.values()) if isinstance(template, dict) else [template]
+    _tried(tuple(text for text in texts if isinstance(text, str) and ("{%" in text or "{{" in text)))
+
+
+@cache
+def _tried(templates: tuple[str, ...]) -> None:
+    if not templates:
+        return
+    marks = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "</s>"}
+    talks = [{**marks, "add_generation_prompt": False, **talk} for talk in _TALKS]
+    job = {"templates": list(templates), "conversations": talks, "seconds": SECONDS}
+    try:
+        run_worker("skill_train.model.template_guard_worker", job, most_seconds=10 * SECONDS)
+    except (NativeCrash, DecisionNeeded) as error:
+        big = error.code == "out_of_memory"
+        raise UsageError(
+            "the model's chat template "
+            + ("takes more memory than a text needs" if big else "does not come to an end"),
+            code="endless_template",
+            expected=f"a template that renders a short conversation in {SECONDS} seconds",
+            got=error.got.splitlines()[-1][:200] if error.got else error.message,
+            hint="do not use this model folder, or look at its chat_template and mend it",
+        ) from None

@@ -1,0 +1,64 @@
+"""Child process: tries the chat templates of a model folder before a process that matters renders them.
+
+A template is a program from somebody else. transformers renders it in jinja2's immutable sandbox, which neither ends a
+loop nor bounds a text: `{{ 'a' * 10**10 }}`, or `{{ 10**10**9 }}`, which is computed when the template is compiled and
+which no signal interrupts. Here both end with this process.
+Job: {"templates": [text], "seconds", "conversations": [{"messages", "tools", "add_generation_prompt"}]}
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from typing import Any
+
+from skill_train.core.worker import worker_main
+
+_MEMORY_BYTES = 800_000_000  # of addresses; this process takes 100 MB
+_MOST_CHARACTERS = 10_000_000  # of one of our short conversations
+_GENERATION = re.compile(r"{%-?\s*(end)?generation\s*-?%}")  # a tag that transformers adds to jinja2
+
+
+def run(job: dict[str, Any]) -> dict[str, Any]:
+    import jinja2
+    from jinja2.ext import loopcontrols
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    _limit(job["seconds"])
+    made = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+    made.globals |= {"raise_exception": _refuse, "strftime_now": lambda form: "01 Jan 2026"}
+    # What else a template raises is told where it is used, with the row that it refuses.
+    errors = (jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+    longest = 0
+    for text in job["templates"]:
+        try:
+            template = made.from_string(_GENERATION.sub("", text))
+        except errors:
+            continue
+        for one in job["conversations"]:
+            with contextlib.suppress(*errors):
+                longest = max(longest, len(template.render(**one)))
+            if longest > _MOST_CHARACTERS:
+                raise MemoryError
+    return {"longest": longest}
+
+
+def _refuse(message: str) -> None:
+    import jinja2
+
+    raise jinja2.TemplateError(message)
+
+
+def _limit(seconds: int) -> None:
+    """The system ends the process, also inside of one long operation."""
+    try:
+        import resource
+    except ImportError:  # Windows: the parent's limit of time stays
+        return
+    with contextlib.suppress(ValueError, OSError):  # macOS does not always take the memory
+        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
+        resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, resource.getrlimit(resource.RLIMIT_AS)[1]))
+
+
+if __name__ == "__main__":
+    worker_main(run)

@@ -1,0 +1,289 @@
+"""A model folder's safetensors files, read and written a block of rows at a time.
+
+A safetensors file is an 8-byte length, a JSON header (name, dtype, shape, byte range) and the raw bytes, without gaps
+(https://huggingface.co/docs/safetensors). The header of a new file can therefore be written first, when shapes and
+dtypes are known, and the tensors after it in any order, so memory holds a few blocks and never a file. Reading by seek
+instead of by a memory map keeps the pages of a 5 GB shard out of this process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import struct
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from skill_train.core.errors import UsageError
+from skill_train.model.foreign_files import foreign_json, require_regular, weight_files
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+BLOCK_BYTES = 2**20  # of fp32: four such blocks stay in the cache of one core; of 4 MB, sums take three times as long
+_COPIED_BYTES = 4 * 2**20
+FLOAT_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt")
+
+
+@dataclass(frozen=True)
+class Stored:
+    """One tensor in a file.
+
+    Attributes:
+        dtype: in safetensors' words, such as `BF16`.
+        start: where its bytes begin, from the start of the file.
+        size: in bytes.
+    """
+
+    file: Path
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    size: int
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One file: its tensors in the order of their bytes, and the text metadata of its header."""
+
+    name: str
+    tensors: dict[str, Stored]
+    metadata: dict[str, str]
+
+
+def read_folder(folder: Path) -> list[Shard]:
+    """The weight files that the folder's index names, or its only one. Other safetensors files are not the model.
+
+    Raises:
+        UsageError: no safetensors weights, a broken file, an index that does not fit its files.
+    """
+    weight_map = _weight_map(folder)
+    if weight_map is None:
+        return [read_shard(folder / SINGLE)]
+    shards = [read_shard(folder / name) for name in sorted(set(weight_map.values()))]
+    found = {tensor: shard.name for shard in shards for tensor in shard.tensors}
+    wrong = [tensor for tensor, name in weight_map.items() if found.get(tensor) != name]
+    if wrong or sum(len(shard.tensors) for shard in shards) != len(found):
+        raise UsageError(
+            f"{folder / INDEX} does not describe its files",
+            code="broken_safetensors",
+            expected="each tensor in the one file that the index names",
+            got=f"{wrong[0]!r} is not in {weight_map[wrong[0]]} alone" if wrong else "a tensor in two files",
+            hint="download the base model again",
+        )
+    return shards
+
+
+def read_shard(file: Path) -> Shard:
+    """The header of one file, checked by safetensors itself (ranges, sizes, dtypes, no gaps).
+
+    Raises:
+        UsageError: missing, truncated, or a header that lies.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    require_regular(file)
+    try:
+        with safe_open(str(file), framework="np"):
+            pass
+        with open(file, "rb") as opened:
+            (length,) = struct.unpack("<Q", opened.read(8))
+            header = json.loads(opened.read(min(length, file.stat().st_size)))
+    except (SafetensorError, OSError, ValueError, struct.error) as error:  # the last two: it changed in between
+        raise UsageError(
+            f"{file} cannot be read as safetensors: {error}",
+            code="missing_file" if not file.is_file() else "broken_safetensors",
+            expected="a whole safetensors file",
+            got="no such file" if not file.is_file() else f"{file.stat().st_size} bytes",
+            hint="download or save the file again",
+        ) from None
+    metadata = header.pop("__metadata__", None) or {}
+    tensors = {
+        name: Stored(file, entry["dtype"], tuple(entry["shape"]), 8 + length + begin, end - begin)
+        for name, entry in sorted(header.items(), key=lambda item: tuple(item[1]["data_offsets"]))
+        for begin, end in [entry["data_offsets"]]
+    }
+    return Shard(file.name, tensors, metadata)
+
+
+@contextlib.contextmanager
+def wide_rows(stored: Stored, most: int) -> Iterator[Callable[[int, int], tuple[Any, Any]]]:
+    """A function from `start` and `stop` to those rows as they are stored and in fp32, at most `most` of them, in
+    memory that each call uses again: the system then need not map and zero as many bytes as the model has."""
+    import torch
+
+    columns, row_bytes = math.prod(stored.shape[1:]), stored.size // max(1, stored.shape[0])
+    raw = bytearray(most * row_bytes)
+    wide = torch.empty(most, columns, dtype=torch.float32)
+    with open(stored.file, "rb", buffering=0) as file:
+
+        def read(start: int, stop: int) -> tuple[Any, Any]:
+            file.seek(stored.start + start * row_bytes)
+            if file.readinto(memoryview(raw)[: (stop - start) * row_bytes]) != (stop - start) * row_bytes:
+                raise UsageError(f"{stored.file} ends early", code="broken_safetensors", hint="download the file again")
+            values = torch.frombuffer(raw, dtype=torch_dtype(stored.dtype), count=(stop - start) * columns)
+            values = values.view(stop - start, columns)
+            return values, wide[: stop - start].copy_(values)
+
+        yield read
+
+
+def read_rows(stored: Stored, start: int, stop: int) -> Any:
+    """Rows `start` to `stop` of the first axis as a torch tensor in the stored dtype, on the CPU."""
+    import torch
+
+    row_bytes = stored.size // max(1, stored.shape[0])
+    buffer = bytearray((stop - start) * row_bytes)
+    with open(stored.file, "rb", buffering=0) as file:
+        file.seek(stored.start + start * row_bytes)
+        read = 0
+        while read < len(buffer):  # one read returns at most 2 GiB
+            got = file.readinto(memoryview(buffer)[read:])
+            if not got:
+                raise UsageError(f"{stored.file} ends early", code="broken_safetensors", hint="download the file again")
+            read += got
+    return torch.frombuffer(buffer, dtype=torch_dtype(stored.dtype)).reshape(stop - start, *stored.shape[1:])
+
+
+def read_tensor(stored: Stored) -> Any:
+    """The whole tensor as torch, in its stored dtype."""
+    import torch
+
+    if not stored.size:
+        return torch.empty(stored.shape, dtype=torch_dtype(stored.dtype))
+    flat = Stored(stored.file, stored.dtype, (math.prod(stored.shape),), stored.start, stored.size)
+    return read_rows(flat, 0, flat.shape[0]).reshape(stored.shape)
+
+
+def copy_bytes(stored: Stored, write: Callable[[Any], None]) -> None:
+    """The tensor's bytes as they are, whatever their type."""
+    with open(stored.file, "rb") as file:
+        file.seek(stored.start)
+        left = stored.size
+        while left:
+            block = file.read(min(left, _COPIED_BYTES))
+            if not block:
+                raise UsageError(f"{stored.file} ends early", code="broken_safetensors", hint="download the file again")
+            write(block)
+            left -= len(block)
+
+
+def same_bytes(one: Stored, other: Stored) -> bool:
+    """Both have one dtype, one shape and the same bytes."""
+    if (one.dtype, one.shape) != (other.dtype, other.shape):
+        return False
+    with open(one.file, "rb") as first, open(other.file, "rb") as second:
+        first.seek(one.start), second.seek(other.start)
+        left = one.size
+        while left:
+            block = first.read(min(left, _COPIED_BYTES))
+            if not block or second.read(len(block)) != block:
+                return False
+            left -= len(block)
+    return True
+
+
+def new_shard(
+    file: Path, tensors: dict[str, tuple[str, tuple[int, ...]]], metadata: dict[str, str]
+) -> dict[str, Stored]:
+    """Writes the header of a file of its full size, and returns the place of each tensor as safetensors reads it.
+
+    Args:
+        tensors: dtype and shape by name, in the order of their bytes (see `in_order`). Only float types.
+    """
+    header: dict[str, Any] = {"__metadata__": metadata or {"format": "pt"}}
+    position = 0
+    for name, (dtype, shape) in tensors.items():
+        end = position + tensor_bytes(dtype, shape)
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [position, end]}
+        position = end
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with open(file, "wb") as opened:
+        opened.write(struct.pack("<Q", len(text)) + text)
+        opened.truncate(8 + len(text) + position)
+    return read_shard(file).tensors
+
+
+@contextlib.contextmanager
+def written_to(place: Stored) -> Iterator[Callable[[Any], None]]:
+    """A function that appends bytes to one tensor of a `new_shard`."""
+    with open(place.file, "r+b") as opened:
+        opened.seek(place.start)
+        yield opened.write  # type: ignore[misc]
+        written = opened.tell() - place.start
+    if written != place.size:
+        raise AssertionError(f"{place.file.name}: header promises {place.size} bytes, {written} were written")
+
+
+def in_order(tensors: dict[str, tuple[str, tuple[int, ...]]]) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Widest types first, else as they come: every tensor then starts at a multiple of its item size."""
+    return dict(sorted(tensors.items(), key=lambda item: -_ITEM_BITS[item[1][0]]))
+
+
+def tensor_bytes(dtype: str, shape: tuple[int, ...]) -> int:
+    return math.prod(shape) * _ITEM_BITS[dtype] // 8
+
+
+def torch_dtype(dtype: str) -> Any:
+    """torch's type for one of the float types that a merge can compute with."""
+    import torch
+
+    return {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}[dtype]
+
+
+# Item sizes of the format (safetensors 0.8, `Dtype`).
+_ITEM_BITS = {
+    **dict.fromkeys(("C64", "F64", "I64", "U64"), 64),
+    **dict.fromkeys(("F32", "I32", "U32"), 32),
+    **dict.fromkeys(("F16", "BF16", "I16", "U16"), 16),
+    **dict.fromkeys(("I8", "U8", "BOOL", "F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"), 8),
+    **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
+    "F4": 4,
+}
+
+
+def _weight_map(folder: Path) -> dict[str, str] | None:
+    """File name by tensor name; None when one file holds everything."""
+    if not (folder / INDEX).is_file():
+        if not (folder / SINGLE).is_file():
+            raise _no_weights(folder)
+        return None
+    names = {file.name for file in weight_files(folder)}
+    index = foreign_json(folder / INDEX)
+    found = index.get("weight_map") if isinstance(index, dict) else None
+    if not isinstance(found, dict) or not all(isinstance(one, str) and one in names for one in found.values()):
+        raise UsageError(
+            f"{folder / INDEX} changed while it was read",
+            code="broken_safetensors",
+            expected="an index that stays as it is",
+            hint="run the same command again, when nothing writes into the folder any more",
+        )
+    return found
+
+
+def _no_weights(folder: Path) -> UsageError:
+    if not folder.is_dir():
+        return UsageError(
+            f"{folder} is not a folder", code="missing_file", got=str(folder), hint="give the folder of a model"
+        )
+    pickles = sorted(path.name for path in folder.iterdir() if path.suffix in _PICKLES)
+    if pickles:
+        return UsageError(
+            f"{folder} holds only pickle weights ({pickles[0]}), which can run code when they are read",
+            code="no_safetensors",
+            expected=SINGLE,
+            got=", ".join(pickles[:3]),
+            hint="take the model's safetensors revision; or, if you trust the file, load it with transformers, "
+            "save_pretrained(NEW_FOLDER), and copy the tokenizer beside it",
+        )
+    return UsageError(
+        f"{folder} has no weights",
+        code="missing_file",
+        expected=f"{SINGLE}, or {INDEX} and the files that it names",
+        got="neither",
+        hint="give the folder of a full-precision Hugging Face model",
+    )

@@ -1,0 +1,1 @@
+"""Pure decisions: where to train, on what, laid out how."""

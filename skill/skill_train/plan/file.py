@@ -1,0 +1,146 @@
+"""A plan as a file: `skill-train plan --out` writes it; `local` or `submit` runs it as long as nothing has changed."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+from skill_train.core.errors import UsageError
+from skill_train.data import scan as dataset
+from skill_train.machine import read as machine
+from skill_train.model import folder as model
+from skill_train.plan.make import PLAN_SCHEMA
+from skill_train.recipe import fields as recipe
+from skill_train.run.folder import RunDir, require_unused
+from skill_train.run.records import read_json, require_shape
+
+_LARGEST_BYTES = 10_000_000  # a plan takes 20 kB; what is larger is something else
+_BEGUN = ("train.log", "environment.json", "train.json")  # training, from here or alone, writes one of them early
+_PARTS = {"where", "recipe", "recipe_hash", "fingerprints", "placement", "launch", "blockers", "estimates", "facts"}
+
+
+def is_plan(path: Path) -> bool:
+    """Whether a file is a plan that skill-train wrote."""
+    try:
+        small = path.is_file() and path.stat().st_size < _LARGEST_BYTES
+        document = json.loads(path.read_text(encoding="utf-8")) if small else None
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(document, dict) and document.get("schema") == PLAN_SCHEMA
+
+
+def given_plan(path: Path, said: dict[str, Any], where: str = "local") -> dict[str, Any]:
+    """A plan that was made before, as long as model and data are still the same: for and on this machine, or for the
+    cloud.
+
+    Raises:
+        UsageError: something else was said beside it, it is for another place or machine, it was edited, or its
+            inputs have changed.
+    """
+    others = [f"--{key.replace('_', '-')}" for key, value in said.items() if value is not None]
+    again = f"make the plan again, with its recipe and options, and --out {shlex.quote(str(path))}"
+    if others:
+        hint = f"make another plan with {others[0]}, or leave {others[0]} out"
+        raise UsageError(f"{path} is a plan, which {others[0]} would change", code="bad_usage", hint=hint)
+    made: dict[str, Any] = read_json(path)
+    _check_given(path, made, where, again)
+    require_same_inputs(path, made, again)
+    return made
+
+
+def require_same_inputs(path: Path, made: dict[str, Any], hint: str) -> None:
+    """Nobody is asked about a model or data on the Hub: of those the revision says which they are.
+
+    Raises:
+        UsageError: the model or the data here are not those that the plan was made for.
+    """
+    changed = [key for key, now in _fingerprints(made["recipe"]).items() if now != made["fingerprints"].get(key)]
+    if changed:
+        raise UsageError(
+            f"the {' and the '.join(changed)} changed after {path} was made, or cannot be found",
+            code="outdated_plan",
+            expected="the model and the data that it was made for",
+            got=made["recipe"][changed[0]],
+            hint=hint,
+        )
+
+
+def _check_given(path: Path, made: dict[str, Any], where: str, again: str) -> None:
+    if not isinstance(made, dict):
+        raise UsageError(f"{path} is not a plan", code="broken_plan", expected="a JSON object", hint=again)
+    require_shape(path, made, name="plan.json")
+    missing = _PARTS - made.keys()
+    if missing:
+        got = f"no {', '.join(sorted(missing))}"
+        raise UsageError(f"{path} is not a whole plan", code="broken_plan", got=got, hint=again)
+    if where == "local" and made["where"] != "local":
+        raise UsageError(
+            f"{path} is a plan for the cloud ({made['flavor']})",
+            code="cloud_plan",
+            expected="a plan for this machine",
+            got=made["where"],
+            hint=f"skill-train submit {shlex.quote(str(path))}; or {again} --where local",
+        )
+    there, this = made["facts"]["machine"]["chip"], machine.read_machine().chip
+    if where == "local" and there != this:
+        raise UsageError(
+            f"{path} was made on another machine", code="another_machine", expected=there, got=this, hint=again
+        )
+    if recipe.recipe_hash(made["recipe"], made["fingerprints"]) != made["recipe_hash"]:
+        raise UsageError(
+            f"the recipe in {path} is not the one that was planned",
+            code="edited_plan",
+            expected=f"recipe_hash {made['recipe_hash'][:12]}…",
+            hint=again,
+        )
+
+
+def _fingerprints(planned: dict[str, Any]) -> dict[str, str | None]:
+    """Of what lies here; None for what is on the Hub, where the revision says it."""
+    known = {key: planned[key] for key in recipe.FIELDS if key in planned and planned[key] is not None}
+    folder = Path(planned["model"])
+    data = dataset.scan(recipe.from_dict(known)).fingerprint if Path(planned["data"]).exists() else None
+    return {"model": model.fingerprint(folder) if folder.is_dir() else None, "data": data}
+
+
+def require_free(out: Path) -> None:
+    """Only a plan is overwritten, and never one that a run has followed."""
+    of_run = any((out.parent / name).exists() for name in ("train.json", "adapter", "checkpoints"))
+    if out.exists() and (of_run or not is_plan(out)):
+        what = "is the plan of a run" if of_run and is_plan(out) else "exists and is not a plan"
+        raise UsageError(
+            f"{out} {what}",
+            code="would_overwrite",
+            expected="a new file, or a plan to replace",
+            got=str(out),
+            hint="choose another --out",
+        )
+
+
+def require_own(run: RunDir, made: dict[str, Any]) -> None:
+    """Refuses to begin a run where it would write over what no run made. A plan is no run yet: `plan --out` writes one
+    anywhere.
+
+    Raises:
+        UsageError: such files are there, or they are the base model.
+    """
+    if run.plan.is_file() and any((run.path / name).exists() for name in _BEGUN):
+        return
+    if run.path.resolve() == Path(made["recipe"]["model"]):
+        raise UsageError(
+            f"{run.path} is the folder of the base model, which the files of a run would change",
+            code="bad_run_dir",
+            expected="a folder of its own for the run",
+            hint="another --run-dir; without one the run has a folder of its own below runs/",
+        )
+    own = []
+    if run.plan.is_file():
+        kept = read_json(run.plan)
+        wrote = recipe.to_yaml(kept["recipe"] | kept["policy"]).encode()
+        if run.recipe.is_file() and run.recipe.read_bytes() == wrote:
+            own = ["plan.json", "recipe.yaml"]  # a start that was killed
+        elif kept.get("recipe_hash") == made["recipe_hash"]:
+            own = ["plan.json"]
+    require_unused(run, *own)

@@ -1,0 +1,141 @@
+"""How a plan's processes are started: arguments and environment of `accelerate launch`. Pure.
+
+One process is started as it is, with neither. Versions: accelerate 1.15, torch 2.13, PEFT 0.21.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from skill_train.core.errors import DecisionNeeded
+from skill_train.facts import MachineFacts
+
+SHUTDOWN_SECONDS = 600  # to finish a step and write a checkpoint after Ctrl-C; torchrun's own 30 cut long steps off
+
+_GUIDE = "the user's guide, NCCL tuning for PCIe"
+
+
+def launch(placement: dict[str, Any], machine: MachineFacts, *, four_bit: bool = False) -> dict[str, Any]:
+    """`arguments` (of `accelerate launch`, before the program), `environment`, and `reasons` for both.
+
+    Args:
+        placement: of the plan; `strategy`, `num_processes`, `device`, `threads` and `offload` are read.
+        machine: where it will run: this machine, or what a flavor promises.
+        four_bit: the base is quantized while it is loaded (QLoRA).
+
+    Raises:
+        DecisionNeeded: more processes than devices, or FSDP off CUDA.
+    """
+    if placement["strategy"] == "single":
+        return {"arguments": [], "environment": {}, "reasons": []}
+    _check_devices(placement, machine)
+    reasons: list[dict[str, str]] = []
+    arguments = _common(placement, machine, reasons)
+    arguments += _fsdp(placement, four_bit, reasons) if placement["strategy"] == "fsdp" else ["--multi_gpu"]
+    return {"arguments": arguments, "environment": _environment(placement, machine, reasons), "reasons": reasons}
+
+
+def _check_devices(placement: dict[str, Any], machine: MachineFacts) -> None:
+    device, wanted = placement["device"], placement["num_processes"]
+    there = {"cuda": len(machine.gpus), "cpu": machine.cores}.get(device, 1)
+    unit = {"cuda": "GPUs", "cpu": "cores"}.get(device, f"{device} devices")
+    if wanted > there:
+        raise DecisionNeeded(
+            f"{wanted} processes were asked for, and {machine.chip} has fewer {unit}",
+            code="too_few_devices",
+            expected=f"at least {wanted} {unit}, one a process",
+            got=str(there),
+            hint=f"use at most {there} processes, or a machine with more {unit}",
+        )
+    if placement["strategy"] == "fsdp" and device != "cuda":
+        raise DecisionNeeded(
+            f"FSDP needs CUDA; this plan trains on {device}",
+            code="needs_cuda",
+            expected="several NVIDIA GPUs to share one model",
+            got=device,
+            hint="train with one process, or on a machine with NVIDIA GPUs",
+        )
+
+
+def _common(placement: dict[str, Any], machine: MachineFacts, reasons: list[dict[str, str]]) -> list[str]:
+    """What is the same for DDP and FSDP. All is said, so that a default_config.yaml of the user decides nothing."""
+    processes = placement["num_processes"]
+    threads = placement["threads"] or max(1, machine.cores // processes)
+    why = "each GPU" if placement["device"] == "cuda" else "each share of the cores"
+    _because(reasons, "processes", processes, f"one for {why}", "machine")
+    _because(
+        reasons, "mixed_precision", "no", "the training program sets bf16 or fp16 itself, as the plan says", "plan"
+    )
+    _because(reasons, "main_process_port", 0, "a free port: two runs on one machine do not meet", "accelerate launch")
+    _because(reasons, "threads", threads, f"{machine.cores} cores shared by {processes} processes", "machine")
+    values = {
+        "num_processes": processes,
+        "num_machines": 1,
+        "machine_rank": 0,
+        "main_process_port": 0,
+        "gpu_ids": "all",
+        "mixed_precision": "no",
+        "dynamo_backend": "no",
+        "num_cpu_threads_per_process": threads,
+    }
+    return [text for name, value in values.items() for text in (f"--{name}", str(value))]
+
+
+def _fsdp(placement: dict[str, Any], four_bit: bool, reasons: list[dict[str, str]]) -> list[str]:
+    """Parameters shared out over the GPUs, by whole transformer layers, as PEFT and transformers document it for LoRA.
+
+    Sources: transformers docs, "FSDP2" (v5.13, read 2026-11-21); PEFT examples/sft/configs/fsdp_config.yaml and
+    fsdp_config_qlora.yaml. The layer class is not named: PEFT reads it from the model (`_no_split_modules`).
+    """
+    values = {
+        "fsdp_version": 1 if four_bit else 2,
+        "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        "fsdp_state_dict_type": "FULL_STATE_DICT",
+        "fsdp_cpu_ram_efficient_loading": "true",
+        "fsdp_sync_module_states": "true",
+        "fsdp_offload_params": str(placement["offload"]).lower(),
+        "fsdp_activation_checkpointing": "false",
+    }
+    if four_bit:
+        values |= {"fsdp_sharding_strategy": "FULL_SHARD", "fsdp_use_orig_params": "false"}
+        values |= {"fsdp_backward_prefetch": "BACKWARD_PRE"}
+        version = "accelerate 1.15 shares out 4-bit weights with FSDP 1 alone (huggingface/accelerate#3874)"
+    else:
+        values |= {"fsdp_reshard_after_forward": "true"}
+        version = (
+            "what transformers documents; it shares each weight out by itself, so LoRA and base may differ in dtype"
+        )
+    _because(reasons, "fsdp_version", values["fsdp_version"], version, "transformers docs, FSDP2")
+    _because(reasons, "fsdp_state_dict_type", "FULL_STATE_DICT", "one whole adapter instead of a part a GPU", _GUIDE)
+    _because(
+        reasons, "fsdp_cpu_ram_efficient_loading", "true", "only one process reads the weights into RAM", "PEFT docs"
+    )
+    if placement["offload"]:
+        _because(reasons, "fsdp_offload_params", "true", "nothing else fits: weights wait in RAM, slower", "plan")
+    return ["--use_fsdp", *(text for name, value in values.items() for text in (f"--{name}", str(value)))]
+
+
+def _environment(placement: dict[str, Any], machine: MachineFacts, reasons: list[dict[str, str]]) -> dict[str, str]:
+    """Left out of the user's guide: NCCL_SOCKET_IFNAME=eth0, which is the name of the network in its cloud image. The
+    GPUs of one machine do not talk over a network, and where no eth0 is, NCCL ends with an error."""
+    values = {"PET_SHUTDOWN_TIMEOUT": str(SHUTDOWN_SECONDS)}
+    why = {"PET_SHUTDOWN_TIMEOUT": "seconds to finish the step and save after Ctrl-C, before processes are killed"}
+    if placement["device"] == "cuda":
+        values["NCCL_DEBUG"], why["NCCL_DEBUG"] = "WARN", "errors of NCCL in the log, and nothing more"
+        if any(gpu.nvlink is False for gpu in machine.gpus):
+            values |= {"NCCL_ALGO": "Ring", "NCCL_BUFFSIZE": str(16 << 20), "NCCL_IB_DISABLE": "1"}
+            why |= {
+                "NCCL_ALGO": "PCIe: a ring suits its topology",
+                "NCCL_BUFFSIZE": "PCIe: buffers of 16 MB instead of 4, fewer and larger transfers",
+                "NCCL_IB_DISABLE": "one machine: InfiniBand is not looked for",
+            }
+            # GeForce 40: no direct access with drivers before 550.40.07; accelerate sees to it, unless it is set.
+            if not any("RTX 40" in gpu.name for gpu in machine.gpus):
+                values["NCCL_P2P_DISABLE"], why["NCCL_P2P_DISABLE"] = "0", "GPUs read from each other where they can"
+    for name, value in values.items():
+        _because(reasons, name, value, why[name], _GUIDE if name.startswith("NCCL") else "torchrun")
+    return values
+
+
+def _because(reasons: list[dict[str, str]], rule: str, value: Any, why: str, source: str) -> None:
+    reasons.append({"rule": rule, "value": str(value), "because": why, "source": source})

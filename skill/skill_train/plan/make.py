@@ -1,0 +1,360 @@
+"""The plan: recipe + placement + estimates + reasons, as data. Pure: the same facts always give the same plan."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+from skill_train.core.errors import UsageError, nearest
+from skill_train.core.resources import train_module
+from skill_train.facts import Calibration, DatasetFacts, Flavor, MachineFacts, ModelFacts, PrecisionProbe
+from skill_train.model.lora_targets import TARGETS
+from skill_train.plan import places as candidates
+from skill_train.plan import where as rubric
+from skill_train.plan.estimates import estimates
+from skill_train.plan.launch_args import launch
+from skill_train.plan.placement import (
+    HERE,
+    PROBE_FROM_PARAMETERS,
+    Choices,
+    has_device,
+    placement,
+    split_of,
+    with_precision,
+)
+from skill_train.plan.places import Candidate
+from skill_train.recipe.fields import FIELDS, NOT_HASHED, OF_LORA, POLICY, Recipe, recipe_hash
+from skill_train.recipe.formats import BARE, for_model
+
+PLAN_SCHEMA = "skill-train/plan/1"
+EPOCHS = ((500, 3.0), (1000, 2.0))  # passes below so many rows; references/training_methods.md
+_WHY_SDPA = "torch's own fused kernels; eager where the model has none"
+MOST_ROWS_FED = 10**9  # their order takes 8 bytes for each
+
+# Vision models that AutoModelForCausalLM, and so train.py, loads for their text (transformers 5.23,
+# MODEL_FOR_CAUSAL_LM_MAPPING_NAMES). It refuses all others.
+TEXT_OF_VISION = ("fuyu", "gemma3", "gemma3n", "gemma4", "git", "llama4", "mllama", "phi4_multimodal", "qwen3_5")
+
+
+def make_plan(
+    recipe: Recipe,
+    *,
+    model: ModelFacts,
+    dataset: DatasetFacts,
+    machine: MachineFacts,
+    choices: Choices = HERE,
+    probe: PrecisionProbe | None = None,
+    offered: tuple[Flavor, ...] = (),
+    calibrations: dict[str, Calibration] | None = None,
+) -> dict[str, Any]:
+    """A plan with every field resolved. What would stop it stands in its `blockers`.
+
+    Args:
+        offered: the flavors of the cloud, with their prices.
+        calibrations: measured speeds of this machine, by dtype.
+
+    Raises:
+        UsageError: the recipe asks for something that this model cannot do, or names no flavor.
+        DecisionNeeded: a choice that is not safe was asked for.
+    """
+    choices = with_precision(choices, pure_bf16=recipe.pure_bf16)
+    dataset = for_model(dataset, has_chat_template=model.has_chat_template)
+    reasons: list[dict[str, str]] = []
+    resolved = _resolve(recipe, model, dataset, reasons)
+    here = candidates.here(resolved, model, dataset, machine, choices, probe, calibrations or {})
+    cloud = candidates.flavors(resolved, model, dataset, offered, choices)
+    counted = dataset.tokens is not None and dataset.tokens.counted
+    said = {"sensitive": recipe.sensitive, "counted": counted}
+    decision = rubric.decide(resolved, model=model, here=here, choices=choices, **said)
+    chosen = here if decision.where == "local" else _flavor(cloud, offered, choices)
+    taken = chosen or here
+    reasons = [rule.as_reason() for rule in decision.fired] + reasons + _placed(resolved, model, taken, choices)
+    placed = placement(resolved, taken.machine, taken.fit, "local" if taken.flavor is None else "hf_jobs")
+    placed["report_to"] = recipe.report_to
+    started = launch(placed, taken.machine, four_bit=resolved["load_in_4bit"])
+    fingerprints = {"model": model.fingerprint, "data": dataset.fingerprint}
+    return {
+        "schema": PLAN_SCHEMA,
+        "where": decision.where,
+        "recipe": resolved,
+        "recipe_hash": recipe_hash(resolved, fingerprints),
+        "fingerprints": fingerprints,
+        "asked": _asked(recipe, resolved),
+        "policy": {key: getattr(recipe, key) for key in POLICY},
+        "placement": placed,
+        "launch": started,
+        "flavor": taken.flavor.name if taken.flavor else None,
+        "timeout_seconds": candidates.timeout_seconds(taken.seconds, choices.max_hours) if taken.flavor else None,
+        "blockers": _unread(model) + _blockers(decision.where, chosen, here, cloud) + _too_slow(chosen, choices),
+        "estimates": estimates(model, machine, taken, cloud, context=resolved["max_length"], plain=_is_plain(resolved)),
+        "facts": _plain({"model": model, "dataset": dataset, "machine": machine}),
+        "reasons": reasons + started["reasons"],
+    }
+
+
+def wants_probe(machine: MachineFacts, model: ModelFacts, choices: Choices) -> bool:
+    """Whether timing bf16 on this processor could change the plan."""
+    device = choices.device or machine.device
+    if device == "mps":
+        return choices.dtype == "bfloat16" and not choices.force
+    on_cpu = device == "cpu" and machine.bf16_matrix
+    return on_cpu and choices.dtype is None and (model.parameters or 0) >= PROBE_FROM_PARAMETERS
+
+
+def _flavor(cloud: list[Candidate], offered: tuple[Flavor, ...], choices: Choices) -> Candidate | None:
+    if choices.flavor is None:
+        return candidates.cheapest(cloud, choices.max_hours)
+    found = next((candidate for candidate in cloud if candidate.name == choices.flavor), None)
+    if found is None:
+        names = [flavor.name for flavor in offered]  # those without a GPU too: they can be named
+        known = choices.flavor in names
+        what = "cannot train this in the precision that is asked for" if known else "is no flavor"
+        raise UsageError(
+            f"{choices.flavor} {what}{'' if known else nearest(choices.flavor, names)}",
+            code="unknown_flavor",
+            expected=", ".join(candidate.name for candidate in cloud) if known else ", ".join(names),
+            got=choices.flavor,
+            hint="leave --flavor out, and the cheapest that fits is chosen",
+        )
+    return found
+
+
+def _unread(model: ModelFacts) -> list[dict[str, str]]:
+    """A model that the training program cannot load anywhere."""
+    if not model.vision or model.model_type in TEXT_OF_VISION:
+        return []
+    message = f"this version trains on text only, and {model.architecture} has no text model that can be loaded alone"
+    return [{"code": "vision", "message": message}]
+
+
+def _blockers(where: str, chosen: Candidate | None, here: Candidate, cloud: list[Candidate]) -> list[dict[str, str]]:
+    """What would stop the plan. Nothing is guessed: a need that is unknown is one of them."""
+    if chosen is None:
+        known = [candidate.problems[0][1] for candidate in cloud if candidate.problems]
+        why = "; ".join(here.unknown.values()) if here.fit.memory is None else known[-1] if known else "none is offered"
+        return [{"code": "no_flavor", "message": f"no flavor of Hugging Face Jobs can run this: {why}"}]
+    found = [{"code": code, "message": message} for code, message in chosen.problems]
+    if chosen.fit.memory is None:
+        message = chosen.unknown.get("seconds", "the model's shape is unknown")
+        found.append({"code": "unknown_memory", "message": f"what {where} training needs is unknown: {message}"})
+    return found
+
+
+def _too_slow(chosen: Candidate | None, choices: Choices) -> list[dict[str, str]]:
+    """A rented machine that may not end in time, unless the user named it."""
+    if chosen is None or chosen.flavor is None or choices.flavor is not None or chosen.seconds is None:
+        return []
+    if chosen.seconds.high <= choices.max_hours * 3600:
+        return []
+    limit = f"{rubric.duration(choices.max_hours * 3600)} (--max-hours)"
+    most = max(chosen.time, key=lambda part: part.high)
+    up_to = f"{rubric.duration(chosen.seconds.high)}, {rubric.duration(most.high)} of it {most.name}"
+    message = f"no flavor is sure to end within {limit}; {chosen.name} takes up to {up_to}"
+    return [{"code": "too_slow", "message": message}]
+
+
+def _placed(resolved: dict[str, Any], model: ModelFacts, taken: Candidate, choices: Choices) -> list[dict[str, str]]:
+    """Why the placement is what it is."""
+    fit, reasons = taken.fit, list[dict[str, str]]()
+    step, effective = fit.step, resolved["effective_batch_size"]
+    best = f"the best of {taken.machine.chip}"
+    if "device" in taken.machine.unknown:
+        best += f" ({taken.machine.unknown['device']})"
+    _because(reasons, "device", step.device, "asked for" if choices.device else best, "machine")
+    _because(reasons, "dtype", step.dtype, taken.dtype_because, "references/local_training.md")
+    _because(reasons, "attn_implementation", "sdpa", _WHY_SDPA, "transformers")
+    known = taken.machine.memory_bytes if has_device(taken.machine, step.device) else None
+    memory = "an unknown amount of" if known is None else f"{known / 1e9:.0f} GB of"
+    why = f"{memory} {step.device} memory; the effective batch stays {effective}"
+    why += "" if fit.quicker is None else f"; {fit.quicker}"
+    why += "" if fit.proof is None else f"; {fit.proof}"
+    _because(reasons, "batch", split_of(fit), why, "references/local_training.md")
+    _because(reasons, "gradient_checkpointing", step.checkpointing, _why_checkpointing(taken), "estimate")
+    if fit.strategy != "single":
+        why = "one GPU holds the model" if fit.strategy == "ddp" else "one GPU does not hold the model"
+        _because(reasons, "strategy", fit.strategy + " with offload" * step.offload, why, "Hardware guide: DDP or FSDP")
+    if model.convertible is False:
+        _because(reasons, "convertible", False, f"{model.not_convertible}: no GGUF", "llama.cpp")
+    if taken.flavor is not None and taken.cost is not None:
+        why = "asked for" if choices.flavor else _why_flavor(taken, choices.max_hours)
+        _because(reasons, "flavor", taken.name, f"{why}: {taken.cost.basis}", taken.flavor.source)
+    return reasons
+
+
+def _why_flavor(taken: Candidate, max_hours: float) -> str:
+    if candidates.in_hours(taken, max_hours):
+        return f"the cheapest that fits and ends within {max_hours:g} h"
+    return f"the fastest that fits; none is sure to end within {max_hours:g} h"
+
+
+def _why_checkpointing(taken: Candidate) -> str:
+    memory, usable = taken.fit.memory, taken.fit.usable_bytes
+    if memory is None or usable is None:
+        return "memory need or memory unknown: the careful choice"
+    how = "with" if taken.fit.step.checkpointing else "without"
+    return f"up to {memory.high / 1e9:.2f} GB {how} it, {usable / 1e9:.1f} GB usable"
+
+
+def _resolve(recipe: Recipe, model: ModelFacts, dataset: DatasetFacts, reasons: list[dict[str, str]]) -> dict[str, Any]:
+    """The recipe as the program reads it: no None where a choice is left."""
+    values = {k: v for k, v in dataclasses.asdict(recipe).items() if k not in NOT_HASHED}
+    values["format"], values["columns"] = dataset.format, dict(dataset.columns)
+    _because(reasons, "format", f"{dataset.format} {dataset.columns}", dataset.reason, dataset.source)
+    if dataset.format not in BARE and not model.has_chat_template:
+        raise UsageError(
+            f"{recipe.model} has no chat template, so the conversations in {recipe.data} cannot be rendered",
+            code="no_chat_template",
+            expected="a model with a chat template (most Instruct models), or rows of plain text",
+            got=f"format {dataset.format}",
+            hint="use the model's Instruct version, or data with prompt and completion, or with text",
+        )
+    values["loss_on"] = recipe.loss_on or _loss_on(dataset.format, reasons)
+    values |= _tuning(recipe, model, reasons)
+    rows = dataset.rows - _held_out(dataset.rows, recipe)
+    if recipe.max_steps is None:
+        passes, said, source = _epochs(recipe, dataset.rows)
+        values["max_steps"] = max(1, math.ceil(round(rows * passes, 6) / recipe.effective_batch_size))
+        why = f"{rows} training rows x {said} / {recipe.effective_batch_size} rows a step"
+        _because(reasons, "max_steps", values["max_steps"], why, source)
+    elif rows:
+        epochs = recipe.max_steps * recipe.effective_batch_size / rows
+        why = f"{recipe.max_steps} steps x {recipe.effective_batch_size} rows / {rows} training rows"
+        _because(reasons, "epochs", round(epochs, 2), why, "recipe")
+    _require_feedable(values["max_steps"], recipe)
+    if recipe.warmup_steps is None:
+        values["warmup_steps"] = math.ceil(values["max_steps"] * recipe.warmup_ratio) if values["max_steps"] > 10 else 0
+    if model.quantization and not recipe.load_in_4bit:
+        raise UsageError(
+            f"{recipe.model} is a quantized checkpoint ({model.quantization}); a tuning of it has no exact merge",
+            code="quantized_base",
+            expected="the full-precision model it was made from",
+            hint="use the original model; load_in_4bit: true quantizes it while training (QLoRA)",
+        )
+    return {key: values[key] for key in train_module().RECIPE_FIELDS}
+
+
+def _epochs(recipe: Recipe, rows: int) -> tuple[float, str, str]:
+    """Passes over the data, as the reason says them, and its source. Few rows make few steps, so each is read more
+    often."""
+    if recipe.num_train_epochs is not None:
+        return recipe.num_train_epochs, f"{recipe.num_train_epochs:g} epochs", "recipe"
+    below, epochs = next(((below, times) for below, times in EPOCHS if rows < below), (None, 1.0))
+    table = f"from {EPOCHS[-1][0]:,} rows on" if below is None else f"below {below:,} rows"
+    return epochs, f"{epochs:g} epochs ({table})", "references/training_methods.md"
+
+
+def least_steps(recipe: dict[str, Any]) -> int:
+    """Steps below which a training can hardly teach, a rule of thumb that nobody measured: AdamW goes by the mean of
+    1 / (1 - adam_beta1) gradients, and ends before that mean is one; while the learning rate warms up, a step is a
+    part of one."""
+    return int(recipe["warmup_steps"] + math.ceil(round(1 / (1 - recipe["adam_beta1"]), 6)))
+
+
+def few_steps(recipe: dict[str, Any], steps: int) -> str | None:
+    """What to say of a training with too few steps; None where they are enough."""
+    least, beta = least_steps(recipe), recipe["adam_beta1"]
+    if steps >= least:
+        return None
+    mean = f"AdamW averages {least - recipe['warmup_steps']} of them (adam_beta1 {beta:g})"
+    mean += f" after {recipe['warmup_steps']} of warm-up" if recipe["warmup_steps"] else ""
+    too_few = f"{steps} steps are too few to learn from, by a rule of thumb: {mean}"
+    return f"{too_few}; more epochs, or a smaller effective_batch_size"
+
+
+def _asked(recipe: Recipe, resolved: dict[str, Any]) -> dict[str, Any]:
+    """What was said where the resolved recipe says more: with other data or another model that is resolved anew."""
+    said = {key: value for key, value in dataclasses.asdict(recipe).items() if key not in POLICY}
+    return {key: value for key, value in said.items() if key not in resolved or value != resolved[key]}
+
+
+def _require_feedable(steps: int, recipe: Recipe) -> None:
+    """The training program makes the order of all rows before the first step."""
+    rows = steps * recipe.effective_batch_size
+    if rows > MOST_ROWS_FED:
+        raise UsageError(
+            f"this run would read {rows:,} rows: {steps:,} steps of {recipe.effective_batch_size:,}",
+            code="too_many_rows",
+            expected=f"at most {MOST_ROWS_FED:,}",
+            got=f"{rows:,}",
+            hint="fewer steps or epochs, a smaller effective_batch_size, or a part of the data: split: train[:1000000]",
+        )
+
+
+def _tuning(recipe: Recipe, model: ModelFacts, reasons: list[dict[str, str]]) -> dict[str, Any]:
+    """What trains, and how fast. Fields that full fine-tuning does not read are those of every other such recipe, so
+    that equal runs have equal hashes.
+
+    Learning rates: TRL's default for full fine-tuning, 2e-5, and ten times that for adapters (TRL docs, "LoRA Without
+    Regret"; Schulman et al. 2025 measured about that factor).
+    """
+    full = recipe.finetuning_type == "full"
+    rate = recipe.learning_rate or (2e-5 if full else 2e-4)
+    if recipe.learning_rate is None:
+        why = "the usual one where every weight trains" if full else "the usual one for adapters"
+        _because(reasons, "learning_rate", f"{rate:g}", why, "TRL docs, LoRA Without Regret")
+    if not full:
+        targets = recipe.target_modules or _targets(model, reasons)
+        return {"learning_rate": rate, "target_modules": targets, "optim": recipe.optim or "adamw_torch"}
+    weights = "bfloat16, AdamW's moments too" if recipe.pure_bf16 else "float32"
+    why = f"every weight trains, in {weights}; the fields of LoRA are not read"
+    _because(reasons, "finetuning_type", "full", why, "recipe")
+    if recipe.optim is None:
+        _because(reasons, "optim", "adamw_torch_fused", "one pass, and no second copy of every weight", "torch docs")
+    unread = {key: FIELDS[key].default for key in OF_LORA}
+    return unread | {"learning_rate": rate, "target_modules": [], "optim": recipe.optim or "adamw_torch_fused"}
+
+
+def _loss_on(data_format: str, reasons: list[dict[str, str]]) -> str:
+    chosen = {"text": "all", **dict.fromkeys(BARE[1:], "completion")}.get(data_format, "assistant")
+    why = {
+        "all": "plain text has no answer to single out",
+        "completion": "the prompt is given, the completion is learned",
+        "assistant": "only the assistant's words are the model's to learn",
+    }[chosen]
+    _because(reasons, "loss_on", chosen, why, f"format {data_format}")
+    return chosen
+
+
+def _targets(model: ModelFacts, reasons: list[dict[str, str]]) -> list[str]:
+    targets = TARGETS.get(model.model_type)
+    why, source = f"the attention projections of {model.model_type}", "config.json"
+    if targets is None and model.linear_layers:
+        targets, source = list(model.linear_layers), "safetensors headers"
+        why = f"no list is known for {model.model_type}: the linear layers of its blocks, without routers and experts"
+    if targets is None:
+        raise UsageError(
+            f"no LoRA targets are known for model type {model.model_type!r}",
+            code="unknown_model_type",
+            expected=f"one of {', '.join(sorted(TARGETS))}",
+            got=model.model_type,
+            hint="name the modules in the recipe, such as target_modules: [q_proj, v_proj]",
+        )
+    _because(reasons, "target_modules", targets, why, source)
+    return list(targets)
+
+
+def _held_out(rows: int, recipe: Recipe) -> int:
+    return int(train_module().held_out_count(rows, recipe.held_out_fraction))
+
+
+def _plain(facts: dict[str, Any]) -> dict[str, Any]:
+    """Facts as JSON has them."""
+    return {name: _lists(dataclasses.asdict(value)) for name, value in facts.items()}
+
+
+def _lists(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _lists(item) for key, item in value.items()}
+    return [_lists(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def _because(reasons: list[dict[str, str]], rule: str, value: Any, why: str, source: str) -> None:
+    text = ", ".join(value) if isinstance(value, list) else str(value)
+    reasons.append({"rule": rule, "value": text, "because": why, "source": source})
+
+
+def _is_plain(resolved: dict[str, Any]) -> bool:
+    """The adapter will be A and B alone. One on an embedding or the output layer saves that whole (peft 0.21)."""
+    whole = {"lm_head", "embed_tokens", "embed_out", "wte"} & set(resolved["target_modules"] or ())
+    return resolved["finetuning_type"] == "lora" and not (resolved["use_dora"] or resolved["modules_to_save"] or whole)

@@ -1,0 +1,377 @@
+"""Where a recipe's steps run on one machine: precision, rows at a time, checkpointing, processes. Pure.
+
+What a placement holds may differ from machine to machine; what the recipe holds may not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from skill_train.core.errors import DecisionNeeded, UsageError
+from skill_train.estimate.memory import libraries, training_memory
+from skill_train.estimate.published import proven_bytes
+from skill_train.estimate.step import BYTES, MicroStep, Part, Range, total
+from skill_train.estimate.time import micro_step_seconds, optimizer_seconds
+from skill_train.facts import DatasetFacts, MachineFacts, ModelFacts, PrecisionProbe
+
+PROBE_FROM_PARAMETERS = 100_000_000  # below, a pass is overhead and bf16 saves nothing worth a probe
+PROBE_FASTER = 1.1
+PROBE_LOSS_TOLERANCE = 0.005
+_WORTH_IT = 1.3  # times as quick, by the estimate, from which a split is taken that is not the guide's
+# Share of the free memory that a run may take: the rest is for what else runs and for what the estimate leaves out.
+HEADROOM = {"cuda": 0.95, "mps": 0.90, "cpu": 0.90}
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What the user says about the placement. None leaves it to the plan; `force` takes what is not safe.
+
+    Attributes:
+        where: `local` or `cloud`; flavor: of Hugging Face Jobs.
+        where_because: why, where --where was not said: the command, or --flavor.
+        max_hours: what a run may take, here or in the cloud.
+    """
+
+    device: str | None = None
+    dtype: str | None = None
+    force: bool = False
+    where: str | None = None
+    flavor: str | None = None
+    max_hours: float = 8.0
+    where_because: str | None = None
+
+
+HERE = Choices(where="local", where_because="this command trains here")
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How a recipe lies in one machine's memory.
+
+    Attributes:
+        step: the micro-step at its longest.
+        parts: of the memory of one device, in bytes; `memory` their sum.
+        usable_bytes: what the device has for it; None when that is unknown.
+        processes: one for each GPU in use; strategy: `single`, `ddp` or `fsdp`.
+        fits: the upper estimate lies within `usable_bytes`, or a published run proves it; None when one of both is
+            unknown.
+        proof: the published run, and what it proves to be enough, where the upper estimate alone would not fit.
+        quicker: than which split of the guide's table that fits too, and how much, where that is why it is not taken.
+    """
+
+    step: MicroStep
+    accumulation: int
+    processes: int
+    strategy: str
+    parts: tuple[Part, ...]
+    memory: Range | None
+    usable_bytes: int | None
+    fits: bool | None
+    quicker: str | None = None
+    proof: str | None = None
+
+
+def with_precision(choices: Choices, *, pure_bf16: bool) -> Choices:
+    """`pure_bf16` of the recipe says the precision too.
+
+    Raises:
+        UsageError: another one was asked for.
+    """
+    if not pure_bf16 or choices.dtype == "bfloat16":
+        return choices
+    if choices.dtype is not None:
+        raise UsageError(
+            f"pure_bf16: true of the recipe and --dtype {choices.dtype} exclude each other",
+            code="bad_usage",
+            expected="--dtype bfloat16, or none",
+            got=choices.dtype,
+            hint="leave --dtype out, or take pure_bf16 out of the recipe",
+        )
+    return replace(choices, dtype="bfloat16")
+
+
+def precision(
+    device: str, machine: MachineFacts, choices: Choices, probe: PrecisionProbe | None, model: ModelFacts
+) -> tuple[str, str]:
+    """`(dtype, reason)` for training on a device.
+
+    Raises:
+        DecisionNeeded: float16 on MPS or on a CPU, which ends in NaN; bfloat16 on MPS without a good probe.
+    """
+    asked = choices.dtype
+    if asked == "bfloat16" and device == "mps" and not choices.force:
+        return asked, _mps_bf16(probe)
+    if asked == "float16" and device != "cuda" and not choices.force:
+        raise DecisionNeeded(
+            f"float16 training on {device} often ends in NaN losses: there is no reliable gradient scaling",
+            code="unsafe_precision",
+            expected="float32 (safe), or bfloat16 after a probe",
+            got="float16",
+            hint="skill-train local --dtype float32, or --force to take the risk",
+        )
+    if asked is not None:
+        return asked, "asked for" + (", against the advice" if choices.force else "")
+    if device == "cuda":
+        capability = machine.compute_capability
+        if capability is None:
+            return "float32", "the GPU's compute capability is unknown, and float32 works on all"
+        if capability >= 8.0:
+            return "bfloat16", f"compute capability {capability} has bf16: the range of float32, no gradient scaling"
+        if model.model_type.startswith("gemma"):
+            return "float32", "Gemma's activations overflow float16, and a GPU older than Ampere has no bf16"
+        return "float16", f"compute capability {capability} is older than Ampere: float16 with gradient scaling"
+    if device == "mps":
+        return "float32", "the safe default on MPS; --dtype bfloat16 on M2 or newer after a short trial"
+    return _cpu_precision(machine, probe, model)
+
+
+def _mps_bf16(probe: PrecisionProbe | None) -> str:
+    drift = _drift(probe) if probe else math.nan
+    if not drift <= PROBE_LOSS_TOLERANCE:
+        raise DecisionNeeded(
+            "bfloat16 on MPS is taken only after a probe on this machine gives the loss of float32",
+            code="unsafe_precision",
+            expected=f"a loss at most {PROBE_LOSS_TOLERANCE:.1%} off",
+            got=f"{drift:.2%} off" if probe else "the probe did not run",
+            hint="skill-train local --dtype float32, or --force to take the risk",
+        )
+    return f"asked for, and the probe on this machine is {drift:.2%} off in the loss"
+
+
+def _drift(probe: PrecisionProbe) -> float:
+    return abs(probe.loss["bfloat16"] / probe.loss["float32"] - 1)
+
+
+def _cpu_precision(machine: MachineFacts, probe: PrecisionProbe | None, model: ModelFacts) -> tuple[str, str]:
+    if not machine.bf16_matrix:
+        return "float32", "this processor has no bf16 instructions"
+    if probe is None and (model.parameters or 0) < PROBE_FROM_PARAMETERS:
+        return "float32", "no probe was made: below 100M parameters bf16 saves little on a CPU"
+    if probe is None:
+        return "float32", "no probe was made yet: `skill-train local` times bf16 here before it trains"
+    ratio = probe.seconds["float32"] / probe.seconds["bfloat16"]
+    drift = _drift(probe)
+    figures = f"probe: bf16 {ratio:.2f} times as fast, loss {drift:.2%} off"
+    if ratio >= PROBE_FASTER and drift <= PROBE_LOSS_TOLERANCE:
+        return "bfloat16", figures
+    return "float32", figures + f" (needs {PROBE_FASTER} times and at most {PROBE_LOSS_TOLERANCE:.1%})"
+
+
+# Rows at a time at most, by device memory, up to a limit in 1e9 bytes: the tables of the user's guide. A GPU has its
+# memory for itself; a Mac shares it with everything else.
+_ROWS_AT_ONCE: dict[str, tuple[tuple[float, int], ...]] = {
+    "mps": ((18, 1), (38, 2), (60, 4), (150, 8), (math.inf, 16)),
+    "cuda": ((14, 1), (20, 2), (38, 4), (75, 8), (math.inf, 16)),
+}
+
+
+def has_device(machine: MachineFacts, device: str) -> bool:
+    return device in (machine.device, "cpu")
+
+
+def usable_bytes(machine: MachineFacts, device: str) -> int | None:
+    """What a run may take of the memory that is free now; of all memory on a machine that is not this one. None for a
+    GPU that was not found: the computer's own memory says nothing about it."""
+    if not has_device(machine, device):
+        return None
+    free = machine.available_bytes if machine.available_bytes is not None else machine.memory_bytes
+    if device == "cpu" and machine.device != "cpu":
+        free = machine.ram_available_bytes if machine.ram_available_bytes is not None else machine.ram_bytes
+    return None if free is None else int(free * HEADROOM[device])
+
+
+def fit(
+    recipe: dict[str, Any], model: ModelFacts, dataset: DatasetFacts, machine: MachineFacts, device: str, dtype: str
+) -> Fit:
+    """The first way to lay the recipe into the machine that fits, from fast to frugal, or a much quicker one; the most
+    frugal when none fits."""
+    usable = usable_bytes(machine, device)
+    laid = [
+        _laid(recipe, model, dataset, usable, *way) for way in _ways(recipe, model, dataset, machine, device, dtype)
+    ]
+    fitting = [one for one in laid if one.fits]
+    if fitting:
+        return _quickest(fitting, model, dataset, machine)
+    careful = (one for one in laid if one.fits is None and one.step.checkpointing)  # with nothing known
+    return next(careful, laid[-1])
+
+
+def _laid(
+    recipe: dict[str, Any],
+    model: ModelFacts,
+    dataset: DatasetFacts,
+    usable: int | None,
+    processes: int,
+    strategy: str,
+    step: MicroStep,
+) -> Fit:
+    parts = _parts(model, dataset, step)
+    memory = None if parts is None else total(parts, _basis(step))
+    fits = None if memory is None or usable is None else memory.high <= usable
+    proof = None if fits is not False else _proof(step, parts or [], usable or 0)
+    accumulation = recipe["effective_batch_size"] // (step.rows * processes)
+    fits = fits if proof is None else True
+    return Fit(step, accumulation, processes, strategy, tuple(parts or ()), memory, usable, fits, proof=proof)
+
+
+def _proof(step: MicroStep, parts: list[Part], usable: int) -> str | None:
+    """The published run by which it fits nevertheless."""
+    proven = proven_bytes(step, parts) if step.device == "cuda" else None
+    if proven is None or proven[0] > usable:
+        return None
+    return f"at most {proven[0] / 1e9:.1f} GB by what was published of {proven[1]}"
+
+
+def _quickest(fitting: list[Fit], model: ModelFacts, dataset: DatasetFacts, machine: MachineFacts) -> Fit:
+    """The first, as the guide's tables say, or on a GPU of known speed a much quicker one: many rows at a time may need
+    recomputation where fewer do not, and a model of billions keeps a GPU busy with few. Dividing the weights is not a
+    matter of speed."""
+    first = fitting[0]
+    if first.step.device != "cuda" or first.strategy == "fsdp":
+        return first
+    tokens = None if dataset.tokens is None else dataset.tokens.mean_cut[1]
+    seconds = [(_step_seconds(one, tokens, model, machine), one) for one in fitting if one.strategy == first.strategy]
+    known = [(each, one) for each, one in seconds if each is not None]
+    if len(known) < len(seconds):
+        return first
+    least, quickest = min(known, key=lambda pair: pair[0])
+    times = known[0][0] / least
+    if times <= _WORTH_IT:
+        return first
+    how = "with" if first.step.checkpointing else "without"
+    return replace(quickest, quicker=f"about {times:.1f} times as quick as {split_of(first)} {how} checkpointing")
+
+
+def split_of(laid: Fit) -> str:
+    """Rows at a time, accumulation, and processes where there are several."""
+    return f"{laid.step.rows} x {laid.accumulation}" + (f" x {laid.processes} processes" if laid.processes > 1 else "")
+
+
+def _step_seconds(laid: Fit, tokens: float | None, model: ModelFacts, machine: MachineFacts) -> float | None:
+    """Of one step of the optimizer, by the published figures: a calibration knows nothing of small micro-steps. Rows
+    count as long as they are on average: how much padding there would be nobody knows, and it speaks for few rows."""
+    length = laid.step.length if tokens is None else max(1, min(laid.step.length, math.ceil(tokens)))
+    found = micro_step_seconds(model, replace(laid.step, length=length), machine, None)
+    if found is None:
+        return None
+    return found.middle * laid.accumulation + optimizer_seconds(model, laid.step, machine)
+
+
+def _ways(
+    recipe: dict[str, Any], model: ModelFacts, dataset: DatasetFacts, machine: MachineFacts, device: str, dtype: str
+) -> Iterator[tuple[int, str, MicroStep]]:
+    """Many rows first, without recomputation before with it. Weights are divided among GPUs only when they do not fit
+    into one, and wait in host memory only when nothing else fits. A 4-bit base is not divided."""
+    effective = recipe["effective_batch_size"]
+    gpus = len(machine.gpus) if device == "cuda" else 1
+    processes = max(n for n in range(1, max(gpus, 1) + 1) if effective % n == 0)
+    base = MicroStep(
+        device=device,
+        dtype=dtype,
+        rows=1,
+        length=longest_tokens(recipe, dataset)[1],
+        checkpointing=False,
+        four_bit=recipe["load_in_4bit"],
+        full=recipe["finetuning_type"] == "full",
+        pure_bf16=recipe["pure_bf16"],
+        optim=recipe["optim"],
+        modules_to_save=tuple(recipe["modules_to_save"] or ()),
+        dora=recipe["use_dora"],
+        lora_r=recipe["lora_r"],
+        lora_dropout=recipe["lora_dropout"],
+        target_modules=tuple(recipe["target_modules"]),
+        trained_share=_trained_share(dataset),
+    )
+    rows = rows_at_once(effective // processes, device, machine, model)
+    for count in (n for n in range(rows, 0, -1) if (effective // processes) % n == 0):
+        for checkpointing in (False, True):
+            yield (
+                processes,
+                "ddp" if processes > 1 else "single",
+                replace(base, rows=count, checkpointing=checkpointing, accumulates=effective > count * processes),
+            )
+    if processes > 1 and not base.four_bit:
+        for offload in (False, True)[: 1 + _host_holds(model, machine, base)]:
+            frugal = replace(base, checkpointing=True, accumulates=effective > processes)
+            yield processes, "fsdp", replace(frugal, shards=processes, offload=offload)
+
+
+def _host_holds(model: ModelFacts, machine: MachineFacts, step: MicroStep) -> bool:
+    """Whether the weights can wait in host memory, with gradients and moments where they train; where that is unknown
+    they cannot."""
+    free = machine.ram_bytes if machine.ram_available_bytes is None else machine.ram_available_bytes
+    each = BYTES[step.dtype] if not step.full else 8 if step.pure_bf16 else 16
+    return free is not None and (model.parameters or 0) * each <= free * HEADROOM["cpu"]
+
+
+def _parts(model: ModelFacts, dataset: DatasetFacts, step: MicroStep) -> list[Part] | None:
+    """The upper ends at the longest row that there may be, the lower ends at the shortest estimate of it."""
+    high = training_memory(model, step)
+    short = min(step.length, dataset.tokens.longest[0]) if dataset.tokens else step.length
+    low = training_memory(model, replace(step, length=max(1, short)))
+    if high is None or low is None:
+        return None
+    floors = {part.name: part.low for part in low}
+    parts = [replace(part, low=floors.get(part.name, 0.0)) for part in high]
+    return [*parts, *libraries(step.device)]
+
+
+def longest_tokens(recipe: dict[str, Any], dataset: DatasetFacts) -> tuple[int, int]:
+    """Tokens of the longest row after cutting, `(low, high)`."""
+    limit = recipe["max_length"]
+    if dataset.tokens is None:
+        return limit, limit
+    return min(limit, dataset.tokens.longest[0]), min(limit, dataset.tokens.longest[1])
+
+
+def _trained_share(dataset: DatasetFacts) -> float:
+    share = dataset.tokens.trained_share if dataset.tokens else None
+    return 1.0 if share is None else share
+
+
+# Which memory is meant.
+_MEANT = {
+    "cuda": "the process's on one GPU, as nvidia-smi shows it",
+    "mps": "what Metal's driver holds, and the libraries' resident memory",
+    "cpu": "resident memory of the process",
+}
+
+
+def _basis(step: MicroStep) -> str:
+    checkpointing = "with" if step.checkpointing else "without"
+    return f"{step.rows} x {step.length} tokens in {step.dtype}, {checkpointing} checkpointing; {_MEANT[step.device]}"
+
+
+def rows_at_once(most: int, device: str, machine: MachineFacts, model: ModelFacts) -> int:
+    """Rows at a time at most, a divisor of `most`: 1 at 8 to 16 GB to 16 at 80 GB. CPUs: small models are bound by
+    overhead and take 8; large ones take 1, where padding would be waste."""
+    if device == "cpu":
+        wanted = 8 if (model.parameters or PROBE_FROM_PARAMETERS) < PROBE_FROM_PARAMETERS else 1
+    else:
+        gigabytes = (machine.memory_bytes or 0) / 1e9
+        wanted = next(rows for limit, rows in _ROWS_AT_ONCE[device] if gigabytes < limit)
+    return max(n for n in range(1, min(wanted, most) + 1) if most % n == 0)
+
+
+def placement(recipe: dict[str, Any], machine: MachineFacts, chosen: Fit, backend: str) -> dict[str, Any]:
+    """The placement as the training program reads it."""
+    step = chosen.step
+    return {
+        "backend": backend,
+        "device": step.device,
+        "dtype": step.dtype,
+        "attn_implementation": "sdpa",
+        "per_device_train_batch_size": step.rows,
+        "gradient_accumulation_steps": chosen.accumulation,
+        "num_processes": chosen.processes,
+        "strategy": chosen.strategy,
+        "offload": step.offload,
+        "gradient_checkpointing": step.checkpointing,
+        "threads": machine.cores if step.device == "cpu" else None,
+        "save_steps": max(1, min(200, math.ceil(recipe["max_steps"] / 4))),
+        "save_total_limit": 2,
+        "report_to": "none",
+    }

@@ -1,0 +1,242 @@
+"""Each place where a recipe could train, this machine and every flavor, with its fit, its time and its price. Pure."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+from skill_train.core.errors import DecisionNeeded
+from skill_train.core.units import dollars
+from skill_train.estimate.artifacts import disk_bytes
+from skill_train.estimate.step import BYTES, Part, Range, total
+from skill_train.estimate.time import Schedule, training_seconds
+from skill_train.estimate.trained import trained_bytes
+from skill_train.facts import Calibration, DatasetFacts, Flavor, Gpu, MachineFacts, ModelFacts, PrecisionProbe
+from skill_train.plan.placement import HEADROOM, Choices, Fit, fit, has_device, precision
+
+# Compute capability and NVLink by the names of the Jobs API: NVIDIA's list of CUDA GPUs; hub-docs, jobs-configuration.
+_CAPABILITY = {"T4": 7.5, "A10G": 8.6, "L4": 8.9, "L40S": 8.9, "A100": 8.0, "H100": 9.0, "H200": 9.0, "RTX": 12.0}
+_NVLINK = ("A100", "H100", "H200")
+# A job's container, seconds: pull, `uv` installs torch and the rest, and the first imports. No published measurement
+# was found; a guess until jobs of ours are measured.
+_START_SECONDS = (60.0, 300.0)
+# Host memory of a process on a GPU beside the weights: 0.46 to 0.7 GB of imports (estimate.py) and what starting CUDA
+# takes, 1.9 to 2.1 GB (pytorch#12873, pytorch#113326).
+_PROCESS_BYTES = 3e9
+QUANTS = ("q8_0", "q4_k_m")
+CLOUD_PROCESSOR = "a cloud processor"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One place to train.
+
+    Attributes:
+        flavor: None for this machine.
+        problems: why it cannot be taken, as `(code, message)`.
+        unknown: why a figure is None.
+    """
+
+    machine: MachineFacts
+    flavor: Flavor | None
+    dtype: str
+    dtype_because: str
+    fit: Fit
+    time: tuple[Part, ...]
+    seconds: Range | None
+    cost: Range | None
+    problems: tuple[tuple[str, str], ...]
+    unknown: dict[str, str]
+
+    @property
+    def name(self) -> str:
+        return self.flavor.name if self.flavor else "this machine"
+
+
+def here(
+    recipe: dict[str, Any],
+    model: ModelFacts,
+    dataset: DatasetFacts,
+    machine: MachineFacts,
+    choices: Choices,
+    probe: PrecisionProbe | None,
+    calibrations: dict[str, Calibration],
+) -> Candidate:
+    """This machine.
+
+    Raises:
+        DecisionNeeded: a precision that is not safe on it was asked for.
+    """
+    device = choices.device or machine.device
+    refused: tuple[tuple[str, str], ...] = ()
+    try:
+        dtype, because = precision(device, machine, choices, probe, model)
+    except DecisionNeeded as error:
+        if not recipe["pure_bf16"]:
+            raise
+        dtype, because = "bfloat16", "pure_bf16"  # of the recipe, which may train elsewhere
+        refused = ((error.code, str(error)),)
+    if not has_device(machine, device):
+        refused += (("device_unavailable", f"no {device} device was found on this machine, {machine.chip}"),)
+    found = _candidate(recipe, model, dataset, machine, None, device, (dtype, because), calibrations.get(dtype))
+    return replace(found, problems=found.problems + refused)
+
+
+def flavors(
+    recipe: dict[str, Any], model: ModelFacts, dataset: DatasetFacts, offered: tuple[Flavor, ...], choices: Choices
+) -> list[Candidate]:
+    """Every GPU flavor, and one without a GPU when it is asked for by its name: nothing tells how fast their processors
+    are, so none is chosen."""
+    found = []
+    for flavor in offered:
+        if flavor.gpu is None and flavor.name != choices.flavor:
+            continue
+        machine = machine_of(flavor)
+        if flavor.gpu is not None and recipe["pure_bf16"] and (machine.compute_capability or 0) < 8.0:
+            continue  # a GPU older than Ampere has no bf16
+        try:
+            kind = precision(machine.device, machine, Choices(dtype=choices.dtype, force=choices.force), None, model)
+        except DecisionNeeded:
+            continue
+        found.append(_candidate(recipe, model, dataset, machine, flavor, machine.device, kind, None))
+    return found
+
+
+def machine_of(flavor: Flavor) -> MachineFacts:
+    """What a flavor promises, as facts of a machine."""
+    name = f"NVIDIA {flavor.gpu}" if flavor.gpu else CLOUD_PROCESSOR
+    capability = next((value for key, value in _CAPABILITY.items() if key in (flavor.gpu or "").split()), None)
+    memory = flavor.gpu_memory_bytes or 0
+    nvlink = any(key in name for key in _NVLINK) if flavor.gpus > 1 else None
+    return MachineFacts(
+        system="Linux",
+        chip=name,
+        device="cuda" if flavor.gpu else "cpu",
+        memory_bytes=memory if flavor.gpu else flavor.ram_bytes,
+        available_bytes=None,
+        compute_capability=capability,
+        cores=flavor.cores,
+        bf16_matrix=False,
+        gpus=(Gpu(name, memory, None, capability, nvlink),) * flavor.gpus if flavor.gpu else (),
+        ram_bytes=flavor.ram_bytes,
+        disk_free_bytes=flavor.disk_bytes,
+    )
+
+
+def cheapest(candidates: list[Candidate], max_hours: float) -> Candidate | None:
+    """The cheapest that fits and ends in time by its upper estimate; the fastest that fits when none does. Weights wait
+    in host memory only when nothing else fits. By name when prices are equal, so that the same facts give the same
+    plan."""
+    usable = [c for c in candidates if not c.problems and c.seconds is not None and c.cost is not None]
+    usable = [c for c in usable if not c.fit.step.offload] or usable
+    in_time = [c for c in usable if in_hours(c, max_hours)]
+    if in_time:
+        return min(in_time, key=lambda c: (c.cost.middle if c.cost else math.inf, c.name))
+    return min(usable, key=lambda c: (c.seconds.middle if c.seconds else math.inf, c.name), default=None)
+
+
+def in_hours(candidate: Candidate, max_hours: float) -> bool:
+    """Whether it ends in time by its upper estimate."""
+    return candidate.seconds is not None and candidate.seconds.high <= max_hours * 3600
+
+
+def timeout_seconds(seconds: Range | None, max_hours: float) -> int:
+    """When a job is stopped: the upper estimate, which holds loading and installation, a quarter more, and ten minutes
+    for saving and uploading. Without an estimate the longest run that is accepted. Whole minutes, because they are what
+    is billed."""
+    most = max_hours * 3600 if seconds is None else seconds.high * 1.25 + 600
+    return math.ceil(most / 60) * 60
+
+
+def _candidate(
+    recipe: dict[str, Any],
+    model: ModelFacts,
+    dataset: DatasetFacts,
+    machine: MachineFacts,
+    flavor: Flavor | None,
+    device: str,
+    kind: tuple[str, str],
+    calibration: Calibration | None,
+) -> Candidate:
+    chosen = fit(recipe, model, dataset, machine, device, kind[0])
+    parts = training_seconds(
+        model, chosen.step, machine, _schedule(recipe, model, dataset, chosen, flavor), calibration
+    )
+    seconds = None if parts is None else total(parts, parts[-1].because)
+    cost = None
+    if flavor is not None and seconds is not None:
+        a_second = flavor.usd_per_hour / 3600
+        basis = f"{dollars(flavor.usd_per_hour)} an hour, price of {flavor.read_at}"
+        cost = Range(seconds.low * a_second, seconds.high * a_second, basis)
+    unknown = dict(machine.unknown)
+    if seconds is None:
+        unknown["seconds"] = _why_no_time(model, machine, device)
+    problems = tuple(_problems(recipe, model, machine, flavor, device, chosen))
+    return Candidate(machine, flavor, *kind, chosen, tuple(parts or ()), seconds, cost, problems, unknown)
+
+
+def _schedule(
+    recipe: dict[str, Any], model: ModelFacts, dataset: DatasetFacts, chosen: Fit, flavor: Flavor | None
+) -> Schedule:
+    longest = float(recipe["max_length"])
+    tokens = dataset.tokens
+    mean = (0.1 * longest, longest) if tokens is None else tokens.mean_cut
+    return Schedule(
+        steps=recipe["max_steps"],
+        accumulation=chosen.accumulation,
+        row_tokens=(min(mean[0], longest), min(mean[1], longest)),
+        rows=dataset.rows,
+        local_weights=flavor is None and (model.at_hand or model.revision is None),
+        start_seconds=_START_SECONDS if flavor else (0, 0),
+    )
+
+
+def _why_no_time(model: ModelFacts, machine: MachineFacts, device: str) -> str:
+    if not (model.parameters and model.layers and model.hidden_size and model.vocab_size):
+        return "the model's shape is unknown: " + "; ".join(model.unknown.values())
+    if machine.chip == CLOUD_PROCESSOR:
+        return "nothing tells how fast the processors of this flavor are"
+    if not has_device(machine, device):
+        return f"how fast it would be is unknown: no {device} device was found here"
+    if device == "cpu":
+        return "the processor's clock or its vector unit is unknown; a short run here measures it"
+    return f"no published speed of {machine.chip} is known; a short run here measures it"
+
+
+def _problems(
+    recipe: dict[str, Any], model: ModelFacts, machine: MachineFacts, flavor: Flavor | None, device: str, chosen: Fit
+) -> list[tuple[str, str]]:
+    found = []
+    if machine.intel_mac or machine.rosetta:
+        found.append(("no_torch", machine.unknown.get("device", "torch has no build for Intel processors on a Mac")))
+    if recipe["load_in_4bit"] and device != "cuda":
+        found.append(("needs_cuda", f"load_in_4bit needs CUDA (bitsandbytes); {machine.chip} would train on {device}"))
+    if chosen.fits is False and chosen.memory is not None and chosen.usable_bytes is not None:
+        need, have = chosen.memory.high / 1e9, chosen.usable_bytes / 1e9
+        found.append(("no_memory", f"needs up to {need:.1f} GB, {have:.1f} GB can be used on {machine.chip}"))
+    host, ram = _host_bytes(model, chosen) if flavor and device == "cuda" else None, machine.ram_bytes
+    if host is not None and ram is not None and host > ram * HEADROOM["cpu"]:
+        room = f"{ram * HEADROOM['cpu'] / 1e9:.1f} of {ram / 1e9:.0f} GB can be used"
+        found.append(("no_host_ram", f"reading the weights needs {host / 1e9:.1f} GB of host memory, {room}"))
+    trained = trained_bytes(model, chosen.step) if chosen.step.full else 0
+    disk, free = disk_bytes(model, QUANTS, trained), machine.disk_free_bytes
+    if disk is not None and free is not None and disk.low > free:
+        found.append(("no_disk", f"the run writes {disk.low / 1e9:.0f} GB, {free / 1e9:.0f} GB are free"))
+    return found
+
+
+def _host_bytes(model: ModelFacts, chosen: Fit) -> float | None:
+    """Host memory of a job that trains on GPUs: each process reads the weights there, in the type that it keeps them
+    in, before they go to its GPU. With `fsdp` only the first reads them (launch.py sets it); what then waits in host
+    memory lies there beside them (accelerate's fsdp_utils.py frees the first copy last), and grows by gradients and
+    moments where it trains. A 4-bit base goes to the GPU weight by weight (transformers#27708: 7B with the 12.7 GB of a
+    Colab). Nothing is merged in a job."""
+    if not model.parameters:
+        return None
+    step, readers = chosen.step, 1 if chosen.strategy == "fsdp" else chosen.processes
+    each = 4.0 if step.full and not step.pure_bf16 else 0.0 if step.four_bit else float(BYTES[step.dtype])
+    most = readers * each
+    if step.offload:
+        most = max(2 * each, 4 * each if step.full else 0.0)
+    return _PROCESS_BYTES * chosen.processes + most * model.parameters

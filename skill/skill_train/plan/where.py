@@ -1,0 +1,174 @@
+"""Here or in the cloud: rules that each compare one figure and say what follows. Pure: the same facts, the same answer.
+
+The rules are those of this project's first document ("Local training on macOS", Agent Decision Rubric) for Macs; where
+it is silent the estimate decides, and a CUDA workstation is judged by its memory. references/planning.md tells them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from skill_train.core.errors import DecisionNeeded
+from skill_train.facts import MachineFacts, ModelFacts
+from skill_train.plan.placement import Choices, has_device
+from skill_train.plan.places import Candidate
+
+# "Up to 3B" and "7B and more", as models are called: Llama 3.2 3B has 3.21e9 parameters, Llama 2 7B 6.74e9.
+SMALL, LARGE = 3.5e9, 6.5e9
+SHORT, LONG = 1024, 4096  # tokens; the seed's "short context", and what no laptop's memory was made for
+SEED = "Local training on macOS: agent decision rubric"
+FRAMEWORK = "Develop locally, deploy to the cloud: decision framework"
+GUIDE = "Hardware guide"
+
+
+@dataclass(frozen=True)
+class Fired:
+    """One rule: what it compared and what it says (`local`, `cloud`, or `either`: the others decide)."""
+
+    rule: str
+    says: str
+    because: str
+    source: str
+
+    def as_reason(self) -> dict[str, str]:
+        return {"rule": self.rule, "value": self.says, "because": self.because, "source": self.source}
+
+
+@dataclass(frozen=True)
+class Decision:
+    where: str
+    fired: tuple[Fired, ...]
+
+
+def decide(
+    recipe: dict[str, Any],
+    *,
+    sensitive: bool,
+    model: ModelFacts,
+    here: Candidate,
+    choices: Choices,
+    counted: bool,
+) -> Decision:
+    """Local unless a rule says cloud; what the user says comes first, and sensitive data before that.
+
+    Args:
+        counted: the rows' tokens were counted; else the longest row is a bound made from its bytes.
+
+    Raises:
+        DecisionNeeded: the cloud was asked for, and the data is sensitive.
+    """
+    fired = tuple(rules(recipe, model, here, choices.max_hours, counted))
+    advice = "cloud" if any(rule.says == "cloud" for rule in fired) else "local"
+    if sensitive:
+        if choices.where == "cloud":
+            raise stays_here("--where cloud")
+        kept = Fired("sensitive", "local", "sensitive: true: data, adapter and model stay on this machine", FRAMEWORK)
+        return Decision("local", (kept, *fired))
+    if choices.where is not None:
+        against = [rule.rule for rule in fired if rule.says not in (choices.where, "either")]
+        overrode = f", against {', '.join(against)}" if advice != choices.where else "; the rules say the same"
+        return Decision(choices.where, (_chosen(choices, choices.where, overrode), *fired))
+    return Decision(advice, fired)
+
+
+def _chosen(choices: Choices, where: str, overrode: str) -> Fired:
+    """Only what the user gave as an option is called asked."""
+    said = choices.where_because or f"--where {where}"
+    option = said.startswith("--")
+    return Fired("asked" if option else "command", where, said + overrode, "user" if option else "command line")
+
+
+def stays_here(got: str) -> DecisionNeeded:
+    """Of sensitive data that somebody wants to send."""
+    return DecisionNeeded(
+        "the recipe says sensitive: true, so nothing of it may leave this machine",
+        code="sensitive",
+        expected="a run on this machine",
+        got=got,
+        hint="train here; whether the data may leave is for its owner to say, not for who runs the commands",
+    )
+
+
+def rules(
+    recipe: dict[str, Any], model: ModelFacts, here: Candidate, max_hours: float, counted: bool
+) -> Iterator[Fired]:
+    """Every rule that applies, in the order in which a reader asks."""
+    machine = here.machine
+    if machine.intel_mac:
+        yield Fired("intel mac", "cloud", "no MPS on an Intel Mac, and training on its processor takes days", SEED)
+    if machine.rosetta:
+        yield Fired(
+            "rosetta", "either", "this Python runs under Rosetta and cannot use MPS; install an arm64 Python", GUIDE
+        )
+    if recipe["load_in_4bit"] and here.fit.step.device != "cuda":
+        yield Fired("4-bit", "cloud", "QLoRA needs CUDA (bitsandbytes)", SEED)
+    if model.vision:
+        yield Fired("vision", "cloud", f"{model.architecture} reads images too", SEED)
+    if here.fit.step.device != "cuda":
+        yield _size(model, machine)
+        yield _length(recipe["max_length"], here, counted)
+        if recipe["finetuning_type"] == "full":
+            yield Fired("full fine-tuning", "cloud", "every weight trains, with gradients and AdamW's moments", SEED)
+    yield _memory(here)
+    yield _time(here, max_hours)
+
+
+def _size(model: ModelFacts, machine: MachineFacts) -> Fired:
+    if model.parameters is None:
+        return Fired("model size", "either", "; ".join(model.unknown.values()) or "unknown", "config.json")
+    billions = f"{model.parameters / 1e9:.2f}B parameters"
+    if model.parameters <= SMALL:
+        return Fired("model size", "local", f"{billions}, up to 3B is small enough", SEED)
+    if model.parameters >= LARGE and _portable(machine):
+        return Fired("model size", "cloud", f"{billions}, 7B and more is too slow on a laptop without CUDA", SEED)
+    which = "between 3B and 7B" if model.parameters < LARGE else "on no laptop"
+    return Fired("model size", "either", f"{billions}, {which}: memory and time decide", GUIDE)
+
+
+def _portable(machine: MachineFacts) -> bool:
+    """A laptop. Where nothing tells, a Mac counts as one, because the rubric is about Macs, and a server does not."""
+    return machine.system == "Darwin" if machine.laptop is None else machine.laptop
+
+
+def _length(limit: int, here: Candidate, counted: bool) -> Fired:
+    """By what the rows really have where that is known."""
+    length = min(limit, here.fit.step.length)
+    how = " (estimated from bytes)" if length < limit and not counted else ""
+    if length <= SHORT:
+        return Fired("context", "local", f"rows of at most {length} tokens{how}, {SHORT} is short", SEED)
+    if length > LONG:
+        return Fired("context", "cloud", f"rows of up to {length} tokens{how}, more than {LONG} is long", SEED)
+    return Fired("context", "either", f"rows of up to {length} tokens{how}: memory and time decide", "estimate")
+
+
+def _memory(here: Candidate) -> Fired:
+    fit = here.fit
+    if fit.memory is None:
+        return Fired("memory", "either", "the memory it needs is unknown", "estimate")
+    need = f"needs {fit.memory.low / 1e9:.1f} to {fit.memory.high / 1e9:.1f} GB"
+    if not has_device(here.machine, fit.step.device):
+        return Fired("memory", "either", f"{need}; no {fit.step.device} device was found here to compare", "estimate")
+    if fit.usable_bytes is None:
+        return Fired("memory", "either", f"{need}; what {here.machine.chip} has is unknown", "estimate")
+    have = f"{fit.usable_bytes / 1e9:.1f} GB can be used on {here.machine.chip}"
+    proof = f"; {fit.proof}" if fit.proof else ""
+    return Fired("memory", "local" if fit.fits else "cloud", f"{need}, {have}{proof}", "estimate")
+
+
+def _time(here: Candidate, max_hours: float) -> Fired:
+    if here.seconds is None:
+        return Fired("time", "either", here.unknown.get("seconds", "unknown"), "estimate")
+    limit = f"{duration(max_hours * 3600)} (--max-hours)"
+    hours = f"{duration(here.seconds.low)} to {duration(here.seconds.high)}"
+    if here.seconds.middle > max_hours * 3600:
+        return Fired("time", "cloud", f"{hours} here, the middle above {limit}: a production run", SEED)
+    return Fired("time", "local", f"{hours} here, the middle within {limit}", "estimate")
+
+
+def duration(seconds: float) -> str:
+    """For a reader: hours, minutes or seconds."""
+    if seconds >= 5400:
+        return f"{seconds / 3600:.1f} h"
+    return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"

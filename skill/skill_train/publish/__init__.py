@@ -1,0 +1,1 @@
+"""What `push` sends: files, records without rows, and the model card."""

@@ -1,0 +1,214 @@
+"""What of a run is pushed, under which names, and what is changed on the way: local paths, and rows of the data."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+from collections.abc import Iterable
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from skill_train.core.digests import file_digest
+from skill_train.core.errors import UsageError, VerificationFailed
+from skill_train.core.secret_scan import secret_in
+from skill_train.hub.upload import PushFile
+from skill_train.publish.records import published, without_paths
+from skill_train.recipe.fields import to_yaml
+from skill_train.run import cloud_record
+from skill_train.run.folder import RunDir, is_file_of
+from skill_train.run.records import read_json
+
+PARTS = ("gguf", "adapter", "merged")
+_RECORDS = "skill-train"
+# What may leave of an adapter's or a model's folder: weights that hold no code, settings and tokenizers, and words.
+_KINDS = {".safetensors", ".gguf", ".json", ".jinja", ".txt", ".md", ".yaml", ".model", ".tiktoken", ".vocab", ".bpe"}
+_STATEMENTS = {"LICENSE", "LICENCE", "NOTICE", "COPYING", "USE_POLICY"}
+
+
+def chosen_parts(run: RunDir, asked: tuple[str, ...]) -> tuple[str, ...]:
+    """The parts to push: those asked for, else the GGUF files when there are some and the adapter.
+
+    Raises:
+        UsageError: the run has no such part.
+    """
+    there = {"gguf": any(run.gguf.glob("*.gguf")), "adapter": run.adapter.is_dir(), "merged": run.merged.is_dir()}
+    missing = [part for part in asked if not there[part]]
+    if missing:
+        step = {"gguf": "export-gguf", "merged": "merge"}.get(missing[0])
+        raise UsageError(
+            f"{run.path} has no {missing[0]} to push",
+            code="nothing_to_push",
+            expected=", ".join(part for part in PARTS if there[part]) or "a trained run",
+            hint=f"skill-train {step} {shlex.quote(str(run.path))}" if step else cloud_record.way_on(run),
+        )
+    wanted = asked or tuple(part for part in ("gguf", "adapter") if there[part]) or ("merged",)
+    return tuple(part for part in PARTS if part in wanted)
+
+
+def files_of(run: RunDir, parts: tuple[str, ...], base: str) -> list[PushFile]:
+    """Every file but the card and the records.
+
+    Args:
+        base: what the adapter's config shall name as its base.
+
+    Raises:
+        VerificationFailed: a GGUF file is not one that passed.
+    """
+    found: list[PushFile] = []
+    if "gguf" in parts:
+        found += [PushFile(file.name, file) for file in _inside(run.gguf, run.gguf.glob("*.gguf"))]
+    if "merged" in parts:
+        found += [PushFile(_name(file, run.merged), file) for file in _files(run.merged)]
+    if "adapter" in parts:
+        folder = "" if parts == ("adapter",) else "adapter/"
+        found += [_adapter_file(file, folder + _name(file, run.adapter), base) for file in _files(run.adapter)]
+    return found
+
+
+def records_of(run: RunDir, proof: dict[str, Any] | None, evaluation: dict[str, Any] | None) -> list[PushFile]:
+    """Recipe and figures, without rows of the data and without paths of this machine; of what proves or measures files
+    only what is of those that are pushed."""
+    recipe = to_yaml(without_paths(read_json(run.plan)["recipe"]))
+    found = [PushFile(f"{_RECORDS}/recipe.yaml", None, recipe.encode("utf-8", "replace"), "paths as names")]
+    known = {"train": read_json(run.record("train")), "verify": proof, "evaluate": evaluation}
+    for step, record in known.items():
+        if record is not None:
+            content = _json(published(step, record))
+            found.append(PushFile(f"{_RECORDS}/{step}.json", None, content, "without rows of the data and local paths"))
+    return found
+
+
+def whole_models(run: RunDir, files: list[PushFile]) -> dict[str, Path]:
+    """The GGUF files among them that hold a whole model, by their names there."""
+    ggufs = run.ggufs
+    return {file.path: file.source for file in files if file.source in ggufs}
+
+
+def proof_of(run: RunDir, files: list[PushFile]) -> dict[str, Any] | None:
+    """The proof of the GGUF files that are pushed, those of the adapter too; None when there are none, one was not
+    verified, or the adapter beside them is another than the one that they were compared with.
+
+    Raises:
+        VerificationFailed: they failed.
+    """
+    if not run.record("verify").is_file():
+        return None
+    proof: dict[str, Any] = read_json(run.record("verify"))
+    known = proof.get("inputs", {}).get("ggufs", {})
+    pushed = {file.path: file.source for file in files if file.source in run.exported and file.source is not None}
+    if not pushed or any(known.get(name) != file_digest(source) for name, source in pushed.items()):
+        return None
+    if not _is_of_adapter(proof["inputs"].get("adapter") or {}, run, files):
+        return None
+    if proof["verdict"] == "fail":
+        failed = [f"{check['file']}: {check['name']}" for check in proof["checks"] if check["verdict"] == "fail"]
+        raise VerificationFailed(
+            f"{run.path} failed its verification ({'; '.join(failed[:4])}), so it is not pushed",
+            code="failed_proof",
+            expected="files that passed",
+            hint=f"skill-train verify {shlex.quote(str(run.path))}",
+        )
+    return proof
+
+
+def _is_of_adapter(known: dict[str, Any], run: RunDir, files: list[PushFile]) -> bool:
+    """Whether the adapter that is pushed, if one is, has these digests; those that are not known are not compared."""
+    pushed = {file.source: file.source.name for file in files if file.source and file.source.parent == run.adapter}
+    return all(name not in known or known[name] == file_digest(source) for source, name in pushed.items())
+
+
+def evaluation_of(run: RunDir, files: list[PushFile]) -> dict[str, Any] | None:
+    """`evaluate.json`; None when there is none, or it is of another adapter or of other files than those pushed."""
+    if not run.record("evaluate").is_file():
+        return None
+    found: dict[str, Any] = read_json(run.record("evaluate"))
+    models = found.get("inputs", {}).get("models", {})
+    pushed = whole_models(run, files)
+    tuned, part = models.get("tuned", {}), "model" if run.is_full else "adapter"
+    read = {run.tuned / name: digest for name, digest in (tuned.get(part) or {}).items()}
+    read |= {source: models[name]["model"] for name, source in pushed.items() if name in models}
+    if not all(is_file_of(path, digest) for path, digest in read.items()):
+        return None
+    return found
+
+
+def secret_in_files(files: list[PushFile]) -> tuple[str, str] | None:
+    """`(name of a file, what it seems to hold)`, also in its name; None when nothing is found."""
+    for file in files:
+        found = secret_in(file.path.encode("utf-8", "replace"))
+        if found is None:
+            content = file.content if file.content is not None else file.source
+            found = None if content is None else secret_in(content)
+        if found is not None:
+            return file.path, found
+    return None
+
+
+def may_leave(name: str) -> bool:
+    """Whether a file of this name is one of a model or an adapter; no hidden one, no program, no pickle."""
+    last = PurePosixPath(name).name
+    hidden = any(part.startswith(".") for part in PurePosixPath(name).parts)
+    return not hidden and (last.upper().split(".")[0] in _STATEMENTS or PurePosixPath(last).suffix.lower() in _KINDS)
+
+
+def without_others(files: list[PushFile], include: tuple[str, ...]) -> tuple[list[PushFile], list[str]]:
+    """The files that may leave, and the names of those that only `include` sends.
+
+    Raises:
+        UsageError: it names what is not there.
+    """
+    names = {file.path for file in files}
+    unknown = [name for name in include if name not in names]
+    others = [file.path for file in files if not may_leave(file.path)]
+    if unknown:
+        raise UsageError(
+            f"--include {unknown[0]}: there is no such file among what is pushed",
+            code="missing_file",
+            expected=", ".join(others[:8]) or "nothing: every file is sent anyway",
+            got=unknown[0],
+            hint="name it as it lies in the part that is pushed, or leave --include out",
+        )
+    left = [name for name in others if name not in include]
+    return [file for file in files if file.path not in left], left
+
+
+def _files(folder: Path) -> list[Path]:
+    return _inside(folder, (path for path in folder.rglob("*") if path.is_file() and path.name != "README.md"))
+
+
+def _inside(folder: Path, paths: Iterable[Path]) -> list[Path]:
+    """Sorted.
+
+    Raises:
+        UsageError: a link leads out of the folder: a run that came from somewhere else would push what lies there.
+    """
+    root, found = folder.resolve(), sorted(paths)
+    for path in found:
+        if not path.resolve().is_relative_to(root):
+            raise UsageError(
+                f"{path} is a link that leads out of the run directory, so nothing is pushed",
+                code="unsafe_link",
+                expected="files of the run itself",
+                got=os.readlink(path) if path.is_symlink() else "a folder above it is a link",
+                hint="put the file itself there if it shall be pushed",
+            )
+    return found
+
+
+def _name(file: Path, folder: Path) -> str:
+    return file.relative_to(folder).as_posix()
+
+
+def _adapter_file(file: Path, path: str, base: str) -> PushFile:
+    if file.name != "adapter_config.json":
+        return PushFile(path, file)
+    config = dict(read_json(file))
+    if config.get("base_model_name_or_path") == base:
+        return PushFile(path, file)
+    config["base_model_name_or_path"] = base
+    return PushFile(path, file, _json(config), "base_model_name_or_path was a path of this machine")
+
+
+def _json(document: Any) -> bytes:
+    return (json.dumps(document, indent=1, ensure_ascii=False) + "\n").encode("utf-8", "replace")

@@ -1,0 +1,399 @@
+"""The recipe: what must be the same wherever a run happens. Its defaults stand here and nowhere else.
+
+Keys are flat, and what TRL and PEFT name keeps its name. A field that is None is chosen when the plan is made, from the
+model and the data, and the choice carries its reason.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import re
+import reprlib
+import shlex
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from skill_train.core.errors import UsageError, nearest
+from skill_train.core.secrets import holds_token, pasted
+
+FORMATS = ("messages", "prompt_completion", "completion", "text", "instruction", "question_answer", "sharegpt")
+METHODS = ("sft",)
+_NOT_YET = dict.fromkeys(("dpo", "kto", "grpo", "reward"), "not trained by this version")
+TUNINGS = ("lora", "full")
+LOSS_ON = ("assistant", "completion", "all")
+SCHEDULES = ("linear", "cosine", "constant", "constant_with_warmup")
+OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "adafactor", "adagrad", "rmsprop", "sgd")  # of torch, transformers
+OPTIMIZERS_OF_4_BIT = ("adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit", "paged_adamw_32bit")  # of bitsandbytes
+
+# What full fine-tuning does not read.
+OF_LORA = ("lora_r", "lora_alpha", "lora_dropout", "target_modules", "modules_to_save", "use_rslora", "use_dora")
+SCORES = ("exact", "regex", "json")
+REPORT_TO = ("none", "trackio")
+
+# Said by the user and kept with the run, but the trained model does not depend on it.
+POLICY = ("sensitive", "hub_model_id", "score", "score_pattern", "report_to")
+NOT_HASHED = (*POLICY, "num_train_epochs", "warmup_ratio")
+
+
+def _say(default: Any, help_text: str, unit: str = "") -> Any:
+    return field(default=default, metadata={"help": help_text, "unit": unit})
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One fine-tune. `docs`: references/recipe.md, made from this class."""
+
+    model: str = _say("", "base model: Hub id or folder")
+    data: str = _say("", "dataset: .jsonl, .json, .csv, .tsv or .parquet file, folder saved by datasets, or Hub id")
+    revision: str | None = _say(None, "revision of the model on the Hub; pinned to its commit when resolved")
+    data_revision: str | None = _say(None, "revision of the dataset on the Hub")
+    data_config: str | None = _say(None, "configuration of the dataset on the Hub")
+    split: str = _say("train", "part of the dataset, such as train or train[:500]")
+    format: str | None = _say(None, f"one of {', '.join(FORMATS)}; found from the columns when left out")
+    columns: dict[str, str] | None = _say(None, "what the format calls a column: what the dataset calls it")
+    loss_on: str | None = _say(
+        None, "assistant, completion or all; by default answers in conversations and completions after prompts"
+    )
+    method: str = _say("sft", f"one of {', '.join(METHODS)}")
+    finetuning_type: str = _say(
+        "lora", "lora (an adapter on a frozen base) or full (every weight; the fields of LoRA are not read)"
+    )
+    pure_bf16: bool = _say(False, "full: weights and AdamW's moments in bfloat16; half the memory, small updates lost")
+    max_length: int = _say(1024, "longest row; longer ones are cut and counted", "tokens")
+    max_steps: int | None = _say(None, "optimizer steps; from num_train_epochs when left out", "steps")
+    num_train_epochs: float | None = _say(
+        None, "passes over the data, when max_steps is left out; 3 below 500 rows, 2 below 1,000, then 1", "epochs"
+    )
+    effective_batch_size: int = _say(16, "rows a step: per device x accumulation x processes", "rows")
+    learning_rate: float | None = _say(None, "peak learning rate; 2e-4 with LoRA and 2e-5 in full when left out")
+    lr_scheduler_type: str = _say("linear", f"one of {', '.join(SCHEDULES)}")
+    warmup_steps: int | None = _say(None, "steps of rising learning rate; from warmup_ratio when left out", "steps")
+    warmup_ratio: float = _say(0.0, "share of the steps that warm up, when warmup_steps is left out")
+    weight_decay: float = _say(0.0, "decay of the weights that train")
+    adam_beta1: float = _say(0.9, "AdamW's first moment")
+    adam_beta2: float = _say(0.999, "AdamW's second moment")
+    adam_epsilon: float = _say(1e-8, "AdamW's epsilon")
+    max_grad_norm: float = _say(1.0, "gradients are clipped to this norm")
+    optim: str | None = _say(
+        None,
+        f"one of {', '.join(OPTIMIZERS)}, or with load_in_4bit {', '.join(OPTIMIZERS_OF_4_BIT)}; adamw_torch, and "
+        "adamw_torch_fused in full, when left out",
+    )
+    lora_r: int = _say(16, "rank of the adapter")
+    lora_alpha: float = _say(32.0, "scale of the adapter: lora_alpha / lora_r")
+    lora_dropout: float = _say(0.05, "dropout before the adapter")
+    target_modules: list[str] | None = _say(None, "modules that get an adapter; by architecture when left out")
+    modules_to_save: list[str] | None = _say(None, "modules trained whole beside the adapter")
+    use_rslora: bool = _say(False, "scale by lora_alpha / sqrt(lora_r)")
+    use_dora: bool = _say(False, "train magnitude and direction apart (DoRA)")
+    load_in_4bit: bool = _say(False, "QLoRA: the base in 4-bit NF4; needs CUDA")
+    held_out_fraction: float = _say(0.05, "share of the rows that never train, 200 at most; none below 20 rows")
+    skip_untrained_rows: bool = _say(False, "leave out rows with no token to train on, instead of refusing them")
+    seed: int = _say(42, "of the adapter's start, the row order and dropout")
+    sensitive: bool = _say(False, "true: data, adapter and model never leave this machine")
+    hub_model_id: str | None = _say(None, "repository on the Hub for the result")
+    report_to: str = _say("none", "none, or trackio: the metrics go to a Space of yours too (pip install trackio)")
+    score: str | None = _say(None, f"how `evaluate` scores answers: one of {', '.join(SCORES)}; exact when left out")
+    score_pattern: str | None = _say(None, "regular expression for score: regex; its first group is compared")
+
+
+_MANY = 1e9  # of what is counted; more is a slip of the hand
+_STEEPEST = 1e3  # sgd is run at 1 and more, nothing at a thousand
+_SEEDS = 2**32  # numpy's own limit
+_ANY = float("inf")
+_OF_DATA = (".jsonl", ".csv", ".tsv", ".parquet")  # .json may be a recipe
+_MOST_BYTES = 1_000_000  # a recipe takes a few hundred; PyYAML takes minutes for what is much larger
+# What PyYAML 6 raises beside its own errors: a date of month 13, an empty !!int, lists in lists in lists, a null byte.
+_OF_YAML = (ValueError, RecursionError, IndexError, KeyError, TypeError, AttributeError, OverflowError)
+_WRITE = "write keys and values, one a line: references/recipe.md"
+
+FIELDS: dict[str, dataclasses.Field[Any]] = {f.name: f for f in dataclasses.fields(Recipe)}
+_TYPES: dict[str, Any] = get_type_hints(Recipe)
+
+
+def load(path: Path) -> Recipe:
+    """The recipe in a YAML or JSON file. A relative `model` or `data` is looked for beside the file, then here.
+
+    Raises:
+        UsageError: no such file, not YAML, an unknown key, a wrong type or value.
+    """
+    import yaml
+
+    if path.suffix in _OF_DATA and path.is_file():
+        data = shlex.quote(str(path))
+        raise UsageError(
+            f"{path} is a dataset, and no recipe",
+            code="bad_recipe",
+            expected="a YAML file with at least model and data",
+            got=str(path),
+            hint=f"the same command with --model MODEL --data {data} in place of {data}",
+        )
+    try:
+        document = yaml.load(_small_text(path), Loader=_loader())  # noqa: S506 - a SafeLoader
+    except (FileNotFoundError, IsADirectoryError):
+        raise UsageError(
+            f"the recipe {path} does not exist",
+            code="missing_file",
+            expected="a YAML file with at least model and data",
+            got=str(path),
+            hint="skill-train local --model MODEL --data DATA",
+        ) from None
+    except (yaml.YAMLError, *_OF_YAML) as error:
+        raise UsageError(
+            f"{path} is not YAML: {_one_line(error)}",
+            code="bad_recipe",
+            hint=_WRITE,
+        ) from None
+    if not isinstance(document, dict):
+        raise UsageError(
+            f"{path} is not a recipe",
+            code="bad_recipe",
+            expected="model: …\ndata: …",
+            hint=_WRITE,
+        )
+    return from_dict(
+        {key: _beside(path, value) if key in ("model", "data") else value for key, value in document.items()}
+    )
+
+
+def from_dict(values: dict[str, Any]) -> Recipe:
+    """A recipe from plain values, every one checked.
+
+    Raises:
+        UsageError: an unknown key (with the nearest known one), a wrong type or a value out of range.
+    """
+    for key, value in values.items():
+        if holds_token(value):
+            raise pasted(f"the recipe's {key}", "a recipe, which is kept and shared, without a token")
+        if key not in FIELDS:
+            raise UsageError(
+                f"unknown key {key!r} in the recipe{nearest(str(key), FIELDS)}",
+                code="unknown_key",
+                expected="a key of references/recipe.md",
+                got=str(key),
+                hint="references/recipe.md lists the keys",
+            )
+    recipe = Recipe(**{key: _typed(key, value) for key, value in values.items() if value is not None})
+    _check_values(recipe)
+    return recipe
+
+
+def to_yaml(values: dict[str, Any]) -> str:
+    """The recipe as a file that `load` reads back."""
+    import yaml
+
+    plain = json.loads(json.dumps(values))  # YAML writes no dict of another class, such as those of `records`
+    return str(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True))
+
+
+def recipe_hash(resolved: dict[str, Any], fingerprints: dict[str, str | None]) -> str:
+    """SHA-256 of a resolved recipe. Local paths are replaced by what they hold, so a moved file is the same recipe."""
+    values = {key: value for key, value in resolved.items() if key not in NOT_HASHED}
+    for key in ("model", "data"):
+        if fingerprints.get(key):
+            values[key] = fingerprints[key]
+    canonical = json.dumps(values, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(canonical.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _loader() -> Any:
+    """PyYAML's safe one, which would take the last of two equal keys and say nothing."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            seen: set[str] = set()
+            keys = [key for key, _ in node.value] if node.id == "mapping" else []
+            for key in (key for key in keys if isinstance(key, yaml.ScalarNode)):
+                if key.value in seen:
+                    raise yaml.constructor.ConstructorError(None, None, f"{key.value!r} stands twice", key.start_mark)
+                seen.add(key.value)
+            return super().construct_mapping(node, deep)
+
+    return Loader
+
+
+def _small_text(path: Path) -> str:
+    if not path.is_dir() and path.exists() and not path.is_file():
+        raise UsageError(
+            f"{path} is a pipe or a device, and a recipe is read twice",
+            code="bad_recipe",
+            expected="a YAML file with at least model and data",
+            got=str(path),
+            hint="write the recipe to a file, and give that",
+        )
+    if path.stat().st_size > _MOST_BYTES:
+        raise UsageError(
+            f"{path} is too large for a recipe",
+            code="bad_recipe",
+            expected=f"at most {_MOST_BYTES} bytes",
+            hint="a recipe is a short YAML file: references/recipe.md",
+        )
+    return path.read_text(encoding="utf-8")
+
+
+def _beside(recipe_file: Path, value: Any) -> Any:
+    relative = isinstance(value, str) and not Path(value).is_absolute()
+    return str(recipe_file.parent / value) if relative and _exists(recipe_file.parent / value) else value
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # a name that is too long, or with a null byte
+        return False
+
+
+def _typed(key: str, value: Any) -> Any:
+    """The value in the field's type. YAML reads 2e-4 as text, so a number in text is a number."""
+    wanted = str(_TYPES[key]).replace("<class '", "").replace("'>", "").removesuffix(" | None")
+    if wanted in ("float", "int") and not isinstance(value, bool):
+        number = _number(value)
+        if number is not None and (wanted == "float" or number == int(number)):
+            return number if wanted == "float" else int(number)
+    kinds = {"str": str, "bool": bool, "list[str]": list, "dict[str, str]": dict}
+    kind = kinds.get(wanted)
+    if kind is not None and isinstance(value, kind) and all(isinstance(item, str) for item in _items(value)):
+        return value
+    raise UsageError(
+        f"{key} has the wrong type",
+        code="wrong_type",
+        expected=f"{wanted}, finite and below 1e18" if wanted in ("float", "int") and _is_beyond(value) else wanted,
+        got=f"{reprlib.repr(value)[:200]} ({type(value).__name__})",
+        hint="references/recipe.md says what each key takes",
+    )
+
+
+def _number(value: Any) -> float | None:
+    try:
+        number = float(value) if isinstance(value, (int, float, str)) else None
+    except (ValueError, OverflowError):
+        return None
+    return number if number is not None and abs(number) < 1e18 else None
+
+
+def _is_beyond(value: Any) -> bool:
+    try:
+        return isinstance(value, (int, float, str)) and not abs(float(value)) < 1e18
+    except (ValueError, OverflowError) as error:
+        return isinstance(error, OverflowError)
+
+
+def _items(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return [*value.keys(), *value.values()]
+    return value if isinstance(value, list) else []
+
+
+def _check_values(recipe: Recipe) -> None:
+    for key in ("model", "data"):
+        if not getattr(recipe, key):
+            raise UsageError(
+                f"the recipe has no {key}",
+                code="missing_key",
+                expected=FIELDS[key].metadata["help"],
+                hint="skill-train local --model MODEL --data DATA",
+            )
+    _check_choices(recipe)
+    _check_score(recipe)
+    for key in ("max_length", "max_steps", "effective_batch_size", "lora_r", "num_train_epochs"):
+        _at_least(recipe, key, 1 if key != "num_train_epochs" else 1e-6, below=_MANY)
+    for key, most in (("learning_rate", _STEEPEST), ("lora_alpha", _MANY), ("adam_epsilon", _STEEPEST)):
+        _at_least(recipe, key, 1e-12, below=most)
+    for key, most in (("warmup_steps", _MANY), ("seed", _SEEDS), ("weight_decay", _ANY), ("max_grad_norm", _ANY)):
+        _at_least(recipe, key, 0, below=most)
+    for key in ("held_out_fraction", "lora_dropout", "warmup_ratio", "adam_beta1", "adam_beta2"):
+        _at_least(recipe, key, 0, below=1)
+    if recipe.sensitive and recipe.report_to != "none":
+        raise UsageError(
+            f"sensitive: true and report_to: {recipe.report_to} exclude each other",
+            code="bad_value",
+            expected="report_to: none, because the metrics would leave this machine",
+            got=f"report_to {recipe.report_to}",
+            hint="leave report_to out",
+        )
+    _check_tuning(recipe)
+
+
+def _check_choices(recipe: Recipe) -> None:
+    choices = {"format": FORMATS, "method": METHODS, "loss_on": LOSS_ON, "lr_scheduler_type": SCHEDULES}
+    choices["finetuning_type"] = TUNINGS
+    choices |= {"score": SCORES, "report_to": REPORT_TO, "optim": OPTIMIZERS}
+    if recipe.load_in_4bit or recipe.optim in OPTIMIZERS_OF_4_BIT:
+        choices["optim"] = (*OPTIMIZERS, *OPTIMIZERS_OF_4_BIT)
+    for key, known in choices.items():
+        value = getattr(recipe, key)
+        if value is not None and value not in known:
+            raise UsageError(
+                f"{key}: {value!r} is {_NOT_YET.get(value, 'not known')}{nearest(value, known)}",
+                code="bad_value",
+                expected=", ".join(known),
+                got=value,
+                hint=f"one of these, or no {key}",
+            )
+
+
+def _check_tuning(recipe: Recipe) -> None:
+    """Full fine-tuning changes every weight, so none can be a 4-bit code; `pure_bf16` is of its weights."""
+    full = recipe.finetuning_type == "full"
+    if full and recipe.load_in_4bit:
+        raise UsageError(
+            "finetuning_type: full and load_in_4bit: true exclude each other",
+            code="bad_value",
+            expected="full with weights that can be trained, or lora with load_in_4bit (QLoRA)",
+            got="finetuning_type full, load_in_4bit true",
+            hint="leave load_in_4bit out; pure_bf16: true halves the memory of full fine-tuning",
+        )
+    if recipe.pure_bf16 and not full:
+        raise UsageError(
+            "pure_bf16 is of full fine-tuning",
+            code="bad_value",
+            expected="finetuning_type: full",
+            got=f"finetuning_type {recipe.finetuning_type}",
+            hint="leave pure_bf16 out; --dtype bfloat16 chooses the precision of a LoRA run",
+        )
+    if recipe.optim in OPTIMIZERS_OF_4_BIT and not recipe.load_in_4bit:
+        raise UsageError(
+            f"optim: {recipe.optim} is of bitsandbytes, which is there for load_in_4bit alone",
+            code="bad_value",
+            expected=f"load_in_4bit: true, or one of {', '.join(OPTIMIZERS)}",
+            got=f"optim {recipe.optim}, load_in_4bit false",
+            hint="leave optim out; an adapter's optimizer takes little memory",
+        )
+
+
+def _check_score(recipe: Recipe) -> None:
+    if (recipe.score == "regex") is not (recipe.score_pattern is not None):
+        raise UsageError(
+            "score: regex and score_pattern belong together",
+            code="bad_value",
+            expected="both, or neither",
+            got=f"score: {recipe.score}, score_pattern: {recipe.score_pattern}",
+            hint="score: regex with score_pattern: …, or another score",
+        )
+    try:
+        re.compile(recipe.score_pattern or "")
+    except re.error as error:
+        raise UsageError(
+            f"score_pattern is no regular expression: {error}", code="bad_value", hint="try it with Python's re.compile"
+        ) from None
+
+
+def _at_least(recipe: Recipe, key: str, least: float, below: float = _ANY) -> None:
+    value = getattr(recipe, key)
+    if value is not None and not least <= value < below:
+        expected = f"at least {least:g}" + (f" and below {below:,.10g}" if below < _ANY else "")
+        raise UsageError(
+            f"{key} is out of range",
+            code="bad_value",
+            expected=expected,
+            got=str(value),
+            hint=f"leave {key} out for {'the usual one' if FIELDS[key].default is None else FIELDS[key].default}",
+        )
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]

@@ -1,0 +1,201 @@
+"""Formats: which columns make an example, by the names that datasets give them. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Container
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from skill_train.core.resources import train_module
+from skill_train.facts import DatasetFacts
+
+# Columns by the name a format gives them, with the names that datasets use for them, the usual one first.
+COLUMNS: dict[str, dict[str, tuple[str, ...]]] = {
+    "messages": {"messages": ("messages", "conversation", "conversations")},
+    "sharegpt": {"conversations": ("conversations", "conversation")},
+    "prompt_completion": {"prompt": ("prompt",), "completion": ("completion", "response")},
+    "instruction": {"instruction": ("instruction",), "output": ("output", "response", "answer")},
+    "question_answer": {"question": ("question", "query", "problem"), "answer": ("answer", "response", "solution")},
+    "text": {"text": ("text",)},
+    "completion": {"prompt": ("prompt",), "completion": ("completion", "response")},
+}
+ASKED_FOR = ("completion",)  # a dataset never shows that it wants this one
+BARE = ("text", "completion", "prompt_completion")  # trained as they stand, without a chat template
+_SYSTEM = ("system", "system_prompt")
+_TURNS = "turns of the model's chat template; format: completion asks for bare text"
+OPTIONAL: dict[str, dict[str, tuple[str, ...]]] = {
+    "messages": {"tools": ("tools",)},
+    "sharegpt": {"system": _SYSTEM, "tools": ("tools",)},
+    "prompt_completion": {"tools": ("tools",)},
+    "instruction": {"input": ("input", "context"), "system": _SYSTEM},
+    "question_answer": {"system": _SYSTEM, "tools": ("tools",)},
+    "text": {},
+    "completion": {},
+}
+
+
+class Found(NamedTuple):
+    """How a row becomes an example.
+
+    Attributes:
+        columns: what the format calls a column: what the dataset calls it.
+        reason: why, for the reader.
+        explicit: the recipe names the columns, so what the others hold does not matter.
+    """
+
+    format: str
+    columns: dict[str, str]
+    reason: str
+    explicit: bool = False
+
+    @property
+    def required(self) -> frozenset[str]:
+        """The dataset's names of the columns that every row must have."""
+        return frozenset(self.columns[name] for name in COLUMNS[self.format] if name in self.columns)
+
+
+def detect(row: dict[str, Any]) -> Found | None:
+    """The first format whose columns this row has."""
+    for name in COLUMNS:
+        columns = match(name, row) if name not in ASKED_FOR else None
+        if columns is not None:
+            return Found(name, columns, _named(columns))
+    return None
+
+
+def match(name: str, row: dict[str, Any]) -> dict[str, str] | None:
+    """The mapping of one format onto this row, or None."""
+    columns = {}
+    for wanted, candidates in COLUMNS[name].items():
+        column = next((c for c in candidates if c in row), None)
+        if column is None:
+            return None
+        columns[wanted] = column
+    if name in ("messages", "sharegpt") and not _speaks(row[next(iter(columns.values()))], name):
+        return None
+    return columns | _optional(name, columns, row)
+
+
+def optional_names(found: Found) -> set[str]:
+    """What datasets call the optional columns of this format, and what this mapping calls them."""
+    return {name for names in OPTIONAL[found.format].values() for name in names} | set(found.columns.values())
+
+
+def with_optional(found: Found, there: Container[str]) -> Found:
+    """The mapping with every optional column of a dataset that has these columns, whichever row has them first."""
+    columns = {name: column for name, column in found.columns.items() if name in COLUMNS[found.format]}
+    columns |= _optional(found.format, columns, there)
+    return found._replace(columns=columns, reason=found.reason.replace(_named(found.columns), _named(columns)))
+
+
+def as_turns(found: Found) -> Found:
+    """How a model with a chat template reads prompts and completions: as a question and its answer, whatever their
+    columns are called. The shipped model writes its template around every prompt, so training must too."""
+    if found.format != "prompt_completion":
+        return found
+    names = {"prompt": "question", "completion": "answer"}
+    columns = {names.get(name, name): column for name, column in found.columns.items()}
+    return found._replace(format="question_answer", columns=columns, reason=f"{found.reason}; {_TURNS}")
+
+
+def for_model(facts: DatasetFacts, *, has_chat_template: bool) -> DatasetFacts:
+    """The facts of the rows as this model reads them: prompts and completions are turns where it has a chat template.
+
+    Pairs of texts then have two messages a row. Pairs of messages keep the number that was counted.
+    """
+    found = Found(facts.format, facts.columns, facts.reason)
+    turned = as_turns(found) if has_chat_template else found
+    if turned is found:
+        return facts
+    return dataclasses.replace(
+        facts,
+        format=turned.format,
+        columns=turned.columns,
+        reason=turned.reason,
+        turns=None if facts.turns is None else max(facts.turns, 2 * facts.rows),
+        longest_turns=None if facts.longest_turns is None else max(facts.longest_turns, 2),
+    )
+
+
+def kind(value: Any) -> str:
+    """What a value is, in the words of the report: text, messages, turns, number, true or false, list, object, media,
+    null."""
+    if train_module().media_in(value) is not None:
+        return "media"
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        if "role" in value[0]:
+            return "messages"
+        return "turns" if "from" in value[0] else "list"
+    names = {str: "text", bool: "true or false", int: "number", float: "number", list: "list", dict: "object"}
+    return "null" if value is None else names.get(type(value), type(value).__name__)
+
+
+# What datasets call a column of pictures, sounds or films, in the languages in which we found such datasets.
+_MEDIA_WORDS = (
+    "image|img|picture|pic|photo|photograph|screenshot|scan|thumbnail|pixel_value|jpe?g|png|webp|tiff?"
+    "|video|clip|mp4|audio|wav|mp3|flac|foto|fotografie|bild|bilder|abbildung|imagene?|imagem"
+    "|fotografia|immagine|immagini|obraz|zdjęcie|obrázek|kép|resim|görsel|gambar|afbeelding|kuva|billede"
+    "|изображение|картинка|фото|видео|аудио|图片|图像|圖片|圖像|照片|图|視頻|视频|音频|画像|写真|動画|音声|이미지|사진|영상"
+    "|صورة|فيديو|תמונה|चित्र|εικόνα|φωτογραφία|รูปภาพ|vídeo|vidéo|áudio"
+)
+_MEDIA_COLUMN = re.compile(
+    rf"(?!(?:n|num|count|has|is|no|with|without)_)(?:\w+_)?(?:{_MEDIA_WORDS})(?:e?s|i)?"
+    r"(?:_(?:id|path|url|uri|link|file|filename|file_name|name|bytes|data|base64|b64|key|ref|src)s?)?_?\d*"
+)
+_MEDIA_WORD = re.compile(rf"(?:{_MEDIA_WORDS})(?:e?s|i)?")
+_PATH = re.compile(r"\S*[/\\]\S+")
+_SENTENCE = 3  # words
+
+
+@lru_cache(maxsize=4096)
+def names_media(column: str) -> bool:
+    """Whether a column is called what datasets call pictures, sounds and films: `image`, `img_path`, `Foto`, `图片`."""
+    return _MEDIA_COLUMN.fullmatch("_".join(_words(column))) is not None
+
+
+@lru_cache(maxsize=4096)
+def mentions_media(column: str) -> bool:
+    """Whether one word of a column's name is what datasets call pictures, sounds and films: `foto_pfad`."""
+    return any(_MEDIA_WORD.fullmatch(word) for word in _words(column))
+
+
+def _words(column: str) -> list[str]:
+    parted = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", column).lower()
+    return re.sub(r"[\W_]+", "_", parted).strip("_").split("_")
+
+
+def is_media(column: str, value: Any) -> bool:
+    """Whether a value is a picture, sound or film: by itself, or because its column is called so and it is no text."""
+    if train_module().media_in(value) is not None:
+        return True
+    if isinstance(value, str) and _PATH.fullmatch(value.strip()) and mentions_media(column):
+        return True
+    if not value or isinstance(value, bool) or not names_media(column):
+        return False
+    if isinstance(value, dict):
+        return any(each is not None for each in value.values())
+    if isinstance(value, str):  # a sentence about a picture is text
+        return len(value.split()) < _SENTENCE and (value.isascii() or len(value) < 12)
+    return True
+
+
+def _optional(name: str, columns: dict[str, str], there: Container[str]) -> dict[str, str]:
+    found = {}
+    for wanted, candidates in OPTIONAL[name].items():
+        column = next((c for c in candidates if c in there and c not in columns.values()), None)
+        if column is not None:
+            found[wanted] = column
+    return found
+
+
+def _named(columns: dict[str, str]) -> str:
+    return f"found from the columns {', '.join(columns.values())}"
+
+
+def _speaks(turns: Any, name: str) -> bool:
+    keys = ("role", "content") if name == "messages" else ("from", "value")
+    if not isinstance(turns, list) or not turns:
+        return name == "messages"  # an empty conversation is refused later, by its line
+    return isinstance(turns[0], dict) and keys[0] in turns[0]

@@ -1,0 +1,201 @@
+"""The models that artifacts are judged against, through transformers and PEFT, in fp32 on the CPU.
+
+bf16 compute alone is 6e-5 nats off, so a reference is computed in fp32 whatever it is stored in.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from skill_train.core.errors import NotInstalled, SkillTrainError, UsageError, out_of_memory
+from skill_train.core.garbage import searched_after
+from skill_train.core.resources import train_module
+from skill_train.machine.address_space import require_room_for_torch
+from skill_train.model.foreign_files import block_hub_kernels, require_sound
+from skill_train.model.template_guard import require_ending
+from skill_train.run.records import read_json, read_lines
+
+# Read when a model has no data of its own: plain prose, code, digits and other scripts.
+NEUTRAL_TEXTS = (
+    "The quick brown fox jumps over the lazy dog. It was the best of times, it was the worst of times.",
+    "Water boils at 100 degrees Celsius at sea level, and at about 71 degrees on top of Mount Everest.",
+    "def add(a: int, b: int) -> int:\n    return a + b\n\nprint(add(2, 40))  # 42\n",
+    "Am Anfang war das Wort. Au commencement était la parole. В начале было слово. 最初に言葉があった。",
+    "1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144, 233, 377, 610, 987, 1597, 2584, 4181, 6765, 10946",
+)
+
+_CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "n_ctx")
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """The tokenizer of a model folder as the training program reads it, never with remote code.
+
+    Raises:
+        UsageError: its files cannot be read, or its chat template does not come to an end.
+    """
+    require_sound(folder)
+    _transformers()
+    try:
+        tokenizer = train_module().read_tokenizer(str(folder), None)
+    except Exception as error:  # noqa: BLE001 - the Rust side raises no narrower class for a broken tokenizer.json
+        if (folder / "config.json").is_file():
+            require_config(folder)
+        raise out_of_memory(error) or _unreadable(folder, error) from None
+    require_ending(tokenizer.chat_template)
+    return tokenizer
+
+
+def _unreadable(folder: Path, error: Exception) -> SkillTrainError:
+    if isinstance(error, ImportError):
+        return NotInstalled(
+            f"the tokenizer in {folder} needs a package that is not installed",
+            code="missing_package",
+            got=str(error).strip().splitlines()[0][:300],
+            hint='pip install "skill-train[train,gguf]", or the package that is named',
+        )
+    return UsageError(
+        f"the tokenizer in {folder} cannot be read",
+        code="broken_model",
+        expected="tokenizer files that transformers loads without code of the model's own",
+        got=f"{type(error).__name__}: {error}"[:300],
+        hint="download the model again",
+    )
+
+
+def require_config(folder: Path) -> None:
+    """Refuses a config.json that transformers cannot read; reading a tokenizer would blame that.
+
+    Raises:
+        UsageError: it is one.
+    """
+    require_sound(folder)
+    with _told_of(f"{folder / 'config.json'} cannot be read", "a config.json that transformers reads"):
+        _transformers().AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
+
+
+@contextlib.contextmanager
+def _told_of(
+    message: str,
+    expected: str,
+    code: str = "broken_model",
+    hint: str = "mend what got says, or download it again",
+) -> Iterator[None]:
+    """What a library says of a folder that it cannot load: it has another class of error for every field."""
+    try:
+        yield
+    except SkillTrainError:
+        raise
+    except Exception as error:
+        got = f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
+        package = NotInstalled(message, code="missing_package", got=got, hint="install the package that is named")
+        refusal = UsageError(message, code=code, expected=expected, got=got, hint=hint)
+        raise out_of_memory(error) or (package if isinstance(error, ImportError) else refusal) from error
+
+
+@contextlib.contextmanager
+def reference_model(
+    base: Path, adapter: Path | None = None, read: Callable[[Path], Any] | None = None
+) -> Iterator[Any]:
+    """The model of `base`, with a PEFT adapter on top when one is given, in fp32, in evaluation mode, on the CPU.
+
+    Freed when the block ends, so two of them never lie in memory together. `read` is another way to read the base.
+    """
+    _transformers()
+    with searched_after():
+        model = (read or read_model)(base)
+        if adapter is not None:
+            model = _with_adapter(model, adapter)
+        model.eval()
+        try:
+            yield model
+        finally:
+            del model
+
+
+def read_model(base: Path, dtype: str = "float32") -> Any:
+    """The model of a folder, its weights in that type of torch."""
+    require_sound(base)
+    # Read by torch (c10/core/impl/alloc_cpu.cpp) at its first large tensor: pages of 2 MB, where the system has them.
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+    import torch
+
+    options: dict[str, Any] = {"trust_remote_code": False, "use_safetensors": True}
+    model_class = _transformers().AutoModelForCausalLM
+    with _told_of(f"the model in {base} cannot be loaded", "weights that fit its config.json"):
+        config = train_module().config_with(str(base), None, "eager")
+        return model_class.from_pretrained(str(base), config=config, dtype=getattr(torch, dtype), **options)
+
+
+def logits(model: Any, ids: list[int]) -> Any:
+    """Logits of one sequence as a float32 array [len(ids), vocabulary]."""
+    import torch
+
+    with torch.no_grad():
+        return model(input_ids=torch.tensor([ids]), use_cache=False).logits[0].float().numpy()
+
+
+def stop_ids(folder: Path, tokenizer: Any) -> set[int]:
+    """Ids that end an answer: of generation_config.json, and the tokenizer's EOS."""
+    file = folder / "generation_config.json"
+    stated = read_json(file).get("eos_token_id") if file.is_file() else None
+    listed = stated if isinstance(stated, list) else [stated, tokenizer.eos_token_id]
+    return {token for token in listed if token is not None}
+
+
+def context_length(config: dict[str, Any]) -> int | None:
+    """Most tokens that a model takes, of its config.json; None when that names none."""
+    text = {**config, **config.get("text_config", {})}
+    return next((int(text[key]) for key in _CONTEXT_KEYS if isinstance(text.get(key), int)), None)
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a `samples.jsonl` or `held_out.jsonl`; empty when there is no such file."""
+    return read_lines(path)
+
+
+def _with_adapter(model: Any, adapter: Path) -> Any:
+    try:
+        from peft import PeftModel
+    except ImportError:
+        raise NotInstalled(
+            "peft is not installed", code="missing_package", hint='pip install "skill-train[train]"'
+        ) from None
+    expected, hint = "an adapter as PEFT's save_pretrained writes it", "save the adapter again with it"
+    with warnings.catch_warnings(), _told_of(f"PEFT cannot load {adapter}", expected, "bad_adapter_config", hint):
+        warnings.simplefilter("ignore")  # advice for those who train; what counts is measured
+        _match_vocabulary(model, adapter)
+        return PeftModel.from_pretrained(model, str(adapter), is_trainable=False)
+
+
+def _match_vocabulary(model: Any, adapter: Path) -> None:
+    """PEFT (0.21) loads the saved embeddings of a resized vocabulary only into a model that was resized before."""
+    from safetensors import safe_open
+
+    sides = [side for side in (model.get_input_embeddings(), model.get_output_embeddings()) if side is not None]
+    names = [name for name, module in model.named_modules() if any(module is side for side in sides)]
+    parts = ("", "base_layer.", "token_adapter.base_layer.")
+    saved = {f"base_model.model.{name}.{part}weight" for name in names for part in parts}
+    with safe_open(str(adapter / "adapter_model.safetensors"), framework="pt") as file:
+        rows = {file.get_slice(key).get_shape()[0] for key in saved & set(file.keys())}
+    if len(rows) == 1 and rows != {len(sides[0].weight)}:
+        model.resize_token_embeddings(rows.pop(), mean_resizing=False)
+
+
+def _transformers() -> Any:
+    require_room_for_torch()
+    block_hub_kernels()
+    try:
+        import transformers
+    except ImportError as error:
+        missing = "transformers is not installed"
+        raise out_of_memory(error) or NotInstalled(
+            missing, code="missing_package", hint='pip install "skill-train[train]"'
+        ) from None
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    return transformers

@@ -1,0 +1,175 @@
+"""A reference in half of the memory: weights stay as they are stored, and each is widened to fp32 when it is used.
+
+A 16-bit weight is the same number in fp32, so every sum is that of the model read in fp32, to the last bit (tested for
+each of `KEPT_IN_16_BITS`). The weights are a map of the file: nothing is read twice, and the system may drop what it
+needs room for. At 494M weights `verify` peaks at 2.2 GB, and at 3.3 GB with the reference in fp32.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from skill_train.model.adapter import read_adapter, why_not_streamed
+from skill_train.model.families import KEPT_IN_16_BITS, ROWS_AT_ONCE
+from skill_train.model.weight_files import INDEX, SINGLE, read_folder
+from skill_train.reference.load import read_model, reference_model
+from skill_train.run.records import read_json
+
+_TYPES = {"BF16": "bfloat16", "F16": "float16"}
+_TILE = 64  # rows; what matrix products take at a time is a part of it
+
+
+@contextlib.contextmanager
+def frugal_model(base: Path, adapter: Path | None = None) -> Iterator[Any]:
+    """`reference_model`, with its answers, in half of its memory where that can be. Its weights must not be changed:
+    `merged_weights` has them with the adapter."""
+    dtype, room = _stored_type(base, adapter), _Room()
+    read = None if dtype is None else partial(_read_as_stored, dtype=dtype, room=room)
+    with reference_model(base, adapter, read) as model:
+        try:
+            yield model
+        finally:
+            room.free()  # the caller may hold the model a little longer
+
+
+def is_plain(adapter: Path) -> bool:
+    """The adapter is A and B alone, so that without it PEFT's model is the base, and each merged weight is that of the
+    base plus one product."""
+    tuned = read_adapter(adapter)
+    pairs = all(set(parts) == {"a", "b"} for parts in tuned.modules.values())
+    return pairs and not tuned.replaced and not why_not_streamed(tuned)
+
+
+def peak_bytes(base: Path, adapter: Path | None) -> int:
+    """Memory of the weights: as stored, and the most of one that is in fp32 at a time; or all in fp32."""
+    shapes = [stored.shape for shard in read_folder(base) for stored in shard.tensors.values()]
+    count = sum(map(math.prod, shapes))
+    if _stored_type(base, adapter) is None:
+        return 4 * count
+    return 2 * count + 4 * max(math.prod((min(shape[0], ROWS_AT_ONCE), *shape[1:])) for shape in shapes if shape)
+
+
+def merged_weights(model: Any, adapter: Path | None) -> Iterator[tuple[str, partial[Any]]]:
+    """Name and weight of every tensor of a reference, PEFT's change added. A weight that the adapter changes is made
+    when it is asked for, in fp32; the others are as they are stored. The first argument of each has its shape.
+
+    An adapter that is more than A and B is merged into the model, which is then no longer base + adapter.
+    """
+    if adapter is None or not is_plain(adapter):
+        whole = model if adapter is None else model.merge_and_unload()
+        yield from ((name, partial(_same, weight)) for name, weight in whole.state_dict().items())
+        return
+    base = model.get_base_model()
+    layers = {f"{name}.base_layer.weight": module for name, module in base.named_modules() if hasattr(module, "lora_A")}
+    for name, weight in base.state_dict().items():
+        if ".lora_" in name:
+            continue
+        layer = layers.get(name)
+        make = partial(_same, weight) if layer is None else partial(_changed, weight, layer)
+        yield name.replace(".base_layer.", "."), make
+
+
+def _same(weight: Any) -> Any:
+    return weight
+
+
+def _changed(weight: Any, layer: Any) -> Any:
+    return layer.get_delta_weight("default").detach().add_(weight)  # a new tensor, in fp32
+
+
+def _stored_type(folder: Path, adapter: Path | None) -> str | None:
+    """The 16-bit type of every tensor; None where there is another, an adapter that is more than A and B, or a family
+    that is not known to be indifferent."""
+    if adapter is not None and not is_plain(adapter):
+        return None
+    if read_json(folder / "config.json").get("model_type") not in KEPT_IN_16_BITS:
+        return None
+    if (folder / SINGLE).is_file() and (folder / INDEX).is_file():  # transformers reads the first, we the second
+        return None
+    types = {stored.dtype for shard in read_folder(folder) for stored in shard.tensors.values()}
+    return _TYPES.get(types.pop()) if len(types) == 1 else None
+
+
+def _read_as_stored(base: Path, dtype: str, room: _Room) -> Any:
+    """The model of a folder, whose linear layers and embeddings widen their weights when they are used."""
+    model = read_model(base, dtype)
+    from torch import nn
+
+    wide_linear, wide_embedding = _wide_linear(), _wide_embedding()
+    for module in list(model.modules()):
+        if type(module) is nn.Linear:
+            # Another class, not another `forward` in the module: that would be a cycle, which only gc would free.
+            module.__class__, module.room = wide_linear, room
+        elif type(module) is nn.Embedding:
+            module.__class__ = wide_embedding
+        else:  # norms, and whatever is not these two: small, or unknown
+            for parameter in module.parameters(recurse=False):
+                parameter.data = parameter.data.float()
+    return model
+
+
+class _Room:
+    """Memory for one weight in fp32, used again for the next: new pages cost as much as the product."""
+
+    def __init__(self) -> None:
+        self._memory: Any = ()
+
+    def wide(self, weight: Any) -> Any:
+        import torch
+
+        count = weight.numel()
+        if len(self._memory) < count:
+            self._memory = torch.empty(count)
+        return self._memory[:count].view(weight.shape).copy_(weight)
+
+    def free(self) -> None:
+        self._memory = ()
+
+
+def parts_of(rows: int) -> list[slice]:
+    """Parts of at most `ROWS_AT_ONCE`, about equal: of a part of a few rows, products add up in another order."""
+    step = _TILE * math.ceil(rows / math.ceil(rows / ROWS_AT_ONCE) / _TILE)
+    return [slice(start, min(rows, start + step)) for start in range(0, rows, step)]
+
+
+@functools.cache
+def _wide_linear() -> Any:
+    import torch
+    from torch import nn
+
+    class WideLinear(nn.Linear):  # type: ignore[misc]
+        room: _Room
+
+        def forward(self, input: Any) -> Any:
+            bias = None if self.bias is None else self.bias.float()
+            if self.out_features > ROWS_AT_ONCE:
+                return self.in_parts(input, bias)
+            return nn.functional.linear(input, self.room.wide(self.weight), bias)
+
+        def in_parts(self, input: Any, bias: Any) -> Any:
+            """A vocabulary's weights in fp32 would be the largest part of the memory. Without gradients."""
+            flat = input.reshape(-1, self.in_features)
+            out = torch.empty(len(flat), self.out_features)
+            for part in parts_of(self.out_features):
+                rows, here = self.room.wide(self.weight[part]).T, out[:, part]
+                torch.mm(flat, rows, out=here) if bias is None else torch.addmm(bias[part], flat, rows, out=here)
+            return out.view(*input.shape[:-1], -1)
+
+    return WideLinear
+
+
+@functools.cache
+def _wide_embedding() -> Any:
+    from torch import nn
+
+    class WideEmbedding(nn.Embedding):  # type: ignore[misc]
+        def forward(self, input: Any) -> Any:
+            return nn.functional.embedding(input, self.weight, self.padding_idx).float()
+
+    return WideEmbedding

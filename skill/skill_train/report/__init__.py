@@ -1,0 +1,1 @@
+"""The step `report`: one HTML page."""

@@ -1,0 +1,214 @@
+"""What the report shows of what was made: proof, files to choose from, how to run them, how to make them again.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable
+from typing import Any
+
+from skill_train.core.units import dollars
+from skill_train.report.figure import Figure, Run
+from skill_train.report.quality import measured
+from skill_train.report.words import nats, number, ratio, share, size
+
+Shown = Callable[[Any], str]
+_WORST = {"fail": 0, "warn": 1, "pass": 2}
+
+
+def missing(run: Run) -> list[dict[str, str]]:
+    """Each part that there is no record of, and the command that makes it."""
+    steps = (
+        ("train", "trained", way_on(run)),
+        ("convert", "exported", "export-gguf"),
+        ("verify", "verified", "verify"),
+        ("evaluate", "evaluated", "evaluate"),
+    )
+    return [
+        {"part": part, "said": _missing(run, part, done), "command": run.command(words)}
+        for part, done, words in steps
+        if not run[part]
+    ]
+
+
+def way_on(run: Run) -> str:
+    """What brings a run on that is not trained here; as `cloud_record.way_on`."""
+    if not run["cloud"]:
+        return "local --resume --run-dir"
+    jobs = run["cloud"].get("jobs", default=[])
+    if not jobs:
+        return "submit"
+    return "pull" if jobs[-1].get("stage") in (None, "COMPLETED") else "resume"
+
+
+def _missing(run: Run, part: str, done: str) -> str:
+    return f"{done}, but other files than these" if part in run.outdated else f"not {done} yet"
+
+
+def quant_of(run: Run, file: str) -> str:
+    step, name = run.exported().get(file, ("", ""))
+    return str(run[step].get("outputs", name, "quant", default=file)) if step else file
+
+
+def proof(run: Run) -> dict[str, Any] | None:
+    """Checks down, files across; below it each check with its figure, its threshold and its words."""
+    verify = run["verify"]
+    if not verify:
+        return None
+    names = list(verify.get("inputs", "ggufs", default={}))
+    checks = [
+        {
+            "name": check["name"],
+            "file": check["file"],
+            "verdict": check["verdict"],
+            "figure": verify.figure(number, "checks", i, "figure", unknown=""),
+            "threshold": verify.figure(number, "checks", i, "threshold", unknown=""),
+            "detail": check["detail"],
+        }
+        for i, check in verify.items("checks")
+    ]
+    by_place = {(check["name"], check["file"]): check for check in checks}
+    rows = [(name, [by_place.get((name, file)) for file in names]) for name in dict.fromkeys(c["name"] for c in checks)]
+    return {
+        "files": [(file, quant_of(run, file)) for file in names],
+        "rows": rows,
+        "checks": checks,
+        "not_checked": verify.get("not_checked", default=[]),
+        "samples": [(name, verify.figure(number, "samples", str(name))) for name, _ in verify.items("samples")],
+    }
+
+
+def files(run: Run) -> list[dict[str, Any]]:
+    """Each exported file with size, nearness to the trained model, speed and verdict; the largest first."""
+    found = [_file(run, file, step, name) for file, (step, name) in run.exported().items()]
+    return sorted(found, key=lambda file: -(file["bytes"].value or 0))
+
+
+def _file(run: Run, file: str, step: str, name: str) -> dict[str, Any]:
+    verify = run["verify"]
+    own = [(i, check) for i, check in verify.items("checks") if check["file"] == file]
+    logits = next((i for i, check in own if check["name"] == "logits"), "none")
+    quant = quant_of(run, file)
+
+    def compared(key: str, shown: Shown) -> Figure:
+        return verify.figure(shown, "checks", logits, "figures", key, unknown="not verified")
+
+    return {
+        "file": file,
+        "path": name,
+        "quant": quant,
+        "bytes": run[step].figure(size, "outputs", name, "bytes"),
+        "bits": run[step].figure(number, "outputs", name, "bits_per_weight", unknown=""),
+        "verdict": min((check["verdict"] for _, check in own), key=lambda v: _WORST[v], default="unknown"),
+        "mean_kl": compared(_to_trained(own), nats),
+        "same_top1": compared("same_top1", share),
+        "perplexity": compared("perplexity_ratio", ratio),
+        "half_width": compared("perplexity_ratio_half_width", nats),
+        "exact_match": measured(run, file, "exact_match", stage=quant),
+        "speed": measured(run, file, "tokens_per_second", stage=quant),
+        "fallbacks": len(run[step].get("outputs", name, "fallbacks", default=[])),
+    }
+
+
+def _to_trained(own: list[tuple[Any, Any]]) -> str:
+    """What holds the distance to the trained model; proofs of earlier versions compared with nothing else."""
+    found = (check.get("figures", {}) for _, check in own if check["name"] == "logits")
+    return "trained_kl" if any("trained_kl" in figures for figures in found) else "mean_kl"
+
+
+def smallest(run: Run) -> list[Figure]:
+    """Type and size of the smallest file that passes its checks."""
+    passing = [file for file in files(run) if file["verdict"] == "pass"]
+    if not passing:
+        return [Figure("none yet")]
+    step, name = run.exported()[passing[-1]["file"]]
+    return [run[step].figure(str, "outputs", name, "quant"), passing[-1]["bytes"]]
+
+
+def run_it(run: Run) -> dict[str, Any] | None:
+    """Commands that run the smallest file that passed; paths are those inside the run's folder."""
+    listed = files(run)
+    if not listed:
+        return None
+    passed = [file for file in listed if file["verdict"] in ("pass", "warn")]
+    taken = (passed or listed)[-1]
+    name = re.sub(r"[^a-z0-9._-]+", "-", run.name.lower()).strip("-._") or "model"
+    path = shlex.quote(taken["path"])
+    return {
+        "file": taken["file"],
+        "quant": taken["quant"],
+        "verdict": taken["verdict"],
+        "commands": _commands(name, path),
+        "modelfile": run.texts.get("Modelfile"),
+    }
+
+
+def _commands(name: str, path: str) -> list[dict[str, Any]]:
+    """`lms import` moves the file unless `--copy` is said (lmstudio-ai/lms src/subcommands/importCmd.ts, 2026-08);
+    the others as in references/gguf_conversion.md."""
+    return [
+        {
+            "program": "Ollama",
+            "lines": [f"ollama create {name} -f gguf/Modelfile", f"ollama run {name}"],
+            "mind": "the Modelfile has no TEMPLATE: one would replace the file's own. It names the file that it runs.",
+        },
+        {
+            "program": "LM Studio",
+            "lines": [f"lms import --copy {path}"],
+            "mind": "without --copy the file is moved away from the run. The prompt template must be the model's own.",
+        },
+        {
+            "program": "llama.cpp",
+            "lines": [f"llama-cli -m {path} -cnv", f"llama-server -m {path}"],
+            "mind": "it renders the template in the file: the one that was verified.",
+        },
+    ]
+
+
+def cloud(run: Run) -> dict[str, Any] | None:
+    """The jobs of a run in the cloud: their ids, ends, machines, costs, and where what they made is kept."""
+    record = run["cloud"]
+    if not record:
+        return None
+    jobs = [
+        {
+            "number": record.figure(number, "jobs", i, "number"),
+            "state": job.get("stage") or job.get("state", ""),
+            "cost": record.figure(dollars, "jobs", i, "cost_usd"),
+            "job_id": record.figure(str, "jobs", i, "job_id"),
+            "url": job["url"] if str(job.get("url") or "").startswith("https://") else None,
+            "flavor": record.figure(str, "jobs", i, "flavor"),
+            "price": record.figure(lambda usd: f"{dollars(usd)}/h", "jobs", i, "usd_per_hour"),
+            "timeout": record.figure(lambda s: f"{s / 3600:.3g} h", "jobs", i, "timeout_seconds"),
+            "asked_at": job.get("asked_at", ""),
+        }
+        for i, job in record.items("jobs")
+    ]
+    kept = [("bucket", "bucket"), ("folder", "folder"), ("repository", "hub_model_id"), ("run", "run_id")]
+    return {"jobs": jobs, "kept": [(said, record.figure(str, key)) for said, key in kept]}
+
+
+def versions(run: Run) -> list[tuple[str, Figure]]:
+    """Of what trained, merged, converted and verified; each package once."""
+    environment = run["environment"]
+    found = {key: environment.figure(str, key) for key in ("python", "platform", "device_name")}
+    found |= {str(name): environment.figure(str, "versions", str(name)) for name, _ in environment.items("versions")}
+    for step in ("merge", "convert", "quantize", "verify", "evaluate"):
+        for name, _ in run[step].items("versions"):
+            found.setdefault(str(name), run[step].figure(str, "versions", str(name)))
+    return [(name, figure) for name, figure in found.items() if figure.value is not None]
+
+
+def reproduce(run: Run) -> dict[str, Any]:
+    """The commands that make this run again from its recipe, and what tells that the inputs are the same."""
+    plan = run["plan"]
+    quants = ",".join(dict.fromkeys(file["quant"] for file in files(run)))
+    lines = ["skill-train local recipe.yaml --run-dir again", f"{run.command('diff')} again"]
+    if quants:
+        lines += [f"skill-train export-gguf again --quant {shlex.quote(quants)}", "skill-train verify again"]
+    prints = [(str(name), plan.figure(str, "fingerprints", str(name))) for name, _ in plan.items("fingerprints")]
+    revision = plan.figure(str, "recipe", "revision", unknown="none: a folder; its fingerprint says which")
+    return {"lines": lines, "fingerprints": [*prints, ("revision of the model", revision)]}

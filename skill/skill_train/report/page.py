@@ -1,0 +1,38 @@
+"""The page itself: what is shown and the charts, put into the template. Whatever a run says is escaped."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from skill_train.core import resources
+from skill_train.core.errors import NotInstalled
+
+
+def page(runs: list[dict[str, Any]], **shared: Any) -> str:
+    """One HTML document that loads nothing.
+
+    Args:
+        runs: what `report_figures.shown` says of each.
+        shared: what stands on the page once: `overview`, `same`, `differences`, `curves`, `comparison`, `colours`. The
+            `svg` of a chart is put in as it is.
+
+    Raises:
+        NotInstalled: jinja2 is missing.
+    """
+    try:
+        from jinja2 import Environment, FileSystemLoader, StrictUndefined
+        from markupsafe import Markup
+    except ImportError:
+        raise NotInstalled(
+            "jinja2 fills in the report's page, and is not installed",
+            code="missing_package",
+            hint='pip install "skill-train[report]"',
+        ) from None
+    folder = resources.report()
+    templates = Environment(loader=FileSystemLoader(folder), autoescape=True, undefined=StrictUndefined)
+    templates.filters["figure"] = lambda value: json.dumps(value, ensure_ascii=False)
+    style = Markup((folder / "style.css").read_text(encoding="utf-8"))  # noqa: S704 - ours
+    for chart in (*shared["curves"], *shared["comparison"]):
+        chart["svg"] = Markup(chart["svg"])  # noqa: S704 - drawn from numbers alone
+    return templates.get_template("page.html").render(runs=runs, style=style, **shared) + "\n"

@@ -1,0 +1,66 @@
+"""Whether the runs on one page are the same run: the verdict of `diff`, in words. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from skill_train.report.words import number
+from skill_train.run.compare_runs import Comparison, Difference
+
+_NAMED = 6  # differences that are named; `diff` lists all
+_HEADLINES = {
+    "same": "the same run: nothing of the recipe differs",
+    "incomplete": "the same as far as both runs have records",
+    "different": "not the same run: the recipe differs",
+}
+
+
+def same(a: str, b: str, found: Comparison) -> dict[str, Any]:
+    """What the page says of two runs: `headline`, `lines`, and the figures behind them.
+
+    Args:
+        a, b: names of the runs.
+    """
+    return {
+        "a": a,
+        "b": b,
+        "verdict": found.verdict,
+        "headline": _HEADLINES[found.verdict],
+        "recipe_facts": len(found.recipe),
+        "placement_facts": len(found.placement),
+        "losses": found.losses,
+        "same_weights": found.same_weights,
+        "lines": [_facts(found), *_named(found.recipe), *_results(found), *_unknown(found)],
+    }
+
+
+def _facts(found: Comparison) -> str:
+    differ = f"{len(found.recipe) or 'none'} of the recipe differ, {len(found.placement) or 'none'} of the placement"
+    return f"{found.compared} facts compared: {differ}"
+
+
+def _named(differences: Sequence[Difference]) -> list[str]:
+    named = [f"{each.fact}: {_text(each.a)} → {_text(each.b)}" for each in differences[:_NAMED]]
+    rest = len(differences) - len(named)
+    return named + ([f"and {rest} more, which skill-train diff lists"] if rest else [])
+
+
+def _results(found: Comparison) -> list[str]:
+    lines = []
+    if (losses := found.losses) is not None:
+        far = f"differ by up to {losses['largest_difference']:.3g}, at step {losses['at_step']}"
+        equal = "are equal, so the curves coincide"
+        lines.append(f"the losses of {losses['steps']} steps {equal if losses['equal'] else far}")
+    if found.same_weights is not None:
+        lines.append(f"the trained weights are {'the same bytes' if found.same_weights else 'other bytes'}")
+    return lines
+
+
+def _unknown(found: Comparison) -> list[str]:
+    return [f"not compared: {reason}" for reason in found.not_compared]
+
+
+def _text(value: Any) -> str:
+    return number(json.dumps(value, ensure_ascii=False) if isinstance(value, (dict, list)) else value)

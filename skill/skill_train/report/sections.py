@@ -1,0 +1,285 @@
+"""What the report shows of a run: its verdict, its figures, what was decided and why, its data and its curves. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from skill_train.core.units import dollars
+from skill_train.report.artifacts import cloud, files, missing, proof, reproduce, run_it, smallest, versions, way_on
+from skill_train.report.figure import Figure, Record, Run, differ
+from skill_train.report.quality import answers, measured, quality
+from skill_train.report.words import duration, marked, number, rate, share, size
+
+MOST_POINTS = 600  # of one curve: about one a pixel
+MOST_ROWS = 200  # of the table of steps
+
+
+def shown(run: Run) -> dict[str, Any]:
+    """Everything of one run, as the page lays it out; a part that there is no record of is None."""
+    return {
+        "name": run.name,
+        "verdict": verdict(run),
+        "overview": overview(run),
+        "missing": missing(run),
+        "training": training(run),
+        "estimates": estimates(run),
+        "decision": decision(run),
+        "data": data(run),
+        "quality": quality(run),
+        "answers": answers(run),
+        "proof": proof(run),
+        "files": files(run),
+        "run_it": run_it(run),
+        "cloud": cloud(run),
+        "versions": versions(run),
+        "recipe": run.texts.get("recipe.yaml"),
+        "reproduce": reproduce(run),
+        "steps": steps(run.metrics),
+    }
+
+
+def verdict(run: Run) -> dict[str, Any]:
+    """The one word that a reader came for, what it rests on, and the next command where something is left to do."""
+    train, verify = run["train"], run["verify"]
+    if not train:
+        return _not_trained(run)
+    if train.get("verdict") == "fail":
+        failed = [f"{check['name']}: {check['detail']}" for check in train.get("checks") if check["verdict"] == "fail"]
+        return _verdict("fail", "The smoke test failed", failed)
+    if not verify:
+        said = ["The training passed its smoke test; nothing is known yet of any file that was made from it."]
+        following = "verify" if run["convert"] else "export-gguf"
+        return _verdict("unknown", "Trained, not verified yet", said, run.command(following))
+    stale = _stale(run)
+    if stale:
+        return _verdict("fail", "The proof is of other files", stale, run.command("verify"))
+    return _proven(verify)
+
+
+def _not_trained(run: Run) -> dict[str, Any]:
+    failure = run["train.failed"]
+    if failure:
+        error = failure.get("error", default={})
+        return _verdict("fail", "The training failed", [error.get("message", "")], error.get("hint", ""))
+    said = "Submitted, results not fetched yet" if run["cloud"] else "Not trained yet"
+    return _verdict("unknown", said, [], run.command(way_on(run)))
+
+
+def _proven(verify: Record) -> dict[str, Any]:
+    checks = verify.get("checks", default=[])
+    count = {word: sum(check["verdict"] == word for check in checks) for word in ("pass", "warn", "fail")}
+    said = [f"{c['file']} {c['name']}: {c['detail']}" for c in checks if c["verdict"] != "pass"]
+    said += [f"{one['file']} {one['name']}: not checked, {one['reason']}" for one in verify.get("not_checked") or []]
+    judged = len(verify.get("inputs", "ggufs", default={}))
+    of = f"{count['pass']} of {len(checks)} checks pass on {judged} file{'' if judged == 1 else 's'}"
+    head = {"pass": "Proven", "warn": "Proven, with warnings", "fail": "Not what was trained"}
+    return _verdict(verify.get("verdict"), f"{head[verify.get('verdict')]}: {of}", said)
+
+
+def _verdict(word: str, headline: str, because: list[str], following: str = "") -> dict[str, Any]:
+    return {"word": word, "headline": headline, "because": because, "next": following}
+
+
+def _stale(run: Run) -> list[str]:
+    """Files that changed after the proof, or that it never saw, by the digests in the records."""
+    proven, said = run["verify"].get("inputs", default={}), []
+    for folder, read in (("adapter", "adapter"), ("merged", "reference")):
+        if differ(proven.get(read), run.trained(folder)):
+            said.append(f"{folder}/ is another than the one that was verified")
+    for file, (step, name) in run.exported().items():
+        known = proven.get("ggufs", {}).get(file)
+        if known is None:
+            said.append(f"{file} was exported and not verified")
+        elif known["sha256"] != run[step].get("outputs", name, "sha256"):
+            said.append(f"{file} is another than the one that was verified")
+    return said
+
+
+def overview(run: Run) -> list[tuple[str, list[Figure]]]:
+    """The few figures that runs are compared by; several figures stand for a change from one to the next."""
+    plan, train = run["plan"], run["train"]
+    loss = [train.figure(number, "figures", name) for name in ("first_loss", "last_loss")]
+    exact = [measured(run, "base", "exact_match"), measured(run, "tuned", "exact_match", stage="merged")]
+    return [
+        ("model", [plan.figure(str, "recipe", "model")]),
+        ("parameters", [plan.figure(number, "facts", "model", "parameters")]),
+        ("data", [plan.figure(str, "recipe", "data")]),
+        ("trained on", [plan.figure(str, "placement", "device"), plan.figure(str, "placement", "dtype")]),
+        ("steps", [train.figure(number, "steps")]),
+        ("loss, first to last", _change(*loss)),
+        ("held-out loss, base to tuned", _change(*(measured(run, model, "loss") for model in ("base", "tuned")))),
+        ("exact match, base to tuned", _change(*exact)),
+        ("training speed", [train.figure(rate, "figures", "tokens_per_second")]),
+        ("time", [train.figure(duration, "seconds")]),
+        ("peak memory", [_peak(run)]),
+        ("smallest file that passes", smallest(run)),
+        ("recipe", [plan.figure(number, "recipe_hash")]),
+    ]
+
+
+def _change(before: Figure, after: Figure) -> list[Figure]:
+    return [before, after] if before.at or after.at else [after]
+
+
+def _peak(run: Run) -> Figure:
+    """Of the device that trained, or of the process where the device has no memory of its own."""
+    train, device = run["train"], run["plan"].get("placement", "device")
+    kept = train.get("figures", "peak_memory_bytes", default={})
+    return train.figure(size, "figures", "peak_memory_bytes", device if device in kept else "rss")
+
+
+def training(run: Run) -> dict[str, Any] | None:
+    """The checks of the smoke verdict."""
+    train = run["train"]
+    if not train:
+        return None
+    checks = [
+        {
+            "name": check["name"],
+            "verdict": check["verdict"],
+            "figure": train.figure(number, "checks", i, "figure", unknown=""),
+            "detail": check["detail"],
+        }
+        for i, check in train.items("checks")
+    ]
+    return {"verdict": train.get("verdict"), "checks": checks, "finished_at": train.get("finished_at")}
+
+
+def estimates(run: Run) -> dict[str, Any]:
+    """Estimated ranges beside what was measured; `within` is None where one of the two is unknown."""
+    plan, train = run["plan"], run["train"]
+    rows = [
+        _estimate(plan, "memory", "memory_bytes", size, _peak(run)),
+        _estimate(plan, "time", "seconds", duration, train.figure(duration, "seconds")),
+        _estimate(plan, "cost", "cost_usd", dollars, _cost(run)),
+    ]
+    parts = [
+        {
+            "what": f"{what}: {part['name']}",
+            "low": plan.figure(shown, "estimates", key, i, "low"),
+            "high": plan.figure(shown, "estimates", key, i, "high"),
+            "because": part["because"],
+        }
+        for what, key, shown in (("memory", "memory_parts", size), ("time", "seconds_parts", duration))
+        for i, part in plan.items("estimates", key)
+    ]
+    return {"rows": rows, "parts": parts}
+
+
+def _estimate(plan: Record, what: str, key: str, shown: Any, actual: Figure) -> dict[str, Any]:
+    low, high = (plan.figure(shown, "estimates", key, end) for end in ("low", "high"))
+    known = None not in (low.value, high.value, actual.value)
+    return {
+        "what": what,
+        "low": low,
+        "high": high,
+        "actual": actual,
+        "within": low.value <= actual.value <= high.value if known else None,
+        "basis": plan.get("estimates", key, "basis", default=""),
+    }
+
+
+def _cost(run: Run) -> Figure:
+    """A local run pays no rent. A job's cost is known once its end was seen; the bill says it in any case."""
+    record, seconds = run["cloud"], run["train"].get("seconds")
+    if not record:
+        return Figure("no rent", 0) if run["plan"].get("where") == "local" else Figure("not known")
+    costs = [job.get("cost_usd") for _, job in record.items("jobs") if job.get("job_id")]
+    if len(costs) == 1 and costs[0] is not None:
+        return record.figure(dollars, "jobs", 0, "cost_usd")
+    if costs and None not in costs:
+        return Figure(f"{dollars(sum(costs))} for {len(costs)} jobs", sum(costs))
+    price = record.get("jobs", 0, "usd_per_hour")
+    if seconds is None or price is None or len(record.get("jobs")) > 1:
+        return Figure("not known: the bill of the jobs says it")
+    return Figure(f"{dollars(seconds / 3600 * price)} or more: what the training alone took")
+
+
+def decision(run: Run) -> dict[str, Any]:
+    """Where the plan trains, and every value that was derived with its reason."""
+    plan = run["plan"]
+    return {
+        "where": plan.get("where", default="not known"),
+        "flavor": plan.get("flavor"),
+        "reasons": [
+            {key: str(reason.get(key, "")) for key in ("rule", "value", "because", "source")}
+            for reason in plan.get("reasons", default=[])
+        ],
+        "blockers": [blocker["message"] for blocker in plan.get("blockers", default=[])],
+    }
+
+
+def data(run: Run) -> dict[str, Any] | None:
+    """How many rows and tokens were fed, and one row as it was fed."""
+    train = run["train"]
+    if not train:
+        return None
+    rows = [
+        ("rows", train.figure(number, "data", "rows")),
+        ("trained on", train.figure(number, "data", "train_rows")),
+        ("held out", train.figure(number, "data", "held_out_rows")),
+        ("cut at max_length", train.figure(number, "data", "truncated_rows")),
+        ("left out", train.figure(number, "data", "skipped_rows")),
+        ("tokens", train.figure(number, "data", "tokens")),
+        ("of them trained", train.figure(share, "data", "trained_token_share")),
+        ("tokens of the longest row", train.figure(number, "data", "longest_row_tokens")),
+    ]
+    notes = [str(note) for note in train.get("data", "notes", default=[])]
+    return {"rows": rows, "notes": notes, "example": marked(train.get("example", default=""))}
+
+
+def differences(runs: list[Run]) -> list[dict[str, Any]]:
+    """Fields of recipe, fingerprints and placement in which the runs differ."""
+    found = []
+    for part in ("recipe", "fingerprints", "placement"):
+        names = dict.fromkeys(key for run in runs for key in run["plan"].get(part, default={}))
+        for name in names:
+            cells = [run["plan"].figure(number, part, name, unknown="none") for run in runs]
+            if len({repr(cell.value) for cell in cells}) > 1:
+                found.append({"part": part, "name": name, "cells": cells})
+    return found
+
+
+def curve(metrics: list[dict[str, Any]], *keys: str) -> tuple[list[int], list[float | None]]:
+    """Steps and values of one curve, thinned; None where a line has no such value."""
+    values = []
+    for line in metrics:
+        value: Any = line
+        for key in keys:
+            value = value.get(key) if isinstance(value, dict) else None
+        values.append(value)
+    kept = thinned(values)
+    return [metrics[i]["step"] for i in kept], [values[i] for i in kept]
+
+
+def thinned(values: list[float | None], most: int = MOST_POINTS) -> list[int]:
+    """Indices of at most `most` values that keep both ends, and the lowest and the highest of each stretch."""
+    if len(values) <= most:
+        return list(range(len(values)))
+    stretches = (most - 2) // 2
+    kept = {0, len(values) - 1}
+    for i in range(stretches):
+        inside = range(i * len(values) // stretches, (i + 1) * len(values) // stretches)
+        known = [j for j in inside if values[j] is not None] or [inside[0]]
+        kept |= {min(known, key=lambda j: values[j] or 0.0), max(known, key=lambda j: values[j] or 0.0)}
+    return sorted(kept)
+
+
+def steps(metrics: list[dict[str, Any]]) -> dict[str, Any]:
+    """The figures behind the curves: every step, or every so many and the last."""
+    every = -(-len(metrics) // MOST_ROWS) or 1
+    lines = [line for i, line in enumerate(metrics) if i % every == 0 or i == len(metrics) - 1]
+    keys = ("loss", "grad_norm", "learning_rate", "tokens_per_second")
+    rows = [
+        [line["step"], *(_cell(line.get(key)) for key in keys), _cell(_most(line.get("memory_bytes")))]
+        for line in lines
+    ]
+    return {"every": every, "rows": rows, "steps": len(metrics)}
+
+
+def _most(memory: Any) -> float | None:
+    return max(memory.values()) if memory else None
+
+
+def _cell(value: float | None) -> str:
+    return "" if value is None else f"{value:.5g}" if isinstance(value, float) else f"{value}"

@@ -1,0 +1,216 @@
+"""Writes one HTML file about one run, or about several beside each other: from the JSON files of their folders.
+
+The page is made again at each call: it holds nothing that is not in the run directory. It loads nothing and runs
+nothing, so it can be sent to somebody as it is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from pathlib import Path
+from typing import Any
+
+from skill_train.core.console import Bar
+from skill_train.core.errors import UsageError
+from skill_train.core.files import write_text
+from skill_train.report.charts import COLOURS, Amount, Panel, Series, bars, curves
+from skill_train.report.figure import Run
+from skill_train.report.page import page
+from skill_train.report.same_run import same
+from skill_train.report.sections import curve, differences, overview, shown
+from skill_train.report.words import placeless
+from skill_train.run import compare_runs as diff
+from skill_train.run.folder import RunDir
+from skill_train.run.records import read_json, read_lines
+
+_DOCUMENTS = (
+    "plan", "train", "train.failed", "environment", "merge", "convert", "quantize", "verify", "evaluate", "demo",
+    "cloud",
+)  # fmt: skip
+_OURS = '<meta name="generator" content="skill-train report">'
+_SHALLOW = 2  # `/home` and `/tmp` are everybody's
+_HEAD = 2000  # characters; the mark stands in them
+
+
+def report(runs: list[RunDir], *, out: Path, progress: Bar) -> dict[str, Any]:
+    """Writes the page, whole or not at all, and returns `report`, `bytes`, what it says of each of the `runs`, and
+    as `same` what `diff` finds between the first and each other one.
+
+    Raises:
+        UsageError: `out` is something else than a report, or a record of a run is not one that skill-train wrote.
+        NotInstalled: matplotlib or jinja2 is missing.
+    """
+    _require_ours(out)
+    read = [_read(run, name) for run, name in zip(runs, _names(runs), strict=True)]
+    progress(1, 3, "drawing")
+    try:
+        read = [run.without_outdated() for run in read]
+        views = [shown(run) for run in read]
+        shared = {
+            "overview": _beside([overview(run) for run in read]),
+            "differences": differences(read),
+            "same": _same(runs, [run.name for run in read]),
+            "curves": _curves(read),
+            "comparison": _comparison(views),
+        }
+    except (KeyError, TypeError, AttributeError) as error:
+        raise UsageError(
+            f"a record of {', '.join(run.name for run in read)} lacks what skill-train writes into it",
+            code="broken_record",
+            expected="the files as their step wrote them",
+            got=f"{type(error).__name__}: {error}",
+            hint="move the record that was changed away, and run its step again",
+        ) from error
+    progress(2, 3, "writing")
+    write_text(out, page(views, colours=COLOURS, **shared))
+    progress(3, 3, str(out))
+    told = [
+        {"run": view["name"], **{key: view["verdict"][key] for key in ("word", "headline")}, "missing": view["missing"]}
+        for view in views
+    ]
+    return {"report": str(out), "bytes": out.stat().st_size, "runs": told, "same": shared["same"]}
+
+
+def _require_ours(out: Path) -> None:
+    """Only a report is replaced."""
+    if out.is_dir():
+        raise UsageError(
+            f"{out} is a folder",
+            code="bad_out",
+            expected="a file",
+            hint=f"--out {shlex.quote(str(out / 'report.html'))}",
+        )
+    if out.exists() and _OURS not in out.read_bytes()[:_HEAD].decode("utf-8", errors="replace"):
+        raise UsageError(
+            f"{out} exists and is not a report",
+            code="would_overwrite",
+            expected="a new file, or a report to replace",
+            got=str(out),
+            hint="choose another --out",
+        )
+
+
+def _names(runs: list[RunDir]) -> list[str]:
+    """Of their folders; numbered where two are called alike."""
+    plain = [run.path.resolve().name for run in runs]
+    return [
+        name if plain.count(name) == 1 else f"{name} ({plain[:place].count(name) + 1})"
+        for place, name in enumerate(plain)
+    ]
+
+
+def _read(run: RunDir, name: str) -> Run:
+    documents = _documents(run)
+    texts = {
+        path.name: path.read_text(encoding="utf-8", errors="replace")
+        for path in (run.recipe, run.gguf / "Modelfile")
+        if path.is_file()
+    }
+    places = _places(run, documents["plan"])
+    call = name if run.path.is_absolute() else str(run.path)
+    return Run(
+        name=placeless(name, []),
+        call=call,
+        documents=placeless(documents, places),
+        metrics=read_lines(run.metrics),
+        texts=placeless(texts, places),
+    )
+
+
+def _documents(run: RunDir) -> dict[str, Any]:
+    return {key: read_json(run.record(key)) for key in _DOCUMENTS if run.record(key).is_file()}
+
+
+def _same(runs: list[RunDir], names: list[str]) -> list[dict[str, Any]]:
+    """Each run against the first. Compared as the files have it, and told without places of this machine."""
+    read = [_to_compare(run) for run in runs]
+    told = [same(names[0], name, diff.compare(read[0], one)) for name, one in zip(names[1:], read[1:], strict=True)]
+    places = [place for run, one in zip(runs, read, strict=True) for place in _places(run, one.plan)]
+    found: list[dict[str, Any]] = placeless(told, places)
+    return found
+
+
+def _to_compare(run: RunDir) -> diff.Run:
+    documents = _documents(run)
+    return diff.Run(
+        plan=documents["plan"],
+        environment=documents.get("environment"),
+        train=documents.get("train"),
+        metrics=read_lines(run.metrics),
+        samples=read_lines(run.samples),
+    )
+
+
+def _places(run: RunDir, plan: dict[str, Any]) -> list[str]:
+    """Paths of this machine, and of the one that planned, with the folders above them: their names may have spaces."""
+    asked = [Path(str(plan["recipe"].get(key))) for key in ("model", "data")]
+    known = [path for path in (*asked, run.path.resolve(), Path.cwd(), Path.home()) if path.is_absolute()]
+    return [str(place) for path in known for place in (path, *path.parents) if len(place.parts) > _SHALLOW]
+
+
+def _beside(overviews: list[Any]) -> list[tuple[str, list[Any]]]:
+    return [(rows[0][0], [figures for _, figures in rows]) for rows in zip(*overviews, strict=True)]
+
+
+def _curves(runs: list[Run]) -> list[dict[str, Any]]:
+    """Loss above the learning rate, gradient norm, tokens a second, memory; those of which anything is known."""
+
+    def series(*keys: str, scale: float = 1.0, dashed: bool = False) -> list[Series]:
+        return _apart([_series(number, run, keys, scale, dashed) for number, run in enumerate(runs)])
+
+    kinds = dict.fromkeys(kind for run in runs for line in run.metrics for kind in line.get("memory_bytes") or {})
+    several = len(kinds) > 1  # the process's own memory beside that of a device
+    memory = [s for kind in kinds for s in series("memory_bytes", kind, scale=1e-9, dashed=several and kind == "rss")]
+    aside = ", that of the process dashed" if several else ""
+    drawn = (
+        ("loss", "Loss, and the learning rate below it", _loss(series("loss"), series("learning_rate"))),
+        ("gradient", "Gradient norm", [Panel("norm", series("grad_norm"), "log")]),
+        ("speed", "Training speed", [Panel("tokens/s", series("tokens_per_second"))]),
+        ("memory", f"Memory in use{aside}", [Panel("GB", memory)]),
+    )
+    return _charts((name, title, curves(name, title, panels)) for name, title, panels in drawn)
+
+
+def _loss(loss: list[Series], rate: list[Series]) -> list[Panel]:
+    return [Panel("loss", loss, "log"), Panel("rate", rate, "free")]
+
+
+def _series(number: int, run: Run, keys: tuple[str, ...], scale: float, dashed: bool) -> Series:
+    xs, ys = curve(run.metrics, *keys)
+    return Series(number, xs, [None if y is None else y * scale for y in ys], dashed or number >= COLOURS)
+
+
+def _apart(series: list[Series]) -> list[Series]:
+    """A curve that lies on an earlier one is dashed, so that both are seen."""
+    return [
+        dataclasses.replace(one, dashed=True) if any(_coincide(one, other) for other in series[:place]) else one
+        for place, one in enumerate(series)
+    ]
+
+
+def _coincide(one: Series, other: Series) -> bool:
+    return bool(one.xs) and (one.xs, one.ys) == (other.xs, other.ys)
+
+
+def _comparison(views: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Size, nearness and speed of each file, in the order of the table."""
+    drawn = (
+        ("size", "Size: smaller is easier to ship", "MB", "bytes", 1e-6),
+        ("nearness", "KL to what was trained: smaller is nearer", "nats", "mean_kl", 1.0),
+        ("answers", "Speed of answering, one prompt at a time", "tokens/s", "speed", 1.0),
+    )
+    return _charts(
+        (name, title, bars(name, title, unit, _bars(views, key, scale))) for name, title, unit, key, scale in drawn
+    )
+
+
+def _bars(views: list[dict[str, Any]], key: str, scale: float) -> list[Amount]:
+    files = [(number, file) for number, view in enumerate(views) for file in view["files"]]
+    files.sort(key=lambda pair: -(pair[1]["bytes"].value or 0))
+    values = [(number, file["quant"], file[key].value) for number, file in files]
+    return [Amount(quant, number, None if value is None else value * scale) for number, quant, value in values]
+
+
+def _charts(drawn: Any) -> list[dict[str, Any]]:
+    return [{"name": name, "title": title, "svg": svg} for name, title, svg in drawn if svg is not None]

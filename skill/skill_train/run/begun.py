@@ -1,0 +1,124 @@
+"""What a run directory holds of earlier starts: nothing, a part of a run, a whole one, or another run."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import shutil
+from pathlib import Path
+from typing import Any
+
+from skill_train.core.errors import UsageError
+from skill_train.run import cloud_record
+from skill_train.run.folder import RunDir, is_file_of, require_unused
+from skill_train.run.records import read_json
+
+_STARTED = (".lock", "recipe.yaml", "train.log", "checkpoints")  # beside plan.json, which `plan --out` writes too
+
+
+def require_resumable(run: RunDir, plan: dict[str, Any], otherwise: str) -> None:
+    """Refuses to go on where nothing has begun, or where another recipe has.
+
+    Args:
+        otherwise: the command that begins a run there.
+
+    Raises:
+        UsageError: there is nothing to go on from, or it is another run.
+    """
+    if not run.plan.is_file():
+        require_unused(run)
+    if not run.plan.is_file() or not any((run.path / name).exists() for name in _STARTED):
+        raise UsageError(
+            f"{run.path} has no run to go on with",
+            code="nothing_to_resume",
+            expected="a folder with plan.json and the checkpoints of a run that has begun",
+            got="a folder without a run" if run.path.is_dir() else "no such folder",
+            hint=otherwise,
+        )
+    _require_same(run, plan)
+
+
+def _require_same(run: RunDir, plan: dict[str, Any]) -> None:
+    earlier = read_json(run.plan)
+    if earlier.get("recipe_hash") != plan["recipe_hash"]:
+        raise UsageError(
+            f"{run.path} holds a run of another recipe",
+            code="another_run",
+            expected="the same recipe and data, or another --run-dir",
+            got="; ".join(_differences(earlier, plan)),
+            hint=f"the same command with --run-dir {shlex.quote(run.free_name())}",
+        )
+
+
+def already_there(run: RunDir, plan: dict[str, Any], resume: bool) -> dict[str, Any] | None:
+    if not has_begun(run):
+        return None
+    _require_same(run, plan)
+    if run.record("train").is_file() and run.tuned.is_dir():
+        return trained(run)
+    if not resume:
+        raise UsageError(
+            f"{run.path} holds an unfinished run of this recipe",
+            code="unfinished_run",
+            hint=cloud_record.way_on(run),
+        )
+    return None
+
+
+def has_begun(run: RunDir) -> bool:
+    """Not a try that ended before its first checkpoint: nothing is lost with it, and its plan may change."""
+    return run.plan.is_file() and (any(run.checkpoints.glob("checkpoint-*")) or run.tuned.is_dir())
+
+
+def trained(run: RunDir) -> dict[str, Any]:
+    """`train.json` of a finished run whose adapter, or whole model, is still the one that was trained.
+
+    Raises:
+        UsageError: not trained yet, or what was trained has changed since.
+    """
+    if not run.record("train").is_file() or not run.tuned.is_dir():
+        raise UsageError(
+            f"{run.path} is not trained yet",
+            code="not_trained",
+            expected=f"train.json and {run.tuned.name}/",
+            hint=cloud_record.way_on(run),
+        )
+    record: dict[str, Any] = read_json(run.record("train"))
+    for name, digest in record.get("outputs", {}).items():
+        file = run.path / name
+        if not is_file_of(file, digest):
+            raise UsageError(
+                f"{file} is not the file that train.json describes",
+                code="output_changed",
+                expected=f"{digest['bytes']} bytes, sha256 {digest['sha256'][:12]}…",
+                got="another content" if file.is_file() else "missing",
+                hint=f"put the trained file back, or move {shlex.quote(str(run.record('train')))} away and train again",
+            )
+    return record
+
+
+def _differences(earlier: dict[str, Any], plan: dict[str, Any]) -> list[str]:
+    """What is another, as `key: there → asked for`."""
+    told = []
+    for part in ("fingerprints", "recipe"):
+        old, new = earlier.get(part, {}), plan[part]
+        for key in sorted(set(old) | set(new)):
+            if old.get(key) != new.get(key):
+                changed = f"the {key} has changed" if part == "fingerprints" else f"{old.get(key)!r} → {new.get(key)!r}"
+                told.append(changed if part == "fingerprints" else f"{key}: {changed}")
+    return told
+
+
+def forget(run: RunDir, there: set[Path]) -> None:
+    """Refused before the first checkpoint, for its data or its device: leaves no half of a run behind, and what was
+    there before."""
+    if has_begun(run):
+        return
+    made = {run.plan, run.recipe, run.samples, run.held_out, run.metrics, run.log, run.path / ".lock"}
+    made |= {run.record("environment"), run.record("train.failed")}
+    for path in made - there:
+        path.unlink(missing_ok=True)
+    if run.checkpoints not in there:
+        shutil.rmtree(run.checkpoints, ignore_errors=True)
+    with contextlib.suppress(OSError):  # the user's own files stay, and so does the folder
+        run.path.rmdir()

@@ -1,0 +1,234 @@
+"""`cloud.json`: which jobs of Hugging Face belong to a run directory. It is there before the first of them can be.
+
+    {"schema", "backend", "run_id", "plan_hash", "namespace", "hub_model_id", "bucket", "folder", "data", "jobs": […]}
+
+A job in state `starting` was asked for, and nobody knows whether it exists: look for its labels before asking again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import re
+import secrets
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from skill_train.core.errors import UsageError
+from skill_train.core.files import write_json
+from skill_train.run.folder import RunDir
+from skill_train.run.job_spec import Mount
+from skill_train.run.records import read_json
+
+SCHEMA = "skill-train/cloud/1"
+BACKEND = "hf_jobs"
+STATES = ("starting", "started")
+
+
+@dataclass(frozen=True)
+class CloudJob:
+    """One job of a run.
+
+    Attributes:
+        number: from 1; the label `attempt` has it too.
+        state: `starting` or `started`.
+        job_id, url, created_at: None while it is starting.
+        timeout_seconds: None for a job that is known by its id only: the client does not tell.
+        usd_per_hour: of its flavor when it was asked for; None when no price was known.
+        asked_at, created_at, ended_at: UTC, such as `2026-11-21T10:00:00Z`.
+        max_cost: dollars that it was allowed to cost; None where nobody said.
+        stage, ended_at, seconds, cost_usd: of a job that was seen to have ended; the time is that it ran.
+    """
+
+    number: int
+    state: str
+    flavor: str
+    timeout_seconds: int | None
+    asked_at: str
+    usd_per_hour: float | None = None
+    job_id: str | None = None
+    url: str | None = None
+    created_at: str | None = None
+    max_cost: float | None = None
+    stage: str | None = None
+    ended_at: str | None = None
+    seconds: float | None = None
+    cost_usd: float | None = None
+
+
+@dataclass(frozen=True)
+class CloudData:
+    """Local data that was uploaded, and where a job finds it: below `mount_path`, by the name that it has here.
+
+    Attributes:
+        bucket, folder: of a synced volume; None where a dataset repository holds the data.
+        repository, revision: of that repository, with its commit.
+        bytes, files: what was uploaded; None for a run that is known by the id of a job only.
+    """
+
+    mount_path: str
+    bytes: int | None
+    files: int | None
+    bucket: str | None = None
+    folder: str | None = None
+    repository: str | None = None
+    revision: str | None = None
+
+    @property
+    def mount(self) -> Mount:
+        """As a job mounts it."""
+        if self.repository is not None:
+            return Mount(self.repository, "", self.mount_path, True, kind="dataset", revision=self.revision)
+        return Mount(self.bucket or "", self.folder or "", self.mount_path, read_only=True)
+
+
+@dataclass(frozen=True)
+class CloudRecord:
+    """All that is known here of a run in the cloud; nothing in it is secret.
+
+    Attributes:
+        run_id: 12 hex digits, in the labels of each of its jobs.
+        plan_hash: 16 hex digits, of `plan_hash`.
+        bucket, folder: where the program, the plan and what is kept of the run lie; None before the first job exists.
+        data: None for a dataset of the Hub.
+    """
+
+    run_id: str
+    plan_hash: str
+    namespace: str
+    hub_model_id: str
+    bucket: str | None = None
+    folder: str | None = None
+    data: CloudData | None = None
+    jobs: tuple[CloudJob, ...] = ()
+    backend: str = BACKEND
+
+    @property
+    def last(self) -> CloudJob | None:
+        """The newest job, which may still be starting."""
+        return self.jobs[-1] if self.jobs else None
+
+    @property
+    def last_begun(self) -> CloudJob | None:
+        """The newest job that is known to exist."""
+        return next((job for job in reversed(self.jobs) if job.job_id is not None), None)
+
+    def with_job(self, job: CloudJob) -> CloudRecord:
+        """With this job in the place of the one that has its number, or as a new one."""
+        others = (known for known in self.jobs if known.number != job.number)
+        return dataclasses.replace(self, jobs=tuple(sorted((*others, job), key=lambda known: known.number)))
+
+
+def new_run_id() -> str:
+    return secrets.token_hex(6)
+
+
+def plan_hash(plan: dict[str, Any]) -> str:
+    """16 hex digits that change with what is trained and with what it is trained on."""
+    launch = {key: plan["launch"][key] for key in ("arguments", "environment")}
+    values = {key: plan[key] for key in ("recipe_hash", "placement", "flavor")} | {"launch": launch}
+    canonical = json.dumps(values, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(canonical.encode()).hexdigest()[:16]
+
+
+def labels(record: CloudRecord, number: int) -> dict[str, str]:
+    """By which a job is found again."""
+    return {"skill-train": "1", "run": record.run_id, "plan": record.plan_hash, "attempt": str(number)}
+
+
+def record_path(run: RunDir) -> Path:
+    return run.record("cloud")
+
+
+def write(run: RunDir, record: CloudRecord) -> None:
+    write_json(record_path(run), {"schema": SCHEMA, **dataclasses.asdict(record)})
+
+
+def read(run: RunDir) -> CloudRecord | None:
+    """None for a run that was never submitted.
+
+    Raises:
+        UsageError: `cloud.json` is not one that skill-train wrote.
+    """
+    path = record_path(run)
+    if not path.is_file():
+        return None
+    document = read_json(path)
+    try:
+        return _record(document)
+    except (KeyError, TypeError, ValueError) as error:
+        raise UsageError(
+            f"{path} is not the record of a submitted run",
+            code="broken_cloud_record",
+            expected=f"schema {SCHEMA}, as `skill-train submit` writes it",
+            got=f"{type(error).__name__}: {error}",
+            hint="put the file back as it was; hf jobs ps -a lists your jobs",
+        ) from None
+
+
+def submitted(run: RunDir) -> CloudRecord:
+    """The record of a run that was submitted.
+
+    Raises:
+        UsageError: it was not, or its record cannot be read.
+    """
+    record = read(run)
+    if record is None:
+        raise UsageError(
+            f"{run.path} was not submitted to the cloud",
+            code="not_submitted",
+            expected="a run directory of `skill-train submit` (it holds cloud.json)",
+            got="a folder without cloud.json" if run.path.is_dir() else "no such folder",
+            hint=(
+                f"skill-train submit {shlex.quote(str(run.path))}"
+                if RunDir.is_one(run.path)
+                else "name a folder that `skill-train submit` made, or the id of a job; hf jobs ps -a lists your jobs"
+            ),
+        )
+    return record
+
+
+def way_on(run: RunDir) -> str:
+    """The command that brings a run on which is not trained here: by its jobs, where it was submitted."""
+    word, record = shlex.quote(str(run.path)), read(run)
+    if record is None:
+        return f"skill-train local --resume --run-dir {word}"
+    if record.last is None:
+        return f"skill-train submit {word}"
+    ended_badly = record.last.stage not in (None, "COMPLETED")
+    return f"skill-train {'resume' if ended_badly else 'pull'} {word}"
+
+
+def require_of_this_machine(run: RunDir) -> None:
+    """Training here would lie over what a job makes, and could not be told from it.
+
+    Raises:
+        UsageError: the run was submitted.
+    """
+    if record_path(run).is_file():
+        raise UsageError(
+            f"{run.path} is a run in the cloud: its jobs train it, not this machine",
+            code="cloud_run",
+            expected="a run directory of its own for training here",
+            got="a folder with cloud.json",
+            hint=way_on(run),
+        )
+
+
+def _record(document: Any) -> CloudRecord:
+    """A value of the wrong kind raises, as a missing one does."""
+    values = dict(document)
+    if values.pop("schema", None) != SCHEMA or values.get("backend") != BACKEND:
+        raise ValueError("another schema or backend")
+    for key, pattern in (("run_id", "[0-9a-f]{12}"), ("plan_hash", "[0-9a-f]{16}")):
+        if not re.fullmatch(pattern, values[key]):
+            raise ValueError(f"{key} {values[key]!r}")
+    jobs = tuple(CloudJob(**job) for job in values.pop("jobs"))
+    for job in jobs:
+        if job.state not in STATES or (job.state == "started") != (job.job_id is not None):
+            raise ValueError(f"job {job.number} is {job.state!r}, with the id {job.job_id}")
+    data = values.pop("data")
+    return CloudRecord(**values, data=None if data is None else CloudData(**data), jobs=jobs)

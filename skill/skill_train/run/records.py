@@ -1,0 +1,344 @@
+"""Reads the JSON files of a run. They can come from a bucket, a repository or a colleague, so nothing of them is taken
+on trust: not that a key is there, not that a value is of its kind, not that a name stays inside the run directory.
+
+A document is a dict that says which file lacks a key. `_SHAPES` holds the kinds of what is read from each; what it does
+not name is nobody's business, and a key that is left out is refused only where it is needed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+from collections.abc import Callable
+from pathlib import Path, PurePosixPath
+from typing import Any, NoReturn
+
+from skill_train.core.errors import UsageError
+
+MOST_BYTES = 100_000_000  # the largest that we write takes a few MB; a tokenizer.json of a base 30 MB
+_MOST_OF_LINE = 50_000_000  # a row of a million tokens takes 15 MB
+
+# A kind is a type, a list of one kind, or an object of kinds by key; under `*` that of every other key. A value may be
+# null, but not one of `_NEEDED`, and of objects and lists whose kind says what is in them only those of `_NULL`.
+_NEEDED = {"model", "data", "name", "file", "verdict", "prompt", "expected", "number", "state", "step", "row", "kind"}
+_NULL = {"columns", "target_modules", "modules_to_save", "answer", "gate", "effect", "data", "memory_bytes", "reasons"}
+_NULL |= {"prices", "smaller_layout"}
+_PART = {"low": float, "high": float, "basis": str}
+_DIGEST = {"bytes": int, "sha256": str}
+_FILES = {"*": _DIGEST}
+_MADE = {"*": {**_DIGEST, "quant": str, "fallbacks": list, "bits_per_weight": float}}
+_WORD = "pass, warn or fail"
+_CHECK = {"name": str, "file": str, "verdict": _WORD, "detail": str, "figures": dict}
+_REASON = {"rule": str, "value": str, "because": str, "source": str}
+_SHAPES: dict[str, dict[str, Any]] = {
+    "plan.json": {
+        "where": str, "recipe_hash": str, "flavor": str, "timeout_seconds": float,
+        "recipe": {
+            "model": str, "revision": str, "data": str, "data_revision": str, "split": str, "format": str,
+            "columns": {"*": str}, "loss_on": str, "finetuning_type": str, "max_length": int, "max_steps": int,
+            "effective_batch_size": int, "target_modules": [str], "modules_to_save": [str], "lora_r": float,
+            "lora_alpha": float, "learning_rate": float, "seed": int,
+        },
+        "asked": {"*": object}, "fingerprints": {"*": object},
+        "placement": {"*": object}, "blockers": [dict], "reasons": [_REASON],
+        "policy": {"sensitive": bool, "hub_model_id": str, "score": str, "score_pattern": str},
+        "launch": {"arguments": [str], "environment": {"*": str}, "reasons": list},
+        "facts": {"model": {"source": str, "parameters": int}, "dataset": {"rows": int, "tokens": dict},
+                  "machine": {"chip": str, "system": str, "device": str}},
+        "estimates": {
+            "memory_bytes": _PART, "seconds": _PART, "cost_usd": _PART, "disk_bytes": _PART, "merge_bytes": _PART,
+            "convert_bytes": _PART, "verify_bytes": _PART, "usable_bytes": float, "flavors": [dict],
+            "prices": {"source": str, "read_at": str},
+            "memory_parts": [{"name": str, "low": float, "high": float, "because": str}],
+            "seconds_parts": [{"name": str, "low": float, "high": float, "because": str}],
+            "files": [{"quant": str, "bytes": _PART, "memory_bytes": _PART, "tokens_per_second": _PART}],
+        },
+    },
+    "train.json": {
+        "outputs": _FILES, "checks": [_CHECK], "verdict": str, "recipe_hash": str, "steps": int, "example": str,
+        "answer": {"prompt": str, "before": str, "after": str}, "seconds": float, "finished_at": str,
+        "smaller_layout": _REASON,
+        "data": {"rows": int, "train_rows": int, "held_out_rows": int, "truncated_rows": int, "skipped_rows": int,
+                 "tokens": int, "longest_row_tokens": int, "trained_token_share": float, "notes": list,
+                 "repeated_rows": int, "repeated_groups": int, "held_out_trained": int, "held_out_asked": int},
+        "figures": {"first_loss": float, "last_loss": float, "tokens_per_second": float, "seconds_per_step": float,
+                    "peak_memory_bytes": {"*": float}, "baseline_memory_bytes": {"*": float}},
+    },
+    "train.failed.json": {"error": {"*": str}, "exit_code": int},
+    "environment.json": {
+        "versions": {"*": str}, "trainer": dict, "program": dict, "lora": dict, "optimizer": dict, "schedule": dict,
+        "model": dict, "processes": dict, "data": {"first_batches": list}, "python": str, "platform": str,
+        "device": str, "device_name": str,
+    },
+    "merge.json": {
+        "outputs": _FILES, "inputs": {"base": _FILES, "adapter": _FILES}, "options": dict, "reasons": list, "how": str,
+        "versions": {"*": str},
+        "changes": dict, "gate": {"verdict": str, "failures": list, "limits": {"*": float}, "effect": {"*": float},
+                                  "figures": {"worst_tensor": str, "*": float}},
+    },
+    "convert.json": {"outputs": _MADE, "inputs": dict, "options": dict, "reasons": list, "versions": {"*": str}},
+    "quantize.json": {"outputs": _MADE, "inputs": dict, "options": dict, "versions": {"*": str}},
+    "verify.json": {
+        "inputs": {"ggufs": _FILES, "reference": dict, "adapter": dict}, "verdict": _WORD, "options": dict,
+        "checks": [_CHECK], "not_checked": [{"name": str, "file": str, "reason": str}], "samples": {"*": int},
+        "versions": {"*": str}, "outputs": _FILES,
+    },
+    "evaluate.json": {
+        "inputs": {"models": {"*": {"model": object, "adapter": object}}}, "options": dict, "outputs": _FILES,
+        "rows": int, "asked": int, "answer_tokens": int, "score": str, "versions": {"*": str},
+        "models": [{"name": str, "backend": str, "device": str, "loss": float, "perplexity": float, "reason": str,
+                    "exact_match": float, "score": float, "tokens_per_second": float, "asked_rows": int}],
+        "differences": [{"model": str, "against": str, "measure": str, "difference": float, "low": float,
+                         "high": float, "says": str}],
+        "answers": [{"line": int, "prompt": str, "expected": str, "answers": {"*": str}, "exact": {"*": bool},
+                     "scores": {"*": float}}],
+    },
+    "demo.json": {
+        "inputs": dict, "outputs": _FILES,
+        "figures": {"stages": [{"stage": str, "bytes": float, "exact_match": float, "rows": int, "mean_kl": float,
+                                "tokens_per_second": float, "verdict": object}]},
+    },
+    "pull.json": {"outputs": _FILES, "inputs": dict},
+    "push.json": {"inputs": dict, "outputs": dict},
+    "cloud.json": {"jobs": [{
+        "number": int, "state": str, "flavor": str, "timeout_seconds": int, "asked_at": str, "usd_per_hour": float,
+        "job_id": str, "url": str, "created_at": str, "max_cost": float, "stage": str, "ended_at": str,
+        "seconds": float, "cost_usd": float,
+    }], "data": {"mount_path": str, "bytes": int, "files": int, "bucket": str, "folder": str, "repository": str,
+                 "revision": str}, "namespace": str, "hub_model_id": str,
+        "bucket": str, "folder": str},
+    "metrics.jsonl": {
+        "step": int, "steps": int, "start": int, "job": str, "loss": float, "learning_rate": float,
+        "grad_norm": float, "seconds": float, "tokens": int, "trained_tokens": int,
+        "tokens_per_second": float, "memory_bytes": {"*": float},
+    },
+    "samples.jsonl": {
+        "row": int, "kind": str, "rendered": str, "input_ids": [int], "labels": [int], "messages": [dict],
+        "tools": list,
+    },
+}  # fmt: skip
+# Of `accelerate launch` and of NCCL, as `launch` writes them.
+_ARGUMENTS = re.compile(
+    r"(?:--(?:multi_gpu|use_fsdp|cpu) |--(?:num_\w+|machine_rank|main_process_port|gpu_ids|mixed_precision|"
+    r"dynamo_backend|fsdp_\w+) [\w.,:]+ )*"
+)
+# Just those, each with values that cannot be a path: others of NCCL and OpenMP name libraries to load.
+_VARIABLES = {
+    "PET_SHUTDOWN_TIMEOUT": r"\d{1,6}", "NCCL_DEBUG": r"VERSION|WARN|INFO", "NCCL_ALGO": r"Ring|Tree",
+    "NCCL_BUFFSIZE": r"\d{1,12}", "NCCL_IB_DISABLE": r"[01]", "NCCL_P2P_DISABLE": r"[01]",
+}  # fmt: skip
+_AGAIN = "run the step that writes it, or fetch it: skill-train pull RUN"
+_SHAPES["lora_gguf.json"] = _SHAPES["convert.json"]
+_SHAPES["held_out.jsonl"] = _SHAPES["samples.jsonl"]
+
+
+def read_json(path: Path) -> Any:
+    """The JSON document in a file that skill-train wrote.
+
+    Raises:
+        UsageError: missing, not JSON, too large, or not as its step writes it; later, when a key that it lacks is
+            asked for.
+    """
+    try:
+        found = json.loads(regular_bytes(path).decode("utf-8"), object_pairs_hook=_maker(path))
+    except FileNotFoundError:
+        raise UsageError(
+            f"{path} does not exist",
+            code="missing_file",
+            got=str(path),
+            hint=_AGAIN,
+        ) from None
+    except (ValueError, RecursionError) as error:  # a number of 5000 digits is a ValueError too
+        raise UsageError(
+            f"{path} is not JSON: {error}",
+            code="bad_json",
+            got=str(path),
+            hint=_AGAIN,
+        ) from None
+    require_shape(path, found)
+    return found
+
+
+def regular_bytes(path: Path) -> bytes:
+    """What is in a file of a run. A pipe is never waited for, and a device never read.
+
+    Raises:
+        UsageError: it is no file of bytes, or too large.
+    """
+    number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    with open(number, "rb") as file:
+        if not stat.S_ISREG(os.fstat(number).st_mode):
+            raise UsageError(
+                f"{path} is no file that can be read",
+                code="not_a_file",
+                expected="a regular file",
+                got="a pipe, a device or a folder",
+                hint="move it away, and " + _AGAIN,
+            )
+        content = file.read(MOST_BYTES + 1)
+    if len(content) > MOST_BYTES:
+        raise UsageError(
+            f"{path} is too large to be read",
+            code="bad_json",
+            expected=f"at most {MOST_BYTES} bytes",
+            hint="move it away: no step writes one of this size",
+        )
+    return content
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The objects of a file with one a line, such as metrics.jsonl; empty when there is no such file. A last line that
+    a kill cut in two is left out.
+
+    Raises:
+        UsageError: another line is broken, or not as its step writes it.
+    """
+    if not path.is_file():
+        return []
+    make, found, torn = _maker(path), list[dict[str, Any]](), ""
+    with open(path, "rb") as file:
+        for number, raw in enumerate(iter(lambda: file.readline(_MOST_OF_LINE), b""), start=1):
+            if torn:
+                raise UsageError(
+                    torn,
+                    code="bad_json",
+                    got=str(path),
+                    hint=_AGAIN,
+                )
+            if not raw.strip():
+                continue
+            try:
+                line = json.loads(raw.decode("utf-8"), object_pairs_hook=make)
+            except (ValueError, RecursionError):
+                torn = f"line {number} of {path} is not JSON"
+                continue
+            if not isinstance(line, dict):
+                raise _broken(path, f"line {number} is {_short(line)}, not an object")
+            require_shape(path, line, f"line {number}")
+            found.append(line)
+    return found
+
+
+def require_shape(path: Path, document: Any, where: str = "", name: str | None = None) -> None:
+    """Refuses a document whose values are not of the kinds that its step writes.
+
+    Args:
+        name: of the file that it stands for, when it has another name.
+    """
+    kinds = _SHAPES.get(name or path.name)
+    if kinds is not None:
+        _check(path, where, document, kinds)
+    if kinds is _SHAPES["plan.json"] and "launch" in document:
+        _check_launch(path, document["launch"])
+
+
+def _check_launch(path: Path, launch: dict[str, Any]) -> None:
+    """What a plan adds to the start of the training program: no other program, and nothing that loads code."""
+    words, names = launch.get("arguments", []), launch.get("environment", {})
+    if not _ARGUMENTS.fullmatch("".join(f"{word} " for word in words)) or any(" " in word for word in words):
+        raise _broken(path, f"launch.arguments has {_short(' '.join(words))}, which starts something else")
+    for name, value in names.items():
+        if not re.fullmatch(_VARIABLES.get(name, r"(?!)"), str(value)):
+            raise _broken(path, f"launch.environment sets {_short(name)} to {_short(value)}")
+
+
+def fits(document: Any, name: str) -> bool:
+    """Whether an object is one that a file of this name could hold."""
+    try:
+        require_shape(Path(name), document)
+    except UsageError:
+        return False
+    return isinstance(document, dict)
+
+
+class _Document(dict[str, Any]):
+    """An object of a file. What asks for a key that it lacks hears which file to mend."""
+
+    path = Path("a record")
+
+    def __missing__(self, key: str) -> NoReturn:
+        raise _broken(self.path, f"no {key}")
+
+    def __or__(self, other: dict[str, Any]) -> _Document:  # type: ignore[override]
+        made = _Document({**self, **other})
+        made.path = self.path
+        return made
+
+
+def _maker(path: Path) -> Callable[[list[tuple[str, Any]]], _Document]:
+    def make(pairs: list[tuple[str, Any]]) -> _Document:
+        made = _Document(pairs)
+        made.path = path
+        return made
+
+    return make
+
+
+def _check(path: Path, where: str, value: Any, kind: Any) -> None:
+    if isinstance(kind, dict):
+        _check_object(path, where, value, kind)
+    elif isinstance(kind, list):
+        if not isinstance(value, list):
+            raise _broken(path, f"{where} is {_short(value)}, not a list")
+        for number, item in enumerate(value):
+            _check(path, f"{where}.{number}", item, kind[0])
+    elif kind is _WORD:
+        if value not in ("pass", "warn", "fail"):
+            raise _broken(path, f"{where} is {_short(value)}, not {_WORD}")
+    elif not _is(value, kind):
+        raise _broken(path, f"{where} is {_short(value)}, not {_NAMES[kind]}")
+
+
+def _check_object(path: Path, where: str, value: Any, kind: dict[str, Any]) -> None:
+    if not isinstance(value, dict):
+        raise _broken(path, f"{where or 'the document'} is {_short(value)}, not an object")
+    for key, item in value.items():
+        wanted = kind.get(key, kind.get("*"))
+        if kind is _FILES or kind is _MADE:
+            _check_name(path, key)
+        if wanted is not None and (item is not None or not _may_be_null(key, wanted)):
+            _check(path, f"{where}.{key}".lstrip("."), item, wanted)
+    if kind is _DIGEST or kind is _MADE["*"]:
+        for key in _DIGEST:
+            if value.get(key) is None:
+                raise _broken(path, f"{where} has no {key}")
+
+
+def _may_be_null(key: str, kind: Any) -> bool:
+    return key in _NULL if isinstance(kind, (dict, list)) else key not in _NEEDED
+
+
+def _check_name(path: Path, name: str) -> None:
+    """A file that a step made lies in the run directory."""
+    if not name or "\\" in name or "\0" in name or PurePosixPath(name).is_absolute() or ".." in name.split("/"):
+        raise _broken(path, f"it names {_short(name)}, outside of the run directory")
+
+
+_NAMES: dict[Any, str] = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
+_NAMES |= {dict: "an object", list: "a list", object: "anything"}
+
+
+def _is(value: Any, kind: Any) -> bool:
+    if kind in (int, float):
+        # What no figure of a run reaches breaks arithmetic: 10**400 is no float, and a date of 1e300 s no date.
+        number = (int,) if kind is int else (int, float)
+        return isinstance(value, number) and not isinstance(value, bool) and (value != value or abs(value) <= 1e300)
+    return isinstance(value, kind)
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, (dict, list)):
+        return f"{'an object' if isinstance(value, dict) else 'a list'} of {len(value)}"
+    return repr(value)[:60] if not isinstance(value, int) else f"{value:.4g}" if abs(value) < 1e300 else "a huge number"
+
+
+def _broken(path: Path, why: str) -> UsageError:
+    return UsageError(
+        f"{path} lacks what skill-train writes into it: {why}",
+        code="broken_record",
+        expected="the file as its step wrote it",
+        got=why,
+        hint="move the file that was changed away, and run its step again",
+    )

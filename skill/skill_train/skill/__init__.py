@@ -1,0 +1,1 @@
+"""The skill as agents get it, and where it is put."""

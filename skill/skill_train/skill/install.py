@@ -1,0 +1,229 @@
+"""Puts the skill into a folder where agents look, keeps it current there, and says what became of it.
+
+A marker file names the version and the digest of every file that was written. So a file that somebody edited is known
+from one that is only old: the first is kept and named, the second is replaced. A folder without the marker is somebody
+else's and is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from skill_train.core.errors import UsageError
+from skill_train.core.files import whole_file, whole_folder, write_json
+from skill_train.skill.files import sha256
+
+MARKER = ".skill-train-manifest.json"
+_SCHEMA = "skill-train/skill/1"
+State = Literal["written", "updated", "current", "linked"]
+Found = Literal["current", "older", "newer", "different", "edited", "unmanaged"]
+
+
+@dataclass(frozen=True)
+class Skill:
+    """What is to be installed: `files` is content by path."""
+
+    version: str
+    files: dict[str, bytes]
+
+    @property
+    def marker(self) -> dict[str, Any]:
+        digests = {name: sha256(content) for name, content in sorted(self.files.items())}
+        return {"schema": _SCHEMA, "version": self.version, "files": digests}
+
+
+@dataclass(frozen=True)
+class Done:
+    """What happened at one place. `kept` are edited files that stay as they are; `removed` no longer belong to it."""
+
+    path: Path
+    state: State
+    kept: list[str] = field(default_factory=list)
+    removed: list[str] = field(default_factory=list)
+    link_to: str | None = None
+
+
+@dataclass(frozen=True)
+class Copy:
+    """What was found at one place."""
+
+    path: Path
+    state: Found
+    version: str | None
+    edited: list[str] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+    old: list[str] = field(default_factory=list)
+
+
+def refuse_foreign(folder: Path) -> None:
+    """Before anything is written.
+
+    Raises:
+        UsageError: a link, a file, or a folder that holds something and was not made by `install`.
+    """
+    if folder.is_symlink():
+        raise _foreign(folder, f"a link to {os.readlink(folder)}")
+    if folder.exists() and not folder.is_dir():
+        raise _foreign(folder, "a file")
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / MARKER).is_file():
+        raise _foreign(folder, f"a folder without {MARKER}")
+
+
+def refuse_foreign_link(place: Path, to: Path) -> None:
+    """The same for a place where a link to `to` shall be; a copy that `install` made may be there too."""
+    if not _leads_to(place, to):
+        refuse_foreign(place)
+
+
+def install(skill: Skill, folder: Path, *, force: bool) -> Done:
+    """Writes the skill as a whole: what is new under a temporary name first, then both change places.
+
+    Files of others in the folder stay. With `force` edited files are replaced, and a link that stands there is too.
+    """
+    _recover(folder)
+    if folder.is_symlink() and force:
+        folder.unlink()
+    before, recorded = _digests(folder), _recorded(folder)
+    wanted = skill.marker["files"]
+    edited = [name for name in wanted if before.get(name, wanted[name]) not in (wanted[name], recorded.get(name))]
+    kept = [] if force else edited
+    ours = {name for name, digest in recorded.items() if before.get(name) == digest}
+    removed = sorted(ours - set(wanted))
+    left = {name: content for name, content in skill.files.items() if name not in kept}
+    if _marker(folder) == skill.marker and all(before.get(name) == wanted[name] for name in left):
+        return Done(folder, "current", kept)
+    foreign = [name for name in before if name not in left and name not in removed]
+    with _replaced(folder) as stage:
+        for name, content in left.items():
+            _target(stage, name).write_bytes(content)
+        for name in foreign:
+            shutil.copy2(folder / name, _target(stage, name), follow_symlinks=False)
+        write_json(stage / MARKER, skill.marker)
+    return Done(folder, "updated" if before else "written", kept, removed)
+
+
+def link(skill: Skill, place: Path, to: Path, *, force: bool) -> Done:
+    """A relative link at `place` to the folder `to`; a copy where links cannot be made, or where a copy already is."""
+    if _leads_to(place, to):
+        return Done(place, "current", link_to=os.readlink(place) if place.is_symlink() else None)
+    if place.is_dir() and not place.is_symlink():
+        return install(skill, place, force=force)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    target = os.path.relpath(to.resolve(), place.parent.resolve())
+    try:
+        with whole_file(place) as part:
+            part.symlink_to(target, target_is_directory=True)
+    except OSError:  # a file system or a Windows without links
+        return install(skill, place, force=force)
+    return Done(place, "linked", link_to=target)
+
+
+def look(skill: Skill, folder: Path) -> Copy | None:
+    """What is in the folder, compared with the package; None when there is no skill in it."""
+    if not (folder / "SKILL.md").is_file() and not (folder / MARKER).is_file():
+        return None
+    before, recorded, wanted = _digests(folder), _recorded(folder), skill.marker["files"]
+    version = str(_marker(folder).get("version")) if recorded else None
+    missing = sorted(name for name in wanted if name not in before)
+    old = sorted(n for n in wanted if n in before and before[n] != wanted[n] and before[n] == recorded.get(n))
+    edited = sorted(n for n in wanted if n in before and before[n] not in (wanted[n], recorded.get(n)))
+    state: Found = "current"
+    if version is None and (missing or edited):
+        return Copy(folder, "unmanaged", None, missing=missing)
+    if version is not None and version != skill.version:
+        state = _which(version, skill.version)
+    elif missing or old:
+        state = "different"
+    elif edited:
+        state = "edited"
+    return Copy(folder, state, version, edited, missing, old)
+
+
+def _which(installed: str, ours: str) -> Found:
+    """By the numbers of the release; of two that differ only behind them nobody can tell here."""
+    first, second = ([int(n) for n in re.findall(r"\d+", re.split(r"[^\d.]", v)[0])] for v in (installed, ours))
+    return "different" if first == second else "older" if first < second else "newer"
+
+
+def _leads_to(place: Path, to: Path) -> bool:
+    """True for a link to `to`, and where both names are the same folder because a folder above them is a link."""
+    return place.resolve() == to.resolve()
+
+
+def _marker(folder: Path) -> dict[str, Any]:
+    """What it says; nothing when it cannot be read, and then every file that differs counts as edited."""
+    try:
+        document = json.loads((folder / MARKER).read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
+def _recorded(folder: Path) -> dict[str, str]:
+    """Digest by path of what `install` wrote there."""
+    files = _marker(folder).get("files")
+    return files if isinstance(files, dict) else {}
+
+
+def _digests(folder: Path) -> dict[str, str]:
+    """Digest by path of every file that is there; a link counts as what it says."""
+    found = {}
+    for path in sorted(folder.rglob("*")) if folder.is_dir() else []:
+        name = path.relative_to(folder).as_posix()
+        if path.is_symlink():
+            found[name] = f"link to {os.readlink(path)}"
+        elif path.is_file() and name != MARKER:
+            with open(path, "rb") as file:
+                found[name] = hashlib.file_digest(file, "sha256").hexdigest()
+    return found
+
+
+def _target(stage: Path, name: str) -> Path:
+    path = stage / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+@contextmanager
+def _replaced(folder: Path) -> Iterator[Path]:
+    """A new folder that takes the place of the old one when the block ends well. A kill between the two renames leaves
+    the old one under its other name, and `_recover` brings it back."""
+    aside = _aside(folder)
+    new = folder.with_name(f".{folder.name}.new")
+    shutil.rmtree(new, ignore_errors=True)
+    with whole_folder(new) as stage:
+        yield stage
+    if folder.exists():
+        os.replace(folder, aside)
+    os.replace(new, folder)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def _recover(folder: Path) -> None:
+    aside = _aside(folder)
+    if aside.is_dir() and not folder.exists():
+        os.replace(aside, folder)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def _aside(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.before")
+
+
+def _foreign(folder: Path, got: str) -> UsageError:
+    return UsageError(
+        f"{folder} was not made by skill-train",
+        code="foreign_skill",
+        expected=f"nothing there, or a folder with {MARKER}",
+        got=got,
+        hint="move it away, or say --force too, which replaces the files of the same names",
+    )

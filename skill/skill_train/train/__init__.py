@@ -1,0 +1,1 @@
+"""The step `local`: trains on this machine."""

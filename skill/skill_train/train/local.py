@@ -1,0 +1,356 @@
+"""Trains on this machine: starts `train.py` as a child process and follows its events. The only module that does.
+
+A plan of several processes is started through `accelerate launch`; the first of them speaks, and the first that fails.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Any, TextIO
+
+from skill_train.core.console import Bar
+from skill_train.core.errors import (
+    DecisionNeeded,
+    Interrupted,
+    NativeCrash,
+    NotInstalled,
+    SkillTrainError,
+    TrainingFailed,
+    UsageError,
+    died_of_memory,
+    from_exit_code,
+)
+from skill_train.core.files import write_json, write_text
+from skill_train.core.peak_memory import watch_memory
+from skill_train.core.resources import train_module, train_program
+from skill_train.facts import MachineFacts, ModelFacts, PrecisionProbe
+from skill_train.machine.address_space import require_room_for_torch
+from skill_train.machine.read import cache_dir
+from skill_train.plan.file import require_own
+from skill_train.recipe.fields import to_yaml
+from skill_train.run import cloud_record
+from skill_train.run.begun import already_there, forget, has_begun
+from skill_train.run.begun import trained as trained
+from skill_train.run.folder import RunDir
+from skill_train.run.lock import locked
+from skill_train.run.records import read_json
+
+_TAIL_LINES = 15
+_ATTEMPT = '{"event": "attempt", '  # how the line between two attempts begins
+
+
+def train(
+    run: RunDir, plan: dict[str, Any], *, resume: bool, progress: Bar, say: Callable[[str], None]
+) -> dict[str, Any]:
+    """Runs the plan in its run directory and returns `train.json`. A finished run of the same recipe is returned as it
+    is, with `reused`.
+
+    Raises:
+        UsageError: the folder holds another run, one in the cloud, or a part of this one and `resume` was not said.
+        SkillTrainError: what the program reported.
+    """
+    cloud_record.require_of_this_machine(run)
+    require_own(run, plan)
+    there = set(run.path.glob("*"))
+    with locked(run, "local") as lock:
+        finished = already_there(run, plan, resume)
+        if finished is not None:
+            return finished | {"reused": True}
+        try:
+            require_room_for_torch()
+        except DecisionNeeded:
+            forget(run, there)
+            raise
+        if not has_begun(run):
+            write_json(run.plan, plan)  # first: a recipe without a plan is the user's
+            write_text(run.recipe, to_yaml(plan["recipe"] | plan["policy"]))
+        try:
+            _run_until_it_fits(run, lock, resume=resume, progress=progress, say=say)
+        except (UsageError, NotInstalled):
+            forget(run, there)
+            raise
+        record: dict[str, Any] = read_json(run.record("train"))
+        return record
+
+
+def probe_precision(plan: dict[str, Any], machine: MachineFacts, model: ModelFacts) -> PrecisionProbe | None:
+    """fp32 and bf16 timed on this machine with this model; kept in the cache. None when the probe itself failed."""
+    device = plan["placement"]["device"]
+    kept = known_probe(device, machine, model)
+    if kept is not None:
+        return kept
+    figures = _run_probe(plan)
+    if figures is None:
+        return None
+    with contextlib.suppress(OSError):  # a cache that cannot be written costs another probe next time
+        write_json(_probe_file(device, machine, model), figures)
+    return _as_probe(figures)
+
+
+def known_probe(device: str, machine: MachineFacts, model: ModelFacts) -> PrecisionProbe | None:
+    """What an earlier probe measured; None when there was none."""
+    try:
+        return _as_probe(read_json(_probe_file(device, machine, model)))
+    except (OSError, UsageError, ValueError, TypeError, KeyError, ArithmeticError, metadata.PackageNotFoundError):
+        return None  # a cache may be lost or torn, and without torch nothing was probed
+
+
+def _as_probe(figures: dict[str, Any]) -> PrecisionProbe:
+    return PrecisionProbe(
+        seconds={name: float(figures[name]["seconds"]) for name in ("float32", "bfloat16")},
+        loss={
+            name: math.nan if figures[name]["loss"] is None else float(figures[name]["loss"])
+            for name in ("float32", "bfloat16")
+        },
+    )
+
+
+def _probe_file(device: str, machine: MachineFacts, model: ModelFacts) -> Path:
+    where = [machine.system, machine.chip, machine.cores, device]
+    key = json.dumps([where, model.fingerprint or [model.source, model.revision], metadata.version("torch")])
+    return cache_dir() / "probes" / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
+
+
+def _run_until_it_fits(
+    run: RunDir, lock: TextIO | None, *, resume: bool, progress: Bar, say: Callable[[str], None]
+) -> None:
+    """Once more with a smaller layout, which the plan then holds, when a batch found no memory. It goes on from the
+    newest checkpoint."""
+    program = train_module()
+    kills = program.kills_for_memory()
+    try:
+        return _run_program(run, lock, resume=resume, progress=progress, say=say)
+    except DecisionNeeded as error:
+        told = {"code": error.code, "message": error.message}
+        stage = program.last_stage(run.log.read_text(encoding="utf-8", errors="replace").rpartition(_ATTEMPT)[2])
+        smaller = program.smaller_plan(read_json(run.plan), told, stage) if program.memory_ended(told, kills) else None
+        if smaller is None:
+            raise
+    say(program.once_more(smaller))
+    write_json(run.plan, smaller)
+    try:
+        _run_program(run, lock, resume=True, progress=progress, say=say)
+    except DecisionNeeded as error:
+        if error.code == "out_of_memory":
+            error.hint = f"{error.hint}; {program.layout_words(smaller['placement'])} was tried too"
+        raise
+
+
+def _run_program(run: RunDir, lock: TextIO | None, *, resume: bool, progress: Bar, say: Callable[[str], None]) -> None:
+    launch = read_json(run.plan).get("launch", {"arguments": [], "environment": {}})
+    failure: dict[str, Any] | None = None
+    with open(run.log, "a", encoding="utf-8") as log:
+        log.write(_attempt(resume))
+        log.flush()
+        start = log.tell()  # what is told of this attempt are the program's own words
+        with _child([*_command(run, launch, resume), "--attended"], launch, log, lock) as child:
+            for line in child.process.stdout or ():
+                log.write(line)
+                log.flush()
+                failure = failure or next((e for e in _events(line) if e["event"] == "failed"), None)
+                _show(line, progress, say)
+    if child.process.returncode != 0:
+        said = run.log.read_bytes()[start:].decode("utf-8", errors="replace")
+        code = _how_it_ended(child.process.returncode, child.stopped, failure, said)
+        if child.stopped == signal.SIGINT and _was_interrupted(code, failure):
+            raise _interrupted(run, Interrupted, failure["error"]["message"] if failure else None)
+        raise _failure(run, code, failure, said)
+
+
+def _attempt(resume: bool) -> str:
+    """The line between two attempts in a log, as an event like those of the program."""
+    at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    return f"{_ATTEMPT}{json.dumps({'at': at, 'resume': resume, 'program': str(train_program())})[1:]}\n"
+
+
+def _command(run: RunDir, launch: dict[str, Any], resume: bool) -> list[str]:
+    """One process is the program itself; several are started by accelerate, with the arguments of the plan."""
+    launcher = ["-m", "accelerate.commands.launch", *launch["arguments"]] if launch["arguments"] else []
+    return [sys.executable, *launcher, str(train_program()), str(run.plan), *(["--resume"] if resume else [])]
+
+
+class _child:
+    """A child in a group of its own that is told of Ctrl-C and waited for, so that it can save its checkpoint.
+
+    A launcher tells its processes. When it is killed, or this process, whose pipe is their standard input, they notice,
+    save and stop.
+    """
+
+    def __init__(self, command: list[str], launch: dict[str, Any], log: Any, lock: TextIO | None) -> None:
+        quiet = {"PYTHONUNBUFFERED": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "DO_NOT_TRACK": "1"}
+        self.process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            errors="replace",
+            env=os.environ | quiet | launch["environment"],
+            process_group=0,
+            pass_fds=(lock.fileno(),) if lock else (),  # left behind by a kill of ours, it still has the folder
+        )
+        watch_memory(self.process.pid)
+        if lock is not None and lock.writable():
+            lock.write(f", training in process {self.process.pid}")
+            lock.flush()
+        self.stopped: int | None = None  # the signal that was passed on
+
+    def __enter__(self) -> _child:
+        self.old = {number: signal.signal(number, self._pass_on) for number in _stops()}
+        return self
+
+    def _pass_on(self, number: int, _: Any) -> None:
+        self.stopped = number
+        self.process.send_signal(number)
+
+    def __exit__(self, *error: object) -> None:
+        if error[0] is not None:
+            self.process.kill()
+        if self.process.stdin is not None:
+            self.process.stdin.close()
+        self.process.wait()
+        for number, handler in self.old.items():
+            signal.signal(number, handler)
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+
+
+def _stops() -> tuple[int, ...]:
+    """The signals that end a training at a checkpoint; not that of a terminal that closes under `nohup`."""
+    closed = getattr(signal, "SIGHUP", None)
+    unheard = closed is None or signal.getsignal(closed) is signal.SIG_IGN
+    return (signal.SIGINT, signal.SIGTERM, *(() if unheard else (closed,)))
+
+
+def _how_it_ended(code: int, stopped: int | None, failure: dict[str, Any] | None, said: str) -> int:
+    """The exit code, or minus the signal, of what went wrong first: a launcher ends with 1 whatever its processes did.
+
+    Its table of failures tells of each process. Without a word from any, the first in time is the cause; when one lost
+    another, the cause is the one that the system killed.
+    """
+    first = re.search(r"Root Cause.*?exitcode\s*:\s*(-?\d+)", said, re.DOTALL)
+    killed = [int(n) for n in re.findall(r"exitcode\s*:\s*(-\d+)", said) if int(n) != -signal.SIGTERM]
+    if failure is None and stopped is not None:
+        return -stopped
+    if failure is None and first and int(first[1]) < 0:
+        return int(first[1])
+    if failure is not None and _lost_another(failure) and killed:
+        return killed[0]
+    return code
+
+
+def _was_interrupted(code: int, failure: dict[str, Any] | None) -> bool:
+    return code == -signal.SIGINT or (failure is not None and failure["error"]["code"] == "interrupted")
+
+
+def _interrupted(run: RunDir, kind: type[SkillTrainError], message: str | None, name: str = "") -> SkillTrainError:
+    """Ctrl-C is neither a failed training nor a bug. Without a `message` the program had no time for one."""
+    program = train_module()
+    whole = filter(program.is_complete, program.numbered(run.checkpoints))
+    step = next(map(program.step_of, whole), None)
+    when = "before its first checkpoint" if step is None else f"after its checkpoint of step {step}"
+    again = f"skill-train local --resume --run-dir {shlex.quote(str(run.path))}"
+    return kind(message or f"training was interrupted{name} {when}", code="interrupted", hint=again)
+
+
+def _lost_another(failure: dict[str, Any]) -> bool:
+    return bool(failure["error"]["code"] == "process_lost")
+
+
+def _show(line: str, progress: Bar, say: Callable[[str], None]) -> None:
+    try:
+        event = json.loads(line)
+    except json.JSONDecodeError:
+        return  # a library's own words; they are in train.log
+    kind = event.get("event") if isinstance(event, dict) else None
+    if kind in ("stage", "note"):
+        say(event["text"])
+    elif kind == "data":
+        say(_data_line(event))
+    elif kind == "step":
+        progress(event["step"], event["steps"], _step_line(event))
+
+
+def _step_line(event: dict[str, Any]) -> str:
+    loss = "not a number" if event["loss"] is None else f"{event['loss']:.4f}"  # the program stops there and says why
+    speed = "" if event["tokens_per_second"] is None else f"{event['tokens_per_second']:g} tokens/s · "
+    return f"loss {loss} · {speed}{max(event['memory_bytes'].values()) / 1e9:.2f} GB"
+
+
+def _data_line(figures: dict[str, Any]) -> str:
+    cut = f", {figures['truncated_rows']} cut at max_length" if figures["truncated_rows"] else ""
+    cut += f", {figures['repeated_rows']} repeat an earlier row" if figures.get("repeated_rows") else ""
+    notes = "".join(f"; {note}" for note in figures["notes"])
+    return (
+        f"{figures['train_rows']} training rows, {figures['held_out_rows']} held out, {figures['tokens']} tokens, "
+        f"{figures['trained_token_share']:.0%} of them trained{cut}{notes}"
+    )
+
+
+def _failure(run: RunDir, code: int, failure: dict[str, Any] | None, said: str) -> Exception:
+    tail = _tail(said)
+    if code == -signal.SIGKILL or (failure is None and died_of_memory(tail)):
+        killed = "the system killed the training process (SIGKILL), most likely for its memory"
+        return DecisionNeeded(
+            killed if code == -signal.SIGKILL else "the training process got no memory and ended",
+            code="out_of_memory",
+            expected="memory for the model, its activations and one batch",
+            hint=f"skill-train local --resume --run-dir {shlex.quote(str(run.path))}; or a smaller max_length or model",
+        )
+    if -code in _stops():
+        return _interrupted(run, TrainingFailed, None, f" ({signal.Signals(-code).name})")
+    if code < 0:
+        name = signal.Signals(-code).name
+        return NativeCrash(
+            f"the training process crashed with {name}", code="native_crash", got=tail, hint=str(run.log)
+        )
+    if failure is not None and not (_lost_another(failure) and tail.startswith("[rank")):  # its traceback says more
+        error = failure["error"] | {"hint": failure["error"]["hint"].replace("RUN", shlex.quote(str(run.path)))}
+        return from_exit_code(failure["exit_code"], error)
+    return NativeCrash(
+        f"the training program ended with exit code {code}: {tail.splitlines()[-1] if tail else 'no output'}",
+        code="program_failed",
+        got=tail,
+        hint=f"read {shlex.quote(str(run.log))}",
+    )
+
+
+def _tail(said: str) -> str:
+    """The last words: of the traceback that torch marks with its process, where several wrote at once."""
+    lines = said.splitlines()
+    marked = [line for line in lines if re.match(r"\[rank\d+\]: ", line)]
+    own = [line for line in marked if line.split(":")[0] == marked[0].split(":")[0]]
+    return "\n".join((own or lines)[-_TAIL_LINES:])
+
+
+def _run_probe(plan: dict[str, Any]) -> dict[str, Any] | None:
+    with tempfile.TemporaryDirectory(prefix="skill-train-") as folder:
+        file = Path(folder) / "plan.json"
+        write_json(file, plan)
+        command = [sys.executable, str(train_program()), str(file), "--probe"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return next((event for event in _events(done.stdout) if event.pop("event") == "probe"), None)
+
+
+def _events(text: str) -> Iterator[dict[str, Any]]:
+    for line in text.splitlines():
+        try:
+            event = json.loads(line)
+        except json.JSONDecodeError:
+            continue
+        if isinstance(event, dict) and "event" in event:
+            yield event

@@ -1,0 +1,150 @@
+"""What finished runs on this machine measured, kept in the cache, so that the next estimate need not assume a speed."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+from dataclasses import asdict
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from skill_train.core.errors import UsageError
+from skill_train.core.files import write_json
+from skill_train.estimate.step import MicroStep
+from skill_train.estimate.time import micro_step_flops, optimizer_seconds, reading_seconds
+from skill_train.facts import Calibration, MachineFacts, ModelFacts, rebuilt
+from skill_train.machine.read import cache_dir
+from skill_train.run.records import read_json
+
+SCHEMA = "skill-train/calibration/1"
+_LEAST_STEPS = 3  # the first warms up
+_ENOUGH_STEPS = 10  # fewer do not take the place of more
+# Another shape tells only for models of about its size, in parameters. Narrow ones are held up by overhead: on 2 cores
+# a model of hidden size 64 reached 4 to 10 GFLOPS and Qwen3-0.6B 24 to 78 (bench/estimates, 2026-11). Four times the
+# parameters is about twice the width, over which the share of the peak changes by a third (estimate_time, _REACHED).
+_SIMILAR = 4.0
+
+
+def remember(plan: dict[str, Any], lines: list[dict[str, Any]], finished_at: str) -> Calibration | None:
+    """Keeps the speed of a run; None when it was too short to tell, or much shorter than the run that is known.
+
+    Args:
+        plan: of the run.
+        lines: of its `metrics.jsonl`.
+        finished_at: when it ended, for the reader.
+    """
+    settled = [line for last, line in pairwise(lines) if line.get("seconds") and line.get("start") == last.get("start")]
+    model, machine = _facts(plan)
+    if len(lines) < _LEAST_STEPS or not settled or plan["placement"]["num_processes"] > 1:
+        return None
+    steps = [_micro_steps(plan, line) for line in settled]
+    flops = sum(count * (micro_step_flops(model, step) or 0) for count, step in steps)
+    if not flops:
+        return None
+    seconds = computing_seconds(model, machine, sum(line["seconds"] for line in settled), steps)
+    dtype, shape = plan["placement"]["dtype"], _shape(model)
+    basis = f"{len(settled)} steps of {Path(model.source).name} in {dtype}, {finished_at[:10]}"
+    path = _path(machine, plan["placement"]["device"], dtype)
+    measured = {
+        "flops_per_second": flops / seconds,
+        "basis": basis,
+        "parameters": model.parameters,
+        "steps": len(settled),
+    }
+    earlier = _read(path)
+    if len(settled) < min(_ENOUGH_STEPS, earlier.get(shape, {}).get("steps", 0)):
+        return None
+    kept = earlier | {shape: measured}
+    with contextlib.suppress(OSError):  # the run is done; a cache that cannot be written costs an estimate
+        write_json(path, {"schema": SCHEMA, "chip": machine.chip, "dtype": dtype, "shapes": kept})
+    return Calibration(flops / seconds, basis, same_shape=True)
+
+
+def known(machine: MachineFacts, model: ModelFacts, device: str) -> dict[str, Calibration]:
+    """Measured speeds of this machine, by dtype: of this very model shape, else of the one nearest in size."""
+    found = {}
+    for dtype in ("float32", "bfloat16", "float16"):
+        shapes = _read(_path(machine, device, dtype))
+        same = shapes.get(_shape(model))
+        best = same or _nearest(shapes, model.parameters)
+        if best is not None:
+            found[dtype] = Calibration(float(best["flops_per_second"]), str(best["basis"]), same_shape=same is not None)
+    return found
+
+
+def _nearest(shapes: dict[str, Any], parameters: int | None) -> dict[str, Any] | None:
+    """Of models not too different in size; None when there is none, or the size is unknown."""
+    if not parameters:
+        return None
+    apart = {key: abs(math.log(kept["parameters"] / parameters)) for key, kept in shapes.items()}
+    nearest = min(apart, key=lambda key: apart[key], default=None)
+    return shapes[nearest] if nearest is not None and apart[nearest] <= math.log(_SIMILAR) else None
+
+
+def computing_seconds(
+    model: ModelFacts, machine: MachineFacts, seconds: float, steps: list[tuple[int, MicroStep]]
+) -> float:
+    """What is left of the seconds of some optimizer steps without what is memory's: reading weights, and AdamW over all
+    of them. At least a fifth: those are estimates too.
+
+    Args:
+        steps: each optimizer step, as micro-steps in it and one of them.
+    """
+    memory = sum(
+        count * reading_seconds(model, step, machine) + optimizer_seconds(model, step, machine) for count, step in steps
+    )
+    return max(seconds - memory, seconds / 5)
+
+
+def _micro_steps(plan: dict[str, Any], line: dict[str, Any]) -> tuple[int, MicroStep]:
+    """How many micro-steps one optimizer step had, and one of them, from the tokens that it was fed."""
+    recipe, placement = plan["recipe"], plan["placement"]
+    rows, tokens = placement["per_device_train_batch_size"], line["tokens"]
+    full = recipe["finetuning_type"] == "full"
+    step = MicroStep(
+        device=placement["device"],
+        dtype=placement["dtype"],
+        rows=rows,
+        length=max(1, round(tokens / recipe["effective_batch_size"])),
+        checkpointing=placement["gradient_checkpointing"],
+        four_bit=recipe["load_in_4bit"],
+        lora_r=recipe["lora_r"],
+        target_modules=tuple(recipe["target_modules"]),
+        trained_share=line["trained_tokens"] / tokens,
+        full=full,
+        pure_bf16=recipe["pure_bf16"],
+        optim=recipe["optim"],
+    )
+    return placement["gradient_accumulation_steps"], step
+
+
+def _facts(plan: dict[str, Any]) -> tuple[ModelFacts, MachineFacts]:
+    return rebuilt(ModelFacts, plan["facts"]["model"]), rebuilt(MachineFacts, plan["facts"]["machine"])
+
+
+def _shape(model: ModelFacts) -> str:
+    values = asdict(model)
+    return json.dumps([values[k] for k in ("model_type", "layers", "hidden_size", "intermediate_size", "vocab_size")])
+
+
+def _path(machine: MachineFacts, device: str, dtype: str) -> Path:
+    key = json.dumps([machine.system, machine.chip, machine.cores, device, dtype])
+    return cache_dir() / "calibration" / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """The kept shapes. A cache may be lost or torn: then nothing is known."""
+    try:
+        document = read_json(path)
+        shapes = document["shapes"] if document["schema"] == SCHEMA else {}
+        return {key: kept for key, kept in shapes.items() if _is_whole(kept)}
+    except (OSError, UsageError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError):
+        return {}
+
+
+def _is_whole(kept: dict[str, Any]) -> bool:
+    sizes = float(kept["flops_per_second"]) > 0 and float(kept["parameters"]) > 0
+    return sizes and bool(kept["basis"]) and isinstance(kept.get("steps", 0), int)

@@ -1,0 +1,1 @@
+"""The step `verify`: every GGUF file against the model that was trained."""

@@ -1,0 +1,59 @@
+"""Greedy answers by llama.cpp against the reference's, up to the first near-tie."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from skill_train.verify.check import Check, NotChecked, Verdict, worst
+from skill_train.verify.reference_answers import Answer
+from skill_train.verify.thresholds import Limits
+
+_NEVER = float("inf")  # the gap where only one of the two ends
+
+
+def check_answers(
+    file: str, answers: list[Answer], given: list[list[int]], limits: Limits, tokenizer: Any
+) -> Check | NotChecked:
+    """Answers agree token by token until the reference itself is undecided, and end where the reference ends.
+
+    The figure is the largest gap: by how many nats the reference prefers its own token where an answer parts from it.
+    """
+    if not answers:
+        return NotChecked("answers", file, "no prompt was short enough to answer")
+    gaps, verdicts, told = [0.0], [], ""
+    for answer, ids in zip(answers, given, strict=True):
+        gap, what = _parting(answer, ids, tokenizer)
+        if gap > max(gaps):
+            told = what
+        gaps.append(gap)
+        verdicts.append(_judge(gap, limits.gap))
+    equal = sum(answer.ids == ids for answer, ids in zip(answers, given, strict=True))
+    ended = sum(answer.stopped for answer in answers)
+    detail = f"{equal} of {len(answers)} answers are equal, the reference ends {ended} of them itself"
+    figures = {"equal": equal, "answers": len(answers), "reference_stopped": ended, "fail_above": limits.gap[1]}
+    figure = max(gaps) if max(gaps) < _NEVER else "it does not end where the reference ends"
+    return Check(
+        "answers", file, worst(verdicts), figure, limits.gap[0], f"{detail}{'; ' + told if told else ''}", figures
+    )
+
+
+def _parting(answer: Answer, ids: list[int], tokenizer: Any) -> tuple[float, str]:
+    """How sure the reference was where the two part, in nats, and what each wrote. 0 for equal answers."""
+    at = next((i for i, (a, b) in enumerate(zip(answer.ids, ids, strict=False)) if a != b), None)
+    if at is None:
+        if len(answer.ids) == len(ids):
+            return 0.0, ""
+        # Equal so far, and only one of the two takes the last token for the end. llama.cpp may know more special tokens
+        # that end an answer (such as those for filling gaps in code) than the reference lists.
+        if len(ids) < len(answer.ids) and ids[-1] in tokenizer.all_special_ids + list(tokenizer.added_tokens_decoder):
+            return 0.0, ""
+        who = "llama.cpp goes on" if len(ids) > len(answer.ids) else "llama.cpp stops"
+        return _NEVER, f"{who} after {tokenizer.decode(answer.ids)[-40:]!r}, where the reference does not"
+    row = answer.rows[at]
+    gap = float(row[answer.ids[at]] - row[ids[at]]) if ids[at] < len(row) else _NEVER
+    own, other = tokenizer.decode([answer.ids[at]]), tokenizer.decode([ids[at]])
+    return gap, f"at token {at} llama.cpp answers {other!r} for {own!r}, which the reference prefers by {gap:.2g} nats"
+
+
+def _judge(gap: float, bounds: tuple[float, float]) -> Verdict:
+    return "pass" if gap <= bounds[0] else "warn" if gap <= bounds[1] else "fail"

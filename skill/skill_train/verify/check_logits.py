@@ -1,0 +1,112 @@
+"""Verdicts on what llama.cpp computes: how near it is to the reference, and whether it is the tuned model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from skill_train.verify.check import Check, NotChecked, Verdict, worst
+from skill_train.verify.thresholds import FAR_TOKENS, Limits
+
+_COSTLY = 0.5  # of the tuning's own effect: from here on what rounding did is worth a warning
+_SAMPLING_NOISE = 1e-6  # nats: below this the base and the tuned model are one model, up to rounding
+
+
+def check_logits(
+    file: str, figures: dict[str, Any] | None, limits: Limits, stored: str = "", cost: float | None = None
+) -> Check | NotChecked:
+    """Mean KL divergence, and the perplexity ratio beyond its interval.
+
+    Args:
+        figures: of `compare.summarize`, against the reference; rounded, where the merge was stored in 16 bits.
+        stored: the type that the merge was rounded to; empty where it was not.
+        cost: what that moved, mean KL divergence in nats.
+    """
+    if figures is None:
+        return NotChecked("logits", file, "no text was long enough to compare")
+    kl, ratio = figures["mean_kl"], figures["perplexity_ratio"]
+    if kl is None or ratio is None:
+        return Check("logits", file, "fail", None, limits.kl[0], "the logits are not finite", figures)
+    # Worse by more than the sample's own uncertainty. A quantized file that happens to be better is no fault.
+    beyond = max(0.0, ratio - 1 - figures["perplexity_ratio_half_width"])
+    # All tokens but the farthest, which may be near-ties that turned; and with these, as far as rounding puts some.
+    with_far = [
+        bound + most * limits.far / figures["tokens"] for bound, most in zip(limits.kl, FAR_TOKENS, strict=True)
+    ]
+    nearer = [_judge(figures["trimmed_kl"], limits.kl)]
+    if limits.typical is not None:
+        nearer.append(_judge(figures["median_kl"], limits.typical))
+    verdict = worst([*nearer, _judge(kl, (with_far[0], with_far[1])), _judge(beyond, limits.ratio)])
+    detail = (
+        f"mean KL {kl:.2g} nats, 99th percentile {figures['p99_kl']:.2g}, same first token {figures['same_top1']:.1%}, "
+        f"perplexity x{ratio:.4f} ± {figures['perplexity_ratio_half_width']:.4f} on {figures['tokens']} tokens"
+    )
+    if cost is not None:
+        detail += f"; the merge itself is {cost:.2g} nats from what was trained, because it is stored in {stored}"
+    if limits.noise is not None:
+        detail += f"; rounding in products alone, which turns routers, moves this model by {limits.noise:.2g} nats"
+    bounds = {
+        "fail_above": with_far[1],
+        "typical": limits.typical and list(limits.typical),
+        "trimmed": list(limits.kl),
+        "ratio": list(limits.ratio),
+        "source": limits.source,
+    }
+    return Check("logits", file, verdict, kl, with_far[0], detail, figures | {"limits": bounds, "rounding": cost})
+
+
+def check_tuned(
+    file: str,
+    change: dict[str, Any] | None,
+    limits: Limits,
+    why_not: str,
+    stored: str = "",
+    cost: float | None = None,
+) -> Check | NotChecked:
+    """The share of the tuning that is in the file: 1 when the adapter was applied once, as it was trained.
+
+    Args:
+        change: of `compare.summarize_change`.
+        why_not: why there is none.
+        stored, cost: as for `check_logits`.
+    """
+    if change is None:
+        return NotChecked("tuned", file, why_not)
+    share, width = change["share"], change["share_half_width"]
+    if change["kl_between"] is not None and change["kl_between"] < _SAMPLING_NOISE:
+        detail = f"the adapter changes nothing measurable: tuned and base differ by {change['kl_between']:.1g} nats"
+        return Check("tuned", file, "warn", share, 1.0, detail, change)
+    if share is None or width is None:
+        return Check("tuned", file, "fail", None, 1.0, "the logits are not finite", change)
+    # Surely outside fails; surely or likely inside passes; a sample too small to tell warns.
+    off = abs(share - 1)
+    large = change["kl_between"] is None or change["kl_between"] >= limits.tuning
+    sure: Verdict = "fail" if large and off - width > limits.share[1] else "warn"
+    verdict: Verdict = "pass" if off <= limits.share[0] else sure
+    nearer = "tuned model" if (change["kl_tuned"] or 0) < (change["kl_base"] or 0) else "base"
+    detail = (
+        f"{share:.3f} ± {width:.3f} of the tuning is in the file ({_means(share)}); it is nearer to the {nearer}: "
+        f"KL {change['kl_tuned']:.2g} from the tuned model, {change['kl_base']:.2g} from the base"
+    )
+    if cost is not None and change["kl_between"] is not None and cost > _COSTLY * change["kl_between"]:
+        verdict = worst([verdict, "warn"])
+        detail += (
+            f"; storing the merge in {stored} moved the answers by {cost:.2g} nats, and the tuning by "
+            f"{change['kl_between']:.2g}: skill-train merge RUN --dtype float32 rounds nothing"
+        )
+    if not large:
+        detail += f"; the tuning itself is only {change['kl_between']:.2g} nats, less than this type can hold for sure"
+    return Check("tuned", file, verdict, share, f"1 ± {limits.share[0]}", detail, change)
+
+
+def _judge(figure: float, bounds: tuple[float, float]) -> Verdict:
+    return "pass" if figure <= bounds[0] else "warn" if figure <= bounds[1] else "fail"
+
+
+def _means(share: float) -> str:
+    if share < 0.25:
+        return "the adapter was not applied"
+    if share < 0.85:
+        return "the adapter was applied too weakly"
+    if share <= 1.15:
+        return "the adapter was applied once"
+    return "the adapter was applied too strongly, or twice"

@@ -1,0 +1,181 @@
+"""The chat template in a GGUF file must write the same prompts as the reference's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from skill_train.core.errors import NativeCrash, from_exit_code
+from skill_train.core.resources import train_module
+from skill_train.core.worker import run_worker
+from skill_train.llama.gguf_header import GgufFile
+from skill_train.verify.check import Check, NotChecked, Verdict
+
+_SECONDS = 20
+_USER = {"role": "user", "content": "What is 2 + 2?\nAnswer shortly."}
+_ASSISTANT = {"role": "assistant", "content": "It is 4."}
+_SYSTEM = {"role": "system", "content": "You are exact."}
+_AGAIN = {"role": "user", "content": "  And 3 + 3? 🙂 "}
+
+# What users send: with and without a system message, one turn and several, to be answered or complete.
+CONVERSATIONS: tuple[dict[str, Any], ...] = tuple(
+    {"messages": messages, "tools": None, "add_generation_prompt": prompt}
+    for messages, prompt in (
+        ([_USER], True),
+        ([_USER, _ASSISTANT], False),
+        ([_SYSTEM, _USER], True),
+        ([_USER, _ASSISTANT, _AGAIN], True),
+        ([_SYSTEM, _USER, _ASSISTANT, _AGAIN, _ASSISTANT], False),
+        ([_AGAIN], True),
+    )
+)
+
+
+def row_conversations(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows that are conversations, complete as they were trained."""
+    return [
+        {"messages": row["messages"], "tools": row.get("tools"), "add_generation_prompt": False}
+        for row in rows
+        if row["kind"] == "chat"
+    ]
+
+
+def identity(gguf: GgufFile) -> str:
+    """Equal for files that render every conversation alike."""
+    return repr([gguf.metadata.get("tokenizer.chat_template"), *_special(gguf)])
+
+
+def render_own(gguf: GgufFile, conversations: list[dict[str, Any]]) -> list[dict[str, str]] | str | None:
+    """`{"text"}` or `{"refused"}` for each conversation by the file's own template.
+
+    None without a template; a sentence when it does not come to an end or takes too much memory.
+    """
+    template = gguf.metadata.get("tokenizer.chat_template")
+    return render_text(template, gguf, conversations) if isinstance(template, str) else None
+
+
+def render_text(template: str, gguf: GgufFile, conversations: list[dict[str, Any]]) -> list[dict[str, str]] | str:
+    """As `render_own`, by another template in place of the file's."""
+    bos, eos = _special(gguf)
+    job = {"template": template, "bos": bos, "eos": eos, "seconds": _SECONDS, "conversations": conversations}
+    try:
+        rendered: list[dict[str, str]] = run_worker("skill_train.llama.template_worker", job)["rendered"]
+    except NativeCrash:
+        return f"the template did not end within {_SECONDS} seconds"
+    return rendered
+
+
+def render_reference(tokenizer: Any, conversations: list[dict[str, Any]]) -> list[dict[str, str]]:
+    """The same by the reference's tokenizer.
+
+    Raises:
+        UsageError: its template does not come to an end.
+    """
+    try:
+        with train_module().limited(_SECONDS):  # for all of them, as in the worker
+            return [_render(tokenizer, conversation) for conversation in conversations]
+    except TimeoutError:
+        refusal = train_module().endless_template(tokenizer.name_or_path)
+        raise from_exit_code(refusal.exit_code, refusal.error) from None
+
+
+def check_chat_template(
+    file: str,
+    *,
+    own: list[dict[str, str]] | str | None,
+    reference: list[dict[str, str]] | None,
+    text: tuple[Verdict, str] = ("pass", ""),
+) -> Check | NotChecked:
+    """Equal texts, and refusals of the same conversations.
+
+    Args:
+        own: of `render_own`.
+        reference: of `render_reference`; None when the reference has no template.
+        text: of `verify_branches.text_difference`.
+    """
+    if own is None and reference is None:
+        return NotChecked("chat_template", file, "the reference has no chat template, and the file has none")
+    if own is None:
+        return Check("chat_template", file, "fail", "missing", "present", "the reference has a chat template")
+    if isinstance(own, str):
+        return Check("chat_template", file, "fail", "endless", "equal", own)
+    if reference is None:
+        why = "the file has a chat template and the reference has none"
+        return Check("chat_template", file, "warn", "present", "missing", why)
+    different = [pair for pair in zip(own, reference, strict=True) if not _same(*pair)]
+    if different:
+        detail = first_difference(*different[0])
+        return Check("chat_template", file, "fail", len(different), 0, detail, {"looked_at": len(own)})
+    verdict, why = text
+    good = f"{len(own)} conversations render alike" if verdict == "pass" else why
+    return Check("chat_template", file, verdict, int(verdict != "pass"), 0, good, {"looked_at": len(own)})
+
+
+def turn_end(tokenizer: Any) -> int | None:
+    """The special token that the reference's template writes after an answer; None when there is none."""
+    if not tokenizer.chat_template:
+        return None
+    rendered = _render(tokenizer, CONVERSATIONS[1])
+    if "text" not in rendered:
+        return None
+    after = rendered["text"].rpartition(_ASSISTANT["content"])[2]
+    special = set(tokenizer.all_special_ids) | {
+        token for token, added in tokenizer.added_tokens_decoder.items() if added.special
+    }
+    ids = tokenizer(after, add_special_tokens=False).input_ids
+    return next((token for token in ids if token in special), None)
+
+
+def openers(tokenizer: Any) -> set[int]:
+    """Tokens that the reference's template writes before an answer. Some models list them as ends, such as Phi-3's
+    `<|assistant|>`; an answer has ended before the next one opens."""
+    if not tokenizer.chat_template:
+        return set()
+    both = [{**CONVERSATIONS[0], "add_generation_prompt": prompt} for prompt in (True, False)]
+    texts = [_render(tokenizer, one).get("text", "") for one in both]
+    ids, without = (tokenizer(text, add_special_tokens=False).input_ids for text in texts)
+    shared = next((at for at, pair in enumerate(zip(ids, without, strict=False)) if pair[0] != pair[1]), len(without))
+    return set(ids[shared:]) - {turn_end(tokenizer)}
+
+
+def reads_clock(tokenizer: Any) -> bool:
+    """Whether the reference's template writes the date: then no two days give the same prompt."""
+    return "strftime_now" in str(tokenizer.chat_template)
+
+
+def _special(gguf: GgufFile) -> tuple[str, str]:
+    """Text of BOS and EOS, as llama-cpp-python gives them to the template."""
+    tokens = gguf.metadata.get("tokenizer.ggml.tokens", [])
+    ids = (gguf.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos"))
+    bos, eos = (str(tokens[i]) if isinstance(i, int) and 0 <= i < len(tokens) else "" for i in ids)
+    return bos, eos
+
+
+def _render(tokenizer: Any, conversation: dict[str, Any]) -> dict[str, str]:
+    import jinja2
+
+    errors = (jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError)
+    try:
+        text = tokenizer.apply_chat_template(
+            conversation["messages"],
+            tools=conversation["tools"],
+            tokenize=False,
+            add_generation_prompt=conversation["add_generation_prompt"],
+        )
+    except (*errors, TypeError, ValueError) as error:
+        return {"refused": f"{type(error).__name__}: {error}"[:300]}
+    return {"text": text}
+
+
+def _same(own: dict[str, str], reference: dict[str, str]) -> bool:
+    return own.get("text") == reference.get("text")
+
+
+def first_difference(own: dict[str, str], reference: dict[str, str]) -> str:
+    if "refused" in own:
+        return f"the file's template refuses a conversation: {own['refused']}"
+    if "refused" in reference:
+        return f"the reference's template refuses a conversation that the file's accepts: {reference['refused']}"
+    a, b = own["text"], reference["text"]
+    at = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    start = max(0, at - 20)
+    return f"at character {at} the file writes {a[start : at + 30]!r}, the reference {b[start : at + 30]!r}"

@@ -1,0 +1,247 @@
+"""The whole vocabulary of a GGUF file: text, type and score of each token, and each merge in its order.
+
+Expected lists come from the base's own files, read with json and sentencepiece, not from what the converter made.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from skill_train.llama.gguf_header import GgufFile
+from skill_train.verify.check import Check, problems
+from skill_train.verify.check_tokens import same_piece
+
+_NORMAL, _UNKNOWN, _CONTROL, _USER, _UNUSED, _BYTE = range(1, 7)  # llama.cpp, llama_token_type
+_BYTES = 256
+_NAMES = {"gpt2": "merges", "llama": "scores", "t5": "scores"}  # what orders the pieces, by tokenizer.ggml.model
+# The converter gives these scores to added tokens and to padding, whose scores sentencepiece does not use.
+_ADDED_SCORES = (-1000.0, -10000.0)
+# llama.cpp stops at tokens of these texts in every file (src/llama-vocab.cpp, load of special tokens).
+_ENDS = frozenset(
+    [
+        *("<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<end_of_turn>"),
+        *("<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>", "<eos>"),
+        *("<end_of_utterance>", "<\uff5cend\u2581of\u2581sentence\uff5c>", "<|fim_pad|>", "<fim-pad>", "<fim_pad>"),
+        *("<PAD>", "[PAD]", "<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>", "<|file_sep|>"),
+        *("<turn|>", "<|tool_response>"),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class Files:
+    """The tokenizer files of a model folder that can be read; None for those that are not there.
+
+    Attributes:
+        added: ids of added tokens, and whether they are special; two files may say different things.
+    """
+
+    document: dict[str, Any] | None
+    pieces: Any
+    merges: list[str] | None
+    added: dict[int, set[bool]]
+
+
+def read_files(folder: Path) -> Files:
+    document = _json(folder / "tokenizer.json")
+    config = _json(folder / "tokenizer_config.json") or {}
+    listed = [(int(token), entry) for token, entry in config.get("added_tokens_decoder", {}).items()]
+    listed += [(entry["id"], entry) for entry in (document or {}).get("added_tokens", [])]
+    listed += [(token, {}) for token in (_json(folder / "added_tokens.json") or {}).values()]
+    added: dict[int, set[bool]] = {}
+    for token, entry in listed:
+        added.setdefault(token, set()).add(entry.get("special") is True)
+    return Files(document, _sentencepiece(folder), _merges(folder, document), added)
+
+
+def check_vocabulary(
+    gguf: GgufFile, tokenizer: Any, own: list[str | None], files: Files, config: dict[str, Any]
+) -> Check:
+    """Each entry of the file's lists is the reference's.
+
+    Args:
+        own: tokens of `tokenizer`, by id.
+        files: of the reference's folder.
+    """
+    tokens = gguf.metadata.get("tokenizer.ggml.tokens", [])
+    types = gguf.metadata.get("tokenizer.ggml.token_type", [])
+    found = [] if len(tokens) >= len(own) else [f"the file has {len(tokens)} tokens, the reference {len(own)}"]
+    if types and len(types) != len(tokens):
+        found.append(f"{len(types)} token types for {len(tokens)} tokens")
+    for token, (got, expected) in enumerate(zip(tokens, own, strict=False)):
+        unused = expected is None and token < len(types) and types[token] == _UNUSED
+        if not unused and not same_piece(got, expected, tokenizer, token):
+            found.append(f"token {token} is {got!r}, the reference has {expected!r}")
+    found += _type_faults(types, own, files)
+    ordered, why = _order_faults(gguf, files)
+    wrong, unused = _id_faults(gguf, tokenizer, config)
+    found += ordered + wrong
+    good = f"{len(own)} tokens equal, in order" + (f", {why}" if why else "")
+    good += f"; {unused}, and llama.cpp spells such text in bytes" if unused else ""
+    check = problems("vocabulary", gguf.path.name, found, looked_at=len(tokens), good=good)
+    if check.verdict == "pass" and (unused or why.startswith("not compared")):
+        return Check("vocabulary", check.file, "warn", 0, 0, good, check.figures)
+    return check
+
+
+def check_stops(gguf: GgufFile, ending: list[int], allowed: set[int]) -> Check:
+    """llama.cpp stops at no token but the reference's ends, and those that it finds by their text in any file."""
+    tokens = gguf.metadata.get("tokenizer.ggml.tokens", [])
+    texts = {token: tokens[token] if 0 <= token < len(tokens) else "no token" for token in ending}
+    extra = [token for token in ending if token not in allowed and texts[token] not in _ENDS]
+    found = [
+        f"llama.cpp stops at token {token} ({texts[token]!r}), which ends nothing in the reference" for token in extra
+    ]
+    found += _named_ends(gguf, tokens, allowed)
+    good = f"stops at {', '.join(f'{token} ({texts[token]!r})' for token in ending[:8])}"
+    return problems("stop_tokens", gguf.path.name, found, looked_at=len(ending), good=good)
+
+
+def _id_faults(gguf: GgufFile, tokenizer: Any, config: dict[str, Any]) -> tuple[list[str], str]:
+    """Ids of the file that neither the tokenizer nor config.json gives to that purpose; and what is said of the one for
+    unknown text, where the vocabulary has every byte and no text is unknown."""
+    text, found, unused = {**config, **config.get("text_config", {})}, [], ""
+    bytes_of_file = gguf.metadata.get("tokenizer.ggml.token_type", []).count(_BYTE)
+    spells = gguf.metadata.get("tokenizer.ggml.model") == "gpt2" or bytes_of_file == _BYTES
+    for name, key in {"unk": "unknown", "sep": "seperator", "pad": "padding", "mask": "mask", "bos": "bos"}.items():
+        got = gguf.metadata.get(f"tokenizer.ggml.{key}_token_id")
+        said = [getattr(tokenizer, f"{name}_token_id", None), text.get(f"{name}_token_id")]
+        said = [token for token in said if token is not None]
+        if got is None or not said or got in said:
+            continue
+        wrong = f"{key}_token_id is {got}, the reference has {said[0]}"
+        if key == "unknown" and spells:
+            unused = wrong
+        else:
+            found.append(wrong)
+    return found, unused
+
+
+def _named_ends(gguf: GgufFile, tokens: list[str], allowed: set[int]) -> list[str]:
+    """`eot_token_id` and `eom_token_id` of the file end something in the reference too."""
+    found = []
+    for name in ("eot", "eom"):
+        token = gguf.metadata.get(f"tokenizer.ggml.{name}_token_id")
+        text = tokens[token] if isinstance(token, int) and 0 <= token < len(tokens) else None
+        if token is not None and token not in allowed and text not in _ENDS:
+            found.append(f"{name}_token_id is {token} ({text!r}), which ends nothing in the reference")
+    return found
+
+
+def _order_faults(gguf: GgufFile, files: Files) -> tuple[list[str], str]:
+    """What differs in the merges or scores; and what was equal, or why it is not known."""
+    kind = str(gguf.metadata.get("tokenizer.ggml.model"))
+    merges, scores = (gguf.metadata.get(f"tokenizer.ggml.{name}") for name in ("merges", "scores"))
+    if _NAMES.get(kind) == "merges" or (kind not in _NAMES and merges):
+        if files.merges is None:
+            return [], "not compared: merges, because the reference has no tokenizer.json and no merges.txt"
+        return _list_faults("merge", merges or [], files.merges), f"{len(files.merges)} merges equal"
+    if _NAMES.get(kind) == "scores":
+        expected = _scores(files)
+        if expected is None:
+            return [], "not compared: scores, because the reference has no sentencepiece file"
+        return _score_faults(scores or [], expected, set(files.added)), f"{len(expected)} scores equal"
+    return ([], "") if kind == "bert" else ([], f"not compared: how a {kind} tokenizer orders its pieces")
+
+
+def _list_faults(what: str, got: list[str], expected: list[str]) -> list[str]:
+    if got == expected:
+        return []
+    at = next((i for i, (a, b) in enumerate(zip(got, expected, strict=False)) if a != b), min(len(got), len(expected)))
+    pair = [repr(rows[at]) if at < len(rows) else "nothing" for rows in (got, expected)]
+    count = "" if len(got) == len(expected) else f" ({len(got)} instead of {len(expected)})"
+    return [f"{what} {at} is {pair[0]}, the reference has {pair[1]}{count}"]
+
+
+def _score_faults(got: list[float], expected: list[float], added: set[int]) -> list[str]:
+    import numpy as np
+
+    if len(got) < len(expected):
+        return [f"{len(got)} scores, the reference has {len(expected)}"]
+    own, other = np.asarray(got[: len(expected)], np.float32), np.asarray(expected, np.float32)
+    wrong = [int(token) for token in np.flatnonzero(~(own == other))]
+    wrong = [token for token in wrong if token not in added or own[token] not in _ADDED_SCORES]
+    if not wrong:
+        return []
+    first = wrong[0]
+    return [
+        f"score of token {first} is {own[first]:g}, the reference has {other[first]:g} ({len(wrong)} scores differ)"
+    ]
+
+
+def _type_faults(types: list[int], own: list[str | None], files: Files) -> list[str]:
+    found = []
+    for token, allowed in _allowed_types(own, files):
+        if token < len(types) and types[token] not in allowed:
+            expected = " or ".join(map(str, sorted(allowed)))
+            found.append(f"token {token} is of type {types[token]}, the reference's files make it {expected}")
+    padding = range(len(own), len(types))
+    used = [token for token in padding if types[token] != _UNUSED]
+    return found + [f"token {token} is padding and of type {types[token]}, not {_UNUSED}" for token in used]
+
+
+def _allowed_types(own: list[str | None], files: Files) -> Iterator[tuple[int, set[int]]]:
+    """Types of llama.cpp that each token may have. An added token that is not special is stored as text, or as a
+    control token where it looks like one."""
+    pieces = _piece_types(files.pieces) if files.pieces is not None else []
+    for token, text in enumerate(own):
+        piece = pieces[token] if token < len(pieces) else _NORMAL
+        special = files.added.get(token)
+        if text is None:
+            yield token, {_UNUSED}
+        elif special is not None:
+            stored = {piece} - {_NORMAL}
+            yield token, stored | {_CONTROL} | ({_USER, _NORMAL} if False in special else set())
+        else:
+            yield token, {piece} if token < len(pieces) else {_NORMAL, _BYTE}
+
+
+def _piece_types(pieces: Any) -> list[int]:
+    found = []
+    for token in range(pieces.vocab_size()):
+        tests = ((pieces.IsUnknown, _UNKNOWN), (pieces.IsControl, _CONTROL), (pieces.IsByte, _BYTE))
+        kind = next((kind for test, kind in tests if test(token)), _NORMAL)
+        found.append(_UNUSED if kind == _NORMAL and pieces.IsUnused(token) else kind)
+    return found
+
+
+def _scores(files: Files) -> list[float] | None:
+    if files.pieces is not None:
+        return list(files.pieces.GetScore(list(range(files.pieces.vocab_size()))))
+    model = (files.document or {}).get("model", {})
+    return [float(score) for _, score in model["vocab"]] if model.get("type") == "Unigram" else None
+
+
+def _merges(folder: Path, document: dict[str, Any] | None) -> list[str] | None:
+    """`left right`. A space inside a part is written as the byte-level alphabet writes it."""
+    listed = (document or {}).get("model", {}).get("merges")
+    if listed:
+        return [one if isinstance(one, str) else " ".join(p.replace(" ", "\u0120") for p in one) for one in listed]
+    file = folder / "merges.txt"
+    if not file.is_file():
+        return None
+    lines = file.read_text(encoding="utf-8").split("\n")
+    return [line for line in lines[lines[0].startswith("#") :] if line.strip()]
+
+
+def _sentencepiece(folder: Path) -> Any:
+    file = next((folder / name for name in ("tokenizer.model", "spiece.model") if (folder / name).is_file()), None)
+    if file is None:
+        return None
+    try:
+        from sentencepiece import SentencePieceProcessor
+
+        return SentencePieceProcessor(model_file=str(file))
+    except (ImportError, RuntimeError, OSError):  # tiktoken's files have the same name
+        return None
+
+
+def _json(file: Path) -> dict[str, Any] | None:
+    if not file.is_file():
+        return None
+    document: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return document

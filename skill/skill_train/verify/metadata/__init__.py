@@ -1,0 +1,1 @@
+"""The metadata of a GGUF file against what config.json states."""

@@ -1,0 +1,117 @@
+"""Rotary positions: what config.json says of them, and the tables of factors that a GGUF file holds."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from skill_train.llama.gguf_header import GgufFile
+
+_NAMES = {"default": "none", "linear": "linear", "yarn": "yarn", "longrope": "longrope", "su": "longrope"}
+_TABLES = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+_TOLERANCE = 1e-4  # relative: factors are computed in float32
+
+
+def rope_of(text: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
+    """The rope fields, flat, with `local_theta` where layers with a window have a base of their own."""
+    own = {**(defaults.get("rope_parameters") or {}), **(text.get("rope_scaling") or {})}
+    own |= text.get("rope_parameters") or {}
+    full = {**own, **own["full_attention"]} if isinstance(own.get("full_attention"), dict) else own
+    theta = text.get("rope_theta") or text.get("rotary_emb_base") or full.get("rope_theta")
+    local = (own.get("sliding_attention") or {}).get("rope_theta") or text.get("rope_local_base_freq")
+    found = {**full, "rope_theta": theta, "local_theta": local, "head": _rotated_head(text, defaults, full)}
+    for name in ("original_max_position_embeddings", "max_position_embeddings"):
+        found.setdefault(name, text.get(name) or defaults.get(name))
+    return found if theta is not None else {}
+
+
+def kind_of(rope: dict[str, Any]) -> str:
+    return str(rope.get("rope_type") or rope.get("type") or "default")
+
+
+def scaling_of(name: str, rope: dict[str, Any], context: int | None) -> Any:
+    """The value of `rope.scaling.<name>`; None when config.json does not state it."""
+    kind, original = kind_of(rope), rope.get("original_max_position_embeddings")
+    if name == "type":
+        return _NAMES.get(kind)
+    if name == "factor":
+        return rope.get("factor") if kind in ("linear", "yarn") else None
+    if name == "original_context_length":
+        return original
+    if name == "attn_factor" and kind in ("longrope", "su") and context and original:
+        scale = context / original
+        return rope.get("attention_factor") or (
+            math.sqrt(1 + math.log(scale) / math.log(original)) if scale > 1 else 1.0
+        )
+    names = {"yarn_attn_factor": ("attention_factor", "attn_factor"), "yarn_ext_factor": ("extrapolation_factor",)}
+    names |= {"yarn_beta_fast": ("beta_fast",), "yarn_beta_slow": ("beta_slow",)}
+    return next((rope[one] for one in names.get(name, ()) if rope.get(one) is not None), None)
+
+
+def table_faults(gguf: GgufFile, rope: dict[str, Any]) -> list[str]:
+    """Scaled positions are in the file, as metadata or as a table of factors, and the table is config.json's."""
+    kind = kind_of(rope)
+    wanted = _wanted(rope)
+    stated = any(key.startswith(f"{gguf.architecture}.rope.scaling.") for key in gguf.metadata)
+    held = {name for name in _TABLES if name in gguf.tensors}
+    if kind not in ("default", "mrope") and not stated and not held:
+        return [f"rope scaling is missing, config.json has {kind}"]
+    found = [f"{name} is missing, config.json has {kind} rope scaling" for name in wanted if name not in held]
+    for name in sorted(held):
+        found += _compared(gguf, name, wanted.get(name), kind)
+    return found
+
+
+def _compared(gguf: GgufFile, name: str, wanted: list[float] | None, kind: str) -> list[str]:
+    if wanted is None:
+        return [f"{name} changes the rope frequencies, config.json has {kind} rope"] if kind == "default" else []
+    got = _floats(gguf, name)
+    if len(got) != len(wanted):
+        return [f"{name} has {len(got)} rope factors, config.json gives {len(wanted)}"]
+    for number, (one, other) in enumerate(zip(got, wanted, strict=True)):
+        if not abs(one - other) <= _TOLERANCE * abs(other):  # a NaN is no number either
+            return [f"{name}: rope factor {number} is {one:.6g}, config.json gives {other:.6g}"]
+    return []
+
+
+def _floats(gguf: GgufFile, name: str) -> list[float]:
+    import numpy as np
+
+    tensor = gguf.tensors[name]
+    kind = {"F32": np.float32, "F16": np.float16}.get(tensor.kind)
+    if kind is None:
+        return []
+    values = np.fromfile(gguf.path, dtype=kind, count=tensor.elements, offset=tensor.offset)
+    return [float(value) for value in values]
+
+
+def _wanted(rope: dict[str, Any]) -> dict[str, list[float]]:
+    kind = kind_of(rope)
+    if kind == "llama3" and rope.get("head"):
+        return {"rope_freqs.weight": _llama3(rope)}
+    if kind in ("longrope", "su") and rope.get("long_factor"):
+        return {f"rope_factors_{name}.weight": list(map(float, rope[f"{name}_factor"])) for name in ("long", "short")}
+    return {}
+
+
+def _llama3(rope: dict[str, Any]) -> list[float]:
+    """By what each frequency is divided, as Meta's llama-models and transformers' `llama3` scaling do it."""
+    factor, low, high = (float(rope[name]) for name in ("factor", "low_freq_factor", "high_freq_factor"))
+    original, found = float(rope["original_max_position_embeddings"]), []
+    for number in range(0, int(rope["head"]), 2):
+        wavelength = 2 * math.pi * rope["rope_theta"] ** (number / rope["head"])
+        if wavelength < original / high:
+            found.append(1.0)
+        elif wavelength > original / low:
+            found.append(factor)
+        else:
+            smooth = (original / wavelength - low) / (high - low)
+            found.append(1 / ((1 - smooth) / factor + smooth))
+    return found
+
+
+def _rotated_head(text: dict[str, Any], defaults: dict[str, Any], rope: dict[str, Any]) -> int | None:
+    head = text.get("head_dim") or defaults.get("head_dim")
+    width, heads = text.get("hidden_size"), text.get("num_attention_heads")
+    head = head or (width // heads if width and heads else None)
+    return None if head is None else int(head * (rope.get("partial_rotary_factor") or 1.0))

@@ -1,0 +1,110 @@
+"""What a proof asks: texts and prompts for the reference and llama.cpp, and what the reference makes of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from skill_train.model.folder import read_config
+from skill_train.reference.load import load_tokenizer, stop_ids
+from skill_train.verify import check_template as template
+from skill_train.verify import check_tokens as verify_tokens
+from skill_train.verify.check_vocabulary import Files, read_files
+from skill_train.verify.reference_answers import Measured
+from skill_train.verify.sample_texts import Sample, prompts, texts
+
+_ROWS = 64  # rows whose tokens are compared
+
+
+@dataclass(frozen=True)
+class Questions:
+    """What is asked about one reference; nothing here needs its weights.
+
+    Attributes:
+        stops: ids that end an answer.
+        rows: as the trainer was fed them, the first few.
+        texts: strings whose tokens are compared.
+        rendered: `conversations` by the reference's chat template; None without one.
+        sequences: token ids whose logits are compared.
+        prompts: token ids to answer.
+    """
+
+    reference: Path
+    adapter: Path | None
+    config: dict[str, Any]
+    tokenizer: Any
+    stops: set[int]
+    rows: list[dict[str, Any]]
+    texts: list[str]
+    rendered: list[dict[str, str]] | None
+    sequences: list[list[int]]
+    prompts: list[list[int]]
+
+    @property
+    def conversations(self) -> list[dict[str, Any]]:
+        return [*template.CONVERSATIONS, *template.row_conversations(self.rows)]
+
+
+@dataclass(frozen=True)
+class Subject(Questions):
+    """One reference, measured."""
+
+    measured: Measured
+
+    @cached_property
+    def vocabulary(self) -> list[str | None]:
+        """Tokens by id, which a tokenizer takes long to tell."""
+        found: list[str | None] = self.tokenizer.convert_ids_to_tokens(list(range(len(self.tokenizer))))
+        return found
+
+    @cached_property
+    def files(self) -> Files:
+        """The reference's tokenizer files."""
+        return read_files(self.reference)
+
+    @property
+    def samples(self) -> dict[str, int]:
+        return {
+            "tokens": sum(map(len, self.sequences)),
+            "texts": len(self.texts),
+            "rows": len(self.rows),
+            "conversations": len(self.conversations),
+            "answers": len(self.measured.answers),
+        }
+
+
+def questions_of(
+    reference: Path,
+    *,
+    adapter: Path | None,
+    rows: list[dict[str, Any]],
+    held_out: list[dict[str, Any]],
+    sample: Sample,
+) -> Questions:
+    config = read_config(reference)
+    tokenizer = load_tokenizer(reference)
+    rows = rows[:_ROWS]
+    conversations = [*template.CONVERSATIONS, *template.row_conversations(rows)]
+    rendered = template.render_reference(tokenizer, conversations) if tokenizer.chat_template else None
+    strings = verify_tokens.with_composed_forms(
+        [
+            *(row["rendered"] for row in rows),
+            *(one["text"] for one in (rendered or [])[: len(template.CONVERSATIONS)] if "text" in one),
+            *verify_tokens.HARD_STRINGS,
+            *verify_tokens.special_strings(tokenizer),
+        ]
+    )
+    return Questions(
+        reference,
+        adapter,
+        config,
+        tokenizer,
+        stop_ids(reference, tokenizer),
+        rows,
+        strings,
+        rendered,
+        texts(held_out, tokenizer=tokenizer, config=config, most=sample.tokens),
+        prompts(held_out, tokenizer=tokenizer, config=config, sample=sample),
+    )

@@ -1,0 +1,335 @@
+"""Puts every file through every check."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from skill_train.core.console import Bar
+from skill_train.core.errors import DecisionNeeded, NativeCrash, VerificationFailed
+from skill_train.core.worker import ending, run_worker
+from skill_train.llama.gguf_header import GgufFile, read_gguf
+from skill_train.machine.read import available_memory_bytes, physical_cores
+from skill_train.run import folder as run_dir
+from skill_train.verify import check_answers as verify_answers
+from skill_train.verify import check_header as verify_file
+from skill_train.verify import check_logits as verify_logits
+from skill_train.verify import check_template as template
+from skill_train.verify import check_tokens as verify_tokens
+from skill_train.verify import check_vocabulary as verify_vocabulary
+from skill_train.verify import template_branches as verify_branches
+from skill_train.verify.check import Check, NotChecked
+from skill_train.verify.metadata import check as verify_metadata
+from skill_train.verify.questions import Subject
+from skill_train.verify.reference_answers import first_of
+from skill_train.verify.thresholds import Limits, limits, of_this_model
+from skill_train.verify.weights import check as verify_weights
+from skill_train.verify.weights import tensors as verify_tensors
+
+Warn = Callable[[str, str], None]
+WORKER = "skill_train.llama.inference_worker"
+_UNQUANTIZED = ("f32", "f16", "bf16")
+_ROOM = 8  # tokens of context to spare
+_AT_ONCE = 2  # files; three took 5 to 9 s at 0.5B on 2 cores where two take 4.2
+_WORK_BYTES = 700_000_000  # of llama.cpp for 128 tokens of a model with 152,000 tokens, and of Python
+_NOTHING: dict[str, Any] = {
+    "vocabulary": None,
+    "plain": [],
+    "special": [],
+    "sequences": [],
+    "tuned": None,
+    "base": None,
+    "base_rows": 0,
+    "scored": [],
+}
+_PLAIN = ("Hello world", "12 + 30 = 42", "\n")  # texts that get BOS and EOS where the tokenizer adds them
+
+
+@dataclass
+class Proof:
+    """What was found so far."""
+
+    checks: list[Check] = field(default_factory=list)
+    not_checked: list[NotChecked] = field(default_factory=list)
+
+    def add(self, one: Check | NotChecked) -> None:
+        if isinstance(one, Check):
+            self.checks.append(one)
+        else:
+            self.not_checked.append(one)
+
+
+@dataclass(frozen=True)
+class Draft:
+    """What llama.cpp answered to each prompt by a file; nothing when it was not asked."""
+
+    gguf: GgufFile | None = None
+    answers: list[list[int]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Known:
+    """What was found out while the reference was at work.
+
+    Attributes:
+        files: of `readable`.
+        weights: of `verify_weights.compare_weights`.
+        own_templates: of the function of that name.
+    """
+
+    files: list[GgufFile]
+    weights: verify_weights.Weights
+    own_templates: dict[str, Any]
+    draft: Draft
+
+
+def judge(
+    ggufs: list[Path],
+    subject: Subject,
+    proof: Proof,
+    run: Path,
+    digests: dict[str, Any],
+    warn: Warn,
+    progress: Bar,
+    known: Known | None = None,
+) -> None:
+    """Adds what is found to `proof`.
+
+    llama.cpp runs two files at once where memory has room for them: parts of a run use one core only. On two cores, a
+    third would only make the others wait.
+    """
+    if known is None:
+        files = readable(ggufs, proof)
+        weights = verify_weights.check_weights(files, subject.reference, subject.adapter)
+        known = Known(files, weights, own_templates(files, subject.conversations), Draft())
+    exports, files = export_records(run), known.files
+    plain = unquantized(files)
+    largest = sorted(files, key=lambda gguf: gguf.size_bytes)[-_AT_ONCE:]
+    at_once = _AT_ONCE if len(largest) == _AT_ONCE and have_room(largest) else 1
+    with ending(ThreadPoolExecutor(at_once)) as pool:
+        runs = [_started(pool, gguf, subject, known, warn, at_once) for gguf in files]
+        for number, (gguf, started) in enumerate(zip(files, runs, strict=True)):
+            name = gguf.path.name
+            progress(number + 1, len(ggufs) + 1, name)
+            proof.add(verify_file.check_file(gguf))
+            proof.add(verify_file.check_digest(gguf, digests[name], exports.get(name)))
+            for one in known.weights[name]:
+                proof.add(one)
+            right = all(_all_known(known.weights[each.path.name], each) for each in (gguf, plain or gguf))
+            _judge_static(gguf, plain if plain is not gguf else None, subject, proof, right)
+            _judge_running(gguf, subject, started, proof, _limits(gguf, subject, run))
+    progress(len(ggufs) + 1, len(ggufs) + 1, "done")
+
+
+def own_templates(files: list[GgufFile], conversations: list[dict[str, Any]]) -> dict[str, Any]:
+    """What each chat template of the files makes of the conversations; files of one run share one."""
+    by_identity = {template.identity(gguf): gguf for gguf in files}
+    return {key: template.render_own(gguf, conversations) for key, gguf in by_identity.items()}
+
+
+def draft_of(files: list[GgufFile], prompts: list[list[int]], most: int, reference_bytes: int) -> Draft:
+    """Lets llama.cpp answer while the reference is at work, by the file that is nearest to it and with half of the
+    cores, where memory has room for both. Nothing when it cannot run the file, which the judge will say."""
+    gguf = unquantized(files) or (files[0] if files else None)
+    if gguf is None or not prompts or not have_room([gguf], reference_bytes):
+        return Draft()
+    job = {
+        "gguf": str(gguf.path),
+        "context_tokens": max(map(len, prompts), default=0) + most + _ROOM,
+        "threads": max(1, physical_cores() // 2),
+        "prompts": [{"ids": ids, "most": most} for ids in prompts],
+    }
+    try:
+        return Draft(gguf, run_worker(WORKER, _NOTHING | job)["answers"])
+    except (VerificationFailed, NativeCrash, DecisionNeeded):
+        return Draft()
+
+
+def unquantized(files: list[GgufFile]) -> GgufFile | None:
+    return next((gguf for gguf in files if verify_file.file_type(gguf) in _UNQUANTIZED), None)
+
+
+def have_room(files: list[GgufFile], beside_bytes: int = 0) -> bool:
+    """All files and what is computed of them fit in memory that is free, beside so much more."""
+    have = available_memory_bytes()
+    return have is not None and beside_bytes + sum(gguf.size_bytes + _WORK_BYTES for gguf in files) <= have
+
+
+@dataclass(frozen=True)
+class _Run:
+    """llama.cpp at work on a file: what it was sent, and its result to come."""
+
+    own: Any
+    shipped: list[dict[str, Any]]
+    result: Future[dict[str, Any]]
+    drafted: list[list[int]]
+
+
+def _started(
+    pool: ThreadPoolExecutor, gguf: GgufFile, subject: Subject, known: Known, warn: Warn, at_once: int
+) -> _Run:
+    own = known.own_templates[template.identity(gguf)]
+    shipped = _shipped_texts(own, subject, warn)
+    more = 1 if at_once > 1 else 0  # while the other run is in a part that uses one core
+    job = job_of(gguf, subject, shipped, threads=max(1, physical_cores() // at_once) + more)
+    drafted = known.draft.answers if gguf is known.draft.gguf else []
+    if drafted:
+        job["prompts"] = []
+    return _Run(own, shipped, pool.submit(run_worker, WORKER, job), drafted)
+
+
+def _all_known(weights: list[Check | NotChecked], gguf: GgufFile) -> bool:
+    """Every tensor of the file was found to be that of the trained model."""
+    good = [one for one in weights if isinstance(one, Check) and one.verdict == "pass"]
+    return any(one.figures["looked_at"] == len(gguf.tensors) for one in good)
+
+
+def readable(ggufs: list[Path], proof: Proof) -> list[GgufFile]:
+    """The files whose header makes sense; the others fail here, and llama.cpp never sees them."""
+    files = []
+    for path in ggufs:
+        try:
+            files.append(read_gguf(path))
+        except VerificationFailed as error:
+            proof.add(Check("file", path.name, "fail", path.stat().st_size, "whole", error.message))
+            proof.add(NotChecked("everything else", path.name, "the file is damaged"))
+    return files
+
+
+def export_records(run: Path) -> dict[str, Any]:
+    """Digests by file name, as the steps that made them recorded them."""
+    found: dict[str, Any] = {}
+    for step in ("convert", "quantize", "lora_gguf"):
+        file = run / f"{step}.json"
+        outputs = run_dir.read_json(file).get("outputs", {}) if file.is_file() else {}
+        found |= {Path(name).name: digest for name, digest in outputs.items()}
+    return found
+
+
+def _judge_static(gguf: GgufFile, unquantized: GgufFile | None, subject: Subject, proof: Proof, known: bool) -> None:
+    output = verify_tensors.output_of_its_own(subject.reference, subject.adapter)
+    proof.add(verify_file.check_types(gguf))
+    proof.add(verify_metadata.check_metadata(gguf, subject.config))
+    if (window := verify_metadata.check_window(gguf.path.name, subject.config)) is not None:
+        proof.add(window)
+    own = subject.vocabulary
+    proof.add(verify_vocabulary.check_vocabulary(gguf, subject.tokenizer, own, subject.files, subject.config))
+    proof.add(
+        verify_tensors.check_tensors(
+            gguf, unquantized=unquantized, needs_output=output, reference=subject.reference, known=known
+        )
+    )
+
+
+def _judge_running(gguf: GgufFile, subject: Subject, run: _Run, proof: Proof, bounds: Limits) -> None:
+    file, measured = gguf.path.name, subject.measured
+    text = verify_branches.text_difference(gguf, subject.tokenizer)
+    proof.add(template.check_chat_template(file, own=run.own, reference=subject.rendered, text=text))
+    try:
+        result = run.result.result()
+    except (VerificationFailed, NativeCrash) as error:
+        proof.add(Check("loads", file, "fail", error.code, "runs", f"{error.message} ({error.got[-200:]})"))
+        proof.add(NotChecked("everything else", file, "llama.cpp cannot run the file"))
+        return
+    proof.add(Check("loads", file, "pass", "runs", "runs", f"llama.cpp loads it, {result['facts']['tokens']} tokens"))
+    for check in _answered(gguf, result, subject, run.shipped):
+        proof.add(check)
+    cost = measured.cost["mean_kl"] if measured.cost and measured.stored else None
+    proof.add(verify_logits.check_logits(file, result["figures"], bounds, measured.stored, cost))
+    proof.add(verify_logits.check_tuned(file, result["change"], bounds, measured.why_no_base, measured.stored, cost))
+    given = run.drafted or result["answers"]
+    proof.add(verify_answers.check_answers(file, measured.answers, given, bounds, subject.tokenizer))
+
+
+def _limits(gguf: GgufFile, subject: Subject, run: Path) -> Limits:
+    """By what the merge stored; without its record by what the base does."""
+    record = run / "merge.json"
+    merged = run_dir.read_json(record).get("changes", {}).get("stored_dtype") if record.is_file() else None
+    stored = merged or subject.config.get("dtype") or subject.config.get("torch_dtype")
+    known = subject.measured.rounded is not None  # what rounding costs is measured then, and part of the reference
+    rounded = subject.adapter is not None and stored in ("BF16", "bfloat16") and not known
+    bounds = limits(verify_file.file_type(gguf), merged_in_bf16=rounded)
+    return of_this_model(bounds, subject.measured.cost, verify_file.file_type(gguf), subject.measured.noise)
+
+
+def _answered(
+    gguf: GgufFile, result: dict[str, Any], subject: Subject, shipped: list[dict[str, Any]]
+) -> list[Check | NotChecked]:
+    """Checks of tokens, of the worker's answers in the order in which `job_of` asked."""
+    file, count, tokenizer = gguf.path.name, len(subject.texts), subject.tokenizer
+    turn_end = template.turn_end(tokenizer)
+    ends = {*subject.stops, tokenizer.eos_token_id, turn_end} - {None}
+    plain = list(zip(_PLAIN, result["special"], strict=False))
+    chats, others = iter(result["plain"][count:]), iter(result["special"][len(_PLAIN) :])
+    ids: list[list[int] | str] = [
+        one["refused"] if "refused" in one else next(chats if one["chat"] else others) for one in shipped
+    ]
+    return [
+        verify_tokens.check_tokens(file, subject.texts, result["plain"][:count], tokenizer),
+        verify_tokens.check_special_tokens(
+            file,
+            result["facts"],
+            tokenizer=tokenizer,
+            stops=subject.stops - template.openers(tokenizer),
+            turn_end=turn_end,
+            plain=plain,
+        ),
+        verify_vocabulary.check_stops(gguf, result["facts"]["end_of_generation"], ends),
+        verify_tokens.check_trained(
+            file,
+            subject.rows,
+            ids,
+            tokenizer.eos_token_id,
+            chat_template=bool(tokenizer.chat_template),
+            turn_end=turn_end,
+        ),
+    ]
+
+
+def _shipped_texts(own: list[dict[str, str]] | str | None, subject: Subject, warn: Warn) -> list[dict[str, Any]]:
+    """For each row the text that a user of the file would send: `{"chat", "text"}` or `{"chat", "refused"}`."""
+    first, why = len(template.CONVERSATIONS), own if isinstance(own, str) else "it has no chat template"
+    rendered = iter(zip(own[first:], (subject.rendered or own)[first:], strict=True) if isinstance(own, list) else [])
+    made: list[dict[str, Any]] = []
+    for row in subject.rows:
+        if row["kind"] != "chat":
+            made.append({"chat": False, "text": row["rendered"]})
+            continue
+        by_file, by_reference = next(rendered, ({"refused": why}, {"refused": why}))
+        if by_file == by_reference and template.reads_clock(subject.tokenizer):
+            warn(
+                "date_in_template",
+                "the chat template writes the date, so prompts differ from those of the training day",
+            )
+            by_file = {"text": row["rendered"]}
+        made.append({"chat": True, **by_file})
+    return made
+
+
+def job_of(gguf: GgufFile, subject: Subject, shipped: list[dict[str, Any]], threads: int) -> dict[str, Any]:
+    """What the worker is asked of one file. Args: shipped: of `_shipped_texts`."""
+    measured = subject.measured
+    coarse = verify_file.file_type(gguf) not in _UNQUANTIZED
+    tokens = measured.sample.quantized_tokens if coarse else measured.sample.tokens
+    sent = [one for one in shipped if "text" in one]
+    return {
+        "gguf": str(gguf.path),
+        "context_tokens": measured.longest + _ROOM,
+        "threads": threads,
+        "vocabulary": measured.vocabulary,
+        "plain": [*subject.texts, *(one["text"] for one in sent if one["chat"])],
+        "special": [*_PLAIN, *(one["text"] for one in sent if not one["chat"])],
+        "sequences": [asdict(sequence) for sequence in first_of(measured.sequences, tokens)],
+        "tuned": str(measured.made_of),
+        "trained": str(measured.tuned) if measured.made_of != measured.tuned else None,
+        "base": str(measured.base) if measured.base else None,
+        "base_rows": measured.base_rows,
+        "prompts": [
+            {"ids": answer.prompt, "most": measured.sample.answer_tokens, "expected": answer.ids}
+            for answer in measured.answers
+        ],
+        "scored": [],
+    }

@@ -1,0 +1,229 @@
+"""Checks GGUF files against the model that was trained, and writes the proof.
+
+The reference is base + adapter through PEFT, in fp32: what was trained, made by none of our own steps. Each file is
+read by our own reader (`gguf_file`) and by llama.cpp in a child process. `verify` never raises because a file is wrong:
+it says so in the record, and goes on with the next file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from skill_train.core.console import Bar
+from skill_train.core.errors import UsageError
+from skill_train.core.heap import keep_freed
+from skill_train.core.worker import ending, llama_cpp_folder
+from skill_train.llama.gguf_header import GgufFile
+from skill_train.model.foreign_files import require_sound, require_sound_files
+from skill_train.model.sidecar_files import model_digests
+from skill_train.model.weight_files import read_folder
+from skill_train.reference.low_memory import frugal_model, is_plain, peak_bytes
+from skill_train.reference.rounded_merge import Rounding, rounding_of
+from skill_train.run import folder as run_dir
+from skill_train.verify.check import worst
+from skill_train.verify.check_adapter import judge_adapters, of_kind
+from skill_train.verify.questions import Questions, Subject, questions_of
+from skill_train.verify.reference_answers import Measured, measure, measure_base, measure_rounded
+from skill_train.verify.run_checks import Draft, Known, Proof, draft_of, judge, own_templates, readable
+from skill_train.verify.sample_texts import Sample, sample_of
+from skill_train.verify.weights.check import Weights, compare_weights, compared_bytes
+
+Warn = Callable[[str, str], None]
+_OF_A_PROOF = {"checks", "not_checked", "samples"}
+
+
+def verify(
+    *,
+    reference: Path,
+    adapter: Path | None,
+    base: Path | None,
+    ggufs: list[Path],
+    rows: list[dict[str, Any]],
+    held_out: list[dict[str, Any]],
+    record: Path,
+    tokens: int | None = None,
+    unread: tuple[tuple[str, str], ...] = (),
+    progress: Bar,
+    warn: Warn,
+) -> dict[str, Any]:
+    """The proof, as written to `record`: `verdict`, `checks`, `not_checked`, `samples`, versions and digests.
+
+    Args:
+        reference: model folder. With `adapter` on top, or as it is (a merged or plain model).
+        base: what the adapter was trained on, to see that the files hold the tuned model; None to leave that out.
+        ggufs: the files to judge: whole models, and adapters alone.
+        rows: as the trainer was fed them (`samples.jsonl`); may be empty.
+        held_out: rows to measure on; `rows`, or built-in texts, when empty.
+        tokens: most tokens to compare logits on; None takes what `verify_texts.sample_of` has for the model's size.
+        unread: names of files that belong here and cannot be judged, each with the reason.
+
+    A record of the same inputs, options and versions is returned as it is, with `reused`; any other is replaced,
+    because a proof of other files is worth nothing.
+
+    Raises:
+        UsageError: nothing to judge, a file is missing, or the record cannot be written.
+        NotInstalled: transformers, peft, gguf or llama-cpp-python is missing.
+    """
+    started = time.monotonic()
+    _require(ggufs, reference, adapter, base)
+    _require_proof(record)
+    keep_freed()
+    sample = sample_of(_weights(reference), tokens)
+    with ending(ThreadPoolExecutor(3)) as beside:  # what needs no reference is done while it is read and at work
+        fixing = beside.submit(_fixed, reference, adapter, base, ggufs, rows, held_out, sample, unread)
+        earlier = _earlier(record, fixing.result()) if record.is_file() else None
+        if earlier is not None:
+            return earlier | {"reused": True}
+        run_dir.require_writable(record.parent)
+        proof = Proof()
+        files, adapters = of_kind(readable(ggufs, proof), unread, proof)
+        progress(0, len(ggufs) + 1, "reference")
+        asked = questions_of(reference, adapter=adapter, rows=rows, held_out=held_out or rows, sample=sample)
+        busy = peak_bytes(reference, adapter) + compared_bytes(adapter)
+        drafting = beside.submit(draft_of, files, asked.prompts, sample.answer_tokens, busy)
+        rendering = beside.submit(own_templates, files, asked.conversations)
+        with tempfile.TemporaryDirectory(prefix="skill-train-verify-") as folder:
+            rounding = rounding_of(record.parent / "merge.json", reference) if adapter and files else None
+            measured, weights = _measure(asked, base, sample, files, Path(folder), drafting, rounding)
+            subject = Subject(**vars(asked), measured=measured)
+            known, fixed = Known(files, weights, rendering.result(), drafting.result()), fixing.result()
+            digests = fixed["inputs"]["ggufs"]
+            judge(ggufs, subject, proof, record.parent, digests, warn, progress, known)
+            judge_adapters(adapters, subject, proof, record.parent, digests, Path(folder))
+    figures = {"samples": subject.samples, "seconds": round(time.monotonic() - started, 2)}
+    return _write(record, fixed, proof, figures)
+
+
+def _measure(
+    asked: Questions,
+    base: Path | None,
+    sample: Sample,
+    files: list[GgufFile],
+    folder: Path,
+    drafting: Future[Draft],
+    rounding: Rounding | None = None,
+) -> tuple[Measured, Weights]:
+    """What the reference and the base say; and the weights of each file, while the reference is in memory."""
+    plain = asked.adapter is None or is_plain(asked.adapter)
+    with frugal_model(asked.reference, asked.adapter) as model:
+        weights = compare_weights(files, model, asked.adapter) if plain else {}  # while a draft is made
+        measured = measure(
+            model,
+            texts=asked.sequences,
+            prompts=asked.prompts,
+            stops=asked.stops,
+            sample=sample,
+            folder=folder,
+            switches_off=base == asked.reference and asked.adapter is not None and plain,
+            drafts=lambda: drafting.result().answers,
+        )
+        if not plain:  # it is merged into the model, which is then no longer base and adapter
+            weights = compare_weights(files, model, asked.adapter)
+        measured = measure_rounded(model, asked.adapter, rounding, measured, folder)
+    del model  # before another one is read
+    if base is not None and measured.base is None:
+        measured = measure_base(base, measured, folder)
+    return measured, weights
+
+
+def _write(record: Path, fixed: dict[str, Any], proof: Proof, figures: dict[str, Any]) -> dict[str, Any]:
+    return run_dir.write_record(
+        record,
+        **fixed,
+        outputs={},
+        verdict=worst(check.verdict for check in proof.checks),
+        checks=[asdict(check) for check in proof.checks],
+        not_checked=[asdict(one) for one in proof.not_checked],
+        **figures,
+        peak_memory_bytes=run_dir.peak_memory_bytes(),
+        peak_memory_children_bytes=run_dir.peak_memory_bytes(children=True),
+    )
+
+
+def _require(ggufs: list[Path], reference: Path, adapter: Path | None, base: Path | None) -> None:
+    llama_cpp_folder()  # before the reference is at work for minutes
+    missing = [path for path in (*ggufs, reference / "config.json") if not path.is_file()]
+    if missing or not ggufs:
+        wrong = [f"{path} {'is not a file' if path.exists() else 'does not exist'}" for path in missing]
+        raise UsageError(
+            wrong[0] if wrong else "there is no GGUF file to verify",
+            code="missing_file",
+            expected="GGUF files, and a model folder as the reference",
+            hint="skill-train export-gguf RUN",
+        )
+    twice = next((name for name, count in Counter(path.name for path in ggufs).items() if count > 1), None)
+    if twice:  # digests and figures are kept by name
+        raise UsageError(
+            f"two of the files are called {twice}",
+            code="bad_usage",
+            expected="files of different names in one proof",
+            got=", ".join(str(path) for path in ggufs if path.name == twice),
+            hint="verify them one by one, each with its own --out",
+        )
+    for folder in {reference, base or reference}:
+        require_sound(folder)
+    if adapter is not None:
+        require_sound_files(adapter)
+
+
+def _require_proof(record: Path) -> None:
+    """Only a proof is replaced."""
+    found = run_dir.read_json(record) if record.is_file() else None
+    if os.path.lexists(record) and not (isinstance(found, dict) and found.keys() >= _OF_A_PROOF):
+        raise UsageError(
+            f"{record} exists and is not a proof",
+            code="would_overwrite",
+            expected="a new file, or a proof to replace",
+            got=str(record),
+            hint="choose another --out",
+        )
+
+
+def _fixed(
+    reference: Path,
+    adapter: Path | None,
+    base: Path | None,
+    ggufs: list[Path],
+    rows: list[dict[str, Any]],
+    held_out: list[dict[str, Any]],
+    sample: Sample,
+    unread: tuple[tuple[str, str], ...],
+) -> dict[str, Any]:
+    """What a proof is a proof of."""
+    return {
+        "inputs": {
+            "reference": model_digests(reference),
+            "adapter": run_dir.digests(adapter) if adapter else None,
+            "base": None if base is None else "the reference" if base == reference else model_digests(base),
+            "ggufs": {path.name: run_dir.file_digest(path) for path in ggufs},
+            "rows": _digest(rows),
+            "held_out": _digest(held_out),
+            "unread": [list(each) for each in unread],
+        },
+        "options": {"tokens": sample.tokens},
+        "versions": run_dir.versions("llama-cpp-python", "gguf", "transformers", "torch", "peft"),
+    }
+
+
+def _weights(model: Path) -> int:
+    return sum(math.prod(stored.shape) for shard in read_folder(model) for stored in shard.tensors.values())
+
+
+def _digest(rows: list[dict[str, Any]]) -> str:
+    return hashlib.sha256(json.dumps(rows, sort_keys=True).encode()).hexdigest()
+
+
+def _earlier(record: Path, fixed: dict[str, Any]) -> dict[str, Any] | None:
+    earlier: dict[str, Any] = run_dir.read_json(record)
+    return earlier if all(earlier.get(key) == value for key, value in fixed.items()) else None

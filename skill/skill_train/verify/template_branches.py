@@ -1,0 +1,110 @@
+"""The text of a chat template, held against the base's own byte for byte.
+
+Where it differs, both texts render conversations that reach what ordinary ones do not: tools, calls, results, many
+turns. A difference that none of them shows is still a warning, because nobody knows who will reach it.
+"""
+
+from __future__ import annotations
+
+from itertools import cycle, islice
+from typing import Any
+
+from skill_train.llama.gguf_header import GgufFile
+from skill_train.verify.check import Verdict
+from skill_train.verify.check_template import first_difference, render_text
+
+_KEY = "tokenizer.chat_template"
+_TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "Tells the weather of a place.",
+        "parameters": {"type": "object", "properties": {"place": {"type": "string"}}, "required": ["place"]},
+    },
+}
+_SYSTEM: dict[str, Any] = {"role": "system", "content": "You are exact."}
+_USER: dict[str, Any] = {"role": "user", "content": "Is it raining in Oslo?"}
+_ASSISTANT: dict[str, Any] = {"role": "assistant", "content": "It is."}
+_CALLED: dict[str, Any] = {
+    "id": "call_0001",
+    "type": "function",
+    "function": {"name": "weather", "arguments": {"place": "Oslo"}},
+}
+_CALL: dict[str, Any] = {"role": "assistant", "content": "", "tool_calls": [_CALLED]}
+_RESULT: dict[str, Any] = {"role": "tool", "name": "weather", "tool_call_id": "call_0001", "content": '{"rain": true}'}
+_THOUGHT: dict[str, Any] = {
+    "role": "assistant",
+    "content": "<think>\nI look.\n</think>\n\nIt is.",
+    "reasoning_content": "I look.",
+}
+
+
+def _conversations() -> list[dict[str, Any]]:
+    turns = [list(islice(cycle((_USER, _ASSISTANT)), count)) for count in (*range(1, 12), 20, 21)]
+    called = [_USER, _CALL, _RESULT]
+    twice = [_USER, {**_CALL, "tool_calls": [_CALLED, {**_CALLED, "id": "call_0002"}]}, _RESULT, _RESULT]
+    bodies: list[list[dict[str, Any]]] = [
+        *turns,
+        called[:2],
+        called,
+        twice[:2],
+        [*called, _ASSISTANT],
+        [*called, _ASSISTANT, _USER],
+        twice,
+        [_USER, _THOUGHT],
+        [_USER, _THOUGHT, _USER],
+        [_USER, {"role": "assistant", "content": ""}],
+        [{"role": "user", "content": ""}],
+        [{"role": "user", "content": [{"type": "text", "text": "Is it raining?"}]}],
+        [_USER, _USER],
+        [_ASSISTANT],
+    ]
+    starts: list[list[dict[str, Any]]] = [[], [_SYSTEM]]
+    return [
+        {"messages": [*first, *body], "tools": tools, "add_generation_prompt": prompt}
+        for first in starts
+        for body in bodies
+        for tools in (None, [_TOOL])
+        for prompt in (True, False)
+    ]
+
+
+def text_difference(gguf: GgufFile, tokenizer: Any) -> tuple[Verdict, str]:
+    """`pass` when the file's templates are the reference's, byte for byte; else what differs."""
+    reference = _named(tokenizer.chat_template)
+    own = {
+        key.removeprefix(_KEY).lstrip("."): text for key, text in gguf.metadata.items() if key.startswith(_KEY + ".")
+    }
+    own[""] = gguf.metadata.get(_KEY)
+    own.pop("s", None)
+    for name in sorted({*own, *reference} - {""}):
+        if own.get(name) != reference.get(name):
+            return "fail", f"the template named {name} differs from the reference's"
+    if not reference.get("") or own[""] == reference[""] or not isinstance(own[""], str):
+        return "pass", ""
+    return _rendered_difference(gguf, own[""], reference[""])
+
+
+def _rendered_difference(gguf: GgufFile, own: str, reference: str) -> tuple[Verdict, str]:
+    at = next(
+        (i for i, (a, b) in enumerate(zip(own, reference, strict=False)) if a != b), min(len(own), len(reference))
+    )
+    where = f"the text of the template differs at character {at}"
+    conversations = _conversations()
+    by_file, by_reference = (render_text(text, gguf, conversations) for text in (own, reference))
+    if isinstance(by_file, str) or isinstance(by_reference, str):
+        return "fail", f"{where}, and it does not come to an end"
+    for pair in zip(by_file, by_reference, strict=True):
+        if pair[0].get("text") != pair[1].get("text"):
+            return "fail", f"{where}: {first_difference(*pair)}"
+    return "warn", f"{where}; {len(conversations)} conversations render alike, others may not"
+
+
+def _named(template: Any) -> dict[str, str]:
+    """Templates by the name that a file gives them; the default one under no name."""
+    if isinstance(template, dict):
+        kept = {
+            "".join(c for c in name if c.isascii() and (c.isalnum() or c == "_")): t for name, t in template.items()
+        }
+        return {("" if name == "default" else name): text for name, text in kept.items()}
+    return {"": template} if isinstance(template, str) else {}

@@ -1,0 +1,212 @@
+"""The weights in a GGUF file against those of the model that was trained: every row of every tensor.
+
+Logits of a small or barely trained model hardly move when one projection is wrong; the weights say it at once, and by
+name. The reference is the base's weight with PEFT's own change, in fp32; `weight_places` says which tensor is which. A
+tensor whose counterpart is not known is named, and the file does not pass.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from skill_train.llama.gguf_header import GgufFile, Tensor
+from skill_train.model.adapter import read_adapter
+from skill_train.reference.low_memory import frugal_model, merged_weights
+from skill_train.verify.check import Check, NotChecked, Verdict
+from skill_train.verify.weights.arrangements import as_it_is, minus_exp, one_more
+from skill_train.verify.weights.computed import computed_tensors, metadata_of
+from skill_train.verify.weights.places import EMBEDDING, OUTPUT, TRIED, VOCABULARY, Place, Places, places
+from skill_train.verify.weights.rounding import errors
+from skill_train.verify.weights.tensors import row_chunks, weights_of
+
+_AT_ONCE = 2  # weights; one that the adapter changes is made in fp32 while it is compared
+_TOLD = 5  # names of tensors in a sentence
+
+Weights = dict[str, list[Check | NotChecked]]
+
+
+def check_weights(files: list[GgufFile], reference: Path, adapter: Path | None) -> Weights:
+    """What is said of each file, by its name. The model is in memory only here, not while llama.cpp is at work."""
+    with frugal_model(reference, adapter) as model:
+        return compare_weights(files, model, adapter)
+
+
+def compare_weights(files: list[GgufFile], model: Any, adapter: Path | None) -> Weights:
+    """The same with the model at hand, of `frugal_model`; what `merged_weights` says of the model afterwards holds."""
+    import torch
+
+    makers = dict(merged_weights(model, adapter))
+    shapes = {name: tuple(make.args[0].shape) for name, make in makers.items()}
+    config = model.config.get_text_config()
+    looks = [_Look(gguf, _places(gguf, config, shapes), adapter is not None) for gguf in files]
+
+    def compare(named: tuple[str, partial[Any]]) -> None:
+        chosen = [(look, place) for look in looks for place in look.of_source.get(named[0], ())]
+        if chosen:
+            weight = named[1]()
+            for look, place in chosen:
+                look.compare_arranged(place, weight)
+
+    threads = torch.get_num_threads()
+    try:  # each thread works alone on a weight
+        with ThreadPoolExecutor(_AT_ONCE, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            list(pool.map(compare, makers.items()))
+    finally:
+        torch.set_num_threads(threads)
+    for look in looks:
+        look.compare_metadata(makers)
+        for source, tensor in look.known.missing.items():
+            look.absent(source, tensor, makers)
+        for name, values in computed_tensors(model, config).items():
+            look.compare_computed(name, values)
+    return {look.gguf.path.name: look.said() for look in looks}
+
+
+def compared_bytes(adapter: Path | None) -> int:
+    """Memory of what is compared at once: of a weight that the adapter changes, itself and its change, in fp32."""
+    if adapter is None:
+        return 0
+    tuned = read_adapter(adapter)
+    named = [parts for parts in tuned.modules.values() if {"a", "b"} <= parts.keys()]
+    pairs = [(tuned.tensors[parts["a"]].shape, tuned.tensors[parts["b"]].shape) for parts in named]
+    sizes = [b[0] * a[1] for a, b in pairs if min(len(a), len(b)) > 1]  # PEFT refuses others later
+    return _AT_ONCE * 2 * 4 * max(sizes, default=0)
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """A weight of the model beside a tensor of a file.
+
+    Attributes:
+        rows: how many were compared.
+        error: of the worst one.
+        fault: what is wrong; empty for nothing.
+    """
+
+    tensor: str
+    rows: int
+    error: float
+    fault: str
+
+
+class _Look:
+    """One file, and what was seen of it."""
+
+    def __init__(self, gguf: GgufFile, known: Places, tuned: bool) -> None:
+        self.gguf, self.known, self.tuned = gguf, known, tuned
+        self.seen: list[_Seen] = []  # appended to by several threads
+        self.of_source: dict[str, list[Place]] = {}
+        for place in known.found:
+            self.of_source.setdefault(place.source, []).append(place)
+
+    def compare_arranged(self, place: Place, weight: Any) -> None:
+        """A weight as the model has it, which cannot be arranged where the file is of another architecture."""
+        try:
+            arranged = place.arrange(weight)
+        except (RuntimeError, ZeroDivisionError):
+            fault = f"{place.tensor} is not {place.source}, whose shape {list(weight.shape)} is of another architecture"
+            self.seen.append(_Seen(place.tensor, 0, float("inf"), fault))
+            return
+        self.compare(place, arranged)
+
+    def compare(self, place: Place, weight: Any) -> None:
+        """Every row of a weight, arranged as the file has it."""
+        tensor = self.gguf.tensors[place.tensor]
+        width = tensor.shape[0]
+        room = tensor.elements // width - place.start
+        if weight.numel() % width or (weight.numel() > room * width and tensor.name not in VOCABULARY):
+            fault = f"{tensor.name} has shape {list(tensor.shape)}, and {place.source} {list(weight.shape)[::-1]}"
+            self.seen.append(_Seen(tensor.name, 0, float("inf"), fault))
+            return
+        expected = weight.reshape(-1, width)[:room]
+        self.seen.append(self._seen(tensor, place, expected))
+        beyond = place.start + len(expected)
+        if tensor.name in VOCABULARY and beyond < tensor.elements // width:
+            self._beyond(tensor, beyond)
+
+    def compare_computed(self, name: str, values: Any) -> None:
+        """A tensor that the converter computes."""
+        if name in self.gguf.tensors:
+            self.compare(Place(name, "config.json", 0, as_it_is), values)
+        else:
+            self.seen.append(_Seen(name, 0, 0.0, f"{name} is missing, which config.json asks for"))
+
+    def compare_metadata(self, makers: dict[str, partial[Any]]) -> None:
+        """Weights of one number, which the file holds as metadata."""
+        for source in self.known.unplaced.copy():
+            key, number = metadata_of(source) or ("", 0)
+            stated = self.gguf.metadata.get(key)
+            if not isinstance(stated, list) or number >= len(stated):
+                continue
+            self.known.unplaced.remove(source)
+            wanted = makers[source]().float().reshape(1, 1).numpy()
+            off, wrong = errors("F32", wanted * 0 + stated[number], wanted, tuned=self.tuned, computed=False)
+            fault = f"{key} has {stated[number]:.6g} as number {number}, and {source} is {wanted[0, 0]:.6g}"
+            self.seen.append(_Seen(key, 0, float(off[0]), fault if wrong[0] else ""))
+
+    def absent(self, source: str, tensor: str, makers: dict[str, partial[Any]]) -> None:
+        """A weight of the model whose tensor the file lacks. The output layer may be the embedding, and a bias zero."""
+        weight = makers[source]()
+        embedding = [place for place in self.known.found if place.tensor == EMBEDDING]
+        if tensor == OUTPUT and embedding:
+            if makers[embedding[0].source]().data_ptr() != weight.data_ptr():
+                self.compare(Place(EMBEDDING, source, 0, as_it_is), weight)
+        elif not source.endswith("bias") or weight.any():
+            self.seen.append(_Seen(tensor, 0, 0.0, f"{tensor} is missing, which is {source} of the model"))
+
+    def _seen(self, tensor: Tensor, place: Place, expected: Any) -> _Seen:
+        read, worst, fault = weights_of(self.gguf, tensor), 0.0, ""
+        computed = place.arrange in (one_more, minus_exp)
+        for rows in row_chunks(len(expected), tensor.shape[0]):
+            wanted = expected[rows.start : rows.stop].float().numpy()
+            first = place.start + rows.start
+            found = read(slice(first, first + len(wanted)))
+            off, wrong = errors(tensor.kind, found, wanted, tuned=self.tuned, computed=computed)
+            worst = max(worst, float(off.max()))
+            if not fault and wrong.any():
+                row = int(wrong.argmax())
+                said = f"row {first + row} is {off[row]:.2g} of its length off, more than {tensor.kind} may be"
+                fault = f"{tensor.name} is not {place.source}: {said}"
+        return _Seen(tensor.name, len(expected), worst, fault)
+
+    def _beyond(self, tensor: Tensor, first: int) -> None:
+        """Rows after those of the model's vocabulary."""
+        last = tensor.elements // tensor.shape[0]
+        full = weights_of(self.gguf, tensor)(slice(first, last)).any()
+        fault = f"{tensor.name} has {last} rows, the model {first}, and the others are not zero" if full else ""
+        self.seen.append(_Seen(tensor.name, last - first, 0.0, fault))
+
+    def said(self) -> list[Check | NotChecked]:
+        file, tensors = self.gguf.path.name, self.gguf.tensors
+        rows: dict[str, int] = {}
+        for one in self.seen:
+            rows[one.tensor] = rows.get(one.tensor, 0) + one.rows
+        arch = self.gguf.metadata.get("general.architecture")
+        faults = {one.tensor: one.fault for one in self.seen if one.fault}
+        unknown = [name for name, tensor in tensors.items() if rows.get(name, 0) < tensor.elements // tensor.shape[0]]
+        unknown = [name for name in unknown if name not in faults] + self.known.unplaced
+        if arch not in TRIED:  # a difference may be an arrangement
+            unknown, faults = [*faults, *unknown], {}
+        looked_at = len(tensors.keys() & rows.keys() - set(unknown))
+        worst = max((one.error for one in self.seen if one.tensor not in unknown), default=0.0)
+        said = [faults[name] for name in (*tensors, *faults.keys() - tensors.keys()) if name in faults]
+        reason = f"{_some(unknown)}: where the weights of {arch} models lie, or how they are arranged, is not known"
+        good = f"{looked_at} of {len(tensors)} tensors are those of the trained model, the worst row {worst:.2g} off"
+        verdict: Verdict = "fail" if said else "warn" if unknown else "pass"
+        detail = _some(said) or good + f"; not compared: {_some(unknown)}" * bool(unknown)
+        check = Check("weights", file, verdict, len(said), 0, detail, {"looked_at": looked_at})
+        return [check, NotChecked("weights", file, reason)] if unknown else [check]
+
+
+def _places(gguf: GgufFile, config: Any, shapes: dict[str, tuple[int, ...]]) -> Places:
+    widths = {name: tensor.shape[0] for name, tensor in gguf.tensors.items()}
+    return places(str(gguf.metadata.get("general.architecture")), config, shapes, widths)
+
+
+def _some(said: list[str]) -> str:
+    """The first few."""
+    return "; ".join(said[:_TOLD]) + (f"; and {len(said) - _TOLD} more" if len(said) > _TOLD else "")

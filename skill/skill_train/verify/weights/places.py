@@ -1,0 +1,144 @@
+"""Where each weight of a model lies in a GGUF file, and how llama.cpp's converter arranges it on the way.
+
+The reference is the model as transformers computes it, so its names and shapes are those in memory, where experts lie
+in one weight. Names go through gguf-py's own map; what that map does not know is below. Of an architecture that is not
+in `TRIED`, a weight that differs may be one that the converter arranges in a way that is not known here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from skill_train.verify.weights.arrangements import Arrange, arrangement, parts_of
+
+# A correct file of each was compared whole, and the same file answered as the model does.
+TRIED = frozenset((
+    "apertus", "arcee", "bloom", "cohere2", "command-r", "deepseek2", "ernie4_5", "ernie4_5-moe", "exaone4", "falcon",
+    "falcon-h1", "gemma", "gemma2", "gemma3", "glm4", "glm4moe", "gpt-oss", "gpt2", "gptneox", "granite",
+    "granitehybrid", "granitemoe", "hunyuan-dense", "jais2", "jamba", "lfm2", "lfm2moe", "llama", "mamba", "mamba2",
+    "mistral3", "mpt", "nemotron", "olmo", "olmo2", "olmoe", "phi2", "phi3", "qwen2", "qwen2moe", "qwen3", "qwen3moe",
+    "qwen3next", "seed_oss", "smollm3", "stablelm", "starcoder", "starcoder2",
+))  # fmt: skip
+
+# Weights of a model that no text file holds: pictures and sound, and masks and angles that the code computes.
+_ELSEWHERE = re.compile(
+    r"vision_|vision\.|visual\.|audio_|audio\.|multi_modal_projector|mm_projector|embed_vision|embed_audio"
+    r"|rotary_emb\.|\.masked_bias$|\.attn\.bias$|\.attention\.bias$|\.tokens_per_expert$"
+)
+# Names of transformers, and those of published files that gguf-py's map knows.
+_PUBLISHED: tuple[tuple[str, str], ...] = (
+    (r"\blanguage_model\.", ""),
+    (r"\.dt_bias$", ".dt_proj.bias"),
+    (r"\.e_score_correction_bias$", ".e_score_correction.bias"),
+    (r"\.expert_bias$", ".expert_bias.bias"),
+    (r"\.gate\.moe_statics\.", ".moe_statics."),
+    (r"\.sinks$", ".sinks.weight"),
+    (r"\.block_sparse_moe\.router\.weight$", ".block_sparse_moe.router.layer.weight"),
+)
+_EXPERT = re.compile(r"\.experts\.\d+(?=\.)")
+_LAYER = re.compile(r"\.(\d+)\.")
+EMBEDDING, OUTPUT = "token_embd.weight", "output.weight"
+VOCABULARY = (EMBEDDING, OUTPUT)  # may have more or fewer rows than the model, where the vocabulary was filled up
+
+
+@dataclass(frozen=True)
+class Place:
+    """A weight of the model, or a part of it, in a tensor of a file.
+
+    Attributes:
+        tensor: its name in the file.
+        source: name of the weight in the model.
+        start: row of the tensor where it begins.
+        arrange: from the weight to what the file holds.
+    """
+
+    tensor: str
+    source: str
+    start: int
+    arrange: Arrange
+
+
+@dataclass(frozen=True)
+class Places:
+    """Attributes:
+    missing: name in the file of each weight that should be there and is not, by its name in the model.
+    unplaced: weights of the model for which no place is known.
+    """
+
+    found: list[Place]
+    missing: dict[str, str]
+    unplaced: list[str]
+
+
+def places(arch: str, config: Any, shapes: Mapping[str, tuple[int, ...]], widths: Mapping[str, int]) -> Places:
+    """Args:
+    config: of transformers, of the text part.
+    shapes: of the weights of the model, by name.
+    widths: row lengths of the tensors of the file, by name.
+    """
+    names = _name_map(arch, config)
+    made = Places([], {}, [])
+    ends: dict[str, int] = {}
+    for source, shape in sorted(shapes.items(), key=_numbers_in_order):
+        if _ELSEWHERE.search(source):
+            continue
+        targets = list(_targets(arch, config, source, names, widths))
+        if not targets:
+            made.unplaced.append(source)
+        for tensor, arrange in targets:
+            if tensor not in widths:
+                made.missing[source] = tensor
+                continue
+            start = ends.get(tensor, 0)
+            made.found.append(Place(tensor, source, start, arrange))
+            ends[tensor] = start + prod(shape) // len(targets) // widths[tensor]
+    return made
+
+
+def _targets(
+    arch: str, config: Any, source: str, names: Any, widths: Mapping[str, int]
+) -> Iterator[tuple[str, Arrange]]:
+    """Tensors of the file that a weight becomes; none where none is known."""
+    published = _published(source)
+    layer = _LAYER.search(published)
+    for leaves, arranges in parts_of(arch, config, published):
+        tensors = [f"blk.{layer[1]}.{leaf}" if layer else leaf for leaf in leaves]
+        if any(tensor in widths for tensor in tensors):
+            yield from zip(tensors, arranges, strict=True)
+            return
+    mapped = _mapped(published, names)
+    if mapped is not None:
+        yield mapped, arrangement(arch, config, published)
+
+
+def _mapped(name: str, names: Any) -> str | None:
+    if name in ("lm_head.weight", "embed_out.weight"):  # the map has no output layer where llama.cpp ties it
+        return OUTPUT
+    for candidate in (name, name.removeprefix("transformer."), name.replace(".mlp.experts.", ".feed_forward.experts.")):
+        found: str | None = names.get_name(candidate, try_suffixes=(".weight", ".bias")) if names else None
+        if found is not None:
+            return found
+    return None
+
+
+def _published(source: str) -> str:
+    for pattern, put in _PUBLISHED:
+        source = re.sub(pattern, put, source)
+    return _EXPERT.sub(".experts", source)
+
+
+def _numbers_in_order(item: tuple[str, Any]) -> list[Any]:
+    """Expert 10 after expert 9."""
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", item[0])]
+
+
+def _name_map(arch: str, config: Any) -> Any:
+    from gguf.constants import MODEL_ARCH_NAMES
+    from gguf.tensor_mapping import get_tensor_name_map
+
+    number = next((key for key, name in MODEL_ARCH_NAMES.items() if name == arch), None)
+    return None if number is None else get_tensor_name_map(number, config.num_hidden_layers)

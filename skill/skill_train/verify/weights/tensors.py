@@ -1,0 +1,201 @@
+"""The weights in a GGUF file: finite, not emptied, all there, and those of a quantized file near the unquantized ones.
+
+The last part names what a figure over all logits only suggests: which tensor is wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from skill_train.llama.gguf_header import GgufFile, Tensor
+from skill_train.model.folder import read_config
+from skill_train.model.foreign_files import foreign_json
+from skill_train.verify.check import Check, problems
+
+if TYPE_CHECKING:
+    import numpy as np
+
+_CHUNK = 1 << 18  # weights at a time: what is worked on stays in the processor's cache
+
+# Largest error of one row relative to its length (root of summed squares), by storage type. Rounding to b bits in
+# blocks errs by about 2^-b of the block's largest weight; the factor 3 covers rows with few large weights. A row that
+# is zeroed errs by 1, one that is exchanged for another by 1.4. Measured on normal weights: Q8_0 0.006, Q6_K 0.02,
+# Q5_K 0.04, Q4_K 0.08, Q3_K 0.17, Q2_K 0.32.
+_ROW_ERROR = {"Q8": 0.03, "Q6": 0.08, "Q5": 0.15, "Q4": 0.3, "MX": 0.4, "NV": 0.4, "Q3": 0.55}
+_WIDEST_ROW_ERROR = 0.8
+_ONLY_ZEROS = "holds only zeros"
+_FLOATS = {"F32": 1e-6, "F16": 2e-3, "BF16": 1e-2}
+# Half of the least number in f16, times the most that it is multiplied with: what the scale of a block loses of weights
+# next to nothing, such as the embeddings of tokens that nobody trained (Q6_K: 127 * 32).
+_LEAST = {"F32": 0.0, "BF16": 0.0, "F16": 2**-25, "Q8_0": 2**-25 * 128}
+_LEAST_OF_OTHERS = 2**-25 * 4096
+
+
+def check_tensors(
+    gguf: GgufFile, *, unquantized: GgufFile | None, needs_output: str, reference: Path, known: bool = False
+) -> Check:
+    """Reads the weights of every tensor.
+
+    Args:
+        known: `weights` found every tensor of this file, and of the unquantized one, to be that of the trained model,
+            in the same rows. Then they are finite, not emptied and near each other, and are not read again.
+        unquantized: the f32, f16 or bf16 file of the same model, when there is one.
+        needs_output: why the file must have an output layer of its own; empty when it need not.
+        reference: model folder; a matrix of zeros is right when it has one of that size.
+    """
+    found, worst = [], 0.0
+    if needs_output and "output.weight" not in gguf.tensors:
+        found.append(f"output.weight is missing, but {needs_output}")
+    for tensor in [] if known else gguf.tensors.values():
+        fault, error = _read(gguf, tensor, unquantized)
+        if fault == _ONLY_ZEROS and tensor.elements in _zero_sizes(reference):
+            continue
+        worst = max(worst, error)
+        found += [f"{tensor.name} {fault}"] if fault else []
+    looked_at = len(gguf.tensors)
+    good = f"{looked_at} tensors are finite and not empty" + ", as `weights` found" * known
+    if unquantized is not None:
+        found += [f"{name} is missing" for name in unquantized.tensors if name not in gguf.tensors]
+        good += f", none of {unquantized.path.name} is missing"
+        good += "" if known else f", the worst row {worst:.2g} from it"
+    return problems("tensors", gguf.path.name, found, looked_at=looked_at, good=good)
+
+
+def output_of_its_own(reference: Path, adapter: Path | None) -> str:
+    """Why the output layer is not the embedding; empty when the two are tied."""
+    config = read_config(reference)
+    tied = config.get("tie_word_embeddings", config.get("text_config", {}).get("tie_word_embeddings", True))
+    if tied is False:
+        return "config.json has tie_word_embeddings false"
+    trained = _trained_ends(adapter) if adapter is not None else []
+    return f"the adapter trained {trained[0]}" if trained else ""
+
+
+def _zero_sizes(folder: Path) -> set[int]:
+    """Numbers of elements of the tensors in a model folder that hold only zeros."""
+    import torch
+    from safetensors import safe_open
+
+    sizes: set[int] = set()
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(str(file), framework="pt") as tensors:
+            for name in tensors.keys():  # noqa: SIM118  (a safetensors handle is no dict)
+                tensor = tensors.get_tensor(name)
+                if not torch.count_nonzero(tensor):
+                    sizes.add(tensor.numel())
+    return sizes
+
+
+def _trained_ends(adapter: Path) -> list[str]:
+    """Tensors of an adapter that change the embedding or the output layer alone."""
+    from safetensors import safe_open
+
+    settings = foreign_json(adapter / "adapter_config.json")
+    file = adapter / "adapter_model.safetensors"
+    if settings.get("ensure_weight_tying") or not file.is_file():
+        return []
+    with safe_open(str(file), framework="np") as tensors:
+        names = sorted(tensors.keys())
+    return [name for name in names if any(end in name for end in ("lm_head", "embed_tokens", "embed_out", ".wte."))]
+
+
+def _read(gguf: GgufFile, tensor: Tensor, unquantized: GgufFile | None) -> tuple[str, float]:
+    """What is wrong with one tensor (empty for nothing), and the error of its worst row."""
+    import numpy as np
+
+    twin = unquantized.tensors.get(tensor.name) if unquantized is not None else None
+    if unquantized is not None and twin is None:
+        return f"is not in {unquantized.path.name}", 0.0
+    if twin is not None and _without_ones(twin.shape) != _without_ones(tensor.shape):
+        return f"has shape {list(tensor.shape)}, {list(twin.shape)} unquantized", 0.0
+    largest, worst, worst_row = 0.0, 0.0, 0
+    read, read_twin = weights_of(gguf, tensor), weights_of(unquantized, twin) if unquantized and twin else None
+    for rows in row_chunks(tensor.elements // tensor.shape[0], tensor.shape[0]):
+        weights = read(rows)
+        largest = max(largest, float(np.abs(weights).max()))
+        if read_twin is not None:
+            expected = read_twin(rows)
+            errors = row_errors(weights, expected) - (row_bounds(tensor.kind, expected) - row_bound(tensor.kind))
+            if not errors.max() <= worst:
+                worst, worst_row = float(errors.max()), rows.start + int(errors.argmax())
+    if not np.isfinite(largest):
+        return "holds values that are not finite", 0.0
+    if largest == 0 and len(tensor.shape) > 1:
+        return _ONLY_ZEROS, worst
+    if not worst <= row_bound(tensor.kind):
+        error = f"row {worst_row} is {worst:.2g} of its length off, {tensor.kind} may be {row_bound(tensor.kind)}"
+        return f"is not the unquantized one: {error}", worst
+    return "", worst
+
+
+def _without_ones(shape: tuple[int, ...]) -> list[int]:
+    """A shape without its last dimensions of one, which llama.cpp's quantizer drops."""
+    sizes = list(shape)
+    while len(sizes) > 1 and sizes[-1] == 1:
+        sizes.pop()
+    return sizes
+
+
+def row_chunks(count: int, width: int) -> Iterator[slice]:
+    """All of `count` rows of `width` weights, a few at a time."""
+    step = max(1, _CHUNK // width)
+    return (slice(start, min(count, start + step)) for start in range(0, count, step))
+
+
+def weights_of(gguf: GgufFile, tensor: Tensor) -> Callable[[slice], np.ndarray]:
+    """A function from rows to their weights as float32 [rows, row length]. The file is mapped as long as the function
+    lives; `c` is for torch, which warns of memory that it may not write."""
+    import numpy as np
+
+    row_bytes = tensor.n_bytes // (tensor.elements // tensor.shape[0])
+    # A name, because a Path would be resolved for each tensor.
+    map_ = np.memmap(str(gguf.path), dtype=np.uint8, mode="c", offset=tensor.offset, shape=(tensor.n_bytes,))
+    data = np.asarray(map_).reshape(-1, row_bytes)
+    return lambda rows: _widened(data[rows], tensor)
+
+
+def _widened(stored: np.ndarray, tensor: Tensor) -> np.ndarray:
+    """Args: stored: uint8 [rows, bytes of a row]."""
+    import numpy as np
+    import torch
+    from gguf.constants import GGMLQuantizationType
+    from gguf.quants import dequantize
+
+    if tensor.kind == "F32":
+        return stored.view(np.float32)
+    if tensor.kind == "F16":
+        widened: np.ndarray = torch.from_numpy(stored.view(np.float16)).float().numpy()  # numpy takes ten times as long
+        return widened
+    # As one row: gguf-py (0.19) would take them sixteen at a time, which is three times slower.
+    weights: np.ndarray = dequantize(stored.reshape(1, -1), GGMLQuantizationType[tensor.kind])
+    return weights.astype(np.float32, copy=False).reshape(len(stored), tensor.shape[0])
+
+
+def row_errors(weights: np.ndarray, expected: np.ndarray) -> np.ndarray:
+    """Length of each row's error over the length of the row; 0 for rows that are zero in both."""
+    import numpy as np
+
+    with np.errstate(over="ignore", invalid="ignore"):  # what is too large for float32's squares ends as NaN, and fails
+        off = weights - expected
+        error = np.sqrt(np.vecdot(off, off))
+        length = np.sqrt(np.vecdot(expected, expected))
+        return np.where(error == 0, 0.0, error / np.maximum(length, np.finfo(np.float32).tiny))
+
+
+def row_bounds(kind: str, expected: np.ndarray) -> np.ndarray:
+    """Largest error of each row of these, relative to its length."""
+    import numpy as np
+
+    least = _LEAST.get(kind, _LEAST_OF_OTHERS) * np.sqrt(expected.shape[1])
+    length = np.sqrt(np.vecdot(expected, expected))
+    bounds: np.ndarray = row_bound(kind) + least / np.maximum(length, np.finfo(np.float32).tiny)
+    return bounds
+
+
+def row_bound(kind: str) -> float:
+    """The same of rows whose length is that of a usual weight."""
+    if kind in _FLOATS:
+        return _FLOATS[kind]
+    return _ROW_ERROR.get(kind.removeprefix("I")[:2], _WIDEST_ROW_ERROR)
