@@ -271,7 +271,7 @@ except SkillTrainError as error:
 def _stop(run: Path, whom: str, how: int) -> tuple[subprocess.Popen[str], list[psutil.Process]]:
     """`local` in a process of its own; after the second step, `how` is sent to it, to its launcher or to the second of
     the training processes. Returns it, ended, and all that it had started."""
-    package = str(Path(local.__file__).parents[1])
+    package = str(Path(local.__file__).parents[2])
     environment = os.environ | {"PYTHONPATH": package}
     command = [sys.executable, "-c", _DRIVER, str(run)]
     started: list[psutil.Process] = []
