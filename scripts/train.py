@@ -71,6 +71,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -151,6 +152,13 @@ LEFT_OUT = """
     .nemo .py .pyc .so .sh .exe .jsonl .ndjson .csv .tsv .parquet .arrow .log
 """
 CELL_CHARACTERS = 10_000_000  # of a table; Python's own limit is 131,072. A quote that nobody closes ends here
+LINE_BYTES = 50_000_000  # of a line of a dataset: a row of a million tokens takes 15 MB
+DOCUMENT_BYTES = 2_000_000_000  # of a dataset in .json, which is read whole and takes several times as much memory
+# What to do, in hints.
+ROWS_IN_LINES = "write the rows to a .jsonl file, one object a line, and give that"
+MEND = "mend or remove it; no row is ever dropped silently"
+PART_OF_FILE = "use train, or a part of it such as train[:500]"
+SAVE_AGAIN = "save the dataset again with Dataset.save_to_disk, or write the rows to a .jsonl file"
 OTHER_WORK = ("plan.json", "adapter_config.json", "trainer_state.json")  # in the folder of a run, adapter, checkpoint
 # For a chat template, of which a published one takes less than a millisecond a conversation: at most for one, for all
 # together, and what each conversation and each of its characters adds to that.
@@ -314,55 +322,70 @@ def run(plan: dict[str, Any], folder: Path, *, resume: bool) -> None:
 
 def load_plan(path: Path) -> dict[str, Any]:
     """The plan, every field present and of its type. Standard library only: a bad plan fails in milliseconds."""
-    try:
-        plan = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise Refused(f"{path} does not exist", code="missing_file", got=str(path)) from None
-    except (ValueError, RecursionError) as error:
-        raise Refused(f"{path} is not JSON: {error}", code="bad_plan") from None
+    plan = plan_document(path)
     if not isinstance(plan, dict) or plan.get("schema") != PLAN_SCHEMA:
         got = str(plan.get("schema")) if isinstance(plan, dict) else type(plan).__name__
-        raise Refused(f"{path} is not a plan", code="bad_plan", expected=PLAN_SCHEMA, got=got)
+        raise bad_plan(f"{path} is not a plan", expected=PLAN_SCHEMA, got=got)
     check_fields(plan.get("recipe"), RECIPE_FIELDS, "recipe")
     check_fields(plan.get("placement"), PLACEMENT_FIELDS, "placement")
     tuning = plan["recipe"]["finetuning_type"]
     if tuning not in TUNED:
-        raise Refused("recipe.finetuning_type is unknown", code="bad_plan", expected=" or ".join(TUNED), got=tuning)
+        raise bad_plan("recipe.finetuning_type is unknown", expected=" or ".join(TUNED), got=tuning)
     check_batch(plan["recipe"], plan["placement"])
     attention = plan["placement"]["attn_implementation"]
     if attention not in ATTENTION:  # the name of a repository would be fetched from the Hub and run
         expected = " or ".join(ATTENTION)
-        raise Refused("placement.attn_implementation is unknown", code="bad_plan", expected=expected, got=attention)
+        raise bad_plan("placement.attn_implementation is unknown", expected=expected, got=attention)
     return plan
+
+
+def plan_document(path: Path) -> Any:
+    try:
+        return foreign_json(path)
+    except FileNotFoundError:
+        raise Refused(
+            f"{path} does not exist",
+            code="missing_file",
+            expected="the plan of a run",
+            got=str(path),
+            hint="check the path; skill-train local RECIPE makes a plan and trains it",
+        ) from None
+    except Refused as refusal:
+        raise bad_plan(refusal.error["message"], expected="a plan in JSON", got=refusal.error["got"]) from None
+    except OSError as error:  # a folder, a file of another user
+        raise bad_plan(f"{path} cannot be read: {error.strerror}", expected="a plan in JSON") from None
+
+
+def bad_plan(message: str, *, expected: str = "", got: str = "") -> Refused:
+    hint = "make the plan again: skill-train local RECIPE, which trains it too"
+    return Refused(message, code="bad_plan", expected=expected, got=got, hint=hint)
 
 
 def check_fields(values: Any, fields: dict[str, tuple[type, ...]], name: str) -> None:
     if not isinstance(values, dict):
-        raise Refused(f"the plan has no {name}", code="bad_plan", expected=f"an object called {name}")
+        raise bad_plan(f"the plan has no {name}", expected=f"an object called {name}")
     for key in sorted(set(values) ^ set(fields)):
         state = "unknown" if key in values else "missing"
-        raise Refused(f"{name}.{key} is {state}", code="bad_plan", hint="skill-train local RECIPE")
+        raise bad_plan(f"{name}.{key} is {state}")
     for key, types in fields.items():
         value = values[key]
         if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
             expected = " or ".join(t.__name__ for t in types)
-            raise Refused(f"{name}.{key} has the wrong type", code="bad_plan", expected=expected, got=repr(value))
+            raise bad_plan(f"{name}.{key} has the wrong type", expected=expected, got=repr(value))
 
 
 def check_batch(recipe: dict[str, Any], placement: dict[str, Any]) -> None:
     parts = [placement[k] for k in ("per_device_train_batch_size", "gradient_accumulation_steps", "num_processes")]
     if math.prod(parts) != recipe["effective_batch_size"]:
-        raise Refused(
+        raise bad_plan(
             "the batch split does not make the effective batch size",
-            code="bad_plan",
             expected=f"effective_batch_size {recipe['effective_batch_size']}",
             got=" x ".join(map(str, parts)) + " (per device x accumulation x processes)",
         )
     strategy, processes = placement["strategy"], placement["num_processes"]
     if strategy not in STRATEGIES or (strategy == "single") != (processes == 1):
-        raise Refused(
+        raise bad_plan(
             "placement.strategy does not go with the number of processes",
-            code="bad_plan",
             expected="single with one process, ddp or fsdp with several",
             got=f"{strategy} with {processes}",
         )
@@ -577,9 +600,15 @@ def iter_rows(
     elif path.is_file():
         if not split.startswith("train"):
             raise Refused(
-                f"{path} is one file and has no split {split!r}", code="bad_split", expected="train, train[:500]"
+                f"{path} is one file and has no split {split!r}",
+                code="bad_split",
+                expected="train, train[:500]",
+                got=split,
+                hint=PART_OF_FILE,
             )
         rows = iter_slice(iter_file(path), split)
+    elif path.exists():
+        raise not_a_file(path, "a pipe or a device", hint=ROWS_IN_LINES)
     else:
         rows = iter_hub(data, split, config, revision)
     yield from rows
@@ -590,7 +619,13 @@ def use_data(plan: dict[str, Any], data: Path | None) -> None:
     if data is None:
         return
     if not data.exists():
-        raise Refused(f"{data} does not exist", code="missing_file", got=str(data))
+        raise Refused(
+            f"{data} does not exist",
+            code="missing_file",
+            expected="the file or folder that the plan was made with",
+            got=str(data),
+            hint="check the path after --data, or leave --data out",
+        )
     planned, found = plan.get("fingerprints", {}).get("data"), data_fingerprint(data, plan["recipe"]["split"])
     if found != planned:
         raise Refused(
@@ -629,6 +664,7 @@ def iter_file(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             code="unknown_file_kind",
             expected=".jsonl, .json, .csv, .tsv, .parquet, a folder saved by datasets, or a Hub id",
             got=kind or "no extension",
+            hint=ROWS_IN_LINES,
         )
 
 
@@ -982,10 +1018,48 @@ def arrow_reader(kind: Any, *, json_read: bool) -> Callable[[Any], Any] | None:
 
 
 def iter_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    with open(path, "rb") as file:
-        for number, raw in enumerate(file, start=1):
-            if raw.strip():
-                yield number, parse_object(raw, f"line {number} of {path}")
+    for number, raw in numbered_lines(path):
+        if raw.strip():
+            yield number, parse_object(raw, f"line {number} of {path}")
+
+
+def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """The lines of a dataset, from 1 as an editor counts.
+
+    Raises:
+        Refused: it is a pipe or a device, or a line is too long; no more than so much of it is read.
+    """
+    with regular_file(path, hint=ROWS_IN_LINES) as file:
+        for number, raw in enumerate(iter(partial(file.readline, LINE_BYTES + 1), b""), start=1):
+            if len(raw) > LINE_BYTES:
+                raise Refused(
+                    f"line {number} of {path} is too long",
+                    code="long_line",
+                    expected=f"at most {LINE_BYTES:,} bytes a line; a row of a million tokens takes 15 MB",
+                    got=raw[:80].decode("utf-8", "replace").rstrip(),
+                    hint=ROWS_IN_LINES,
+                )
+            yield number, raw
+
+
+def whole_text(path: Path) -> str:
+    """What is in a dataset that is one document.
+
+    Raises:
+        Refused: it is a pipe or a device, or too large; nothing of it is read then.
+        UnicodeDecodeError: no UTF-8.
+    """
+    with regular_file(path, hint=ROWS_IN_LINES) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > DOCUMENT_BYTES:
+            raise Refused(
+                f"{path} is one document that is too large to be read whole",
+                code="large_document",
+                expected=f"at most {DOCUMENT_BYTES:,} bytes; a .jsonl file is read by lines and may have any size",
+                got=f"{size:,} bytes",
+                hint=ROWS_IN_LINES,
+            )
+        return file.read(size).decode("utf-8-sig")
 
 
 def not_utf8(where: str, raw: bytes) -> Refused:
@@ -1011,20 +1085,23 @@ def parse_object(raw: bytes, where: str) -> dict[str, Any]:
             code="broken_line",
             expected="one JSON object a line, in UTF-8",
             got=raw[:80].decode("utf-8", "replace").rstrip(),
-            hint="mend or remove that line; no row is ever dropped silently",
+            hint=MEND,
         ) from None
     if not isinstance(row, dict):
         raise Refused(
-            f"{where} is not a JSON object", code="broken_line", expected='{"column": value, …}', got=repr(row)[:80]
+            f"{where} is not a JSON object",
+            code="broken_line",
+            expected='{"column": value, …}',
+            got=repr(row)[:80],
+            hint=MEND,
         )
     return row
 
 
 def iter_json(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """A JSON file: a list of objects, an object that holds one such list, or one object a line after all."""
-    raw = path.read_bytes()
     try:
-        document = json.loads(raw.decode("utf-8-sig"))
+        document = json.loads(whole_text(path))
     except (ValueError, RecursionError):
         yield from iter_jsonl(path)
         return
@@ -1033,16 +1110,25 @@ def iter_json(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         document = lists[0] if len(lists) == 1 else [document]
     for number, row in enumerate(document if isinstance(document, list) else [document], start=1):
         if not isinstance(row, dict):
-            raise Refused(f"item {number} of {path} is not an object", code="broken_line", got=repr(row)[:80])
+            raise not_an_object(number, path, row)
         yield number, row
+
+
+def not_an_object(number: int, path: Path, item: Any) -> Refused:
+    return Refused(
+        f"item {number} of {path} is not an object",
+        code="broken_line",
+        expected='{"column": value, …}',
+        got=repr(item)[:80],
+        hint=MEND,
+    )
 
 
 def delimiter_of(path: Path) -> str:
     """A tab in a .tsv; in a .csv a comma, or the semicolon that Excel writes where the comma is for decimals."""
     if path.suffix.lower() == ".tsv":
         return "\t"
-    with open(path, "rb") as file:
-        header = file.readline()
+    _, header = next(numbered_lines(path), (0, b""))
     return ";" if b";" in header and b"," not in header else ","
 
 
@@ -1052,25 +1138,34 @@ def iter_csv(path: Path, delimiter: str) -> Iterator[tuple[int, dict[str, Any]]]
     try:
         for row in reader:
             if None in row or None in row.values():
-                names = reader.fieldnames or []
-                raise Refused(
-                    f"line {reader.line_num} of {path} has another number of columns than the header",
-                    code="broken_line",
-                    expected=f"{len(names)} columns: {', '.join(names)}",
-                )
+                raise other_columns(f"line {reader.line_num} of {path}", reader.fieldnames or [])
             yield reader.line_num, dict(row)
     except csv.Error as error:  # the reader counts the rows that were whole: the broken one starts after them
-        raise Refused(f"line {reader.line_num + 1} of {path} is broken: {error}", code="broken_line") from None
+        raise broken_table(f"line {reader.line_num + 1} of {path}", error) from None
+
+
+def other_columns(where: str, names: Iterable[str]) -> Refused:
+    columns = list(names)
+    return Refused(
+        f"{where} has another number of columns than the header",
+        code="broken_line",
+        expected=f"{len(columns)} columns: {', '.join(columns)}",
+        hint=MEND,
+    )
+
+
+def broken_table(where: str, error: csv.Error) -> Refused:
+    expected = "a table whose quotes are closed, and doubled inside of a cell"
+    return Refused(f"{where} is broken: {error}", code="broken_line", expected=expected, hint=MEND)
 
 
 def decoded_lines(path: Path) -> Iterator[str]:
     """Text by lines. Decoded one at a time, so that the line with a wrong byte is known."""
-    with open(path, "rb") as file:
-        for number, raw in enumerate(file, start=1):
-            try:
-                yield raw.decode("utf-8-sig")
-            except UnicodeDecodeError:
-                raise not_utf8(f"line {number} of {path}", raw) from None
+    for number, raw in numbered_lines(path):
+        try:
+            yield raw.decode("utf-8-sig")
+        except UnicodeDecodeError:
+            raise not_utf8(f"line {number} of {path}", raw) from None
 
 
 SLICE = re.compile(r"(?P<name>[\w.-]+)(?:\[(?P<from>\d{1,18}%?)?:(?P<to>\d{1,18}%?)?\])?")
@@ -1081,7 +1176,11 @@ def iter_slice(rows: Iterator[tuple[int, dict[str, Any]]], split: str) -> Iterat
     match = SLICE.fullmatch(split)
     if match is None:
         raise Refused(
-            f"split {split!r} is not understood", code="bad_split", expected="train, train[:500], train[:10%]"
+            f"split {split!r} is not understood",
+            code="bad_split",
+            expected="train, train[:500], train[:10%]",
+            got=split,
+            hint=PART_OF_FILE,
         )
     bounds = [match["from"] or "0", match["to"] or ""]
     if any(bound.endswith("%") for bound in bounds):
@@ -1096,22 +1195,95 @@ def iter_slice(rows: Iterator[tuple[int, dict[str, Any]]], split: str) -> Iterat
 
 def iter_saved(folder: Path, split: str) -> Iterator[tuple[int, dict[str, Any]]]:
     """A folder that `datasets` saved."""
-    import datasets
-
-    if not any((folder / name).is_file() for name in ("dataset_dict.json", "state.json")):
+    if not any((folder / name).is_file() for name in (SPLITS, STATE)):
         raise Refused(
             f"{folder} is not a dataset folder",
             code="unknown_file_kind",
             expected="a folder written by Dataset.save_to_disk, or one file",
+            got=f"a folder without {STATE} and without {SPLITS}",
+            hint="give one file of rows, or the folder that Dataset.save_to_disk wrote",
         )
-    check_arrow(folder)
-    saved = datasets.load_from_disk(str(folder))
-    name = split.split("[")[0]
-    if isinstance(saved, datasets.DatasetDict):
-        if name not in saved:
-            raise Refused(f"{folder} has no split {name!r}", code="bad_split", expected=", ".join(saved), got=name)
-        saved = saved[name]
-    yield from iter_slice(enumerate(as_written(saved, saved.features.arrow_schema, json_read=True), start=1), split)
+    saved = load_saved(folder, split.split("[")[0])
+    rows = as_written(rows_of(saved, folder), saved.features.arrow_schema, json_read=True)
+    yield from iter_slice(enumerate(rows, start=1), split)
+
+
+# What `datasets` writes: beside the rows of each split, and beside the folders of several.
+STATE, INFO, SPLITS = "state.json", "dataset_info.json", "dataset_dict.json"
+
+
+def load_saved(folder: Path, name: str) -> Any:
+    """One split of a saved folder, after all that `datasets` will open was looked at."""
+    import datasets
+
+    with broken_saved(folder):
+        for part in saved_parts(folder):
+            check_arrow(part)
+        saved = datasets.load_from_disk(str(folder))
+    if not isinstance(saved, datasets.DatasetDict):
+        return saved
+    if name not in saved:
+        raise Refused(
+            f"{folder} has no split {name!r}",
+            code="bad_split",
+            expected=", ".join(saved),
+            got=name,
+            hint="name one of the splits that it has, such as split: train",
+        )
+    return saved[name]
+
+
+def rows_of(saved: Any, folder: Path) -> Iterator[dict[str, Any]]:
+    with broken_saved(folder):
+        yield from saved
+
+
+@contextmanager
+def broken_saved(folder: Path) -> Iterator[None]:
+    """What `datasets` and pyarrow raise of a damaged folder is of any class: KeyError, RecursionError, ArrowInvalid."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, (Refused, ImportError, PermissionError)) or lacks_memory(error):
+            raise
+        raise broken_arrow(folder, error) from None
+
+
+def broken_arrow(path: Path, error: Exception) -> Refused:
+    got = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
+    return Refused(
+        f"{path} cannot be read as part of a saved dataset",
+        code="broken_arrow",
+        expected="the files that Dataset.save_to_disk wrote, unchanged",
+        got=got,
+        hint=SAVE_AGAIN,
+    )
+
+
+def saved_parts(folder: Path) -> list[Path]:
+    """The folders that `datasets` will open: this one, or that of each split."""
+    if all((folder / name).is_file() for name in (INFO, STATE)):
+        return [folder]
+    document = saved_json(folder / SPLITS)
+    names = document.get("splits")
+    if not isinstance(names, list) or any(not is_name_of_folder(name) for name in names):
+        raise broken_arrow(folder / SPLITS, ValueError("its splits are no names of folders beside it"))
+    return [folder / name for name in names]
+
+
+def is_name_of_folder(name: Any) -> bool:
+    return isinstance(name, str) and name not in ("", ".", "..") and not re.search(r"[/\\:\0]", name)
+
+
+def saved_json(path: Path) -> dict[str, Any]:
+    """A JSON object beside the rows. A pipe is never waited for, and of a large file only so much is read."""
+    try:
+        document = foreign_json(path)
+    except Refused as refusal:
+        raise broken_arrow(path, ValueError(refusal.error["got"])) from None
+    if not isinstance(document, dict):
+        raise broken_arrow(path, ValueError(f"it holds {KINDS_OF_JSON.get(type(document), 'a value')}, and no object"))
+    return document
 
 
 def check_arrow(folder: Path) -> None:
@@ -1128,26 +1300,20 @@ def check_arrow(folder: Path) -> None:
                         raise too_much(path, size, "an unknown size: its parts are compressed")
                     rows += batch.get(0, 0)
         except (pyarrow.ArrowException, OSError, ValueError, struct.error) as error:
-            raise Refused(
-                f"{path} cannot be read as Arrow: {(str(error).splitlines() or [''])[0]}",
-                code="broken_arrow",
-                expected="a file that datasets wrote",
-                hint="save the dataset again",
-            ) from None
+            raise broken_arrow(path, error) from None
         if rows * VALUE_BYTES > most_in_all(size):
             raise too_much(path, size, f"{rows:,} rows")
 
 
 def arrow_files(folder: Path) -> Iterator[Path]:
     """Those that `datasets` will open, whatever their names."""
-    for state in sorted(folder.rglob("state.json")):
-        document = foreign_json(state)
-        files = document.get("_data_files") if isinstance(document, dict) else None
-        for file in files if isinstance(files, list) else []:
-            name = file.get("filename") if isinstance(file, dict) else None
-            if isinstance(name, str) and (path := state.parent / name).exists():  # datasets tells what is missing
-                check_regular(path)
-                yield path
+    saved_json(folder / INFO)
+    files = saved_json(folder / STATE).get("_data_files")
+    for file in files if isinstance(files, list) else []:
+        name = file.get("filename") if isinstance(file, dict) else None
+        if isinstance(name, str) and (path := folder / name).exists():  # datasets tells what is missing
+            check_regular(path, hint=SAVE_AGAIN)
+            yield path
 
 
 def record_batch(message: Any) -> dict[int, int]:
@@ -1661,16 +1827,16 @@ def block_hub_kernels() -> None:
     sys.modules["kernels"] = None  # type: ignore[assignment]
 
 
-def check_regular(path: Path) -> None:
+def check_regular(path: Path, *, hint: str = "download the model again") -> None:
     """No pipe, device or socket. What is missing is told by whoever needs it."""
     try:
         mode = path.stat().st_mode
     except FileNotFoundError:
         return
     except OSError as error:
-        raise not_a_file(path, str(error)) from None
+        raise not_a_file(path, str(error), hint=hint) from None
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
-        raise not_a_file(path, KINDS.get(stat.S_IFMT(mode), "something else"))
+        raise not_a_file(path, KINDS.get(stat.S_IFMT(mode), "something else"), hint=hint)
 
 
 def check_file(path: Path, folder: Path) -> None:
@@ -1714,23 +1880,30 @@ def roots_of(folder: Path) -> list[Path]:
     return [real, *([cache / "blobs"] if in_cache else [])]
 
 
-def not_a_file(path: Path, got: str) -> Refused:
+def not_a_file(path: Path, got: str, *, hint: str = "download the model again") -> Refused:
     return Refused(
         f"{path} is no file that can be read",
         code="not_a_file",
         expected="a regular file",
         got=got,
-        hint="download the model again",
+        hint=hint,
     )
 
 
-def read_foreign(path: Path, most: int) -> bytes:
-    """The bytes of a regular file. A pipe is never waited for, and a device never read."""
+@contextmanager
+def regular_file(path: Path, *, hint: str = "download the model again") -> Iterator[IO[bytes]]:
+    """A regular file, open to be read. A pipe is never waited for, and a device never read."""
     number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     with open(number, "rb") as file:
         found = os.fstat(number)
         if not stat.S_ISREG(found.st_mode):
-            raise not_a_file(path, KINDS.get(stat.S_IFMT(found.st_mode), "something else"))
+            raise not_a_file(path, KINDS.get(stat.S_IFMT(found.st_mode), "something else"), hint=hint)
+        yield file
+
+
+def read_foreign(path: Path, most: int) -> bytes:
+    """The bytes of a regular file."""
+    with regular_file(path) as file:
         content = file.read(most + 1)
     if len(content) > most:
         raise unsound(path, f"it has more than {most} bytes")
@@ -2070,7 +2243,13 @@ def load_data(recipe: dict[str, Any], tokenizer: Any, recorded: set[int] | None 
     )
     rows = [encode(index, line, row) for index, (line, row) in enumerate(source)]
     if not rows:
-        raise Refused(f"{recipe['data']} has no rows", code="empty_dataset", expected="at least one row")
+        raise Refused(
+            f"{recipe['data']} has no rows",
+            code="empty_dataset",
+            expected="at least one row",
+            got=f"no rows in {recipe['split']}",
+            hint="give another file, or another part of it, such as split: train",
+        )
     rows = trainable_rows(rows, recipe)
     contents, questions = contents_of(rows), [digest_of(normalised(question_of(row))) for row in rows]
     if recorded is None:

@@ -6,6 +6,7 @@ import ast
 import dataclasses
 import errno
 import json
+import os
 import random
 import subprocess
 import sys
@@ -129,6 +130,7 @@ def test_a_bad_plan_is_refused(tmp_path: Path, path: list[str], value: Any, mess
     with pytest.raises(PROGRAM.Refused, match=message) as caught:
         PROGRAM.load_plan(_write(tmp_path, _changed(path, value)))
     assert (caught.value.error["code"], caught.value.exit_code) == ("bad_plan", 2)
+    assert "skill-train local RECIPE" in caught.value.error["hint"]
 
 
 @pytest.mark.parametrize("text", [b"{", b"[]", b"\xff", b"null"])
@@ -137,6 +139,28 @@ def test_a_plan_that_is_none_is_refused(tmp_path: Path, text: bytes) -> None:
     with pytest.raises(PROGRAM.Refused) as caught:
         PROGRAM.load_plan(tmp_path / "plan.json")
     assert caught.value.error["code"] == "bad_plan"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no such files")
+@pytest.mark.parametrize("kind", ["a pipe", "a device", "a folder", "a terabyte", "deep lists", "digits", "nothing"])
+def test_a_plan_that_is_no_file_of_a_plan_is_refused_at_once(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "plan.json"
+    made: dict[str, typing.Callable[[], object]] = {
+        "a pipe": lambda: os.mkfifo(path),
+        "a device": lambda: path.symlink_to("/dev/zero"),
+        "a folder": path.mkdir,
+        "a terabyte": lambda: (path.touch(), os.truncate(path, 10**12)),
+        "deep lists": lambda: path.write_text("[" * 100_000),
+        "digits": lambda: path.write_text('{"schema": ' + "9" * 5000 + "}"),
+        "nothing": lambda: None,
+    }
+    made[kind]()
+    command = [sys.executable, "-X", "importtime", str(train_program()), str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=20)
+    error = json.loads(done.stdout)["error"]
+    assert (done.returncode, error["code"]) == (2, "missing_file" if kind == "nothing" else "bad_plan")
+    assert str(path) in error["message"] and "skill-train local RECIPE" in error["hint"]
+    assert "torch" not in done.stderr
 
 
 def test_the_batch_product_is_shown(tmp_path: Path) -> None:

@@ -38,22 +38,7 @@ PROCESSOR_SECONDS = 5.0
 WALL_SECONDS = float(os.environ.get("FILES_WALL_SECONDS", "15"))  # for what waits and takes no time of the processor
 MOST_GROWTH = 300 << 20  # of resident memory by one input
 # What is known and not mended yet, by group: a pattern of the failure, and why. One that is met no more is one too.
-KNOWN: dict[str, dict[str, str]] = {
-    "datasets": {
-        r"(MemoryError|Late|Hang).*(rows|train|dataset)\.py": "a line or a document of any length is read at once",
-        r"MB more memory, and then exit 3": "the same, as `data` tells it",
-        r"no hint: .*(unknown_file_kind|broken_line|bad_split|empty_dataset)": "train.py says no next command",
-    },
-    "folders of rows": {
-        r"train\.py:\d+": "datasets.load_from_disk raises what it likes, or waits for a pipe",
-        r"no hint: .*unknown_file_kind": "train.py says no next command",
-    },
-    "recipes and plans": {
-        r"(Late|MemoryError).*train\.py": "load_plan waits for a pipe, and reads a device",
-        r"no hint: .*(missing_file|bad_plan)": "train.py says no next command",
-    },
-    "models": {r"hub_push\.py": "licence_in reads any README.md whole, and breaks on what is no YAML"},
-}
+KNOWN: dict[str, dict[str, str]] = {}
 ROOM = 700 << 20  # of memory that can be written, above what the process has when it begins
 MOST_FAILURES = 15  # of different kinds; those of one kind are told once
 Input = tuple[Reader, Form, int]

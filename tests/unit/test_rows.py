@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from skill_train.core.errors import SkillTrainError
 from skill_train.core.resources import train_module
 from skill_train.data import read_rows as rows
 from skill_train.recipe.fields import Recipe
@@ -99,6 +103,100 @@ def test_a_cell_without_end_is_broken_and_takes_no_more_memory(tmp_path: Path) -
     assert read == [(2, None), (3, "broken_json"), (4, None)]
     with pytest.raises(train_module().Refused, match=f"line 3 of {path} is broken: field larger than field limit"):
         list(train_module().iter_rows(str(path), split="train"))
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.ndjson", "rows.csv", "rows.tsv"])
+def test_a_line_without_end_is_refused_by_its_number(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    _then_a_terabyte(path, LINE * 2 if "json" in name else b"text\na\n")
+    for read in (rows.read(_recipe(path)), train_module().iter_rows(str(path), split="train")):
+        found: list[Any] = []
+        with pytest.raises(train_module().Refused, match=f"line 3 of {path} is too long") as caught:
+            found.extend(read)
+        assert (caught.value.error["code"], caught.value.exit_code) == ("long_line", 2)
+        assert "50,000,000 bytes" in caught.value.error["expected"] and ".jsonl" in caught.value.error["hint"]
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.csv"])
+def test_a_first_line_without_end_is_refused(tmp_path: Path, name: str) -> None:
+    _then_a_terabyte(tmp_path / name, b"")
+    with pytest.raises(train_module().Refused, match="line 1 of"):
+        list(rows.read(_recipe(tmp_path / name)))
+
+
+def test_a_line_may_have_as_many_bytes_as_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(LINE * 2 + LINE.strip())
+    monkeypatch.setattr(train_module(), "LINE_BYTES", len(LINE))
+    assert len(list(rows.read(_recipe(path)))) == 3
+    monkeypatch.setattr(train_module(), "LINE_BYTES", len(LINE) - 1)
+    with pytest.raises(train_module().Refused, match="line 1 of"):
+        list(rows.read(_recipe(path)))
+
+
+def test_a_large_document_is_refused_before_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "rows.json"
+    _then_a_terabyte(path, b"[")
+    for read in (rows.read(_recipe(path)), train_module().iter_rows(str(path), split="train")):
+        with pytest.raises(train_module().Refused) as caught:
+            list(read)
+        error = caught.value.error
+        assert (error["code"], error["got"]) == ("large_document", "1,000,000,000,000 bytes")
+        assert "2,000,000,000 bytes" in error["expected"] and ".jsonl" in error["hint"]
+    path.write_text(json.dumps([ROW]))
+    monkeypatch.setattr(train_module(), "DOCUMENT_BYTES", path.stat().st_size)
+    assert len(list(rows.read(_recipe(path)))) == 1
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no such files")
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.json", "rows.csv", "rows.parquet"])
+def test_a_pipe_is_not_waited_for_and_a_device_not_read(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / name)
+    (tmp_path / f"device.{name}").symlink_to("/dev/zero")
+    for path in (tmp_path / name, tmp_path / f"device.{name}"):
+        with pytest.raises(SkillTrainError, match="a pipe or a device"):
+            list(rows.read(_recipe(path)))
+        with pytest.raises(train_module().Refused) as caught:
+            list(train_module().iter_rows(str(path), split="train"))
+        assert (caught.value.error["code"], caught.value.exit_code) == ("not_a_file", 2)
+        assert ".jsonl" in caught.value.error["hint"]
+
+
+def _then_a_terabyte(path: Path, begin: bytes) -> None:
+    """These bytes and then nothing that takes room."""
+    with open(path, "wb") as file:
+        file.write(begin)
+        try:
+            file.truncate(10**12)
+        except OSError:
+            pytest.skip("this disk has no files with holes of that size")
+
+
+REFUSED: list[tuple[str, bytes, str]] = [
+    ("rows.jsonl", b"{", "broken_line"),
+    ("rows.jsonl", b"[]", "broken_line"),
+    ("rows.jsonl", b"\xff", "broken_line"),
+    ("rows.json", b"[1]", "broken_line"),
+    ("rows.csv", b"a,b\n1\n", "broken_line"),
+    ("rows.csv", b'a,b\n1,"b"c\n', "broken_line"),
+    ("rows.txt", b"a", "unknown_file_kind"),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "code"), REFUSED)
+def test_what_training_refuses_has_a_way_on(tmp_path: Path, name: str, content: bytes, code: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(train_module().Refused) as caught:
+        list(train_module().iter_rows(str(tmp_path / name), split="train"))
+    assert caught.value.error["code"] == code and caught.value.error["hint"]
+
+
+@pytest.mark.parametrize(("split", "named"), [("test", "has no split"), ("train[a:]", "is not understood")])
+def test_a_split_that_is_none_has_a_way_on(tmp_path: Path, split: str, named: str) -> None:
+    (tmp_path / "rows.jsonl").write_bytes(LINE)
+    with pytest.raises(train_module().Refused, match=named) as caught:
+        list(train_module().iter_rows(str(tmp_path / "rows.jsonl"), split=split))
+    assert "train[:500]" in caught.value.error["hint"] and caught.value.error["got"] == split
 
 
 WHOLE: list[tuple[str, bytes]] = [

@@ -49,6 +49,15 @@ def test_a_file_of_two_encodings_is_mended_by_no_single_command(tmp_path: Path) 
     assert rewriting_command(tmp_path / "rows.jsonl") is None
 
 
+def test_a_line_without_end_is_not_read_to_its_end(tmp_path: Path) -> None:
+    with open(tmp_path / "rows.jsonl", "wb") as file:
+        file.write(b'{"text": "gr\xfcn"}\n')
+        file.truncate(10**12)
+    assert rewriting_command(tmp_path / "rows.jsonl") is None
+    with pytest.raises(SkillTrainError, match=r"line 1 of .* is not UTF-8"):
+        dataset.scan(Recipe(model="m", data=str(tmp_path / "rows.jsonl")))
+
+
 @pytest.mark.parametrize("data", [b'{"text": "plain"}\n', '{"text": "grün"}\n'.encode(), b'{"text": "\x81"}\n', b""])
 def test_what_needs_no_command_or_has_none(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "rows.jsonl").write_bytes(data)

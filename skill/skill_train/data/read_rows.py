@@ -35,7 +35,8 @@ def read(recipe: Recipe) -> Iterator[Line]:
 
     Raises:
         UsageError: no such dataset.
-        Refused: of the training program: a split that is not there, a kind of file that is none.
+        Refused: of the training program: a split that is not there, a kind of file that is none, a line or a document
+            without end.
         Temporary: the Hub cannot be reached.
     """
     path, program = Path(recipe.data), train_module()
@@ -114,18 +115,17 @@ def _json_lines(path: Path) -> Iterator[Line]:
     """One object a line. The usual line is read at once; every other one by the training program's own reader."""
     # What json.loads calls, without its checks: half the time.
     scan_once: Callable[[str, int], tuple[Any, int]] = json.JSONDecoder().scan_once  # type: ignore[attr-defined]
-    with open(path, "rb") as file:
-        for number, raw in enumerate(file, start=1):
-            try:
-                text = str(raw, "utf-8")
-                row, end = scan_once(text, 0)
-                usual = type(row) is dict and text[end:] in ("\n", "\r\n", "")
-            except (ValueError, StopIteration, RecursionError):
-                usual = False
-            if usual:
-                yield number, row, raw
-            elif raw.strip():
-                yield number, _parsed(raw, f"line {number} of {path}"), raw
+    for number, raw in train_module().numbered_lines(path):
+        try:
+            text = str(raw, "utf-8")
+            row, end = scan_once(text, 0)
+            usual = type(row) is dict and text[end:] in ("\n", "\r\n", "")
+        except (ValueError, StopIteration, RecursionError):
+            usual = False
+        if usual:
+            yield number, row, raw
+        elif raw.strip():
+            yield number, _parsed(raw, f"line {number} of {path}"), raw
 
 
 def free_name(path: Path) -> str:
@@ -150,24 +150,22 @@ def _parsed(raw: bytes, where: str) -> dict[str, Any] | Broken:
 def _json(path: Path) -> Iterator[Line]:
     """A list of objects, an object that holds one such list, or one object a line after all, as `train.iter_json`."""
     try:
-        document = json.loads(path.read_bytes().decode("utf-8-sig"))
+        document = json.loads(train_module().whole_text(path))
     except (ValueError, RecursionError):
         yield from _json_lines(path)
         return
     if isinstance(document, dict):
         lists = [value for value in document.values() if isinstance(value, list)]
         document = lists[0] if len(lists) == 1 else [document]
-    refused = train_module().Refused
     for number, row in enumerate(document if isinstance(document, list) else [document], start=1):
         if not isinstance(row, dict):
-            error = refused(f"item {number} of {path} is not an object", code="broken_line", got=repr(row)[:80])
-            row = Broken("not_an_object", error)
+            row = Broken("not_an_object", train_module().not_an_object(number, path, row))
         yield number, row, None
 
 
 def _csv(path: Path, delimiter: str) -> Iterator[Line]:
     """Rows of a table, as `train.iter_csv` reads them; a row that it refuses is broken, and the next one is read."""
-    refused, wrong_bytes = train_module().Refused, list[tuple[int, bytes]]()
+    wrong_bytes = list[tuple[int, bytes]]()
     csv.field_size_limit(train_module().CELL_CHARACTERS)
     reader = csv.reader(_text_lines(path, wrong_bytes), delimiter=delimiter, strict=True)
     names: list[str] | None = None
@@ -178,8 +176,7 @@ def _csv(path: Path, delimiter: str) -> Iterator[Line]:
         except StopIteration:
             return
         except csv.Error as error:
-            refusal = refused(f"line {start} of {path} is broken: {error}", code="broken_line")
-            yield start, Broken("broken_json", refusal), None
+            yield start, Broken("broken_json", train_module().broken_table(f"line {start} of {path}", error)), None
             continue
         if wrong_bytes:
             number, raw = wrong_bytes[0]
@@ -195,17 +192,14 @@ def _csv(path: Path, delimiter: str) -> Iterator[Line]:
 def _table_row(names: list[str], cells: list[str], where: str) -> dict[str, Any] | Broken:
     if len(cells) == len(names):
         return dict(zip(names, cells, strict=True))
-    message = f"{where} has another number of columns than the header"
-    expected = f"{len(names)} columns: {', '.join(names)}"
-    return Broken("broken_json", train_module().Refused(message, code="broken_line", expected=expected))
+    return Broken("broken_json", train_module().other_columns(where, names))
 
 
 def _text_lines(path: Path, wrong_bytes: list[tuple[int, bytes]]) -> Iterator[str]:
     """Text by lines; those that are not UTF-8 go to `wrong_bytes`, with their numbers."""
-    with open(path, "rb") as file:
-        for number, raw in enumerate(file, start=1):
-            try:
-                yield raw.decode("utf-8-sig")
-            except UnicodeDecodeError:
-                wrong_bytes.append((number, raw))
-                yield raw.decode("utf-8", "replace")
+    for number, raw in train_module().numbered_lines(path):
+        try:
+            yield raw.decode("utf-8-sig")
+        except UnicodeDecodeError:
+            wrong_bytes.append((number, raw))
+            yield raw.decode("utf-8", "replace")

@@ -5,18 +5,24 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
+from skill_train.core.resources import train_module
+
 _MARKS = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
 
 
 def rewriting_command(path: Path) -> str | None:
-    """The `iconv` that makes the whole file UTF-8; None where it would spoil rows that are UTF-8 already.
+    """The `iconv` that makes the whole file UTF-8; None where it would spoil rows that are UTF-8 already, or where a
+    line is too long to be a row.
 
     Nearly all that is neither UTF-8 nor UTF-16 is Windows-1252, of which Latin-1 is a part. A file in which other lines
     are UTF-8 beyond ASCII was put together from two, and no single command mends it.
     """
     if not path.is_file() or path.suffix == ".parquet":
         return None
-    encoding = _encoding(path)
+    try:
+        encoding = _encoding(path)
+    except train_module().Refused:
+        return None
     if encoding is None:
         return None
     new = path.with_name(f"{path.stem}.utf8{path.suffix}")
@@ -27,11 +33,9 @@ def _encoding(path: Path) -> str | None:
     with open(path, "rb") as file:
         if (mark := _MARKS.get(file.read(2))) is not None:
             return mark
-        file.seek(0)
-        lines = (line for line in file if not line.isascii())
-        utf8 = [_is(line, "utf-8") for line in lines]
-        file.seek(0)
-        readable = all(_is(line, "windows-1252") for line in file)
+    lines = train_module().numbered_lines
+    utf8 = [_is(line, "utf-8") for _, line in lines(path) if not line.isascii()]
+    readable = all(_is(line, "windows-1252") for _, line in lines(path))
     return "WINDOWS-1252" if utf8 and readable and not any(utf8) else None
 
 
