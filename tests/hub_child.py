@@ -52,7 +52,7 @@ def _main(name: str, arguments: str) -> None:
         answer: dict[str, Any] = {"answer": _plain(asked(*json.loads(arguments)))}
     except SkillTrainError as error:
         answer = {"error": error.as_dict() | {"exit_code": error.exit_code}}
-    print(json.dumps(answer | {"seconds": time.perf_counter() - started}))
+    print(json.dumps(answer | {"seconds": time.perf_counter() - started}, default=str))
 
 
 def _look(recipe: dict[str, Any]) -> Any:

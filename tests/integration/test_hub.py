@@ -292,6 +292,106 @@ def test_what_the_system_refuses_hf_xet(number: int, code: str, exit_code: int) 
     assert words in raised.value.got
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("Internal error: the runtime is gone", "the store of the Hub failed to answer"),
+        ("Task error: task 5 was cancelled", "the store of the Hub failed to answer"),
+        ("Data integrity error: Xorb Hash Mismatch", "the store of the Hub sent other bytes than it should"),
+    ],
+)
+def test_what_goes_wrong_in_hf_xet_is_the_stores(words: str, told: str) -> None:
+    error = _asked(RuntimeError(words))
+    assert (error.code, error.exit_code) == ("hub_error", 8)
+    assert error.message.startswith(told) and words in error.got
+
+
+def test_an_error_of_ours_is_not_taken_for_the_stores() -> None:
+    with pytest.raises(RuntimeError, match="a bug"):
+        _asked(RuntimeError("a bug"))
+
+
+def test_a_name_that_makes_no_address(hub: Hub, home: Path) -> None:
+    """The Hub says whose token it is, and the client asks for that name's things."""
+    import httpx2
+
+    error = _asked(httpx2.InvalidURL("Invalid non-printable ASCII character in URL"))
+    assert (error.code, error.exit_code) == ("hub_answer", 8)
+    assert "HF_ENDPOINT" in error.hint
+
+
+def _asked(trouble: Exception) -> SkillTrainError:
+    from skill_train.hub import client as hub_client
+
+    def question() -> None:
+        raise trouble
+
+    with pytest.raises(SkillTrainError) as raised:
+        hub_client.ask(hub_client.Subject("model", MODEL), question, seconds=None)
+    return raised.value
+
+
+@pytest.mark.parametrize(
+    ("card", "licence"),
+    [
+        (b"---\nlicense: mit\n---\n# A model\n", "mit"),
+        (b"\xef\xbb\xbf---\nlicense: mit\n---\n", "mit"),
+        (b"---\nlicense: m\0t\n---\n", None),
+        (b"---\nlicense: [mit\n---\n", None),
+        (b"---\n- license\n---\n", None),
+        (b"---\n5: mit\n---\n", None),
+        (b"---\nlicense: m\xefit\n---\n", None),
+        (b"---\nx: " + b"[" * 5000 + b"\n---\n", None),
+        (b"---\nlicense: mit\n---\n" + b"x" * 2_000_000, None),
+    ],
+)
+def test_the_licence_of_a_model_folder(tmp_path: Path, card: bytes, licence: str | None) -> None:
+    """A card that is none names no licence."""
+    from skill_train.hub import upload
+
+    (tmp_path / "README.md").write_bytes(card)
+    assert upload.licence_in(tmp_path) == licence
+
+
+# --- A job ---
+
+
+@pytest.mark.parametrize(
+    ("change", "read"),
+    [
+        ({"id": 5}, {"id": "5"}),
+        ({"labels": {"run": 7}}, {"labels": {"run": "7"}}),
+        ({"secrets": [3, "HF_TOKEN"]}, {"secret_names": ["3", "HF_TOKEN"]}),
+        ({"id": {"x": 1}}, None),
+        ({"id": None}, None),
+        ({"labels": {"run": ["x"]}}, None),
+        ({"status": {"stage": "RUNNING", "message": {"x": 1}}}, None),
+        ({"flavor": ["t4-small"]}, None),
+        ({"volumes": [{"type": "bucket", "source": ["x"], "mountPath": "/data"}]}, None),
+    ],
+)
+def test_a_field_of_a_job_that_has_another_type(
+    hub: Hub, home: Path, change: dict[str, Any], read: dict[str, Any] | None
+) -> None:
+    """A number is read as a text; what is no text is a wrong answer."""
+    spec = {"command": ["true"], "flavor": "cpu-basic", "dockerImage": "x"}
+    job = hub.jobs.create(spec, "me", "me")
+    hub.faults.add(f"{job.id}$", Lie(body=json.dumps(job.info() | change).encode()))
+    told = ask(hub, home, "hub.jobs.inspect", "me", job.id)
+    if read is None:
+        assert (told["error"]["code"], told["error"]["exit_code"]) == ("hub_answer", 8), told
+    else:
+        assert told["answer"] == told["answer"] | read
+
+
+class Lie(Fault):
+    """Status 200 with another body."""
+
+    @property
+    def lets_through(self) -> bool:
+        return False
+
+
 # --- The cache ---
 
 

@@ -29,6 +29,7 @@ pytest.importorskip("huggingface_hub")
 
 VAIN = 3.0  # in the place of 60 s
 HANGS = Fault(seconds=300)
+DRIPS = Fault(body=b": keep-alive\n\n" * 100, drop_seconds=0.3)
 SLEEP = "import time; print('begun', flush=True); time.sleep(60)"
 MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
 
@@ -132,10 +133,98 @@ def test_other_questions_end_too(cloud: Cloud, call: Call, command: str) -> None
 
 
 def test_a_log_that_drips_ends(cloud: Cloud, call: Call) -> None:
-    """A byte now and then is within the time of each read."""
-    _running(cloud)
-    cloud.hub.faults.add("/logs$", Fault(body=b": keep-alive\n\n" * 100, drop_seconds=0.3), times=ALWAYS)
+    """A byte now and then is within the time of each read. The log of a job that has ended should have an end."""
+    job = cloud.start("pass")
+    _until(lambda: job.ended)
+    cloud.hub.faults.add("/logs$", DRIPS, times=ALWAYS)
     _assert_gave_up(call("logs", cloud.run.path), call, about="the job me/", then=f"skill-train logs {cloud.run.path}")
+
+
+@pytest.mark.parametrize("drips", [False, True])
+def test_a_job_that_runs_and_says_nothing_is_no_trouble(cloud: Cloud, call: Call, drips: bool) -> None:
+    """What there is is shown, and nothing was waited for in vain."""
+    _running(cloud)
+    if drips:
+        cloud.hub.faults.add("/logs$", DRIPS, times=ALWAYS)
+    data = call("logs", cloud.run.path).data
+    assert (data["stage"], data["lines"]) == ("RUNNING", [] if drips else ["begun"])
+    assert call.seconds < VAIN + 9
+
+
+def test_the_log_of_a_silent_job_is_followed_to_its_end(cloud: Cloud, call: Call) -> None:
+    """Longer than a silence that is given up."""
+    cloud.keep({"metrics.jsonl": cloud_runs.metrics(4)})
+    cloud.start(f"import time; print('begun', flush=True); time.sleep({VAIN + 4}); print('done')")
+    for more in ((), ("--tail", "5")):
+        assert call("logs", cloud.run.path, "--follow", *more, most=60).data["lines"] == ["begun", "done"]
+
+
+# --- A dataset, which the library `datasets` loads by itself ---
+
+RESOLVE, TREE = "HEAD /datasets/me/rows/resolve/", "GET /api/datasets/me/rows/tree/"
+
+
+@pytest.mark.parametrize("where", [RESOLVE, TREE])
+def test_data_ends_when_the_hub_does_not_answer(cloud: Cloud, call: Call, where: str) -> None:
+    _rows(cloud)
+    cloud.hub.faults.add(where, HANGS, times=ALWAYS)
+    _assert_gave_up(call("data", "me/rows"), call, about="the dataset me/rows", then="skill-train data me/rows")
+
+
+@pytest.mark.parametrize("body", [b"", b"null", b"[[1]]", b"5", b'{"x": 1}', b"<html>", b"[" * 100_000, b'[{"x": 1}]'])
+def test_data_explains_what_is_no_listing(cloud: Cloud, call: Call, body: bytes) -> None:
+    _rows(cloud)
+    cloud.hub.faults.add(TREE, Lie(body=body), times=ALWAYS)
+    done = call("data", "me/rows")
+    assert done.code in (2, 8) and done.answer["error"]["code"] in ("hub_answer", "unreadable_dataset"), done
+
+
+def test_data_explains_an_answer_without_end(cloud: Cloud, call: Call) -> None:
+    _rows(cloud)
+    cloud.hub.faults.add(TREE, Lie(body=b" " * 101_000_000), times=ALWAYS)
+    done = call("data", "me/rows")
+    assert done.error == (8, "hub_answer") and "100 MB" in done.answer["error"]["expected"], done
+
+
+def test_data_explains_a_file_that_came_otherwise(cloud: Cloud, call: Call) -> None:
+    _rows(cloud)
+    cloud.hub.faults.add("GET /datasets/me/rows/resolve/", Lie(body=b"<html>"), times=ALWAYS)
+    assert call("data", "me/rows").error == (8, "hub_answer")
+    cloud.hub.faults.clear()
+    cloud.hub.faults.add(RESOLVE, Lie(), times=ALWAYS)  # without the commit
+    assert call("data", "me/rows").error == (8, "hub_answer")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("me/none",), (2, "unknown_dataset")),
+        (("me/gated",), (4, "gated")),
+        (("me/rows", "--split", "best"), (2, "bad_split")),
+        (("--recipe", "recipe.yaml"), (2, "unknown_revision")),
+    ],
+)
+def test_data_that_is_not_on_the_hub(
+    cloud: Cloud, call: Call, tmp_path: Path, words: tuple[str, ...], told: tuple[int, str]
+) -> None:
+    _rows(cloud)
+    cloud.hub.add("dataset", "me/gated", {"train.jsonl": b"{}"}, gated=True)
+    (tmp_path / "recipe.yaml").write_text("model: x/y\ndata: me/rows\ndata_revision: none\n")
+    assert call("data", *words).error == told
+
+
+def _rows(cloud: Cloud) -> None:
+    pytest.importorskip("datasets")
+    rows = b'{"prompt": "q", "completion": "a"}\n{"prompt": "p", "completion": "b"}\n'
+    cloud.hub.add("dataset", "me/rows", {"train.jsonl": rows, "README.md": b"---\nlicense: mit\n---\n"})
+
+
+class Lie(Fault):
+    """Status 200 with another body."""
+
+    @property
+    def lets_through(self) -> bool:
+        return False
 
 
 # --- Uploads ---

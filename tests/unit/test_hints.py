@@ -49,6 +49,7 @@ KNOWN: dict[str, set[str]] = {
     "data.scan": {"found.format", "text[1:-1]"},
     "hub.dataset_card": {"known[0]", "names[0]"},
     "hub.models": {"model"},
+    "hub.dataset_library": {"subject.page"},
     "hub.datasets": {"name"},
     "hub.errors": {"again", "pause", "place", "right or 'this permission'", "subject", "subject.page"},
     "cloud.failure_reason": {"again", "bigger.name", "word"},

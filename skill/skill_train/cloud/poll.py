@@ -167,6 +167,6 @@ def _log(namespace: str, job_id: str, run_id: str, say: Say, *, follow: bool) ->
             raise Temporary(f"no log of the job {job_id}", code="hub_error", got="status 404", hint=hint) from None
 
 
-def log_so_far(namespace: str, job_id: str, say: Say, *, tail: int | None = None) -> list[str]:
+def log_so_far(job: Job, say: Say, *, tail: int | None = None) -> list[str]:
     """The lines that are there now. Takes 5 seconds for a job that runs: the client waits for silence."""
-    return patiently(lambda: list(jobs.logs(namespace, job_id, follow=False, tail=tail)), say)
+    return patiently(lambda: jobs.log_so_far(job.namespace, job.id, live=job.live, tail=tail), say)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -51,9 +52,18 @@ def data(
     if fix is not None:
         data_fix.check_out(fix)
     try:
-        return _answer(console, asked, method, recipe, fix)
+        with _hub_within_limits(asked.data):
+            return _answer(console, asked, method, recipe, fix)
     except train_module().Refused as refusal:
         raise from_exit_code(refusal.exit_code, refusal.error) from None
+
+
+def _hub_within_limits(name: str) -> AbstractContextManager[None]:
+    if Path(name).exists() or not rows.is_id(name):
+        return nullcontext()
+    from skill_train.hub import dataset_library
+
+    return dataset_library.within_limits(name)
 
 
 def _answer(console: Console, asked: Recipe, method: str, file: Path | None, fix: Path | None) -> Result:

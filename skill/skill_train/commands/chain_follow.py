@@ -41,7 +41,7 @@ def logs(console: Console, *, run: str, follow_: bool, tail: int | None) -> Resu
     cloud = cloud_run.find(run, console.status)
     where, run_id, say = (cloud.record.namespace, _now(cloud).id), cloud.record.run_id, console.status
     live = follow_ and _now(cloud).live
-    there = [] if live and tail is None else follow.log_so_far(*where, say, tail=None if live else tail)
+    there = [] if live and tail is None else follow.log_so_far(_now(cloud), say, tail=None if live else tail)
     last: deque[str] = deque(maxlen=tail or 1000)
     for line in there[-tail:] if tail else there:
         last.append(line)
@@ -259,7 +259,7 @@ def _explained(cloud: CloudRun, measured: Speed | None, there: kept.Peek, lines:
 def _tail(cloud: CloudRun, console: Console) -> list[str]:
     """The end of a log, which may be gone with its job."""
     try:
-        return follow.log_so_far(cloud.record.namespace, _now(cloud).id, console.status, tail=_TAIL_LINES)
+        return follow.log_so_far(_now(cloud), console.status, tail=_TAIL_LINES)
     except SkillTrainError as error:
         console.warn("no_log", f"the log of the job cannot be read: {error.message}")
         return []

@@ -37,6 +37,7 @@ Answer = TypeVar("Answer")
 REQUEST_SECONDS = 8.0  # to connect, to write, and for each read; huggingface_hub 2.4 sets no limit of its own
 QUESTION_SECONDS = 20.0  # for all requests of one question, also where a server sends a byte now and then
 STALLED_SECONDS = 60.0  # a file that moves fewer bytes in it than an answer counts as is given up
+AT_WORK = 0.25  # of that time: who computes so much of it, such as a digest or a table of rows, does not wait
 BLIND_SECONDS = 1800.0  # the same, where hf_xet does not say what it moves
 _FILES = ("/api/resolve-cache/",)  # where the Hub has small files of repositories
 
@@ -143,17 +144,20 @@ def _until_over(thread: threading.Thread, subject: Subject, seconds: float) -> N
 
 
 def _while_it_moves(thread: threading.Thread, subject: Subject) -> None:
-    """Gives a file up that has stopped moving, and not one that is slow."""
+    """Gives a file up that has stopped moving, and not one that is slow, or worked on."""
     traffic = hub_session.TRAFFIC
     first = before = traffic.moved
     started = since = time.monotonic()
+    worked = time.process_time()
     limit, told = STALLED_SECONDS if traffic.complete else BLIND_SECONDS, waiting.TOLD_SECONDS
     while thread.is_alive():
         thread.join(min(1.0, limit / 10))
         now, moved = time.monotonic(), traffic.moved
         if moved - before >= hub_session.AN_ANSWER:
-            before, since = moved, now
+            before, since, worked = moved, now, time.process_time()
             waiting.well()
+        elif time.process_time() - worked >= AT_WORK * limit:
+            since, worked = now, time.process_time()
         still, so_far = now - since, f"{(moved - first) / 1e6:.1f} MB have moved"
         if thread.is_alive() and still >= min(limit, waiting.left()):
             waiting.in_vain(still)

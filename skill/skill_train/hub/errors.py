@@ -14,6 +14,8 @@ from typing import Any
 from skill_train.core.errors import AccessError, DecisionNeeded, SkillTrainError, Temporary, UsageError
 
 _STORE = re.compile(r"CAS Client Error|HTTP status (?:client|server) error|Request error:")  # hf_xet, 1.6 [ran]
+_BROKEN = re.compile(r"Data integrity error:")
+_OWN = re.compile(r"(?:Internal|Data integrity|Task) error:")  # of hf_xet's runtime, which says no more of it
 _SYSTEM = re.compile(r"IO Error:.*\(os error (\d+)\)")  # hf_xet too, of a disk that takes no more [ran]
 # What the client raises when an answer lacks a key or has a list for a number [ran on 2.4 with made-up answers].
 UNREAD = (AttributeError, LookupError, TypeError, ValueError, OverflowError, RecursionError)
@@ -76,7 +78,7 @@ def not_understood(subject: Subject, error: BaseException) -> Temporary:
 def in_client(error: BaseException) -> bool:
     """Whether the client was reading an answer, so that this is not an error of ours."""
     names = (frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__))
-    return any(name.startswith("huggingface_hub.") for name in names)
+    return any(name.startswith(("huggingface_hub.", "datasets.", "fsspec.")) for name in names)
 
 
 def translated(error: Exception, subject: Subject) -> Exception:
@@ -92,19 +94,14 @@ def translated(error: Exception, subject: Subject) -> Exception:
         return _of_repository(error, subject) or _of_status(error.response, subject)
     if isinstance(error, httpx2.ReadTimeout):
         return unreachable(subject, _reason(error), StillAsking)
-    if isinstance(error, (RuntimeError, ConnectionError)) and _STORE.search(str(error)):
+    if isinstance(error, (RuntimeError, ConnectionError)) and _of_xet(error):
         return _of_store(error, subject)
     if isinstance(error, (httpx2.HTTPError, ConnectionError, TimeoutError, errors.LocalEntryNotFoundError)):
         return unreachable(subject, _reason(cause or error))
+    if isinstance(error, (json.JSONDecodeError, httpx2.InvalidURL, errors.FileMetadataError)):
+        return _not_the_hub(error, subject)
     if isinstance(error, OSError):
         return _of_disk(error, subject)
-    if isinstance(error, json.JSONDecodeError):
-        return Temporary(
-            f"what answered for {subject} is not the Hub",
-            code="hub_answer",
-            got=_reason(error),
-            hint="check HF_ENDPOINT and the proxy, then run the same command again",
-        )
     if isinstance(error, errors.SafetensorsParsingError):
         return UsageError(
             f"{subject} has a broken safetensors file",
@@ -135,25 +132,37 @@ def _of_repository(error: BaseException, subject: Subject) -> SkillTrainError | 
             hint="check the id; hf jobs ps -a lists them",
         )
     if isinstance(error, errors.GatedRepoError):
-        return AccessError(
-            f"{subject} is gated",
-            code="gated",
-            expected=f"access granted to your account on {subject.page}",
-            hint=f"ask for access on {subject.page}, then: hf auth login",
-        )
+        return gated(subject)
     if isinstance(error, (errors.RepositoryNotFoundError, errors.BucketNotFoundError)):
-        return UsageError(
-            f"there is no {subject.kind} {subject.name} on the Hub, or it is private",
-            code=f"unknown_{subject.kind}",
-            expected=f"a {subject.kind} that your token can read",
-            got=subject.name,
-            hint="check the name; for a private one: hf auth login",
-        )
+        return unknown(subject)
     if isinstance(error, errors.RevisionNotFoundError):
-        return UsageError(
-            f"{subject} has no such revision", code="unknown_revision", hint=f"see {subject.page}/commits/main"
-        )
+        return no_revision(subject)
     return None
+
+
+def gated(subject: Subject) -> AccessError:
+    return AccessError(
+        f"{subject} is gated",
+        code="gated",
+        expected=f"access granted to your account on {subject.page}",
+        hint=f"ask for access on {subject.page}, then: hf auth login",
+    )
+
+
+def unknown(subject: Subject) -> UsageError:
+    return UsageError(
+        f"there is no {subject.kind} {subject.name} on the Hub, or it is private",
+        code=f"unknown_{subject.kind}",
+        expected=f"a {subject.kind} that your token can read",
+        got=subject.name,
+        hint="check the name; for a private one: hf auth login",
+    )
+
+
+def no_revision(subject: Subject) -> UsageError:
+    return UsageError(
+        f"{subject} has no such revision", code="unknown_revision", hint=f"see {subject.page}/commits/main"
+    )
 
 
 def _of_status(response: Any, subject: Subject) -> SkillTrainError:
@@ -235,6 +244,14 @@ def _said(response: Any) -> str:
 
 def _of_disk(error: OSError, subject: Subject) -> SkillTrainError:
     """What is left is the cache: the requests' own failures have other classes. Files of a bucket go elsewhere."""
+    if str(error).startswith("Consistency check failed"):  # in the client's words
+        return Temporary(
+            f"a file of {subject} did not come as the Hub has it",
+            code="hub_answer",
+            expected="as many bytes as the Hub says",
+            got=_reason(error),
+            hint="run the same command again; if it stays so, check HF_ENDPOINT and the proxy",
+        )
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         place = "give a --run-dir" if subject.kind == "bucket" else "set HF_HOME to a folder"
         return DecisionNeeded(
@@ -253,6 +270,20 @@ def _of_disk(error: OSError, subject: Subject) -> SkillTrainError:
     )
 
 
+def _of_xet(error: Exception) -> bool:
+    return bool(_STORE.search(str(error)) or _OWN.match(str(error)))
+
+
+def _not_the_hub(error: Exception, subject: Subject) -> Temporary:
+    """It sent no JSON, nothing of what it says with each file, or a name that makes no address."""
+    return Temporary(
+        f"what answered for {subject} is not the Hub",
+        code="hub_answer",
+        got=_reason(error),
+        hint="check HF_ENDPOINT and the proxy, then run the same command again",
+    )
+
+
 def _of_store(error: Exception, subject: Subject) -> SkillTrainError:
     """Of hf_xet, which asks the Hub for a pass and then the store for bytes. The Hub's refusal is one; a store that
     refuses a pass of the Hub is in trouble itself."""
@@ -261,8 +292,9 @@ def _of_store(error: Exception, subject: Subject) -> SkillTrainError:
     refused = re.search(r"HTTP status client error \((\d+)[^)]*\), domain: \S+/xet-\w+-token", str(error))
     if refused:
         return _of_status(httpx2.Response(int(refused[1])), subject)
+    trouble = "sent other bytes than it should" if _BROKEN.search(str(error)) else "failed to answer"
     return Temporary(
-        f"the store of the Hub failed to answer, for {subject}",
+        f"the store of the Hub {trouble}, for {subject}",
         code="hub_error",
         expected="bytes of a file",
         got=_reason(error),

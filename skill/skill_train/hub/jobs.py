@@ -14,7 +14,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from skill_train.hub.client import Subject, ask, here, not_signed_in, understood
+from skill_train.core import waiting
+from skill_train.hub.client import StillAsking, Subject, ask, here, not_signed_in, understood
 from skill_train.run.job_spec import IMAGE, KEPT, SECRETS, JobSpec, Mount, command
 
 LIVE = ("SCHEDULING", "RUNNING", "UPDATING")  # of huggingface_hub 2.4; the others are ends
@@ -136,19 +137,38 @@ def cancel(namespace: str, job_id: str) -> None:
     ask(subject, lambda: _api().cancel_job(job_id=job_id, namespace=namespace))
 
 
-def logs(namespace: str, job_id: str, *, follow: bool, tail: int | None = None) -> Iterator[str]:
+def logs(namespace: str, job_id: str, *, follow: bool) -> Iterator[str]:
     """Its lines. A stream that is cut ends early or raises, as the connection does: the caller counts the lines."""
-    lines = _api().fetch_job_logs(job_id=job_id, namespace=namespace, follow=follow, tail=tail)
-    subject = Subject("job", f"{namespace}/{job_id}")
     if not follow:
-        yield from ask(subject, lambda: list(lines), seconds=None)
+        yield from log_so_far(namespace, job_id, live=False)
         return
-    iterator = iter(lines)
+    iterator = iter(_api().fetch_job_logs(job_id=job_id, namespace=namespace, follow=True))
     while True:
         try:
-            yield here(subject, lambda: next(iterator))
+            yield here(Subject("job", f"{namespace}/{job_id}"), lambda: next(iterator))
         except StopIteration:
             return
+
+
+def log_so_far(namespace: str, job_id: str, *, live: bool, tail: int | None = None) -> list[str]:
+    """The lines that are there now, or the last of them.
+
+    Args:
+        live: the job has not ended, so its log may be silent: that is no trouble, and the time of it is not lost.
+    """
+    lines: list[str] = []
+
+    def question() -> None:
+        for line in _api().fetch_job_logs(job_id=job_id, namespace=namespace, follow=False, tail=tail):
+            lines.append(line)
+
+    try:
+        ask(Subject("job", f"{namespace}/{job_id}"), question, seconds=None)
+    except StillAsking:
+        if not live:
+            raise
+        waiting.well()
+    return list(lines)
 
 
 def sync_data(folder: Path, mount_path: str, namespace: str, name: str | None = None) -> Mount:
@@ -237,23 +257,42 @@ def _job_of(namespace: str) -> Subject:
 def _job(info: Any, namespace: str) -> Job:
     """Ours, of the client's."""
     with understood(_job_of(namespace)):
-        volumes = [
-            Mount(v.source, v.path or "", v.mount_path, bool(v.read_only), str(v.type), v.revision)
-            for v in info.volumes or ()
-        ]
+        volumes = [_mount(volume) for volume in info.volumes or ()]
         kept = next((mount for mount in volumes if mount.kind == "bucket" and mount.mount_path == KEPT), None)
         return Job(
-            id=info.id,
-            namespace=info.owner.name if info.owner else namespace,
-            url=info.url,
-            stage=str(getattr(info.status.stage, "value", info.status.stage)),
-            message=info.status.message,
-            flavor=str(getattr(info.flavor, "value", info.flavor)) if info.flavor else None,
-            labels=dict(info.labels or {}),
+            id=_text(info.id),
+            namespace=_text(info.owner.name) if info.owner else namespace,
+            url=_text(info.url),
+            stage=_text(info.status.stage),
+            message=_text_or_none(info.status.message),
+            flavor=_text_or_none(info.flavor),
+            labels={_text(name): _text(value) for name, value in dict(info.labels or {}).items()},
             bucket=(kept.bucket, kept.folder) if kept else None,
             created_at=info.created_at,
             started_at=info.started_at,
             finished_at=info.finished_at,
-            secret_names=tuple(sorted(info.secrets or ())),
+            secret_names=tuple(sorted(map(_text, info.secrets or ()))),
             mounts=tuple(mount for mount in volumes if mount != kept),
         )
+
+
+def _mount(volume: Any) -> Mount:
+    kind, folder = _text(volume.type), _text_or_none(volume.path) or ""
+    revision = _text_or_none(volume.revision)
+    return Mount(_text(volume.source), folder, _text(volume.mount_path), bool(volume.read_only), kind, revision)
+
+
+def _text(value: Any) -> str:
+    """A field that is a text, or a number in its place.
+
+    Raises:
+        TypeError: it is something else, which `understood` tells.
+    """
+    value = getattr(value, "value", value)  # of one of the client's enumerations
+    if not isinstance(value, (str, int)):
+        raise TypeError(f"a text was expected, not {value!r}"[:200])
+    return str(value)
+
+
+def _text_or_none(value: Any) -> str | None:
+    return None if value is None or value == "" else _text(value)

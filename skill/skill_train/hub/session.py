@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import re
 import warnings
@@ -15,10 +16,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from skill_train.core import waiting
+from skill_train.core.errors import Temporary
 
 STREAM_SECONDS = 45.0  # the longest wait for the next byte: in a log that is followed the Hub sends one every 30 s
 PAUSE_SECONDS = 20.0  # the longest that the client may sleep because the Hub wants a pause
 AN_ANSWER = 10_000  # bytes that an answer counts as, however short it is
+MOST_BYTES = 100_000_000  # of an answer, which is read into memory; files, and logs that are followed, have no limit
 # hf_xet asks the store by itself. Its own limits are 120 s for a read and 60 s to connect.
 _XET = {"HF_XET_CLIENT_READ_TIMEOUT": "20s", "HF_XET_CLIENT_CONNECT_TIMEOUT": "10s"}
 _PROGRESS = ("total_bytes_completed", "total_transfer_bytes_completed")
@@ -86,16 +89,24 @@ def _goes(request: Any) -> None:
 def _comes(response: Any) -> None:
     if response.status_code < 500 and response.status_code != 429:
         TRAFFIC.moved += AN_ANSWER
-    response.stream = _counted(response.stream)
+    response.stream = _counted(response.stream, MOST_BYTES if _is_answer(response.request.url.path) else math.inf)
 
 
-def _counted(stream: Any) -> Any:
+def _is_answer(path: str) -> bool:
+    return path.startswith("/api/") and not path.startswith("/api/resolve-cache/") and not path.endswith("/logs")
+
+
+def _counted(stream: Any, most: float = math.inf) -> Any:
     from httpx2 import SyncByteStream
 
     class Counted(SyncByteStream):
         def __iter__(self) -> Iterator[bytes]:
+            size = 0
             for piece in stream:
                 TRAFFIC.moved += len(piece)
+                size += len(piece)
+                if size > most:
+                    raise _too_long(most)
                 yield piece
 
         def close(self) -> None:
@@ -103,6 +114,16 @@ def _counted(stream: Any) -> Any:
                 stream.close()
 
     return Counted()
+
+
+def _too_long(most: float) -> Temporary:
+    return Temporary(
+        "an answer of the Hub is too long to be one",
+        code="hub_answer",
+        expected=f"at most {most / 1e6:.0f} MB",
+        got="more",
+        hint="check HF_ENDPOINT and the proxy, then run the same command again",
+    )
 
 
 def _refuse_long_pause(response: Any) -> None:

@@ -14,6 +14,7 @@ from skill_train.hub.client import QUESTION_SECONDS, Subject, ask, worth_asking_
 
 TRIES = 4  # of each request that changes something; huggingface_hub 2.4 does not retry the commit
 PAUSE_SECONDS = 2.0
+_CARD_BYTES = 300_000  # of a README.md: YAML is read at 100 kB a second, and the longest cards have 200 kB
 _SAID_BYTES = 1_000_000  # smaller files are there before one could read of them
 
 
@@ -51,15 +52,20 @@ def licence_of(model: str) -> str | None:
 
 
 def licence_in(folder: Path) -> str | None:
-    """The licence that the card in a model folder names."""
+    """The licence that the card in a model folder names; None when it names none, or is no card."""
     from huggingface_hub import ModelCard
+    from yaml import YAMLError
 
     card = folder / "README.md"
     if not card.is_file():
         return None
     try:
-        named = ModelCard.load(card).data.get("license")
-    except ValueError:
+        with open(card, "rb") as file:
+            content = file.read(_CARD_BYTES + 1)
+        if len(content) > _CARD_BYTES:
+            return None
+        named = ModelCard(content.decode("utf-8-sig")).data.get("license")
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError, YAMLError):
         return None
     return named if isinstance(named, str) else None
 

@@ -1,0 +1,94 @@
+"""The `datasets` library, with which the training program loads a dataset of the Hub: within the limits of any other
+question, and with every failure as one of our errors."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from skill_train.core.errors import SkillTrainError, UsageError
+from skill_train.hub.client import Subject, ask
+from skill_train.hub.errors import gated, no_revision, translated, unknown
+
+
+@contextlib.contextmanager
+def within_limits(name: str) -> Iterator[None]:
+    """Meanwhile the library loads a dataset in the thread of a question. It asks for files one by one, and names
+    neither a limit for one nor for all."""
+    try:
+        import datasets
+    except ImportError:  # whoever needs it says so
+        yield
+        return
+    subject, load = Subject("dataset", name), datasets.load_dataset
+
+    def limited(*which: Any, **how: Any) -> Any:
+        return ask(subject, lambda: _explained(subject, lambda: load(*which, **how)), seconds=None)
+
+    datasets.load_dataset = limited
+    try:
+        yield
+    finally:
+        datasets.load_dataset = load
+
+
+def _explained(subject: Subject, question: Callable[[], Any]) -> Any:
+    """Its answer; an error of the library as the one that caused it, or in our words."""
+    from datasets.exceptions import DatasetNotFoundError, DatasetsError
+
+    try:
+        return question()
+    except SkillTrainError:
+        raise
+    except Exception as error:
+        if (cause := _cause(error, subject)) is not None:
+            raise cause from None
+        if isinstance(error, DatasetNotFoundError):
+            raise _not_found(subject, str(error)) from None
+        if isinstance(error, DatasetsError):
+            raise _unreadable(subject, error) from None
+        if isinstance(error, ValueError) and str(error).startswith(("Unknown split", "BuilderConfig", "Config name")):
+            raise _no_such_part(subject, error) from None
+        raise
+
+
+def _cause(error: BaseException, subject: Subject) -> BaseException | None:
+    """The first error of the Hub among those that led to this one, as ours. A file that the cache lacks led nowhere."""
+    cause = error.__cause__ or error.__context__
+    while isinstance(cause, Exception):
+        ours = translated(cause, subject)
+        if isinstance(ours, SkillTrainError) and not isinstance(cause, FileNotFoundError):
+            return ours
+        cause = cause.__cause__ or cause.__context__
+    return None
+
+
+def _not_found(subject: Subject, words: str) -> SkillTrainError:
+    """By the words of datasets 5.2, which forgets the answer of the Hub."""
+    if "gated dataset" in words:
+        return gated(subject)
+    return no_revision(subject) if words.startswith("Revision") else unknown(subject)
+
+
+def _unreadable(subject: Subject, error: Exception) -> UsageError:
+    return UsageError(
+        f"{subject} cannot be read",
+        code="unreadable_dataset",
+        expected="files of rows, such as JSON Lines or Parquet",
+        got=_line(error),
+        hint="another data_revision may be whole; or download the files, mend them, and give them",
+    )
+
+
+def _no_such_part(subject: Subject, error: Exception) -> UsageError:
+    return UsageError(
+        f"{subject} has no such split or configuration",
+        code="bad_split",
+        got=_line(error),
+        hint=f"see {subject.page}, then say --split, or data_config in a recipe",
+    )
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]
