@@ -56,7 +56,8 @@ def test_each_step_tells_it(trained: Path, tmp_path: Path, step: str, left: tupl
         code, answer = _call(limit, step, str(run))
         assert (code, answer["error"]["code"]) == (3, "no_disk"), (limit, answer)
         assert not [name for name in left if (run / name).is_file()]
-    assert _call(None, step, str(run))[0] == 0
+    code, answer = _call(None, step, str(run))
+    assert code == 0, answer
 
 
 def _copy(run: Path, place: Path, *, without: tuple[str, ...]) -> Path:
