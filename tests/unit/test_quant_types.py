@@ -8,7 +8,7 @@ import pytest
 
 from skill_train.core.errors import UsageError
 from skill_train.gguf.quantize import fallbacks_of, known_types, type_names
-from skill_train.gguf.quantize_worker import _Log
+from skill_train.gguf.quantize_worker import _Log, _refused
 from skill_train.llama.gguf_header import GgufFile, Tensor
 
 # Numbers of enum llama_ftype in llama.cpp's include/llama.h, copied by hand.
@@ -83,3 +83,11 @@ def test_an_embedding_that_llama_cpp_demotes_without_a_word_is_a_fallback_too() 
 
 def test_rows_that_fit_are_no_fallback() -> None:
     assert fallbacks_of(gguf(Tensor("token_embd.weight", (256, 1000), "Q8_0", 0, 0)), [], "q4_k_m") == []
+
+
+@pytest.mark.parametrize("name", ["q8_0", "Q8_0", "q4_k_m", "q5_k_m", "iq2_xs"])
+def test_a_type_that_was_refused_is_not_recommended(name: str) -> None:
+    """As of DeepSeek-V2, of which llama.cpp refused q8_0."""
+    error = _refused("tensor has an odd shape", {"source": "m-f16.gguf", "out": "m.gguf"}, name)
+    assert (error.exit_code, error.code) == (2, "cannot_quantize")
+    assert name.lower() not in error.hint.lower() and "_" in error.hint.partition("choose ")[2]
