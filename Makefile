@@ -26,14 +26,14 @@ help:
 demo: $(STAMP)
 	$(BIN)/skill-train demo --format human
 
-# Files in their order, the long ones of tests/integration first: else those with the fewest tests, which are the longest,
-# come last and one core waits for the other.
+# Each file goes whole to one core, the slow ones first (tests/conftest.py).
 test: $(STAMP)
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n $(CORES) --dist loadfile --no-loadscope-reorder
 
 # Kills are one group and take longest, so they come first; each target of hostile input goes to whoever is free.
 KILLS := tests/torture/test_kills.py
-WALKS := $(addprefix tests/integration/test_,convertible.py family_metadata.py weight_faults.py planted_faults.py bench_runs.py)
+WALKS := $(addprefix tests/,model/test_convertible.py verify/test_family_metadata.py verify/test_weight_faults.py \
+	verify/test_planted_faults.py repository/test_bench_runs.py)
 torture: $(STAMP)
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -m torture $(KILLS) \
 	$(filter-out $(KILLS),$(wildcard tests/torture/test_*.py)) $(WALKS) -n $(CORES) --dist loadgroup --no-loadscope-reorder

@@ -1,7 +1,7 @@
 """Models to measure on: a published shape, random weights, the real tokenizer, an adapter, and a run directory of them.
 
 Nothing is instantiated: weights are drawn once (a block of 16 million numbers) and tiled through the shards, so that a
-model of 14 GB is made in a minute and in little memory. Values are scaled as `tests/tiny.py` does, rounded to bf16.
+model of 14 GB is made in a minute and in little memory. Values are scaled as `tests/support/tiny.py` does, in bf16.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent / "tests"))
+sys.path.insert(0, str(HERE.parent / "tests" / "support"))
 
 LORA_R, LORA_ALPHA = 16, 32
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")

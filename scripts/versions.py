@@ -24,10 +24,15 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 TESTED = ROOT / "skill" / "skill_train" / "commands" / "tested.json"
 CORE = (
-    "tests/unit", "tests/test_train_program.py", "tests/test_startup.py",
-    *(f"tests/integration/test_{name}.py" for name in (
-        "train", "train_masks", "train_loss", "merge", "export", "verify", "verify_reference", "evaluate", "cli", "hub",
-        "hub_dataset", "submit", "fetch", "follow", "push", "job",
+    *(f"tests/{name}" for name in (
+        "core", "data", "estimate", "evaluate", "llama", "machine", "plan", "recipe", "run",
+    )),
+    *(f"tests/{name}.py" for name in (
+        "cloud/test_poll", "cloud/test_pull", "cloud/test_submit", "commands/test_cli", "commands/test_startup",
+        "gguf/test_export", "hub/test_datasets", "hub/test_hub", "merge/test_merge", "model/test_config",
+        "model/test_folder", "program/test_job", "program/test_loss", "program/test_masks", "program/test_plan_checks",
+        "program/test_train", "publish/test_push", "verify/test_reference", "verify/test_verdicts",
+        "verify/test_verify",
     )),
 )  # fmt: skip
 # What a run stands on: a set of them is tested, or it is not.

@@ -33,6 +33,11 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.pop(name, None)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Slow files first, so that no core waits for the last of them."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
 def pytest_unconfigure() -> None:
     if _temporary is not None:
         _share_converter(Path(_temporary.name) / "skill-train", _shared)

@@ -317,7 +317,7 @@ def write_data(folder: Path, size: Size) -> None:
 
 def make_model(name: str, folder: Path) -> None:
     """Random weights as transformers draws them, with the tokenizer that the tests rebuild from llama.cpp's files."""
-    sys.path.insert(0, str(ROOT / "tests"))
+    sys.path.insert(0, str(ROOT / "tests" / "support"))
     import torch
     from transformers import AutoModelForCausalLM, Qwen2Config
 

@@ -1,4 +1,4 @@
-"""The whole of `integration/test_fault_matrix.py`: 200 random schedules, and each fault at each request.
+"""The whole of `cloud/test_fault_matrix.py`: 200 random schedules, and each fault at each request.
 
 `SKILL_TRAIN_SEED` is added to the seeds.
 """

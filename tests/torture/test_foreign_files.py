@@ -44,7 +44,7 @@ def test_there_are_enough_of_them() -> None:
 def test_every_form_of_a_file(group: str, tmp_path: Path, record_property: pytest.RecordProperty) -> None:
     if group == "folders of rows":
         pytest.importorskip("datasets")
-    paths = [str(CHILD.parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    paths = [str(CHILD.parents[1] / "support"), *filter(None, [os.environ.get("PYTHONPATH")])]
     begun = tmp_path / "begun"
     own = {"PYTHONPATH": os.pathsep.join(paths), "HOME": str(tmp_path), "MPLCONFIGDIR": str(tmp_path)}
     own |= {"HF_HOME": str(tmp_path / "hf"), "SKILL_TRAIN_CACHE": str(tmp_path / "cache"), "BEGUN": str(begun)}

@@ -52,7 +52,7 @@ def test_there_are_enough_of_them() -> None:
 @pytest.mark.parametrize(("module", "name"), COUNTS)
 def test_hostile_input(module: str, name: str, tmp_path: Path, record_property: pytest.RecordProperty) -> None:
     by_hypothesis, by_coverage = COUNTS[module, name]
-    paths = [str(CHILD.parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    paths = [str(CHILD.parents[1] / "support"), *filter(None, [os.environ.get("PYTHONPATH")])]
     own = {"PYTHONPATH": os.pathsep.join(paths), "HOME": str(tmp_path), "MPLCONFIGDIR": str(tmp_path)}
     own |= {"HF_HOME": str(tmp_path / "hf"), "SKILL_TRAIN_CACHE": str(tmp_path / "cache"), "TMPDIR": str(tmp_path)}
     words = [sys.executable, str(CHILD), module, name, str(by_hypothesis), str(by_coverage), str(SEED)]

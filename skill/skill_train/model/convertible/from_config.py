@@ -3,7 +3,7 @@ training and `export-gguf` in the same words.
 
 The converter's registry says which architectures have a class. It takes some models into it whose layers it cannot
 name, or that llama.cpp computes in another way. Each was found by converting a tiny model of the type and comparing its
-logits with transformers' (llama-cpp-python 0.3.36, transformers 5.23); tests/integration/test_convertible.py does so.
+logits with transformers' (llama-cpp-python 0.3.36, transformers 5.23); tests/model/test_convertible.py does so.
 """
 
 from __future__ import annotations

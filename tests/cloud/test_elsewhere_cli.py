@@ -1,0 +1,138 @@
+"""`skill-train submit --backend skypilot|colab`: what it writes, what it refuses, and that nothing is sent."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import tiny
+from command_child import Commands, Done
+from hub_emulator import Hub
+from models import recorded
+from skill_train.core.resources import train_program
+
+pytestmark = pytest.mark.slow
+
+MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
+SAID = ("--model", MODEL, "--data", "rows.jsonl", "--max-steps", "20")
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Hub, Commands, Path]]:
+    """One Hub with one model, and one process for the commands."""
+    root = tmp_path_factory.mktemp("elsewhere")
+    with Hub(root / "hub") as server:
+        config = json.dumps(recorded("qwen2.5-0.5b")["config"]).encode()
+        files = {"config.json": config, "tokenizer_config.json": b'{"chat_template": "{{ messages }}"}'}
+        info = {"safetensors": {"parameters": {"BF16": 494_032_768}, "total": 494_032_768}}
+        server.add("model", MODEL, files | {"model.safetensors": bytes(1000)}, info=info)
+        commands = Commands(server.environment(root / "home"))
+        yield server, commands, root / "home"
+        commands.close()
+        assert server.unknown == []
+
+
+@pytest.fixture
+def call(one: tuple[Hub, Commands, Path], tmp_path: Path) -> Any:
+    server, commands, home = one
+    server.log.clear()
+    tiny.write_rows(tmp_path / "rows.jsonl", 24)
+
+    def run(*arguments: object, token: str | None = "", **environment: str) -> Done:
+        env = server.environment(home, token=token) | environment
+        done = commands.run(tmp_path, env, "submit", *arguments)
+        assert server.token not in done.stdout + done.stderr
+        changed = [r.path for r in server.log if r.method not in ("GET", "HEAD") and not r.path.endswith("paths-info")]
+        assert changed == [] and server.jobs_created == 0  # nothing is sent to the Hub
+        written = [p for p in tmp_path.rglob("*") if p.is_file() and server.token.encode() in p.read_bytes()]
+        assert written == []
+        return done
+
+    return run
+
+
+def test_a_notebook_is_written_for_the_gpu_that_colab_gives(call: Any, tmp_path: Path) -> None:
+    data = call(*SAID, "--backend", "colab").data
+    run = tmp_path / data["run_dir"]
+    assert (data["gpu"], data["launched"], data["placement"]["device"]) == ("T4", False, "cuda")
+    assert data["placement"]["dtype"] == "float16" or data["placement"]["dtype"] == "float32"  # a T4 has no bf16
+    plan = json.loads((run / "plan.json").read_text())
+    assert (plan["flavor"], plan["placement"]["backend"], plan["where"]) == ("t4-small", "colab", "cloud")
+    assert plan["policy"]["hub_model_id"] == data["hub_model_id"]
+    assert data["files"]["train.py"]["bytes"] == train_program().stat().st_size
+    assert set(data["files"]) == {"train.py", "plan.json", "data/rows.jsonl"}
+    first = (tmp_path / data["notebook"]).read_bytes()
+    assert call(*SAID, "--backend", "colab").data["recipe_hash"] == data["recipe_hash"]
+    assert (tmp_path / data["notebook"]).read_bytes() == first
+
+
+def test_a_notebook_needs_no_token_when_the_repository_is_said(call: Any) -> None:
+    assert call(*SAID, "--backend", "colab", token=None).error == (4, "not_signed_in")
+    data = call(*SAID, "--backend", "colab", "--hub-model-id", "me/tuned", token=None).data
+    assert data["hub_model_id"] == "me/tuned"
+
+
+def test_a_task_is_written_and_machines_are_rented_with_yes_alone(call: Any, tmp_path: Path) -> None:
+    done = call(*SAID, "--backend", "skypilot", "--flavor", "l40sx4", "--nodes", "2", "--infra", "aws,gcp")
+    assert done.error == (3, "confirm_cost")
+    answer = done.answer
+    assert answer["next"] == []
+    assert {"--yes", "--nodes", "--infra", "--backend"} <= set(answer["error"]["hint"].split())
+    data = answer["data"]
+    task = yaml.safe_load((tmp_path / data["task"]).read_text())
+    assert (task["num_nodes"], task["resources"]["accelerators"]) == (2, "L40S:4")
+    assert task["resources"]["any_of"] == [{"infra": "aws"}, {"infra": "gcp"}]
+    assert data["kept_in"] in task["run"] and data["kept_in"].startswith("hf://buckets/me/jobs-artifacts/")
+    plan = json.loads((tmp_path / data["run_dir"] / "skypilot" / "plan.json").read_text())
+    assert plan["placement"]["num_processes"] == 8
+    assert plan["placement"]["backend"] == "skypilot"
+    assert [warning["code"] for warning in answer["warnings"]][-1] == "not_pushed"
+
+
+def test_with_yes_the_users_own_sky_launches_it(call: Any, tmp_path: Path) -> None:
+    """A program called sky that writes down its arguments, and whether it was given the token."""
+    asked = (*SAID, "--backend", "skypilot", "--timeout", "2h", "--yes")
+    nowhere = call(*asked, PATH="/nowhere")
+    assert nowhere.error == (7, "no_skypilot")
+    (tmp_path / "bin").mkdir()
+    sky = tmp_path / "bin" / "sky"
+    sky.write_text('#!/bin/sh\nprintf "%s\\n" "$@" "given ${HF_TOKEN:+a token}" > argv\n')
+    sky.chmod(0o755)
+    data = call(*asked, PATH=f"{tmp_path / 'bin'}:{os.environ['PATH']}").data
+    words = (tmp_path / data["run_dir"] / "skypilot" / "argv").read_text().splitlines()
+    assert words[:3] == ["launch", "--cluster", data["cluster"]]
+    assert words[-4:] == ["--secret", "HF_TOKEN", "task.yaml", "given a token"]
+    assert (data["launched"], data["timeout_seconds"]) == (True, 7200)
+    assert "--timeout 7200" in (tmp_path / data["task"]).read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "refusal"),
+    [
+        (("--backend", "skypilot", "--nodes", "2", "--infra", "runpod"), (2, "one_node_only")),
+        (("--backend", "skypilot", "--nodes", "3", "--flavor", "l40sx4"), (2, "batch_split")),
+        (("--backend", "skypilot", "--max-cost", "3"), (2, "bad_usage")),
+        (("--backend", "colab", "--flavor", "l40sx1"), (2, "unknown_gpu")),
+        (("--backend", "colab", "--nodes", "2"), (2, "bad_usage")),
+        (("--nodes", "2"), (2, "bad_usage")),
+        (("--infra", "aws"), (2, "bad_usage")),
+    ],
+)
+def test_what_a_backend_cannot_do_is_refused(call: Any, tmp_path: Path, words: Any, refusal: Any) -> None:
+    assert call(*SAID, *words).error == refusal
+    assert not list(tmp_path.rglob("task.yaml")) and not list(tmp_path.rglob("*.ipynb"))
+
+
+@pytest.mark.parametrize("backend", ["colab", "skypilot"])
+def test_a_recipe_of_the_users_in_the_run_directory_is_kept(call: Any, tmp_path: Path, backend: str) -> None:
+    (tmp_path / "recipe.yaml").write_text(f"model: {MODEL}\ndata: rows.jsonl\nmax_steps: 20\n")
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+    done = call("recipe.yaml", "--run-dir", ".", "--backend", backend)
+    assert done.error == (2, "would_overwrite")
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == before

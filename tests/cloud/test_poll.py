@@ -1,0 +1,461 @@
+"""`status`, `logs`, `wait` and `cancel`, against the Hub for tests, whose answers and jobs fail as they do."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import cloud_runs
+from cloud_runs import RUN_ID, Cloud
+from hub_emulator import ALWAYS, Fault, Hub, JobFault, faults
+from skill_train.cloud import find_run as cloud_run
+from skill_train.core.console import Console
+from skill_train.run import last_look
+
+pytestmark = pytest.mark.slow
+
+pytest.importorskip("huggingface_hub")
+
+INSPECT, LOGS = r"GET /api/jobs/me/[0-9a-f]{24}$", r"GET /api/jobs/me/[0-9a-f]{24}/logs$"
+SLEEP = "import time; print('begun', flush=True); time.sleep(60)"
+TWELVE = "import time\nfor n in range(12):\n    print('line', n, flush=True)\n    time.sleep(0.05)"
+ALL = [f"line {n}" for n in range(12)]
+
+
+@pytest.fixture
+def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Cloud]:
+    with Hub(tmp_path / "hub") as hub:
+        hub.jobs.grace_seconds = 0.5
+        yield cloud_runs.cloud(hub, tmp_path, monkeypatch, capsys)
+    assert hub.unknown == []
+
+
+# --- status ---
+
+
+def test_a_run_in_one_look(cloud: Cloud) -> None:
+    """Six steps of two seconds are left; the first step, which warms up, does not count."""
+    cloud.keep({"metrics.jsonl": cloud_runs.metrics(4)})
+    job = _running(cloud)
+    asked = len(cloud.hub.log)
+    answer = cloud.on("status")
+    data = answer.data
+    assert (answer.exit_code, data["stage"], data["job_id"], data["attempt"]) == (0, "RUNNING", job.id, 1)
+    assert (data["step"], data["steps"], data["loss"], data["tokens_per_second"]) == (4, 10, 2.6, 100.0)
+    assert data["progress"]["source"] == "metrics.jsonl in the bucket"
+    assert 0 <= data["progress"]["age_seconds"] < 30
+    assert (data["seconds"]["left"], data["seconds"]["limit"]) == (12.0, 600)
+    assert data["seconds"]["expected"] == pytest.approx(data["seconds"]["ran"] + 12, abs=0.11)
+    # 40 cents an hour, by the minute: one so far, and ten at most.
+    assert (data["cost_usd"]["so_far"], data["cost_usd"]["at_most"]) == (0.0067, 0.0667)
+    estimates = json.loads(cloud.run.plan.read_text())["estimates"]
+    assert data["cost_usd"]["estimated"] == {end: estimates["cost_usd"][end] for end in ("low", "high")}
+    assert answer.document["next"][0] == f"skill-train wait {cloud.run.path}"
+    polled = [r.path for r in cloud.hub.log[asked:] if r.path.startswith("/api/jobs")]
+    assert polled == [f"/api/jobs/me/{job.id}"]
+
+
+def test_the_same_run_by_the_id_of_its_job(cloud: Cloud) -> None:
+    cloud.keep({"metrics.jsonl": cloud_runs.metrics(4), "plan.json": cloud.run.plan.read_bytes()})
+    job = _running(cloud)
+    for name in (job.id, f"me/{job.id}"):
+        data = cloud.call("status", name).data
+        assert (data["job_id"], data["step"], data["run_dir"]) == (job.id, 4, None)
+    assert data["cost_usd"]["per_hour"] == pytest.approx(0.4)  # by the table of prices
+
+
+def test_a_person_reads_lines(cloud: Cloud) -> None:
+    cloud.keep({"metrics.jsonl": cloud_runs.metrics(4)})
+    _running(cloud)
+    said = cloud.call("status", str(cloud.run.path), format_="human").out
+    assert "step      4 of 10 · loss 2.6000 · 100 tokens/s" in said
+    assert cloud.call("status", str(cloud.run.path), format_="quiet").out == "RUNNING\n"
+
+
+def test_a_job_whose_start_nobody_heard_of_is_found(cloud: Cloud) -> None:
+    cloud.keep({"metrics.jsonl": cloud_runs.metrics(1)})
+    job = _running(cloud)
+    lost = dataclasses.replace(cloud.record.jobs[0], state="starting", job_id=None, url=None)
+    cloud.write(dataclasses.replace(cloud.record, jobs=(lost,), bucket=None, folder=None))
+    assert cloud.on("status").data["job_id"] == job.id
+    never = dataclasses.replace(cloud.record, run_id="f" * 12)
+    cloud.write(never)
+    answer = cloud.on("status")
+    assert (answer.exit_code, answer.error["code"]) == (2, "never_started")
+    assert answer.error["hint"] == f"skill-train submit {cloud.run.path}"
+    assert "skill-train submit`" in cloud.call("status", "runs/nope").error["hint"]
+    assert cloud.call("status", "runs/nope").document["next"] == []
+
+
+def test_what_is_no_run(cloud: Cloud, tmp_path: Path) -> None:
+    foreign = cloud.hub.jobs.create({"command": ["true"], "flavor": "cpu-basic", "dockerImage": "x"}, "me", "me")
+    for name, code in ((foreign.id, "not_ours"), ("0" * 24, "unknown_job"), (str(tmp_path / "x"), "not_submitted")):
+        answer = cloud.call("cancel", name)
+        assert (answer.exit_code, answer.error["code"]) == (2, code)
+    assert not foreign.cancelled.is_set()
+
+
+@pytest.mark.parametrize("command", ["status", "wait", "cancel", "resume"])
+def test_without_a_token_nobody_is_signed_in(
+    cloud: Cloud, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not that a token is refused."""
+    from huggingface_hub import constants
+
+    cloud.start("pass")
+    monkeypatch.delenv("HF_TOKEN")
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "none"))
+    answer = cloud.on(command)
+    assert (answer.exit_code, answer.error["code"]) == (4, "not_signed_in")
+    assert answer.error["hint"] == "hf auth login, or set HF_TOKEN"
+
+
+def test_a_run_on_this_machine(cloud: Cloud) -> None:
+    cloud.run.metrics.write_bytes(cloud_runs.metrics(4))
+    data = cloud.on("status").data
+    assert (data["stage"], data["step"], data["seconds"]["left"]) == ("STOPPED", 4, 12.0)
+    assert cloud.hub.log == []
+
+
+def test_the_end_of_a_job_is_written_down_once(cloud: Cloud) -> None:
+    """A t4-small of 40 cents an hour for a few seconds is a minute, 0.67 cents; the Hub may forget the job later."""
+    _ended(cloud, cloud.start("raise SystemExit(1)"))
+    _ended(cloud, cloud.start("pass"))
+    assert cloud.on("status").data["cost_usd"]["all_jobs"] is None  # nobody saw the first end
+    cloud.write(cloud.record.with_job(dataclasses.replace(cloud.record.jobs[0], stage="ERROR", cost_usd=0.5)))
+    assert cloud.on("status").data["cost_usd"]["all_jobs"] == pytest.approx(0.5067)
+    first, second = cloud.record.jobs
+    assert (first.stage, first.ended_at) == ("ERROR", None)
+    assert (second.stage, second.cost_usd) == ("COMPLETED", 0.0067)
+    assert second.seconds is not None and second.ended_at is not None and 0 <= second.seconds < 60
+    said = cloud.call("status", str(cloud.run.path), format_="human").out
+    assert "cost      $0.0067" in said and "$0.51 with the jobs before it" in said
+    cloud.hub.jobs.all.clear()
+    cloud.on("status")
+    assert cloud.record.jobs[1] == second
+
+
+def test_a_job_that_ended_a_minute_ago_is_asked_for_once(cloud: Cloud) -> None:
+    """Until its run changes: then the Hub is asked again. A broken copy is none."""
+    cloud.keep({"metrics.jsonl": cloud_runs.metrics(10)})
+    job = cloud.start("pass")
+    _ended(cloud, job)
+    first = cloud.on("status")
+    assert not cloud.run.record("status").exists()  # what it wrote may still be on its way
+    assert job.started is not None and job.finished is not None
+    job.started, job.finished = job.started - 120, job.finished - 120
+    said = cloud.on("status")
+    cloud.hub.log.clear()
+    again = cloud.on("status")
+    assert cloud.hub.log == []
+    ages = [answer.data["progress"].pop("age_seconds") for answer in (said, again)]
+    assert again.document["data"]["step"] == 10 and 0 <= ages[1] - ages[0] < 60
+    assert [_but_age(again), again.document["next"]] == [_but_age(said), first.document["next"]]
+    assert cloud.call("status", str(cloud.run.path), format_="quiet").out == "COMPLETED\n"
+    cloud.run.record("status").write_text("[]")
+    assert cloud.on("status").data["step"] == 10 and cloud.hub.log
+    cloud.start("pass")
+    assert cloud.on("status").data["attempt"] == 2
+
+
+def test_a_job_that_failed_is_asked_for_again(cloud: Cloud, tmp_path: Path) -> None:
+    """Somebody went on with its run in another folder."""
+    job = cloud.start("raise SystemExit(1)")
+    _ended(cloud, job)
+    assert job.started is not None and job.finished is not None
+    job.started, job.finished = job.started - 120, job.finished - 120
+    said = cloud.on("status").data
+    assert said["stage"] == "ERROR" and not cloud.run.record("status").exists()
+    last_look.keep(cloud.run, cloud.record, said, [], datetime(2026, 11, 1, tzinfo=UTC))  # as it was once
+    assert cloud.call("resume", f"me/{job.id}", "--run-dir", str(tmp_path / "new"), "--yes").exit_code == 0
+    now = cloud.on("status").data
+    assert (now["attempt"], now["job_id"]) == (2, cloud.hub.jobs.all[1].id)
+
+
+def test_while_a_start_is_in_doubt_nothing_is_kept(cloud: Cloud) -> None:
+    """The job before it is shown meanwhile; the one that nobody heard of may appear."""
+    first = _ended_long_ago(cloud)
+    asked = dataclasses.replace(cloud.record.jobs[0], number=2, state="starting", job_id=None, url=None)
+    cloud.write(cloud.record.with_job(asked))
+    assert cloud.on("status").data["attempt"] == 1
+    second = cloud.hub.jobs.create(first.spec | {"labels": first.labels | {"attempt": "2"}}, "me", "me")
+    assert cloud.on("status").data["job_id"] == second.id
+
+
+def test_a_job_that_is_started_while_one_looks_is_not_hidden(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answer is of the record as it was read, not of the one that another process has written since."""
+    from skill_train.commands import chain_follow
+
+    _ended_long_ago(cloud)
+    look = chain_follow.look
+
+    def overtaken(run: cloud_run.CloudRun, console: Console) -> chain_follow.About:
+        about = look(run, console)
+        cloud.start("pass")
+        return about
+
+    with monkeypatch.context() as patch:
+        patch.setattr(chain_follow, "look", overtaken)
+        assert cloud.on("status").data["attempt"] == 1
+    assert cloud.on("status").data["attempt"] == 2
+
+
+def _ended_long_ago(cloud: Cloud) -> Any:
+    job = cloud.start("pass")
+    _ended(cloud, job)
+    assert job.started is not None and job.finished is not None
+    job.started, job.finished = job.started - 120, job.finished - 120
+    return job
+
+
+def _but_age(answer: cloud_runs.Answer) -> dict[str, Any]:
+    return answer.data | {"progress": answer.data["progress"]["source"]}
+
+
+@pytest.mark.parametrize("command", ["wait", "pull", "cancel"])
+def test_each_command_that_sees_the_end_writes_it_down(cloud: Cloud, command: str) -> None:
+    cloud.keep(cloud_runs.result())
+    if command == "cancel":
+        _running(cloud)
+    else:
+        _ended(cloud, cloud.start("pass"))
+    assert cloud.on(command).exit_code == 0
+    [job] = cloud.record.jobs
+    assert job.stage == ("CANCELED" if command == "cancel" else "COMPLETED")
+
+
+# --- logs ---
+
+
+@pytest.mark.parametrize("format_", ["human", "json"])
+def test_every_line_once_across_cuts_and_errors(cloud: Cloud, format_: str) -> None:
+    """The stream breaks while the job runs, and again after its end, where the client itself gives up."""
+    for call, fault in enumerate((Fault(cut=4), faults.BAD_GATEWAY, Fault(cut=6), Fault(cut=9), faults.NO_ANSWER), 1):
+        cloud.hub.faults.add(LOGS, fault, call=call)
+    cloud.start(TWELVE)
+    answer = cloud.call("logs", str(cloud.run.path), "--follow", format_=format_)
+    shown = answer.out.splitlines() if format_ == "human" else answer.data["lines"]
+    assert (answer.exit_code, shown) == (0, ALL)
+    assert [line for line in answer.err.splitlines() if line.startswith("line ")] == ([] if format_ == "human" else ALL)
+    assert len(cloud.hub.faults.struck) == 5
+
+
+def test_a_stream_that_is_cut_after_the_end(cloud: Cloud) -> None:
+    """The client says nothing of it. Nor is the reading that makes up for it believed when it is cut."""
+    from skill_train.cloud import poll as follow
+
+    job = cloud.start(TWELVE)
+    _ended(cloud, job)
+    cloud.hub.faults.add(LOGS, Fault(cut=3), times=3)
+    assert list(follow.lines("me", job.id, RUN_ID, say=lambda _: None)) == ALL
+    assert len(cloud.hub.faults.struck) == 3
+
+
+def test_the_end_of_a_log(cloud: Cloud) -> None:
+    _ended(cloud, cloud.start(TWELVE))
+    assert cloud.on("logs", "--tail", "2").data["lines"] == ALL[-2:]
+    assert cloud.on("logs", "--tail", "2", "--follow").data["lines"] == ALL[-2:]
+    assert cloud.call("logs", str(cloud.run.path), "--tail", "2", format_="human").out.splitlines() == ALL[-2:]
+
+
+def test_a_long_log_keeps_its_end_in_an_answer(cloud: Cloud) -> None:
+    _ended(cloud, cloud.start("for n in range(500): print('x' * 40, n)"))
+    answer = cloud.on("logs")
+    assert len(answer.out.encode()) <= 8192
+    assert answer.data["lines"][-1] == "x" * 40 + " 499"
+    assert answer.data["left_out"] == 500 - len(answer.data["lines"])
+
+
+# --- wait ---
+
+
+def test_waiting_through_an_outage(cloud: Cloud) -> None:
+    job = cloud.start("import time; time.sleep(1)")
+    for call, fault in enumerate((faults.BAD_GATEWAY, faults.SERVER_ERROR, faults.NO_ANSWER), 2):
+        cloud.hub.faults.add(INSPECT, fault, call=call)
+    answer = cloud.on("wait")
+    assert (answer.exit_code, answer.data["stage"], answer.data["job_id"]) == (0, "COMPLETED", job.id)
+    assert len(cloud.hub.faults.struck) == 3
+    assert answer.document["next"] == [f"skill-train pull {cloud.run.path}"]
+    assert "asking again" in answer.err
+
+
+def test_waiting_no_longer(cloud: Cloud) -> None:
+    """The job goes on."""
+    job = _running(cloud)
+    cloud.keep({"metrics.jsonl": cloud_runs.metrics(1)})
+    begun = time.monotonic()
+    answer = cloud.on("wait", "--timeout", "1")
+    assert time.monotonic() - begun < 10
+    assert (answer.exit_code, answer.error["code"]) == (8, "still_running")
+    assert answer.error["hint"] == f"skill-train wait {cloud.run.path}"
+    assert not job.ended
+
+
+def test_a_job_that_never_begins(cloud: Cloud) -> None:
+    """After 12 hours in the queue (huggingface_hub#4376)."""
+    cloud.hub.faults.add_job(JobFault("stuck"))
+    job = cloud.start(SLEEP)
+    assert cloud.on("wait", "--timeout", "0").error["code"] == "not_started"
+    job.created -= 12 * 3600
+    answer = cloud.on("wait", "--timeout", "0")
+    assert (answer.exit_code, answer.error["code"]) == (8, "not_started")
+    assert "720 minutes for a free t4-small" in answer.data["waiting"]
+    assert answer.document["warnings"][0]["code"] == "long_queue"
+    assert answer.document["next"][0] == f"skill-train cancel {cloud.run.path}"
+
+
+OWN = {"code": "bad_row", "message": "row 3 has no text", "expected": "text", "got": "{}", "hint": "mend it"}
+FAILED_EVENT = (
+    f"import json; print(json.dumps({{'event': 'failed', 'exit_code': 2, 'error': {OWN!r}}})); raise SystemExit(2)"
+)
+OUT_OF_MEMORY = "raise SystemExit('torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB')"
+
+
+@pytest.mark.parametrize(
+    ("program", "fault", "exit_code", "code"),
+    [
+        (SLEEP, JobFault("exit", line="begun"), 3, "out_of_memory"),
+        (SLEEP, JobFault("exit", code=139, line="begun"), 5, "job_failed"),
+        (SLEEP, JobFault("timeout", line="begun"), 5, "timeout"),
+        (OUT_OF_MEMORY, None, 3, "out_of_memory"),
+        (FAILED_EVENT, None, 5, "bad_row"),
+        ("raise SystemExit(7)", None, 5, "job_failed"),
+    ],
+)
+def test_a_job_that_fails_is_explained(
+    cloud: Cloud, program: str, fault: JobFault | None, exit_code: int, code: str
+) -> None:
+    if fault:
+        cloud.hub.faults.add_job(fault)
+    _ended(cloud, cloud.start(program))
+    answer = cloud.on("wait")
+    assert (answer.exit_code, answer.error["code"], answer.data["why"]["code"]) == (exit_code, code, code)
+    assert answer.document["next"]
+    assert cloud.on("status").exit_code == 0  # it was asked what is the case, and that it told
+
+
+def test_the_record_of_a_failure_when_the_log_is_gone(cloud: Cloud) -> None:
+    cloud.keep({"train.failed.json": json.dumps({"exit_code": 2, "error": OWN}).encode()})
+    _ended(cloud, cloud.start("raise SystemExit(2)"))
+    cloud.hub.faults.add(LOGS, faults.NOT_FOUND)
+    answer = cloud.on("wait")
+    assert (answer.error["code"], answer.document["warnings"][0]["code"]) == ("bad_row", "no_log")
+
+
+def test_a_job_that_is_gone_from_the_hub(cloud: Cloud) -> None:
+    cloud.start("pass")
+    cloud.hub.jobs.all.clear()
+    answer = cloud.on("wait")
+    assert (answer.exit_code, answer.error["code"]) == (5, "job_deleted")
+
+
+def test_a_job_that_one_answer_does_not_know(cloud: Cloud) -> None:
+    """The list still has it: it is not lost, and no other is started beside it."""
+    cloud.keep({"metrics.jsonl": cloud_runs.metrics(1)})
+    job = _running(cloud)
+    cloud.hub.faults.add(INSPECT, faults.NOT_FOUND, times=ALWAYS)
+    assert cloud.on("status").data["stage"] == "RUNNING"
+    resumed = cloud.on("resume", "--yes").data
+    assert (resumed["reused"], resumed["job_id"], cloud.hub.jobs_created) == (True, job.id, 1)
+
+
+@pytest.mark.parametrize("by_id", [False, True])
+@pytest.mark.parametrize("command", [("wait",), ("logs", "--follow")])
+def test_one_answer_that_does_not_know_the_job_ends_no_watch(
+    cloud: Cloud, command: tuple[str, ...], by_id: bool
+) -> None:
+    job = cloud.start("import time\nfor n in range(20):\n    print('line', n, flush=True)\n    time.sleep(0.1)")
+    name = f"me/{job.id}" if by_id else str(cloud.run.path)
+    for pattern in (INSPECT, LOGS):
+        cloud.hub.faults.add(pattern, faults.NOT_FOUND, call=2 if pattern == INSPECT else 1)
+    answer = cloud.call(command[0], name, *command[1:])
+    assert (answer.exit_code, answer.data["stage"], len(cloud.hub.faults.struck)) == (0, "COMPLETED", len(command))
+    assert command == ("wait",) or answer.data["lines"] == [f"line {n}" for n in range(20)]
+
+
+@pytest.mark.parametrize("by_id", [False, True])
+@pytest.mark.parametrize("command", ["wait", "logs", "cancel"])
+def test_a_job_that_is_deleted_while_it_is_watched(cloud: Cloud, command: str, by_id: bool) -> None:
+    """It is not a job that never was."""
+    job = _running(cloud)
+    asked = {"wait": rf"/{job.id}$", "logs": rf"/{job.id}/logs$", "cancel": rf"/{job.id}/cancel$"}[command]
+    deleted = threading.Thread(target=_deleted, args=(cloud, asked, 2 if command == "wait" else 1))
+    deleted.start()
+    cloud.hub.faults.add("POST .*/cancel", Fault(seconds=1.0))  # late enough
+    more = ("--follow",) if command == "logs" else ()
+    answer = cloud.call(command, f"me/{job.id}" if by_id else str(cloud.run.path), *more)
+    deleted.join()
+    assert answer.data["stage"] == "DELETED"
+    if command == "wait":
+        assert (answer.exit_code, answer.error["code"]) == (5, "job_deleted")
+    else:
+        assert answer.exit_code == 0
+
+
+def _deleted(cloud: Cloud, pattern: str, times: int) -> None:
+    """The job, after so many questions of a kind."""
+    _until(lambda: sum(bool(re.search(pattern, request.path)) for request in list(cloud.hub.log)) >= times)
+    [job] = cloud.hub.jobs.all
+    cloud.hub.jobs.all.clear()
+    job.cancelled.set()
+
+
+# --- cancel ---
+
+
+def test_cancelling_twice(cloud: Cloud) -> None:
+    """What was kept before stays, and is said."""
+    cloud.keep(cloud_runs.checkpoint(4))
+    _running(cloud)
+    cloud.hub.faults.add("POST .*/cancel", faults.DONE_AND_ERROR)
+    cloud.hub.faults.add("POST .*/cancel", Fault(409), call=2)
+    answer = cloud.on("cancel")
+    assert (answer.exit_code, answer.data["stage"], answer.data["cancelled"]) == (0, "CANCELED", True)
+    assert answer.data["kept"] == {"state": "unfinished", "checkpoint": 4}
+    again = cloud.on("cancel")
+    assert (again.exit_code, again.data["cancelled"]) == (0, False)
+    waited = cloud.on("wait")
+    assert (waited.exit_code, waited.error["code"]) == (5, "cancelled")
+
+
+def test_one_answer_that_there_is_no_such_job_leaves_it_not_alive(cloud: Cloud) -> None:
+    """The Hub has the job and says once that it has not: who believed it would go on paying."""
+    _running(cloud)
+    cloud.hub.faults.add("POST .*/cancel", faults.NOT_FOUND)
+    answer = cloud.on("cancel")
+    assert (answer.exit_code, answer.data["stage"], answer.data["cancelled"]) == (0, "CANCELED", True)
+
+
+def test_a_finished_job_is_not_cancelled(cloud: Cloud) -> None:
+    _ended(cloud, cloud.start("pass"))
+    asked = len(cloud.hub.log)
+    data = cloud.on("cancel").data
+    assert (data["stage"], data["cancelled"]) == ("COMPLETED", False)
+    assert not [r for r in cloud.hub.log[asked:] if r.method == "POST" and r.path.endswith("/cancel")]
+
+
+def _running(cloud: Cloud) -> Any:
+    job = cloud.start(SLEEP)
+    _until(lambda: "begun" in job.lines)
+    return job
+
+
+def _ended(cloud: Cloud, job: object) -> None:
+    _until(lambda: job.ended)  # type: ignore[attr-defined]
+
+
+def _until(condition: Callable[[], bool], seconds: float = 20) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)

@@ -1,0 +1,758 @@
+"""`pull` and `resume`, against the Hub for tests: nothing is lost, doubled, half-written or taken on trust."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import cloud_runs
+import killing
+import tiny
+import training
+from cloud_runs import BUCKET, FOLDER, RUN_ID, Cloud
+from hub_emulator import ALWAYS, Fault, Hub, JobFault, faults
+from hub_emulator.jobs import Job
+from skill_train.core.resources import train_module
+from skill_train.run.folder import RunDir
+from skill_train.run.lock import locked
+
+pytestmark = pytest.mark.slow
+
+pytest.importorskip("huggingface_hub")
+
+CREATE = "POST /api/jobs/me$"
+PROGRAM = "import sys; from skill_train.core.resources import train_module; sys.exit(train_module().main(sys.argv[1:]))"
+SLEEP = "import time; print('begun', flush=True); time.sleep(60)"
+
+
+@pytest.fixture
+def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Cloud]:
+    with Hub(tmp_path / "hub") as hub:
+        hub.jobs.grace_seconds = 0.5
+        yield cloud_runs.cloud(hub, tmp_path, monkeypatch, capsys)
+    assert hub.unknown == []
+
+
+# --- before pull ---
+
+
+@pytest.mark.parametrize("stage", [None, "COMPLETED", "CANCELED", "ERROR"])
+def test_a_run_that_is_not_fetched_yet_is_not_trained_here(cloud: Cloud, stage: str | None) -> None:
+    """A first user was told to train on this machine, over the run that she had paid for."""
+    cloud.start("pass")
+    cloud.write(cloud.record.with_job(dataclasses.replace(cloud.record.jobs[0], stage=stage)))
+    before = _tree(cloud)
+    way_on = f"skill-train {'pull' if stage in (None, 'COMPLETED') else 'resume'} {cloud.run.path}"
+    for command in ("export-gguf", "verify", "evaluate", "merge", "push"):
+        answer = cloud.on(command)
+        assert (answer.exit_code, answer.error["code"], answer.document["next"]) == (2, "not_trained", [way_on])
+    for more in ((), ("--resume",)):
+        answer = cloud.call("local", *more, "--run-dir", str(cloud.run.path))
+        assert (answer.exit_code, answer.error["code"], answer.document["next"]) == (2, "cloud_run", [way_on])
+    assert _tree(cloud) == before
+    [told] = cloud.on("report").data["runs"]
+    assert told["missing"][0]["command"] == way_on.replace(str(cloud.run.path), cloud.run.path.name)
+
+
+# --- pull ---
+
+
+def test_a_finished_run_comes_here_and_only_once(cloud: Cloud) -> None:
+    """Afterwards a merge finds it trained: every digest of train.json holds."""
+    from skill_train.train.local import trained
+
+    files = cloud_runs.result() | cloud_runs.checkpoint(10) | cloud_runs.checkpoint(5)
+    cloud.keep(files)
+    _ended(cloud, cloud.start("pass"))
+    answer = cloud.on("pull")
+    assert (answer.exit_code, answer.data["state"], answer.data["trained"]) == (0, "done", True)
+    newest = {name for name in files if not name.endswith("kept.json") and "checkpoint-5" not in name}
+    assert _tree(cloud) == newest | {"checkpoints/before.json"}
+    assert all((cloud.run.path / name).read_bytes() == files[name] for name in newest)
+    assert trained(cloud.run)
+    assert answer.document["next"] == [f"skill-train export-gguf {cloud.run.path}"]
+    assert cloud.on("pull").data["fetched"] == 0
+
+
+def test_a_run_whose_checks_failed_is_no_success(cloud: Cloud) -> None:
+    """As `local` ends with the same record. What it kept is here all the same."""
+    check = {"name": "loss_falls", "verdict": "fail", "figure": -1.0, "detail": "2.0 before, 3.0 after"}
+    record = json.loads(cloud_runs.result()["train.json"]) | {"verdict": "fail", "checks": [check]}
+    cloud.keep(cloud_runs.result(**{"train.json": json.dumps(record).encode()}))
+    _ended(cloud, cloud.start("pass"))
+    answer = cloud.on("pull")
+    assert (answer.exit_code, answer.error["code"], answer.error["got"]) == (5, "smoke_failed", check["detail"])
+    assert (answer.data["verdict"], answer.document["next"]) == ("fail", [])
+    assert (cloud.run.path / "adapter" / "adapter_model.safetensors").is_file()
+
+
+def test_a_ceiling_holds_for_the_price_of_now(cloud: Cloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """0.40 dollars an hour when it was asked first, and ten times that a moment later."""
+    monkeypatch.setenv("SKILL_TRAIN_CACHE", str(tmp_path / "cache"))
+    cloud.keep(cloud_runs.checkpoint(5))
+    job = cloud.start("raise SystemExit(1)")
+    _ended(cloud, job)
+    asked = ("resume", "--timeout", "60m", "--max-cost", "0.5")
+    assert cloud.on(*asked).error["code"] == "confirm_cost"
+    for row in cloud.hub.hardware:
+        row.update({key: 10 * value for key, value in row.items() if key.startswith("unitCost")})
+    refused = cloud.on(*asked, "--yes")
+    assert (refused.exit_code, len(cloud.hub.jobs.all)) == (3, 1), refused.document
+
+
+@pytest.mark.parametrize("path", ["GET /cas/.*/reconstructions", "GET /cas/.*/xorbs"])
+def test_a_store_that_does_not_have_its_bytes_now(cloud: Cloud, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    """hf_xet says so in words only."""
+    from skill_train.cloud import poll as follow
+
+    monkeypatch.setitem(follow.patiently.__kwdefaults__, "seconds", 0.5)
+    weights = os.urandom(5000)  # which no cache has
+    cloud.keep(cloud_runs.result(**{"samples.jsonl": weights}))
+    _ended(cloud, cloud.start("pass"))
+    cloud.hub.faults.add(path, faults.NOT_FOUND, times=ALWAYS)
+    answer = cloud.on("pull")
+    assert (answer.exit_code, answer.error["code"]) == (8, "hub_error")
+    cloud.hub.faults.clear()
+    assert cloud.on("pull").data["trained"]
+
+
+def test_an_unfinished_run_brings_its_newest_whole_checkpoint(cloud: Cloud) -> None:
+    """The marker of a newer one is torn, and a file of the one before it is missing. What changes later is replaced."""
+    torn, cut = cloud_runs.checkpoint(9), cloud_runs.checkpoint(8)
+    torn["checkpoints/checkpoint-9/kept.json"] = torn["checkpoints/checkpoint-9/kept.json"][:20]
+    del cut["checkpoints/checkpoint-8/adapter_model.safetensors"]
+    cloud.keep(torn | cut | cloud_runs.checkpoint(4) | {"metrics.jsonl": cloud_runs.metrics(9)})
+    cloud.start(SLEEP)
+    answer = cloud.on("pull")
+    assert (answer.exit_code, answer.data["state"], answer.data["checkpoint"]) == (0, "unfinished", 4)
+    assert [w["code"] for w in answer.document["warnings"]] == ["unfinished"]
+    assert answer.document["next"] == [f"skill-train wait {cloud.run.path}"]
+    weights = cloud.run.checkpoints / "checkpoint-4" / "adapter_model.safetensors"
+    assert weights.read_bytes() == b"weights 4"
+    assert not (cloud.run.checkpoints / "checkpoint-9").exists()
+    cloud.keep(cloud_runs.result())
+    assert cloud.on("pull").data["trained"]
+    assert cloud.run.metrics.read_bytes() == cloud_runs.metrics(10)
+
+
+def test_lines_that_a_kill_cut_are_left_in_the_bucket(cloud: Cloud) -> None:
+    whole = cloud_runs.metrics(3)
+    cloud.keep(cloud_runs.checkpoint(2) | {"metrics.jsonl": whole + b'{"step": 4, "lo'})
+    cloud.start(SLEEP)
+    assert cloud.on("pull").exit_code == 0
+    assert cloud.run.metrics.read_bytes() == whole
+
+
+def test_a_document_that_a_kill_cut_is_left_in_the_bucket(cloud: Cloud) -> None:
+    """Without a marker nobody promises it whole. One that came earlier stays, and the next pull may replace it."""
+    cloud.keep(cloud_runs.checkpoint(2) | {"environment.json": b'{"a": 1}', "train.failed.json": b'{"exit'})
+    cloud.start(SLEEP)
+    answer = cloud.on("pull")
+    assert answer.exit_code == 0 and "train.failed.json is cut off" in answer.err
+    assert not (cloud.run.path / "train.failed.json").exists()
+    cloud.keep({"environment.json": b'{"a": 1, "b'})
+    assert cloud.on("pull").exit_code == 0
+    assert (cloud.run.path / "environment.json").read_bytes() == b'{"a": 1}'
+    cloud.keep({"environment.json": b'{"a": 2}'})
+    assert cloud.on("pull").exit_code == 0
+    assert (cloud.run.path / "environment.json").read_bytes() == b'{"a": 2}'
+
+
+@pytest.mark.parametrize("name", ["adapter/adapter_model.safetensors", "train.log"])
+def test_a_file_that_was_changed_in_the_bucket(cloud: Cloud, name: str) -> None:
+    """The rest comes; it does not get its name, nor does train.json, so that nobody takes the run for whole."""
+    files = cloud_runs.result(**{"train.log": b"a log"})
+    cloud.keep(files)
+    cloud.keep({name: files[name].upper()})
+    _ended(cloud, cloud.start("pass"))
+    answer = cloud.on("pull")
+    assert (answer.exit_code, answer.error["code"]) == (6, "kept_file_changed")
+    assert not (cloud.run.path / name).exists()
+    assert not cloud.run.record("train").exists()
+    cloud.keep(files)
+    assert cloud.on("pull").data["trained"]
+
+
+def test_a_file_that_is_gone_from_the_bucket(cloud: Cloud) -> None:
+    cloud.keep(cloud_runs.result())
+    cloud.hub.buckets[BUCKET].files.pop(f"{FOLDER}/adapter/adapter_model.safetensors")
+    _ended(cloud, cloud.start("pass"))
+    answer = cloud.on("pull")
+    assert (answer.exit_code, answer.error["code"]) == (6, "kept_file_missing")
+
+
+@pytest.mark.parametrize("name", ["../outside.txt", "/etc/outside.txt", "adapter/../../outside.txt", "adapter\\..\\x"])
+def test_a_name_that_leads_out_is_refused(cloud: Cloud, name: str) -> None:
+    marker = {"run": RUN_ID, "state": "done", "exit_code": 0, "files": {name: cloud_runs.digest(b"x")}}
+    cloud.keep({"kept.json": json.dumps(marker).encode()})
+    _ended(cloud, cloud.start("pass"))
+    before = sorted(cloud.run.path.parent.rglob("*.txt"))
+    answer = cloud.on("pull")
+    assert (answer.exit_code, answer.error["code"]) == (6, "unsafe_name")
+    assert sorted(cloud.run.path.parent.rglob("*.txt")) == before
+
+
+def test_names_of_our_own_files_are_left_alone(cloud: Cloud) -> None:
+    """A job may keep what it likes; plan and record of a run directory are ours."""
+    cloud.keep(cloud_runs.result(**{"plan.json": b"{}", "cloud.json": b"{}", ".bashrc": b"x"}))
+    _ended(cloud, cloud.start("pass"))
+    kept = cloud.run.plan.read_bytes()
+    assert cloud.on("pull").data["trained"]
+    assert (cloud.run.plan.read_bytes(), (cloud.run.path / ".bashrc").exists()) == (kept, False)
+
+
+def test_what_a_user_has_is_not_overwritten(cloud: Cloud) -> None:
+    cloud.keep(cloud_runs.result())
+    _ended(cloud, cloud.start("pass"))
+    mine = cloud.run.adapter / "adapter_model.safetensors"
+    mine.parent.mkdir()
+    mine.write_bytes(b"mine")
+    answer = cloud.on("pull")
+    assert (answer.exit_code, answer.error["code"], mine.read_bytes()) == (2, "would_overwrite", b"mine")
+
+
+def test_a_pull_that_is_killed_goes_on(cloud: Cloud, tmp_path: Path) -> None:
+    """Killed while the second eight files are on their way: the first have their names, none is half, and the next pull
+    leaves them."""
+    more = {f"adapter/{n}.json": str(n).encode() for n in range(8)}
+    cloud.keep(cloud_runs.result(**more))
+    _ended(cloud, cloud.start("pass"))
+    # The client looks at one file of each question: the marker's, that of the first eight, that of the others.
+    cloud.hub.faults.add("HEAD /buckets/", Fault(seconds=30), call=3)
+    child = subprocess.Popen(
+        [sys.executable, "-c", "from skill_train.cli import main; main()", "pull", str(cloud.run.path)],
+        env=cloud.hub.environment(tmp_path / "home"),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    _until(lambda: bool(cloud.hub.faults.struck))
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    there = _tree(cloud)
+    assert there == {f"adapter/{n}.json" for n in range(8)}
+    # One had come, and had no name yet. It is not asked for again, or it would be another now.
+    (cloud.run.path / ".pull.part" / "environment.json").write_bytes(b"{}")
+    cloud.keep({"environment.json": b"changed"})
+    answer = cloud.on("pull")
+    assert answer.data["trained"]
+    assert answer.data["fetched"] == len(cloud_runs.result(**more)) - 1 - len(there)  # but for the marker
+    assert not (cloud.run.path / ".pull.part").exists()
+
+
+def test_a_pull_that_is_killed_before_its_record_goes_on(cloud: Cloud, tmp_path: Path) -> None:
+    """It has replaced what an earlier one wrote, and had no time to say so."""
+    cloud.keep(cloud_runs.checkpoint(2) | {"metrics.jsonl": cloud_runs.metrics(3)})
+    cloud.start(SLEEP)
+    assert cloud.on("pull").exit_code == 0
+    cloud.keep({"metrics.jsonl": cloud_runs.metrics(5)})
+    copy = Path(shutil.copytree(cloud.run.path, tmp_path / "copy" / "run"))
+    step = killing.Step("pull", ("pull", "run"), copy.parent, cloud.hub.environment(tmp_path / "home"))
+    assert killing.start(step, copy.parent, tmp_path / "log").wait(60) == 0
+    done = killing.operations(tmp_path / "log")
+    at = next(number for number, one in enumerate(done, 1) if one.startswith("open .pull.json"))
+    moment = killing.Moment(operation=at)
+    assert not killing.struck(step, cloud.run.path.parent, tmp_path / "log of the killed", moment)
+    assert cloud.run.metrics.read_bytes() == cloud_runs.metrics(5)
+    cloud.keep({"metrics.jsonl": cloud_runs.metrics(7)})
+    assert cloud.on("pull").exit_code == 0
+    assert cloud.run.metrics.read_bytes() == cloud_runs.metrics(7)
+
+
+def test_a_disk_that_takes_no_more(cloud: Cloud, tmp_path: Path) -> None:
+    """hf_xet says it in words only, of a limit as of a full disk. With more room the same command goes on."""
+    cloud.keep(cloud_runs.result(**{"adapter/large.bin": os.urandom(3_000_000)}))
+    _ended(cloud, cloud.start("pass"))
+    done = subprocess.run(
+        killing.program("pull", str(cloud.run.path)),
+        env=cloud.hub.environment(tmp_path / "home"),
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, resource.RLIM_INFINITY)),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, json.loads(done.stdout)["error"]["code"]) == (3, "no_disk"), done.stdout + done.stderr
+    assert cloud.on("pull").data["trained"]
+
+
+def test_trouble_while_files_come(cloud: Cloud) -> None:
+    cloud.keep(cloud_runs.result())
+    _ended(cloud, cloud.start("pass"))
+    cloud.hub.faults.add("HEAD /buckets/", faults.BAD_GATEWAY, call=2, times=2)
+    cloud.hub.faults.add("GET /api/buckets/.*/tree", faults.SERVER_ERROR)
+    cloud.hub.faults.add("GET /cas/.*/xorbs", faults.SERVER_ERROR, call=3)
+    assert cloud.on("pull").data["trained"]
+    assert len(cloud.hub.faults.struck) == 4
+
+
+def test_the_repository_has_it_when_the_bucket_is_gone(cloud: Cloud, tmp_path: Path) -> None:
+    files = cloud_runs.result()
+    cloud.hub.add("model", "me/tickets", _pushed())
+    _ended(cloud, cloud.start("pass"))
+    cloud.hub.buckets.clear()
+    answer = _child(cloud, tmp_path, "pull", str(cloud.run.path))
+    assert (answer["data"]["trained"], answer["data"]["from"]) == (True, "me/tickets")
+    assert (cloud.run.adapter / "adapter_model.safetensors").read_bytes() == files["adapter/adapter_model.safetensors"]
+
+
+def test_a_whole_model_comes_from_the_repository(cloud: Cloud, tmp_path: Path) -> None:
+    """With what lies beside its weights, in folders too. A job trains it and pushes it, with a card of its own."""
+    base = Path(shutil.copytree(tiny.cached("gemma"), tmp_path / "base"))
+    for name in ("README.md", "USE_POLICY.md", "1_Pooling/[of words].json"):
+        (base / name).parent.mkdir(exist_ok=True)
+        (base / name).write_text(name)
+    values = {"finetuning_type": "full", "hub_model_id": "me/tickets", "max_steps": 2}
+    trained = training.write_run(tmp_path / "trained", base=base, **values)
+    program = [sys.executable, "-c", PROGRAM, str(trained / "plan.json"), "--job"]
+    subprocess.run(program, env=cloud.hub.environment(tmp_path / "home"), stdout=subprocess.DEVNULL, check=True)
+
+    cloud.run.plan.write_bytes((trained / "plan.json").read_bytes())
+    _ended(cloud, cloud.start("pass"))
+    cloud.hub.buckets.clear()
+    assert _child(cloud, tmp_path, "pull", str(cloud.run.path))["data"]["from"] == "me/tickets"
+    files = {path.relative_to(base).as_posix() for path in base.rglob("*") if path.is_file()} - {"README.md"}
+    for name in files:
+        assert (cloud.run.merged / name).read_bytes() == (trained / "merged" / name).read_bytes(), name
+    answer = _child(cloud, tmp_path, "merge", str(cloud.run.path), code=2)
+    assert answer["error"]["code"] == "nothing_to_merge"  # its digests are those of its record
+    # What the job pushed has no row of the data, and no command misses one.
+    page = Path(_child(cloud, tmp_path, "report", str(cloud.run.path))["data"]["report"])
+    assert "of them trained" in page.read_text() and "One row as it was fed" not in page.read_text()
+
+
+@pytest.mark.parametrize("end", ["pass", "raise SystemExit(5)"])
+@pytest.mark.parametrize("promised", [False, True])
+def test_the_repository_has_it_when_the_bucket_took_no_result(
+    cloud: Cloud, tmp_path: Path, end: str, promised: bool
+) -> None:
+    """Pushed, and the bucket was full before its marker came, or has lost a file that the marker promises."""
+    kept = cloud_runs.result() if promised else {"metrics.jsonl": cloud_runs.metrics(9), "environment.json": b"{}"}
+    kept.pop("adapter/adapter_model.safetensors", None)
+    cloud.keep(cloud_runs.checkpoint(5) | kept)
+    cloud.hub.add("model", "me/tickets", _pushed())
+    job = cloud.start(f"import time; time.sleep(2); {end}")
+    if not promised:
+        assert cloud.on("pull").data["from"] == BUCKET  # while it runs, the repository may hold an older result
+    _ended(cloud, job)
+    if end == "pass":
+        told = _child(cloud, tmp_path, "resume", str(cloud.run.path), "--yes")
+        assert (told["data"]["finished"], cloud.hub.jobs_created) == (True, 1)
+    for _ in range(2):
+        answer = _child(cloud, tmp_path, "pull", str(cloud.run.path))
+        assert (answer["data"]["trained"], answer["data"]["from"]) == (True, "me/tickets")
+    cloud.keep(cloud_runs.result())  # of a further job, say: what the first pulls wrote is still known as theirs
+    assert cloud.on("pull").data["from"] == BUCKET
+    assert answer["next"] == [f"skill-train export-gguf {cloud.run.path}"]
+
+
+@pytest.mark.parametrize("whose", ["of another recipe", "of an earlier run"])
+def test_a_result_that_is_not_of_this_run_is_left_in_the_repository(cloud: Cloud, tmp_path: Path, whose: str) -> None:
+    """A job writes a proof there when it begins, and takes it away when it pushes."""
+    pushed = _pushed()
+    if whose == "of another recipe":
+        pushed["train.json"] = json.dumps(json.loads(pushed["train.json"]) | {"recipe_hash": "0" * 64}).encode()
+    else:
+        pushed[train_module().PROOF] = b"{}"
+    cloud.hub.add("model", "me/tickets", pushed)
+    cloud.keep(cloud_runs.checkpoint(5))
+    _ended(cloud, cloud.start("pass"))
+    data = _child(cloud, tmp_path, "pull", str(cloud.run.path))["data"]
+    assert (data["trained"], data["checkpoint"], data["from"]) == (False, 5, BUCKET)
+    assert not cloud.run.adapter.exists()
+    assert _child(cloud, tmp_path, "resume", str(cloud.run.path), "--yes")["data"]["attempt"] == 2
+
+
+def test_nothing_is_kept_anywhere(cloud: Cloud) -> None:
+    _ended(cloud, cloud.start("raise SystemExit(1)"))
+    answer = cloud.on("pull")
+    assert (answer.exit_code, answer.error["code"]) == (2, "nothing_kept")
+
+
+def test_by_the_id_of_a_job(cloud: Cloud, tmp_path: Path) -> None:
+    """Into a new run directory, with the plan that the job had; one of another run is not touched."""
+    cloud.keep(cloud_runs.result())
+    job = cloud.start("pass")
+    _ended(cloud, job)
+    answer = cloud.call("pull", f"me/{job.id}", "--run-dir", str(tmp_path / "new"))
+    assert (answer.data["trained"], answer.data["run_dir"]) == (True, str(tmp_path / "new"))
+    assert json.loads((tmp_path / "new" / "plan.json").read_text()) == json.loads(cloud.run.plan.read_text())
+    assert cloud.call("status", str(tmp_path / "new")).data["job_id"] == job.id
+    cloud.write(dataclasses.replace(cloud.record, run_id="f" * 12))
+    refused = cloud.call("pull", f"me/{job.id}", "--run-dir", str(cloud.run.path))
+    assert (refused.exit_code, refused.error["code"]) == (2, "another_run")
+
+
+@pytest.mark.parametrize("name", ["cloud.json", "recipe.yaml", "plan.json"])
+def test_by_the_id_of_a_job_and_killed(cloud: Cloud, tmp_path: Path, name: str) -> None:
+    """Before each file of its new folder has its name: the same command goes on, and so does one that names the
+    folder."""
+    cloud.keep(cloud_runs.checkpoint(5))
+    _cancelled(cloud)
+    place = tmp_path / "place"
+    place.mkdir()
+    words = ("pull", f"me/{cloud.hub.jobs.all[0].id}", "--run-dir", "run")
+    step = killing.Step("pull", words, place, cloud.hub.environment(tmp_path / "home"))
+    assert not killing.struck(step, place, tmp_path / "log", killing.Moment(operation=f"os.rename .{name}"))
+    copy = Path(shutil.copytree(place, tmp_path / "copy")) / "run"
+    assert killing.finish(step, place) == []
+    assert (place / "run" / "plan.json").read_bytes() == cloud.run.plan.read_bytes()
+    assert (place / "run" / "checkpoints" / "checkpoint-5").is_dir()
+    if name != "cloud.json":
+        assert cloud.call("status", str(copy)).data["steps"] == cloud_runs.plan()["recipe"]["max_steps"]
+        assert cloud.call("pull", str(copy)).data["checkpoint"] == 5
+        assert (copy / "recipe.yaml").is_file() and (copy / "plan.json").is_file()
+
+
+def test_by_the_id_of_a_job_twice_at_once(cloud: Cloud, tmp_path: Path) -> None:
+    cloud.keep(cloud_runs.result())
+    job = cloud.start("pass")
+    _ended(cloud, job)
+    run = RunDir(tmp_path / "new")
+    with locked(run, "pull"):
+        answer = cloud.call("pull", f"me/{job.id}", "--run-dir", str(run.path))
+    assert (answer.exit_code, answer.error["code"], [p.name for p in run.path.iterdir()]) == (
+        2,
+        "run_in_use",
+        [".lock"],
+    )
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"recipe": {}, "policy": []},
+        {"recipe": {"max_steps": "many"}},
+        {"recipe": {}},
+        {"policy": {"hub_model_id": None}},
+        {"policy": {}},
+        {"launch": {"arguments": ["--main_process_ip", "evil; rm -rf"], "environment": {}}},
+        {"recipe_hash": float("nan")},
+        {"facts": {"rows": float("nan")}},
+        "recipe_hash",
+        "policy",
+    ],
+)
+def test_a_plan_in_the_bucket_is_not_taken_on_trust(cloud: Cloud, tmp_path: Path, broken: Any) -> None:
+    _cancelled(cloud)
+    made = cloud_runs.plan()
+    wrong = {key: made[key] for key in made if key != broken} if isinstance(broken, str) else made | broken
+    cloud.keep({"plan.json": json.dumps(wrong).encode()})
+    name = f"me/{cloud.hub.jobs.all[0].id}"
+    assert cloud.call("status", name).data["steps"] is None
+    for words in (("pull",), ("resume", "--yes")):
+        answer = cloud.call(words[0], name, "--run-dir", str(tmp_path / "new"), *words[1:])
+        assert (answer.exit_code, answer.error["code"]) == (2, "no_plan")
+    assert not (tmp_path / "new").exists() and cloud.hub.jobs_created == 1
+
+
+def test_by_the_id_of_a_job_into_a_folder_of_the_users(cloud: Cloud, tmp_path: Path) -> None:
+    cloud.keep(cloud_runs.result())
+    job = cloud.start("pass")
+    _ended(cloud, job)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "recipe.yaml").write_text("model: mine\n")
+    refused = cloud.call("pull", f"me/{job.id}", "--run-dir", str(tmp_path / "mine"))
+    assert (refused.exit_code, refused.error["code"]) == (2, "would_overwrite")
+    assert {path.name: path.read_text() for path in (tmp_path / "mine").iterdir()} == {"recipe.yaml": "model: mine\n"}
+
+
+# --- resume ---
+
+
+def test_after_a_timeout_with_the_time_that_it_needs(cloud: Cloud) -> None:
+    """1,000 steps of two seconds, the checkpoint at 100, and a job of ten minutes: 900 steps are left, 1,800 seconds;
+    a quarter more and ten minutes for the end are 2,850, and what the job took beside its steps comes on top."""
+    cloud.keep({"metrics.jsonl": cloud_runs.metrics(120, 1000), **cloud_runs.checkpoint(100)})
+    cloud.hub.faults.add_job(JobFault("timeout", line="begun"))
+    _ended(cloud, cloud.start(SLEEP, timeout=600))
+    answer = cloud.on("resume")
+    assert (answer.exit_code, answer.error["code"], cloud.hub.jobs_created) == (3, "confirm_cost", 1)
+    assert (answer.data["from_step"], answer.data["why"]["code"]) == (100, "timeout")
+    assert answer.data["timeout_seconds"] == 48 * 60  # 2,850 seconds in whole minutes
+    # t4-small, $0.40 an hour: 1,800 seconds of training, and never more than 48 minutes.
+    assert (answer.data["cost_usd"]["low"], answer.data["cost_usd"]["most"]) == (0.2, 0.32)
+    assert answer.error["hint"] == f"skill-train resume {cloud.run.path} --yes"
+    answer = cloud.on("resume", "--yes")
+    assert (answer.exit_code, answer.data["attempt"], answer.data["reused"]) == (0, 2, False)
+    first, second = cloud.hub.jobs.all
+    assert second.spec["timeoutSeconds"] == 2880
+    assert second.labels == first.labels | {"attempt": "2", "name": "tickets"}
+    assert [v["path"] for v in second.spec["volumes"] if v["mountPath"] == "/data"] == [FOLDER]
+    assert second.spec["command"][-3:] == ["/data/train.py", "/data/plan.json", "--job"]
+    assert sorted(second.secrets) == ["HF_TOKEN"]
+    assert [job.state for job in cloud.record.jobs] == ["started", "started"]
+
+
+def test_by_the_id_of_a_job_with_its_data(cloud: Cloud, tmp_path: Path) -> None:
+    """Rows of the user's own, which lie in the bucket: the next job has them too, at the same place."""
+    cloud.hub.buckets[BUCKET].files["rows-1/rows.jsonl"] = next(iter(cloud.hub.buckets[BUCKET].files.values()))
+    rows = {"type": "bucket", "source": BUCKET, "path": "rows-1", "mountPath": "/dataset", "readOnly": True}
+    job = cloud.start("raise SystemExit(1)", mounts=(rows,))
+    _ended(cloud, job)
+    answer = cloud.call("resume", job.id, "--run-dir", str(tmp_path / "new"), "--yes")
+    assert (answer.exit_code, answer.data["attempt"], answer.data["run_dir"]) == (0, 2, str(tmp_path / "new"))
+    spec = cloud.hub.jobs.all[1].spec
+    assert spec["command"][-2:] == ["--data", "/dataset/rows.jsonl"]
+    assert rows in spec["volumes"]
+
+
+def test_the_ceiling_of_the_first_job_holds_for_the_next(cloud: Cloud) -> None:
+    """Ten minutes of a t4-small are 6.7 cents."""
+    _cancelled(cloud)
+    cloud.write(cloud.record.with_job(dataclasses.replace(cloud.record.jobs[0], max_cost=0.07)))
+    answer = cloud.on("resume")
+    hint = f"skill-train resume {cloud.run.path} --max-cost 0.07 --yes"
+    assert (answer.error["code"], answer.error["hint"], answer.document["next"]) == ("confirm_cost", hint, [])
+    cloud.write(cloud.record.with_job(dataclasses.replace(cloud.record.jobs[0], max_cost=0.06)))
+    answer = cloud.on("resume", "--yes")
+    assert (answer.exit_code, answer.error["code"], cloud.hub.jobs_created) == (3, "over_budget", 1)
+    assert answer.error["hint"] == f"skill-train resume {cloud.run.path} --max-cost 0.06 --timeout 9m"
+    assert cloud.on("resume", "--max-cost", "1", "--yes").exit_code == 0
+    assert [job.max_cost for job in cloud.record.jobs] == [0.06, 1.0]
+
+
+def test_a_live_job_is_the_answer(cloud: Cloud) -> None:
+    job = cloud.start(SLEEP)
+    data = cloud.on("resume", "--yes").data
+    assert (data["reused"], data["job_id"], cloud.hub.jobs_created) == (True, job.id, 1)
+
+
+def test_a_run_in_two_folders_has_one_job_at_a_time(cloud: Cloud, tmp_path: Path) -> None:
+    """Each folder finds what the other started: the job that runs is the answer, one that ended counts."""
+    first = _cancelled(cloud)
+    cloud.keep(cloud_runs.checkpoint(5))
+    cloud.hub.faults.add_job(JobFault("stuck", attempt=None))
+    other = str(tmp_path / "other")
+    started = cloud.call("resume", f"me/{first.id}", "--run-dir", other, "--yes").data
+    assert (started["attempt"], started["reused"]) == (2, False)
+    assert cloud.on("status").data["job_id"] == started["job_id"]
+    for more in ((), ("--yes",)):
+        answer = cloud.on("resume", *more)
+        assert (answer.exit_code, answer.data["reused"], answer.data["job_id"]) == (0, True, started["job_id"])
+    assert [(job.number, job.job_id) for job in cloud.record.jobs] == [(1, first.id), (2, started["job_id"])]
+    assert cloud.hub.jobs_created == 2
+    assert cloud.call("cancel", other).data["stage"] == "CANCELED"
+    third = cloud.on("resume", "--yes").data
+    assert (third["attempt"], third["reused"], cloud.hub.jobs_created) == (3, False, 3)
+    _end(cloud, third["job_id"])
+    assert cloud.call("resume", other, "--yes").data["attempt"] == 4
+    assert [(job.number, job.state) for job in cloud.record.jobs] == [(number, "started") for number in (1, 2, 3)]
+
+
+def test_a_job_of_another_folder_is_found_when_it_is_this_ones_turn(
+    cloud: Cloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was started after the command looked, and before it has the run directory for itself."""
+    from skill_train.commands import chain_fetch
+
+    first = _cancelled(cloud)
+    cloud.hub.faults.add_job(JobFault("stuck", attempt=None))
+    priced = chain_fetch._price
+
+    def meanwhile(flavor: str) -> tuple[float | None, str]:
+        monkeypatch.setattr(chain_fetch, "_price", priced)
+        cloud.hub.jobs.create(first.spec | {"labels": first.labels | {"attempt": "2"}}, "me", "me")
+        return priced(flavor)
+
+    monkeypatch.setattr(chain_fetch, "_price", meanwhile)
+    data = cloud.on("resume", "--yes").data
+    assert (data["reused"], data["job_id"], cloud.hub.jobs_created) == (True, cloud.hub.jobs.all[1].id, 2)
+    assert (data["timeout_seconds"], data["cost_usd"]) == (None, None)  # of that job nobody here knows them
+    assert cloud.record.jobs[1].job_id == data["job_id"]
+
+
+def test_two_jobs_of_one_number(cloud: Cloud) -> None:
+    """Two machines asked for the second job at the same moment: the one that runs is the answer, also after the other's
+    end."""
+    first = _cancelled(cloud)
+    second = _cancelled(cloud)
+    cloud.hub.faults.add_job(JobFault("stuck", attempt=None))
+    theirs = cloud.hub.jobs.create(first.spec | {"labels": second.labels}, "me", "me")
+    data = cloud.on("resume", "--yes").data
+    assert (data["reused"], data["job_id"], cloud.hub.jobs_created) == (True, theirs.id, 3)
+    assert [job.job_id for job in cloud.record.jobs] == [first.id, theirs.id]
+    _end(cloud, theirs.id)
+    assert cloud.on("resume", "--yes").data["attempt"] == 3
+    assert [job.job_id for job in cloud.record.jobs[:2]] == [first.id, theirs.id]
+
+
+def test_the_ceiling_holds_for_what_follows_a_job_of_another_folder(cloud: Cloud, tmp_path: Path) -> None:
+    """Ten minutes of a t4-small are 6.7 cents; the other folder said no ceiling."""
+    first = _cancelled(cloud)
+    cloud.write(cloud.record.with_job(dataclasses.replace(cloud.record.jobs[0], max_cost=0.06)))
+    second = cloud.call("resume", first.id, "--run-dir", str(tmp_path / "other"), "--yes").data
+    _end(cloud, second["job_id"])
+    answer = cloud.on("resume", "--timeout", "10m", "--yes")
+    assert (answer.exit_code, answer.error["code"], cloud.hub.jobs_created) == (3, "over_budget", 2)
+
+
+def test_a_finished_run_is_pulled(cloud: Cloud) -> None:
+    cloud.keep(cloud_runs.result())
+    _ended(cloud, cloud.start("pass"))
+    answer = cloud.on("resume", "--yes")
+    assert (answer.exit_code, answer.data["finished"], cloud.hub.jobs_created) == (0, True, 1)
+    assert answer.document["next"] == [f"skill-train pull {cloud.run.path}"]
+
+
+def test_a_run_that_ended_well_and_left_no_result_goes_on(cloud: Cloud) -> None:
+    """Also from its last step: what is left is to keep the result."""
+    cloud.keep(cloud_runs.checkpoint(10) | {"metrics.jsonl": cloud_runs.metrics(10)})
+    _ended(cloud, cloud.start("pass"))
+    pulled = cloud.on("pull")
+    assert pulled.document["next"] == [f"skill-train resume {cloud.run.path}"]
+    answer = cloud.on("resume")
+    assert (answer.exit_code, answer.error["code"], answer.data["from_step"]) == (3, "confirm_cost", 10)
+    assert answer.data["why"]["code"] == "nothing_kept"
+    answer = cloud.on("resume", "--yes")
+    assert (answer.exit_code, answer.data["attempt"], cloud.hub.jobs_created) == (0, 2, 2)
+
+
+def test_what_was_fetched_is_finished_without_its_bucket(cloud: Cloud) -> None:
+    cloud.keep(cloud_runs.result())
+    _ended(cloud, cloud.start("pass"))
+    assert cloud.on("pull").data["trained"]
+    cloud.hub.buckets.clear()
+    assert cloud.on("resume", "--yes").data["finished"]
+
+
+def test_after_a_lack_of_memory_another_machine_must_be_named(cloud: Cloud) -> None:
+    """A t4-medium has 30 GB of RAM where the t4-small has 15; its price is $0.60 (hub-docs, 2026-08-22)."""
+    cloud.hub.faults.add_job(JobFault("exit", line="begun"))
+    _ended(cloud, cloud.start(SLEEP))
+    answer = cloud.on("resume", "--yes")
+    assert (answer.exit_code, answer.error["code"], cloud.hub.jobs_created) == (3, "out_of_memory", 1)
+    assert answer.error["hint"] == f"skill-train resume {cloud.run.path} --flavor t4-medium"
+    for wrong, code in (("a10g-largex2", "another_shape"), ("moon", "unknown_flavor")):
+        assert cloud.on("resume", "--flavor", wrong, "--yes").error["code"] == code
+    over = cloud.on("resume", "--flavor", "t4-medium", "--max-cost", "0.01", "--yes")
+    assert (over.exit_code, over.error["code"]) == (3, "over_budget")
+    data = cloud.on("resume", "--flavor", "t4-medium", "--yes").data
+    assert (data["flavor"], data["cost_usd"]["usd_per_hour"]) == ("t4-medium", pytest.approx(0.6, abs=1e-4))
+    assert cloud.hub.jobs.all[1].spec["flavor"] == "t4-medium"
+
+
+@pytest.mark.parametrize(
+    ("fault", "exit_code", "created"),
+    [
+        (faults.SERVER_ERROR, 0, 2),
+        (faults.DONE_AND_ERROR, 0, 2),
+        (faults.NO_ANSWER, 0, 2),
+        (faults.DONE_AND_NO_ANSWER, 0, 2),
+        (Fault(408, after=True), 0, 2),
+        (Fault(409), 0, 2),
+        (faults.NO_CREDIT, 4, 1),
+        (faults.NO_PERMISSION, 4, 1),
+    ],
+)
+def test_one_job_whatever_the_answer(
+    cloud: Cloud, fault: Fault, exit_code: int, created: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a cancel. The first job and one more, never two; what was refused can be asked for again."""
+    from skill_train.cloud import start_once as job_once
+
+    monkeypatch.setattr(job_once, "PAUSE_SECONDS", 0.1)
+    monkeypatch.setattr(job_once, "SETTLED_LOOKS", 30)
+    _cancelled(cloud)
+    cloud.hub.faults.add_job(JobFault("stuck", attempt=None))  # else it may have ended before it is asked for again
+    cloud.hub.faults.add(CREATE, fault)
+    answer = cloud.on("resume", "--yes")
+    assert (answer.exit_code, cloud.hub.jobs_created, len(cloud.record.jobs)) == (exit_code, created, created)
+    again = cloud.on("resume", "--yes")
+    assert (again.exit_code, again.data["attempt"], cloud.hub.jobs_created) == (0, 2, 2)
+    assert again.data["reused"] is (exit_code == 0)
+
+
+def test_what_the_hub_refuses_leads_to_no_page_that_is_not_there(cloud: Cloud) -> None:
+    """A job has none as a model has one."""
+    _cancelled(cloud)
+    cloud.hub.faults.add(CREATE, Fault(400))
+    answer = cloud.on("resume", "--yes")
+    assert (answer.exit_code, answer.error["code"], answer.error["got"]) == (2, "refused", "status 400: made up")
+    assert "https://" not in answer.error["hint"]
+
+
+def test_a_start_that_was_cut_off_is_looked_for(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed between the request and the record: the job is found by its labels, and none is added."""
+    from skill_train.cloud import start_once as job_once
+
+    monkeypatch.setattr(job_once, "PAUSE_SECONDS", 0.1)
+    monkeypatch.setattr(job_once, "SETTLED_LOOKS", 15)
+    _cancelled(cloud)
+    cloud.on("resume", "--yes")
+    record = cloud.record
+    lost = dataclasses.replace(record.jobs[1], state="starting", job_id=None, url=None)
+    cloud.write(record.with_job(lost))
+    answer = cloud.on("resume", "--yes")
+    assert (answer.data["reused"], answer.data["job_id"]) == (True, record.jobs[1].job_id)
+    assert (cloud.hub.jobs_created, cloud.record.jobs[1].job_id) == (2, record.jobs[1].job_id)
+    cloud.on("cancel")
+    cloud.write(record.with_job(lost))
+    assert (cloud.on("resume", "--yes").data["attempt"], cloud.hub.jobs_created) == (3, 3)
+    assert [job.number for job in cloud.record.jobs if job.job_id] == [1, 2, 3]
+
+
+def test_the_token_is_nowhere(cloud: Cloud) -> None:
+    _cancelled(cloud)
+    cloud.keep(cloud_runs.result())
+    said = [cloud.on(*words) for words in (("resume", "--yes"), ("status",), ("cancel",), ("pull",), ("logs",))]
+    texts = [answer.out + answer.err for answer in said]
+    texts += [path.read_text(errors="replace") for path in cloud.run.path.rglob("*") if path.is_file()]
+    texts += [repr(cloud.hub.jobs.all), repr(cloud.hub.log)]
+    assert not [text for text in texts if cloud.hub.token in text]
+
+
+def _cancelled(cloud: Cloud) -> Job:
+    job = cloud.start(SLEEP)
+    _end(cloud, job.id)
+    return job
+
+
+def _end(cloud: Cloud, job_id: str) -> None:
+    job = cloud.hub.jobs.get(job_id)
+    assert job is not None
+    job.cancelled.set()
+    _ended(cloud, job)
+
+
+def _tree(cloud: Cloud) -> set[str]:
+    """Files that a pull brought."""
+    ours = {"plan.json", "cloud.json", "pull.json", ".lock", "recipe.yaml"}
+    found = {path.relative_to(cloud.run.path).as_posix() for path in cloud.run.path.rglob("*") if path.is_file()}
+    return {name for name in found - ours if not name.startswith(".pull.part")}
+
+
+def _pushed() -> dict[str, bytes]:
+    """A result as a job pushes it: beside its records, in no folder."""
+    files = cloud_runs.result()
+    return {name.removeprefix("adapter/"): files[name] for name in files if name not in ("kept.json", "metrics.jsonl")}
+
+
+def _child(cloud: Cloud, home: Path, *arguments: str, code: int = 0) -> dict[str, dict[str, object]]:
+    """A command in a process of its own: downloads of a repository read the Hub's address when they are imported."""
+    program = [sys.executable, "-c", "from skill_train.cli import main; main()", *arguments, "--format", "json"]
+    done = subprocess.run(program, env=cloud.hub.environment(home), capture_output=True, text=True, timeout=60)
+    assert done.returncode == code, done.stdout + done.stderr
+    answer: dict[str, dict[str, object]] = json.loads(done.stdout)
+    return answer
+
+
+def _ended(cloud: Cloud, job: object) -> None:
+    _until(lambda: job.ended)  # type: ignore[attr-defined]
+
+
+def _until(condition: Callable[[], bool], seconds: float = 20) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)

@@ -1,0 +1,72 @@
+"""`skill-train submit --rehearse`: what the job will run, here, with a tiny model; nothing is sent, nothing stays."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import tiny
+from command_child import Done, program
+from hub_emulator import Hub
+
+pytestmark = pytest.mark.slow
+
+pytest.importorskip("trl")
+
+SAID = ("--model", "me/tiny", "--data", "rows.jsonl", "--max-length")
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[Hub]:
+    with Hub(tmp_path / "hub") as server:
+        server.add("model", "me/tiny", {path.name: path.read_bytes() for path in tiny.cached("gemma").iterdir()})
+        tiny.write_rows(tmp_path / "rows.jsonl", 24)
+        (tmp_path / "tmp").mkdir()
+        yield server
+    assert server.unknown == []
+
+
+def _rehearse(hub: Hub, folder: Path, *arguments: str) -> Done:
+    env = hub.environment(folder / "home") | {"TMPDIR": str(folder / "tmp")}
+    command = program("submit", *arguments, "--rehearse")
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=200)
+    assert "Traceback" not in done.stderr, done.stderr
+    return Done(done.returncode, done.stdout, done.stderr)
+
+
+def test_a_job_that_trains_every_weight_is_run_here(hub: Hub, tmp_path: Path) -> None:
+    """It keeps a model, and no adapter."""
+    (tmp_path / "recipe.yaml").write_text("model: me/tiny\ndata: rows.jsonl\nmax_length: 64\nfinetuning_type: full\n")
+    done = _rehearse(hub, tmp_path, "recipe.yaml")
+    assert done.data["verdict"] in ("pass", "warn") and done.data["steps"] == 2
+
+
+def test_the_job_is_run_here(hub: Hub, tmp_path: Path) -> None:
+    """The very program with the plan's data, two steps, everything kept."""
+    done = _rehearse(hub, tmp_path, *SAID, "64")
+    data = done.data
+    assert (data["verdict"], data["steps"], data["checkpoints"][-1]) == ("pass", 2, "checkpoint-2")
+    assert "step 2 of 2" in done.stderr and "device: cpu here, cuda in the job" in done.stderr
+    told = " ".join(data["not_rehearsed"])
+    for words in ("t4-small trains on 1 x cuda in float32; this was 1 x cpu", "these were 2", "nothing was written"):
+        assert words in told, told
+    assert done.answer["next"] == [f"skill-train submit {' '.join(SAID)} 64"]
+    assert hub.jobs_created == 0
+    assert not [request for request in hub.log if request.method not in ("GET", "HEAD")]
+    assert [*(tmp_path / "tmp").glob("skill-train-*")] == [] and not (tmp_path / "runs").exists()
+
+
+def test_what_would_fail_in_the_job_fails_here(hub: Hub, tmp_path: Path) -> None:
+    """Every answer is cut away: the plan cannot know, because it does not tokenize."""
+    assert _rehearse(hub, tmp_path, *SAID, "2").error == (2, "nothing_to_train")
+
+
+def test_what_does_not_fit_here_is_told(hub: Hub, tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text(json.dumps({"load_in_4bit": True, "model": "m", "data": "d"}))
+    done = _rehearse(hub, tmp_path, "recipe.yaml", *SAID, "64")
+    assert done.error == (3, "cannot_rehearse")
+    assert "needs CUDA" in done.answer["error"]["message"] and "--dry-run" in done.answer["error"]["hint"]

@@ -1,0 +1,892 @@
+"""`skill-train submit` against the Hub for tests: what it refuses, what it sends, and that no job is there twice."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from command_child import Commands, Done, program
+from hub_emulator import ALWAYS, Fault, Hub, JobFault, faults
+from models import recorded
+
+pytestmark = pytest.mark.slow
+
+pytest.importorskip("huggingface_hub")
+
+MODEL, DATA = "Qwen/Qwen2.5-0.5B-Instruct", "me/tickets"
+CREATE = "POST /api/jobs/me$"
+ROWS = "rows.jsonl"
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Hub, Commands, Path]]:
+    """One Hub, and one process for the commands."""
+    root = tmp_path_factory.mktemp("submit")
+    with Hub(root / "hub") as server:
+        commands = Commands(server.environment(root / "home"))
+        yield server, commands, root / "home"
+        commands.close()
+
+
+@pytest.fixture
+def hub(one: tuple[Hub, Commands, Path]) -> Iterator[Hub]:
+    """It forgets the jobs and repositories of the test before. Its jobs wait for a machine until they are ended."""
+    server = one[0]
+    hardware = list(server.hardware)
+    for bucket in server.buckets.values():
+        bucket.private = True
+        for claim in bucket.inside("claims"):
+            del bucket.files[claim]
+    server.repositories.clear()
+    server.log.clear()
+    server.faults.add_job(JobFault("stuck", attempt=None))
+    _add_model(server)
+    yield server
+    server.faults.clear()
+    server.faults.struck.clear()
+    server.hardware = hardware
+    for job in server.jobs.all:
+        job.cancelled.set()
+    server.jobs.all.clear()
+    assert server.unknown == []
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    folder = tmp_path / "here"
+    folder.mkdir()
+    _rows(folder / ROWS)
+    return folder
+
+
+@pytest.fixture
+def call(one: tuple[Hub, Commands, Path], here: Path) -> Any:
+    server, commands, home = one
+
+    def run(*arguments: object, token: str | None = "", **environment: str) -> Done:
+        env = server.environment(home, token=token) | environment
+        done = commands.run(here, env, "submit", *arguments)
+        assert server.token not in done.stdout + done.stderr
+        return done
+
+    return run
+
+
+SAID = ("--model", MODEL, "--data", ROWS)
+
+
+# --- What it sends ---
+
+
+def test_local_data_goes_along(hub: Hub, call: Any, here: Path) -> None:
+    data = call(*SAID, "--yes").data
+    [job] = hub.jobs.all
+    assert (data["job_id"], data["reused"], data["stage"]) == (job.id, False, "SCHEDULING")
+    assert data["url"] == f"{hub.endpoint}/jobs/me/{job.id}"
+    assert job.spec["command"] == [
+        "uv", "run", "/data/train.py", "/data/plan.json", "--job", "--data", f"/dataset/{ROWS}"
+    ]  # fmt: skip
+    kept = next(v for v in job.spec["volumes"] if v["mountPath"] == "/data")
+    sent = next(v for v in job.spec["volumes"] if v["mountPath"] == "/dataset")
+    assert (kept["readOnly"], sent["readOnly"], sent["source"]) == (False, True, "me/jobs-artifacts")
+    assert _in_bucket(hub, sent["path"]) == {ROWS: (here / ROWS).read_bytes()}
+    files = _in_bucket(hub, kept["path"])
+    repository = Path(__file__).resolve().parents[2]
+    assert files["train.py"] == (repository / "scripts" / "train.py").read_bytes()
+    run = here / data["run_dir"]
+    assert files["plan.json"] == (run / "plan.json").read_bytes()
+    assert [u["bytes"] for u in data["uploads"]] == [len(files["train.py"]), len(files["plan.json"]), 2390, None]
+    result = data["uploads"][-1]
+    assert (result["what"], result["name"]) == ("result", data["hub_model_id"])
+    assert (run / "recipe.yaml").is_file()
+    record = json.loads((run / "cloud.json").read_text())
+    assert record["folder"] == kept["path"] and record["data"]["folder"] == sent["path"]
+    assert [(j["state"], j["job_id"], j["flavor"]) for j in record["jobs"]] == [("started", job.id, data["flavor"])]
+    assert job.labels["run"] == record["run_id"] == job.spec["environment"]["SKILL_TRAIN_RUN"]
+    assert job.labels["plan"] == record["plan_hash"]
+    planned = json.loads(files["plan.json"])
+    assert planned["policy"]["hub_model_id"] == data["hub_model_id"] == record["hub_model_id"]
+    assert job.spec["timeoutSeconds"] == planned["timeout_seconds"] == data["timeout_seconds"]
+
+
+def test_data_of_the_hub_is_pinned_and_not_uploaded(hub: Hub, call: Any, here: Path) -> None:
+    repository = hub.add("dataset", DATA, {"train.jsonl": (here / ROWS).read_bytes()})
+    done = call("--model", MODEL, "--data", DATA, "--yes")
+    [job] = hub.jobs.all
+    assert [v["mountPath"] for v in job.spec["volumes"]] == ["/data"]
+    assert "--data" not in job.spec["command"]
+    planned = json.loads((here / done.data["run_dir"] / "plan.json").read_text())
+    assert planned["recipe"]["data_revision"] == repository.commit("main")
+    assert [u["what"] for u in done.data["uploads"]] == ["program", "plan", "result"]
+
+
+def test_local_data_in_a_private_dataset_repository(hub: Hub, call: Any, here: Path) -> None:
+    data = call(*SAID, "--data-repo", "me/rows", "--yes").data
+    repository = hub.repositories["dataset", "me/rows"]
+    assert repository.private and repository.files[ROWS] == (here / ROWS).read_bytes()
+    sent = next(v for v in hub.jobs.all[0].spec["volumes"] if v["mountPath"] == "/dataset")
+    assert (sent["type"], sent["source"], sent["revision"]) == ("dataset", "me/rows", repository.commit("main"))
+    assert data["uploads"][2]["to"] == "the private dataset me/rows"
+
+
+@pytest.mark.parametrize("place", ["bucket", "repository", "skypilot", "colab"])
+def test_a_folder_sends_what_its_format_names_and_no_link(
+    hub: Hub, one: Any, call: Any, here: Path, place: str
+) -> None:
+    """A link to the key or to the token's own file, whatever its name, is refused before the size is shown."""
+    datasets = pytest.importorskip("datasets")
+    rows = [json.loads(line) for line in (here / ROWS).read_text().splitlines()]
+    datasets.Dataset.from_list(rows).save_to_disk(str(here / "rows"))
+    own = {f"rows/{path.name}": path.read_bytes() for path in (here / "rows").iterdir()}
+    (here / "id_rsa").write_text("a private key")
+    (here / "rows" / "README.md").write_text("a private note")
+    said = ["--model", MODEL, "--data", "rows", "--max-steps", "2"]
+    said += {"repository": ["--data-repo", "me/rows"], "bucket": []}.get(place, ["--backend", place])
+    for name in ("notes.txt", ".t"):
+        (here / "rows" / name).symlink_to(here / "id_rsa")
+        done = call(*said, "--yes")
+        assert done.error == (2, "unsafe_link") and name in done.answer["error"]["message"]
+        assert hub.jobs_created == 0 and "bytes" not in done.stdout and not (here / "runs").exists()
+        (here / "rows" / name).unlink()
+    done = call(*said, *(["--yes"] if place in ("bucket", "repository") else []))
+    run = here / done.answer["data"]["run_dir"]
+    if place == "bucket":
+        sent = _in_bucket(hub, next(v for v in hub.jobs.all[0].spec["volumes"] if v["mountPath"] == "/dataset")["path"])
+        [told] = [upload for upload in done.data["uploads"] if upload["what"] == "data"]
+        assert (told["files"], told["bytes"]) == (len(own), sum(map(len, own.values())))
+        assert told["left_out"] == ["README.md"]
+    elif place == "repository":
+        sent = {n: c for n, c in hub.repositories["dataset", "me/rows"].at("main").items() if n != ".gitattributes"}
+    elif place == "skypilot":
+        there = run / "skypilot" / "data"
+        sent = {path.relative_to(there).as_posix(): path.read_bytes() for path in there.rglob("*") if path.is_file()}
+    else:
+        sent = {name: own.get(name, b"") for name in _names_in_notebook(run / "colab.ipynb")}
+    assert sent == own
+
+
+@pytest.mark.parametrize("more", [("--yes",), ("--backend", "skypilot"), ("--backend", "colab"), ("--dry-run",)])
+def test_a_token_in_the_data_is_sent_nowhere(hub: Hub, call: Any, here: Path, more: tuple[str, ...]) -> None:
+    first, *rows = (here / ROWS).read_text().splitlines()
+    row = json.loads(first)
+    name = list(row)[-1]
+    row[name] = f"{row[name]}\n{'hf_' + 'a1B2c3D4' * 4}"
+    (here / ROWS).write_text("\n".join([json.dumps(row), *rows]) + "\n")
+    done = call(*SAID, "--max-steps", "2", *more)
+    assert done.error == (2, "secret_found") and "a1B2c3D4" not in done.stdout + done.stderr
+    assert hub.jobs_created == 0 and not (here / "runs").exists()
+
+
+def _names_in_notebook(path: Path) -> set[str]:
+    cells = json.loads(path.read_text())["cells"]
+    [cell] = [cell for cell in cells if "files" in cell["metadata"].get("tags", [])]
+    packed: dict[str, Any] = {}
+    exec("".join(cell["source"]), packed)  # noqa: S102 - a literal of our own
+    return {name.removeprefix("data/") for name in packed["FILES"] if name.startswith("data/")}
+
+
+def test_the_data_is_uploaded_once(hub: Hub, call: Any) -> None:
+    call(*SAID, "--yes")
+    hub.log.clear()
+    call(*SAID, "--yes", "--force-new")
+    batches = [request for request in hub.log if request.path.endswith("/batch")]
+    assert (hub.jobs_created, len(batches)) == (2, 2)  # the program with the plan, and the claim on the job
+
+
+@pytest.mark.parametrize(
+    "more", [(), ("--data-repo", "me/rows"), ("four.yaml",)], ids=["bucket", "repository", "4-bit"]
+)
+def test_a_dry_run_shows_what_is_then_sent(hub: Hub, call: Any, here: Path, more: tuple[str, ...]) -> None:
+    if more == ("four.yaml",):
+        (here / "four.yaml").write_text("load_in_4bit: true\nmodel: m\ndata: d\n")
+    before = hub.jobs_created, len(hub.buckets), _tree(here)
+    shown = call(*more, *SAID, "--dry-run").data
+    assert (hub.jobs_created, len(hub.buckets), _tree(here)) == before
+    assert shown["not_checked"] == []
+    assert [request.path for request in hub.log if request.method not in ("GET", "HEAD")] == []
+    call(*more, *SAID, "--yes")
+    job = hub.jobs.all[0]
+    sent = job.spec | {"labels": job.labels, "secrets": sorted(job.secrets), "namespace": job.namespace}
+    assert _at_start(shown["job"]) == _at_start(sent)
+    if more == ("four.yaml",):
+        assert sent["command"][:4] == ["uv", "run", "--with", "bitsandbytes==0.50.2"]
+
+
+def _at_start(spec: dict[str, Any]) -> dict[str, Any]:
+    """Without what only the start makes: the run's id, the folder of its files, the commit of an upload."""
+    spec = json.loads(json.dumps(spec))
+    del spec["labels"]["run"], spec["environment"]["SKILL_TRAIN_RUN"]
+    for volume in spec["volumes"]:
+        volume.pop("revision", None)
+        if volume["mountPath"] == "/data":
+            del volume["path"]
+    return spec
+
+
+def test_the_token_is_a_secret_of_the_job_and_nowhere_else(hub: Hub, call: Any, here: Path) -> None:
+    shown = [call(*SAID, *more) for more in (("--dry-run",), (), ("--yes",), ("--yes", "--format", "human"))]
+    [job] = hub.jobs.all
+    assert job.secrets == {"HF_TOKEN": hub.token}
+    texts = [done.stdout + done.stderr for done in shown] + [repr(hub.log), repr(job), json.dumps(job.info())]
+    files = [path.read_bytes() for root in (here, hub.folder) for path in root.rglob("*") if path.is_file()]
+    assert not [text for text in texts if hub.token in text]
+    assert files and not [data for data in files if hub.token.encode() in data]
+
+
+def test_an_organisation_runs_and_pays(hub: Hub, call: Any) -> None:
+    data = call(*SAID, "--namespace", "me-org", "--yes").data
+    [job] = hub.jobs.all
+    assert (job.namespace, data["namespace"], data["hub_model_id"].split("/")[0]) == ("me-org", "me-org", "me-org")
+    assert {volume["source"] for volume in job.spec["volumes"]} == {"me-org/jobs-artifacts"}
+    assert call(*SAID, "--namespace", "me-org").data["reused"] is True
+
+
+# --- Where it comes from ---
+
+
+def test_a_cloud_plan_is_run_as_it_is(hub: Hub, one: Any, call: Any, here: Path) -> None:
+    _, commands, home = one
+    arguments = ("plan", *SAID, "--flavor", "l4x1", "--out", "plan.json")
+    planned = commands.run(here, hub.environment(home), *arguments)
+    assert planned.answer["next"] == ["skill-train submit plan.json"]
+    assert call("plan.json", "--flavor", "t4-small").error == (2, "bad_usage")
+    data = call("plan.json", "--yes").data
+    made, sent = (json.loads((here / name).read_text()) for name in ("plan.json", f"{data['run_dir']}/plan.json"))
+    assert {key for key in made if made[key] != sent[key]} == {"policy"}
+    assert hub.jobs.all[0].spec["flavor"] == "l4x1"
+    (here / ROWS).write_text((here / ROWS).read_text() * 2)
+    assert call("plan.json", "--yes").error == (2, "outdated_plan")
+
+
+@pytest.mark.parametrize("kind", ["model", "dataset"])
+def test_a_plan_whose_parts_cannot_be_read_any_more(hub: Hub, one: Any, call: Any, here: Path, kind: str) -> None:
+    """Nothing else asks for them: the plan is made."""
+    _, commands, home = one
+    hub.add("dataset", DATA, {"train.jsonl": (here / ROWS).read_bytes()})
+    arguments = ("plan", "--model", MODEL, "--data", DATA, "--where", "cloud", "--out", "plan.json")
+    assert commands.run(here, hub.environment(home), *arguments).code == 0
+    hub.repositories[kind, MODEL if kind == "model" else DATA].gated = True
+    assert call("plan.json", "--yes").error == (4, "gated")
+
+
+def test_a_local_run_now_for_real(hub: Hub, one: Any, call: Any, here: Path) -> None:
+    """Its plan here, the same recipe there, in a run directory of its own."""
+    _, commands, home = one
+    arguments = ("plan", *SAID, "--max-steps", "7", "--where", "local", "--out", "run/plan.json")
+    there = commands.run(here, hub.environment(home), *arguments).data
+    done = call("run", "--yes")
+    assert (done.data["recipe_hash"], done.data["reused"]) == (there["recipe_hash"], False)
+    assert done.data["run_dir"] == f"runs/rows-{there['recipe_hash'][:8]}-cloud"
+    assert "planned again, for the cloud" in done.stderr
+    made = json.loads((here / done.data["run_dir"] / "plan.json").read_text())
+    assert (made["where"], made["recipe"]["max_steps"], made["placement"]["device"]) == ("cloud", 7, "cuda")
+    assert call("run", "--run-dir", "run", "--yes").error == (2, "another_run")
+    again = call(done.data["run_dir"], "--yes").data
+    assert (again["reused"], again["run_dir"], hub.jobs_created) == (True, done.data["run_dir"], 1)
+    (here / ROWS).write_text((here / ROWS).read_text() * 2)
+    assert [w["code"] for w in call("run").answer["warnings"]] == ["another_recipe"]
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        (("--data", "twice.jsonl"), (38, 4, None, ["q_proj", "k_proj", "v_proj", "o_proj"])),
+        (("--max-steps", "31"), (31, 4, None, ["q_proj", "k_proj", "v_proj", "o_proj"])),
+        (("--model", "me/phi"), (19, 2, None, ["qkv_proj", "o_proj"])),
+        ((), (38, 4, None, ["q_proj", "k_proj", "v_proj", "o_proj"])),
+    ],
+)
+def test_what_the_planner_chose_is_chosen_anew_with_other_inputs(
+    hub: Hub, one: Any, call: Any, here: Path, said: tuple[str, ...], expected: tuple[Any, ...]
+) -> None:
+    """Steps of one epoch, their warmup, the revision and the modules; what the user said stays."""
+    _, commands, home = one
+    other = _add_model(hub, "me/phi", "phi-3-mini-4k", 3_821_079_552)
+    (here / "twice.jsonl").write_text((here / ROWS).read_text() * 2)
+    (here / "r.yaml").write_text(
+        f"model: {MODEL}\ndata: {ROWS}\neffective_batch_size: 2\nnum_train_epochs: 1\nwarmup_ratio: 0.1\nlora_r: 8\n"
+    )
+    planned = commands.run(here, hub.environment(home), "plan", "r.yaml", "--where", "local", "--out", "run/plan.json")
+    first = json.loads((here / "run/plan.json").read_text())["recipe"]
+    assert planned.code == 0 and (first["max_steps"], first["warmup_steps"]) == (19, 2)  # 38 of 40 rows; a tenth
+    if not said:
+        (here / ROWS).write_text((here / "twice.jsonl").read_text())
+    done = call("run", *said, "--yes")
+    recipe = json.loads((here / done.data["run_dir"] / "plan.json").read_text())["recipe"]
+    commit = (other if said[:1] == ("--model",) else hub.repositories["model", MODEL]).commit("main")
+    names = ("max_steps", "warmup_steps", "data_revision", "target_modules")
+    assert tuple(recipe[name] for name in names) == expected
+    assert (recipe["revision"], recipe["lora_r"], recipe["effective_batch_size"]) == (commit, 8, 2)
+
+
+def test_a_local_run_whose_data_has_other_columns_now(hub: Hub, one: Any, call: Any, here: Path) -> None:
+    planned = _other(one, here, "plan", *SAID, "--where", "local", "--out", "run/plan.json")
+    assert planned.code == 0
+    (here / ROWS).write_text("".join(json.dumps({"text": f"row {n}"}) + "\n" for n in range(40)))
+    done = call("run", "--yes")
+    assert [warning["code"] for warning in done.answer["warnings"]] == ["another_recipe"]
+    recipe = json.loads((here / done.data["run_dir"] / "plan.json").read_text())["recipe"]
+    assert (recipe["format"], recipe["loss_on"], recipe["columns"]) == ("text", "all", {"text": "text"})
+
+
+@pytest.mark.parametrize("backend", ["skypilot", "colab"])
+def test_a_run_with_a_job_on_machines_of_others_has_another_folder(
+    hub: Hub, call: Any, here: Path, backend: str
+) -> None:
+    """Its plan stays that of its job."""
+    first = call(*SAID, "--run-dir", "r", "--yes").data
+    ours = {path.name: path.read_bytes() for path in (here / "r").iterdir()}
+    said = ("r",) if backend == "skypilot" else SAID
+    done = call(*said, "--backend", backend, "--run-dir", "r")
+    assert (done.error, done.answer["error"]["hint"]) == ((2, "another_run"), "choose another --run-dir")
+    done = call(*said, "--backend", backend)
+    folder = f"runs/rows-{first['recipe_hash'][:8]}-{backend}"
+    assert done.answer["data"]["run_dir"] == folder
+    assert json.loads((here / folder / "plan.json").read_text())["placement"]["backend"] == backend
+    assert {path.name: path.read_bytes() for path in (here / "r").iterdir()} == ours
+    assert call("r").data["job_id"] == first["job_id"]
+
+
+@pytest.mark.parametrize("backend", ["skypilot", "colab"])
+def test_a_run_of_this_machine_is_left_alone(hub: Hub, one: Any, call: Any, here: Path, backend: str) -> None:
+    """Also one of the same recipe."""
+    planned = _other(one, here, "plan", *SAID, "--max-steps", "7", "--where", "local", "--out", "run/plan.json")
+    before = (here / "run/plan.json").read_bytes()
+    assert planned.code == 0
+    assert call("run", "--backend", backend, "--run-dir", "run").error == (2, "another_run")
+    assert (here / "run/plan.json").read_bytes() == before
+
+
+@pytest.mark.parametrize("options", [(), ("--force-new",), ("--dry-run",)])
+def test_a_recipe_of_the_users_in_the_run_directory_is_kept(
+    hub: Hub, call: Any, here: Path, options: tuple[str, ...]
+) -> None:
+    (here / "recipe.yaml").write_text(f"model: {MODEL}\ndata: {ROWS}\n")
+    before = {path.name: path.read_bytes() for path in here.iterdir()}
+    assert call("recipe.yaml", "--run-dir", ".", "--yes", *options).error == (2, "would_overwrite")
+    assert {path.name: path.read_bytes() for path in here.iterdir()} == before
+    assert hub.jobs_created == 0
+
+
+# --- What it costs ---
+
+
+def test_nothing_is_sent_without_yes(hub: Hub, call: Any, here: Path) -> None:
+    """The t4-small is 0.40 dollars an hour (huggingface.co/docs/hub/jobs-pricing, 2026-08-22), billed by the minute."""
+    before = _tree(here)
+    done = call(*SAID, "--flavor", "t4-small", "--timeout", "30m")
+    assert done.error == (3, "confirm_cost")
+    answer = done.answer
+    yes = f"skill-train submit {' '.join(SAID)} --flavor t4-small --timeout 30m --yes"
+    assert (answer["next"], answer["error"]["hint"]) == ([], yes)  # to pay is decided by nobody but the user
+    assert answer["data"]["cost_usd"]["most"] == pytest.approx(0.20)
+    low, high = (answer["data"]["seconds"][end] for end in ("low", "high"))
+    assert answer["data"]["cost_usd"]["low"] == pytest.approx(low / 3600 * 0.4, abs=1e-3)
+    assert answer["data"]["cost_usd"]["high"] == pytest.approx(high / 3600 * 0.4, abs=1e-3)
+    assert "$0.20 at most" in answer["error"]["message"]
+    assert (hub.jobs_created, _tree(here)) == (0, before)
+    assert not [request for request in hub.log if request.method not in ("GET", "HEAD")]
+    told = call(*SAID, "--format", "human")
+    assert "upload: data" in told.stdout and "the private bucket me/jobs-artifacts" in told.stdout
+    assert call(*SAID, "--flavor", "t4-small", "--timeout", "30m", "--yes").data["timeout_seconds"] == 1800
+
+
+def test_the_timeout_keeps_to_the_ceiling(hub: Hub, call: Any) -> None:
+    """At 0.40 dollars an hour, 0.08 dollars are 12 minutes."""
+    done = call(*SAID, "--flavor", "t4-small", "--max-cost", "0.08", "--yes")
+    assert done.data["timeout_seconds"] == hub.jobs.all[0].spec["timeoutSeconds"] == 720
+    assert [warning["code"] for warning in done.answer["warnings"]] == ["lowered_timeout"]
+
+
+# --- What it refuses ---
+
+LOCAL_MODEL = {"model": "model"}
+REFUSED: list[tuple[str, dict[str, Any], int, str, str]] = [
+    ("no token", {"token": None}, 4, "not_signed_in", "hf auth login"),
+    ("a wrong token", {"token": "hf_wrong"}, 4, "bad_token", "hf auth login"),
+    ("a token that only reads", {"role": ("read", ())}, 4, "no_permission", "hf auth login"),
+    ("no right to jobs", {"role": ("fineGrained", ("repo.write",))}, 4, "no_permission", "hf auth login"),
+    ("no right to write", {"role": ("fineGrained", ("job.write",))}, 4, "no_permission", "hf auth login"),
+    ("another namespace", {"more": ["--namespace", "you"]}, 4, "no_permission", "--namespace me"),
+    ("another's repository", {"more": ["--hub-model-id", "you/x"]}, 4, "no_permission", "--hub-model-id me/x"),
+    ("no repository", {"more": ["--hub-model-id", "a b"]}, 2, "bad_repo", "--hub-model-id"),
+    ("gated model", {"model": "me/gated"}, 4, "gated", "huggingface.co/me/gated"),
+    ("gated data", {"data": "me/gated-rows"}, 4, "gated", "huggingface.co/datasets/me/gated-rows"),
+    ("no model", {"model": "me/nothing"}, 2, "unknown_model", ""),
+    ("a model here", {"model": "model"}, 2, "local_model", "hf upload NAMESPACE/model model --private"),
+    ("sensitive", {"recipe": "sensitive: true"}, 3, "sensitive", "train here"),
+    ("no such flavor", {"more": ["--flavor", "abacus"]}, 2, "unknown_flavor", ""),
+    ("no timeout", {"more": ["--timeout", "soon"]}, 2, "bad_timeout", "--timeout 30m"),
+    ("too short", {"more": ["--timeout", "60"]}, 3, "timeout_too_short", "--timeout"),
+    ("too dear", {"more": ["--max-cost", "0.001"]}, 3, "over_budget", "--max-cost"),
+    ("too dear by its timeout", {"more": ["--max-cost", "1", "--timeout", "9h"]}, 3, "over_budget", "--timeout"),
+    ("too dear for anybody", {"token": None, "more": ["--max-cost", "0.001"]}, 3, "over_budget", "--max-cost"),
+    ("too large", {"model": "me/large", "more": ["--flavor", "t4-small"]}, 3, "no_memory", "a larger flavor"),
+    ("a public result", {"more": ["--hub-model-id", "me/shown"]}, 3, "public_repository", "--hub-model-id"),
+    ("public data", {"more": ["--data-repo", "me/open"]}, 3, "public_repository", "--data-repo"),
+]
+
+
+@pytest.mark.parametrize(("case", "exit_code", "code", "hint"), [r[1:] for r in REFUSED], ids=[r[0] for r in REFUSED])
+def test_one_clear_error_before_anything_is_sent(
+    hub: Hub, call: Any, here: Path, case: dict[str, Any], exit_code: int, code: str, hint: str
+) -> None:
+    _troubles(hub)
+    (here / "model").mkdir()
+    (here / "recipe.yaml").write_text(f"model: m\ndata: d\n{case.get('recipe', '')}\n")
+    token = hub.new_token(*case["role"]) if "role" in case else case.get("token", "")
+    said = ["--model", case.get("model", MODEL), "--data", case.get("data", ROWS), *case.get("more", [])]
+    before = _tree(here)
+    done = call("recipe.yaml", *said, "--yes", token=token)
+    assert done.error == (exit_code, code), done.answer
+    assert hint in done.answer["error"]["hint"]
+    assert done.answer["error"]["expected"] or done.answer["error"]["got"]
+    assert (hub.jobs_created, _tree(here)) == (0, before)
+    assert code not in ("sensitive", "local_model") or hub.log == []
+    assert not [request for request in hub.log if request.method not in ("GET", "HEAD")]
+
+
+def test_the_cost_is_known_before_the_token(hub: Hub, call: Any) -> None:
+    """Whoever has to sign in first shall know what for."""
+    asked = call(*SAID, "--flavor", "t4-small")
+    told = call(*SAID, "--flavor", "t4-small", token=None)
+    assert (asked.error, told.error) == ((3, "confirm_cost"), (4, "not_signed_in"))
+    known, shown = asked.answer["data"], told.answer["data"]
+    assert shown["timeout_seconds"] == known["timeout_seconds"]
+    ends = ("low", "high", "most", "usd_per_hour")
+    assert [shown["cost_usd"][end] for end in ends] == [known["cost_usd"][end] for end in ends]
+    assert "t4-small: $" in call(*SAID, "--flavor", "t4-small", "--format", "human", token=None).stdout
+
+
+def test_a_public_bucket_is_no_place_for_the_run(hub: Hub, call: Any) -> None:
+    call(*SAID, "--yes")
+    hub.buckets["me/jobs-artifacts"].private = False
+    assert call(*SAID, "--yes", "--force-new").error == (3, "public_repository")
+    assert hub.jobs_created == 1
+
+
+def test_a_flavor_that_is_offered_no_more(hub: Hub, call: Any) -> None:
+    """The plan knows the offer of a day; the check asks again."""
+    assert call(*SAID, "--flavor", "l4x1").error == (3, "confirm_cost")
+    hub.hardware = [row for row in hub.hardware if row["name"] != "l4x1"]
+    assert call(*SAID, "--flavor", "l4x1", "--yes").error == (2, "unknown_flavor")
+
+
+@pytest.mark.parametrize(
+    ("path", "fault", "code"),
+    [
+        ("GET /api/whoami-v2", faults.SERVER_ERROR, "hub_error"),
+        ("GET /api/whoami-v2", faults.RATE_LIMIT, "rate_limit"),
+        ("GET /api/whoami-v2", faults.NO_ANSWER, "hub_unreachable"),
+        ("/auth-check$", faults.BAD_GATEWAY, "hub_error"),
+        ("GET /api/jobs/hardware", faults.SERVER_ERROR, "hub_error"),
+    ],
+)
+def test_a_check_without_an_answer_is_temporary(
+    hub: Hub, call: Any, here: Path, path: str, fault: Fault, code: str
+) -> None:
+    """Once is survived; a dry run says what was not checked."""
+    call(*SAID)
+    hub.faults.add(path, fault)
+    assert call(*SAID).error == (3, "confirm_cost")
+    hub.faults.add(path, fault, times=ALWAYS)
+    assert call(*SAID, "--yes").error == (8, code)
+    shown = call(*SAID, "--dry-run", "--namespace", "me").data
+    assert len(shown["not_checked"]) == 1 and shown["job"]["flavor"] == "t4-small"
+    assert (hub.jobs_created, _tree(here)) == (0, [ROWS])
+
+
+@pytest.mark.parametrize(
+    ("path", "fault", "error"),
+    [
+        ("GET /api/whoami-v2", faults.NO_PERMISSION, (4, "no_permission")),
+        ("GET /api/whoami-v2", faults.NO_CREDIT, (4, "no_credit")),
+        ("GET /api/whoami-v2", faults.NOT_FOUND, (2, "refused")),
+        ("xet-write-token", faults.NO_PERMISSION, (4, "no_permission")),
+        ("POST /cas/.*/xorbs", faults.NO_PERMISSION, (8, "hub_error")),
+    ],
+)
+def test_a_refusal_is_no_outage(hub: Hub, call: Any, here: Path, path: str, fault: Fault, error: Any) -> None:
+    """But a store that refuses what the Hub has allowed is in trouble itself."""
+    mine = {"prompt": path, "completion": str(fault.status)}  # so that nothing of it was uploaded before
+    (here / ROWS).write_text((here / ROWS).read_text() + json.dumps(mine) + "\n")
+    hub.faults.add(path, fault, times=ALWAYS)
+    assert call(*SAID, "--yes").error == error
+    assert hub.jobs_created == 0
+
+
+def test_a_repository_that_is_in_use_is_told(hub: Hub, call: Any) -> None:
+    hub.add("model", "me/mine", {"adapter_config.json": b"{}", ".gitattributes": b""}, private=True)
+    done = call(*SAID, "--hub-model-id", "me/mine")
+    assert [w["code"] for w in done.answer["warnings"]] == ["repository_in_use"]
+
+
+# --- One job, and never two ---
+
+
+@pytest.mark.parametrize(
+    ("fault", "times"),
+    [
+        (faults.SERVER_ERROR, 2),
+        (faults.BAD_GATEWAY, 1),
+        (faults.NO_ANSWER, 1),
+        (faults.RATE_LIMIT, 1),
+        (faults.DONE_AND_ERROR, 1),
+        (faults.DONE_AND_NO_ANSWER, 1),
+    ],
+)
+def test_an_error_of_the_request_that_makes_the_job(hub: Hub, call: Any, here: Path, fault: Fault, times: int) -> None:
+    hub.faults.add(CREATE, fault, times=times)
+    data = call(*SAID, "--yes").data
+    assert (hub.jobs_created, len(hub.faults.struck)) == (1, times)
+    assert data["job_id"] == hub.jobs.all[0].id
+    record = json.loads((here / data["run_dir"] / "cloud.json").read_text())
+    assert [job["state"] for job in record["jobs"]] == ["started"]
+    assert record["folder"] == next(v["path"] for v in hub.jobs.all[0].spec["volumes"] if v["mountPath"] == "/data")
+
+
+@pytest.mark.parametrize(
+    ("fault", "exit_code", "code"),
+    [
+        (faults.NO_CREDIT, 4, "no_credit"),
+        (faults.NO_PERMISSION, 4, "no_permission"),
+        (faults.UNAUTHORIZED, 4, "bad_token"),
+        (faults.SERVER_ERROR, 8, "hub_error"),
+        (faults.NO_ANSWER, 8, "hub_unreachable"),
+    ],
+)
+def test_a_job_that_cannot_be_made_can_be_made_later(
+    hub: Hub, call: Any, here: Path, fault: Fault, exit_code: int, code: str
+) -> None:
+    """The run directory stays, and the same command goes on with it."""
+    hub.faults.add(CREATE, fault, times=ALWAYS)
+    done = call(*SAID, "--yes")
+    assert done.error == (exit_code, code)
+    if fault is faults.NO_CREDIT:
+        assert "Pre-paid credit balance is insufficient" in done.answer["error"]["got"]
+        assert "billing" in done.answer["error"]["hint"]
+    tries = sum(request.method == "POST" and request.path == "/api/jobs/me" for request in hub.log)
+    assert (hub.jobs_created, tries) == (0, 1 if exit_code == 4 else 3)
+    [record] = [json.loads(path.read_text()) for path in here.glob("runs/*/cloud.json")]
+    assert [job["state"] for job in record["jobs"]] == ([] if exit_code == 4 else ["starting"])
+    hub.faults.clear()
+    hub.faults.add_job(JobFault("stuck", attempt=None))
+    data = call(*SAID, "--yes").data
+    assert (hub.jobs_created, data["reused"], hub.jobs.all[0].labels["run"]) == (1, False, record["run_id"])
+
+
+def test_the_same_plan_is_the_same_job(hub: Hub, call: Any, here: Path) -> None:
+    first = call(*SAID, "--yes").data
+    again = call(*SAID).data  # it costs nothing more, so it needs no --yes
+    elsewhere = call(*SAID, "--run-dir", "other").data
+    assert [d["job_id"] for d in (again, elsewhere)] == [first["job_id"]] * 2
+    assert [d["reused"] for d in (first, again, elsewhere)] == [False, True, True]
+    ours, theirs = (json.loads((here / d["run_dir"] / "cloud.json").read_text()) for d in (first, elsewhere))
+    for record in (ours, theirs):
+        record["jobs"][0].pop("asked_at")
+    assert ours == theirs
+    assert (here / "other/plan.json").read_bytes() == (here / first["run_dir"] / "plan.json").read_bytes()
+    assert call(*SAID, "--flavor", "l4x1", "--yes").error == (2, "another_run")
+    new = call(*SAID, "--force-new", "--yes").data
+    assert (new["run_dir"], hub.jobs_created) == (f"{first['run_dir']}-2", 2)
+    assert call(*SAID, "--force-new", "--run-dir", "other", "--yes").error == (2, "another_run")
+
+
+@pytest.mark.parametrize("fault", [faults.NO_CREDIT, faults.SERVER_ERROR])
+@pytest.mark.parametrize("before", [(), ("--flavor", "l4x1")], ids=["same plan", "another plan"])
+def test_a_folder_whose_job_never_began_finds_the_same_plan_too(
+    hub: Hub, call: Any, here: Path, fault: Fault, before: tuple[str, ...]
+) -> None:
+    """As a folder without a record does."""
+    hub.faults.add(CREATE, fault, times=ALWAYS)
+    assert call(*SAID, *before, "--run-dir", "a", "--yes").code in (4, 8)
+    hub.faults.clear()
+    hub.faults.add_job(JobFault("stuck", attempt=None))
+    first = _once_it_is_settled(call, *SAID, "--run-dir", "b", "--yes").data
+    again = call(*SAID, "--run-dir", "a", "--yes").data
+    assert (again["job_id"], again["reused"], hub.jobs_created) == (first["job_id"], True, 1)
+    ours, theirs = (json.loads((here / name / "cloud.json").read_text()) for name in ("a", "b"))
+    assert (ours["run_id"], ours["folder"]) == (theirs["run_id"], theirs["folder"])
+    assert (here / "a/plan.json").read_bytes() == (here / "b/plan.json").read_bytes()
+
+
+def _once_it_is_settled(call: Any, *said: str) -> Done:
+    """As the hint says: the same command again, while a request of another folder may still make its job."""
+    for _ in range(5):
+        done = call(*said)
+        if done.code == 0 or done.answer["error"]["code"] != "started_elsewhere":
+            break
+        assert done.code == 8
+    return done
+
+
+def test_a_job_that_has_ended_is_told_and_not_run_again(hub: Hub, call: Any) -> None:
+    first = call(*SAID, "--yes").data
+    hub.jobs.all[0].become("ERROR", "Job failed with exit code: 137. Reason: OOMKilled")
+    done = call(*SAID, "--yes")
+    assert done.error == (3, "job_ended")
+    data, error = done.answer["data"], done.answer["error"]
+    assert (data["job_id"], data["reused"], data["stage"]) == (first["job_id"], True, "ERROR")
+    assert first["expected_end"]["low"] < first["expected_end"]["high"] and data["expected_end"]["low"] is None
+    assert "ran out of memory (RAM, not the GPU's)" in error["message"]
+    assert done.answer["next"][0] == error["hint"]
+    assert error["hint"].startswith(f"skill-train resume {first['run_dir']} --flavor ")
+    hub.jobs.all[0].become("CANCELED")
+    assert call(*SAID, "--yes").answer["error"]["hint"] == f"skill-train resume {first['run_dir']}"
+    hub.jobs.all[0].become("COMPLETED")
+    assert call(*SAID, "--yes").answer["next"] == [f"skill-train pull {first['run_dir']}"]
+    assert hub.jobs_created == 1
+
+
+def test_a_job_that_was_deleted_is_told_and_can_go_on(hub: Hub, one: Any, call: Any, here: Path) -> None:
+    first = call(*SAID, "--yes").data
+    hub.jobs.all.clear()
+    done = call(*SAID, "--yes")
+    assert done.error == (3, "job_ended")
+    assert done.answer["error"]["hint"] == f"skill-train resume {first['run_dir']}"
+    again = _other(one, here, *done.answer["error"]["hint"].split()[1:], "--yes").data
+    assert (again["attempt"], again["reused"]) == (2, False)
+
+
+def test_a_resume_without_an_answer_does_not_hide_the_job_before_it(hub: Hub, one: Any, call: Any, here: Path) -> None:
+    """Its checkpoints were paid for: nothing starts from the first step again, and no other plan takes its place."""
+    first = call(*SAID, "--run-dir", "r", "--yes").data
+    hub.jobs.all[0].become("ERROR", "Job timeout")
+    hub.faults.add(CREATE, faults.SERVER_ERROR, times=ALWAYS)
+    assert _other(one, here, "resume", "r", "--yes").error == (8, "hub_error")
+    hub.faults.clear()
+    hub.faults.add_job(JobFault("stuck", attempt=None))
+    ours = {name: (here / "r" / name).read_bytes() for name in ("plan.json", "recipe.yaml")}
+    record = json.loads((here / "r/cloud.json").read_text())
+    assert [job["state"] for job in record["jobs"]] == ["started", "starting"]
+    for more in ((), ("--yes",)):
+        done = call("r", *more)
+        assert done.error == (3, "job_ended")
+        assert (done.answer["data"]["job_id"], done.answer["data"]["stage"]) == (first["job_id"], "ERROR")
+        assert done.answer["error"]["hint"] == "skill-train resume r"
+    done = call(*SAID, "--flavor", "l4x1", "--run-dir", "r", "--yes")
+    assert done.error == (2, "another_run") and first["job_id"] in done.answer["error"]["message"]
+    after = json.loads((here / "r/cloud.json").read_text())
+    assert (after["run_id"], after["folder"]) == (record["run_id"], record["folder"])
+    assert [job["job_id"] for job in after["jobs"]] == [first["job_id"], None]
+    assert {name: (here / "r" / name).read_bytes() for name in ours} == ours
+    assert hub.jobs_created == 1
+    data = _other(one, here, "resume", "r", "--yes").data
+    assert (data["attempt"], data["reused"], hub.jobs_created) == (2, False, 2)
+
+
+def test_a_plan_that_was_done_is_not_paid_for_again(hub: Hub, call: Any) -> None:
+    """From another run directory. One that ended badly elsewhere does not count, and one that runs comes first."""
+    first = call(*SAID, "--yes").data
+    hub.jobs.all[0].become("ERROR", "Job timeout")
+    second = call(*SAID, "--run-dir", "second", "--yes").data
+    assert (second["reused"], hub.jobs_created) == (False, 2)
+    hub.jobs.all[0].become("COMPLETED")
+    assert call(*SAID, "--run-dir", "third", "--yes").data["job_id"] == second["job_id"]
+    hub.jobs.all[1].become("CANCELED")
+    done = call(*SAID, "--run-dir", "fourth", "--yes")
+    assert (done.data["job_id"], done.data["reused"], done.data["stage"]) == (first["job_id"], True, "COMPLETED")
+    assert done.answer["next"] == ["skill-train pull fourth"]
+    assert hub.jobs_created == 2
+    assert call(*SAID, "--run-dir", "fifth", "--force-new", "--yes").data["reused"] is False
+
+
+def test_a_job_that_runs_keeps_to_what_is_asked_now(hub: Hub, call: Any, here: Path) -> None:
+    """Half an hour of a t4-small for 0.40 dollars an hour is 0.20 dollars."""
+    small = (*SAID, "--flavor", "t4-small")
+    first = call(*small, "--timeout", "30m", "--max-cost", "0.5", "--yes").data
+    done = call(*small, "--max-cost", "0.19", "--yes")
+    assert done.error == (3, "over_budget")
+    assert done.answer["error"]["got"] == "$0.20 at its timeout of 1800 s"
+    assert done.answer["error"]["hint"].startswith(f"skill-train cancel {first['run_dir']}; ")
+    assert done.answer["next"] == []
+    done = call(*small, "--max-cost", "0.2", "--timeout", "2h", "--yes")
+    assert (done.data["job_id"], done.data["timeout_seconds"]) == (first["job_id"], 1800)
+    assert [warning["code"] for warning in done.answer["warnings"]] == ["another_timeout"]
+    assert json.loads((here / first["run_dir"] / "cloud.json").read_text())["jobs"][0]["max_cost"] == 0.5
+    assert hub.jobs_created == 1
+
+
+def test_a_job_that_went_on_on_another_machine_has_no_known_bound(hub: Hub, one: Any, call: Any, here: Path) -> None:
+    """Eight hours of an a100-large for 2.50 dollars are 20 dollars; the plan says half an hour of a t4-small."""
+    small = (*SAID, "--flavor", "t4-small", "--timeout", "30m")
+    call(*small, "--run-dir", "a", "--yes")
+    hub.jobs.all[0].become("CANCELED")
+    larger = ("--flavor", "a100-large", "--timeout", "8h", "--yes")
+    resumed = _other(one, here, "resume", "a", *larger).data
+    for _ in range(2):  # found, and then known
+        done = call(*small, "--run-dir", "b", "--max-cost", "0.25", "--yes")
+        assert done.error == (3, "over_budget")
+        assert (done.answer["error"]["got"], done.answer["next"]) == ("a bound that is not known", [])
+        data = call(*SAID, "--flavor", "t4-small", "--run-dir", "b").data
+        assert (data["job_id"], data["reused"], data["flavor"]) == (resumed["job_id"], True, "a100-large")
+        assert (data["timeout_seconds"], data["cost_usd"]["most"], data["cost_usd"]["low"]) == (None, None, None)
+        assert data["cost_usd"]["usd_per_hour"] == pytest.approx(2.5)
+        assert data["expected_end"]["low"] is None
+        shown = call(*SAID, "--flavor", "t4-small", "--run-dir", "b", "--format", "human").stdout
+        assert "a100-large of me, stopped after a time that is not known" in shown and "at most" not in shown
+    [job] = json.loads((here / "b/cloud.json").read_text())["jobs"]
+    assert (job["flavor"], job["timeout_seconds"], job["number"]) == ("a100-large", None, 2)
+    assert hub.jobs_created == 2
+
+
+def test_a_job_whose_plan_cannot_be_read_has_no_known_bound(hub: Hub, call: Any) -> None:
+    """It may have been sent with a longer timeout than the one that is computed here."""
+    call(*SAID, "--timeout", "9h", "--run-dir", "a", "--yes")
+    hub.faults.add("GET /buckets/|POST .*/paths-info|HEAD /buckets/", faults.NO_PERMISSION, times=ALWAYS)
+    assert call(*SAID, "--run-dir", "b", "--max-cost", "1").error == (3, "over_budget")
+
+
+def test_a_job_that_went_on_elsewhere_is_the_answer_in_the_first_folder(
+    hub: Hub, one: Any, call: Any, here: Path
+) -> None:
+    first = call(*SAID, "--run-dir", "a", "--yes").data
+    hub.jobs.all[0].become("CANCELED")
+    resumed = _other(one, here, "resume", f"me/{first['job_id']}", "--run-dir", "b", "--timeout", "1m", "--yes").data
+    for folder in ("a", "b"):
+        data = call(folder, "--yes").data
+        assert (data["job_id"], data["reused"], data["stage"]) == (resumed["job_id"], True, "SCHEDULING")
+    assert data["timeout_seconds"] == 60  # of a part of the run: shorter than the estimate of the whole
+    assert hub.jobs_created == 2
+
+
+def test_killed_between_the_request_and_its_record(hub: Hub, one: Any, call: Any, here: Path) -> None:
+    hub.faults.add(CREATE, Fault(200, after=True, drop_seconds=1.0))
+    child = _start(hub, one, here, *SAID, "--yes")
+    _until(lambda: hub.jobs_created == 1)
+    child.send_signal(signal.SIGKILL)
+    child.wait(10)
+    [record] = [json.loads(path.read_text()) for path in here.glob("runs/*/cloud.json")]
+    assert [job["state"] for job in record["jobs"]] == ["starting"]
+    data = call(*SAID, "--yes").data
+    assert (hub.jobs_created, data["reused"], data["job_id"]) == (1, True, hub.jobs.all[0].id)
+    [after] = [json.loads(path.read_text()) for path in here.glob("runs/*/cloud.json")]
+    assert after["jobs"][0]["state"] == "started"
+
+
+def test_an_answer_that_comes_too_late(hub: Hub, one: Any, call: Any, here: Path) -> None:
+    """The job is made after nobody waits for it any more: asking again at once would make another."""
+    hub.faults.add(CREATE, Fault(seconds=8.0))
+    child = _start(hub, one, here, *SAID, "--yes", TEST_REQUEST_SECONDS="1")
+    assert (child.wait(30), hub.jobs_created) == (8, 0)
+    _until(lambda: hub.jobs_created == 1)
+    assert (call(*SAID, "--yes").data["reused"], hub.jobs_created) == (True, 1)
+
+
+@pytest.mark.parametrize("more", [(), ("--run-dir", "new")], ids=["no folder", "folder"])
+def test_another_job_whose_answer_comes_too_late_is_looked_for(
+    hub: Hub, one: Any, call: Any, here: Path, more: tuple[str, ...]
+) -> None:
+    """The same command again, as it says: not one more in a folder of its own."""
+    first = call(*SAID, "--yes").data
+    new = (*SAID, "--force-new", "--yes", *more)
+    hub.faults.add(CREATE, Fault(seconds=8.0))
+    child = _start(hub, one, here, *new, TEST_REQUEST_SECONDS="1")
+    assert (child.wait(30), hub.jobs_created) == (8, 1)
+    _until(lambda: hub.jobs_created == 2)
+    data = call(*new).data
+    folder = more[-1] if more else f"{first['run_dir']}-2"
+    assert (data["reused"], data["job_id"], data["run_dir"]) == (True, hub.jobs.all[1].id, folder)
+    if more:
+        assert call(*new).error == (2, "another_run")
+    else:
+        assert call(*new).data["run_dir"] == f"{first['run_dir']}-3"
+    assert hub.jobs_created == (2 if more else 3)
+
+
+@pytest.mark.parametrize("fault", [faults.NO_CREDIT, faults.SERVER_ERROR])
+def test_another_job_that_cannot_be_made_can_be_made_later(hub: Hub, call: Any, here: Path, fault: Fault) -> None:
+    hub.faults.add(CREATE, fault, times=ALWAYS)
+    new = (*SAID, "--run-dir", "new", "--force-new", "--yes")
+    assert call(*new).code in (4, 8)
+    run_id = json.loads((here / "new/cloud.json").read_text())["run_id"]
+    hub.faults.clear()
+    hub.faults.add_job(JobFault("stuck", attempt=None))
+    data = call(*new).data
+    assert (data["reused"], hub.jobs_created, hub.jobs.all[0].labels["run"]) == (False, 1, run_id)
+
+
+def test_one_that_was_slower_finds_the_job_of_the_other(hub: Hub, one: Any, call: Any, here: Path) -> None:
+    """It looked before the other began, and looks again when it is its turn."""
+    call(*SAID)
+    hub.log.clear()
+    hub.faults.add("GET /api/jobs/hardware", Fault(seconds=2.5))
+    slower = _start(hub, one, here, *SAID, "--yes")
+    _until(lambda: any(request.path == "/api/jobs/hardware" for request in hub.log))
+    assert call(*SAID, "--yes").data["reused"] is False
+    assert (slower.poll(), slower.wait(30), hub.jobs_created) == (None, 0, 1)
+
+
+def test_two_at_once_make_one_job(hub: Hub, one: Any, here: Path) -> None:
+    """One of both may find the run directory in use, and says so."""
+    hub.faults.add(CREATE, Fault(seconds=1.0))
+    children = [_start(hub, one, here, *SAID, "--yes") for _ in range(2)]
+    codes = sorted(child.wait(60) for child in children)
+    assert codes in ([0, 0], [0, 2])
+    assert hub.jobs_created == 1
+
+
+# --- Helpers ---
+
+
+def _start(hub: Hub, one: Any, here: Path, *arguments: object, **more: str) -> subprocess.Popen[bytes]:
+    """A process of its own."""
+    env = hub.environment(one[2]) | more
+    null = subprocess.DEVNULL
+    return subprocess.Popen(program("submit", *arguments), cwd=here, env=env, stdout=null, stderr=null)
+
+
+def _other(one: Any, here: Path, *arguments: object) -> Done:
+    """Another command than `submit`."""
+    server, commands, home = one
+    done: Done = commands.run(here, server.environment(home), *arguments)
+    return done
+
+
+def _until(condition: Any, seconds: float = 30) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def _rows(path: Path) -> None:
+    rows = ({"prompt": f"What is late {n}?", "completion": "The ticket."} for n in range(40))
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def _add_model(hub: Hub, name: str = MODEL, config: str = "qwen2.5-0.5b", parameters: int = 494_032_768) -> Any:
+    files = {
+        "config.json": json.dumps(recorded(config)["config"]).encode(),
+        "tokenizer_config.json": b'{"chat_template": "{{ messages }}"}',
+        "model.safetensors": bytes(1000),
+    }
+    info = {"safetensors": {"parameters": {"BF16": parameters}, "total": parameters}}
+    return hub.add("model", name, files, info=info)
+
+
+def _troubles(hub: Hub) -> None:
+    _add_model(hub, "me/gated").gated = True
+    _add_model(hub, "me/large", "qwen2.5-72b", 72_706_203_648)
+    rows = {"train.jsonl": b'{"prompt": "a", "completion": "b"}\n' * 40}
+    hub.add("dataset", "me/gated-rows", rows, gated=True)
+    hub.add("dataset", "me/open", {})
+    hub.add("model", "me/shown", {})
+
+
+def _in_bucket(hub: Hub, folder: str) -> dict[str, bytes]:
+    from hub_emulator.buckets import read_file
+
+    bucket = hub.buckets["me/jobs-artifacts"]
+    return {path.split("/", 1)[1]: read_file(hub, bucket, path) for path in bucket.inside(folder)}
+
+
+def _tree(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))

@@ -1,0 +1,123 @@
+"""What `local` tells of a run beside its verdict: rows that repeat, and whether the held-out rows are new."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tiny
+import training
+from command_child import Commands, Done
+
+pytestmark = pytest.mark.slow
+
+ROWS = [tiny.rows(24)[number % 20] for number in range(24)]  # the first four stand twice
+
+
+def _local(commands: Commands, folder: Path, rows: list[dict[str, Any]], *options: object) -> Done:
+    data = training.write_data(folder, rows)
+    words = ("local", "--model", tiny.cached("gemma"), "--data", data, "--run-dir", "run", "--format", "json")
+    return commands.run(folder, dict(os.environ), *words, *options)
+
+
+def _warnings(done: Done) -> dict[str, str]:
+    return {warning["code"]: warning["message"] for warning in done.answer["warnings"]}
+
+
+def test_rows_that_repeat_are_counted(commands: Commands, tmp_path: Path) -> None:
+    done = _local(commands, tmp_path, ROWS, "--max-steps", "1")
+    figures = done.data["data"]
+    assert (figures["repeated_rows"], figures["repeated_groups"]) == (4, 4)
+    assert (figures["held_out_trained"], figures["held_out_asked"]) == (0, 0)
+    assert "4 of 24 rows repeat an earlier one, in 4 groups" in _warnings(done)["repeated_rows"]
+    assert "4 repeat an earlier row" in done.stderr
+
+
+def test_only_what_the_user_said_is_called_asked(commands: Commands, tmp_path: Path) -> None:
+    """`local` trains here because it is that command. `plan --flavor` names a flavor, and no place."""
+    done = _local(commands, tmp_path, tiny.rows(24), "--max-steps", "1")
+    plan = json.loads((tmp_path / "run" / "plan.json").read_text())
+    assert "asked" not in [reason["rule"] for reason in plan["reasons"]] and "--where" not in done.stderr
+    chosen = {reason["rule"]: reason for reason in plan["reasons"]}["command"]
+    assert (chosen["value"], chosen["source"]) == ("local", "command line")
+    assert chosen["because"].startswith("this command trains here")
+
+
+@pytest.mark.parametrize(
+    ("options", "rule", "because"),
+    [
+        (("--where", "local"), "asked", "--where local"),
+        (("--where", "cloud"), "asked", "--where cloud"),
+        (("--flavor", "t4-small"), "asked", "--flavor t4-small"),
+        ((), None, ""),
+    ],
+)
+def test_a_plan_names_the_option_that_was_given(
+    commands: Commands, tmp_path: Path, options: tuple[str, ...], rule: str | None, because: str
+) -> None:
+    data = training.write_data(tmp_path, tiny.rows(24))
+    words = ("plan", "--model", tiny.cached("gemma"), "--data", data, *options, "--out", "plan.json")
+    commands.run(tmp_path, dict(os.environ), *words, "--format", "json")
+    reasons = json.loads((tmp_path / "plan.json").read_text())["reasons"]
+    found = [reason["because"] for reason in reasons if reason["rule"] in ("asked", "command")]
+    assert [one.split(",")[0].split(";")[0] for one in found] == ([because] if rule else [])
+
+
+def test_after_a_part_of_the_rows_comes_the_whole_training(commands: Commands, tmp_path: Path) -> None:
+    """One step of 16 rows, of 23: a smoke run. Its export is no result, and says so. Each command runs as it stands."""
+    done = _local(commands, tmp_path, tiny.rows(24), "--max-steps", "1")
+    data = tmp_path / "rows.jsonl"
+    whole, export = done.answer["next"]
+    assert whole == f"skill-train plan --model {tiny.cached('gemma')} --data {data}"
+    assert export == "skill-train export-gguf run"
+    planned = commands.run(tmp_path, dict(os.environ), *whole.split()[1:], "--format", "json")
+    assert planned.data["where"] == "local"
+    made = commands.run(tmp_path, dict(os.environ), *export.split()[1:], "--quant", "f16", "--format", "json")
+    assert made.code == 0, made.stdout
+    assert _warnings(made)["smoke_run"].startswith("1 steps of 16 rows are less than the 23 training rows")
+
+
+def test_few_steps_and_a_missed_estimate_are_told(commands: Commands, tmp_path: Path) -> None:
+    done = _local(commands, tmp_path, tiny.rows(24), "--max-steps", "4")
+    assert "4 steps are too few to learn from, by a rule of thumb: AdamW averages 10" in _warnings(done)["few_steps"]
+    file = tmp_path / "run" / "plan.json"
+    plan = json.loads(file.read_text())
+    memory = done.data["estimates"]["memory_bytes"]["actual"]
+    plan["estimates"]["memory_bytes"] |= {"low": 1.0, "high": 2e6}
+    plan["estimates"]["seconds"] |= {"low": 7200.0, "high": 10800.0}
+    file.write_text(json.dumps(plan))
+    again = commands.run(tmp_path, dict(os.environ), "local", "--resume", "--run-dir", "run", "--format", "json")
+    assert again.data["estimates"]["memory_bytes"]["within"] is False
+    told = _warnings(again)["estimate_missed"]
+    assert f"memory: {memory / 1e9:.2f} GB, estimated 0.00 to 0.00 GB" in told and "estimated 2.0 h to 3.0 h" in told
+    plan["estimates"]["memory_bytes"] |= {"low": 1.0, "high": 1e12}
+    plan["estimates"]["seconds"] |= {"low": 0.0, "high": 1e9}
+    file.write_text(json.dumps(plan))
+    again = commands.run(tmp_path, dict(os.environ), "local", "--resume", "--run-dir", "run", "--format", "json")
+    assert "estimate_missed" not in _warnings(again)
+
+
+def test_rows_that_are_all_different_are_no_news(commands: Commands, tmp_path: Path) -> None:
+    done = _local(commands, tmp_path, tiny.rows(24), "--max-steps", "1")
+    assert done.data["data"]["repeated_rows"] == 0
+    assert not {"repeated_rows", "held_out_asked", "held_out_trained"} & _warnings(done).keys()
+
+
+def test_a_run_of_an_earlier_version_may_have_trained_its_held_out_rows(commands: Commands, tmp_path: Path) -> None:
+    """Its record does not say whether rows that repeat stood on both sides of the split, so nobody can say it."""
+    _local(commands, tmp_path, tiny.rows(24), "--max-steps", "1")
+    file = tmp_path / "run" / "train.json"
+    record = json.loads(file.read_text())
+    for name in ("repeated_rows", "repeated_groups", "held_out_trained", "held_out_asked"):
+        del record["data"][name]
+    file.write_text(json.dumps(record))
+    done = commands.run(tmp_path, dict(os.environ), "evaluate", "run", "--format", "json")
+    assert "held-out rows may have been trained" in _warnings(done)["held_out_unknown"]
+    record["data"] |= {"held_out_trained": 1}
+    file.write_text(json.dumps(record))
+    done = commands.run(tmp_path, dict(os.environ), "evaluate", "run", "--format", "json")
+    assert "1 of 1 held-out rows were trained too" in _warnings(done)["held_out_trained"]

@@ -1,0 +1,125 @@
+"""A worker that answers, refuses, crashes and is killed; each a real child process."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from skill_train.core.errors import DecisionNeeded, NativeCrash, UsageError
+from skill_train.core.worker import run_worker
+
+WORKER = "crashing_worker"
+
+
+@pytest.fixture(autouse=True)
+def _worker_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1] / "support"), prepend=os.pathsep)
+
+
+def test_a_result_comes_back_from_another_process() -> None:
+    result = run_worker(WORKER, {"steps": 21})
+    assert result["doubled"] == 42
+    assert result["pid"] != os.getpid()
+
+
+def test_a_worker_ends_with_the_command_that_started_it() -> None:
+    """Else it would go on writing its part of a file, which the next command may already have looked for."""
+    program = (
+        "from skill_train.core.worker import run_worker\n"
+        "tell = lambda *said: print(said[2], flush=True)\n"
+        "run_worker('crashing_worker', {'sleep_seconds': 60, 'steps': 1}, progress=tell)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as command:
+        assert command.stdout is not None
+        worker = psutil.Process(int(command.stdout.readline()))
+        command.kill()
+    worker.wait(10)
+
+
+def test_progress_is_passed_on_and_other_output_is_not() -> None:
+    seen: list[tuple[Any, ...]] = []
+    run_worker(WORKER, {"steps": 2}, progress=lambda done, total, text: seen.append((done, total, text)))
+    assert seen == [(1.0, 2.0, "tensor 0"), (2.0, 2.0, "tensor 1")]
+
+
+@pytest.mark.parametrize("name", ["SIGSEGV", "SIGABRT", "SIGILL"])
+def test_a_crash_is_an_error_that_names_the_signal(name: str) -> None:
+    with pytest.raises(NativeCrash, match=name) as caught:
+        run_worker(WORKER, {"signal": name})
+    assert (caught.value.code, caught.value.exit_code) == ("native_crash", 1)
+    assert "the last words of native code" in caught.value.got
+    assert caught.value.hint.startswith("skill-train demo")
+
+
+def test_a_kill_by_the_system_is_taken_as_out_of_memory() -> None:
+    with pytest.raises(DecisionNeeded) as caught:
+        run_worker(WORKER, {"signal": "SIGKILL"})
+    assert (caught.value.code, caught.value.exit_code) == ("out_of_memory", 3)
+
+
+def test_a_worker_that_gets_no_memory_says_so() -> None:
+    with pytest.raises(DecisionNeeded) as caught:
+        run_worker(WORKER, {"memory": "none"})
+    assert (caught.value.code, caught.value.exit_code) == ("out_of_memory", 3)
+
+
+@pytest.mark.parametrize("job", [{"bad_alloc": 1}, {"glibc": 1}, {"errno": errno.ENOMEM}])
+def test_a_worker_whose_libraries_get_no_memory(job: dict[str, int]) -> None:
+    with pytest.raises(DecisionNeeded) as caught:
+        run_worker(WORKER, job)
+    assert (caught.value.code, caught.value.exit_code) == ("out_of_memory", 3)
+
+
+def test_what_the_worker_refuses_arrives_as_it_was() -> None:
+    with pytest.raises(UsageError, match="no such type") as caught:
+        run_worker(WORKER, {"refuse": "no such type"})
+    assert caught.value.as_dict() == {
+        "code": "refused",
+        "message": "no such type",
+        "expected": "",
+        "got": "",
+        "hint": "try something else",
+    }
+
+
+def test_an_end_without_a_result_is_an_error() -> None:
+    with pytest.raises(NativeCrash, match="exit code 3 and no result"):
+        run_worker(WORKER, {"exit": 3})
+
+
+def test_a_traceback_in_a_worker_reaches_the_user() -> None:
+    with pytest.raises(NativeCrash) as caught:
+        run_worker(WORKER, {"neither": "steps nor signal"})
+    assert "KeyError: 'steps'" in caught.value.got
+
+
+@pytest.mark.parametrize("interruption", [KeyboardInterrupt, RuntimeError])
+def test_an_interrupted_command_kills_its_worker(interruption: type[BaseException]) -> None:
+    seen: list[int] = []
+
+    def interrupt(done: float, total: float, text: str) -> None:
+        seen.append(int(text))
+        raise interruption
+
+    started = time.monotonic()
+    with pytest.raises(interruption):
+        run_worker(WORKER, {"sleep_seconds": 60}, progress=interrupt)
+    assert time.monotonic() - started < 30  # it did not wait for the worker's own end
+    with pytest.raises(ProcessLookupError):
+        os.kill(seen[0], 0)
+
+
+def test_a_worker_that_hangs_is_ended() -> None:
+    started = time.monotonic()
+    with pytest.raises(NativeCrash) as caught:
+        run_worker(WORKER, {"sleep_seconds": 30}, most_seconds=1)
+    assert caught.value.code == "worker_hangs"
+    assert time.monotonic() - started < 10

@@ -1,0 +1,320 @@
+"""`evaluate` on tiny real models: its losses against transformers' own, its answers against `generate`."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gguf_maker
+import tiny
+import training
+from skill_train.core import resources
+from skill_train.core.console import MAX_JSON_BYTES
+from skill_train.core.digests import digests
+from skill_train.core.errors import NotInstalled, UsageError
+from skill_train.evaluate.backends import Model, Question, ask_llama_cpp, ask_transformers, ask_vllm, backend_of
+from skill_train.evaluate.scores import Scoring
+from skill_train.evaluate.step import ROOM, evaluate, questions
+from skill_train.reference.load import read_rows
+from skill_train.run.folder import write_record
+
+pytestmark = pytest.mark.slow
+
+SCRIPT = str(Path(sys.executable).with_name("skill-train"))
+KIND = "gemma"
+FAKE_VLLM = Path(__file__).parent.parent / "support" / "fake_vllm"
+
+
+@pytest.fixture(scope="module")
+def made() -> gguf_maker.Export:
+    return gguf_maker.exported(KIND)
+
+
+@pytest.fixture(scope="module")
+def run(made: gguf_maker.Export, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run directory as training, merging and exporting leave it, with twelve held-out rows."""
+    folder = tmp_path_factory.mktemp("evaluate") / "run"
+    data = training.write_data(folder.parent, tiny.rows(40))
+    training.write_plan(folder, made.base, data, max_steps=1, score="regex", score_pattern=r"so (\d+)")
+    write_rows(folder / "held_out.jsonl", encoded(made.base, data, 12))
+    shutil.copytree(made.adapter, folder / "adapter")
+    shutil.copytree(made.merged, folder / "merged")
+    (folder / "gguf").mkdir()
+    for file in made.ggufs:
+        shutil.copy(file, folder / "gguf")
+    write_trained(folder)
+    merged = digests(folder, (folder / "merged").iterdir())
+    write_record(folder / "merge.json", inputs={"adapter": digests(folder / "adapter")}, options={}, outputs=merged)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def answered(run: Path) -> dict[str, Any]:
+    """What `skill-train evaluate RUN` answers."""
+    return call("evaluate", run)
+
+
+def test_the_answer_has_every_model_and_fits(answered: dict[str, Any], made: gguf_maker.Export) -> None:
+    data = answered["data"]
+    names = ["base", "tuned", *(file.name for file in made.ggufs)]
+    assert [one["name"] for one in data["models"]] == names
+    assert {(one["model"], one["against"]) for one in data["differences"]} == {
+        ("tuned", "base"),
+        *((file.name, "tuned") for file in made.ggufs),
+    }
+    assert {one["measure"] for one in data["differences"]} == {"loss", "exact_match", "score"}
+    assert all(one["low"] <= one["difference"] <= one["high"] for one in data["differences"])
+    assert (data["rows"], data["asked"], data["score"], data["reused"]) == (12, 12, "regex", False)
+    assert set(data["answers"][0]["answers"]) == set(names)
+    assert len(json.dumps(answered, ensure_ascii=False).encode()) < MAX_JSON_BYTES and "shortened" not in answered
+    assert [warning["code"] for warning in answered["warnings"]] == ["few_rows", "blind"]
+
+
+def test_losses_are_those_of_transformers(answered: dict[str, Any], run: Path, made: gguf_maker.Export) -> None:
+    figures = {one["name"]: one["loss"] for one in answered["data"]["models"]}
+    rows = read_rows(run / "held_out.jsonl")
+    assert figures["base"] == pytest.approx(own_loss(made.base, rows), rel=1e-5)
+    assert figures["tuned"] == pytest.approx(own_loss(made.merged, rows), rel=1e-5)
+    assert figures["base"] != pytest.approx(figures["tuned"], rel=1e-3)
+
+
+def test_a_file_says_what_its_model_says(answered: dict[str, Any], made: gguf_maker.Export) -> None:
+    """f16 holds these weights exactly; q8_0 keeps 8 bits of them, q4_k_m about 5."""
+    figures = {one["name"]: one["loss"] for one in answered["data"]["models"]}
+    away = {kind: abs(figures[made.file(kind).name] - figures["tuned"]) for kind in ("f16", "q8_0", "q4_k_m")}
+    assert away["f16"] < 1e-3 < figures["tuned"]
+    assert away["f16"] < away["q8_0"] < away["q4_k_m"] < 0.5
+
+
+def test_the_record_holds_all_rows_and_is_used_again(answered: dict[str, Any], run: Path) -> None:
+    record = json.loads((run / "evaluate.json").read_text(encoding="utf-8"))
+    assert len(record["answers"]) == 12 and all(len(one["scores"]) == 5 for one in record["answers"])
+    again = call("evaluate", run)
+    assert again == answered | {"data": answered["data"] | {"reused": True}}  # with its warnings
+
+
+def test_a_record_in_the_folder_of_the_base_is_found_again(made: gguf_maker.Export, run: Path, tmp_path: Path) -> None:
+    base = Path(shutil.copytree(made.base, tmp_path / "base"))
+    rows = read_rows(run / "held_out.jsonl")[:2]
+    first = step([Model("base", base)], rows, made, base)
+    assert set(first["inputs"]["models"]["base"]["model"]) == {path.name for path in made.base.iterdir()}
+    assert step([Model("base", base)], rows, made, base) == first | {"reused": True}
+
+
+def test_an_adapter_that_is_not_merged_is_asked_on_its_base(run: Path, made: gguf_maker.Export, tmp_path: Path) -> None:
+    """Other models than those of the record: measured again, and no GGUF file is needed."""
+    copy = shutil.copytree(run, tmp_path / "run", ignore=shutil.ignore_patterns("merged", "gguf"))
+    answer = call("evaluate", copy, "--rows", 3, "--score", "json")
+    data, rows = answer["data"], read_rows(run / "held_out.jsonl")
+    assert [one["name"] for one in data["models"]] == ["base", "tuned"]
+    assert (data["rows"], data["score"], data["reused"]) == (3, "json", False)
+    assert data["models"][1]["loss"] == pytest.approx(own_loss(made.base, rows[::4], made.adapter), rel=1e-5)
+    assert answer["next"] == [f"skill-train export-gguf {copy}", f"skill-train report {copy}"]
+    assert all(one["says"] != "better" for one in data["differences"])  # three rows
+
+
+def test_a_model_trained_whole_has_no_adapter(run: Path, made: gguf_maker.Export, tmp_path: Path) -> None:
+    from skill_train.commands.chain_evaluate import tuned_of
+    from skill_train.run.folder import RunDir
+
+    copy = Path(shutil.copytree(run, tmp_path / "run", ignore=shutil.ignore_patterns("gguf", "adapter", "merge.json")))
+    plan = json.loads((copy / "plan.json").read_text())
+    plan["recipe"]["finetuning_type"] = "full"
+    (copy / "plan.json").write_text(json.dumps(plan))
+    assert tuned_of(RunDir(copy), made.base) == Model("tuned", copy / "merged")
+
+
+def test_a_merge_of_an_earlier_adapter_is_not_the_tuned_model(
+    run: Path, made: gguf_maker.Export, tmp_path: Path
+) -> None:
+    """Another recipe was trained in the folder, and what was made of the first one is still there."""
+    copy = Path(shutil.copytree(run, tmp_path / "run"))
+    shutil.rmtree(copy / "adapter")
+    tiny.adapter(made.base, copy / "adapter", seed=7, size=0.1)
+    write_trained(copy)
+    answer = call("evaluate", copy, "--rows", 3)
+    rows = read_rows(run / "held_out.jsonl")[::4]
+    assert answer["data"]["reused"] is False
+    assert answer["data"]["models"][1]["loss"] == pytest.approx(own_loss(made.base, rows, copy / "adapter"), rel=1e-5)
+    warned = {warning["code"]: warning["message"] for warning in answer["warnings"]}
+    assert f"no record says that {copy / 'merged'} is of the adapter that is there now" in warned["other_adapter"]
+
+
+def test_the_report_leaves_out_an_evaluation_of_a_merge_of_an_earlier_adapter(
+    run: Path, answered: dict[str, Any], made: gguf_maker.Export, tmp_path: Path
+) -> None:
+    copy = Path(shutil.copytree(run, tmp_path / "run"))
+    assert answered["data"]["models"][1]["name"] == "tuned"
+    assert "other files than these" not in str(call("report", copy)["data"]["runs"][0]["missing"])
+    shutil.rmtree(copy / "adapter")
+    tiny.adapter(made.base, copy / "adapter", seed=7, size=0.1)
+    write_trained(copy)
+    assert "evaluated, but other files than these" in str(call("report", copy)["data"]["runs"][0]["missing"])
+
+
+def test_a_run_without_held_out_rows_is_refused(run: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(run, tmp_path / "run", ignore=shutil.ignore_patterns("merged", "gguf"))
+    write_rows(copy / "held_out.jsonl", [])
+    assert call("evaluate", copy, code=2)["error"]["code"] == "no_held_out"
+
+
+def test_a_bad_scorer_ends_before_any_model_is_asked(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def score(prompt, answer, expected):\n    return answer.no_such_thing\n")
+    error = call("evaluate", run, "--scorer", tmp_path / "mine.py", code=2)["error"]
+    assert error["code"] == "bad_scorer" and "line 2" in error["got"]
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama-spm", "phi3"])
+def test_losses_of_other_architectures_too(kind: str) -> None:
+    base = tiny.cached(kind)
+    ids = [(7 * n * n + 3 * n) % 90 + 5 for n in range(40)]
+    rows = [{"input_ids": ids[n:], "labels": [-100] * 9 + ids[n + 9 :]} for n in range(2)]
+    asked = [Question(row["input_ids"], list(range(9, len(row["input_ids"]))), [], [], 0) for row in rows]
+    got = ask_transformers(Model("base", base), asked, lambda share: None)
+    assert sum(got.losses) / sum(len(one.trained) for one in asked) == pytest.approx(own_loss(base, rows), rel=1e-5)
+
+
+def test_answers_are_greedy_whatever_generation_config_says(run: Path, made: gguf_maker.Export, tmp_path: Path) -> None:
+    """Published models have penalties there, which llama.cpp knows nothing of. Its end tokens count."""
+    model = shutil.copytree(made.merged, tmp_path / "model")
+    config = json.loads((model / "generation_config.json").read_text())
+    penalties = {"repetition_penalty": 1.8, "do_sample": True, "temperature": 0.7}
+    end = own_answers(made.merged, held_out(run)[:1])[0][2]  # the third token of the first answer
+    (model / "generation_config.json").write_text(json.dumps(config | penalties | {"eos_token_id": [end]}))
+    got = ask_transformers(Model("tuned", model), held_out(run), lambda share: None)
+    assert got.answers == own_answers(made.merged, held_out(run), eos_token_id=end)
+    assert len(got.answers[0]) <= 3
+    assert got.answers != own_answers(made.merged, held_out(run), eos_token_id=end, repetition_penalty=1.8)
+
+
+def test_a_base_that_does_not_know_every_token_is_left_out(run: Path, made: gguf_maker.Export, tmp_path: Path) -> None:
+    """As when the tuning added tokens to the vocabulary."""
+    rows = read_rows(run / "held_out.jsonl")[:4]
+    rows[1]["input_ids"][3] = 700
+    record = step([Model("base", made.base), Model("tuned", tiny.cached("phi3"))], rows, made, tmp_path)
+    base, tuned = record["models"]
+    assert (base["loss"], base["exact_match"]) == (None, None)
+    assert base["reason"] == "it knows 640 tokens, and the rows use number 700"
+    assert tuned["loss"] > 0 and record["differences"] == []
+
+
+def test_whole_texts_have_a_loss_and_no_answers(run: Path, made: gguf_maker.Export, tmp_path: Path) -> None:
+    rows = [row | {"kind": "text", "labels": row["input_ids"]} for row in read_rows(run / "held_out.jsonl")[:4]]
+    warned: list[str] = []
+    record = step([Model("base", made.base), Model("q8", made.file("q8_0"))], rows, made, tmp_path, warned, "all")
+    assert record["models"][0]["loss"] == pytest.approx(own_loss(made.base, rows), rel=1e-5)
+    assert [one["exact_match"] for one in record["models"]] == [None, None]
+    assert (record["asked"], record["answers"], warned) == (0, [], ["no_questions", "few_rows"])
+
+
+def test_vllm_is_asked_for_where_there_is_none(made: gguf_maker.Export) -> None:
+    with pytest.raises(NotInstalled, match="vllm is not installed"):
+        backend_of(Model("base", made.base), "vllm")
+    assert backend_of(Model("base", made.base), "auto")[0] is ask_transformers
+    assert backend_of(Model("file", made.ggufs[0]), "vllm")[0] is ask_llama_cpp
+
+
+def test_vllm_gives_what_transformers_gives(
+    run: Path, made: gguf_maker.Export, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Through a stand-in with vLLM's names, in the worker's own process: vLLM itself needs CUDA."""
+    monkeypatch.setenv("PYTHONPATH", str(FAKE_VLLM), prepend=":")
+    model = Model("tuned", made.merged)
+    got, wanted = (ask(model, held_out(run), lambda share: None) for ask in (ask_vllm, ask_transformers))
+    assert got.losses == pytest.approx(wanted.losses, rel=1e-5)
+    assert got.answers == wanted.answers
+    monkeypatch.syspath_prepend(str(FAKE_VLLM))
+    with pytest.raises(UsageError) as caught:  # it is "installed" now, and there is no CUDA
+        backend_of(model, "vllm")
+    assert caught.value.code == "no_cuda"
+    assert backend_of(model, "auto") == (ask_transformers, "there is no CUDA")
+
+
+def step(
+    models: list[Model],
+    rows: list[dict[str, Any]],
+    made: gguf_maker.Export,
+    folder: Path,
+    warned: list[str] | None = None,
+    loss_on: str = "assistant",
+) -> dict[str, Any]:
+    told = [] if warned is None else warned
+    return evaluate(
+        models=models,
+        rows=rows,
+        loss_on=loss_on,
+        most_rows=100,
+        tokenizer_of=made.merged,
+        scoring=Scoring(),
+        backend="auto",
+        record=folder / "evaluate.json",
+        progress=lambda done, total, text: None,
+        warn=lambda code, message: told.append(code),
+    )
+
+
+def held_out(run: Path) -> list[Question]:
+    return questions(read_rows(run / "held_out.jsonl")[:4], loss_on="assistant", room=ROOM, context=None)
+
+
+def encoded(base: Path, data: Path, count: int) -> list[dict[str, Any]]:
+    """The first rows as the training program writes them."""
+    from transformers import AutoTokenizer
+
+    encode = resources.train_module().Encoder(training.resolved(base, data), AutoTokenizer.from_pretrained(str(base)))
+    lines = data.read_text(encoding="utf-8").splitlines()[:count]
+    return [encode(number, number + 1, json.loads(line)) for number, line in enumerate(lines)]
+
+
+def write_trained(run: Path) -> None:
+    outputs = digests(run, (run / "adapter").iterdir())
+    write_record(run / "train.json", inputs={}, options={}, outputs=outputs)
+
+
+def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+def own_loss(folder: Path, rows: list[dict[str, Any]], adapter: Path | None = None) -> float:
+    """Mean over all trained tokens, of the loss that transformers itself returns for labels."""
+    import torch
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(str(folder), dtype=torch.float32)
+    if adapter is not None:
+        model = PeftModel.from_pretrained(model, str(adapter))
+    total, tokens = 0.0, 0
+    for row in rows:
+        count = sum(label != -100 for label in row["labels"][1:])
+        with torch.no_grad():
+            out = model.eval()(input_ids=torch.tensor([row["input_ids"]]), labels=torch.tensor([row["labels"]]))
+        total, tokens = total + float(out.loss) * count, tokens + count
+    return total / tokens
+
+
+def own_answers(folder: Path, asked: list[Question], **options: Any) -> list[list[int]]:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model, answers = AutoModelForCausalLM.from_pretrained(str(folder), dtype=torch.float32), []
+    for one in asked:
+        ids = torch.tensor([one.prompt])
+        out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=one.most, **options)
+        answers.append(out[0, len(one.prompt) :].tolist())
+    return answers
+
+
+def call(*words: Any, code: int = 0) -> dict[str, Any]:
+    command = [SCRIPT, *map(str, words), "--format", "json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer

@@ -1,0 +1,281 @@
+"""A dataset on the Hub is looked at and not downloaded: the real client, over real HTTP, real Parquet files."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hub_child import ask
+from hub_emulator import ALWAYS, Fault, Hub
+from skill_train.hub import dataset_card
+
+pytestmark = pytest.mark.slow
+
+pytest.importorskip("huggingface_hub")
+
+DATA = "me/tickets"
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[Hub]:
+    with Hub(tmp_path / "hub") as server:
+        yield server
+    assert server.unknown == []
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    return tmp_path / "home"
+
+
+def _look(hub: Hub, home: Path, **recipe: Any) -> dict[str, Any]:
+    return ask(hub, home, "hub.datasets.look", {"data": DATA} | recipe)
+
+
+def _lines(rows: int, width: int = 10) -> bytes:
+    return b"".join(
+        json.dumps({"prompt": f"question {n:09d}", "completion": "x" * width}).encode() + b"\n" for n in range(rows)
+    )
+
+
+def _parquet(rows: int, *, width: int = 10, group: int = 100_000, start: int = 0) -> bytes:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    text = [str(n % 10) * width for n in range(rows)]
+    messages = [
+        [{"role": "user", "content": f"question {start + n}"}, {"role": "assistant", "content": text[n]}]
+        for n in range(rows)
+    ]
+    sink = io.BytesIO()
+    table = pyarrow.table({"messages": messages, "source": [f"s{n}" for n in range(rows)]})
+    parquet.write_table(table, sink, row_group_size=group, compression="none", use_dictionary=False)
+    return sink.getvalue()
+
+
+def test_small_text_files_are_counted(hub: Hub, home: Path) -> None:
+    repository = hub.add("dataset", DATA, {"train.jsonl": _lines(300), "test.jsonl": _lines(7), "README.md": b"x"})
+    looked = _look(hub, home)["answer"]
+    facts = looked["facts"]
+    assert (facts["rows"], facts["bytes"], looked["rows_basis"]) == (300, len(_lines(300)), "counted")
+    assert (facts["format"], facts["column_names"]) == ("prompt_completion", ["prompt", "completion"])
+    assert facts["columns"] == {"prompt": "prompt", "completion": "completion"}
+    assert (facts["revision"], facts["fingerprint"]) == (repository.commit("main"), None)
+    assert looked["first"][1] == {"prompt": "question 000000001", "completion": "x" * 10}
+    assert len(looked["first"]) == 200
+
+
+def test_a_column_that_only_a_later_row_has_is_read(hub: Hub, home: Path) -> None:
+    rows = [{"instruction": "Add", "output": "4"}] * 250 + [{"instruction": "Add", "input": "2 2", "output": "4"}]
+    hub.add("dataset", DATA, {"train.jsonl": b"".join(json.dumps(row).encode() + b"\n" for row in rows)})
+    said = {"instruction": "instruction", "output": "output"}
+    assert _look(hub, home)["answer"]["facts"]["columns"] == said | {"input": "input"}
+    assert _look(hub, home, format="instruction", columns=said)["answer"]["facts"]["columns"] == said
+    wrong = _look(hub, home, format="instruction", columns=said | {"input": "inptu"})["error"]
+    assert (wrong["code"], "'inptu'" in wrong["message"]) == ("wrong_columns", True)
+
+
+@pytest.mark.parametrize(("split", "rows"), [("test", 7), ("train[:50]", 50), ("train[:10%]", 30)])
+def test_a_split_and_a_slice(hub: Hub, home: Path, split: str, rows: int) -> None:
+    hub.add("dataset", DATA, {"train.jsonl": _lines(300), "test.jsonl": _lines(7)})
+    assert _look(hub, home, split=split)["answer"]["facts"]["rows"] == rows
+
+
+def test_the_start_of_a_large_file_is_enough(hub: Hub, home: Path) -> None:
+    """20 MB, of which half a megabyte is read; the card says the rows."""
+    data = _lines(20_000, 1000)
+    info = {"cardData": {"dataset_info": {"splits": [{"name": "train", "num_examples": 20_000}]}}}
+    hub.add("dataset", DATA, {"train.jsonl": data}, info=info)
+    looked = _look(hub, home)["answer"]
+    assert (looked["facts"]["rows"], looked["rows_basis"]) == (20_000, "as the dataset's card says")
+    assert looked["facts"]["bytes"] == len(data)
+    assert hub.sent("resolve") == 512_000
+
+
+def test_without_a_card_the_rows_of_a_large_file_are_estimated_and_said_to_be(hub: Hub, home: Path) -> None:
+    hub.add("dataset", DATA, {"train.jsonl": _lines(20_000, 1000)})
+    looked = _look(hub, home)["answer"]
+    assert looked["facts"]["rows"] == pytest.approx(20_000, rel=0.01)
+    assert looked["rows_basis"] == "estimated from the first 0.5 of 21 MB"
+    assert looked["facts"]["reason"].endswith("rows estimated from the first 0.5 of 21 MB")
+
+
+def test_parquet_is_read_in_parts(hub: Hub, home: Path) -> None:
+    """Two files of 21 MB: their footers, and the first pages of the first."""
+    data = _parquet(20_000, width=1000)
+    hub.add("dataset", DATA, {f"data/train-{n:05d}-of-00002.parquet": data for n in range(2)})
+    looked = _look(hub, home)["answer"]
+    assert (looked["facts"]["rows"], looked["rows_basis"]) == (40_000, "counted in the files' footers")
+    assert looked["facts"]["bytes"] == 2 * len(data)
+    assert (looked["facts"]["format"], looked["facts"]["columns"]) == ("messages", {"messages": "messages"})
+    assert looked["first"][3]["messages"][0] == {"role": "user", "content": "question 3"}
+    assert hub.sent("resolve") < 3_000_000
+
+
+def test_calls_of_tools_have_their_own_arguments(hub: Hub, home: Path) -> None:
+    """Seen and trained without the nulls that Arrow puts where one call lacks another's arguments."""
+    rows = [_calling("get_weather", city="Paris"), _calling("convert", amount=10, to="USD")]
+    hub.add("dataset", DATA, {"train.parquet": _table(rows), "README.md": b"---\n---\n"})
+    looked = _look(hub, home)["answer"]
+    assert [row["messages"] for row in looked["first"]] == [row["messages"] for row in rows]
+    words = [json.dumps(message) for message in rows[0]["messages"]]
+    program = "from skill_train.core.resources import train_module as program; import json; "
+    program += f"print(json.dumps([row for _, row in program().iter_rows({DATA!r}, split='train')]))"
+    env = hub.environment(home)
+    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=120)
+    assert json.loads(done.stdout.splitlines()[-1]) == rows, done.stderr
+
+    stored = {"messages": [words], "id": [1]}  # as `datasets` 5 writes what has another shape in each row
+    hub.add("dataset", DATA, {"train.parquet": _table(stored, json_in="messages")})
+    looked = _look(hub, home)["answer"]
+    assert (looked["facts"]["format"], looked["first"][0]["messages"]) == ("messages", rows[0]["messages"])
+
+
+def _calling(name: str, **arguments: Any) -> dict[str, Any]:
+    call = {"type": "function", "function": {"name": name, "arguments": arguments}}
+    return {"messages": [{"role": "user", "content": "Do it."}, {"role": "assistant", "tool_calls": [call]}]}
+
+
+def _table(rows: Any, *, json_in: str | None = None) -> bytes:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    table = pyarrow.Table.from_pylist(rows) if isinstance(rows, list) else pyarrow.table(rows)
+    if json_in is not None:
+        column = table[json_in].cast(pyarrow.list_(pyarrow.json_()))
+        table = table.set_column(table.column_names.index(json_in), json_in, column)
+    sink = io.BytesIO()
+    parquet.write_table(table, sink)
+    return sink.getvalue()
+
+
+def test_many_parquet_files_are_not_all_opened(hub: Hub, home: Path) -> None:
+    data = _parquet(10)
+    files = {f"data/train-{n:05d}-of-00030.parquet": data for n in range(30)}
+    hub.add("dataset", DATA, files)
+    looked = _look(hub, home)["answer"]
+    assert (looked["facts"]["rows"], looked["rows_basis"]) == (300, "estimated from 16 of 30 files")
+    hub.repositories["dataset", DATA].info = {
+        "cardData": {"dataset_info": {"splits": [{"name": "train", "num_examples": 299}]}}
+    }
+    assert _look(hub, home)["answer"]["facts"]["rows"] == 299
+
+
+def test_the_hubs_own_parquet_copy_serves_where_the_files_cannot_be_read(hub: Hub, home: Path) -> None:
+    repository = hub.add("dataset", DATA, {"data.arrow": b"x" * 100})
+    repository.branches["refs/convert/parquet"] = {"default/train/0000.parquet": _parquet(12)}
+    looked = _look(hub, home)["answer"]
+    assert (looked["facts"]["rows"], looked["facts"]["revision"]) == (12, repository.commit("main"))
+
+
+def test_a_revision_is_pinned(hub: Hub, home: Path) -> None:
+    repository = hub.add("dataset", DATA, {"train.jsonl": _lines(300)})
+    repository.branches["v1"] = {"train.jsonl": _lines(5)}
+    facts = _look(hub, home, data_revision="v1")["answer"]["facts"]
+    assert (facts["rows"], facts["revision"]) == (5, repository.commit("v1"))
+    assert _look(hub, home, data_revision="v2")["error"]["code"] == "unknown_revision"
+
+
+# --- What it refuses ---
+
+
+def test_configurations_are_listed_and_not_chosen(hub: Hub, home: Path) -> None:
+    configs = [{"config_name": name, "data_files": f"{name}.jsonl"} for name in ("en", "de")]
+    hub.add("dataset", DATA, {"en.jsonl": _lines(3), "de.jsonl": _lines(4)}, info={"cardData": {"configs": configs}})
+    error = _look(hub, home)["error"]
+    assert (error["code"], error["exit_code"], error["expected"]) == ("bad_data_config", 2, "en, de")
+    assert _look(hub, home, data_config="de")["answer"]["facts"]["rows"] == 4
+
+
+@pytest.mark.parametrize(
+    ("files", "recipe", "code"),
+    [
+        ({"train.jsonl": b'{"a": 1}\n'}, {}, "wrong_columns"),
+        ({"train.jsonl": b""}, {}, "empty_dataset"),
+        ({"train.jsonl": b"not JSON\n"}, {}, "broken_line"),
+        ({"train.jsonl": _lines(3)}, {"split": "test"}, "bad_split"),
+        ({"train.jsonl": _lines(3)}, {"split": "train[3:]"}, "empty_dataset"),
+        ({"picture.png": b"x"}, {}, "unreadable_dataset"),
+        ({"train.parquet": b"PAR1 no parquet PAR1"}, {}, "broken_parquet"),
+    ],
+)
+def test_a_dataset_that_cannot_be_used(
+    hub: Hub, home: Path, files: dict[str, bytes], recipe: dict[str, Any], code: str
+) -> None:
+    hub.add("dataset", DATA, files)
+    error = _look(hub, home, **recipe)["error"]
+    assert (error["code"], error["exit_code"]) == (code, 2)
+
+
+def test_an_unknown_dataset_and_a_model(hub: Hub, home: Path) -> None:
+    assert _look(hub, home)["error"]["code"] == "unknown_dataset"
+    hub.add("model", DATA, {"config.json": b"{}"})
+    assert _look(hub, home)["error"]["message"] == "me/tickets is a model on the Hub, not a dataset"
+
+
+def test_a_gated_dataset(hub: Hub, home: Path) -> None:
+    hub.add("dataset", DATA, {"train.jsonl": _lines(3)}, gated=True)
+    error = _look(hub, home)["error"]
+    assert (error["code"], error["exit_code"]) == ("gated", 4)
+    assert f"https://huggingface.co/datasets/{DATA}" in error["hint"]
+
+
+def test_a_hub_in_trouble(hub: Hub, home: Path) -> None:
+    hub.add("dataset", DATA, {"train.jsonl": _lines(3)})
+    for path, status, code in (("/api/datasets", 500, "hub_error"), ("resolve", 429, "rate_limit")):
+        hub.faults.clear()
+        hub.faults.add(path, Fault(status), times=ALWAYS)
+        error = _look(hub, home)["error"]
+        assert (error["code"], error["exit_code"]) == (code, 8)
+
+
+def test_a_server_without_ranges_is_not_listened_to_to_the_end(hub: Hub, home: Path) -> None:
+    data = _lines(60_000, 1000)  # 62 MB
+    hub.add("dataset", DATA, {"train.jsonl": data})
+    hub.ranges = False
+    assert _look(hub, home)["answer"]["facts"]["rows"] == pytest.approx(60_000, rel=0.01)
+    assert hub.sent("resolve") < 20_000_000
+
+
+def test_rows_that_are_too_large_to_look_at(hub: Hub, home: Path) -> None:
+    hub.add("dataset", DATA, {"train.parquet": _parquet(4, width=20_000_000)})
+    error = _look(hub, home)["error"]
+    assert (error["code"], error["exit_code"]) == ("large_rows", 2)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["train.csv", "test.csv", "README.md"],
+        ["data/train.csv", "data/dev.csv"],
+        ["train/a.jsonl", "dev/b.jsonl", "c.jsonl"],
+        ["data/train-00000-of-00001.jsonl", "data/extra-00000-of-00001.jsonl", "other.jsonl"],
+        ["my_train_file.csv", "my-test-file.csv"],
+        ["alpaca.json", "config.json"],
+        ["a.jsonl", "b.jsonl"],
+        ["contest.csv"],
+        ["deep/er/training_set/x.csv", "deep/er/x.csv"],
+        [".hidden/train.csv", "b.csv"],
+        ["1.train.csv", "2 test.csv", "val_3.csv"],
+    ],
+)
+def test_the_splits_are_those_that_datasets_would_load(tmp_path: Path, names: list[str]) -> None:
+    """The library that loads them, asked about the same names in a folder."""
+    data_files = pytest.importorskip("datasets.data_files")
+    for name in names:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("x")
+    patterns = data_files.get_data_patterns(str(tmp_path))
+    loaded = data_files.DataFilesDict.from_patterns(patterns, base_path=str(tmp_path))
+    theirs = {
+        str(split): sorted(Path(f).relative_to(tmp_path).as_posix() for f in files if not f.endswith(".md"))
+        for split, files in loaded.items()
+    }
+    assert dataset_card.configuration({}, names, wanted=None, dataset="x").files == theirs

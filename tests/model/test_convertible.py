@@ -1,0 +1,316 @@
+"""What cannot become a GGUF file is known from config.json, before the training, and only that.
+
+Walks over every family with LoRA targets, and those of the tiny models: each converts, and llama.cpp computes what
+transformers computes, or `plan` had said that it does not.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gguf_maker
+import tiny
+import tiny_families
+import tiny_vocab
+from skill_train.core import worker as native
+from skill_train.core.errors import UsageError, VerificationFailed
+from skill_train.gguf.convert import convert
+from skill_train.llama import get_converter as toolchain
+from skill_train.model.convertible.vocabulary import why_no_vocabulary
+from skill_train.model.folder import read_model
+from skill_train.model.lora_targets import TARGETS
+from skill_train.plan.make import TEXT_OF_VISION
+from skill_train.reference import load as reference
+from skill_train.verify.step import verify
+
+pytestmark = pytest.mark.slow
+
+SAME = 1e-5  # of mean KL in nats, in f32: equal computations differ by 3e-8 at most
+IDS = [464, 3290, 318, 922, 287, 262, 1110, 290, 2740, 546, 340]
+SHAPE = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+GROUPED = SHAPE | {"num_key_value_heads": 2, "max_position_embeddings": 512, "tie_word_embeddings": False}
+GPT2 = {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 512}
+MPT = {"d_model": 64, "n_heads": 4, "n_layers": 2, "max_seq_len": 512}
+FALCON = SHAPE | {"alibi": False, "bias": False, "multi_query": True, "new_decoder_architecture": False}
+GEMMA = GROUPED | {"head_dim": 16, "tie_word_embeddings": True}
+ROUTED = GROUPED | {"num_experts_per_tok": 2, "moe_intermediate_size": 64, "n_shared_experts": 1, "head_dim": 16}
+ROUTED |= {"num_local_experts": 4, "n_routed_experts": 4, "num_experts": 4, "first_k_dense_replace": 1}
+ROUTED |= {"n_group": 1, "topk_group": 1}
+# Name: type, fields, and what `plan` says of it.
+STOPPED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "opt": ("opt", SHAPE | {"ffn_dim": 128, "word_embed_proj_dim": 64}, "OPTForCausalLM"),
+    "gptj": ("gptj", GPT2 | {"rotary_dim": 8}, "GPTJForCausalLM"),
+    "phimoe": ("phimoe", ROUTED, "PhimoeForCausalLM"),
+    "codegen": ("codegen", GPT2 | {"rotary_dim": 8}, "CodeGenForCausalLM"),
+    "falcon-rw": ("falcon", FALCON | {"alibi": True, "bias": True, "parallel_attn": False}, "ALiBi"),
+    "falcon-alibi": ("falcon", FALCON | {"alibi": True}, "ALiBi"),
+    "falcon-sequential": ("falcon", FALCON | {"parallel_attn": False}, "parallel_attn"),
+    "falcon-bias": ("falcon", FALCON | {"bias": True}, "bias: true"),
+    "bitnet": ("bitnet", GROUPED | {"tie_word_embeddings": True}, "BitNet"),
+    "gpt2-width": ("gpt2", GPT2 | {"n_inner": 96}, "n_inner"),
+    "gpt2-scale": ("gpt2", GPT2 | {"scale_attn_weights": False}, "scale"),
+    "bigcode-heads": ("gpt_bigcode", GPT2 | {"multi_query": False}, "multi_query"),
+    "mpt-alibi": ("mpt", MPT | {"attn_config": {"alibi": False}}, "alibi"),
+    "phi-norms": ("phi", GROUPED | {"num_key_value_heads": 4, "qk_layernorm": True}, "qk_layernorm"),
+    "stablelm-norms": ("stablelm", GROUPED | {"qk_layernorm": True}, "qk_layernorm"),
+    "gemma2-scale": ("gemma2", GEMMA | {"query_pre_attn_scalar": 256}, "query_pre_attn_scalar"),
+    "gemma3-scale": ("gemma3_text", GEMMA | {"query_pre_attn_scalar": 256}, "query_pre_attn_scalar"),
+    "gemma-untied": ("gemma", GEMMA | {"tie_word_embeddings": False}, "tie_word_embeddings"),
+    "gemma2-untied": (
+        "gemma2",
+        GEMMA | {"query_pre_attn_scalar": 16, "tie_word_embeddings": False},
+        "tie_word_embeddings",
+    ),
+    "cohere-untied": ("cohere", GROUPED, "tie_word_embeddings"),
+    "cohere2-untied": ("cohere2", GROUPED, "tie_word_embeddings"),
+    "starcoder2-bias": ("starcoder2", GROUPED | {"use_bias": False}, "use_bias"),
+    "gemma-vocabulary": ("gemma", GEMMA, "tokenizer.model"),
+    "nemotron-vocabulary": ("nemotron", GROUPED, "tokenizer.model"),
+    "llama-relu": ("llama", GROUPED | {"hidden_act": "relu"}, "hidden_act"),
+    "qwen2-gelu": ("qwen2", GROUPED | {"hidden_act": "gelu"}, "hidden_act"),
+}
+# Of the same types, and those whose routers' function transformers 5 leaves out of config.json.
+TAKEN: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen2": ("qwen2", GROUPED),
+    "mistral": ("mistral", GROUPED),
+    "falcon-one-norm": ("falcon", FALCON | {"new_decoder_architecture": True, "num_ln_in_parallel_attn": 1}),
+    "gpt2-width": ("gpt2", GPT2 | {"n_inner": 256}),
+    "gpt2": ("gpt2", GPT2),
+    "gemma2-scale": ("gemma2", GEMMA | {"query_pre_attn_scalar": 16}),
+    "stablelm-parallel": ("stablelm", GROUPED | {"use_parallel_residual": True}),
+    "minimax-m2": ("minimax_m2", ROUTED | {"rotary_dim": 16}),
+    "dots1": ("dots1", ROUTED | {"num_key_value_heads": 4}),
+    "exaone-moe": ("exaone_moe", ROUTED | {"sliding_window": 64}),
+    "llama4": (
+        "llama4_text",
+        ROUTED | {"num_hidden_layers": 4, "num_experts_per_tok": 1, "interleave_moe_layer_step": 1},
+    ),
+}
+
+
+LONG = [(464 + 7919 * number) % 50_000 for number in range(48)]
+WINDOW = GROUPED | {"sliding_window": 8, "head_dim": 16}
+EXPERTS = ROUTED | {"sliding_window": 8}
+SWITCHED = {"use_sliding_window": True, "max_window_layers": 0}
+HALF = {"layer_types": ["sliding_attention", "full_attention"]}
+WINDOWS: dict[str, tuple[str, dict[str, Any]]] = {
+    "mistral": ("mistral", WINDOW),
+    "mixtral": ("mixtral", EXPERTS),
+    "ministral3": ("ministral3", WINDOW),
+    "qwen2": ("qwen2", WINDOW | SWITCHED),
+    "qwen2-half": ("qwen2", WINDOW | SWITCHED | {"max_window_layers": 1}),
+    "qwen2-moe": ("qwen2_moe", EXPERTS | SWITCHED | {"max_window_layers": 2, "shared_expert_intermediate_size": 128}),
+    "qwen3": ("qwen3", WINDOW | SWITCHED),
+    "qwen3-moe": ("qwen3_moe", EXPERTS | SWITCHED),
+    "smollm3": (
+        "smollm3",
+        WINDOW | {"use_sliding_window": True, "layer_types": ["sliding_attention"] * 2, "no_rope_layers": [1, 1]},
+    ),
+    "phi3": ("phi3", WINDOW | {"original_max_position_embeddings": 512}),
+    "starcoder2": ("starcoder2", WINDOW | {"use_bias": True}),
+    "dots1": ("dots1", EXPERTS | {"num_key_value_heads": 4, "max_window_layers": 0}),
+    "gemma2": ("gemma2", GEMMA | {"query_pre_attn_scalar": 16, "sliding_window": 8}),
+    "gemma3": ("gemma3_text", GEMMA | {"query_pre_attn_scalar": 16, "sliding_window": 8, "num_hidden_layers": 6}),
+    "gpt-oss": ("gpt_oss", EXPERTS | HALF),
+    "exaone-moe": ("exaone_moe", EXPERTS | HALF),
+    "olmo3": (
+        "olmo3",
+        WINDOW | {"num_hidden_layers": 4, "layer_types": HALF["layer_types"][:1] * 3 + HALF["layer_types"][1:]},
+    ),
+}
+
+
+def built(folder: Path, kind: str, fields: dict[str, Any]) -> Path:
+    """A tiny model as transformers saves it; Gemma has its own vocabulary and others GPT-2's."""
+    import torch
+    import transformers
+
+    folder.mkdir()
+    spm = kind.startswith("gemma")
+    ids = tiny_vocab.write_gemma(folder) if spm else tiny_vocab.write_gpt2(folder, tiny.vocab_folder())
+    tokens = {"vocab_size": ids["vocab_size"], "bos_token_id": ids["bos"], "eos_token_id": ids["eos"]}
+    config = transformers.AutoConfig.for_model(kind, **tokens | {"pad_token_id": ids["pad"]} | fields)
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():
+        for weight in model.parameters():
+            noise = torch.randn(weight.shape)
+            weight.copy_(1 + 0.1 * noise if weight.ndim == 1 else noise / weight.shape[-1] ** 0.5)
+    model.save_pretrained(str(folder))
+    return folder
+
+
+def distance(model: Path, gguf: Path, work: Path, tokens: Collection[int] = IDS) -> float:
+    """Mean KL in nats between transformers' logits and llama.cpp's."""
+    size = read_model(model).vocab_size
+    ids = [number % (size or 1) for number in tokens]
+    with reference.reference_model(model) as loaded:
+        logits = reference.logits(loaded, ids)
+    logits.tofile(work / "tuned.bin")
+    job: dict[str, Any] = {"gguf": str(gguf), "context_tokens": 64, "threads": 1, "plain": [], "special": []}
+    job |= {"vocabulary": logits.shape[1], "prompts": [], "scored": [], "base": None, "base_rows": 0}
+    job |= {"tuned": str(work / "tuned.bin"), "sequences": [{"ids": ids, "first": 0}]}
+    return float(native.run_worker("skill_train.llama.inference_worker", job)["figures"]["mean_kl"])
+
+
+def require_same(model: Path, work: Path) -> None:
+    options: dict[str, Any] = {"progress": lambda *_: None, "warn": lambda *_: None, "toolchain": toolchain.find()}
+    convert(model=model, out=work, record=work / "convert.json", name="m", outtype="f32", **options)
+    assert distance(model, work / "m-f32.gguf", work) < SAME
+    (work / "m-f32.gguf").unlink()
+
+
+# Those that a mend of ours made right, and one that is refused. `make torture` walks over all.
+ALWAYS = ("mpt", "granitehybrid", "deepseek3", "nemotron")
+
+
+@pytest.mark.parametrize("name", tiny_families.by_default(chosen=ALWAYS))
+def test_a_family_converts_or_plan_had_said_so(name: str, tmp_path: Path) -> None:
+    if name == "llama4":
+        pytest.skip("llama.cpp needs four layers of it, as TAKEN has")
+    model = tiny_families.folder(name)
+    facts = read_model(model)
+    if facts.convertible:
+        assert why_no_vocabulary(model, facts.architecture) is None
+        require_same(model, tmp_path)
+    else:
+        with pytest.raises(UsageError):
+            require_same(model, tmp_path)
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_a_model_as_transformers_saves_it_converts(name: str, tmp_path: Path) -> None:
+    model = built(tmp_path / "model", *TAKEN[name])
+    facts = read_model(model)
+    assert facts.not_convertible is None
+    assert why_no_vocabulary(model, facts.architecture) is None
+    require_same(model, tmp_path)
+
+
+@pytest.mark.parametrize("name", tiny_families.by_default(STOPPED, ("falcon-alibi", "gpt2-width", "llama-relu")))
+def test_what_is_refused_before_the_training_is_rightly_refused(name: str, tmp_path: Path) -> None:
+    """The converter itself, without our words: it fails, or llama.cpp cannot load or computes something else."""
+    kind, fields, word = STOPPED[name]
+    model = built(tmp_path / "model", kind, fields)
+    if name == "gemma-vocabulary":
+        (model / "tokenizer.model").unlink()
+    facts = read_model(model)
+    assert facts.convertible is False
+    assert word in str(facts.not_convertible)
+    try:
+        file = gguf_maker.export(model, tmp_path / "gguf", outtype="f32")
+    except AssertionError:
+        return
+    try:
+        assert distance(model, file, tmp_path) > 100 * SAME
+    except VerificationFailed as error:
+        assert error.code == "gguf_refused"
+
+
+@pytest.mark.parametrize("name", tiny_families.by_default(WINDOWS, ("gemma2", "phi3")))
+def test_a_window_is_computed_with_or_plan_had_said_that_it_is_not(name: str, tmp_path: Path) -> None:
+    """Texts of six windows' length, in a model whose layers see one window."""
+    model = built(tmp_path / "model", *WINDOWS[name])
+    facts, options = read_model(model), {"progress": lambda *_: None, "warn": lambda *_: None}
+    assert (facts.sliding_window, facts.not_convertible) == (8, None)
+    convert(
+        model=model,
+        out=tmp_path,
+        record=tmp_path / "c.json",
+        name="m",
+        outtype="f32",
+        toolchain=toolchain.find(),
+        **options,
+    )
+    far = distance(model, tmp_path / "m-f32.gguf", tmp_path, LONG)
+    assert facts.unread_window == (None if far < SAME else 8)
+    assert not SAME < far < 100 * SAME
+    near = distance(model, tmp_path / "m-f32.gguf", tmp_path, LONG[:8])
+    assert near < SAME
+
+
+def test_plan_tells_of_a_tokenizer_that_the_converter_does_not_know(tmp_path: Path, commands: Any) -> None:
+    """The converter refuses such a folder: tests/gguf/test_export.py."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+    model = Path(shutil.copytree(tiny.cached("gpt2"), tmp_path / "model"))
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps({"text": f"Row {number} has {number} apples."}) + "\n" for number in range(9)))
+
+    def warned() -> list[str]:
+        answer = commands.run(tmp_path, dict(os.environ), "plan", "--model", model, "--data", rows, "--max-steps", "1")
+        found = json.loads(answer.stdout)["warnings"]
+        return [each["message"] for each in found if each["code"] == "not_convertible"]
+
+    assert warned() == []
+    own = Tokenizer(models.BPE())
+    own.pre_tokenizer = pre_tokenizers.ByteLevel()
+    own.train_from_iterator(["some text of our own"] * 9, trainers.BpeTrainer(special_tokens=["<|endoftext|>"]))
+    own.save(str(model / "tokenizer.json"))
+    (told,) = warned()
+    assert "splits text" in told
+    assert "training and merging work" in told
+
+
+def test_plan_export_and_verify_name_the_window_that_is_left_out(tmp_path: Path, commands: Any) -> None:
+    model, made = built(tmp_path / "model", *WINDOWS["phi3"]), tmp_path / "made"
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(
+        "".join(json.dumps({"text": f"Row {number} tells of {number} apples."}) + "\n" for number in range(9))
+    )
+    planned = ("plan", "--model", model, "--data", rows, "--max-steps", "1", "--max-length", "64")
+    for words in (planned, ("export-gguf", model, "--quant", "f32", "--out", made)):
+        answer = json.loads(commands.run(tmp_path, dict(os.environ), *words).stdout)
+        warned = [each["message"] for each in answer["warnings"] if each["code"] == "unread_window"]
+        assert len(warned) == 1, words
+        assert "more than 8 tokens" in warned[0]
+        assert ("max_length 64" in warned[0]) is (words == planned)
+    proof = verify(
+        reference=model, adapter=None, base=None, ggufs=list(made.glob("*.gguf")), rows=[], held_out=[],
+        record=tmp_path / "verify.json", tokens=64, progress=lambda *_: None, warn=lambda *_: None,
+    )  # fmt: skip
+    check = next(check for check in proof["checks"] if check["name"] == "window")
+    assert (check["verdict"], check["threshold"]) == ("warn", 8)
+    assert "more than 8 tokens" in check["detail"]
+
+
+def test_every_type_with_lora_targets_is_walked_over() -> None:
+    walked = {read_model(tiny_families.folder(name)).model_type for name in tiny_families.FAMILIES}
+    walked |= {kind for kind, *_ in [*STOPPED.values(), *TAKEN.values()]}
+    walked |= {read_model(tiny.cached(kind)).model_type for kind in tiny.KINDS}
+    vision = {"mllama", "gemma3", "qwen2_vl", "qwen2_5_vl"}  # of which AutoModelForCausalLM loads no text alone
+    assert TARGETS.keys() - walked <= vision
+    assert not {"qwen2_vl", "qwen2_5_vl"} & set(TEXT_OF_VISION)
+
+
+def test_plan_local_and_export_say_the_same_words(tmp_path: Path, commands: Any) -> None:
+    model, run = built(tmp_path / "model", "falcon", FALCON | {"alibi": True}), tmp_path / "run"
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(
+        "".join(json.dumps({"text": f"Row {number} tells of {number} apples."}) + "\n" for number in range(9))
+    )
+    given = ("--model", model, "--data", rows, "--max-steps", "1", "--max-length", "64")
+    why = read_model(model).not_convertible
+    assert why is not None
+
+    def said(*words: object) -> dict[str, Any]:
+        return dict(json.loads(commands.run(tmp_path, dict(os.environ), *words).stdout))
+
+    for words in (("plan", *given), ("local", *given, "--run-dir", run)):
+        warned = [each["message"] for each in said(*words)["warnings"] if each["code"] == "not_convertible"]
+        assert len(warned) == 1, words
+        assert why in warned[0]
+        assert "training and merging work" in warned[0]
+    assert said("merge", run)["ok"]
+    for words in (("export-gguf", run), ("export-gguf", run, "--lora"), ("export-gguf", run / "merged")):
+        refused = said(*words)["error"]
+        assert refused["code"] == "not_convertible"
+        assert why in refused["message"]
+    assert not list(tmp_path.rglob("*.gguf"))

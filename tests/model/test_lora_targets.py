@@ -1,0 +1,119 @@
+"""LoRA targets of families that are on no list: the linear layers of the blocks, by name."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+import tiny_families
+import training
+from command_child import Commands
+from hub_emulator import Hub
+from skill_train.model import folder as models
+from skill_train.model.lora_targets import TARGETS, linear_layers
+
+pytestmark = pytest.mark.slow
+
+_MLP = {"gate_proj", "up_proj", "down_proj"}  # PEFT takes them for the experts, too
+LEFT_OUT = {
+    **dict.fromkeys(("deepseek2", "deepseek3", "glm4moe", "erniemoe", "dots1"), _MLP),
+    "qwen2moe": _MLP | {"shared_expert_gate"},
+    "qwen3next": _MLP | {"shared_expert_gate", "out_proj"},
+    "llama4": {"router"},
+    "lfm2moe": {"w1", "w2", "w3"},
+    # State-space mixers. transformers' fused kernels read these weights without calling the layer.
+    "mamba": {"dt_proj", "x_proj", "out_proj"},
+    "mamba2": {"out_proj"},
+    "falconmamba": {"dt_proj", "x_proj", "out_proj"},
+    "jamba": {"dt_proj", "x_proj", "out_proj"} | _MLP,
+    **{family: {"out_proj"} for family in ("bamba", "falconh1", "granitehybrid")},
+}
+TRAINED = ("gptoss", "lfm2", "deepseek3", "ernie", "mamba")
+
+
+@pytest.mark.parametrize("name", sorted(set(tiny_families.FAMILIES) - {"gemma1", "llama-bias", "phi3-long", "falcon7"}))
+def test_the_names_are_those_of_the_models_linear_layers(name: str) -> None:
+    folder = tiny_families.folder(name)
+    assert set(_found(folder)) == _linear(folder) - LEFT_OUT.get(name, set())
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_a_family_without_a_list_trains(commands: Commands, tmp_path: Path, name: str) -> None:
+    """Every module that the plan names has its two matrices in the adapter."""
+    from safetensors import safe_open
+
+    base = tiny_families.folder(name)
+    assert json.loads((base / "config.json").read_text())["model_type"] not in TARGETS
+    data = training.write_data(tmp_path, [{"text": f"The parcel {n} is in depot {n}."} for n in range(12)])
+    values = f"model: {base}\ndata: {data}\nmax_steps: 1\neffective_batch_size: 4\nmax_length: 64\n"
+    (tmp_path / "recipe.yaml").write_text(values)
+    done = commands.run(tmp_path, dict(os.environ), "local", "recipe.yaml", "--run-dir", "run", "--format", "json")
+    assert done.code in (0, 5), done.stdout  # a step of random weights need not pass the smoke checks
+    plan = json.loads((tmp_path / "run" / "plan.json").read_text())
+    reason = next(one for one in plan["reasons"] if one["rule"] == "target_modules")
+    assert reason["source"] == "safetensors headers" and plan["recipe"]["target_modules"] == _found(base)
+    with safe_open(tmp_path / "run" / "adapter" / "adapter_model.safetensors", framework="numpy") as tensors:
+        adapted = {key.split(".lora_")[0].rpartition(".")[2] for key in tensors.keys()}  # noqa: SIM118
+    assert adapted == set(_found(base))
+
+
+def test_the_hub_is_asked_for_the_layers(commands: Commands, tmp_path: Path) -> None:
+    """The names come from the headers: the plan of a folder with the same files has them too."""
+    base = tiny_families.folder("lfm2")
+    data = training.write_data(tmp_path, [{"text": f"The parcel {n} is in depot {n}."} for n in range(12)])
+    with Hub(tmp_path / "hub") as hub:
+        files = {file.name: file.read_bytes() for file in base.iterdir() if file.is_file()}
+        hub.add("model", "me/lfm2", files)
+        env = hub.environment(tmp_path / "home")
+        done = commands.run(tmp_path, env, "plan", "--model", "me/lfm2", "--data", str(data), "--out", "plan.json")
+        assert hub.unknown == []
+    assert done.code == 0, done.stdout
+    plan = json.loads((tmp_path / "plan.json").read_text())
+    assert plan["recipe"]["target_modules"] == _found(base) != []
+
+
+def test_a_type_that_transformers_cannot_run_has_no_targets(commands: Commands, tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    base.mkdir()
+    for file in tiny_families.folder("arcee").iterdir():
+        shutil.copy(file, base)
+    config = json.loads((base / "config.json").read_text())
+    (base / "config.json").unlink()
+    (base / "config.json").write_text(json.dumps(config | {"model_type": "brandnew"}))
+    data = training.write_data(tmp_path, [{"text": f"The parcel {n}."} for n in range(12)])
+    done = commands.run(tmp_path, dict(os.environ), "plan", "--model", str(base), "--data", str(data))
+    assert (done.code, done.answer["error"]["code"]) == (2, "unknown_model_type")
+
+
+def _found(folder: Path) -> list[str]:
+    facts = models.read_model(folder)
+    return linear_layers(models.tensor_shapes(folder), vocab_size=facts.vocab_size, experts=facts.experts)
+
+
+def _linear(folder: Path) -> set[str]:
+    """The last names of the linear layers of the model as it runs, without its output layer."""
+    import torch
+    from transformers import AutoModelForCausalLM
+    from transformers.pytorch_utils import Conv1D
+
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    named = model.named_modules()
+    last = model.get_output_embeddings()
+    return {
+        name.rpartition(".")[2] for name, one in named if isinstance(one, (torch.nn.Linear, Conv1D)) and one is not last
+    }
+
+
+@pytest.mark.parametrize("said", [["o_proj", "gate_proj"], ["gate_proj", "up_proj", "down_proj"]], ids=len)
+def test_names_that_peft_takes_for_experts_are_refused(commands: Commands, tmp_path: Path, said: list[str]) -> None:
+    """DeepSeek has the same names in its dense layers, so they are modules of the model."""
+    data = training.write_data(tmp_path, [{"text": f"The parcel {n} is in depot {n}."} for n in range(12)])
+    values = f"model: {tiny_families.folder('deepseek3')}\ndata: {data}\nmax_steps: 1\neffective_batch_size: 4\n"
+    (tmp_path / "recipe.yaml").write_text(f"{values}max_length: 64\nlora_dropout: 0\ntarget_modules: {said}\n")
+    done = commands.run(tmp_path, dict(os.environ), "local", "recipe.yaml", "--run-dir", "run", "--format", "json")
+    assert (done.code, done.answer["error"]["code"]) == (2, "no_such_target"), done.stdout
+    assert "gate_proj" in done.answer["error"]["got"] and not (tmp_path / "run" / "adapter").exists()

@@ -1,0 +1,93 @@
+"""Mixtures of experts train with the balancing loss of their own forward pass, and models without a fused attention
+kernel train with eager attention. transformers' own loss says what is right."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tiny_families
+import training
+from command_child import Commands
+from skill_train.core.resources import train_module
+
+pytestmark = pytest.mark.slow
+
+PROGRAM = train_module()
+EXPERTS = ("mixtral", "qwen2moe", "qwen3moe", "olmoe", "granitemoe", "granitemoeshared", "gptoss")
+WITHOUT_SDPA = ("gemma2", "gptoss")
+
+
+@pytest.mark.parametrize("fused", [False, True], ids=["processor", "gpu"])
+@pytest.mark.parametrize("name", EXPERTS)
+def test_loss_and_gradients_are_those_of_the_models_own_forward_pass(name: str, fused: bool) -> None:
+    """TRL's sum: what is trained, over its number, and the balancing loss times the model's own coefficient."""
+    import torch
+
+    own, ours = _model(name), _model(name)
+    _fused_head_of_trl(ours)
+    PROGRAM.score_trained_tokens_only(ours, fused=fused)
+    coefficient = ours.config.router_aux_loss_coef
+    assert coefficient > 0
+    ids = torch.randint(5, 300, (2, 24), generator=torch.Generator().manual_seed(1))
+    labels = ids.clone()
+    labels[:, :9] = PROGRAM.IGNORED
+    batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "output_router_logits": True}
+    expected = own(**batch, labels=labels).loss
+    outputs = ours(**batch, labels=labels, fused_lm_head=True)
+    loss = -outputs.log_probs.sum() / outputs.label_mask.sum() + coefficient * outputs.aux_loss
+    assert float(outputs.aux_loss.detach()) > 0
+    torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-5)
+    expected.backward()
+    loss.backward()
+    theirs = dict(own.named_parameters())
+    for parameter, value in ours.named_parameters():
+        if value.grad is not None and "lm_head" not in parameter:
+            torch.testing.assert_close(value.grad, theirs[parameter].grad, rtol=1e-3, atol=1e-5, msg=parameter)
+
+
+@pytest.mark.parametrize("name", [*EXPERTS, "llama4", "deepseek2"])
+def test_a_mixture_of_experts_trains(commands: Commands, tmp_path: Path, name: str) -> None:
+    record = _local(commands, tmp_path, name)
+    assert record["figures"]["last_loss"] > 0
+
+
+@pytest.mark.parametrize("name", WITHOUT_SDPA)
+def test_a_model_without_a_fused_kernel_trains_with_eager_attention(
+    commands: Commands, tmp_path: Path, name: str
+) -> None:
+    _local(commands, tmp_path, name)
+    built = json.loads((tmp_path / "run" / "environment.json").read_text())["model"]
+    assert built["attn_implementation"] == "eager"
+
+
+def _local(commands: Commands, folder: Path, name: str) -> dict[str, Any]:
+    rows = [{"prompt": f"Where is parcel {n}?", "completion": f" In depot {n}."} for n in range(12)]
+    data, base = training.write_data(folder, rows), tiny_families.folder(name)
+    values = f"model: {base}\ndata: {data}\nmax_steps: 2\neffective_batch_size: 4\ntarget_modules: [{_target(base)}]\n"
+    (folder / "recipe.yaml").write_text(values + "max_length: 64\n")
+    words = ("local", "recipe.yaml", "--run-dir", "run", "--format", "json")
+    done = commands.run(folder, dict(os.environ), *words)
+    assert done.code in (0, 5), done.stdout  # two steps of random weights need not pass the smoke checks
+    assert "data" in done.answer or done.answer["error"]["code"] == "smoke_failed", done.stdout
+    return dict(json.loads((folder / "run" / "train.json").read_text()))
+
+
+def _target(base: Path) -> str:
+    return "q_proj" if "deepseek" not in base.name else "kv_b_proj"
+
+
+def _model(name: str) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(tiny_families.folder(name), attn_implementation="eager")
+
+
+def _fused_head_of_trl(model: Any) -> None:
+    from trl.trainer.utils import add_fused_lm_head
+
+    add_fused_lm_head(model, outputs=("log_probs", "entropy", "is_top1"))

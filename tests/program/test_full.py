@@ -1,0 +1,205 @@
+"""Full fine-tuning: every weight of a tiny model trains, and what it leaves is exported and proven as it is."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tiny
+import training
+from skill_train.core.resources import train_module
+from skill_train.model import sidecar_files as companions
+
+pytestmark = pytest.mark.slow
+
+PROGRAM = train_module()
+SCRIPT = str(Path(sys.executable).with_name("skill-train"))  # the console script of this environment
+FULL: dict[str, Any] = {"finetuning_type": "full", "learning_rate": 1e-3}
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    import torch
+
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Eight steps of two batches, with a checkpoint every second step."""
+    run = training.write_run(tmp_path_factory.mktemp("straight") / "run", split=(2, 2, 1), **FULL)
+    assert PROGRAM.main([str(run / "plan.json")]) == 0
+    return run
+
+
+# --- What it leaves ---
+
+
+def test_the_whole_model_with_the_files_of_its_base(straight: Path) -> None:
+    base = tiny.cached("gemma")
+    names = {path.name for path in base.iterdir()}
+    assert {path.name for path in (straight / "merged").iterdir()} == names
+    assert not (straight / "adapter").exists() and not list(straight.rglob("*.part"))
+    for name in names - {"model.safetensors"}:
+        assert (straight / "merged" / name).read_bytes() == (base / name).read_bytes(), name
+    record = json.loads((straight / "train.json").read_text())
+    digest = hashlib.sha256((straight / "merged" / "model.safetensors").read_bytes()).hexdigest()
+    assert set(record["outputs"]) == {f"merged/{name}" for name in names}
+    assert record["outputs"]["merged/model.safetensors"]["sha256"] == digest
+    assert record["saved_dtype"] == "float32"
+
+
+def test_every_weight_has_trained(straight: Path) -> None:
+    """Of the embedding only the rows of tokens that are read or scored; the head is the embedding, so all of them."""
+    before, after = _weights(tiny.cached("gemma")), _weights(straight / "merged")
+    assert before.keys() == after.keys()
+    assert [name for name, weight in after.items() if not bool((weight != before[name]).any())] == []
+    record = json.loads((straight / "train.json").read_text())
+    checks = {check["name"]: check for check in record["checks"]}
+    wanted = ["model_loads", "batches_are_valid", "accumulation", "loss_falls", "checkpoint_saves", "model_reloads"]
+    assert list(checks) == wanted and record["verdict"] == "pass", record["checks"]
+    assert checks["model_loads"]["figure"] == sum(weight.numel() for weight in before.values())
+    assert checks["model_reloads"]["figure"] == 0.0  # float32 on both sides, the same arithmetic
+
+
+def test_resumed_it_ends_in_the_same_bytes(straight: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(straight, run)
+    for gone in ("merged", "checkpoints/checkpoint-8"):
+        shutil.rmtree(run / gone)
+    (run / "train.json").unlink()
+    assert PROGRAM.main([str(run / "plan.json"), "--resume"]) == 0
+    assert [line["loss"] for line in training.metrics(run)] == [line["loss"] for line in training.metrics(straight)]
+    files = [path / "merged" / "model.safetensors" for path in (run, straight)]
+    assert files[0].read_bytes() == files[1].read_bytes()
+
+
+def test_a_run_in_the_folder_of_its_base_takes_the_files_that_a_merge_takes(tmp_path: Path) -> None:
+    """And an earlier run beside it is no part of the base."""
+    base = Path(shutil.copytree(tiny.cached("gemma"), tmp_path / "base"))
+    names = {path.name for path in base.iterdir()}
+    for name in ("earlier/plan.json", "earlier/samples.jsonl", "rows.csv", "notes/rows.json", ".cache/x", "README.md"):
+        (base / name).parent.mkdir(exist_ok=True)
+        (base / name).write_text("[]")
+    taken = {path.name for path in companions.companion_files(base)}
+    assert taken == names - {"model.safetensors"} | {"README.md"}  # the base's card, which a merge keeps
+    run = training.write_run(base / "runs" / "run", base=base, **FULL | {"max_steps": 1})
+    assert PROGRAM.main([str(run / "plan.json")]) == 0
+    assert {str(path.relative_to(run / "merged")) for path in (run / "merged").rglob("*") if path.is_file()} == names
+
+
+# --- Precision ---
+
+
+@pytest.mark.parametrize(("pure", "dtype"), [(False, "float32"), (True, "bfloat16")])
+def test_a_base_in_bfloat16(pure: bool, dtype: str, tmp_path: Path) -> None:
+    """Autocast trains float32 weights; `pure_bf16` rounds each step to 8 bits, and most small ones are lost: at 1e-6 a
+    weight of 0.02 would have to move by 2**-8 of it, 80 times as far."""
+    base = tmp_path / "base"
+    shutil.copytree(tiny.cached("gemma", dtype="bfloat16"), base)
+    (base / "generation_config.json").unlink()  # what the base has not, transformers would add
+    values = FULL | {"learning_rate": 1e-6, "pure_bf16": pure, "max_steps": 2}
+    run = training.write_run(tmp_path / "run", base=base, placement={"dtype": "bfloat16"}, **values)
+    assert PROGRAM.main([str(run / "plan.json")]) == 0
+    assert json.loads((run / "environment.json").read_text())["trainer"]["bf16"] is not pure
+    assert json.loads((run / "train.json").read_text())["saved_dtype"] == dtype
+    assert {path.name for path in (run / "merged").iterdir()} == {path.name for path in base.iterdir()}
+    config = [json.loads((path / "config.json").read_text()) for path in (run / "merged", base)]
+    assert config[0] == config[1] | {"dtype": dtype}
+    before, after = _weights(base), _weights(run / "merged")
+    changed = [(after[name] != before[name].to(after[name].dtype)).float().mean() for name in before if "proj" in name]
+    assert max(changed) < 0.5 if pure else min(changed) > 0.9
+
+
+# --- Several processes ---
+
+
+def test_sharded_by_fsdp_it_is_the_same_training(straight: Path, tmp_path: Path) -> None:
+    """Two processes, FSDP 2 over gloo. The embedding is the head: it is saved once, by one name."""
+    placement = {"strategy": "fsdp", "offload": False}
+    run = training.write_run(tmp_path / "run", split=(2, 1, 2), placement=placement, save_steps=4, **FULL)
+    assert training.sharded(run) == 0, (run / "log").read_text()[-3000:]
+    losses = [[line["loss"] for line in training.metrics(path)] for path in (straight, run)]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+    weights = [_weights(path / "merged") for path in (straight, run)]
+    assert weights[0].keys() == weights[1].keys()
+    assert max(float((weights[1][name] - weights[0][name]).abs().max()) for name in weights[0]) < 1e-4
+
+
+# --- The chain ---
+
+
+@pytest.fixture(scope="module")
+def chain(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, subprocess.CompletedProcess[str]]]:
+    folder = tmp_path_factory.mktemp("chain")
+    tiny.write_rows(folder / "rows.jsonl", 24)
+    recipe = {
+        "model": str(tiny.cached("gemma")),
+        "data": "rows.jsonl",
+        "max_steps": 8,
+        "effective_batch_size": 4,
+        **FULL,
+    }
+    (folder / "recipe.yaml").write_text(json.dumps(recipe))
+    run = folder / "run"
+    commands: dict[str, tuple[Any, ...]] = {
+        "local": ("local", folder / "recipe.yaml", "--run-dir", run),
+        "again": ("local", folder / "recipe.yaml", "--run-dir", run),
+        "merge": ("merge", run),
+        "lora": ("export-gguf", run, "--lora"),
+        "export-gguf": ("export-gguf", run, "--quant", "q8_0"),
+        "verify": ("verify", run),
+    }
+    return run, {name: _call(folder, *command) for name, command in commands.items()}
+
+
+def test_trained_exported_and_proven_without_a_merge(chain: Any) -> None:
+    run, calls = chain
+    for name in ("local", "again", "export-gguf", "verify"):
+        assert calls[name].returncode == 0, calls[name].stderr
+    assert _answer(calls["again"])["data"]["reused"] is True
+    assert _answer(calls["verify"])["data"]["verdict"] == "pass"
+    assert not (run / "merge.json").exists() and not (run / "adapter").exists()
+    checks = {check["name"]: check for check in _answer(calls["verify"])["data"]["checks"]}
+    assert checks["tuned"]["figure"] == pytest.approx(1.0, abs=0.05)  # all of the tuning is in the file
+
+
+@pytest.mark.parametrize(("name", "code"), [("merge", "nothing_to_merge"), ("lora", "no_adapter")])
+def test_what_needs_an_adapter_says_that_there_is_none(chain: Any, name: str, code: str) -> None:
+    run, calls = chain
+    assert calls[name].returncode == 2
+    error = _answer(calls[name])["error"]
+    assert (error["code"], error["hint"]) == (code, f"skill-train export-gguf {run}")
+
+
+def test_a_model_that_changed_after_training_is_refused(chain: Any, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(chain[0], run)
+    (run / "merged" / "config.json").write_text((run / "merged" / "config.json").read_text() + "\n")
+    done = _call(tmp_path, "export-gguf", run)
+    assert (done.returncode, _answer(done)["error"]["code"]) == (2, "output_changed")
+
+
+def _weights(folder: Path) -> dict[str, Any]:
+    from safetensors.torch import load_file
+
+    return dict(load_file(folder / "model.safetensors"))
+
+
+def _call(folder: Path, *arguments: Any) -> subprocess.CompletedProcess[str]:
+    command = [SCRIPT, *map(str, arguments), "--format", "json"]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True)
+
+
+def _answer(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    return dict(json.loads(done.stdout))

@@ -1,0 +1,157 @@
+"""Pairs of texts become turns of a chat for a model with a chat template, whatever their columns are called.
+
+The same rows written as `messages` say what is right: equal token ids and equal labels, by three templates.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tiny
+import training
+from command_child import Commands
+from skill_train.core.resources import train_module
+
+pytestmark = pytest.mark.slow
+
+PROGRAM = train_module()
+# Ten pairs of column names in six languages, and what the columns hold.
+PAIRS = [
+    ("question", "answer"),
+    ("prompt", "completion"),
+    ("src", "tgt"),
+    ("frage", "antwort"),
+    ("Eingabe", "Ausgabe"),
+    ("pregunta", "respuesta"),
+    ("demande", "réponse"),
+    ("вопрос", "ответ"),
+    ("質問", "回答"),
+    ("质询", "答复"),
+]
+TEXTS = [
+    ("Wie lange dauert eine Lieferung nach München?", "Zwei Tage."),
+    ("¿Dónde está mi pedido 7?\nGracias", "En Sevilla.\nLlega mañana."),
+    ("  荷物は どこですか？ ", "東京です。"),
+]
+TEMPLATES = ["qwen2", "llama-bpe", "mistral"]
+
+
+def _rows(asked: str, answered: str) -> list[dict[str, Any]]:
+    return [{asked: f"{question} {n}", answered: answer} for n in range(8) for question, answer in TEXTS]
+
+
+def _messages() -> list[dict[str, Any]]:
+    turns = [(row["q"], row["a"]) for row in _rows("q", "a")]
+    return [{"messages": [{"role": "user", "content": q}, {"role": "assistant", "content": a}]} for q, a in turns]
+
+
+def _encoded(kind: str, data: Path, **values: Any) -> list[tuple[list[int], list[int]]]:
+    recipe = training.resolved(tiny.cached(kind), data, max_steps=1, held_out_fraction=0.0, **values)
+    loaded = PROGRAM.load_data(recipe, PROGRAM.load_tokenizer(recipe))
+    return [(row["input_ids"], row["labels"]) for row in loaded["train"]]
+
+
+def _expected(kind: str, folder: Path) -> list[tuple[list[int], list[int]]]:
+    return _encoded(kind, training.write_data(folder, _messages(), "messages.jsonl"))
+
+
+@pytest.mark.parametrize("kind", TEMPLATES)
+@pytest.mark.parametrize("names", PAIRS, ids="/".join)
+def test_a_mapping_makes_turns(tmp_path: Path, kind: str, names: tuple[str, str]) -> None:
+    data = training.write_data(tmp_path, _rows(*names))
+    columns = {"prompt": names[0], "completion": names[1]}
+    assert _encoded(kind, data, format="prompt_completion", columns=columns) == _expected(kind, tmp_path)
+
+
+@pytest.mark.parametrize("names", PAIRS, ids="/".join)
+def test_what_data_writes_makes_turns(commands: Commands, tmp_path: Path, names: tuple[str, str]) -> None:
+    """`data --fix` of a CSV file, as its own `next` says, then each template."""
+    with open(tmp_path / "rows.csv", "w", newline="", encoding="utf-8") as file:
+        table = csv.writer(file, delimiter=";")
+        table.writerows([names, *(row.values() for row in _rows(*names))])
+    done = commands.run(tmp_path, dict(os.environ), "data", "rows.csv", "--fix", "fixed.jsonl", "--format", "json")
+    assert done.code == 0, done.stderr
+    for kind in TEMPLATES:
+        assert _encoded(kind, tmp_path / "fixed.jsonl") == _expected(kind, tmp_path)
+
+
+@pytest.mark.parametrize("kind", TEMPLATES)
+def test_chosen_answers_make_turns(commands: Commands, tmp_path: Path, kind: str) -> None:
+    rows = [{"prompt": row["q"], "chosen": row["a"], "rejected": "No."} for row in _rows("q", "a")]
+    training.write_data(tmp_path, rows, "pairs.jsonl")
+    done = commands.run(tmp_path, dict(os.environ), "data", "pairs.jsonl", "--fix", "fixed.jsonl", "--format", "json")
+    assert done.code == 0, done.stderr
+    assert _encoded(kind, tmp_path / "fixed.jsonl") == _expected(kind, tmp_path)
+
+
+def test_texts_beside_messages_are_turns_too(tmp_path: Path) -> None:
+    texts = _rows("prompt", "completion")
+    lists = [{"prompt": row["messages"][:1], "completion": row["messages"][1:]} for row in _messages()]
+    data = training.write_data(tmp_path, [*texts[:12], *lists[12:]])
+    assert _encoded("qwen2", data) == _expected("qwen2", tmp_path)
+
+
+@pytest.mark.parametrize(("kind", "values"), [("qwen2", {"format": "completion"}), ("gpt2", {})], ids=["asked", "none"])
+def test_bare_text_is_joined_as_it_stands(tmp_path: Path, kind: str, values: dict[str, Any]) -> None:
+    """GPT-2 has no template. Both texts are tokenized by hand: the prompt is not trained, the completion is."""
+    data = training.write_data(tmp_path, [{"prompt": "Two and two is", "completion": f" four, {n}"} for n in range(3)])
+    recipe = training.resolved(tiny.cached(kind), data, max_steps=1, **values)
+    tokenizer = PROGRAM.load_tokenizer(recipe)
+    loaded = PROGRAM.load_data(recipe, tokenizer)
+    prompt, answer = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in ("Two and two is", " four, 0"))
+    row = loaded["train"][0]
+    assert row["input_ids"] == [*prompt, *answer, tokenizer.eos_token_id]
+    assert row["labels"] == [*[-100] * len(prompt), *answer, tokenizer.eos_token_id]
+    assert loaded["figures"]["notes"] == ([PROGRAM.WITHOUT_TEMPLATE] if values else [])
+
+
+def test_bare_text_is_told(commands: Commands, tmp_path: Path) -> None:
+    training.write_data(tmp_path, _rows("prompt", "completion"))
+    (tmp_path / "recipe.yaml").write_text(f"model: {tiny.cached('gemma')}\ndata: rows.jsonl\nformat: completion\n")
+    for words in (["data", "--recipe"], ["plan"], ["local"]):
+        more = ["--max-steps", "1", "--run-dir", "run"] if words == ["local"] else []
+        done = commands.run(tmp_path, dict(os.environ), *words, "recipe.yaml", *more, "--format", "json")
+        said = [warning["message"] for warning in done.answer["warnings"]]
+        assert PROGRAM.WITHOUT_TEMPLATE in said, (words, done.stdout)
+
+
+@pytest.mark.parametrize("kind", TEMPLATES)
+def test_a_question_that_is_rendered_already_is_refused(tmp_path: Path, kind: str) -> None:
+    recipe = training.resolved(tiny.cached(kind), training.write_data(tmp_path, _rows("prompt", "completion")))
+    tokenizer = PROGRAM.load_tokenizer(recipe)
+    turn = [{"role": "user", "content": "Wo ist Paket 7?"}]
+    prompt = tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
+    training.write_data(tmp_path, [{"prompt": prompt, "completion": "Im Depot."}])
+    with pytest.raises(PROGRAM.Refused) as caught:
+        PROGRAM.load_data(recipe, tokenizer)
+    assert caught.value.error["code"] == "rendered_twice" and "format: completion" in caught.value.error["hint"]
+
+
+def test_a_shipped_template_that_was_not_trained_does_not_pass(commands: Commands, tmp_path: Path) -> None:
+    """Asked for, it is a warning, and the Modelfile sends a prompt bare. Rows of a run that never asked fail."""
+    training.write_data(tmp_path, _rows("prompt", "completion"))
+    (tmp_path / "recipe.yaml").write_text(f"model: {tiny.cached('gemma')}\ndata: rows.jsonl\nformat: completion\n")
+    environment = dict(os.environ)
+    for words in (
+        ["local", "recipe.yaml", "--max-steps", "1", "--run-dir", "run"],
+        ["export-gguf", "run", "--quant", "f16"],
+    ):
+        done = commands.run(tmp_path, environment, *words, "--format", "json")
+        assert done.code == 0, done.stdout
+    assert "TEMPLATE {{ .Prompt }}" in (tmp_path / "run" / "gguf" / "Modelfile").read_text()
+    assert _shipped(commands.run(tmp_path, environment, "verify", "run", "--format", "json").answer) == "warn"
+    samples = tmp_path / "run" / "samples.jsonl"
+    rows = [json.loads(line) for line in samples.read_text(encoding="utf-8").splitlines()]
+    samples.write_text("".join(json.dumps(row | {"without_template": False}) + "\n" for row in rows))
+    done = commands.run(tmp_path, environment, "verify", "run", "--format", "json")
+    assert (done.code, _shipped(done.answer)) == (6, "fail")
+
+
+def _shipped(answer: dict[str, Any]) -> str:
+    return str(next(one["verdict"] for one in answer["data"]["checks"] if one["name"] == "trained_is_shipped"))

@@ -1,0 +1,202 @@
+"""The types of what trains: as the plan computes, on a base that TRL takes for a 4-bit one, and after a restart.
+
+TRL 1.16 makes the adapter of a 4-bit base bfloat16 (`is_loaded_in_4bit` or `is_loaded_in_8bit` of the model), whatever
+is computed in; torch's gradient scaler has no kernel for that on CUDA, and with float32 nothing casts its inputs.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tiny
+import training
+from skill_train.core.resources import train_module
+
+pytestmark = pytest.mark.slow
+
+PROGRAM = train_module()
+WHOLE = {"modules_to_save": ["lm_head", "embed_tokens"]}
+
+
+@pytest.mark.parametrize(("dtype", "adapter"), [("float16", "F32"), ("float32", "F32"), ("bfloat16", "BF16")])
+def test_the_adapter_of_a_quantized_base(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str, adapter: str
+) -> None:
+    """bfloat16 stays what TRL makes of it; the optimizer's moments have the type of their weights."""
+    _pretend_quantized(monkeypatch)
+    run = training.write_run(tmp_path / "run", placement={"dtype": dtype}, max_steps=4)
+    assert PROGRAM.main([str(run / "plan.json")]) == 0
+    record = json.loads((run / "train.json").read_text())
+    assert _types(run / "adapter") == {adapter}
+    assert _moments(run) == {{"F32": "torch.float32", "BF16": "torch.bfloat16"}[adapter]}
+    assert record["saved_dtype"] == {"F32": "float32", "BF16": "bfloat16"}[adapter]
+    assert record["verdict"] == "pass", record["checks"]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "bfloat16"])
+def test_a_restart_goes_on_in_the_same_types(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
+    """PEFT 0.21 makes an adapter that it reads float32."""
+    _pretend_quantized(monkeypatch)
+    run = training.write_run(tmp_path / "run", placement={"dtype": dtype})
+    assert PROGRAM.main([str(run / "plan.json")]) == 0
+    straight, types = (run / "adapter" / "adapter_model.safetensors").read_bytes(), _types(run / "adapter")
+    shutil.rmtree(run / "adapter")
+    shutil.rmtree(run / "checkpoints" / f"checkpoint-{training.STEPS}")
+    (run / "train.json").unlink()
+    assert PROGRAM.main([str(run / "plan.json"), "--resume"]) == 0
+    assert _types(run / "adapter") == types
+    assert (run / "adapter" / "adapter_model.safetensors").read_bytes() == straight
+
+
+@pytest.mark.parametrize("values", [{}, WHOLE, {"use_dora": True}], ids=["lora", "whole modules", "dora"])
+@pytest.mark.parametrize("quantized", [False, True])
+def test_with_float16_all_that_trains_is_float32(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, values: dict[str, Any], quantized: bool
+) -> None:
+    """As the gradient scaler of a GPU needs it: PEFT leaves a module that trains whole in the type of the base."""
+    if quantized:
+        _pretend_quantized(monkeypatch)
+    trainer = _built(tmp_path, "float16", **values)
+    trained = {name: weight for name, weight in trainer.model.named_parameters() if weight.requires_grad}
+    assert any("lora_A" in name for name in trained)
+    assert any("modules_to_save" in name for name in trained) == (values == WHOLE)
+    assert {str(weight.dtype) for weight in trained.values()} == {"torch.float32"}
+    frozen = {str(weight.dtype) for weight in trainer.model.parameters() if not weight.requires_grad}
+    assert frozen == {"torch.float16"}
+
+
+@pytest.mark.parametrize("modules", [["lm_head"], ["embed_tokens"], ["embed_tokens", "lm_head"]], ids="-".join)
+def test_a_module_that_trains_whole_on_a_float16_base(tmp_path: Path, modules: list[str]) -> None:
+    """float16 weights that train end in NaN at the second step; read back, none is rounded to the type of the base."""
+    run = training.write_run(
+        tmp_path / "run",
+        base=tiny.cached("gemma", tied=False),
+        placement={"dtype": "float16"},
+        modules_to_save=modules,
+        learning_rate=2e-3,
+    )
+    assert PROGRAM.main([str(run / "plan.json")]) == 0
+    record = json.loads((run / "train.json").read_text())
+    assert record["verdict"] == "pass", record["checks"]
+    assert {check["name"]: check["figure"] for check in record["checks"]}["adapter_reloads"] == 0.0
+    assert _types(run / "adapter") == {"F32"}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "values", "expected"),
+    [
+        ("bfloat16", {}, {"torch.float32"}),
+        ("bfloat16", WHOLE, {"torch.float32", "torch.bfloat16"}),
+        ("float32", WHOLE, {"torch.float32"}),
+        ("bfloat16", {"finetuning_type": "full"}, {"torch.float32"}),
+        ("bfloat16", {"finetuning_type": "full", "pure_bf16": True}, {"torch.bfloat16"}),
+    ],
+)
+def test_other_precisions_are_what_peft_and_the_recipe_make_them(
+    tmp_path: Path, dtype: str, values: dict[str, Any], expected: set[str]
+) -> None:
+    trainer = _built(tmp_path, dtype, **values)
+    assert {str(weight.dtype) for weight in trainer.model.parameters() if weight.requires_grad} == expected
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_nothing_trains_that_a_gradient_scaler_cannot_take(dtype: str) -> None:
+    """Asked when the optimizer is there, of the weights that it holds."""
+    import torch
+
+    weights = [torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.ones(2, dtype=getattr(torch, dtype)))]
+    PROGRAM.require_float32(torch.optim.AdamW(weights[:1]))
+    with pytest.raises(PROGRAM.Refused) as refused:
+        PROGRAM.require_float32(torch.optim.AdamW(weights))
+    assert refused.value.exit_code == 5 and refused.value.error["code"] == "wrong_precision"
+    assert refused.value.error["got"] == f"1 of 2 weights are {dtype}"
+
+
+@pytest.mark.parametrize(("dtype", "code"), [("float16", 5), ("bfloat16", 0)])
+def test_a_run_asks_for_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], dtype: str, code: int
+) -> None:
+    """A library that changes the types later, as a model of its own does here when it begins to train."""
+    _pretend_quantized(monkeypatch)
+    run = training.write_run(tmp_path / "run", placement={"dtype": dtype}, max_steps=2)
+    build = PROGRAM.build_trainer
+
+    def built(*arguments: Any) -> Any:
+        trainer = build(*arguments)
+        made = trainer.create_optimizer
+
+        def narrowed(*given: Any) -> Any:
+            import torch
+
+            optimizer = made(*given)
+            for weight in filter(lambda each: each.requires_grad, trainer.model.parameters()):
+                weight.data = weight.data.to(torch.bfloat16)
+            return optimizer
+
+        trainer.create_optimizer = narrowed
+        return trainer
+
+    monkeypatch.setattr(PROGRAM, "build_trainer", built)
+    assert PROGRAM.main([str(run / "plan.json")]) == code
+    if code:
+        assert training.metrics(run) == []
+        assert training.events(capsys.readouterr().out)[-1]["error"]["code"] == "wrong_precision"
+
+
+@pytest.mark.skipif(find_spec("bitsandbytes") is None, reason="bitsandbytes is not installed")
+@pytest.mark.parametrize(("dtype", "adapter"), [("float16", "F32"), ("float32", "F32"), ("bfloat16", "BF16")])
+def test_bitsandbytes_itself(tmp_path: Path, dtype: str, adapter: str) -> None:
+    run = training.write_run(tmp_path / "run", placement={"dtype": dtype}, max_steps=4)
+    plan = json.loads((run / "plan.json").read_text())
+    plan["recipe"]["load_in_4bit"] = True
+    (run / "plan.json").write_text(json.dumps(plan))
+    assert PROGRAM.main([str(run / "plan.json")]) == 0
+    assert _types(run / "adapter") == {adapter}
+
+
+def _pretend_quantized(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The real tiny model, with the mark that TRL reads from a quantized one: of 8 bits, since transformers asks
+    bitsandbytes for the size of a model that says 4."""
+    load = PROGRAM.load_model
+
+    def loaded(*arguments: Any) -> Any:
+        model = load(*arguments)
+        model.is_loaded_in_8bit = True
+        return model
+
+    monkeypatch.setattr(PROGRAM, "load_model", loaded)
+
+
+def _built(folder: Path, dtype: str, **values: Any) -> Any:
+    """The trainer that the program trains with."""
+    run = training.write_run(
+        folder / "run", base=tiny.cached("gemma", tied=False), placement={"dtype": dtype}, max_steps=2, **values
+    )
+    plan = PROGRAM.load_plan(run / "plan.json")
+    recipe, placement = plan["recipe"], plan["placement"]
+    tokenizer = PROGRAM.load_tokenizer(recipe)
+    data = PROGRAM.load_data(recipe, tokenizer)
+    watch = PROGRAM.Watch(run, data, recipe, None, keep=2)
+    return PROGRAM.build_trainer(recipe, placement, run, tokenizer, data, watch)
+
+
+def _types(folder: Path) -> set[str]:
+    """The types in the file, as safetensors names them."""
+    from safetensors import safe_open
+
+    with safe_open(str(folder / "adapter_model.safetensors"), "pt") as file:
+        return {file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118 - it is no mapping
+
+
+def _moments(run: Path) -> set[str]:
+    import torch
+
+    (newest, *_) = PROGRAM.numbered(run / "checkpoints")
+    states = torch.load(newest / "optimizer.pt", weights_only=True)["state"].values()
+    return {str(state["exp_avg_sq"].dtype) for state in states}

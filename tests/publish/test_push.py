@@ -1,0 +1,382 @@
+"""`push` of a run with real files, to a Hub on this machine, and back."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tiny
+from hub_emulator import Fault, Hub
+from skill_train.publish.files import evaluation_of
+from skill_train.run.folder import RunDir
+
+pytestmark = pytest.mark.slow
+
+pytest.importorskip("huggingface_hub")
+
+PROGRAM = [sys.executable, "-c", "from skill_train.cli import main; main()", "push"]
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[Hub]:
+    with Hub(tmp_path / "hub") as server:
+        yield server
+    assert server.unknown == []
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """The files of a trained, exported and verified run; the adapter and the base are real."""
+    base = tiny.cached("qwen2")
+    folder = tmp_path / "runs" / "first"
+    (folder / "gguf").mkdir(parents=True)
+    tiny.adapter(base, folder / "adapter")
+    (folder / "gguf" / "first-q8_0.gguf").write_bytes(b"GGUF" + bytes(range(256)) * 40_000)
+    outputs = {f"adapter/{p.name}": _digest(p) for p in sorted((folder / "adapter").iterdir())}
+    recipe = {"model": str(base), "revision": None, "data": str(tmp_path / "secret-customers" / "rows.jsonl")}
+    recipe |= {"data_revision": None, "lora_r": 8, "target_modules": ["q_proj"], "seed": 42}
+    policy = {"sensitive": False, "hub_model_id": None}
+    _write(folder / "plan.json", {"recipe": recipe, "policy": policy, "recipe_hash": "ab" * 32, "fingerprints": {}})
+    training = {"outputs": outputs, "data": {"train_rows": 40}, "figures": {"first_loss": 2.5, "last_loss": 0.25}}
+    _write(folder / "train.json", training | {"example": "a row of a customer", "answer": {"prompt": "of a customer"}})
+    _write_proof(folder, "pass")
+    return folder
+
+
+def _write_proof(folder: Path, verdict: str) -> None:
+    file = folder / "gguf" / "first-q8_0.gguf"
+    check = {"name": "tuned", "file": file.name, "verdict": verdict, "figure": 1.0, "threshold": "1 ± 0.05"}
+    proof = {"verdict": verdict, "checks": [check | {"detail": "1.000 of the tuning"}], "samples": {"tokens": 2048}}
+    _write(folder / "verify.json", proof | {"inputs": {"ggufs": {file.name: _digest(file)}}})
+
+
+def _write(path: Path, document: Any) -> None:
+    path.write_text(json.dumps(document), encoding="utf-8")
+
+
+def _digest(path: Path) -> dict[str, Any]:
+    data = path.read_bytes()
+    return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+
+
+def _push(hub: Hub, home: Path, run: Path, *options: str, token: str | None = "") -> tuple[int, dict[str, Any], str]:
+    env = hub.environment(home, token=token)
+    done = subprocess.run([*PROGRAM, str(run), *options], env=env, capture_output=True, text=True, timeout=120)
+    assert "Traceback" not in done.stderr, done.stderr
+    return done.returncode, json.loads(done.stdout), done.stdout + done.stderr
+
+
+def test_it_arrives_byte_for_byte_and_says_what_was_changed(hub: Hub, tmp_path: Path, run: Path) -> None:
+    code, answer, _ = _push(hub, tmp_path / "home", run, "--repo", "me/tickets")
+    assert (code, answer["data"]["created"], answer["data"]["verdict"]) == (0, True, "pass")
+    repository = hub.repositories["model", "me/tickets"]
+    there = repository.at("main")
+    assert repository.private
+    for sent, kept in (
+        ("first-q8_0.gguf", run / "gguf" / "first-q8_0.gguf"),
+        ("adapter/adapter_model.safetensors", run / "adapter" / "adapter_model.safetensors"),
+    ):
+        assert there[sent] == kept.read_bytes()
+    assert (
+        json.loads(there["adapter/adapter_config.json"])["base_model_name_or_path"] == Path(tiny.cached("qwen2")).name
+    )
+    changed = {file["path"] for file in answer["data"]["files"] if file["changed"]}
+    assert changed == set(there) - {"first-q8_0.gguf", "adapter/adapter_model.safetensors", ".gitattributes"}
+    everything = b"\n".join(data for name, data in there.items() if not name.endswith((".gguf", ".safetensors")))
+    for hidden in (str(tmp_path), "secret-customers", "of a customer", hub.token):
+        assert hidden.encode() not in everything
+    card = there["README.md"].decode()
+    assert "| first-q8_0.gguf | tuned | pass | 1.000 of the tuning |" in card
+    assert "it does not say that the model is good" in card and "While this repository is private" in card
+    assert "ollama run hf.co/me/tickets:first-q8_0.gguf" in card
+    assert answer["data"]["reused"] is False and "## Measured" not in card
+    assert "license" not in card.split("---")[1]
+
+
+def test_the_adapters_own_gguf_needs_a_proof_too(hub: Hub, tmp_path: Path, run: Path) -> None:
+    """And Ollama runs no adapter, though it is the smallest file."""
+    (run / "gguf" / "first-lora-f16.gguf").write_bytes(b"GGUF")
+    _write(run / "lora_gguf.json", {"outputs": {"gguf/first-lora-f16.gguf": {"bytes": 4, "sha256": "x"}}})
+    code, answer, _ = _push(hub, tmp_path / "home", run, "--repo", "me/tickets")
+    assert (code, answer["data"]["verdict"], [w["code"] for w in answer["warnings"]]) == (0, None, ["not_verified"])
+    assert "skill-train/verify.json" not in hub.repositories["model", "me/tickets"].at("main")
+    proof = json.loads((run / "verify.json").read_text())
+    proof["inputs"]["ggufs"]["first-lora-f16.gguf"] = _digest(run / "gguf" / "first-lora-f16.gguf")
+    _write(run / "verify.json", proof)
+    code, answer, _ = _push(hub, tmp_path / "home", run, "--repo", "me/tickets")
+    assert (code, answer["data"]["verdict"], answer["warnings"]) == (0, "pass", [])
+    there = hub.repositories["model", "me/tickets"].at("main")
+    card = there["README.md"].decode()
+    assert "first-lora-f16.gguf" in there and "-hff first-lora-f16.gguf" not in card
+    assert "ollama run hf.co/me/tickets:first-q8_0.gguf" in card and "Each file in the table below" in card
+
+
+def test_the_same_push_again_makes_no_second_commit(hub: Hub, tmp_path: Path, run: Path) -> None:
+    first = _push(hub, tmp_path / "home", run, "--repo", "me/tickets")[1]["data"]["commit"]
+    code, answer, words = _push(hub, tmp_path / "home", run, "--repo", "me/tickets")
+    assert (code, answer["data"]["commit"], answer["data"]["created"]) == (0, first, False)
+    assert answer["data"]["reused"] is True
+    assert "MB: sent" not in words and "nothing had changed" in words
+
+
+def test_a_private_repository_stays_private(hub: Hub, tmp_path: Path, run: Path) -> None:
+    assert _push(hub, tmp_path / "home", run, "--repo", "me/tickets")[1]["data"]["private"] is True
+    said = _push(hub, tmp_path / "home", run, "--repo", "me/tickets", "--public")[1]["data"]
+    assert said["private"] is True and hub.repositories["model", "me/tickets"].private
+    assert _push(hub, tmp_path / "home", run, "--repo", "me/open", "--public")[1]["data"]["private"] is False
+
+
+def test_a_dry_run_asks_for_nothing_to_be_written(hub: Hub, tmp_path: Path, run: Path) -> None:
+    code, answer, _ = _push(hub, tmp_path / "home", run, "--repo", "me/tickets", "--part", "adapter", "--dry-run")
+    assert (code, answer["data"]["dry_run"], answer["data"]["parts"]) == (0, True, ["adapter"])
+    assert answer["next"] == [f"skill-train push {run} --repo me/tickets --part adapter"]
+    assert [r for r in hub.log if r.method != "GET"] == []
+    assert answer["data"]["access"] == {"account": "me", "repository": "new", "may_write": True}
+    assert {f["path"] for f in answer["data"]["files"]} >= {"adapter_config.json", "README.md"}
+
+
+@pytest.mark.parametrize(
+    ("what", "code", "name"),
+    [
+        ("nobody", 4, "not_signed_in"),
+        ("a reader", 4, "no_permission"),
+        ("a stranger", 4, "no_permission"),
+        ("an unknown token", 4, "bad_token"),
+        ("half of a token", 4, "bad_token"),
+        ("offline", 0, None),
+    ],
+)
+def test_a_dry_run_says_what_the_push_would_meet(
+    hub: Hub, tmp_path: Path, run: Path, what: str, code: int, name: str | None
+) -> None:
+    tokens = {"nobody": None, "an unknown token": "hf_" + "x" * 34, "half of a token": "hf_madeUpAbc…xyz"}
+    token = hub.new_token("read", ()) if what == "a reader" else tokens.get(what, "")
+    repo = "somebody/tickets" if what == "a stranger" else "me/tickets"
+    if what == "offline":
+        hub.faults.add("GET /api/whoami-v2", Fault(503), times=9)
+    done, answer, said = _push(hub, tmp_path / "home", run, "--repo", repo, "--dry-run", token=token)
+    assert (done, answer.get("error", {}).get("code")) == (code, name), answer
+    assert (token or "no token") not in said and "madeUpAbc" not in said
+    assert answer["data"]["files"] and bool(answer["next"]) == (code == 0)
+    assert ("not_checked" in [w["code"] for w in answer["warnings"]]) == (what == "offline")
+
+
+def test_the_card_has_the_figures_of_these_files_and_of_no_others(hub: Hub, tmp_path: Path, run: Path) -> None:
+    file = run / "gguf" / "first-q8_0.gguf"
+    model = {"loss": 0.5, "exact_match": 0.75, "asked_rows": 20}
+    difference = {"model": file.name, "against": "tuned", "measure": "loss", "difference": 0.01, "low": -0.02}
+    found = {
+        "inputs": {"models": {file.name: {"model": _digest(file), "adapter": None}}},
+        "rows": 20,
+        "models": [model | {"name": "base", "loss": 2.5}, model | {"name": file.name}],
+        "differences": [difference | {"high": 0.04, "says": "inside the noise"}],
+    }
+    _write(run / "evaluate.json", found)
+    _push(hub, tmp_path / "home", run, "--repo", "me/tickets")
+    card = hub.repositories["model", "me/tickets"].at("main")["README.md"].decode()
+    assert "on 20 rows that never trained" in card and "| base | 2.5 | 75% of 20 |  |" in card
+    assert f"| {file.name} | 0.5 | 75% of 20 | +0.01 (-0.02 to +0.04) against tuned: inside the noise |" in card
+    found["inputs"]["models"][file.name]["model"]["sha256"] = "0" * 64
+    _write(run / "evaluate.json", found)
+    _push(hub, tmp_path / "home", run, "--repo", "me/tickets")
+    assert "## Measured" not in hub.repositories["model", "me/tickets"].at("main")["README.md"].decode()
+
+
+def test_an_evaluation_of_an_earlier_model_that_was_trained_whole_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / "merged").mkdir()
+    (tmp_path / "merged" / "model.safetensors").write_bytes(b"weights")
+    _write(tmp_path / "plan.json", {"recipe": {"finetuning_type": "full"}})
+    tuned = {"model": {"model.safetensors": _digest(tmp_path / "merged" / "model.safetensors")}, "adapter": None}
+    _write(tmp_path / "evaluate.json", {"inputs": {"models": {"tuned": tuned}}})
+    assert evaluation_of(RunDir(tmp_path), []) is not None
+    (tmp_path / "merged" / "model.safetensors").write_bytes(b"trained again")
+    assert evaluation_of(RunDir(tmp_path), []) is None
+
+
+def test_a_server_that_fails_for_a_while_costs_only_time(hub: Hub, tmp_path: Path, run: Path) -> None:
+    hub.faults.add("POST /api/repos/create", Fault(500))
+    hub.faults.add("POST /api/models/me/tickets/commit", Fault(503), times=2)
+    hub.faults.add("POST /api/models/me/tickets/commit", Fault(412), call=3)  # somebody else's commit came between
+    code, answer, words = _push(hub, tmp_path / "home", run, "--repo", "me/tickets")
+    assert (code, answer["ok"]) == (0, True)
+    assert "trying again" in words
+    assert "first-q8_0.gguf" in hub.repositories["model", "me/tickets"].at("main")
+
+
+@pytest.mark.parametrize(
+    ("what", "code", "name"),
+    [
+        ("a proof that failed", 6, "failed_proof"),
+        ("sensitive", 3, "sensitive"),
+        ("a token in a file", 2, "secret_found"),
+        ("no such part", 2, "nothing_to_push"),
+        ("no repository", 2, "bad_usage"),
+        ("a path as repository", 2, "bad_repo"),
+        ("nobody", 4, "not_signed_in"),
+        ("a reader", 4, "no_permission"),
+        ("a public repository", 3, "public_repository"),
+    ],
+)
+def test_what_is_refused(
+    hub: Hub, tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch, what: str, code: int, name: str | None
+) -> None:
+    options, token = ["--repo", "me/tickets"], ""
+    if what == "a proof that failed":
+        _write_proof(run, "fail")
+    elif what == "sensitive":
+        plan = json.loads((run / "plan.json").read_text(encoding="utf-8"))
+        _write(run / "plan.json", plan | {"policy": {"sensitive": True, "hub_model_id": None}})
+    elif what == "a token in a file":
+        config = run / "adapter" / "extra.json"
+        _write(config, {"key": "hf_" + "a1B2c3D4" * 4})
+    elif what == "no such part":
+        options += ["--part", "merged"]
+    elif what == "no repository":
+        options = []
+    elif what == "a path as repository":
+        options = ["--repo", "../../etc"]
+    elif what == "nobody":
+        token = None
+    elif what == "a reader":
+        token = hub.new_token("read", ())
+    else:
+        from huggingface_hub import HfApi, constants
+
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)  # set for all other tests
+        HfApi(endpoint=hub.endpoint, token=hub.token).create_repo("me/tickets", private=False)
+    done, answer, _ = _push(hub, tmp_path / "home", run, *options, token=token)
+    assert (done, answer["ok"]) == (code, False), answer
+    assert name in (None, answer["error"]["code"])
+    assert not [key for key, found in hub.repositories.items() if "first-q8_0.gguf" in found.at("main")]
+
+
+ROW = "the row of a customer"
+
+
+@pytest.mark.parametrize("parts", [("gguf", "adapter"), ("adapter",)])
+def test_a_proof_of_other_files_goes_nowhere(hub: Hub, tmp_path: Path, run: Path, parts: tuple[str, ...]) -> None:
+    """One that failed, after which the files were exported again; and without a GGUF file there is nothing to prove."""
+    _write_proof(run, "fail")
+    if "gguf" in parts:
+        (run / "gguf" / "first-q8_0.gguf").write_bytes(b"GGUF, exported again")
+    evaluation = {
+        "inputs": {"models": {"first-q8_0.gguf": {"model": {"bytes": 1, "sha256": "0"}}}},
+        "models": [],
+        "rows": 3,
+    }
+    _write(run / "evaluate.json", evaluation | {"differences": [], "answers": [{"prompt": ROW}]})
+    options = [word for part in parts for word in ("--part", part)]
+    code, answer, _ = _push(hub, tmp_path / "home", run, "--repo", "me/tickets", *options)
+    assert (code, answer["data"]["verdict"]) == (0, None)
+    there = hub.repositories["model", "me/tickets"].at("main")
+    assert "skill-train/verify.json" not in there and "skill-train/train.json" in there
+    assert "gguf" not in parts or "skill-train/evaluate.json" not in there
+    assert ("not verified" in there["README.md"].decode()) == ("gguf" in parts)
+
+
+def test_a_proof_leaves_without_rows(hub: Hub, tmp_path: Path, run: Path) -> None:
+    """Checks of texts quote the rows that they compare, and their token ids, in sentences, figures and lists."""
+    proof = json.loads((run / "verify.json").read_text())
+    ids = [31337, 27182]
+    quoting = {
+        "detail": f"{ROW!r} gives {ids}",
+        "figures": {"looked_at": 9, "worst": ROW, "ids": ids, "of": {"a": ROW}},
+    }
+    for name in (
+        "tokens",
+        "special_tokens",
+        "trained_is_shipped",
+        "answers",
+        "chat_template",
+        "vocabulary",
+        "metadata",
+    ):
+        proof["checks"].append({"name": name, "file": "first-q8_0.gguf", "verdict": "warn", "figure": 3} | quoting)
+        proof["checks"][-1] |= {"threshold": ROW}
+    proof |= {"examples": [ROW], "not_checked": [{"name": "tokens", "file": "first-q8_0.gguf", "reason": ROW}]}
+    _write(run / "verify.json", proof | {"verdict": "warn", "something_new": ROW})
+    _write(run / "train.json", json.loads((run / "train.json").read_text()) | {"checks": [{"name": "x"} | quoting]})
+    code, answer, _ = _push(hub, tmp_path / "home", run, "--repo", "me/tickets")
+    assert (code, answer["data"]["verdict"]) == (0, "warn")
+    there = hub.repositories["model", "me/tickets"].at("main")
+    small = {name: content for name, content in there.items() if not name.endswith((".gguf", ".safetensors"))}
+    assert [name for name, content in small.items() if ROW.encode() in content or b"31337" in content] == []
+    sent = {check["name"]: check for check in json.loads(there["skill-train/verify.json"])["checks"]}
+    plain = {"name": "tokens", "file": "first-q8_0.gguf", "verdict": "warn", "figure": 3}
+    assert sent["tokens"] == plain | {"figures": {"looked_at": 9, "of": {}}}
+    assert sent["tuned"]["detail"] == "1.000 of the tuning"
+
+
+def test_another_adapter_has_no_proof(hub: Hub, tmp_path: Path, run: Path) -> None:
+    proof = json.loads((run / "verify.json").read_text())
+    weights = run / "adapter" / "adapter_model.safetensors"
+    proof["inputs"]["adapter"] = {weights.name: _digest(weights) | {"sha256": "0" * 64}}
+    _write(run / "verify.json", proof)
+    _, answer, _ = _push(hub, tmp_path / "home", run, "--repo", "me/tickets", "--dry-run")
+    assert answer["data"]["verdict"] is None
+
+
+TOKEN = "hf_" + "a1B2c3D4" * 4
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("extra.json", json.dumps({"log": f"login\n{TOKEN}"})),
+        ("extra.json", json.dumps({"log": json.dumps(f"login\t{TOKEN}")})),
+        ("tokenizer.json", '{"words": "' + "word " * 4_200_000 + f'", "x": "{TOKEN}"}}'),
+        (f"{TOKEN}.json", "{}"),
+        ("tokens.txt", "hf_oauth_eyJh.eyJz-dWIi_OiJh.c2ln-bmF0dXJl"),
+        ("extra.safetensors", f'{{"__metadata__": {{"by": "me\\n{TOKEN}"}}}}' + "\0" * 99),
+    ],
+    ids=["newline", "tab", "21 MB", "name", "signed in", "metadata"],
+)
+def test_a_token_goes_nowhere_however_it_is_written(
+    hub: Hub, tmp_path: Path, run: Path, name: str, content: str
+) -> None:
+    (run / "adapter" / name).write_text(content)
+    done, answer, said = _push(hub, tmp_path / "home", run, "--repo", "me/tickets")
+    assert (done, answer["error"]["code"]) == (2, "secret_found") and TOKEN not in said
+    assert hub.repositories == {}
+
+
+def test_only_files_of_a_model_leave(hub: Hub, tmp_path: Path, run: Path) -> None:
+    kept = ("evil.py", "optimizer.pt", "adapter_model.bin", "evil.pkl", ".env", "sub/.netrc", "rows.parquet", "run.sh")
+    for name in kept:
+        (run / "adapter" / name).parent.mkdir(exist_ok=True)
+        (run / "adapter" / name).write_bytes(b"import os")
+    (run / "adapter" / "LICENSE").write_text("as it is")
+    code, answer, _ = _push(hub, tmp_path / "home", run, "--repo", "me/tickets")
+    assert (code, set(answer["data"]["left_out"])) == (0, {f"adapter/{name}" for name in kept})
+    assert [w["code"] for w in answer["warnings"]] == ["left_out"]
+    there = hub.repositories["model", "me/tickets"].at("main")
+    assert not [name for name in there for other in kept if name.endswith(other)] and "adapter/LICENSE" in there
+    said = ("--part", "adapter", "--include", "evil.py", "--dry-run")
+    _, answer, _ = _push(hub, tmp_path / "home", run, "--repo", "me/tickets", *said)
+    assert "evil.py" in {file["path"] for file in answer["data"]["files"]}
+    assert answer["next"] == [f"skill-train push {run} --repo me/tickets --part adapter --include evil.py"]
+    code, answer, _ = _push(hub, tmp_path / "home", run, "--repo", "me/tickets", "--include", "evli.py")
+    assert (code, answer["error"]["code"], "adapter/evil.py" in answer["error"]["expected"]) == (
+        2,
+        "missing_file",
+        True,
+    )
+    (run / "adapter" / "evil.py").write_text(f"login({TOKEN!r})")
+    code, answer, _ = _push(hub, tmp_path / "home", run, "--repo", "me/tickets", "--include", "adapter/evil.py")
+    assert (code, answer["error"]["code"]) == (2, "secret_found")
+
+
+def test_files_that_were_not_verified_are_said_to_be(hub: Hub, tmp_path: Path, run: Path) -> None:
+    file = run / "gguf" / "first-q8_0.gguf"
+    file.write_bytes(file.read_bytes()[:-1] + b"x")
+    code, answer, _ = _push(hub, tmp_path / "home", run, "--repo", "me/tickets")
+    assert (code, answer["data"]["verdict"]) == (0, None)
+    assert [w["code"] for w in answer["warnings"]] == ["not_verified"]
+    assert "**not verified**" in hub.repositories["model", "me/tickets"].at("main")["README.md"].decode()

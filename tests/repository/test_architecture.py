@@ -1,0 +1,350 @@
+"""The order of the packages, read from the source with `ast`: who may import whom, and who owns which outside thing.
+
+Each rule is tried on a small source that breaks it, so a rule that has gone blind fails here too.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "skill" / "skill_train"
+
+# From the top down. A package imports what is below it; packages on one line never import each other.
+LAYERS = (
+    "cli",
+    "commands",
+    "train merge gguf verify evaluate report publish cloud skill",
+    "plan llama reference",
+    "data hub estimate",
+    "model",
+    "machine",
+    "run",
+    "recipe",
+    "facts",
+    "core",
+)
+LEVEL = {name: level for level, line in enumerate(LAYERS) for name in line.split()}
+
+HEAVY = {
+    "accelerate", "datasets", "gguf", "google", "httpx2", "huggingface_hub", "jinja2", "llama_cpp", "markupsafe",
+    "matplotlib", "numpy", "peft", "pyarrow", "rich", "safetensors", "sentencepiece", "tokenizers", "torch",
+    "transformers", "trl", "vllm", "yaml",
+}  # fmt: skip
+# Each of these has one owner (or the few that are named).
+OWNERS: dict[str, set[str]] = {
+    "click": {
+        "cli",
+        "commands._frame",
+        "commands.cli_cloud",
+        "commands.cli_export",
+        "commands.cli_local",
+        "commands.cli_skills",
+    },
+    "httpx2": {"hub.errors", "hub.session"},
+    "huggingface_hub": {
+        "hub.account",
+        "hub.datasets",
+        "hub.errors",
+        "hub.jobs",
+        "hub.models",
+        "hub.repositories",
+        "hub.session",
+        "hub.upload",
+    },
+    "jinja2": {
+        "gguf.ollama_modelfile",
+        "llama.template_worker",
+        "model.template_guard_worker",
+        "report.page",
+        "verify.check_template",
+    },
+    "llama_cpp": {"llama.llama_cpp", "llama.template_worker"},  # in child processes only
+    "markupsafe": {"report.page"},
+    "matplotlib": {"report.charts"},
+    "platform": {"machine.probe"},
+    "psutil": {"machine.probe"},
+    "rich": {"commands.tables", "commands.tables_cloud", "core.console"},
+    "subprocess": {
+        "cloud.elsewhere.skypilot",
+        "cloud.rehearse",
+        "core.worker",
+        "llama.get_converter",
+        "llama.run_converter",
+        "machine.probe",
+        "train.local",
+    },
+    "vllm": {"evaluate.vllm_worker"},  # in a child process, which gives the memory back
+}
+PRINTS = {"core.console", "core.worker"}  # the worker prints its progress lines for its parent
+PRINTING = {"print", "click.echo", "click.secho", "sys.stdout.write", "sys.stderr.write"}
+PURE = {
+    "cloud.budget", "cloud.failure_reason", "core.units", "data.methods", "estimate.artifacts", "estimate.devices",
+    "estimate.memory", "estimate.modules", "estimate.optimizers", "estimate.published", "estimate.step",
+    "estimate.time", "estimate.trained", "facts", "hub.dataset_card", "hub.first_rows", "model.config",
+    "model.convertible.architectures", "model.convertible.from_config", "model.parameter_count", "plan.estimates",
+    "plan.launch_args", "plan.make", "plan.placement", "plan.places", "plan.where", "publish.model_card",
+    "publish.records", "recipe.fields", "recipe.formats", "report.artifacts", "report.figure", "report.quality",
+    "report.same_run", "report.sections", "report.words", "run.compare_runs", "run.job_spec", "run.progress",
+}  # fmt: skip
+IMPURE = {
+    "asyncio", "datetime", "glob", "http", "multiprocessing", "os", "platform", "random", "secrets", "shutil", "signal",
+    "socket", "subprocess", "tempfile", "threading", "time", "urllib",
+} | (HEAVY - {"yaml"})  # fmt: skip
+ERRORS = {
+    "AccessError", "DecisionNeeded", "NativeCrash", "NotInstalled", "Temporary", "TrainingFailed", "UsageError",
+    "VerificationFailed",
+}  # fmt: skip
+
+
+@dataclass
+class Import:
+    name: str  # skill_train.core.errors, torch.nn
+    lazy: bool  # inside a function, or for the type checker only
+
+    @property
+    def top(self) -> str:
+        return self.name.split(".")[0]
+
+
+@dataclass
+class Module:
+    name: str
+    source: str
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        return ast.parse(self.source)
+
+    @cached_property
+    def imports(self) -> list[Import]:
+        return list(_imports(self.tree, lazy=False))
+
+    @property
+    def package(self) -> str:
+        return self.name.split(".")[0]
+
+    @property
+    def ours(self) -> set[str]:
+        """Modules of the package that this one imports, anywhere."""
+        return {i.name.removeprefix("skill_train.") for i in self.imports if i.name.startswith("skill_train.")}
+
+    @property
+    def outside(self) -> set[str]:
+        return {i.top for i in self.imports if i.top != "skill_train"}
+
+    @property
+    def functions(self) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
+        return [n for n in ast.walk(self.tree) if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))]
+
+
+def _imports(node: ast.AST, *, lazy: bool) -> Iterator[Import]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Import):
+            yield from (Import(alias.name, lazy) for alias in child.names)
+        elif isinstance(child, ast.ImportFrom):
+            module = ".".join(filter(None, ["skill_train" * bool(child.level), child.module]))
+            inside = module.split(".")[0] == "skill_train"
+            names = [f"{module}.{alias.name}" if inside else module for alias in child.names]
+            yield from (Import(name, lazy) for name in names)
+        else:
+            inside = isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+            typing = isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test)
+            yield from _imports(child, lazy=lazy or inside or typing)
+
+
+def heavy_at_the_top(module: Module) -> list[str]:
+    """Libraries that `--help` would pay for."""
+    return [f"{module.name} imports {i.name} at its top" for i in module.imports if i.top in HEAVY and not i.lazy]
+
+
+def foreign_owner(module: Module) -> list[str]:
+    return [
+        f"{module.name} imports {name}; it belongs to {', '.join(sorted(owners))}"
+        for name, owners in OWNERS.items()
+        if name in module.outside and module.name not in owners
+    ]
+
+
+def wrong_direction(module: Module) -> list[str]:
+    """A package imports only what is below it. Native code runs in a child, where a crash is an answer."""
+    found = []
+    for name in sorted(module.ours):
+        there = name.split(".")[0]
+        if there in LEVEL and there != module.package and LEVEL[there] <= LEVEL[module.package]:
+            found.append(f"{module.name} imports {name}, which is not below it")
+        if name.startswith("llama.llama_cpp") and not module.name.endswith("_worker"):
+            found.append(f"{module.name} imports {name}, which belongs to workers")
+    return found
+
+
+def impure(module: Module) -> list[str]:
+    """Same facts, same plan: no clock, no network, no chance, no system."""
+    found = module.outside & IMPURE if module.name in PURE else set()
+    return [f"{module.name} is pure and imports {name}" for name in sorted(found)]
+
+
+def prints(module: Module) -> list[str]:
+    """Output anywhere but in the console, and questions anywhere."""
+    allowed = module.name in PRINTS
+    found = []
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Call):
+            called = ast.unparse(node.func)
+            if called == "input" or (called in PRINTING and not allowed):
+                found.append(f"{module.name}:{node.lineno} calls {called}")
+    return found
+
+
+def probes_the_system(module: Module) -> list[str]:
+    asks = {"os.uname", "os.sysconf", "os.getloadavg", "os.cpu_count", "os.sched_getaffinity", "os.popen", "os.system"}
+    if module.package == "machine":
+        return []
+    calls = [node for node in ast.walk(module.tree) if isinstance(node, ast.Attribute) and ast.unparse(node) in asks]
+    return [f"{module.name}:{node.lineno} asks {ast.unparse(node)}; machine does that" for node in calls]
+
+
+def too_long(module: Module) -> list[str]:
+    lines = len(module.source.splitlines())
+    found = [f"{module.name} has {lines} lines (400 at most)"] if lines > 400 else []
+    long = [(f, (f.end_lineno or f.lineno) - f.lineno + 1) for f in module.functions]
+    return found + [f"{module.name}.{f.name} has {length} lines (60 at most)" for f, length in long if length > 60]
+
+
+def leaves_the_user_alone(module: Module) -> list[str]:
+    """An error says what to do next: a command, or what to mend."""
+    made = [node for node in ast.walk(module.tree) if isinstance(node, ast.Call) and ast.unparse(node.func) in ERRORS]
+    named = [(node, {keyword.arg for keyword in node.keywords}) for node in made]
+    return [f"{module.name}:{node.lineno} has no hint" for node, names in named if not {"hint", None} & names]
+
+
+RULES = (
+    leaves_the_user_alone,
+    heavy_at_the_top,
+    foreign_owner,
+    wrong_direction,
+    impure,
+    prints,
+    probes_the_system,
+    too_long,
+)
+
+
+def _name(path: Path) -> str:
+    return ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
+
+
+MODULES = {
+    _name(path): Module(_name(path), path.read_text(encoding="utf-8"))
+    for path in sorted(PACKAGE.rglob("*.py"))
+    if path.name not in ("__init__.py", "__main__.py")
+}
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_the_package_keeps_the_rule(rule) -> None:
+    assert [finding for module in MODULES.values() for finding in rule(module)] == []
+
+
+@pytest.mark.parametrize(
+    ("rule", "name", "source"),
+    [
+        (leaves_the_user_alone, "merge.step", 'raise UsageError("no", code="bad")'),
+        (leaves_the_user_alone, "merge.step", 'raise Temporary("no", code="bad", expected="x", got="y")'),
+        (heavy_at_the_top, "merge.step", "import torch"),
+        (heavy_at_the_top, "merge.step", "if True:\n    from torch import nn"),
+        (heavy_at_the_top, "cli", "from huggingface_hub import HfApi"),
+        (foreign_owner, "plan.make", "def f():\n    import huggingface_hub"),
+        (foreign_owner, "merge.step", "import click"),
+        (foreign_owner, "verify.step", "from subprocess import run"),
+        (foreign_owner, "train.local", "import platform"),
+        (wrong_direction, "merge.step", "def f():\n    from skill_train.verify.step import verify"),
+        (wrong_direction, "gguf.convert", "from skill_train.merge import step"),
+        (wrong_direction, "verify.step", "from skill_train import merge"),
+        (wrong_direction, "machine.read", "from skill_train import cli"),
+        (wrong_direction, "plan.make", "from skill_train.train import local"),
+        (wrong_direction, "merge.step", "from skill_train.commands import chain"),
+        (wrong_direction, "hub.models", "from skill_train.data.scan import look"),
+        (wrong_direction, "verify.step", "from skill_train.llama.llama_cpp import Llama"),
+        (wrong_direction, "core.errors", "from skill_train.facts import ModelFacts"),
+        (wrong_direction, "cli", "from skill_train.llama import llama_cpp"),
+        (impure, "plan.make", "import time"),
+        (impure, "estimate.memory", "def f():\n    import torch"),
+        (impure, "recipe.fields", "from os import environ"),
+        (prints, "merge.step", "print('x')"),
+        (prints, "plan.make", "import sys\nsys.stdout.write('x')"),
+        (prints, "core.console", "input('really?')"),
+        (probes_the_system, "gguf.quantize", "import os\nos.cpu_count()"),
+        (too_long, "merge.step", "x = 1\n" * 401),
+        (too_long, "merge.step", "def f():\n" + "    x = 1\n" * 60),
+    ],
+)
+def test_the_rule_finds_what_breaks_it(rule, name: str, source: str) -> None:
+    assert rule(Module(name, source))
+
+
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [
+        ("merge.step", "def f():\n    import torch"),
+        ("llama.logit_distance", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import numpy as np"),
+        ("commands.chain", "def f():\n    from skill_train.merge import step\n    from skill_train import verify"),
+        ("commands.demo", "from skill_train.commands import chain"),
+        ("commands.cli_local", "def f():\n    from skill_train.commands import chain\nimport click"),
+        ("cli", "from skill_train.commands import cli_local\nimport click"),
+        ("core.console", "print('x')"),
+    ],
+)
+def test_what_is_right_is_left_alone(name: str, source: str) -> None:
+    assert [finding for rule in RULES for finding in rule(Module(name, source))] == []
+
+
+def test_the_listing_is_the_table_of_contents() -> None:
+    """Packages and a handful of files at the top, no folder of more modules than one takes in at a look."""
+    names = [path for path in PACKAGE.iterdir() if path.is_file()]
+    assert len(names) <= 6, names
+    folders = {path.parent for path in PACKAGE.rglob("*.py")} - {PACKAGE / "commands"}
+    counts = {folder.name: len(list(folder.glob("*.py"))) - 1 for folder in folders}  # without __init__.py
+    assert {name: count for name, count in counts.items() if count > 15} == {}
+    assert {path.name for path in PACKAGE.iterdir() if path.is_dir()} - {"demo", "__pycache__"} == set(LEVEL) - {
+        "cli",
+        "facts",
+    }
+
+
+def test_nothing_imports_in_a_circle() -> None:
+    graph = {name: _known(module.ours) for name, module in MODULES.items()}
+    while free := {name for name, needs in graph.items() if not needs & set(graph)}:
+        graph = {name: needs for name, needs in graph.items() if name not in free}
+    assert graph == {}
+
+
+def _known(imported: set[str]) -> set[str]:
+    """Of names that were imported, the modules: a function counts for the module that it is of."""
+    return {name if name in MODULES else name.rpartition(".")[0] for name in imported} & set(MODULES)
+
+
+def test_half_of_the_functions_have_at_most_12_lines() -> None:
+    lengths = [(f.end_lineno or f.lineno) - f.lineno + 1 for module in MODULES.values() for f in module.functions]
+    assert median(lengths) <= 12
+
+
+def test_the_training_program_runs_alone() -> None:
+    """It imports nothing of ours anywhere, and only the standard library before it has read its plan."""
+    program = Module("train", (ROOT / "scripts" / "train.py").read_text(encoding="utf-8"))
+    assert program.ours == set()
+    assert "skill_train" not in {i.top for i in program.imports}
+    assert {i.top for i in program.imports if not i.lazy} - sys.stdlib_module_names == set()
+
+
+def test_every_module_that_the_rules_name_exists() -> None:
+    """A renamed module must not slip out of its rule."""
+    assert (PURE | PRINTS | set().union(*OWNERS.values())) - set(MODULES) == set()

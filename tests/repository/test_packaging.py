@@ -1,0 +1,135 @@
+"""What a user installs: the exact files of the wheel, and versions that were tested together."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "skill" / "skill_train"
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+LOCK = (ROOT / "requirements.lock").read_text(encoding="utf-8")
+PINS = dict(line.split("==") for line in LOCK.splitlines() if not line.startswith("#"))
+# The skill, as `skill-train skills install` copies it.
+SKILL = {"SKILL.md", *(f"scripts/{name}.py" for name in ("export_gguf", "inspect_dataset", "plan"))} | {
+    path.relative_to(ROOT).as_posix() for folder in ("references", "templates") for path in (ROOT / folder).iterdir()
+}
+PROGRAMS = {"skill_train/shipped/train.py", "skill_train/shipped/skypilot_node.py"}
+# Everything in the package that is not a Python module, by name: a stray file must not travel.
+DATA = {
+    "skill_train/demo/data.parquet",
+    "skill_train/demo/recipe.yaml",
+    "skill_train/demo/model/config.json",
+    "skill_train/demo/model/generation_config.json",
+    "skill_train/demo/model/model.safetensors",
+    "skill_train/demo/model/tokenizer.json",
+    "skill_train/demo/model/tokenizer.model",
+    "skill_train/demo/model/tokenizer_config.json",
+    "skill_train/hub/flavors.json",
+    "skill_train/report/page.html",
+    "skill_train/report/run.html",
+    "skill_train/report/style.css",
+    "skill_train/commands/tested.json",
+}
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
+    out = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", str(out), str(ROOT)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (path,) = out.iterdir()
+    assert path.name == f"skill_train-{PROJECT['version']}-py3-none-any.whl"
+    return zipfile.ZipFile(path)
+
+
+def test_the_wheel_holds_exactly_these_files(wheel: zipfile.ZipFile) -> None:
+    modules = {f"skill_train/{path.relative_to(PACKAGE).as_posix()}" for path in PACKAGE.rglob("*.py")}
+    info = f"skill_train-{PROJECT['version']}.dist-info"
+    about = {f"{info}/{name}" for name in ("METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE")}
+    skill = {f"skill_train/shipped/skill/{name}" for name in SKILL}
+    assert set(wheel.namelist()) == modules | DATA | skill | about | PROGRAMS
+
+
+def test_the_wheel_installs_the_skill(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
+    """From the files of the wheel alone, in a project of its own, without a network."""
+    wheel.extractall(tmp_path / "site")
+    project = tmp_path / "project"
+    project.mkdir()
+    program = "import sys; sys.path.insert(0, sys.argv.pop(1)); from skill_train.cli import main; main()"
+    command = [sys.executable, "-c", program, str(tmp_path / "site"), "skills", "install", "--format", "json"]
+    done = subprocess.run(command, cwd=project, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": ""})
+    assert done.returncode == 0, done.stderr
+    copy = project / ".agents" / "skills" / "skill-train"
+    assert (copy / "SKILL.md").read_bytes() == (ROOT / "SKILL.md").read_bytes()
+    written = {path.relative_to(copy).as_posix() for path in copy.rglob("*") if path.is_file()}
+    assert written == SKILL | {".skill-train-manifest.json"}
+
+
+def test_the_wheel_is_light(wheel: zipfile.ZipFile) -> None:
+    """5 MB is the limit for the embedded model; 2.2 MB for everything else, before it is packed."""
+    model = [entry.file_size for entry in wheel.infolist() if entry.filename.endswith(".safetensors")]
+    assert len(model) == 1
+    assert model[0] < 5_000_000
+    assert sum(entry.file_size for entry in wheel.infolist()) - model[0] < 2_200_000
+
+
+@pytest.mark.parametrize("source", ["scripts/train.py", "scripts/skypilot_node.py"])
+def test_a_program_in_the_wheel_is_the_one_in_its_folder(wheel: zipfile.ZipFile, source: str) -> None:
+    name = Path(source).name
+    assert wheel.read(f"skill_train/shipped/{name}") == (ROOT / source).read_bytes()
+    assert not (PACKAGE / name).exists()
+
+
+def test_the_wheel_names_no_place_on_this_machine(wheel: zipfile.ZipFile) -> None:
+    places = [str(place).encode() for place in (ROOT, Path.home(), sys.prefix) if len(str(place)) > 5]
+    found = [(entry, place) for entry in wheel.namelist() for place in places if place in wheel.read(entry)]
+    assert found == []
+
+
+def test_the_light_base_needs_no_heavy_library() -> None:
+    base = {Requirement(line).name for line in PROJECT["dependencies"]}
+    assert base == {"click", "huggingface_hub", "pyyaml", "rich", "safetensors"}
+    assert set(PROJECT["optional-dependencies"]) == {"train", "gguf", "report", "dev"}
+
+
+def test_the_lock_holds_versions_and_nothing_else() -> None:
+    lines = [line for line in LOCK.splitlines() if not line.startswith("#")]
+    assert [line for line in lines if not re.fullmatch(r"[a-z0-9][a-z0-9-]*==[0-9][0-9a-z.]*", line)] == []
+    assert list(PINS) == sorted(PINS)
+    assert len(PINS) == len(lines)
+    assert [name for name in PINS if name.startswith(("nvidia-", "cuda-", "triton"))] == []
+
+
+def test_the_lock_pins_every_dependency_within_its_range() -> None:
+    extras = PROJECT["optional-dependencies"].values()
+    requirements = [
+        Requirement(line) for line in [*PROJECT["dependencies"], *(line for lines in extras for line in lines)]
+    ]
+    wrong = [str(r) for r in requirements if not r.specifier.contains(PINS.get(_normalized(r.name), "0"))]
+    assert wrong == []
+
+
+def test_the_training_program_pins_what_the_lock_pins() -> None:
+    source = (ROOT / "scripts" / "train.py").read_text(encoding="utf-8")
+    header = re.search(r"^# /// script\n(.*?)^# ///$", source, re.DOTALL | re.MULTILINE)
+    assert header is not None
+    script = tomllib.loads(re.sub(r"^# ?", "", header[1], flags=re.MULTILINE))
+    assert script["requires-python"] == PROJECT["requires-python"]
+    pins = dict(line.split("==") for line in script["dependencies"])
+    assert pins == {name: PINS[_normalized(name)] for name in pins}
+    needed = {Requirement(line).name for line in PROJECT["optional-dependencies"]["train"]}
+    assert needed - {"numpy"} <= set(pins)  # numpy comes with the others
+
+
+def _normalized(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()

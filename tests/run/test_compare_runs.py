@@ -1,0 +1,229 @@
+"""What counts as the recipe and what as placement, on the files of a real run: tiny Gemma on a CPU, eight steps,
+recorded 2026-11-21 with the program of that day and transformers 5.23, trl 1.16, peft 0.21, torch 2.13."""
+
+from __future__ import annotations
+
+import copy
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from skill_train.commands import chain_diff
+from skill_train.core.console import MAX_JSON_BYTES, Console
+from skill_train.core.errors import UsageError
+from skill_train.run import compare_runs as diff
+from skill_train.run.folder import RunDir
+from skill_train.run.records import read_lines
+
+RECORDED = Path(__file__).resolve().parent.parent / "support" / "data" / "runs" / "tiny"
+
+
+def recorded() -> diff.Run:
+    return chain_diff._read(RunDir(RECORDED))
+
+
+def changed(part: str, *path: str | int, to: Any) -> diff.Run:
+    """The recorded run with one value replaced."""
+    run = copy.deepcopy(recorded())
+    place = getattr(run, part)
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = to
+    return run
+
+
+def facts(found: list[diff.Difference]) -> list[str]:
+    return [each.fact for each in found]
+
+
+def test_a_run_is_the_same_as_itself() -> None:
+    found = diff.compare(recorded(), recorded())
+    assert (found.verdict, found.recipe, found.placement, found.not_compared) == ("same", [], [], [])
+    assert found.losses == {"steps": 8, "equal": True, "largest_difference": 0.0, "at_step": None}
+    assert found.same_weights is True
+    # SFTConfig alone has 135 arguments (trl 1.16)
+    assert found.compared > 250
+
+
+NESTED = changed("environment", "trainer", "accelerator_config", "split_batches", to=True)
+RECIPE: list[tuple[str, diff.Run]] = [
+    ("recipe.hash", changed("plan", "recipe_hash", to="0" * 64)),
+    ("recipe.learning_rate", changed("plan", "recipe", "learning_rate", to=3e-4)),
+    ("recipe.model.sha256", changed("plan", "fingerprints", "model", to="0" * 64)),
+    ("recipe.data.sha256", changed("plan", "fingerprints", "data", to="0" * 64)),
+    ("trainer.learning_rate", changed("environment", "trainer", "learning_rate", to=3e-4)),
+    ("trainer.seed", changed("environment", "trainer", "seed", to=43)),
+    ("trainer.accelerator_config.split_batches", NESTED),
+    ("trainer.an_argument_of_next_year", changed("environment", "trainer", "an_argument_of_next_year", to=1)),
+    ("lora.lora_alpha", changed("environment", "lora", "lora_alpha", to=64.0)),
+    ("lora.target_modules", changed("environment", "lora", "target_modules", to=["q_proj"])),
+    ("optimizer.class", changed("environment", "optimizer", "class", to="SGD")),
+    ("optimizer.groups.1.betas", changed("environment", "optimizer", "groups", 1, "betas", to=[0.9, 0.95])),
+    ("schedule.num_warmup_steps", changed("environment", "schedule", "num_warmup_steps", to=1)),
+    ("program.sha256", changed("environment", "program", "sha256", to="0" * 64)),
+    ("versions.torch", changed("environment", "versions", "torch", to="2.12.0+cpu")),
+    ("versions.trl", changed("environment", "versions", "trl", to="1.17.0")),
+    ("data.order_sha256", changed("environment", "data", "order_sha256", to="0" * 64)),
+    ("data.rows_sha256", changed("environment", "data", "rows_sha256", to="0" * 64)),
+    ("data.fed_trained_tokens", changed("environment", "data", "fed_trained_tokens", to=906)),
+    ("data.first_batches.3", changed("environment", "data", "first_batches", 2, to="0" * 16)),
+    ("samples.row", changed("samples", 1, "row", to=99)),
+    ("step 4.trained_tokens", changed("metrics", 3, "trained_tokens", to=1)),
+    ("step 2.learning_rate", changed("metrics", 1, "learning_rate", to=1e-5)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("fact", "other"), RECIPE, ids=[fact for fact, _ in RECIPE])
+def test_a_change_of_the_recipe_is_named(fact: str, other: diff.Run) -> None:
+    found = diff.compare(recorded(), other)
+    assert (found.verdict, facts(found.recipe), found.placement) == ("different", [fact], [])
+
+
+PLACEMENT: list[tuple[str, diff.Run]] = [
+    ("placement.backend", changed("plan", "placement", "backend", to="hf_jobs")),
+    ("placement.dtype", changed("plan", "placement", "dtype", to="bfloat16")),
+    ("launch.flavor", changed("plan", "flavor", to="a10g-small")),
+    ("launch.arguments", changed("plan", "launch", "arguments", to=["--multi_gpu"])),
+    ("recipe.data.path", changed("plan", "recipe", "data", to="elsewhere/rows.jsonl")),
+    ("policy.hub_model_id", changed("plan", "policy", "hub_model_id", to="me/tuned")),
+    ("trainer.per_device_train_batch_size", changed("environment", "trainer", "per_device_train_batch_size", to=2)),
+    ("trainer.output_dir", changed("environment", "trainer", "output_dir", to="elsewhere")),
+    ("model.dtype", changed("environment", "model", "dtype", to="torch.bfloat16")),
+    ("optimizer.groups.0.fused", changed("environment", "optimizer", "groups", 0, "fused", to=True)),
+    ("lora.base_model_name_or_path", changed("environment", "lora", "base_model_name_or_path", to="elsewhere")),
+    ("versions.torch_build", changed("environment", "versions", "torch", to="2.13.0+cu130")),
+    ("machine.device", changed("environment", "device", to="cuda:0")),
+    ("processes.count", changed("environment", "processes", "count", to=8)),
+]
+
+
+@pytest.mark.parametrize(("fact", "other"), PLACEMENT, ids=[fact for fact, _ in PLACEMENT])
+def test_a_change_of_the_placement_is_listed(fact: str, other: diff.Run) -> None:
+    found = diff.compare(recorded(), other)
+    assert (found.verdict, facts(found.placement), found.recipe) == ("same", [fact], [])
+
+
+def test_a_token_that_differs_is_placed() -> None:
+    ids = recorded().samples[1]["input_ids"]
+    found = diff.compare(recorded(), changed("samples", 1, "input_ids", to=[*ids[:4], 5, *ids[5:]]))
+    (one,) = found.recipe
+    assert one.fact == f"samples.row {recorded().samples[1]['row']}.input_ids from 4"
+    assert (one.a[0], one.b[0], one.a[1:]) == (ids[4], 5, one.b[1:])
+
+
+def test_losses_are_told_and_not_judged() -> None:
+    line = recorded().metrics[4]
+    found = diff.compare(recorded(), changed("metrics", 4, "loss", to=line["loss"] + 0.25))
+    assert found.verdict == "same"
+    assert found.losses == {"steps": 8, "equal": False, "largest_difference": 0.25, "at_step": 5}
+
+
+def test_other_weights_without_a_reason_are_told() -> None:
+    name = "adapter/adapter_model.safetensors"
+    other = changed("train", "outputs", name, "sha256", to="0" * 64)
+    found = diff.compare(recorded(), other)
+    assert (found.same_weights, found.unexplained, found.verdict) == (False, True, "same")
+    other.environment["device_name"] = "another processor"  # type: ignore[index]
+    assert diff.compare(recorded(), other).unexplained is False
+
+
+def test_a_fact_that_only_one_run_has_is_said() -> None:
+    """A run of an earlier version has no record of the data; one that failed has fewer steps and no weights."""
+    old = recorded()
+    assert old.environment is not None
+    for name in ("data", "optimizer"):
+        del old.environment[name]
+    found = diff.compare(recorded(), old)
+    assert found.verdict == "incomplete"
+    assert found.not_compared == ["data: only run A has a record", "optimizer: only run A has a record"]
+    failed = diff.Run(recorded().plan, recorded().environment, None, recorded().metrics[:5], recorded().samples)
+    found = diff.compare(failed, recorded())
+    assert found.not_compared == ["trained weights: only run B has a record", "steps after 5: only run B has a record"]
+    assert (found.losses or {})["steps"] == 5
+    assert diff.compare(diff.Run(old.plan), diff.Run(old.plan)).not_compared[0] == "program: neither run has a record"
+
+
+def test_an_adapter_on_one_side_alone_is_another_recipe() -> None:
+    found = diff.compare(recorded(), changed("environment", "lora", to=None))
+    assert "lora.r" in facts(found.recipe) and found.not_compared == []
+
+
+def test_every_placement_argument_is_one_of_the_trainer() -> None:
+    """A renamed argument must not stay excused."""
+    environment = recorded().environment or {}
+    assert set(environment["trainer"]) >= diff.PLACEMENT_ARGUMENTS
+    assert set(environment["lora"]) | {"runtime_config"} >= diff.PLACEMENT_OF["lora"]
+    assert set(environment["optimizer"]["groups"][0]) >= diff.PLACEMENT_OF["optimizer"]
+
+
+def test_the_arguments_that_decide_the_model_are_of_the_recipe() -> None:
+    """Of the argument groups "Training hyperparameters" and "Optimizer" in transformers' documentation."""
+    decide = (
+        "learning_rate lr_scheduler_type warmup_steps weight_decay adam_beta1 adam_beta2 adam_epsilon max_grad_norm"
+    )
+    others = "optim seed data_seed max_steps loss_type label_smoothing_factor neftune_noise_alpha packing max_length"
+    for name in f"{decide} {others} average_tokens_across_devices train_sampling_strategy use_liger_kernel".split():
+        assert not diff.is_placement(f"trainer.{name}"), name
+
+
+def test_the_answer_names_what_differs_within_its_bound(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Another model and everything else other too: the answer stays an answer."""
+    other = Path(shutil.copytree(RECORDED, tmp_path / "run"))
+    plan = json.loads((other / "plan.json").read_text())
+    long = "é" * 3000
+    plan["recipe"] |= {
+        key: [long] if key in ("target_modules", "modules_to_save")
+        else {long: long} if key == "columns"
+        else value + 1 if type(value) in (int, float)
+        else not value if isinstance(value, bool)
+        else long
+        for key, value in plan["recipe"].items()
+    }  # fmt: skip
+    (other / "plan.json").write_text(json.dumps(plan))
+    (other / "environment.json").write_text(json.dumps({"trainer": {}, "lora": None}))
+    console = Console("json", "diff")
+    assert console.result(chain_diff.diff(console, run_a=RECORDED, run_b=other)) == 6
+    text = capsys.readouterr().out
+    assert len(text.encode()) <= MAX_JSON_BYTES
+    answer = json.loads(text)
+    assert answer["error"]["code"] == "different_recipe"
+    assert answer["error"]["got"].startswith("recipe.") and answer["data"]["counts"]["recipe"] >= 30
+    assert len(answer["data"]["recipe"]) >= 3
+
+
+def test_a_torn_last_line_is_left_out_and_a_broken_one_is_not(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.jsonl"
+    file.write_text('{"step": 1}\n{"st')
+    assert read_lines(file) == [{"step": 1}]
+    file.write_text('{"st\n{"step": 2}\n')
+    with pytest.raises(UsageError) as caught:
+        read_lines(file)
+    assert (caught.value.code, caught.value.message) == ("bad_json", f"line 1 of {file} is not JSON")
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"recipe": {"model": "me/tiny-gemma", "revision": "a" * 40}, "gone": "model"}, "the model's name"),
+        ({"recipe": {"data": "me/rows", "data_revision": "a" * 40}, "gone": "data"}, "the data's name"),
+        ({"recipe": {"learning_rate": 0.5}, "gone": None}, "make both runs of one recipe file"),
+    ],
+)
+def test_the_hint_knows_a_folder_against_an_id(
+    changes: dict[str, Any], named: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    other = Path(shutil.copytree(RECORDED, tmp_path / "other"))
+    plan = json.loads((other / "plan.json").read_text())
+    plan["recipe"] |= changes["recipe"]
+    plan["recipe_hash"] = "0" * 64
+    plan["fingerprints"].pop(changes["gone"], None)
+    (other / "plan.json").write_text(json.dumps(plan))
+    console = Console("json", "diff")
+    assert console.result(chain_diff.diff(console, run_a=RECORDED, run_b=other)) == 6
+    answer = json.loads(capsys.readouterr().out)
+    assert named in answer["error"]["hint"]
+    assert ("trained weights are the same" in answer["error"]["hint"]) == (changes["gone"] is not None)
+    assert answer["next"] == [f"skill-train report {RECORDED} {other}"]

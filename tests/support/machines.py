@@ -1,0 +1,68 @@
+"""Machines whose answers were recorded in `data/machines/*.json`; each file says where its figures come from."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from skill_train.facts import MachineFacts
+from skill_train.machine.probe import Answer, Probe
+from skill_train.machine.read import read_machine
+
+FOLDER = Path(__file__).resolve().parent / "data" / "machines"
+NAMES = tuple(sorted(path.stem for path in FOLDER.glob("*.json")))
+
+
+def recorded_machine(name: str) -> MachineFacts:
+    return read_machine(probe_of(record_of(name)))
+
+
+def record_of(name: str) -> dict[str, Any]:
+    record: dict[str, Any] = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
+    return record
+
+
+def probe_of(record: dict[str, Any]) -> Probe:
+    """A probe that answers as the record says; a question that was not recorded fails loudly."""
+    files = _topology(record) | record["files"]
+    programs = record["programs"]
+
+    def ask(program: str, *arguments: str) -> Answer | None:
+        if program not in programs:
+            return None
+        if program == "sysctl":
+            return _sysctl(programs[program], arguments)
+        return Answer(**programs[program][" ".join(arguments)])
+
+    def names(folder: str) -> tuple[str, ...]:
+        inside = [path.removeprefix(f"{folder}/") for path in files if path.startswith(f"{folder}/")]
+        return tuple(sorted({path.split("/")[0] for path in inside}))
+
+    return Probe(
+        system=record["system"],
+        processor=record["processor"],
+        cpus=tuple(range(record["cpus"])),
+        environment=record["environment"],
+        disk_free_bytes=record["disk_free_bytes"],
+        has=lambda program: program in programs,
+        ask=ask,
+        read=files.get,
+        names=names,
+    )
+
+
+def _sysctl(text: str, arguments: tuple[str, ...]) -> Answer:
+    """The lines asked for; `-i` leaves out what is missing."""
+    assert arguments[0] == "-i"
+    return Answer(0, "\n".join(line for line in text.splitlines() if line.split(": ")[0] in arguments[1:]))
+
+
+def _topology(record: dict[str, Any]) -> dict[str, str]:
+    """As Linux numbers two threads a core on x86: processor n and n + cores are one core."""
+    if record["system"] != "Linux":
+        return {}
+    cpus, cores = record["cpus"], record["cores"]
+    siblings = {cpu: ",".join(str(n) for n in range(cpu % cores, cpus, cores)) for cpu in range(cpus)}
+    folder = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
+    return {folder.format(cpu): f"{text}\n" for cpu, text in siblings.items()}

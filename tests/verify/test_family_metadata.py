@@ -1,0 +1,122 @@
+"""The metadata of a correct file of every family are config.json's, and each number of them is compared."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tiny_families
+from skill_train.llama.gguf_header import GgufFile, read_gguf
+from skill_train.reference.load import load_tokenizer
+from skill_train.verify.check import Check
+from skill_train.verify.check_vocabulary import check_vocabulary, read_files
+from skill_train.verify.metadata.check import check_metadata
+
+pytestmark = pytest.mark.slow
+
+# What llama.cpp computes the same with, whatever the number is.
+WITHOUT_EFFECT = {
+    "bloom": {"context_length"},  # ALiBi
+    "mpt": {"context_length"},
+    "exaone4": {"attention.sliding_window"},  # of no layer
+    "qwen3next": {"full_attention_interval"},  # attention.recurrent_layers says which they are
+}
+
+
+def files(family: str) -> tuple[dict[str, Any], GgufFile]:
+    return config_of(tiny_families.folder(family)), read_gguf(tiny_families.gguf(family))
+
+
+def config_of(folder: Path) -> dict[str, Any]:
+    config: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    return config
+
+
+def others(value: Any) -> list[Any]:
+    """Wrong values in the place of a right one."""
+    if isinstance(value, bool):
+        return [not value]
+    if isinstance(value, list):
+        ends = (0, len(value) - 1)
+        return [[*value[:at], wrong, *value[at + 1 :]] for at in ends for wrong in others(value[at])]
+    if isinstance(value, int):
+        return [value + 1, 10 * value or 7]
+    return [1.05 * value or 0.05, 10 * value or 10.0, 0.9 * value or -1.0]
+
+
+@pytest.mark.parametrize("family", tiny_families.by_default())
+def test_a_correct_file_passes(family: str) -> None:
+    config, gguf = files(family)
+    check = check_metadata(gguf, config)
+    assert check.verdict == "pass", check.detail
+
+
+@pytest.mark.parametrize("family", tiny_families.by_default())
+def test_each_number_is_compared(family: str) -> None:
+    config, gguf = files(family)
+    prefix, missed = f"{gguf.architecture}.", []
+    for name, value in gguf.metadata.items():
+        key = name.removeprefix(prefix)
+        if key == name or isinstance(value, str) or key in WITHOUT_EFFECT.get(family, ()):
+            continue
+        for wrong in others(value):
+            check = check_metadata(replace(gguf, metadata={**gguf.metadata, name: wrong}), config)
+            if check.verdict != "fail" or key not in check.detail:
+                missed.append((key, value, wrong, check.verdict))
+    assert missed == []
+
+
+@pytest.mark.parametrize("family", ["bloom", "gpt2-plain", "gptneox", "mpt"])
+def test_heads_that_the_model_does_not_know_change_nothing(family: str) -> None:
+    """A config.json may state what its class in transformers never reads."""
+    config, gguf = files(family)
+    check = check_metadata(gguf, {**config, "num_key_value_heads": 2})
+    assert check.verdict == "pass", check.detail
+
+
+def test_a_constant_of_the_converter_is_told_and_no_failure() -> None:
+    """Falcon's context is 2048 in every file: config.json of Falcon 11B has 8192."""
+    config, gguf = files("falcon")
+    check = check_metadata(gguf, {**config, "max_position_embeddings": 8192})
+    assert check.verdict == "warn" and "context_length is 2048, config.json has 8192" in check.detail
+    other = replace(gguf, metadata={**gguf.metadata, "falcon.context_length": 4096})
+    assert check_metadata(other, {**config, "max_position_embeddings": 8192}).verdict == "fail"
+
+
+def test_infinity_as_transformers_writes_it() -> None:
+    """Mamba's longest step of time is infinite: without its class, what config.json leaves out would not be known."""
+    config, gguf = files("bamba")
+    assert config["time_step_limit"] == [0.0, {"__float__": "Infinity"}]
+    wrong = replace(gguf, metadata={**gguf.metadata, "granitehybrid.attention.head_count_kv": 2})
+    assert check_metadata(wrong, config).verdict == "fail"
+
+
+@pytest.mark.parametrize(("layers", "known"), [(47, True), (46, False)])
+def test_glm_flash_needs_no_key_for_its_router(layers: int, known: bool) -> None:
+    """llama.cpp takes a file of 47 layers and 154880 tokens for GLM-4.7-Flash, whose router is a sigmoid."""
+    config, gguf = files("deepseek3")
+    config |= {"model_type": "glm4_moe_lite", "num_hidden_layers": layers, "vocab_size": 154880}
+    said = {key: value for key, value in gguf.metadata.items() if not key.endswith("expert_gating_func")}
+    said |= {"deepseek2.block_count": layers, "tokenizer.ggml.tokens": ["a"] * 154880}
+    assert ("expert_gating_func" not in check_metadata(replace(gguf, metadata=said), config).detail) is known
+
+
+def vocabulary(folder: Path, gguf: GgufFile) -> Check:
+    tokenizer = load_tokenizer(folder)
+    own = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
+    return check_vocabulary(gguf, tokenizer, own, read_files(folder), config_of(folder))
+
+
+def test_a_token_for_unknown_text_that_is_never_written() -> None:
+    """The converter gives Nemotron's files token 1, whatever the tokenizer has. Bytes spell every text."""
+    folder, gguf = tiny_families.folder("nemotron"), read_gguf(tiny_families.gguf("nemotron"))
+    assert gguf.metadata["tokenizer.ggml.unknown_token_id"] == 1
+    check = vocabulary(folder, gguf)
+    assert check.verdict == "warn" and "unknown_token_id is 1, the reference has 0" in check.detail
+    types = [1 if kind == 6 else kind for kind in gguf.metadata["tokenizer.ggml.token_type"]]
+    without = replace(gguf, metadata={**gguf.metadata, "tokenizer.ggml.token_type": types})
+    assert vocabulary(folder, without).figure == 256 + 1  # each type, and the id

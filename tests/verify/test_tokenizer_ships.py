@@ -1,0 +1,137 @@
+"""The ids that are trained are those that llama.cpp makes of the converted vocabulary, whatever the folder says."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tiny
+import training
+from skill_train.core import resources
+from skill_train.core import worker as native
+from skill_train.gguf.convert import convert
+from skill_train.llama import get_converter as toolchain
+from skill_train.reference import load as reference
+from skill_train.verify.check_tokens import HARD_STRINGS
+
+pytestmark = pytest.mark.slow
+
+TEXTS = [
+    "<s>[INST] Hi  there [/INST]  fine</s>",
+    "[INST]Hi",
+    "    return  x",
+    "<|user|>\n Hi<|end|>\n<|assistant|>\n  Yes.<|end|> x",
+    "<s>[INST] <<SYS>>\nBe brief.\n<</SYS>>\n\nWhat is 12345? [/INST]",
+    *(text for text in HARD_STRINGS if "\u0301" not in text),  # no llama.cpp vocabulary composes accents
+]
+METASPACE = {"type": "Metaspace", "replacement": "▁", "split": False}
+
+
+def model(kind: str, folder: Path, *, tokenizer: dict[str, Any] | None = None, **config: Any) -> Path:
+    """A copy of a tiny model whose tokenizer_config.json, and tokenizer.json, say something else."""
+    made = folder / "model"
+    shutil.copytree(tiny.cached(kind), made)
+    for name, changes in (("tokenizer_config.json", config), ("tokenizer.json", tokenizer or {})):
+        file = made / name
+        file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+    return made
+
+
+def shipped(folder: Path, work: Path, texts: list[str]) -> list[list[int]]:
+    """The ids of llama.cpp from the converted file."""
+    options: dict[str, Any] = {"progress": lambda *_: None, "warn": lambda *_: None, "toolchain": toolchain.find()}
+    convert(model=folder, out=work, record=work / "convert.json", name="m", outtype="f16", **options)
+    job = {"gguf": str(work / "m-f16.gguf"), "context_tokens": 64, "threads": 1, "vocabulary": None, "plain": texts}
+    nothing: dict[str, Any] = {"special": [], "sequences": [], "prompts": [], "scored": [], "base_rows": 0}
+    job |= nothing | {"tuned": None, "base": None}
+    return list(native.run_worker("skill_train.llama.inference_worker", job)["plain"])
+
+
+@pytest.mark.parametrize(
+    ("kind", "tokenizer", "config", "without"),
+    [
+        ("llama-spm", {}, {"tokenizer_class": "LlamaTokenizer"}, None),
+        ("llama-spm", {}, {"tokenizer_class": "LlamaTokenizerFast", "legacy": False}, None),
+        ("llama-spm", {}, {"tokenizer_class": "LlamaTokenizer", "legacy": True}, None),
+        ("llama-spm", {}, {"tokenizer_class": "CodeLlamaTokenizer"}, None),
+        ("llama-spm", {}, {"tokenizer_class": "GemmaTokenizer"}, None),
+        ("llama-spm", {}, {"add_prefix_space": False}, None),
+        ("llama-spm", {"normalizer": None, "pre_tokenizer": METASPACE | {"prepend_scheme": "first"}}, {}, None),
+        ("llama-spm", {"normalizer": None, "pre_tokenizer": METASPACE | {"prepend_scheme": "always"}}, {}, None),
+        ("llama-spm", {"normalizer": None, "pre_tokenizer": METASPACE | {"prepend_scheme": "never"}}, {}, None),
+        ("llama-spm", {}, {"tokenizer_class": "LlamaTokenizer"}, "tokenizer.model"),
+        ("llama-spm", {}, {}, "tokenizer.json"),
+        ("llama-spm", {}, {"tokenizer_class": "LlamaTokenizer"}, "tokenizer.json"),
+        ("llama-spm", {}, {"tokenizer_class": "LlamaTokenizer", "legacy": False}, "tokenizer.json"),
+        ("llama-spm", {}, {"add_prefix_space": False}, "tokenizer.json"),
+        ("mistral", {}, {"tokenizer_class": "LlamaTokenizer"}, "tokenizer.json"),
+        ("gemma", {}, {}, "tokenizer.json"),
+        ("gemma", {}, {"tokenizer_class": "LlamaTokenizer"}, "tokenizer.json"),
+        ("phi3", {}, {}, None),
+        ("phi3", {}, {"tokenizer_class": "LlamaTokenizer", "legacy": False}, None),
+        ("mistral", {}, {"tokenizer_class": "LlamaTokenizer"}, None),
+        ("gpt2", {}, {"add_prefix_space": True}, None),
+        ("llama-bpe", {}, {"tokenizer_class": "GPT2Tokenizer", "add_prefix_space": True}, None),
+        ("gemma", {}, {"tokenizer_class": "LlamaTokenizer"}, None),
+    ],
+)
+def test_what_is_trained_is_what_ships(kind: str, tokenizer: Any, config: Any, without: Any, tmp_path: Path) -> None:
+    folder = model(kind, tmp_path, tokenizer=tokenizer, **config)
+    if without:
+        (folder / without).unlink()
+    trained = resources.train_module().load_tokenizer({"model": str(folder), "revision": None})
+    checked = reference.load_tokenizer(folder)
+    ids = [trained(text, add_special_tokens=False).input_ids for text in TEXTS]
+    assert ids == [checked(text, add_special_tokens=False).input_ids for text in TEXTS]
+    assert ids == shipped(folder, tmp_path, TEXTS)
+
+
+def test_llama_2_reads_inst_as_its_tokenizer_json_does(tmp_path: Path) -> None:
+    """518 and 29961: the ids of `[` with and without a space before it in Llama 2's published vocabulary."""
+    folder = model("llama-spm", tmp_path, tokenizer_class="LlamaTokenizer")
+    tokenizer = resources.train_module().load_tokenizer({"model": str(folder), "revision": None})
+    assert tokenizer("<s>[INST]", add_special_tokens=False).input_ids[1] == 518
+
+
+def other_pieces(folder: Path) -> None:
+    """The pieces for 518 and 519 change places in tokenizer.model; tokenizer.json stays."""
+    from sentencepiece import sentencepiece_model_pb2
+
+    file = folder / "tokenizer.model"
+    said = sentencepiece_model_pb2.ModelProto.FromString(file.read_bytes())
+    said.pieces[518].piece, said.pieces[519].piece = said.pieces[519].piece, said.pieces[518].piece
+    file.write_bytes(said.SerializeToString())
+
+
+def test_two_vocabularies_in_one_folder_are_refused_before_the_training(tmp_path: Path) -> None:
+    folder = model("llama-spm", tmp_path)
+    program = resources.train_module()
+    kept = program.load_tokenizer({"model": str(folder), "revision": None})
+    other_pieces(folder)
+    assert shipped(folder, tmp_path, ["<s>[INST]"]) != [kept("<s>[INST]", add_special_tokens=False).input_ids]
+    with pytest.raises(program.Refused) as caught:
+        program.load_tokenizer({"model": str(folder), "revision": None})
+    assert caught.value.error["code"] == "tokenizers_differ"
+    assert "518" in caught.value.error["got"]
+    (folder / "tokenizer.json").unlink()  # the way out that the hint names
+    alone = program.load_tokenizer({"model": str(folder), "revision": None})
+    assert alone("<s>[INST]", add_special_tokens=False).input_ids[1] == 519
+
+
+@pytest.mark.parametrize("kind", ["llama-spm", "mistral", "gemma", "phi3"])
+def test_the_two_files_of_published_vocabularies_agree(kind: str) -> None:
+    assert resources.train_module().load_tokenizer({"model": str(tiny.cached(kind)), "revision": None})
+
+
+def test_the_count_of_tokens_says_that_another_class_was_named(tmp_path: Path) -> None:
+    folder = model("llama-spm", tmp_path, tokenizer_class="LlamaTokenizer")
+    program = resources.train_module()
+    recipe = training.resolved(folder, tiny.write_rows(tmp_path / "rows.jsonl", 3))
+    (note,) = program.Encoder(recipe, program.load_tokenizer({"model": str(folder), "revision": None})).notes
+    assert "LlamaTokenizer" in note
+    plain = program.load_tokenizer({"model": str(tiny.cached("llama-spm")), "revision": None})
+    assert program.Encoder(recipe, plain).notes == []

@@ -1,0 +1,148 @@
+"""No false alarm: correct exports, made by PEFT and llama.cpp alone, pass every check."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gguf_maker
+import tiny
+import verify_rows
+from skill_train.core.errors import UsageError
+from skill_train.verify.step import verify
+
+pytestmark = pytest.mark.slow
+
+# What a run with conversations is checked for; gpt2 has no chat template.
+CHECKS = {
+    *(
+        "file",
+        "types",
+        "metadata",
+        "vocabulary",
+        "weights",
+        "tensors",
+        "loads",
+        "tokens",
+        "special_tokens",
+        "stop_tokens",
+        "chat_template",
+    ),
+    *("trained_is_shipped", "logits", "tuned", "answers"),
+}
+
+
+def proof(made: gguf_maker.Export, record: Path, **changes: Any) -> dict[str, Any]:
+    arguments: dict[str, Any] = {
+        "reference": made.base,
+        "adapter": made.adapter,
+        "base": made.base,
+        "ggufs": made.ggufs,
+        "rows": [],
+        "held_out": [],
+        "record": record,
+        "tokens": 256,
+    }
+    return verify(**arguments | changes, progress=lambda *_: None, warn=lambda *_: None)
+
+
+def complaints(record: dict[str, Any]) -> list[dict[str, Any]]:
+    return [check for check in record["checks"] if check["verdict"] != "pass"]
+
+
+@pytest.mark.parametrize("kind", ["llama-spm", "qwen2", "qwen3", "gemma"])
+def test_a_correct_export_passes_every_check(kind: str, tmp_path: Path) -> None:
+    made = gguf_maker.exported(kind)
+    rows = verify_rows.chats(made.base, 8)
+    large = kind.startswith("qwen")  # a real vocabulary of 152 000 tokens
+    record = proof(made, tmp_path / "verify.json", rows=rows, held_out=rows, tokens=100 if large else 256)
+    assert complaints(record) == []
+    assert record["verdict"] == "pass"
+    for file in made.ggufs:
+        assert {check["name"] for check in record["checks"] if check["file"] == file.name} == CHECKS
+    assert {one["name"] for one in record["not_checked"]} == {"digest"}
+    assert json.loads((tmp_path / "verify.json").read_text()) == record
+
+
+def test_a_model_without_a_chat_template_and_rows_of_plain_text(tmp_path: Path) -> None:
+    made = gguf_maker.exported("gpt2")
+    record = proof(made, tmp_path / "verify.json", rows=verify_rows.texts(made.base, 6))
+    assert complaints(record) == []
+    names = {check["name"] for check in record["checks"] if check["file"] == "model-q4_k_m.gguf"}
+    assert names == CHECKS - {"chat_template"}
+
+
+def test_without_a_run_the_built_in_texts_are_used(tmp_path: Path) -> None:
+    made = gguf_maker.exported("gemma")
+    alone = [made.file("q4_k_m")]
+    record = proof(made, tmp_path / "verify.json", reference=made.merged, adapter=None, base=None, ggufs=alone)
+    assert complaints(record) == []
+    assert record["samples"]["tokens"] > 128 and record["samples"]["answers"] > 0
+    assert {one["name"] for one in record["not_checked"]} == {"digest", "tuned", "trained_is_shipped"}
+
+
+def test_a_file_of_the_base_is_not_the_merged_model(tmp_path: Path) -> None:
+    made, untuned = gguf_maker.exported("gemma"), gguf_maker.exported("gemma", times=0)
+    files = [untuned.file("f16")]
+    record = proof(made, tmp_path / "verify.json", reference=made.merged, adapter=None, base=None, ggufs=files)
+    assert record["verdict"] == "fail"
+    assert "logits" in {check["name"] for check in complaints(record)}
+
+
+def test_the_same_question_is_answered_from_the_record(tmp_path: Path) -> None:
+    made, record = gguf_maker.exported("gemma"), tmp_path / "verify.json"
+    file = tmp_path / "model-f16.gguf"
+    shutil.copy(made.file("f16"), file)
+    first = proof(made, record, ggufs=[file], tokens=64)
+    assert proof(made, record, ggufs=[file], tokens=64) == first | {"reused": True}
+    file.write_bytes(file.read_bytes()[:-100])
+    again = proof(made, record, ggufs=[file], tokens=64)
+    assert "reused" not in again
+    assert [check["name"] for check in complaints(again)] == ["file"]
+
+
+def test_a_proof_in_the_folder_of_its_reference_is_found_again(tmp_path: Path) -> None:
+    """As of a run inside its base, or of a file that lies beside the weights: neither is part of the reference."""
+    made = gguf_maker.exported("gemma")
+    model = Path(shutil.copytree(made.merged, tmp_path / "model"))
+    file = Path(shutil.copy(made.file("q8_0"), model))
+    given: dict[str, Any] = {"reference": model, "adapter": None, "base": None, "ggufs": [file], "tokens": 64}
+    first = proof(made, model / "verify.json", **given)
+    assert set(first["inputs"]["reference"]) == {path.name for path in made.merged.iterdir()}
+    assert proof(made, model / "verify.json", **given) == first | {"reused": True}
+
+
+def test_an_adapter_without_effect_is_a_warning(tmp_path: Path) -> None:
+    made = gguf_maker.exported("gemma", times=0)
+    nothing = tiny.adapter(made.base, tmp_path / "adapter", size=0.0)
+    record = proof(made, tmp_path / "verify.json", adapter=nothing, ggufs=[made.file("f16")])
+    assert [(check["name"], check["verdict"]) for check in complaints(record)] == [("tuned", "warn")]
+
+
+def test_a_missing_file_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
+    made = gguf_maker.exported("gemma")
+    with pytest.raises(UsageError, match=r"absent\.gguf does not exist"):
+        proof(made, tmp_path / "verify.json", ggufs=[tmp_path / "absent.gguf"])
+    assert not (tmp_path / "verify.json").exists()
+
+
+def test_a_file_of_another_model_is_judged_not_crashed_on(tmp_path: Path) -> None:
+    """Its vocabulary is fifty times as large, so what it answers are no tokens of the reference."""
+    made, other = gguf_maker.exported("gemma"), gguf_maker.exported("llama-spm")
+    rows = verify_rows.chats(made.base, 4)
+    record = proof(made, tmp_path / "verify.json", rows=rows, held_out=rows, ggufs=[other.file("f16")])
+    assert record["verdict"] == "fail"
+    assert {"vocabulary", "metadata"} <= {check["name"] for check in record["checks"] if check["verdict"] == "fail"}
+
+
+def test_two_files_of_one_name_are_refused(tmp_path: Path) -> None:
+    """A proof names files by their names."""
+    made = gguf_maker.exported("gemma")
+    twin = Path(shutil.copy(made.file("f16"), tmp_path / made.file("f16").name))
+    with pytest.raises(UsageError) as raised:
+        proof(made, tmp_path / "verify.json", ggufs=[made.file("f16"), twin])
+    assert raised.value.code == "bad_usage" and str(twin) in raised.value.got

@@ -1,0 +1,137 @@
+"""Every row of every tensor of every family: a fault anywhere is named, and a correct file passes."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+import gguf_edit
+import gguf_maker
+import tiny
+import tiny_families
+from gguf_faults import exchanged, of_weights, planted, times
+from skill_train.llama.gguf_header import GgufFile, read_gguf
+from skill_train.verify.check import Check, NotChecked
+from skill_train.verify.weights.check import check_weights
+
+pytestmark = pytest.mark.slow
+
+
+def said(files: list[GgufFile], model: Path, adapter: Path | None = None) -> dict[str, Check]:
+    found = check_weights(files, model, adapter)
+    return {name: next(one for one in each if isinstance(one, Check)) for name, each in found.items()}
+
+
+# In every run; `make torture` plants them in files of all families.
+_SAMPLE = {"gemma1", "gemma2", "gemma3", "llama3", "llama-bias", "mixtral", "stablelm", "cohere", "starcoder2"}
+_SAMPLE |= {"phi3-long", "qwen3next", "granitehybrid"}
+_UNTRIED = {"dots1", "llama4", "minimaxm2"}  # not in weight_places.TRIED: a difference may be an arrangement
+_CASES = [
+    pytest.param(family, kind, marks=[] if family in _SAMPLE else pytest.mark.torture)
+    for family in sorted(tiny_families.FAMILIES.keys() - _UNTRIED)
+    for kind in ("f16", "q8_0")
+]
+
+
+@pytest.mark.parametrize(("family", "kind"), _CASES)
+def test_a_planted_fault_is_named(family: str, kind: str, tmp_path: Path) -> None:
+    good = read_gguf(tiny_families.gguf(family, kind))
+    wrong = of_weights(good)
+    assert len(wrong) >= 6
+    files = {
+        name: planted(good, tensor, edit, tmp_path / f"{number}.gguf")
+        for number, (name, (tensor, edit)) in enumerate(wrong.items())
+    }
+    checks = said([good, *files.values()], tiny_families.folder(family))
+    assert checks[good.path.name].verdict == "pass", checks[good.path.name].detail
+    missed = {
+        name: checks[file.path.name].detail
+        for name, file in files.items()
+        if checks[file.path.name].verdict != "fail" or wrong[name][0] not in checks[file.path.name].detail
+    }
+    assert missed == {}
+
+
+@pytest.mark.parametrize("family", tiny_families.by_default())
+def test_every_tensor_of_a_correct_file_is_that_of_the_model(family: str) -> None:
+    """No tensor is left out, and none is held to a wrong arrangement."""
+    files = [read_gguf(tiny_families.gguf(family, kind)) for kind in ("f16", "q8_0")]
+    for check in said(files, tiny_families.folder(family)).values():
+        assert (check.verdict, check.figures["looked_at"]) == ("pass", len(files[0].tensors)), check.detail
+
+
+def test_a_weight_that_was_left_out_is_named(tmp_path: Path) -> None:
+    """llama.cpp loads such a file, and computes without the bias."""
+    lost = gguf_edit.rewrite(
+        tiny_families.gguf("stablelm"), tmp_path / "model-f16.gguf", without=("blk.0.attn_q.bias",)
+    )
+    check = said([read_gguf(lost)], tiny_families.folder("stablelm"))[lost.name]
+    assert check.verdict == "fail" and "blk.0.attn_q.bias is missing" in check.detail
+
+
+def test_what_differs_in_an_architecture_that_nobody_tried_is_not_judged(tmp_path: Path) -> None:
+    """The difference may be an arrangement that is not known. The file does not pass, and does not fail."""
+    good = read_gguf(tiny_families.gguf("stablelm"))
+    files = [good, planted(good, "blk.1.attn_norm.weight", times(1.02), tmp_path / "norm.gguf")]
+    for number, file in enumerate(files):
+        (tmp_path / f"other-{number}.gguf").write_bytes(file.path.read_bytes().replace(b"stablelm", b"baichuan"))
+    read = [read_gguf(tmp_path / f"other-{number}.gguf") for number in range(2)]
+    found = check_weights(read, tiny_families.folder("stablelm"), None)
+    same, differs = found["other-0.gguf"], found["other-1.gguf"]
+    assert [one.verdict for one in same if isinstance(one, Check)] == ["pass"]
+    check, not_checked = differs
+    assert isinstance(check, Check) and check.verdict == "warn" and "blk.1.attn_norm.weight" in check.detail
+    assert isinstance(not_checked, NotChecked) and "blk.1.attn_norm.weight" in not_checked.reason
+
+
+@pytest.mark.parametrize("family", ["mixtral", "stablelm"])
+def test_a_merge_in_bfloat16_passes_and_the_base_does_not(family: str, tmp_path: Path) -> None:
+    base = tiny_families.folder(family)
+    targets = ["q_proj", "k_proj", "v_proj", "o_proj"]
+    adapter = tiny.adapter(base, tmp_path / "adapter", targets=targets, size=0.1)
+    merged = gguf_maker.merge(base, adapter, tmp_path / "merged")
+    stored = merged / "model.safetensors"
+    save_file({name: weight.bfloat16() for name, weight in load_file(stored).items()}, stored, {"format": "pt"})
+    files = [read_gguf(gguf_maker.export(merged, tmp_path / "gguf", quants=("q8_0",)))]
+    files += [read_gguf(tmp_path / "gguf" / "model-q8_0.gguf"), read_gguf(tiny_families.gguf(family, "q8_0"))]
+    untuned = Path(shutil.copy(files.pop().path, tmp_path / "base.gguf"))
+    checks = said([*files, read_gguf(untuned)], base, adapter)
+    assert [checks[file.path.name].verdict for file in files] == ["pass", "pass"], checks
+    assert checks["base.gguf"].verdict == "fail" and "attn_" in checks["base.gguf"].detail
+
+
+@pytest.mark.parametrize(
+    ("model", "file"),
+    [
+        ("falcon7", "bloom"),
+        ("bloom", "falcon"),
+        ("mamba", "llama3"),
+        ("qwen3moe", "deepseek2"),
+        ("deepseek3", "falcon"),
+    ],
+)
+def test_a_file_of_another_architecture_fails_and_does_not_end_the_command(model: str, file: str) -> None:
+    gguf = read_gguf(tiny_families.gguf(file))
+    assert said([gguf], tiny_families.folder(model))[gguf.path.name].verdict == "fail"
+
+
+@pytest.mark.parametrize("size", [1e-24, 1e-8, 1e-6, 1e-5])
+def test_rows_of_tokens_that_nobody_trained_are_no_fault(size: float, tmp_path: Path) -> None:
+    """Llama 3's reserved tokens have embeddings next to nothing, which the scales of a quantized type, in f16, cannot
+    hold: the row is zeros in the file. Other rows are still compared."""
+    model = Path(shutil.copytree(tiny.cached("gemma", hidden=256), tmp_path / "model"))
+    stored = model / "model.safetensors"
+    weights = load_file(stored)
+    weights["model.embed_tokens.weight"][300:340] *= size
+    save_file(weights, stored, {"format": "pt"})
+    kinds = ("q8_0", "q6_k", "q5_k_m", "q4_k_m", "q3_k_m", "q2_k", "iq4_xs")
+    gguf_maker.export(model, tmp_path / "gguf", quants=kinds)
+    files = [read_gguf(file) for file in sorted((tmp_path / "gguf").iterdir())]
+    assert len(files) == 1 + len(kinds)
+    assert {name: one.detail for name, one in said(files, model).items() if one.verdict != "pass"} == {}
+    quantized = next(file for file in files if file.path.name == "model-q8_0.gguf")
+    wrong = planted(quantized, "token_embd.weight", exchanged(17, 320), tmp_path / "wrong.gguf")
+    assert said([wrong], model)["wrong.gguf"].verdict == "fail"
