@@ -73,6 +73,15 @@ STOPPED: dict[str, tuple[str, dict[str, Any], str]] = {
     "starcoder2-bias": ("starcoder2", GROUPED | {"use_bias": False}, "use_bias"),
     "gemma-vocabulary": ("gemma", GEMMA, "tokenizer.model"),
     "nemotron-vocabulary": ("nemotron", GROUPED, "tokenizer.model"),
+    "qwen2-moe-shares": (
+        "qwen2_moe",
+        ROUTED | {"shared_expert_intermediate_size": 128, "norm_topk_prob": True},
+        "norm_topk_prob",
+    ),
+    "qwen3-moe-shares": ("qwen3_moe", ROUTED | {"norm_topk_prob": False}, "norm_topk_prob"),
+    "olmoe-shares": ("olmoe", ROUTED | {"num_key_value_heads": 4, "norm_topk_prob": True}, "norm_topk_prob"),
+    "olmoe-heads": ("olmoe", ROUTED, "num_key_value_heads"),
+    "dots1-heads": ("dots1", ROUTED, "num_key_value_heads"),
     "llama-relu": ("llama", GROUPED | {"hidden_act": "relu"}, "hidden_act"),
     "qwen2-gelu": ("qwen2", GROUPED | {"hidden_act": "gelu"}, "hidden_act"),
 }
@@ -108,7 +117,7 @@ WINDOWS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2-half": ("qwen2", WINDOW | SWITCHED | {"max_window_layers": 1}),
     "qwen2-moe": ("qwen2_moe", EXPERTS | SWITCHED | {"max_window_layers": 2, "shared_expert_intermediate_size": 128}),
     "qwen3": ("qwen3", WINDOW | SWITCHED),
-    "qwen3-moe": ("qwen3_moe", EXPERTS | SWITCHED),
+    "qwen3-moe": ("qwen3_moe", EXPERTS | SWITCHED | {"norm_topk_prob": True}),
     "smollm3": (
         "smollm3",
         WINDOW | {"use_sliding_window": True, "layer_types": ["sliding_attention"] * 2, "no_rope_layers": [1, 1]},
@@ -194,7 +203,9 @@ def test_a_model_as_transformers_saves_it_converts(name: str, tmp_path: Path) ->
     require_same(model, tmp_path)
 
 
-@pytest.mark.parametrize("name", tiny_families.by_default(STOPPED, ("falcon-alibi", "gpt2-width", "llama-relu")))
+@pytest.mark.parametrize(
+    "name", tiny_families.by_default(STOPPED, ("falcon-alibi", "gpt2-width", "qwen3-moe-shares", "llama-relu"))
+)
 def test_what_is_refused_before_the_training_is_rightly_refused(name: str, tmp_path: Path) -> None:
     """The converter itself, without our words: it fails, or llama.cpp cannot load or computes something else."""
     kind, fields, word = STOPPED[name]

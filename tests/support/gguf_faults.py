@@ -17,7 +17,8 @@ from skill_train.llama.gguf_header import GgufFile, read_gguf
 Edit = Callable[[np.ndarray], None]
 BLOCK = 34  # bytes of Q8_0: a scale in f16, and 32 numbers
 _SCALARS = {0: "<B", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q"}  # by GGUF's number of the type
-_PRE = {"qwen2": "llama-bpe", "gpt-2": "llama-bpe", "llama-bpe": "gpt-2", "smollm": "gpt-2"}
+# Ways that cut words otherwise. For Qwen that is not llama-bpe: its vocabulary has no token of several digits.
+_PRE = {"qwen2": "gpt-2", "gpt-2": "llama-bpe", "llama-bpe": "gpt-2", "smollm": "gpt-2"}
 
 
 @dataclass(frozen=True)

@@ -112,7 +112,7 @@ def test_the_system_kills_the_child(chain: Chain, tmp_path: Path, name: str, rec
 # The converter has no name yet when its process starts.
 WORKERS = {
     "train": "train.py",
-    "convert": "runpy.run_path",
+    "convert": "converter_child",
     "quantize": "quantize_worker",
     "verify": "inference_worker",
 }

@@ -136,6 +136,19 @@ _SCALE = (
     _is_scaled_otherwise,
     "llama.cpp scales the attention of Gemma by head_dim, and this one has another query_pre_attn_scalar",
 )
+# llama.cpp decides for a whole family whether the shares of the chosen experts are scaled to sum to one.
+_SHARES_KEPT = (
+    lambda config: config.get("norm_topk_prob", False) is not False,
+    "llama.cpp keeps the shares of this family's experts as they are, and this one scales them (norm_topk_prob: true)",
+)
+_SHARES_SCALED = (
+    lambda config: config.get("norm_topk_prob", False) is not True,
+    "llama.cpp scales the shares of this family's experts, and this one keeps them (norm_topk_prob: false)",
+)
+_AS_MANY_HEADS = (
+    lambda config: config.get("num_key_value_heads") not in (None, config.get("num_attention_heads")),
+    "llama.cpp takes as many heads of keys as of queries for this family, and this one has fewer (num_key_value_heads)",
+)
 # Architecture: what to look for in its config.json, and what then stops it.
 _COMPUTED_OTHERWISE: dict[str, tuple[tuple[Callable[[Config], bool], str], ...]] = {
     "BambaForCausalLM": (
@@ -189,6 +202,10 @@ _COMPUTED_OTHERWISE: dict[str, tuple[tuple[Callable[[Config], bool], str], ...]]
             "llama.cpp gives MPT no positions with alibi: false, and transformers computes ALiBi all the same",
         ),
     ),
+    "Qwen2MoeForCausalLM": (_SHARES_KEPT,),
+    "Qwen3MoeForCausalLM": (_SHARES_SCALED,),
+    "OlmoeForCausalLM": (_SHARES_KEPT, _AS_MANY_HEADS),
+    "Dots1ForCausalLM": (_AS_MANY_HEADS,),
     "PhiForCausalLM": (_NORMS,),
     "StableLmForCausalLM": (_NORMS,),
     "CohereForCausalLM": (_TIED,),
