@@ -1,6 +1,6 @@
 """The command line: its commands in the order of `--help`, and the one place where an error becomes an exit code.
 
-Importing it loads none of the heavy libraries.
+Importing it imports no command.
 """
 
 from __future__ import annotations
@@ -14,32 +14,69 @@ import shlex
 import signal
 import sys
 from contextlib import suppress
+from importlib import import_module
 from typing import cast
 
 import click
 
-from skill_train.commands import (
-    cli_local,  # importing a module adds its commands; in the order of --help, not of the alphabet
-)
-
-# isort: split
-from skill_train.commands import cli_cloud
-
-# isort: split
-from skill_train.commands import cli_export
-
-# isort: split
-from skill_train.commands import cli_skills
-
-# isort: split
-from skill_train.commands._frame import FORMATS, cli
+from skill_train.commands._frame import FORMATS, Commands
 from skill_train.core import waiting
 from skill_train.core.console import Console, Format, ReaderGone, silence
 from skill_train.core.errors import DecisionNeeded, Interrupted, SkillTrainError, UsageError, out_of_memory
 from skill_train.core.garbage import search_seldom
 from skill_train.core.secrets import refuse_in_arguments
 
-__all__ = ["cli", "cli_cloud", "cli_export", "cli_local", "cli_skills", "main"]
+# In the order of the help page: the module in commands/, and the first sentence of its help.
+COMMANDS = {
+    "data": "Say what format a dataset has, which methods can use it, and which rows training would refuse.",
+    "plan": "Decide whether to train here or in the cloud, with memory, time, cost and reasons; spends nothing.",
+    "local": "Train a LoRA adapter on this machine and end with a smoke verdict.",
+    "submit": "Run a recipe, a plan or a local run as a job of Hugging Face; without --yes show cost and uploads only.",
+    "status": "Say how far a run is, what it has cost, how long it will take, and why it failed.",
+    "logs": "Show the log of a job, each line once, across connections that break.",
+    "wait": "Wait until a job has ended; exit 0 when it COMPLETED, else the reason.",
+    "cancel": "End a job.",
+    "pull": "Fetch what a job kept, the adapter and its records, digests checked, so that merge and export work as "
+    "here.",
+    "resume": "Go on from the newest checkpoint in a new job, after a timeout, a cancel, a crash or no credit.",
+    "diff": "Say exactly what differs between two runs: in the recipe, where nothing may, and in the placement.",
+    "merge": "Merge an adapter into its base, tensor by tensor, and check the result against base + adapter.",
+    "export-gguf": "Convert a run, or a model folder, to GGUF and quantize it.",
+    "verify": "Check each GGUF against the model that was trained: file, tokens, template, logits, answers.",
+    "evaluate": "Measure base, tuned model and GGUF files on rows that never trained, with intervals.",
+    "report": "Write one HTML page about a run, or about several side by side.",
+    "push": "Push a run's adapter, merged model or GGUF files to the Hub, with a model card that carries the proof.",
+    "demo": "Run the whole chain on an embedded model and dataset, offline, and show each stage with its proof.",
+    "doctor": "Check this installation: versions, accelerator, memory, disk, token, converter; each problem with its "
+    "remedy.",
+    "skills": "Put this skill where coding agents look for it, and see whether it is still current there.",
+}
+GROUPS = frozenset({"skills"})
+
+
+class _LazyCommands(Commands):
+    """Imports the module of a command when it is called. The help page needs none of them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        name = cmd_name.replace("-", "_")
+        return cast(click.Command, getattr(import_module(f"skill_train.commands.{name}"), name))
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        limit = formatter.width - 6 - max(map(len, COMMANDS))  # as click.Group has it
+        rows = [(name, click.Command(name, help=text).get_short_help_str(limit)) for name, text in COMMANDS.items()]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
+
+@click.group(cls=_LazyCommands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+@click.version_option(package_name="skill-train", prog_name="skill-train")
+def cli() -> None:
+    """The fine-tune that proves itself: train a LoRA here or in the cloud, merge it, export it to GGUF, check it."""
 
 
 def _make_ready() -> None:
@@ -115,7 +152,7 @@ def _bad_usage(error: click.ClickException, known: list[str]) -> UsageError:
 def _command_in(arguments: list[str]) -> str:
     """The command that was asked for, with its group, whether it exists or not."""
     words = [argument for argument in arguments if not argument.startswith("-")]
-    return " ".join(words[: 1 + isinstance(cli.commands.get(words[0]), click.Group)]) if words else ""
+    return " ".join(words[: 1 + (words[0] in GROUPS)]) if words else ""
 
 
 def _known(arguments: list[str]) -> list[str]:
@@ -123,7 +160,7 @@ def _known(arguments: list[str]) -> list[str]:
     group: click.Command | None = cli
     known = []
     for word in _command_in(arguments).split():
-        group = group.commands.get(word) if isinstance(group, click.Group) else None
+        group = group.get_command(click.Context(group), word) if isinstance(group, click.Group) else None
         if group is None:
             break
         known.append(word)

@@ -193,18 +193,19 @@ def test_while_a_start_is_in_doubt_nothing_is_kept(cloud: Cloud) -> None:
 
 def test_a_job_that_is_started_while_one_looks_is_not_hidden(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
     """The answer is of the record as it was read, not of the one that another process has written since."""
-    from skill_train.commands import chain_follow
+    from skill_train.commands import _job_snapshot
+    from skill_train.commands import status as status_command
 
     _ended_long_ago(cloud)
-    look = chain_follow.look
+    look = _job_snapshot.snapshot
 
-    def overtaken(run: cloud_run.CloudRun, console: Console) -> chain_follow.About:
+    def overtaken(run: cloud_run.CloudRun, console: Console) -> _job_snapshot.Snapshot:
         about = look(run, console)
         cloud.start("pass")
         return about
 
     with monkeypatch.context() as patch:
-        patch.setattr(chain_follow, "look", overtaken)
+        patch.setattr(status_command, "snapshot", overtaken)
         assert cloud.on("status").data["attempt"] == 1
     assert cloud.on("status").data["attempt"] == 2
 

@@ -554,18 +554,18 @@ def test_a_job_of_another_folder_is_found_when_it_is_this_ones_turn(
     cloud: Cloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was started after the command looked, and before it has the run directory for itself."""
-    from skill_train.commands import chain_fetch
+    from skill_train.commands import resume as resume_command
 
     first = _cancelled(cloud)
     cloud.hub.faults.add_job(JobFault("stuck", attempt=None))
-    priced = chain_fetch._price
+    priced = resume_command._price
 
     def meanwhile(flavor: str) -> tuple[float | None, str]:
-        monkeypatch.setattr(chain_fetch, "_price", priced)
+        monkeypatch.setattr(resume_command, "_price", priced)
         cloud.hub.jobs.create(first.spec | {"labels": first.labels | {"attempt": "2"}}, "me", "me")
         return priced(flavor)
 
-    monkeypatch.setattr(chain_fetch, "_price", meanwhile)
+    monkeypatch.setattr(resume_command, "_price", meanwhile)
     data = cloud.on("resume", "--yes").data
     assert (data["reused"], data["job_id"], cloud.hub.jobs_created) == (True, cloud.hub.jobs.all[1].id, 2)
     assert (data["timeout_seconds"], data["cost_usd"]) == (None, None)  # of that job nobody here knows them

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from skill_train.commands import chain_submit
-from skill_train.commands.cloud_answer import Asked, command_of
+from skill_train.commands._submit_options import SubmitOptions, command_of
+from skill_train.commands._submit_plan import _repository, with_repository
 
 
 def _plan(model: str, data: str, *, local: bool = True) -> dict[str, Any]:
@@ -31,26 +31,28 @@ def _plan(model: str, data: str, *, local: bool = True) -> dict[str, Any]:
     ],
 )
 def test_the_repository_of_a_result(model: str, data: str, local: bool, expected: str) -> None:
-    assert chain_submit._repository(_plan(model, data, local=local), "me") == expected
+    assert _repository(_plan(model, data, local=local), "me") == expected
 
 
 def test_a_long_name_is_one_that_the_hub_takes() -> None:
     """At most 96 characters (huggingface_hub 2.4, validate_repo_id)."""
-    made = chain_submit._repository(_plan("a/" + "m" * 90, "/x/" + "d" * 200 + ".jsonl"), "me")
+    made = _repository(_plan("a/" + "m" * 90, "/x/" + "d" * 200 + ".jsonl"), "me")
     assert len(made) <= 96 and made.endswith("-01234567") and re.fullmatch(r"me/[a-z0-9][a-z0-9.-]*", made)
 
 
 def test_a_repository_that_was_said_is_taken() -> None:
     made = _plan("a/b", "/here/rows.jsonl")
     kept = made | {"policy": made["policy"] | {"hub_model_id": "me/kept"}}
-    assert chain_submit._with_repository(kept, Asked(), "me")["policy"]["hub_model_id"] == "me/kept"
-    said = chain_submit._with_repository(kept, Asked(hub_model_id="me/said"), "me")
+    assert with_repository(kept, SubmitOptions(), "me")["policy"]["hub_model_id"] == "me/kept"
+    said = with_repository(kept, SubmitOptions(hub_model_id="me/said"), "me")
     assert said["policy"] == {"hub_model_id": "me/said", "sensitive": False}
 
 
 def test_the_command_says_everything_again() -> None:
-    asked = Asked(source=Path("my run"), max_steps=5, max_cost=2.5, timeout="2h", run_dir=Path("x"), force_new=True)
+    asked = SubmitOptions(
+        source=Path("my run"), max_steps=5, max_cost=2.5, timeout="2h", run_dir=Path("x"), force_new=True
+    )
     assert command_of(asked, yes=True) == (
         "skill-train submit 'my run' --max-steps 5 --timeout 2h --max-cost 2.5 --run-dir x --force-new --yes"
     )
-    assert command_of(Asked(max_hours=4.0, rehearse=True), rehearse=False) == "skill-train submit --max-hours 4"
+    assert command_of(SubmitOptions(max_hours=4.0, rehearse=True), rehearse=False) == "skill-train submit --max-hours 4"

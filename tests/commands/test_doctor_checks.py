@@ -23,8 +23,8 @@ from packaging.specifiers import SpecifierSet
 from light import BASE, SOURCE, installation, run
 from machines import recorded_machine
 from skill_train.cli import main
-from skill_train.commands import doctor_checks as checks
-from skill_train.commands.doctor_packages import Package, packages, within
+from skill_train.commands import _doctor_checks as checks
+from skill_train.commands._doctor_packages import Package, packages, within
 from skill_train.core.errors import NativeCrash, NotInstalled
 
 ROOT = Path(__file__).resolve().parent.parent.parent

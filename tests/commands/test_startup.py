@@ -10,9 +10,10 @@ import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
+import click
 import pytest
 
-from skill_train.cli import cli
+from skill_train.cli import COMMANDS, GROUPS, cli
 from skill_train.run import cloud_record, last_look
 from skill_train.run.cloud_record import CloudRecord
 from skill_train.run.folder import RunDir
@@ -37,7 +38,7 @@ finally:
         ["--help"],
         ["--version"],
         ["nonsense"],
-        *([name, "--help"] for name in cli.commands),
+        *([name, "--help"] for name in COMMANDS),
         ["skills", "check", "--help"],
     ],
     ids=" ".join,
@@ -47,6 +48,33 @@ def test_help_loads_no_heavy_library(arguments: list[str]) -> None:
     assert done.returncode == (2 if arguments == ["nonsense"] else 0), done.stderr
     assert json.loads(done.stderr.splitlines()[-1]) == []
     assert done.stdout
+
+
+def test_the_help_page_imports_no_command() -> None:
+    """And the help of a command imports that one."""
+    modules = {name.replace("-", "_") for name in COMMANDS}
+    program = (
+        "import sys\nfrom skill_train.cli import main\ntry:\n    main(sys.argv[1:])\nfinally:\n"
+        f"    found = [name for name in {modules!r} if f'skill_train.commands.{{name}}' in sys.modules]\n"
+        "    print(*found, file=sys.stderr)"
+    )
+    assert _run("-c", program, "--help").stderr.split() == []
+    assert _run("-c", program, "export-gguf", "--help").stderr.split() == ["export_gguf"]
+
+
+def test_the_table_of_commands_says_what_they_say() -> None:
+    context = click.Context(cli)
+    found = {name: cli.get_command(context, name) for name in COMMANDS}
+    helps = {name: " ".join(command.help.split()) for name, command in found.items()}
+    assert {name: text for name, text in COMMANDS.items() if not f"{helps[name]} ".startswith(f"{text} ")} == {}
+    assert {name for name, command in found.items() if isinstance(command, click.Group)} == GROUPS
+    assert cli.get_command(context, "nonsense") is None
+
+
+def test_the_package_runs_as_a_module() -> None:
+    done, script = _run("-m", "skill_train", "--help"), subprocess.run([SCRIPT, "--help"], capture_output=True)
+    assert (done.returncode, done.stdout) == (0, script.stdout.decode())
+    assert _run("-m", "skill_train", "nonsense").returncode == 2
 
 
 def test_the_probe_sees_what_is_loaded() -> None:

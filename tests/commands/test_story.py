@@ -16,14 +16,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import click
 import pytest
 
 import secret_scan
 import tiny
 import training
+from command_tree import commands
 from hub_emulator import Hub, JobFault
-from skill_train.cli import cli
+from skill_train.cli import GROUPS
 
 pytestmark = pytest.mark.slow
 
@@ -56,7 +56,7 @@ def test_a_run_that_is_killed_is_the_run_that_was_trained_here(hub: Hub, tmp_pat
     hub.faults.add_job(JobFault("exit", 1, line=f'"step", "step": {step},', job=1))
     with secret_scan.arguments_of_processes() as arguments:
         texts = _story(hub, tmp_path, step)
-    assert _commands(texts) | SCANNED_IN_THE_DEMO == set(_leaves(cli))
+    assert _commands(texts) | SCANNED_IN_THE_DEMO == set(commands())
     argv = (tmp_path / "hook" / "argv.jsonl").read_bytes()
     texts |= {"arguments of processes": b"\n".join(arguments)}
     assert len(argv.splitlines()) > 5 and b"--job" in texts["arguments of processes"]
@@ -131,12 +131,4 @@ def _the_other_commands(call: Any) -> None:
 def _commands(said: dict[str, Any]) -> set[str]:
     """Those that were called: `2 skills check --target agents` is `skills check`."""
     words = [line.split()[1:3] for line in said if line != "arguments of processes"]
-    return {" ".join(pair[: 1 + isinstance(cli.commands[pair[0]], click.Group)]) for pair in words}
-
-
-def _leaves(group: click.Group) -> Iterator[str]:
-    for name, command in group.commands.items():
-        if isinstance(command, click.Group):
-            yield from (f"{name} {each}" for each in _leaves(command))
-        else:
-            yield name
+    return {" ".join(pair[: 1 + (pair[0] in GROUPS)]) for pair in words}

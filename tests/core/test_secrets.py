@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import click
 import pytest
 
-from skill_train.cli import cli, main
+from command_tree import commands
+from skill_train.cli import main
 from skill_train.cloud import preflight
 from skill_train.core.errors import AccessError, UsageError
 from skill_train.core.secrets import holds_token, masked
@@ -19,18 +19,10 @@ LETTERS = "aB3" * 11 + "x"  # 34 of them, as huggingface.co makes them
 TOKENS = [f"hf_{LETTERS}", f"api_org_{LETTERS}", f"hf_oauth_{LETTERS}"]
 
 
-def _commands(group: click.Group, *before: str) -> Iterator[tuple[list[str], click.Command]]:
-    for name, command in group.commands.items():
-        if isinstance(command, click.Group):
-            yield from _commands(command, *before, name)
-        else:
-            yield [*before, name], command
-
-
 # Each option of each command that takes text, and its first argument: `--repo`, `--model`, RUN …
 PLACES = [
-    [*words, *([parameter.opts[0]] if isinstance(parameter, click.Option) else [])]
-    for words, command in _commands(cli)
+    [*name.split(), *([parameter.opts[0]] if isinstance(parameter, click.Option) else [])]
+    for name, command in commands().items()
     for parameter in command.params
     if isinstance(parameter.type, (click.types.StringParamType, click.Path)) or isinstance(parameter, click.Argument)
 ]

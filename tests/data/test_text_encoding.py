@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from skill_train.commands import chain_data
+from skill_train.commands import data as data_command
 from skill_train.core.errors import SkillTrainError
 from skill_train.data import inspect as data_subject
 from skill_train.data import scan as dataset
@@ -34,7 +34,9 @@ def test_the_hint_mends_the_file(
     Path(name).write_bytes(text.encode(encoding))
     with pytest.raises(SkillTrainError) as caught:
         dataset.scan(Recipe(model="m", data=name))
-    error = chain_data._refusal(data_subject.look(Recipe(data=name), "sft", None), Counted({"fully_masked": None}, ""))
+    error = data_command._refusal(
+        data_subject.look(Recipe(data=name), "sft", None), Counted({"fully_masked": None}, "")
+    )
     assert error is not None and error.hint == caught.value.hint
     subprocess.run(["sh", "-c", caught.value.hint], check=True)
     mended = f"{Path(name).stem}.utf8{Path(name).suffix}"

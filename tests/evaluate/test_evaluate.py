@@ -120,7 +120,7 @@ def test_an_adapter_that_is_not_merged_is_asked_on_its_base(run: Path, made: ggu
 
 
 def test_a_model_trained_whole_has_no_adapter(run: Path, made: gguf_maker.Export, tmp_path: Path) -> None:
-    from skill_train.commands.chain_evaluate import tuned_of
+    from skill_train.commands.evaluate import tuned_of
     from skill_train.run.folder import RunDir
 
     copy = Path(shutil.copytree(run, tmp_path / "run", ignore=shutil.ignore_patterns("gguf", "adapter", "merge.json")))

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from skill_train.commands import tables
+from skill_train.commands.evaluate import draw_evaluation
 from skill_train.core.errors import NotInstalled, UsageError
 from skill_train.evaluate.backends import Model, Question, Replies, backend_of
 from skill_train.evaluate.figures import NOISE, Measured, differences, figures
@@ -166,7 +166,7 @@ def test_a_person_sees_figures_intervals_and_answers() -> None:
     data["differences"] = differences([base, tuned], ASKED)
     data["answers"] = [{"line": 7, "prompt": "[b]what?", "expected": "yes", "answers": {"base": "no", "tuned": "yes"}}]
     out = io.StringIO()
-    tables.draw_evaluation(Console(file=out, width=120), data)
+    draw_evaluation(Console(file=out, width=120), data)
     seen = out.getvalue()
     for text in (
         "75.0%",

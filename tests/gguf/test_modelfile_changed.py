@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import tiny
-from skill_train.commands.chain_gguf import export_gguf
+from skill_train.commands import export_gguf
 from skill_train.core.console import Console
 
 pytestmark = pytest.mark.slow
@@ -17,8 +17,7 @@ pytestmark = pytest.mark.slow
 
 def exported(model: Path, out: Path, quant: str) -> Any:
     console = Console("quiet", "export-gguf")
-    given: dict[str, Any] = {"lora": False, "llama_cpp": None, "fetch": False}
-    result = export_gguf(console, run=model, quant=quant, out=out, **given)
+    result = export_gguf.run(export_gguf.ExportOptions(model, quant=quant, out=out), console)
     said = {warning["code"]: warning["message"] for warning in console.warnings}
     return SimpleNamespace(rules=[each["rule"] for each in result.data["modelfile_reasons"]], said=said)
 

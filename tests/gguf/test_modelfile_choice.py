@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from skill_train.commands.chain_gguf import _for_ollama
+from skill_train.commands.export_gguf import _for_ollama
 from skill_train.gguf.export_files import model_of
 
 OUTPUTS = [{"quant": quant, "path": f"gguf/run-{quant}.gguf"} for quant in ("f16", "q8_0", "q4_k_m")]

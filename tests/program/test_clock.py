@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from skill_train.commands.chain_follow import age
+from skill_train.commands._job_snapshot import age
 from skill_train.core.resources import train_module
 
 PROGRAM = train_module()

@@ -20,8 +20,8 @@ import pytest
 
 import browser
 import light
+from command_tree import commands
 from pages import Page, differing
-from skill_train.cli import cli
 from skill_train.core.errors import UsageError
 from skill_train.report.step import report
 from skill_train.run.folder import RunDir
@@ -350,7 +350,7 @@ def test_the_commands_on_the_page_exist(run: Path) -> None:
     for words in named:
         if words[1] == "report":  # in a sentence
             continue
-        command = cli.commands[words[1]]
+        command = commands()[words[1]]
         options = {option for parameter in command.params for option in parameter.opts}
         assert {word for word in words if word.startswith("--")} <= options
 

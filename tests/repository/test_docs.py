@@ -15,7 +15,8 @@ import click
 import pytest
 import yaml
 
-from skill_train.cli import cli
+from command_tree import commands
+from skill_train.cli import GROUPS
 from skill_train.core.errors import EXIT_CODES
 from skill_train.estimate.step import Range
 from skill_train.plan import places as candidates
@@ -32,16 +33,7 @@ PAGES = sorted(
 )
 
 
-def _leaves(group: click.Group, prefix: str = "") -> dict[str, click.Command]:
-    """Every command by its full name, those of groups too."""
-    found: dict[str, click.Command] = {}
-    for name, command in group.commands.items():
-        inside = _leaves(command, f"{name} ") if isinstance(command, click.Group) else {prefix + name: command}
-        found |= inside
-    return found
-
-
-COMMANDS = _leaves(cli)
+COMMANDS = commands()
 OPTIONS = {name: {o for p in c.params for o in (*p.opts, *p.secondary_opts)} for name, c in COMMANDS.items()}
 # `skill-train` and the words after it, up to the end of the code or the line.
 COMMAND = re.compile(r"skill-train (?P<rest>[a-z][^`\n]*)")
@@ -221,7 +213,7 @@ def _wrong_commands(text: str) -> Iterator[str]:
     """Commands and options in the text that the command line does not have."""
     for match in COMMAND.finditer(text):
         words = _words(match["rest"])
-        name = " ".join(words[: 1 + isinstance(cli.commands.get(words[0]), click.Group)]) if words else ""
+        name = " ".join(words[: 1 + (words[0] in GROUPS)]) if words else ""
         if name not in OPTIONS:
             yield f"skill-train {name}"
             continue

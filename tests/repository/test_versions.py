@@ -9,8 +9,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from skill_train.commands import doctor_checks as checks
-from skill_train.commands.doctor_packages import Package, VersionSet, known_sets
+from skill_train.commands import _doctor_checks as checks
+from skill_train.commands._doctor_packages import Package, VersionSet, known_sets
 
 ROOT = Path(__file__).resolve().parents[2]
 PINS = dict(

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from skill_train.commands import chain_diff
+from skill_train.commands.diff import DiffOptions, _read, run
 from skill_train.core.console import MAX_JSON_BYTES, Console
 from skill_train.core.errors import UsageError
 from skill_train.run import compare_runs as diff
@@ -22,7 +22,7 @@ RECORDED = Path(__file__).resolve().parent.parent / "support" / "data" / "runs" 
 
 
 def recorded() -> diff.Run:
-    return chain_diff._read(RunDir(RECORDED))
+    return _read(RunDir(RECORDED))
 
 
 def changed(part: str, *path: str | int, to: Any) -> diff.Run:
@@ -185,7 +185,7 @@ def test_the_answer_names_what_differs_within_its_bound(capsys: pytest.CaptureFi
     (other / "plan.json").write_text(json.dumps(plan))
     (other / "environment.json").write_text(json.dumps({"trainer": {}, "lora": None}))
     console = Console("json", "diff")
-    assert console.result(chain_diff.diff(console, run_a=RECORDED, run_b=other)) == 6
+    assert console.result(run(DiffOptions(RECORDED, other), console)) == 6
     text = capsys.readouterr().out
     assert len(text.encode()) <= MAX_JSON_BYTES
     answer = json.loads(text)
@@ -222,7 +222,7 @@ def test_the_hint_knows_a_folder_against_an_id(
     plan["fingerprints"].pop(changes["gone"], None)
     (other / "plan.json").write_text(json.dumps(plan))
     console = Console("json", "diff")
-    assert console.result(chain_diff.diff(console, run_a=RECORDED, run_b=other)) == 6
+    assert console.result(run(DiffOptions(RECORDED, other), console)) == 6
     answer = json.loads(capsys.readouterr().out)
     assert named in answer["error"]["hint"]
     assert ("trained weights are the same" in answer["error"]["hint"]) == (changes["gone"] is not None)

@@ -16,7 +16,7 @@ import yaml
 from planning import decided
 from skill_train.cli import main
 from skill_train.cloud.elsewhere import colab, skypilot
-from skill_train.commands.tables import draw_checks
+from skill_train.commands.local import draw_checks
 from skill_train.core.console import Console, Result, clean
 from skill_train.hub import flavors
 from skill_train.recipe import fields as recipe

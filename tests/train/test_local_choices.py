@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from skill_train.commands import chain
+from skill_train.commands.local import LocalOptions, _epochs, _is_finished, _steps_were_said, _whole_training
 from skill_train.core.errors import DecisionNeeded, NativeCrash, SkillTrainError, TrainingFailed, UsageError
 from skill_train.plan import file as plan_file
 from skill_train.run.folder import RunDir
@@ -49,11 +49,11 @@ def test_another_adapter_in_its_place_is_noticed(run: RunDir, content: bytes | N
 
 
 def test_only_a_finished_run_of_the_same_recipe_needs_no_memory(run: RunDir) -> None:
-    assert chain._is_finished(run, PLAN)
-    assert not chain._is_finished(run, PLAN | {"recipe_hash": "b"})
+    assert _is_finished(run, PLAN)
+    assert not _is_finished(run, PLAN | {"recipe_hash": "b"})
     run.record("train").unlink()
-    assert not chain._is_finished(run, PLAN)
-    assert not chain._is_finished(RunDir(run.path / "new"), PLAN)
+    assert not _is_finished(run, PLAN)
+    assert not _is_finished(RunDir(run.path / "new"), PLAN)
 
 
 def test_another_recipe_in_the_same_folder_is_told_apart(run: RunDir) -> None:
@@ -224,11 +224,11 @@ def test_the_words_of_the_program_count_before_its_exit_code(run: RunDir) -> Non
 def test_after_a_smoke_run_comes_the_whole_training(
     recipe: Path | None, said: dict[str, Any], following: str | None
 ) -> None:
-    assert chain._whole(recipe, said) == ([following] if following else [])
+    assert _whole_training(LocalOptions(recipe, **said)) == ([following] if following else [])
 
 
 def test_only_steps_that_were_said_can_be_too_many() -> None:
     record = {"steps": 20, "data": {"train_rows": 143}}
-    assert chain._epochs({"recipe": {"effective_batch_size": 16}}, record) == pytest.approx(2.2378, abs=1e-4)
-    assert chain._steps_were_said({"reasons": [{"rule": "format"}]})
-    assert not chain._steps_were_said({"reasons": [{"rule": "max_steps"}]})
+    assert _epochs({"recipe": {"effective_batch_size": 16}}, record) == pytest.approx(2.2378, abs=1e-4)
+    assert _steps_were_said({"reasons": [{"rule": "format"}]})
+    assert not _steps_were_said({"reasons": [{"rule": "max_steps"}]})

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 import gguf_edit
 import tiny
 import training
-from skill_train.commands import chain_gguf
+from skill_train.commands import verify as verify_command
 from skill_train.core.console import Console
 from skill_train.core.digests import file_digest
 from skill_train.core.errors import UsageError
@@ -246,8 +246,8 @@ def run(tmp_path: Path) -> RunDir:
 
 
 def answered(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    monkeypatch.setattr("skill_train.commands.chain_gguf.require_trained", lambda _: None)
-    return chain_gguf.verify_run(Console("quiet", "verify"), run, 128).data
+    monkeypatch.setattr("skill_train.commands.verify.trained", lambda _: None)
+    return verify_command.verify_run(Console("quiet", "verify"), run, 128).data
 
 
 def test_a_run_with_the_adapters_file_alone_is_verified(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-import shlex
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from skill_train.commands import chain, chain_evaluate, chain_gguf, tables
+import click
+
+from skill_train.commands import evaluate, export_gguf, local, verify
+from skill_train.commands._base_model import base_of
+from skill_train.commands._drawing import rich_table
+from skill_train.commands._frame import command
+from skill_train.commands._merging import merge_run
+from skill_train.commands._options import PATH
+from skill_train.commands._shell import quoted
 from skill_train.core import resources
 from skill_train.core.console import Console, Result
 from skill_train.core.digests import digests
@@ -24,32 +32,52 @@ LEARNED = 0.9  # share of held-out rows that every stage after training must ans
 NOT_KNOWN = 0.1  # and the base must not
 
 
-def demo(console: Console, *, run_dir: Path) -> Result:
-    """Runs the chain in `run_dir`; what an earlier call finished is reused."""
-    from skill_train.llama import get_converter as toolchain
+@dataclass(frozen=True)
+class DemoOptions:
+    run_dir: Path = Path("runs/demo")
 
-    run = RunDir(run_dir)
-    with console.progress("finding the converter") as progress:
-        tools = toolchain.find_or_fetch(progress=progress)
-    trained = chain.train_run(console, run, chain.plan_of(console, resources.demo() / "recipe.yaml"), resume=True)
-    merged = chain.merge_run(console, run)
-    exported = chain_gguf.export_run(console, run, QUANTS, tools).data["files"]
-    chain_gguf.verify_run(console, run, 2048)
-    proof = read_json(run.record("verify"))
-    table = _recorded(run) or _table(console, run, trained, merged, exported, proof)
-    write_record(run.record("demo"), inputs=_inputs(run), options={}, outputs={}, figures={"stages": table})
-    data = {"run_dir": str(run_dir), "stages": table, "verdict": proof["verdict"]}
+
+@dataclass(frozen=True)
+class _Records:
+    """What the steps say of the run; `exported` lists its GGUF files."""
+
+    trained: dict[str, Any]
+    merged: dict[str, Any]
+    exported: list[dict[str, Any]]
+    proof: dict[str, Any]
+
+
+def run(options: DemoOptions, console: Console) -> Result:
+    """Runs the chain in `run_dir`; what an earlier call finished is reused."""
+    folder = RunDir(options.run_dir)
+    records = _chain(console, folder)
+    table = _recorded(folder) or _table(console, folder, records)
+    write_record(folder.record("demo"), inputs=_inputs(folder), options={}, outputs={}, figures={"stages": table})
+    verdict = records.proof["verdict"]
     following = [
-        f"skill-train evaluate {shlex.quote(str(run_dir))}",
+        f"skill-train evaluate {quoted(options.run_dir)}",
         "skill-train local --model MODEL --data DATA --max-steps 50",
     ]
     return Result(
-        data,
-        human=lambda rich: tables.draw_stages(rich, table),
-        quiet=str(run_dir),
+        {"run_dir": str(options.run_dir), "stages": table, "verdict": verdict},
+        human=lambda rich: draw_stages(rich, table),
+        quiet=str(options.run_dir),
         next=following,
-        error=_missed(table, run),
+        error=_missed(table, folder),
     )
+
+
+def _chain(console: Console, run: RunDir) -> _Records:
+    from skill_train.llama import get_converter
+
+    with console.progress("finding the converter") as progress:
+        tools = get_converter.find_or_fetch(progress=progress)
+    plan = local.plan_of(console, resources.demo() / "recipe.yaml")
+    trained = local.train_run(console, run, plan, resume=True)
+    merged = merge_run(console, run)
+    exported = export_gguf.export_run(console, run, QUANTS, tools).data["files"]
+    verify.verify_run(console, run, 2048)
+    return _Records(trained, merged, exported, read_json(run.record("verify")))
 
 
 def _inputs(run: RunDir) -> dict[str, Any]:
@@ -63,32 +91,26 @@ def _recorded(run: RunDir) -> list[dict[str, Any]] | None:
     return stages if record.get("inputs") == _inputs(run) else None
 
 
-def _table(
-    console: Console,
-    run: RunDir,
-    trained: dict[str, Any],
-    merged: dict[str, Any],
-    exported: list[dict[str, Any]],
-    proof: dict[str, Any],
-) -> list[dict[str, Any]]:
+def _table(console: Console, run: RunDir, records: _Records) -> list[dict[str, Any]]:
     """One row a stage: size in bytes, held-out exact match, mean KL to what was trained in nats, tokens/s, verdict."""
-    base = chain.base_of(run)
-    found = {one["name"]: one for one in chain_evaluate.evaluate_run(console, run)["models"]}
-    gate = merged["gate"]
+    base = base_of(run)
+    evaluation = evaluate.evaluate_run(evaluate.EvaluateOptions(run.path), console, Scoring())
+    found = {one["name"]: one for one in evaluation["models"]}
+    gate = records.merged["gate"]
     stages = [
         _row("base", _bytes(base), found["base"], None, None),
-        _row("adapter", _bytes(run.adapter), _adapter(console, run, base), None, trained["verdict"]),
+        _row("adapter", _bytes(run.adapter), _adapter(console, run, base), None, records.trained["verdict"]),
         _row("merged", _bytes(run.merged), found["tuned"], gate["figures"]["mean_kl"], gate["verdict"]),
     ]
-    for file in exported:
+    for file in records.exported:
         name = Path(file["path"]).name
-        stages.append(_row(file["quant"], file["bytes"], found[name], *_proven(proof, name)))
+        stages.append(_row(file["quant"], file["bytes"], found[name], *_proven(records.proof, name)))
     return stages
 
 
 def _adapter(console: Console, run: RunDir, base: Path) -> dict[str, Any]:
     """Figures of the base with the adapter on top, which `evaluate` leaves out once the two are merged."""
-    rows = spread(read_rows(run.held_out), chain_evaluate.ROWS)
+    rows = spread(read_rows(run.held_out), evaluate.ROWS)
     asked = questions(rows, loss_on="assistant", room=ROOM, context=None)
     how: dict[str, Any] = {"tokenizer": load_tokenizer(base), "scoring": Scoring(), "backend": "transformers"}
     with console.progress("asking the adapter") as progress:
@@ -130,5 +152,29 @@ def _missed(table: list[dict[str, Any]], run: RunDir) -> VerificationFailed | No
         code="demo_failed",
         expected=f"exact match at most {NOT_KNOWN:.0%} before, at least {LEARNED:.0%} after, and no failed check",
         got=f"exact match {bad[0]['exact_match']:.0%}, verdict {bad[0]['verdict']}",
-        hint=f"skill-train verify {shlex.quote(str(run.path))}",
+        hint=f"skill-train verify {quoted(run.path)}",
     )
+
+
+# --- The drawing ---
+
+
+def draw_stages(rich: Any, table: list[dict[str, Any]]) -> None:
+    rows = table[0]["rows"]
+    drawn = rich_table("stage", "size", f"exact match ({rows} held out)", "KL to trained", "tokens/s", "verdict")
+    for row in table:
+        kl = "" if row["mean_kl"] is None else f"{row['mean_kl']:.1e}"
+        speed = "" if row["tokens_per_second"] is None else f"{row['tokens_per_second']:,.0f}"
+        cells = (row["stage"], f"{row['bytes'] / 1e6:.2f} MB", f"{row['exact_match']:.1%}", kl, speed)
+        drawn.add_row(*cells, row["verdict"] or "")
+    rich.print(drawn)
+
+
+# --- The command ---
+
+
+@command("demo", DemoOptions, examples=("skill-train demo", "skill-train demo --run-dir runs/demo --format json"))
+@click.option("--run-dir", type=PATH, default=DemoOptions.run_dir, show_default=True, help="Folder of the run.")
+def demo(options: DemoOptions, console: Console) -> Result:
+    """Run the whole chain on an embedded model and dataset, offline, and show each stage with its proof."""
+    return run(options, console)

@@ -1,51 +1,53 @@
-"""Is this installation able: each check with the command that mends it, and a self-test of the whole chain."""
+"""`doctor`: is this installation able? Each check comes with the command that mends it."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import sys
-import tempfile
-import time
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from itertools import islice
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from skill_train.commands import doctor_checks as checks
-from skill_train.commands import doctor_packages, tables
-from skill_train.commands.doctor_checks import Check
-from skill_train.commands.doctor_packages import Package
-from skill_train.core import resources
+import click
+
+from skill_train.commands import _doctor_checks as checks
+from skill_train.commands import _doctor_packages, _doctor_self_test
+from skill_train.commands._doctor_checks import Check
+from skill_train.commands._doctor_packages import Package
+from skill_train.commands._drawing import STYLE, add_row, draw_line, draw_text, rich_table
+from skill_train.commands._frame import command
 from skill_train.core.console import Console, Result
-from skill_train.core.errors import DecisionNeeded, NotInstalled, SkillTrainError, TrainingFailed, UsageError
-from skill_train.core.files import write_text
-from skill_train.core.peak_memory import peak_memory_bytes
+from skill_train.core.errors import DecisionNeeded, NotInstalled, SkillTrainError, UsageError
 from skill_train.hub.account import Account
 from skill_train.machine import read as machine
 from skill_train.machine.probe import this_machine
-from skill_train.run.folder import RunDir
 
 _TORCH_SECONDS = 60.0  # loading torch takes 2 to 20 s, more from a network disk
+
+
 _KINDS = {"cache": UsageError, "disk": DecisionNeeded, "memory": DecisionNeeded}
+
+
 _TRAIN, _GGUF = checks.EXTRAS["train"], checks.EXTRAS["gguf"]
 
-# The self-test: a tenth of the demo's rows, a fifth of its steps, one quantized type, an eighth of its tokens.
-_ROWS, _STEPS, _QUANT, _TOKENS = 100, 20, "q8_0", 256
+
+@dataclass(frozen=True)
+class DoctorOptions:
+    self_test: bool = False
 
 
-def doctor(console: Console, *, self_test: bool) -> Result:
+def run(options: DoctorOptions, console: Console) -> Result:
     """Every check, what this installation can do, and with `self_test` the figures of the chain."""
     found = {group: _group(group) for group in ("base", "train", "gguf")}
-    if self_test:
+    if options.self_test:
         _require(found)
     done, account = _checks(found)
     able, why_not = _able(done, account)
     error = _broken(done)
     data: dict[str, Any] = {"verdict": checks.worst(done), "able": able, "not_able": why_not}
-    if self_test and error is None:
-        data["self_test"], error = _self_test(console)
+    if options.self_test and error is None:
+        data["self_test"], error = _doctor_self_test.self_test(console)
         data["verdict"] = "fail" if error else data["verdict"]
     data["checks"] = [_short(check) for check in done]
     fixes = [
@@ -53,7 +55,7 @@ def doctor(console: Console, *, self_test: bool) -> Result:
     ]
     return Result(
         data,
-        human=lambda rich: tables.draw_doctor(rich, data),
+        human=lambda rich: _draw(rich, data),
         quiet=data["verdict"],
         next=list(dict.fromkeys(fixes))[:4] or ["skill-train demo"],
         error=error,
@@ -61,7 +63,7 @@ def doctor(console: Console, *, self_test: bool) -> Result:
 
 
 def _group(group: str) -> list[Package]:
-    return [package for package in doctor_packages.packages() if package.group == group]
+    return [package for package in _doctor_packages.packages() if package.group == group]
 
 
 def _checks(found: dict[str, list[Package]]) -> tuple[list[Check], Account]:
@@ -78,7 +80,7 @@ def _checks(found: dict[str, list[Package]]) -> tuple[list[Check], Account]:
         done = [
             checks.python(sys.version.split()[0]),
             *(checks.packages(group, some) for group, some in found.items() if some),
-            checks.together([package for some in found.values() for package in some], doctor_packages.known_sets()),
+            checks.together([package for some in found.values() for package in some], _doctor_packages.known_sets()),
         ]
         done += [checks.accelerator(facts), checks.memory(facts), checks.disk(facts), checks.cache(machine.cache_dir())]
         done.append(checks.converter(toolchain.find, gguf_ready=_has(found, "gguf", "llama-cpp-python")))
@@ -176,78 +178,40 @@ def _require(found: dict[str, list[Package]]) -> None:
         )
 
 
-def _self_test(console: Console) -> tuple[dict[str, Any], SkillTrainError | None]:
-    """The chain on the embedded model in a folder that is removed again: seconds and verdict of each stage."""
-    stages: list[dict[str, Any]] = []
-    started, error = time.monotonic(), None
-    with tempfile.TemporaryDirectory(prefix="skill-train-self-test-") as folder:
-        try:
-            _chain(console, Path(folder), stages)
-        except SkillTrainError as problem:
-            error = problem
-            if folder in error.hint:  # which is about to go
-                error.hint = "skill-train demo   (the same chain, in a folder that stays)"
-    figures = {
-        "verdict": "fail" if error else "pass",
-        "seconds": round(time.monotonic() - started, 1),
-        "peak_memory_bytes": max(peak_memory_bytes() or 0, peak_memory_bytes(children=True) or 0) or None,
-        "stages": stages,
-    }
-    return figures, error
+# --- The drawing ---
 
 
-def _chain(console: Console, folder: Path, stages: list[dict[str, Any]]) -> None:
-    from skill_train.commands import chain, chain_gguf
-    from skill_train.llama import get_converter as toolchain
-
-    run = RunDir(folder / "run")
-
-    def stage(name: str, work: Any) -> Any:
-        started = time.monotonic()
-        stages.append({"stage": name, "verdict": "fail"})  # until it has ended
-        result = work()
-        stages[-1] = {"stage": name, "verdict": "pass", "seconds": round(time.monotonic() - started, 1)}
-        return result
-
-    tools = stage("find the converter", toolchain.find)
-    plan = stage("plan", partial(chain.plan_of, console, _recipe(folder)))
-    stage("train", partial(_trained, console, run, plan))
-    stage("merge", partial(chain.merge_run, console, run))
-    stage("convert and quantize", partial(chain_gguf.export_run, console, run, _QUANT, tools))
-    stage("verify", partial(_verified, console, run))
+def _draw(rich: Any, data: dict[str, Any]) -> None:
+    """Checks, the remedy of each that is not ok, what this installation can do, and the stages of the self-test."""
+    table = rich_table("check", "verdict", "found", title=f"this installation: {data['verdict']}")
+    for check in data["checks"]:
+        add_row(table, check["name"], check["verdict"], check["found"], style=STYLE[check["verdict"]])
+    rich.print(table)
+    for check in data["checks"]:
+        if check["verdict"] != "ok":
+            said = [check.get("because", ""), f"mend it with: {check['fix']}" if "fix" in check else ""]
+            draw_line(rich, f"{check['name']}: " + "; ".join(filter(None, said)))
+    for name, able in data["able"].items():
+        word = {True: "yes", False: "no", None: "not known"}[able]
+        reason = f" ({data['not_able'][name]})" if name in data["not_able"] else ""
+        draw_text(rich, f"{name}: {word}{reason}")
+    if "self_test" in data:
+        _draw_self_test(rich, data["self_test"])
 
 
-def _recipe(folder: Path) -> Path:
-    """The demo's recipe with less to do."""
-    shipped = resources.demo()
-    rows = islice(resources.train_module().iter_parquet(shipped / "data.parquet"), _ROWS)
-    lines = [json.dumps(row, ensure_ascii=False) for _, row in rows]
-    write_text(folder / "data.jsonl", "\n".join(lines) + "\n")
-    changed = {"model": str(shipped / "model"), "data": str(folder / "data.jsonl"), "max_steps": _STEPS}
-    kept = (shipped / "recipe.yaml").read_text(encoding="utf-8").splitlines()
-    text = [line for line in kept if line.split(":")[0] not in changed]
-    write_text(folder / "recipe.yaml", "\n".join([*text, *(f"{k}: {json.dumps(v)}" for k, v in changed.items())]))
-    return folder / "recipe.yaml"
+def _draw_self_test(rich: Any, figures: dict[str, Any]) -> None:
+    table = rich_table("stage", "verdict", "seconds", title=f"self-test: {figures['verdict']}")
+    for stage in figures["stages"]:
+        table.add_row(stage["stage"], stage["verdict"], str(stage.get("seconds", "")), style=STYLE[stage["verdict"]])
+    rich.print(table)
+    rich.print(f"{figures['seconds']} s in all")
 
 
-def _trained(console: Console, run: RunDir, plan: dict[str, Any]) -> None:
-    from skill_train.commands import chain
-
-    record = chain.train_run(console, run, plan, resume=False)
-    failed = [check for check in record["checks"] if check["verdict"] == "fail"]
-    if failed:
-        raise TrainingFailed(
-            f"the self-test's training failed: {', '.join(check['name'] for check in failed)}",
-            code="self_test_failed",
-            expected="every check of the smoke verdict to pass",
-            got="; ".join(check["detail"] for check in failed),
-            hint="skill-train demo",
-        )
+# --- The command ---
 
 
-def _verified(console: Console, run: RunDir) -> None:
-    from skill_train.commands import chain_gguf
-
-    result = chain_gguf.verify_run(console, run, _TOKENS)
-    if result.error is not None:
-        raise result.error
+@command("doctor", DoctorOptions, examples=("skill-train doctor", "skill-train doctor --self-test --format json"))
+@click.option("--self-test", is_flag=True, help="Run the chain on the embedded model too, offline: about a minute.")
+def doctor(options: DoctorOptions, console: Console) -> Result:
+    """Check this installation: versions, accelerator, memory, disk, token, converter; each problem with its remedy."""
+    return run(options, console)

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import re
 import shlex
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from skill_train.commands.chain import require_trained
+import click
+
+from skill_train.commands._frame import command
+from skill_train.commands._options import PATH
+from skill_train.commands._shell import quoted
 from skill_train.core import resources
 from skill_train.core.console import Console, Result
 from skill_train.core.errors import DecisionNeeded, UsageError
-from skill_train.hub import permissions as push_access
-from skill_train.hub import upload as hub_push
+from skill_train.hub import permissions, upload
 from skill_train.hub.upload import PushFile
 from skill_train.publish.files import (
     chosen_parts,
@@ -26,25 +30,77 @@ from skill_train.publish.files import (
 )
 from skill_train.publish.model_card import CardFacts, card
 from skill_train.publish.records import published
+from skill_train.run.begun import trained
 from skill_train.run.folder import RunDir, open_run, write_record
 from skill_train.run.records import read_json
 
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
-def push(
-    console: Console,
-    *,
-    run: Path,
-    repo: str | None,
-    part: tuple[str, ...],
-    include: tuple[str, ...],
-    public: bool,
-    dry_run: bool,
-) -> Result:
+@dataclass(frozen=True)
+class PushOptions:
+    run: Path
+    repo: str | None = None
+    part: tuple[str, ...] = ()
+    include: tuple[str, ...] = ()
+    public: bool = False
+    dry_run: bool = False
+
+
+@dataclass(frozen=True)
+class _Push:
+    """What goes to which repository.
+
+    Attributes:
+        base: the name of the base model; of a folder its name only.
+        base_on_hub: whether the Hub has it.
+        left_out: files of the run that are not of a model or an adapter.
+    """
+
+    run: RunDir
+    plan: dict[str, Any]
+    repo: str
+    parts: tuple[str, ...]
+    base: str
+    base_on_hub: bool
+    files: list[PushFile]
+    left_out: list[str]
+    proof: dict[str, Any] | None
+    evaluation: dict[str, Any] | None
+    private: bool
+
+    def data(self) -> dict[str, Any]:
+        return {
+            "repo": self.repo,
+            "parts": list(self.parts),
+            "private": self.private,
+            "verdict": self.proof["verdict"] if self.proof else None,
+            "bytes": sum(file.size for file in self.files),
+            "left_out": self.left_out,
+            "files": [{"path": file.path, "bytes": file.size, "changed": file.changed} for file in self.files],
+        }
+
+
+def run(options: PushOptions, console: Console) -> Result:
     """Lists what would be sent, or sends it."""
-    folder = open_run(run)
-    require_trained(folder)
+    push = _gathered(options, console)
+    if "gguf" in push.parts and push.proof is None:
+        again = f"skill-train verify {quoted(options.run)}"
+        console.warn("not_verified", f"not each of these GGUF files was verified as it is now: {again}")
+    push.files.append(_card(push))
+    _refuse_secrets(push.files)
+    if options.dry_run:
+        return _dry_run(options, console, push)
+    message = f"skill-train: {', '.join(push.parts)}"
+    sent = upload.upload(push.repo, push.files, private=push.private, message=message, say=console.status)
+    _record(push, sent)
+    return Result(push.data() | sent, quiet=sent["url"])
+
+
+def _gathered(options: PushOptions, console: Console) -> _Push:
+    """The files and records that are pushed; the card is made of them."""
+    folder = open_run(options.run)
+    trained(folder)
     plan = read_json(folder.plan)
     if plan["policy"]["sensitive"]:
         raise DecisionNeeded(
@@ -52,42 +108,40 @@ def push(
             code="sensitive",
             hint="keep it here, or take sensitive: true out of the recipe if it may leave",
         )
-    target = _repository(repo or plan["policy"]["hub_model_id"], run)
-    parts = chosen_parts(folder, part)
+    repo = _repository(options.repo or plan["policy"]["hub_model_id"], options.run)
+    parts = chosen_parts(folder, options.part)
     base, on_hub = _base(plan["recipe"])
-    files, others = without_others(files_of(folder, parts, base), include)
+    files, others = without_others(files_of(folder, parts, base), options.include)
     if others:
         named = ", ".join(others[:8])
         console.warn("left_out", f"not of a model or an adapter, so not pushed: {named}; --include sends one")
     proof, evaluation = proof_of(folder, files), evaluation_of(folder, files)
-    files += records_of(folder, proof, evaluation)
-    if "gguf" in parts and proof is None:
-        again = f"skill-train verify {shlex.quote(str(run))}"
-        console.warn("not_verified", f"not each of these GGUF files was verified as it is now: {again}")
-    files.append(_card(folder, target, parts, plan, files, base, on_hub, proof, evaluation, private=not public))
-    _refuse_secrets(files)
-    data = {
-        "repo": target,
-        "parts": list(parts),
-        "private": not public,
-        "verdict": proof["verdict"] if proof else None,
-        "bytes": sum(file.size for file in files),
-        "left_out": others,
-        "files": [{"path": file.path, "bytes": file.size, "changed": file.changed} for file in files],
-    }
-    if dry_run:
-        said = [word for name in part for word in ("--part", name)] + ["--public"] * public
-        said += [word for name in include for word in ("--include", name)]
-        following = [shlex.join(["skill-train", "push", str(run), "--repo", target, *said])]
-        access, error = push_access.look(target, private=not public, warn=console.warn)
-        return Result(
-            {"dry_run": True, **data, "access": access}, quiet=target, next=[] if error else following, error=error
-        )
-    sent = hub_push.upload(
-        target, files, private=not public, message=f"skill-train: {', '.join(parts)}", say=console.status
+    return _Push(
+        run=folder,
+        plan=plan,
+        repo=repo,
+        parts=parts,
+        base=base,
+        base_on_hub=on_hub,
+        files=files + records_of(folder, proof, evaluation),
+        left_out=others,
+        proof=proof,
+        evaluation=evaluation,
+        private=not options.public,
     )
-    _record(folder, data, sent, plan)
-    return Result(data | sent, quiet=sent["url"])
+
+
+def _dry_run(options: PushOptions, console: Console, push: _Push) -> Result:
+    words = [word for name in options.part for word in ("--part", name)] + ["--public"] * options.public
+    words += [word for name in options.include for word in ("--include", name)]
+    following = [shlex.join(["skill-train", "push", str(options.run), "--repo", push.repo, *words])]
+    access, error = permissions.look(push.repo, private=push.private, warn=console.warn)
+    return Result(
+        {"dry_run": True, **push.data(), "access": access},
+        quiet=push.repo,
+        next=[] if error else following,
+        error=error,
+    )
 
 
 def _repository(repo: str | None, run: Path) -> str:
@@ -96,7 +150,7 @@ def _repository(repo: str | None, run: Path) -> str:
             "no repository is named, and the recipe has no hub_model_id",
             code="bad_usage",
             expected="--repo NAMESPACE/NAME",
-            hint=f"skill-train push {shlex.quote(str(run))} --repo NAMESPACE/NAME",
+            hint=f"skill-train push {quoted(run)} --repo NAMESPACE/NAME",
         )
     if not _REPO.fullmatch(repo) or "--" in repo or ".." in repo:
         raise UsageError(
@@ -104,7 +158,7 @@ def _repository(repo: str | None, run: Path) -> str:
             code="bad_repo",
             expected="NAMESPACE/NAME of letters, digits, -, _ and .",
             got=repo,
-            hint=f"skill-train push {shlex.quote(str(run))} --repo NAMESPACE/NAME",
+            hint=f"skill-train push {quoted(run)} --repo NAMESPACE/NAME",
         )
     return repo
 
@@ -115,39 +169,27 @@ def _base(recipe: dict[str, Any]) -> tuple[str, bool]:
     return (path.name, False) if path.is_dir() or path.is_absolute() else (recipe["model"], True)
 
 
-def _card(
-    run: RunDir,
-    repo: str,
-    parts: tuple[str, ...],
-    plan: dict[str, Any],
-    files: list[PushFile],
-    base: str,
-    on_hub: bool,
-    proof: dict[str, Any] | None,
-    evaluation: dict[str, Any] | None,
-    *,
-    private: bool,
-) -> PushFile:
-    recipe, data = plan["recipe"], plan["recipe"]["data"]
-    licence = hub_push.licence_of(base) if on_hub else hub_push.licence_in(Path(recipe["model"]))
+def _card(push: _Push) -> PushFile:
+    recipe, data = push.plan["recipe"], push.plan["recipe"]["data"]
+    licence = upload.licence_of(push.base) if push.base_on_hub else upload.licence_in(Path(recipe["model"]))
     reason = "as its card says" if licence else "the card of the base names none, or could not be read"
     local_data = Path(data).is_absolute()
     facts = CardFacts(
-        repo=repo,
-        parts=parts,
-        base=base,
-        base_on_hub=on_hub,
+        repo=push.repo,
+        parts=push.parts,
+        base=push.base,
+        base_on_hub=push.base_on_hub,
         licence=licence,
         licence_reason=reason,
         data=Path(data).name if local_data else data,
         data_on_hub=not local_data,
         recipe=recipe,
-        recipe_hash=plan["recipe_hash"],
-        training=read_json(run.record("train")),
-        proof=None if proof is None else published("verify", proof),
-        evaluation=evaluation,
-        private=private,
-        ggufs={name: file.stat().st_size for name, file in whole_models(run, files).items()},
+        recipe_hash=push.plan["recipe_hash"],
+        training=read_json(push.run.record("train")),
+        proof=None if push.proof is None else published("verify", push.proof),
+        evaluation=push.evaluation,
+        private=push.private,
+        ggufs={name: file.stat().st_size for name, file in whole_models(push.run, push.files).items()},
     )
     template = resources.template("model_card.md").read_text(encoding="utf-8")
     return PushFile("README.md", None, card(facts, template).encode("utf-8", "replace"), "made from the run")
@@ -167,12 +209,41 @@ def _refuse_secrets(files: list[PushFile]) -> None:
     )
 
 
-def _record(run: RunDir, data: dict[str, Any], sent: dict[str, Any], plan: dict[str, Any]) -> None:
+def _record(push: _Push, sent: dict[str, Any]) -> None:
+    data = push.data()
     write_record(
-        run.record("push"),
-        inputs={"recipe_hash": plan["recipe_hash"]},
+        push.run.record("push"),
+        inputs={"recipe_hash": push.plan["recipe_hash"]},
         options={"repo": data["repo"], "parts": data["parts"], "private": data["private"]},
         outputs={},
         files=data["files"],
         **sent,
     )
+
+
+@command(
+    "push",
+    PushOptions,
+    examples=(
+        "skill-train push runs/first --repo me/tickets-0.5b --dry-run",
+        "skill-train push runs/first --repo me/tickets-0.5b --part gguf --public",
+    ),
+)
+@click.argument("run", type=PATH)
+@click.option("--repo", help="Repository on the Hub, NAMESPACE/NAME.  [default: the recipe's hub_model_id]")
+@click.option(
+    "--part",
+    type=click.Choice(("gguf", "adapter", "merged")),
+    multiple=True,
+    help="What to push; repeat for more.  [default: the GGUF files and the adapter]",
+)
+@click.option(
+    "--include",
+    multiple=True,
+    help="A further file of what is pushed, of a kind that is left out: a program, say.",
+)
+@click.option("--public", is_flag=True, help="Make a new repository public; it is private otherwise.")
+@click.option("--dry-run", is_flag=True, help="List files and sizes; send nothing.")
+def push(options: PushOptions, console: Console) -> Result:
+    """Push a run's adapter, merged model or GGUF files to the Hub, with a model card that carries the proof."""
+    return run(options, console)

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from skill_train.cloud import find_run as cloud_run
+import click
+
+from skill_train.cloud import find_run
 from skill_train.cloud.find_run import CloudRun
-from skill_train.commands import chain_follow, tables
-from skill_train.commands.chain_follow import age, rounded
+from skill_train.commands._frame import command
+from skill_train.commands._job_snapshot import age, rounded, snapshot
+from skill_train.commands._options import RUN
+from skill_train.commands._shell import quoted
+from skill_train.commands._status_view import draw_status
 from skill_train.core import waiting
 from skill_train.core.console import Console, Result
-from skill_train.run import cloud_record, last_look
-from skill_train.run import lock as run_lock
-from skill_train.run import progress as job_figures
+from skill_train.run import cloud_record, last_look, lock, progress
 from skill_train.run.folder import RunDir
 from skill_train.run.records import read_json
 
@@ -25,19 +28,24 @@ _HERE_SECONDS, _JOB_SECONDS = 1.0, 10.0
 _LATELY_SECONDS = 300.0
 
 
-def status(console: Console, *, run: str) -> Result:
+@dataclass(frozen=True)
+class StatusOptions:
+    run: str
+
+
+def run(options: StatusOptions, console: Console) -> Result:
     """How far it is, what it has cost, what is next. Asks once, or on a terminal for as long as one watches.
 
     Of a job that was seen to have done its work it asks nobody.
     """
-    here = RunDir(Path(run))
+    here = RunDir(Path(options.run))
     submitted = cloud_record.record_path(here).is_file()
     known = last_look.read(here) if submitted else None
     if known is not None:
-        return _told(*known)
+        return _result(*known)
     if RunDir.is_one(here.path) and not submitted:
         return console.watch(_look_here(here), pause_seconds=_HERE_SECONDS)
-    return console.watch(_look_at_job(cloud_run.find(run, console.status), console), pause_seconds=_JOB_SECONDS)
+    return console.watch(_look_at_job(find_run.find(options.run, console.status), console), pause_seconds=_JOB_SECONDS)
 
 
 def _look_at_job(cloud: CloudRun, console: Console) -> Callable[[], tuple[Result, bool]]:
@@ -46,28 +54,28 @@ def _look_at_job(cloud: CloudRun, console: Console) -> Callable[[], tuple[Result
     def look() -> tuple[Result, bool]:
         nonlocal found
         waiting.well()  # of the look before
-        about = chain_follow.look(found or cloud_run.with_now(cloud, console.status), console)
+        seen = snapshot(found or find_run.with_now(cloud, console.status), console)
         found = None
-        data, following = about.data(), list(about.next())
-        known, last = about.cloud, about.cloud.record.last
+        data, following = seen.data(), list(seen.next())
+        known, last = seen.cloud, seen.cloud.record.last
         doubt = last != known.job  # a start that nobody heard of: its job may still appear
-        done = about.now.stage == "COMPLETED" and not (doubt or console.warnings)
+        done = seen.now.stage == "COMPLETED" and not (doubt or console.warnings)
         if known.run is not None and done:
-            last_look.keep(known.run, known.record, data, following, about.now.finished_at)
-        return _told(data, following), about.now.live
+            last_look.keep(known.run, known.record, data, following, seen.now.finished_at)
+        return _result(data, following), seen.now.live
 
     return look
 
 
-def _told(data: dict[str, Any], following: list[str]) -> Result:
-    return Result(data, human=lambda rich: tables.draw_status(rich, data), quiet=str(data["stage"]), next=following)
+def _result(data: dict[str, Any], following: list[str]) -> Result:
+    return Result(data, human=lambda rich: draw_status(rich, data), quiet=str(data["stage"]), next=following)
 
 
 def _look_here(run: RunDir) -> Callable[[], tuple[Result, bool]]:
     def look() -> tuple[Result, bool]:
         data = _here(run)
-        result = Result(data, human=lambda rich: tables.draw_status(rich, data), quiet=str(data["stage"]))
-        word = shlex.quote(str(run.path))
+        result = Result(data, human=lambda rich: draw_status(rich, data), quiet=str(data["stage"]))
+        word = quoted(run.path)
         result.next = [
             {
                 "COMPLETED": f"skill-train export-gguf {word}",
@@ -81,10 +89,10 @@ def _look_here(run: RunDir) -> Callable[[], tuple[Result, bool]]:
 
 def _here(run: RunDir) -> dict[str, Any]:
     """Of a run on this machine, from what it wrote."""
-    locked = run_lock.is_locked(run)  # before the records are read: what ends in between has written them
+    locked = lock.is_locked(run)  # before the records are read: what ends in between has written them
     plan, done = read_json(run.plan), run.record("train").is_file()
     text = run.metrics.read_text(encoding="utf-8", errors="replace") if run.metrics.is_file() else ""
-    measured = job_figures.speed(text.splitlines())
+    measured = progress.speed(text.splitlines())
     busy = locked if locked is not None else _fresh(run.metrics)
     failed = run.record("train.failed")
     error = read_json(failed)["error"] if failed.is_file() and not done and not busy else None
@@ -113,3 +121,18 @@ def _fresh(metrics: Path) -> bool:
     """Whether a step was written lately: what there is to go by where no lock tells of a process."""
     seconds = age(datetime.fromtimestamp(metrics.stat().st_mtime, UTC)) if metrics.is_file() else None
     return seconds is not None and seconds < _LATELY_SECONDS
+
+
+@command(
+    "status",
+    StatusOptions,
+    examples=("skill-train status runs/tickets-cloud", "skill-train status me/0123456789abcdef01234567"),
+)
+@click.argument("run", type=RUN)
+def status(options: StatusOptions, console: Console) -> Result:
+    """Say how far a run is, what it has cost, how long it will take, and why it failed.
+
+    On a terminal it looks again and again until the run has ended; Ctrl-C stops looking. Else it asks once.
+    RUN is a run directory, or the id of a job: NAMESPACE/ID or ID.
+    """
+    return run(options, console)

@@ -5,19 +5,20 @@ from __future__ import annotations
 import dataclasses
 import shlex
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from skill_train.commands import tables
+import click
+
+from skill_train.commands._data_view import draw_data
+from skill_train.commands._frame import command
+from skill_train.commands._options import PATH, set_options
 from skill_train.core.console import Console, Result
 from skill_train.core.digests import file_digest
 from skill_train.core.errors import NotInstalled, SkillTrainError, Temporary, UsageError, from_exit_code
 from skill_train.core.resources import train_module
-from skill_train.data import problems as survey
-from skill_train.data import read_rows as rows
-from skill_train.data import token_stats as tokens
-from skill_train.data import write_fixed as data_fix
+from skill_train.data import problems, read_rows, token_stats, write_fixed
 from skill_train.data.check_row import checker
 from skill_train.data.inspect import Subject, look
 from skill_train.data.inspect_report import ONLY_SFT, Counted, plain_example, report
@@ -26,6 +27,7 @@ from skill_train.data.problems import Count
 from skill_train.data.scan import unread_media, unread_text_told, wrong_columns
 from skill_train.data.text_encoding import rewriting_command
 from skill_train.facts import DatasetFacts
+from skill_train.recipe import fields
 from skill_train.recipe.fields import Recipe
 from skill_train.recipe.formats import COLUMNS
 
@@ -35,40 +37,42 @@ _UNMAPPED = (
 )
 
 
-def data(
-    console: Console,
-    *,
-    dataset: str | None,
-    recipe: Path | None,
-    model: str | None,
-    method: str,
-    split: str | None,
-    max_length: int | None,
-    fix: Path | None,
-) -> Result:
+@dataclass(frozen=True)
+class DataOptions:
+    dataset: str | None = None
+    recipe: Path | None = None
+    model: str | None = None
+    method: str = "sft"
+    split: str | None = None
+    max_length: int | None = None
+    fix: Path | None = None
+
+
+def run(options: DataOptions, console: Console) -> Result:
     """Looks, counts, says what training would do, and writes the usable rows when asked to."""
-    values = {"data": dataset, "model": model, "split": split, "max_length": max_length}
-    asked = _recipe(recipe, {key: value for key, value in values.items() if value is not None})
-    if fix is not None:
-        data_fix.check_out(fix)
+    named = {"data": options.dataset} if options.dataset is not None else {}
+    asked = _recipe(options.recipe, named | set_options(options, ("model", "split", "max_length")))
+    if options.fix is not None:
+        write_fixed.check_out(options.fix)
     try:
         with _hub_within_limits(asked.data):
-            return _answer(console, asked, method, recipe, fix)
+            return _answer(console, asked, options)
     except train_module().Refused as refusal:
         raise from_exit_code(refusal.exit_code, refusal.error) from None
 
 
 def _hub_within_limits(name: str) -> AbstractContextManager[None]:
-    if Path(name).exists() or not rows.is_id(name):
+    if Path(name).exists() or not read_rows.is_id(name):
         return nullcontext()
     from skill_train.hub import dataset_library
 
     return dataset_library.within_limits(name)
 
 
-def _answer(console: Console, asked: Recipe, method: str, file: Path | None, fix: Path | None) -> Result:
+def _answer(console: Console, asked: Recipe, options: DataOptions) -> Result:
+    fix = options.fix
     console.status(f"reading {asked.data}")
-    subject = look(asked, method, file)
+    subject = look(asked, options.method, options.recipe)
     counted = _tokens(console, subject)
     answer = report(subject, counted)
     _warn(console, subject)
@@ -84,7 +88,7 @@ def _answer(console: Console, asked: Recipe, method: str, file: Path | None, fix
         following = _next(subject) if error is None else []
     return Result(
         answer,
-        human=lambda rich: tables.draw_data(rich, answer),
+        human=lambda rich: draw_data(rich, answer),
         quiet=answer["fix"]["path"] if "fix" in answer else subject.verdict.verdict,
         next=following,
         error=error,
@@ -93,9 +97,7 @@ def _answer(console: Console, asked: Recipe, method: str, file: Path | None, fix
 
 def _recipe(file: Path | None, flags: dict[str, Any]) -> Recipe:
     """The recipe's view of the dataset. Without a model, because data can be looked at alone."""
-    from skill_train.recipe import fields as recipes
-
-    loaded = asdict(recipes.load(file)) if file is not None else {}
+    loaded = asdict(fields.load(file)) if file is not None else {}
     values = {key: value for key, value in loaded.items() if value is not None} | flags
     if "data" not in values:
         raise UsageError(
@@ -104,15 +106,15 @@ def _recipe(file: Path | None, flags: dict[str, Any]) -> Recipe:
             expected="a file, a folder or a Hub id",
             hint="skill-train data --help",
         )
-    checked = recipes.from_dict({"model": "none", **values})
+    checked = fields.from_dict({"model": "none", **values})
     return dataclasses.replace(checked, model=values.get("model", ""))
 
 
 def _pinned(asked: Recipe) -> Recipe:
     """At the commit of its model. Asked within a limit: the tokenizer's own requests are tried again for a minute."""
-    from skill_train.hub import models as hub
+    from skill_train.hub import models
 
-    return dataclasses.replace(asked, revision=hub.model_facts(asked.model, asked.revision).revision)
+    return dataclasses.replace(asked, revision=models.model_facts(asked.model, asked.revision).revision)
 
 
 def _tokens(console: Console, subject: Subject) -> Counted:
@@ -122,23 +124,23 @@ def _tokens(console: Console, subject: Subject) -> Counted:
         return Counted(nothing, plain, why_not="no row that sft could train on")
     if not subject.recipe.model:
         return Counted(nothing, plain, why_not="no --model: its tokenizer and template make the tokens")
-    from skill_train.data import count_tokens as token_count
+    from skill_train.data import count_tokens
 
     console.status(f"counting tokens with the tokenizer of {subject.recipe.model}")
     try:
         if not Path(subject.recipe.model).exists():
             subject.recipe = _pinned(subject.recipe)
-        counter = token_count.Counter(subject.recipe, subject.found)
+        counter = count_tokens.Counter(subject.recipe, subject.found)
         subject.found = counter.found
     except (NotInstalled, Temporary) as error:  # what the dataset is does not depend on it
         console.warn(error.code, f"{error.message}; tokens are a range, and no row was tried with the template")
         return Counted(nothing, plain, why_not=error.message)
     except UsageError as error:  # the model's fault: the report of the dataset stands
         return Counted(nothing, plain, why_not=error.message, error=error)
-    usable = survey.usable(subject.recipe, checker(subject.found))
+    usable = problems.usable(subject.recipe, checker(subject.found))
     total, longest_row = subject.seen.usable, subject.seen.longest_row
     try:
-        lengths, problems, example = token_count.count_rows(counter, usable, total, longest_row)
+        lengths, found, example = count_tokens.count_rows(counter, usable, total, longest_row)
     except UsageError as error:  # the model's fault, not a row's: the report of the dataset stands
         return Counted(nothing, plain, why_not=error.message, error=error)
     for note in counter.notes:
@@ -146,14 +148,14 @@ def _tokens(console: Console, subject: Subject) -> Counted:
     if lengths is not None:
         _keep(subject, lengths)
     why_not = "" if lengths else "the template refuses every row"
-    return Counted({**problems}, example or plain, lengths, why_not, counter=counter)
+    return Counted({**found}, example or plain, lengths, why_not, counter=counter)
 
 
-def _keep(subject: Subject, lengths: tokens.Lengths) -> None:
+def _keep(subject: Subject, lengths: token_stats.Lengths) -> None:
     recipe = subject.recipe
     if not subject.seen.refused:
-        key = tokens.tokenizer_key(recipe.model, recipe.revision)
-        tokens.keep(_facts(subject), key, lengths, split=recipe.split, loss_on=recipe.loss_on)
+        key = token_stats.tokenizer_key(recipe.model, recipe.revision)
+        token_stats.keep(_facts(subject), key, lengths, split=recipe.split, loss_on=recipe.loss_on)
 
 
 def _facts(subject: Subject) -> DatasetFacts:
@@ -207,10 +209,10 @@ def _fix(console: Console, subject: Subject, counter: Any, out: Path) -> dict[st
     console.status(f"writing {out}")
     names = [name for name in columns if name in COLUMNS.get(subject.verdict.format or "", {})]
     ordered = {name: columns[name] for name in [*names, *columns]}
-    return data_fix.write_fixed(subject.recipe, ordered, check, refuses, out)
+    return write_fixed.write_fixed(subject.recipe, ordered, check, refuses, out)
 
 
-def _refuses(subject: Subject, counter: Any) -> data_fix.Refuses:
+def _refuses(subject: Subject, counter: Any) -> write_fixed.Refuses:
     """Every row through the tokenizer: what is left out must be what training would refuse."""
 
     def refuses(line: int, row: dict[str, Any]) -> str | None:
@@ -226,8 +228,9 @@ def _refusal(subject: Subject, counted: Counted) -> SkillTrainError | None:
     """What training would end with, when it would."""
     if subject.verdict.verdict == "impossible" and (subject.row or not subject.seen.refused):
         return _impossible(subject)
-    problems = subject.seen.problems | {name: count for name, count in counted.problems.items() if count is not None}
-    refused = {name: count for name, count in problems.items() if count.refused}
+
+    counts = subject.seen.problems | {name: count for name, count in counted.problems.items() if count is not None}
+    refused = {name: count for name, count in counts.items() if count.refused}
     if not refused:
         return None
     total = sum(count.refused for count in refused.values())
@@ -288,7 +291,7 @@ def _fix_command(subject: Subject) -> str:
     words = ["skill-train", "data", subject.recipe.data]
     words += ["--recipe", str(subject.file)] if subject.file else []
     words += ["--method", subject.method] if subject.method != "sft" else []
-    return shlex.join([*words, *_flags(subject.recipe), "--fix", rows.free_name(Path(subject.recipe.data))])
+    return shlex.join([*words, *_flags(subject.recipe), "--fix", read_rows.free_name(Path(subject.recipe.data))])
 
 
 def _flags(asked: Recipe) -> list[str]:
@@ -296,3 +299,32 @@ def _flags(asked: Recipe) -> list[str]:
     flags = ["--model", asked.model] if asked.model else []
     flags += ["--split", asked.split] if asked.split != Recipe.split else []
     return flags + (["--max-length", str(asked.max_length)] if asked.max_length != Recipe.max_length else [])
+
+
+# --- The command ---
+
+
+@command(
+    "data",
+    DataOptions,
+    examples=(
+        "skill-train data tickets.jsonl",
+        "skill-train data tickets.csv --model Qwen/Qwen2.5-0.5B-Instruct --fix tickets.fixed.jsonl",
+    ),
+)
+@click.argument("dataset", required=False)
+@click.option("--recipe", type=PATH, help="Recipe with a mapping to try (format, columns); DATASET may be left out.")
+@click.option("--model", help="Count tokens with this model's tokenizer and template: folder or Hub id.")
+@click.option(
+    "--method",
+    type=click.Choice(("sft", "dpo", "kto", "grpo", "reward")),
+    default="sft",
+    show_default=True,
+    help="Method that must be able to use it; only sft is trained here.",
+)
+@click.option("--split", help="Part of the dataset, such as train[:500].  [default: train]")
+@click.option("--max-length", type=click.IntRange(min=2), help="Longest row, in tokens.  [default: 1024]")
+@click.option("--fix", type=PATH, help="New .jsonl file for the usable rows, mapped. The dataset is only read.")
+def data(options: DataOptions, console: Console) -> Result:
+    """Say what format a dataset has, which methods can use it, and which rows training would refuse."""
+    return run(options, console)

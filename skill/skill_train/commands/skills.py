@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import click
+
+from skill_train.commands._frame import Commands, command
 from skill_train.core.console import Console, Result
 from skill_train.core.errors import DecisionNeeded, NotInstalled, UsageError, nearest
 from skill_train.run.folder import versions
-from skill_train.skill import install as skill_install
+from skill_train.skill import install
 from skill_train.skill.files import NAME, skill_files
 from skill_train.skill.install import Copy, Done, Skill
 
@@ -19,17 +23,30 @@ TARGETS = ("agents", "claude")
 _DEFAULTS = ("agents", "project")
 
 
-def install(console: Console, *, target: str, scope: str | None, force: bool) -> Result:
+@dataclass(frozen=True)
+class InstallOptions:
+    target: str = "agents"
+    scope: str | None = None
+    force: bool = False
+
+
+@dataclass(frozen=True)
+class CheckOptions:
+    target: str | None = None
+    scope: str | None = None
+
+
+def run_install(options: InstallOptions, console: Console) -> Result:
     """Writes the skill, and for `agents` the link that Claude Code needs; refuses before it writes anything."""
     skill = _skill()
-    main, linked = _places(target, scope)
-    if not force:
-        skill_install.refuse_foreign(main)
-    if linked is not None and not force:
-        skill_install.refuse_foreign_link(linked, main)
-    done = [skill_install.install(skill, main, force=force)]
+    main, linked = _places(options.target, options.scope)
+    if not options.force:
+        install.refuse_foreign(main)
+    if linked is not None and not options.force:
+        install.refuse_foreign_link(linked, main)
+    done = [install.install(skill, main, force=options.force)]
     if linked is not None:
-        done.append(skill_install.link(skill, linked, main, force=force))
+        done.append(install.link(skill, linked, main, force=options.force))
     for place in done:
         if place.kept:
             named = ", ".join(place.kept)
@@ -43,15 +60,15 @@ def install(console: Console, *, target: str, scope: str | None, force: bool) ->
     )
 
 
-def check(console: Console, *, target: str | None, scope: str | None) -> Result:
+def run_check(options: CheckOptions, console: Console) -> Result:
     """Compares every copy that agents here may read with the package.
 
     Raises:
         NotInstalled: there is none.
     """
     skill = _skill()
-    folders = dict.fromkeys(_unlinked(place) for place in _all_places(target, scope))
-    copies = [copy for folder in folders if (copy := skill_install.look(skill, folder))]
+    folders = dict.fromkeys(_unlinked(place) for place in _all_places(options.target, options.scope))
+    copies = [copy for folder in folders if (copy := install.look(skill, folder))]
     if not copies:
         raise NotInstalled(
             "no agent here has this skill",
@@ -166,3 +183,55 @@ def _options(folder: Path) -> list[str]:
                 named = {"--target": target, "--scope": scope}
                 return [word for option, value in named.items() if value not in _DEFAULTS for word in (option, value)]
     return ["--target", str(folder.parent)]
+
+
+# --- The commands ---
+
+
+_SCOPE = click.option(
+    "--scope",
+    type=click.Choice(("project", "global")),
+    help="project is this folder, global is the user's home.  [default: project; for check both]",
+)
+
+
+@command(
+    "skills install",
+    InstallOptions,
+    examples=("skill-train skills install", "skill-train skills install --target claude --scope global"),
+)
+@click.option(
+    "--target",
+    default="agents",
+    show_default=True,
+    metavar="agents|claude|PATH",
+    help="agents is .agents/skills with a link in .claude/skills; PATH is a folder that holds skills.",
+)
+@_SCOPE
+@click.option(
+    "--force", is_flag=True, help="Replace edited files too, and files of the same names that others put there."
+)
+def install_command(options: InstallOptions, console: Console) -> Result:
+    """Copy the skill (instructions, references, templates, programs) to where agents look; needs no network."""
+    return run_install(options, console)
+
+
+@command(
+    "skills check",
+    CheckOptions,
+    examples=("skill-train skills check", "skill-train skills check --scope global --format json"),
+)
+@click.option("--target", metavar="agents|claude|PATH", help="One place.  [default: all that are known]")
+@_SCOPE
+def check_command(options: CheckOptions, console: Console) -> Result:
+    """Say whether each installed copy is what this package has: current, older, newer, edited or different."""
+    return run_check(options, console)
+
+
+@click.group("skills", cls=Commands)
+def skills() -> None:
+    """Put this skill where coding agents look for it, and see whether it is still current there."""
+
+
+skills.add_command(install_command)
+skills.add_command(check_command)

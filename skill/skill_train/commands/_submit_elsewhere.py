@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-import shlex
 from pathlib import Path
 from typing import Any
 
-from skill_train.cloud import budget as cloud_budget
+from skill_train.cloud.budget import seconds_of
 from skill_train.cloud.elsewhere import colab, skypilot
 from skill_train.cloud.order import Order
-from skill_train.commands import cloud_answer, tables_cloud
-from skill_train.commands.cloud_answer import Asked
+from skill_train.commands._drawing import draw_line
+from skill_train.commands._shell import quoted
+from skill_train.commands._submit_options import SubmitOptions, command_of
 from skill_train.core.console import Console, Result
 from skill_train.core.errors import DecisionNeeded, UsageError
 from skill_train.core.files import write_json, write_text
 from skill_train.facts import Flavor
-from skill_train.hub import account as hub_account
-from skill_train.hub import flavors
+from skill_train.hub import account, flavors
 from skill_train.recipe.fields import to_yaml
 from skill_train.run import cloud_record
 from skill_train.run.folder import RunDir
@@ -26,37 +25,41 @@ from skill_train.run.lock import locked
 from skill_train.run.records import read_json
 
 _JOBS_ONLY = ("data_repo", "max_cost", "force_new", "dry_run", "rehearse")
+
+
 _SKYPILOT_ONLY = ("nodes", "infra")
 
 
-def checked(asked: Asked) -> Asked:
+def with_backend(options: SubmitOptions) -> SubmitOptions:
     """The options with what the backend decides, before anything is planned.
 
     Raises:
         UsageError: an option that this backend has no use for.
     """
-    fields = {field.name: field.default for field in dataclasses.fields(asked)}
+    fields = {field.name: field.default for field in dataclasses.fields(options)}
     useless = {"hf_jobs": _SKYPILOT_ONLY, "skypilot": _JOBS_ONLY, "colab": (*_JOBS_ONLY, *_SKYPILOT_ONLY)}
-    for name in useless[asked.backend]:
-        if getattr(asked, name) != fields[name]:
+    for name in useless[options.backend]:
+        if getattr(options, name) != fields[name]:
             option = f"--{name.replace('_', '-')}"
             raise UsageError(
-                f"{option} has no meaning with --backend {asked.backend}", code="bad_usage", hint=f"leave out {option}"
+                f"{option} has no meaning with --backend {options.backend}",
+                code="bad_usage",
+                hint=f"leave out {option}",
             )
-    if asked.backend == "colab" and asked.flavor is None:
-        return dataclasses.replace(asked, flavor=colab.FLAVOR)
-    return asked
+    if options.backend == "colab" and options.flavor is None:
+        return dataclasses.replace(options, flavor=colab.FLAVOR)
+    return options
 
 
-def write(console: Console, asked: Asked, order: Order, folder: Path) -> Result:
+def write_elsewhere(console: Console, options: SubmitOptions, order: Order, folder: Path) -> Result:
     """The task or the notebook in the run directory; with --yes the task is launched."""
     made = order.plan
     flavor = next(each for each in flavors.current(live=False)[0] if each.name == made["flavor"])
     run = RunDir(folder)
     with locked(run, "submit"):
-        if asked.backend == "colab":
+        if options.backend == "colab":
             return _notebook(run, order, flavor)
-        return _task(console, asked, run, order, flavor)
+        return _task(console, options, run, order, flavor)
 
 
 def _notebook(run: RunDir, order: Order, flavor: Flavor) -> Result:
@@ -72,12 +75,12 @@ def _notebook(run: RunDir, order: Order, flavor: Flavor) -> Result:
     data["how"] = (
         "open the notebook in Colab (File, Upload notebook), then Runtime, Run all; once more after a disconnect"
     )
-    return Result(data, human=lambda rich: tables_cloud.draw_elsewhere(rich, data), quiet=str(path))
+    return Result(data, human=lambda rich: _draw(rich, data), quiet=str(path))
 
 
-def _task(console: Console, asked: Asked, run: RunDir, order: Order, flavor: Flavor) -> Result:
-    places = skypilot.clouds(asked.infra.split(",") if asked.infra else None, asked.nodes)
-    made = skypilot.spread(order.plan, flavor, asked.nodes)
+def _task(console: Console, options: SubmitOptions, run: RunDir, order: Order, flavor: Flavor) -> Result:
+    places = skypilot.clouds(options.infra.split(",") if options.infra else None, options.nodes)
+    made = skypilot.spread(order.plan, flavor, options.nodes)
     order = dataclasses.replace(order, plan=made)
     _keep_plan(run, made)
     run_id, folder = _run_id(order), run.path / "skypilot"
@@ -88,43 +91,43 @@ def _task(console: Console, asked: Asked, run: RunDir, order: Order, flavor: Fla
         flavor,
         run_id=run_id,
         bucket=bucket,
-        nodes=asked.nodes,
+        nodes=options.nodes,
         places=places,
         data=f"data/{next(iter(staged)).split('/')[0]}" if staged else None,
-        timeout_seconds=_timeout(asked, made),
+        timeout_seconds=_timeout(options, made),
     )
     skypilot.write_task(folder, task, run.plan, staged, _packages(made))
-    if asked.nodes > 1:
+    if options.nodes > 1:
         console.warn("not_pushed", f"several machines push nothing: the result is kept in {bucket}")
-    if asked.yes:
-        skypilot.run_sky(folder, task["name"], hub_account.token())
+    if options.yes:
+        skypilot.run_sky(folder, task["name"], account.token())
     data = _answer(run, order) | {
         "task": str(folder / "task.yaml"),
         "cluster": task["name"],
         "kept_in": bucket,
         "resources": task["resources"],
-        "nodes": asked.nodes,
-        "timeout_seconds": _timeout(asked, made),
-        "launched": asked.yes,
+        "nodes": options.nodes,
+        "timeout_seconds": _timeout(options, made),
+        "launched": options.yes,
     }
-    back = f"hf buckets sync {bucket} {shlex.quote(str(run.path))}"
+    back = f"hf buckets sync {bucket} {quoted(run.path)}"
     data["how"] = f"sky queue, sky logs {task['name']}; what it keeps: {back}"
     return Result(
         data,
-        human=lambda rich: tables_cloud.draw_elsewhere(rich, data),
+        human=lambda rich: _draw(rich, data),
         quiet=str(folder / "task.yaml"),
-        next=[f"sky logs {task['name']}", back] if asked.yes else [],
-        error=None if asked.yes else _confirm(asked, task),
+        next=[f"sky logs {task['name']}", back] if options.yes else [],
+        error=None if options.yes else _confirm(options, task),
     )
 
 
-def _confirm(asked: Asked, task: dict[str, Any]) -> DecisionNeeded:
+def _confirm(options: SubmitOptions, task: dict[str, Any]) -> DecisionNeeded:
     return DecisionNeeded(
         "this rents machines: each cloud has its own price, and SkyPilot shows them before it starts",
         code="confirm_cost",
         expected="--yes, to launch the task with the `sky` of this machine",
         got=f"{task['num_nodes']} x {task['resources']['accelerators']}",
-        hint=cloud_answer.command_of(asked, yes=True),
+        hint=command_of(options, yes=True),
     )
 
 
@@ -139,10 +142,10 @@ def _answer(run: RunDir, order: Order) -> dict[str, Any]:
     }
 
 
-def _timeout(asked: Asked, made: dict[str, Any]) -> int:
+def _timeout(options: SubmitOptions, made: dict[str, Any]) -> int:
     """Of training: what was said, or what the plan says for such a machine."""
-    if asked.timeout is not None:
-        return cloud_budget.seconds_of(asked.timeout)
+    if options.timeout is not None:
+        return seconds_of(options.timeout)
     if made["timeout_seconds"] is None:
         raise DecisionNeeded(
             "how long this takes is unknown, so a limit must be said",
@@ -188,3 +191,18 @@ def _data(order: Order) -> dict[str, Path]:
 
 def _packages(made: dict[str, Any]) -> tuple[str, ...]:
     return (FOUR_BIT,) if made["recipe"]["load_in_4bit"] else ()
+
+
+def _draw(rich: Any, data: dict[str, Any]) -> None:
+    """A task or a notebook: where it lies, what it asks for, and how it goes on."""
+    lines = [f"run directory: {data['run_dir']}"]
+    if "notebook" in data:
+        lines += [f"notebook: {data['notebook']}, for a {data['gpu']}"]
+    else:
+        asked = data["resources"]
+        lines += [f"task: {data['task']}, {data['nodes']} x {asked['accelerators']}"]
+        lines += [f"machines of: {', '.join(place['infra'] for place in asked['any_of'])}"]
+        lines += [f"training is ended after {data['timeout_seconds'] / 3600:.2f} h; all is kept in {data['kept_in']}"]
+    lines += [f"result: the repository {data['hub_model_id']}", data["how"]]
+    for line in lines:
+        draw_line(rich, line)

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from skill_train.commands import tables
-from skill_train.commands.chain import base_of, quoted, require_trained
-from skill_train.commands.run_warnings import warn_of_seen
+import click
+
+from skill_train.commands._base_model import base_of
+from skill_train.commands._drawing import add_row, draw_text, figure, rich_table
+from skill_train.commands._frame import command
+from skill_train.commands._options import MOST_COUNTED, PATH
+from skill_train.commands._run_warnings import warn_of_seen
+from skill_train.commands._shell import quoted
 from skill_train.core.console import Console, Result
 from skill_train.core.digests import digests
 from skill_train.core.errors import UsageError
 from skill_train.evaluate.backends import Model
 from skill_train.evaluate.scores import Scoring, scoring_of
 from skill_train.reference.load import read_rows
+from skill_train.run.begun import trained
 from skill_train.run.folder import RunDir, open_run
 from skill_train.run.lock import locked
 from skill_train.run.records import read_json
@@ -23,28 +30,29 @@ _SHOWN, _SHOWN_CHARACTERS = 2, 800  # rows side by side in the answer, and chara
 _DIGITS = 6
 
 
-def evaluate(
-    console: Console,
-    *,
-    run: Path,
-    gguf: tuple[Path, ...],
-    rows: int,
-    score: str | None,
-    pattern: str | None,
-    scorer: Path | None,
-    backend: str,
-) -> Result:
-    opened = open_run(run)
+@dataclass(frozen=True)
+class EvaluateOptions:
+    run: Path
+    gguf: tuple[Path, ...] = ()
+    rows: int = ROWS
+    score: str | None = None
+    pattern: str | None = None
+    scorer: Path | None = None
+    backend: str = "auto"
+
+
+def run(options: EvaluateOptions, console: Console) -> Result:
+    opened = open_run(options.run)
     plan = read_json(opened.plan)
-    scoring = scoring_of(plan.get("policy", {}), score, pattern, scorer)
-    record = evaluate_run(console, opened, scoring, ggufs=list(gguf), most_rows=rows, backend=backend)
+    scoring = scoring_of(plan.get("policy", {}), options.score, options.pattern, options.scorer)
+    record = evaluate_run(options, console, scoring)
     data = _data(opened, record)
     quiet = next((f"{one['loss']:.4g}" for one in record["models"] if one["name"] == "tuned" and one["loss"]), "")
     return Result(
         data,
-        human=lambda rich: tables.draw_evaluation(rich, data),
+        human=lambda rich: draw_evaluation(rich, data),
         quiet=quiet,
-        next=_next(opened, run, plan),
+        next=_next(opened, options.run, plan),
     )
 
 
@@ -58,29 +66,19 @@ def _next(opened: RunDir, run: Path, plan: dict[str, Any]) -> list[str]:
     return [f"skill-train {word} {quoted(run)}" for word in steps] + pushed
 
 
-def evaluate_run(
-    console: Console,
-    run: RunDir,
-    scoring: Scoring | None = None,
-    *,
-    ggufs: list[Path] | None = None,
-    most_rows: int = ROWS,
-    backend: str = "auto",
-) -> dict[str, Any]:
+def evaluate_run(options: EvaluateOptions, console: Console, scoring: Scoring) -> dict[str, Any]:
     """The record `evaluate.json` of a run, measured now or earlier."""
+    run = RunDir(options.run)
     with locked(run, "evaluate"):
-        return _evaluate_locked(console, run, scoring or Scoring(), ggufs, most_rows, backend)
+        return _evaluate_locked(options, console, run, scoring)
 
 
-def _evaluate_locked(
-    console: Console, run: RunDir, scoring: Scoring, ggufs: list[Path] | None, most_rows: int, backend: str
-) -> dict[str, Any]:
-    from skill_train.evaluate.step import blind, require_rows
-    from skill_train.evaluate.step import evaluate as step
+def _evaluate_locked(options: EvaluateOptions, console: Console, run: RunDir, scoring: Scoring) -> dict[str, Any]:
+    from skill_train.evaluate import step
 
-    require_trained(run)
+    trained(run)
     rows = read_rows(run.held_out)
-    require_rows(rows, run.path)
+    step.require_rows(rows, run.path)
     warn_of_seen(console, read_json(run.record("train")).get("data") or {})
     base, recipe = base_of(run), read_json(run.plan)["recipe"]
     tuned = tuned_of(run, base)
@@ -91,20 +89,20 @@ def _evaluate_locked(
             "verify tells whether the GGUF files are",
         )
     with console.progress("evaluating") as progress:
-        record = step(
-            models=[Model("base", base), tuned, *_files(ggufs or run.ggufs)],
+        record = step.evaluate(
+            models=[Model("base", base), tuned, *_files(list(options.gguf) or run.ggufs)],
             rows=rows,
             loss_on=recipe["loss_on"],
-            most_rows=most_rows,
+            most_rows=options.rows,
             tokenizer_of=base,
             scoring=scoring,
-            backend=backend,
+            backend=options.backend,
             record=run.record("evaluate"),
             progress=progress,
             warn=console.warn,
         )
-    if said := blind(record["models"], base):
-        console.warn("blind", said)
+    if warning := step.blind(record["models"], base):
+        console.warn("blind", warning)
     return record
 
 
@@ -179,3 +177,84 @@ def _shown(one: dict[str, Any]) -> dict[str, Any]:
 
 def _short(value: Any) -> Any:
     return float(f"{value:.{_DIGITS}g}") if isinstance(value, float) else value
+
+
+# --- The drawing ---
+
+
+def draw_evaluation(rich: Any, data: dict[str, Any]) -> None:
+    """Figures of each model, their differences with intervals, and a few answers side by side."""
+    said = f"{data['rows']} held-out rows, {data['answer_tokens']:,} trained tokens, {data['asked']} questions"
+    draw_text(rich, said)
+    names = ["loss", "perplexity", "exact_match", *(["score"] if data["score"] else []), "tokens_per_second"]
+    models = rich_table()
+    models.add_column("model", overflow="fold")
+    models.add_column("by", no_wrap=True)
+    for name in names:
+        models.add_column({"exact_match": "exact match", "tokens_per_second": "tokens/s"}.get(name, name))
+    for one in data["models"]:
+        figures = (_share(one[name]) if name == "exact_match" else figure(one[name]) for name in names)
+        device = "" if one["device"] in ("cpu", "") else f" on {one['device']}"
+        add_row(models, one["name"], one["backend"] + device, *figures)
+    rich.print(models)
+    for one in data["models"]:
+        if one["reason"]:
+            draw_text(rich, f"{one['name']} was not measured: {one['reason']}")
+    _draw_differences(rich, data["differences"])
+    for row in data["answers"]:
+        draw_text(rich, f"line {row['line']}: {row['prompt'].strip()}")
+        for name, text in {"expected": row["expected"], **row["answers"]}.items():
+            draw_text(rich, f"  {name}: {text}")
+
+
+def _draw_differences(rich: Any, differences: list[dict[str, Any]]) -> None:
+    table = rich_table("model - against", "in", "difference (95 % interval)", "says")
+    for one in differences:
+        interval = f"{one['difference']:+.3g} ({one['low']:+.3g} to {one['high']:+.3g})"
+        style = {"better": "green", "worse": "yellow"}.get(one["says"].partition(",")[0])
+        pair = f"{one['model']} - {one['against']}"
+        add_row(table, pair, one["measure"].replace("_", " "), interval, one["says"], style=style)
+    rich.print(table)
+
+
+def _share(value: float | None) -> str:
+    return "" if value is None else f"{value:.1%}"
+
+
+# --- The command ---
+
+
+@command(
+    "evaluate",
+    EvaluateOptions,
+    examples=(
+        "skill-train evaluate runs/first",
+        "skill-train evaluate runs/first --rows 50 --scorer my_scorer.py",
+    ),
+)
+@click.argument("run", type=PATH)
+@click.option("--gguf", type=PATH, multiple=True, help="GGUF file; repeat for more.  [default: all in RUN/gguf]")
+@click.option(
+    "--rows",
+    type=click.IntRange(1, MOST_COUNTED),
+    default=ROWS,
+    show_default=True,
+    help="Held-out rows, at most; evenly over the file.",
+)
+@click.option(
+    "--score",
+    type=click.Choice(("exact", "regex", "json")),
+    help="Score beside exact match: the same match of --pattern, or valid JSON.  [default: the recipe's]",
+)
+@click.option("--pattern", help="Regular expression of --score regex; its first group (or the whole) is compared.")
+@click.option("--scorer", type=PATH, help="Your own: a Python file with score(prompt, answer, expected) -> float.")
+@click.option(
+    "--backend",
+    type=click.Choice(("auto", "transformers", "vllm")),
+    default="auto",
+    show_default=True,
+    help="For model folders; auto takes vllm on CUDA where it is installed.",
+)
+def evaluate(options: EvaluateOptions, console: Console) -> Result:
+    """Measure base, tuned model and GGUF files on rows that never trained, with intervals. Judges nothing."""
+    return run(options, console)

@@ -6,10 +6,16 @@ import dataclasses
 import json
 import re
 import shlex
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from skill_train.commands import tables_cloud
+import click
+
+from skill_train.commands._drawing import add_row, folding_table
+from skill_train.commands._frame import command
+from skill_train.commands._options import PATH
+from skill_train.commands._shell import quoted
 from skill_train.core.console import Console, Result
 from skill_train.core.errors import UsageError, VerificationFailed
 from skill_train.run.compare_runs import Comparison, Difference, Run, compare
@@ -20,9 +26,15 @@ _NAMES = {"model": "recipe.revision", "data": "recipe.data_revision"}
 _SHOWN = 60  # characters of a value; the files hold the whole
 
 
-def diff(console: Console, *, run_a: Path, run_b: Path) -> Result:
+@dataclass(frozen=True)
+class DiffOptions:
+    run_a: Path
+    run_b: Path
+
+
+def run(options: DiffOptions, console: Console) -> Result:
     """Compares two run directories; exit 6 when they are not of one recipe."""
-    a, b = (_read(_opened(path)) for path in (run_a, run_b))
+    a, b = (_read(_opened(path)) for path in (options.run_a, options.run_b))
     found = compare(a, b)
     for reason in found.not_compared:
         console.warn("not_compared", reason)
@@ -30,8 +42,8 @@ def diff(console: Console, *, run_a: Path, run_b: Path) -> Result:
         console.warn("unexplained", "recipe, machine and batch split are the same, and the trained weights are not")
     data = {
         "verdict": found.verdict,
-        "run_a": str(run_a),
-        "run_b": str(run_b),
+        "run_a": str(options.run_a),
+        "run_b": str(options.run_b),
         "recipe_hash": [a.plan["recipe_hash"], b.plan["recipe_hash"]],
         "recipe": [_shown(each) for each in found.recipe],
         "placement": [_shown(each) for each in found.placement],
@@ -43,8 +55,8 @@ def diff(console: Console, *, run_a: Path, run_b: Path) -> Result:
     return Result(
         data,
         quiet=found.verdict,
-        human=lambda rich: tables_cloud.draw_diff(rich, data),
-        next=[shlex.join(["skill-train", "report", str(run_a), str(run_b)])],
+        human=lambda rich: _draw(rich, data),
+        next=[shlex.join(["skill-train", "report", str(options.run_a), str(options.run_b)])],
         error=_refusal(found),
     )
 
@@ -95,7 +107,7 @@ def _opened(path: Path) -> RunDir:
             f"{path} is a job, and its files are not here",
             code="not_a_run",
             expected="two run directories",
-            hint=f"skill-train pull {shlex.quote(str(path))}",
+            hint=f"skill-train pull {quoted(path)}",
         )
     return open_run(path)
 
@@ -122,3 +134,40 @@ def _object(path: Path) -> dict[str, Any] | None:
             hint="fetch or copy the run again: skill-train pull RUN",
         )
     return document
+
+
+# --- The drawing ---
+
+
+def _draw(rich: Any, data: dict[str, Any]) -> None:
+    """The differences of recipe and placement, and how far the results are apart."""
+    table = folding_table("group", "fact", "run A", "run B", title=f"two runs: {data['verdict']}")
+    for group, style in (("recipe", "red"), ("placement", "")):
+        for each in data[group]:
+            add_row(table, group, each["fact"], str(each["a"]), str(each["b"]), style=style)
+    if table.row_count:
+        rich.print(table)
+    counts = data["counts"]
+    differ = f"{counts['recipe']} of the recipe differ, {counts['placement']} of the placement"
+    rich.print(f"{counts['compared']} facts compared: {differ}")
+    if data["losses"] is not None:
+        losses = data["losses"]
+        far = f"differ by up to {losses['largest_difference']:.3g} (step {losses['at_step']})"
+        rich.print(f"losses of {losses['steps']} steps: {'equal' if losses['equal'] else far}")
+    if data["same_weights"] is not None:
+        rich.print(f"trained weights: {'the same bytes' if data['same_weights'] else 'other bytes'}")
+
+
+# --- The command ---
+
+
+@command(
+    "diff",
+    DiffOptions,
+    examples=("skill-train diff runs/first runs/first-cloud", "skill-train diff runs/a runs/b --format json"),
+)
+@click.argument("run_a", type=PATH)
+@click.argument("run_b", type=PATH)
+def diff(options: DiffOptions, console: Console) -> Result:
+    """Say exactly what differs between two runs: in the recipe, where nothing may, and in the placement."""
+    return run(options, console)

@@ -4,63 +4,29 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import shlex
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 from skill_train.cloud import budget as cloud_budget
-from skill_train.cloud import stage_data as staging
-from skill_train.cloud import start_once as job_once
+from skill_train.cloud import stage_data, start_once
 from skill_train.cloud.budget import Budget
 from skill_train.cloud.order import Order, Sent, uploads
-from skill_train.commands import tables
+from skill_train.commands._cost import cost_in_words
+from skill_train.commands._drawing import draw_line, draw_text
+from skill_train.commands._shell import quoted
+from skill_train.commands._submit_options import SubmitOptions, command_of
 from skill_train.core.console import Console, Result
 from skill_train.core.errors import DecisionNeeded, SkillTrainError
 from skill_train.core.units import dollars
 from skill_train.hub.jobs import LIVE
-from skill_train.run import progress as job_figures
+from skill_train.run import progress
 from skill_train.run.cloud_record import CloudData, CloudJob, CloudRecord
 from skill_train.run.folder import RunDir
 from skill_train.run.job_spec import KEPT, JobSpec, Mount, as_request
 from skill_train.run.records import read_json
 
 _AT_START = "(made at the start)"
-_HOURS = 8.0  # as the command line says it
-
-
-@dataclass(frozen=True)
-class Asked:
-    """The options of `submit`, as they were said."""
-
-    source: Path | None = None
-    model: str | None = None
-    data: str | None = None
-    split: str | None = None
-    max_steps: int | None = None
-    max_length: int | None = None
-    dtype: str | None = None
-    flavor: str | None = None
-    timeout: str | None = None
-    max_cost: float | None = None
-    max_hours: float = _HOURS
-    namespace: str | None = None
-    hub_model_id: str | None = None
-    data_repo: str | None = None
-    run_dir: Path | None = None
-    dry_run: bool = False
-    rehearse: bool = False
-    force_new: bool = False
-    backend: str = "hf_jobs"
-    nodes: int = 1
-    infra: str | None = None
-    yes: bool = False
-
-    @property
-    def recipe_flags(self) -> dict[str, Any]:
-        said = {key: getattr(self, key) for key in ("model", "data", "split", "max_steps", "max_length")}
-        return {key: value for key, value in said.items() if value is not None}
 
 
 @dataclass(frozen=True)
@@ -92,48 +58,25 @@ def _shown(checked: Checked) -> dict[str, Any]:
     }
 
 
-def decision(asked: Asked, checked: Checked) -> Result:
+def decision(options: SubmitOptions, checked: Checked) -> Result:
     """Nothing is sent without --yes."""
     data = _shown(checked)
-    again = command_of(asked, yes=True)
+    again = command_of(options, yes=True)
     error = DecisionNeeded(
-        f"this costs money: {money(checked.budget)}",
+        f"this costs money: {cost_in_words(checked.budget)}",
         code="confirm_cost",
         expected="--yes, when cost and uploads are as they should be",
         got=f"{data['flavor']}, stopped after {data['timeout_seconds']} s",
         hint=again,
     )
-    return Result(data, human=lambda rich: tables.draw_submit(rich, data), quiet="", error=error)
+    return Result(data, human=lambda rich: _draw(rich, data), quiet="", error=error)
 
 
 def not_allowed(found: Budget, error: SkillTrainError) -> Result:
     """What it would cost, beside the access that is missing. No other check can be made before."""
     data = {"flavor": found.flavor, "timeout_seconds": found.timeout_seconds, "cost_usd": found.as_dict()}
-    said = f"{found.flavor}: {money(found)}"
-    return Result(data, human=lambda rich: rich.print(said, markup=False), quiet="", error=error)
-
-
-def money(found: Budget) -> str:
-    """For a reader: the estimate, and the most that it can be."""
-    if found.most_usd is None:
-        return found.basis
-    most = f"{dollars(found.most_usd)} at most, when it runs until its timeout"
-    return most if found.cost_usd is None else f"{dollars(found.cost_usd[0])} to {dollars(found.cost_usd[1])}; {most}"
-
-
-def command_of(asked: Asked, **more: Any) -> str:
-    """The command that says all this."""
-    words = ["skill-train submit"]
-    for field in dataclasses.fields(asked):
-        value = more.get(field.name, getattr(asked, field.name))
-        option = f"--{field.name.replace('_', '-')}"
-        if field.name == "source" and value is not None:
-            words.append(shlex.quote(str(value)))
-        elif value is True:
-            words.append(option)
-        elif value not in (None, False, field.default):
-            words += [option, shlex.quote(str(value).removesuffix(".0") if isinstance(value, float) else str(value))]
-    return " ".join(words)
+    said = f"{found.flavor}: {cost_in_words(found)}"
+    return Result(data, human=lambda rich: draw_text(rich, said), quiet="", error=error)
 
 
 def dry_run(run: RunDir, checked: Checked) -> Result:
@@ -149,15 +92,15 @@ def specification(run: RunDir, order: Order, run_id: str) -> JobSpec:
     """The job of an order that was not sent."""
     made = order.plan
     record = CloudRecord(run_id, order.plan_hash, order.namespace, made["policy"]["hub_model_id"], data=_data(order))
-    job = CloudJob(1, "starting", made["flavor"], made["timeout_seconds"] or 0, job_once.now(), order.usd_per_hour)
-    return job_once.specification(run, made, record, job)
+    job = CloudJob(1, "starting", made["flavor"], made["timeout_seconds"] or 0, start_once.now(), order.usd_per_hour)
+    return start_once.specification(run, made, record, job)
 
 
 def _data(order: Order) -> CloudData | None:
     staged = order.staged
     if staged is None:
         return None
-    about = CloudData(staging.mount_path(staged), staged.bytes, len(staged.files))
+    about = CloudData(stage_data.mount_path(staged), staged.bytes, len(staged.files))
     if order.data_repo is not None:
         return dataclasses.replace(about, repository=order.data_repo, revision=_AT_START)
     return dataclasses.replace(about, bucket=f"{order.namespace}/jobs-artifacts", folder=staged.name)
@@ -181,7 +124,7 @@ def require_as_asked(
         console.warn(
             "another_timeout", f"the job {last.job_id} runs already and is stopped after {had}, not {timeout} s"
         )
-    most = job_figures.dollars(last.timeout_seconds, last.usd_per_hour)
+    most = progress.dollars(last.timeout_seconds, last.usd_per_hour)
     if max_cost is None or (most is not None and most + spent <= max_cost + 1e-9):
         return
     before = f", and {dollars(spent)} of the jobs before it" if spent else ""
@@ -192,7 +135,7 @@ def require_as_asked(
         got="a bound that is not known"
         if most is None
         else f"{dollars(most)} at its timeout of {last.timeout_seconds} s{before}",
-        hint=f"skill-train cancel {shlex.quote(str(run.path))}; or a larger --max-cost, which keeps it",
+        hint=f"skill-train cancel {quoted(run.path)}; or a larger --max-cost, which keeps it",
     )
 
 
@@ -223,7 +166,7 @@ def result(console: Console, run: RunDir, sent: Sent, order: Order) -> Result:
     }
     return Result(
         data,
-        human=lambda rich: tables.draw_submit(rich, data),
+        human=lambda rich: _draw(rich, data),
         quiet=str(last.job_id),
         next=_next(run, sent),
     )
@@ -251,15 +194,43 @@ def _expected_end(job: CloudJob, budget: Budget, stage: str | None) -> dict[str,
     if budget.seconds is None or stage not in (None, *LIVE):
         return {"low": None, "high": None, "basis": budget.basis if budget.seconds is None else f"it is {stage}"}
     began = datetime.strptime(start, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
-    low, high = (job_once.timestamp(began + timedelta(seconds=end)) for end in budget.seconds)
+    low, high = (start_once.timestamp(began + timedelta(seconds=end)) for end in budget.seconds)
     return {"low": low, "high": high, "basis": "the estimate, from when it was created, without the wait for a machine"}
 
 
 def _next(run: RunDir, sent: Sent) -> list[str]:
-    name = shlex.quote(str(run.path))
+    name = quoted(run.path)
     words: tuple[str, ...] = ("status {}", "resume {}")
     if sent.stage in (None, *LIVE):
         words = ("status {}", "logs {} --follow", "wait {}", "pull {}")
     elif sent.stage == "COMPLETED":
         words = ("pull {}",)
     return [f"skill-train {word.format(name)}" for word in words]
+
+
+# --- The drawing ---
+
+
+def _draw(rich: Any, data: dict[str, Any]) -> None:
+    """A job that was started or would be: where, what it costs, what leaves this machine."""
+    cost = data["cost_usd"]
+    estimate = "not known" if cost["low"] is None else f"{dollars(cost['low'])} to {dollars(cost['high'])}"
+    most = "" if cost["most"] is None else f"; at most {dollars(cost['most'])}, at its timeout"
+    limit = data["timeout_seconds"]
+    stopped = "a time that is not known" if limit is None else f"{limit / 3600:.2f} h"
+    lines = [f"job: {data['job_id']}, {data['stage']}, {data['url']}"] if "job_id" in data else []
+    lines += [f"run directory: {data['run_dir']}"] if "run_dir" in data else []
+    lines += [
+        f"machine: {data['flavor']} of {data['namespace']}, stopped after {stopped}",
+        f"cost: {estimate}{most} ({cost['basis']})",
+        f"result: the private repository {data['hub_model_id']}, which the job makes",
+    ]
+    end = data.get("expected_end", {"low": None})
+    lines += [f"expected end: {end['low']} to {end['high']}"] if end["low"] is not None else []
+    for upload in data["uploads"]:
+        if upload["what"] == "result":
+            continue
+        size = f"{upload['bytes'] / 1e6:.2f} MB" + (f" in {upload['files']} files" if upload["files"] > 1 else "")
+        lines.append(f"upload: {upload['what']} {upload['name']}, {size}, to {upload['to']}")
+    for line in lines:
+        draw_line(rich, line)

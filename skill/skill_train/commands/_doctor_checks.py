@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from skill_train.commands.doctor_packages import Package, VersionSet, python_wanted, within
+from skill_train.commands._doctor_packages import Package, VersionSet, python_wanted, within
 from skill_train.core.errors import SkillTrainError
 from skill_train.facts import MachineFacts
 from skill_train.hub.account import Account

@@ -1,0 +1,38 @@
+"""The folder of a base model, and of a run's base as it was trained on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from skill_train.core.errors import UsageError
+from skill_train.model.folder import fingerprint
+from skill_train.run.folder import RunDir
+from skill_train.run.records import read_json
+
+
+def base_folder(model: str) -> Path:
+    from skill_train.hub.models import model_folder
+
+    return model_folder(model, None)[0]
+
+
+def base_of(run: RunDir) -> Path:
+    """The folder of a run's base model, at the revision that was trained.
+
+    Raises:
+        UsageError: the folder holds another model now.
+    """
+    from skill_train.hub.models import model_folder
+
+    plan = read_json(run.plan)
+    folder = model_folder(plan["recipe"]["model"], plan["recipe"]["revision"])[0]
+    trained = plan.get("fingerprints", {}).get("model")  # none of a model on the Hub: its revision says which it is
+    if trained is not None and (now := fingerprint(folder)) != trained:
+        raise UsageError(
+            f"the model in {folder} is not the one that {run.path} was trained on",
+            code="base_changed",
+            expected=f"fingerprint {trained!s:.12}…",
+            got=f"fingerprint {now:.12}…",
+            hint="put the files of the model back as they were, or train again on those that are there now",
+        )
+    return folder

@@ -1,0 +1,73 @@
+"""What stops a plan, and what cannot be had from its training."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from skill_train.core.console import Console
+from skill_train.core.errors import DecisionNeeded
+from skill_train.model.convertible.from_config import unread_window_told
+
+
+def require_room(console: Console, plan: dict[str, Any], *, force: bool) -> None:
+    """Refuses a run that cannot fit even by the lower estimate; warns where the upper one does not.
+
+    Raises:
+        DecisionNeeded: it does not fit, or needs what this machine lacks.
+    """
+    memory, usable = plan["estimates"]["memory_bytes"], plan["estimates"]["usable_bytes"]
+    tight = memory["low"] is not None and usable is not None and memory["low"] <= usable < memory["high"]
+    later = {"unknown_memory", "device_unavailable"} | ({"no_memory"} if tight else set())  # torch itself will tell
+    stopping = [blocker for blocker in plan["blockers"] if blocker["code"] not in later]
+    if tight:
+        console.warn(
+            "little_memory", f"the run may need {memory['high'] / 1e9:.1f} GB; {usable / 1e9:.1f} GB can be used"
+        )
+    if stopping and not force:
+        raise blocked({**plan, "blockers": stopping})
+
+
+def require_no_blockers(plan: dict[str, Any]) -> None:
+    """Refuses a plan that something would stop, as `plan` does.
+
+    Raises:
+        DecisionNeeded: it has blockers.
+    """
+    if plan["blockers"]:
+        raise blocked(plan)
+
+
+def blocked(plan: dict[str, Any]) -> DecisionNeeded:
+    """The plan stands, and something would stop it. With the way out that the plan knows."""
+    first = plan["blockers"][0]
+    cloud = plan["where"] == "cloud"
+    elsewhere = "" if cloud or plan["policy"]["sensitive"] else ", or --where cloud"
+    larger = "a larger flavor, " if cloud else ""
+    hint = {
+        "needs_cuda": f"load_in_4bit: false with a smaller model{elsewhere}",
+        "no_memory": f"{larger}a smaller model, a shorter max_length, load_in_4bit: true on an NVIDIA GPU{elsewhere}",
+        "no_host_ram": f"{larger}a smaller model, or load_in_4bit: true, which reads a weight at a time{elsewhere}",
+        "no_disk": "free some space, or choose another place for the run",
+        "device_unavailable": "plan on the machine that has it; for another one compare memory_bytes with its memory",
+        "no_torch": f"a Python built for arm64 on Apple silicon{elsewhere}",
+        "too_slow": "a larger --max-hours, --flavor for the one that you accept, or fewer steps",
+        "vision": "the text model of the same family, such as Qwen2.5 for Qwen2.5-VL",
+    }.get(first["code"], "a smaller model, a shorter max_length, or load_in_4bit: true")
+    return DecisionNeeded(
+        f"this plan cannot run: {'; '.join(blocker['message'] for blocker in plan['blockers'])}",
+        code=first["code"],
+        expected="a model and rows that fit",
+        got=f"{plan['where']}, {plan['flavor'] or plan['facts']['machine']['chip']}",
+        hint=hint,
+    )
+
+
+def warn_of_export(console: Console, plan: dict[str, Any]) -> None:
+    """What cannot be had from this training, said before it."""
+    model = plan["facts"]["model"]
+    why = model.get("not_convertible")
+    if why:
+        console.warn("not_convertible", f"{why}; training and merging work, and export-gguf refuses this model")
+    elif window := model.get("unread_window"):
+        longest = plan["recipe"]["max_length"]
+        console.warn("unread_window", unread_window_told(window, model["architecture"], longest))

@@ -1,0 +1,103 @@
+"""The self-test of `doctor`: the whole chain on the embedded model, in a folder that is removed again."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from skill_train.commands._merging import merge_run
+from skill_train.core import resources
+from skill_train.core.console import Console
+from skill_train.core.errors import SkillTrainError, TrainingFailed
+from skill_train.core.files import write_text
+from skill_train.core.peak_memory import peak_memory_bytes
+from skill_train.run.folder import RunDir
+
+# The self-test: a tenth of the demo's rows, a fifth of its steps, one quantized type, an eighth of its tokens.
+_ROWS, _STEPS, _QUANT, _TOKENS = 100, 20, "q8_0", 256
+
+
+def self_test(console: Console) -> tuple[dict[str, Any], SkillTrainError | None]:
+    """The chain on the embedded model in a folder that is removed again: seconds and verdict of each stage."""
+    stages: list[dict[str, Any]] = []
+    started, error = time.monotonic(), None
+    with tempfile.TemporaryDirectory(prefix="skill-train-self-test-") as folder:
+        try:
+            _chain(console, Path(folder), stages)
+        except SkillTrainError as problem:
+            error = problem
+            if folder in error.hint:  # which is about to go
+                error.hint = "skill-train demo   (the same chain, in a folder that stays)"
+    figures = {
+        "verdict": "fail" if error else "pass",
+        "seconds": round(time.monotonic() - started, 1),
+        "peak_memory_bytes": max(peak_memory_bytes() or 0, peak_memory_bytes(children=True) or 0) or None,
+        "stages": stages,
+    }
+    return figures, error
+
+
+def _chain(console: Console, folder: Path, stages: list[dict[str, Any]]) -> None:
+
+    from skill_train.commands import export_gguf, local
+    from skill_train.llama import get_converter
+
+    run = RunDir(folder / "run")
+
+    def stage(name: str, work: Callable[[], Any]) -> Any:
+        started = time.monotonic()
+        stages.append({"stage": name, "verdict": "fail"})  # until it has ended
+        result = work()
+        stages[-1] = {"stage": name, "verdict": "pass", "seconds": round(time.monotonic() - started, 1)}
+        return result
+
+    tools = stage("find the converter", get_converter.find)
+    plan = stage("plan", partial(local.plan_of, console, _recipe(folder)))
+    stage("train", partial(_trained, console, run, plan))
+    stage("merge", partial(merge_run, console, run))
+    stage("convert and quantize", partial(export_gguf.export_run, console, run, _QUANT, tools))
+    stage("verify", partial(_verified, console, run))
+
+
+def _recipe(folder: Path) -> Path:
+    """The demo's recipe with less to do."""
+    shipped = resources.demo()
+    rows = islice(resources.train_module().iter_parquet(shipped / "data.parquet"), _ROWS)
+    lines = [json.dumps(row, ensure_ascii=False) for _, row in rows]
+    write_text(folder / "data.jsonl", "\n".join(lines) + "\n")
+    changed = {"model": str(shipped / "model"), "data": str(folder / "data.jsonl"), "max_steps": _STEPS}
+    kept = (shipped / "recipe.yaml").read_text(encoding="utf-8").splitlines()
+    text = [line for line in kept if line.split(":")[0] not in changed]
+    write_text(folder / "recipe.yaml", "\n".join([*text, *(f"{k}: {json.dumps(v)}" for k, v in changed.items())]))
+    return folder / "recipe.yaml"
+
+
+def _trained(console: Console, run: RunDir, plan: dict[str, Any]) -> None:
+
+    from skill_train.commands import local
+
+    record = local.train_run(console, run, plan, resume=False)
+    failed = [check for check in record["checks"] if check["verdict"] == "fail"]
+    if failed:
+        raise TrainingFailed(
+            f"the self-test's training failed: {', '.join(check['name'] for check in failed)}",
+            code="self_test_failed",
+            expected="every check of the smoke verdict to pass",
+            got="; ".join(check["detail"] for check in failed),
+            hint="skill-train demo",
+        )
+
+
+def _verified(console: Console, run: RunDir) -> None:
+
+    from skill_train.commands import verify
+
+    result = verify.verify_run(console, run, _TOKENS)
+    if result.error is not None:
+        raise result.error

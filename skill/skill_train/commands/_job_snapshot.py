@@ -1,0 +1,196 @@
+"""What is known of a job at a moment: the Hub's words, the program's figures, and the reason of a failure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from skill_train.cloud import bucket, failure_reason, find_run, poll
+from skill_train.cloud.failure_reason import Ending, Story
+from skill_train.cloud.find_run import CloudRun
+from skill_train.core.console import Console
+from skill_train.core.errors import AccessError, SkillTrainError, Temporary
+from skill_train.hub import flavors
+from skill_train.hub.jobs import Job
+from skill_train.run import progress
+from skill_train.run.progress import Speed
+
+_PEEKED = ("metrics.jsonl", "train.failed.json", "plan.json", bucket.MARKER)
+_TAIL_LINES = 60  # of a log, in which the reason of a failure is looked for
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The Hub's words, the program's figures, and the reason of a failure."""
+
+    cloud: CloudRun
+    now: Job
+    plan: dict[str, Any] | None
+    speed: Speed | None
+    source: str | None
+    age_seconds: float | None
+    kept_step: int
+    story: Story | None
+
+    @property
+    def ran_seconds(self) -> float | None:
+        """None before it began."""
+        if self.now.started_at is None:
+            return None
+        return max(((self.now.finished_at or datetime.now(UTC)) - self.now.started_at).total_seconds(), 0.0)
+
+    def data(self) -> dict[str, Any]:
+        job, record, measured = self.cloud.job, self.cloud.record, self.speed
+        ran = self.ran_seconds
+        left = measured.left_seconds if measured and self.now.live else None
+        limit = job.timeout_seconds
+        price = job.usd_per_hour if job.usd_per_hour is not None else flavors.usd_per_hour(self.now.flavor)
+        so_far = progress.dollars(ran, price)
+        return {
+            "run_dir": str(self.cloud.run.path) if self.cloud.run else None,
+            "job_id": self.now.id,
+            "url": self.now.url,
+            "stage": self.now.stage,
+            "message": self.now.message,
+            "attempt": job.number,
+            "flavor": job.flavor,
+            "step": measured.step if measured else None,
+            "steps": measured.steps if measured else self._planned_steps(),
+            "loss": measured.loss if measured else None,
+            "tokens_per_second": measured.tokens_per_second if measured else None,
+            "memory_bytes": measured.memory_bytes if measured else None,
+            "progress": {"source": self.source, "age_seconds": rounded(self.age_seconds)},
+            "seconds": {
+                "ran": rounded(ran),
+                "left": rounded(left),
+                "expected": rounded(ran + left) if ran is not None and left is not None else None,
+                "estimated": self._estimated("seconds"),
+                "limit": limit,
+            },
+            "ends_by": _moment(self.now.started_at, limit) if self.now.live else None,
+            "cost_usd": {
+                "so_far": so_far,
+                "expected": progress.dollars(ran + left, price) if ran is not None and left is not None else None,
+                "estimated": self._estimated("cost_usd"),
+                "at_most": progress.dollars(limit, price),
+                "per_hour": price,
+                "all_jobs": self._of_all_jobs(so_far),
+            },
+            "waiting": self._waiting() or None,
+            "why": self.story.as_dict() if self.story else None,
+            "hub_model_id": record.hub_model_id or None,
+        }
+
+    def _of_all_jobs(self, so_far: float | None) -> float | None:
+        """Dollars of every job of the run; None where that of one is not known. A job that never was costs nothing."""
+        others = [job for job in self.cloud.record.jobs if job.job_id not in (None, self.now.id)]
+        known = [job.cost_usd for job in others if job.cost_usd is not None]
+        return None if so_far is None or len(known) < len(others) else round(so_far + sum(known), 4)
+
+    def next(self) -> tuple[str, ...]:
+        word = self.cloud.word
+        if self.now.live and self._waiting():
+            return (f"skill-train cancel {word}", f"skill-train wait {word}")
+        if self.now.live:
+            return (f"skill-train wait {word}", f"skill-train logs {word} --follow")
+        return self.story.next if self.story else (f"skill-train pull {word}",)
+
+    def _waiting(self) -> str:
+        since = self.now.created_at
+        seconds = (datetime.now(UTC) - since).total_seconds() if since else 0.0
+        return failure_reason.waiting(self.now.stage, seconds, self.now.flavor)
+
+    def _planned_steps(self) -> int | None:
+        return self.plan["recipe"]["max_steps"] if self.plan else None
+
+    def _estimated(self, key: str) -> dict[str, Any] | None:
+        estimate = (self.plan or {}).get("estimates", {}).get(key)
+        return {end: estimate.get(end) for end in ("low", "high")} if estimate else None
+
+
+def snapshot(cloud: CloudRun, console: Console, *, in_time: bool = False) -> Snapshot:
+    """As it is now, whatever has been kept of the run and whatever the Hub still has of the job.
+
+    Args:
+        in_time: rather without figures than late: no log is read, and a bucket that does not answer is left out.
+    """
+    now, there = job_of(cloud), _peeked(cloud, console, in_time=in_time)
+    failed = not now.live and now.stage != "COMPLETED"
+    text, written = there.texts.get("metrics.jsonl", ("", None))
+    lines = _tail(cloud, console) if failed or (now.stage == "RUNNING" and not text and not in_time) else []
+    others = {job.job_id for job in cloud.record.jobs} - {now.id}
+    measured, source = progress.speed(text.splitlines(), others), "metrics.jsonl in the bucket"
+    if measured is None:
+        measured, source, written = progress.speed(lines), "the log of the job", None
+    return Snapshot(
+        cloud=cloud,
+        now=now,
+        plan=find_run.plan_of(cloud, there),
+        speed=measured,
+        source=source if measured else None,
+        age_seconds=age(written),
+        kept_step=there.checkpoint,
+        story=_explained(cloud, measured, there, lines) if failed else None,
+    )
+
+
+def _peeked(cloud: CloudRun, console: Console, *, in_time: bool) -> bucket.Peek:
+    """What is kept so far; a bucket that may not be read does not hide what the Hub says of the job."""
+    record = cloud.record
+    if record.bucket is None or record.folder is None:
+        return bucket.NOTHING
+    try:
+        return bucket.peek(record.bucket, record.folder, _PEEKED, console.status)
+    except (AccessError, Temporary) as error:
+        if isinstance(error, Temporary) and not in_time:
+            raise
+        console.warn("no_bucket", f"what the job keeps cannot be read: {error.message}")
+        return bucket.NOTHING
+
+
+def _explained(cloud: CloudRun, measured: Speed | None, there: bucket.Peek, lines: list[str]) -> Story:
+    now, failure = job_of(cloud), there.document("train.failed.json")
+    ending = Ending(
+        stage=now.stage,
+        message=now.message,
+        failure=failure if failure and isinstance(failure.get("error"), dict) else None,
+        lines=tuple(lines),
+        flavor=now.flavor,
+        timeout_seconds=cloud.job.timeout_seconds,
+        step=measured.step if measured else None,
+        steps=measured.steps if measured else None,
+        memory_bytes=measured.memory_bytes if measured else {},
+        trained=(there.document(bucket.MARKER) or {}).get("state") == "done",
+    )
+    return failure_reason.explain(ending, run=cloud.name, offered=flavors.current(live=False)[0])
+
+
+def _tail(cloud: CloudRun, console: Console) -> list[str]:
+    """The end of a log, which may be gone with its job."""
+    try:
+        return poll.log_so_far(job_of(cloud), console.status, tail=_TAIL_LINES)
+    except SkillTrainError as error:
+        console.warn("no_log", f"the log of the job cannot be read: {error.message}")
+        return []
+
+
+def job_of(cloud: CloudRun) -> Job:
+    assert cloud.now is not None  # `find_run.find` asked
+    return cloud.now
+
+
+def _moment(start: datetime | None, seconds: float | None) -> str | None:
+    if start is None or seconds is None:
+        return None
+    return (start + timedelta(seconds=seconds)).astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def age(written: datetime | None) -> float | None:
+    """Seconds since then; None when unknown, also because this clock was set back since."""
+    seconds = (datetime.now(UTC) - written).total_seconds() if written else -1.0
+    return seconds if seconds >= 0 else None
+
+
+def rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 1)

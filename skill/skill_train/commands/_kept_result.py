@@ -1,0 +1,47 @@
+"""Where the result of a job lies: in its bucket, or in the repository that it was pushed to."""
+
+from __future__ import annotations
+
+from skill_train.cloud import bucket
+from skill_train.cloud.bucket import Kept
+from skill_train.cloud.find_run import CloudRun
+from skill_train.cloud.poll import patiently
+from skill_train.core.console import Console
+from skill_train.core.errors import UsageError
+from skill_train.hub import repositories
+from skill_train.run.folder import RunDir
+from skill_train.run.records import read_json
+
+
+def is_live(cloud: CloudRun) -> bool:
+    return cloud.now is not None and cloud.now.live
+
+
+def in_bucket(cloud: CloudRun, console: Console) -> Kept | None:
+    record = cloud.record
+    return bucket.look(record.bucket, record.folder, console.status) if record.bucket and record.folder else None
+
+
+def why_not_pushed(cloud: CloudRun, here: RunDir, console: Console) -> str:
+    """Why the repository of the model cannot give the result of this run; empty when it can.
+
+    Raises:
+        AccessError: the token may not read it.
+    """
+    from skill_train.cloud.pull import PUSHING
+    from skill_train.hub import models
+
+    repository = cloud.record.hub_model_id
+    if not repository or is_live(cloud):
+        return "the job has not kept anything yet" if repository else "its bucket has no result"
+    console.status(f"the bucket has no result; asking for {repository}")
+    try:
+        found = patiently(lambda: repositories.find("model", repository), console.status)
+        files = found.files if found else ()
+        if "train.json" not in files or PUSHING in files:
+            return f"neither its bucket nor {repository} has its result"
+        trained = read_json(models.model_file(repository, "train.json"))
+    except UsageError as error:
+        return f"its bucket has no result, and {error.message}"
+    same = trained.get("recipe_hash") == read_json(here.plan)["recipe_hash"]
+    return "" if same else f"its bucket has no result, and {repository} has that of another recipe"

@@ -1,0 +1,94 @@
+"""Merging: an adapter into its base, for `merge` and for an export that finds none merged."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from skill_train.commands._base_model import base_of
+from skill_train.commands._outputs import beside, put_aside
+from skill_train.commands._shell import quoted
+from skill_train.core.console import Console
+from skill_train.core.errors import UsageError, VerificationFailed
+from skill_train.reference.load import read_rows
+from skill_train.run.begun import trained
+from skill_train.run.folder import RunDir
+from skill_train.run.lock import locked
+from skill_train.run.records import read_json
+
+
+@dataclass(frozen=True)
+class MergeTask:
+    """What is merged, and where to.
+
+    Attributes:
+        rows: on which the logits of the result are compared.
+        dtype: of the stored weights; None for that of the base.
+    """
+
+    base: Path
+    adapter: Path
+    out: Path
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    dtype: str | None = None
+    gate: str = "auto"
+
+
+def merge_run(console: Console, run: RunDir, dtype: str | None = None, gate: str = "auto") -> dict[str, Any]:
+    """Merges the adapter of a run into `merged/`.
+
+    Raises:
+        UsageError: not trained yet, or there is no adapter because every weight was trained; or the run is in use.
+    """
+    with locked(run, "merge"):
+        return merge_locked(console, run, dtype, gate)
+
+
+def merge_locked(console: Console, run: RunDir, dtype: str | None, gate: str) -> dict[str, Any]:
+    """`merge_run` for a caller that has the lock of the run."""
+    trained(run)
+    if run.is_full:
+        raise UsageError(
+            f"{run.path} has nothing to merge: every weight was trained, and merged/ is the whole model",
+            code="nothing_to_merge",
+            expected="a run that trained an adapter",
+            got="finetuning_type full",
+            hint=f"skill-train export-gguf {quoted(run.path)}",
+        )
+    rows = read_rows(run.held_out) or read_rows(run.samples)
+    put_aside(console, run.merged, run.record("merge"))
+    try:
+        return merge_folders(console, MergeTask(base_of(run), run.adapter, run.merged, rows, dtype, gate))
+    except VerificationFailed as failure:
+        if failure.code == "merge_gate" and dtype != "float32":
+            failure.hint = f"skill-train merge {quoted(run.path)} --dtype float32"
+        raise
+
+
+def merge_folders(console: Console, task: MergeTask) -> dict[str, Any]:
+    """Merges an adapter in a folder into a base in a folder; returns the record."""
+    from skill_train.merge.step import merge
+
+    out = task.out
+    record = RunDir(out.parent).record("merge") if out.name == "merged" else beside(out, ".merge.json")
+    with console.progress("merging") as progress:
+        return merge(
+            base=task.base,
+            adapter=task.adapter,
+            out=out,
+            record=record,
+            rows=task.rows,
+            dtype=task.dtype,
+            threshold=None,
+            gate=task.gate,
+            progress=progress,
+            warn=console.warn,
+        )
+
+
+def merge_choices(run: RunDir) -> dict[str, Any]:
+    """What a merge already done was asked for, so that it is found done."""
+    record = run.record("merge")
+    asked = read_json(record)["options"] if record.is_file() else {}
+    return {"dtype": asked.get("dtype"), "gate": asked.get("gate", "auto")}

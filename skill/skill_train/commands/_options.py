@@ -1,0 +1,92 @@
+"""Types of options, and the options that several commands share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from skill_train.core.console import Result
+from skill_train.core.errors import UsageError
+
+RECIPE_OPTIONS = ("model", "data", "split", "max_steps", "max_length")  # with --dtype, which the plan decides
+
+
+class Place(click.Path):
+    """Not the empty text of a variable that is not set, of which click makes this folder: `cancel "$RUN"` must not end
+    the job that it has."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "":
+            self.fail("an empty path; is a variable of the shell not set?", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+PATH, RUN = Place(path_type=Path), Place(path_type=str)  # RUN may be a path or an id
+MOST_COUNTED, MOST_DOLLARS, MOST_HOURS = 1_000_000, 1_000_000, 24 * 365
+
+
+class Number(click.FloatRange):
+    """A range without NaN, which is above and below nothing and so is in every range of click 8."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number = float(super().convert(value, param, ctx))
+        if math.isnan(number):
+            self.fail(f"{value!r} is no number.", param, ctx)
+        return number
+
+
+DOLLARS = Number(min=0, min_open=True, max=MOST_DOLLARS)
+HOURS = Number(min=0, min_open=True, max=MOST_HOURS)
+DEFAULT_HOURS = 8.0
+
+
+def recipe_options(function: Callable[..., Result]) -> Callable[..., Result]:
+    """What `plan`, `local` and `submit` take alike."""
+    options = (
+        click.option("--model", help="Base model: folder or Hub id."),
+        click.option("--data", help="Dataset: file, folder or Hub id."),
+        click.option("--split", help="Part of the dataset, such as train[:500].  [default: train]"),
+        click.option(
+            "--max-steps", type=click.IntRange(min=1), help="Optimizer steps.  [default: from num_train_epochs]"
+        ),
+        click.option("--max-length", type=click.IntRange(min=2), help="Longest row, in tokens.  [default: 1024]"),
+        click.option(
+            "--dtype",
+            type=click.Choice(("float32", "bfloat16", "float16")),
+            help="Precision.  [default: by device, with its reason]",
+        ),
+    )
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+device_option = click.option(
+    "--device", type=click.Choice(("cuda", "mps", "cpu")), help="Where to train.  [default: the best here]"
+)
+
+flavor_option = click.option(
+    "--flavor", help="Machine of Hugging Face Jobs.  [default: the cheapest that fits and is in time]"
+)
+
+
+def set_options(options: object, names: tuple[str, ...]) -> dict[str, Any]:
+    """The options of these names that the user set, by name."""
+    return {name: value for name in names if (value := getattr(options, name)) is not None}
+
+
+def require_only_run(command: str, others: dict[str, Any]) -> None:
+    """Refuses other inputs beside RUN.
+
+    Raises:
+        UsageError: one is set.
+    """
+    given = [name for name, value in others.items() if value]
+    if given:
+        raise UsageError(
+            f"RUN and {given[0]} exclude each other", code="bad_usage", hint=f"skill-train {command} --help"
+        )

@@ -1,0 +1,159 @@
+"""From a recipe to its plan: the facts that are read, and the decision."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from skill_train.core.console import Console
+from skill_train.data import read_rows, scan, token_stats
+from skill_train.facts import DatasetFacts, ModelFacts
+from skill_train.hub import flavors
+from skill_train.machine.read import read_machine
+from skill_train.model.causal_types import causal_model_types
+from skill_train.model.convertible.vocabulary import why_no_vocabulary
+from skill_train.model.folder import read_model, tensor_shapes
+from skill_train.model.lora_targets import TARGETS, linear_layers
+from skill_train.plan import make
+from skill_train.plan.placement import Choices, with_precision
+from skill_train.recipe import fields
+from skill_train.recipe.fields import Recipe
+from skill_train.recipe.formats import for_model
+from skill_train.train import measured_speed
+
+
+def load_recipe(file: Path | None, flags: dict[str, Any]) -> Recipe:
+    """A recipe file with what the command line says in its place."""
+    if file is None:
+        return fields.from_dict(flags)
+    loaded = dataclasses.asdict(fields.load(file))
+    return fields.from_dict({key: value for key, value in loaded.items() if value is not None} | flags)
+
+
+def plan_from_metadata(console: Console, recipe: Recipe, choices: Choices) -> dict[str, Any]:
+    """The plan of a recipe, from metadata only: no weights are read and nothing is downloaded whole.
+
+    Prices are asked for where the Hub is needed anyway or the cloud was asked for; a plan of local files stays offline.
+    """
+    choices = with_precision(choices, pure_bf16=recipe.pure_bf16)
+    on_hub = not Path(recipe.model).is_dir()
+    if on_hub:
+        from skill_train.hub import models as hub
+
+        hub.check_id(recipe.model)
+        console.status(f"asking the Hub about {recipe.model}")
+        about = hub.model_facts(recipe.model, recipe.revision)
+        about = _with_layers(recipe, about, lambda: hub.tensor_shapes(recipe.model, about.revision))
+    else:
+        about = read_model(Path(recipe.model), weights_needed=False)
+        about = _with_layers(recipe, about, lambda: tensor_shapes(Path(recipe.model)))
+        about = _with_vocabulary(about, Path(recipe.model))
+    data = dataset_facts(console, recipe, about)
+    to_cloud = choices.where == "cloud" and not recipe.sensitive
+    offered, why = flavors.current(live=on_hub or data.revision is not None or to_cloud)
+    console.status(f"prices: {why}")
+    this, probe = read_machine(), None
+    if make.wants_probe(this, about, choices):
+        from skill_train.train import local
+
+        probe = local.known_probe(choices.device or this.device, this, about)
+    return _plan(pinned(recipe, about.revision, data.revision), about, data, choices, offered, probe)
+
+
+def plan_with_files(console: Console, recipe: Recipe, choices: Choices) -> dict[str, Any]:
+    """The plan for this machine, with the model's files at hand; bf16 is timed where that could change the plan."""
+    from skill_train.hub import models as hub
+    from skill_train.train import local
+
+    choices = with_precision(choices, pure_bf16=recipe.pure_bf16)
+    folder, commit = hub.model_folder(recipe.model, recipe.revision)
+    about = read_model(folder)
+    about = _with_vocabulary(_with_layers(recipe, about, lambda: tensor_shapes(folder)), folder)
+    if commit is not None:  # of a model on the Hub the revision says which it is, as in a plan made without its files
+        about = dataclasses.replace(about, source=recipe.model, revision=commit, fingerprint=None)
+    data = dataset_facts(console, recipe, about)
+    recipe = pinned(recipe, commit, data.revision)
+    this = read_machine()
+    probe = None
+    if make.wants_probe(this, about, choices):
+        console.status("timing bf16 on this machine (once for this model)")
+        safe = _plan(recipe, about, data, dataclasses.replace(choices, dtype="float32"), ())
+        probe = local.probe_precision(safe, this, about)
+    return _plan(recipe, about, data, choices, (), probe)
+
+
+def _with_layers(recipe: Recipe, about: ModelFacts, shapes: Callable[[], Mapping[str, Sequence[int]]]) -> ModelFacts:
+    """With the linear layers of a family that has no list of LoRA targets, where transformers can run it."""
+    if recipe.target_modules or recipe.finetuning_type == "full" or about.model_type in TARGETS:
+        return about
+    types = causal_model_types()
+    if types is not None and about.model_type not in types:
+        return about
+    found = linear_layers(shapes(), vocab_size=about.vocab_size, experts=about.experts)
+    return dataclasses.replace(about, linear_layers=tuple(found) or None)
+
+
+def _with_vocabulary(about: ModelFacts, folder: Path) -> ModelFacts:
+    """With what of the folder's tokenizer keeps llama.cpp's converter from making a GGUF file."""
+    why = why_no_vocabulary(folder, about.architecture) if about.convertible else None
+    return about if why is None else dataclasses.replace(about, convertible=False, not_convertible=why)
+
+
+def _plan(
+    recipe: Recipe, about: ModelFacts, data: DatasetFacts, choices: Choices, offered: Any, probe: Any = None
+) -> dict[str, Any]:
+    this = read_machine()
+    known = measured_speed.known(this, about, choices.device or this.device)
+    return make.make_plan(
+        recipe,
+        model=about,
+        dataset=data,
+        machine=this,
+        choices=choices,
+        probe=probe,
+        offered=offered,
+        calibrations=known,
+    )
+
+
+def pinned(recipe: Recipe, model_commit: str | None, data_commit: str | None) -> Recipe:
+    """Paths made absolute and revisions made commits, so that the plan means the same later and elsewhere."""
+    here = {key: str(Path(getattr(recipe, key)).resolve()) for key in ("model", "data")}
+    return dataclasses.replace(
+        recipe,
+        model=here["model"] if model_commit is None else recipe.model,
+        revision=model_commit,
+        data=here["data"] if Path(recipe.data).exists() else recipe.data,
+        data_revision=data_commit or recipe.data_revision,
+    )
+
+
+def dataset_facts(console: Console, recipe: Recipe, about: ModelFacts) -> DatasetFacts:
+    """Every row of a file; of a dataset on the Hub its metadata and first rows. Tokens as they were counted by
+    `skill-train data`, else a range."""
+    if Path(recipe.data).exists() or not read_rows.is_id(recipe.data):
+        found = scan.scan(recipe)
+        if (media := scan.unread_media(recipe, found.columns)) is not None:
+            console.warn("pictures", media)
+        first: Sequence[dict[str, Any]] = scan.first_rows_of(recipe)
+    else:
+        from skill_train.hub import datasets as hub_dataset
+
+        console.status(f"asking the Hub about {recipe.data}")
+        looked = hub_dataset.look(recipe, scan.first_format)
+        found, first = scan.with_text_of(looked.facts, recipe, looked.first), looked.first
+    if not recipe.columns and (unread := scan.unread_text(first, found.columns)):
+        console.warn("unread_text", scan.unread_text_told(unread, found.columns))
+    found = for_model(found, has_chat_template=about.has_chat_template)
+    key = token_stats.tokenizer_key(recipe.model, about.revision)
+    if key is None and Path(recipe.model).is_dir():
+        console.warn("no_tokenizer", f"{recipe.model} has no tokenizer: it can be planned, and not trained")
+    counted = token_stats.known_tokens(
+        found, key, split=recipe.split, loss_on=recipe.loss_on, max_length=recipe.max_length
+    )
+    if counted is None and found.text_bytes is not None:
+        sizes = (found.rows, found.text_bytes, found.longest_text_bytes or found.text_bytes)
+        counted = token_stats.token_range(*sizes, recipe.max_length, found.turns or 0, found.longest_turns or 0)
+    return dataclasses.replace(found, tokens=counted)

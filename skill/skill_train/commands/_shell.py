@@ -1,0 +1,10 @@
+"""Words of commands that are shown to be run."""
+
+from __future__ import annotations
+
+import shlex
+
+
+def quoted(value: object) -> str:
+    """The value as one word for a shell."""
+    return shlex.quote(str(value))

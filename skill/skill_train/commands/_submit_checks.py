@@ -1,0 +1,95 @@
+"""The checks of `submit` before anything is sent, and what the job may cost."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from skill_train.cloud import budget as cloud_budget
+from skill_train.cloud import preflight
+from skill_train.cloud import spent as cloud_spent
+from skill_train.cloud.budget import Budget
+from skill_train.cloud.order import Order
+from skill_train.commands._blockers import warn_of_export
+from skill_train.commands._submit_answer import Checked
+from skill_train.commands._submit_options import SubmitOptions, command_of
+from skill_train.commands._submit_plan import stored_flavor
+from skill_train.core.console import Console
+from skill_train.facts import Flavor
+from skill_train.hub.account import Account
+
+
+def account_of(options: SubmitOptions) -> Account:
+    """Whose token it is. A dry run without an answer takes the namespace that was said."""
+    unchecked: list[str] = []
+    if not (options.dry_run and options.namespace):
+        return preflight.token()
+    found = preflight.tolerant(preflight.token, "token", unchecked)
+    return found or Account("unchecked", options.namespace, why="; ".join(unchecked))
+
+
+def check(console: Console, options: SubmitOptions, order: Order, account: Account, timeout: int | None) -> Checked:
+    """Every check before the first upload, each with its own error."""
+    unchecked = [f"token: {account.why}"] if account.state == "unchecked" else []
+
+    def ask(what: str, check: Any) -> Any:
+        return preflight.tolerant(check, what, unchecked) if options.dry_run else check()
+
+    made, repository = order.plan, order.plan["policy"]["hub_model_id"]
+    there = ()
+    if account.state == "valid":
+        there = ask("repository", lambda: preflight.result_repository(account, repository)) or ()
+        with_data = order.staged is not None
+        ask(
+            "bucket",
+            lambda: preflight.private_places(order.namespace, order.data_repo, account, with_data=with_data),
+        )
+        ask("model and dataset", lambda: preflight.readable(made))
+    offer = ask("flavor and price", lambda: preflight.flavor(made["flavor"])) or stored_flavor(made["flavor"])
+    spent = 0.0
+    if options.max_cost is not None and account.state == "valid":
+        spent = ask("cost of earlier jobs", lambda: _spent(console, order)) or 0.0
+    found = budget_of(options, made, offer, timeout, spent)
+    _warn(console, order, found, there)
+    sent = made | {"timeout_seconds": found.timeout_seconds}
+    return Checked(dataclasses.replace(order, plan=sent, usd_per_hour=found.usd_per_hour), found, there, unchecked)
+
+
+def _spent(console: Console, order: Order) -> float:
+    return cloud_spent.by_jobs(order.namespace, order.plan_hash, None, console.status)
+
+
+def budget_of(
+    options: SubmitOptions, made: dict[str, Any], offer: Flavor | None, timeout: int | None, spent: float = 0.0
+) -> Budget:
+    """By this price, after so many dollars for earlier jobs.
+
+    Raises:
+        DecisionNeeded: it may cost more than was allowed.
+    """
+    return cloud_budget.budget(
+        made,
+        usd_per_hour=None if offer is None else offer.usd_per_hour,
+        price="" if offer is None else f"price of {offer.read_at}",
+        timeout=timeout,
+        max_cost=options.max_cost,
+        spent=spent,
+        command=command_of(options, timeout=None),
+    )
+
+
+def _warn(console: Console, order: Order, found: Budget, there: tuple[str, ...]) -> None:
+    warn_of_export(console, order.plan)
+    if found.tight and found.seconds is not None:
+        console.warn(
+            "tight_timeout",
+            f"the timeout of {found.timeout_seconds} s is below the upper estimate of {found.seconds[1]:.0f} s; "
+            "a job that is stopped keeps its checkpoints",
+        )
+    if found.lowered:
+        console.warn("lowered_timeout", f"the timeout is {found.timeout_seconds} s, so that --max-cost is kept")
+    if there:
+        name = order.plan["policy"]["hub_model_id"]
+        console.warn("repository_in_use", f"{name} holds {len(there)} files; the result is a new commit on them")
+    if order.data_repo is not None and order.staged is None:
+        console.warn("unused_data_repo", "the data is on the Hub already; --data-repo is not used")

@@ -1,0 +1,56 @@
+"""The options of `submit`, and the command that says them."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from skill_train.commands._options import DEFAULT_HOURS, RECIPE_OPTIONS, set_options
+from skill_train.commands._shell import quoted
+
+
+@dataclass(frozen=True)
+class SubmitOptions:
+    source: Path | None = None
+    model: str | None = None
+    data: str | None = None
+    split: str | None = None
+    max_steps: int | None = None
+    max_length: int | None = None
+    dtype: str | None = None
+    flavor: str | None = None
+    timeout: str | None = None
+    max_cost: float | None = None
+    max_hours: float = DEFAULT_HOURS
+    namespace: str | None = None
+    hub_model_id: str | None = None
+    data_repo: str | None = None
+    run_dir: Path | None = None
+    dry_run: bool = False
+    rehearse: bool = False
+    force_new: bool = False
+    backend: str = "hf_jobs"
+    nodes: int = 1
+    infra: str | None = None
+    yes: bool = False
+
+    @property
+    def recipe_flags(self) -> dict[str, Any]:
+        return set_options(self, RECIPE_OPTIONS)
+
+
+def command_of(options: SubmitOptions, **more: Any) -> str:
+    """The command that says all this."""
+    words = ["skill-train submit"]
+    for field in dataclasses.fields(options):
+        value = more.get(field.name, getattr(options, field.name))
+        option = f"--{field.name.replace('_', '-')}"
+        if field.name == "source" and value is not None:
+            words.append(quoted(value))
+        elif value is True:
+            words.append(option)
+        elif value not in (None, False, field.default):
+            words += [option, quoted(str(value).removesuffix(".0") if isinstance(value, float) else str(value))]
+    return " ".join(words)

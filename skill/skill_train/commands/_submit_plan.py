@@ -1,0 +1,155 @@
+"""What `submit` sends: the plan for the cloud, where its result goes, and the run directory."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from pathlib import Path
+from typing import Any
+
+from skill_train.cloud import preflight, stage_data
+from skill_train.cloud import submit as submission
+from skill_train.cloud.order import Order
+from skill_train.commands._planning import load_recipe, plan_from_metadata
+from skill_train.commands._submit_options import SubmitOptions
+from skill_train.core.console import Console
+from skill_train.core.errors import UsageError
+from skill_train.facts import Flavor
+from skill_train.hub import flavors
+from skill_train.hub.account import Account
+from skill_train.plan.file import given_plan, is_plan
+from skill_train.plan.placement import Choices
+from skill_train.plan.where import stays_here
+from skill_train.recipe import fields
+from skill_train.recipe.fields import Recipe
+from skill_train.run import cloud_record
+from skill_train.run.folder import RunDir, open_run
+from skill_train.run.records import read_json
+
+# --- The plan ---
+
+
+def cloud_plan(console: Console, options: SubmitOptions) -> dict[str, Any]:
+    """A plan for the cloud: the given one as it is, or one that is made now."""
+    source = options.source
+    file = open_run(source).plan if source is not None and source.is_dir() else source
+    if file is None or not is_plan(file):
+        return _planned(console, options, load_recipe(file, options.recipe_flags))
+    there = read_json(file)
+    if there.get("where") == "cloud":
+        chosen = {"flavor": options.flavor, "dtype": options.dtype}
+        made = given_plan(file, options.recipe_flags | chosen, where="cloud")
+        _require_remote(made["recipe"]["model"], sensitive=made["policy"]["sensitive"], owner=options.namespace)
+        return made
+    console.status(f"{source} is for this machine; its recipe is planned again, for the cloud")
+    if options.recipe_flags:
+        return _planned(console, options, _recipe_with(there, options.recipe_flags))
+    with contextlib.suppress(UsageError):  # other data may have other columns
+        made = _planned(console, options, recipe_of(there))
+        if made["recipe_hash"] == there["recipe_hash"]:
+            return made
+    made = _planned(console, options, _recipe_with(there, {}))
+    console.warn("another_recipe", f"model or data have changed since {source}: this is not the same run")
+    return made
+
+
+def _planned(console: Console, options: SubmitOptions, recipe: Recipe) -> dict[str, Any]:
+    _require_remote(recipe.model, sensitive=recipe.sensitive, owner=options.namespace)
+    why = "this command sends a job"
+    choices = Choices(
+        dtype=options.dtype, where="cloud", where_because=why, flavor=options.flavor, max_hours=options.max_hours
+    )
+    return plan_from_metadata(console, recipe, choices)
+
+
+def recipe_of(there: dict[str, Any], **values: Any) -> Recipe:
+    """The recipe of a plan, every choice in it as it was made."""
+    known = there["recipe"] | there.get("policy", {}) | values
+    return fields.from_dict({key: value for key, value in known.items() if key in fields.FIELDS})
+
+
+def _recipe_with(there: dict[str, Any], flags: dict[str, Any]) -> Recipe:
+    """The recipe as it was said, with changes. What the planner chose by the old model and data is chosen anew, and
+    another model or dataset has other revisions."""
+    of_old = {"model": ("revision",), "data": ("data_revision", "data_config")}
+    gone = {name: None for key, names in of_old.items() if key in flags for name in names}
+    return recipe_of(there, **(there.get("asked", {}) | gone | flags))
+
+
+def _require_remote(model: str, *, sensitive: bool, owner: str | None) -> None:
+    """Refuses, before the Hub is asked anything, what cannot or may not leave this machine."""
+    if sensitive:
+        raise stays_here("submit")
+    if Path(model).is_dir():
+        raise preflight.local_model(model, owner)
+
+
+# --- The order ---
+
+
+def order_of(options: SubmitOptions, made: dict[str, Any], account: Account) -> Order:
+    """The plan with its repository and its data, and the price that was known last; the checks ask for today's."""
+    place = preflight.namespace(account, options.namespace) if account.state == "valid" else account.name
+    staged = stage_data.stage(Path(made["recipe"]["data"])) if preflight.local_data(made) else None
+    if staged is not None:
+        stage_data.require_no_secrets(staged)
+    offer = stored_flavor(made["flavor"])
+    price = None if offer is None else offer.usd_per_hour
+    return Order(with_repository(made, options, place), place, price, staged, options.data_repo, options.max_cost)
+
+
+def order_elsewhere(options: SubmitOptions, made: dict[str, Any]) -> Order:
+    """Of a run on machines of others. Who pushes must be known, and need not be asked for when it was said."""
+    owner = options.namespace or (options.hub_model_id or "").rpartition("/")[0]
+    return order_of(options, made, Account("unchecked", owner) if owner else preflight.token())
+
+
+def stored_flavor(name: str) -> Flavor | None:
+    return next((flavor for flavor in flavors.current(live=False)[0] if flavor.name == name), None)
+
+
+def with_repository(made: dict[str, Any], options: SubmitOptions, place: str) -> dict[str, Any]:
+    """The plan with the repository that its result goes to."""
+    known = options.hub_model_id or made["policy"]["hub_model_id"]
+    return made | {"policy": made["policy"] | {"hub_model_id": known or _repository(made, place)}}
+
+
+def _repository(made: dict[str, Any], place: str) -> str:
+    """`NAMESPACE/<model>-<data>-<recipe hash>`; the Hub takes 96 characters (huggingface_hub 2.4, validate_repo_id)."""
+    words = [_slug(made["recipe"]["model"].split("/")[-1]), _slug(_data_name(made))]
+    name = "-".join((*words, made["recipe_hash"][:8]))
+    return f"{place}/{name[-(96 - len(place) - 1) :].strip('-.')}"
+
+
+def _data_name(made: dict[str, Any]) -> str:
+    data = made["recipe"]["data"]
+    return Path(data).stem if preflight.local_data(made) else data.split("/")[-1]
+
+
+def _slug(text: str) -> str:
+    """Of the characters that the Hub takes in a name, without two of `-` and `.` in a row."""
+    return re.sub(r"[-.]*-[-.]*|\.{2,}", "-", re.sub(r"[^A-Za-z0-9.]+", "-", text)).strip("-.").lower() or "data"
+
+
+# --- The folder ---
+
+
+def run_dir_of(options: SubmitOptions, made: dict[str, Any]) -> Path:
+    """The one that was said, that of a submitted run, or a name made of data and recipe.
+
+    With --force-new it is a new one, or the one of this very command, whose job had no answer before.
+    """
+    if options.run_dir is not None:
+        return options.run_dir
+    kind = "cloud" if options.backend == "hf_jobs" else options.backend
+    source = options.source if kind == "cloud" and not options.force_new else None
+    if source is not None and cloud_record.record_path(RunDir(source)).is_file():
+        return source
+    first = Path("runs") / f"{_slug(_data_name(made))}-{made['recipe_hash'][:8]}-{kind}"
+    if not options.force_new:
+        return first
+    later = (first.with_name(f"{first.name}-{number}") for number in range(2, 1000))
+    plan_hash = cloud_record.plan_hash(made)
+    return next(
+        path for path in (first, *later) if not path.exists() or submission.never_began(RunDir(path), plan_hash)
+    )

@@ -1,0 +1,64 @@
+"""`submit --rehearse`: two steps of the job on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from skill_train.cloud import preflight, rehearse, stage_data
+from skill_train.cloud.order import Order
+from skill_train.commands._blockers import require_room
+from skill_train.commands._drawing import draw_line
+from skill_train.commands._planning import plan_with_files
+from skill_train.commands._submit_answer import specification
+from skill_train.commands._submit_options import SubmitOptions, command_of
+from skill_train.commands._submit_plan import recipe_of, run_dir_of, with_repository
+from skill_train.core.console import Console, Result
+from skill_train.core.errors import DecisionNeeded
+from skill_train.core.resources import train_program
+from skill_train.plan.placement import HERE
+from skill_train.recipe.fields import Recipe
+from skill_train.run.folder import RunDir
+
+
+def rehearsed(console: Console, options: SubmitOptions, made: dict[str, Any]) -> Result:
+    """Two steps of the job on this machine. Nothing is sent."""
+    made = with_repository(made, options, options.namespace or "me")
+    here = _plan_here(console, recipe_of(made, max_steps=rehearse.STEPS))
+    for part in ("device", "dtype", "num_processes"):
+        console.status(f"{part}: {here['placement'][part]} here, {made['placement'][part]} in the job")
+    staged = stage_data.stage(Path(made["recipe"]["data"])) if preflight.local_data(made) else None
+    spec = specification(RunDir(run_dir_of(options, made)), Order(made, "me", None, staged, None), "rehearsal")
+    figures = rehearse.rehearse(rehearse.shortened(made, here), spec, staged, console.status)
+    data = {"verdict": "pass", **figures, "not_rehearsed": rehearse.differences(made, here, train_program())}
+    again = command_of(options, rehearse=False)
+    return Result(data, human=lambda rich: _draw(rich, data), quiet=data["verdict"], next=[again])
+
+
+def _plan_here(console: Console, recipe: Recipe) -> dict[str, Any]:
+    """The placement of this machine for the recipe.
+
+    Raises:
+        DecisionNeeded: it does not fit here.
+    """
+    try:
+        here = plan_with_files(console, recipe, HERE)
+        require_room(console, here, force=False)
+    except DecisionNeeded as error:
+        raise DecisionNeeded(
+            f"this machine cannot rehearse the run: {error.message}",
+            code="cannot_rehearse",
+            expected=error.expected,
+            got=error.got,
+            hint="--dry-run in the place of --rehearse checks everything but the training",
+        ) from None
+    return here
+
+
+def _draw(rich: Any, data: dict[str, Any]) -> None:
+    lines = [
+        f"rehearsal: {data['verdict']}, {data['steps']} steps in {data['seconds']} s, {data['kept_files']} files kept"
+    ]
+    lines += [f"not rehearsed: {text}" for text in data["not_rehearsed"]]
+    for line in lines:
+        draw_line(rich, line)

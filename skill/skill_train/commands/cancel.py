@@ -1,0 +1,98 @@
+"""`cancel`: ends a job, and says what it has left."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+from skill_train.cloud import bucket, find_run, poll
+from skill_train.cloud.find_run import CloudRun
+from skill_train.commands._drawing import draw_text
+from skill_train.commands._frame import command
+from skill_train.commands._job_end import until_end
+from skill_train.commands._job_snapshot import job_of
+from skill_train.commands._options import RUN
+from skill_train.core.console import Console, Result
+from skill_train.core.errors import Temporary, UsageError
+from skill_train.hub import jobs
+from skill_train.hub.jobs import Job
+
+_CANCEL_SECONDS = 60.0  # for a job to save its checkpoint
+
+
+@dataclass(frozen=True)
+class CancelOptions:
+    run: str
+
+
+def run(options: CancelOptions, console: Console) -> Result:
+    """Ends the job. One that has ended is left as it is."""
+    cloud = find_run.find(options.run, console.status)
+    was_live = cloud.now is not None and cloud.now.live
+    if was_live:
+        cloud = find_run.noted(dataclasses.replace(cloud, now=_cancelled(cloud, console)))
+    now, record = job_of(cloud), cloud.record
+    if now.live:
+        raise Temporary(
+            f"the job is still {now.stage}, {_CANCEL_SECONDS:.0f} seconds after it was told to end",
+            code="still_running",
+            expected="CANCELED",
+            got=now.stage,
+            hint=f"skill-train cancel {cloud.word}",
+        )
+    there = bucket.look(record.bucket, record.folder, console.status) if record.bucket and record.folder else None
+    data = {
+        "job_id": now.id,
+        "stage": now.stage,
+        "cancelled": was_live,
+        "kept": None if there is None else {"state": there.state, "checkpoint": there.checkpoint},
+        "run_dir": str(cloud.run.path) if cloud.run else None,
+    }
+    return Result(
+        data,
+        human=lambda rich: _draw(rich, data),
+        quiet=now.stage,
+        next=[f"skill-train {command} {cloud.word}" for command in (("pull", "resume") if there else ("resume",))],
+    )
+
+
+def _cancelled(cloud: CloudRun, console: Console) -> Job:
+    """The job after it was told to end. One that ends by itself meanwhile cannot be told any more."""
+    where, run_id, say = (cloud.record.namespace, job_of(cloud).id), cloud.record.run_id, console.status
+
+    def tell() -> None:
+        try:
+            jobs.cancel(*where)
+        except (UsageError, Temporary) as error:
+            if isinstance(error, Temporary) and error.code != "conflict":
+                raise
+            now = poll.job_now(*where, run_id, say, seconds=0.0)
+            if now is not None and now.live:
+                if error.code != "unknown_job":
+                    raise
+                hint = f"skill-train cancel {cloud.word}"
+                raise Temporary(error.message, code="hub_error", got="status 404", hint=hint) from None
+
+    poll.patiently(tell, say)
+    return until_end(cloud, console, _CANCEL_SECONDS)
+
+
+def _draw(rich: Any, data: dict[str, Any]) -> None:
+    there = data["kept"]
+    step = "" if not there or there["checkpoint"] is None else f"a checkpoint of step {there['checkpoint']}"
+    what = "the whole result" if there and there["state"] == "done" else step or "nothing"
+    draw_text(rich, f"{data['job_id']}: {data['stage']}; kept: {what}")
+
+
+@command(
+    "cancel",
+    CancelOptions,
+    examples=("skill-train cancel runs/tickets-cloud", "skill-train cancel runs/tickets-cloud --format json"),
+)
+@click.argument("run", type=RUN)
+def cancel(options: CancelOptions, console: Console) -> Result:
+    """End a job. Its checkpoints stay; one that has ended is left as it is."""
+    return run(options, console)

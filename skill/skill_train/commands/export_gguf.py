@@ -1,0 +1,343 @@
+"""`export-gguf`: from a trained run, or a model folder, to GGUF files and the Modelfile of Ollama."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from skill_train.commands._base_model import base_of
+from skill_train.commands._drawing import rich_table
+from skill_train.commands._frame import command
+from skill_train.commands._merging import merge_choices, merge_locked
+from skill_train.commands._options import PATH, require_only_run
+from skill_train.commands._outputs import beside, outputs_of, put_aside, slug
+from skill_train.commands._run_warnings import warn_of_part
+from skill_train.commands._shell import quoted
+from skill_train.core.console import Console, Result
+from skill_train.core.errors import UsageError
+from skill_train.core.files import remove_leftovers, write_text
+from skill_train.core.worker import ending
+from skill_train.gguf import export_room
+from skill_train.gguf.export_files import model_of, outtype, recorded
+from skill_train.llama import run_converter
+from skill_train.recipe.formats import BARE
+from skill_train.run.begun import trained
+from skill_train.run.folder import RunDir, open_run, renamed_aside, require_no_run
+from skill_train.run.lock import locked, locked_out
+from skill_train.run.records import read_json
+
+UNQUANTIZED = ("f16", "bf16", "f32")
+DEFAULT_TYPES = "q8_0,q4_k_m"
+
+
+@dataclass(frozen=True)
+class ExportOptions:
+    run: Path | None = None
+    quant: str = DEFAULT_TYPES
+    out: Path | None = None
+    lora: bool = False
+    llama_cpp: Path | None = None
+    fetch: bool = False
+
+
+@dataclass(frozen=True)
+class _Export:
+    """What is converted, and where its files and records go.
+
+    Attributes:
+        types: that are wanted, in the order of the user.
+        trained_length: tokens of the longest row of the training; None when nobody knows.
+        bare: trained without the template of the base.
+    """
+
+    model: Path
+    out: Path
+    records: Path
+    name: str
+    types: list[str]
+    trained_length: int | None = None
+    bare: bool = False
+
+    @property
+    def unquantized(self) -> list[str]:
+        return [kind for kind in self.types if kind in UNQUANTIZED]
+
+
+def run(options: ExportOptions, console: Console) -> Result:
+    """Finds the converter, then exports a run, its adapter alone, or a model folder."""
+    from skill_train.llama import get_converter
+
+    if options.run is None:
+        return _fetch_converter(options, console)
+    with console.progress("finding the converter") as progress:
+        tools = get_converter.find_or_fetch(options.llama_cpp, progress=progress)
+    if not RunDir.is_one(options.run):
+        return _export_folder(options, options.run, console, tools)
+    require_only_run("export-gguf", {"--out": options.out})
+    opened = open_run(options.run)
+    if not options.lora:
+        return export_run(console, opened, options.quant, tools)
+    with locked(opened, "export-gguf"):
+        return _export_lora(console, opened, tools)
+
+
+def _fetch_converter(options: ExportOptions, console: Console) -> Result:
+    from skill_train.llama import get_converter
+
+    if not options.fetch:
+        raise UsageError(
+            "export-gguf needs a run or a model folder",
+            code="bad_usage",
+            expected="skill-train export-gguf RUN",
+            hint="skill-train export-gguf --help",
+        )
+    with console.progress("fetching the converter") as progress:
+        found = get_converter.fetch(progress=progress)
+    return Result({"converter": str(found.folder)}, quiet=str(found.folder))
+
+
+def _export_folder(options: ExportOptions, model: Path, console: Console, tools: Any) -> Result:
+    from skill_train.gguf.quantize import type_names
+
+    if not (model / "config.json").is_file():
+        open_run(model)  # says what is missing
+    if options.lora:
+        raise UsageError(
+            f"{model} is a model folder, and --lora converts the adapter of a run",
+            code="bad_usage",
+            expected="skill-train export-gguf RUN --lora",
+            hint=f"skill-train export-gguf {quoted(model)}",
+        )
+    out = options.out or beside(model, "-gguf")
+    require_no_run(out, f"skill-train export-gguf {quoted(model)}")
+    with locked_out(out, "export-gguf"):
+        return _export(console, _Export(model, out, out, slug(model), type_names(options.quant.split(","))), tools)
+
+
+def export_run(console: Console, run: RunDir, types: str, tools: Any) -> Result:
+    """Merges an adapter when that is not done, then converts and quantizes into `gguf/`.
+
+    Args:
+        types: with commas.
+    """
+    from skill_train.gguf.quantize import type_names
+
+    wanted = type_names(types.split(","))  # a wrong name is refused before anything runs
+    with locked(run, "export-gguf"):
+        trained(run)
+        warn_of_part(console, run)
+        run_converter.require_convertible(run.merged if run.merged.is_dir() else base_of(run), tools)
+        waits = contextlib.nullcontext() if run.record("convert").is_file() else run_converter.ready(tools)
+        with waits as ready:  # it imports torch while the adapter is merged
+            if not run.is_full:
+                _say_room(console, run, wanted)
+                merge_locked(console, run, **merge_choices(run))
+            return _export_merged(console, run, wanted, tools, ready)
+
+
+def _export_merged(console: Console, run: RunDir, types: list[str], tools: Any, ready: Any) -> Result:
+    recipe, name = read_json(run.plan)["recipe"], _name(run)
+    for kind in UNQUANTIZED:
+        put_aside(console, run.gguf / f"{name}-{kind}.gguf", run.record("convert"))
+    _put_unrecorded_aside(console, run, [run.gguf / f"{name}-{kind}.gguf" for kind in types])
+    bare = recipe.get("format") in BARE
+    task = _Export(run.merged, run.gguf, run.path, name, types, trained_length=recipe["max_length"], bare=bare)
+    return _export(console, task, tools, ready)
+
+
+def _put_unrecorded_aside(console: Console, run: RunDir, files: list[Path]) -> None:
+    """A kill may come between one of several files and the record, which then names the others alone."""
+    known = recorded(run)
+    for file in files:
+        if file.is_file() and file not in known:
+            aside = renamed_aside(file)
+            console.warn("set_aside", f"no record names {file}; it is now {aside.name}, and is made again")
+
+
+def _name(run: RunDir) -> str:
+    """Of the files: that of the folder, or the one that it had when they were made."""
+    record = run.record("convert")
+    return str(read_json(record)["options"]["name"]) if record.is_file() else slug(run.path)
+
+
+def _say_room(console: Console, run: RunDir, types: list[str]) -> None:
+    """Says what will be on disk before anything is written.
+
+    Raises:
+        DecisionNeeded: not enough disk for all of it.
+    """
+    from skill_train.model.folder import read_model
+
+    if run.record("merge").is_file():
+        return  # the steps that are left each ask for their own
+    with console.progress("exporting") as progress:
+        progress(0, 1, export_room.require_room(export_room.room(read_model(base_of(run)), types), run.path))
+
+
+def _export(console: Console, task: _Export, tools: Any, ready: Any = None) -> Result:
+    """Converts, quantizes, and writes the Modelfile.
+
+    Args:
+        ready: a converter that waits for its model.
+    """
+    from skill_train.gguf import convert, ollama_modelfile
+
+    converted, tokenizer = _convert(console, task, tools, ready)
+    parameters, reasons = ollama_modelfile.parameters_of(
+        task.model, task.trained_length, bare=task.bare, tokenizer=tokenizer
+    )
+    source = convert.output_of(converted, task.records)
+    quantized = _quantize(console, task, source)
+    outputs = outputs_of(converted, task.records) + outputs_of(quantized, task.records)
+    for made in outputs:  # a converter whose command was killed may have begun its part after the next command looked
+        remove_leftovers(Path(made["path"]))
+    chosen = _for_ollama(outputs, task.types)
+    modelfile = task.out / "Modelfile"
+    before, now = model_of(modelfile), f"./{chosen or source.name}"
+    write_text(modelfile, ollama_modelfile.modelfile(chosen or source.name, parameters))
+    if before not in (None, now):
+        console.warn("modelfile_changed", f"{modelfile} said FROM {before}; it says FROM {now} now")
+    because = "the last of the types that were asked for" if chosen else "the only file"
+    reasons = [{"rule": f"FROM {now}", "because": because, "source": "--quant"}, *reasons]
+    fallbacks = {made["path"]: made.pop("fallbacks") for made in outputs if made.get("fallbacks")}
+    data = {
+        "files": [{key: made[key] for key in ("path", "bytes", "sha256", "quant")} for made in outputs],
+        "modelfile": str(modelfile),
+        "modelfile_reasons": reasons,
+        "fallbacks": {path: len(tensors) for path, tensors in fallbacks.items()},
+        "reasons": converted["reasons"],
+        "reused": bool(converted.get("reused") and quantized.get("reused")),
+    }
+    return _result(task, outputs, data)
+
+
+def _convert(console: Console, task: _Export, tools: Any, ready: Any) -> tuple[dict[str, Any], Any]:
+    """The record of the unquantized file, and the tokenizer, which is read meanwhile: both use one core."""
+    from skill_train.gguf import convert, ollama_modelfile
+
+    reading: list[Future[Any]] = []
+    with ending(ThreadPoolExecutor(1)) as thread, console.progress("converting") as progress:
+        record = convert.convert(
+            model=task.model,
+            out=task.out,
+            record=task.records / "convert.json",
+            name=task.name,
+            outtype=outtype(task.records / "convert.json", task.unquantized),
+            toolchain=tools,
+            ready=ready,
+            meanwhile=lambda: reading.append(thread.submit(ollama_modelfile.load_tokenizer, task.model)),
+            progress=progress,
+            warn=console.warn,
+        )
+    return record, reading[0].result() if reading else None
+
+
+def _quantize(console: Console, task: _Export, source: Path) -> dict[str, Any]:
+    """The record of the types that the unquantized file is not of."""
+    from skill_train.gguf import quantize
+
+    done = task.unquantized[:1]
+    rest = [kind for kind in task.types if kind not in done and not source.name.endswith(f"-{kind}.gguf")]
+    if not rest:
+        return {"outputs": {}, "reused": True}
+    with console.progress("quantizing") as progress:
+        return quantize.quantize(
+            source=source,
+            out=task.out,
+            record=task.records / "quantize.json",
+            name=task.name,
+            quants=rest,
+            progress=progress,
+            warn=console.warn,
+        )
+
+
+def _for_ollama(outputs: list[dict[str, Any]], types: list[str]) -> str:
+    """The file of the last type that was asked for; a record has them in another order after a kill."""
+    made = {each["quant"]: Path(each["path"]).name for each in outputs}
+    return next((made[quant] for quant in reversed(types) if quant in made), "")
+
+
+def _export_lora(console: Console, run: RunDir, tools: Any) -> Result:
+    from skill_train.gguf.convert_adapter import export_lora
+
+    trained(run)
+    run_converter.require_convertible(base_of(run), tools)
+    if run.is_full:
+        raise UsageError(
+            f"{run.path} has no adapter: every weight was trained",
+            code="no_adapter",
+            expected="a run that trained an adapter",
+            got="finetuning_type full",
+            hint=f"skill-train export-gguf {quoted(run.path)}",
+        )
+    with console.progress("converting the adapter") as progress:
+        record = export_lora(
+            base=base_of(run),
+            adapter=run.adapter,
+            out=run.gguf,
+            record=run.record("lora_gguf"),
+            name=slug(run.path),
+            outtype="f16",
+            toolchain=tools,
+            progress=progress,
+            warn=console.warn,
+        )
+    listed = outputs_of(record, run.path)
+    data = {"files": listed, **{key: record.get(key, False) for key in ("figures", "reasons", "reused")}}
+    return Result(data, quiet=listed[0]["path"], human=_files_table(listed))
+
+
+def _result(task: _Export, outputs: list[dict[str, Any]], data: dict[str, Any]) -> Result:
+    files = " ".join(f"--gguf {quoted(made['path'])}" for made in outputs)
+    out = task.out.parent
+    target = quoted(out) if RunDir.is_one(out) else f"--reference {quoted(task.model)} {files}"
+    return Result(data, human=_files_table(outputs), quiet=outputs[-1]["path"], next=[f"skill-train verify {target}"])
+
+
+# --- The drawing ---
+
+
+def _files_table(listed: list[dict[str, Any]]) -> Callable[[Any], None]:
+    def draw(rich: Any) -> None:
+        table = rich_table("file", "type", "bytes", "sha256")
+        for file in listed:
+            table.add_row(file["path"], file["quant"], f"{file['bytes']:,}", file["sha256"][:12])
+        rich.print(table)
+
+    return draw
+
+
+# --- The command ---
+
+
+@command(
+    "export-gguf",
+    ExportOptions,
+    examples=(
+        "skill-train export-gguf runs/first --quant q8_0,q4_k_m",
+        "skill-train export-gguf merged-model-folder --out gguf --quant q6_k",
+    ),
+)
+@click.argument("run", type=PATH, required=False)
+@click.option(
+    "--quant",
+    default=DEFAULT_TYPES,
+    show_default=True,
+    help="Types, with commas; f16, bf16 or f32 chooses the unquantized file.",
+)
+@click.option(
+    "--out", type=PATH, help="Folder for the files of a model folder.  [default: FOLDER-gguf; with a run RUN/gguf]"
+)
+@click.option("--lora", is_flag=True, help="Export the adapter alone, for use beside a GGUF of its base.")
+@click.option("--llama-cpp", type=PATH, help="A llama.cpp checkout to convert with.  [default: fetched once, cached]")
+@click.option("--fetch", is_flag=True, help="Fetch the converter into the cache; with no RUN, do only that.")
+def export_gguf(options: ExportOptions, console: Console) -> Result:
+    """Convert a run, or a model folder, to GGUF and quantize it. Merges first when that is not done."""
+    return run(options, console)

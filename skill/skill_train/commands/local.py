@@ -1,0 +1,281 @@
+"""`local`: facts, plan, training on this machine, and the verdict of the smoke test."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from skill_train.commands._blockers import require_room, warn_of_export
+from skill_train.commands._drawing import STYLE, add_row, draw_text, figure, folding_table
+from skill_train.commands._frame import command
+from skill_train.commands._measured import measured_beside_estimates
+from skill_train.commands._options import PATH, RECIPE_OPTIONS, device_option, recipe_options, set_options
+from skill_train.commands._planning import load_recipe, plan_with_files
+from skill_train.commands._run_warnings import warn_of_run
+from skill_train.commands._shell import quoted
+from skill_train.commands._smoke import smoke_failure
+from skill_train.core.console import Console, Result
+from skill_train.core.errors import UsageError
+from skill_train.plan.file import given_plan, is_plan, require_same_inputs
+from skill_train.plan.placement import HERE
+from skill_train.reference.load import read_rows
+from skill_train.run import cloud_record
+from skill_train.run.begun import require_resumable
+from skill_train.run.folder import RunDir, open_run
+from skill_train.run.records import read_json
+from skill_train.train import measured_speed
+
+
+@dataclass(frozen=True)
+class LocalOptions:
+    """`recipe` is a recipe file, or a plan that `skill-train plan --out` wrote."""
+
+    recipe: Path | None = None
+    model: str | None = None
+    data: str | None = None
+    split: str | None = None
+    max_steps: int | None = None
+    max_length: int | None = None
+    dtype: str | None = None
+    device: str | None = None
+    force: bool = False
+    run_dir: Path | None = None
+    resume: bool = False
+
+    @property
+    def names_a_recipe(self) -> bool:
+        return self.recipe is not None or bool(set_options(self, RECIPE_OPTIONS))
+
+    @property
+    def goes_on(self) -> bool:
+        """With the run in --run-dir as it began."""
+        return self.resume and self.run_dir is not None and not self.names_a_recipe
+
+
+def run(options: LocalOptions, console: Console) -> Result:
+    """Facts, plan, training, smoke verdict."""
+    if options.resume and options.run_dir is None and not options.names_a_recipe:
+        raise UsageError(
+            "--resume needs the run to go on with",
+            code="bad_usage",
+            expected="--run-dir, or the recipe and options that the run began with",
+            hint="skill-train local --resume --run-dir RUN",
+        )
+    if options.run_dir is not None:
+        cloud_record.require_of_this_machine(RunDir(options.run_dir))
+    plan = _plan(options, console)
+    folder = _run_at(options.run_dir or _default_run_dir(plan))
+    record = _train(options, console, folder, plan)
+    plan = read_json(folder.plan)  # a run that had begun keeps the one it began with
+    epochs = _epochs(plan, record)
+    _warn(options, console, plan, record)
+    whole = _whole_training(options) if epochs < 1 and not options.goes_on else []
+    return _result(folder, plan, record, epochs, whole)
+
+
+def _plan(options: LocalOptions, console: Console) -> dict[str, Any]:
+    recipe_values, placement = set_options(options, RECIPE_OPTIONS), {"device": options.device, "dtype": options.dtype}
+    if options.goes_on and options.run_dir is not None:
+        return _plan_to_go_on_with(options.run_dir)
+    if options.recipe is not None and is_plan(options.recipe):
+        return given_plan(options.recipe, recipe_values | placement)
+    choices = dataclasses.replace(HERE, device=options.device, dtype=options.dtype, force=options.force)
+    return plan_with_files(console, load_recipe(options.recipe, recipe_values), choices)
+
+
+def _train(options: LocalOptions, console: Console, folder: RunDir, plan: dict[str, Any]) -> dict[str, Any]:
+    words = _words("local", options.recipe, set_options(options, (*RECIPE_OPTIONS, "device", "dtype")))
+    words += ["--force"] * options.force
+    place = ["--run-dir", str(options.run_dir)] if options.run_dir is not None else []
+    with _elsewhere(folder, words):
+        if options.resume and not options.goes_on:
+            require_resumable(folder, plan, shlex.join([*words, *place]))
+        if not options.goes_on and not _is_finished(folder, plan):
+            require_room(console, plan, force=options.force)
+            warn_of_export(console, plan)
+        return train_run(console, folder, plan, resume=options.resume)
+
+
+def _warn(options: LocalOptions, console: Console, plan: dict[str, Any], record: dict[str, Any]) -> None:
+    for key, value in (("device", options.device), ("dtype", options.dtype)):
+        if value not in (None, plan["placement"][key]):
+            console.warn("kept_plan", f"the run began with {key} {plan['placement'][key]}, not {value}, and keeps it")
+    epochs = _epochs(plan, record)
+    if epochs > 1 and _steps_were_said(plan):
+        rows, steps = record["data"]["train_rows"], record["steps"]
+        console.warn("epochs", f"{steps} steps are {epochs:.2g} epochs of the {rows} rows: each row is seen again")
+    warn_of_run(console, plan, record, measured_beside_estimates(plan, record))
+
+
+def _run_at(path: Path) -> RunDir:
+    if path.exists() and not path.is_dir():
+        raise UsageError(
+            f"{path} is a file",
+            code="bad_run_dir",
+            expected="a new folder, or one of an earlier run",
+            hint="another --run-dir",
+        )
+    return RunDir(path)
+
+
+def _words(command: str, recipe: Path | None, options: dict[str, Any]) -> list[str]:
+    """A command with what the user gave."""
+    words = ["skill-train", command, *([str(recipe)] if recipe is not None else [])]
+    for key, value in options.items():
+        words += [f"--{key.replace('_', '-')}", str(value)] if value is not None else []
+    return words
+
+
+@contextlib.contextmanager
+def _elsewhere(run: RunDir, words: list[str]) -> Iterator[None]:
+    """Where the folder holds another run, the way out is this command in a folder of its own, without --resume."""
+    try:
+        yield
+    except UsageError as error:
+        if error.code == "another_run":
+            error.hint = shlex.join([*words, "--run-dir", run.free_name()])
+        raise
+
+
+def _plan_to_go_on_with(folder: Path) -> dict[str, Any]:
+    """The plan of a run as it began. One that is unfinished needs the model and the data that it began with."""
+    try:
+        run = open_run(folder)
+    except UsageError as error:
+        error.hint = f"skill-train local --model MODEL --data DATA --run-dir {quoted(folder)}"
+        raise
+    plan: dict[str, Any] = read_json(run.plan)
+    if not _is_finished(run, plan):
+        anew = f"skill-train local {quoted(run.recipe)} --run-dir NEW_RUN"
+        require_same_inputs(run.plan, plan, f"bring back what it began with; or begin anew: {anew}")
+    return plan
+
+
+def _epochs(plan: dict[str, Any], record: dict[str, Any]) -> float:
+    """How often the training saw each row."""
+    return float(record["steps"] * plan["recipe"]["effective_batch_size"] / record["data"]["train_rows"])
+
+
+def _steps_were_said(plan: dict[str, Any]) -> bool:
+    """Not worked out from epochs, which the plan then gives as a reason."""
+    return all(reason["rule"] != "max_steps" for reason in plan["reasons"])
+
+
+def _whole_training(options: LocalOptions) -> list[str]:
+    """After a smoke run that was cut short on the command line: the plan of the whole training, here or elsewhere."""
+    if options.max_steps is None:
+        return []
+    rest = tuple(name for name in RECIPE_OPTIONS if name != "max_steps")
+    return [shlex.join(_words("plan", options.recipe, set_options(options, rest)))]
+
+
+def _is_finished(run: RunDir, plan: dict[str, Any]) -> bool:
+    """Nothing is left to train, so nothing needs memory."""
+    done = run.plan.is_file() and run.record("train").is_file() and run.tuned.is_dir()
+    kept = read_json(run.plan) if done else {}
+    return bool(kept.get("recipe_hash") == plan["recipe_hash"])
+
+
+def plan_of(console: Console, recipe: Path) -> dict[str, Any]:
+    """The plan of a recipe file for this machine."""
+    return plan_with_files(console, load_recipe(recipe, {}), HERE)
+
+
+def train_run(console: Console, run: RunDir, plan: dict[str, Any], *, resume: bool) -> dict[str, Any]:
+    """Trains a plan in its run directory, showing why each value is what it is."""
+    from skill_train.train import local as trainer
+
+    for reason in plan["reasons"]:
+        console.status(f"{reason['rule']}: {reason['value']} ({reason['because']})")
+    with console.progress("training") as progress:
+        record = trainer.train(run, plan, resume=resume, progress=progress, say=console.status)
+    for note in record["data"]["notes"]:
+        console.warn("template", note)
+    if not record.get("reused"):
+        measured_speed.remember(read_json(run.plan), read_rows(run.metrics), record["finished_at"])
+    return record
+
+
+def _default_run_dir(plan: dict[str, Any]) -> Path:
+    name = re.sub(r"[^\w.-]+", "-", Path(plan["recipe"]["data"]).stem).strip("-") or "run"
+    return Path("runs") / f"{name}-{plan['recipe_hash'][:8]}"
+
+
+def _result(run: RunDir, plan: dict[str, Any], record: dict[str, Any], epochs: float, whole: list[str]) -> Result:
+    error = smoke_failure(run, record)
+    data = {
+        "run_dir": str(run.path),
+        "recipe_hash": plan["recipe_hash"],
+        "verdict": record["verdict"],
+        "checks": record["checks"],
+        "figures": record["figures"],
+        "steps": record["steps"],
+        "epochs": round(epochs, 3),
+        "example": record["example"],
+        "answer": record["answer"],
+        "data": record["data"],
+        "placement": plan["placement"],
+        "estimates": measured_beside_estimates(plan, record),
+        "reused": record.get("reused", False),
+    }
+    following = [] if error else [*whole, f"skill-train export-gguf {quoted(run.path)}"]
+    return Result(
+        data,
+        human=lambda rich: _draw(rich, data),
+        quiet=str(run.path),
+        next=following,
+        error=error,
+    )
+
+
+# --- The drawing ---
+
+
+def _draw(rich: Any, data: dict[str, Any]) -> None:
+    """The verdict of a training run, one row as it was fed, and one prompt answered before and after."""
+    draw_checks(rich, f"smoke test: {data['verdict']}", data["checks"])
+    draw_text(rich, "one row as it was fed, ⟦trained parts⟧ marked:\n" + data["example"][:600])
+    draw_text(rich, "prompt: " + data["answer"]["prompt"][-300:])
+    for when in ("before", "after"):
+        answer = data["answer"][when]
+        draw_text(rich, f"{when}: {'not measured' if answer is None else repr(answer[:200])}")
+
+
+def draw_checks(rich: Any, title: str, checks: list[dict[str, Any]]) -> None:
+    table = folding_table("check", "verdict", "figure", "detail", title=title)
+    for check in checks:
+        cells = (check["name"], check["verdict"], figure(check["figure"]), str(check["detail"]))
+        add_row(table, *cells, style=STYLE[check["verdict"]])
+    rich.print(table)
+
+
+# --- The command ---
+
+
+@command(
+    "local",
+    LocalOptions,
+    examples=(
+        "skill-train local --model Qwen/Qwen2.5-0.5B-Instruct --data tickets.jsonl --max-steps 50 --run-dir runs/first",
+        "skill-train local recipe.yaml",
+    ),
+)
+@click.argument("recipe", type=PATH, required=False)
+@recipe_options
+@device_option
+@click.option(
+    "--force", is_flag=True, help="Take what is known to fail: a --dtype that ends in NaN, too little memory."
+)
+@click.option("--run-dir", type=PATH, help="Folder of the run.  [default: runs/<data>-<recipe hash>]")
+@click.option("--resume", is_flag=True, help="Go on with the run in --run-dir from its newest complete checkpoint.")
+def local(options: LocalOptions, console: Console) -> Result:
+    """Train a LoRA adapter on this machine and end with a smoke verdict. RECIPE is a recipe file or a plan."""
+    return run(options, console)

@@ -1,0 +1,83 @@
+"""`logs`: the lines that a job has printed, and those that it still prints."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import click
+
+from skill_train.cloud import find_run, poll
+from skill_train.cloud.find_run import CloudRun
+from skill_train.commands._frame import command
+from skill_train.commands._job_snapshot import job_of
+from skill_train.commands._options import MOST_COUNTED, RUN
+from skill_train.core import waiting
+from skill_train.core.console import Console, Result
+
+_LOG_BYTES = 6000  # of log lines in a JSON answer, which has at most 8 KB
+
+
+@dataclass(frozen=True)
+class LogsOptions:
+    run: str
+    follow: bool = False
+    tail: int | None = None
+
+
+def run(options: LogsOptions, console: Console) -> Result:
+    """Its lines: printed as they come, or the last of them in the answer."""
+    cloud = find_run.find(options.run, console.status)
+    tail = options.tail
+    where, run_id, say = (cloud.record.namespace, job_of(cloud).id), cloud.record.run_id, console.status
+    live = options.follow and job_of(cloud).live
+    there = [] if live and tail is None else poll.log_so_far(job_of(cloud), say, tail=None if live else tail)
+    last: deque[str] = deque(maxlen=tail or 1000)
+    for line in there[-tail:] if tail else there:
+        last.append(line)
+        console.line(line, now=options.follow)
+    if live:
+        with waiting.for_hours():
+            for line in poll.lines(*where, run_id, say=say, skip=len(there)):
+                last.append(line)
+                console.line(line, now=True)
+        cloud = find_run.with_now(cloud, say)
+    shown = _that_fit(last)
+    data = {"job_id": where[1], "stage": job_of(cloud).stage, "lines": shown, "left_out": len(last) - len(shown)}
+    return Result(data, next=_next(cloud, console))
+
+
+def _next(cloud: CloudRun, console: Console) -> list[str]:
+    """On a terminal the lines are all that is shown."""
+    if console.mode != "json":
+        return []
+    return [f"skill-train {'wait' if cloud.now and cloud.now.live else 'status'} {cloud.word}"]
+
+
+def _that_fit(lines: Iterable[str]) -> list[str]:
+    """The last lines that an answer can hold."""
+    kept_lines: list[str] = []
+    size = 0
+    for line in reversed(list(lines)):
+        size += len(json.dumps(line, ensure_ascii=False).encode(errors="replace")) + 2
+        if size > _LOG_BYTES:
+            break
+        kept_lines.append(line)
+    return kept_lines[::-1]
+
+
+@command(
+    "logs",
+    LogsOptions,
+    examples=("skill-train logs runs/tickets-cloud --tail 50", "skill-train logs runs/tickets-cloud --follow"),
+)
+@click.argument("run", type=RUN)
+@click.option("--follow", is_flag=True, help="Stay until the job has ended.")
+@click.option(
+    "--tail", type=click.IntRange(1, MOST_COUNTED), help="Only the last lines of those that are there.  [default: all]"
+)
+def logs(options: LogsOptions, console: Console) -> Result:
+    """Show the log of a job, each line once, across connections that break. JSON holds the last lines that fit."""
+    return run(options, console)

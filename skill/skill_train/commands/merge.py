@@ -1,0 +1,95 @@
+"""`merge`: an adapter into its base, tensor by tensor, checked against base + adapter."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from skill_train.commands._base_model import base_folder
+from skill_train.commands._frame import command
+from skill_train.commands._merging import MergeTask, merge_folders, merge_run
+from skill_train.commands._options import PATH, require_only_run
+from skill_train.commands._outputs import outputs_of
+from skill_train.commands._shell import quoted
+from skill_train.core.console import Console, Result
+from skill_train.core.errors import UsageError
+from skill_train.run.folder import open_run
+from skill_train.run.lock import locked_out
+
+
+@dataclass(frozen=True)
+class MergeOptions:
+    run: Path | None = None
+    base: str | None = None
+    adapter: Path | None = None
+    out: Path | None = None
+    dtype: str | None = None
+    gate: str = "auto"
+
+
+def run(options: MergeOptions, console: Console) -> Result:
+    """Merges the adapter of a run, or one in a folder."""
+    if options.run is None:
+        return _merge_folders(options, console)
+    require_only_run("merge", {"--base": options.base, "--adapter": options.adapter, "--out": options.out})
+    record = merge_run(console, open_run(options.run), options.dtype, options.gate)
+    return _result(record, options.run / "merged", exported=options.run)
+
+
+def _merge_folders(options: MergeOptions, console: Console) -> Result:
+    if options.base is None or options.adapter is None or options.out is None:
+        raise UsageError(
+            "merge needs a run, or a base, an adapter and a place for the result",
+            code="bad_usage",
+            expected="skill-train merge RUN, or --base, --adapter and --out",
+            hint="skill-train merge --help",
+        )
+    with locked_out(options.out, "merge"):
+        base = base_folder(options.base)
+        task = MergeTask(base, options.adapter, options.out, dtype=options.dtype, gate=options.gate)
+        record = merge_folders(console, task)
+    return _result(record, options.out, exported=options.out)
+
+
+def _result(record: dict[str, Any], folder: Path, *, exported: Path) -> Result:
+    """The answer, with the run or the folder that can be exported now."""
+    data = {"out": str(folder), **{key: record.get(key) for key in ("how", "reasons", "changes", "gate", "seconds")}}
+    listed = [file for file in outputs_of(record, folder.parent) if file["path"].endswith(".safetensors")]
+    data |= {"files": [file | {"quant": None} for file in listed], "reused": record.get("reused", False)}
+    return Result(
+        data,
+        quiet=str(folder),
+        next=[f"skill-train export-gguf {quoted(exported)}"],
+        human=lambda rich: rich.print_json(data=data),
+    )
+
+
+@command(
+    "merge",
+    MergeOptions,
+    examples=(
+        "skill-train merge runs/first",
+        "skill-train merge --base Qwen2.5-0.5B-Instruct --adapter my-adapter --out merged",
+    ),
+)
+@click.argument("run", type=PATH, required=False)
+@click.option("--base", help="Base model: folder or Hub id. Without RUN.")
+@click.option("--adapter", type=PATH, help="Folder of a PEFT LoRA adapter. Without RUN.")
+@click.option("--out", type=PATH, help="Folder for the merged model. Without RUN.  [default with RUN: RUN/merged]")
+@click.option(
+    "--dtype", type=click.Choice(("float32", "bfloat16", "float16")), help="Stored type.  [default: the base's]"
+)
+@click.option(
+    "--gate",
+    type=click.Choice(("auto", "weights", "answers")),
+    default="auto",
+    show_default=True,
+    help="What is compared with base + adapter: each weight, or logits too, for which the model is run. Auto: logits "
+    "up to 250M weights, and of adapters that are more than A and B.",
+)
+def merge(options: MergeOptions, console: Console) -> Result:
+    """Merge an adapter into its base, tensor by tensor, and check the result against base + adapter."""
+    return run(options, console)

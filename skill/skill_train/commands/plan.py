@@ -1,0 +1,296 @@
+"""`plan`: reads the facts, decides, and keeps the decision. Spends nothing and needs neither torch nor a GPU."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from skill_train.commands._blockers import blocked, warn_of_export
+from skill_train.commands._drawing import add_row, rich_table
+from skill_train.commands._frame import command
+from skill_train.commands._measured import measured_beside_estimates
+from skill_train.commands._options import (
+    DEFAULT_HOURS,
+    HOURS,
+    PATH,
+    RECIPE_OPTIONS,
+    device_option,
+    flavor_option,
+    recipe_options,
+    set_options,
+)
+from skill_train.commands._planning import load_recipe, plan_from_metadata
+from skill_train.commands._shell import quoted
+from skill_train.core.console import Console, Result, clean
+from skill_train.core.errors import UsageError
+from skill_train.core.files import write_json
+from skill_train.core.resources import train_module
+from skill_train.core.units import dollars
+from skill_train.plan.file import require_free
+from skill_train.plan.make import few_steps
+from skill_train.plan.placement import Choices
+from skill_train.recipe.formats import BARE
+from skill_train.run.folder import open_run
+from skill_train.run.records import read_json
+
+_MANY_EPOCHS = 10
+_FEW_HELD_OUT = 10
+
+
+@dataclass(frozen=True)
+class PlanOptions:
+    recipe: Path | None = None
+    model: str | None = None
+    data: str | None = None
+    split: str | None = None
+    max_steps: int | None = None
+    max_length: int | None = None
+    dtype: str | None = None
+    device: str | None = None
+    where: str | None = None
+    flavor: str | None = None
+    max_hours: float = DEFAULT_HOURS
+    out: Path | None = None
+
+
+def run(options: PlanOptions, console: Console) -> Result:
+    """Decides, and writes the plan when asked to. A run directory shows what was estimated and what was measured."""
+    if options.recipe is not None and options.recipe.is_dir():
+        return _of_run(options.recipe, options)
+    if options.flavor is not None and options.where == "local":
+        raise UsageError(
+            "--flavor is of the cloud", code="bad_usage", got="--where local", hint="leave one of them out"
+        )
+    if options.out is not None:
+        require_free(options.out)
+    recipe = load_recipe(options.recipe, set_options(options, RECIPE_OPTIONS))
+    plan = plan_from_metadata(console, recipe, _choices(options))
+    if options.out is not None:
+        write_json(options.out, plan)
+    _warn(console, plan)
+    return _result(plan, options)
+
+
+def _choices(options: PlanOptions) -> Choices:
+    """What the user decided. A flavor is of the cloud."""
+    return Choices(
+        options.device,
+        options.dtype,
+        where=options.where or ("cloud" if options.flavor else None),
+        flavor=options.flavor,
+        max_hours=options.max_hours,
+        where_because=f"--flavor {options.flavor}" if options.flavor and options.where is None else None,
+    )
+
+
+def _of_run(folder: Path, options: PlanOptions) -> Result:
+    """The plan of a run as it was made, and what was measured."""
+    run = open_run(folder)
+    others = set_options(options, (*RECIPE_OPTIONS, "device", "dtype", "where", "flavor", "out"))
+    if others:
+        hint = f"skill-train plan {quoted(folder)}"
+        option = f"--{next(iter(others)).replace('_', '-')}"
+        raise UsageError(f"{folder} is a run, whose plan is made; it takes no {option}", code="bad_usage", hint=hint)
+    plan = read_json(run.plan)
+    data = summary(plan) | {"plan": str(run.plan)}
+    if run.record("train").is_file():
+        data["actual"] = measured_beside_estimates(plan, read_json(run.record("train")))
+    return Result(data, human=lambda rich: _draw(rich, data), quiet=plan["where"])
+
+
+def _result(plan: dict[str, Any], options: PlanOptions) -> Result:
+    data = summary(plan) | {"plan": str(options.out) if options.out else None}
+    error = blocked(plan) if plan["blockers"] else None
+    return Result(
+        data,
+        human=lambda rich: _draw(rich, data),
+        quiet=plan["where"],
+        next=[] if error else _next(plan, options),
+        error=error,
+    )
+
+
+def _warn(console: Console, plan: dict[str, Any]) -> None:
+    if plan["facts"]["model"]["vision"]:
+        console.warn("vision", "this version trains on text only; images in the rows are not read")
+    epochs = next((reason for reason in plan["reasons"] if reason["rule"] == "epochs"), None)
+    if epochs is not None and float(epochs["value"]) > _MANY_EPOCHS:
+        console.warn("many_epochs", f"this is {epochs['value']} epochs: {epochs['because']}; TRL's default is 3")
+    warn_of_export(console, plan)
+    _warn_of_few(console, plan["recipe"], plan["facts"]["dataset"]["rows"])
+    if plan["recipe"]["format"] in BARE and plan["facts"]["model"]["has_chat_template"]:
+        console.warn("without_template", train_module().WITHOUT_TEMPLATE)
+    if few := few_steps(plan["recipe"], plan["recipe"]["max_steps"]):
+        console.warn("few_steps", few)
+    if plan["facts"]["machine"]["on_battery"] and plan["where"] == "local":
+        console.warn("on_battery", "this machine runs on battery; training empties it")
+    if _is_out_of_reach(plan):
+        upload = f"hf upload {quoted('NAMESPACE/' + Path(plan['recipe']['model']).name)} FOLDER --private"
+        console.warn("local_model", f"a job cannot read this model: plan with its id on the Hub, after {upload}")
+
+
+def _warn_of_few(console: Console, recipe: dict[str, Any], rows: int) -> None:
+    """What `evaluate` can say depends on how many rows it has."""
+    fraction = recipe["held_out_fraction"]
+    held = train_module().held_out_count(rows, fraction)
+    if 0 < held < _FEW_HELD_OUT:
+        points = 98 / math.sqrt(held)  # 1.96 standard errors of a share of one half
+        few = f"{held} of {rows} rows are held out, which tell a share of right answers to ±{points:.0f} points"
+        console.warn("few_held_out", f"{few}; held_out_fraction: {min(4 * fraction, 0.5):g} holds out more")
+
+
+def _is_out_of_reach(plan: dict[str, Any]) -> bool:
+    """A job cannot read a model in a folder of this machine."""
+    return plan["where"] == "cloud" and plan["fingerprints"]["model"] is not None
+
+
+def _next(plan: dict[str, Any], options: PlanOptions) -> list[str]:
+    """The command that runs this plan, or the same recipe where no plan was written."""
+    if _is_out_of_reach(plan):
+        return []
+    command = "skill-train local" if plan["where"] == "local" else "skill-train submit"
+    if options.out is not None:
+        return [f"{command} {quoted(options.out)}"]
+    words = set_options(options, (*RECIPE_OPTIONS, "device", "dtype"))
+    if plan["where"] == "cloud":  # the machine of the plan, and nothing of this one
+        words = {key: value for key, value in words.items() if key != "device"} | {"flavor": plan["flavor"]}
+    shown = [f"--{key.replace('_', '-')} {quoted(value)}" for key, value in words.items()]
+    return [" ".join([command, *([quoted(options.recipe)] if options.recipe else []), *shown])]
+
+
+def summary(made: dict[str, Any]) -> dict[str, Any]:
+    """What a reader of a plan wants to know, short enough for one answer. How the processes of a plan with several are
+    started has ten reasons of its own; they stand in the plan."""
+    estimates = made["estimates"]
+    keys = ("memory_bytes", "memory_parts", "usable_bytes", "seconds", "seconds_parts", "cost_usd")
+    later = ("merge_bytes", "convert_bytes", "verify_bytes", "disk_bytes", "adapter_parameters", "files", "flavors")
+    return {
+        "where": made["where"],
+        "flavor": made["flavor"],
+        "timeout_seconds": made["timeout_seconds"],
+        "blockers": made["blockers"],
+        "parameters": made["facts"]["model"]["parameters"],
+        "recipe_hash": made["recipe_hash"],
+        **{key: estimates[key] for key in keys},
+        "reasons": [reason for reason in made["reasons"] if reason not in made["launch"]["reasons"]],
+        "placement": made["placement"],
+        "launch": made["launch"]["arguments"],
+        **{key: estimates[key] for key in later},
+        "prices": estimates.get("prices"),  # older plans do not say whose they are
+        "tokens": made["facts"]["dataset"]["tokens"],
+    }
+
+
+# --- The drawing ---
+
+
+def _draw(rich: Any, data: dict[str, Any]) -> None:
+    """Where and why, then memory and time with their parts, money, and what each file will need."""
+    where = data["where"] + (f" ({data['flavor']})" if data["flavor"] else "")
+    rules = rich_table(title=clean(f"train: {where}"))
+    rules.add_column("rule", no_wrap=True)
+    rules.add_column("says", overflow="fold", max_width=24)
+    rules.add_column("because (source)", overflow="fold")
+    for reason in data["reasons"]:
+        add_row(rules, reason["rule"], reason["value"], f"{reason['because']} ({reason['source']})")
+    rich.print(rules)
+    for blocker in data["blockers"]:
+        rich.print(clean(f"blocked: {blocker['message']}"), style="red", markup=False)
+    rich.print(_estimates_table(data))
+    if data["flavors"]:
+        rich.print(_flavors_table(data["flavors"], data["prices"]))
+    if "actual" in data:
+        rich.print(_measured_table(data["actual"]))
+
+
+def _estimates_table(data: dict[str, Any]) -> Any:
+    table = rich_table("what", "from", "to", "because")
+    for part in data["memory_parts"]:
+        add_row(table, part["name"], _bytes(part["low"]), _bytes(part["high"]), part["because"])
+    add_row(table, "memory", *_ends(data["memory_bytes"], _bytes), style="bold", end_section=True)
+    for part in data["seconds_parts"]:
+        add_row(table, part["name"], _time(part["low"]), _time(part["high"]), part["because"])
+    add_row(table, "time", *_ends(data["seconds"], _time), style="bold", end_section=True)
+    add_row(table, "cost", *_ends(data["cost_usd"], dollars), end_section=True)
+    for name in ("merge", "convert", "verify", "disk"):
+        add_row(table, f"{name} {'space' if name == 'disk' else 'memory'}", *_ends(data[f"{name}_bytes"], _bytes))
+    for file in data["files"]:
+        add_row(table, f"{file['quant']} file", *_ends(file["bytes"], _bytes))
+        add_row(table, f"{file['quant']} tokens/s here", *_ends(file["tokens_per_second"], lambda rate: f"{rate:,.0f}"))
+    return table
+
+
+def _flavors_table(offers: list[dict[str, Any]], prices: dict[str, str] | None) -> Any:
+    whose = clean(f"prices of {prices['source']}, {prices['read_at']}") if prices else None
+    table = rich_table("in the cloud", "time", "cost", caption=whose, caption_justify="left")
+    for offer in offers:
+        (fast, slow), (low, high) = offer["seconds"], offer["cost_usd"]
+        add_row(table, offer["flavor"], f"{_time(fast)} to {_time(slow)}", f"{dollars(low)} to {dollars(high)}")
+    return table
+
+
+def _measured_table(figures: dict[str, dict[str, Any]]) -> Any:
+    table = rich_table("finished run", "estimated", "measured", "inside the range")
+    for name, both in figures.items():
+        shown, word = (_bytes, "memory") if name == "memory_bytes" else (_time, "time")
+        ends = [both["low"], both["high"]]
+        estimated = "unknown" if None in ends else " to ".join(map(shown, ends))
+        measured = "unknown" if both["actual"] is None else shown(both["actual"])
+        add_row(table, word, estimated, measured, {True: "yes", False: "no", None: "unknown"}[both["within"]])
+    return table
+
+
+def _ends(value: dict[str, Any], shown: Any) -> tuple[str, str, str]:
+    if value["low"] is None:
+        return "unknown", "unknown", value["basis"]
+    return shown(value["low"]), shown(value["high"]), value["basis"]
+
+
+def _bytes(count: float) -> str:
+    return f"{count / 1e9:.2f} GB" if count >= 1e8 else f"{count / 1e6:.1f} MB"
+
+
+def _time(seconds: float) -> str:
+    return (
+        f"{seconds / 3600:.1f} h"
+        if seconds >= 5400
+        else f"{seconds / 60:.1f} min"
+        if seconds >= 90
+        else f"{seconds:.0f} s"
+    )
+
+
+# --- The command ---
+
+
+@command(
+    "plan",
+    PlanOptions,
+    examples=(
+        "skill-train plan --model Qwen/Qwen2.5-7B-Instruct --data tickets.jsonl",
+        "skill-train plan recipe.yaml --where cloud --max-hours 2 --out plan.json",
+    ),
+)
+@click.argument("recipe", type=PATH, required=False)
+@recipe_options
+@device_option
+@click.option("--where", type=click.Choice(("local", "cloud")), help="Overrides the rules.  [default: they decide]")
+@flavor_option
+@click.option(
+    "--max-hours",
+    type=HOURS,
+    default=DEFAULT_HOURS,
+    show_default=True,
+    help="Longest run, in hours: a longer one here goes to the cloud.",
+)
+@click.option("--out", type=PATH, help="File for the plan; `skill-train local PLAN` runs it.")
+def plan(options: PlanOptions, console: Console) -> Result:
+    """Decide whether to train here or in the cloud, with memory, time, cost and reasons; spends nothing.
+
+    RECIPE is a recipe file, or the folder of a run, whose estimates are then shown beside what was measured.
+    """
+    return run(options, console)

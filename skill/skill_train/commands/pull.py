@@ -1,0 +1,136 @@
+"""`pull`: what a run in the cloud has made comes here, digests checked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from skill_train.cloud import find_run
+from skill_train.cloud.bucket import Kept
+from skill_train.cloud.find_run import CloudRun
+from skill_train.commands._drawing import draw_line
+from skill_train.commands._frame import command
+from skill_train.commands._kept_result import in_bucket, is_live, why_not_pushed
+from skill_train.commands._options import PATH, RUN
+from skill_train.commands._shell import quoted
+from skill_train.commands._smoke import smoke_failure
+from skill_train.core.console import Console, Result
+from skill_train.core.errors import AccessError, VerificationFailed
+from skill_train.run.begun import trained
+from skill_train.run.folder import RunDir
+from skill_train.run.records import read_json
+
+
+@dataclass(frozen=True)
+class PullOptions:
+    run: str
+    run_dir: Path | None = None
+
+
+def run(options: PullOptions, console: Console) -> Result:
+    """Everything that is kept, digests checked; from the repository of the model when the bucket has no result."""
+    cloud = find_run.in_folder(find_run.find(options.run, console.status), options.run_dir, console.status)
+    here = cloud.run
+    assert here is not None  # in_folder gave it one
+    fetched = _fetched(cloud, here, console)
+    source = fetched["inputs"]
+    done, failure = source["state"] == "done", None
+    if done:
+        trained(here)
+        record = read_json(here.record("train"))
+        failure = smoke_failure(here, record)
+    else:
+        step = source["checkpoint"]
+        what = "nothing but records" if step is None else f"a checkpoint of step {step}"
+        console.warn("unfinished", f"the run has no result yet ({source['state']}); what is here: {what}")
+    data = {
+        "run_dir": str(here.path),
+        "state": source["state"],
+        "trained": done,
+        "verdict": record.get("verdict") if done else None,
+        "checkpoint": source["checkpoint"],
+        "from": source.get("bucket") or source.get("repository"),
+        "fetched": len(fetched["fetched"]),
+        "files": [{"path": str(here.path / name), **digest} for name, digest in fetched["outputs"].items()],
+    }
+    word = quoted(here.path)
+    unfinished = f"skill-train {'wait' if is_live(cloud) else 'resume'} {word}"
+    return Result(
+        data,
+        human=lambda rich: _draw(rich, data),
+        quiet=str(here.path),
+        next=[] if failure else [f"skill-train export-gguf {word}"] if done else [unfinished],
+        error=failure,
+    )
+
+
+def _fetched(cloud: CloudRun, here: RunDir, console: Console) -> dict[str, Any]:
+    """`pull.json`. A run that has ended may have its result in the repository only: its bucket took no more, say."""
+    from skill_train.cloud import pull as step
+
+    try:
+        there, missing = in_bucket(cloud, console), None
+    except VerificationFailed as error:
+        if error.code != "kept_file_missing" or is_live(cloud):
+            raise
+        there, missing = None, error
+    if there is not None and (there.state == "done" or is_live(cloud)):
+        return _from_bucket(console, here, there)
+    try:
+        why = why_not_pushed(cloud, here, console)
+    except AccessError as error:
+        if there is None:
+            raise missing or error from None
+        why = error.message
+    if not why:
+        return _from_repository(cloud, here)
+    if there is None:
+        raise missing or step.nothing_kept(here.path, why)
+    console.status(why)
+    return _from_bucket(console, here, there)
+
+
+def _from_bucket(console: Console, here: RunDir, there: Kept) -> dict[str, Any]:
+    from skill_train.cloud import pull as step
+
+    with console.progress("fetching") as progress:
+        return step.from_bucket(here, there, progress=progress, say=console.status)
+
+
+def _from_repository(cloud: CloudRun, here: RunDir) -> dict[str, Any]:
+    from skill_train.cloud import pull as step
+    from skill_train.hub import models
+
+    repository = cloud.record.hub_model_id
+    pushed = step.in_repository(read_json(models.model_file(repository, "train.json")))
+    folder, commit = models.model_folder(repository, None, files=tuple(pushed.values()))
+    return step.from_repository(here, repository, folder, commit)
+
+
+def _draw(rich: Any, data: dict[str, Any]) -> None:
+    what = "trained" if data["trained"] else f"unfinished, checkpoint {data['checkpoint']}"
+    size = sum(file["bytes"] for file in data["files"])
+    told = f"{data['run_dir']}: {what}; {len(data['files'])} files, {size / 1e6:.1f} MB, {data['fetched']} of them new"
+    draw_line(rich, told)
+
+
+@command(
+    "pull",
+    PullOptions,
+    examples=(
+        "skill-train pull runs/tickets-cloud",
+        "skill-train pull me/0123456789abcdef01234567 --run-dir runs/tickets-cloud",
+    ),
+)
+@click.argument("run", type=RUN)
+@click.option("--run-dir", type=PATH, help="Folder of the run.  [default: RUN; runs/<run id> for a job's id]")
+def pull(options: PullOptions, console: Console) -> Result:
+    """Fetch what a job kept, the adapter and its records, digests checked, so that merge and export work as here.
+
+    A result that the bucket lacks comes from the repository that it was pushed to. A run that has not finished brings
+    its records and its newest checkpoint. Run it again after an interruption.
+    """
+    return run(options, console)

@@ -1,0 +1,52 @@
+"""`report`: which runs, and where the page goes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from skill_train.commands._drawing import draw_line
+from skill_train.commands._frame import command
+from skill_train.commands._options import PATH
+from skill_train.core.console import Console, Result
+from skill_train.run.folder import open_run
+
+
+@dataclass(frozen=True)
+class ReportOptions:
+    runs: tuple[Path, ...]
+    out: Path | None = None
+
+
+def run(options: ReportOptions, console: Console) -> Result:
+    """One page about all the runs, beside the records of the first."""
+    from skill_train.report import step
+
+    opened = [open_run(path) for path in options.runs]
+    with console.progress("report") as progress:
+        data = step.report(opened, out=options.out or opened[0].path / "report.html", progress=progress)
+    following = [one["command"] for run in data["runs"] for one in run["missing"][:1]]
+    return Result(data, human=lambda rich: _draw(rich, data), quiet=data["report"], next=following)
+
+
+def _draw(rich: Any, data: dict[str, Any]) -> None:
+    for run in data["runs"]:
+        draw_line(rich, f"{run['run']}: {run['headline']}")
+    for one in data["same"]:
+        draw_line(rich, f"{one['b']} and {one['a']}: {one['headline']}")
+    draw_line(rich, data["report"])
+
+
+@command(
+    "report",
+    ReportOptions,
+    examples=("skill-train report runs/first", "skill-train report runs/first runs/second --out compared.html"),
+)
+@click.argument("runs", type=PATH, nargs=-1, required=True)
+@click.option("--out", type=PATH, help="File for the page.  [default: report.html in the first run]")
+def report(options: ReportOptions, console: Console) -> Result:
+    """Write one HTML page about a run, or about several side by side. It opens from disk and loads nothing."""
+    return run(options, console)

@@ -1,0 +1,278 @@
+"""`resume`: a run in the cloud that ended early goes on in a new job."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from skill_train.cloud import budget as cloud_budget
+from skill_train.cloud import find_run, spent
+from skill_train.cloud.budget import Budget
+from skill_train.cloud.failure_reason import Story, larger
+from skill_train.cloud.find_run import CloudRun
+from skill_train.commands._cost import cost_in_words
+from skill_train.commands._drawing import draw_line
+from skill_train.commands._frame import command
+from skill_train.commands._job_snapshot import Snapshot, snapshot
+from skill_train.commands._kept_result import in_bucket, why_not_pushed
+from skill_train.commands._options import DOLLARS, PATH, RUN
+from skill_train.core.console import Console, Result
+from skill_train.core.errors import DecisionNeeded, UsageError, VerificationFailed
+from skill_train.hub import flavors
+from skill_train.run import progress
+from skill_train.run.begun import trained
+from skill_train.run.cloud_record import CloudJob, CloudRecord
+
+
+@dataclass(frozen=True)
+class ResumeOptions:
+    run: str
+    run_dir: Path | None = None
+    flavor: str | None = None
+    timeout: str | None = None
+    max_cost: float | None = None
+    yes: bool = False
+
+
+def run(options: ResumeOptions, console: Console) -> Result:
+    """A new job from the newest checkpoint, after its cost was agreed to."""
+    from skill_train.cloud import resume
+
+    cloud = find_run.find(options.run, console.status)
+    newest = cloud.record.last_begun
+    if newest is not None and newest.job_id != cloud.job.job_id:  # an id of an earlier job was given
+        cloud = find_run.with_now(find_run.latest(cloud), console.status)
+    if cloud.now is not None and cloud.now.live:
+        if cloud.run is not None:
+            resume.noted(cloud.run, console.status)
+        return _there(cloud, cloud.job, reused=True)
+    cloud = find_run.in_folder(cloud, options.run_dir, console.status)
+    seen = _ended(cloud, console)
+    if seen.story is None:
+        return _finished(cloud)
+    _check_flavor(seen, options.flavor)
+    budget, command = _budget(options, console, seen)
+    console.status(f"the last job: {seen.story.message}")
+    if seen.story.remedy in ("recipe", "data"):
+        console.warn("same_again", f"the same recipe may end the same way: {seen.story.help}")
+    if not options.yes:
+        return _agreement(
+            seen, budget, f"{command} --timeout {options.timeout} --yes" if options.timeout else f"{command} --yes"
+        )
+    assert cloud.run is not None  # in_folder gave it one
+    record, reused = resume.resume(
+        cloud.run,
+        flavor=budget.flavor,
+        timeout_seconds=budget.timeout_seconds,
+        usd_per_hour=budget.usd_per_hour,
+        max_cost=_ceiling(options, cloud.record),
+        say=console.status,
+    )
+    assert record.last_begun is not None  # a job was started
+    return _there(cloud, record.last_begun, reused=reused, budget=None if reused else budget)
+
+
+def _budget(options: ResumeOptions, console: Console, seen: Snapshot) -> tuple[Budget, str]:
+    """What the new job may cost, and the command that asks for it, without a timeout.
+
+    Raises:
+        DecisionNeeded: it may cost more than was allowed.
+    """
+    cloud = seen.cloud
+    flavor = options.flavor or cloud.job.flavor
+    price, source = _price(flavor)
+    max_cost = _ceiling(options, cloud.record)
+    before = 0.0 if max_cost is None else _spent(cloud, console)
+    command = _command(cloud, flavor, max_cost)
+    budget = cloud_budget.budget(
+        _rest(seen, flavor),
+        usd_per_hour=price,
+        price=source,
+        timeout=cloud_budget.seconds_of(options.timeout) if options.timeout else None,
+        max_cost=max_cost,
+        spent=before,
+        command=command,
+    )
+    return budget, command
+
+
+def _ceiling(options: ResumeOptions, record: CloudRecord) -> float | None:
+    """What was said now, or else last. A job that another folder started tells nothing of it."""
+    if options.max_cost is not None:
+        return options.max_cost
+    return next((job.max_cost for job in reversed(record.jobs) if job.max_cost is not None), None)
+
+
+def _spent(cloud: CloudRun, console: Console) -> float:
+    record = cloud.record
+    return spent.by_jobs(record.namespace, record.plan_hash, record, console.status)
+
+
+def _ended(cloud: CloudRun, console: Console) -> Snapshot:
+    """One look. Of a job that ended well and left no result, with a story all the same: then there is more to do."""
+    seen = snapshot(cloud, console)
+    if seen.story is not None or _has_result(cloud, console):
+        return seen
+    story = Story(
+        code="nothing_kept",
+        message="the job ended well, and its result is neither in its bucket nor in its repository",
+        help="another job, which goes on from the newest checkpoint",
+    )
+    return dataclasses.replace(seen, story=story)
+
+
+def _has_result(cloud: CloudRun, console: Console) -> bool:
+    """Whether it is here, or can be fetched."""
+    assert cloud.run is not None  # in_folder gave it one
+    with contextlib.suppress(UsageError):
+        trained(cloud.run)
+        return True
+    with contextlib.suppress(VerificationFailed):  # a file of it is gone
+        there = in_bucket(cloud, console)
+        if there is not None and there.state == "done":
+            return True
+    return not why_not_pushed(cloud, cloud.run, console)
+
+
+def _rest(seen: Snapshot, flavor: str) -> dict[str, Any]:
+    """What is left of the run, in the form of a plan: its time as it was measured, and the timeout of a job for it."""
+    measured, from_step = seen.speed, seen.kept_step
+    before = seen.cloud.job.timeout_seconds or (seen.plan or {}).get("timeout_seconds")
+    same = flavor == seen.cloud.job.flavor
+    if measured is not None and measured.seconds_per_step is not None and same:
+        low = (measured.steps - from_step) * measured.seconds_per_step
+        timed = f"{measured.seconds_per_step:.3g} s a step measured, {measured.steps - from_step} steps to go"
+        estimate = {"low": low, "high": low * progress.MARGIN + progress.SAVING_SECONDS, "basis": timed}
+    else:
+        why = "no step was timed" if same else f"the steps were timed on {seen.cloud.job.flavor}"
+        estimate = {"low": None, "high": None, "basis": why}
+    if before is not None and seen.story is not None and seen.story.remedy == "time":
+        ran, first = seen.ran_seconds or 0.0, seen.cloud.job.number == 1
+        before = progress.longer_timeout(measured, kept_step=from_step, ran_seconds=ran, before=before, first=first)
+    return {"flavor": flavor, "timeout_seconds": before, "estimates": {"seconds": estimate}}
+
+
+def _check_flavor(seen: Snapshot, flavor: str | None) -> None:
+    """After a lack of memory the same machine would fail again; a machine that is named must exist.
+
+    Raises:
+        DecisionNeeded: another flavor must be named.
+        UsageError: there is no such flavor.
+    """
+    story, cloud = seen.story, seen.cloud
+    offered = flavors.current(live=False)[0]
+    if story is not None and story.remedy in ("gpu", "ram") and flavor is None:
+        bigger = larger(offered, cloud.job.flavor, story.remedy)
+        raise DecisionNeeded(
+            f"{story.message}; the same flavor would fail again",
+            code=story.code,
+            expected=story.help,
+            got=cloud.job.flavor,
+            hint=f"skill-train resume {cloud.word} --flavor {bigger.name}" if bigger else story.help,
+        )
+    known = {each.name: each for each in offered}
+    now = known.get(cloud.job.flavor)
+    if flavor is None or now is None:
+        return
+    same = [each.name for each in offered if each.gpus == now.gpus and bool(each.gpu) == bool(now.gpu)]
+    if flavor not in same:
+        raise UsageError(
+            f"a run planned for {now.name} cannot go on on {flavor!r}",
+            code="unknown_flavor" if flavor not in known else "another_shape",
+            expected=f"one of {', '.join(same)}: with as many GPUs as the plan",
+            got=flavor,
+            hint=f"skill-train resume {cloud.word} --flavor {now.name}",
+        )
+
+
+def _price(flavor: str) -> tuple[float | None, str]:
+    offered, source = flavors.current(live=True, kept_for=0)  # a ceiling holds for the price of now
+    return next((each.usd_per_hour for each in offered if each.name == flavor), None), source
+
+
+def _command(cloud: CloudRun, flavor: str, max_cost: float | None) -> str:
+    """This, without a timeout, with the ceiling of the last job or the one that was said now."""
+    words = ["skill-train", "resume", cloud.word]
+    words += ["--flavor", flavor] if flavor != cloud.job.flavor else []
+    words += ["--max-cost", f"{max_cost:g}"] if max_cost is not None else []
+    return " ".join(words)
+
+
+def _agreement(seen: Snapshot, budget: Budget, command: str) -> Result:
+    """What the new job is and may cost, and the command that starts it."""
+    cloud, cost = seen.cloud, budget.as_dict()
+    error = DecisionNeeded(
+        f"a new job on {budget.flavor} would go on from step {seen.kept_step}: {cost_in_words(budget)}",
+        code="confirm_cost",
+        expected="--yes",
+        got=f"{budget.flavor}, stopped after {budget.timeout_seconds} s",
+        hint=command,
+    )
+    data = {
+        "run_dir": str(cloud.run.path) if cloud.run else None,
+        "from_step": seen.kept_step,
+        "flavor": budget.flavor,
+        "timeout_seconds": budget.timeout_seconds,
+        "cost_usd": cost,
+        "why": seen.story.as_dict() if seen.story else None,
+    }
+    return Result(data, human=lambda rich: None, quiet=command, error=error)
+
+
+def _finished(cloud: CloudRun) -> Result:
+    data = {"run_dir": str(cloud.run.path) if cloud.run else None, "job_id": cloud.job.job_id, "finished": True}
+    return Result(
+        data | {"reused": True},
+        human=lambda rich: draw_line(rich, f"{cloud.name} has finished; nothing is left to do"),
+        quiet=cloud.job.job_id or "",
+        next=[f"skill-train pull {cloud.word}"],
+    )
+
+
+def _there(cloud: CloudRun, job: CloudJob, *, reused: bool, budget: Budget | None = None) -> Result:
+    """The answer of a job that runs now."""
+    data = {
+        "run_dir": str(cloud.run.path) if cloud.run else None,
+        "job_id": job.job_id,
+        "url": job.url,
+        "reused": reused,
+        "finished": False,
+        "attempt": job.number,
+        "flavor": job.flavor,
+        "timeout_seconds": job.timeout_seconds,
+        "cost_usd": budget.as_dict() if budget else None,
+    }
+    told = f"{'already there' if reused else 'started'}: job {job.job_id} on {job.flavor}, {job.url}"
+    return Result(
+        data,
+        human=lambda rich: draw_line(rich, told),
+        quiet=job.job_id or "",
+        next=[f"skill-train {command} {cloud.word}" for command in ("wait", "logs", "pull")],
+    )
+
+
+@command(
+    "resume",
+    ResumeOptions,
+    examples=(
+        "skill-train resume runs/tickets-cloud",
+        "skill-train resume runs/tickets-cloud --flavor a100-large --max-cost 5 --yes",
+    ),
+)
+@click.argument("run", type=RUN)
+@click.option("--run-dir", type=PATH, help="Folder of the run.  [default: RUN; runs/<run id> for a job's id]")
+@click.option("--flavor", help="Another machine with as many GPUs.  [default: that of the last job]")
+@click.option("--timeout", help="Such as 30m, 2h or 5400.  [default: as before; longer when that was the cause]")
+@click.option("--max-cost", type=DOLLARS, help="Dollars that all jobs of the plan together may cost at most.")
+@click.option("--yes", is_flag=True, help="Start it. Without this the cost is shown and nothing is started.")
+def resume(options: ResumeOptions, console: Console) -> Result:
+    """Go on from the newest checkpoint in a new job, after a timeout, a cancel, a crash or no credit. Same recipe.
+
+    A run on this machine goes on with `skill-train local --resume --run-dir RUN`.
+    """
+    return run(options, console)

@@ -1,0 +1,140 @@
+"""`submit`: plan for the cloud, checks, what it costs and what is uploaded, and, when that was accepted, the job."""
+
+from __future__ import annotations
+
+import click
+
+from skill_train.cloud import find_run
+from skill_train.cloud import spent as cloud_spent
+from skill_train.cloud import submit as submission
+from skill_train.cloud.budget import seconds_of
+from skill_train.cloud.order import Order, Sent
+from skill_train.commands import _submit_answer, _submit_elsewhere
+from skill_train.commands._blockers import require_no_blockers
+from skill_train.commands._frame import command
+from skill_train.commands._job_snapshot import snapshot
+from skill_train.commands._options import DEFAULT_HOURS, DOLLARS, HOURS, PATH, flavor_option, recipe_options
+from skill_train.commands._shell import quoted
+from skill_train.commands._submit_checks import account_of, budget_of, check
+from skill_train.commands._submit_options import SubmitOptions
+from skill_train.commands._submit_plan import cloud_plan, order_elsewhere, order_of, run_dir_of, stored_flavor
+from skill_train.commands._submit_rehearsal import rehearsed
+from skill_train.core.console import Console, Result
+from skill_train.core.errors import AccessError, DecisionNeeded
+from skill_train.hub.jobs import LIVE
+from skill_train.run import cloud_record
+from skill_train.run.folder import RunDir, require_unused
+
+
+def run(options: SubmitOptions, console: Console) -> Result:
+    """Ends with the job, with the one that is there already, or with the decision that is needed."""
+    timeout = None if options.timeout is None else seconds_of(options.timeout)
+    options = _submit_elsewhere.with_backend(options)
+    made = cloud_plan(console, options)
+    require_no_blockers(made)
+    if options.rehearse:
+        return rehearsed(console, options, made)
+    run = RunDir(run_dir_of(options, made))
+    if not run.plan.is_file() and not cloud_record.record_path(run).is_file():
+        require_unused(run)
+    if options.backend != "hf_jobs":
+        return _submit_elsewhere.write_elsewhere(console, options, order_elsewhere(options, made), run.path)
+    try:
+        account = account_of(options)
+    except AccessError as error:
+        priced = budget_of(options, made, stored_flavor(made["flavor"]), timeout)  # too much is too much, whoever pays
+        return _submit_answer.not_allowed(priced, error)
+    order = order_of(options, made, account)
+    if options.force_new:
+        submission.require_new(run, order.plan_hash)
+    if not options.dry_run:
+        known = submission.existing(run, order, console.status, force_new=options.force_new)
+        if known is not None:
+            return _sent(console, options, run, known, order, timeout)
+    checked = check(console, options, order, account, timeout)
+    if options.dry_run:
+        return _submit_answer.dry_run(run, checked)
+    if not options.yes:
+        return _submit_answer.decision(options, checked)
+    sent = submission.submit(run, checked.order, console.status, force_new=options.force_new)
+    return _sent(console, options, run, sent, checked.order, timeout)
+
+
+def _sent(
+    console: Console, options: SubmitOptions, run: RunDir, sent: Sent, order: Order, timeout: int | None
+) -> Result:
+    """The job. One that was there is only the answer where it is, or did, what was asked for.
+
+    Raises:
+        DecisionNeeded: it may cost more than was allowed.
+    """
+    if sent.reused and sent.stage in (None, *LIVE):
+        spent = 0.0 if options.max_cost is None else _spent_before(console, order, sent)
+        _submit_answer.require_as_asked(console, run, sent, max_cost=options.max_cost, spent=spent, timeout=timeout)
+    found = _submit_answer.result(console, run, sent, order)
+    if sent.stage in (None, "COMPLETED", *LIVE):
+        return found
+    story = snapshot(find_run.find(str(run.path), console.status), console).story
+    ways = [command for command in story.next if command.startswith("skill-train ")] if story else []
+    found.next = ways or [f"skill-train resume {quoted(run.path)}"]
+    found.error = DecisionNeeded(
+        f"the job of {run.path} has ended, and no other was started: {story.message if story else sent.stage}",
+        code="job_ended",
+        expected=story.help if story else "a job that runs, or has done its work",
+        got=str(sent.stage),
+        hint=found.next[0],
+    )
+    return found
+
+
+def _spent_before(console: Console, order: Order, sent: Sent) -> float:
+    """Dollars of the jobs of this plan before the one that is there."""
+    record, last = sent.record, sent.record.last_begun
+    but = last.job_id if last is not None else None
+    return cloud_spent.by_jobs(record.namespace, order.plan_hash, record, console.status, but=but)
+
+
+@command(
+    "submit",
+    SubmitOptions,
+    examples=(
+        "skill-train submit runs/first --max-cost 5",
+        "skill-train submit recipe.yaml --flavor a10g-large --timeout 2h --yes",
+    ),
+)
+@click.argument("source", metavar="[RECIPE|PLAN|RUN]", type=PATH, required=False)
+@recipe_options
+@flavor_option
+@click.option("--timeout", help="The job is stopped after it: 90m, 2h, or seconds.  [default: above the estimate]")
+@click.option(
+    "--max-cost",
+    type=DOLLARS,
+    help="Dollars that all jobs of the plan together may never exceed.  [default: none; --yes takes what is shown]",
+)
+@click.option(
+    "--max-hours",
+    type=HOURS,
+    default=DEFAULT_HOURS,
+    show_default=True,
+    help="Longest run, in hours, for the choice of the flavor.",
+)
+@click.option("--namespace", help="User or organisation that runs and pays the job.  [default: you]")
+@click.option("--hub-model-id", help="Repository for the result.  [default: NAMESPACE/<model>-<data>-<recipe hash>]")
+@click.option("--data-repo", help="Private dataset repository for local data.  [default: the bucket of the jobs]")
+@click.option("--run-dir", type=PATH, help="Folder of the run.  [default: runs/<data>-<recipe hash>-cloud]")
+@click.option("--dry-run", is_flag=True, help="Check, and print the job as it would be sent; send nothing.")
+@click.option("--rehearse", is_flag=True, help="Run two steps of the job here, in a throwaway folder; send nothing.")
+@click.option("--force-new", is_flag=True, help="Start another job although one of this plan runs.")
+@click.option(
+    "--backend",
+    type=click.Choice(("hf_jobs", "skypilot", "colab")),
+    default="hf_jobs",
+    show_default=True,
+    help="Whose machines: a job of Hugging Face, a SkyPilot task for other clouds, a notebook for Google Colab.",
+)
+@click.option("--nodes", type=click.IntRange(1, 1000), default=1, show_default=True, help="Machines; only skypilot.")
+@click.option("--infra", help="Places to look for machines, with commas; only skypilot.  [default: all that can]")
+@click.option("--yes", is_flag=True, help="Take the cost that was shown, and start.")
+def submit(options: SubmitOptions, console: Console) -> Result:
+    """Run a recipe, a plan or a local run as a job of Hugging Face; without --yes show cost and uploads only."""
+    return run(options, console)

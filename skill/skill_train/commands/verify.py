@@ -1,0 +1,191 @@
+"""`verify`: the proof that each GGUF file is the model that was trained."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from skill_train.commands._base_model import base_folder, base_of
+from skill_train.commands._drawing import STYLE, add_row, draw_text, figure, folding_table
+from skill_train.commands._frame import command
+from skill_train.commands._options import MOST_COUNTED, PATH, require_only_run
+from skill_train.commands._shell import quoted
+from skill_train.core.console import Console, Result
+from skill_train.core.errors import UsageError, VerificationFailed
+from skill_train.gguf.export_files import recorded, unread
+from skill_train.run.begun import trained
+from skill_train.run.folder import RunDir, open_run
+from skill_train.run.lock import locked
+
+
+@dataclass(frozen=True)
+class VerifyOptions:
+    run: Path | None = None
+    reference: str | None = None
+    base: str | None = None
+    gguf: tuple[Path, ...] = ()
+    tokens: int | None = None
+    out: Path | None = None
+
+
+def run(options: VerifyOptions, console: Console) -> Result:
+    """Judges the files of a run, or those that are named beside a reference."""
+    if options.run is not None:
+        others = {"--reference": options.reference, "--base": options.base, "--gguf": options.gguf}
+        require_only_run("verify", others)
+        return verify_run(console, open_run(options.run), options.tokens, options.out)
+    if options.reference is None or not options.gguf:
+        raise UsageError(
+            "verify needs a run, or a reference and at least one GGUF file",
+            code="bad_usage",
+            expected="skill-train verify RUN, or --reference and --gguf",
+            hint="skill-train verify --help",
+        )
+    return _verify(
+        console,
+        reference=base_folder(options.reference),
+        adapter=None,
+        base=base_folder(options.base) if options.base else None,
+        ggufs=list(options.gguf),
+        rows=[],
+        held_out=[],
+        record=options.out or options.gguf[0].parent / "verify.json",
+        tokens=options.tokens,
+        following=[],
+    )
+
+
+def verify_run(console: Console, run: RunDir, tokens: int | None, out: Path | None = None) -> Result:
+    """Judges every GGUF file of a run against base + adapter, or against the whole model that was trained."""
+    with locked(run, "verify"):
+        return _verify_locked(console, run, tokens, out)
+
+
+def _verify_locked(console: Console, run: RunDir, tokens: int | None, out: Path | None) -> Result:
+    from skill_train.reference.load import read_rows
+
+    trained(run)
+    if not run.exported:
+        raise UsageError(
+            f"{run.path} has no GGUF file yet",
+            code="not_exported",
+            expected="files in gguf/",
+            hint=f"skill-train export-gguf {quoted(run.path)}",
+        )
+    gone = [str(path) for path in recorded(run) if not path.is_file()]
+    if gone:
+        console.warn("missing_file", f"exported and not there any more, so not verified: {', '.join(gone)}")
+    base = base_of(run)
+    steps = ["evaluate", "report"] if run.held_out.is_file() else ["report"]
+    return _verify(
+        console,
+        following=[f"skill-train {step} {quoted(run.path)}" for step in steps],
+        reference=run.merged if run.is_full else base,
+        adapter=None if run.is_full else run.adapter,
+        base=base,
+        ggufs=run.exported,
+        unread=unread(run),
+        rows=read_rows(run.samples),
+        held_out=read_rows(run.held_out),
+        record=out or run.record("verify"),
+        tokens=tokens,
+    )
+
+
+def _verify(console: Console, *, following: list[str], **arguments: Any) -> Result:
+    from skill_train.verify.step import verify
+
+    proof: Path = arguments["record"]
+    if proof.is_dir():
+        hint = f"--out {quoted(proof / 'verify.json')}"
+        raise UsageError(f"{proof} is a folder", code="bad_out", expected="a file for the proof", hint=hint)
+    with console.progress("verifying") as progress:
+        record = verify(**arguments, progress=progress, warn=console.warn)
+    order = {"fail": 0, "warn": 1, "pass": 2}
+    checks = sorted(record["checks"], key=lambda check: order[check["verdict"]])
+    data = {
+        "verdict": record["verdict"],
+        "checks": [_short(check) for check in checks],
+        "not_checked": record["not_checked"],
+        "samples": record["samples"],
+        "proof": str(arguments["record"]),
+        "reused": record.get("reused", False),
+    }
+    failed = [check for check in checks if check["verdict"] == "fail"]
+    for check in checks:
+        if check["verdict"] == "warn":
+            console.warn("verdict_warn", f"{check['file']}: {check['name']}: {check['detail']}")
+    if arguments["base"] is None:
+        console.warn("no_base", "without --base a small tuning that was left out of a coarse type may go unseen")
+    return Result(
+        data,
+        human=lambda rich: _draw(rich, record),
+        quiet=record["verdict"],
+        next=[] if failed else following,
+        error=_not_proven(failed, arguments["record"]) if failed else None,
+    )
+
+
+def _short(check: dict[str, Any]) -> dict[str, Any]:
+    """A check in a line: the proof on disk has the further figures, and the words of those that pass."""
+    return {k: v for k, v in check.items() if k != "figures" and (k != "detail" or check["verdict"] != "pass")}
+
+
+def _not_proven(failed: list[dict[str, Any]], record: Path) -> VerificationFailed:
+    names = list(dict.fromkeys(f"{check['name']} ({check['file']})" for check in failed))
+    return VerificationFailed(
+        f"verification failed: {', '.join(names[:12])}",
+        code="verification_failed",
+        expected="every check to pass",
+        got=str(failed[0].get("detail") or failed[0]["figure"])[:600],
+        hint=f"read {quoted(record)}",
+    )
+
+
+# --- The drawing ---
+
+
+def _draw(rich: Any, record: dict[str, Any]) -> None:
+    table = folding_table("file", "check", "verdict", "figure", "threshold", title=f"proof: {record['verdict']}")
+    for check in record["checks"]:
+        cells = (
+            str(check["file"]),
+            check["name"],
+            check["verdict"],
+            figure(check["figure"]),
+            figure(check["threshold"]),
+        )
+        add_row(table, *cells, style=STYLE[check["verdict"]])
+    rich.print(table)
+    for check in record["checks"]:
+        if check["verdict"] != "pass":
+            draw_text(rich, f"{check['file']} {check['name']}: {check['detail']}")
+
+
+# --- The command ---
+
+
+@command(
+    "verify",
+    VerifyOptions,
+    examples=(
+        "skill-train verify runs/first",
+        "skill-train verify --reference merged-model-folder --gguf model-q4_k_m.gguf",
+    ),
+)
+@click.argument("run", type=PATH, required=False)
+@click.option("--reference", help="Model that the files must equal: folder or Hub id. Without RUN.")
+@click.option("--base", help="Model before the fine-tune, to show which of both the file is. Without RUN.")
+@click.option("--gguf", type=PATH, multiple=True, help="File to check; repeat for more. Without RUN.")
+@click.option(
+    "--tokens",
+    type=click.IntRange(16, MOST_COUNTED),
+    help="Tokens to compare, at most.  [default: 2048; 256 above 250M weights]",
+)
+@click.option("--out", type=PATH, help="File for the proof.  [default: RUN/verify.json, or beside the first GGUF]")
+def verify(options: VerifyOptions, console: Console) -> Result:
+    """Check each GGUF against the model that was trained: file, tokens, template, logits, answers."""
+    return run(options, console)

@@ -1,0 +1,78 @@
+"""`wait`: until a job has ended, or for so long."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from dataclasses import dataclass
+
+import click
+
+from skill_train.cloud import find_run
+from skill_train.commands._frame import command
+from skill_train.commands._job_end import until_end
+from skill_train.commands._job_snapshot import Snapshot, job_of, snapshot
+from skill_train.commands._options import MOST_HOURS, RUN, Number
+from skill_train.commands._status_view import draw_status
+from skill_train.core import waiting
+from skill_train.core.console import Console, Result
+from skill_train.core.errors import SkillTrainError, Temporary, from_exit_code
+
+_LAST_LOOK_SECONDS = 5.0  # after the time of `wait`, for what the job is doing then
+
+
+@dataclass(frozen=True)
+class WaitOptions:
+    run: str
+    timeout: float | None = None
+
+
+def run(options: WaitOptions, console: Console) -> Result:
+    """Until the job has ended, or the time is over: then whatever the Hub has not told by now is left out."""
+    timeout = options.timeout
+    end = math.inf if timeout is None else time.monotonic() + timeout
+    with waiting.until(end + _LAST_LOOK_SECONDS):
+        cloud = find_run.find(options.run, console.status)
+        if cloud.now is not None and cloud.now.live:
+            seconds = None if timeout is None else max(end - time.monotonic(), 0.0)
+            cloud = find_run.noted(dataclasses.replace(cloud, now=until_end(cloud, console, seconds)))
+        seen = snapshot(cloud, console, in_time=timeout is not None and job_of(cloud).live)
+    data = seen.data()
+    return Result(
+        data,
+        human=lambda rich: draw_status(rich, data),
+        quiet=seen.now.stage,
+        next=list(seen.next()),
+        error=_not_well(seen, timeout),
+    )
+
+
+def _not_well(seen: Snapshot, timeout: float | None) -> SkillTrainError | None:
+    """The error that `wait` ends with."""
+    hint, waited = f"skill-train wait {seen.cloud.word}", f"after {timeout or 0:g} seconds of waiting"
+    if seen.now.stage == "SCHEDULING":
+        message = f"the job has no machine yet {waited}"
+        return Temporary(message, code="not_started", expected="RUNNING", got=seen.now.stage, hint=hint)
+    if seen.now.live:
+        message = f"the job still runs {waited}; it goes on"
+        return Temporary(message, code="still_running", expected="COMPLETED", got=seen.now.stage, hint=hint)
+    if seen.story is None:
+        return None
+    story = seen.story
+    told = {"code": story.code, "message": story.message, "expected": story.help, "got": story.got}
+    return from_exit_code(story.exit_code, told | {"hint": story.next[0] if story.next else ""})
+
+
+@command(
+    "wait",
+    WaitOptions,
+    examples=("skill-train wait runs/tickets-cloud", "skill-train wait runs/tickets-cloud --timeout 3600"),
+)
+@click.argument("run", type=RUN)
+@click.option(
+    "--timeout", type=Number(0, MOST_HOURS * 3600), help="Seconds to wait; the job goes on.  [default: no limit]"
+)
+def wait(options: WaitOptions, console: Console) -> Result:
+    """Wait until a job has ended; exit 0 when it COMPLETED, else the reason. An outage of the Hub is waited out."""
+    return run(options, console)
