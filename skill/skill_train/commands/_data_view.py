@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from skill_train.commands._drawing import draw_text, rich_table
+from skill_train.commands._drawing import add_row, draw_text, rich_table
 from skill_train.core.console import clean
 
 
@@ -16,7 +16,7 @@ def draw_data(rich: Any, data: dict[str, Any]) -> None:
     colours = {"ready": "green", "needs_mapping": "yellow", "impossible": "red"}
     for name, verdict in data["methods"].items():
         cells = (name, verdict["verdict"], verdict["because"], "\n".join(verdict["recipe"]))
-        verdicts.add_row(*(clean(cell) for cell in cells), style=colours[verdict["verdict"]])
+        add_row(verdicts, *cells, style=colours[verdict["verdict"]])
     rich.print(verdicts)
     draw_text(rich, data["note"])
     _draw_problems(rich, data)

@@ -11,7 +11,6 @@ import click
 
 from skill_train.core.console import Console, Format, Result
 from skill_train.core.errors import EXIT_CODES, nearest
-from skill_train.core.files import left_alone
 
 FORMATS = ("auto", "human", "json", "quiet")
 _EXIT_CODES_HELP = "\b\nExit codes:\n" + "\n".join(f"  {code}  {meaning}" for code, meaning in EXIT_CODES.items())
@@ -50,6 +49,8 @@ def command(
     def wrap(function: Callable[[Options, Console], Result]) -> click.Command:
         @functools.wraps(function)
         def run(format_: str, **parameters: Any) -> int:
+            from skill_train.core.files import left_alone  # which the help page need not load
+
             console = Console(cast(Format, format_), name)
             try:
                 result = function(options_class(**parameters), console)

@@ -40,12 +40,12 @@ def plan_from_metadata(console: Console, recipe: Recipe, choices: Choices) -> di
     choices = with_precision(choices, pure_bf16=recipe.pure_bf16)
     on_hub = not Path(recipe.model).is_dir()
     if on_hub:
-        from skill_train.hub import models as hub
+        from skill_train.hub import models
 
-        hub.check_id(recipe.model)
+        models.check_id(recipe.model)
         console.status(f"asking the Hub about {recipe.model}")
-        about = hub.model_facts(recipe.model, recipe.revision)
-        about = _with_layers(recipe, about, lambda: hub.tensor_shapes(recipe.model, about.revision))
+        about = models.model_facts(recipe.model, recipe.revision)
+        about = _with_layers(recipe, about, lambda: models.tensor_shapes(recipe.model, about.revision))
     else:
         about = read_model(Path(recipe.model), weights_needed=False)
         about = _with_layers(recipe, about, lambda: tensor_shapes(Path(recipe.model)))
@@ -64,11 +64,11 @@ def plan_from_metadata(console: Console, recipe: Recipe, choices: Choices) -> di
 
 def plan_with_files(console: Console, recipe: Recipe, choices: Choices) -> dict[str, Any]:
     """The plan for this machine, with the model's files at hand; bf16 is timed where that could change the plan."""
-    from skill_train.hub import models as hub
+    from skill_train.hub import models
     from skill_train.train import local
 
     choices = with_precision(choices, pure_bf16=recipe.pure_bf16)
-    folder, commit = hub.model_folder(recipe.model, recipe.revision)
+    folder, commit = models.model_folder(recipe.model, recipe.revision)
     about = read_model(folder)
     about = _with_vocabulary(_with_layers(recipe, about, lambda: tensor_shapes(folder)), folder)
     if commit is not None:  # of a model on the Hub the revision says which it is, as in a plan made without its files
@@ -139,10 +139,10 @@ def dataset_facts(console: Console, recipe: Recipe, about: ModelFacts) -> Datase
             console.warn("pictures", media)
         first: Sequence[dict[str, Any]] = scan.first_rows_of(recipe)
     else:
-        from skill_train.hub import datasets as hub_dataset
+        from skill_train.hub import datasets
 
         console.status(f"asking the Hub about {recipe.data}")
-        looked = hub_dataset.look(recipe, scan.first_format)
+        looked = datasets.look(recipe, scan.first_format)
         found, first = scan.with_text_of(looked.facts, recipe, looked.first), looked.first
     if not recipe.columns and (unread := scan.unread_text(first, found.columns)):
         console.warn("unread_text", scan.unread_text_told(unread, found.columns))

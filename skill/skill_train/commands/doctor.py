@@ -20,8 +20,8 @@ from skill_train.commands._frame import command
 from skill_train.core.console import Console, Result
 from skill_train.core.errors import DecisionNeeded, NotInstalled, SkillTrainError, UsageError
 from skill_train.hub.account import Account
-from skill_train.machine import read as machine
 from skill_train.machine.probe import this_machine
+from skill_train.machine.read import cache_dir, read_machine
 
 _TORCH_SECONDS = 60.0  # loading torch takes 2 to 20 s, more from a network disk
 
@@ -69,10 +69,10 @@ def _group(group: str) -> list[Package]:
 def _checks(found: dict[str, list[Package]]) -> tuple[list[Check], Account]:
     """All checks, in the order of the chain; what has to wait (torch, the Hub) runs beside the others."""
     from skill_train.hub import account as hub_account
-    from skill_train.llama import get_converter as toolchain
+    from skill_train.llama import get_converter
 
     probe = this_machine()
-    facts = machine.read_machine(probe)
+    facts = read_machine(probe)
     has_torch = _has(found, "train", "torch")
     with ThreadPoolExecutor(2) as beside:
         torch = beside.submit(_ask_torch, facts.device) if has_torch else None
@@ -82,8 +82,8 @@ def _checks(found: dict[str, list[Package]]) -> tuple[list[Check], Account]:
             *(checks.packages(group, some) for group, some in found.items() if some),
             checks.together([package for some in found.values() for package in some], _doctor_packages.known_sets()),
         ]
-        done += [checks.accelerator(facts), checks.memory(facts), checks.disk(facts), checks.cache(machine.cache_dir())]
-        done.append(checks.converter(toolchain.find, gguf_ready=_has(found, "gguf", "llama-cpp-python")))
+        done += [checks.accelerator(facts), checks.memory(facts), checks.disk(facts), checks.cache(cache_dir())]
+        done.append(checks.converter(get_converter.find, gguf_ready=_has(found, "gguf", "llama-cpp-python")))
         if not _has(found, "gguf", "llama-cpp-python"):
             done.append(checks.compiler(probe.has, probe.system))
         done.append(checks.agents(Path.home(), Path.cwd()))

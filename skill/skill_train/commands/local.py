@@ -191,12 +191,12 @@ def plan_of(console: Console, recipe: Path) -> dict[str, Any]:
 
 def train_run(console: Console, run: RunDir, plan: dict[str, Any], *, resume: bool) -> dict[str, Any]:
     """Trains a plan in its run directory, showing why each value is what it is."""
-    from skill_train.train import local as trainer
+    from skill_train.train.local import train
 
     for reason in plan["reasons"]:
         console.status(f"{reason['rule']}: {reason['value']} ({reason['because']})")
     with console.progress("training") as progress:
-        record = trainer.train(run, plan, resume=resume, progress=progress, say=console.status)
+        record = train(run, plan, resume=resume, progress=progress, say=console.status)
     for note in record["data"]["notes"]:
         console.warn("template", note)
     if not record.get("reused"):

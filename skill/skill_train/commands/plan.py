@@ -96,14 +96,14 @@ def _of_run(folder: Path, options: PlanOptions) -> Result:
         option = f"--{next(iter(others)).replace('_', '-')}"
         raise UsageError(f"{folder} is a run, whose plan is made; it takes no {option}", code="bad_usage", hint=hint)
     plan = read_json(run.plan)
-    data = summary(plan) | {"plan": str(run.plan)}
+    data = _summary(plan) | {"plan": str(run.plan)}
     if run.record("train").is_file():
         data["actual"] = measured_beside_estimates(plan, read_json(run.record("train")))
     return Result(data, human=lambda rich: _draw(rich, data), quiet=plan["where"])
 
 
 def _result(plan: dict[str, Any], options: PlanOptions) -> Result:
-    data = summary(plan) | {"plan": str(options.out) if options.out else None}
+    data = _summary(plan) | {"plan": str(options.out) if options.out else None}
     error = blocked(plan) if plan["blockers"] else None
     return Result(
         data,
@@ -162,26 +162,26 @@ def _next(plan: dict[str, Any], options: PlanOptions) -> list[str]:
     return [" ".join([command, *([quoted(options.recipe)] if options.recipe else []), *shown])]
 
 
-def summary(made: dict[str, Any]) -> dict[str, Any]:
+def _summary(plan: dict[str, Any]) -> dict[str, Any]:
     """What a reader of a plan wants to know, short enough for one answer. How the processes of a plan with several are
     started has ten reasons of its own; they stand in the plan."""
-    estimates = made["estimates"]
+    estimates = plan["estimates"]
     keys = ("memory_bytes", "memory_parts", "usable_bytes", "seconds", "seconds_parts", "cost_usd")
     later = ("merge_bytes", "convert_bytes", "verify_bytes", "disk_bytes", "adapter_parameters", "files", "flavors")
     return {
-        "where": made["where"],
-        "flavor": made["flavor"],
-        "timeout_seconds": made["timeout_seconds"],
-        "blockers": made["blockers"],
-        "parameters": made["facts"]["model"]["parameters"],
-        "recipe_hash": made["recipe_hash"],
+        "where": plan["where"],
+        "flavor": plan["flavor"],
+        "timeout_seconds": plan["timeout_seconds"],
+        "blockers": plan["blockers"],
+        "parameters": plan["facts"]["model"]["parameters"],
+        "recipe_hash": plan["recipe_hash"],
         **{key: estimates[key] for key in keys},
-        "reasons": [reason for reason in made["reasons"] if reason not in made["launch"]["reasons"]],
-        "placement": made["placement"],
-        "launch": made["launch"]["arguments"],
+        "reasons": [reason for reason in plan["reasons"] if reason not in plan["launch"]["reasons"]],
+        "placement": plan["placement"],
+        "launch": plan["launch"]["arguments"],
         **{key: estimates[key] for key in later},
         "prices": estimates.get("prices"),  # older plans do not say whose they are
-        "tokens": made["facts"]["dataset"]["tokens"],
+        "tokens": plan["facts"]["dataset"]["tokens"],
     }
 
 

@@ -69,7 +69,7 @@ def run(options: PullOptions, console: Console) -> Result:
 
 def _fetched(cloud: CloudRun, here: RunDir, console: Console) -> dict[str, Any]:
     """`pull.json`. A run that has ended may have its result in the repository only: its bucket took no more, say."""
-    from skill_train.cloud import pull as step
+    from skill_train.cloud import pull
 
     try:
         there, missing = in_bucket(cloud, console), None
@@ -88,26 +88,26 @@ def _fetched(cloud: CloudRun, here: RunDir, console: Console) -> dict[str, Any]:
     if not why:
         return _from_repository(cloud, here)
     if there is None:
-        raise missing or step.nothing_kept(here.path, why)
+        raise missing or pull.nothing_kept(here.path, why)
     console.status(why)
     return _from_bucket(console, here, there)
 
 
 def _from_bucket(console: Console, here: RunDir, there: Kept) -> dict[str, Any]:
-    from skill_train.cloud import pull as step
+    from skill_train.cloud import pull
 
     with console.progress("fetching") as progress:
-        return step.from_bucket(here, there, progress=progress, say=console.status)
+        return pull.from_bucket(here, there, progress=progress, say=console.status)
 
 
 def _from_repository(cloud: CloudRun, here: RunDir) -> dict[str, Any]:
-    from skill_train.cloud import pull as step
+    from skill_train.cloud import pull
     from skill_train.hub import models
 
     repository = cloud.record.hub_model_id
-    pushed = step.in_repository(read_json(models.model_file(repository, "train.json")))
+    pushed = pull.in_repository(read_json(models.model_file(repository, "train.json")))
     folder, commit = models.model_folder(repository, None, files=tuple(pushed.values()))
-    return step.from_repository(here, repository, folder, commit)
+    return pull.from_repository(here, repository, folder, commit)
 
 
 def _draw(rich: Any, data: dict[str, Any]) -> None:
