@@ -16,8 +16,8 @@ help:
 	@echo "make demo   train, merge, export and verify a small model, offline, and print the table"
 	@echo "make test   all tests that need no network"
 	@echo "make torture  kills, faults and hostile input: seeded, bounded, with their counts; SKILL_TRAIN_SEED=n for others"
-	@echo "make lint   formatting, rules, types, generated documentation"
-	@echo "make fix    what lint can repair itself    make docs   write the generated documentation"
+	@echo "make lint   formatting, rules, types, generated files"
+	@echo "make fix    what lint can repair itself    make docs   write the generated documentation and scripts/train.py"
 	@echo "make evals  prepare the sandboxes of evals/ and grade what agents left in them"
 	@echo "make audit  known vulnerabilities of the locked versions    make versions   tests on the lowest allowed versions"
 	@echo "make bench  measure against the peers (under 30 minutes without a GPU), each target met or not"
@@ -45,6 +45,7 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/python scripts/build_train.py --check
 	$(BIN)/python scripts/make_docs.py --check
 	$(BIN)/python scripts/build_plugin.py --check
 
@@ -53,6 +54,7 @@ fix: $(STAMP)
 	$(BIN)/ruff format .
 
 docs: $(STAMP)
+	$(BIN)/python scripts/build_train.py
 	$(BIN)/python scripts/make_docs.py
 	$(BIN)/python scripts/build_plugin.py
 

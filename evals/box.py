@@ -25,6 +25,7 @@ import skill_train
 from skill_train.core import resources
 from skill_train.llama import get_converter as toolchain
 from skill_train.machine import read as machine
+from skill_train.program.rows import iter_parquet
 
 PACKAGE_ROOT = Path(skill_train.__file__).resolve().parents[1]
 DEMO = resources.demo()
@@ -149,7 +150,7 @@ def make(root: Path, prompt: str, *, with_skill: bool) -> Box:
 
 def demo_rows() -> list[Any]:
     """The rows of the demo's dataset."""
-    return [row for _, row in resources.train_module().iter_parquet(DEMO / "data.parquet")]
+    return [row for _, row in iter_parquet(DEMO / "data.parquet")]
 
 
 def write_rows(path: Path, rows: Iterable[dict[str, Any]]) -> None:

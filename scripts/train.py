@@ -1,3 +1,5 @@
+# Written by scripts/build_train.py (`make docs`) from skill/skill_train/program/: change the parts.
+
 # /// script
 # requires-python = ">=3.11,<3.14"
 # dependencies = [
@@ -75,106 +77,15 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-PLAN_SCHEMA = "skill-train/plan/1"
-
-# Every field the program reads, with its JSON type. `skill_train.recipe.fields` holds the meaning and the defaults.
-RECIPE_FIELDS: dict[str, tuple[type, ...]] = {
-    "model": (str,),
-    "revision": (str, type(None)),
-    "data": (str,),
-    "data_revision": (str, type(None)),
-    "data_config": (str, type(None)),
-    "split": (str,),
-    "format": (str,),
-    "columns": (dict,),
-    "loss_on": (str,),
-    "method": (str,),
-    "finetuning_type": (str,),
-    "pure_bf16": (bool,),
-    "max_length": (int,),
-    "max_steps": (int,),
-    "effective_batch_size": (int,),
-    "learning_rate": (float, int),
-    "lr_scheduler_type": (str,),
-    "warmup_steps": (int,),
-    "weight_decay": (float, int),
-    "adam_beta1": (float, int),
-    "adam_beta2": (float, int),
-    "adam_epsilon": (float, int),
-    "max_grad_norm": (float, int),
-    "optim": (str,),
-    "lora_r": (int,),
-    "lora_alpha": (float, int),
-    "lora_dropout": (float, int),
-    "target_modules": (list,),
-    "modules_to_save": (list, type(None)),
-    "use_rslora": (bool,),
-    "use_dora": (bool,),
-    "load_in_4bit": (bool,),
-    "held_out_fraction": (float, int),
-    "skip_untrained_rows": (bool,),
-    "seed": (int,),
-}
-PLACEMENT_FIELDS: dict[str, tuple[type, ...]] = {
-    "backend": (str,),
-    "device": (str,),
-    "dtype": (str,),
-    "attn_implementation": (str,),
-    "per_device_train_batch_size": (int,),
-    "gradient_accumulation_steps": (int,),
-    "num_processes": (int,),
-    "strategy": (str,),
-    "offload": (bool,),
-    "gradient_checkpointing": (bool,),
-    "threads": (int, type(None)),
-    "save_steps": (int,),
-    "save_total_limit": (int,),
-    "report_to": (str,),
-}
-
-IGNORED = -100  # the label of a token that is read and not trained
-SAMPLE_ROWS = 32  # rows kept in samples.jsonl
-HELD_OUT_ROWS = 200  # rows held out at most
-SPLIT = "held_out.json"  # in a checkpoint: the numbers of the rows that never train
-FIXED_ROWS = 8  # training rows whose loss is measured before and after
-ANSWER_TOKENS = 48
-RELOAD_TOKENS = 64  # enough to see a wrong adapter; the logits of a long row would need more memory than training
-# Elements. The whole head is read for each lot of logits, so a lot is large: 105 tokens of Qwen2.5's 151,936 words take
-# half the time of 4 lots of 26 in bf16, two thirds in fp32. The softmax of a lot is made in parts that stay in cache.
-LOGITS_AT_ONCE = 16_000_000
-SOFTMAX_AT_ONCE = 1_000_000
-STRATEGIES = ("single", "ddp", "fsdp")
-TUNED = {"lora": "adapter", "full": "merged"}  # the folder of what was trained
-SETS_OF_NAMES = ("target_modules", "exclude_modules")  # in adapter_config.json
-# Of a base's files: weights in any format, pickles, code, and rows of data.
-LEFT_OUT = """
-    .safetensors .bin .pt .pth .ckpt .pkl .pickle .h5 .msgpack .onnx .onnx_data .gguf .ggml .npz .ot .tflite .mlmodel
-    .nemo .py .pyc .so .sh .exe .jsonl .ndjson .csv .tsv .parquet .arrow .log
-"""
-CELL_CHARACTERS = 10_000_000  # of a table; Python's own limit is 131,072. A quote that nobody closes ends here
-LINE_BYTES = 50_000_000  # of a line of a dataset: a row of a million tokens takes 15 MB
-DOCUMENT_BYTES = 2_000_000_000  # of a dataset in .json, which is read whole and takes several times as much memory
-# What to do, in hints.
-ROWS_IN_LINES = "write the rows to a .jsonl file, one object a line, and give that"
-MEND = "mend or remove it; no row is ever dropped silently"
-PART_OF_FILE = "use train, or a part of it such as train[:500]"
-SAVE_AGAIN = "save the dataset again with Dataset.save_to_disk, or write the rows to a .jsonl file"
-OTHER_WORK = ("plan.json", "adapter_config.json", "trainer_state.json")  # in the folder of a run, adapter, checkpoint
-# For a chat template, of which a published one takes less than a millisecond a conversation: at most for one, for all
-# together, and what each conversation and each of its characters adds to that.
-TEMPLATE_SECONDS, SECONDS_A_RENDERING, SECONDS_A_CHARACTER = 10.0, 0.003, 2e-6
-NETWORK = ("httpx2", "httpcore2", "httpx", "httpcore", "hf_xet")
-LAST_BYTES = 4 << 20  # of a limited address space: what came so near to the limit has met it
-WITHOUT_TEMPLATE = (
-    "the rows are trained as they stand, without the model's chat template: asked through a chat, the model sees "
-    "another prompt than it was trained on"
-)
-MEASURING, TRAINS = "measuring the model before training", "training"  # the stages with a batch in memory
-SMALLER = "smaller_layout"  # the rule of a reason in a plan whose first layout met the end of the memory
-MARK = "skill train mark 7f3a"  # stands in for an answer to find where a template puts it
+# --- events ----------------------------------------------------------------------------------------------------------
+# What the program tells and writes: refusals with their exit codes, events, whole files.
 
 EXIT_USAGE, EXIT_DOES_NOT_FIT, EXIT_FAILED, EXIT_NOT_INSTALLED = 2, 3, 5, 7
 EXIT_NO_ACCESS, EXIT_TEMPORARY = 4, 8
+NETWORK = ("httpx2", "httpcore2", "httpx", "httpcore", "hf_xet")
+LAST_BYTES = 4 << 20  # of a limited address space: what came so near to the limit has met it
+# What a job starts, and environment.json names: the joined program, or main.py where the parts are a package.
+PROGRAM = Path(__file__).with_name("main.py") if __package__ else Path(__file__)
 
 
 class Refused(Exception):
@@ -188,43 +99,6 @@ class Refused(Exception):
         self.error = {"code": code, "message": message, "expected": expected, "got": got, "hint": hint}
 
 
-def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])  # none with PYTHONOPTIMIZE=2
-    parser.add_argument("plan", type=Path)
-    parser.add_argument("--resume", action="store_true", help="go on from the newest complete checkpoint")
-    parser.add_argument("--probe", action="store_true", help="time fp32 and bf16 on this processor and stop")
-    parser.add_argument("--data", type=Path, help="where the plan's data lies here")
-    parser.add_argument("--attended", action="store_true", help="end at a checkpoint when standard input closes")
-    parser.add_argument("--job", action="store_true", help="as a cloud job: keep what it makes in the plan's folder")
-    parser.add_argument("--rehearse", action="store_true", help="with --job: write nothing to the Hub")
-    arguments = parser.parse_args(argv)
-    if arguments.rehearse and not arguments.job:
-        parser.error("--rehearse goes with --job")
-    if arguments.job:
-        return run_job(arguments.plan, arguments.data, rehearse=arguments.rehearse)
-    folder = arguments.plan.resolve().parent
-    if is_main_process() and not arguments.probe:  # now: what another process writes later is this run's
-        with suppress(OSError):
-            (folder / "train.failed.json").unlink(missing_ok=True)
-    try:
-        plan = load_plan(arguments.plan)
-        if not arguments.probe:
-            check_processes(plan["placement"])
-        prepare_environment(plan["placement"])
-        with explained_errors():
-            if arguments.probe:
-                event("probe", **probe(plan))
-            else:
-                if arguments.attended:
-                    attend(folder)
-                use_data(plan, arguments.data)
-                run(plan, folder, resume=arguments.resume)
-    except Refused as refusal:
-        tell_failure(refusal, None if arguments.probe else folder)
-        return refusal.exit_code
-    return 0
-
-
 def tell_failure(refusal: Refused, folder: Path | None) -> None:
     """The first process that fails tells why, whichever it is: the others fail because it did."""
     failure = {"exit_code": refusal.exit_code, "error": refusal.error}
@@ -235,255 +109,6 @@ def tell_failure(refusal: Refused, folder: Path | None) -> None:
         with suppress(OSError):  # a full disk is what it may have to tell of; the event below says it too
             write_json(record, failure)
     tell("failed", **failure)
-
-
-# A pipe on standard input holds the processes of a run to the command that started them: the system closes it when
-# that command ends, however it ends, and a launcher passes it on to all its processes.
-PARENT_GONE = threading.Event()
-TRAINING = threading.Event()  # a step will end, with a checkpoint after it
-
-
-def attend(folder: Path) -> None:
-    """Watches standard input in a thread. Until training begins there is nothing to save, so the process ends there."""
-
-    def watch() -> None:
-        with suppress(OSError):
-            while os.read(0, 4096):
-                pass
-        silence()
-        PARENT_GONE.set()
-        if not TRAINING.is_set():
-            tell_failure(abandoned("before its first step"), folder)
-            os._exit(EXIT_FAILED)
-
-    threading.Thread(target=watch, daemon=True).start()
-
-
-def abandoned(when: str) -> Refused:
-    return Refused(
-        f"the command that started this training has ended, so it was stopped {when}",
-        code="interrupted",
-        exit_code=EXIT_FAILED,
-        expected="a command that waits for the training; it was killed, or its terminal was closed",
-        hint=again(),
-    )
-
-
-def silence() -> None:
-    """Nobody reads standard output any more, and writing to it would end the training."""
-    with suppress(OSError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-
-
-def run(plan: dict[str, Any], folder: Path, *, resume: bool) -> None:
-    """Data, model, checks, training, checks, and `train.json` last."""
-    started = time.monotonic()
-    recipe, placement = plan["recipe"], plan["placement"]
-    tuned = folder / TUNED[recipe["finetuning_type"]]
-    check_optimizer(recipe)
-    event("stage", text="reading the data")
-    check_base(recipe)
-    tokenizer = load_tokenizer(recipe)
-    checkpoint = newest_checkpoint(folder / "checkpoints") if resume else None
-    data = load_data(recipe, tokenizer, recorded_split(folder, checkpoint))
-    event("data", **data["figures"])
-    write_rows(folder / "samples.jsonl", data["train"][:SAMPLE_ROWS])
-    write_rows(folder / "held_out.jsonl", data["held_out"])
-
-    event("stage", text="loading the model")
-    base = base_folder(recipe) if is_full(recipe) else None
-    if checkpoint is not None:
-        check_split(checkpoint, placement)
-    watch = Watch(folder, data, recipe, checkpoint, keep=placement["save_total_limit"])
-    trainer = build_trainer(recipe, placement, folder, tokenizer, data, watch)
-    if is_main_process():
-        write_json(folder / "environment.json", environment(trainer, data))
-    # Every process takes part in the checks: the loss is gathered from all, and one that is missing is waited for.
-    event("stage", text=MEASURING)
-    checks = Checks(trainer, tokenizer, data, recipe)
-    checks.before_training(resumed=checkpoint is not None, folder=folder)
-
-    event("stage", text=TRAINS)
-    train(trainer, watch, recipe["seed"], checkpoint)
-    event("stage", text=f"saving {tuned.name}/")
-    save(trainer, tuned, base)
-    checks.after_training(folder, tuned)
-    if is_main_process():
-        write_json(
-            folder / "train.json",
-            report(plan, data, watch, checks, trainer, tuned, time.monotonic() - started),
-        )
-        event("done", verdict=checks.verdict())
-    trainer.accelerator.end_training()
-
-
-# --- The plan -------------------------------------------------------------------------------------------------------
-
-
-def load_plan(path: Path) -> dict[str, Any]:
-    """The plan, every field present and of its type. Standard library only: a bad plan fails in milliseconds."""
-    plan = plan_document(path)
-    if not isinstance(plan, dict) or plan.get("schema") != PLAN_SCHEMA:
-        got = str(plan.get("schema")) if isinstance(plan, dict) else type(plan).__name__
-        raise bad_plan(f"{path} is not a plan", expected=PLAN_SCHEMA, got=got)
-    check_fields(plan.get("recipe"), RECIPE_FIELDS, "recipe")
-    check_fields(plan.get("placement"), PLACEMENT_FIELDS, "placement")
-    tuning = plan["recipe"]["finetuning_type"]
-    if tuning not in TUNED:
-        raise bad_plan("recipe.finetuning_type is unknown", expected=" or ".join(TUNED), got=tuning)
-    check_batch(plan["recipe"], plan["placement"])
-    attention = plan["placement"]["attn_implementation"]
-    if attention not in ATTENTION:  # the name of a repository would be fetched from the Hub and run
-        expected = " or ".join(ATTENTION)
-        raise bad_plan("placement.attn_implementation is unknown", expected=expected, got=attention)
-    return plan
-
-
-def plan_document(path: Path) -> Any:
-    try:
-        return foreign_json(path)
-    except FileNotFoundError:
-        raise Refused(
-            f"{path} does not exist",
-            code="missing_file",
-            expected="the plan of a run",
-            got=str(path),
-            hint="check the path; skill-train local RECIPE makes a plan and trains it",
-        ) from None
-    except Refused as refusal:
-        raise bad_plan(refusal.error["message"], expected="a plan in JSON", got=refusal.error["got"]) from None
-    except OSError as error:  # a folder, a file of another user
-        raise bad_plan(f"{path} cannot be read: {error.strerror}", expected="a plan in JSON") from None
-
-
-def bad_plan(message: str, *, expected: str = "", got: str = "") -> Refused:
-    hint = "make the plan again: skill-train local RECIPE, which trains it too"
-    return Refused(message, code="bad_plan", expected=expected, got=got, hint=hint)
-
-
-def check_fields(values: Any, fields: dict[str, tuple[type, ...]], name: str) -> None:
-    if not isinstance(values, dict):
-        raise bad_plan(f"the plan has no {name}", expected=f"an object called {name}")
-    for key in sorted(set(values) ^ set(fields)):
-        state = "unknown" if key in values else "missing"
-        raise bad_plan(f"{name}.{key} is {state}")
-    for key, types in fields.items():
-        value = values[key]
-        if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
-            expected = " or ".join(t.__name__ for t in types)
-            raise bad_plan(f"{name}.{key} has the wrong type", expected=expected, got=repr(value))
-
-
-def check_batch(recipe: dict[str, Any], placement: dict[str, Any]) -> None:
-    parts = [placement[k] for k in ("per_device_train_batch_size", "gradient_accumulation_steps", "num_processes")]
-    if math.prod(parts) != recipe["effective_batch_size"]:
-        raise bad_plan(
-            "the batch split does not make the effective batch size",
-            expected=f"effective_batch_size {recipe['effective_batch_size']}",
-            got=" x ".join(map(str, parts)) + " (per device x accumulation x processes)",
-        )
-    strategy, processes = placement["strategy"], placement["num_processes"]
-    if strategy not in STRATEGIES or (strategy == "single") != (processes == 1):
-        raise bad_plan(
-            "placement.strategy does not go with the number of processes",
-            expected="single with one process, ddp or fsdp with several",
-            got=f"{strategy} with {processes}",
-        )
-
-
-def check_processes(placement: dict[str, Any]) -> None:
-    """A process that was never started would leave out its part of every batch, and the loss would look healthy:
-    `accelerate launch --cpu --num_processes 2` starts one (accelerate 1.15)."""
-    started = int(os.environ.get("WORLD_SIZE", "1"))
-    if started != placement["num_processes"]:
-        raise wrong_launch(f"{placement['num_processes']} processes", f"{started}")
-
-
-def wrong_launch(expected: str, got: str) -> Refused:
-    return Refused(
-        "the program was not started as its plan says",
-        code="wrong_launch",
-        expected=expected,
-        got=got,
-        hint="skill-train local starts it; by hand: accelerate launch with the arguments under `launch` in the plan",
-    )
-
-
-# --- When memory ends: once more, with a smaller layout -------------------------------------------------------------
-
-
-def smaller_plan(plan: dict[str, Any], error: dict[str, Any], stage: str | None) -> dict[str, Any] | None:
-    """The plan for another try after `error`, with its reason; None where a smaller layout would not help.
-
-    Args:
-        error: of a training that ended for its memory.
-        stage: the last one that it told of. Before the model is there, and after it is trained, no batch needs memory.
-    """
-    placement = smaller_layout(plan["placement"]) if stage in (MEASURING, TRAINS) else None
-    if placement is None:
-        return None
-    reason = {
-        "rule": SMALLER,
-        "value": layout_words(placement),
-        "because": f"{error['message']}; it was {layout_words(plan['placement'])}",
-        "source": "this run",
-    }
-    return plan | {"placement": placement, "reasons": [*(plan.get("reasons") or []), reason]}
-
-
-def smaller_layout(placement: dict[str, Any]) -> dict[str, Any] | None:
-    """The next one in the planner's order that needs less memory: activations that are computed again, then fewer rows
-    at a time. Each step trains the same rows. None after the smallest."""
-    if not placement["gradient_checkpointing"]:
-        return placement | {"gradient_checkpointing": True}
-    rows = placement["per_device_train_batch_size"]
-    whole = rows * placement["gradient_accumulation_steps"]
-    fewer = next((count for count in range(rows // 2, 0, -1) if whole % count == 0), None)
-    if fewer is None:
-        return None
-    return placement | {"per_device_train_batch_size": fewer, "gradient_accumulation_steps": whole // fewer}
-
-
-def layout_words(placement: dict[str, Any]) -> str:
-    rows, times = placement["per_device_train_batch_size"], placement["gradient_accumulation_steps"]
-    return (
-        f"{rows} x {times} rows {'with' if placement['gradient_checkpointing'] else 'without'} gradient_checkpointing"
-    )
-
-
-def memory_ended(error: dict[str, Any], kills: int | None) -> bool:
-    """Whether a training certainly ended for its memory. One that was killed did not say so, and anybody may have
-    killed it.
-
-    Args:
-        kills: `kills_for_memory` from before it.
-    """
-    if error["code"] != "out_of_memory" or "SIGKILL" not in error["message"]:
-        return bool(error["code"] == "out_of_memory")
-    now = kills_for_memory()
-    return kills is not None and now is not None and now > kills
-
-
-def kills_for_memory() -> int | None:
-    """Processes that this computer has killed for its memory since it started; None where the system does not tell."""
-    try:
-        found = re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(encoding="utf-8"), re.MULTILINE)
-    except OSError:
-        return None
-    return int(found[1]) if found else None
-
-
-def prepare_environment(placement: dict[str, Any]) -> None:
-    """Before any library is imported: no telemetry, and MPS falls back to the CPU for operators it lacks."""
-    for name in ("HF_HUB_DISABLE_TELEMETRY", "DISABLE_TELEMETRY", "DO_NOT_TRACK"):
-        os.environ[name] = "1"
-    block_hub_kernels()
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
-    # Threads that spin while they wait take the processor from each other on a busy machine: 10 times slower, measured.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    if placement["device"] == "mps":
-        os.environ.setdefault("PYTORCH_ENABLE_MPS_FALLBACK", "1")
-        event("note", text="PYTORCH_ENABLE_MPS_FALLBACK=1: operators that MPS lacks run on the CPU, slower")
 
 
 @contextmanager
@@ -559,1046 +184,148 @@ def with_causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def lacks_memory(error: BaseException) -> bool:
-    """As `skill_train.core.errors` has it."""
+    """Whether memory ran out, in Python's words, the system's or torch's."""
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
     if not isinstance(error, (RuntimeError, ImportError, SystemError)):
         return isinstance(error, MemoryError)
     if re.search(r"out of memory|can't allocate memory|Cannot allocate memory", str(error), re.IGNORECASE):
         return True
-    limit = told("limits", "Max address space")
+    limit = process_figure("limits", "Max address space")
     if limit is None:
         return False
     # glibc says no reason. Without a limit it is another: a disk that is mounted noexec, the limit of processes.
     unclear = re.search(r"failed to map segment from shared object(?!: )|can't start new thread", str(error))
     # What C code, and half a library, say that got none has nothing to do with memory.
-    most = 1024 * (told("status", "VmPeak:") or 0)
+    most = 1024 * (process_figure("status", "VmPeak:") or 0)
     return unclear is not None or (not isinstance(error, RuntimeError) and most > limit - LAST_BYTES)
 
 
-def told(file: str, what: str) -> int | None:
-    """A number that Linux has of this process; None where there is no such limit, and on other systems."""
+def process_figure(file: str, what: str) -> int | None:
+    """What Linux has of this process: bytes in `limits`, KiB in `status`. None without a limit, and elsewhere."""
     path = Path("/proc/self") / file
     found = re.search(rf"^{what}\s+(\d+)", path.read_text(encoding="utf-8"), re.MULTILINE) if path.is_file() else None
     return int(found[1]) if found else None
 
 
-# --- Rows: from a file or the Hub to messages, prompt and completion, or text ---------------------------------------
-
-
-def iter_rows(
-    data: str, *, split: str, config: str | None = None, revision: str | None = None
-) -> Iterator[tuple[int, dict[str, Any]]]:
-    """`(line, row)` for each row of the chosen split; `line` is the line in the file where it has one, else its number.
-
-    A line that is not a JSON object is refused by its number: dropping it silently would train on something else than
-    the file says.
-    """
-    path = Path(data)
-    if path.is_dir():
-        rows = iter_saved(path, split)
-    elif path.is_file():
-        if not split.startswith("train"):
-            raise Refused(
-                f"{path} is one file and has no split {split!r}",
-                code="bad_split",
-                expected="train, train[:500]",
-                got=split,
-                hint=PART_OF_FILE,
-            )
-        rows = iter_slice(iter_file(path), split)
-    elif path.exists():
-        raise not_a_file(path, "a pipe or a device", hint=ROWS_IN_LINES)
-    else:
-        rows = iter_hub(data, split, config, revision)
-    yield from rows
-
-
-def use_data(plan: dict[str, Any], data: Path | None) -> None:
-    """Takes the data from another place than the one that was planned, where the same bytes must lie."""
-    if data is None:
-        return
-    if not data.exists():
-        raise Refused(
-            f"{data} does not exist",
-            code="missing_file",
-            expected="the file or folder that the plan was made with",
-            got=str(data),
-            hint="check the path after --data, or leave --data out",
-        )
-    planned, found = plan.get("fingerprints", {}).get("data"), data_fingerprint(data, plan["recipe"]["split"])
-    if found != planned:
-        raise Refused(
-            f"{data} is not the data of the plan",
-            code="other_data",
-            expected=f"sha256 {planned[:12]}…" if planned else "a plan of a file or folder, with its fingerprint",
-            got=f"sha256 {found[:12]}…",
-            hint="bring the same file, or plan again with this one",
-        )
-    plan["recipe"]["data"] = str(data)
-
-
-def data_fingerprint(data: Path, split: str) -> str:
-    """SHA-256 of a file's bytes, or of the rows of a folder, as the plan has it."""
-    if data.is_file():
-        return str(file_digest(data)["sha256"])
-    digest = hashlib.sha256()
-    for _, row in iter_rows(str(data), split=split):
-        digest.update(json.dumps(row, sort_keys=True, ensure_ascii=False, default=str).encode("utf-8", "replace"))
-    return digest.hexdigest()
-
-
-def iter_file(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    kind = path.suffix.lower()
-    if kind in (".jsonl", ".ndjson"):
-        yield from iter_jsonl(path)
-    elif kind == ".json":
-        yield from iter_json(path)
-    elif kind in (".csv", ".tsv"):
-        yield from iter_csv(path, delimiter_of(path))
-    elif kind == ".parquet":
-        yield from iter_parquet(path)
-    else:
-        raise Refused(
-            f"{path} is not a kind of file that holds a dataset",
-            code="unknown_file_kind",
-            expected=".jsonl, .json, .csv, .tsv, .parquet, a folder saved by datasets, or a Hub id",
-            got=kind or "no extension",
-            hint=ROWS_IN_LINES,
-        )
-
-
-def iter_parquet(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    import pyarrow.parquet
-
-    try:
-        size = path.stat().st_size
-        batches = believable(parquet_batches(path, size), path, size)
-        rows = (row for batch in batches for row in batch.to_pylist())
-        yield from enumerate(as_written(rows, pyarrow.parquet.read_schema(path)), start=1)
-    except (
-        pyarrow.ArrowException,
-        OSError,
-        ValueError,
-        OverflowError,
-        RecursionError,
-    ) as error:  # text that is not UTF-8, a year 99999, JSON that is none
-        raise Refused(
-            f"{path} cannot be read as Parquet: {str(error).splitlines()[0] if str(error) else type(error).__name__}",
-            code="broken_parquet",
-            expected="a whole Parquet file",
-            hint="download or write the file again",
-        ) from None
-
-
-# A table of one kilobyte can unpack to gigabytes: by its codec, by the number of a long text in a dictionary, by texts
-# that repeat the beginning of the one before, by a run of rows or of parts of a row. A file of so many bytes is
-# believed to hold so much: in all, in rows of Python, and at once, in one page of each column or in one row.
-ROWS_AT_ONCE = 1024
-VALUE_BYTES = 100  # of a value in Python, beside its text
-# Of Parquet: two kinds of column, a kind of page, the encoding DELTA_BYTE_ARRAY, and codecs as pyarrow calls them.
-TEXTS, FIXED, DICTIONARY_PAGE, PREFIXES = 6, 7, 2, 7
-CODECS = {0: None, 1: "snappy", 2: "gzip", 4: "brotli", 5: "lz4_raw", 6: "zstd", 7: "lz4_raw"}
-DICTIONARY_BYTES = 1 << 20  # beyond which writers begin no further one
-
-
-def most_in_all(size: int) -> int:
-    return max(1_000_000_000, 1000 * size)
-
-
-def most_at_once(size: int) -> int:
-    return max(32_000_000, 100 * size)
-
-
-def too_much(path: Any, size: int, what: str) -> Refused:
-    return Refused(
-        f"{path} has {size:,} bytes and unpacks to {what}",
-        code="unpacks_to_too_much",
-        expected=f"at most {most_in_all(size):,} bytes in all, and {most_at_once(size):,} in one row or page",
-        got=what,
-        hint="do not use it; if you wrote it yourself, write the rows to a .jsonl file, and give that",
-    )
-
-
-def parquet_batches(path: Path, size: int) -> Iterator[Any]:
-    """The rows of a Parquet file, so many at a time that no column takes much memory.
-
-    Raises:
-        Refused: the footer, or the header of a page, says more than a file of this size is believed to hold.
-    """
-    from pyarrow import parquet
-
-    with open(path, "rb") as raw:
-        groups, most = row_groups(raw, size), most_at_once(size)
-        check_footer(groups, path, size)
-        file = parquet.ParquetFile(path)
-        if any(len(group.chunks) != len(file.schema) for group in groups):
-            raise ValueError("its footer lacks a column")
-        numbered = {i for group in groups for i, chunk in enumerate(group.chunks) if chunk.numbered}
-        by_number = parquet.ParquetFile(path, read_dictionary=[file.schema.column(i).path for i in sorted(numbered)])
-        for number, group in enumerate(groups):
-            columns = [Column(raw, chunk, file.schema.column(i), most) for i, chunk in enumerate(group.chunks)]
-            page, parts = sum(c.page for c in columns), sum(c.values for c in columns if c.repeated)
-            if page > most:
-                raise too_much(path, size, f"{page:,} bytes in one page of each column")
-            if parts * VALUE_BYTES > most_in_all(size):
-                raise too_much(path, size, f"{parts:,} parts of rows")
-            # One row may have all parts of the others, and each part the longest text.
-            wide = [c for c in columns if c.repeated and c.width * c.values > most_in_all(size)]
-            if any(not c.numbered for c in wide):
-                raise too_much(path, size, f"up to {max(c.width * c.values for c in wide):,} bytes of texts")
-            rows = min(ROWS_AT_ONCE, most // max(1, sum(c.width for c in columns)))
-            # A text that is repeated is in memory once where it stays a number; its rows take six times as long.
-            yield from (by_number if wide else file).iter_batches(batch_size=max(1, rows), row_groups=[number])
-
-
-class Chunk(NamedTuple):
-    """One column of one row group, as the footer describes it."""
-
-    kind: int
-    codec: int
-    values: int
-    unpacked: int
-    packed: int
-    data_at: int
-    dictionary_at: int  # 0: none
-
-    @property
-    def numbered(self) -> bool:
-        """Whether its texts stand in a dictionary."""
-        return self.kind == TEXTS and self.dictionary_at > 0
-
-
-class Group(NamedTuple):
-    rows: int
-    chunks: list[Chunk]
-
-
-def row_groups(raw: IO[bytes], size: int) -> list[Group]:
-    """Those of a Parquet file. Read here: pyarrow (26) ends the process over a footer that it does not understand."""
-    raw.seek(max(0, size - 8))
-    length, mark = int.from_bytes(raw.read(4), "little"), raw.read(4)
-    if mark != b"PAR1" or length > size - 8:
-        raise ValueError("it does not end as a Parquet file")
-    raw.seek(size - 8 - length)
-    try:
-        footer, _ = thrift_struct(raw.read(length), 0)
-        return [Group(group[3], [chunk_of(column[3]) for column in group[1]]) for group in footer[4]]
-    except (IndexError, KeyError, TypeError, AttributeError):
-        raise ValueError("its footer is broken") from None
-
-
-def chunk_of(said: dict[int, Any]) -> Chunk:
-    chunk = Chunk(said[1], said[4], said[5], said[6], said[7], said[9], said.get(11, 0))
-    if any(type(number) is not int or number < 0 for number in chunk):
-        raise ValueError("its footer has a number that is none")
-    return chunk
-
-
-def check_footer(groups: list[Group], path: Path, size: int) -> None:
-    """Refuses a Parquet file whose footer claims more than one of `size` bytes is believed to hold."""
-    rows = sum(group.rows for group in groups)
-    if rows * VALUE_BYTES > most_in_all(size):
-        raise too_much(path, size, f"{rows:,} rows")
-    unpacked = sum(chunk.unpacked for group in groups for chunk in group.chunks)
-    if unpacked > most_in_all(size):
-        raise too_much(path, size, f"{unpacked:,} bytes")
-
-
-class Column:
-    """What the pages of one column of one row group say of themselves. pyarrow believes them and not the footer."""
-
-    def __init__(self, raw: IO[bytes], chunk: Chunk, column: Any, most: int) -> None:
-        self.repeated = column.max_repetition_level > 0
-        self.numbered = chunk.numbered
-        self.page = 0  # bytes of the largest
-        self.values = 0
-        self.width = 8  # bytes of one value at most, where they are not all in its page
-        for page in pages(raw, chunk):
-            self.page = max(self.page, page.unpacked)
-            if page.kind == DICTIONARY_PAGE:
-                self.width = max(self.width, longest_text(raw, page, chunk) if page.unpacked <= most else page.unpacked)
-            else:
-                self.values += page.values
-            if page.encoding == PREFIXES:
-                self.width, self.numbered = max(self.width, page.unpacked), False
-        if chunk.kind == FIXED:
-            self.width = column.length
-
-
-class Page(NamedTuple):
-    """A page as its header describes it."""
-
-    kind: int
-    at: int  # where its bytes begin
-    packed: int  # bytes
-    unpacked: int
-    values: int
-    encoding: int
-
-
-def pages(raw: IO[bytes], chunk: Chunk) -> Iterator[Page]:
-    """Each page that pyarrow would read."""
-    at = chunk.dictionary_at if 0 < chunk.dictionary_at < chunk.data_at else chunk.data_at
-    end, seen = at + chunk.packed, 0
-    while at < end and seen < chunk.values:
-        header, length = page_header(raw, at)
-        inner: dict[int, Any] = next((header[n] for n in (5, 7, 8) if isinstance(header.get(n), dict)), {})
-        values, encoding = inner.get(1, 0), inner.get(4 if 8 in header else 2, 0)
-        page = Page(header.get(1, -1), at + length, header.get(3, -1), header.get(2, -1), values, encoding)
-        if any(type(part) is not int or part < 0 for part in page):
-            raise ValueError("the header of a page has no such number")
-        yield page
-        seen += values if page.kind != DICTIONARY_PAGE else 0
-        at = page.at + page.packed
-
-
-def longest_text(raw: IO[bytes], page: Page, chunk: Chunk) -> int:
-    """Bytes of the longest text in a dictionary; of a very large one, or where its codec is another, those of all."""
-    import pyarrow
-
-    if chunk.kind != TEXTS or page.unpacked > 8 * DICTIONARY_BYTES or chunk.codec not in CODECS:
-        return page.unpacked
-    raw.seek(page.at)
-    data, codec = raw.read(min(page.packed, chunk.packed)), CODECS[chunk.codec]
-    if codec is not None:
-        try:
-            data = pyarrow.decompress(data, page.unpacked, codec=codec, asbytes=True)
-        except (pyarrow.ArrowException, OSError, ValueError):
-            return page.unpacked
-    at = longest = 0
-    while at < len(data):
-        length = int.from_bytes(data[at : at + 4], "little")
-        longest, at = max(longest, length), at + 4 + length
-    return longest
-
-
-def page_header(raw: IO[bytes], at: int) -> tuple[dict[int, Any], int]:
-    """The header of a page by the numbers of its fields, and its length."""
-    for most in (1 << 14, 1 << 24):  # with a long text as the smallest of the page, say
-        raw.seek(at)
-        try:
-            return thrift_struct(raw.read(most), 0)
-        except IndexError:
-            continue
-    raise ValueError("the header of a page is cut off")
-
-
-def thrift_struct(data: bytes, at: int) -> tuple[dict[int, Any], int]:
-    """A struct in Thrift's compact protocol, by the numbers of its fields, and where it ends."""
-    fields: dict[int, Any] = {}
-    number = 0
-    while head := data[at]:
-        number, at = (number + (head >> 4), at + 1) if head >> 4 else thrift_number(data, at + 1)
-        fields[number], at = thrift_value(data, at, head & 15)
-    return fields, at + 1
-
-
-def thrift_value(data: bytes, at: int, kind: int) -> tuple[Any, int]:
-    if kind in (1, 2):  # true, false
-        return kind == 1, at
-    if kind == 3:
-        return data[at], at + 1
-    if kind in (4, 5, 6):
-        return thrift_number(data, at)
-    if kind == 7:  # a float
-        return None, at + 8
-    if kind == 8:  # bytes; their length has no sign
-        length, at = thrift_varint(data, at)
-        return data[at : at + length], at + length
-    if kind in (9, 10):
-        return thrift_list(data, at)
-    if kind == 12:
-        return thrift_struct(data, at)
-    raise ValueError("a description in it is none")
-
-
-def thrift_list(data: bytes, at: int) -> tuple[list[Any], int]:
-    head, found = data[at], []
-    count, at = (head >> 4, at + 1) if head >> 4 < 15 else thrift_varint(data, at + 1)
-    for _ in range(count):
-        value, at = (data[at], at + 1) if head & 15 in (1, 2) else thrift_value(data, at, head & 15)
-        found.append(value)
-    return found, at
-
-
-def thrift_number(data: bytes, at: int) -> tuple[int, int]:
-    value, at = thrift_varint(data, at)
-    return (value >> 1) ^ -(value & 1), at
-
-
-def thrift_varint(data: bytes, at: int) -> tuple[int, int]:
-    value = 0
-    for shift in range(0, 70, 7):
-        byte = data[at]
-        value, at = value | (byte & 0x7F) << shift, at + 1
-        if byte < 0x80:
-            return value, at
-    raise ValueError("a number in it is too long")
-
-
-def believable(batches: Iterable[Any], path: Any, size: int) -> Iterator[Any]:
-    """Batches of Arrow that are small as rows of Python too.
-
-    Raises:
-        Refused: one row, or all rows so far, are more than a file of this size is believed to hold.
-    """
-    total = 0
-    for batch in batches:
-        for part, weight in small_parts(batch, most_at_once(size)):
-            total += weight
-            if weight > most_at_once(size):
-                raise too_much(path, size, f"{weight:,} bytes in one row")
-            if total > most_in_all(size):
-                raise too_much(path, size, f"more than {most_in_all(size):,} bytes of rows")
-            yield part
-
-
-def small_parts(batch: Any, most: int) -> Iterator[tuple[Any, int]]:
-    """The batch in parts of at most so many bytes, or of one row, with the bytes of each."""
-    weight = sum(python_bytes(column) for column in batch.columns)
-    if weight <= most or batch.num_rows < 2:
-        yield batch, weight
-        return
-    half = batch.num_rows // 2
-    yield from small_parts(batch.slice(0, half), most)
-    yield from small_parts(batch.slice(half), most)
-
-
-def python_bytes(array: Any) -> int:
-    """About as many as its values take in Python."""
-    import pyarrow
-    from pyarrow import compute
-
-    kind, own = array.type, VALUE_BYTES * len(array)
-    if isinstance(array, pyarrow.ExtensionArray):
-        return python_bytes(array.storage)
-    if pyarrow.types.is_struct(kind):
-        return own + sum(map(python_bytes, array.flatten()))
-    if isinstance(array, (pyarrow.ListArray, pyarrow.LargeListArray, pyarrow.FixedSizeListArray)):  # a map is a list
-        return own + python_bytes(array.flatten())
-    if not pyarrow.types.is_dictionary(kind):
-        return own + int(array.nbytes)
-    lengths = compute.binary_length(array.dictionary)
-    return own + (compute.sum(lengths.take(array.indices)).as_py() or 0)
-
-
-def as_written(rows: Iterable[dict[str, Any]], schema: Any, *, json_read: bool = False) -> Iterator[dict[str, Any]]:
-    """Rows of Arrow without the nulls that Arrow put in: one column has one type, so each call of a tool would have the
-    arguments of all the others. JSON inside a column is read (`json_read`: it was already), and its nulls stay."""
-    readers = {field.name: read for field in schema if (read := arrow_reader(field.type, json_read=json_read))}
-    for row in rows:
-        yield {**row, **{name: read(row[name]) for name, read in readers.items()}} if readers else row
-
-
-def arrow_reader(kind: Any, *, json_read: bool) -> Callable[[Any], Any] | None:
-    """What makes a value of this type what was written; None where it is that already."""
-    import pyarrow
-
-    types = pyarrow.types
-    if getattr(kind, "extension_name", None) == "arrow.json":
-        return None if json_read else lambda text: json.loads(text) if isinstance(text, str) else text
-    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
-        item = arrow_reader(kind.value_type, json_read=json_read)
-        return item and (lambda values: [item(value) for value in values] if isinstance(values, list) else values)
-    if not types.is_struct(kind):
-        return None
-    fields = {field.name: arrow_reader(field.type, json_read=json_read) for field in kind}
-
-    def read(value: Any) -> Any:
-        if not isinstance(value, dict):  # null, or what `datasets` makes of an image
-            return value
-        return {
-            name: field(part) if (field := fields.get(name)) else part
-            for name, part in value.items()
-            if part is not None
-        }
-
-    return read
-
-
-def iter_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    for number, raw in numbered_lines(path):
-        if raw.strip():
-            yield number, parse_object(raw, f"line {number} of {path}")
-
-
-def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """The lines of a dataset, from 1 as an editor counts.
-
-    Raises:
-        Refused: it is a pipe or a device, or a line is too long; no more than so much of it is read.
-    """
-    with regular_file(path, hint=ROWS_IN_LINES) as file:
-        for number, raw in enumerate(iter(partial(file.readline, LINE_BYTES + 1), b""), start=1):
-            if len(raw) > LINE_BYTES:
-                raise Refused(
-                    f"line {number} of {path} is too long",
-                    code="long_line",
-                    expected=f"at most {LINE_BYTES:,} bytes a line; a row of a million tokens takes 15 MB",
-                    got=raw[:80].decode("utf-8", "replace").rstrip(),
-                    hint=ROWS_IN_LINES,
-                )
-            yield number, raw
-
-
-def whole_text(path: Path) -> str:
-    """What is in a dataset that is one document.
-
-    Raises:
-        Refused: it is a pipe or a device, or too large; nothing of it is read then.
-        UnicodeDecodeError: no UTF-8.
-    """
-    with regular_file(path, hint=ROWS_IN_LINES) as file:
-        size = os.fstat(file.fileno()).st_size
-        if size > DOCUMENT_BYTES:
-            raise Refused(
-                f"{path} is one document that is too large to be read whole",
-                code="large_document",
-                expected=f"at most {DOCUMENT_BYTES:,} bytes; a .jsonl file is read by lines and may have any size",
-                got=f"{size:,} bytes",
-                hint=ROWS_IN_LINES,
-            )
-        return file.read(size).decode("utf-8-sig")
-
-
-def not_utf8(where: str, raw: bytes) -> Refused:
-    """UTF-16 starts with a mark; nearly all else that is not UTF-8 is Windows-1252, of which Latin-1 is a part."""
-    encoding = "UTF-16" if raw[:2] in (b"\xff\xfe", b"\xfe\xff") else "WINDOWS-1252"
-    return Refused(
-        f"{where} is not UTF-8, most likely {encoding}",
-        code="broken_line",
-        expected="text in UTF-8",
-        got=raw[:80].decode("utf-8", "replace").rstrip(),
-        hint=f"iconv -f {encoding} -t UTF-8 FILE > NEW_FILE",
-    )
-
-
-def parse_object(raw: bytes, where: str) -> dict[str, Any]:
-    try:
-        row = json.loads(raw.decode("utf-8-sig"))
-    except UnicodeDecodeError:
-        raise not_utf8(where, raw) from None
-    except (ValueError, RecursionError) as error:  # a number of 5000 digits is a ValueError too
-        raise Refused(
-            f"{where} is not JSON: {error}",
-            code="broken_line",
-            expected="one JSON object a line, in UTF-8",
-            got=raw[:80].decode("utf-8", "replace").rstrip(),
-            hint=MEND,
-        ) from None
-    if not isinstance(row, dict):
-        raise Refused(
-            f"{where} is not a JSON object",
-            code="broken_line",
-            expected='{"column": value, …}',
-            got=repr(row)[:80],
-            hint=MEND,
-        )
-    return row
-
-
-def iter_json(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """A JSON file: a list of objects, an object that holds one such list, or one object a line after all."""
-    try:
-        document = json.loads(whole_text(path))
-    except (ValueError, RecursionError):
-        yield from iter_jsonl(path)
-        return
-    if isinstance(document, dict):
-        lists = [value for value in document.values() if isinstance(value, list)]
-        document = lists[0] if len(lists) == 1 else [document]
-    for number, row in enumerate(document if isinstance(document, list) else [document], start=1):
-        if not isinstance(row, dict):
-            raise not_an_object(number, path, row)
-        yield number, row
-
-
-def not_an_object(number: int, path: Path, item: Any) -> Refused:
-    return Refused(
-        f"item {number} of {path} is not an object",
-        code="broken_line",
-        expected='{"column": value, …}',
-        got=repr(item)[:80],
-        hint=MEND,
-    )
-
-
-def delimiter_of(path: Path) -> str:
-    """A tab in a .tsv; in a .csv a comma, or the semicolon that Excel writes where the comma is for decimals."""
-    if path.suffix.lower() == ".tsv":
-        return "\t"
-    _, header = next(numbered_lines(path), (0, b""))
-    return ";" if b";" in header and b"," not in header else ","
-
-
-def iter_csv(path: Path, delimiter: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    csv.field_size_limit(CELL_CHARACTERS)
-    reader = csv.DictReader(decoded_lines(path), delimiter=delimiter, strict=True)
-    try:
-        for row in reader:
-            if None in row or None in row.values():
-                raise other_columns(f"line {reader.line_num} of {path}", reader.fieldnames or [])
-            yield reader.line_num, dict(row)
-    except csv.Error as error:  # the reader counts the rows that were whole: the broken one starts after them
-        raise broken_table(f"line {reader.line_num + 1} of {path}", error) from None
-
-
-def other_columns(where: str, names: Iterable[str]) -> Refused:
-    columns = list(names)
-    return Refused(
-        f"{where} has another number of columns than the header",
-        code="broken_line",
-        expected=f"{len(columns)} columns: {', '.join(columns)}",
-        hint=MEND,
-    )
-
-
-def broken_table(where: str, error: csv.Error) -> Refused:
-    expected = "a table whose quotes are closed, and doubled inside of a cell"
-    return Refused(f"{where} is broken: {error}", code="broken_line", expected=expected, hint=MEND)
-
-
-def decoded_lines(path: Path) -> Iterator[str]:
-    """Text by lines. Decoded one at a time, so that the line with a wrong byte is known."""
-    for number, raw in numbered_lines(path):
-        try:
-            yield raw.decode("utf-8-sig")
-        except UnicodeDecodeError:
-            raise not_utf8(f"line {number} of {path}", raw) from None
-
-
-SLICE = re.compile(r"(?P<name>[\w.-]+)(?:\[(?P<from>\d{1,18}%?)?:(?P<to>\d{1,18}%?)?\])?")
-
-
-def iter_slice(rows: Iterator[tuple[int, dict[str, Any]]], split: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The rows of `train[10:500]` or `train[:10%]`. A plain file is one split, whatever its name."""
-    match = SLICE.fullmatch(split)
-    if match is None:
-        raise Refused(
-            f"split {split!r} is not understood",
-            code="bad_split",
-            expected="train, train[:500], train[:10%]",
-            got=split,
-            hint=PART_OF_FILE,
-        )
-    bounds = [match["from"] or "0", match["to"] or ""]
-    if any(bound.endswith("%") for bound in bounds):
-        rows = iter(kept := list(rows))
-        bounds = [str(len(kept) * int(b[:-1]) // 100) if b.endswith("%") else b for b in bounds]
-    for index, row in enumerate(rows):
-        if bounds[1] and index >= int(bounds[1]):
-            return
-        if index >= int(bounds[0]):
-            yield row
-
-
-def iter_saved(folder: Path, split: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """A folder that `datasets` saved."""
-    if not any((folder / name).is_file() for name in (SPLITS, STATE)):
-        raise Refused(
-            f"{folder} is not a dataset folder",
-            code="unknown_file_kind",
-            expected="a folder written by Dataset.save_to_disk, or one file",
-            got=f"a folder without {STATE} and without {SPLITS}",
-            hint="give one file of rows, or the folder that Dataset.save_to_disk wrote",
-        )
-    saved = load_saved(folder, split.split("[")[0])
-    rows = as_written(rows_of(saved, folder), saved.features.arrow_schema, json_read=True)
-    yield from iter_slice(enumerate(rows, start=1), split)
-
-
-# What `datasets` writes: beside the rows of each split, and beside the folders of several.
-STATE, INFO, SPLITS = "state.json", "dataset_info.json", "dataset_dict.json"
-
-
-def load_saved(folder: Path, name: str) -> Any:
-    """One split of a saved folder, after all that `datasets` will open was looked at."""
-    import datasets
-
-    with broken_saved(folder):
-        for part in saved_parts(folder):
-            check_arrow(part)
-        saved = datasets.load_from_disk(str(folder))
-    if not isinstance(saved, datasets.DatasetDict):
-        return saved
-    if name not in saved:
-        raise Refused(
-            f"{folder} has no split {name!r}",
-            code="bad_split",
-            expected=", ".join(saved),
-            got=name,
-            hint="name one of the splits that it has, such as split: train",
-        )
-    return saved[name]
-
-
-def rows_of(saved: Any, folder: Path) -> Iterator[dict[str, Any]]:
-    with broken_saved(folder):
-        yield from saved
-
-
 @contextmanager
-def broken_saved(folder: Path) -> Iterator[None]:
-    """What `datasets` and pyarrow raise of a damaged folder is of any class: KeyError, RecursionError, ArrowInvalid."""
+def readable(model: str) -> Iterator[None]:
+    """What transformers says of a config.json that fits no model: it has another class of error for every field. The
+    network, the disk, memory and GPUs have their own words."""
     try:
         yield
+    except (OSError, ImportError):
+        raise
     except Exception as error:
-        if isinstance(error, (Refused, ImportError, PermissionError)) or lacks_memory(error):
+        # httpx2's own are no OSError, and a job that could not fetch its model is started again.
+        of_network = any(type(each).__module__.split(".")[0] in NETWORK for each in with_causes(error))
+        if of_network or explanation(error) is not None or "cuda" in str(error).lower():
             raise
-        raise broken_arrow(folder, error) from None
+        raise Refused(
+            f"{model} cannot be loaded",
+            code="broken_model",
+            expected="a config.json that transformers reads, and weights and a tokenizer that fit it",
+            got=f"{type(error).__name__}: {' '.join(str(error).split())}"[:300],
+            hint="mend what got says, or download it again",
+        ) from error
 
 
-def broken_arrow(path: Path, error: Exception) -> Refused:
-    got = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
-    return Refused(
-        f"{path} cannot be read as part of a saved dataset",
-        code="broken_arrow",
-        expected="the files that Dataset.save_to_disk wrote, unchanged",
-        got=got,
-        hint=SAVE_AGAIN,
-    )
+def run_id() -> str | None:
+    return os.environ.get("SKILL_TRAIN_RUN")
 
 
-def saved_parts(folder: Path) -> list[Path]:
-    """The folders that `datasets` will open: this one, or that of each split."""
-    if all((folder / name).is_file() for name in (INFO, STATE)):
-        return [folder]
-    document = saved_json(folder / SPLITS)
-    names = document.get("splits")
-    if not isinstance(names, list) or any(not is_name_of_folder(name) for name in names):
-        raise broken_arrow(folder / SPLITS, ValueError("its splits are no names of folders beside it"))
-    return [folder / name for name in names]
+def again() -> str:
+    """How a run goes on that was ended: in a job nobody can name its folder."""
+    if run_id() is None:
+        return "skill-train local --resume --run-dir RUN"
+    return "start the run again: it goes on from its newest kept checkpoint"
 
 
-def is_name_of_folder(name: Any) -> bool:
-    return isinstance(name, str) and name not in ("", ".", "..") and not re.search(r"[/\\:\0]", name)
+def is_main_process() -> bool:
+    return os.environ.get("RANK", "0") == "0"
 
 
-def saved_json(path: Path) -> dict[str, Any]:
-    """A JSON object beside the rows. A pipe is never waited for, and of a large file only so much is read."""
+def wait_for_all() -> None:
+    import torch.distributed as dist
+
+    if dist.is_available() and dist.is_initialized():
+        dist.barrier()
+
+
+def any_process(said: bool, device: Any) -> bool:
+    """Whether one of the processes said yes. Every process must ask."""
+    import torch
+    import torch.distributed as dist
+
+    if not (dist.is_available() and dist.is_initialized()):
+        return said
+    answer = torch.tensor([int(said)], device=device)
+    dist.all_reduce(answer, op=dist.ReduceOp.MAX)
+    return bool(answer.item())
+
+
+def event(name: str, /, **fields: Any) -> None:
+    """An event that all processes see alike: only the first one speaks."""
+    if is_main_process():
+        tell(name, **fields)
+
+
+def tell(name: str, /, **fields: Any) -> None:
+    """One JSON line on stdout, in one piece: several processes write there."""
     try:
-        document = foreign_json(path)
-    except Refused as refusal:
-        raise broken_arrow(path, ValueError(refusal.error["got"])) from None
-    if not isinstance(document, dict):
-        raise broken_arrow(path, ValueError(f"it holds {KINDS_OF_JSON.get(type(document), 'a value')}, and no object"))
-    return document
+        sys.stdout.write(json.dumps({"event": name, **fields}) + "\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        silence()
 
 
-def check_arrow(folder: Path) -> None:
-    """Refuses a folder that unpacks to more than it holds. `datasets` maps its files into memory and packs nothing."""
-    import pyarrow
-
-    for path in arrow_files(folder):
-        size, rows = path.stat().st_size, 0
-        try:
-            with pyarrow.memory_map(str(path)) as file:
-                for message in pyarrow.ipc.MessageReader.open_stream(file):
-                    batch = record_batch(message)
-                    if batch.get(3):
-                        raise too_much(path, size, "an unknown size: its parts are compressed")
-                    rows += batch.get(0, 0)
-        except (pyarrow.ArrowException, OSError, ValueError, struct.error) as error:
-            raise broken_arrow(path, error) from None
-        if rows * VALUE_BYTES > most_in_all(size):
-            raise too_much(path, size, f"{rows:,} rows")
+def silence() -> None:
+    """Nobody reads standard output any more, and writing to it would end the training."""
+    with suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
-def arrow_files(folder: Path) -> Iterator[Path]:
-    """Those that `datasets` will open, whatever their names."""
-    saved_json(folder / INFO)
-    files = saved_json(folder / STATE).get("_data_files")
-    for file in files if isinstance(files, list) else []:
-        name = file.get("filename") if isinstance(file, dict) else None
-        if isinstance(name, str) and (path := folder / name).exists():  # datasets tells what is missing
-            check_regular(path, hint=SAVE_AGAIN)
-            yield path
+def peak_rss_bytes() -> int:
+    """The most memory that this process has had. Not `ru_maxrss` on Linux: it starts with what the parent had."""
+    import resource
+
+    peak = process_figure("status", "VmHWM:")
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss if peak is None else 1024 * peak  # bytes on macOS
 
 
-def record_batch(message: Any) -> dict[int, int]:
-    """Of a batch in an Arrow stream its rows (0), and whether it is compressed (3). Arrow describes it in a table of
-    FlatBuffers, where field 2 of a message is the batch, and pyarrow shows neither before it has unpacked all."""
-    data = message.metadata.to_pybytes()
-
-    def fields(table: int) -> dict[int, int]:
-        """Where each field of a table lies."""
-        places = table - struct.unpack_from("<i", data, table)[0]
-        (length,) = struct.unpack_from("<H", data, places)
-        offsets = struct.unpack_from(f"<{(length - 4) // 2}H", data, places + 4)
-        return {number: table + offset for number, offset in enumerate(offsets) if offset}
-
-    (root,) = struct.unpack_from("<I", data, 0)
-    header = fields(root).get(2)
-    if message.type == "dictionary" or header is None:
-        raise ValueError("it has a dictionary, and datasets writes none")
-    if message.type != "record batch":
-        return {}
-    batch = fields(header + struct.unpack_from("<I", data, header)[0])
-    rows = struct.unpack_from("<q", data, batch[0])[0] if 0 in batch else 0
-    return {0: max(0, rows), 3: int(3 in batch)}
+def number(value: Any) -> float | None:
+    """A finite float, or None: JSON has no NaN."""
+    value = float(value) if value is not None else math.nan
+    return value if math.isfinite(value) else None
 
 
-def iter_hub(name: str, split: str, config: str | None, revision: str | None) -> Iterator[tuple[int, dict[str, Any]]]:
-    import datasets
-
-    loaded = datasets.load_dataset(name, config, split=split, revision=revision)
-    yield from enumerate(as_written(loaded, loaded.features.arrow_schema, json_read=True), start=1)
+def file_digest(path: Path) -> dict[str, Any]:
+    with open(path, "rb") as file:
+        return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
 
 
-ANSWERS = ("completion", "output", "answer")
-PAIRS = ("prompt_completion", "question_answer")  # each side a text, or messages
-BARE = ("prompt_completion", "completion")  # texts joined as they stand
+def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
+    if is_main_process():
+        write_text(path, "".join(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows))
 
 
-def to_example(row: dict[str, Any], data_format: str, columns: dict[str, str]) -> dict[str, Any]:
-    """One row as `{"kind": "chat", "messages", "tools", "prompt_messages"}`, `{"kind": "completion", "prompt",
-    "completion"}` or `{"kind": "text", "text"}`.
-
-    Args:
-        data_format: `messages`, `question_answer`, `instruction` or `sharegpt`, which become turns; `completion` and
-            `prompt_completion`, whose texts are joined as they stand; or `text`.
-        columns: what the format calls a column, to what the dataset calls it.
-    """
-
-    def value(name: str) -> Any:
-        return row.get(columns[name]) if name in columns else None
-
-    if data_format == "messages":
-        return chat(value("messages"), value("tools"), 0)
-    if data_format == "sharegpt":
-        return chat(from_sharegpt(value("conversations"), value("system")), value("tools"), 0)
-    if data_format == "text":
-        return {"kind": "text", "text": text_of(value("text"), "text")}
-    names = ("question", "answer") if data_format == "question_answer" else ("prompt", "completion")
-    prompt, completion = value(names[0]), value(names[1])
-    if data_format in PAIRS and (isinstance(prompt, list) or isinstance(completion, list)):
-        prompt, completion = as_messages(prompt, "user", names[0]), as_messages(completion, "assistant", names[1])
-        return chat([*prompt, *completion], value("tools"), len(prompt))
-    if data_format in BARE:
-        return {
-            "kind": "completion",
-            "prompt": text_of(prompt, "prompt"),
-            "completion": text_of(completion, "completion"),
-        }
-    return chat(from_pair(data_format, value), value("tools"), 0)
+def write_json(path: Path, document: Any) -> None:
+    write_text(path, json.dumps(document, indent=1, ensure_ascii=False, default=str) + "\n")
 
 
-def from_pair(data_format: str, value: Any) -> list[dict[str, Any]]:
-    """`instruction`/`input`/`output` and `question`/`answer` as one turn, after a system message if there is one."""
-    names = ("instruction", "output") if data_format == "instruction" else ("question", "answer")
-    user = text_of(value(names[0]), names[0])
-    if value("input"):
-        user += "\n\n" + text_of(value("input"), "input")
-    system = [{"role": "system", "content": text_of(value("system"), "system")}] if value("system") else []
-    answer = {"role": "assistant", "content": text_of(value(names[1]), names[1])}
-    return [*system, {"role": "user", "content": user}, answer]
+def write_text(path: Path, text: str) -> None:
+    """The whole file or nothing: a temporary name, then a rename."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    with open(temporary, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
 
 
-ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython", "observation", "environment")
-SHAREGPT_ROLES = {
-    "human": "user",
-    "user": "user",
-    "gpt": "assistant",
-    "assistant": "assistant",
-    "chatgpt": "assistant",
-    "model": "assistant",
-    "system": "system",
-    "tool": "tool",
-}
-
-
-def from_sharegpt(turns: Any, system: Any) -> list[dict[str, Any]]:
-    if not isinstance(turns, list):
-        raise Refused(
-            "conversations is not a list", code="bad_row", expected='[{"from", "value"}, …]', got=repr(turns)[:80]
-        )
-    messages = [{"role": "system", "content": text_of(system, "system")}] if system else []
-    for turn in turns:
-        role = SHAREGPT_ROLES.get(str(turn.get("from")).lower()) if isinstance(turn, dict) else None
-        if role is None:
-            raise Refused(
-                "a turn has no known speaker", code="unknown_role", expected="from: human or gpt", got=repr(turn)[:80]
-            )
-        messages.append({"role": role, "content": text_of(turn.get("value"), "value")})
-    return messages
-
-
-def as_messages(value: Any, role: str, name: str) -> list[dict[str, Any]]:
-    if isinstance(value, list):
-        return value
-    return [{"role": role, "content": text_of(value, name)}]
-
-
-PICTURES = (
-    "png|jpe?g|jfif|jp2|j2k|jxl|webp|gif|bmp|tiff?|heic|heif|avif|svg|ico|tga|exr|p[bgpn]m|psd|dng|nef|cr[23]|arw|dcm"
-    "|pdf|djvu"
-)
-SOUNDS = "wav|mp3|flac|ogg|oga|opus|m4a|aac|aiff?|wma|amr|sph|caf|midi?"
-FILMS = "mp4|m4v|mov|webm|mkv|avi|mpe?g|wmv|flv|ogv|3gp"
-MEDIA = f"(?:{PICTURES}|{SOUNDS}|{FILMS})"
-# A file name alone, or a path or an address with spaces in it. A sentence that ends with a file name is neither. An
-# address may name the kind of picture in its parameters.
-MEDIA_NAME = re.compile(
-    rf"\S+\.{MEDIA}(?:[?#]\S*)?|\S*[/\\][^\n]*\.{MEDIA}(?:[?#]\S*)?|https?://\S+[?&](?:format|fmt|type|ext)=(?:image/)?{MEDIA}(?:&\S*)?",
-    re.IGNORECASE,
-)
-MEDIA_URI = re.compile(r"data:(?:image|audio|video)/", re.IGNORECASE)
-MEDIA_KEYS = {"bytes", "path", "array", "sampling_rate"}  # datasets' Image and Audio; Parquet may leave out the empty
-MEDIA_BASE64 = re.compile(r"[A-Za-z0-9+/_-]{32,}={0,2}")
-MEDIA_HEX = re.compile(r"(?:0x|\\x)?((?:[0-9A-Fa-f]{2}){24})")
-# First bytes: PNG, JPEG, GIF, TIFF, FLAC, Ogg, MP3, Matroska and WebM; WebP, WAV and AVI; MP4, HEIC and AVIF.
-MEDIA_MAGIC = re.compile(
-    rb"\x89PNG\r\n|\xff\xd8\xff|GIF8[79]a|II\*\0|MM\0\*|fLaC|OggS\0|ID3[\2-\4]|\x1a\x45\xdf\xa3"
-    rb"|RIFF.{4}(?:WEBP|WAVE|AVI )|.{4}ftyp",
-    re.DOTALL,
-)
-# Marks of vision and audio models: as Qwen, Phi, Gemma, Pixtral, Llama 3.2, InternVL, Idefics, DeepSeek, MiniCPM write.
-MEDIA_MARK = re.compile(
-    r"<\|(?:image|img|vision|video|audio)[^|<>\n]*\|>|<(?:start|end)_of_(?:image|audio)>"
-    r"|<(?:image|img|video|audio)[_ -]?(?:soft_token|placeholder|context|token|pad|patch|here|#?\d+)>"
-    r"|<fake_token_around_image>|<im_patch>|<im(?:g|age)>[^<>\n]+</im(?:g|age)>|\[IMG\](?!.*\[/IMG\])",
-    re.IGNORECASE,
-)
-# The bare tags of LLaVA's kind at an end of a text or of a line, and other brackets at an end of a text. HTML closes
-# such a tag.
-TAGGED = "(?:image|img|photo|video|audio|speech)"
-# Within a sentence `<image>` stands for a picture too, unless the sentence is about the tag.
-IN_SENTENCE = r"(?<![\w`\"'])<image>(?![`\"'])(?!\s*(?:tag|element|node|attribute|label|field)s?\b)"
-MEDIA_TAG = re.compile(rf"(?:^|\n)\s*<{TAGGED}>|<{TAGGED}>\s*(?:\n|$)|{IN_SENTENCE}", re.IGNORECASE)
-BRACKETED = r"(?:\[(?:image|IMAGE|img)(?: ?#?\d+)?\]|\{\{?image\}?\})"
-MEDIA_FIRST, MEDIA_LAST = re.compile(rf"\s*{BRACKETED}"), re.compile(rf"{BRACKETED}\s*\Z")
-
-
-def media_in(value: Any, *, answer: bool = False) -> str | None:
-    """What of this value is a picture, sound or film and no text: a file's name or address, its data, or the mark that
-    stands for it in a text. None for a text.
-
-    Args:
-        answer: the bare name of a file is a good answer, and a bad question.
-    """
-    if isinstance(value, (bytes, bytearray)):
-        return f"{len(value)} bytes"
-    if isinstance(value, dict):
-        held = any(
-            name == "array" or media_in(each) is not None or (name == "bytes" and not isinstance(each, int))
-            for name, each in value.items()
-        )
-        return "{" + ", ".join(sorted(value)) + "}" if held and MEDIA_KEYS.issuperset(value) else None
-    if isinstance(value, list):
-        return next((found for each in value if (found := media_in(each)) is not None), None)
-    if not isinstance(value, str):
-        return None
-    short = value[:4096].strip()
-    if MEDIA_URI.match(short):
-        return short[:40]
-    if len(value) < 1024 and MEDIA_NAME.fullmatch(short) and not (answer and "/" not in short and "\\" not in short):
-        return short[:80]
-    if MEDIA_BASE64.match(short[:64]) and MEDIA_MAGIC.match(base64.urlsafe_b64decode(base64_start(short))):
-        return f"{short[:16]}…, a file as base64"
-    if (digits := MEDIA_HEX.match(short)) and MEDIA_MAGIC.match(bytes.fromhex(digits[1])):
-        return f"{short[:16]}…, a file in hexadecimal digits"
-    return media_mark(value)
-
-
-def media_mark(text: str) -> str | None:
-    """What stands for a picture, sound or film in this text."""
-    mark = MEDIA_MARK.search(text) if "<" in text or "[IMG]" in text else None
-    if mark is None and "<" in text and "</" not in text:
-        mark = MEDIA_TAG.search(text)
-    if mark is None and (text.lstrip()[:1] in ("[", "{") or text.rstrip()[-1:] in ("]", "}")):
-        mark = MEDIA_FIRST.match(text) or MEDIA_LAST.search(text[-64:])
-    return None if mark is None else mark.group().strip()
-
-
-def base64_start(text: str) -> str:
-    """The characters of the first 24 bytes."""
-    return text[:32].replace("+", "-").replace("/", "_")
-
-
-def require_text(value: Any, name: str, *, answer: bool = False) -> None:
-    found = media_in(value, answer=answer)
-    if found is not None:
-        raise Refused(
-            f"{name} holds a picture, sound or film, and this version trains on text only",
-            code="not_text",
-            expected=f"text in {name}",
-            got=found,
-            hint="leave such rows out, or use a dataset of text",
-        )
-
-
-def text_of(value: Any, name: str) -> str:
-    require_text(value, name, answer=name in ANSWERS)
-    if not isinstance(value, str) or not value.strip():
-        raise Refused(f"{name} is empty or not text", code="bad_row", expected=f"text in {name}", got=repr(value)[:80])
-    return value
-
-
-def is_text_part(part: Any) -> bool:
-    return isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text", ""), str)
-
-
-def is_unicode(fields: dict[str, Any]) -> bool:
-    try:
-        return (len(fields) < 2 and fields["role"].isascii()) or bool(
-            json.dumps(fields, ensure_ascii=False, default=str).encode("utf-8")
-        )
-    except UnicodeEncodeError:
-        return False
-
-
-def chat(messages: Any, tools: Any, prompt_messages: int) -> dict[str, Any]:
-    """A conversation whose messages are well formed. `prompt_messages` at its start are never trained."""
-    if not isinstance(messages, list) or not messages:
-        raise Refused(
-            "messages is empty or not a list",
-            code="bad_row",
-            expected='[{"role", "content"}, …]',
-            got=repr(messages)[:80],
-        )
-    cleaned = []
-    for message in messages:
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise Refused(
-                "a message has no role", code="bad_row", expected='{"role", "content"}', got=repr(message)[:80]
-            )
-        # `datasets` fills the keys that a row lacks with None; a template must not see them.
-        message = {key: value for key, value in message.items() if value is not None}
-        content = message.get("content", "")
-        for part in content if isinstance(content, list) else ():
-            if isinstance(part, dict) and part.get("type") not in (None, "text"):
-                require_text({"bytes": None, "path": None}, f"a part of type {part['type']}")
-        require_text(content, f"the {message['role']} message", answer=message["role"] == "assistant")
-        if isinstance(content, list) and all(map(is_text_part, content)):
-            content = "".join(part.get("text", "") for part in content)
-        if not isinstance(content, str) or (not content and not message.get("tool_calls")):
-            raise Refused(f"the {message['role']} message has no text", code="bad_row", got=repr(message)[:80])
-        if not is_unicode({key: value for key, value in message.items() if key != "content"}):  # templates write it too
-            half = "half a surrogate pair stands in a message, which no tokenizer reads"
-            raise Refused(half, code="bad_row", expected="text in Unicode", got=repr(message)[:80])
-        cleaned.append({**message, "content": content})
-    require_answer(cleaned, prompt_messages)
-    return {"kind": "chat", "messages": cleaned, "tools": tools or None, "prompt_messages": prompt_messages}
-
-
-def require_answer(messages: list[dict[str, Any]], prompt_messages: int) -> None:
-    """Refuses a conversation without a message of the assistant after its prompt."""
-    if any(message["role"] == "assistant" for message in messages[prompt_messages:]):
-        return
-    unknown = next((message["role"] for message in messages if message["role"] not in ROLES), None)
-    if unknown is None:
-        raise Refused("a conversation has no assistant message to learn from", code="bad_row", got=repr(messages)[:80])
-    raise Refused(
-        f"the role {unknown[:40]!r} is not known, and no message is the assistant's",
-        code="unknown_role",
-        expected=f"one of {', '.join(ROLES)}",
-        got=repr(messages)[:80],
-        hint="name the one who answers assistant in the dataset",
-    )
-
-
-# --- A model folder from elsewhere ----------------------------------------------------------------------------------
+# --- model_files -----------------------------------------------------------------------------------------------------
+# A model folder from elsewhere: files of bounded size, checked before a library reads them.
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 # What libraries read of a model folder, by name, with the most bytes of each: several times the largest published one.
@@ -2006,9 +733,1466 @@ def bad_index(folder: Path, got: str, expected: str) -> Refused:
     )
 
 
-# --- Tokens and labels: what is fed, and what of it is trained ------------------------------------------------------
+def model_file(model: str, revision: str | None, name: str) -> str | None:
+    """The path of one file of a model, fetched where need be; None when the model has none."""
+    from transformers.utils import cached_file
+
+    missing = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
+    return cached_file(model, name, revision=revision, **missing)  # type: ignore[no-any-return]
 
 
+# --- plan ------------------------------------------------------------------------------------------------------------
+# The plan: its fields, its checks, and the smaller layout that follows when memory ends.
+
+PLAN_SCHEMA = "skill-train/plan/1"
+
+# Every field the program reads, with its JSON type. `skill_train.recipe.fields` holds the meaning and the defaults.
+RECIPE_FIELDS: dict[str, tuple[type, ...]] = {
+    "model": (str,),
+    "revision": (str, type(None)),
+    "data": (str,),
+    "data_revision": (str, type(None)),
+    "data_config": (str, type(None)),
+    "split": (str,),
+    "format": (str,),
+    "columns": (dict,),
+    "loss_on": (str,),
+    "method": (str,),
+    "finetuning_type": (str,),
+    "pure_bf16": (bool,),
+    "max_length": (int,),
+    "max_steps": (int,),
+    "effective_batch_size": (int,),
+    "learning_rate": (float, int),
+    "lr_scheduler_type": (str,),
+    "warmup_steps": (int,),
+    "weight_decay": (float, int),
+    "adam_beta1": (float, int),
+    "adam_beta2": (float, int),
+    "adam_epsilon": (float, int),
+    "max_grad_norm": (float, int),
+    "optim": (str,),
+    "lora_r": (int,),
+    "lora_alpha": (float, int),
+    "lora_dropout": (float, int),
+    "target_modules": (list,),
+    "modules_to_save": (list, type(None)),
+    "use_rslora": (bool,),
+    "use_dora": (bool,),
+    "load_in_4bit": (bool,),
+    "held_out_fraction": (float, int),
+    "skip_untrained_rows": (bool,),
+    "seed": (int,),
+}
+PLACEMENT_FIELDS: dict[str, tuple[type, ...]] = {
+    "backend": (str,),
+    "device": (str,),
+    "dtype": (str,),
+    "attn_implementation": (str,),
+    "per_device_train_batch_size": (int,),
+    "gradient_accumulation_steps": (int,),
+    "num_processes": (int,),
+    "strategy": (str,),
+    "offload": (bool,),
+    "gradient_checkpointing": (bool,),
+    "threads": (int, type(None)),
+    "save_steps": (int,),
+    "save_total_limit": (int,),
+    "report_to": (str,),
+}
+STRATEGIES = ("single", "ddp", "fsdp")
+TUNED = {"lora": "adapter", "full": "merged"}  # the folder of what was trained
+MEASURING, TRAINS = "measuring the model before training", "training"  # the stages with a batch in memory
+SMALLER = "smaller_layout"  # the rule of a reason in a plan whose first layout met the end of the memory
+
+
+def load_plan(path: Path) -> dict[str, Any]:
+    """The plan, every field present and of its type. Standard library only: a bad plan fails in milliseconds."""
+    plan = plan_document(path)
+    if not isinstance(plan, dict) or plan.get("schema") != PLAN_SCHEMA:
+        got = str(plan.get("schema")) if isinstance(plan, dict) else type(plan).__name__
+        raise bad_plan(f"{path} is not a plan", expected=PLAN_SCHEMA, got=got)
+    check_fields(plan.get("recipe"), RECIPE_FIELDS, "recipe")
+    check_fields(plan.get("placement"), PLACEMENT_FIELDS, "placement")
+    tuning = plan["recipe"]["finetuning_type"]
+    if tuning not in TUNED:
+        raise bad_plan("recipe.finetuning_type is unknown", expected=" or ".join(TUNED), got=tuning)
+    check_batch(plan["recipe"], plan["placement"])
+    attention = plan["placement"]["attn_implementation"]
+    if attention not in ATTENTION:  # the name of a repository would be fetched from the Hub and run
+        expected = " or ".join(ATTENTION)
+        raise bad_plan("placement.attn_implementation is unknown", expected=expected, got=attention)
+    return plan
+
+
+def plan_document(path: Path) -> Any:
+    try:
+        return foreign_json(path)
+    except FileNotFoundError:
+        raise Refused(
+            f"{path} does not exist",
+            code="missing_file",
+            expected="the plan of a run",
+            got=str(path),
+            hint="check the path; skill-train local RECIPE makes a plan and trains it",
+        ) from None
+    except Refused as refusal:
+        raise bad_plan(refusal.error["message"], expected="a plan in JSON", got=refusal.error["got"]) from None
+    except OSError as error:  # a folder, a file of another user
+        raise bad_plan(f"{path} cannot be read: {error.strerror}", expected="a plan in JSON") from None
+
+
+def bad_plan(message: str, *, expected: str = "", got: str = "") -> Refused:
+    hint = "make the plan again: skill-train local RECIPE, which trains it too"
+    return Refused(message, code="bad_plan", expected=expected, got=got, hint=hint)
+
+
+def check_fields(values: Any, fields: dict[str, tuple[type, ...]], name: str) -> None:
+    if not isinstance(values, dict):
+        raise bad_plan(f"the plan has no {name}", expected=f"an object called {name}")
+    for key in sorted(set(values) ^ set(fields)):
+        state = "unknown" if key in values else "missing"
+        raise bad_plan(f"{name}.{key} is {state}")
+    for key, types in fields.items():
+        value = values[key]
+        if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
+            expected = " or ".join(t.__name__ for t in types)
+            raise bad_plan(f"{name}.{key} has the wrong type", expected=expected, got=repr(value))
+
+
+def check_batch(recipe: dict[str, Any], placement: dict[str, Any]) -> None:
+    parts = [placement[k] for k in ("per_device_train_batch_size", "gradient_accumulation_steps", "num_processes")]
+    if math.prod(parts) != recipe["effective_batch_size"]:
+        raise bad_plan(
+            "the batch split does not make the effective batch size",
+            expected=f"effective_batch_size {recipe['effective_batch_size']}",
+            got=" x ".join(map(str, parts)) + " (per device x accumulation x processes)",
+        )
+    strategy, processes = placement["strategy"], placement["num_processes"]
+    if strategy not in STRATEGIES or (strategy == "single") != (processes == 1):
+        raise bad_plan(
+            "placement.strategy does not go with the number of processes",
+            expected="single with one process, ddp or fsdp with several",
+            got=f"{strategy} with {processes}",
+        )
+
+
+def check_processes(placement: dict[str, Any]) -> None:
+    """A process that was never started would leave out its part of every batch, and the loss would look healthy:
+    `accelerate launch --cpu --num_processes 2` starts one (accelerate 1.15)."""
+    started = int(os.environ.get("WORLD_SIZE", "1"))
+    if started != placement["num_processes"]:
+        raise wrong_launch(f"{placement['num_processes']} processes", f"{started}")
+
+
+def wrong_launch(expected: str, got: str) -> Refused:
+    return Refused(
+        "the program was not started as its plan says",
+        code="wrong_launch",
+        expected=expected,
+        got=got,
+        hint="skill-train local starts it; by hand: accelerate launch with the arguments under `launch` in the plan",
+    )
+
+
+def smaller_plan(plan: dict[str, Any], error: dict[str, Any], stage: str | None) -> dict[str, Any] | None:
+    """The plan for another try after `error`, with its reason; None where a smaller layout would not help.
+
+    Args:
+        error: of a training that ended for its memory.
+        stage: the last one that it told of. Before the model is there, and after it is trained, no batch needs memory.
+    """
+    placement = smaller_layout(plan["placement"]) if stage in (MEASURING, TRAINS) else None
+    if placement is None:
+        return None
+    reason = {
+        "rule": SMALLER,
+        "value": layout_words(placement),
+        "because": f"{error['message']}; it was {layout_words(plan['placement'])}",
+        "source": "this run",
+    }
+    return plan | {"placement": placement, "reasons": [*(plan.get("reasons") or []), reason]}
+
+
+def smaller_layout(placement: dict[str, Any]) -> dict[str, Any] | None:
+    """The next one in the planner's order that needs less memory: activations that are computed again, then fewer rows
+    at a time. Each step trains the same rows. None after the smallest."""
+    if not placement["gradient_checkpointing"]:
+        return placement | {"gradient_checkpointing": True}
+    rows = placement["per_device_train_batch_size"]
+    whole = rows * placement["gradient_accumulation_steps"]
+    fewer = next((count for count in range(rows // 2, 0, -1) if whole % count == 0), None)
+    if fewer is None:
+        return None
+    return placement | {"per_device_train_batch_size": fewer, "gradient_accumulation_steps": whole // fewer}
+
+
+def layout_words(placement: dict[str, Any]) -> str:
+    rows, times = placement["per_device_train_batch_size"], placement["gradient_accumulation_steps"]
+    return (
+        f"{rows} x {times} rows {'with' if placement['gradient_checkpointing'] else 'without'} gradient_checkpointing"
+    )
+
+
+def memory_ended(error: dict[str, Any], kills: int | None) -> bool:
+    """Whether a training certainly ended for its memory. One that was killed did not say so, and anybody may have
+    killed it.
+
+    Args:
+        kills: `kills_for_memory` from before it.
+    """
+    if error["code"] != "out_of_memory" or "SIGKILL" not in error["message"]:
+        return bool(error["code"] == "out_of_memory")
+    now = kills_for_memory()
+    return kills is not None and now is not None and now > kills
+
+
+def kills_for_memory() -> int | None:
+    """Processes that this computer has killed for its memory since it started; None where the system does not tell."""
+    try:
+        found = re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(encoding="utf-8"), re.MULTILINE)
+    except OSError:
+        return None
+    return int(found[1]) if found else None
+
+
+def last_stage(said: str) -> str | None:
+    """The last stage that a training told of, in its output."""
+    lines = [line for line in said.splitlines() if line.startswith('{"event": "stage"')]
+    return str(json.loads(lines[-1])["text"]) if lines else None
+
+
+def once_more(plan: dict[str, Any]) -> str:
+    reason = plan["reasons"][-1]
+    return f"{reason['because']}; once more, with {reason['value']}"
+
+
+def prepare_environment(placement: dict[str, Any]) -> None:
+    """Before any library is imported: no telemetry, and MPS falls back to the CPU for operators it lacks."""
+    for name in ("HF_HUB_DISABLE_TELEMETRY", "DISABLE_TELEMETRY", "DO_NOT_TRACK"):
+        os.environ[name] = "1"
+    block_hub_kernels()
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+    # Threads that spin while they wait take the processor from each other on a busy machine: 10 times slower, measured.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    if placement["device"] == "mps":
+        os.environ.setdefault("PYTORCH_ENABLE_MPS_FALLBACK", "1")
+        event("note", text="PYTORCH_ENABLE_MPS_FALLBACK=1: operators that MPS lacks run on the CPU, slower")
+
+
+# --- parquet ---------------------------------------------------------------------------------------------------------
+# Parquet and Arrow: tables that are checked before they are unpacked, and rows as they were written.
+
+# A table of one kilobyte can unpack to gigabytes: by its codec, by the number of a long text in a dictionary, by texts
+# that repeat the beginning of the one before, by a run of rows or of parts of a row. A file of so many bytes is
+# believed to hold so much: in all, in rows of Python, and at once, in one page of each column or in one row.
+ROWS_AT_ONCE = 1024
+VALUE_BYTES = 100  # of a value in Python, beside its text
+# Of Parquet: two kinds of column, a kind of page, the encoding DELTA_BYTE_ARRAY, and codecs as pyarrow calls them.
+TEXTS, FIXED, DICTIONARY_PAGE, PREFIXES = 6, 7, 2, 7
+CODECS = {0: None, 1: "snappy", 2: "gzip", 4: "brotli", 5: "lz4_raw", 6: "zstd", 7: "lz4_raw"}
+DICTIONARY_BYTES = 1 << 20  # beyond which writers begin no further one
+
+
+def most_in_all(size: int) -> int:
+    return max(1_000_000_000, 1000 * size)
+
+
+def most_at_once(size: int) -> int:
+    return max(32_000_000, 100 * size)
+
+
+def too_much(path: Any, size: int, what: str) -> Refused:
+    return Refused(
+        f"{path} has {size:,} bytes and unpacks to {what}",
+        code="unpacks_to_too_much",
+        expected=f"at most {most_in_all(size):,} bytes in all, and {most_at_once(size):,} in one row or page",
+        got=what,
+        hint="do not use it; if you wrote it yourself, write the rows to a .jsonl file, and give that",
+    )
+
+
+def parquet_batches(path: Path, size: int) -> Iterator[Any]:
+    """The rows of a Parquet file, so many at a time that no column takes much memory.
+
+    Raises:
+        Refused: the footer, or the header of a page, says more than a file of this size is believed to hold.
+    """
+    from pyarrow import parquet
+
+    with open(path, "rb") as raw:
+        groups, most = row_groups(raw, size), most_at_once(size)
+        check_footer(groups, path, size)
+        file = parquet.ParquetFile(path)
+        if any(len(group.chunks) != len(file.schema) for group in groups):
+            raise ValueError("its footer lacks a column")
+        numbered = {i for group in groups for i, chunk in enumerate(group.chunks) if chunk.numbered}
+        by_number = parquet.ParquetFile(path, read_dictionary=[file.schema.column(i).path for i in sorted(numbered)])
+        for number, group in enumerate(groups):
+            columns = [Column(raw, chunk, file.schema.column(i), most) for i, chunk in enumerate(group.chunks)]
+            page, parts = sum(c.page for c in columns), sum(c.values for c in columns if c.repeated)
+            if page > most:
+                raise too_much(path, size, f"{page:,} bytes in one page of each column")
+            if parts * VALUE_BYTES > most_in_all(size):
+                raise too_much(path, size, f"{parts:,} parts of rows")
+            # One row may have all parts of the others, and each part the longest text.
+            wide = [c for c in columns if c.repeated and c.width * c.values > most_in_all(size)]
+            if any(not c.numbered for c in wide):
+                raise too_much(path, size, f"up to {max(c.width * c.values for c in wide):,} bytes of texts")
+            rows = min(ROWS_AT_ONCE, most // max(1, sum(c.width for c in columns)))
+            # A text that is repeated is in memory once where it stays a number; its rows take six times as long.
+            yield from (by_number if wide else file).iter_batches(batch_size=max(1, rows), row_groups=[number])
+
+
+class Chunk(NamedTuple):
+    """One column of one row group, as the footer describes it."""
+
+    kind: int
+    codec: int
+    values: int
+    unpacked: int
+    packed: int
+    data_at: int
+    dictionary_at: int  # 0: none
+
+    @property
+    def numbered(self) -> bool:
+        """Whether its texts stand in a dictionary."""
+        return self.kind == TEXTS and self.dictionary_at > 0
+
+
+class Group(NamedTuple):
+    rows: int
+    chunks: list[Chunk]
+
+
+def row_groups(raw: IO[bytes], size: int) -> list[Group]:
+    """Those of a Parquet file. Read here: pyarrow (26) ends the process over a footer that it does not understand."""
+    raw.seek(max(0, size - 8))
+    length, mark = int.from_bytes(raw.read(4), "little"), raw.read(4)
+    if mark != b"PAR1" or length > size - 8:
+        raise ValueError("it does not end as a Parquet file")
+    raw.seek(size - 8 - length)
+    try:
+        footer, _ = thrift_struct(raw.read(length), 0)
+        return [Group(group[3], [chunk_of(column[3]) for column in group[1]]) for group in footer[4]]
+    except (IndexError, KeyError, TypeError, AttributeError):
+        raise ValueError("its footer is broken") from None
+
+
+def chunk_of(said: dict[int, Any]) -> Chunk:
+    chunk = Chunk(said[1], said[4], said[5], said[6], said[7], said[9], said.get(11, 0))
+    if any(type(number) is not int or number < 0 for number in chunk):
+        raise ValueError("its footer has a number that is none")
+    return chunk
+
+
+def check_footer(groups: list[Group], path: Path, size: int) -> None:
+    """Refuses a Parquet file whose footer claims more than one of `size` bytes is believed to hold."""
+    rows = sum(group.rows for group in groups)
+    if rows * VALUE_BYTES > most_in_all(size):
+        raise too_much(path, size, f"{rows:,} rows")
+    unpacked = sum(chunk.unpacked for group in groups for chunk in group.chunks)
+    if unpacked > most_in_all(size):
+        raise too_much(path, size, f"{unpacked:,} bytes")
+
+
+class Column:
+    """What the pages of one column of one row group say of themselves. pyarrow believes them and not the footer."""
+
+    def __init__(self, raw: IO[bytes], chunk: Chunk, column: Any, most: int) -> None:
+        self.repeated = column.max_repetition_level > 0
+        self.numbered = chunk.numbered
+        self.page = 0  # bytes of the largest
+        self.values = 0
+        self.width = 8  # bytes of one value at most, where they are not all in its page
+        for page in pages(raw, chunk):
+            self.page = max(self.page, page.unpacked)
+            if page.kind == DICTIONARY_PAGE:
+                self.width = max(self.width, longest_text(raw, page, chunk) if page.unpacked <= most else page.unpacked)
+            else:
+                self.values += page.values
+            if page.encoding == PREFIXES:
+                self.width, self.numbered = max(self.width, page.unpacked), False
+        if chunk.kind == FIXED:
+            self.width = column.length
+
+
+class Page(NamedTuple):
+    """A page as its header describes it."""
+
+    kind: int
+    at: int  # where its bytes begin
+    packed: int  # bytes
+    unpacked: int
+    values: int
+    encoding: int
+
+
+def pages(raw: IO[bytes], chunk: Chunk) -> Iterator[Page]:
+    """Each page that pyarrow would read."""
+    at = chunk.dictionary_at if 0 < chunk.dictionary_at < chunk.data_at else chunk.data_at
+    end, seen = at + chunk.packed, 0
+    while at < end and seen < chunk.values:
+        header, length = page_header(raw, at)
+        inner: dict[int, Any] = next((header[n] for n in (5, 7, 8) if isinstance(header.get(n), dict)), {})
+        values, encoding = inner.get(1, 0), inner.get(4 if 8 in header else 2, 0)
+        page = Page(header.get(1, -1), at + length, header.get(3, -1), header.get(2, -1), values, encoding)
+        if any(type(part) is not int or part < 0 for part in page):
+            raise ValueError("the header of a page has no such number")
+        yield page
+        seen += values if page.kind != DICTIONARY_PAGE else 0
+        at = page.at + page.packed
+
+
+def longest_text(raw: IO[bytes], page: Page, chunk: Chunk) -> int:
+    """Bytes of the longest text in a dictionary; of a very large one, or where its codec is another, those of all."""
+    import pyarrow
+
+    if chunk.kind != TEXTS or page.unpacked > 8 * DICTIONARY_BYTES or chunk.codec not in CODECS:
+        return page.unpacked
+    raw.seek(page.at)
+    data, codec = raw.read(min(page.packed, chunk.packed)), CODECS[chunk.codec]
+    if codec is not None:
+        try:
+            data = pyarrow.decompress(data, page.unpacked, codec=codec, asbytes=True)
+        except (pyarrow.ArrowException, OSError, ValueError):
+            return page.unpacked
+    at = longest = 0
+    while at < len(data):
+        length = int.from_bytes(data[at : at + 4], "little")
+        longest, at = max(longest, length), at + 4 + length
+    return longest
+
+
+def page_header(raw: IO[bytes], at: int) -> tuple[dict[int, Any], int]:
+    """The header of a page by the numbers of its fields, and its length."""
+    for most in (1 << 14, 1 << 24):  # with a long text as the smallest of the page, say
+        raw.seek(at)
+        try:
+            return thrift_struct(raw.read(most), 0)
+        except IndexError:
+            continue
+    raise ValueError("the header of a page is cut off")
+
+
+def thrift_struct(data: bytes, at: int) -> tuple[dict[int, Any], int]:
+    """A struct in Thrift's compact protocol, by the numbers of its fields, and where it ends."""
+    fields: dict[int, Any] = {}
+    number = 0
+    while head := data[at]:
+        number, at = (number + (head >> 4), at + 1) if head >> 4 else thrift_number(data, at + 1)
+        fields[number], at = thrift_value(data, at, head & 15)
+    return fields, at + 1
+
+
+def thrift_value(data: bytes, at: int, kind: int) -> tuple[Any, int]:
+    if kind in (1, 2):  # true, false
+        return kind == 1, at
+    if kind == 3:
+        return data[at], at + 1
+    if kind in (4, 5, 6):
+        return thrift_number(data, at)
+    if kind == 7:  # a float
+        return None, at + 8
+    if kind == 8:  # bytes; their length has no sign
+        length, at = thrift_varint(data, at)
+        return data[at : at + length], at + length
+    if kind in (9, 10):
+        return thrift_list(data, at)
+    if kind == 12:
+        return thrift_struct(data, at)
+    raise ValueError("a description in it is none")
+
+
+def thrift_list(data: bytes, at: int) -> tuple[list[Any], int]:
+    head, found = data[at], []
+    count, at = (head >> 4, at + 1) if head >> 4 < 15 else thrift_varint(data, at + 1)
+    for _ in range(count):
+        value, at = (data[at], at + 1) if head & 15 in (1, 2) else thrift_value(data, at, head & 15)
+        found.append(value)
+    return found, at
+
+
+def thrift_number(data: bytes, at: int) -> tuple[int, int]:
+    value, at = thrift_varint(data, at)
+    return (value >> 1) ^ -(value & 1), at
+
+
+def thrift_varint(data: bytes, at: int) -> tuple[int, int]:
+    value = 0
+    for shift in range(0, 70, 7):
+        byte = data[at]
+        value, at = value | (byte & 0x7F) << shift, at + 1
+        if byte < 0x80:
+            return value, at
+    raise ValueError("a number in it is too long")
+
+
+def believable(batches: Iterable[Any], path: Any, size: int) -> Iterator[Any]:
+    """Batches of Arrow that are small as rows of Python too.
+
+    Raises:
+        Refused: one row, or all rows so far, are more than a file of this size is believed to hold.
+    """
+    total = 0
+    for batch in batches:
+        for part, weight in small_parts(batch, most_at_once(size)):
+            total += weight
+            if weight > most_at_once(size):
+                raise too_much(path, size, f"{weight:,} bytes in one row")
+            if total > most_in_all(size):
+                raise too_much(path, size, f"more than {most_in_all(size):,} bytes of rows")
+            yield part
+
+
+def small_parts(batch: Any, most: int) -> Iterator[tuple[Any, int]]:
+    """The batch in parts of at most so many bytes, or of one row, with the bytes of each."""
+    weight = sum(python_bytes(column) for column in batch.columns)
+    if weight <= most or batch.num_rows < 2:
+        yield batch, weight
+        return
+    half = batch.num_rows // 2
+    yield from small_parts(batch.slice(0, half), most)
+    yield from small_parts(batch.slice(half), most)
+
+
+def python_bytes(array: Any) -> int:
+    """About as many as its values take in Python."""
+    import pyarrow
+    from pyarrow import compute
+
+    kind, own = array.type, VALUE_BYTES * len(array)
+    if isinstance(array, pyarrow.ExtensionArray):
+        return python_bytes(array.storage)
+    if pyarrow.types.is_struct(kind):
+        return own + sum(map(python_bytes, array.flatten()))
+    if isinstance(array, (pyarrow.ListArray, pyarrow.LargeListArray, pyarrow.FixedSizeListArray)):  # a map is a list
+        return own + python_bytes(array.flatten())
+    if not pyarrow.types.is_dictionary(kind):
+        return own + int(array.nbytes)
+    lengths = compute.binary_length(array.dictionary)
+    return own + (compute.sum(lengths.take(array.indices)).as_py() or 0)
+
+
+def as_written(rows: Iterable[dict[str, Any]], schema: Any, *, json_read: bool = False) -> Iterator[dict[str, Any]]:
+    """Rows of Arrow without the nulls that Arrow put in: one column has one type, so each call of a tool would have the
+    arguments of all the others. JSON inside a column is read (`json_read`: it was already), and its nulls stay."""
+    readers = {field.name: read for field in schema if (read := arrow_reader(field.type, json_read=json_read))}
+    for row in rows:
+        yield {**row, **{name: read(row[name]) for name, read in readers.items()}} if readers else row
+
+
+def arrow_reader(kind: Any, *, json_read: bool) -> Callable[[Any], Any] | None:
+    """What makes a value of this type what was written; None where it is that already."""
+    import pyarrow
+
+    types = pyarrow.types
+    if getattr(kind, "extension_name", None) == "arrow.json":
+        return None if json_read else lambda text: json.loads(text) if isinstance(text, str) else text
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        item = arrow_reader(kind.value_type, json_read=json_read)
+        return item and (lambda values: [item(value) for value in values] if isinstance(values, list) else values)
+    if not types.is_struct(kind):
+        return None
+    fields = {field.name: arrow_reader(field.type, json_read=json_read) for field in kind}
+
+    def read(value: Any) -> Any:
+        if not isinstance(value, dict):  # null, or what `datasets` makes of an image
+            return value
+        return {
+            name: field(part) if (field := fields.get(name)) else part
+            for name, part in value.items()
+            if part is not None
+        }
+
+    return read
+
+
+# --- rows ------------------------------------------------------------------------------------------------------------
+# Rows: from a file, a saved folder or the Hub.
+
+CELL_CHARACTERS = 10_000_000  # of a table; Python's own limit is 131,072. A quote that nobody closes ends here
+LINE_BYTES = 50_000_000  # of a line of a dataset: a row of a million tokens takes 15 MB
+DOCUMENT_BYTES = 2_000_000_000  # of a dataset in .json, which is read whole and takes several times as much memory
+# What to do, in hints.
+ROWS_IN_LINES = "write the rows to a .jsonl file, one object a line, and give that"
+MEND = "mend or remove it; no row is ever dropped silently"
+PART_OF_FILE = "use train, or a part of it such as train[:500]"
+SAVE_AGAIN = "save the dataset again with Dataset.save_to_disk, or write the rows to a .jsonl file"
+
+
+def iter_rows(
+    data: str, *, split: str, config: str | None = None, revision: str | None = None
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """`(line, row)` for each row of the chosen split; `line` is the line in the file where it has one, else its number.
+
+    A line that is not a JSON object is refused by its number: dropping it silently would train on something else than
+    the file says.
+    """
+    path = Path(data)
+    if path.is_dir():
+        rows = iter_saved(path, split)
+    elif path.is_file():
+        if not split.startswith("train"):
+            raise Refused(
+                f"{path} is one file and has no split {split!r}",
+                code="bad_split",
+                expected="train, train[:500]",
+                got=split,
+                hint=PART_OF_FILE,
+            )
+        rows = iter_slice(iter_file(path), split)
+    elif path.exists():
+        raise not_a_file(path, "a pipe or a device", hint=ROWS_IN_LINES)
+    else:
+        rows = iter_hub(data, split, config, revision)
+    yield from rows
+
+
+def use_data(plan: dict[str, Any], data: Path | None) -> None:
+    """Takes the data from another place than the one that was planned, where the same bytes must lie."""
+    if data is None:
+        return
+    if not data.exists():
+        raise Refused(
+            f"{data} does not exist",
+            code="missing_file",
+            expected="the file or folder that the plan was made with",
+            got=str(data),
+            hint="check the path after --data, or leave --data out",
+        )
+    planned, found = plan.get("fingerprints", {}).get("data"), data_fingerprint(data, plan["recipe"]["split"])
+    if found != planned:
+        raise Refused(
+            f"{data} is not the data of the plan",
+            code="other_data",
+            expected=f"sha256 {planned[:12]}…" if planned else "a plan of a file or folder, with its fingerprint",
+            got=f"sha256 {found[:12]}…",
+            hint="bring the same file, or plan again with this one",
+        )
+    plan["recipe"]["data"] = str(data)
+
+
+def data_fingerprint(data: Path, split: str) -> str:
+    """SHA-256 of a file's bytes, or of the rows of a folder, as the plan has it."""
+    if data.is_file():
+        return str(file_digest(data)["sha256"])
+    digest = hashlib.sha256()
+    for _, row in iter_rows(str(data), split=split):
+        digest.update(json.dumps(row, sort_keys=True, ensure_ascii=False, default=str).encode("utf-8", "replace"))
+    return digest.hexdigest()
+
+
+def iter_file(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    kind = path.suffix.lower()
+    if kind in (".jsonl", ".ndjson"):
+        yield from iter_jsonl(path)
+    elif kind == ".json":
+        yield from iter_json(path)
+    elif kind in (".csv", ".tsv"):
+        yield from iter_csv(path, delimiter_of(path))
+    elif kind == ".parquet":
+        yield from iter_parquet(path)
+    else:
+        raise Refused(
+            f"{path} is not a kind of file that holds a dataset",
+            code="unknown_file_kind",
+            expected=".jsonl, .json, .csv, .tsv, .parquet, a folder saved by datasets, or a Hub id",
+            got=kind or "no extension",
+            hint=ROWS_IN_LINES,
+        )
+
+
+def iter_parquet(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    import pyarrow.parquet
+
+    try:
+        size = path.stat().st_size
+        batches = believable(parquet_batches(path, size), path, size)
+        rows = (row for batch in batches for row in batch.to_pylist())
+        yield from enumerate(as_written(rows, pyarrow.parquet.read_schema(path)), start=1)
+    except (
+        pyarrow.ArrowException,
+        OSError,
+        ValueError,
+        OverflowError,
+        RecursionError,
+    ) as error:  # text that is not UTF-8, a year 99999, JSON that is none
+        raise Refused(
+            f"{path} cannot be read as Parquet: {str(error).splitlines()[0] if str(error) else type(error).__name__}",
+            code="broken_parquet",
+            expected="a whole Parquet file",
+            hint="download or write the file again",
+        ) from None
+
+
+def iter_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    for number, raw in numbered_lines(path):
+        if raw.strip():
+            yield number, parse_object(raw, f"line {number} of {path}")
+
+
+def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """The lines of a dataset, from 1 as an editor counts.
+
+    Raises:
+        Refused: it is a pipe or a device, or a line is too long; no more than so much of it is read.
+    """
+    with regular_file(path, hint=ROWS_IN_LINES) as file:
+        for number, raw in enumerate(iter(partial(file.readline, LINE_BYTES + 1), b""), start=1):
+            if len(raw) > LINE_BYTES:
+                raise Refused(
+                    f"line {number} of {path} is too long",
+                    code="long_line",
+                    expected=f"at most {LINE_BYTES:,} bytes a line; a row of a million tokens takes 15 MB",
+                    got=raw[:80].decode("utf-8", "replace").rstrip(),
+                    hint=ROWS_IN_LINES,
+                )
+            yield number, raw
+
+
+def whole_text(path: Path) -> str:
+    """What is in a dataset that is one document.
+
+    Raises:
+        Refused: it is a pipe or a device, or too large; nothing of it is read then.
+        UnicodeDecodeError: no UTF-8.
+    """
+    with regular_file(path, hint=ROWS_IN_LINES) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > DOCUMENT_BYTES:
+            raise Refused(
+                f"{path} is one document that is too large to be read whole",
+                code="large_document",
+                expected=f"at most {DOCUMENT_BYTES:,} bytes; a .jsonl file is read by lines and may have any size",
+                got=f"{size:,} bytes",
+                hint=ROWS_IN_LINES,
+            )
+        return file.read(size).decode("utf-8-sig")
+
+
+def not_utf8(where: str, raw: bytes) -> Refused:
+    """UTF-16 starts with a mark; nearly all else that is not UTF-8 is Windows-1252, of which Latin-1 is a part."""
+    encoding = "UTF-16" if raw[:2] in (b"\xff\xfe", b"\xfe\xff") else "WINDOWS-1252"
+    return Refused(
+        f"{where} is not UTF-8, most likely {encoding}",
+        code="broken_line",
+        expected="text in UTF-8",
+        got=raw[:80].decode("utf-8", "replace").rstrip(),
+        hint=f"iconv -f {encoding} -t UTF-8 FILE > NEW_FILE",
+    )
+
+
+def parse_object(raw: bytes, where: str) -> dict[str, Any]:
+    try:
+        row = json.loads(raw.decode("utf-8-sig"))
+    except UnicodeDecodeError:
+        raise not_utf8(where, raw) from None
+    except (ValueError, RecursionError) as error:  # a number of 5000 digits is a ValueError too
+        raise Refused(
+            f"{where} is not JSON: {error}",
+            code="broken_line",
+            expected="one JSON object a line, in UTF-8",
+            got=raw[:80].decode("utf-8", "replace").rstrip(),
+            hint=MEND,
+        ) from None
+    if not isinstance(row, dict):
+        raise Refused(
+            f"{where} is not a JSON object",
+            code="broken_line",
+            expected='{"column": value, …}',
+            got=repr(row)[:80],
+            hint=MEND,
+        )
+    return row
+
+
+def iter_json(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """A JSON file: a list of objects, an object that holds one such list, or one object a line after all."""
+    try:
+        document = json.loads(whole_text(path))
+    except (ValueError, RecursionError):
+        yield from iter_jsonl(path)
+        return
+    if isinstance(document, dict):
+        lists = [value for value in document.values() if isinstance(value, list)]
+        document = lists[0] if len(lists) == 1 else [document]
+    for number, row in enumerate(document if isinstance(document, list) else [document], start=1):
+        if not isinstance(row, dict):
+            raise not_an_object(number, path, row)
+        yield number, row
+
+
+def not_an_object(number: int, path: Path, item: Any) -> Refused:
+    return Refused(
+        f"item {number} of {path} is not an object",
+        code="broken_line",
+        expected='{"column": value, …}',
+        got=repr(item)[:80],
+        hint=MEND,
+    )
+
+
+def delimiter_of(path: Path) -> str:
+    """A tab in a .tsv; in a .csv a comma, or the semicolon that Excel writes where the comma is for decimals."""
+    if path.suffix.lower() == ".tsv":
+        return "\t"
+    _, header = next(numbered_lines(path), (0, b""))
+    return ";" if b";" in header and b"," not in header else ","
+
+
+def iter_csv(path: Path, delimiter: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    csv.field_size_limit(CELL_CHARACTERS)
+    reader = csv.DictReader(decoded_lines(path), delimiter=delimiter, strict=True)
+    try:
+        for row in reader:
+            if None in row or None in row.values():
+                raise other_columns(f"line {reader.line_num} of {path}", reader.fieldnames or [])
+            yield reader.line_num, dict(row)
+    except csv.Error as error:  # the reader counts the rows that were whole: the broken one starts after them
+        raise broken_table(f"line {reader.line_num + 1} of {path}", error) from None
+
+
+def other_columns(where: str, names: Iterable[str]) -> Refused:
+    columns = list(names)
+    return Refused(
+        f"{where} has another number of columns than the header",
+        code="broken_line",
+        expected=f"{len(columns)} columns: {', '.join(columns)}",
+        hint=MEND,
+    )
+
+
+def broken_table(where: str, error: csv.Error) -> Refused:
+    expected = "a table whose quotes are closed, and doubled inside of a cell"
+    return Refused(f"{where} is broken: {error}", code="broken_line", expected=expected, hint=MEND)
+
+
+def decoded_lines(path: Path) -> Iterator[str]:
+    """Text by lines. Decoded one at a time, so that the line with a wrong byte is known."""
+    for number, raw in numbered_lines(path):
+        try:
+            yield raw.decode("utf-8-sig")
+        except UnicodeDecodeError:
+            raise not_utf8(f"line {number} of {path}", raw) from None
+
+
+SLICE = re.compile(r"(?P<name>[\w.-]+)(?:\[(?P<from>\d{1,18}%?)?:(?P<to>\d{1,18}%?)?\])?")
+
+
+def iter_slice(rows: Iterator[tuple[int, Any]], split: str) -> Iterator[tuple[int, Any]]:
+    """The rows of `train[10:500]` or `train[:10%]`. A plain file is one split, whatever its name."""
+    match = SLICE.fullmatch(split)
+    if match is None:
+        raise Refused(
+            f"split {split!r} is not understood",
+            code="bad_split",
+            expected="train, train[:500], train[:10%]",
+            got=split,
+            hint=PART_OF_FILE,
+        )
+    bounds = [match["from"] or "0", match["to"] or ""]
+    if any(bound.endswith("%") for bound in bounds):
+        rows = iter(kept := list(rows))
+        bounds = [str(len(kept) * int(b[:-1]) // 100) if b.endswith("%") else b for b in bounds]
+    for index, row in enumerate(rows):
+        if bounds[1] and index >= int(bounds[1]):
+            return
+        if index >= int(bounds[0]):
+            yield row
+
+
+def iter_saved(folder: Path, split: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """A folder that `datasets` saved."""
+    if not any((folder / name).is_file() for name in (SPLITS, STATE)):
+        raise Refused(
+            f"{folder} is not a dataset folder",
+            code="unknown_file_kind",
+            expected="a folder written by Dataset.save_to_disk, or one file",
+            got=f"a folder without {STATE} and without {SPLITS}",
+            hint="give one file of rows, or the folder that Dataset.save_to_disk wrote",
+        )
+    saved = load_saved(folder, split.split("[")[0])
+    rows = as_written(rows_of(saved, folder), saved.features.arrow_schema, json_read=True)
+    yield from iter_slice(enumerate(rows, start=1), split)
+
+
+# What `datasets` writes: beside the rows of each split, and beside the folders of several.
+STATE, INFO, SPLITS = "state.json", "dataset_info.json", "dataset_dict.json"
+
+
+def load_saved(folder: Path, name: str) -> Any:
+    """One split of a saved folder, after all that `datasets` will open was looked at."""
+    import datasets
+
+    with broken_saved(folder):
+        for part in saved_parts(folder):
+            check_arrow(part)
+        saved = datasets.load_from_disk(str(folder))
+    if not isinstance(saved, datasets.DatasetDict):
+        return saved
+    if name not in saved:
+        raise Refused(
+            f"{folder} has no split {name!r}",
+            code="bad_split",
+            expected=", ".join(saved),
+            got=name,
+            hint="name one of the splits that it has, such as split: train",
+        )
+    return saved[name]
+
+
+def rows_of(saved: Any, folder: Path) -> Iterator[dict[str, Any]]:
+    with broken_saved(folder):
+        yield from saved
+
+
+@contextmanager
+def broken_saved(folder: Path) -> Iterator[None]:
+    """What `datasets` and pyarrow raise of a damaged folder is of any class: KeyError, RecursionError, ArrowInvalid."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, (Refused, ImportError, PermissionError)) or lacks_memory(error):
+            raise
+        raise broken_arrow(folder, error) from None
+
+
+def broken_arrow(path: Path, error: Exception) -> Refused:
+    got = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
+    return Refused(
+        f"{path} cannot be read as part of a saved dataset",
+        code="broken_arrow",
+        expected="the files that Dataset.save_to_disk wrote, unchanged",
+        got=got,
+        hint=SAVE_AGAIN,
+    )
+
+
+def saved_parts(folder: Path) -> list[Path]:
+    """The folders that `datasets` will open: this one, or that of each split."""
+    if all((folder / name).is_file() for name in (INFO, STATE)):
+        return [folder]
+    document = saved_json(folder / SPLITS)
+    names = document.get("splits")
+    if not isinstance(names, list) or any(not is_name_of_folder(name) for name in names):
+        raise broken_arrow(folder / SPLITS, ValueError("its splits are no names of folders beside it"))
+    return [folder / name for name in names]
+
+
+def is_name_of_folder(name: Any) -> bool:
+    return isinstance(name, str) and name not in ("", ".", "..") and not re.search(r"[/\\:\0]", name)
+
+
+def saved_json(path: Path) -> dict[str, Any]:
+    """A JSON object beside the rows. A pipe is never waited for, and of a large file only so much is read."""
+    try:
+        document = foreign_json(path)
+    except Refused as refusal:
+        raise broken_arrow(path, ValueError(refusal.error["got"])) from None
+    if not isinstance(document, dict):
+        raise broken_arrow(path, ValueError(f"it holds {KINDS_OF_JSON.get(type(document), 'a value')}, and no object"))
+    return document
+
+
+def check_arrow(folder: Path) -> None:
+    """Refuses a folder that unpacks to more than it holds. `datasets` maps its files into memory and packs nothing."""
+    import pyarrow
+
+    for path in arrow_files(folder):
+        size, rows = path.stat().st_size, 0
+        try:
+            with pyarrow.memory_map(str(path)) as file:
+                for message in pyarrow.ipc.MessageReader.open_stream(file):
+                    batch = record_batch(message)
+                    if batch.get(3):
+                        raise too_much(path, size, "an unknown size: its parts are compressed")
+                    rows += batch.get(0, 0)
+        except (pyarrow.ArrowException, OSError, ValueError, struct.error) as error:
+            raise broken_arrow(path, error) from None
+        if rows * VALUE_BYTES > most_in_all(size):
+            raise too_much(path, size, f"{rows:,} rows")
+
+
+def arrow_files(folder: Path) -> Iterator[Path]:
+    """Those that `datasets` will open, whatever their names."""
+    saved_json(folder / INFO)
+    files = saved_json(folder / STATE).get("_data_files")
+    for file in files if isinstance(files, list) else []:
+        name = file.get("filename") if isinstance(file, dict) else None
+        if isinstance(name, str) and (path := folder / name).exists():  # datasets tells what is missing
+            check_regular(path, hint=SAVE_AGAIN)
+            yield path
+
+
+def record_batch(message: Any) -> dict[int, int]:
+    """Of a batch in an Arrow stream its rows (0), and whether it is compressed (3). Arrow describes it in a table of
+    FlatBuffers, where field 2 of a message is the batch, and pyarrow shows neither before it has unpacked all."""
+    data = message.metadata.to_pybytes()
+
+    def fields(table: int) -> dict[int, int]:
+        """Where each field of a table lies."""
+        places = table - struct.unpack_from("<i", data, table)[0]
+        (length,) = struct.unpack_from("<H", data, places)
+        offsets = struct.unpack_from(f"<{(length - 4) // 2}H", data, places + 4)
+        return {number: table + offset for number, offset in enumerate(offsets) if offset}
+
+    (root,) = struct.unpack_from("<I", data, 0)
+    header = fields(root).get(2)
+    if message.type == "dictionary" or header is None:
+        raise ValueError("it has a dictionary, and datasets writes none")
+    if message.type != "record batch":
+        return {}
+    batch = fields(header + struct.unpack_from("<I", data, header)[0])
+    rows = struct.unpack_from("<q", data, batch[0])[0] if 0 in batch else 0
+    return {0: max(0, rows), 3: int(3 in batch)}
+
+
+def iter_hub(name: str, split: str, config: str | None, revision: str | None) -> Iterator[tuple[int, dict[str, Any]]]:
+    import datasets
+
+    loaded = datasets.load_dataset(name, config, split=split, revision=revision)
+    yield from enumerate(as_written(loaded, loaded.features.arrow_schema, json_read=True), start=1)
+
+
+# --- examples --------------------------------------------------------------------------------------------------------
+# Examples: what a row becomes, which is messages, prompt and completion, or text.
+
+ANSWERS = ("completion", "output", "answer")
+PAIRS = ("prompt_completion", "question_answer")  # each side a text, or messages
+BARE = ("prompt_completion", "completion")  # texts joined as they stand
+
+
+def to_example(row: dict[str, Any], data_format: str, columns: dict[str, str]) -> dict[str, Any]:
+    """One row as `{"kind": "chat", "messages", "tools", "prompt_messages"}`, `{"kind": "completion", "prompt",
+    "completion"}` or `{"kind": "text", "text"}`.
+
+    Args:
+        data_format: `messages`, `question_answer`, `instruction` or `sharegpt`, which become turns; `completion` and
+            `prompt_completion`, whose texts are joined as they stand; or `text`.
+        columns: what the format calls a column, to what the dataset calls it.
+    """
+
+    def value(name: str) -> Any:
+        return row.get(columns[name]) if name in columns else None
+
+    if data_format == "messages":
+        return chat(value("messages"), value("tools"), 0)
+    if data_format == "sharegpt":
+        return chat(from_sharegpt(value("conversations"), value("system")), value("tools"), 0)
+    if data_format == "text":
+        return {"kind": "text", "text": text_of(value("text"), "text")}
+    names = ("question", "answer") if data_format == "question_answer" else ("prompt", "completion")
+    prompt, completion = value(names[0]), value(names[1])
+    if data_format in PAIRS and (isinstance(prompt, list) or isinstance(completion, list)):
+        prompt, completion = as_messages(prompt, "user", names[0]), as_messages(completion, "assistant", names[1])
+        return chat([*prompt, *completion], value("tools"), len(prompt))
+    if data_format in BARE:
+        return {
+            "kind": "completion",
+            "prompt": text_of(prompt, "prompt"),
+            "completion": text_of(completion, "completion"),
+        }
+    return chat(from_pair(data_format, value), value("tools"), 0)
+
+
+def from_pair(data_format: str, value: Any) -> list[dict[str, Any]]:
+    """`instruction`/`input`/`output` and `question`/`answer` as one turn, after a system message if there is one."""
+    names = ("instruction", "output") if data_format == "instruction" else ("question", "answer")
+    user = text_of(value(names[0]), names[0])
+    if value("input"):
+        user += "\n\n" + text_of(value("input"), "input")
+    system = [{"role": "system", "content": text_of(value("system"), "system")}] if value("system") else []
+    answer = {"role": "assistant", "content": text_of(value(names[1]), names[1])}
+    return [*system, {"role": "user", "content": user}, answer]
+
+
+ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython", "observation", "environment")
+SHAREGPT_ROLES = {
+    "human": "user",
+    "user": "user",
+    "gpt": "assistant",
+    "assistant": "assistant",
+    "chatgpt": "assistant",
+    "model": "assistant",
+    "system": "system",
+    "tool": "tool",
+}
+
+
+def from_sharegpt(turns: Any, system: Any) -> list[dict[str, Any]]:
+    if not isinstance(turns, list):
+        raise Refused(
+            "conversations is not a list", code="bad_row", expected='[{"from", "value"}, …]', got=repr(turns)[:80]
+        )
+    messages = [{"role": "system", "content": text_of(system, "system")}] if system else []
+    for turn in turns:
+        role = SHAREGPT_ROLES.get(str(turn.get("from")).lower()) if isinstance(turn, dict) else None
+        if role is None:
+            raise Refused(
+                "a turn has no known speaker", code="unknown_role", expected="from: human or gpt", got=repr(turn)[:80]
+            )
+        messages.append({"role": role, "content": text_of(turn.get("value"), "value")})
+    return messages
+
+
+def as_messages(value: Any, role: str, name: str) -> list[dict[str, Any]]:
+    if isinstance(value, list):
+        return value
+    return [{"role": role, "content": text_of(value, name)}]
+
+
+PICTURES = (
+    "png|jpe?g|jfif|jp2|j2k|jxl|webp|gif|bmp|tiff?|heic|heif|avif|svg|ico|tga|exr|p[bgpn]m|psd|dng|nef|cr[23]|arw|dcm"
+    "|pdf|djvu"
+)
+SOUNDS = "wav|mp3|flac|ogg|oga|opus|m4a|aac|aiff?|wma|amr|sph|caf|midi?"
+FILMS = "mp4|m4v|mov|webm|mkv|avi|mpe?g|wmv|flv|ogv|3gp"
+MEDIA = f"(?:{PICTURES}|{SOUNDS}|{FILMS})"
+# A file name alone, or a path or an address with spaces in it. A sentence that ends with a file name is neither. An
+# address may name the kind of picture in its parameters.
+MEDIA_NAME = re.compile(
+    rf"\S+\.{MEDIA}(?:[?#]\S*)?|\S*[/\\][^\n]*\.{MEDIA}(?:[?#]\S*)?|https?://\S+[?&](?:format|fmt|type|ext)=(?:image/)?{MEDIA}(?:&\S*)?",
+    re.IGNORECASE,
+)
+MEDIA_URI = re.compile(r"data:(?:image|audio|video)/", re.IGNORECASE)
+MEDIA_KEYS = {"bytes", "path", "array", "sampling_rate"}  # datasets' Image and Audio; Parquet may leave out the empty
+MEDIA_BASE64 = re.compile(r"[A-Za-z0-9+/_-]{32,}={0,2}")
+MEDIA_HEX = re.compile(r"(?:0x|\\x)?((?:[0-9A-Fa-f]{2}){24})")
+# First bytes: PNG, JPEG, GIF, TIFF, FLAC, Ogg, MP3, Matroska and WebM; WebP, WAV and AVI; MP4, HEIC and AVIF.
+MEDIA_MAGIC = re.compile(
+    rb"\x89PNG\r\n|\xff\xd8\xff|GIF8[79]a|II\*\0|MM\0\*|fLaC|OggS\0|ID3[\2-\4]|\x1a\x45\xdf\xa3"
+    rb"|RIFF.{4}(?:WEBP|WAVE|AVI )|.{4}ftyp",
+    re.DOTALL,
+)
+# Marks of vision and audio models: as Qwen, Phi, Gemma, Pixtral, Llama 3.2, InternVL, Idefics, DeepSeek, MiniCPM write.
+MEDIA_MARK = re.compile(
+    r"<\|(?:image|img|vision|video|audio)[^|<>\n]*\|>|<(?:start|end)_of_(?:image|audio)>"
+    r"|<(?:image|img|video|audio)[_ -]?(?:soft_token|placeholder|context|token|pad|patch|here|#?\d+)>"
+    r"|<fake_token_around_image>|<im_patch>|<im(?:g|age)>[^<>\n]+</im(?:g|age)>|\[IMG\](?!.*\[/IMG\])",
+    re.IGNORECASE,
+)
+# The bare tags of LLaVA's kind at an end of a text or of a line, and other brackets at an end of a text. HTML closes
+# such a tag.
+TAGGED = "(?:image|img|photo|video|audio|speech)"
+# Within a sentence `<image>` stands for a picture too, unless the sentence is about the tag.
+IN_SENTENCE = r"(?<![\w`\"'])<image>(?![`\"'])(?!\s*(?:tag|element|node|attribute|label|field)s?\b)"
+MEDIA_TAG = re.compile(rf"(?:^|\n)\s*<{TAGGED}>|<{TAGGED}>\s*(?:\n|$)|{IN_SENTENCE}", re.IGNORECASE)
+BRACKETED = r"(?:\[(?:image|IMAGE|img)(?: ?#?\d+)?\]|\{\{?image\}?\})"
+MEDIA_FIRST, MEDIA_LAST = re.compile(rf"\s*{BRACKETED}"), re.compile(rf"{BRACKETED}\s*\Z")
+
+
+def media_in(value: Any, *, answer: bool = False) -> str | None:
+    """What of this value is a picture, sound or film and no text: a file's name or address, its data, or the mark that
+    stands for it in a text. None for a text.
+
+    Args:
+        answer: the bare name of a file is a good answer, and a bad question.
+    """
+    if isinstance(value, (bytes, bytearray)):
+        return f"{len(value)} bytes"
+    if isinstance(value, dict):
+        held = any(
+            name == "array" or media_in(each) is not None or (name == "bytes" and not isinstance(each, int))
+            for name, each in value.items()
+        )
+        return "{" + ", ".join(sorted(value)) + "}" if held and MEDIA_KEYS.issuperset(value) else None
+    if isinstance(value, list):
+        return next((found for each in value if (found := media_in(each)) is not None), None)
+    if not isinstance(value, str):
+        return None
+    short = value[:4096].strip()
+    if MEDIA_URI.match(short):
+        return short[:40]
+    if len(value) < 1024 and MEDIA_NAME.fullmatch(short) and not (answer and "/" not in short and "\\" not in short):
+        return short[:80]
+    if MEDIA_BASE64.match(short[:64]) and MEDIA_MAGIC.match(base64.urlsafe_b64decode(base64_start(short))):
+        return f"{short[:16]}…, a file as base64"
+    if (digits := MEDIA_HEX.match(short)) and MEDIA_MAGIC.match(bytes.fromhex(digits[1])):
+        return f"{short[:16]}…, a file in hexadecimal digits"
+    return media_mark(value)
+
+
+def media_mark(text: str) -> str | None:
+    """What stands for a picture, sound or film in this text."""
+    mark = MEDIA_MARK.search(text) if "<" in text or "[IMG]" in text else None
+    if mark is None and "<" in text and "</" not in text:
+        mark = MEDIA_TAG.search(text)
+    if mark is None and (text.lstrip()[:1] in ("[", "{") or text.rstrip()[-1:] in ("]", "}")):
+        mark = MEDIA_FIRST.match(text) or MEDIA_LAST.search(text[-64:])
+    return None if mark is None else mark.group().strip()
+
+
+def base64_start(text: str) -> str:
+    """The characters of the first 24 bytes."""
+    return text[:32].replace("+", "-").replace("/", "_")
+
+
+def require_text(value: Any, name: str, *, answer: bool = False) -> None:
+    found = media_in(value, answer=answer)
+    if found is not None:
+        raise Refused(
+            f"{name} holds a picture, sound or film, and this version trains on text only",
+            code="not_text",
+            expected=f"text in {name}",
+            got=found,
+            hint="leave such rows out, or use a dataset of text",
+        )
+
+
+def text_of(value: Any, name: str) -> str:
+    require_text(value, name, answer=name in ANSWERS)
+    if not isinstance(value, str) or not value.strip():
+        raise Refused(f"{name} is empty or not text", code="bad_row", expected=f"text in {name}", got=repr(value)[:80])
+    return value
+
+
+def is_text_part(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text", ""), str)
+
+
+def is_unicode(fields: dict[str, Any]) -> bool:
+    try:
+        return (len(fields) < 2 and fields["role"].isascii()) or bool(
+            json.dumps(fields, ensure_ascii=False, default=str).encode("utf-8")
+        )
+    except UnicodeEncodeError:
+        return False
+
+
+def chat(messages: Any, tools: Any, prompt_messages: int) -> dict[str, Any]:
+    """A conversation whose messages are well formed. `prompt_messages` at its start are never trained."""
+    if not isinstance(messages, list) or not messages:
+        raise Refused(
+            "messages is empty or not a list",
+            code="bad_row",
+            expected='[{"role", "content"}, …]',
+            got=repr(messages)[:80],
+        )
+    cleaned = []
+    for message in messages:
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise Refused(
+                "a message has no role", code="bad_row", expected='{"role", "content"}', got=repr(message)[:80]
+            )
+        # `datasets` fills the keys that a row lacks with None; a template must not see them.
+        message = {key: value for key, value in message.items() if value is not None}
+        content = message.get("content", "")
+        for part in content if isinstance(content, list) else ():
+            if isinstance(part, dict) and part.get("type") not in (None, "text"):
+                require_text({"bytes": None, "path": None}, f"a part of type {part['type']}")
+        require_text(content, f"the {message['role']} message", answer=message["role"] == "assistant")
+        if isinstance(content, list) and all(map(is_text_part, content)):
+            content = "".join(part.get("text", "") for part in content)
+        if not isinstance(content, str) or (not content and not message.get("tool_calls")):
+            raise Refused(f"the {message['role']} message has no text", code="bad_row", got=repr(message)[:80])
+        if not is_unicode({key: value for key, value in message.items() if key != "content"}):  # templates write it too
+            half = "half a surrogate pair stands in a message, which no tokenizer reads"
+            raise Refused(half, code="bad_row", expected="text in Unicode", got=repr(message)[:80])
+        cleaned.append({**message, "content": content})
+    require_answer(cleaned, prompt_messages)
+    return {"kind": "chat", "messages": cleaned, "tools": tools or None, "prompt_messages": prompt_messages}
+
+
+def require_answer(messages: list[dict[str, Any]], prompt_messages: int) -> None:
+    """Refuses a conversation without a message of the assistant after its prompt."""
+    if any(message["role"] == "assistant" for message in messages[prompt_messages:]):
+        return
+    unknown = next((message["role"] for message in messages if message["role"] not in ROLES), None)
+    if unknown is None:
+        raise Refused("a conversation has no assistant message to learn from", code="bad_row", got=repr(messages)[:80])
+    raise Refused(
+        f"the role {unknown[:40]!r} is not known, and no message is the assistant's",
+        code="unknown_role",
+        expected=f"one of {', '.join(ROLES)}",
+        got=repr(messages)[:80],
+        hint="name the one who answers assistant in the dataset",
+    )
+
+
+# --- split -----------------------------------------------------------------------------------------------------------
+# The split: rows that can be trained, rows that are held out, and the order in which rows are fed.
+
+IGNORED = -100  # the label of a token that is read and not trained
+HELD_OUT_ROWS = 200  # rows held out at most
+SPLIT = "held_out.json"  # in a checkpoint: the numbers of the rows that never train
+
+
+def trained_tokens(row: dict[str, Any]) -> int:
+    """Labels that count: the first one is never predicted, because nothing stands before it."""
+    return sum(label != IGNORED for label in row["labels"][1:])
+
+
+def trainable_rows(rows: list[dict[str, Any]], recipe: dict[str, Any]) -> list[dict[str, Any]]:
+    """Refuses rows with nothing to learn: a batch of them would train at loss 0 and look like success (trl#6668)."""
+    empty = [row for row in rows if not trained_tokens(row)]
+    if not empty or (recipe["skip_untrained_rows"] and len(empty) < len(rows)):
+        return [row for row in rows if trained_tokens(row)]
+    lines = ", ".join(str(row["line"]) for row in empty[:5]) + (", …" if len(empty) > 5 else "")
+    cut = [row["full_length"] for row in empty if row["truncated"]]
+    hint = f"raise max_length (the longest of them has {max(cut)} tokens)" if cut else "check what the rows hold"
+    skip = "" if len(empty) == len(rows) else ", or set skip_untrained_rows: true to leave them out"
+    raise Refused(
+        f"{len(empty)} of {len(rows)} rows have no token to train on (lines {lines})",
+        code="nothing_to_train",
+        expected="at least one trained token in each row",
+        got=f"answers cut away by max_length {recipe['max_length']}" if cut else "every label masked",
+        hint=hint + skip,
+    )
+
+
+def held_out_count(rows: int, fraction: float) -> int:
+    """How many rows shall never train. Fewer than 20 rows are all trained: one row less would matter more than it
+    tells."""
+    return min(HELD_OUT_ROWS, int(rows * fraction)) if rows >= 20 else 0
+
+
+def held_out_rows(contents: list[int], questions: list[bytes], fraction: float, seed: int) -> set[int]:
+    """Indices that never train. Rows with the same content or the same question are held out together or trained
+    together: a model that has seen a row, or another answer to its question, is not asked something new.
+
+    A question that nearly all rows share is an instruction. Where such questions leave too few rows, content alone
+    decides.
+    """
+    count = held_out_count(len(contents), fraction)
+    found = chosen_groups(joined(contents, questions), count, seed)
+    return found if 2 * len(found) >= count else chosen_groups(contents, count, seed)
+
+
+def chosen_groups(groups: list[int], count: int, seed: int) -> set[int]:
+    """The indices of whole groups, `count` rows at most. Where every group is larger, it is the smallest one, up to a
+    fifth of the rows. Rows that are all different are drawn as the first version drew them."""
+    sizes = Counter(groups)
+    names = list(sizes)
+    drawn = random.Random(seed).sample(range(len(names)), min(count, len(names)))
+    order = [names[place] for place in dict.fromkeys([*drawn, *feeding_order(len(names), len(names), seed)])]
+    chosen: set[int] = set()
+    left = count
+    for name in order:
+        if sizes[name] <= left:
+            chosen.add(name)
+            left -= sizes[name]
+    smallest = min(order, key=sizes.__getitem__)
+    if count and not chosen and sizes[smallest] <= min(HELD_OUT_ROWS, len(groups) // 5):
+        chosen.add(smallest)
+    return {index for index, name in enumerate(groups) if name in chosen}
+
+
+def joined(*keys: list[Any]) -> list[int]:
+    """The group of each row. Two rows with an equal key are in one group, and so is what is in a group with either."""
+    parents = list(range(len(keys[0])))
+
+    def root(index: int) -> int:
+        while parents[index] != index:
+            parents[index] = index = parents[parents[index]]
+        return index
+
+    for key in keys:
+        first: dict[Any, int] = {}
+        for index, value in enumerate(key):
+            parents[root(index)] = root(first.setdefault(value, index))
+    return [root(index) for index in range(len(parents))]
+
+
+def contents_of(rows: list[dict[str, Any]]) -> list[int]:
+    """Equal numbers for rows that train the same: their text is equal after `normalised`, or what max_length leaves
+    of it is equal."""
+    texts = [digest_of(normalised(row["rendered"])) for row in rows]
+    left = [digest_of(str(row["input_ids"])) if row["truncated"] else b"%d" % index for index, row in enumerate(rows)]
+    return joined(texts, left)
+
+
+def digest_of(text: str) -> bytes:
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+def question_of(row: dict[str, Any]) -> str:
+    """What a row asks: a conversation up to its first message of the user, a prompt, or the whole of a text."""
+    if row["kind"] == "completion":
+        return str(row["prompt"])
+    messages = row["messages"] if row["kind"] == "chat" else []
+    first = next((index for index, message in enumerate(messages) if message["role"] == "user"), None)
+    if first is None:
+        return str(row["rendered"])
+    return "\n".join(f"{message['role']}: {message['content']}" for message in messages[: first + 1])
+
+
+# Marks that look alike or cannot be seen. NFKC keeps them apart.
+ALIKE = str.maketrans(
+    dict.fromkeys(map(chr, (0x2018, 0x2019, 0x201A, 0x201B)), "'")
+    | dict.fromkeys(map(chr, (0x201C, 0x201D, 0x201E, 0x201F, 0xAB, 0xBB)), '"')
+    | dict.fromkeys(map(chr, (*range(0x2010, 0x2016), 0x2212)), "-")
+    | dict.fromkeys(map(chr, (0xAD, *range(0x200B, 0x2010), *range(0x202A, 0x202F), *range(0x2060, 0x2065), 0xFEFF)))
+)
+
+
+def normalised(text: str) -> str:
+    """The text without what makes no other row of it: case, spaces, Unicode forms, kinds of quotes and dashes."""
+    same = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
+    return " ".join(same.translate(ALIKE).split())
+
+
+def repeated(contents: list[int], questions: list[bytes], held_out: set[int]) -> dict[str, int]:
+    """Rows that repeat an earlier one, the groups that they make, and the held-out rows that training has seen:
+    whole, or by their question."""
+    sizes = Counter(contents).values()
+    train = [index for index in range(len(contents)) if index not in held_out]
+    trained, asked = {contents[index] for index in train}, {questions[index] for index in train}
+    return {
+        "repeated_rows": len(contents) - len(sizes),
+        "repeated_groups": sum(size > 1 for size in sizes),
+        "held_out_trained": sum(contents[index] in trained for index in held_out),
+        "held_out_asked": sum(questions[index] in asked for index in held_out),
+    }
+
+
+def recorded_split(folder: Path, checkpoint: Path | None) -> set[int] | None:
+    """The rows that the run of a checkpoint held out: the checkpoint says it, and that of an earlier version has
+    held_out.jsonl beside it. None where neither is there."""
+    if checkpoint is None:
+        return None
+    if (checkpoint / SPLIT).is_file():
+        return set(json.loads((checkpoint / SPLIT).read_text(encoding="utf-8")))
+    if not (folder / "held_out.jsonl").is_file():
+        return None
+    with open(folder / "held_out.jsonl", encoding="utf-8") as file:
+        return {json.loads(line)["row"] for line in file}
+
+
+def feeding_order(rows: int, needed: int, seed: int) -> list[int]:
+    """Row indices in the order in which they are fed: one seeded shuffle an epoch.
+
+    Made here, and read in sequence by the trainer, so that it is the same whatever the batch split and the number of
+    processes (with the library's own sampler it is not).
+    """
+    shuffler = random.Random(seed)
+    order: list[int] = []
+    while len(order) < needed:
+        epoch = list(range(rows))
+        shuffler.shuffle(epoch)
+        order += epoch
+    return order[:needed]
+
+
+def longest_first(order: list[int], lengths: list[int], step: int) -> list[int]:
+    """The order with the rows of each step from long to short: rows that are padded together are of like length, and
+    memory peaks at once. A step learns from the same rows, whatever their order in it."""
+    steps = (order[start : start + step] for start in range(0, len(order), step))
+    return [index for rows in steps for index in sorted(rows, key=lambda index: -lengths[index])]
+
+
+# --- encode ----------------------------------------------------------------------------------------------------------
+# Tokens and labels: what is fed, and what of it is trained.
+
+# For a chat template, of which a published one takes less than a millisecond a conversation: at most for one, for all
+# together, and what each conversation and each of its characters adds to that.
+TEMPLATE_SECONDS, SECONDS_A_RENDERING, SECONDS_A_CHARACTER = 10.0, 0.003, 2e-6
+WITHOUT_TEMPLATE = (
+    "the rows are trained as they stand, without the model's chat template: asked through a chat, the model sees "
+    "another prompt than it was trained on"
+)
+MARK = "skill train mark 7f3a"  # stands in for an answer to find where a template puts it
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model", "tiktoken.model")
 # What of a tokenizer.json decides which ids a text gets: of its model, and of each added token.
 FLAGS = ("byte_fallback", "continuing_subword_prefix", "dropout", "end_of_word_suffix", "fuse_unk", "ignore_merges")
@@ -2084,14 +2268,6 @@ def read_tokenizer(model: str, revision: str | None) -> Any:
 def follows_its_file(tokenizer: Any) -> bool:
     """Whether this class takes tokenizer.json as it is. The others put it together anew."""
     return type(tokenizer).__name__ == "TokenizersBackend" or not tokenizer.is_fast
-
-
-def model_file(model: str, revision: str | None, name: str) -> str | None:
-    """The path of one file of a model, fetched where need be; None when the model has none."""
-    from transformers.utils import cached_file
-
-    missing = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
-    return cached_file(model, name, revision=revision, **missing)  # type: ignore[no-any-return]
 
 
 def by_scores(tokenizer: Any, file: str) -> Any:
@@ -2199,28 +2375,6 @@ def with_prefix_of_llama_cpp(tokenizer: Any) -> Any:
     return tokenizer
 
 
-@contextmanager
-def readable(model: str) -> Iterator[None]:
-    """What transformers says of a config.json that fits no model: it has another class of error for every field. The
-    network, the disk, memory and GPUs have their own words."""
-    try:
-        yield
-    except (OSError, ImportError):
-        raise
-    except Exception as error:
-        # httpx2's own are no OSError, and a job that could not fetch its model is started again.
-        of_network = any(type(each).__module__.split(".")[0] in NETWORK for each in with_causes(error))
-        if of_network or explanation(error) is not None or "cuda" in str(error).lower():
-            raise
-        raise Refused(
-            f"{model} cannot be loaded",
-            code="broken_model",
-            expected="a config.json that transformers reads, and weights and a tokenizer that fit it",
-            got=f"{type(error).__name__}: {' '.join(str(error).split())}"[:300],
-            hint="mend what got says, or download it again",
-        ) from error
-
-
 def no_tokenizer(model: str, expected: str, got: str) -> Refused:
     return Refused(
         f"{model} has no tokenizer",
@@ -2229,49 +2383,6 @@ def no_tokenizer(model: str, expected: str, got: str) -> Refused:
         got=got,
         hint="download the whole model, or copy the tokenizer's files from the model that it was made from",
     )
-
-
-def load_data(recipe: dict[str, Any], tokenizer: Any, recorded: set[int] | None = None) -> dict[str, Any]:
-    """Encoded rows, split into `train` and `held_out`, with their figures and the order in which they are fed.
-
-    Args:
-        recorded: the rows that an earlier start held out, by their number in the data. They stay held out.
-    """
-    encode = Encoder(recipe, tokenizer)
-    source = iter_rows(
-        recipe["data"], split=recipe["split"], config=recipe["data_config"], revision=recipe["data_revision"]
-    )
-    rows = [encode(index, line, row) for index, (line, row) in enumerate(source)]
-    if not rows:
-        raise Refused(
-            f"{recipe['data']} has no rows",
-            code="empty_dataset",
-            expected="at least one row",
-            got=f"no rows in {recipe['split']}",
-            hint="give another file, or another part of it, such as split: train",
-        )
-    rows = trainable_rows(rows, recipe)
-    contents, questions = contents_of(rows), [digest_of(normalised(question_of(row))) for row in rows]
-    if recorded is None:
-        held_out = held_out_rows(contents, questions, recipe["held_out_fraction"], recipe["seed"])
-    else:
-        held_out = {index for index, row in enumerate(rows) if row["row"] in recorded}
-    train = [row for index, row in enumerate(rows) if index not in held_out]
-    lengths, trained = [len(r["input_ids"]) for r in train], [trained_tokens(r) for r in train]
-    figures = {
-        "rows": len(rows),
-        "train_rows": len(train),
-        "held_out_rows": len(held_out),
-        "truncated_rows": sum(r["truncated"] for r in rows),
-        "skipped_rows": encode.count - len(rows),
-        "tokens": sum(lengths),
-        "longest_row_tokens": max(lengths),
-        "trained_token_share": round(sum(trained) / sum(lengths), 4),
-        **repeated(contents, questions, held_out),
-        "notes": encode.notes,
-    }
-    order = feeding_order(len(train), recipe["max_steps"] * recipe["effective_batch_size"], recipe["seed"])
-    return {"train": train, "held_out": [rows[i] for i in sorted(held_out)], "figures": figures, "order": order}
 
 
 @contextmanager
@@ -2518,225 +2629,13 @@ def added_special_tokens(tokenizer: Any) -> list[str]:
     return [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
 
 
-def trained_tokens(row: dict[str, Any]) -> int:
-    """Labels that count: the first one is never predicted, because nothing stands before it."""
-    return sum(label != IGNORED for label in row["labels"][1:])
+# --- model -----------------------------------------------------------------------------------------------------------
+# The model: how it is loaded, what of it is trained, and how its answers are scored.
 
-
-def trainable_rows(rows: list[dict[str, Any]], recipe: dict[str, Any]) -> list[dict[str, Any]]:
-    """Refuses rows with nothing to learn: a batch of them would train at loss 0 and look like success (trl#6668)."""
-    empty = [row for row in rows if not trained_tokens(row)]
-    if not empty or (recipe["skip_untrained_rows"] and len(empty) < len(rows)):
-        return [row for row in rows if trained_tokens(row)]
-    lines = ", ".join(str(row["line"]) for row in empty[:5]) + (", …" if len(empty) > 5 else "")
-    cut = [row["full_length"] for row in empty if row["truncated"]]
-    hint = f"raise max_length (the longest of them has {max(cut)} tokens)" if cut else "check what the rows hold"
-    skip = "" if len(empty) == len(rows) else ", or set skip_untrained_rows: true to leave them out"
-    raise Refused(
-        f"{len(empty)} of {len(rows)} rows have no token to train on (lines {lines})",
-        code="nothing_to_train",
-        expected="at least one trained token in each row",
-        got=f"answers cut away by max_length {recipe['max_length']}" if cut else "every label masked",
-        hint=hint + skip,
-    )
-
-
-def held_out_count(rows: int, fraction: float) -> int:
-    """How many rows shall never train. Fewer than 20 rows are all trained: one row less would matter more than it
-    tells."""
-    return min(HELD_OUT_ROWS, int(rows * fraction)) if rows >= 20 else 0
-
-
-def held_out_rows(contents: list[int], questions: list[bytes], fraction: float, seed: int) -> set[int]:
-    """Indices that never train. Rows with the same content or the same question are held out together or trained
-    together: a model that has seen a row, or another answer to its question, is not asked something new.
-
-    A question that nearly all rows share is an instruction. Where such questions leave too few rows, content alone
-    decides.
-    """
-    count = held_out_count(len(contents), fraction)
-    found = chosen_groups(joined(contents, questions), count, seed)
-    return found if 2 * len(found) >= count else chosen_groups(contents, count, seed)
-
-
-def chosen_groups(groups: list[int], count: int, seed: int) -> set[int]:
-    """The indices of whole groups, `count` rows at most. Where every group is larger, it is the smallest one, up to a
-    fifth of the rows. Rows that are all different are drawn as the first version drew them."""
-    sizes = Counter(groups)
-    names = list(sizes)
-    drawn = random.Random(seed).sample(range(len(names)), min(count, len(names)))
-    order = [names[place] for place in dict.fromkeys([*drawn, *feeding_order(len(names), len(names), seed)])]
-    chosen: set[int] = set()
-    left = count
-    for name in order:
-        if sizes[name] <= left:
-            chosen.add(name)
-            left -= sizes[name]
-    smallest = min(order, key=sizes.__getitem__)
-    if count and not chosen and sizes[smallest] <= min(HELD_OUT_ROWS, len(groups) // 5):
-        chosen.add(smallest)
-    return {index for index, name in enumerate(groups) if name in chosen}
-
-
-def joined(*keys: list[Any]) -> list[int]:
-    """The group of each row. Two rows with an equal key are in one group, and so is what is in a group with either."""
-    parents = list(range(len(keys[0])))
-
-    def root(index: int) -> int:
-        while parents[index] != index:
-            parents[index] = index = parents[parents[index]]
-        return index
-
-    for key in keys:
-        first: dict[Any, int] = {}
-        for index, value in enumerate(key):
-            parents[root(index)] = root(first.setdefault(value, index))
-    return [root(index) for index in range(len(parents))]
-
-
-def contents_of(rows: list[dict[str, Any]]) -> list[int]:
-    """Equal numbers for rows that train the same: their text is equal after `normalised`, or what max_length leaves
-    of it is equal."""
-    texts = [digest_of(normalised(row["rendered"])) for row in rows]
-    left = [digest_of(str(row["input_ids"])) if row["truncated"] else b"%d" % index for index, row in enumerate(rows)]
-    return joined(texts, left)
-
-
-def digest_of(text: str) -> bytes:
-    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
-
-
-def question_of(row: dict[str, Any]) -> str:
-    """What a row asks: a conversation up to its first message of the user, a prompt, or the whole of a text."""
-    if row["kind"] == "completion":
-        return str(row["prompt"])
-    messages = row["messages"] if row["kind"] == "chat" else []
-    first = next((index for index, message in enumerate(messages) if message["role"] == "user"), None)
-    if first is None:
-        return str(row["rendered"])
-    return "\n".join(f"{message['role']}: {message['content']}" for message in messages[: first + 1])
-
-
-# Marks that look alike or cannot be seen. NFKC keeps them apart.
-ALIKE = str.maketrans(
-    dict.fromkeys(map(chr, (0x2018, 0x2019, 0x201A, 0x201B)), "'")
-    | dict.fromkeys(map(chr, (0x201C, 0x201D, 0x201E, 0x201F, 0xAB, 0xBB)), '"')
-    | dict.fromkeys(map(chr, (*range(0x2010, 0x2016), 0x2212)), "-")
-    | dict.fromkeys(map(chr, (0xAD, *range(0x200B, 0x2010), *range(0x202A, 0x202F), *range(0x2060, 0x2065), 0xFEFF)))
-)
-
-
-def normalised(text: str) -> str:
-    """The text without what makes no other row of it: case, spaces, Unicode forms, kinds of quotes and dashes."""
-    same = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
-    return " ".join(same.translate(ALIKE).split())
-
-
-def repeated(contents: list[int], questions: list[bytes], held_out: set[int]) -> dict[str, int]:
-    """Rows that repeat an earlier one, the groups that they make, and the held-out rows that training has seen:
-    whole, or by their question."""
-    sizes = Counter(contents).values()
-    train = [index for index in range(len(contents)) if index not in held_out]
-    trained, asked = {contents[index] for index in train}, {questions[index] for index in train}
-    return {
-        "repeated_rows": len(contents) - len(sizes),
-        "repeated_groups": sum(size > 1 for size in sizes),
-        "held_out_trained": sum(contents[index] in trained for index in held_out),
-        "held_out_asked": sum(questions[index] in asked for index in held_out),
-    }
-
-
-def recorded_split(folder: Path, checkpoint: Path | None) -> set[int] | None:
-    """The rows that the run of a checkpoint held out: the checkpoint says it, and that of an earlier version has
-    held_out.jsonl beside it. None where neither is there."""
-    if checkpoint is None:
-        return None
-    if (checkpoint / SPLIT).is_file():
-        return set(json.loads((checkpoint / SPLIT).read_text(encoding="utf-8")))
-    if not (folder / "held_out.jsonl").is_file():
-        return None
-    with open(folder / "held_out.jsonl", encoding="utf-8") as file:
-        return {json.loads(line)["row"] for line in file}
-
-
-def feeding_order(rows: int, needed: int, seed: int) -> list[int]:
-    """Row indices in the order in which they are fed: one seeded shuffle an epoch.
-
-    Made here, and read in sequence by the trainer, so that it is the same whatever the batch split and the number of
-    processes (with the library's own sampler it is not).
-    """
-    shuffler = random.Random(seed)
-    order: list[int] = []
-    while len(order) < needed:
-        epoch = list(range(rows))
-        shuffler.shuffle(epoch)
-        order += epoch
-    return order[:needed]
-
-
-def longest_first(order: list[int], lengths: list[int], step: int) -> list[int]:
-    """The order with the rows of each step from long to short: rows that are padded together are of like length, and
-    memory peaks at once. A step learns from the same rows, whatever their order in it."""
-    steps = (order[start : start + step] for start in range(0, len(order), step))
-    return [index for rows in steps for index in sorted(rows, key=lambda index: -lengths[index])]
-
-
-# --- The trainer ----------------------------------------------------------------------------------------------------
-
-
-def build_trainer(
-    recipe: dict[str, Any], placement: dict[str, Any], folder: Path, tokenizer: Any, data: dict[str, Any], watch: Watch
-) -> Any:
-    """TRL's trainer with every argument said. Rows are tokenized and masked already, so TRL prepares nothing."""
-    import datasets
-    import torch
-    import transformers
-    from trl import SFTTrainer
-
-    quiet_libraries(transformers)
-    require_device(torch, placement)
-    if placement["threads"] and placement["device"] == "cpu":
-        torch.set_num_threads(placement["threads"])
-    transformers.set_seed(recipe["seed"])
-    # First: they join the processes and take this one's GPU, where 4-bit weights are loaded, and without which every
-    # process of FSDP would read all the weights into RAM.
-    arguments = trainer_arguments(recipe, placement, folder)
-    watch.memory()  # what the libraries take before the model is there
-    model = load_model(recipe, placement)
-    check_vocabulary(model, data)
-    rows = [{"input_ids": row["input_ids"], "labels": row["labels"]} for row in data["train"]]
-    lengths = [len(row["input_ids"]) for row in rows]
-    order = longest_first(data["order"], lengths, recipe["effective_batch_size"])
-    dataset = datasets.Dataset.from_list(rows).select(order)
-
-    class Trainer(SFTTrainer):  # type: ignore[misc]
-        def create_optimizer(self, *given: Any) -> Any:
-            """After a checkpoint is read, whose adapter PEFT (0.21) makes float32: a run goes on in its own types."""
-            for name, weight in self.model.named_parameters():
-                if weight.dtype != types.get(name, weight.dtype):
-                    weight.data = weight.data.to(types[name])
-            return super().create_optimizer(*given)
-
-        def autocast_smart_context_manager(self, *given: Any) -> Any:
-            """Accelerate (1.15) casts in training alone, and for float16 not on a CPU. The checks before it need it too
-            where float32 weights meet a float16 base: PEFT casts for an adapter, not for a module that trains whole."""
-            if placement["dtype"] != "float16":
-                return super().autocast_smart_context_manager(*given)
-            return torch.autocast(placement["device"], torch.float16)
-
-    trainer = Trainer(
-        model=model,
-        args=arguments,
-        train_dataset=dataset,
-        processing_class=tokenizer,
-        peft_config=None if is_full(recipe) else lora_config(recipe, model),
-        callbacks=[watch.callback()],
-    )
-    types = trained_types(trainer.model, placement)
-    if trainer.is_fsdp_enabled != (placement["strategy"] == "fsdp"):
-        raise wrong_launch(f"strategy {placement['strategy']}", "FSDP" if trainer.is_fsdp_enabled else "no FSDP")
-    score_trained_tokens_only(model, fused=placement["device"] == "cuda")
-    return trainer
+# Elements. The whole head is read for each lot of logits, so a lot is large: 105 tokens of Qwen2.5's 151,936 words take
+# half the time of 4 lots of 26 in bf16, two thirds in fp32. The softmax of a lot is made in parts that stay in cache.
+LOGITS_AT_ONCE = 16_000_000
+SOFTMAX_AT_ONCE = 1_000_000
 
 
 def trained_types(model: Any, placement: dict[str, Any]) -> dict[str, Any]:
@@ -2960,16 +2859,6 @@ def weights_dtype(recipe: dict[str, Any], placement: dict[str, Any]) -> str:
     return "float32" if is_full(recipe) and not recipe["pure_bf16"] else str(placement["dtype"])
 
 
-def base_folder(recipe: dict[str, Any]) -> Path:
-    """The base's files beside its weights. Fetched before training: afterwards a broken line would cost the run."""
-    if Path(recipe["model"]).is_dir():
-        return Path(recipe["model"])
-    from huggingface_hub import snapshot_download
-
-    left_out = [f"*{suffix}" for suffix in LEFT_OUT.split()]
-    return Path(snapshot_download(recipe["model"], revision=recipe["revision"], ignore_patterns=left_out))
-
-
 def check_optimizer(recipe: dict[str, Any]) -> None:
     """Before anything is loaded: a wrong name would be found after the model is."""
     from transformers.training_args import OptimizerNames
@@ -3121,182 +3010,39 @@ def require_device(torch: Any, placement: dict[str, Any]) -> None:
         )
 
 
-def trainer_arguments(recipe: dict[str, Any], placement: dict[str, Any], folder: Path) -> Any:
-    """Nothing is left to a library's default (trl 1.16, unset: bf16 on every device, checkpointing on, 1024 tokens)."""
-    from trl import SFTConfig
+# --- watch -----------------------------------------------------------------------------------------------------------
+# While it trains: checkpoints, a line a step, and the ends of a run that has gone wrong.
 
-    return SFTConfig(
-        output_dir=str(folder / "checkpoints"),
-        max_steps=recipe["max_steps"],
-        per_device_train_batch_size=placement["per_device_train_batch_size"],
-        gradient_accumulation_steps=placement["gradient_accumulation_steps"],
-        learning_rate=recipe["learning_rate"],
-        lr_scheduler_type=recipe["lr_scheduler_type"],
-        warmup_steps=recipe["warmup_steps"],
-        weight_decay=recipe["weight_decay"],
-        adam_beta1=recipe["adam_beta1"],
-        adam_beta2=recipe["adam_beta2"],
-        adam_epsilon=recipe["adam_epsilon"],
-        max_grad_norm=recipe["max_grad_norm"],
-        optim=recipe["optim"],
-        seed=recipe["seed"],
-        data_seed=recipe["seed"],
-        bf16=placement["dtype"] == "bfloat16" and not recipe["pure_bf16"],
-        fp16=placement["dtype"] == "float16",
-        use_cpu=placement["device"] == "cpu",
-        gradient_checkpointing=placement["gradient_checkpointing"],
-        gradient_checkpointing_kwargs={"use_reentrant": False},
-        # The rows arrive tokenized, masked, cut and in order.
-        dataset_kwargs={"skip_prepare_dataset": True},
-        train_sampling_strategy="sequential",
-        max_length=None,
-        packing=False,
-        padding_free=False,
-        completion_only_loss=False,
-        assistant_only_loss=False,
-        loss_type="nll",
-        label_smoothing_factor=0.0,
-        average_tokens_across_devices=True,
-        ddp_find_unused_parameters=False,  # every weight that trains is used in every pass
-        ddp_broadcast_buffers=False,
-        dataloader_num_workers=0,
-        dataloader_drop_last=False,
-        remove_unused_columns=True,
-        logging_strategy="steps",
-        logging_steps=1,
-        logging_nan_inf_filter=False,
-        eval_strategy="no",
-        save_strategy="steps",
-        save_steps=placement["save_steps"],
-        save_total_limit=None,  # `Watch` removes older ones
-        save_only_model=False,
-        report_to=reporter(placement["report_to"]),
-        push_to_hub=False,
-        disable_tqdm=True,
-        torch_compile=False,
-        trust_remote_code=False,
+# A pipe on standard input holds the processes of a run to the command that started them: the system closes it when
+# that command ends, however it ends, and a launcher passes it on to all its processes.
+PARENT_GONE = threading.Event()
+TRAINING = threading.Event()  # a step will end, with a checkpoint after it
+
+
+def attend(folder: Path) -> None:
+    """Watches standard input in a thread. Until training begins there is nothing to save, so the process ends there."""
+
+    def watch() -> None:
+        with suppress(OSError):
+            while os.read(0, 4096):
+                pass
+        silence()
+        PARENT_GONE.set()
+        if not TRAINING.is_set():
+            tell_failure(abandoned("before its first step"), folder)
+            os._exit(EXIT_FAILED)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def abandoned(when: str) -> Refused:
+    return Refused(
+        f"the command that started this training has ended, so it was stopped {when}",
+        code="interrupted",
+        exit_code=EXIT_FAILED,
+        expected="a command that waits for the training; it was killed, or its terminal was closed",
+        hint=again(),
     )
-
-
-def reporter(name: str) -> str:
-    """Who else is told of the metrics. By choice, never required."""
-    from importlib.util import find_spec
-
-    if name == "none" or find_spec(name) is not None:
-        return name
-    event("note", text=f"report_to {name}: the package is not installed, so the metrics are in metrics.jsonl alone")
-    return "none"
-
-
-def train(trainer: Any, watch: Watch, seed: int, checkpoint: Path | None) -> None:
-    """Trains, or goes on from a checkpoint. The seed is set again so that the checks before leave no trace in it; each
-    process draws its own dropout."""
-    import transformers
-
-    transformers.set_seed(seed + int(os.environ.get("RANK", "0")))
-    with watch.signals():
-        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-        watch.asked_to_stop(trainer.args.device)  # after the last step too
-    if watch.problem is not None:
-        raise watch.problem
-
-
-def save(trainer: Any, folder: Path, base: Path | None) -> None:
-    """Writes the adapter, or the whole model with the files of its `base`, under a temporary name first. All processes
-    have it when this returns."""
-    part = folder.with_name(f".{folder.name}.part")
-    weights = gathered_weights(trainer.model) if trainer.is_fsdp_enabled else None
-    if is_main_process():
-        shutil.rmtree(part, ignore_errors=True)
-        model = trainer.accelerator.unwrap_model(trainer.model)
-        model.save_pretrained(str(part), state_dict=weights)
-        (part / "README.md").unlink(missing_ok=True)  # PEFT's empty card template
-        settle_order(part / "adapter_config.json")
-        if base is not None:
-            take_files(base, part, str(model.dtype).removeprefix("torch."))
-        replace_folder(part, folder)
-    wait_for_all()
-
-
-def settle_order(config: Path) -> None:
-    """PEFT (0.21) writes its sets of names in the order of Python's hashes, another one in each process: the same run
-    would never give the same file twice."""
-    if config.is_file():
-        values = json.loads(config.read_text(encoding="utf-8"))
-        sets = {name: sorted(values[name]) for name in SETS_OF_NAMES if isinstance(values.get(name), list)}
-        write_text(config, json.dumps(values | sets, indent=2, sort_keys=True))
-
-
-def replace_folder(part: Path, folder: Path) -> None:
-    """A folder of an earlier start goes whole: a kill must not leave a part of it under its name."""
-    old = folder.with_name(f".{folder.name}.old.part")
-    shutil.rmtree(old, ignore_errors=True)
-    if folder.is_dir():
-        os.replace(folder, old)
-    os.replace(part, folder)
-    shutil.rmtree(old, ignore_errors=True)
-
-
-def take_files(base: Path, part: Path, dtype: str) -> None:
-    """Tokenizer, template and configs are the base's, byte for byte: what transformers saves again, converters may not
-    read. Only the type of the weights is another in config.json, and the base's card stays: the repository of the tuned
-    model has its own in that place."""
-    for made in part.iterdir():
-        if ".safetensors" not in made.name:
-            made.unlink()
-    for file in files_of_base(base):
-        if file == base / "README.md":
-            continue
-        target = part / file.relative_to(base)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(file, target)
-    config = json.loads((base / "config.json").read_text(encoding="utf-8"))
-    levels = [level for level in (config, config.get("text_config")) if isinstance(level, dict)]
-    stated = [(level, key) for level in levels for key in ("dtype", "torch_dtype") if key in level]
-    if any(level[key] != dtype for level, key in stated or [(config | {"dtype": None}, "dtype")]):
-        for level, key in stated or [(config, "dtype")]:
-            level[key] = dtype
-        write_json(part / "config.json", config)
-
-
-def files_of_base(base: Path) -> list[Path]:
-    """What goes along with a model's weights, in sub-folders too. Not what else is kept in its folder: the tuned model
-    may be published, and a run beside the weights holds the rows that it was trained on."""
-    found: list[Path] = []
-    for root, folders, names in os.walk(base):
-        folders[:] = [name for name in folders if not is_other_work(Path(root, name))]
-        found += [Path(root, name) for name in names if goes_along(Path(root, name))]
-    return sorted(found)
-
-
-def is_other_work(folder: Path) -> bool:
-    """Hidden, or of runs, or another model than the one around it."""
-    model = (folder / "config.json").is_file() and any(folder.glob("*.safetensors"))
-    named = folder.name.startswith(".") or folder.name == "runs"
-    return named or model or any((folder / name).is_file() for name in OTHER_WORK)
-
-
-def goes_along(file: Path) -> bool:
-    name = file.name
-    named = name == "Modelfile" or name.startswith(".") or name.endswith(".failed.json") or ".safetensors" in name
-    if named or file.suffix.lower() in LEFT_OUT.split() or not file.is_file():
-        return False
-    if file.suffix != ".json":
-        return True
-    with open(file, "rb") as opened:
-        start = opened.read(200).lstrip()
-    rows = start.startswith(b"[") and name != "modules.json"  # of sentence-transformers, which converters read
-    return not rows and b'"schema": "skill-train/' not in start
-
-
-def gathered_weights(model: Any) -> dict[str, Any]:
-    """The trained weights of a model that is shared out, whole, in the RAM of the first process. All must call. What is
-    tied to another weight has a name of its own here, and is left out."""
-    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
-
-    options = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True)
-    names = {name for name, _ in (*model.named_parameters(), *model.named_buffers())}
-    return {name: weight for name, weight in get_model_state_dict(model, options=options).items() if name in names}
 
 
 def newest_checkpoint(folder: Path) -> Path | None:
@@ -3344,7 +3090,14 @@ def is_complete(checkpoint: Path) -> bool:
         return False
 
 
-# --- While it trains ------------------------------------------------------------------------------------------------
+def numbered(folder: Path) -> list[Path]:
+    """The checkpoints of a folder, the newest first."""
+    found = [path for path in folder.glob("checkpoint-*") if path.name.rsplit("-", 1)[1].isdigit()]
+    return sorted(found, key=step_of, reverse=True)
+
+
+def step_of(checkpoint: Path) -> int:
+    return int(checkpoint.name.rsplit("-", 1)[1])
 
 
 class Watch:
@@ -3566,7 +3319,379 @@ class Watch:
                 signal.signal(number, handler)
 
 
-# --- The smoke verdict ----------------------------------------------------------------------------------------------
+def built_optimizer(optimizer: Any) -> dict[str, Any]:
+    """Its class and its groups. `lr` is left out: it changes with each step, and a resumed run has another one."""
+    inner = getattr(optimizer, "optimizer", optimizer)
+    groups = [{key: value for key, value in g.items() if key not in ("params", "lr")} for g in inner.param_groups]
+    sizes = [len(group["params"]) for group in inner.param_groups]
+    return {
+        "class": type(inner).__name__,
+        "groups": [group | {"tensors": n} for group, n in zip(groups, sizes, strict=True)],
+    }
+
+
+def built_schedule(scheduler: Any) -> dict[str, Any]:
+    inner = getattr(scheduler, "scheduler", scheduler)
+    first = next(iter(getattr(inner, "lr_lambdas", [])), None)
+    function = getattr(first, "func", first)
+    return {
+        "class": type(inner).__name__,
+        "function": getattr(function, "__name__", None),
+        **getattr(first, "keywords", {}),
+    }
+
+
+# --- trainer ---------------------------------------------------------------------------------------------------------
+# The trainer: its arguments, their record, and the folder of what was trained.
+
+SETS_OF_NAMES = ("target_modules", "exclude_modules")  # in adapter_config.json
+# Of a base's files: weights in any format, pickles, code, and rows of data.
+LEFT_OUT = """
+    .safetensors .bin .pt .pth .ckpt .pkl .pickle .h5 .msgpack .onnx .onnx_data .gguf .ggml .npz .ot .tflite .mlmodel
+    .nemo .py .pyc .so .sh .exe .jsonl .ndjson .csv .tsv .parquet .arrow .log
+"""
+OTHER_WORK = ("plan.json", "adapter_config.json", "trainer_state.json")  # in the folder of a run, adapter, checkpoint
+FIRST_BATCHES = 4  # of which a digest each is kept, so that a difference can be placed
+
+
+def build_trainer(
+    recipe: dict[str, Any], placement: dict[str, Any], folder: Path, tokenizer: Any, data: dict[str, Any], watch: Watch
+) -> Any:
+    """TRL's trainer with every argument said. Rows are tokenized and masked already, so TRL prepares nothing."""
+    import datasets
+    import torch
+    import transformers
+    from trl import SFTTrainer
+
+    quiet_libraries(transformers)
+    require_device(torch, placement)
+    if placement["threads"] and placement["device"] == "cpu":
+        torch.set_num_threads(placement["threads"])
+    transformers.set_seed(recipe["seed"])
+    # First: they join the processes and take this one's GPU, where 4-bit weights are loaded, and without which every
+    # process of FSDP would read all the weights into RAM.
+    arguments = trainer_arguments(recipe, placement, folder)
+    watch.memory()  # what the libraries take before the model is there
+    model = load_model(recipe, placement)
+    check_vocabulary(model, data)
+    rows = [{"input_ids": row["input_ids"], "labels": row["labels"]} for row in data["train"]]
+    lengths = [len(row["input_ids"]) for row in rows]
+    order = longest_first(data["order"], lengths, recipe["effective_batch_size"])
+    dataset = datasets.Dataset.from_list(rows).select(order)
+
+    class Trainer(SFTTrainer):  # type: ignore[misc]
+        def create_optimizer(self, *given: Any) -> Any:
+            """After a checkpoint is read, whose adapter PEFT (0.21) makes float32: a run goes on in its own types."""
+            for name, weight in self.model.named_parameters():
+                if weight.dtype != types.get(name, weight.dtype):
+                    weight.data = weight.data.to(types[name])
+            return super().create_optimizer(*given)
+
+        def autocast_smart_context_manager(self, *given: Any) -> Any:
+            """Accelerate (1.15) casts in training alone, and for float16 not on a CPU. The checks before it need it too
+            where float32 weights meet a float16 base: PEFT casts for an adapter, not for a module that trains whole."""
+            if placement["dtype"] != "float16":
+                return super().autocast_smart_context_manager(*given)
+            return torch.autocast(placement["device"], torch.float16)
+
+    trainer = Trainer(
+        model=model,
+        args=arguments,
+        train_dataset=dataset,
+        processing_class=tokenizer,
+        peft_config=None if is_full(recipe) else lora_config(recipe, model),
+        callbacks=[watch.callback()],
+    )
+    types = trained_types(trainer.model, placement)
+    if trainer.is_fsdp_enabled != (placement["strategy"] == "fsdp"):
+        raise wrong_launch(f"strategy {placement['strategy']}", "FSDP" if trainer.is_fsdp_enabled else "no FSDP")
+    score_trained_tokens_only(model, fused=placement["device"] == "cuda")
+    return trainer
+
+
+def trainer_arguments(recipe: dict[str, Any], placement: dict[str, Any], folder: Path) -> Any:
+    """Nothing is left to a library's default (trl 1.16, unset: bf16 on every device, checkpointing on, 1024 tokens)."""
+    from trl import SFTConfig
+
+    return SFTConfig(
+        output_dir=str(folder / "checkpoints"),
+        max_steps=recipe["max_steps"],
+        per_device_train_batch_size=placement["per_device_train_batch_size"],
+        gradient_accumulation_steps=placement["gradient_accumulation_steps"],
+        learning_rate=recipe["learning_rate"],
+        lr_scheduler_type=recipe["lr_scheduler_type"],
+        warmup_steps=recipe["warmup_steps"],
+        weight_decay=recipe["weight_decay"],
+        adam_beta1=recipe["adam_beta1"],
+        adam_beta2=recipe["adam_beta2"],
+        adam_epsilon=recipe["adam_epsilon"],
+        max_grad_norm=recipe["max_grad_norm"],
+        optim=recipe["optim"],
+        seed=recipe["seed"],
+        data_seed=recipe["seed"],
+        bf16=placement["dtype"] == "bfloat16" and not recipe["pure_bf16"],
+        fp16=placement["dtype"] == "float16",
+        use_cpu=placement["device"] == "cpu",
+        gradient_checkpointing=placement["gradient_checkpointing"],
+        gradient_checkpointing_kwargs={"use_reentrant": False},
+        # The rows arrive tokenized, masked, cut and in order.
+        dataset_kwargs={"skip_prepare_dataset": True},
+        train_sampling_strategy="sequential",
+        max_length=None,
+        packing=False,
+        padding_free=False,
+        completion_only_loss=False,
+        assistant_only_loss=False,
+        loss_type="nll",
+        label_smoothing_factor=0.0,
+        average_tokens_across_devices=True,
+        ddp_find_unused_parameters=False,  # every weight that trains is used in every pass
+        ddp_broadcast_buffers=False,
+        dataloader_num_workers=0,
+        dataloader_drop_last=False,
+        remove_unused_columns=True,
+        logging_strategy="steps",
+        logging_steps=1,
+        logging_nan_inf_filter=False,
+        eval_strategy="no",
+        save_strategy="steps",
+        save_steps=placement["save_steps"],
+        save_total_limit=None,  # `Watch` removes older ones
+        save_only_model=False,
+        report_to=reporter(placement["report_to"]),
+        push_to_hub=False,
+        disable_tqdm=True,
+        torch_compile=False,
+        trust_remote_code=False,
+    )
+
+
+def reporter(name: str) -> str:
+    """Who else is told of the metrics. By choice, never required."""
+    from importlib.util import find_spec
+
+    if name == "none" or find_spec(name) is not None:
+        return name
+    event("note", text=f"report_to {name}: the package is not installed, so the metrics are in metrics.jsonl alone")
+    return "none"
+
+
+def train(trainer: Any, watch: Watch, seed: int, checkpoint: Path | None) -> None:
+    """Trains, or goes on from a checkpoint. The seed is set again so that the checks before leave no trace in it; each
+    process draws its own dropout."""
+    import transformers
+
+    transformers.set_seed(seed + int(os.environ.get("RANK", "0")))
+    with watch.signals():
+        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        watch.asked_to_stop(trainer.args.device)  # after the last step too
+    if watch.problem is not None:
+        raise watch.problem
+
+
+def save(trainer: Any, folder: Path, base: Path | None) -> None:
+    """Writes the adapter, or the whole model with the files of its `base`, under a temporary name first. All processes
+    have it when this returns."""
+    part = folder.with_name(f".{folder.name}.part")
+    weights = gathered_weights(trainer.model) if trainer.is_fsdp_enabled else None
+    if is_main_process():
+        shutil.rmtree(part, ignore_errors=True)
+        model = trainer.accelerator.unwrap_model(trainer.model)
+        model.save_pretrained(str(part), state_dict=weights)
+        (part / "README.md").unlink(missing_ok=True)  # PEFT's empty card template
+        settle_order(part / "adapter_config.json")
+        if base is not None:
+            take_files(base, part, str(model.dtype).removeprefix("torch."))
+        replace_folder(part, folder)
+    wait_for_all()
+
+
+def settle_order(config: Path) -> None:
+    """PEFT (0.21) writes its sets of names in the order of Python's hashes, another one in each process: the same run
+    would never give the same file twice."""
+    if config.is_file():
+        values = json.loads(config.read_text(encoding="utf-8"))
+        sets = {name: sorted(values[name]) for name in SETS_OF_NAMES if isinstance(values.get(name), list)}
+        write_text(config, json.dumps(values | sets, indent=2, sort_keys=True))
+
+
+def replace_folder(part: Path, folder: Path) -> None:
+    """A folder of an earlier start goes whole: a kill must not leave a part of it under its name."""
+    old = folder.with_name(f".{folder.name}.old.part")
+    shutil.rmtree(old, ignore_errors=True)
+    if folder.is_dir():
+        os.replace(folder, old)
+    os.replace(part, folder)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def take_files(base: Path, part: Path, dtype: str) -> None:
+    """Tokenizer, template and configs are the base's, byte for byte: what transformers saves again, converters may not
+    read. Only the type of the weights is another in config.json, and the base's card stays: the repository of the tuned
+    model has its own in that place."""
+    for made in part.iterdir():
+        if ".safetensors" not in made.name:
+            made.unlink()
+    for file in files_of_base(base):
+        if file == base / "README.md":
+            continue
+        target = part / file.relative_to(base)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, target)
+    config = json.loads((base / "config.json").read_text(encoding="utf-8"))
+    levels = [level for level in (config, config.get("text_config")) if isinstance(level, dict)]
+    stated = [(level, key) for level in levels for key in ("dtype", "torch_dtype") if key in level]
+    if any(level[key] != dtype for level, key in stated or [(config | {"dtype": None}, "dtype")]):
+        for level, key in stated or [(config, "dtype")]:
+            level[key] = dtype
+        write_json(part / "config.json", config)
+
+
+def files_of_base(base: Path) -> list[Path]:
+    """What goes along with a model's weights, in sub-folders too. Not what else is kept in its folder: the tuned model
+    may be published, and a run beside the weights holds the rows that it was trained on."""
+    found: list[Path] = []
+    for root, folders, names in os.walk(base):
+        folders[:] = [name for name in folders if not is_other_work(Path(root, name))]
+        found += [Path(root, name) for name in names if goes_along(Path(root, name))]
+    return sorted(found)
+
+
+def is_other_work(folder: Path) -> bool:
+    """Hidden, or of runs, or another model than the one around it."""
+    model = (folder / "config.json").is_file() and any(folder.glob("*.safetensors"))
+    named = folder.name.startswith(".") or folder.name == "runs"
+    return named or model or any((folder / name).is_file() for name in OTHER_WORK)
+
+
+def goes_along(file: Path) -> bool:
+    name = file.name
+    named = name == "Modelfile" or name.startswith(".") or name.endswith(".failed.json") or ".safetensors" in name
+    if named or file.suffix.lower() in LEFT_OUT.split() or not file.is_file():
+        return False
+    if file.suffix != ".json":
+        return True
+    with open(file, "rb") as opened:
+        start = opened.read(200).lstrip()
+    rows = start.startswith(b"[") and name != "modules.json"  # of sentence-transformers, which converters read
+    return not rows and b'"schema": "skill-train/' not in start
+
+
+def gathered_weights(model: Any) -> dict[str, Any]:
+    """The trained weights of a model that is shared out, whole, in the RAM of the first process. All must call. What is
+    tied to another weight has a name of its own here, and is left out."""
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True)
+    names = {name for name, _ in (*model.named_parameters(), *model.named_buffers())}
+    return {name: weight for name, weight in get_model_state_dict(model, options=options).items() if name in names}
+
+
+def base_folder(recipe: dict[str, Any]) -> Path:
+    """The base's files beside its weights. Fetched before training: afterwards a broken line would cost the run."""
+    if Path(recipe["model"]).is_dir():
+        return Path(recipe["model"])
+    from huggingface_hub import snapshot_download
+
+    left_out = [f"*{suffix}" for suffix in LEFT_OUT.split()]
+    return Path(snapshot_download(recipe["model"], revision=recipe["revision"], ignore_patterns=left_out))
+
+
+def environment(trainer: Any, data: dict[str, Any]) -> dict[str, Any]:
+    """Versions, device, what is fed, and every argument as the trainer holds it after construction.
+
+    `skill-train diff` compares two of these. The optimizer and the schedule join when training starts.
+    """
+    import platform
+    from importlib import metadata
+
+    import torch
+
+    names = ("torch", "transformers", "trl", "peft", "datasets", "accelerate", "tokenizers", "safetensors", "numpy")
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or platform.machine()
+    return {
+        "program": file_digest(PROGRAM),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "device": str(trainer.model.device),
+        "device_name": device,
+        "cuda": torch.version.cuda,
+        "threads": torch.get_num_threads(),
+        "versions": {name: metadata.version(name) for name in names},
+        "processes": {
+            "count": trainer.accelerator.num_processes,
+            "distributed": str(trainer.accelerator.distributed_type.value),
+            "mixed_precision": trainer.accelerator.mixed_precision,
+        },
+        "model": built_model(trainer.model),
+        "lora": built_lora(trainer.model),
+        "trainer": json.loads(trainer.args.to_json_string()),
+        "data": fed_data(data, trainer.train_dataset, trainer.args.max_steps),
+    }
+
+
+def built_model(model: Any) -> dict[str, Any]:
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    return {
+        "class": type(base).__name__,
+        "dtype": str(base.dtype),
+        "attn_implementation": base.config._attn_implementation,
+        "trainable_parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
+    }
+
+
+def built_lora(model: Any) -> dict[str, Any] | None:
+    """Every field of PEFT's configuration, sets in order; None when the model has no adapter."""
+    config = getattr(model, "peft_config", {}).get("default")
+    if config is None:
+        return None
+    fields = {key: sorted(value) if isinstance(value, set) else value for key, value in config.to_dict().items()}
+    return dict(json.loads(json.dumps(fields, default=str)))
+
+
+def fed_data(data: dict[str, Any], dataset: Any, steps: int) -> dict[str, Any]:
+    """Token counts, and digests of token ids and labels: of all rows, of their order, and of the first batches as the
+    trainer holds them."""
+    train, order = data["train"], data["order"]
+    batch = len(order) // steps
+    held = dataset.select(range(min(len(order), FIRST_BATCHES * batch)))
+    batches = [held.select(range(at, at + batch)) for at in range(0, len(held), batch)]
+    return {
+        "train_rows": len(train),
+        "held_out_rows": len(data["held_out"]),
+        "rows_sha256": rows_digest(train),
+        "held_out_sha256": rows_digest(data["held_out"]),
+        "order_sha256": hashlib.sha256(json.dumps(order).encode()).hexdigest(),
+        "fed_rows": len(order),
+        "fed_tokens": sum(len(train[i]["input_ids"]) for i in order),
+        "fed_trained_tokens": sum(trained_tokens(train[i]) for i in order),
+        "first_batches": [rows_digest(rows)[:16] for rows in batches],
+    }
+
+
+def rows_digest(rows: Any) -> str:
+    """SHA-256 of token ids and labels, each list with its length before it, as 32-bit little-endian numbers."""
+    digest = hashlib.sha256()
+    for row in rows:
+        for values in (row["input_ids"], row["labels"]):
+            digest.update(struct.pack(f"<i{len(values)}i", len(values), *values))
+    return digest.hexdigest()
+
+
+def quiet_libraries(transformers: Any) -> None:
+    import datasets
+
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    datasets.disable_progress_bars()
+
+
+# --- checks ----------------------------------------------------------------------------------------------------------
+# The smoke verdict: what a training must show, each with its figure.
+
+FIXED_ROWS = 8  # training rows whose loss is measured before and after
+ANSWER_TOKENS = 48
+RELOAD_TOKENS = 64  # enough to see a wrong adapter; the logits of a long row would need more memory than training
 
 
 class Checks:
@@ -3788,284 +3913,254 @@ class Checks:
         return text
 
 
-# --- The probe: is bf16 worth it on this processor? -----------------------------------------------------------------
+# --- push ------------------------------------------------------------------------------------------------------------
+# The push: the result, its records and its card in one commit to the Hub.
+
+PAUSES = (1, 2, 4, 8, 16, 32, 64, 128, 128)  # seconds; together longer than the 300 of the Hub's rate limit
+REQUEST_SECONDS = 60.0  # to connect, to write, and for each read; huggingface_hub 2.4 sets no limit of its own
+PROOF = "training.json"  # in the repository, while it has no result
+# Of train.json in the repository, which others may read. `example` and `answer` hold rows of the data.
+PUBLISHED = {
+    "schema", "step", "recipe_hash", "steps", "verdict", "outputs", "saved_dtype", SMALLER, "checks", "data", "figures",
+    "seconds", "finished_at",
+}  # fmt: skip
 
 
-def probe(plan: dict[str, Any]) -> dict[str, Any]:
-    """Seconds of a forward and backward pass, and the loss, in fp32 and in bf16: the plan's model on its device."""
-    import torch
-
-    recipe, placement = plan["recipe"], plan["placement"]
-    if placement["threads"]:
-        torch.set_num_threads(placement["threads"])
-    check_base(recipe)
-    model = load_model(recipe, {**placement, "dtype": "float32"})
-    size = model.config.get_text_config().vocab_size
-    ids = torch.randint(0, size, (1, 128), generator=torch.manual_seed(0)).to(placement["device"])
-    figures: dict[str, Any] = {}
-    for name in ("float32", "bfloat16"):
-        model.to(device=placement["device"], dtype=getattr(torch, name))
-        model.requires_grad_(False)  # as with an adapter: only what is passed on gets a gradient
-        embedded = model.get_input_embeddings()(ids).detach().requires_grad_(True)
-        seconds = []
-        for _ in range(3):
-            started = time.monotonic()
-            loss = model(inputs_embeds=embedded, labels=ids).loss
-            loss.backward()
-            value = number(loss.item())  # waits for the device
-            seconds.append(time.monotonic() - started)
-        figures[name] = {"seconds": min(seconds), "loss": value}
-    return figures
-
-
-# --- Small things ---------------------------------------------------------------------------------------------------
-
-
-def report(
-    plan: dict[str, Any],
-    data: dict[str, Any],
-    watch: Watch,
-    checks: Checks,
-    trainer: Any,
-    tuned: Path,
-    seconds: float,
-) -> dict[str, Any]:
-    """The record. `seconds` are of this start, and in the record of the steps of earlier ones too."""
-    steps = [line for line in watch.lines if line["tokens_per_second"]]
-    last = [line for line in steps if line.get("start", 1) == watch.start]
-    settled = last[1:] or steps[1:] or steps  # the first step warms up
-    timed = sum(line["seconds"] for line in settled)
-    return {
-        "schema": "skill-train/step/1",
-        "step": "train",
-        "recipe_hash": plan.get("recipe_hash"),
-        "steps": trainer.state.global_step,
-        "verdict": checks.verdict(),
-        "outputs": {
-            str(path.relative_to(tuned.parent)): file_digest(path)
-            for path in sorted(tuned.rglob("*"))
-            if path.is_file()
-        },
-        "saved_dtype": saved_type(tuned),
-        SMALLER: next((each for each in reversed(plan.get("reasons") or []) if each.get("rule") == SMALLER), None),
-        "checks": checks.results,
-        "example": checks.example()[:2000],
-        "answer": checks.answer,
-        "data": data["figures"],
-        "figures": {
-            "first_loss": watch.lines[0]["loss"],
-            "last_loss": watch.lines[-1]["loss"],
-            "tokens_per_second": round(sum(line["tokens"] for line in settled) / timed, 1) if timed else None,
-            "seconds_per_step": round(timed / len(settled), 4) if timed else None,
-            "peak_memory_bytes": watch.peak_bytes,
-            "baseline_memory_bytes": watch.baseline_bytes,
-        },
-        "seconds": round(seconds + sum(line["seconds"] for line in steps if line.get("start", 1) < watch.start), 2),
-        "finished_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-    }
-
-
-def saved_type(folder: Path) -> str:
-    """Of the first weight in the first file, as torch names it. The model at the end knows other ones too."""
-    from safetensors import safe_open
-
-    with safe_open(str(min(folder.glob("*.safetensors"))), "pt") as file:
-        weight = file.get_tensor(min(file.keys()))
-    return str(weight.dtype).removeprefix("torch.")
-
-
-def environment(trainer: Any, data: dict[str, Any]) -> dict[str, Any]:
-    """Versions, device, what is fed, and every argument as the trainer holds it after construction.
-
-    `skill-train diff` compares two of these. The optimizer and the schedule join when training starts.
-    """
-    import platform
-    from importlib import metadata
-
-    import torch
-
-    names = ("torch", "transformers", "trl", "peft", "datasets", "accelerate", "tokenizers", "safetensors", "numpy")
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or platform.machine()
-    return {
-        "program": file_digest(Path(__file__)),
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "device": str(trainer.model.device),
-        "device_name": device,
-        "cuda": torch.version.cuda,
-        "threads": torch.get_num_threads(),
-        "versions": {name: metadata.version(name) for name in names},
-        "processes": {
-            "count": trainer.accelerator.num_processes,
-            "distributed": str(trainer.accelerator.distributed_type.value),
-            "mixed_precision": trainer.accelerator.mixed_precision,
-        },
-        "model": built_model(trainer.model),
-        "lora": built_lora(trainer.model),
-        "trainer": json.loads(trainer.args.to_json_string()),
-        "data": fed_data(data, trainer.train_dataset, trainer.args.max_steps),
-    }
-
-
-def built_model(model: Any) -> dict[str, Any]:
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    return {
-        "class": type(base).__name__,
-        "dtype": str(base.dtype),
-        "attn_implementation": base.config._attn_implementation,
-        "trainable_parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
-    }
-
-
-def built_lora(model: Any) -> dict[str, Any] | None:
-    """Every field of PEFT's configuration, sets in order; None when the model has no adapter."""
-    config = getattr(model, "peft_config", {}).get("default")
-    if config is None:
-        return None
-    fields = {key: sorted(value) if isinstance(value, set) else value for key, value in config.to_dict().items()}
-    return dict(json.loads(json.dumps(fields, default=str)))
-
-
-def built_optimizer(optimizer: Any) -> dict[str, Any]:
-    """Its class and its groups. `lr` is left out: it changes with each step, and a resumed run has another one."""
-    inner = getattr(optimizer, "optimizer", optimizer)
-    groups = [{key: value for key, value in g.items() if key not in ("params", "lr")} for g in inner.param_groups]
-    sizes = [len(group["params"]) for group in inner.param_groups]
-    return {
-        "class": type(inner).__name__,
-        "groups": [group | {"tensors": n} for group, n in zip(groups, sizes, strict=True)],
-    }
-
-
-def built_schedule(scheduler: Any) -> dict[str, Any]:
-    inner = getattr(scheduler, "scheduler", scheduler)
-    first = next(iter(getattr(inner, "lr_lambdas", [])), None)
-    function = getattr(first, "func", first)
-    return {
-        "class": type(inner).__name__,
-        "function": getattr(function, "__name__", None),
-        **getattr(first, "keywords", {}),
-    }
-
-
-FIRST_BATCHES = 4  # of which a digest each is kept, so that a difference can be placed
-
-
-def fed_data(data: dict[str, Any], dataset: Any, steps: int) -> dict[str, Any]:
-    """Token counts, and digests of token ids and labels: of all rows, of their order, and of the first batches as the
-    trainer holds them."""
-    train, order = data["train"], data["order"]
-    batch = len(order) // steps
-    held = dataset.select(range(min(len(order), FIRST_BATCHES * batch)))
-    batches = [held.select(range(at, at + batch)) for at in range(0, len(held), batch)]
-    return {
-        "train_rows": len(train),
-        "held_out_rows": len(data["held_out"]),
-        "rows_sha256": rows_digest(train),
-        "held_out_sha256": rows_digest(data["held_out"]),
-        "order_sha256": hashlib.sha256(json.dumps(order).encode()).hexdigest(),
-        "fed_rows": len(order),
-        "fed_tokens": sum(len(train[i]["input_ids"]) for i in order),
-        "fed_trained_tokens": sum(trained_tokens(train[i]) for i in order),
-        "first_batches": [rows_digest(rows)[:16] for rows in batches],
-    }
-
-
-def rows_digest(rows: Any) -> str:
-    """SHA-256 of token ids and labels, each list with its length before it, as 32-bit little-endian numbers."""
-    digest = hashlib.sha256()
-    for row in rows:
-        for values in (row["input_ids"], row["labels"]):
-            digest.update(struct.pack(f"<i{len(values)}i", len(values), *values))
-    return digest.hexdigest()
-
-
-def quiet_libraries(transformers: Any) -> None:
-    import datasets
-
-    transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
-    datasets.disable_progress_bars()
-
-
-def is_main_process() -> bool:
-    return os.environ.get("RANK", "0") == "0"
-
-
-def wait_for_all() -> None:
-    import torch.distributed as dist
-
-    if dist.is_available() and dist.is_initialized():
-        dist.barrier()
-
-
-def any_process(said: bool, device: Any) -> bool:
-    """Whether one of the processes said yes. Every process must ask."""
-    import torch
-    import torch.distributed as dist
-
-    if not (dist.is_available() and dist.is_initialized()):
-        return said
-    answer = torch.tensor([int(said)], device=device)
-    dist.all_reduce(answer, op=dist.ReduceOp.MAX)
-    return bool(answer.item())
-
-
-def event(name: str, /, **fields: Any) -> None:
-    """An event that all processes see alike: only the first one speaks."""
-    if is_main_process():
-        tell(name, **fields)
-
-
-def tell(name: str, /, **fields: Any) -> None:
-    """One JSON line on stdout, in one piece: several processes write there."""
+def push(plan: dict[str, Any], work: Path) -> None:
+    """The result, its records and its card in one commit. Done before, it does nothing."""
+    tell("stage", text="pushing the result")
+    folder = work / ("adapter" if (work / "adapter").is_dir() else "merged")
+    files: dict[str, Path | bytes] = {path.relative_to(folder).as_posix(): path for path in files_of(folder)}
+    files["environment.json"] = work / "environment.json"
+    files["train.json"] = as_json(without_rows(json.loads((work / "train.json").read_text(encoding="utf-8"))))
+    files["recipe.json"] = as_json(shown_recipe(plan))
     try:
-        sys.stdout.write(json.dumps({"event": name, **fields}) + "\n")
-        sys.stdout.flush()
-    except BrokenPipeError:
-        silence()
+        files["README.md"] = model_card(plan, work, licence(plan)).encode()
+        commit_id = commit(plan, files, f"Trained by skill-train, recipe {str(plan.get('recipe_hash'))[:12]}")
+    except Refused as refusal:
+        raise Refused(
+            f"the run is trained and kept, and could not be pushed: {refusal}",
+            code="push_failed",
+            exit_code=EXIT_FAILED,
+            expected=f"{plan['policy']['hub_model_id']} takes a commit",
+            got=refusal.error["got"],
+            hint="start the run again: it pushes what was kept, and trains nothing",
+        ) from refusal
+    tell("pushed", repo=plan["policy"]["hub_model_id"], commit=commit_id)
 
 
-def peak_rss_bytes() -> int:
-    """The most memory that this process has had. Not `ru_maxrss` on Linux: it starts with what the parent had."""
-    import resource
-
-    peak = told("status", "VmHWM:")
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss if peak is None else 1024 * peak  # bytes on macOS
+def without_rows(record: dict[str, Any]) -> dict[str, Any]:
+    """`train.json` as it is pushed. The folder of the run keeps the whole one."""
+    return {key: value for key, value in record.items() if key in PUBLISHED}
 
 
-def number(value: Any) -> float | None:
-    """A finite float, or None: JSON has no NaN."""
-    value = float(value) if value is not None else math.nan
-    return value if math.isfinite(value) else None
+def commit(plan: dict[str, Any], files: dict[str, Any], message: str) -> str:
+    """One commit in the private repository of the plan, which is made where there is none. Returns its id."""
+    from huggingface_hub import CommitOperationAdd, CommitOperationDelete
+
+    repo = plan.get("policy", {}).get("hub_model_id")
+    if not repo:
+        raise Refused(
+            "the plan does not say where the result goes", code="no_repository", expected="hub_model_id: owner/name"
+        )
+    api = hub()
+
+    def attempt() -> str:
+        api.create_repo(repo, private=True, exist_ok=True)
+        changes: list[Any] = [
+            CommitOperationAdd(name, content if isinstance(content, bytes) else str(content))
+            for name, content in files.items()
+        ]
+        if PROOF not in files and api.file_exists(repo, PROOF):
+            changes.append(CommitOperationDelete(PROOF))
+        return str(api.create_commit(repo, changes, commit_message=message).oid)
+
+    return str(asked(attempt, repo))
 
 
-def file_digest(path: Path) -> dict[str, Any]:
-    with open(path, "rb") as file:
-        return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+def hub() -> Any:
+    """The client, without bars, and with no request that waits for ever."""
+    from huggingface_hub import HfApi, get_token, set_client_factory
+    from huggingface_hub.utils import disable_progress_bars
+    from huggingface_hub.utils._http import default_client_factory
+
+    if get_token() is None:
+        raise Refused(
+            "there is no token for the Hub",
+            code="not_signed_in",
+            exit_code=EXIT_NO_ACCESS,
+            expected="HF_TOKEN among the secrets of the job",
+        )
+
+    def client() -> Any:
+        made = default_client_factory()
+        made.timeout = REQUEST_SECONDS
+        made.event_hooks = {**made.event_hooks, "response": [*made.event_hooks["response"], stay_here]}
+        return made
+
+    set_client_factory(client)
+    disable_progress_bars()
+    return HfApi()
 
 
-def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
-    if is_main_process():
-        write_text(path, "".join(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows))
+def stay_here(response: Any) -> None:
+    """What is pushed follows no redirect to another host, and none that would lose it on the way."""
+    request = response.request
+    if request.method in ("GET", "HEAD") or not response.has_redirect_location:
+        return
+    target = request.url.join(response.headers["location"])
+    same = all(getattr(target, part) == getattr(request.url, part) for part in ("scheme", "host", "port"))
+    if not same or response.status_code not in (307, 308):
+        raise Refused(
+            "the Hub sent a request that carries something to another place, so it was not sent",
+            code="redirected",
+            exit_code=EXIT_NO_ACCESS,
+            expected=f"an answer of {request.url.host}",
+            got=f"status {response.status_code}, to {target.copy_with(query=None)}",
+            hint="check HF_ENDPOINT and the proxy, then start the run again",
+        )
 
 
-def write_json(path: Path, document: Any) -> None:
-    write_text(path, json.dumps(document, indent=1, ensure_ascii=False, default=str) + "\n")
+def asked(question: Callable[[], Any], repo: str) -> Any:
+    """The Hub's answer. Trouble that passes is waited out: too many requests, the Hub's own, lost connections."""
+    import httpx2
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    for pause in (*PAUSES, None):
+        try:
+            return question()
+        except HFValidationError as error:
+            raise Refused(f"{repo} cannot be the name of a repository", code="no_repository", got=str(error)) from None
+        except (httpx2.HTTPError, OSError, RuntimeError, ValueError) as error:
+            status = error.response.status_code if isinstance(error, HfHubHTTPError) else None
+            got = (str(error).splitlines() or [type(error).__name__])[0][:200]
+            if status is not None and status < 500 and status not in (408, 409, 412, 429):
+                raise no_access(repo, got) from None
+            if pause is None:
+                raise unreachable(repo, got) from None
+            tell("note", text=f"{repo}: {got}; again in {pause} s")
+            time.sleep(pause)
 
 
-def write_text(path: Path, text: str) -> None:
-    """The whole file or nothing: a temporary name, then a rename."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
-    with open(temporary, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+def no_access(repo: str, got: str) -> Refused:
+    return Refused(
+        f"the token may not write to {repo}",
+        code="no_permission",
+        exit_code=EXIT_NO_ACCESS,
+        expected="a token with write access to that repository",
+        got=got,
+        hint="hf auth login, with a token that may write there; then start the run again",
+    )
 
 
-# --- In a cloud job -------------------------------------------------------------------------------------------------
+def unreachable(repo: str, got: str) -> Refused:
+    return Refused(
+        f"the Hub did not take a commit for {repo}",
+        code="hub_unreachable",
+        exit_code=EXIT_TEMPORARY,
+        got=got,
+        hint="start the run again; https://status.huggingface.co tells whether the Hub is down",
+    )
+
+
+def on_hub(plan: dict[str, Any], key: str) -> str | None:
+    """The Hub id of the model or the data; None for what lay on the machine that planned."""
+    name = str(plan["recipe"][key])
+    local = plan.get("fingerprints", {}).get(key) or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name)
+    return None if local else name
+
+
+def shown_recipe(plan: dict[str, Any]) -> dict[str, Any]:
+    """The recipe without the folders of the machine that planned."""
+    names = {key: on_hub(plan, key) or Path(plan["recipe"][key]).name for key in ("model", "data")}
+    return {**plan["recipe"], **names}
+
+
+def licence(plan: dict[str, Any]) -> dict[str, str]:
+    """What the card of the base says of its licence; nothing when it says nothing or cannot be read."""
+    base = on_hub(plan, "model")
+    if base is None:
+        return {}
+    import httpx2
+
+    with suppress(httpx2.HTTPError, OSError, ValueError):
+        card = hub().model_info(base, revision=plan["recipe"]["revision"]).card_data
+        told = {key: card.get(key) for key in ("license", "license_name")} if card is not None else {}
+        return {key: value for key, value in told.items() if isinstance(value, str)}
+    return {}
+
+
+def model_card(plan: dict[str, Any], work: Path, licence: dict[str, str]) -> str:
+    """README.md: what the Hub reads between the lines of ---, then what a reader wants to know."""
+    from huggingface_hub import ModelCardData
+
+    recipe, repo = plan["recipe"], plan["policy"]["hub_model_id"]
+    adapter, data = (work / "adapter").is_dir(), on_hub(plan, "data")
+    about = ModelCardData(
+        base_model=on_hub(plan, "model"),
+        library_name="peft" if adapter else "transformers",
+        pipeline_tag="text-generation",
+        tags=["skill-train", recipe["method"], *(["lora"] if adapter else [])],
+        datasets=[data] if data else None,
+        **licence,
+    )
+    kind = "LoRA adapter" if adapter else "fine-tuned model"
+    base = shown_recipe(plan)["model"] + (f" at revision {recipe['revision']}" if recipe["revision"] else "")
+    use = (
+        "from peft import AutoPeftModelForCausalLM as Model"
+        if adapter
+        else "from transformers import AutoModelForCausalLM as Model"
+    )
+    return f"""---
+{about.to_yaml()}
+---
+
+# {repo.rsplit("/", 1)[-1]}
+
+A {kind} of {base}, trained by skill-train. `recipe.json` is the whole recipe, `train.json` the record of the training
+without rows of the data, `environment.json` every argument of the trainer and every version.
+
+```python
+{use}
+
+model = Model.from_pretrained("{repo}")
+```
+
+{card_figures(plan, work)}"""
+
+
+def card_figures(plan: dict[str, Any], work: Path) -> str:
+    recipe = plan["recipe"]
+    record = json.loads((work / "train.json").read_text(encoding="utf-8"))
+    versions = json.loads((work / "environment.json").read_text(encoding="utf-8"))["versions"]
+    figures, data = record["figures"], record["data"]
+    chosen = ("method", "learning_rate", "lr_scheduler_type", "effective_batch_size", "max_length", "lora_r")
+    rows = {
+        "recipe hash": f"`{plan.get('recipe_hash')}`",
+        "steps": record["steps"],
+        "training loss, first and last step": f"{figures['first_loss']:.4f}, {figures['last_loss']:.4f}",
+        "training rows, tokens": f"{data['train_rows']}, {data['tokens']}",
+        "share of the tokens that is trained": f"{data['trained_token_share']:.0%}",
+        **({"notes": "; ".join(data["notes"])} if data.get("notes") else {}),
+        **{name: recipe[name] for name in chosen if name in recipe},
+        "checks of the training program": record["verdict"],
+        "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
+    }
+    lines = ["| | |", "| --- | --- |", *(f"| {name} | {value} |" for name, value in rows.items())]
+    return "\n".join(lines) + "\n"
+
+
+def as_json(document: Any) -> bytes:
+    return (json.dumps(document, indent=1, ensure_ascii=False) + "\n").encode()
+
+
+def files_of(path: Path) -> list[Path]:
+    found = sorted(path.rglob("*")) if path.is_dir() else [path]
+    return [file for file in found if file.is_file()]
+
+
+# --- job -------------------------------------------------------------------------------------------------------------
+# In a cloud job: the supervisor of a training, and what it keeps.
 #
 # The plan's folder is a mounted bucket ("kept"): it outlives the job, and a file in it is uploaded when it is closed
 # (hf-mount: written from start to end, not changed afterwards). So this process trains nothing: it starts the program
@@ -4076,18 +4171,10 @@ KEEP_SECONDS = 2.0
 KEEP_AGAIN_SECONDS = 60.0  # after a disk that took no more
 KEPT_CHECKPOINTS = 2
 HELD = "being-kept"
-PAUSES = (1, 2, 4, 8, 16, 32, 64, 128, 128)  # seconds; together longer than the 300 of the Hub's rate limit
-REQUEST_SECONDS = 60.0  # to connect, to write, and for each read; huggingface_hub 2.4 sets no limit of its own
 MARKER = "kept.json"
 SMALLER_PLAN = "smaller_plan.json"  # what a further job of this run begins with
-PROOF = "training.json"  # in the repository, while it has no result
 RECORDS = ("train.json", "environment.json", "samples.jsonl", "held_out.jsonl", "metrics.jsonl", "train.log")
 RESULTS = ("adapter", "merged", *RECORDS, "train.failed.json")
-# Of train.json in the repository, which others may read. `example` and `answer` hold rows of the data.
-PUBLISHED = {
-    "schema", "step", "recipe_hash", "steps", "verdict", "outputs", "saved_dtype", SMALLER, "checks", "data", "figures",
-    "seconds", "finished_at",
-}  # fmt: skip
 
 
 def run_job(path: Path, data: Path | None, *, rehearse: bool) -> int:
@@ -4172,23 +4259,12 @@ def after_memory(
     return smaller_plan(plan, failure["error"], last_stage(child.said()))
 
 
-def last_stage(said: str) -> str | None:
-    """The last stage that a training told of, in its output."""
-    lines = [line for line in said.splitlines() if line.startswith('{"event": "stage"')]
-    return str(json.loads(lines[-1])["text"]) if lines else None
-
-
-def once_more(plan: dict[str, Any]) -> str:
-    reason = plan["reasons"][-1]
-    return f"{reason['because']}; once more, with {reason['value']}"
-
-
 def child_command(plan: dict[str, Any], work: Path, data: Path | None) -> list[str]:
     """What `skill-train local` starts for this plan."""
     arguments = plan.get("launch", {}).get("arguments") or []
     launcher = ["-m", "accelerate.commands.launch", *arguments] if arguments else []
     where = ["--data", str(data.resolve())] if data else []
-    return [sys.executable, *launcher, str(Path(__file__).resolve()), str(work / "plan.json"), "--resume", *where]
+    return [sys.executable, *launcher, str(PROGRAM.resolve()), str(work / "plan.json"), "--resume", *where]
 
 
 class Child:
@@ -4479,258 +4555,211 @@ def put_json(path: Path, document: Any) -> None:
     path.write_bytes(as_json(document))
 
 
-def as_json(document: Any) -> bytes:
-    return (json.dumps(document, indent=1, ensure_ascii=False) + "\n").encode()
+# --- main ------------------------------------------------------------------------------------------------------------
+
+SAMPLE_ROWS = 32  # rows kept in samples.jsonl
 
 
-def files_of(path: Path) -> list[Path]:
-    found = sorted(path.rglob("*")) if path.is_dir() else [path]
-    return [file for file in found if file.is_file()]
-
-
-def numbered(folder: Path) -> list[Path]:
-    """The checkpoints of a folder, the newest first."""
-    found = [path for path in folder.glob("checkpoint-*") if path.name.rsplit("-", 1)[1].isdigit()]
-    return sorted(found, key=step_of, reverse=True)
-
-
-def step_of(checkpoint: Path) -> int:
-    return int(checkpoint.name.rsplit("-", 1)[1])
-
-
-def run_id() -> str | None:
-    return os.environ.get("SKILL_TRAIN_RUN")
-
-
-def again() -> str:
-    """How a run goes on that was ended: in a job nobody can name its folder."""
-    if run_id() is None:
-        return "skill-train local --resume --run-dir RUN"
-    return "start the run again: it goes on from its newest kept checkpoint"
-
-
-def push(plan: dict[str, Any], work: Path) -> None:
-    """The result, its records and its card in one commit. Done before, it does nothing."""
-    tell("stage", text="pushing the result")
-    folder = work / ("adapter" if (work / "adapter").is_dir() else "merged")
-    files: dict[str, Path | bytes] = {path.relative_to(folder).as_posix(): path for path in files_of(folder)}
-    files["environment.json"] = work / "environment.json"
-    files["train.json"] = as_json(without_rows(json.loads((work / "train.json").read_text(encoding="utf-8"))))
-    files["recipe.json"] = as_json(shown_recipe(plan))
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])  # none with PYTHONOPTIMIZE=2
+    parser.add_argument("plan", type=Path)
+    parser.add_argument("--resume", action="store_true", help="go on from the newest complete checkpoint")
+    parser.add_argument("--probe", action="store_true", help="time fp32 and bf16 on this processor and stop")
+    parser.add_argument("--data", type=Path, help="where the plan's data lies here")
+    parser.add_argument("--attended", action="store_true", help="end at a checkpoint when standard input closes")
+    parser.add_argument("--job", action="store_true", help="as a cloud job: keep what it makes in the plan's folder")
+    parser.add_argument("--rehearse", action="store_true", help="with --job: write nothing to the Hub")
+    arguments = parser.parse_args(argv)
+    if arguments.rehearse and not arguments.job:
+        parser.error("--rehearse goes with --job")
+    if arguments.job:
+        return run_job(arguments.plan, arguments.data, rehearse=arguments.rehearse)
+    folder = arguments.plan.resolve().parent
+    if is_main_process() and not arguments.probe:  # now: what another process writes later is this run's
+        with suppress(OSError):
+            (folder / "train.failed.json").unlink(missing_ok=True)
     try:
-        files["README.md"] = model_card(plan, work, licence(plan)).encode()
-        commit_id = commit(plan, files, f"Trained by skill-train, recipe {str(plan.get('recipe_hash'))[:12]}")
+        plan = load_plan(arguments.plan)
+        if not arguments.probe:
+            check_processes(plan["placement"])
+        prepare_environment(plan["placement"])
+        with explained_errors():
+            if arguments.probe:
+                event("probe", **probe(plan))
+            else:
+                if arguments.attended:
+                    attend(folder)
+                use_data(plan, arguments.data)
+                run(plan, folder, resume=arguments.resume)
     except Refused as refusal:
-        raise Refused(
-            f"the run is trained and kept, and could not be pushed: {refusal}",
-            code="push_failed",
-            exit_code=EXIT_FAILED,
-            expected=f"{plan['policy']['hub_model_id']} takes a commit",
-            got=refusal.error["got"],
-            hint="start the run again: it pushes what was kept, and trains nothing",
-        ) from refusal
-    tell("pushed", repo=plan["policy"]["hub_model_id"], commit=commit_id)
+        tell_failure(refusal, None if arguments.probe else folder)
+        return refusal.exit_code
+    return 0
 
 
-def without_rows(record: dict[str, Any]) -> dict[str, Any]:
-    """`train.json` as it is pushed. The folder of the run keeps the whole one."""
-    return {key: value for key, value in record.items() if key in PUBLISHED}
+def run(plan: dict[str, Any], folder: Path, *, resume: bool) -> None:
+    """Data, model, checks, training, checks, and `train.json` last."""
+    started = time.monotonic()
+    recipe, placement = plan["recipe"], plan["placement"]
+    tuned = folder / TUNED[recipe["finetuning_type"]]
+    check_optimizer(recipe)
+    event("stage", text="reading the data")
+    check_base(recipe)
+    tokenizer = load_tokenizer(recipe)
+    checkpoint = newest_checkpoint(folder / "checkpoints") if resume else None
+    data = load_data(recipe, tokenizer, recorded_split(folder, checkpoint))
+    event("data", **data["figures"])
+    write_rows(folder / "samples.jsonl", data["train"][:SAMPLE_ROWS])
+    write_rows(folder / "held_out.jsonl", data["held_out"])
 
+    event("stage", text="loading the model")
+    base = base_folder(recipe) if is_full(recipe) else None
+    if checkpoint is not None:
+        check_split(checkpoint, placement)
+    watch = Watch(folder, data, recipe, checkpoint, keep=placement["save_total_limit"])
+    trainer = build_trainer(recipe, placement, folder, tokenizer, data, watch)
+    if is_main_process():
+        write_json(folder / "environment.json", environment(trainer, data))
+    # Every process takes part in the checks: the loss is gathered from all, and one that is missing is waited for.
+    event("stage", text=MEASURING)
+    checks = Checks(trainer, tokenizer, data, recipe)
+    checks.before_training(resumed=checkpoint is not None, folder=folder)
 
-def commit(plan: dict[str, Any], files: dict[str, Any], message: str) -> str:
-    """One commit in the private repository of the plan, which is made where there is none. Returns its id."""
-    from huggingface_hub import CommitOperationAdd, CommitOperationDelete
-
-    repo = plan.get("policy", {}).get("hub_model_id")
-    if not repo:
-        raise Refused(
-            "the plan does not say where the result goes", code="no_repository", expected="hub_model_id: owner/name"
+    event("stage", text=TRAINS)
+    train(trainer, watch, recipe["seed"], checkpoint)
+    event("stage", text=f"saving {tuned.name}/")
+    save(trainer, tuned, base)
+    checks.after_training(folder, tuned)
+    if is_main_process():
+        write_json(
+            folder / "train.json",
+            report(plan, data, watch, checks, trainer, tuned, time.monotonic() - started),
         )
-    api = hub()
-
-    def attempt() -> str:
-        api.create_repo(repo, private=True, exist_ok=True)
-        changes: list[Any] = [
-            CommitOperationAdd(name, content if isinstance(content, bytes) else str(content))
-            for name, content in files.items()
-        ]
-        if PROOF not in files and api.file_exists(repo, PROOF):
-            changes.append(CommitOperationDelete(PROOF))
-        return str(api.create_commit(repo, changes, commit_message=message).oid)
-
-    return str(asked(attempt, repo))
+        event("done", verdict=checks.verdict())
+    trainer.accelerator.end_training()
 
 
-def hub() -> Any:
-    """The client, without bars, and with no request that waits for ever."""
-    from huggingface_hub import HfApi, get_token, set_client_factory
-    from huggingface_hub.utils import disable_progress_bars
-    from huggingface_hub.utils._http import default_client_factory
+def load_data(recipe: dict[str, Any], tokenizer: Any, recorded: set[int] | None = None) -> dict[str, Any]:
+    """Encoded rows, split into `train` and `held_out`, with their figures and the order in which they are fed.
 
-    if get_token() is None:
+    Args:
+        recorded: the rows that an earlier start held out, by their number in the data. They stay held out.
+    """
+    encode = Encoder(recipe, tokenizer)
+    source = iter_rows(
+        recipe["data"], split=recipe["split"], config=recipe["data_config"], revision=recipe["data_revision"]
+    )
+    rows = [encode(index, line, row) for index, (line, row) in enumerate(source)]
+    if not rows:
         raise Refused(
-            "there is no token for the Hub",
-            code="not_signed_in",
-            exit_code=EXIT_NO_ACCESS,
-            expected="HF_TOKEN among the secrets of the job",
+            f"{recipe['data']} has no rows",
+            code="empty_dataset",
+            expected="at least one row",
+            got=f"no rows in {recipe['split']}",
+            hint="give another file, or another part of it, such as split: train",
         )
-
-    def client() -> Any:
-        made = default_client_factory()
-        made.timeout = REQUEST_SECONDS
-        made.event_hooks = {**made.event_hooks, "response": [*made.event_hooks["response"], stay_here]}
-        return made
-
-    set_client_factory(client)
-    disable_progress_bars()
-    return HfApi()
-
-
-def stay_here(response: Any) -> None:
-    """What is pushed follows no redirect to another host, and none that would lose it on the way."""
-    request = response.request
-    if request.method in ("GET", "HEAD") or not response.has_redirect_location:
-        return
-    target = request.url.join(response.headers["location"])
-    same = all(getattr(target, part) == getattr(request.url, part) for part in ("scheme", "host", "port"))
-    if not same or response.status_code not in (307, 308):
-        raise Refused(
-            "the Hub sent a request that carries something to another place, so it was not sent",
-            code="redirected",
-            exit_code=EXIT_NO_ACCESS,
-            expected=f"an answer of {request.url.host}",
-            got=f"status {response.status_code}, to {target.copy_with(query=None)}",
-            hint="check HF_ENDPOINT and the proxy, then start the run again",
-        )
-
-
-def asked(question: Callable[[], Any], repo: str) -> Any:
-    """The Hub's answer. Trouble that passes is waited out: too many requests, the Hub's own, lost connections."""
-    import httpx2
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
-
-    for pause in (*PAUSES, None):
-        try:
-            return question()
-        except HFValidationError as error:
-            raise Refused(f"{repo} cannot be the name of a repository", code="no_repository", got=str(error)) from None
-        except (httpx2.HTTPError, OSError, RuntimeError, ValueError) as error:
-            status = error.response.status_code if isinstance(error, HfHubHTTPError) else None
-            got = (str(error).splitlines() or [type(error).__name__])[0][:200]
-            if status is not None and status < 500 and status not in (408, 409, 412, 429):
-                raise no_access(repo, got) from None
-            if pause is None:
-                raise unreachable(repo, got) from None
-            tell("note", text=f"{repo}: {got}; again in {pause} s")
-            time.sleep(pause)
-
-
-def no_access(repo: str, got: str) -> Refused:
-    return Refused(
-        f"the token may not write to {repo}",
-        code="no_permission",
-        exit_code=EXIT_NO_ACCESS,
-        expected="a token with write access to that repository",
-        got=got,
-        hint="hf auth login, with a token that may write there; then start the run again",
-    )
-
-
-def unreachable(repo: str, got: str) -> Refused:
-    return Refused(
-        f"the Hub did not take a commit for {repo}",
-        code="hub_unreachable",
-        exit_code=EXIT_TEMPORARY,
-        got=got,
-        hint="start the run again; https://status.huggingface.co tells whether the Hub is down",
-    )
-
-
-def on_hub(plan: dict[str, Any], key: str) -> str | None:
-    """The Hub id of the model or the data; None for what lay on the machine that planned."""
-    name = str(plan["recipe"][key])
-    local = plan.get("fingerprints", {}).get(key) or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name)
-    return None if local else name
-
-
-def shown_recipe(plan: dict[str, Any]) -> dict[str, Any]:
-    """The recipe without the folders of the machine that planned."""
-    names = {key: on_hub(plan, key) or Path(plan["recipe"][key]).name for key in ("model", "data")}
-    return {**plan["recipe"], **names}
-
-
-def licence(plan: dict[str, Any]) -> dict[str, str]:
-    """What the card of the base says of its licence; nothing when it says nothing or cannot be read."""
-    base = on_hub(plan, "model")
-    if base is None:
-        return {}
-    import httpx2
-
-    with suppress(httpx2.HTTPError, OSError, ValueError):
-        card = hub().model_info(base, revision=plan["recipe"]["revision"]).card_data
-        told = {key: card.get(key) for key in ("license", "license_name")} if card is not None else {}
-        return {key: value for key, value in told.items() if isinstance(value, str)}
-    return {}
-
-
-def model_card(plan: dict[str, Any], work: Path, licence: dict[str, str]) -> str:
-    """README.md: what the Hub reads between the lines of ---, then what a reader wants to know."""
-    from huggingface_hub import ModelCardData
-
-    recipe, repo = plan["recipe"], plan["policy"]["hub_model_id"]
-    adapter, data = (work / "adapter").is_dir(), on_hub(plan, "data")
-    about = ModelCardData(
-        base_model=on_hub(plan, "model"),
-        library_name="peft" if adapter else "transformers",
-        pipeline_tag="text-generation",
-        tags=["skill-train", recipe["method"], *(["lora"] if adapter else [])],
-        datasets=[data] if data else None,
-        **licence,
-    )
-    kind = "LoRA adapter" if adapter else "fine-tuned model"
-    base = shown_recipe(plan)["model"] + (f" at revision {recipe['revision']}" if recipe["revision"] else "")
-    use = (
-        "from peft import AutoPeftModelForCausalLM as Model"
-        if adapter
-        else "from transformers import AutoModelForCausalLM as Model"
-    )
-    return f"""---
-{about.to_yaml()}
----
-
-# {repo.rsplit("/", 1)[-1]}
-
-A {kind} of {base}, trained by skill-train. `recipe.json` is the whole recipe, `train.json` the record of the training
-without rows of the data, `environment.json` every argument of the trainer and every version.
-
-```python
-{use}
-
-model = Model.from_pretrained("{repo}")
-```
-
-{card_figures(plan, work)}"""
-
-
-def card_figures(plan: dict[str, Any], work: Path) -> str:
-    recipe = plan["recipe"]
-    record = json.loads((work / "train.json").read_text(encoding="utf-8"))
-    versions = json.loads((work / "environment.json").read_text(encoding="utf-8"))["versions"]
-    figures, data = record["figures"], record["data"]
-    chosen = ("method", "learning_rate", "lr_scheduler_type", "effective_batch_size", "max_length", "lora_r")
-    rows = {
-        "recipe hash": f"`{plan.get('recipe_hash')}`",
-        "steps": record["steps"],
-        "training loss, first and last step": f"{figures['first_loss']:.4f}, {figures['last_loss']:.4f}",
-        "training rows, tokens": f"{data['train_rows']}, {data['tokens']}",
-        "share of the tokens that is trained": f"{data['trained_token_share']:.0%}",
-        **({"notes": "; ".join(data["notes"])} if data.get("notes") else {}),
-        **{name: recipe[name] for name in chosen if name in recipe},
-        "checks of the training program": record["verdict"],
-        "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
+    rows = trainable_rows(rows, recipe)
+    contents, questions = contents_of(rows), [digest_of(normalised(question_of(row))) for row in rows]
+    if recorded is None:
+        held_out = held_out_rows(contents, questions, recipe["held_out_fraction"], recipe["seed"])
+    else:
+        held_out = {index for index, row in enumerate(rows) if row["row"] in recorded}
+    train = [row for index, row in enumerate(rows) if index not in held_out]
+    lengths, trained = [len(r["input_ids"]) for r in train], [trained_tokens(r) for r in train]
+    figures = {
+        "rows": len(rows),
+        "train_rows": len(train),
+        "held_out_rows": len(held_out),
+        "truncated_rows": sum(r["truncated"] for r in rows),
+        "skipped_rows": encode.count - len(rows),
+        "tokens": sum(lengths),
+        "longest_row_tokens": max(lengths),
+        "trained_token_share": round(sum(trained) / sum(lengths), 4),
+        **repeated(contents, questions, held_out),
+        "notes": encode.notes,
     }
-    lines = ["| | |", "| --- | --- |", *(f"| {name} | {value} |" for name, value in rows.items())]
-    return "\n".join(lines) + "\n"
+    order = feeding_order(len(train), recipe["max_steps"] * recipe["effective_batch_size"], recipe["seed"])
+    return {"train": train, "held_out": [rows[i] for i in sorted(held_out)], "figures": figures, "order": order}
+
+
+def report(
+    plan: dict[str, Any],
+    data: dict[str, Any],
+    watch: Watch,
+    checks: Checks,
+    trainer: Any,
+    tuned: Path,
+    seconds: float,
+) -> dict[str, Any]:
+    """The record. `seconds` are of this start, and in the record of the steps of earlier ones too."""
+    steps = [line for line in watch.lines if line["tokens_per_second"]]
+    last = [line for line in steps if line.get("start", 1) == watch.start]
+    settled = last[1:] or steps[1:] or steps  # the first step warms up
+    timed = sum(line["seconds"] for line in settled)
+    return {
+        "schema": "skill-train/step/1",
+        "step": "train",
+        "recipe_hash": plan.get("recipe_hash"),
+        "steps": trainer.state.global_step,
+        "verdict": checks.verdict(),
+        "outputs": {
+            str(path.relative_to(tuned.parent)): file_digest(path)
+            for path in sorted(tuned.rglob("*"))
+            if path.is_file()
+        },
+        "saved_dtype": saved_type(tuned),
+        SMALLER: next((each for each in reversed(plan.get("reasons") or []) if each.get("rule") == SMALLER), None),
+        "checks": checks.results,
+        "example": checks.example()[:2000],
+        "answer": checks.answer,
+        "data": data["figures"],
+        "figures": {
+            "first_loss": watch.lines[0]["loss"],
+            "last_loss": watch.lines[-1]["loss"],
+            "tokens_per_second": round(sum(line["tokens"] for line in settled) / timed, 1) if timed else None,
+            "seconds_per_step": round(timed / len(settled), 4) if timed else None,
+            "peak_memory_bytes": watch.peak_bytes,
+            "baseline_memory_bytes": watch.baseline_bytes,
+        },
+        "seconds": round(seconds + sum(line["seconds"] for line in steps if line.get("start", 1) < watch.start), 2),
+        "finished_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
+
+
+def saved_type(folder: Path) -> str:
+    """Of the first weight in the first file, as torch names it. The model at the end knows other ones too."""
+    from safetensors import safe_open
+
+    with safe_open(str(min(folder.glob("*.safetensors"))), "pt") as file:
+        weight = file.get_tensor(min(file.keys()))
+    return str(weight.dtype).removeprefix("torch.")
+
+
+def probe(plan: dict[str, Any]) -> dict[str, Any]:
+    """Seconds of a forward and backward pass, and the loss, in fp32 and in bf16: the plan's model on its device."""
+    import torch
+
+    recipe, placement = plan["recipe"], plan["placement"]
+    if placement["threads"]:
+        torch.set_num_threads(placement["threads"])
+    check_base(recipe)
+    model = load_model(recipe, {**placement, "dtype": "float32"})
+    size = model.config.get_text_config().vocab_size
+    ids = torch.randint(0, size, (1, 128), generator=torch.manual_seed(0)).to(placement["device"])
+    figures: dict[str, Any] = {}
+    for name in ("float32", "bfloat16"):
+        model.to(device=placement["device"], dtype=getattr(torch, name))
+        model.requires_grad_(False)  # as with an adapter: only what is passed on gets a gradient
+        embedded = model.get_input_embeddings()(ids).detach().requires_grad_(True)
+        seconds = []
+        for _ in range(3):
+            started = time.monotonic()
+            loss = model(inputs_embeds=embedded, labels=ids).loss
+            loss.backward()
+            value = number(loss.item())  # waits for the device
+            seconds.append(time.monotonic() - started)
+        figures[name] = {"seconds": min(seconds), "loss": value}
+    return figures
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Measures peak memory and step time of real training steps, with scripts/train.py itself and random weights.
+"""Measures peak memory and step time of real training steps, with the training program itself and random weights.
 
     python bench/estimates/measure.py --device cpu            what is not measured yet on this device
     python bench/estimates/measure.py --device cuda --only 7B
@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import gc
-import importlib.util
 import json
 import math
 import os
@@ -31,7 +30,6 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-PROGRAM = HERE.parents[1] / "scripts" / "train.py"
 RESULTS = HERE / "measured.jsonl"
 SHAPES = json.loads((HERE / "shapes.json").read_text(encoding="utf-8"))
 TRAINED_SHARE = 0.5  # of each row's tokens
@@ -168,23 +166,25 @@ def _model_folder(configuration: Configuration, models: Path) -> Path:
 
 def measure(configuration: Configuration, model: Path) -> dict[str, Any]:
     """Trains a few steps and returns one line of the table."""
-    train = _program()
+    from skill_train.program import trainer as program
+    from skill_train.program.plan import prepare_environment
+    from skill_train.program.watch import Watch
+
     with tempfile.TemporaryDirectory(prefix="skill-train-bench-") as name:
         folder = Path(name)
-        train.prepare_environment({"device": configuration.device})
+        prepare_environment({"device": configuration.device})
         recipe, placement = _plan(configuration, model)
         data = _data(configuration, recipe)
-        watch = train.Watch(folder, data, recipe, None)
-        trainer = train.build_trainer(recipe, placement, folder, _tokenizer(), data, watch)
+        watch = Watch(folder, data, recipe, None, keep=placement["save_total_limit"])
+        trainer = program.build_trainer(recipe, placement, folder, _tokenizer(), data, watch)
         loaded = watch.memory()
         _forget_peak(configuration.device)
-        train.train(trainer, watch, recipe["seed"], None)
-        return _line(configuration, train, trainer, watch, loaded, train.environment(trainer, data))
+        program.train(trainer, watch, recipe["seed"], None)
+        return _line(configuration, trainer, watch, loaded, program.environment(trainer, data))
 
 
 def _line(
     configuration: Configuration,
-    train: Any,
     trainer: Any,
     watch: Any,
     loaded: dict[str, int],
@@ -192,9 +192,11 @@ def _line(
 ) -> dict[str, Any]:
     import torch
 
+    from skill_train.program.events import peak_rss_bytes
+
     cuda = configuration.device == "cuda"
     base = 0 if cuda else watch.baseline_bytes["rss"]
-    peak = torch.cuda.max_memory_allocated() if cuda else train.peak_rss_bytes()
+    peak = torch.cuda.max_memory_allocated() if cuda else peak_rss_bytes()
     steps = watch.lines[1:]
     return {
         "name": configuration.name,
@@ -223,14 +225,6 @@ def _machine(environment: dict[str, Any]) -> dict[str, Any]:
         "cpu_features": list(machine.cpu_features),
         "cpu_mhz": machine.cpu_mhz,
     }
-
-
-def _program() -> Any:
-    spec = importlib.util.spec_from_file_location("train", PROGRAM)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def _save_model(configuration: Configuration, folder: Path) -> None:

@@ -302,7 +302,7 @@ def hardware() -> dict[str, Any]:
 
 def write_data(folder: Path, size: Size) -> None:
     """rows.jsonl as a user has it, and in_order.jsonl as ours are fed from it."""
-    from skill_train.core.resources import train_module
+    from skill_train.program.split import feeding_order
 
     chance, rows = random.Random(SEED), []
     for number in range(size.steps * size.rows):
@@ -310,7 +310,7 @@ def write_data(folder: Path, size: Size) -> None:
         asked = " ".join(words[: len(words) // 3])
         turns = [{"role": "user", "content": f"{number}: {asked}?"}]
         rows.append({"messages": [*turns, {"role": "assistant", "content": " ".join(words[len(words) // 3 :]) + "."}]})
-    order = train_module().feeding_order(len(rows), len(rows), SEED)
+    order = feeding_order(len(rows), len(rows), SEED)
     for name, some in (("rows", rows), ("in_order", [rows[i] for i in order])):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in some))
 

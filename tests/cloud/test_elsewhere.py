@@ -20,7 +20,8 @@ import training
 from hub_emulator import Hub
 from skill_train.cloud.elsewhere import colab
 from skill_train.commands.diff import _read
-from skill_train.core.resources import node_program, train_module, train_program
+from skill_train.core.resources import node_program, train_program
+from skill_train.program.main import main
 from skill_train.run import compare_runs as diff
 from skill_train.run.folder import RunDir
 
@@ -44,7 +45,7 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     threads = torch.get_num_threads()
     run = planned(tmp_path_factory.mktemp("straight"))
-    assert train_module().main([str(run / "plan.json")]) == 0
+    assert main([str(run / "plan.json")]) == 0
     torch.set_num_threads(threads)
     return run
 

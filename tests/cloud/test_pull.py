@@ -24,7 +24,7 @@ import training
 from cloud_runs import BUCKET, FOLDER, RUN_ID, Cloud
 from hub_emulator import ALWAYS, Fault, Hub, JobFault, faults
 from hub_emulator.jobs import Job
-from skill_train.core.resources import train_module
+from skill_train.program.push import PROOF
 from skill_train.run.folder import RunDir
 from skill_train.run.lock import locked
 
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.slow
 pytest.importorskip("huggingface_hub")
 
 CREATE = "POST /api/jobs/me$"
-PROGRAM = "import sys; from skill_train.core.resources import train_module; sys.exit(train_module().main(sys.argv[1:]))"
+PROGRAM = "import sys; from skill_train.program.main import main; sys.exit(main(sys.argv[1:]))"
 SLEEP = "import time; print('begun', flush=True); time.sleep(60)"
 
 
@@ -363,7 +363,7 @@ def test_a_result_that_is_not_of_this_run_is_left_in_the_repository(cloud: Cloud
     if whose == "of another recipe":
         pushed["train.json"] = json.dumps(json.loads(pushed["train.json"]) | {"recipe_hash": "0" * 64}).encode()
     else:
-        pushed[train_module().PROOF] = b"{}"
+        pushed[PROOF] = b"{}"
     cloud.hub.add("model", "me/tickets", pushed)
     cloud.keep(cloud_runs.checkpoint(5))
     _ended(cloud, cloud.start("pass"))

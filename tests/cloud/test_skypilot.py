@@ -15,9 +15,10 @@ import yaml
 import planning
 from skill_train.cloud.elsewhere import skypilot
 from skill_train.core.errors import AccessError, NotInstalled, SkillTrainError, TrainingFailed, UsageError
-from skill_train.core.resources import node_program, train_module, train_program
+from skill_train.core.resources import node_program, train_program
 from skill_train.facts import Flavor
 from skill_train.hub import flavors
+from skill_train.program.plan import check_batch
 
 RUN_ID = "0123456789ab"
 BUCKET = "hf://buckets/me/jobs-artifacts/skill-train-0123456789ab"
@@ -85,7 +86,7 @@ def test_several_machines_share_the_same_batch(name: str, nodes: int, rows_a_pro
     last = {name: words[at + 1] for at, name in enumerate(words) if name.startswith("--num_")}
     assert (last["--num_processes"], last["--num_machines"]) == (str(placed["num_processes"]), str(nodes))
     assert not {"NCCL_IB_DISABLE", "NCCL_ALGO"} & set(there["launch"]["environment"])
-    train_module().check_batch(there["recipe"], placed)
+    check_batch(there["recipe"], placed)
 
 
 def test_a_batch_that_cannot_be_shared_is_refused() -> None:

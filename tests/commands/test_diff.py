@@ -16,7 +16,9 @@ import pytest
 import tiny
 import training
 from skill_train import cli
-from skill_train.core.resources import train_module, train_program
+from skill_train.core.resources import train_program
+from skill_train.program.main import main
+from skill_train.program.split import feeding_order
 
 pytestmark = pytest.mark.slow
 
@@ -39,7 +41,7 @@ def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def trained(folder: Path, program: ModuleType | None = None, **values: Any) -> Path:
     """A run of three steps that keeps no checkpoint but the last."""
     run = training.write_run(folder / "run", max_steps=3, save_steps=100, **values)
-    assert (program or train_module()).main([str(run / "plan.json")]) == 0
+    assert (program.main if program else main)([str(run / "plan.json")]) == 0
     return run
 
 
@@ -71,7 +73,7 @@ def test_the_same_plan_as_a_cloud_job_is_the_same_run(
 ) -> None:
     """What a job runs, in its own process and on its own disk: the same loss at every step, the same adapter bytes."""
     run = training.write_run(tmp_path / "run", max_steps=3, save_steps=100)
-    assert train_module().main([str(run / "plan.json"), "--job", "--rehearse"]) == 0
+    assert main([str(run / "plan.json"), "--job", "--rehearse"]) == 0
     answer = answered(capsys, first, run, exits=0)
     data = answer["data"]
     assert (data["verdict"], data["recipe"], data["not_compared"], answer["warnings"]) == ("same", [], [], [])
@@ -84,7 +86,7 @@ def test_the_same_plan_as_a_cloud_job_is_the_same_run(
 def test_the_record_of_what_is_fed_is_that_of_the_rows(first: Path) -> None:
     """Counted and digested here again, from the rows as they were kept (all 23 of them)."""
     rows = [json.loads(line) for line in (first / "samples.jsonl").read_text().splitlines()]
-    order = train_module().feeding_order(23, 12, 42)  # three steps of four rows
+    order = feeding_order(23, 12, 42)  # three steps of four rows
     fed = [rows[i] for i in order]
     sorted_in_steps = [sorted(fed[at : at + 4], key=lambda row: -len(row["input_ids"])) for at in (0, 4, 8)]
     record = json.loads((first / "environment.json").read_text())["data"]

@@ -17,7 +17,7 @@ import planning
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "skill" / "skill_train"
-SOURCES = [*sorted(PACKAGE.rglob("*.py")), ROOT / "scripts" / "train.py"]
+SOURCES = sorted(PACKAGE.rglob("*.py"))
 SAID = ("hint", "next")
 QUOTING = ("join", "quote", "quoted")
 
@@ -54,7 +54,7 @@ KNOWN: dict[str, set[str]] = {
     "hub.errors": {"again", "pause", "place", "right or 'this permission'", "subject", "subject.page"},
     "cloud.failure_reason": {"again", "bigger.name", "word"},
     "plan.launch_args": {"there", "unit"},
-    "train.local": {"error.hint", "program.layout_words(smaller['placement'])"},
+    "train.local": {"error.hint", "layout_words(smaller['placement'])"},
     "merge.step": {"adapter.config.get('base_model_name_or_path') or 'adapter_config.json does not name it'"},
     "plan.file": {"again", "others[0]"},
     "cloud.preflight": {"_LOGIN", "_TOKENS", "account.name", "name.split('/')[1]"},
@@ -67,13 +67,17 @@ KNOWN: dict[str, set[str]] = {
     "run.lock": {"otherwise"},
     "cloud.elsewhere.skypilot": {"VERSION", "name"},
     "llama.get_converter": {"FETCH_COMMAND"},
-    "train": {"again()", "close[0]", "encoding", "key", "max(cut)"},
+    "program.events": {"again()"},
+    "program.job": {"again()"},
+    "program.model": {"close[0]"},
+    "program.model_files": {"key"},
+    "program.rows": {"encoding"},
+    "program.split": {"max(cut)"},
 }  # fmt: skip
 
 
 def _name(path: Path) -> str:
-    """`plan.make` of the package's, `train` of the program."""
-    return ".".join(path.relative_to(PACKAGE).with_suffix("").parts) if PACKAGE in path.parents else path.stem
+    return ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
 
 
 def hints(tree: ast.AST) -> Iterator[ast.JoinedStr]:

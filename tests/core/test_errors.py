@@ -141,11 +141,10 @@ UNRELATED = [  # seen when the address space was full, to the last megabyte [ran
 FULL = """
 import mmap, resource
 from skill_train.core import errors
-from skill_train.core.resources import train_module
-program = train_module()
+from skill_train.program.events import explanation
 resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
 def known(error):
-    return errors.out_of_memory(error) is not None, program.explanation(error) is not None
+    return errors.out_of_memory(error) is not None, explanation(error) is not None
 print(known(THIS))
 kept = []
 try:

@@ -22,7 +22,7 @@ from skill_train.cloud import bucket as kept
 from skill_train.cloud.failure_reason import Ending, exit_code, explain
 from skill_train.core.errors import NotInstalled, SkillTrainError, UsageError
 from skill_train.core.files import write_json
-from skill_train.core.resources import template, train_module
+from skill_train.core.resources import template
 from skill_train.data import scan as dataset
 from skill_train.gguf import ollama_modelfile as modelfile
 from skill_train.hub import first_rows, flavors
@@ -32,6 +32,8 @@ from skill_train.llama import run_converter as converter
 from skill_train.model import adapter
 from skill_train.model import sidecar_files as companions
 from skill_train.model import template_guard as template_trial
+from skill_train.program.encode import limited
+from skill_train.program.rows import CELL_CHARACTERS
 from skill_train.publish.files import files_of
 from skill_train.publish.model_card import CardFacts, card
 from skill_train.recipe import fields as recipe
@@ -240,7 +242,7 @@ def test_a_dataset_that_its_reader_breaks_on(name: str, content: bytes, tmp_path
 
 
 def test_a_cell_of_a_table_on_the_hub_that_is_too_long() -> None:
-    cell = b"x" * (first_rows.CELL_CHARACTERS + 1)
+    cell = b"x" * (CELL_CHARACTERS + 1)
     assert refused(first_rows.parse, b"a,b\n" + cell + b",y\n", "x.csv", whole=True).code == "broken_line"
 
 
@@ -326,9 +328,8 @@ def test_a_chat_template_runs_in_a_sandbox(tmp_path: Path) -> None:
 
 
 def test_a_template_that_hangs_on_one_row_is_a_refusal_of_that_row() -> None:
-    program = train_module()
     started = time.monotonic()
-    with pytest.raises(TimeoutError), program.limited(0.2):
+    with pytest.raises(TimeoutError), limited(0.2):
         while True:
             pass
     assert time.monotonic() - started < 5

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
-from skill_train.core.resources import train_module
 from skill_train.data import scan as dataset
+from skill_train.program.events import Refused
+from skill_train.program.examples import to_example
+from skill_train.program.rows import iter_rows
 from skill_train.recipe.fields import Recipe
 
 pyarrow = pytest.importorskip("pyarrow")
@@ -32,9 +34,9 @@ ROWS = [
 @pytest.mark.parametrize("name", ["rows.parquet", "saved"])
 def test_a_call_has_its_own_arguments_and_no_others(tmp_path: Path, name: str) -> None:
     _write(tmp_path / name, pyarrow.Table.from_pylist(ROWS))
-    rows = [row for _, row in train_module().iter_rows(str(tmp_path / name), split="train")]
+    rows = [row for _, row in iter_rows(str(tmp_path / name), split="train")]
     assert rows == ROWS
-    examples = [train_module().to_example(row, "messages", {"messages": "messages", "tools": "tools"}) for row in rows]
+    examples = [to_example(row, "messages", {"messages": "messages", "tools": "tools"}) for row in rows]
     assert [example["tools"] for example in examples] == [row["tools"] for row in ROWS]
     assert [e["messages"][1]["tool_calls"] for e in examples] == [row["messages"][1]["tool_calls"] for row in ROWS]
     assert dataset.scan(Recipe(model="m", data=str(tmp_path / name))).columns["tools"] == "tools"
@@ -48,22 +50,22 @@ def test_json_in_a_column_is_read_as_it_was_written(tmp_path: Path, name: str) -
     words = [json.dumps(message) for message in messages]
     stored = pyarrow.array([words, words], pyarrow.list_(pyarrow.string())).cast(pyarrow.list_(pyarrow.json_()))
     _write(tmp_path / name, pyarrow.table({"messages": stored}))
-    rows = [row for _, row in train_module().iter_rows(str(tmp_path / name), split="train")]
+    rows = [row for _, row in iter_rows(str(tmp_path / name), split="train")]
     assert rows == [{"messages": messages}] * 2
 
 
 def test_a_null_in_jsonl_stays_as_it_is_written(tmp_path: Path) -> None:
     row = _row("get_weather", {"city": "Paris", "unit": None})
     (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
-    assert [row for _, row in train_module().iter_rows(str(tmp_path / "rows.jsonl"), split="train")] == [row]
+    assert [row for _, row in iter_rows(str(tmp_path / "rows.jsonl"), split="train")] == [row]
 
 
 def test_json_that_is_none_is_refused(tmp_path: Path) -> None:
     stored = pyarrow.ExtensionArray.from_storage(pyarrow.json_(), pyarrow.array(["{", "[" * 100_000]))
     for index in range(2):
         _write(tmp_path / "rows.parquet", pyarrow.table({"messages": stored[index : index + 1]}))
-        with pytest.raises(train_module().Refused) as caught:
-            list(train_module().iter_rows(str(tmp_path / "rows.parquet"), split="train"))
+        with pytest.raises(Refused) as caught:
+            list(iter_rows(str(tmp_path / "rows.parquet"), split="train"))
         assert caught.value.error["code"] == "broken_parquet"
 
 

@@ -21,11 +21,10 @@ MOST_MB, MOST_SECONDS = 700, 60  # a Python with pyarrow takes 120 MB, and one w
 PEAK = """
 import sys
 if sys.argv[1] == "train":
-    from skill_train.core.resources import train_module
-    program = train_module()
+    from skill_train.program.rows import Refused, iter_rows
     try:
-        print(sum(1 for _ in program.iter_rows(sys.argv[2], split="train")))
-    except program.Refused as refusal:
+        print(sum(1 for _ in iter_rows(sys.argv[2], split="train")))
+    except Refused as refusal:
         print(refusal.error["code"], refusal.exit_code)
 else:
     from skill_train.cli import main

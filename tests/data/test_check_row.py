@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from skill_train.core.resources import train_module
 from skill_train.data.check_row import checker, column_checker, role_trouble
+from skill_train.program.events import Refused
+from skill_train.program.examples import to_example
 from skill_train.recipe.formats import Found
 
 USER, BOT = {"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}
@@ -44,11 +45,10 @@ ROWS: list[Any] = [
 
 @pytest.mark.parametrize("messages", ROWS, ids=str)
 def test_a_row_is_refused_exactly_when_training_refuses_it(messages: Any) -> None:
-    program = train_module()
     try:
-        program.to_example({"messages": messages}, "messages", {"messages": "messages"})
+        to_example({"messages": messages}, "messages", {"messages": "messages"})
         refused = False
-    except program.Refused:
+    except Refused:
         refused = True
     trouble = checker(CHAT)({"messages": messages})[2]
     assert (trouble is not None and trouble.refused) == refused

@@ -17,9 +17,10 @@ import pytest
 
 import tiny
 from skill_train.cli import main
-from skill_train.core.resources import train_module
 from skill_train.data import scan as dataset
 from skill_train.data import token_stats as tokens
+from skill_train.program.encode import load_tokenizer
+from skill_train.program.main import load_data
 from skill_train.recipe.fields import Recipe
 
 pytestmark = pytest.mark.slow
@@ -42,10 +43,9 @@ def test_counts_are_those_of_training(tmp_path: Path) -> None:
         "max_length": 1024, "held_out_fraction": 0.0, "skip_untrained_rows": True, "seed": 1, "max_steps": 1,
         "effective_batch_size": 1,
     }  # fmt: skip
-    program = train_module()
-    tokenizer = program.load_tokenizer(recipe)
-    whole = program.load_data(recipe, tokenizer)["figures"]
-    cut = program.load_data(recipe | {"max_length": 40}, tokenizer)
+    tokenizer = load_tokenizer(recipe)
+    whole = load_data(recipe, tokenizer)["figures"]
+    cut = load_data(recipe | {"max_length": 40}, tokenizer)
     code, answer = _data(path, "--model", model, "--max-length", 40)
     figures, problems = answer["data"]["tokens"], answer["data"]["problems"]
     assert (figures["counted"], figures["basis"]) == (True, "counted in all rows")
@@ -53,7 +53,7 @@ def test_counts_are_those_of_training(tmp_path: Path) -> None:
     assert figures["longest"] == whole["longest_row_tokens"]
     assert figures["trained_share"] == whole["trained_token_share"]
     assert problems["fully_masked"]["rows"] == cut["figures"]["skipped_rows"]
-    longer = [len(row["input_ids"]) for row in program.load_data(recipe, tokenizer)["train"]]
+    longer = [len(row["input_ids"]) for row in load_data(recipe, tokenizer)["train"]]
     assert problems["truncated"]["rows"] == sum(length > 40 for length in longer) > 0
     assert code == (2 if cut["figures"]["skipped_rows"] else 0)
 
@@ -72,7 +72,7 @@ def test_a_template_that_takes_long_with_the_rows_is_named(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The limit is for all rows together: one that takes a tenth of a second for each would take minutes."""
-    monkeypatch.setattr(train_module(), "TEMPLATE_SECONDS", 0.5)
+    monkeypatch.setattr("skill_train.program.encode.TEMPLATE_SECONDS", 0.5)
     model = Path(shutil.copytree(tiny.cached("qwen2"), tmp_path / "model"))
     said = json.loads((model / "tokenizer_config.json").read_text())
     (model / "chat_template.jinja").unlink(missing_ok=True)

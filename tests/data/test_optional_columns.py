@@ -11,9 +11,9 @@ import pytest
 
 from skill_train.cli import main
 from skill_train.core.errors import UsageError
-from skill_train.core.resources import train_module
 from skill_train.data import scan as dataset
 from skill_train.facts import DatasetFacts
+from skill_train.program.examples import to_example
 from skill_train.recipe.fields import Recipe, from_dict, recipe_hash
 
 TURNS = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]
@@ -132,8 +132,8 @@ def test_the_usable_copy_keeps_what_only_later_rows_have(tmp_path: Path, capsys:
     _data(capsys, path, "--fix", "out.jsonl")
     written = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert [row["input"] for row in written] == [None, "2 2", "3 1"]
-    program, columns = train_module(), dataset.scan(Recipe(data="out.jsonl")).columns
-    said = [program.to_example(row, "instruction", columns)["messages"][0]["content"] for row in written]
+    columns = dataset.scan(Recipe(data="out.jsonl")).columns
+    said = [to_example(row, "instruction", columns)["messages"][0]["content"] for row in written]
     assert said == ["Add", "Add\n\n2 2", "Add\n\n3 1"]
 
 

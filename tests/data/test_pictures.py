@@ -15,11 +15,12 @@ import pytest
 import tiny
 import training
 from command_child import Commands, Done
-from skill_train.core.resources import train_module
+from skill_train.program.encode import load_tokenizer
+from skill_train.program.events import Refused
+from skill_train.program.main import load_data
 
 pytestmark = pytest.mark.slow
 
-PROGRAM = train_module()
 ASK, BOT = {"role": "user", "content": "What is this?"}, {"role": "assistant", "content": "A cat on a mat."}
 PNG = base64.b64encode(b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR" + bytes(60)).decode()
 JPEG = base64.b64encode(b"\xff\xd8\xff\xe0\x00\x10JFIF\x00" + bytes(60)).decode()
@@ -182,6 +183,6 @@ def test_a_job_refuses_them_too(tmp_path: Path) -> None:
     data = training.write_data(tmp_path, [TEXT["named in a sentence"]] * 3)
     recipe = training.resolved(tiny.cached("gemma"), data, max_steps=1)
     training.write_data(tmp_path, [TEXT["named in a sentence"], {"prompt": "<image>\nWhat?", "completion": "A cat."}])
-    with pytest.raises(PROGRAM.Refused) as caught:
-        PROGRAM.load_data(recipe, PROGRAM.load_tokenizer(recipe))
+    with pytest.raises(Refused) as caught:
+        load_data(recipe, load_tokenizer(recipe))
     assert caught.value.error["code"] == "not_text" and "line 2" in caught.value.error["message"]

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from skill_train.core.errors import SkillTrainError
-from skill_train.core.resources import train_module
 from skill_train.data import read_rows as rows
+from skill_train.program.events import Refused
+from skill_train.program.rows import CELL_CHARACTERS, iter_rows
 from skill_train.recipe.fields import Recipe
 
 ROW = {"prompt": "a", "completion": "b"}
@@ -77,11 +78,11 @@ def test_a_slice_does_not_hide_a_line_that_training_is_refused_at(
     read = list(rows.read(dataclasses.replace(_recipe(path), split=split)))
     assert [line for line, _, _ in read] == expected
     assert [line for line, row, _ in read if isinstance(row, rows.Broken)] == [2]
-    with pytest.raises(train_module().Refused, match="line 2 of"):
-        list(train_module().iter_rows(str(path), split=split))
+    with pytest.raises(Refused, match="line 2 of"):
+        list(iter_rows(str(path), split=split))
     path.write_bytes(LINE * 2 + b'{"prompt": \n')
     assert [line for line, _, _ in rows.read(dataclasses.replace(_recipe(path), split="train[:1]"))] == [1]
-    assert [line for line, _ in train_module().iter_rows(str(path), split="train[:1]")] == [1]  # it never comes there
+    assert [line for line, _ in iter_rows(str(path), split="train[:1]")] == [1]  # it never comes there
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".tsv"])
@@ -92,26 +93,26 @@ def test_a_long_cell_is_a_text_as_in_every_other_file(tmp_path: Path, suffix: st
     path.write_text(f'prompt{sign}completion\na{sign}"{text}"\na{sign}b\n')
     read = [row for _, row, _ in rows.read(_recipe(path))]
     assert read == [{"prompt": "a", "completion": text}, ROW]
-    assert [row for _, row in train_module().iter_rows(str(path), split="train")] == read
+    assert [row for _, row in iter_rows(str(path), split="train")] == read
 
 
 def test_a_cell_without_end_is_broken_and_takes_no_more_memory(tmp_path: Path) -> None:
     path = tmp_path / "open.csv"
-    cell = "x" * (train_module().CELL_CHARACTERS + 1)
+    cell = "x" * (CELL_CHARACTERS + 1)
     path.write_text(f'prompt,completion\na,b\na,"{cell}"\na,b\n')
     read = [(line, row.kind if isinstance(row, rows.Broken) else None) for line, row, _ in rows.read(_recipe(path))]
     assert read == [(2, None), (3, "broken_json"), (4, None)]
-    with pytest.raises(train_module().Refused, match=f"line 3 of {path} is broken: field larger than field limit"):
-        list(train_module().iter_rows(str(path), split="train"))
+    with pytest.raises(Refused, match=f"line 3 of {path} is broken: field larger than field limit"):
+        list(iter_rows(str(path), split="train"))
 
 
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.ndjson", "rows.csv", "rows.tsv"])
 def test_a_line_without_end_is_refused_by_its_number(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     _then_a_terabyte(path, LINE * 2 if "json" in name else b"text\na\n")
-    for read in (rows.read(_recipe(path)), train_module().iter_rows(str(path), split="train")):
+    for read in (rows.read(_recipe(path)), iter_rows(str(path), split="train")):
         found: list[Any] = []
-        with pytest.raises(train_module().Refused, match=f"line 3 of {path} is too long") as caught:
+        with pytest.raises(Refused, match=f"line 3 of {path} is too long") as caught:
             found.extend(read)
         assert (caught.value.error["code"], caught.value.exit_code) == ("long_line", 2)
         assert "50,000,000 bytes" in caught.value.error["expected"] and ".jsonl" in caught.value.error["hint"]
@@ -120,31 +121,31 @@ def test_a_line_without_end_is_refused_by_its_number(tmp_path: Path, name: str) 
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.csv"])
 def test_a_first_line_without_end_is_refused(tmp_path: Path, name: str) -> None:
     _then_a_terabyte(tmp_path / name, b"")
-    with pytest.raises(train_module().Refused, match="line 1 of"):
+    with pytest.raises(Refused, match="line 1 of"):
         list(rows.read(_recipe(tmp_path / name)))
 
 
 def test_a_line_may_have_as_many_bytes_as_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_bytes(LINE * 2 + LINE.strip())
-    monkeypatch.setattr(train_module(), "LINE_BYTES", len(LINE))
+    monkeypatch.setattr("skill_train.program.rows.LINE_BYTES", len(LINE))
     assert len(list(rows.read(_recipe(path)))) == 3
-    monkeypatch.setattr(train_module(), "LINE_BYTES", len(LINE) - 1)
-    with pytest.raises(train_module().Refused, match="line 1 of"):
+    monkeypatch.setattr("skill_train.program.rows.LINE_BYTES", len(LINE) - 1)
+    with pytest.raises(Refused, match="line 1 of"):
         list(rows.read(_recipe(path)))
 
 
 def test_a_large_document_is_refused_before_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "rows.json"
     _then_a_terabyte(path, b"[")
-    for read in (rows.read(_recipe(path)), train_module().iter_rows(str(path), split="train")):
-        with pytest.raises(train_module().Refused) as caught:
+    for read in (rows.read(_recipe(path)), iter_rows(str(path), split="train")):
+        with pytest.raises(Refused) as caught:
             list(read)
         error = caught.value.error
         assert (error["code"], error["got"]) == ("large_document", "1,000,000,000,000 bytes")
         assert "2,000,000,000 bytes" in error["expected"] and ".jsonl" in error["hint"]
     path.write_text(json.dumps([ROW]))
-    monkeypatch.setattr(train_module(), "DOCUMENT_BYTES", path.stat().st_size)
+    monkeypatch.setattr("skill_train.program.rows.DOCUMENT_BYTES", path.stat().st_size)
     assert len(list(rows.read(_recipe(path)))) == 1
 
 
@@ -156,8 +157,8 @@ def test_a_pipe_is_not_waited_for_and_a_device_not_read(tmp_path: Path, name: st
     for path in (tmp_path / name, tmp_path / f"device.{name}"):
         with pytest.raises(SkillTrainError, match="a pipe or a device"):
             list(rows.read(_recipe(path)))
-        with pytest.raises(train_module().Refused) as caught:
-            list(train_module().iter_rows(str(path), split="train"))
+        with pytest.raises(Refused) as caught:
+            list(iter_rows(str(path), split="train"))
         assert (caught.value.error["code"], caught.value.exit_code) == ("not_a_file", 2)
         assert ".jsonl" in caught.value.error["hint"]
 
@@ -186,16 +187,16 @@ REFUSED: list[tuple[str, bytes, str]] = [
 @pytest.mark.parametrize(("name", "content", "code"), REFUSED)
 def test_what_training_refuses_has_a_way_on(tmp_path: Path, name: str, content: bytes, code: str) -> None:
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(train_module().Refused) as caught:
-        list(train_module().iter_rows(str(tmp_path / name), split="train"))
+    with pytest.raises(Refused) as caught:
+        list(iter_rows(str(tmp_path / name), split="train"))
     assert caught.value.error["code"] == code and caught.value.error["hint"]
 
 
 @pytest.mark.parametrize(("split", "named"), [("test", "has no split"), ("train[a:]", "is not understood")])
 def test_a_split_that_is_none_has_a_way_on(tmp_path: Path, split: str, named: str) -> None:
     (tmp_path / "rows.jsonl").write_bytes(LINE)
-    with pytest.raises(train_module().Refused, match=named) as caught:
-        list(train_module().iter_rows(str(tmp_path / "rows.jsonl"), split=split))
+    with pytest.raises(Refused, match=named) as caught:
+        list(iter_rows(str(tmp_path / "rows.jsonl"), split=split))
     assert "train[:500]" in caught.value.error["hint"] and caught.value.error["got"] == split
 
 
@@ -220,7 +221,7 @@ WHOLE: list[tuple[str, bytes]] = [
 def test_whole_files_are_read_as_training_reads_them(tmp_path: Path, name: str, content: bytes, split: str) -> None:
     path = tmp_path / name
     path.write_bytes(content)
-    expected = list(train_module().iter_rows(str(path), split=split))
+    expected = list(iter_rows(str(path), split=split))
     assert [(line, row) for line, row, _ in rows.read(Recipe(data=str(path), split=split))] == expected
 
 

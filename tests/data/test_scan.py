@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from skill_train.core.errors import UsageError
-from skill_train.core.resources import train_module
 from skill_train.data import scan as dataset
 from skill_train.facts import DatasetFacts
+from skill_train.program.rows import iter_rows
 from skill_train.recipe.fields import Recipe, from_dict
 
 TURNS = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]
@@ -247,7 +247,7 @@ def test_every_kind_of_file_gives_the_same_rows(tmp_path: Path) -> None:
     (tmp_path / "rows.tsv").write_text("prompt\tcompletion\n" + "".join(f"{n}, once\t„{n}”\n" for n in range(3)))
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "rows.parquet")
     for name in ("rows.jsonl", "bom.jsonl", "list.json", "inside.json", "rows.csv", "rows.tsv", "rows.parquet"):
-        assert [row for _, row in train_module().iter_rows(str(tmp_path / name), split="train")] == rows, name
+        assert [row for _, row in iter_rows(str(tmp_path / name), split="train")] == rows, name
         kept = _scan(tmp_path / name)
         assert (kept.rows, kept.format) == (3, "prompt_completion"), name
 
@@ -259,7 +259,7 @@ def test_a_line_in_quotes_counts_its_own_lines(tmp_path: Path) -> None:
 
 def test_one_file_with_windows_line_ends(tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_bytes(b"prompt,completion\r\na,b\r\nc,d\r\n")
-    rows = [row for _, row in train_module().iter_rows(str(tmp_path / "rows.csv"), split="train")]
+    rows = [row for _, row in iter_rows(str(tmp_path / "rows.csv"), split="train")]
     assert rows == [{"prompt": "a", "completion": "b"}, {"prompt": "c", "completion": "d"}]
 
 
@@ -282,14 +282,14 @@ def test_one_file_with_windows_line_ends(tmp_path: Path) -> None:
 )
 def test_a_slice_takes_these_rows(tmp_path: Path, split: str, expected: Any) -> None:
     path = _jsonl(tmp_path, *({"text": str(n)} for n in range(10)))
-    rows = [row["text"] for _, row in train_module().iter_rows(str(path), split=split)]
+    rows = [row["text"] for _, row in iter_rows(str(path), split=split)]
     assert rows == [str(n) for n in expected]
     assert _scan(path, split=split).rows == len(rows)
 
 
 def test_a_slice_keeps_the_line_numbers_of_the_file(tmp_path: Path) -> None:
     path = _jsonl(tmp_path, *({"text": str(n)} for n in range(10)))
-    assert [line for line, _ in train_module().iter_rows(str(path), split="train[2:5]")] == [3, 4, 5]
+    assert [line for line, _ in iter_rows(str(path), split="train[2:5]")] == [3, 4, 5]
 
 
 @pytest.mark.parametrize(

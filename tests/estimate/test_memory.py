@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 import models
-from skill_train.core.resources import train_module
 from skill_train.estimate import memory as estimate
 from skill_train.estimate.memory import layer_bytes_per_token, training_memory
 from skill_train.estimate.modules import adapter_parameters
@@ -218,10 +217,6 @@ def test_logits_on_a_processor_are_some_megabytes(dtype: str, size: int) -> None
     """16e6 // 151936 = 105 rows of 151,936 numbers, and the kept gradient of 512 x 896."""
     part = _parts(QWEN, dataclasses.replace(STEP, device="cpu", dtype=dtype))["logits"]
     assert part.low == 105 * 151936 * size + 512 * 896 * size
-
-
-def test_the_chunk_is_the_training_programs() -> None:
-    assert train_module().LOGITS_AT_ONCE == estimate.LOGITS_AT_ONCE
 
 
 def test_logits_that_trl_scores_itself_need_a_large_tile() -> None:

@@ -14,13 +14,13 @@ import pytest
 import gguf_maker
 import tiny
 import training
-from skill_train.core import resources
 from skill_train.core.console import MAX_JSON_BYTES
 from skill_train.core.digests import digests
 from skill_train.core.errors import NotInstalled, UsageError
 from skill_train.evaluate.backends import Model, Question, ask_llama_cpp, ask_transformers, ask_vllm, backend_of
 from skill_train.evaluate.scores import Scoring
 from skill_train.evaluate.step import ROOM, evaluate, questions
+from skill_train.program.encode import Encoder
 from skill_train.reference.load import read_rows
 from skill_train.run.folder import write_record
 
@@ -267,7 +267,7 @@ def encoded(base: Path, data: Path, count: int) -> list[dict[str, Any]]:
     """The first rows as the training program writes them."""
     from transformers import AutoTokenizer
 
-    encode = resources.train_module().Encoder(training.resolved(base, data), AutoTokenizer.from_pretrained(str(base)))
+    encode = Encoder(training.resolved(base, data), AutoTokenizer.from_pretrained(str(base)))
     lines = data.read_text(encoding="utf-8").splitlines()[:count]
     return [encode(number, number + 1, json.loads(line)) for number, line in enumerate(lines)]
 

@@ -126,8 +126,8 @@ def test_calls_of_tools_have_their_own_arguments(hub: Hub, home: Path) -> None:
     looked = _look(hub, home)["answer"]
     assert [row["messages"] for row in looked["first"]] == [row["messages"] for row in rows]
     words = [json.dumps(message) for message in rows[0]["messages"]]
-    program = "from skill_train.core.resources import train_module as program; import json; "
-    program += f"print(json.dumps([row for _, row in program().iter_rows({DATA!r}, split='train')]))"
+    program = "from skill_train.program.rows import iter_rows; import json; "
+    program += f"print(json.dumps([row for _, row in iter_rows({DATA!r}, split='train')]))"
     env = hub.environment(home)
     done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=120)
     assert json.loads(done.stdout.splitlines()[-1]) == rows, done.stderr

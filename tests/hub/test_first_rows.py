@@ -8,7 +8,6 @@ import json
 import pytest
 
 from skill_train.core.errors import UsageError
-from skill_train.core.resources import train_module
 from skill_train.hub import first_rows
 
 ROWS = [{"prompt": f"Größe {n}?", "completion": "line\nline"} for n in range(50)]
@@ -41,7 +40,6 @@ def test_a_long_cell_is_read_as_training_reads_it() -> None:
     csv.field_size_limit(131_072)  # as in a new process
     text = "word " * 40_000
     assert first_rows.parse(f"text\n{text}\n".encode(), "a.csv", whole=True) == [{"text": text}]
-    assert first_rows.CELL_CHARACTERS == train_module().CELL_CHARACTERS
 
 
 def test_text_has_a_row_a_line() -> None:

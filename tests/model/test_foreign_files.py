@@ -16,7 +16,7 @@ import pytest
 import hostile
 from skill_train.core import peak_memory
 from skill_train.core.errors import SkillTrainError, UsageError
-from skill_train.core.resources import demo, train_module, train_program
+from skill_train.core.resources import demo, train_program
 from skill_train.gguf import convert
 from skill_train.llama import run_converter as converter
 from skill_train.merge import step as merge
@@ -25,6 +25,7 @@ from skill_train.model import folder as model
 from skill_train.model import foreign_files as model_files
 from skill_train.model import weight_files as shards
 from skill_train.model.sidecar_files import companion_files
+from skill_train.program.model_files import FOREIGN_JSON
 from skill_train.reference import load as reference
 
 INDEX = "model.safetensors.index.json"
@@ -347,7 +348,7 @@ except UsageError as error:
 @pytest.mark.parametrize("value", [b"{},", b"[],", b"0,"], ids=["objects", "lists", "numbers"])
 def test_a_file_of_very_many_values_is_refused_before_they_are_made(name: str, value: bytes, base: Path) -> None:
     """As many as the largest file that is read can have: 85 million empty objects took 27 s and 7.5 GB."""
-    most = train_module().FOREIGN_JSON.get(name, 90_000_000)
+    most = FOREIGN_JSON.get(name, 90_000_000)
     content = b'{"a": [' + value * ((most - 20) // len(value)) + b"0]}"
     if name == "model.safetensors":
         content = len(content).to_bytes(8, "little") + content

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from skill_train.commands._job_snapshot import age
-from skill_train.core.resources import train_module
+from skill_train.program.watch import Watch, is_complete
 
-PROGRAM = train_module()
 AN_HOUR = 3600
 
 
@@ -27,13 +26,13 @@ def _checkpoint(folder: Path, step: int, ahead: float) -> Path:
 def test_the_newest_checkpoint_stays_whatever_the_clock_says(tmp_path: Path) -> None:
     """transformers' own rotation takes the one of the earliest time for the oldest, and would remove the newest
     (`rotate_checkpoints(use_mtime=True)` of trainer.py, 5.23)."""
-    watch = PROGRAM.Watch(tmp_path, {"held_out": []}, {}, None, keep=2)
+    watch = Watch(tmp_path, {"held_out": []}, {}, None, keep=2)
     for step in (2, 4):
         _checkpoint(tmp_path, step, ahead=AN_HOUR + step)
     newest = _checkpoint(tmp_path, 10, ahead=0)
     watch.mark_complete(newest)
     assert sorted(path.name for path in newest.parent.iterdir()) == ["checkpoint-10", "checkpoint-4"]
-    assert PROGRAM.is_complete(newest)
+    assert is_complete(newest)
 
 
 @pytest.mark.parametrize(("seconds", "known"), [(-AN_HOUR, False), (AN_HOUR, True)])

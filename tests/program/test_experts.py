@@ -13,11 +13,11 @@ import pytest
 import tiny_families
 import training
 from command_child import Commands
-from skill_train.core.resources import train_module
+from skill_train.program.model import score_trained_tokens_only
+from skill_train.program.split import IGNORED
 
 pytestmark = pytest.mark.slow
 
-PROGRAM = train_module()
 EXPERTS = ("mixtral", "qwen2moe", "qwen3moe", "olmoe", "granitemoe", "granitemoeshared", "gptoss")
 WITHOUT_SDPA = ("gemma2", "gptoss")
 
@@ -30,12 +30,12 @@ def test_loss_and_gradients_are_those_of_the_models_own_forward_pass(name: str, 
 
     own, ours = _model(name), _model(name)
     _fused_head_of_trl(ours)
-    PROGRAM.score_trained_tokens_only(ours, fused=fused)
+    score_trained_tokens_only(ours, fused=fused)
     coefficient = ours.config.router_aux_loss_coef
     assert coefficient > 0
     ids = torch.randint(5, 300, (2, 24), generator=torch.Generator().manual_seed(1))
     labels = ids.clone()
-    labels[:, :9] = PROGRAM.IGNORED
+    labels[:, :9] = IGNORED
     batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "output_router_logits": True}
     expected = own(**batch, labels=labels).loss
     outputs = ours(**batch, labels=labels, fused_lm_head=True)

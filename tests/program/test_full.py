@@ -15,12 +15,11 @@ import pytest
 
 import tiny
 import training
-from skill_train.core.resources import train_module
 from skill_train.model import sidecar_files as companions
+from skill_train.program.main import main
 
 pytestmark = pytest.mark.slow
 
-PROGRAM = train_module()
 SCRIPT = str(Path(sys.executable).with_name("skill-train"))  # the console script of this environment
 FULL: dict[str, Any] = {"finetuning_type": "full", "learning_rate": 1e-3}
 
@@ -38,7 +37,7 @@ def _one_thread() -> Iterator[None]:
 def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Eight steps of two batches, with a checkpoint every second step."""
     run = training.write_run(tmp_path_factory.mktemp("straight") / "run", split=(2, 2, 1), **FULL)
-    assert PROGRAM.main([str(run / "plan.json")]) == 0
+    assert main([str(run / "plan.json")]) == 0
     return run
 
 
@@ -78,7 +77,7 @@ def test_resumed_it_ends_in_the_same_bytes(straight: Path, tmp_path: Path) -> No
     for gone in ("merged", "checkpoints/checkpoint-8"):
         shutil.rmtree(run / gone)
     (run / "train.json").unlink()
-    assert PROGRAM.main([str(run / "plan.json"), "--resume"]) == 0
+    assert main([str(run / "plan.json"), "--resume"]) == 0
     assert [line["loss"] for line in training.metrics(run)] == [line["loss"] for line in training.metrics(straight)]
     files = [path / "merged" / "model.safetensors" for path in (run, straight)]
     assert files[0].read_bytes() == files[1].read_bytes()
@@ -94,7 +93,7 @@ def test_a_run_in_the_folder_of_its_base_takes_the_files_that_a_merge_takes(tmp_
     taken = {path.name for path in companions.companion_files(base)}
     assert taken == names - {"model.safetensors"} | {"README.md"}  # the base's card, which a merge keeps
     run = training.write_run(base / "runs" / "run", base=base, **FULL | {"max_steps": 1})
-    assert PROGRAM.main([str(run / "plan.json")]) == 0
+    assert main([str(run / "plan.json")]) == 0
     assert {str(path.relative_to(run / "merged")) for path in (run / "merged").rglob("*") if path.is_file()} == names
 
 
@@ -110,7 +109,7 @@ def test_a_base_in_bfloat16(pure: bool, dtype: str, tmp_path: Path) -> None:
     (base / "generation_config.json").unlink()  # what the base has not, transformers would add
     values = FULL | {"learning_rate": 1e-6, "pure_bf16": pure, "max_steps": 2}
     run = training.write_run(tmp_path / "run", base=base, placement={"dtype": "bfloat16"}, **values)
-    assert PROGRAM.main([str(run / "plan.json")]) == 0
+    assert main([str(run / "plan.json")]) == 0
     assert json.loads((run / "environment.json").read_text())["trainer"]["bf16"] is not pure
     assert json.loads((run / "train.json").read_text())["saved_dtype"] == dtype
     assert {path.name for path in (run / "merged").iterdir()} == {path.name for path in base.iterdir()}

@@ -26,20 +26,20 @@ import training
 from hub_emulator import ALWAYS, Fault, Hub, JobFault
 from hub_emulator.faults import DONE_AND_ERROR, NO_ANSWER, SERVER_ERROR, UNAUTHORIZED
 from skill_train.cloud.failure_reason import Ending, explain
-from skill_train.core.resources import train_module, train_program
+from skill_train.core.resources import train_program
+from skill_train.program.job import keep_results
+from skill_train.program.main import main
 
 pytestmark = pytest.mark.slow
 
-PROGRAM = train_module()
 STEPS = 24
 
 # The program, looking more often, because these runs take two seconds; and not waiting for a Hub that fails.
 QUICK = """
 import sys
-from skill_train.core.resources import train_module
-program = train_module()
-program.KEEP_SECONDS, program.PAUSES = 0.02, (0, 0)
-sys.exit(program.main(sys.argv[1:]))
+from skill_train.program import job, main, push
+job.KEEP_SECONDS, push.PAUSES = 0.02, (0, 0)
+sys.exit(main.main(sys.argv[1:]))
 """
 
 
@@ -50,7 +50,7 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
     threads = torch.get_num_threads()
     run = _write(tmp_path_factory.mktemp("straight") / "run")
-    assert PROGRAM.main([str(run / "plan.json")]) == 0
+    assert main([str(run / "plan.json")]) == 0
     yield run
     torch.set_num_threads(threads)
 
@@ -190,7 +190,7 @@ def test_a_model_that_cannot_be_read_is_explained(
 def test_a_push_that_fails_loses_nothing(hub: Hub, straight: Path, tmp_path: Path, disk: Path) -> None:
     """The run was trained; what was kept is pushed at the next start, and once."""
     run = _write(tmp_path / "run", hub_model_id="me/tuned")
-    PROGRAM.keep_results(straight, run, None)
+    keep_results(straight, run, None)
     hub.faults.add("POST /api/models/me/tuned/commit", SERVER_ERROR, times=3)
     hub.faults.add("POST /api/models/me/tuned/commit", Fault(403), call=4)
     for end in ("hub", "token"):

@@ -19,11 +19,15 @@ import pytest
 from huggingface_hub import ModelCard
 
 import tiny
-from skill_train.core.resources import train_module, train_program
+from skill_train.core.resources import train_program
 from skill_train.data import scan as dataset
+from skill_train.program.events import Refused
+from skill_train.program.job import Keeper, child_command, fetch_result, keep_results, restore
+from skill_train.program.push import model_card, on_hub, shown_recipe
+from skill_train.program.rows import use_data
+from skill_train.program.trainer import reporter
+from skill_train.program.watch import is_complete
 from skill_train.recipe import fields as recipe
-
-PROGRAM = train_module()
 
 
 @pytest.fixture
@@ -68,7 +72,7 @@ def _sha256(path: Path) -> str:
 def test_a_complete_checkpoint_is_kept_with_the_digest_of_every_file(work: Path, kept: Path) -> None:
     source = _checkpoint(work, 2)
     _checkpoint(work, 4, complete=False)
-    PROGRAM.Keeper(work, kept, None).look()
+    Keeper(work, kept, None).look()
     copy = kept / "checkpoints" / "checkpoint-2"
     marker = json.loads((copy / "kept.json").read_text())
     assert set(marker) == {"optimizer.pt", "parts/weights", "complete.json", "metrics.jsonl"}
@@ -81,7 +85,7 @@ def test_a_complete_checkpoint_is_kept_with_the_digest_of_every_file(work: Path,
 
 
 def test_the_newest_two_stay(work: Path, kept: Path) -> None:
-    keeper = PROGRAM.Keeper(work, kept, None)
+    keeper = Keeper(work, kept, None)
     for step in (2, 4, 6, 10):  # 10 is newer than 6, though not in the alphabet
         _checkpoint(work, step)
         keeper.look()
@@ -90,7 +94,7 @@ def test_the_newest_two_stay(work: Path, kept: Path) -> None:
 
 
 def test_what_has_not_changed_is_not_copied_again(work: Path, kept: Path) -> None:
-    keeper = PROGRAM.Keeper(work, kept, None)
+    keeper = Keeper(work, kept, None)
     _checkpoint(work, 2)
     keeper.look()
     before = {path: path.stat().st_mtime_ns for path in kept.rglob("*") if path.is_file()}
@@ -117,7 +121,7 @@ def test_a_checkpoint_that_is_removed_while_it_is_copied(
     target = kept / "checkpoints" / "checkpoint-2"
     target.mkdir(parents=True)
     os.mkfifo(target / "complete.json")  # the first of its files
-    thread = threading.Thread(target=PROGRAM.Keeper(work, kept, None).look)
+    thread = threading.Thread(target=Keeper(work, kept, None).look)
     thread.start()
     time.sleep(0.2)
     assert thread.is_alive()
@@ -142,7 +146,7 @@ def test_a_checkpoint_that_lost_a_file_before_it_was_listed_is_not_kept(work: Pa
     """Its marker in the bucket would promise a whole one."""
     folder = _checkpoint(work, 2)
     (folder / "optimizer.pt").unlink()
-    PROGRAM.Keeper(work, kept, None).keep_checkpoint(folder)
+    Keeper(work, kept, None).keep_checkpoint(folder)
     assert not (kept / "checkpoints" / "checkpoint-2").exists()
 
 
@@ -150,7 +154,7 @@ def test_a_checkpoint_that_lost_a_file_before_it_was_listed_is_not_kept(work: Pa
 def test_a_full_disk_makes_room_and_is_tried_again(
     work: Path, kept: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    keeper = PROGRAM.Keeper(work, kept, None)
+    keeper = Keeper(work, kept, None)
     for step in (2, 4):
         _checkpoint(work, step)
         keeper.look()
@@ -174,7 +178,7 @@ def test_a_full_disk_makes_room_and_is_tried_again(
 @pytest.fixture
 def two_kept(work: Path, kept: Path) -> Path:
     (work / "checkpoints" / "before.json").write_text('{"loss": 3}')
-    keeper = PROGRAM.Keeper(work, kept, None)
+    keeper = Keeper(work, kept, None)
     for step in (2, 4):
         _checkpoint(work, step)
         (work / "metrics.jsonl").write_text("".join(f'{{"step": {n + 1}}}\n' for n in range(step)))
@@ -186,12 +190,12 @@ def test_the_newest_kept_checkpoint_comes_back_as_it_was(two_kept: Path, work: P
     fresh = tmp_path / "fresh"
     fresh.mkdir()
     (two_kept / "metrics.jsonl").write_text('{"ste')  # torn: the job was killed while it copied
-    assert PROGRAM.restore(two_kept, fresh).name == "checkpoint-4"
+    assert restore(two_kept, fresh).name == "checkpoint-4"
     assert [p.name for p in (fresh / "checkpoints").glob("checkpoint-*")] == ["checkpoint-4"]
     for path in (p for p in (work / "checkpoints" / "checkpoint-4").rglob("*") if p.is_file()):
         name = path.relative_to(work)
         assert (fresh / name).read_bytes() == path.read_bytes()
-    assert PROGRAM.is_complete(fresh / "checkpoints" / "checkpoint-4")
+    assert is_complete(fresh / "checkpoints" / "checkpoint-4")
     assert (fresh / "metrics.jsonl").read_text().count("\n") == 4
     assert (fresh / "checkpoints" / "before.json").read_text() == '{"loss": 3}'
 
@@ -219,15 +223,15 @@ def test_a_torn_one_is_left_out_and_kept_again(
     capsys.readouterr()
     fresh = tmp_path / "fresh"
     fresh.mkdir()
-    restored = PROGRAM.restore(two_kept, fresh)
+    restored = restore(two_kept, fresh)
     assert restored.name == "checkpoint-2"
     assert not (fresh / "checkpoints" / "checkpoint-4").exists()
     said = [json.loads(line)["text"] for line in capsys.readouterr().out.splitlines()]
     assert said == ["checkpoint-4 was not kept whole and is left out", "checkpoint-2 was kept and is whole"]
-    PROGRAM.Keeper(work, two_kept, restored).look()  # training has made it once more
+    Keeper(work, two_kept, restored).look()  # training has made it once more
     again = tmp_path / "again"
     again.mkdir()
-    assert PROGRAM.restore(two_kept, again).name == "checkpoint-4"
+    assert restore(two_kept, again).name == "checkpoint-4"
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has it")
@@ -236,35 +240,35 @@ def test_a_full_disk_does_not_cost_the_only_whole_one(two_kept: Path, work: Path
     _flip(two_kept / "checkpoints" / "checkpoint-4")
     fresh, again = (tmp_path / name for name in ("fresh", "again"))
     fresh.mkdir()
-    keeper = PROGRAM.Keeper(work, two_kept, PROGRAM.restore(two_kept, fresh))
+    keeper = Keeper(work, two_kept, restore(two_kept, fresh))
     (two_kept / "checkpoints" / "checkpoint-6").mkdir()
     (two_kept / "checkpoints" / "checkpoint-6" / "optimizer.pt").symlink_to("/dev/full")
     _checkpoint(work, 6)
     keeper.look()
     again.mkdir()
-    assert PROGRAM.restore(two_kept, again).name == "checkpoint-2"
+    assert restore(two_kept, again).name == "checkpoint-2"
 
 
 def test_results_that_are_torn_are_no_results(work: Path, kept: Path, tmp_path: Path) -> None:
     (work / "adapter").mkdir()
     (work / "adapter" / "weights").write_bytes(b"1234")
     (work / "train.json").write_text("{}")
-    PROGRAM.keep_results(work, kept, None)
+    keep_results(work, kept, None)
     marker = json.loads((kept / "kept.json").read_text())
     assert (marker["state"], marker["exit_code"]) == ("done", 0)
     assert marker["files"]["adapter/weights"] == {"bytes": 4, "sha256": hashlib.sha256(b"1234").hexdigest()}
     fetched = tmp_path / "fetched"
-    assert PROGRAM.fetch_result(kept, fetched) and (fetched / "adapter" / "weights").read_bytes() == b"1234"
+    assert fetch_result(kept, fetched) and (fetched / "adapter" / "weights").read_bytes() == b"1234"
     (kept / "adapter" / "weights").write_bytes(b"1235")
-    assert not PROGRAM.fetch_result(kept, tmp_path / "other")
+    assert not fetch_result(kept, tmp_path / "other")
     assert not [p for p in (tmp_path / "other").rglob("*") if p.is_file()]
 
 
 def test_a_failed_run_is_no_result(work: Path, kept: Path, tmp_path: Path) -> None:
-    PROGRAM.keep_results(work, kept, {"exit_code": 5, "error": {}})
+    keep_results(work, kept, {"exit_code": 5, "error": {}})
     marker = json.loads((kept / "kept.json").read_text())
     assert (marker["state"], marker["exit_code"]) == ("failed", 5)
-    assert not PROGRAM.fetch_result(kept, tmp_path / "other")
+    assert not fetch_result(kept, tmp_path / "other")
 
 
 # --- The child ---
@@ -313,12 +317,12 @@ def test_a_lost_process_is_explained_by_the_one_that_was_killed(work: Path) -> N
 _SUPERVISE = """
 import json, sys
 from pathlib import Path
-from skill_train.core.resources import train_module
-program, work = train_module(), Path(sys.argv[1])
-with program.Child([sys.executable, "-c", sys.argv[2]], {}, work / "train.log") as child:
+from skill_train.program.job import Child, how_it_failed
+work = Path(sys.argv[1])
+with Child([sys.executable, "-c", sys.argv[2]], {}, work / "train.log") as child:
     while child.running(5):
         pass
-    print("RESULT " + json.dumps(program.how_it_failed(child, work)))
+    print("RESULT " + json.dumps(how_it_failed(child, work)))
 """
 
 
@@ -348,15 +352,16 @@ def test_what_a_child_says_is_passed_on_whole_and_logged(work: Path) -> None:
     assert logged[0] == "an earlier start" and sorted(logged[1:]) == sorted(lines)
 
 
-def test_the_child_is_started_as_local_starts_it(tmp_path: Path) -> None:
+def test_the_child_is_started_as_local_starts_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from skill_train.run.folder import RunDir
     from skill_train.train import local
 
+    monkeypatch.setattr("skill_train.program.job.PROGRAM", train_program())
     for arguments in ([], ["--num_processes", "2"]):
         plan = {"launch": {"arguments": arguments, "environment": {}}}
-        ours = PROGRAM.child_command(plan, tmp_path, None)
+        ours = child_command(plan, tmp_path, None)
         assert ours == local._command(RunDir(tmp_path), plan["launch"], resume=True)
-    assert PROGRAM.child_command({}, tmp_path, Path("/x"))[-2:] == ["--data", "/x"]
+    assert child_command({}, tmp_path, Path("/x"))[-2:] == ["--data", "/x"]
 
 
 # --- Data that lies elsewhere ---
@@ -377,20 +382,20 @@ def test_data_is_taken_from_another_place_when_it_is_the_same(tmp_path: Path, ki
         places = [place.with_suffix("") for place in places]
     planned = dataset.scan(recipe.from_dict({"model": "m", "data": str(places[0])})).fingerprint
     plan = {"recipe": {"data": str(places[0]), "split": "train"}, "fingerprints": {"data": planned}}
-    PROGRAM.use_data(plan, places[1])
+    use_data(plan, places[1])
     assert plan["recipe"]["data"] == str(places[1])
-    with pytest.raises(PROGRAM.Refused) as caught:
-        PROGRAM.use_data({**plan, "fingerprints": {"data": "0" * 64}}, places[1])
+    with pytest.raises(Refused) as caught:
+        use_data({**plan, "fingerprints": {"data": "0" * 64}}, places[1])
     assert caught.value.error["code"] == "other_data"
 
 
 def test_data_of_a_plan_without_a_fingerprint_is_refused(tmp_path: Path) -> None:
     tiny.write_rows(tmp_path / "rows.jsonl", 2)
-    with pytest.raises(PROGRAM.Refused) as caught:
-        PROGRAM.use_data({"recipe": {"split": "train"}, "fingerprints": {"data": None}}, tmp_path / "rows.jsonl")
+    with pytest.raises(Refused) as caught:
+        use_data({"recipe": {"split": "train"}, "fingerprints": {"data": None}}, tmp_path / "rows.jsonl")
     assert caught.value.error["code"] == "other_data"
-    with pytest.raises(PROGRAM.Refused) as caught:
-        PROGRAM.use_data({"recipe": {"split": "train"}}, tmp_path / "none.jsonl")
+    with pytest.raises(Refused) as caught:
+        use_data({"recipe": {"split": "train"}}, tmp_path / "none.jsonl")
     assert caught.value.error["code"] == "missing_file"
 
 
@@ -424,7 +429,7 @@ def _plan(*, model: str, data: str, local: bool) -> dict[str, Any]:
 
 def test_the_card_of_an_adapter_of_the_hub(trained: Path) -> None:
     plan = _plan(model="Qwen/Qwen2.5-0.5B-Instruct", data="owner/tickets", local=False)
-    card = ModelCard(PROGRAM.model_card(plan, trained, {"license": "apache-2.0"}))
+    card = ModelCard(model_card(plan, trained, {"license": "apache-2.0"}))
     assert card.data.to_dict() == {
         "base_model": "Qwen/Qwen2.5-0.5B-Instruct",
         "library_name": "peft",
@@ -439,12 +444,12 @@ def test_the_card_of_an_adapter_of_the_hub(trained: Path) -> None:
 
 def test_a_card_names_no_folder_of_the_machine_that_planned(trained: Path) -> None:
     plan = _plan(model="/srv/somebody/models/base", data="/srv/somebody/tickets.jsonl", local=True)
-    text = PROGRAM.model_card(plan, trained, {})
+    text = model_card(plan, trained, {})
     assert {"base_model", "datasets", "license"}.isdisjoint(ModelCard(text).data.to_dict())
-    shown = PROGRAM.shown_recipe(plan)
+    shown = shown_recipe(plan)
     assert (shown["model"], shown["data"]) == ("base", "tickets.jsonl")
     assert "/home" not in text + json.dumps(shown)
-    assert PROGRAM.on_hub(_plan(model="m", data="tickets.jsonl", local=True), "data") is None
+    assert on_hub(_plan(model="m", data="tickets.jsonl", local=True), "data") is None
 
 
 # --- Its arguments ---
@@ -464,7 +469,7 @@ def test_a_job_without_a_plan_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_metrics_for_others_need_their_package(capsys: pytest.CaptureFixture[str]) -> None:
-    assert PROGRAM.reporter("none") == "none" and capsys.readouterr().out == ""
-    assert PROGRAM.reporter("json") == "json"  # a package that is there
-    assert PROGRAM.reporter("trackio_that_is_not_there") == "none"
+    assert reporter("none") == "none" and capsys.readouterr().out == ""
+    assert reporter("json") == "json"  # a package that is there
+    assert reporter("trackio_that_is_not_there") == "none"
     assert json.loads(capsys.readouterr().out)["event"] == "note"

@@ -10,11 +10,15 @@ import pytest
 
 import tiny
 import training
-from skill_train.core.resources import train_module
+from skill_train.program.encode import load_tokenizer
+from skill_train.program.main import load_data
+from skill_train.program.model import log_probs_function, score_trained_tokens_only
+from skill_train.program.plan import load_plan
+from skill_train.program.split import IGNORED, feeding_order
+from skill_train.program.trainer import build_trainer
+from skill_train.program.watch import Watch
 
 pytestmark = pytest.mark.slow
-
-PROGRAM = train_module()
 
 
 @pytest.fixture(scope="module", params=["lora", "full"])
@@ -23,9 +27,9 @@ def two_trainers(tmp_path_factory: pytest.TempPathFactory, request: pytest.Fixtu
     folder = tmp_path_factory.mktemp("loss")
     ours = _trainer(folder / "ours", request.param)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(PROGRAM, "score_trained_tokens_only", lambda model, fused: None)
+        patch.setattr("skill_train.program.trainer.score_trained_tokens_only", lambda model, fused: None)
         theirs = _trainer(folder / "theirs", request.param)
-    assert [_scored_by(trainer) for trainer in (ours, theirs)] == ["train.py", "utils.py"]
+    assert [_scored_by(trainer) for trainer in (ours, theirs)] == ["model.py", "utils.py"]
     return ours, theirs
 
 
@@ -37,8 +41,8 @@ def test_loss_and_gradients_are_those_of_trl(
 ) -> None:
     import torch
 
-    monkeypatch.setattr(PROGRAM, "LOGITS_AT_ONCE", lot)
-    monkeypatch.setattr(PROGRAM, "SOFTMAX_AT_ONCE", part)
+    monkeypatch.setattr("skill_train.program.model.LOGITS_AT_ONCE", lot)
+    monkeypatch.setattr("skill_train.program.model.SOFTMAX_AT_ONCE", part)
     (loss, gradient), (their_loss, their_gradient) = (_loss_and_gradient(trainer) for trainer in two_trainers)
     torch.testing.assert_close(loss, their_loss, rtol=1e-5, atol=0)
     assert gradient.keys() == their_gradient.keys()
@@ -67,13 +71,13 @@ def test_a_head_in_bf16_gives_the_gradient_of_float32(monkeypatch: pytest.Monkey
     """Probabilities are made in float32 and multiplied in bf16, which has 8 bits: a relative 1/256 each way."""
     import torch
 
-    monkeypatch.setattr(PROGRAM, "LOGITS_AT_ONCE", 500 * 5)
-    monkeypatch.setattr(PROGRAM, "SOFTMAX_AT_ONCE", 500 * 2)
+    monkeypatch.setattr("skill_train.program.model.LOGITS_AT_ONCE", 500 * 5)
+    monkeypatch.setattr("skill_train.program.model.SOFTMAX_AT_ONCE", 500 * 2)
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(500, 64, generator=generator).bfloat16()
     hidden = (0.3 * torch.randn(12, 64, generator=generator)).bfloat16().requires_grad_()
     labels = torch.randint(0, 500, (12,), generator=generator)
-    PROGRAM.log_probs_function().apply(hidden, weight, labels).sum().backward()
+    log_probs_function().apply(hidden, weight, labels).sum().backward()
     plain = hidden.detach().float().requires_grad_()
     torch.nn.functional.cross_entropy(plain @ weight.float().T, labels, reduction="sum").backward()
     assert hidden.grad is not None and plain.grad is not None
@@ -95,7 +99,7 @@ def test_a_model_with_its_own_head_keeps_the_librarys_way(change: str) -> None:
         from peft import LoraConfig, get_peft_model
 
         get_peft_model(model, LoraConfig(target_modules=["lm_head"]))
-    PROGRAM.score_trained_tokens_only(model, fused=False)
+    score_trained_tokens_only(model, fused=False)
     assert "forward" not in vars(model)
 
 
@@ -113,7 +117,7 @@ def test_rows_are_fed_in_the_order_that_the_seed_decides(two_trainers: tuple[Any
     trainer = two_trainers[0]
     data = trainer.data_of_the_test
     fed = [ids[mask.bool()].tolist() for b in trainer.get_train_dataloader() for ids, mask in _rows_of(b)]
-    seeded = [data["train"][index]["input_ids"] for index in PROGRAM.feeding_order(23, training.STEPS * 4, 42)]
+    seeded = [data["train"][index]["input_ids"] for index in feeding_order(23, training.STEPS * 4, 42)]
     steps = [sorted(seeded[at : at + 4], key=len, reverse=True) for at in range(0, len(seeded), 4)]
     assert fed == [row for step in steps for row in step]
 
@@ -123,12 +127,12 @@ def _trainer(run: Path, tuning: str) -> Any:
     import torch
 
     training.write_run(run, finetuning_type=tuning, learning_rate=2e-4)
-    plan = PROGRAM.load_plan(run / "plan.json")
+    plan = load_plan(run / "plan.json")
     recipe = plan["recipe"]
-    tokenizer = PROGRAM.load_tokenizer(recipe)
-    data = PROGRAM.load_data(recipe, tokenizer)
-    watch = PROGRAM.Watch(run, data, recipe, None, keep=2)
-    trainer = PROGRAM.build_trainer(recipe, plan["placement"], run, tokenizer, data, watch)
+    tokenizer = load_tokenizer(recipe)
+    data = load_data(recipe, tokenizer)
+    watch = Watch(run, data, recipe, None, keep=2)
+    trainer = build_trainer(recipe, plan["placement"], run, tokenizer, data, watch)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, weight in trainer.model.named_parameters():
@@ -153,7 +157,7 @@ def _loss_and_gradient(trainer: Any) -> tuple[Any, dict[str, Any]]:
     import torch
 
     inputs = _batch(trainer)
-    items = (inputs["labels"][:, 1:] != PROGRAM.IGNORED).sum()
+    items = (inputs["labels"][:, 1:] != IGNORED).sum()
     trainer.model.zero_grad()
     loss = trainer.compute_loss(trainer.model, inputs, num_items_in_batch=items)
     loss.backward()

@@ -18,11 +18,13 @@ import pytest
 import tiny
 import tiny_templates
 import training
-from skill_train.core.resources import train_module
+from skill_train.program.encode import Encoder, load_tokenizer
+from skill_train.program.events import Refused
+from skill_train.program.main import load_data
+from skill_train.program.model import check_vocabulary
 
 pytestmark = pytest.mark.slow
 
-PROGRAM = train_module()
 IGNORED = -100
 TURNS = [
     {"role": "system", "content": "Count things."},
@@ -161,7 +163,7 @@ def test_an_end_that_the_tokenizer_appends_itself_is_trained(tmp_path: Path) -> 
     rows = {"completion": {"prompt": "two and two is", "completion": " four"}, "text": {"text": "a plain text"}}
     for name, row in rows.items():
         recipe = training.resolved(base, training.write_data(tmp_path, [row]), format=name)
-        made = PROGRAM.Encoder(recipe, PROGRAM.load_tokenizer(recipe))(0, 1, row)
+        made = Encoder(recipe, load_tokenizer(recipe))(0, 1, row)
         assert made["input_ids"].count(number) == 1
         assert (made["input_ids"][-1], made["labels"][-1]) == (number, number)
 
@@ -213,13 +215,13 @@ def test_rows_with_nothing_to_learn_are_refused_by_line(tmp_path: Path) -> None:
     """Five tokens of gemma's template stand before the answer's; max_length 5 leaves no answer."""
     good = {"prompt": "1", "completion": "2"}
     cut = {"prompt": "one two three four five six seven eight", "completion": "nine"}
-    with pytest.raises(PROGRAM.Refused) as caught:
+    with pytest.raises(Refused) as caught:
         _loaded(tmp_path, "gpt2", [good, cut, good, cut], max_length=6)
     error = caught.value.error
     assert (error["code"], caught.value.exit_code) == ("nothing_to_train", 2)
     assert "2 of 4 rows" in error["message"] and "lines 2, 4" in error["message"]
     assert "10 tokens" in error["hint"] and "skip_untrained_rows" in error["hint"]
-    with pytest.raises(PROGRAM.Refused) as caught:
+    with pytest.raises(Refused) as caught:
         _loaded(tmp_path, "gpt2", [cut], max_length=6, skip_untrained_rows=True)
     assert caught.value.error["code"] == "nothing_to_train"  # nothing would be left
 
@@ -247,7 +249,7 @@ def test_the_share_of_trained_tokens_by_hand(tmp_path: Path) -> None:
 
 def test_a_template_that_refuses_the_roles_names_the_line(tmp_path: Path) -> None:
     twice = [TURNS[1], TURNS[3], TURNS[4]]
-    with pytest.raises(PROGRAM.Refused) as caught:
+    with pytest.raises(Refused) as caught:
         _loaded(tmp_path, "mistral", [{"messages": TURNS}, {"messages": twice}])
     error = caught.value.error
     assert (error["code"], caught.value.exit_code) == ("template_refuses", 2)
@@ -317,7 +319,7 @@ def test_text_and_calls_of_one_turn_are_trained_with_their_end(
 def test_the_answer_of_a_tool_is_not_trained(tmp_path: Path) -> None:
     """Where it stands inside the assistant's turn, the turn cannot be trained alone."""
     row = {"messages": _calling("Let me look.", 1)}
-    with pytest.raises(PROGRAM.Refused) as caught:
+    with pytest.raises(Refused) as caught:
         _encoded(tmp_path, "qwen2", row, template=tiny_templates.GEMMA_4_CALLS)
     assert caught.value.error["code"] == "template_mask"
 
@@ -345,7 +347,7 @@ def test_a_template_that_changes_answers_is_read_by_its_beginning(tmp_path: Path
 
 def test_a_template_that_hides_where_answers_stand_is_refused(tmp_path: Path) -> None:
     template = "{%- for m in messages | reverse -%}{{- m.content | upper -}}{%- endfor -%}"
-    with pytest.raises(PROGRAM.Refused) as caught:
+    with pytest.raises(Refused) as caught:
         _encoded(tmp_path, "qwen2", {"messages": TURNS}, template=template)
     error = caught.value.error
     assert (error["code"], caught.value.exit_code) == ("template_mask", 2)
@@ -369,9 +371,9 @@ def test_a_token_that_the_model_lacks_is_refused(tmp_path: Path) -> None:
 
     model = AutoModelForCausalLM.from_pretrained(str(tiny.cached("gemma")))  # 640 tokens
     rows = {"train": [{"input_ids": [3, 639]}], "held_out": []}
-    PROGRAM.check_vocabulary(model, rows)
-    with pytest.raises(PROGRAM.Refused) as caught:
-        PROGRAM.check_vocabulary(model, {"train": [{"input_ids": [3]}], "held_out": [{"input_ids": [640]}]})
+    check_vocabulary(model, rows)
+    with pytest.raises(Refused) as caught:
+        check_vocabulary(model, {"train": [{"input_ids": [3]}], "held_out": [{"input_ids": [640]}]})
     assert (caught.value.error["code"], caught.value.error["got"]) == ("vocabulary_mismatch", "640")
 
 
@@ -381,13 +383,13 @@ def _encoder(
     base, data = tiny.cached(kind), training.write_data(folder, [row])
     tokenizer, own = _tokenizer(base)
     tokenizer.chat_template = template or own
-    return PROGRAM.Encoder(training.resolved(base, data, **values), tokenizer), tokenizer
+    return Encoder(training.resolved(base, data, **values), tokenizer), tokenizer
 
 
 @functools.cache
 def _tokenizer(base: Path) -> tuple[Any, str | None]:
     """Read once, with the template that it came with: a large vocabulary takes seconds."""
-    tokenizer = PROGRAM.load_tokenizer({"model": str(base), "revision": None})
+    tokenizer = load_tokenizer({"model": str(base), "revision": None})
     return tokenizer, tokenizer.chat_template
 
 
@@ -400,7 +402,7 @@ def _loaded(folder: Path, kind: str, rows: list[dict[str, Any]], **values: Any) 
     recipe = training.resolved(tiny.cached(kind), training.write_data(folder, rows), **values)
     tokenizer, own = _tokenizer(tiny.cached(kind))
     tokenizer.chat_template = own
-    return PROGRAM.load_data(recipe, tokenizer), tokenizer
+    return load_data(recipe, tokenizer), tokenizer
 
 
 def _runs(row: dict[str, Any]) -> list[list[int]]:

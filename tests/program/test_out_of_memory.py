@@ -16,37 +16,37 @@ from typing import Any
 import pytest
 
 from skill_train.core.errors import DecisionNeeded
-from skill_train.core.resources import train_module
+from skill_train.program.job import SMALLER_PLAN, layout_that_was_left, train_in_job
+from skill_train.program.plan import MEASURING, kills_for_memory, memory_ended, smaller_layout
 from skill_train.run.folder import RunDir
 from skill_train.train import local
 
-PROGRAM = train_module()
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="macOS keeps no limit of a process's memory")
 
 # Needs 40 MB a row, four times as much without recomputation, of `free` MB.
 STAND_IN = """
 import json, os, resource, sys
 from pathlib import Path
-from skill_train.core.resources import train_module
+from skill_train.program import events
 
-program, path = train_module(), Path(sys.argv[1])
+path = Path(sys.argv[1])
 plan = json.loads(path.read_text())
 with open(plan["starts"], "a") as file:
     file.write(json.dumps([plan["placement"], sys.argv[2:]]) + "\\n")
 (path.parent / "train.failed.json").unlink(missing_ok=True)
-program.event("stage", text=plan["stage"])
-used = program.told("status", "VmData:") << 10
+events.event("stage", text=plan["stage"])
+used = events.process_figure("status", "VmData:") << 10
 resource.setrlimit(resource.RLIMIT_DATA, (used + (plan["free"] << 20),) * 2)
 if plan["killed"]:
     os.kill(os.getpid(), 9)
 layout = plan["placement"]
 try:
-    with program.explained_errors():
+    with events.explained_errors():
         bytearray((40 << 20) * layout["per_device_train_batch_size"] * (1 if layout["gradient_checkpointing"] else 4))
-except program.Refused as refusal:
-    program.tell_failure(refusal, path.parent)
+except events.Refused as refusal:
+    events.tell_failure(refusal, path.parent)
     sys.exit(refusal.exit_code)
-program.write_json(path.parent / "train.json", {"verdict": "pass"})
+events.write_json(path.parent / "train.json", {"verdict": "pass"})
 """
 
 
@@ -74,7 +74,7 @@ def _layout(rows: int, times: int, checkpointing: bool) -> dict[str, Any]:
 def test_the_next_smaller_layout(layout: tuple[int, int, bool], smaller: tuple[int, int, bool] | None) -> None:
     """By hand; a step has as many rows as before."""
     given = {"device": "cpu", "num_processes": 2, **_layout(*layout)}
-    assert PROGRAM.smaller_layout(given) == (None if smaller is None else given | _layout(*smaller))
+    assert smaller_layout(given) == (None if smaller is None else given | _layout(*smaller))
 
 
 # Free memory, first layout, last stage, killed; the layouts that are tried; whether one of them ends well.
@@ -82,7 +82,7 @@ CASES = [
     pytest.param(600, (2, 2, False), "training", False, [(2, 2, False)], True, id="fits"),
     pytest.param(200, (2, 2, False), "training", False, [(2, 2, False), (2, 2, True)], True, id="recomputing fits"),
     pytest.param(200, (8, 1, True), "training", False, [(8, 1, True), (4, 2, True)], True, id="fewer rows fit"),
-    pytest.param(200, (8, 1, True), PROGRAM.MEASURING, False, [(8, 1, True), (4, 2, True)], True, id="before training"),
+    pytest.param(200, (8, 1, True), MEASURING, False, [(8, 1, True), (4, 2, True)], True, id="before training"),
     pytest.param(90, (8, 1, True), "training", False, [(8, 1, True), (4, 2, True)], False, id="nothing fits"),
     pytest.param(20, (1, 8, True), "training", False, [(1, 8, True)], False, id="nothing smaller"),
     pytest.param(20, (8, 1, False), "loading the model", False, [(8, 1, False)], False, id="no batch yet"),
@@ -136,7 +136,7 @@ def test_in_a_job(
     plan = _write(kept, free, layout, stage, killed)
     before = (kept / "plan.json").read_bytes()
     _command(monkeypatch, tmp_path)
-    failure = PROGRAM.train_in_job(plan, kept / "plan.json", None, _folder(tmp_path / "one"), kept)
+    failure = train_in_job(plan, kept / "plan.json", None, _folder(tmp_path / "one"), kept)
     assert (failure is None) == ends_well
     if failure is not None:
         assert (failure["exit_code"], failure["error"]["code"]) == (3, "out_of_memory")
@@ -145,16 +145,16 @@ def test_in_a_job(
     assert (kept / "train.failed.json").is_file() != ends_well
     assert (kept / "plan.json").read_bytes() == before
     _check_plan(json.loads((tmp_path / "one" / "plan.json").read_text()), tried)
-    PROGRAM.train_in_job(plan, kept / "plan.json", None, _folder(tmp_path / "two"), kept)
+    train_in_job(plan, kept / "plan.json", None, _folder(tmp_path / "two"), kept)
     assert _starts(kept)[len(tried)] == _layout(*tried[-1])
 
 
 def test_a_layout_that_another_plan_came_to_is_left_out(tmp_path: Path) -> None:
-    (tmp_path / PROGRAM.SMALLER_PLAN).write_text(json.dumps({"recipe_hash": "b", "placement": {}}))
+    (tmp_path / SMALLER_PLAN).write_text(json.dumps({"recipe_hash": "b", "placement": {}}))
     plan = {"recipe_hash": "a", "placement": _layout(2, 2, True)}
-    assert PROGRAM.layout_that_was_left(plan, tmp_path) == plan
-    (tmp_path / PROGRAM.SMALLER_PLAN).write_text('{"recipe_hash"')
-    assert PROGRAM.layout_that_was_left(plan, tmp_path) == plan
+    assert layout_that_was_left(plan, tmp_path) == plan
+    (tmp_path / SMALLER_PLAN).write_text('{"recipe_hash"')
+    assert layout_that_was_left(plan, tmp_path) == plan
 
 
 @pytest.mark.parametrize(("before", "certain"), [(-1, True), (0, False), (None, False)])
@@ -164,10 +164,10 @@ def test_only_what_the_system_counts_was_killed_for_its_memory(before: int | Non
     if not now:
         pytest.skip("this kernel does not count them")
     error = {"code": "out_of_memory", "message": "the system killed the training process (SIGKILL), most likely …"}
-    assert PROGRAM.kills_for_memory() == int(now[1])
-    assert PROGRAM.memory_ended(error, None if before is None else int(now[1]) + before) is certain
-    assert PROGRAM.memory_ended(error | {"message": "out of memory: …"}, before)
-    assert not PROGRAM.memory_ended(error | {"code": "native_crash"}, before)
+    assert kills_for_memory() == int(now[1])
+    assert memory_ended(error, None if before is None else int(now[1]) + before) is certain
+    assert memory_ended(error | {"message": "out of memory: …"}, before)
+    assert not memory_ended(error | {"code": "native_crash"}, before)
 
 
 def _write(folder: Path, free: int, layout: tuple[int, int, bool], stage: str, killed: bool) -> dict[str, Any]:
@@ -216,6 +216,5 @@ def _folder(path: Path) -> Path:
 
 def _command(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     program = _program(folder)
-    monkeypatch.setattr(
-        PROGRAM, "child_command", lambda _, work, __: [sys.executable, str(program), str(work / "plan.json")]
-    )
+    command = "skill_train.program.job.child_command"
+    monkeypatch.setattr(command, lambda _, work, __: [sys.executable, str(program), str(work / "plan.json")])

@@ -16,11 +16,12 @@ import pytest
 import tiny
 import training
 from command_child import Commands
-from skill_train.core.resources import train_module
+from skill_train.program.encode import WITHOUT_TEMPLATE, load_tokenizer
+from skill_train.program.events import Refused
+from skill_train.program.main import load_data
 
 pytestmark = pytest.mark.slow
 
-PROGRAM = train_module()
 # Ten pairs of column names in six languages, and what the columns hold.
 PAIRS = [
     ("question", "answer"),
@@ -53,7 +54,7 @@ def _messages() -> list[dict[str, Any]]:
 
 def _encoded(kind: str, data: Path, **values: Any) -> list[tuple[list[int], list[int]]]:
     recipe = training.resolved(tiny.cached(kind), data, max_steps=1, held_out_fraction=0.0, **values)
-    loaded = PROGRAM.load_data(recipe, PROGRAM.load_tokenizer(recipe))
+    loaded = load_data(recipe, load_tokenizer(recipe))
     return [(row["input_ids"], row["labels"]) for row in loaded["train"]]
 
 
@@ -102,13 +103,13 @@ def test_bare_text_is_joined_as_it_stands(tmp_path: Path, kind: str, values: dic
     """GPT-2 has no template. Both texts are tokenized by hand: the prompt is not trained, the completion is."""
     data = training.write_data(tmp_path, [{"prompt": "Two and two is", "completion": f" four, {n}"} for n in range(3)])
     recipe = training.resolved(tiny.cached(kind), data, max_steps=1, **values)
-    tokenizer = PROGRAM.load_tokenizer(recipe)
-    loaded = PROGRAM.load_data(recipe, tokenizer)
+    tokenizer = load_tokenizer(recipe)
+    loaded = load_data(recipe, tokenizer)
     prompt, answer = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in ("Two and two is", " four, 0"))
     row = loaded["train"][0]
     assert row["input_ids"] == [*prompt, *answer, tokenizer.eos_token_id]
     assert row["labels"] == [*[-100] * len(prompt), *answer, tokenizer.eos_token_id]
-    assert loaded["figures"]["notes"] == ([PROGRAM.WITHOUT_TEMPLATE] if values else [])
+    assert loaded["figures"]["notes"] == ([WITHOUT_TEMPLATE] if values else [])
 
 
 def test_bare_text_is_told(commands: Commands, tmp_path: Path) -> None:
@@ -118,18 +119,18 @@ def test_bare_text_is_told(commands: Commands, tmp_path: Path) -> None:
         more = ["--max-steps", "1", "--run-dir", "run"] if words == ["local"] else []
         done = commands.run(tmp_path, dict(os.environ), *words, "recipe.yaml", *more, "--format", "json")
         said = [warning["message"] for warning in done.answer["warnings"]]
-        assert PROGRAM.WITHOUT_TEMPLATE in said, (words, done.stdout)
+        assert WITHOUT_TEMPLATE in said, (words, done.stdout)
 
 
 @pytest.mark.parametrize("kind", TEMPLATES)
 def test_a_question_that_is_rendered_already_is_refused(tmp_path: Path, kind: str) -> None:
     recipe = training.resolved(tiny.cached(kind), training.write_data(tmp_path, _rows("prompt", "completion")))
-    tokenizer = PROGRAM.load_tokenizer(recipe)
+    tokenizer = load_tokenizer(recipe)
     turn = [{"role": "user", "content": "Wo ist Paket 7?"}]
     prompt = tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
     training.write_data(tmp_path, [{"prompt": prompt, "completion": "Im Depot."}])
-    with pytest.raises(PROGRAM.Refused) as caught:
-        PROGRAM.load_data(recipe, tokenizer)
+    with pytest.raises(Refused) as caught:
+        load_data(recipe, tokenizer)
     assert caught.value.error["code"] == "rendered_twice" and "format: completion" in caught.value.error["hint"]
 
 

@@ -17,14 +17,19 @@ from typing import Any
 
 import pytest
 
-from skill_train.core.resources import train_module, train_program
+from skill_train.core.resources import train_program
 from skill_train.facts import DatasetFacts, MachineFacts, ModelFacts
-from skill_train.plan.make import PLAN_SCHEMA, make_plan
+from skill_train.plan.make import make_plan
+from skill_train.program.checks import Checks
+from skill_train.program.events import Refused, explanation
+from skill_train.program.plan import PLACEMENT_FIELDS, RECIPE_FIELDS, load_plan
+from skill_train.program.split import chosen_groups, feeding_order, held_out_count, held_out_rows, joined, longest_first
+from skill_train.program.trainer import replace_folder, settle_order
+from skill_train.program.watch import Watch
 from skill_train.recipe.fields import NOT_HASHED, Recipe, from_dict
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = train_program().read_text(encoding="utf-8")
-PROGRAM = train_module()
 
 MODEL = ModelFacts("m", "f" * 64, "llama", "LlamaForCausalLM", 10**6, 2, 64, 640, 2048, "F32", None, True)
 DATA = DatasetFacts("d", "e" * 64, 100, ("messages",), "messages", {"messages": "messages"}, 1, "found")
@@ -72,7 +77,7 @@ def test_it_imports_nothing_of_ours_and_only_the_standard_library_at_its_top() -
 
 def test_every_recipe_field_is_read() -> None:
     """A field that the program declares and never reads would be a promise without effect."""
-    for field in PROGRAM.RECIPE_FIELDS:
+    for field in RECIPE_FIELDS:
         assert SOURCE.count(f'"{field}"') >= 2 or field == "method", field
 
 
@@ -81,14 +86,14 @@ def test_every_recipe_field_is_read() -> None:
 
 def test_its_recipe_fields_are_those_that_decide_the_model() -> None:
     declared = {field.name for field in dataclasses.fields(Recipe)}
-    assert set(PROGRAM.RECIPE_FIELDS) == declared - set(NOT_HASHED)
+    assert set(RECIPE_FIELDS) == declared - set(NOT_HASHED)
 
 
 def test_its_types_are_those_of_the_recipe() -> None:
     """What the plan has chosen is no longer None; a float may be written as an integer."""
     hints = typing.get_type_hints(Recipe)
     chosen = {"format", "columns", "loss_on", "max_steps", "warmup_steps", "target_modules", "learning_rate", "optim"}
-    for name, types in PROGRAM.RECIPE_FIELDS.items():
+    for name, types in RECIPE_FIELDS.items():
         declared = {typing.get_origin(t) or t for t in (typing.get_args(hints[name]) or (hints[name],))}
         if typing.get_origin(hints[name]) in (dict, list):
             declared = {typing.get_origin(hints[name])}
@@ -97,12 +102,11 @@ def test_its_types_are_those_of_the_recipe() -> None:
 
 
 def test_its_placement_fields_are_those_that_a_plan_writes() -> None:
-    assert list(PROGRAM.PLACEMENT_FIELDS) == list(_plan()["placement"])
+    assert list(PLACEMENT_FIELDS) == list(_plan()["placement"])
 
 
 def test_it_reads_the_plan_that_is_made(tmp_path: Path) -> None:
-    assert PROGRAM.PLAN_SCHEMA == PLAN_SCHEMA
-    assert PROGRAM.load_plan(_write(tmp_path, _plan())) == _plan()
+    assert load_plan(_write(tmp_path, _plan())) == _plan()
 
 
 # --- A bad plan ends at once ---
@@ -127,8 +131,8 @@ BAD: list[tuple[str, list[str], Any, str]] = [
 
 @pytest.mark.parametrize(("path", "value", "message"), [b[1:] for b in BAD], ids=[b[0] for b in BAD])
 def test_a_bad_plan_is_refused(tmp_path: Path, path: list[str], value: Any, message: str) -> None:
-    with pytest.raises(PROGRAM.Refused, match=message) as caught:
-        PROGRAM.load_plan(_write(tmp_path, _changed(path, value)))
+    with pytest.raises(Refused, match=message) as caught:
+        load_plan(_write(tmp_path, _changed(path, value)))
     assert (caught.value.error["code"], caught.value.exit_code) == ("bad_plan", 2)
     assert "skill-train local RECIPE" in caught.value.error["hint"]
 
@@ -136,8 +140,8 @@ def test_a_bad_plan_is_refused(tmp_path: Path, path: list[str], value: Any, mess
 @pytest.mark.parametrize("text", [b"{", b"[]", b"\xff", b"null"])
 def test_a_plan_that_is_none_is_refused(tmp_path: Path, text: bytes) -> None:
     (tmp_path / "plan.json").write_bytes(text)
-    with pytest.raises(PROGRAM.Refused) as caught:
-        PROGRAM.load_plan(tmp_path / "plan.json")
+    with pytest.raises(Refused) as caught:
+        load_plan(tmp_path / "plan.json")
     assert caught.value.error["code"] == "bad_plan"
 
 
@@ -164,8 +168,8 @@ def test_a_plan_that_is_no_file_of_a_plan_is_refused_at_once(tmp_path: Path, kin
 
 
 def test_the_batch_product_is_shown(tmp_path: Path) -> None:
-    with pytest.raises(PROGRAM.Refused) as caught:
-        PROGRAM.load_plan(_write(tmp_path, _changed(["placement", "gradient_accumulation_steps"], 3)))
+    with pytest.raises(Refused) as caught:
+        load_plan(_write(tmp_path, _changed(["placement", "gradient_accumulation_steps"], 3)))
     assert caught.value.error["got"].startswith("8 x 3 x 1")
     assert caught.value.error["expected"] == "effective_batch_size 16"
 
@@ -196,12 +200,12 @@ def test_a_missing_plan_is_refused_and_makes_no_folder(tmp_path: Path) -> None:
 
 
 def test_the_order_is_decided_by_the_seed() -> None:
-    assert PROGRAM.feeding_order(10, 25, 42) == PROGRAM.feeding_order(10, 25, 42)
-    assert PROGRAM.feeding_order(10, 25, 42) != PROGRAM.feeding_order(10, 25, 43)
+    assert feeding_order(10, 25, 42) == feeding_order(10, 25, 42)
+    assert feeding_order(10, 25, 42) != feeding_order(10, 25, 43)
 
 
 def test_each_epoch_feeds_every_row_once() -> None:
-    order = PROGRAM.feeding_order(10, 30, 7)
+    order = feeding_order(10, 30, 7)
     epochs = [order[start : start + 10] for start in (0, 10, 20)]
     assert all(sorted(epoch) == list(range(10)) for epoch in epochs)
     assert epochs[0] != epochs[1] != epochs[2]
@@ -210,15 +214,15 @@ def test_each_epoch_feeds_every_row_once() -> None:
 
 @pytest.mark.parametrize("needed", [1, 9, 10, 11, 47])
 def test_a_longer_run_begins_like_a_shorter_one(needed: int) -> None:
-    order = PROGRAM.feeding_order(10, needed, 3)
+    order = feeding_order(10, needed, 3)
     assert len(order) == needed
-    assert PROGRAM.feeding_order(10, 100, 3)[:needed] == order
+    assert feeding_order(10, 100, 3)[:needed] == order
 
 
 def test_the_rows_of_a_step_are_fed_from_long_to_short() -> None:
     """Six rows in steps of four, fed twice: each step keeps its rows; equal lengths keep their order."""
     order, lengths = [3, 0, 5, 1, 4, 2, 2, 5, 1, 0, 3, 4], [10, 30, 20, 30, 50, 40]
-    assert PROGRAM.longest_first(order, lengths, 4) == [5, 3, 1, 0, 4, 5, 2, 2, 4, 1, 3, 0]
+    assert longest_first(order, lengths, 4) == [5, 3, 1, 0, 4, 5, 2, 2, 4, 1, 3, 0]
 
 
 # --- Rows that never train ---
@@ -227,13 +231,13 @@ def test_the_rows_of_a_step_are_fed_from_long_to_short() -> None:
 def _held_out(rows: int, fraction: float, seed: int) -> set[int]:
     """Of rows that are all different."""
     numbers = list(range(rows))
-    return set(PROGRAM.held_out_rows(numbers, [b"%d" % number for number in numbers], fraction, seed))
+    return set(held_out_rows(numbers, [b"%d" % number for number in numbers], fraction, seed))
 
 
 @pytest.mark.parametrize(("rows", "count"), [(1, 0), (19, 0), (20, 1), (39, 1), (40, 2), (4000, 200), (100_000, 200)])
 def test_a_twentieth_is_held_out_and_200_at_most(rows: int, count: int) -> None:
     held_out = _held_out(rows, 0.05, 42)
-    assert len(held_out) == PROGRAM.held_out_count(rows, 0.05) == count
+    assert len(held_out) == held_out_count(rows, 0.05) == count
     assert held_out <= set(range(rows))
     # The rows that every version has held out of data without repeats, so that tunings stay comparable.
     assert held_out == set(random.Random(42).sample(range(rows), count))
@@ -266,14 +270,14 @@ def test_nothing_is_held_out_when_the_recipe_says_so() -> None:
 def test_groups_are_held_out_whole(sizes: list[int], count: int, held_out: int) -> None:
     groups = [number for number, size in enumerate(sizes) for _ in range(size)]
     for seed in range(20):
-        chosen = PROGRAM.chosen_groups(groups, count, seed)
+        chosen = chosen_groups(groups, count, seed)
         assert len(chosen) == held_out
         assert {groups[i] for i in chosen}.isdisjoint(groups[i] for i in range(len(groups)) if i not in chosen)
 
 
 def test_groups_that_touch_are_one() -> None:
     """Rows 0 and 1 have a text in common, 1 and 2 a question: 0 and 2 belong together though they share nothing."""
-    groups = PROGRAM.joined(["a", "a", "b", "c"], ["q", "r", "r", "s"])
+    groups = joined(["a", "a", "b", "c"], ["q", "r", "r", "s"])
     assert groups[0] == groups[1] == groups[2] != groups[3]
 
 
@@ -293,7 +297,7 @@ def test_groups_that_touch_are_one() -> None:
     ],
 )
 def test_a_loss_that_ends_training(tmp_path: Path, losses: list[float], word: str | None) -> None:
-    watch = PROGRAM.Watch(tmp_path, {}, {}, None, keep=2)
+    watch = Watch(tmp_path, {}, {}, None, keep=2)
     verdicts = [watch.bad_loss(step, loss, 1.0) for step, loss in enumerate(losses, start=1)]
     assert verdicts[:-1] == [None] * (len(losses) - 1)
     if word is None:
@@ -306,14 +310,14 @@ def test_a_loss_that_ends_training(tmp_path: Path, losses: list[float], word: st
 
 
 def test_a_flat_loss_ends_training(tmp_path: Path) -> None:
-    watch = PROGRAM.Watch(tmp_path, {}, {}, None, keep=2)
+    watch = Watch(tmp_path, {}, {}, None, keep=2)
     assert watch.bad_loss(1, 2.0, None) is None  # not measured when gradients are not clipped
     assert watch.bad_loss(2, 2.0, 1e-9) is None
     assert "gradient of exactly 0 at step 3" in watch.bad_loss(3, 2.0, 0.0).error["message"]
 
 
 def test_a_figure_that_is_no_number_stays_out_of_the_record() -> None:
-    checks = PROGRAM.Checks(None, None, {"order": [0], "train": [{}]}, {})
+    checks = Checks(None, None, {"order": [0], "train": [{}]}, {})
     checks.add("adapter_reloads", "fail", float("nan"), "")
     checks.add("checkpoint_saves", "pass", 2, "")
     assert [check["figure"] for check in checks.results] == [None, 2]
@@ -382,7 +386,7 @@ def _write(folder: Path, plan: dict[str, Any]) -> Path:
     ],
 )
 def test_ends_that_are_explained_and_bugs_that_keep_their_traceback(error: Exception, code: str | None) -> None:
-    refusal = train_module().explanation(error)
+    refusal = explanation(error)
     assert (refusal.error["code"] if refusal else None) == code
 
 
@@ -400,16 +404,16 @@ def test_names_that_are_a_set_have_one_order(tmp_path: Path) -> None:
     config = tmp_path / "adapter_config.json"
     written = {"r": 8, "target_modules": ["v_proj", "k_proj", "q_proj"], "exclude_modules": None, "layers": [3, 1]}
     config.write_text(json.dumps(written))
-    PROGRAM.settle_order(config)
+    settle_order(config)
     assert json.loads(config.read_text()) == written | {"target_modules": ["k_proj", "q_proj", "v_proj"]}
-    PROGRAM.settle_order(tmp_path / "merged" / "adapter_config.json")  # every weight was trained: there is none
+    settle_order(tmp_path / "merged" / "adapter_config.json")  # every weight was trained: there is none
 
 
 def test_a_folder_takes_the_place_of_an_earlier_one(tmp_path: Path) -> None:
     for name, content in ((".adapter.part", "new"), ("adapter", "old"), (".adapter.old.part", "left by a kill")):
         (tmp_path / name).mkdir()
         (tmp_path / name / "weights").write_text(content)
-    PROGRAM.replace_folder(tmp_path / ".adapter.part", tmp_path / "adapter")
+    replace_folder(tmp_path / ".adapter.part", tmp_path / "adapter")
     assert [path.name for path in tmp_path.iterdir()] == ["adapter"]
     assert (tmp_path / "adapter" / "weights").read_text() == "new"
 

@@ -16,11 +16,16 @@ import pytest
 
 import tiny
 import training
-from skill_train.core.resources import train_module
+from skill_train.program.encode import load_tokenizer
+from skill_train.program.events import Refused
+from skill_train.program.main import load_data, main
+from skill_train.program.model import load_model, require_float32
+from skill_train.program.plan import load_plan
+from skill_train.program.trainer import build_trainer
+from skill_train.program.watch import Watch, numbered
 
 pytestmark = pytest.mark.slow
 
-PROGRAM = train_module()
 WHOLE = {"modules_to_save": ["lm_head", "embed_tokens"]}
 
 
@@ -31,7 +36,7 @@ def test_the_adapter_of_a_quantized_base(
     """bfloat16 stays what TRL makes of it; the optimizer's moments have the type of their weights."""
     _pretend_quantized(monkeypatch)
     run = training.write_run(tmp_path / "run", placement={"dtype": dtype}, max_steps=4)
-    assert PROGRAM.main([str(run / "plan.json")]) == 0
+    assert main([str(run / "plan.json")]) == 0
     record = json.loads((run / "train.json").read_text())
     assert _types(run / "adapter") == {adapter}
     assert _moments(run) == {{"F32": "torch.float32", "BF16": "torch.bfloat16"}[adapter]}
@@ -44,12 +49,12 @@ def test_a_restart_goes_on_in_the_same_types(tmp_path: Path, monkeypatch: pytest
     """PEFT 0.21 makes an adapter that it reads float32."""
     _pretend_quantized(monkeypatch)
     run = training.write_run(tmp_path / "run", placement={"dtype": dtype})
-    assert PROGRAM.main([str(run / "plan.json")]) == 0
+    assert main([str(run / "plan.json")]) == 0
     straight, types = (run / "adapter" / "adapter_model.safetensors").read_bytes(), _types(run / "adapter")
     shutil.rmtree(run / "adapter")
     shutil.rmtree(run / "checkpoints" / f"checkpoint-{training.STEPS}")
     (run / "train.json").unlink()
-    assert PROGRAM.main([str(run / "plan.json"), "--resume"]) == 0
+    assert main([str(run / "plan.json"), "--resume"]) == 0
     assert _types(run / "adapter") == types
     assert (run / "adapter" / "adapter_model.safetensors").read_bytes() == straight
 
@@ -81,7 +86,7 @@ def test_a_module_that_trains_whole_on_a_float16_base(tmp_path: Path, modules: l
         modules_to_save=modules,
         learning_rate=2e-3,
     )
-    assert PROGRAM.main([str(run / "plan.json")]) == 0
+    assert main([str(run / "plan.json")]) == 0
     record = json.loads((run / "train.json").read_text())
     assert record["verdict"] == "pass", record["checks"]
     assert {check["name"]: check["figure"] for check in record["checks"]}["adapter_reloads"] == 0.0
@@ -111,9 +116,9 @@ def test_nothing_trains_that_a_gradient_scaler_cannot_take(dtype: str) -> None:
     import torch
 
     weights = [torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.ones(2, dtype=getattr(torch, dtype)))]
-    PROGRAM.require_float32(torch.optim.AdamW(weights[:1]))
-    with pytest.raises(PROGRAM.Refused) as refused:
-        PROGRAM.require_float32(torch.optim.AdamW(weights))
+    require_float32(torch.optim.AdamW(weights[:1]))
+    with pytest.raises(Refused) as refused:
+        require_float32(torch.optim.AdamW(weights))
     assert refused.value.exit_code == 5 and refused.value.error["code"] == "wrong_precision"
     assert refused.value.error["got"] == f"1 of 2 weights are {dtype}"
 
@@ -125,7 +130,7 @@ def test_a_run_asks_for_that(
     """A library that changes the types later, as a model of its own does here when it begins to train."""
     _pretend_quantized(monkeypatch)
     run = training.write_run(tmp_path / "run", placement={"dtype": dtype}, max_steps=2)
-    build = PROGRAM.build_trainer
+    build = build_trainer
 
     def built(*arguments: Any) -> Any:
         trainer = build(*arguments)
@@ -142,8 +147,8 @@ def test_a_run_asks_for_that(
         trainer.create_optimizer = narrowed
         return trainer
 
-    monkeypatch.setattr(PROGRAM, "build_trainer", built)
-    assert PROGRAM.main([str(run / "plan.json")]) == code
+    monkeypatch.setattr("skill_train.program.main.build_trainer", built)
+    assert main([str(run / "plan.json")]) == code
     if code:
         assert training.metrics(run) == []
         assert training.events(capsys.readouterr().out)[-1]["error"]["code"] == "wrong_precision"
@@ -156,21 +161,21 @@ def test_bitsandbytes_itself(tmp_path: Path, dtype: str, adapter: str) -> None:
     plan = json.loads((run / "plan.json").read_text())
     plan["recipe"]["load_in_4bit"] = True
     (run / "plan.json").write_text(json.dumps(plan))
-    assert PROGRAM.main([str(run / "plan.json")]) == 0
+    assert main([str(run / "plan.json")]) == 0
     assert _types(run / "adapter") == {adapter}
 
 
 def _pretend_quantized(monkeypatch: pytest.MonkeyPatch) -> None:
     """The real tiny model, with the mark that TRL reads from a quantized one: of 8 bits, since transformers asks
     bitsandbytes for the size of a model that says 4."""
-    load = PROGRAM.load_model
+    load = load_model
 
     def loaded(*arguments: Any) -> Any:
         model = load(*arguments)
         model.is_loaded_in_8bit = True
         return model
 
-    monkeypatch.setattr(PROGRAM, "load_model", loaded)
+    monkeypatch.setattr("skill_train.program.trainer.load_model", loaded)
 
 
 def _built(folder: Path, dtype: str, **values: Any) -> Any:
@@ -178,12 +183,12 @@ def _built(folder: Path, dtype: str, **values: Any) -> Any:
     run = training.write_run(
         folder / "run", base=tiny.cached("gemma", tied=False), placement={"dtype": dtype}, max_steps=2, **values
     )
-    plan = PROGRAM.load_plan(run / "plan.json")
+    plan = load_plan(run / "plan.json")
     recipe, placement = plan["recipe"], plan["placement"]
-    tokenizer = PROGRAM.load_tokenizer(recipe)
-    data = PROGRAM.load_data(recipe, tokenizer)
-    watch = PROGRAM.Watch(run, data, recipe, None, keep=2)
-    return PROGRAM.build_trainer(recipe, placement, run, tokenizer, data, watch)
+    tokenizer = load_tokenizer(recipe)
+    data = load_data(recipe, tokenizer)
+    watch = Watch(run, data, recipe, None, keep=2)
+    return build_trainer(recipe, placement, run, tokenizer, data, watch)
 
 
 def _types(folder: Path) -> set[str]:
@@ -197,6 +202,6 @@ def _types(folder: Path) -> set[str]:
 def _moments(run: Path) -> set[str]:
     import torch
 
-    (newest, *_) = PROGRAM.numbered(run / "checkpoints")
+    (newest, *_) = numbered(run / "checkpoints")
     states = torch.load(newest / "optimizer.pt", weights_only=True)["state"].values()
     return {str(state["exp_avg_sq"].dtype) for state in states}

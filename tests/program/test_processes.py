@@ -22,15 +22,16 @@ import pytest
 import tiny
 import training
 from skill_train.core.errors import DecisionNeeded
-from skill_train.core.resources import train_module
 from skill_train.facts import Gpu
 from skill_train.plan.launch_args import launch
+from skill_train.program.events import Refused
+from skill_train.program.main import main
+from skill_train.program.watch import check_split, is_complete
 from skill_train.run.folder import RunDir
 from skill_train.train import local
 
 pytestmark = pytest.mark.slow
 
-PROGRAM = train_module()
 STEPS = 4
 GPUS = (Gpu("NVIDIA L40S", 48 << 30, None, 8.9, False),) * 2
 
@@ -48,7 +49,7 @@ def _one_thread() -> Iterator[None]:
 def one(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One process, two rows at a time, two batches a step."""
     run = _write(tmp_path_factory.mktemp("one") / "run", split=(2, 2, 1), lora_dropout=0.0)
-    assert PROGRAM.main([str(run / "plan.json")]) == 0
+    assert main([str(run / "plan.json")]) == 0
     return run
 
 
@@ -124,7 +125,7 @@ def test_interrupted_and_resumed_is_the_same_as_straight(straight: Path, tmp_pat
     driver, _ = _stop(run, "driver", signal.SIGINT)
     assert driver.returncode == 130 and "interrupted" in (run / "train.failed.json").read_text()
     (saved,) = (run / "checkpoints").glob("checkpoint-*")
-    assert PROGRAM.is_complete(saved)
+    assert is_complete(saved)
     assert _train(run, resume=True)["steps"] == STEPS
     assert _weights(run).read_bytes() == _weights(straight).read_bytes()
     losses = [[line["loss"] for line in training.metrics(r)] for r in (run, straight)]
@@ -139,7 +140,7 @@ def test_a_run_of_two_goes_on_with_one(two: Path, tmp_path: Path, capsys: pytest
     plan = json.loads((run / "plan.json").read_text())
     plan["placement"] |= {"gradient_accumulation_steps": 2, "num_processes": 1, "strategy": "single"}
     (run / "plan.json").write_text(json.dumps(plan))
-    assert PROGRAM.main([str(run / "plan.json"), "--resume"]) == 0
+    assert main([str(run / "plan.json"), "--resume"]) == 0
     assert _difference(run, two) <= 1e-6
     notes = [event["text"] for event in training.events(capsys.readouterr().out) if event["event"] == "note"]
     assert "checkpoint-2 is of 2 processes: rows and batches stay the same, dropout is drawn anew" in notes
@@ -148,8 +149,8 @@ def test_a_run_of_two_goes_on_with_one(two: Path, tmp_path: Path, capsys: pytest
 def test_parts_of_fsdp_are_not_resumed_by_others(two: Path, tmp_path: Path) -> None:
     run = Path(shutil.copytree(two, tmp_path / "run"))
     placement = json.loads((run / "plan.json").read_text())["placement"]
-    with pytest.raises(PROGRAM.Refused) as caught:
-        PROGRAM.check_split(run / "checkpoints" / "checkpoint-2", placement | {"strategy": "fsdp"})
+    with pytest.raises(Refused) as caught:
+        check_split(run / "checkpoints" / "checkpoint-2", placement | {"strategy": "fsdp"})
     assert caught.value.error["code"] == "another_strategy"
 
 
@@ -191,7 +192,7 @@ def test_another_number_of_processes_than_planned_is_refused(
     run = _write(tmp_path / "run", split=(2, 2 // processes, processes))
     if world:
         monkeypatch.setenv("WORLD_SIZE", world)
-    assert PROGRAM.main([str(run / "plan.json")]) == 2
+    assert main([str(run / "plan.json")]) == 2
     error = json.loads((run / "train.failed.json").read_text())["error"]
     assert (error["code"], error["got"]) == ("wrong_launch", world or "1")
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from skill_train.core.resources import train_module
+from skill_train.program.events import Refused
+from skill_train.program.rows import broken_saved, iter_rows
 
 datasets = pytest.importorskip("datasets")
 ROWS = [{"prompt": f"q{n}", "completion": "a"} for n in range(3)]
-PROGRAM = train_module()
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,7 @@ def test_a_folder_with_a_terabyte_a_pipe_or_a_device(saved: Path, tmp_path: Path
     for make in (lambda path: path.symlink_to("/dev/zero"), os.mkfifo):
         (folder / name).unlink()
         make(folder / name)
-        with pytest.raises(PROGRAM.Refused):  # without a regular file of that name it is no dataset folder
+        with pytest.raises(Refused):  # without a regular file of that name it is no dataset folder
             _rows(folder)
 
 
@@ -89,8 +89,8 @@ def test_a_split_is_a_folder_beside_the_list_of_splits(saved: Path, tmp_path: Pa
 def test_a_split_that_is_not_there_names_the_others(saved: Path, tmp_path: Path) -> None:
     shutil.copytree(saved, tmp_path / "train")
     (tmp_path / "dataset_dict.json").write_text(json.dumps({"splits": ["train"]}))
-    with pytest.raises(PROGRAM.Refused) as caught:
-        list(PROGRAM.iter_rows(str(tmp_path), split="test"))
+    with pytest.raises(Refused) as caught:
+        list(iter_rows(str(tmp_path), split="test"))
     error = caught.value.error
     assert (error["code"], error["expected"], error["got"]) == ("bad_split", "train", "test") and error["hint"]
 
@@ -103,28 +103,28 @@ def test_a_split_behind_a_link_is_looked_at_too(saved: Path, tmp_path: Path) -> 
     (tmp_path / "rows").mkdir()
     (tmp_path / "rows" / "train").symlink_to(tmp_path / "elsewhere")
     (tmp_path / "rows" / "dataset_dict.json").write_text(json.dumps({"splits": ["train"]}))
-    with pytest.raises(PROGRAM.Refused) as caught:
+    with pytest.raises(Refused) as caught:
         _rows(tmp_path / "rows")
     assert caught.value.error["code"] == "not_a_file" and "save the dataset" in caught.value.error["hint"]
 
 
 def test_a_folder_of_something_else_has_a_way_on(tmp_path: Path) -> None:
-    with pytest.raises(PROGRAM.Refused) as caught:
+    with pytest.raises(Refused) as caught:
         _rows(tmp_path)
     assert caught.value.error["code"] == "unknown_file_kind" and caught.value.error["hint"]
 
 
 def test_an_end_of_the_memory_is_not_the_folder_s_fault(tmp_path: Path) -> None:
-    with pytest.raises(MemoryError), PROGRAM.broken_saved(tmp_path):
+    with pytest.raises(MemoryError), broken_saved(tmp_path):
         raise MemoryError
 
 
 def _rows(folder: Path) -> list[dict[str, Any]]:
-    return [row for _, row in PROGRAM.iter_rows(str(folder), split="train")]
+    return [row for _, row in iter_rows(str(folder), split="train")]
 
 
 def _is_refused(folder: Path) -> None:
-    with pytest.raises(PROGRAM.Refused) as caught:
+    with pytest.raises(Refused) as caught:
         _rows(folder)
     error = caught.value.error
     assert (error["code"], caught.value.exit_code) == ("broken_arrow", 2), error

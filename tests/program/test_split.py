@@ -17,11 +17,11 @@ import pytest
 
 import tiny
 import training
-from skill_train.core.resources import train_module
+from skill_train.program.encode import load_tokenizer
+from skill_train.program.main import load_data, main
 
 pytestmark = pytest.mark.slow
 
-PROGRAM = train_module()
 FRACTION = 0.3
 PAIRS = 30
 
@@ -68,7 +68,7 @@ VARIANTS: dict[str, Callable[[Row], Row]] = {
 def _load(folder: Path, rows: list[Row], **values: Any) -> dict[str, Any]:
     data = training.write_data(folder, rows)
     recipe = training.resolved(tiny.cached("gemma"), data, held_out_fraction=FRACTION, max_steps=2, **values)
-    return dict(PROGRAM.load_data(recipe, PROGRAM.load_tokenizer(recipe)))
+    return dict(load_data(recipe, load_tokenizer(recipe)))
 
 
 def _numbers(rows: list[Row]) -> set[int]:
@@ -140,7 +140,7 @@ def test_a_resumed_run_keeps_the_rows_that_its_checkpoint_held_out(tmp_path: Pat
     _mark_again(run)
     (run / "held_out.jsonl").write_text("".join(json.dumps({"row": number}) + "\n" for number in range(8)))
     (run / "metrics.jsonl").unlink()  # its lines are of the other split
-    assert PROGRAM.main([str(run / "plan.json"), "--resume"]) == 0
+    assert main([str(run / "plan.json"), "--resume"]) == 0
     now = [json.loads(line)["row"] for line in (run / "held_out.jsonl").read_text().splitlines()]
     assert now == list(range(8))
     assert json.loads((run / "train.json").read_text())["data"]["held_out_trained"] == 8
@@ -155,7 +155,7 @@ def test_a_checkpoint_says_its_own_split(tmp_path: Path) -> None:
     (run / "checkpoints" / "checkpoint-2" / "held_out.json").write_text(json.dumps(other))
     _mark_again(run)
     (run / "metrics.jsonl").unlink()  # its lines are of the other split
-    assert PROGRAM.main([str(run / "plan.json"), "--resume"]) == 0
+    assert main([str(run / "plan.json"), "--resume"]) == 0
     assert [json.loads(line)["row"] for line in (run / "held_out.jsonl").read_text().splitlines()] == other
 
 
@@ -168,7 +168,7 @@ def test_going_on_with_other_rows_is_refused(tmp_path: Path, capsys: pytest.Capt
     lines = [line | {"tokens": line["tokens"] + 1} for line in training.metrics(run)]
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     capsys.readouterr()
-    assert PROGRAM.main([str(run / "plan.json"), "--resume"]) == 2
+    assert main([str(run / "plan.json"), "--resume"]) == 2
     assert training.events(capsys.readouterr().out)[-1]["error"]["code"] == "another_split"
 
 
@@ -177,7 +177,7 @@ def _stopped(folder: Path, rows: list[Row]) -> Path:
     data = training.write_data(folder, rows)
     values = {"max_steps": 4, "effective_batch_size": 4, "split": (4, 1, 1), "held_out_fraction": 0.2}
     plan = training.write_plan(folder / "run", tiny.cached("gemma"), data, placement={"save_steps": 2}, **values)
-    assert PROGRAM.main([str(plan)]) == 0
+    assert main([str(plan)]) == 0
     shutil.rmtree(folder / "run" / "checkpoints" / "checkpoint-4")
     shutil.rmtree(folder / "run" / "adapter")
     (folder / "run" / "train.json").unlink()

@@ -19,13 +19,15 @@ import pytest
 
 import tiny
 import training
-from skill_train.core.resources import train_module, train_program
+from skill_train.core.resources import train_program
+from skill_train.program.events import Refused, readable
+from skill_train.program.main import main
+from skill_train.program.watch import is_complete
 from skill_train.recipe.fields import OPTIMIZERS
 
 pytestmark = pytest.mark.slow
 
 SCRIPT = str(Path(sys.executable).with_name("skill-train"))
-PROGRAM = train_module()
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +47,7 @@ def _one_thread() -> Iterator[None]:
 def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of eight steps, dropout on, with a checkpoint every second step."""
     run = training.write_run(tmp_path_factory.mktemp("straight") / "run")
-    assert PROGRAM.main([str(run / "plan.json")]) == 0
+    assert main([str(run / "plan.json")]) == 0
     return run
 
 
@@ -125,7 +127,7 @@ def test_the_batch_split_does_not_change_the_losses(tmp_path: Path) -> None:
         run = training.write_run(
             tmp_path / f"{rows}x{accumulated}", split=(rows, accumulated, 1), max_steps=3, lora_dropout=0.0
         )
-        assert PROGRAM.main([str(run / "plan.json")]) == 0
+        assert main([str(run / "plan.json")]) == 0
         losses.append([line["loss"] for line in training.metrics(run)])
     assert len(losses[0]) == 3 and losses[0][0] != losses[0][1]
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)
@@ -147,7 +149,7 @@ def test_other_ways_to_train_pass_the_smoke_test(tmp_path: Path, values: dict[st
     run = training.write_run(
         tmp_path / "run", base=tiny.cached("gemma", tied=False), max_steps=4, learning_rate=2e-3, **values
     )
-    assert PROGRAM.main([str(run / "plan.json")]) == 0
+    assert main([str(run / "plan.json")]) == 0
     record = json.loads((run / "train.json").read_text())
     assert record["verdict"] == "pass", record["checks"]
 
@@ -156,7 +158,7 @@ def test_recomputing_activations_changes_no_loss(tmp_path: Path) -> None:
     losses = []
     for name, recompute in (("kept", False), ("recomputed", True)):
         run = training.write_run(tmp_path / name, max_steps=3, placement={"gradient_checkpointing": recompute})
-        assert PROGRAM.main([str(run / "plan.json")]) == 0
+        assert main([str(run / "plan.json")]) == 0
         assert json.loads((run / "environment.json").read_text())["trainer"]["gradient_checkpointing"] is recompute
         losses.append([line["loss"] for line in training.metrics(run)])
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
@@ -164,7 +166,7 @@ def test_recomputing_activations_changes_no_loss(tmp_path: Path) -> None:
 
 def test_the_probe_times_both_precisions_and_leaves_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = training.write_run(tmp_path / "run")
-    assert PROGRAM.main([str(run / "plan.json"), "--probe"]) == 0
+    assert main([str(run / "plan.json"), "--probe"]) == 0
     (event,) = training.events(capsys.readouterr().out)
     assert event["event"] == "probe" and set(event) == {"event", "float32", "bfloat16"}
     assert all(event[name]["seconds"] > 0 for name in ("float32", "bfloat16"))
@@ -186,7 +188,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_killed_run_goes_on_to_the_same_bytes(killed: Path, straight: Path, tmp_path: Path) -> None:
     run = _copied(killed, tmp_path)
-    assert PROGRAM.main([str(run / "plan.json"), "--resume"]) == 0
+    assert main([str(run / "plan.json"), "--resume"]) == 0
     assert _adapter(run) == _adapter(straight)
     lines = training.metrics(run)
     assert [line["step"] for line in lines] == list(range(1, training.STEPS + 1))
@@ -202,7 +204,7 @@ def test_what_a_resumed_run_took_is_of_all_its_starts(killed: Path, tmp_path: Pa
     run = _copied(killed, tmp_path)
     slow = [line | {"seconds": 3600.0, "tokens_per_second": 0.01} for line in training.metrics(run)]
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in slow))
-    assert PROGRAM.main([str(run / "plan.json"), "--resume"]) == 0
+    assert main([str(run / "plan.json"), "--resume"]) == 0
     lines, record = training.metrics(run), json.loads((run / "train.json").read_text())
     assert [line["start"] for line in lines] == [1] * 4 + [2] * 4
     assert 4 * 3600 < record["seconds"] < 4 * 3600 + 600
@@ -221,7 +223,7 @@ def test_lost_lines_come_from_the_checkpoint(straight: Path, tmp_path: Path, ste
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in before[:steps]))
     if not steps:
         (run / "metrics.jsonl").unlink()
-    assert PROGRAM.main([str(run / "plan.json"), "--resume"]) == 0
+    assert main([str(run / "plan.json"), "--resume"]) == 0
     assert _adapter(run) == _adapter(straight)
     names = ("step", "steps", "loss", "grad_norm", "learning_rate", "epoch", "tokens", "trained_tokens")
     lines = training.metrics(run)
@@ -249,7 +251,7 @@ def test_a_torn_checkpoint_is_left_out(
         (newest / "optimizer.pt").unlink()
     else:
         (newest / "complete.json").unlink()
-    assert PROGRAM.main([str(run / "plan.json"), "--resume"]) == 0
+    assert main([str(run / "plan.json"), "--resume"]) == 0
     notes = [event["text"] for event in training.events(capsys.readouterr().out) if event["event"] == "note"]
     assert notes == [f"{newest.name} is torn and is left out", f"resuming from {older.name}"]
     assert _adapter(run) == _adapter(straight)
@@ -257,7 +259,7 @@ def test_a_torn_checkpoint_is_left_out(
 
 def test_with_no_checkpoint_it_starts_again(straight: Path, tmp_path: Path) -> None:
     run = training.write_run(tmp_path / "run")
-    assert PROGRAM.main([str(run / "plan.json"), "--resume"]) == 0
+    assert main([str(run / "plan.json"), "--resume"]) == 0
     assert _adapter(run) == _adapter(straight)
 
 
@@ -269,9 +271,9 @@ def test_an_interrupted_run_saves_and_goes_on_to_the_same_bytes(straight: Path, 
     failure = json.loads((run / "train.failed.json").read_text())
     assert (failure["exit_code"], failure["error"]["code"]) == (5, "interrupted")
     saved = list((run / "checkpoints").glob("checkpoint-*"))
-    assert len(saved) == 1 and PROGRAM.is_complete(saved[0])
+    assert len(saved) == 1 and is_complete(saved[0])
     assert not (run / "train.json").exists()
-    assert PROGRAM.main([str(run / "plan.json"), "--resume"]) == 0
+    assert main([str(run / "plan.json"), "--resume"]) == 0
     assert _adapter(run) == _adapter(straight)
     assert [line["step"] for line in training.metrics(run)] == list(range(1, training.STEPS + 1))
     assert not (run / "train.failed.json").exists()
@@ -288,7 +290,7 @@ def test_a_weight_that_is_no_number_ends_training(tmp_path: Path) -> None:
     tensors["model.norm.weight"][3] = float("nan")
     save_file(tensors, base / "model.safetensors", metadata={"format": "pt"})
     run = training.write_run(tmp_path / "run", base=base)
-    assert PROGRAM.main([str(run / "plan.json")]) == 5
+    assert main([str(run / "plan.json")]) == 5
     assert _failure(run)["code"] == "bad_loss"
     assert "is nan at step 1" in _failure(run)["message"]
     assert not (run / "train.json").exists() and not (run / "adapter").exists()
@@ -297,11 +299,11 @@ def test_a_weight_that_is_no_number_ends_training(tmp_path: Path) -> None:
 
 def test_a_learning_rate_beyond_reason_ends_training_and_keeps_what_was_saved(tmp_path: Path) -> None:
     run = _edited(training.write_run(tmp_path / "run", save_steps=1), learning_rate=1e17)  # a recipe refuses it
-    assert PROGRAM.main([str(run / "plan.json")]) == 5
+    assert main([str(run / "plan.json")]) == 5
     failure = _failure(run)
     assert failure["code"] == "bad_loss"
     assert "learning rate" in failure["message"] and "learning_rate" in failure["hint"]
-    assert PROGRAM.is_complete(run / "checkpoints" / "checkpoint-1")
+    assert is_complete(run / "checkpoints" / "checkpoint-1")
     assert not (run / "train.json").exists()
 
 
@@ -311,7 +313,7 @@ def test_a_config_that_fits_no_model_is_refused(tmp_path: Path, change: dict[str
     run = training.write_run(tmp_path / "run", base=base)
     config = json.loads((base / "config.json").read_text())
     (base / "config.json").write_text(json.dumps(config | change))
-    assert PROGRAM.main([str(run / "plan.json")]) == 2
+    assert main([str(run / "plan.json")]) == 2
     failure = _failure(run)
     assert (failure["code"], failure["message"]) == ("broken_model", f"{base} cannot be loaded")
     assert ": " in failure["got"] and failure["hint"]
@@ -321,17 +323,17 @@ def test_trouble_of_the_network_is_not_the_models() -> None:
     """Left as it is, a job's log tells of it, and the same job once more is what helps."""
     import httpx2
 
-    with pytest.raises(httpx2.ReadTimeout), PROGRAM.readable("me/model"):
+    with pytest.raises(httpx2.ReadTimeout), readable("me/model"):
         raise httpx2.ReadTimeout("the read operation timed out")
-    with pytest.raises(RuntimeError), PROGRAM.readable("me/model"):
+    with pytest.raises(RuntimeError), readable("me/model"):
         raise RuntimeError("cannot fetch") from httpx2.ConnectError("refused")
-    with pytest.raises(PROGRAM.Refused, match="me/model cannot be loaded"), PROGRAM.readable("me/model"):
+    with pytest.raises(Refused, match="me/model cannot be loaded"), readable("me/model"):
         raise RuntimeError("shapes differ") from ValueError("hidden_size")
 
 
 def test_a_target_that_matches_nothing_names_what_there_is(tmp_path: Path) -> None:
     run = training.write_run(tmp_path / "run", target_modules=["q_proj", "c_attn"])
-    assert PROGRAM.main([str(run / "plan.json")]) == 2
+    assert main([str(run / "plan.json")]) == 2
     failure = _failure(run)
     assert (failure["code"], failure["got"]) == ("no_such_target", "c_attn")
     names = ["down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"]
@@ -361,7 +363,7 @@ def test_a_value_that_the_libraries_do_not_know_is_refused(
     tmp_path: Path, values: dict[str, Any], code: str, got: str, expected: str, hint: str
 ) -> None:
     run = training.write_run(tmp_path / "run", base=tiny.cached("gemma", tied=False), **values)
-    assert PROGRAM.main([str(run / "plan.json")]) == 2
+    assert main([str(run / "plan.json")]) == 2
     failure = _failure(run)
     assert failure["code"] == code
     assert got in failure["got"] and expected in failure["expected"] and hint in failure["hint"]
@@ -371,7 +373,7 @@ def test_a_value_that_the_libraries_do_not_know_is_refused(
 def test_an_optimizer_that_transformers_does_not_know_is_refused(tmp_path: Path) -> None:
     """In a plan that somebody wrote or edited: a recipe takes no such name."""
     run = _edited(training.write_run(tmp_path / "run"), optim="adamw_torhc")
-    assert PROGRAM.main([str(run / "plan.json")]) == 2
+    assert main([str(run / "plan.json")]) == 2
     failure = _failure(run)
     assert (failure["code"], failure["got"]) == ("bad_value", "adamw_torhc")
     assert "adamw_torch," in failure["expected"] and "'adamw_torch'" in failure["hint"]
@@ -385,7 +387,7 @@ def test_an_optimizer_that_transformers_does_not_know_is_refused(tmp_path: Path)
 def test_an_optimizer_that_a_recipe_may_name_trains(tmp_path: Path, optim: str, torch_name: str) -> None:
     """Without a package that skill-train does not install."""
     run = training.write_run(tmp_path / "run", max_steps=2, optim=optim)
-    assert PROGRAM.main([str(run / "plan.json")]) == 0
+    assert main([str(run / "plan.json")]) == 0
     record = json.loads((run / "train.json").read_text())
     assert not [check for check in record["checks"] if check["verdict"] == "fail"], record["checks"]
     built = json.loads((run / "environment.json").read_text())["optimizer"]
@@ -399,7 +401,7 @@ def test_an_embedding_is_a_target(tmp_path: Path, tied: bool) -> None:
         tmp_path / "run", base=tiny.cached("gemma", tied=tied), max_steps=4, learning_rate=2e-3,
         target_modules=["embed_tokens", "q_proj"],
     )  # fmt: skip
-    assert PROGRAM.main([str(run / "plan.json")]) == 0
+    assert main([str(run / "plan.json")]) == 0
     record = json.loads((run / "train.json").read_text())
     assert record["verdict"] == "pass", record["checks"]
 
@@ -407,7 +409,7 @@ def test_an_embedding_is_a_target(tmp_path: Path, tied: bool) -> None:
 def test_gpt2_trains_on_its_own_names(tmp_path: Path) -> None:
     data = training.write_data(tmp_path, [{"text": f"{n} and {n} is {2 * n}."} for n in range(6)])
     plan = training.write_plan(tmp_path / "run", tiny.cached("gpt2"), data, max_steps=2, effective_batch_size=2)
-    assert PROGRAM.main([str(plan)]) == 0
+    assert main([str(plan)]) == 0
     config = json.loads((tmp_path / "run" / "adapter" / "adapter_config.json").read_text())
     assert set(config["target_modules"]) == {"c_attn", "c_proj"} and config["fan_in_fan_out"] is True
     record = json.loads((tmp_path / "run" / "train.json").read_text())

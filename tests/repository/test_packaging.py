@@ -76,11 +76,12 @@ def test_the_wheel_installs_the_skill(wheel: zipfile.ZipFile, tmp_path: Path) ->
 
 
 def test_the_wheel_is_light(wheel: zipfile.ZipFile) -> None:
-    """5 MB is the limit for the embedded model; 2.2 MB for everything else, before it is packed."""
+    """5 MB is the limit for the embedded model; 2.5 MB for everything else, before it is packed. The
+    training program is in it twice: its parts, and joined."""
     model = [entry.file_size for entry in wheel.infolist() if entry.filename.endswith(".safetensors")]
     assert len(model) == 1
     assert model[0] < 5_000_000
-    assert sum(entry.file_size for entry in wheel.infolist()) - model[0] < 2_200_000
+    assert sum(entry.file_size for entry in wheel.infolist()) - model[0] < 2_500_000
 
 
 @pytest.mark.parametrize("source", ["scripts/train.py", "scripts/skypilot_node.py"])

@@ -21,7 +21,7 @@ import yaml
 from hostile import RAW, command, cut, edited, file_bytes, judged, text
 from hostile_rows import rows, start_of_rows
 from skill_train.core.errors import from_exit_code
-from skill_train.core.resources import demo, train_module
+from skill_train.core.resources import demo
 from skill_train.llama import get_converter as toolchain
 from skill_train.llama import gguf_header as gguf_file
 from skill_train.model import adapter
@@ -29,6 +29,8 @@ from skill_train.model import folder as model
 from skill_train.model import sidecar_files as companions
 from skill_train.model import weight_files as shards
 from skill_train.plan import file as plan_file
+from skill_train.program.events import Refused
+from skill_train.program.plan import load_plan
 from skill_train.recipe import fields as recipe
 
 Target = Callable[[bytes, Path], object]
@@ -94,10 +96,9 @@ def plan(data: bytes, folder: Path) -> object:
     where = "local" if data[:1] > b"\x7f" else "cloud"
 
     def call() -> None:
-        program = train_module()
         try:
-            program.load_plan(path)
-        except program.Refused as refusal:
+            load_plan(path)
+        except Refused as refusal:
             from_exit_code(refusal.exit_code, refusal.error)
         if plan_file.is_plan(path):
             plan_file.given_plan(path, {}, where)

@@ -25,7 +25,7 @@ import hostile_records
 from hostile import text
 from hostile_files import ADAPTER, MODEL, RECIPE, _entry, _gguf, _plan, _safetensors, _whole_plan
 from hostile_rows import ROWS, _parquet
-from skill_train.core.resources import demo, train_module
+from skill_train.core.resources import demo
 from skill_train.data import read_rows as rows
 from skill_train.data import scan as dataset
 from skill_train.facts import ModelFacts
@@ -45,6 +45,9 @@ from skill_train.model import weight_files as shards
 from skill_train.model.convertible import from_config as convertible
 from skill_train.model.convertible import vocabulary as llama_vocabulary
 from skill_train.plan import file as plan_file
+from skill_train.program.model_files import check_base, check_model, read_foreign
+from skill_train.program.plan import load_plan
+from skill_train.program.rows import iter_rows
 from skill_train.recipe import fields as recipe
 from skill_train.run import begun, cloud_record, last_look, records
 from skill_train.run import lock as run_lock
@@ -147,9 +150,8 @@ def _planned(folder: Path) -> None:
 
 
 def _checked(folder: Path) -> None:
-    program = train_module()
-    program.check_model(folder)
-    program.check_base({"model": str(folder), "revision": None})
+    check_model(folder)
+    check_base({"model": str(folder), "revision": None})
 
 
 def _with_companions(folder: Path) -> None:
@@ -286,7 +288,7 @@ def _all_rows(data: Path) -> None:
     """As the training program reads them, and as `data` counts what is broken."""
     for _ in rows.read(_asked(data)):
         pass
-    for _ in train_module().iter_rows(str(data), split="train", config=None, revision=None):
+    for _ in iter_rows(str(data), split="train", config=None, revision=None):
         pass
 
 
@@ -319,7 +321,7 @@ def _of_starts() -> list[Reader]:
 
     def start(suffix: str) -> Call:
         def read(folder: Path) -> None:
-            content = train_module().read_foreign(folder / f"start.{suffix}", 1 << 20)
+            content = read_foreign(folder / f"start.{suffix}", 1 << 20)
             for whole in (True, False):
                 first_rows.parse(content, f"start.{suffix}", whole=whole)
 
@@ -327,7 +329,7 @@ def _of_starts() -> list[Reader]:
 
     def card(folder: Path) -> None:
         try:
-            said = json.loads(train_module().read_foreign(folder / "card.json", 1 << 20))
+            said = json.loads(read_foreign(folder / "card.json", 1 << 20))
         except (ValueError, RecursionError):  # the client reads it
             return
         if isinstance(said, dict):
@@ -404,7 +406,7 @@ def _given_plan(folder: Path) -> None:
 
 
 def _program_plan(folder: Path) -> None:
-    train_module().load_plan(folder / "plan.json")
+    load_plan(folder / "plan.json")
 
 
 def _taken_plan(folder: Path) -> None:

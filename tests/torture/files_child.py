@@ -32,7 +32,7 @@ from hostile_readers import GROUPS, Reader
 from skill_train import cli
 from skill_train.core.console import Console
 from skill_train.core.errors import SkillTrainError, from_exit_code
-from skill_train.core.resources import train_module
+from skill_train.program.events import Refused
 
 PROCESSOR_SECONDS = 5.0
 WALL_SECONDS = float(os.environ.get("FILES_WALL_SECONDS", "15"))  # for what waits and takes no time of the processor
@@ -130,7 +130,7 @@ def _judged(call: Callable[[], Any], *, first: bool = False) -> str:
             code = f"exit {result}" if isinstance(result, int) and not isinstance(result, bool) else "done"
         except SkillTrainError as error:
             code = _explained(error)
-        except train_module().Refused as refusal:
+        except Refused as refusal:
             code = _explained(from_exit_code(refusal.exit_code, refusal.error))
         except OSError as error:
             code = _explained(cli._system_error(error))

@@ -15,11 +15,12 @@ from skill_train.hub import models as hub
 from skill_train.hub import repositories as hub_repository
 from skill_train.hub.account import Account
 from skill_train.hub.client import not_signed_in
+from skill_train.program.push import PROOF
 
 _LOGIN = "hf auth login"
 _TOKENS = "https://huggingface.co/settings/tokens"
 # Of a repository that holds no work yet.
-_EMPTY = {".gitattributes", "README.md", "training.json"}
+_EMPTY = {".gitattributes", "README.md", PROOF}
 
 
 def token() -> Account:

@@ -25,7 +25,6 @@ from skill_train.run.folder import RunDir, require_space, write_record
 from skill_train.run.lock import locked
 from skill_train.run.records import read_json
 
-PUSHING = "training.json"  # in a repository whose job has not pushed yet; scripts/train.py calls it PROOF
 _PART = ".pull.part"  # files on their way; of the next pull too
 _TRIES = 2
 _GROUP_FILES, _GROUP_BYTES = 8, 256_000_000

@@ -17,6 +17,7 @@ from skill_train.core.console import Console
 from skill_train.core.errors import SkillTrainError, TrainingFailed
 from skill_train.core.files import write_text
 from skill_train.core.peak_memory import peak_memory_bytes
+from skill_train.program.rows import iter_parquet
 from skill_train.run.folder import RunDir
 
 # The self-test: a tenth of the demo's rows, a fifth of its steps, one quantized type, an eighth of its tokens.
@@ -68,7 +69,7 @@ def _chain(console: Console, folder: Path, stages: list[dict[str, Any]]) -> None
 def _recipe(folder: Path) -> Path:
     """The demo's recipe with less to do."""
     shipped = resources.demo()
-    rows = islice(resources.train_module().iter_parquet(shipped / "data.parquet"), _ROWS)
+    rows = islice(iter_parquet(shipped / "data.parquet"), _ROWS)
     lines = [json.dumps(row, ensure_ascii=False) for _, row in rows]
     write_text(folder / "data.jsonl", "\n".join(lines) + "\n")
     changed = {"model": str(shipped / "model"), "data": str(folder / "data.jsonl"), "max_steps": _STEPS}

@@ -9,6 +9,7 @@ from skill_train.cloud.poll import patiently
 from skill_train.core.console import Console
 from skill_train.core.errors import UsageError
 from skill_train.hub import repositories
+from skill_train.program.push import PROOF
 from skill_train.run.folder import RunDir
 from skill_train.run.records import read_json
 
@@ -28,7 +29,6 @@ def why_not_pushed(cloud: CloudRun, here: RunDir, console: Console) -> str:
     Raises:
         AccessError: the token may not read it.
     """
-    from skill_train.cloud.pull import PUSHING
     from skill_train.hub import models
 
     repository = cloud.record.hub_model_id
@@ -38,7 +38,7 @@ def why_not_pushed(cloud: CloudRun, here: RunDir, console: Console) -> str:
     try:
         found = patiently(lambda: repositories.find("model", repository), console.status)
         files = found.files if found else ()
-        if "train.json" not in files or PUSHING in files:
+        if "train.json" not in files or PROOF in files:
             return f"neither its bucket nor {repository} has its result"
         trained = read_json(models.model_file(repository, "train.json"))
     except UsageError as error:

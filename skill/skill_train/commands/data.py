@@ -17,7 +17,6 @@ from skill_train.commands._options import PATH, set_options
 from skill_train.core.console import Console, Result
 from skill_train.core.digests import file_digest
 from skill_train.core.errors import NotInstalled, SkillTrainError, Temporary, UsageError, from_exit_code
-from skill_train.core.resources import train_module
 from skill_train.data import problems, read_rows, token_stats, write_fixed
 from skill_train.data.check_row import checker
 from skill_train.data.inspect import Subject, look
@@ -27,6 +26,7 @@ from skill_train.data.problems import Count
 from skill_train.data.scan import unread_media, unread_text_told, wrong_columns
 from skill_train.data.text_encoding import rewriting_command
 from skill_train.facts import DatasetFacts
+from skill_train.program.events import Refused
 from skill_train.recipe import fields
 from skill_train.recipe.fields import Recipe
 from skill_train.recipe.formats import COLUMNS
@@ -57,7 +57,7 @@ def run(options: DataOptions, console: Console) -> Result:
     try:
         with _hub_within_limits(asked.data):
             return _answer(console, asked, options)
-    except train_module().Refused as refusal:
+    except Refused as refusal:
         raise from_exit_code(refusal.exit_code, refusal.error) from None
 
 

@@ -28,11 +28,12 @@ from skill_train.commands._shell import quoted
 from skill_train.core.console import Console, Result, clean
 from skill_train.core.errors import UsageError
 from skill_train.core.files import write_json
-from skill_train.core.resources import train_module
 from skill_train.core.units import dollars
 from skill_train.plan.file import require_free
 from skill_train.plan.make import few_steps
 from skill_train.plan.placement import Choices
+from skill_train.program.encode import WITHOUT_TEMPLATE
+from skill_train.program.split import held_out_count
 from skill_train.recipe.formats import BARE
 from skill_train.run.folder import open_run
 from skill_train.run.records import read_json
@@ -123,7 +124,7 @@ def _warn(console: Console, plan: dict[str, Any]) -> None:
     warn_of_export(console, plan)
     _warn_of_few(console, plan["recipe"], plan["facts"]["dataset"]["rows"])
     if plan["recipe"]["format"] in BARE and plan["facts"]["model"]["has_chat_template"]:
-        console.warn("without_template", train_module().WITHOUT_TEMPLATE)
+        console.warn("without_template", WITHOUT_TEMPLATE)
     if few := few_steps(plan["recipe"], plan["recipe"]["max_steps"]):
         console.warn("few_steps", few)
     if plan["facts"]["machine"]["on_battery"] and plan["where"] == "local":
@@ -136,7 +137,7 @@ def _warn(console: Console, plan: dict[str, Any]) -> None:
 def _warn_of_few(console: Console, recipe: dict[str, Any], rows: int) -> None:
     """What `evaluate` can say depends on how many rows it has."""
     fraction = recipe["held_out_fraction"]
-    held = train_module().held_out_count(rows, fraction)
+    held = held_out_count(rows, fraction)
     if 0 < held < _FEW_HELD_OUT:
         points = 98 / math.sqrt(held)  # 1.96 standard errors of a share of one half
         few = f"{held} of {rows} rows are held out, which tell a share of right answers to ±{points:.0f} points"

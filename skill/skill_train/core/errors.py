@@ -17,10 +17,10 @@ A message says what is wrong and with which value; `expected` and `got` are the 
 
 from __future__ import annotations
 
-import errno
 import re
 from collections.abc import Iterable
-from pathlib import Path
+
+from skill_train.program.events import lacks_memory
 
 EXIT_CODES: dict[int, str] = {
     0: "done",
@@ -38,7 +38,6 @@ EXIT_CODES: dict[int, str] = {
 # The last words of native code that got no memory: C++ and Rust, which end by SIGABRT then, and glibc, with 127 [ran].
 DIED_OF_MEMORY = r"std::bad_alloc|memory allocation of \d+ bytes failed|cannot allocate memory for thread-local data"
 _TELLING = 3  # letters: what begins with fewer may be anything
-_LAST_BYTES = 4 << 20  # of a limited address space: what came so near to the limit has met it
 
 
 class SkillTrainError(Exception):
@@ -125,7 +124,7 @@ def from_exit_code(exit_code: int, error: dict[str, str]) -> SkillTrainError:
 def out_of_memory(error: BaseException) -> DecisionNeeded | None:
     """What memory that ran out is, in Python's words, the system's or torch's; None for any other error. A library that
     could not load another has the reason as its cause."""
-    if not _lacks_memory(error):
+    if not lacks_memory(error):
         return None if error.__cause__ is None else out_of_memory(error.__cause__)
     text = str(error)
     return DecisionNeeded(
@@ -139,30 +138,6 @@ def out_of_memory(error: BaseException) -> DecisionNeeded | None:
 def died_of_memory(words: str) -> bool:
     """Whether native code that ended without an exception says that it got no memory."""
     return re.search(DIED_OF_MEMORY, words) is not None
-
-
-def process_figure(file: str, what: str) -> int | None:
-    """What Linux has of this process: bytes in `limits`, KiB in `status`. None without a limit, and elsewhere."""
-    path = Path("/proc/self") / file
-    found = re.search(rf"^{what}\s+(\d+)", path.read_text(encoding="utf-8"), re.MULTILINE) if path.is_file() else None
-    return int(found[1]) if found else None
-
-
-def _lacks_memory(error: BaseException) -> bool:
-    if isinstance(error, OSError):
-        return error.errno == errno.ENOMEM
-    if not isinstance(error, (RuntimeError, ImportError, SystemError)):
-        return isinstance(error, MemoryError)
-    if re.search(r"out of memory|can't allocate memory|Cannot allocate memory", str(error)):
-        return True
-    limit = process_figure("limits", "Max address space")
-    if limit is None:
-        return False
-    # glibc says no reason. Without a limit it is another: a disk that is mounted noexec, the limit of processes.
-    unclear = re.search(r"failed to map segment from shared object(?!: )|can't start new thread", str(error))
-    # What C code, and half a library, say that got none has nothing to do with memory.
-    most = 1024 * (process_figure("status", "VmPeak:") or 0)
-    return unclear is not None or (not isinstance(error, RuntimeError) and most > limit - _LAST_BYTES)
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

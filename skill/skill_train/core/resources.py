@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from functools import cache
 from pathlib import Path
-from types import ModuleType
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _SHIPPED = _PACKAGE / "shipped"  # in the wheel alone
@@ -21,18 +17,6 @@ def train_program() -> Path:
 def node_program() -> Path:
     """`skypilot_node.py`, which runs beside `train.py` on each machine of a SkyPilot task."""
     return train_program().with_name("skypilot_node.py")
-
-
-@cache
-def train_module() -> ModuleType:
-    """The training program as a module: how a row becomes an example is written once, there. Standard library only."""
-    spec = importlib.util.spec_from_file_location("skill_train_program", train_program())
-    if spec is None or spec.loader is None:
-        raise ImportError(f"no program at {train_program()}")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 def demo() -> Path:

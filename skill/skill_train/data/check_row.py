@@ -9,7 +9,8 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from skill_train.core.resources import train_module
+from skill_train.program.events import Refused
+from skill_train.program.examples import to_example
 from skill_train.recipe.formats import Found, is_media, kind
 
 # Roles that answer a call of the assistant, by the names that templates know.
@@ -33,8 +34,6 @@ Checked = tuple[int, int, Trouble | None]
 
 def checker(found: Found) -> Callable[[dict[str, Any]], Checked]:
     """A function that checks rows of one format. Training's own `to_example` decides."""
-    program = train_module()
-    to_example, refused = program.to_example, program.Refused
     data_format, columns, required = found.format, found.columns, found.required
     read = set(columns.values())
     talk = columns["messages"] if data_format == "messages" and set(columns) == {"messages"} else None
@@ -54,7 +53,7 @@ def checker(found: Found) -> Callable[[dict[str, Any]], Checked]:
                 )
             example = to_example(row, data_format, columns)
             size, turns = measure(example)
-        except refused as refusal:
+        except Refused as refusal:
             return _refusal(_kind(row, required, refusal.error), refusal.error["message"])
         except UnicodeEncodeError:
             return _refusal("not_utf8", "half a surrogate pair stands in a text, which no tokenizer reads")

@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from skill_train.core.errors import NotInstalled, Temporary, UsageError, from_exit_code
-from skill_train.core.resources import train_module
 from skill_train.data.problems import Count
 from skill_train.data.token_stats import Lengths
 from skill_train.model.foreign_files import block_hub_kernels
 from skill_train.model.template_guard import require_ending
+from skill_train.program.encode import Encoder, load_tokenizer
+from skill_train.program.events import Refused
+from skill_train.program.split import IGNORED, trained_tokens
 from skill_train.recipe.fields import Recipe
 from skill_train.recipe.formats import Found, as_turns
 
@@ -37,7 +39,7 @@ class Counter:
         self.found = as_turns(found) if self.tokenizer.chat_template else found
         values = {"format": self.found.format, "columns": self.found.columns, "data": recipe.data, "max_length": _UNCUT}
         loss_on = recipe.loss_on or ("all" if self.found.format == "text" else "assistant")
-        self._encode = train_module().Encoder(values | {"loss_on": loss_on}, self.tokenizer)
+        self._encode = Encoder(values | {"loss_on": loss_on}, self.tokenizer)
         self.template = Count()
 
     @property
@@ -52,7 +54,7 @@ class Counter:
         """
         try:
             return dict(self._encode(0, line, row))
-        except train_module().Refused as refusal:
+        except Refused as refusal:
             if refusal.error["code"] in _OF_THE_MODEL:
                 raise from_exit_code(refusal.exit_code, refusal.error) from None
             self.template.add(line, refusal.error["message"], refused=True)
@@ -66,7 +68,7 @@ class Counter:
         """The row as it is fed, with the trained parts between ⟦ and ⟧."""
         limit, text = self.recipe.max_length, ""
         pairs = zip(encoded["input_ids"][:limit], encoded["labels"][:limit], strict=True)
-        for trained, piece in groupby(pairs, key=lambda pair: pair[1] != train_module().IGNORED):
+        for trained, piece in groupby(pairs, key=lambda pair: pair[1] != IGNORED):
             decoded = self.tokenizer.decode([token for token, _ in piece])
             text += f"{TRAINED}{decoded}⟧" if trained else decoded
         return text
@@ -95,15 +97,15 @@ def count_rows(
         if not example or (TRAINED not in example and counter.trained(encoded)):
             example = counter.example(encoded)
         if index in sample:
-            lengths.append((size, train_module().trained_tokens(encoded), first_trained(encoded)))
+            lengths.append((size, trained_tokens(encoded), first_trained(encoded)))
             _note(problems, line, size, counter.trained(encoded), counter.recipe)
     return (Lengths(total, sorted(lengths), longest) if lengths else None), problems, example
 
 
 def first_trained(encoded: dict[str, Any]) -> int:
     """Position of the first label that counts; the length of the row when none does. The first is never predicted."""
-    labels, ignored = encoded["labels"], train_module().IGNORED
-    return next((i for i in range(1, len(labels)) if labels[i] != ignored), _UNCUT)
+    labels = encoded["labels"]
+    return next((i for i in range(1, len(labels)) if labels[i] != IGNORED), _UNCUT)
 
 
 def _note(problems: dict[str, Count], line: int, size: int, trained: bool, recipe: Recipe) -> None:
@@ -126,10 +128,10 @@ def _tokenizer(recipe: Recipe) -> Any:
         ) from None
     transformers.utils.logging.set_verbosity_error()
     try:
-        tokenizer = train_module().load_tokenizer({"model": recipe.model, "revision": recipe.revision})
+        tokenizer = load_tokenizer({"model": recipe.model, "revision": recipe.revision})
         require_ending(tokenizer.chat_template)
         return tokenizer
-    except train_module().Refused as refusal:
+    except Refused as refusal:
         if not Path(recipe.model).exists():  # of a model on the Hub its config.json was at hand, and no more
             raise _no_tokenizer(recipe, refusal.error["got"]) from None
         raise from_exit_code(refusal.exit_code, refusal.error) from None

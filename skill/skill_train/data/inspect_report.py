@@ -8,13 +8,13 @@ from typing import Any
 
 from skill_train.core.digests import file_digest
 from skill_train.core.errors import SkillTrainError
-from skill_train.core.resources import train_module
 from skill_train.data import problems as survey
 from skill_train.data import token_stats as tokens
 from skill_train.data.inspect import Subject
 from skill_train.data.methods import Verdict
 from skill_train.data.problems import Count, Survey
 from skill_train.facts import TokenFacts
+from skill_train.program.examples import to_example
 from skill_train.recipe.formats import Found
 
 ONLY_SFT = "the only method that skill-train trains is sft; the other verdicts are for TRL's own trainers"
@@ -128,7 +128,7 @@ def plain_example(subject: Subject) -> str:
 
 def marked(row: dict[str, Any], found: Found, loss_on: str | None) -> str:
     """A row as training reads it, before the template, with what is trained between ⟦ and ⟧."""
-    example = train_module().to_example(row, found.format, found.columns)
+    example = to_example(row, found.format, found.columns)
     if example["kind"] == "text":
         return f"⟦{example['text']}⟧"
     if example["kind"] == "completion":

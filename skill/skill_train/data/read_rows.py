@@ -10,7 +10,20 @@ from pathlib import Path
 from typing import Any, Literal
 
 from skill_train.core.errors import Temporary, UsageError
-from skill_train.core.resources import train_module
+from skill_train.program.events import Refused
+from skill_train.program.rows import (
+    CELL_CHARACTERS,
+    broken_table,
+    delimiter_of,
+    iter_rows,
+    iter_slice,
+    not_an_object,
+    not_utf8,
+    numbered_lines,
+    other_columns,
+    parse_object,
+    whole_text,
+)
 from skill_train.recipe.fields import Recipe
 
 LINES = (".jsonl", ".ndjson")
@@ -39,10 +52,10 @@ def read(recipe: Recipe) -> Iterator[Line]:
             without end.
         Temporary: the Hub cannot be reached.
     """
-    path, program = Path(recipe.data), train_module()
+    path = Path(recipe.data)
     if path.is_file() and path.suffix.lower() in (*LINES, ".json", ".csv", ".tsv"):
         if not recipe.split.startswith("train"):
-            next(program.iter_rows(recipe.data, split=recipe.split))  # refuses it
+            next(iter_rows(recipe.data, split=recipe.split))  # refuses it
         lines = _file(path)
         yield from lines if recipe.split == "train" else _sliced(lines, recipe.split)
     else:
@@ -54,9 +67,7 @@ def read(recipe: Recipe) -> Iterator[Line]:
                 got=recipe.data,
                 hint="write the rows to a .jsonl file, and give that",
             )
-        rows = program.iter_rows(
-            recipe.data, split=recipe.split, config=recipe.data_config, revision=recipe.data_revision
-        )
+        rows = iter_rows(recipe.data, split=recipe.split, config=recipe.data_config, revision=recipe.data_revision)
         yield from ((number, row, None) for number, row in (rows if path.exists() else _from_hub(recipe, rows)))
 
 
@@ -97,7 +108,7 @@ def _sliced(lines: Iterator[Line], split: str) -> Iterator[Line]:
             else:
                 yield line[0], line
 
-    for _, line in train_module().iter_slice(whole(), split):
+    for _, line in iter_slice(whole(), split):
         yield from broken
         broken.clear()
         yield line
@@ -108,14 +119,14 @@ def _file(path: Path) -> Iterator[Line]:
     kind = path.suffix.lower()
     if kind in LINES:
         return _json_lines(path)
-    return _json(path) if kind == ".json" else _csv(path, train_module().delimiter_of(path))
+    return _json(path) if kind == ".json" else _csv(path, delimiter_of(path))
 
 
 def _json_lines(path: Path) -> Iterator[Line]:
     """One object a line. The usual line is read at once; every other one by the training program's own reader."""
     # What json.loads calls, without its checks: half the time.
     scan_once: Callable[[str, int], tuple[Any, int]] = json.JSONDecoder().scan_once  # type: ignore[attr-defined]
-    for number, raw in train_module().numbered_lines(path):
+    for number, raw in numbered_lines(path):
         try:
             text = str(raw, "utf-8")
             row, end = scan_once(text, 0)
@@ -136,10 +147,9 @@ def free_name(path: Path) -> str:
 
 
 def _parsed(raw: bytes, where: str) -> dict[str, Any] | Broken:
-    program = train_module()
     try:
-        row: dict[str, Any] = program.parse_object(raw, where)
-    except program.Refused as refusal:
+        row: dict[str, Any] = parse_object(raw, where)
+    except Refused as refusal:
         cause = refusal.__context__
         if isinstance(cause, UnicodeDecodeError):
             return Broken("not_utf8", refusal)
@@ -150,7 +160,7 @@ def _parsed(raw: bytes, where: str) -> dict[str, Any] | Broken:
 def _json(path: Path) -> Iterator[Line]:
     """A list of objects, an object that holds one such list, or one object a line after all, as `train.iter_json`."""
     try:
-        document = json.loads(train_module().whole_text(path))
+        document = json.loads(whole_text(path))
     except (ValueError, RecursionError):
         yield from _json_lines(path)
         return
@@ -159,14 +169,14 @@ def _json(path: Path) -> Iterator[Line]:
         document = lists[0] if len(lists) == 1 else [document]
     for number, row in enumerate(document if isinstance(document, list) else [document], start=1):
         if not isinstance(row, dict):
-            row = Broken("not_an_object", train_module().not_an_object(number, path, row))
+            row = Broken("not_an_object", not_an_object(number, path, row))
         yield number, row, None
 
 
 def _csv(path: Path, delimiter: str) -> Iterator[Line]:
     """Rows of a table, as `train.iter_csv` reads them; a row that it refuses is broken, and the next one is read."""
     wrong_bytes = list[tuple[int, bytes]]()
-    csv.field_size_limit(train_module().CELL_CHARACTERS)
+    csv.field_size_limit(CELL_CHARACTERS)
     reader = csv.reader(_text_lines(path, wrong_bytes), delimiter=delimiter, strict=True)
     names: list[str] | None = None
     while True:
@@ -176,11 +186,11 @@ def _csv(path: Path, delimiter: str) -> Iterator[Line]:
         except StopIteration:
             return
         except csv.Error as error:
-            yield start, Broken("broken_json", train_module().broken_table(f"line {start} of {path}", error)), None
+            yield start, Broken("broken_json", broken_table(f"line {start} of {path}", error)), None
             continue
         if wrong_bytes:
             number, raw = wrong_bytes[0]
-            yield number, Broken("not_utf8", train_module().not_utf8(f"line {number} of {path}", raw)), None
+            yield number, Broken("not_utf8", not_utf8(f"line {number} of {path}", raw)), None
             wrong_bytes.clear()
             names = cells if names is None else names
         elif names is None:
@@ -192,12 +202,12 @@ def _csv(path: Path, delimiter: str) -> Iterator[Line]:
 def _table_row(names: list[str], cells: list[str], where: str) -> dict[str, Any] | Broken:
     if len(cells) == len(names):
         return dict(zip(names, cells, strict=True))
-    return Broken("broken_json", train_module().other_columns(where, names))
+    return Broken("broken_json", other_columns(where, names))
 
 
 def _text_lines(path: Path, wrong_bytes: list[tuple[int, bytes]]) -> Iterator[str]:
     """Text by lines; those that are not UTF-8 go to `wrong_bytes`, with their numbers."""
-    for number, raw in train_module().numbered_lines(path):
+    for number, raw in numbered_lines(path):
         try:
             yield raw.decode("utf-8-sig")
         except UnicodeDecodeError:

@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from skill_train.core.errors import SkillTrainError, UsageError, from_exit_code, nearest
-from skill_train.core.resources import train_module
 from skill_train.data import read_rows as rows
 from skill_train.data.check_row import checker, media_beside
 from skill_train.data.text_encoding import rewriting_command
 from skill_train.facts import DatasetFacts
+from skill_train.program.events import Refused
+from skill_train.program.examples import media_in, to_example
 from skill_train.recipe.fields import Recipe
 from skill_train.recipe.formats import COLUMNS, OPTIONAL, Found, detect, is_media, match, optional_names, with_optional
 
@@ -33,7 +34,7 @@ def scan(recipe: Recipe) -> DatasetFacts:
     """
     try:
         return _scan(recipe, Path(recipe.data))
-    except train_module().Refused as refusal:
+    except Refused as refusal:
         raise from_exit_code(refusal.exit_code, refusal.error) from None
 
 
@@ -280,7 +281,7 @@ def with_media(recipe: Recipe, where: str, column: str, row: dict[str, Any], fou
         f"{where} has a picture, sound or film in the column {column!r}, and this version trains on text only",
         code="not_text",
         expected="a dataset of text",
-        got=train_module().media_in(row[column]) or repr(row[column])[:80],
+        got=media_in(row[column]) or repr(row[column])[:80],
         hint="use a dataset of text"
         if found is None
         else f"a recipe that names the columns trains on the text alone: format: {found.format}, {text[1:-1]}",
@@ -294,7 +295,7 @@ def _sha256(path: Path) -> str:
 
 def _refused(recipe: Recipe, line: int, row: dict[str, Any], found: Found, kind: str) -> SkillTrainError:
     """The error of a row that training refuses, with its line."""
-    where, program = f"line {line} of {recipe.data}", train_module()
+    where = f"line {line} of {recipe.data}"
     if kind == "missing_column":
         return UsageError(
             f"{where} has no column {min(found.required - row.keys())!r}",
@@ -306,8 +307,8 @@ def _refused(recipe: Recipe, line: int, row: dict[str, Any], found: Found, kind:
     if kind == "not_text" and (other := media_beside(row, found)) is not None:
         return with_media(recipe, where, other, row, found)
     try:
-        program.to_example(row, found.format, found.columns)
-    except program.Refused as refusal:
+        to_example(row, found.format, found.columns)
+    except Refused as refusal:
         refusal.error["message"] = f"{where}: {refusal.error['message']}"
         refusal.error["hint"] = refusal.error["hint"] or _leave_out(recipe)
         return from_exit_code(refusal.exit_code, refusal.error)

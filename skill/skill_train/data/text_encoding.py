@@ -5,7 +5,8 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from skill_train.core.resources import train_module
+from skill_train.program.events import Refused
+from skill_train.program.rows import numbered_lines
 
 _MARKS = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
 
@@ -21,7 +22,7 @@ def rewriting_command(path: Path) -> str | None:
         return None
     try:
         encoding = _encoding(path)
-    except train_module().Refused:
+    except Refused:
         return None
     if encoding is None:
         return None
@@ -33,9 +34,8 @@ def _encoding(path: Path) -> str | None:
     with open(path, "rb") as file:
         if (mark := _MARKS.get(file.read(2))) is not None:
             return mark
-    lines = train_module().numbered_lines
-    utf8 = [_is(line, "utf-8") for _, line in lines(path) if not line.isascii()]
-    readable = all(_is(line, "windows-1252") for _, line in lines(path))
+    utf8 = [_is(line, "utf-8") for _, line in numbered_lines(path) if not line.isascii()]
+    readable = all(_is(line, "windows-1252") for _, line in numbered_lines(path))
     return "WINDOWS-1252" if utf8 and readable and not any(utf8) else None
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from skill_train.core.files import write_json
-from skill_train.core.resources import train_module
 from skill_train.facts import DatasetFacts, TokenFacts
 from skill_train.machine import read as machine
+from skill_train.program.encode import has_tokenizer
 
 SCHEMA = "skill-train/tokens/1"
 # Measured 2026-11 on sentences in five languages, JSON and Python: Qwen2 2.3 to 4.8, Llama 3 2.6 to 5.1, Phi-3 and
@@ -140,7 +140,7 @@ def tokenizer_key(model: str, revision: str | None) -> str | None:
     folder = Path(model)
     if not folder.is_dir():
         return f"{model}@{revision}" if revision else None
-    if not train_module().has_tokenizer(folder):
+    if not has_tokenizer(folder):
         return None
     sha256 = hashlib.sha256()
     for path in (folder / name for name in _TOKENIZER_FILES):

@@ -13,9 +13,9 @@ from skill_train.estimate.published import spread
 from skill_train.estimate.step import BYTES, MicroStep, Part, Range, total
 from skill_train.estimate.trained import beside_the_base
 from skill_train.facts import ModelFacts
+from skill_train.program.model import LOGITS_AT_ONCE
 
 NF4_BYTES = 4.127 / 8  # a parameter in 4-bit NF4 with double quantization: Dettmers et al. 2023 (QLoRA), section 3
-LOGITS_AT_ONCE = 16_000_000  # of scripts/train.py, off CUDA; tested equal
 # Model types that scale or cap their logits, so that off CUDA TRL's own head scores every position.
 TRL_HEAD = ("gemma2", "cohere", "cohere2", "granite")
 

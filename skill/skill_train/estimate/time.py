@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from skill_train.estimate.devices import cpu_flops, device_speed
-from skill_train.estimate.memory import LOGITS_AT_ONCE
 from skill_train.estimate.modules import adapter_parameters
 from skill_train.estimate.step import BYTES, MicroStep, Part, Range
 from skill_train.facts import Calibration, MachineFacts, ModelFacts
+from skill_train.program.model import LOGITS_AT_ONCE
 
 # Share of the peak (half precision, float32 accumulation) that LoRA training with plain Hugging Face code reaches on an
 # A100 once the micro-batch is large, by hidden size. Worked out from QwenLM/Qwen, README, "Profiling of Memory and

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from skill_train.core.errors import NativeCrash, UsageError
-from skill_train.core.resources import train_module
 from skill_train.core.worker import run_worker
+from skill_train.program.encode import limited
 
 # The user's own function: seconds to start (it may import large libraries), and for each answer.
 _START_SECONDS, _ANSWER_SECONDS = 60.0, 2.0
@@ -105,7 +105,7 @@ def scores(scoring: Scoring, answers: list[Answer]) -> list[float | None]:
 def _by_patterns(pattern: str, answers: list[Answer]) -> list[float | None]:
     """For all of them together: `(a+)+b` takes longer than the universe is old for one."""
     try:
-        with train_module().limited(_PATTERN_SECONDS):
+        with limited(_PATTERN_SECONDS):
             return [_by_pattern(re.compile(pattern), one) for one in answers]
     except TimeoutError:
         raise UsageError(

@@ -21,12 +21,12 @@ from skill_train.evaluate.figures import FEW_ROWS, Measured, differences, figure
 from skill_train.evaluate.scores import Answer, Scoring, exact, scores
 from skill_train.model.folder import read_config
 from skill_train.model.sidecar_files import model_digests
+from skill_train.program.split import IGNORED
 from skill_train.reference.load import context_length, load_tokenizer
 from skill_train.run import folder as run_dir
 
 Warn = Callable[[str, str], None]
 ROOM = 8  # tokens that an answer may be longer than the expected one
-_IGNORED = -100
 _LONGEST_TEXT = 1000  # characters of a text that the record keeps
 _VERSIONS = ("transformers", "torch", "peft", "llama-cpp-python", "vllm")
 
@@ -121,11 +121,11 @@ def spread(rows: list[dict[str, Any]], most: int) -> list[dict[str, Any]]:
 
 def _question(row: dict[str, Any], loss_on: str, room: int, context: int | None) -> Question:
     ids, labels = row["input_ids"], row["labels"]
-    trained = [at for at, label in enumerate(labels) if label != _IGNORED and at > 0]
+    trained = [at for at, label in enumerate(labels) if label != IGNORED and at > 0]
     if row["kind"] == "text" or loss_on == "all" or row["truncated"]:
         return Question(ids, trained, [], [], 0)
     end = trained[-1] + 1
-    start = next((at + 1 for at in range(end - 1, -1, -1) if labels[at] == _IGNORED), 0)
+    start = next((at + 1 for at in range(end - 1, -1, -1) if labels[at] == IGNORED), 0)
     most = end - start + room
     if context is not None:
         most = min(most, context - start)

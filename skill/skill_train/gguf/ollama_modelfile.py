@@ -15,6 +15,7 @@ from typing import Any
 
 from skill_train.core import resources
 from skill_train.core.errors import UsageError, from_exit_code
+from skill_train.program.encode import TEMPLATE_SECONDS, endless_template, limited
 from skill_train.reference.load import load_tokenizer as load_tokenizer
 from skill_train.run.records import read_json
 
@@ -128,14 +129,13 @@ def _turn_end(tokenizer: Any) -> str | None:
         return None
     from jinja2 import TemplateError
 
-    program = resources.train_module()
     errors = (TemplateError, ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError)
     messages = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": _PROBE}]
     try:
-        with program.limited(program.TEMPLATE_SECONDS):
+        with limited(TEMPLATE_SECONDS):
             rendered = tokenizer.apply_chat_template(messages, tokenize=False)
     except TimeoutError:
-        refusal = program.endless_template(tokenizer.name_or_path)
+        refusal = endless_template(tokenizer.name_or_path)
         raise from_exit_code(refusal.exit_code, refusal.error) from None
     except (*errors, TypeError, ValueError):  # one that refuses so plain a conversation says nothing about its end
         return None

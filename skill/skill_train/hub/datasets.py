@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from skill_train.core.errors import NotInstalled, SkillTrainError, UsageError
-from skill_train.core.resources import train_module
 from skill_train.facts import DatasetFacts
 from skill_train.hub import dataset_card, first_rows
 from skill_train.hub.client import REQUEST_SECONDS, Subject, ask, understood
 from skill_train.hub.dataset_card import Configuration
+from skill_train.program.parquet import as_written
 from skill_train.recipe.fields import Recipe
 from skill_train.recipe.formats import Found
 
@@ -189,7 +189,7 @@ def _of_footers(files: _Files, said: int | None, opened: Callable[[str], Any]) -
     """`(rows, how they are known, the first ones)`; `said` is the number of rows that the card says."""
     first_file = opened(files.names[0])
     batch = next(first_file.iter_batches(batch_size=_FIRST_ROWS, use_threads=False), None)
-    first = list(train_module().as_written(batch.to_pylist(), batch.schema)) if batch is not None else []
+    first = list(as_written(batch.to_pylist(), batch.schema)) if batch is not None else []
     if len(files.names) > _MOST_FOOTERS and said is not None:
         return said, "as the dataset's card says", first
     counted = [first_file, *(opened(name) for name in files.names[1:_MOST_FOOTERS])]

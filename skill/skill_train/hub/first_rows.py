@@ -8,9 +8,9 @@ import json
 from typing import Any
 
 from skill_train.core.errors import UsageError
+from skill_train.program.rows import CELL_CHARACTERS
 
 Row = dict[str, Any]
-CELL_CHARACTERS = 10_000_000  # scripts/train.py has the same
 
 
 def parse(data: bytes, name: str, *, whole: bool) -> list[Row]:

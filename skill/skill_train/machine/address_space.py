@@ -7,7 +7,8 @@ import importlib.util
 import sys
 from pathlib import Path
 
-from skill_train.core.errors import DecisionNeeded, process_figure
+from skill_train.core.errors import DecisionNeeded
+from skill_train.program.events import process_figure
 
 _TIMES_ITS_LIBRARIES = 1.5  # 446 MB of libraries mapped 611 MB (torch 2.13 for CPU, Linux, 2026-11)
 

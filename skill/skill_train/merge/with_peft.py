@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from skill_train.core.errors import UsageError, VerificationFailed
-from skill_train.core.resources import train_module
 from skill_train.model.foreign_files import block_hub_kernels, require_sound
 from skill_train.model.weight_files import read_folder
+from skill_train.program.model import config_with
 from skill_train.reference import load as reference
 
 
@@ -60,7 +60,7 @@ def unknown_to_the_model(base: Path, parameters: list[str]) -> list[str]:
     import torch
     from transformers import AutoModelForCausalLM
 
-    config = train_module().config_with(str(base), None, "eager")
+    config = config_with(str(base), None, "eager")
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     known = {name for name, _ in model.named_parameters(remove_duplicate=False)}

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from skill_train.core.errors import UsageError
-from skill_train.core.resources import train_module
 from skill_train.model.foreign_files import require_sound_files
 from skill_train.model.weight_files import FLOAT_BYTES, Stored, read_shard, read_tensor, same_bytes
+from skill_train.program.encode import limited
 from skill_train.run.records import read_json
 
 CONFIG = "adapter_config.json"
@@ -163,7 +163,7 @@ def pattern_value(pattern: dict[str, Any], module: str, default: Any) -> Any:
     """
     for key, value in pattern.items():
         try:
-            with train_module().limited(_PATTERN_SECONDS):
+            with limited(_PATTERN_SECONDS):
                 found = re.match(rf"(.*\.)?({key})$", module)
         except TimeoutError:
             raise UsageError(

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from skill_train.core.errors import from_exit_code
-from skill_train.core.resources import train_module
+from skill_train.program import model_files
+from skill_train.program.events import Refused
 
 
 def require_sound(folder: Path) -> None:
@@ -19,7 +20,7 @@ def require_sound(folder: Path) -> None:
             code to load; or the index names files that are no safetensors files of this folder.
     """
     with _as_ours():
-        train_module().check_model(folder)
+        model_files.check_model(folder)
 
 
 def require_sound_files(folder: Path) -> None:
@@ -29,7 +30,7 @@ def require_sound_files(folder: Path) -> None:
         UsageError: as there.
     """
     with _as_ours():
-        train_module().check_files(folder)
+        model_files.check_files(folder)
 
 
 def require_regular(file: Path) -> None:
@@ -39,7 +40,7 @@ def require_regular(file: Path) -> None:
         UsageError: a pipe, a device or a socket.
     """
     with _as_ours():
-        train_module().check_regular(file)
+        model_files.check_regular(file)
 
 
 def foreign_json(file: Path) -> Any:
@@ -49,13 +50,12 @@ def foreign_json(file: Path) -> Any:
         UsageError: no regular file, too large, no UTF-8, no JSON, or nested too deep.
     """
     with _as_ours():
-        return train_module().foreign_json(file)
+        return model_files.foreign_json(file)
 
 
 def has_too_many_values(header: bytes) -> bool:
     """Whether the JSON header of a safetensors file takes long to read, and gigabytes of memory."""
-    program = train_module()
-    return bool(program.marks_in(header) > program.MOST_MARKS)
+    return model_files.marks_in(header) > model_files.MOST_MARKS
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -66,19 +66,17 @@ def weight_files(folder: Path) -> list[Path]:
         UsageError: the index names a file that is not of this folder, or a single one is there that it does not name.
     """
     with _as_ours():
-        found: list[Path] = train_module().weight_files(folder)
-        return found
+        return model_files.weight_files(folder)
 
 
 def block_hub_kernels() -> None:
     """Keeps transformers from fetching compiled code from the Hub. To be called before it is imported."""
-    train_module().block_hub_kernels()
+    model_files.block_hub_kernels()
 
 
 @contextlib.contextmanager
 def _as_ours() -> Iterator[None]:
-    program = train_module()
     try:
         yield
-    except program.Refused as refusal:
+    except Refused as refusal:
         raise from_exit_code(refusal.exit_code, refusal.error) from None

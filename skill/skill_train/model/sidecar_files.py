@@ -15,18 +15,18 @@ from typing import Any
 from skill_train.core.digests import digests
 from skill_train.core.errors import UsageError
 from skill_train.core.files import write_text
-from skill_train.core.resources import train_module
 from skill_train.model.new_tokens import TOKENIZER, end_token, take_tokenizer, takes_tokenizer
 from skill_train.model.weight_files import INDEX
+from skill_train.program.model_files import roots_of
+from skill_train.program.trainer import files_of_base
 from skill_train.run.records import read_json
 
 _TEMPLATE = "chat_template.jinja"
 
 
 def companion_files(folder: Path) -> list[Path]:
-    """The files that go along with a model: what `train.files_of_base` takes, but for links that lead elsewhere."""
-    found: list[Path] = train_module().files_of_base(folder)
-    return [path for path in found if _is_own(path, folder)]
+    """The files that go along with a model: what the training program takes, but for links that lead elsewhere."""
+    return [path for path in files_of_base(folder) if _is_own(path, folder)]
 
 
 def model_digests(folder: Path) -> dict[str, dict[str, Any]]:
@@ -113,7 +113,7 @@ def _text(file: Path) -> str:
 def _is_own(path: Path, folder: Path) -> bool:
     """It lies in the folder, or is a link to the `blobs` of the Hub's cache. Another link could bring in any file of
     this machine, and a push would publish it."""
-    return any(path.resolve().is_relative_to(root) for root in train_module().roots_of(folder))
+    return any(path.resolve().is_relative_to(root) for root in roots_of(folder))
 
 
 def _json(path: Path) -> dict[str, Any]:

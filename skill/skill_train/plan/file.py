@@ -11,7 +11,7 @@ from skill_train.core.errors import UsageError
 from skill_train.data import scan as dataset
 from skill_train.machine import read as machine
 from skill_train.model import folder as model
-from skill_train.plan.make import PLAN_SCHEMA
+from skill_train.program.plan import PLAN_SCHEMA
 from skill_train.recipe import fields as recipe
 from skill_train.run.folder import RunDir, require_unused
 from skill_train.run.records import read_json, require_shape

@@ -7,7 +7,6 @@ import math
 from typing import Any
 
 from skill_train.core.errors import UsageError, nearest
-from skill_train.core.resources import train_module
 from skill_train.facts import Calibration, DatasetFacts, Flavor, MachineFacts, ModelFacts, PrecisionProbe
 from skill_train.model.lora_targets import TARGETS
 from skill_train.plan import places as candidates
@@ -24,10 +23,11 @@ from skill_train.plan.placement import (
     with_precision,
 )
 from skill_train.plan.places import Candidate
+from skill_train.program.plan import PLAN_SCHEMA, RECIPE_FIELDS
+from skill_train.program.split import held_out_count
 from skill_train.recipe.fields import FIELDS, NOT_HASHED, OF_LORA, POLICY, Recipe, recipe_hash
 from skill_train.recipe.formats import BARE, for_model
 
-PLAN_SCHEMA = "skill-train/plan/1"
 EPOCHS = ((500, 3.0), (1000, 2.0))  # passes below so many rows; references/training_methods.md
 _WHY_SDPA = "torch's own fused kernels; eager where the model has none"
 MOST_ROWS_FED = 10**9  # their order takes 8 bytes for each
@@ -231,7 +231,7 @@ def _resolve(recipe: Recipe, model: ModelFacts, dataset: DatasetFacts, reasons: 
             expected="the full-precision model it was made from",
             hint="use the original model; load_in_4bit: true quantizes it while training (QLoRA)",
         )
-    return {key: values[key] for key in train_module().RECIPE_FIELDS}
+    return {key: values[key] for key in RECIPE_FIELDS}
 
 
 def _epochs(recipe: Recipe, rows: int) -> tuple[float, str, str]:
@@ -335,7 +335,7 @@ def _targets(model: ModelFacts, reasons: list[dict[str, str]]) -> list[str]:
 
 
 def _held_out(rows: int, recipe: Recipe) -> int:
-    return int(train_module().held_out_count(rows, recipe.held_out_fraction))
+    return held_out_count(rows, recipe.held_out_fraction)
 
 
 def _plain(facts: dict[str, Any]) -> dict[str, Any]:

@@ -8,8 +8,8 @@ from collections.abc import Container
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from skill_train.core.resources import train_module
 from skill_train.facts import DatasetFacts
+from skill_train.program.examples import media_in
 
 # Columns by the name a format gives them, with the names that datasets use for them, the usual one first.
 COLUMNS: dict[str, dict[str, tuple[str, ...]]] = {
@@ -122,7 +122,7 @@ def for_model(facts: DatasetFacts, *, has_chat_template: bool) -> DatasetFacts:
 def kind(value: Any) -> str:
     """What a value is, in the words of the report: text, messages, turns, number, true or false, list, object, media,
     null."""
-    if train_module().media_in(value) is not None:
+    if media_in(value) is not None:
         return "media"
     if isinstance(value, list) and value and isinstance(value[0], dict):
         if "role" in value[0]:
@@ -168,7 +168,7 @@ def _words(column: str) -> list[str]:
 
 def is_media(column: str, value: Any) -> bool:
     """Whether a value is a picture, sound or film: by itself, or because its column is called so and it is no text."""
-    if train_module().media_in(value) is not None:
+    if media_in(value) is not None:
         return True
     if isinstance(value, str) and _PATH.fullmatch(value.strip()) and mentions_media(column):
         return True

@@ -14,10 +14,11 @@ from typing import Any
 
 from skill_train.core.errors import NotInstalled, SkillTrainError, UsageError, out_of_memory
 from skill_train.core.garbage import searched_after
-from skill_train.core.resources import train_module
 from skill_train.machine.address_space import require_room_for_torch
 from skill_train.model.foreign_files import block_hub_kernels, require_sound
 from skill_train.model.template_guard import require_ending
+from skill_train.program.encode import read_tokenizer
+from skill_train.program.model import config_with
 from skill_train.run.records import read_json, read_lines
 
 # Read when a model has no data of its own: plain prose, code, digits and other scripts.
@@ -41,7 +42,7 @@ def load_tokenizer(folder: Path) -> Any:
     require_sound(folder)
     _transformers()
     try:
-        tokenizer = train_module().read_tokenizer(str(folder), None)
+        tokenizer = read_tokenizer(str(folder), None)
     except Exception as error:  # noqa: BLE001 - the Rust side raises no narrower class for a broken tokenizer.json
         if (folder / "config.json").is_file():
             require_config(folder)
@@ -127,7 +128,7 @@ def read_model(base: Path, dtype: str = "float32") -> Any:
     options: dict[str, Any] = {"trust_remote_code": False, "use_safetensors": True}
     model_class = _transformers().AutoModelForCausalLM
     with _told_of(f"the model in {base} cannot be loaded", "weights that fit its config.json"):
-        config = train_module().config_with(str(base), None, "eager")
+        config = config_with(str(base), None, "eager")
         return model_class.from_pretrained(str(base), config=config, dtype=getattr(torch, dtype), **options)
 
 

@@ -36,11 +36,13 @@ from skill_train.core.errors import (
 )
 from skill_train.core.files import write_json, write_text
 from skill_train.core.peak_memory import watch_memory
-from skill_train.core.resources import train_module, train_program
+from skill_train.core.resources import train_program
 from skill_train.facts import MachineFacts, ModelFacts, PrecisionProbe
 from skill_train.machine.address_space import require_room_for_torch
 from skill_train.machine.read import cache_dir
 from skill_train.plan.file import require_own
+from skill_train.program.plan import kills_for_memory, last_stage, layout_words, memory_ended, once_more, smaller_plan
+from skill_train.program.watch import is_complete, numbered, step_of
 from skill_train.recipe.fields import to_yaml
 from skill_train.run import cloud_record
 from skill_train.run.begun import already_there, forget, has_begun
@@ -130,23 +132,22 @@ def _run_until_it_fits(
 ) -> None:
     """Once more with a smaller layout, which the plan then holds, when a batch found no memory. It goes on from the
     newest checkpoint."""
-    program = train_module()
-    kills = program.kills_for_memory()
+    kills = kills_for_memory()
     try:
         return _run_program(run, lock, resume=resume, progress=progress, say=say)
     except DecisionNeeded as error:
         told = {"code": error.code, "message": error.message}
-        stage = program.last_stage(run.log.read_text(encoding="utf-8", errors="replace").rpartition(_ATTEMPT)[2])
-        smaller = program.smaller_plan(read_json(run.plan), told, stage) if program.memory_ended(told, kills) else None
+        stage = last_stage(run.log.read_text(encoding="utf-8", errors="replace").rpartition(_ATTEMPT)[2])
+        smaller = smaller_plan(read_json(run.plan), told, stage) if memory_ended(told, kills) else None
         if smaller is None:
             raise
-    say(program.once_more(smaller))
+    say(once_more(smaller))
     write_json(run.plan, smaller)
     try:
         _run_program(run, lock, resume=True, progress=progress, say=say)
     except DecisionNeeded as error:
         if error.code == "out_of_memory":
-            error.hint = f"{error.hint}; {program.layout_words(smaller['placement'])} was tried too"
+            error.hint = f"{error.hint}; {layout_words(smaller['placement'])} was tried too"
         raise
 
 
@@ -259,9 +260,8 @@ def _was_interrupted(code: int, failure: dict[str, Any] | None) -> bool:
 
 def _interrupted(run: RunDir, kind: type[SkillTrainError], message: str | None, name: str = "") -> SkillTrainError:
     """Ctrl-C is neither a failed training nor a bug. Without a `message` the program had no time for one."""
-    program = train_module()
-    whole = filter(program.is_complete, program.numbered(run.checkpoints))
-    step = next(map(program.step_of, whole), None)
+    whole = filter(is_complete, numbered(run.checkpoints))
+    step = next(map(step_of, whole), None)
     when = "before its first checkpoint" if step is None else f"after its checkpoint of step {step}"
     again = f"skill-train local --resume --run-dir {shlex.quote(str(run.path))}"
     return kind(message or f"training was interrupted{name} {when}", code="interrupted", hint=again)

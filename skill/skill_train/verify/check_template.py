@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from skill_train.core.errors import NativeCrash, from_exit_code
-from skill_train.core.resources import train_module
 from skill_train.core.worker import run_worker
 from skill_train.llama.gguf_header import GgufFile
+from skill_train.program.encode import endless_template, limited
 from skill_train.verify.check import Check, NotChecked, Verdict
 
 _SECONDS = 20
@@ -71,10 +71,10 @@ def render_reference(tokenizer: Any, conversations: list[dict[str, Any]]) -> lis
         UsageError: its template does not come to an end.
     """
     try:
-        with train_module().limited(_SECONDS):  # for all of them, as in the worker
+        with limited(_SECONDS):  # for all of them, as in the worker
             return [_render(tokenizer, conversation) for conversation in conversations]
     except TimeoutError:
-        refusal = train_module().endless_template(tokenizer.name_or_path)
+        refusal = endless_template(tokenizer.name_or_path)
         raise from_exit_code(refusal.exit_code, refusal.error) from None
 
 

@@ -1,0 +1,236 @@
+"""The smoke verdict: what a training must show, each with its figure."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from skill_train.program.events import is_main_process, number, write_json
+from skill_train.program.model import config_with, is_full
+from skill_train.program.split import IGNORED, trained_tokens
+from skill_train.program.watch import is_complete
+
+FIXED_ROWS = 8  # training rows whose loss is measured before and after
+ANSWER_TOKENS = 48
+RELOAD_TOKENS = 64  # enough to see a wrong adapter; the logits of a long row would need more memory than training
+
+
+class Checks:
+    """What a smoke test must show, each with its figure: pass, warn or fail."""
+
+    def __init__(self, trainer: Any, tokenizer: Any, data: dict[str, Any], recipe: dict[str, Any]) -> None:
+        self.trainer, self.tokenizer, self.data, self.recipe = trainer, tokenizer, data, recipe
+        fed = list(dict.fromkeys(data["order"]))
+        self.rows = [data["train"][i] for i in fed[:FIXED_ROWS]]
+        self.results: list[dict[str, Any]] = []
+        self.answer: dict[str, Any] = {}
+        self.loss_before: float | None = None
+
+    def add(self, name: str, verdict: str, figure: Any, detail: str) -> None:
+        figure = number(figure) if isinstance(figure, float) else figure
+        self.results.append({"name": name, "verdict": verdict, "figure": figure, "detail": detail})
+
+    def verdict(self) -> str:
+        verdicts = [result["verdict"] for result in self.results]
+        return next((v for v in ("fail", "warn") if v in verdicts), "pass")
+
+    def before_training(self, *, resumed: bool, folder: Path) -> None:
+        """Measures what training will change. A resumed run takes these figures from its first start."""
+        model = self.trainer.model
+        trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
+        self.add("model_loads", "pass", trainable, f"{trainable:,} trainable parameters")
+        figures = self.data["figures"]
+        share = figures["trained_token_share"]
+        self.add(
+            "batches_are_valid", "pass", share, f"{share:.0%} of the tokens are trained in {figures['train_rows']} rows"
+        )
+        if self.trainer.is_fsdp_enabled:
+            self.answer = {"prompt": self.prompt()[0], "before": None, "after": None}
+            why = "FSDP: no process holds the whole model; accumulation, loss on fixed rows and reload are not measured"
+            return self.add("whole_model", "warn", None, why)
+        first_start = folder / "checkpoints" / "before.json"
+        if resumed and first_start.is_file():
+            kept = json.loads(first_start.read_text(encoding="utf-8"))
+            self.loss_before, self.answer = kept["loss"], kept["answer"]
+            self.results += kept["results"]
+            return
+        self.check_accumulation()
+        self.loss_before = self.fixed_loss()
+        self.answer = {"prompt": self.prompt()[0], "before": self.answer_now()}
+        if is_main_process():
+            kept = {"loss": self.loss_before, "answer": self.answer, "results": self.results[2:]}
+            write_json(first_start, kept)
+
+    def after_training(self, folder: Path, tuned: Path) -> None:
+        sharded = self.trainer.is_fsdp_enabled
+        if not sharded:
+            self.check_loss()
+        saved = sorted(p.name for p in (folder / "checkpoints").glob("checkpoint-*") if is_complete(p))
+        self.add("checkpoint_saves", "pass" if saved else "fail", len(saved), ", ".join(saved) or "none")
+        if not sharded:
+            self.answer["after"] = self.answer_now()
+            if tuned.is_dir():  # it is on the first machine alone
+                self.check_reload(tuned)
+
+    def check_accumulation(self) -> None:
+        """Accumulated gradients must equal those of the large batch; a wrong scale is a classic and silent bug."""
+        import torch
+
+        rows = self.short_rows(self.rows[: min(4, self.recipe["effective_batch_size"])])
+        if len(rows) < 2:
+            return self.add("accumulation", "warn", None, "one row only: nothing to accumulate")
+        large = self.gradient([rows])
+        small = self.gradient([[row] for row in rows])
+        apart = sum(float(torch.linalg.norm(a.float() - b.float())) ** 2 for a, b in zip(large, small, strict=True))
+        size = sum(float(torch.linalg.norm(a.float())) ** 2 for a in large)
+        error = math.sqrt(apart) / max(math.sqrt(size), 1e-12)
+        coarse = self.trainer.args.bf16 or self.trainer.args.fp16 or self.recipe["pure_bf16"]
+        limit = 0.05 if coarse else 1e-3
+        self.add("accumulation", "pass" if error <= limit else "fail", error, f"relative difference, at most {limit}")
+
+    def short_rows(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The end of each row around its last trained token, so that all of them together need no more memory than one
+        batch of the training."""
+        batch = self.trainer.args.per_device_train_batch_size
+        keep = max(2, self.recipe["max_length"] * batch // len(rows))
+        short = []
+        for row in rows:
+            end = max(i for i, label in enumerate(row["labels"]) if label != IGNORED) + 1
+            at = slice(max(0, end - keep), end)
+            short.append({"input_ids": row["input_ids"][at], "labels": row["labels"][at]})
+        return short
+
+    def gradient(self, batches: list[list[dict[str, Any]]]) -> list[Any]:
+        """The gradient of the mean loss over all batches, one tensor a weight, by the trainer's own loss function,
+        dropout off."""
+        import torch
+
+        model = self.trainer.model
+        model.eval()
+        total = torch.tensor(sum(trained_tokens(row) for batch in batches for row in batch))
+        for batch in batches:
+            self.loss(batch, total.to(model.device)).backward()
+        gradient = [p.grad for p in model.parameters() if p.grad is not None]
+        model.zero_grad()
+        model.train()
+        return gradient
+
+    def loss(self, rows: list[dict[str, Any]], items: Any) -> Any:
+        """Of the trained tokens. The balancing loss of experts is a mean of each batch, so it depends on the split."""
+        inputs = self.trainer.data_collator([{"input_ids": r["input_ids"], "labels": r["labels"]} for r in rows])
+        inputs = {key: value.to(self.trainer.model.device) for key, value in inputs.items()}
+        balanced, self.trainer.aux_loss_enabled = self.trainer.aux_loss_enabled, False
+        with self.trainer.compute_loss_context_manager():
+            loss = self.trainer.compute_loss(self.trainer.model, inputs, num_items_in_batch=items)
+        self.trainer.aux_loss_enabled = balanced
+        self.trainer._metrics["eval"].clear()
+        return loss / max(1, self.trainer.accelerator.num_processes)
+
+    def fixed_loss(self) -> float:
+        """Mean loss on the same few training rows, dropout off: before and after are comparable, unlike two batches."""
+        import torch
+
+        self.trainer.model.eval()
+        with torch.no_grad():
+            total = sum(trained_tokens(row) for row in self.rows)
+            items = torch.tensor(total, device=self.trainer.model.device)
+            loss = sum(float(self.loss([row], items)) for row in self.rows)
+        self.trainer.model.train()
+        return loss
+
+    def check_loss(self) -> None:
+        after, before = self.fixed_loss(), self.loss_before or 0.0
+        detail = f"{before:.4f} before, {after:.4f} after, on the same {len(self.rows)} training rows"
+        size = self.trainer.model.config.get_text_config().vocab_size
+        if before > math.log(size):  # a perplexity above the size of the vocabulary: no weights, or no tokenizer, of it
+            detail += f"; the base is worse than blind guessing among {size:,} tokens, {math.log(size):.4f}"
+        verdict = "pass" if after < before else "warn" if after < 1.05 * before else "fail"
+        self.add("loss_falls", verdict if math.isfinite(after) else "fail", number(before - after), detail)
+
+    def check_reload(self, tuned: Path) -> None:
+        """What was saved, read back, must give the logits of the model that was trained."""
+        model = self.trainer.accelerator.unwrap_model(self.trainer.model)
+        trained = self.logits(model)
+        if is_full(self.recipe):
+            name, reloaded = "model_reloads", self.logits(self.read_back(tuned, model))
+        else:
+            self.load_again(tuned, model)
+            name, reloaded = "adapter_reloads", self.logits(model)
+        difference = float((trained - reloaded).abs().max().cpu())
+        limit = 1e-4 * max(1.0, float(trained.abs().max().cpu()))
+        verdict = "pass" if difference <= limit else "fail"
+        self.add(name, verdict, difference, f"largest difference of the logits, at most {limit:.1e}")
+
+    def load_again(self, tuned: Path, model: Any) -> None:
+        """As a second adapter, in the types of the first: PEFT (0.21) would round a module that trained whole to the
+        type of the base."""
+        from peft import set_peft_model_state_dict
+        from peft.utils import load_peft_weights
+
+        model.load_adapter(str(tuned), adapter_name="reloaded", is_trainable=False)
+        weights = dict(model.named_parameters(remove_duplicate=False))
+        for name in (name for name in weights if ".reloaded" in name):
+            first = weights[name.replace(".reloaded", ".default")]
+            weights[name].data = weights[name].data.to(first.dtype)
+        set_peft_model_state_dict(model, load_peft_weights(str(tuned), device="cpu"), adapter_name="reloaded")
+        model.set_adapter("reloaded")
+
+    def logits(self, model: Any) -> Any:
+        import torch
+
+        model.eval()
+        ids = torch.tensor([self.rows[0]["input_ids"][:RELOAD_TOKENS]], device=model.device)
+        with torch.no_grad(), self.trainer.compute_loss_context_manager():
+            return model(input_ids=ids).logits.float()
+
+    def read_back(self, folder: Path, model: Any) -> Any:
+        """A second model, in the memory that gradients and AdamW's moments had: training is over."""
+        from transformers import AutoModelForCausalLM
+
+        self.trainer.model.zero_grad()
+        self.trainer.optimizer.state.clear()
+        kernel = model.config._attn_implementation
+        config = config_with(str(folder), None, kernel)
+        return AutoModelForCausalLM.from_pretrained(
+            folder, config=config, dtype=model.dtype, trust_remote_code=False, use_safetensors=True
+        ).to(model.device)
+
+    def prompt(self) -> tuple[str, list[int]]:
+        """The tokens before the first trained one of a held-out row, or of a training row when none is held out."""
+        row = (self.data["held_out"] or self.rows)[0]
+        first = next(i for i, label in enumerate(row["labels"]) if label != IGNORED and i > 0)
+        ids = row["input_ids"][: max(first, 1)]
+        return self.tokenizer.decode(ids), ids
+
+    def answer_now(self) -> str:
+        import torch
+
+        model = self.trainer.accelerator.unwrap_model(self.trainer.model)
+        model.eval()
+        ids = torch.tensor([self.prompt()[1]], device=model.device)
+        with torch.no_grad(), self.trainer.compute_loss_context_manager():
+            out = model.generate(
+                input_ids=ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=ANSWER_TOKENS,
+                do_sample=False,
+                use_cache=True,
+                pad_token_id=self.tokenizer.pad_token_id or self.tokenizer.eos_token_id,
+            )
+        model.train()
+        return str(self.tokenizer.decode(out[0][ids.shape[1] :], skip_special_tokens=False))
+
+    def example(self) -> str:
+        """One row decoded, with the trained parts between ⟦ and ⟧."""
+        row, text, inside = self.rows[0], "", False
+        pieces: list[tuple[bool, list[int]]] = []
+        for token, label in zip(row["input_ids"], row["labels"], strict=True):
+            if not pieces or pieces[-1][0] != (label != IGNORED):
+                pieces.append((label != IGNORED, []))
+            pieces[-1][1].append(token)
+        for inside, ids in pieces:
+            decoded = self.tokenizer.decode(ids)
+            text += f"⟦{decoded}⟧" if inside else decoded
+        return text

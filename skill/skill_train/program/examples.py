@@ -1,0 +1,261 @@
+"""Examples: what a row becomes, which is messages, prompt and completion, or text."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from typing import Any
+
+from skill_train.program.events import Refused
+
+ANSWERS = ("completion", "output", "answer")
+PAIRS = ("prompt_completion", "question_answer")  # each side a text, or messages
+BARE = ("prompt_completion", "completion")  # texts joined as they stand
+
+
+def to_example(row: dict[str, Any], data_format: str, columns: dict[str, str]) -> dict[str, Any]:
+    """One row as `{"kind": "chat", "messages", "tools", "prompt_messages"}`, `{"kind": "completion", "prompt",
+    "completion"}` or `{"kind": "text", "text"}`.
+
+    Args:
+        data_format: `messages`, `question_answer`, `instruction` or `sharegpt`, which become turns; `completion` and
+            `prompt_completion`, whose texts are joined as they stand; or `text`.
+        columns: what the format calls a column, to what the dataset calls it.
+    """
+
+    def value(name: str) -> Any:
+        return row.get(columns[name]) if name in columns else None
+
+    if data_format == "messages":
+        return chat(value("messages"), value("tools"), 0)
+    if data_format == "sharegpt":
+        return chat(from_sharegpt(value("conversations"), value("system")), value("tools"), 0)
+    if data_format == "text":
+        return {"kind": "text", "text": text_of(value("text"), "text")}
+    names = ("question", "answer") if data_format == "question_answer" else ("prompt", "completion")
+    prompt, completion = value(names[0]), value(names[1])
+    if data_format in PAIRS and (isinstance(prompt, list) or isinstance(completion, list)):
+        prompt, completion = as_messages(prompt, "user", names[0]), as_messages(completion, "assistant", names[1])
+        return chat([*prompt, *completion], value("tools"), len(prompt))
+    if data_format in BARE:
+        return {
+            "kind": "completion",
+            "prompt": text_of(prompt, "prompt"),
+            "completion": text_of(completion, "completion"),
+        }
+    return chat(from_pair(data_format, value), value("tools"), 0)
+
+
+def from_pair(data_format: str, value: Any) -> list[dict[str, Any]]:
+    """`instruction`/`input`/`output` and `question`/`answer` as one turn, after a system message if there is one."""
+    names = ("instruction", "output") if data_format == "instruction" else ("question", "answer")
+    user = text_of(value(names[0]), names[0])
+    if value("input"):
+        user += "\n\n" + text_of(value("input"), "input")
+    system = [{"role": "system", "content": text_of(value("system"), "system")}] if value("system") else []
+    answer = {"role": "assistant", "content": text_of(value(names[1]), names[1])}
+    return [*system, {"role": "user", "content": user}, answer]
+
+
+ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython", "observation", "environment")
+SHAREGPT_ROLES = {
+    "human": "user",
+    "user": "user",
+    "gpt": "assistant",
+    "assistant": "assistant",
+    "chatgpt": "assistant",
+    "model": "assistant",
+    "system": "system",
+    "tool": "tool",
+}
+
+
+def from_sharegpt(turns: Any, system: Any) -> list[dict[str, Any]]:
+    if not isinstance(turns, list):
+        raise Refused(
+            "conversations is not a list", code="bad_row", expected='[{"from", "value"}, …]', got=repr(turns)[:80]
+        )
+    messages = [{"role": "system", "content": text_of(system, "system")}] if system else []
+    for turn in turns:
+        role = SHAREGPT_ROLES.get(str(turn.get("from")).lower()) if isinstance(turn, dict) else None
+        if role is None:
+            raise Refused(
+                "a turn has no known speaker", code="unknown_role", expected="from: human or gpt", got=repr(turn)[:80]
+            )
+        messages.append({"role": role, "content": text_of(turn.get("value"), "value")})
+    return messages
+
+
+def as_messages(value: Any, role: str, name: str) -> list[dict[str, Any]]:
+    if isinstance(value, list):
+        return value
+    return [{"role": role, "content": text_of(value, name)}]
+
+
+PICTURES = (
+    "png|jpe?g|jfif|jp2|j2k|jxl|webp|gif|bmp|tiff?|heic|heif|avif|svg|ico|tga|exr|p[bgpn]m|psd|dng|nef|cr[23]|arw|dcm"
+    "|pdf|djvu"
+)
+SOUNDS = "wav|mp3|flac|ogg|oga|opus|m4a|aac|aiff?|wma|amr|sph|caf|midi?"
+FILMS = "mp4|m4v|mov|webm|mkv|avi|mpe?g|wmv|flv|ogv|3gp"
+MEDIA = f"(?:{PICTURES}|{SOUNDS}|{FILMS})"
+# A file name alone, or a path or an address with spaces in it. A sentence that ends with a file name is neither. An
+# address may name the kind of picture in its parameters.
+MEDIA_NAME = re.compile(
+    rf"\S+\.{MEDIA}(?:[?#]\S*)?|\S*[/\\][^\n]*\.{MEDIA}(?:[?#]\S*)?|https?://\S+[?&](?:format|fmt|type|ext)=(?:image/)?{MEDIA}(?:&\S*)?",
+    re.IGNORECASE,
+)
+MEDIA_URI = re.compile(r"data:(?:image|audio|video)/", re.IGNORECASE)
+MEDIA_KEYS = {"bytes", "path", "array", "sampling_rate"}  # datasets' Image and Audio; Parquet may leave out the empty
+MEDIA_BASE64 = re.compile(r"[A-Za-z0-9+/_-]{32,}={0,2}")
+MEDIA_HEX = re.compile(r"(?:0x|\\x)?((?:[0-9A-Fa-f]{2}){24})")
+# First bytes: PNG, JPEG, GIF, TIFF, FLAC, Ogg, MP3, Matroska and WebM; WebP, WAV and AVI; MP4, HEIC and AVIF.
+MEDIA_MAGIC = re.compile(
+    rb"\x89PNG\r\n|\xff\xd8\xff|GIF8[79]a|II\*\0|MM\0\*|fLaC|OggS\0|ID3[\2-\4]|\x1a\x45\xdf\xa3"
+    rb"|RIFF.{4}(?:WEBP|WAVE|AVI )|.{4}ftyp",
+    re.DOTALL,
+)
+# Marks of vision and audio models: as Qwen, Phi, Gemma, Pixtral, Llama 3.2, InternVL, Idefics, DeepSeek, MiniCPM write.
+MEDIA_MARK = re.compile(
+    r"<\|(?:image|img|vision|video|audio)[^|<>\n]*\|>|<(?:start|end)_of_(?:image|audio)>"
+    r"|<(?:image|img|video|audio)[_ -]?(?:soft_token|placeholder|context|token|pad|patch|here|#?\d+)>"
+    r"|<fake_token_around_image>|<im_patch>|<im(?:g|age)>[^<>\n]+</im(?:g|age)>|\[IMG\](?!.*\[/IMG\])",
+    re.IGNORECASE,
+)
+# The bare tags of LLaVA's kind at an end of a text or of a line, and other brackets at an end of a text. HTML closes
+# such a tag.
+TAGGED = "(?:image|img|photo|video|audio|speech)"
+# Within a sentence `<image>` stands for a picture too, unless the sentence is about the tag.
+IN_SENTENCE = r"(?<![\w`\"'])<image>(?![`\"'])(?!\s*(?:tag|element|node|attribute|label|field)s?\b)"
+MEDIA_TAG = re.compile(rf"(?:^|\n)\s*<{TAGGED}>|<{TAGGED}>\s*(?:\n|$)|{IN_SENTENCE}", re.IGNORECASE)
+BRACKETED = r"(?:\[(?:image|IMAGE|img)(?: ?#?\d+)?\]|\{\{?image\}?\})"
+MEDIA_FIRST, MEDIA_LAST = re.compile(rf"\s*{BRACKETED}"), re.compile(rf"{BRACKETED}\s*\Z")
+
+
+def media_in(value: Any, *, answer: bool = False) -> str | None:
+    """What of this value is a picture, sound or film and no text: a file's name or address, its data, or the mark that
+    stands for it in a text. None for a text.
+
+    Args:
+        answer: the bare name of a file is a good answer, and a bad question.
+    """
+    if isinstance(value, (bytes, bytearray)):
+        return f"{len(value)} bytes"
+    if isinstance(value, dict):
+        held = any(
+            name == "array" or media_in(each) is not None or (name == "bytes" and not isinstance(each, int))
+            for name, each in value.items()
+        )
+        return "{" + ", ".join(sorted(value)) + "}" if held and MEDIA_KEYS.issuperset(value) else None
+    if isinstance(value, list):
+        return next((found for each in value if (found := media_in(each)) is not None), None)
+    if not isinstance(value, str):
+        return None
+    short = value[:4096].strip()
+    if MEDIA_URI.match(short):
+        return short[:40]
+    if len(value) < 1024 and MEDIA_NAME.fullmatch(short) and not (answer and "/" not in short and "\\" not in short):
+        return short[:80]
+    if MEDIA_BASE64.match(short[:64]) and MEDIA_MAGIC.match(base64.urlsafe_b64decode(base64_start(short))):
+        return f"{short[:16]}…, a file as base64"
+    if (digits := MEDIA_HEX.match(short)) and MEDIA_MAGIC.match(bytes.fromhex(digits[1])):
+        return f"{short[:16]}…, a file in hexadecimal digits"
+    return media_mark(value)
+
+
+def media_mark(text: str) -> str | None:
+    """What stands for a picture, sound or film in this text."""
+    mark = MEDIA_MARK.search(text) if "<" in text or "[IMG]" in text else None
+    if mark is None and "<" in text and "</" not in text:
+        mark = MEDIA_TAG.search(text)
+    if mark is None and (text.lstrip()[:1] in ("[", "{") or text.rstrip()[-1:] in ("]", "}")):
+        mark = MEDIA_FIRST.match(text) or MEDIA_LAST.search(text[-64:])
+    return None if mark is None else mark.group().strip()
+
+
+def base64_start(text: str) -> str:
+    """The characters of the first 24 bytes."""
+    return text[:32].replace("+", "-").replace("/", "_")
+
+
+def require_text(value: Any, name: str, *, answer: bool = False) -> None:
+    found = media_in(value, answer=answer)
+    if found is not None:
+        raise Refused(
+            f"{name} holds a picture, sound or film, and this version trains on text only",
+            code="not_text",
+            expected=f"text in {name}",
+            got=found,
+            hint="leave such rows out, or use a dataset of text",
+        )
+
+
+def text_of(value: Any, name: str) -> str:
+    require_text(value, name, answer=name in ANSWERS)
+    if not isinstance(value, str) or not value.strip():
+        raise Refused(f"{name} is empty or not text", code="bad_row", expected=f"text in {name}", got=repr(value)[:80])
+    return value
+
+
+def is_text_part(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text", ""), str)
+
+
+def is_unicode(fields: dict[str, Any]) -> bool:
+    try:
+        return (len(fields) < 2 and fields["role"].isascii()) or bool(
+            json.dumps(fields, ensure_ascii=False, default=str).encode("utf-8")
+        )
+    except UnicodeEncodeError:
+        return False
+
+
+def chat(messages: Any, tools: Any, prompt_messages: int) -> dict[str, Any]:
+    """A conversation whose messages are well formed. `prompt_messages` at its start are never trained."""
+    if not isinstance(messages, list) or not messages:
+        raise Refused(
+            "messages is empty or not a list",
+            code="bad_row",
+            expected='[{"role", "content"}, …]',
+            got=repr(messages)[:80],
+        )
+    cleaned = []
+    for message in messages:
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise Refused(
+                "a message has no role", code="bad_row", expected='{"role", "content"}', got=repr(message)[:80]
+            )
+        # `datasets` fills the keys that a row lacks with None; a template must not see them.
+        message = {key: value for key, value in message.items() if value is not None}
+        content = message.get("content", "")
+        for part in content if isinstance(content, list) else ():
+            if isinstance(part, dict) and part.get("type") not in (None, "text"):
+                require_text({"bytes": None, "path": None}, f"a part of type {part['type']}")
+        require_text(content, f"the {message['role']} message", answer=message["role"] == "assistant")
+        if isinstance(content, list) and all(map(is_text_part, content)):
+            content = "".join(part.get("text", "") for part in content)
+        if not isinstance(content, str) or (not content and not message.get("tool_calls")):
+            raise Refused(f"the {message['role']} message has no text", code="bad_row", got=repr(message)[:80])
+        if not is_unicode({key: value for key, value in message.items() if key != "content"}):  # templates write it too
+            half = "half a surrogate pair stands in a message, which no tokenizer reads"
+            raise Refused(half, code="bad_row", expected="text in Unicode", got=repr(message)[:80])
+        cleaned.append({**message, "content": content})
+    require_answer(cleaned, prompt_messages)
+    return {"kind": "chat", "messages": cleaned, "tools": tools or None, "prompt_messages": prompt_messages}
+
+
+def require_answer(messages: list[dict[str, Any]], prompt_messages: int) -> None:
+    """Refuses a conversation without a message of the assistant after its prompt."""
+    if any(message["role"] == "assistant" for message in messages[prompt_messages:]):
+        return
+    unknown = next((message["role"] for message in messages if message["role"] not in ROLES), None)
+    if unknown is None:
+        raise Refused("a conversation has no assistant message to learn from", code="bad_row", got=repr(messages)[:80])
+    raise Refused(
+        f"the role {unknown[:40]!r} is not known, and no message is the assistant's",
+        code="unknown_role",
+        expected=f"one of {', '.join(ROLES)}",
+        got=repr(messages)[:80],
+        hint="name the one who answers assistant in the dataset",
+    )

@@ -1,0 +1,434 @@
+"""In a cloud job: the supervisor of a training, and what it keeps.
+
+The plan's folder is a mounted bucket ("kept"): it outlives the job, and a file in it is uploaded when it is closed
+(hf-mount: written from start to end, not changed afterwards). So this process trains nothing: it starts the program
+as `skill-train local` does, on the job's own disk ("work"), and copies whole files from there. A marker with the
+SHA-256 of each file comes last; what has no marker, or other bytes than it says, was not kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any
+
+from skill_train.program.events import (
+    EXIT_DOES_NOT_FIT,
+    EXIT_FAILED,
+    PROGRAM,
+    Refused,
+    again,
+    explained_errors,
+    run_id,
+    tell,
+    write_json,
+)
+from skill_train.program.plan import (
+    kills_for_memory,
+    last_stage,
+    load_plan,
+    memory_ended,
+    once_more,
+    prepare_environment,
+    smaller_plan,
+)
+from skill_train.program.push import PROOF, as_json, commit, files_of, push
+from skill_train.program.watch import is_complete, numbered, step_of
+
+KEEP_SECONDS = 2.0
+KEEP_AGAIN_SECONDS = 60.0  # after a disk that took no more
+KEPT_CHECKPOINTS = 2
+HELD = "being-kept"
+MARKER = "kept.json"
+SMALLER_PLAN = "smaller_plan.json"  # what a further job of this run begins with
+RECORDS = ("train.json", "environment.json", "samples.jsonl", "held_out.jsonl", "metrics.jsonl", "train.log")
+RESULTS = ("adapter", "merged", *RECORDS, "train.failed.json")
+
+
+def run_job(path: Path, data: Path | None, *, rehearse: bool) -> int:
+    """Trains, keeps everything in the plan's folder, and pushes the result. A run that was trained before is pushed."""
+    kept = path.resolve().parent
+    try:
+        plan = load_plan(path)
+        prepare_environment(plan["placement"])
+        scratch = tempfile.TemporaryDirectory(prefix="skill-train-", ignore_cleanup_errors=True)
+        with explained_errors(), scratch as folder:
+            work, failure = Path(folder), None
+            if not fetch_result(kept, work):
+                start_job(plan, kept, rehearse=rehearse)
+                failure = train_in_job(plan, path, data, work, kept)
+                if failure is not None:
+                    return int(failure["exit_code"])
+            if not rehearse:
+                push(plan, work)
+            require_kept(kept)
+    except Refused as refusal:
+        failure = {"exit_code": refusal.exit_code, "error": refusal.error}
+        with suppress(OSError):
+            if not (kept / MARKER).exists():  # it was refused before it was trained
+                put_json(kept / "train.failed.json", failure)
+        tell("failed", **failure)
+        return refusal.exit_code
+    return 0
+
+
+def start_job(plan: dict[str, Any], kept: Path, *, rehearse: bool) -> None:
+    """Before anything is paid for: both places that take the result can be written. An earlier end is forgotten."""
+    for name in (MARKER, "train.failed.json"):
+        (kept / name).unlink(missing_ok=True)
+    put_json(kept / ".writable", {})
+    (kept / ".writable").unlink()
+    if rehearse:
+        return
+    tell("stage", text="proving that the result can be pushed")
+    state = {"run": run_id(), "recipe_hash": plan.get("recipe_hash"), "state": "training"}
+    commit_id = commit(plan, {PROOF: as_json(state)}, "Training has begun")
+    tell("note", text=f"{plan['policy']['hub_model_id']} can be written: {commit_id}")
+
+
+def train_in_job(plan: dict[str, Any], path: Path, data: Path | None, work: Path, kept: Path) -> dict[str, Any] | None:
+    """Trains in a child process, and keeps what it makes while it makes it. Returns why it failed, if it did."""
+    plan = layout_that_was_left(plan, kept)
+    keeper, begun = Keeper(work, kept, restore(kept, work)), kills_for_memory()
+    for tried in (False, True):
+        put_json(work / "plan.json", plan)
+        with Child(child_command(plan, work, data), plan, work / "train.log") as child:
+            while child.running(KEEP_SECONDS):
+                keeper.look()
+            failure = how_it_failed(child, work)
+            keeper.look(last=True)
+            smaller = None if tried or child.stopped else after_memory(plan, failure, begun, child)
+            if smaller is None:
+                try:
+                    keep_results(work, kept, failure)
+                except OSError as error:  # the push may still succeed; `require_kept` tells afterwards
+                    tell("note", text=f"the results could not be kept: {error}")
+                break
+        plan = smaller
+        tell("note", text=once_more(plan))
+        with suppress(OSError):  # a further job would meet the same end of the memory first
+            put_json(kept / SMALLER_PLAN, plan)
+    return failure
+
+
+def layout_that_was_left(plan: dict[str, Any], kept: Path) -> dict[str, Any]:
+    """The plan; where an earlier job of it went on with a smaller layout, with that one."""
+    smaller = read_marker(kept / SMALLER_PLAN)
+    same = smaller is not None and smaller.get("recipe_hash") == plan.get("recipe_hash")
+    return smaller if smaller is not None and same else plan
+
+
+def after_memory(
+    plan: dict[str, Any], failure: dict[str, Any] | None, kills: int | None, child: Child
+) -> dict[str, Any] | None:
+    """The plan of a second try; None where there is none."""
+    if failure is None or not memory_ended(failure["error"], kills):
+        return None
+    return smaller_plan(plan, failure["error"], last_stage(child.said()))
+
+
+def child_command(plan: dict[str, Any], work: Path, data: Path | None) -> list[str]:
+    """What `skill-train local` starts for this plan."""
+    arguments = plan.get("launch", {}).get("arguments") or []
+    launcher = ["-m", "accelerate.commands.launch", *arguments] if arguments else []
+    where = ["--data", str(data.resolve())] if data else []
+    return [sys.executable, *launcher, str(PROGRAM.resolve()), str(work / "plan.json"), "--resume", *where]
+
+
+class Child:
+    """The training program. Its output goes to ours and into train.log; a signal to us goes on to it, which saves a
+    checkpoint and ends, and everything is kept before we end.
+
+    It stays in our process group, so that whoever kills the group leaves nothing behind.
+    """
+
+    def __init__(self, command: list[str], plan: dict[str, Any], log: Path) -> None:
+        self.stopped = False
+        self.log = open(log, "ab")  # noqa: SIM115 - closed on exit
+        self.start = self.log.tell()
+        self.lock = threading.Lock()
+        environment = {"PYTHONUNBUFFERED": "1"} | plan.get("launch", {}).get("environment", {})
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, env=os.environ | environment
+        )
+        streams = (self.process.stdout, self.process.stderr)
+        self.readers = [threading.Thread(target=self.read, args=(stream,), daemon=True) for stream in streams]
+
+    def __enter__(self) -> Child:
+        self.old = {number: signal.signal(number, self.pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
+        for reader in self.readers:
+            reader.start()
+        return self
+
+    def pass_on(self, number: int, _: Any) -> None:
+        self.stopped = True
+        self.process.send_signal(number)
+
+    def read(self, stream: IO[bytes]) -> None:
+        """Whole lines, one at a time. It never stops reading: a child that cannot write would wait for ever."""
+        with stream:
+            for line in stream:
+                with self.lock:
+                    for out in (self.log, sys.stdout.buffer):
+                        with suppress(OSError, ValueError):  # closed, and a process that it left behind still writes
+                            out.write(line)
+                            out.flush()
+
+    def running(self, seconds: float) -> bool:
+        """Waits so long for its end. At the end, everything that it said has been read."""
+        try:
+            self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return True
+        for reader in self.readers:
+            reader.join(timeout=10)  # a process that it left behind may hold the pipe open
+        return False
+
+    def said(self) -> str:
+        return Path(self.log.name).read_bytes()[self.start :].decode("utf-8", "replace")
+
+    def __exit__(self, *error: object) -> None:
+        if error[0] is not None:
+            self.process.kill()
+        self.process.wait()
+        with self.lock:
+            self.log.close()
+        for number, handler in self.old.items():
+            signal.signal(number, handler)
+
+
+def how_it_failed(child: Child, work: Path) -> dict[str, Any] | None:
+    """What the program says in train.failed.json. One that was killed says nothing, and its launcher ends with 1."""
+    code, record = child.process.returncode, work / "train.failed.json"
+    if code == 0:
+        return None
+    told = json.loads(record.read_text(encoding="utf-8")) if record.is_file() else None
+    if told is not None and told["error"]["code"] != "process_lost":
+        return dict(told)
+    killed = [int(n) for n in re.findall(r"exitcode\s*:\s*(-\d+)", child.said()) if int(n) != -signal.SIGTERM]
+    if told is not None and not killed:
+        return dict(told)
+    refusal = ended(killed[0] if killed and code > 0 else code, child)
+    failure = {"exit_code": refusal.exit_code, "error": refusal.error}
+    write_json(record, failure)
+    tell("failed", **failure)
+    return failure
+
+
+def ended(code: int, child: Child) -> Refused:
+    """Why, of a program that did not say it. `code` is below 0 for a signal."""
+    tail = "\n".join(child.said().splitlines()[-15:])
+    if code == -signal.SIGKILL:
+        return Refused(
+            "the system killed the training process (SIGKILL), most likely for its memory",
+            code="out_of_memory",
+            exit_code=EXIT_DOES_NOT_FIT,
+            expected="memory for the model, its activations and one batch",
+            hint=f"a larger machine, or a smaller max_length or model; {again()}",
+        )
+    if child.stopped:
+        return Refused(
+            "training was interrupted before its first step", code="interrupted", exit_code=EXIT_FAILED, hint=again()
+        )
+    how = f"crashed with {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+    return Refused(
+        f"the training program {how}",
+        code="native_crash" if code < 0 else "program_failed",
+        exit_code=EXIT_FAILED,
+        got=tail,
+        hint="the end of its log is above",
+    )
+
+
+class Keeper:
+    """Copies what the training has made so far, on a disk that may be full, slow or gone for a while."""
+
+    def __init__(self, work: Path, kept: Path, restored: Path | None) -> None:
+        self.work, self.kept = work, kept
+        self.whole = {restored.name} if restored else set()  # those that are known to be kept
+        self.not_before = 0.0
+        self.seen: dict[str, tuple[int, int]] = {}
+
+    def look(self, *, last: bool = False) -> None:
+        """Trouble ends no training: it is told, and a minute later tried again with more room."""
+        if time.monotonic() < self.not_before and not last:
+            return
+        try:
+            self.keep()
+        except OSError as error:
+            self.not_before = time.monotonic() + KEEP_AGAIN_SECONDS
+            tell("note", text=f"could not be kept, and will be tried again: {error}")
+            self.prune(1)
+
+    def keep(self) -> None:
+        complete = [path for path in numbered(self.work / "checkpoints") if is_complete(path)]
+        for name in ("metrics.jsonl", "environment.json"):
+            self.keep_changed(name)
+        for checkpoint in complete[:KEPT_CHECKPOINTS]:
+            if checkpoint.name not in self.whole:
+                self.keep_checkpoint(checkpoint)
+        self.prune(KEPT_CHECKPOINTS)
+
+    def keep_changed(self, name: str) -> None:
+        """For those who look while it runs. What a restart needs of it lies in the checkpoints."""
+        path = self.work / name
+        if path.is_file():
+            now = (path.stat().st_size, path.stat().st_mtime_ns)
+            if self.seen.get(name) != now:
+                copy_file(path, self.kept / name)
+                self.seen[name] = now
+
+    def keep_checkpoint(self, checkpoint: Path) -> None:
+        """All its files, with what else a restart needs: the lines of the steps so far, and the figures from before."""
+        started, target = time.monotonic(), self.kept / "checkpoints" / checkpoint.name
+        beside = (self.work / "metrics.jsonl", self.work / "checkpoints" / "before.json")
+        source = self.held(checkpoint)
+        try:
+            files = {path.relative_to(source).as_posix(): path for path in files_of(source)}
+            files |= {path.name: path for path in beside if path.is_file()}
+            digests = {name: copy_file(path, target / name) for name, path in files.items()}
+            if not is_complete(source):  # some of its files may have gone before they were listed
+                raise FileNotFoundError(checkpoint)
+            put_json(target / MARKER, digests)
+        except OSError:
+            remove_kept(target)
+            if is_complete(source):
+                raise
+            return  # the trainer removed it meanwhile, because it has newer ones
+        finally:
+            shutil.rmtree(self.work / HELD, ignore_errors=True)
+        self.whole.add(checkpoint.name)
+        size = sum(digest["bytes"] for digest in digests.values())
+        tell("kept", name=checkpoint.name, bytes=size, seconds=round(time.monotonic() - started, 2))
+
+    def held(self, checkpoint: Path) -> Path:
+        """Second names of its files: the trainer removes it when there are two newer ones, and a slow bucket would
+        never get a whole one. The checkpoint itself where the disk knows no second names, or has no room for two more
+        checkpoints: the trainer writes them before this one's bytes are free."""
+        held = self.work / HELD
+        shutil.rmtree(held, ignore_errors=True)
+        try:
+            files = list(files_of(checkpoint))
+            if shutil.disk_usage(self.work).free < 2 * sum(path.stat().st_size for path in files):
+                return checkpoint
+            for path in files:
+                name = held / path.relative_to(checkpoint)
+                name.parent.mkdir(parents=True, exist_ok=True)
+                os.link(path, name)
+        except OSError:
+            return checkpoint
+        return held
+
+    def prune(self, count: int) -> None:
+        """Leaves so many that are whole: of one from an earlier start the marker alone may be."""
+        found = numbered(self.kept / "checkpoints")
+        whole = [path for path in found if path.name in self.whole]
+        for path in found:
+            if whole[count - 1 :] and step_of(path) < step_of(whole[count - 1]):
+                remove_kept(path)
+
+
+def keep_results(work: Path, kept: Path, failure: dict[str, Any] | None) -> None:
+    files = {path.relative_to(work).as_posix(): path for name in RESULTS for path in files_of(work / name)}
+    digests = {name: copy_file(path, kept / name) for name, path in files.items()}
+    state = (
+        {"state": "done", "exit_code": 0} if failure is None else {"state": "failed", "exit_code": failure["exit_code"]}
+    )
+    put_json(kept / MARKER, {"run": run_id()} | state | {"files": digests})
+
+
+def require_kept(kept: Path) -> None:
+    if not (kept / MARKER).is_file():
+        raise Refused(
+            "the run is trained, and its results could not be kept",
+            code="not_kept",
+            exit_code=EXIT_FAILED,
+            expected="room in the folder of the plan",
+            hint="the reason stands above; in a job, the adapter itself was pushed",
+        )
+
+
+def fetch_result(kept: Path, work: Path) -> bool:
+    """Whether this run was trained before; its results are in `work` then."""
+    marker = read_marker(kept / MARKER)
+    if marker is None or marker.get("state") != "done":
+        return False
+    if fetch(kept, work, marker["files"]):
+        tell("note", text="this run was trained before")
+        return True
+    tell("note", text="the results that were kept are torn: going on from the newest checkpoint")
+    return False
+
+
+def restore(kept: Path, work: Path) -> Path | None:
+    """Brings back the newest checkpoint that was kept whole, the lines of its steps, and the log of earlier starts.
+    What is torn stays there: it may be the view of it that is old."""
+    if (kept / "train.log").is_file():
+        copy_file(kept / "train.log", work / "train.log")
+    for checkpoint in numbered(kept / "checkpoints"):
+        target, marker = work / "checkpoints" / checkpoint.name, read_marker(checkpoint / MARKER)
+        if marker is not None and fetch(checkpoint, target, marker):
+            tell("note", text=f"{checkpoint.name} was kept and is whole")
+            for name, place in (("metrics.jsonl", work), ("before.json", work / "checkpoints")):
+                if (target / name).is_file():
+                    os.replace(target / name, place / name)
+            return checkpoint
+        tell("note", text=f"{checkpoint.name} was not kept whole and is left out")
+    return None
+
+
+def fetch(source: Path, target: Path, files: dict[str, Any]) -> bool:
+    """Whether every file came with the bytes that were kept. If not, there is no `target` afterwards."""
+    for name, digest in files.items():
+        try:
+            whole = copy_file(source / name, target / name) == digest
+        except FileNotFoundError:
+            whole = False
+        if not whole:
+            shutil.rmtree(target, ignore_errors=True)
+            return False
+    return True
+
+
+def read_marker(path: Path) -> dict[str, Any] | None:
+    try:
+        marker = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):  # a torn one is none
+        return None
+    return marker if isinstance(marker, dict) else None
+
+
+def remove_kept(folder: Path) -> None:
+    """The marker first: nobody may find it without its files."""
+    with suppress(OSError):
+        (folder / MARKER).unlink(missing_ok=True)
+        shutil.rmtree(folder)
+
+
+def copy_file(source: Path, target: Path) -> dict[str, Any]:
+    """Copies a file, and returns the digest of what was read."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    digest, size = hashlib.sha256(), 0
+    with open(source, "rb") as file, open(target, "wb") as copy:
+        while block := file.read(1 << 20):
+            digest.update(block)
+            copy.write(block)
+            size += len(block)
+    return {"bytes": size, "sha256": digest.hexdigest()}
+
+
+def put_json(path: Path, document: Any) -> None:
+    """As it is, under its own name: a mounted bucket may know no renaming."""
+    path.write_bytes(as_json(document))

@@ -1,0 +1,294 @@
+# /// script
+# requires-python = ">=3.11,<3.14"
+# dependencies = [
+#   "torch==2.13.0",
+#   "transformers==5.23.0",
+#   "trl==1.16.0",
+#   "peft==0.21.2",
+#   "datasets==5.2.0",
+#   "accelerate==1.15.0",
+#   "huggingface_hub==2.4.0",
+#   "sentencepiece==0.2.3",
+#   "protobuf==7.36.2",
+# ]
+# ///
+"""Fine-tunes a model exactly as a plan says: a LoRA adapter, or every weight. The same bytes run on a laptop and in a
+cloud job.
+
+    python train.py RUN/plan.json             train; the run directory is the plan's own folder
+    python train.py RUN/plan.json --resume    go on from the newest complete checkpoint
+    python train.py RUN/plan.json --probe     time this model in fp32 and bf16 on this processor; print one JSON line
+    python train.py RUN/plan.json --job       as a cloud job: see below
+    python train.py … --data PATH             the plan's data lies here; its fingerprint must be the plan's
+    python train.py … --attended              end at a checkpoint when standard input closes: who started it has ended
+
+It has no defaults: every value comes from the plan, and a key that is missing or unknown is refused before torch is
+imported. A plan of several processes is started by `accelerate launch` with the arguments and the environment under
+`launch` in the plan; every process runs this program. On stdout: one JSON event a line. In the run directory:
+
+    environment.json    versions, device, and every argument of the trainer as the trainer saw it
+    samples.jsonl       rows as they were fed: text, token ids, labels        held_out.jsonl    rows that never train
+    metrics.jsonl       one line a step                                       checkpoints/      each with complete.json
+    adapter/            the adapter, in PEFT's format, or merged/: the whole model, where every weight was trained
+    train.json          last: figures, verdict
+
+With `--job` the run directory is a mounted bucket, and the job's own disk is lost with it. The program proves that the
+token can write to `policy.hub_model_id`, starts itself without `--job` in a folder of that disk, and brings back each
+complete checkpoint (the newest two stay), then everything above with train.log, each folder's kept.json last; then it
+pushes the adapter, with its records and no row of the data. Started again it goes on from the newest kept checkpoint,
+or with the push. `--rehearse` beside it does the same and writes nothing to the Hub.
+
+Exit codes: 0 done · 2 bad plan or data · 3 does not fit · 4 not signed in, or no permission to write · 5 training or
+the push failed · 7 a package is missing · 8 the Hub cannot be reached before training. train.failed.json says why, in
+the words of the process that failed first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from skill_train.program.checks import Checks
+from skill_train.program.encode import Encoder, load_tokenizer
+from skill_train.program.events import (
+    Refused,
+    event,
+    explained_errors,
+    file_digest,
+    is_main_process,
+    number,
+    tell_failure,
+    write_json,
+    write_rows,
+)
+from skill_train.program.job import run_job
+from skill_train.program.model import check_optimizer, is_full, load_model
+from skill_train.program.model_files import check_base
+from skill_train.program.plan import MEASURING, SMALLER, TRAINS, TUNED, check_processes, load_plan, prepare_environment
+from skill_train.program.rows import iter_rows, use_data
+from skill_train.program.split import (
+    contents_of,
+    digest_of,
+    feeding_order,
+    held_out_rows,
+    normalised,
+    question_of,
+    recorded_split,
+    repeated,
+    trainable_rows,
+    trained_tokens,
+)
+from skill_train.program.trainer import base_folder, build_trainer, environment, save, train
+from skill_train.program.watch import Watch, attend, check_split, newest_checkpoint
+
+SAMPLE_ROWS = 32  # rows kept in samples.jsonl
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])  # none with PYTHONOPTIMIZE=2
+    parser.add_argument("plan", type=Path)
+    parser.add_argument("--resume", action="store_true", help="go on from the newest complete checkpoint")
+    parser.add_argument("--probe", action="store_true", help="time fp32 and bf16 on this processor and stop")
+    parser.add_argument("--data", type=Path, help="where the plan's data lies here")
+    parser.add_argument("--attended", action="store_true", help="end at a checkpoint when standard input closes")
+    parser.add_argument("--job", action="store_true", help="as a cloud job: keep what it makes in the plan's folder")
+    parser.add_argument("--rehearse", action="store_true", help="with --job: write nothing to the Hub")
+    arguments = parser.parse_args(argv)
+    if arguments.rehearse and not arguments.job:
+        parser.error("--rehearse goes with --job")
+    if arguments.job:
+        return run_job(arguments.plan, arguments.data, rehearse=arguments.rehearse)
+    folder = arguments.plan.resolve().parent
+    if is_main_process() and not arguments.probe:  # now: what another process writes later is this run's
+        with suppress(OSError):
+            (folder / "train.failed.json").unlink(missing_ok=True)
+    try:
+        plan = load_plan(arguments.plan)
+        if not arguments.probe:
+            check_processes(plan["placement"])
+        prepare_environment(plan["placement"])
+        with explained_errors():
+            if arguments.probe:
+                event("probe", **probe(plan))
+            else:
+                if arguments.attended:
+                    attend(folder)
+                use_data(plan, arguments.data)
+                run(plan, folder, resume=arguments.resume)
+    except Refused as refusal:
+        tell_failure(refusal, None if arguments.probe else folder)
+        return refusal.exit_code
+    return 0
+
+
+def run(plan: dict[str, Any], folder: Path, *, resume: bool) -> None:
+    """Data, model, checks, training, checks, and `train.json` last."""
+    started = time.monotonic()
+    recipe, placement = plan["recipe"], plan["placement"]
+    tuned = folder / TUNED[recipe["finetuning_type"]]
+    check_optimizer(recipe)
+    event("stage", text="reading the data")
+    check_base(recipe)
+    tokenizer = load_tokenizer(recipe)
+    checkpoint = newest_checkpoint(folder / "checkpoints") if resume else None
+    data = load_data(recipe, tokenizer, recorded_split(folder, checkpoint))
+    event("data", **data["figures"])
+    write_rows(folder / "samples.jsonl", data["train"][:SAMPLE_ROWS])
+    write_rows(folder / "held_out.jsonl", data["held_out"])
+
+    event("stage", text="loading the model")
+    base = base_folder(recipe) if is_full(recipe) else None
+    if checkpoint is not None:
+        check_split(checkpoint, placement)
+    watch = Watch(folder, data, recipe, checkpoint, keep=placement["save_total_limit"])
+    trainer = build_trainer(recipe, placement, folder, tokenizer, data, watch)
+    if is_main_process():
+        write_json(folder / "environment.json", environment(trainer, data))
+    # Every process takes part in the checks: the loss is gathered from all, and one that is missing is waited for.
+    event("stage", text=MEASURING)
+    checks = Checks(trainer, tokenizer, data, recipe)
+    checks.before_training(resumed=checkpoint is not None, folder=folder)
+
+    event("stage", text=TRAINS)
+    train(trainer, watch, recipe["seed"], checkpoint)
+    event("stage", text=f"saving {tuned.name}/")
+    save(trainer, tuned, base)
+    checks.after_training(folder, tuned)
+    if is_main_process():
+        write_json(
+            folder / "train.json",
+            report(plan, data, watch, checks, trainer, tuned, time.monotonic() - started),
+        )
+        event("done", verdict=checks.verdict())
+    trainer.accelerator.end_training()
+
+
+def load_data(recipe: dict[str, Any], tokenizer: Any, recorded: set[int] | None = None) -> dict[str, Any]:
+    """Encoded rows, split into `train` and `held_out`, with their figures and the order in which they are fed.
+
+    Args:
+        recorded: the rows that an earlier start held out, by their number in the data. They stay held out.
+    """
+    encode = Encoder(recipe, tokenizer)
+    source = iter_rows(
+        recipe["data"], split=recipe["split"], config=recipe["data_config"], revision=recipe["data_revision"]
+    )
+    rows = [encode(index, line, row) for index, (line, row) in enumerate(source)]
+    if not rows:
+        raise Refused(
+            f"{recipe['data']} has no rows",
+            code="empty_dataset",
+            expected="at least one row",
+            got=f"no rows in {recipe['split']}",
+            hint="give another file, or another part of it, such as split: train",
+        )
+    rows = trainable_rows(rows, recipe)
+    contents, questions = contents_of(rows), [digest_of(normalised(question_of(row))) for row in rows]
+    if recorded is None:
+        held_out = held_out_rows(contents, questions, recipe["held_out_fraction"], recipe["seed"])
+    else:
+        held_out = {index for index, row in enumerate(rows) if row["row"] in recorded}
+    train = [row for index, row in enumerate(rows) if index not in held_out]
+    lengths, trained = [len(r["input_ids"]) for r in train], [trained_tokens(r) for r in train]
+    figures = {
+        "rows": len(rows),
+        "train_rows": len(train),
+        "held_out_rows": len(held_out),
+        "truncated_rows": sum(r["truncated"] for r in rows),
+        "skipped_rows": encode.count - len(rows),
+        "tokens": sum(lengths),
+        "longest_row_tokens": max(lengths),
+        "trained_token_share": round(sum(trained) / sum(lengths), 4),
+        **repeated(contents, questions, held_out),
+        "notes": encode.notes,
+    }
+    order = feeding_order(len(train), recipe["max_steps"] * recipe["effective_batch_size"], recipe["seed"])
+    return {"train": train, "held_out": [rows[i] for i in sorted(held_out)], "figures": figures, "order": order}
+
+
+def report(
+    plan: dict[str, Any],
+    data: dict[str, Any],
+    watch: Watch,
+    checks: Checks,
+    trainer: Any,
+    tuned: Path,
+    seconds: float,
+) -> dict[str, Any]:
+    """The record. `seconds` are of this start, and in the record of the steps of earlier ones too."""
+    steps = [line for line in watch.lines if line["tokens_per_second"]]
+    last = [line for line in steps if line.get("start", 1) == watch.start]
+    settled = last[1:] or steps[1:] or steps  # the first step warms up
+    timed = sum(line["seconds"] for line in settled)
+    return {
+        "schema": "skill-train/step/1",
+        "step": "train",
+        "recipe_hash": plan.get("recipe_hash"),
+        "steps": trainer.state.global_step,
+        "verdict": checks.verdict(),
+        "outputs": {
+            str(path.relative_to(tuned.parent)): file_digest(path)
+            for path in sorted(tuned.rglob("*"))
+            if path.is_file()
+        },
+        "saved_dtype": saved_type(tuned),
+        SMALLER: next((each for each in reversed(plan.get("reasons") or []) if each.get("rule") == SMALLER), None),
+        "checks": checks.results,
+        "example": checks.example()[:2000],
+        "answer": checks.answer,
+        "data": data["figures"],
+        "figures": {
+            "first_loss": watch.lines[0]["loss"],
+            "last_loss": watch.lines[-1]["loss"],
+            "tokens_per_second": round(sum(line["tokens"] for line in settled) / timed, 1) if timed else None,
+            "seconds_per_step": round(timed / len(settled), 4) if timed else None,
+            "peak_memory_bytes": watch.peak_bytes,
+            "baseline_memory_bytes": watch.baseline_bytes,
+        },
+        "seconds": round(seconds + sum(line["seconds"] for line in steps if line.get("start", 1) < watch.start), 2),
+        "finished_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
+
+
+def saved_type(folder: Path) -> str:
+    """Of the first weight in the first file, as torch names it. The model at the end knows other ones too."""
+    from safetensors import safe_open
+
+    with safe_open(str(min(folder.glob("*.safetensors"))), "pt") as file:
+        weight = file.get_tensor(min(file.keys()))
+    return str(weight.dtype).removeprefix("torch.")
+
+
+def probe(plan: dict[str, Any]) -> dict[str, Any]:
+    """Seconds of a forward and backward pass, and the loss, in fp32 and in bf16: the plan's model on its device."""
+    import torch
+
+    recipe, placement = plan["recipe"], plan["placement"]
+    if placement["threads"]:
+        torch.set_num_threads(placement["threads"])
+    check_base(recipe)
+    model = load_model(recipe, {**placement, "dtype": "float32"})
+    size = model.config.get_text_config().vocab_size
+    ids = torch.randint(0, size, (1, 128), generator=torch.manual_seed(0)).to(placement["device"])
+    figures: dict[str, Any] = {}
+    for name in ("float32", "bfloat16"):
+        model.to(device=placement["device"], dtype=getattr(torch, name))
+        model.requires_grad_(False)  # as with an adapter: only what is passed on gets a gradient
+        embedded = model.get_input_embeddings()(ids).detach().requires_grad_(True)
+        seconds = []
+        for _ in range(3):
+            started = time.monotonic()
+            loss = model(inputs_embeds=embedded, labels=ids).loss
+            loss.backward()
+            value = number(loss.item())  # waits for the device
+            seconds.append(time.monotonic() - started)
+        figures[name] = {"seconds": min(seconds), "loss": value}
+    return figures
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,390 @@
+"""The model: how it is loaded, what of it is trained, and how its answers are scored."""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from skill_train.program.events import EXIT_DOES_NOT_FIT, EXIT_FAILED, EXIT_NOT_INSTALLED, Refused, event, readable
+from skill_train.program.split import IGNORED
+
+# Elements. The whole head is read for each lot of logits, so a lot is large: 105 tokens of Qwen2.5's 151,936 words take
+# half the time of 4 lots of 26 in bf16, two thirds in fp32. The softmax of a lot is made in parts that stay in cache.
+LOGITS_AT_ONCE = 16_000_000
+SOFTMAX_AT_ONCE = 1_000_000
+
+
+def trained_types(model: Any, placement: dict[str, Any]) -> dict[str, Any]:
+    """The torch type of each weight that trains, by name; float32 now unless the plan computes in bfloat16.
+
+    TRL (1.16) has made the adapter of a quantized base bfloat16, whatever is computed in, and PEFT (0.21) leaves a
+    module that trains whole in the type of the base. The scaler of float16's gradients takes neither on CUDA.
+    """
+    import torch
+
+    trained = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+    for weight in trained.values():
+        if placement["dtype"] != "bfloat16":
+            weight.data = weight.data.to(torch.float32)
+    return {name: weight.dtype for name, weight in trained.items()}
+
+
+def require_float32(optimizer: Any) -> None:
+    """Checks what an optimizer trains: the gradients of weights of any other type cannot be scaled for float16.
+
+    Raises:
+        Refused: a weight has another type; before the first step.
+    """
+    types = [str(weight.dtype) for group in optimizer.param_groups for weight in group["params"]]
+    others = Counter(name.removeprefix("torch.") for name in types if name != "torch.float32")
+    if others:
+        raise Refused(
+            "weights that train are not float32, and float16 would lose their gradients",
+            code="wrong_precision",
+            exit_code=EXIT_FAILED,
+            expected="float32, which this program gives them",
+            got=", ".join(f"{count} of {len(types)} weights are {name}" for name, count in others.items()),
+            hint="--dtype float32, or the versions at the top of this program",
+        )
+
+
+def score_trained_tokens_only(model: Any, *, fused: bool) -> None:
+    """Scores the trained positions alone, some megabytes of logits at a time. On processors without Triton, TRL 1.16
+    projects every position onto the vocabulary, trained or not: the same loss takes several times as long on a CPU.
+
+    The model's own forward pass runs, and only the product with its head is left out. So the balancing loss of a
+    mixture of experts is the model's own too. TRL reads it from `config.num_experts`, which Granite's lack, and asks
+    Llama 4 for a `last_hidden_state` that it does not return (both trl 1.16).
+
+    Args:
+        fused: TRL's own fused head is quick on this device. It stays wherever it can score this model.
+    """
+    import functools
+    import types
+
+    import torch
+
+    head, config = model.get_output_embeddings(), model.config.get_text_config()
+    names = ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier", "output_multiplier")
+    changes_logits = any(getattr(config, name, None) is not None for name in names)
+    plain_head = not changes_logits and type(head) is torch.nn.Linear and head.bias is None
+    experts = hasattr(config, "output_router_logits")
+    trl_fails = model.base_model is model or (experts and not hasattr(config, "num_experts"))
+    if not trl_fails and (fused or not plain_head):
+        return
+    original, log_probs = model.forward, log_probs_function()
+
+    @functools.wraps(type(model).forward)  # `generate` reads the signature
+    def forward(self: Any, *args: Any, fused_lm_head: bool = False, labels: Any = None, **kwargs: Any) -> Any:
+        if not fused_lm_head:
+            return original(*args, **kwargs) if labels is None else original(*args, labels=labels, **kwargs)
+        kwargs = {name: value for name, value in kwargs.items() if name != "num_items_in_batch"} | {"use_cache": False}
+        following = labels[:, 1:]
+        mask = following != IGNORED
+        if plain_head:
+            outputs, hidden = without_product(head, functools.partial(original, *args, **kwargs))
+            hidden, kind = hidden[:, :-1][mask], hidden.device.type
+            dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else head.weight.dtype
+            scored = log_probs.apply(hidden.to(dtype), head.weight.to(dtype), following[mask])
+        else:
+            outputs = original(*args, **kwargs)
+            logits = outputs.logits[:, :-1][mask].float()
+            scored = torch.log_softmax(logits, dim=-1).gather(1, following[mask][:, None]).squeeze(1)
+        none = scored.detach().new_zeros(mask.shape)
+        spread = none.masked_scatter(mask, scored)
+        aux_loss = getattr(outputs, "aux_loss", None)
+        if aux_loss is None and kwargs.get("output_router_logits"):
+            aux_loss = none.new_zeros(())  # this model's own forward pass balances nothing
+        return types.SimpleNamespace(
+            loss=None, log_probs=spread, entropy=none, is_top1=none, label_mask=mask, aux_loss=aux_loss
+        )
+
+    model.forward = types.MethodType(forward, model)
+
+
+def without_product(head: Any, forward: Callable[[], Any]) -> tuple[Any, Any]:
+    """What the forward pass gives without the product of its head, and the hidden states that the head was given."""
+    given = []
+
+    def keep(hidden: Any) -> Any:
+        given.append(hidden)
+        return hidden.new_zeros((*hidden.shape[:-1], 1))
+
+    head.forward = keep
+    try:
+        outputs = forward()
+    finally:
+        del head.forward
+    return outputs, given[-1]
+
+
+def log_probs_function() -> Any:
+    import torch
+
+    class LogProbs(torch.autograd.Function):  # type: ignore[misc]
+        """log p of each label. hidden [tokens, width], weight [vocabulary, width], labels [tokens] -> [tokens].
+
+        d log p / d logits = one at the label - softmax(logits). A frozen weight: the gradient of `hidden` is made in
+        the forward pass, while the logits of a chunk are at hand. One that trains: the backward pass makes them again.
+        """
+
+        @staticmethod
+        def forward(ctx: Any, hidden: Any, weight: Any, labels: Any) -> Any:
+            ctx.trained = ctx.needs_input_grad[1]
+            log_p = torch.empty(len(labels), dtype=torch.float32, device=hidden.device)
+            gradient = None if ctx.trained else torch.empty_like(hidden)
+            for at in chunks(labels, weight, LOGITS_AT_ONCE):
+                logits = hidden[at] @ weight.T
+                for part in chunks(logits, weight, SOFTMAX_AT_ONCE):
+                    some = logits[part].float()
+                    total = torch.logsumexp(some, dim=1, keepdim=True)
+                    log_p[at][part] = (some.gather(1, labels[at][part, None]) - total).squeeze(1)
+                    if gradient is not None:
+                        logits[part] = some.sub_(total).exp_()
+                if gradient is not None:
+                    gradient[at] = weight[labels[at]] - logits @ weight
+            ctx.save_for_backward(*((hidden, weight, labels) if ctx.trained else (gradient,)))
+            return log_p
+
+        @staticmethod
+        def backward(ctx: Any, grad: Any) -> Any:
+            if not ctx.trained:
+                (gradient,) = ctx.saved_tensors
+                return (gradient * grad[:, None].to(gradient.dtype)), None, None
+            hidden, weight, labels = ctx.saved_tensors
+            to_hidden, to_weight = torch.empty_like(hidden), torch.zeros_like(weight, dtype=torch.float32)
+            for at in chunks(labels, weight, LOGITS_AT_ONCE):
+                change = torch.softmax((hidden[at] @ weight.T).float(), dim=1).neg_()
+                change.scatter_add_(1, labels[at, None], torch.ones_like(change[:, :1]))
+                change *= grad[at, None]
+                to_hidden[at] = change.to(weight.dtype) @ weight
+                to_weight.addmm_(change.T, hidden[at].float())
+            return to_hidden, to_weight.to(weight.dtype), None
+
+    def chunks(tokens: Any, weight: Any, elements: int) -> Iterator[slice]:
+        rows = max(1, elements // weight.shape[0])
+        return (slice(start, start + rows) for start in range(0, len(tokens), rows))
+
+    return LogProbs
+
+
+def attention_kernel(recipe: dict[str, Any], placement: dict[str, Any]) -> str:
+    """The kernel of the plan, or eager where the model's class has no such one: torch's fused attention knows neither
+    the capped scores of Gemma 2 nor the sinks of gpt-oss."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    wanted = str(placement["attn_implementation"])
+    config = AutoConfig.from_pretrained(recipe["model"], revision=recipe["revision"], trust_remote_code=False)
+    known = AutoModelForCausalLM._model_mapping
+    classes = known.get(type(config), None)
+    first = classes[0] if isinstance(classes, tuple) else classes
+    if wanted != "sdpa" or first is None or first._supports_sdpa:
+        return wanted
+    event("note", text=f"eager attention in place of sdpa: {first.__name__} has no fused kernel")
+    return "eager"
+
+
+def config_with(model: str, revision: str | None, attention: str) -> Any:
+    """The model's config with our kernel in every part: a kernel that config.json names would be taken before one that
+    is given to from_pretrained (transformers 5.23)."""
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(model, revision=revision, trust_remote_code=False)
+    config._attn_implementation = attention
+    return config
+
+
+def load_model(recipe: dict[str, Any], placement: dict[str, Any]) -> Any:
+    import torch
+    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+
+    dtype = getattr(torch, weights_dtype(recipe, placement))
+    quantization = None
+    if recipe["load_in_4bit"]:
+        quantization = BitsAndBytesConfig(
+            load_in_4bit=True,
+            bnb_4bit_quant_type="nf4",
+            bnb_4bit_use_double_quant=True,
+            bnb_4bit_compute_dtype=dtype,
+            # FSDP shares out floating point weights only: two 4-bit values are then stored in a part of such a number.
+            bnb_4bit_quant_storage=dtype if placement["strategy"] == "fsdp" else torch.uint8,
+        )
+    with readable(recipe["model"]):
+        model = AutoModelForCausalLM.from_pretrained(
+            recipe["model"],
+            revision=recipe["revision"],
+            config=config_with(recipe["model"], recipe["revision"], attention_kernel(recipe, placement)),
+            dtype=dtype,
+            quantization_config=quantization,
+            trust_remote_code=False,
+            use_safetensors=True,
+        )
+    model.config.use_cache = False  # a cache and gradient checkpointing exclude each other
+    return model
+
+
+def is_full(recipe: dict[str, Any]) -> bool:
+    """Every weight trains, instead of an adapter."""
+    return bool(recipe["finetuning_type"] == "full")
+
+
+def weights_dtype(recipe: dict[str, Any], placement: dict[str, Any]) -> str:
+    """A frozen base has the type that is computed in. Weights that train are float32, and autocast computes in the
+    placement's type: bfloat16 has 8 bits, so a step that moves a weight by less than 1/256 of it would change nothing.
+    `pure_bf16` takes that."""
+    return "float32" if is_full(recipe) and not recipe["pure_bf16"] else str(placement["dtype"])
+
+
+def check_optimizer(recipe: dict[str, Any]) -> None:
+    """Before anything is loaded: a wrong name would be found after the model is."""
+    from transformers.training_args import OptimizerNames
+
+    known = [name.value for name in OptimizerNames]
+    if recipe["optim"] not in known:
+        close = difflib.get_close_matches(recipe["optim"], known, n=1)
+        raise Refused(
+            f"optim: {recipe['optim']!r} is not known",
+            code="bad_value",
+            expected=", ".join(known),
+            got=recipe["optim"],
+            hint=f"did you mean {close[0]!r}?" if close else "leave optim out of the recipe for AdamW",
+        )
+
+
+def lora_config(recipe: dict[str, Any], model: Any) -> Any:
+    from peft import LoraConfig
+
+    modules = list(model.named_modules(remove_duplicate=False))
+    for target in recipe["target_modules"]:
+        check_target(target, modules, model.get_output_embeddings())
+    for name in recipe["modules_to_save"] or []:
+        check_saved(name, modules)
+    config = LoraConfig(
+        r=recipe["lora_r"],
+        lora_alpha=recipe["lora_alpha"],
+        lora_dropout=recipe["lora_dropout"],
+        target_modules=recipe["target_modules"],
+        modules_to_save=recipe["modules_to_save"],
+        use_rslora=recipe["use_rslora"],
+        use_dora=recipe["use_dora"],
+        fan_in_fan_out=any(type(module).__name__ == "Conv1D" for module in model.modules()),
+        bias="none",
+        task_type="CAUSAL_LM",
+    )
+    check_experts(config, model)
+    return config
+
+
+def check_experts(config: Any, model: Any) -> None:
+    """PEFT takes the names that experts had before transformers 5 for one adapter of them all, in the layers that are
+    dense too. `skill-train merge` has no rule for such an adapter."""
+    from peft.utils import transformers_weight_conversion
+
+    convert = getattr(transformers_weight_conversion, "_convert_peft_config_moe", None)
+    if convert is None:
+        return
+    trial = copy.deepcopy(config)
+    try:
+        convert(trial, model)
+        taken = sorted(set(config.target_modules) - set(trial.target_modules))
+    except ValueError:  # of names that belong together it has only some
+        taken = sorted(config.target_modules)
+    if taken:
+        raise Refused(
+            f"the LoRA targets {', '.join(taken)} are of experts, whose adapters cannot be merged",
+            code="no_such_target",
+            expected="modules outside the experts, such as those of the attention",
+            got=", ".join(taken),
+            hint="leave target_modules out of the recipe to have it chosen by the architecture",
+        )
+
+
+def check_target(target: str, modules: list[tuple[str, Any]], head: Any) -> None:
+    """Found as PEFT finds it, and one that can have an adapter and that `skill-train merge` can merge."""
+    import torch
+
+    found = [module for name, module in modules if name == target or name.endswith(f".{target}")]
+    other = next((m for m in found if not is_linear(m) and not isinstance(m, torch.nn.Embedding)), None)
+    got, hint = target, "set target_modules in the recipe, or leave it out to have it chosen by the architecture"
+    if not found:
+        message = f"the LoRA target {target!r} is not a module of this model"
+    elif other is not None:
+        message, got = f"the LoRA target {target!r} is not a linear layer", f"{target} ({type(other).__name__})"
+    elif any(module is head for module in found):  # TRL makes the loss of its weight alone (trl 1.16)
+        message, hint = (
+            f"the output head {target!r} cannot have an adapter",
+            f"modules_to_save: [{target}] trains it whole",
+        )
+    else:
+        return
+    leaves = {name.rsplit(".", 1)[-1] for name, module in modules if is_linear(module) and module is not head}
+    expected = f"one of: {', '.join(sorted(leaves - {'lm_head'}))}"
+    raise Refused(message, code="no_such_target", expected=expected, got=got, hint=hint)
+
+
+def check_saved(wanted: str, modules: list[tuple[str, Any]]) -> None:
+    """PEFT saves every module whose name ends so, and says nothing when there is none."""
+    import torch
+
+    containers = (torch.nn.ModuleList, torch.nn.ModuleDict)
+    saved = [module for name, module in modules if wanted and name.endswith(wanted)]
+    trained = any(next(module.parameters(), None) is not None for module in saved)
+    if trained and not any(isinstance(module, containers) for module in saved):
+        return
+    held = {
+        name.rsplit(".", 1)[-1] for name, module in modules if next(module.parameters(recurse=False), None) is not None
+    }
+    raise Refused(
+        f"modules_to_save: {wanted!r} is not a module of this model that can be trained whole",
+        code="no_such_target",
+        expected=f"one of: {', '.join(sorted(held))}",
+        got=wanted or "''",
+        hint="set modules_to_save in the recipe, or leave it out",
+    )
+
+
+def is_linear(module: Any) -> bool:
+    import torch
+
+    return isinstance(module, torch.nn.Linear) or type(module).__name__ in ("Conv1D", "Linear4bit", "Linear8bitLt")
+
+
+def check_vocabulary(model: Any, data: dict[str, Any]) -> None:
+    size = model.get_input_embeddings().weight.shape[0]
+    highest = max(max(row["input_ids"]) for row in data["train"] + data["held_out"])
+    if highest >= size:
+        raise Refused(
+            "the tokenizer makes a token that the model has no embedding for",
+            code="vocabulary_mismatch",
+            expected=f"token ids below {size}",
+            got=str(highest),
+            hint="use the tokenizer that belongs to the model",
+        )
+
+
+def require_device(torch: Any, placement: dict[str, Any]) -> None:
+    device = placement["device"]
+    available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if not available.get(device, False):
+        raise Refused(
+            f"torch {torch.__version__} cannot use {device} here",
+            code="device_unavailable",
+            exit_code=EXIT_NOT_INSTALLED,
+            expected=f"a build of torch for {device}, and its driver",
+            got=", ".join(name for name, there in available.items() if there),
+            hint="--device cpu, or install the torch build for this machine",
+        )
+    processes_here = int(os.environ.get("LOCAL_WORLD_SIZE", placement["num_processes"]))  # the rest are elsewhere
+    if device == "cuda" and torch.cuda.device_count() < processes_here:
+        raise Refused(
+            "the plan has more processes than there are GPUs",
+            code="too_few_devices",
+            exit_code=EXIT_DOES_NOT_FIT,
+            expected=f"{processes_here} GPUs, one a process",
+            got=f"{torch.cuda.device_count()} (CUDA_VISIBLE_DEVICES {os.environ.get('CUDA_VISIBLE_DEVICES', 'unset')})",
+            hint="plan again on this machine: skill-train local RECIPE",
+        )

@@ -1,0 +1,428 @@
+"""A model folder from elsewhere: files of bounded size, checked before a library reads them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from skill_train.program.events import Refused
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+# What libraries read of a model folder, by name, with the most bytes of each: several times the largest published one.
+FOREIGN_JSON = {
+    **dict.fromkeys(("config.json", "generation_config.json", "adapter_config.json", "chat_template.json"), 1 << 24),
+    **dict.fromkeys(("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"), 1 << 26),
+    **dict.fromkeys(("tokenizer.json", "vocab.json", INDEX), 1 << 28),
+}
+VOCABULARIES = ("tokenizer.json", "vocab.json", INDEX)  # read by those who need them: one takes half a second
+FOREIGN_BYTES = {".jinja": 1 << 22, ".model": 1 << 27, ".tiktoken": 1 << 27, ".txt": 1 << 27}
+# What takes time and memory is not the bytes but the values, 64 bytes and more each in Python: 85 million empty objects
+# in 256 MB took 27 s and 7.5 GB. A tokenizer.json of 33 MB has 2 million values.
+BYTES_A_VALUE = 32
+MOST_MARKS = 8_000_000  # in the header of a safetensors file: a million tensors
+DEEPEST = 64  # lists and objects in each other; the deepest published config has 6
+MOST_DIGITS = 40  # `model_max_length` of many tokenizers is 10**30
+LARGEST = (1 << 63) - 1
+HALF = re.compile("[\ud800-\udfff]")
+MOST_HEADER = 100_000_000  # bytes, as safetensors allows
+PARTS = ("text_config", "vision_config", "llm_config", "language_config", "thinker_config", "quantization_config")
+KINDS_OF_JSON = {
+    list: "a list",
+    str: "a text",
+    int: "a number",
+    float: "a number",
+    bool: "a truth value",
+    type(None): "null",
+}
+# Keys of config.json that say how much a loader has to make.
+COUNTS = re.compile(r"(layer|block|expert|head)s?(_per_\w+)?$|(^|_)depth$")
+SIZES = re.compile(
+    r"(hidden|intermediate|vocab|inner|ffn|embed|embedding|model|state|proj)_size$|^n_(embd|inner)$|^d_|_(dim|rank)$"
+    r"|^num_labels$"
+)
+MANY, WIDE = 256, 1 << 18  # are made in a moment, whatever the weights are
+MOST_LAYERS, WIDEST = 10_000, 1 << 21  # of a folder without weights; published models have 126 layers, 262,208 rows
+ATTENTION = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flash_attention_4", "flex_attention")
+EXPERTS = ("eager", "grouped_mm", "batched_mm")
+# Keys that transformers 5.23 takes the name of code or of another file to load from, with the values that name neither.
+NAMES_OF_CODE: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("attn_implementation", "_attn_implementation", "_attn_implementation_internal"), ATTENTION),
+    **dict.fromkeys(("experts_implementation", "_experts_implementation", "_experts_implementation_internal"), EXPERTS),
+    **dict.fromkeys(
+        ("kernel_config", "use_kernels", "allow_all_kernels", "custom_generate", "transformers_weights"), ()
+    ),
+}
+
+
+def check_model(folder: Path) -> None:
+    """Refuses a model folder that leads libraries to other files than its own, or to work without end, before one of
+    them reads it.
+
+    Raises:
+        Refused: a file is a device, a pipe, a link to elsewhere, too large, or no sound JSON; the index names files
+            that are no safetensors files of this folder; or the config claims far more than these hold.
+    """
+    check_files(folder)
+    check_claims(folder, stored_shapes(weight_files(folder)))
+
+
+def check_base(recipe: dict[str, Any]) -> None:
+    """As `check_model`, of the model of a plan. One on the Hub is known by its config and its index: they name all that
+    is fetched after them."""
+    if Path(recipe["model"]).is_dir():
+        return check_model(Path(recipe["model"]))
+    found = [model_file(recipe["model"], recipe["revision"], name) for name in ("config.json", INDEX)]
+    for file in filter(None, found):
+        check_files(Path(file).parent)
+        if Path(file).name == INDEX:
+            index_names(Path(file))
+    return None
+
+
+def check_files(folder: Path) -> None:
+    """As `check_model`, of any folder of such files: an adapter, a tokenizer."""
+    if not folder.is_dir():
+        return
+    for path in sorted(folder.iterdir()):
+        check_file(path, folder)
+    for name in FOREIGN_JSON:
+        if name not in VOCABULARIES and (folder / name).is_file():
+            document = foreign_json(folder / name)
+            if not isinstance(document, dict):
+                raise unsound(folder / name, f"it holds {KINDS_OF_JSON.get(type(document), 'a value')}, and no object")
+            check_values(document, folder / name)
+            if name.endswith("config.json"):
+                check_settings(document, folder / name)
+            if name in ("config.json", "generation_config.json"):
+                check_ids(document, folder / name)
+
+
+def check_settings(document: Any, path: Path) -> None:
+    """Refuses settings that name code to fetch and run, at any depth. `auto_map` and `custom_pipelines` stay: they are
+    followed with trust_remote_code only, which is off everywhere."""
+    for holder in objects_in(document):
+        for key, allowed in NAMES_OF_CODE.items():
+            said = holder.get(key)
+            for value in said.values() if isinstance(said, dict) else [said]:
+                if value and not (isinstance(value, str) and value in allowed):
+                    raise Refused(
+                        f"{path} names code to load: {key}",
+                        code="names_code",
+                        expected=" or ".join(allowed) or f"no {key}",
+                        got=repr(value)[:200],
+                        hint=f"take {key} out of the file if you trust the rest of the model",
+                    )
+
+
+def check_values(document: dict[str, Any], path: Path) -> None:
+    """Refuses what no library of C or Rust can hold: whole numbers above 2**63, and half a surrogate pair for a
+    character. `model_max_length` may be 10**30, for "no limit"."""
+    for key, value in values_in(document):
+        if isinstance(value, int) and abs(value) > LARGEST and key != "model_max_length":
+            raise unsound(path, f"{key} is a number of {len(str(value))} digits")
+        if isinstance(value, str) and HALF.search(value):
+            raise unsound(path, f"{key} holds half of a character")
+
+
+def check_ids(document: dict[str, Any], path: Path) -> None:
+    """Refuses tokens of another kind than ids, and parts that are no objects: they are used far from the file."""
+    for key, value in document.items():
+        if key in PARTS and value is not None and not isinstance(value, dict):
+            raise unsound(path, f"{key} is {json.dumps(value)[:100]}, and no object")
+        listed = value if isinstance(value, list) else [value]
+        if key.endswith(("_token_id", "suppress_tokens")) and not all(is_id(one) for one in listed):
+            raise unsound(path, f"{key} is {json.dumps(value)[:100]}, and no id of a token or list of such ids")
+
+
+def is_id(value: Any) -> bool:
+    return value is None or (isinstance(value, int) and not isinstance(value, bool) and -1 <= value < 1 << 31)
+
+
+def check_claims(folder: Path, shapes: dict[str, list[int]]) -> None:
+    """Refuses a config that claims far more layers, experts or columns than the weights hold: a loader makes them all
+    before it sees that their weights are missing. Of a folder without weights, what no published model has."""
+    if not (folder / "config.json").is_file():
+        return
+    for key, value in values_in(foreign_json(folder / "config.json")):
+        most = most_claimed(key, shapes)
+        if most is not None and isinstance(value, (int, float)) and value > most:
+            raise Refused(
+                f"{folder / 'config.json'} claims more than the weights hold: {key} {value:g}",
+                code="broken_model",
+                expected=f"at most {most}" + (f" of a model of {len(shapes)} tensors" if shapes else ""),
+                got=f"{value:g}",
+                hint="download the model again",
+            )
+
+
+def most_claimed(key: str, shapes: dict[str, list[int]]) -> int | None:
+    """The most that a key of a config may say beside these weights; None of a key that makes nothing."""
+    if "window" in key:  # Qwen 2 counts layers there that small models of it do not have
+        return None
+    widest = max((size for shape in shapes.values() for size in shape), default=0)
+    if COUNTS.search(key):  # experts lie in a tensor each, or all in one
+        return max(MANY, len(shapes), widest if "expert" in key else 0) if shapes else MOST_LAYERS
+    return (max(WIDE, widest) if shapes else WIDEST) if SIZES.search(key) else None
+
+
+def stored_shapes(files: list[Path]) -> dict[str, list[int]]:
+    """The shapes of the tensors in these files, by name; nothing of a file that is missing or broken, which is told by
+    whoever reads its weights."""
+    found: dict[str, list[int]] = {}
+    for path in files:
+        header = safetensors_header(path) if path.is_file() else None
+        if header is None:
+            return {}
+        found |= {name: header[name]["shape"] for name in tensors_of(header)}
+    return found
+
+
+def safetensors_header(path: Path) -> dict[str, Any] | None:
+    """The JSON header of a safetensors file; None of a file that is none, or that claims more numbers than it has."""
+    size = path.stat().st_size
+    with open(path, "rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if not 2 <= length <= min(size - 8, MOST_HEADER):
+            return None
+        content = file.read(length)
+        try:
+            few = marks_in(content) <= MOST_MARKS
+            header = json.loads(content.decode("utf-8"), parse_int=whole_number) if few else None
+        except (ValueError, RecursionError):
+            return None
+    sound = isinstance(header, dict) and all(has_shape(header[name], size) for name in tensors_of(header))
+    return header if sound else None
+
+
+def tensors_of(header: dict[str, Any]) -> list[str]:
+    return [name for name in header if name != "__metadata__"]
+
+
+def has_shape(entry: Any, size: int) -> bool:
+    """Whether an entry of a header has a shape of sizes that a file of so many bytes can hold."""
+    shape = entry.get("shape") if isinstance(entry, dict) else None
+    return isinstance(shape, list) and all(isinstance(n, int) and 0 <= n <= 8 * size for n in shape)
+
+
+def values_in(document: Any) -> Iterator[tuple[str, Any]]:
+    """Every value that is no list and no object, with the key that it, or the list it is in, has."""
+    waiting: list[tuple[str, Any]] = [("", document)]
+    while waiting:
+        key, value = waiting.pop()
+        if isinstance(value, dict):
+            waiting += value.items()
+        elif isinstance(value, list):
+            waiting += [(key, part) for part in value]
+        else:
+            yield key, value
+
+
+def objects_in(document: Any) -> Iterator[dict[str, Any]]:
+    """Every object of a document, the outer before the inner."""
+    waiting = [document]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, dict):
+            yield value
+        if isinstance(value, (dict, list)):
+            waiting += value.values() if isinstance(value, dict) else value
+
+
+def block_hub_kernels() -> None:
+    """Before transformers is imported: its integrations fetch compiled code from the Hub through the package `kernels`,
+    for a kind of attention, of experts or of quantization that a config names. Without the package they do not."""
+    sys.modules["kernels"] = None  # type: ignore[assignment]
+
+
+def check_regular(path: Path, *, hint: str = "download the model again") -> None:
+    """No pipe, device or socket. What is missing is told by whoever needs it."""
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise not_a_file(path, str(error), hint=hint) from None
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        raise not_a_file(path, KINDS.get(stat.S_IFMT(mode), "something else"), hint=hint)
+
+
+def check_file(path: Path, folder: Path) -> None:
+    """A regular file of this folder, or a link to one: into the folder, or to the `blobs` of its Hub cache."""
+    check_regular(path)
+    if not path.is_file():
+        return
+    target = path.resolve()
+    if path.is_symlink() and not any(target.is_relative_to(root) for root in roots_of(folder)):
+        raise Refused(
+            f"{path} is a link that leads out of its folder",
+            code="link_outside",
+            expected="files of the folder itself, or links of the Hub's cache into its blobs",
+            got=os.readlink(path),
+            hint="if you trust it, copy the file itself into the folder",
+        )
+    most = FOREIGN_JSON.get(path.name) or FOREIGN_BYTES.get(path.suffix)
+    if most is not None and path.stat().st_size > most:
+        raise Refused(
+            f"{path} is too large to be what its name says",
+            code="broken_model",
+            expected=f"at most {most} bytes",
+            got=f"{path.stat().st_size} bytes",
+            hint="download the model again",
+        )
+
+
+KINDS = {
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFSOCK: "a socket",
+}
+
+
+def roots_of(folder: Path) -> list[Path]:
+    """Where the files of a model folder may lie: in it, and in the blobs beside a snapshot of the Hub's cache."""
+    real = folder.resolve()
+    cache = real.parent.parent
+    in_cache = real.parent.name == "snapshots" and cache.name.startswith("models--")
+    return [real, *([cache / "blobs"] if in_cache else [])]
+
+
+def not_a_file(path: Path, got: str, *, hint: str = "download the model again") -> Refused:
+    return Refused(
+        f"{path} is no file that can be read",
+        code="not_a_file",
+        expected="a regular file",
+        got=got,
+        hint=hint,
+    )
+
+
+@contextmanager
+def regular_file(path: Path, *, hint: str = "download the model again") -> Iterator[IO[bytes]]:
+    """A regular file, open to be read. A pipe is never waited for, and a device never read."""
+    number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    with open(number, "rb") as file:
+        found = os.fstat(number)
+        if not stat.S_ISREG(found.st_mode):
+            raise not_a_file(path, KINDS.get(stat.S_IFMT(found.st_mode), "something else"), hint=hint)
+        yield file
+
+
+def read_foreign(path: Path, most: int) -> bytes:
+    """The bytes of a regular file."""
+    with regular_file(path) as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise unsound(path, f"it has more than {most} bytes")
+    return content
+
+
+def foreign_json(path: Path) -> Any:
+    """A JSON document that somebody else wrote.
+
+    Raises:
+        Refused: no UTF-8, no JSON, a number of too many digits, or nested too deep.
+    """
+    most = FOREIGN_JSON.get(path.name, FOREIGN_JSON["config.json"])
+    content = read_foreign(path, most)
+    if marks_in(content) > most // BYTES_A_VALUE:
+        raise unsound(path, f"it has more than {most // BYTES_A_VALUE} values")
+    try:
+        document = json.loads(content.decode("utf-8"), parse_int=whole_number)
+    except (ValueError, RecursionError) as error:
+        raise unsound(path, f"it is not JSON: {error}") from None
+    if depth_of(document) > DEEPEST:
+        raise unsound(path, f"its values are nested more than {DEEPEST} deep")
+    return document
+
+
+def marks_in(content: bytes) -> int:
+    """No fewer than the values of a JSON document, counted before any of them is made."""
+    return sum(content.count(mark) for mark in (b",", b"[", b"{"))
+
+
+def whole_number(digits: str) -> int:
+    if len(digits) > MOST_DIGITS:
+        raise ValueError(f"a number of {len(digits)} digits")
+    return int(digits)
+
+
+def depth_of(document: Any) -> int:
+    """Of lists and objects in each other, counted up to one more than `DEEPEST`."""
+    level, depth = [document], 0
+    while depth <= DEEPEST:
+        level = [value for value in level if isinstance(value, (dict, list))]
+        if not level:
+            break
+        depth += 1
+        level = [part for value in level for part in (value.values() if isinstance(value, dict) else value)]
+    return depth
+
+
+def unsound(path: Path, why: str) -> Refused:
+    return Refused(
+        f"{path} cannot be read: {why}",
+        code="broken_model",
+        expected="a JSON file as transformers writes it",
+        got=why[:300],
+        hint="download it again",
+    )
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files that transformers loads the weights from: the single one, or those that the index names. They need not
+    be there.
+
+    Raises:
+        Refused: the index names a file outside the folder or of another kind, or both are there and do not agree.
+    """
+    if not (folder / INDEX).is_file():
+        return [folder / SINGLE]
+    names = index_names(folder / INDEX)
+    if (folder / SINGLE).is_file() and names != [SINGLE]:
+        raise bad_index(folder, f"{SINGLE}, and an index that names {names[0]}", "one of the two, or the same in both")
+    return [folder / name for name in names]
+
+
+def index_names(index: Path) -> list[str]:
+    """The files that an index names, each once: plain names of safetensors files, never a path or a pickle."""
+    document = foreign_json(index)
+    weight_map = document.get("weight_map") if isinstance(document, dict) else None
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise bad_index(index.parent, "no weight_map", "file names by tensor name")
+    bad = next((name for name in weight_map.values() if not is_plain_name(name)), None)
+    if bad is not None or None in weight_map.values():
+        expected = "names of safetensors files in the same folder"
+        raise bad_index(index.parent, repr(bad)[:200], expected)
+    return sorted(set(weight_map.values()))
+
+
+def is_plain_name(name: Any) -> bool:
+    if not isinstance(name, str) or not name.endswith(".safetensors"):
+        return False
+    return not any(mark in name for mark in ("/", "\\", "\0")) and not name.startswith(".")
+
+
+def bad_index(folder: Path, got: str, expected: str) -> Refused:
+    return Refused(
+        f"{folder / INDEX} does not name the weights of this folder",
+        code="broken_safetensors",
+        expected=expected,
+        got=got,
+        hint="download the model again",
+    )
+
+
+def model_file(model: str, revision: str | None, name: str) -> str | None:
+    """The path of one file of a model, fetched where need be; None when the model has none."""
+    from transformers.utils import cached_file
+
+    missing = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
+    return cached_file(model, name, revision=revision, **missing)  # type: ignore[no-any-return]

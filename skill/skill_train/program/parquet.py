@@ -1,0 +1,335 @@
+"""Parquet and Arrow: tables that are checked before they are unpacked, and rows as they were written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+from skill_train.program.events import Refused
+
+# A table of one kilobyte can unpack to gigabytes: by its codec, by the number of a long text in a dictionary, by texts
+# that repeat the beginning of the one before, by a run of rows or of parts of a row. A file of so many bytes is
+# believed to hold so much: in all, in rows of Python, and at once, in one page of each column or in one row.
+ROWS_AT_ONCE = 1024
+VALUE_BYTES = 100  # of a value in Python, beside its text
+# Of Parquet: two kinds of column, a kind of page, the encoding DELTA_BYTE_ARRAY, and codecs as pyarrow calls them.
+TEXTS, FIXED, DICTIONARY_PAGE, PREFIXES = 6, 7, 2, 7
+CODECS = {0: None, 1: "snappy", 2: "gzip", 4: "brotli", 5: "lz4_raw", 6: "zstd", 7: "lz4_raw"}
+DICTIONARY_BYTES = 1 << 20  # beyond which writers begin no further one
+
+
+def most_in_all(size: int) -> int:
+    return max(1_000_000_000, 1000 * size)
+
+
+def most_at_once(size: int) -> int:
+    return max(32_000_000, 100 * size)
+
+
+def too_much(path: Any, size: int, what: str) -> Refused:
+    return Refused(
+        f"{path} has {size:,} bytes and unpacks to {what}",
+        code="unpacks_to_too_much",
+        expected=f"at most {most_in_all(size):,} bytes in all, and {most_at_once(size):,} in one row or page",
+        got=what,
+        hint="do not use it; if you wrote it yourself, write the rows to a .jsonl file, and give that",
+    )
+
+
+def parquet_batches(path: Path, size: int) -> Iterator[Any]:
+    """The rows of a Parquet file, so many at a time that no column takes much memory.
+
+    Raises:
+        Refused: the footer, or the header of a page, says more than a file of this size is believed to hold.
+    """
+    from pyarrow import parquet
+
+    with open(path, "rb") as raw:
+        groups, most = row_groups(raw, size), most_at_once(size)
+        check_footer(groups, path, size)
+        file = parquet.ParquetFile(path)
+        if any(len(group.chunks) != len(file.schema) for group in groups):
+            raise ValueError("its footer lacks a column")
+        numbered = {i for group in groups for i, chunk in enumerate(group.chunks) if chunk.numbered}
+        by_number = parquet.ParquetFile(path, read_dictionary=[file.schema.column(i).path for i in sorted(numbered)])
+        for number, group in enumerate(groups):
+            columns = [Column(raw, chunk, file.schema.column(i), most) for i, chunk in enumerate(group.chunks)]
+            page, parts = sum(c.page for c in columns), sum(c.values for c in columns if c.repeated)
+            if page > most:
+                raise too_much(path, size, f"{page:,} bytes in one page of each column")
+            if parts * VALUE_BYTES > most_in_all(size):
+                raise too_much(path, size, f"{parts:,} parts of rows")
+            # One row may have all parts of the others, and each part the longest text.
+            wide = [c for c in columns if c.repeated and c.width * c.values > most_in_all(size)]
+            if any(not c.numbered for c in wide):
+                raise too_much(path, size, f"up to {max(c.width * c.values for c in wide):,} bytes of texts")
+            rows = min(ROWS_AT_ONCE, most // max(1, sum(c.width for c in columns)))
+            # A text that is repeated is in memory once where it stays a number; its rows take six times as long.
+            yield from (by_number if wide else file).iter_batches(batch_size=max(1, rows), row_groups=[number])
+
+
+class Chunk(NamedTuple):
+    """One column of one row group, as the footer describes it."""
+
+    kind: int
+    codec: int
+    values: int
+    unpacked: int
+    packed: int
+    data_at: int
+    dictionary_at: int  # 0: none
+
+    @property
+    def numbered(self) -> bool:
+        """Whether its texts stand in a dictionary."""
+        return self.kind == TEXTS and self.dictionary_at > 0
+
+
+class Group(NamedTuple):
+    rows: int
+    chunks: list[Chunk]
+
+
+def row_groups(raw: IO[bytes], size: int) -> list[Group]:
+    """Those of a Parquet file. Read here: pyarrow (26) ends the process over a footer that it does not understand."""
+    raw.seek(max(0, size - 8))
+    length, mark = int.from_bytes(raw.read(4), "little"), raw.read(4)
+    if mark != b"PAR1" or length > size - 8:
+        raise ValueError("it does not end as a Parquet file")
+    raw.seek(size - 8 - length)
+    try:
+        footer, _ = thrift_struct(raw.read(length), 0)
+        return [Group(group[3], [chunk_of(column[3]) for column in group[1]]) for group in footer[4]]
+    except (IndexError, KeyError, TypeError, AttributeError):
+        raise ValueError("its footer is broken") from None
+
+
+def chunk_of(said: dict[int, Any]) -> Chunk:
+    chunk = Chunk(said[1], said[4], said[5], said[6], said[7], said[9], said.get(11, 0))
+    if any(type(number) is not int or number < 0 for number in chunk):
+        raise ValueError("its footer has a number that is none")
+    return chunk
+
+
+def check_footer(groups: list[Group], path: Path, size: int) -> None:
+    """Refuses a Parquet file whose footer claims more than one of `size` bytes is believed to hold."""
+    rows = sum(group.rows for group in groups)
+    if rows * VALUE_BYTES > most_in_all(size):
+        raise too_much(path, size, f"{rows:,} rows")
+    unpacked = sum(chunk.unpacked for group in groups for chunk in group.chunks)
+    if unpacked > most_in_all(size):
+        raise too_much(path, size, f"{unpacked:,} bytes")
+
+
+class Column:
+    """What the pages of one column of one row group say of themselves. pyarrow believes them and not the footer."""
+
+    def __init__(self, raw: IO[bytes], chunk: Chunk, column: Any, most: int) -> None:
+        self.repeated = column.max_repetition_level > 0
+        self.numbered = chunk.numbered
+        self.page = 0  # bytes of the largest
+        self.values = 0
+        self.width = 8  # bytes of one value at most, where they are not all in its page
+        for page in pages(raw, chunk):
+            self.page = max(self.page, page.unpacked)
+            if page.kind == DICTIONARY_PAGE:
+                self.width = max(self.width, longest_text(raw, page, chunk) if page.unpacked <= most else page.unpacked)
+            else:
+                self.values += page.values
+            if page.encoding == PREFIXES:
+                self.width, self.numbered = max(self.width, page.unpacked), False
+        if chunk.kind == FIXED:
+            self.width = column.length
+
+
+class Page(NamedTuple):
+    """A page as its header describes it."""
+
+    kind: int
+    at: int  # where its bytes begin
+    packed: int  # bytes
+    unpacked: int
+    values: int
+    encoding: int
+
+
+def pages(raw: IO[bytes], chunk: Chunk) -> Iterator[Page]:
+    """Each page that pyarrow would read."""
+    at = chunk.dictionary_at if 0 < chunk.dictionary_at < chunk.data_at else chunk.data_at
+    end, seen = at + chunk.packed, 0
+    while at < end and seen < chunk.values:
+        header, length = page_header(raw, at)
+        inner: dict[int, Any] = next((header[n] for n in (5, 7, 8) if isinstance(header.get(n), dict)), {})
+        values, encoding = inner.get(1, 0), inner.get(4 if 8 in header else 2, 0)
+        page = Page(header.get(1, -1), at + length, header.get(3, -1), header.get(2, -1), values, encoding)
+        if any(type(part) is not int or part < 0 for part in page):
+            raise ValueError("the header of a page has no such number")
+        yield page
+        seen += values if page.kind != DICTIONARY_PAGE else 0
+        at = page.at + page.packed
+
+
+def longest_text(raw: IO[bytes], page: Page, chunk: Chunk) -> int:
+    """Bytes of the longest text in a dictionary; of a very large one, or where its codec is another, those of all."""
+    import pyarrow
+
+    if chunk.kind != TEXTS or page.unpacked > 8 * DICTIONARY_BYTES or chunk.codec not in CODECS:
+        return page.unpacked
+    raw.seek(page.at)
+    data, codec = raw.read(min(page.packed, chunk.packed)), CODECS[chunk.codec]
+    if codec is not None:
+        try:
+            data = pyarrow.decompress(data, page.unpacked, codec=codec, asbytes=True)
+        except (pyarrow.ArrowException, OSError, ValueError):
+            return page.unpacked
+    at = longest = 0
+    while at < len(data):
+        length = int.from_bytes(data[at : at + 4], "little")
+        longest, at = max(longest, length), at + 4 + length
+    return longest
+
+
+def page_header(raw: IO[bytes], at: int) -> tuple[dict[int, Any], int]:
+    """The header of a page by the numbers of its fields, and its length."""
+    for most in (1 << 14, 1 << 24):  # with a long text as the smallest of the page, say
+        raw.seek(at)
+        try:
+            return thrift_struct(raw.read(most), 0)
+        except IndexError:
+            continue
+    raise ValueError("the header of a page is cut off")
+
+
+def thrift_struct(data: bytes, at: int) -> tuple[dict[int, Any], int]:
+    """A struct in Thrift's compact protocol, by the numbers of its fields, and where it ends."""
+    fields: dict[int, Any] = {}
+    number = 0
+    while head := data[at]:
+        number, at = (number + (head >> 4), at + 1) if head >> 4 else thrift_number(data, at + 1)
+        fields[number], at = thrift_value(data, at, head & 15)
+    return fields, at + 1
+
+
+def thrift_value(data: bytes, at: int, kind: int) -> tuple[Any, int]:
+    if kind in (1, 2):  # true, false
+        return kind == 1, at
+    if kind == 3:
+        return data[at], at + 1
+    if kind in (4, 5, 6):
+        return thrift_number(data, at)
+    if kind == 7:  # a float
+        return None, at + 8
+    if kind == 8:  # bytes; their length has no sign
+        length, at = thrift_varint(data, at)
+        return data[at : at + length], at + length
+    if kind in (9, 10):
+        return thrift_list(data, at)
+    if kind == 12:
+        return thrift_struct(data, at)
+    raise ValueError("a description in it is none")
+
+
+def thrift_list(data: bytes, at: int) -> tuple[list[Any], int]:
+    head, found = data[at], []
+    count, at = (head >> 4, at + 1) if head >> 4 < 15 else thrift_varint(data, at + 1)
+    for _ in range(count):
+        value, at = (data[at], at + 1) if head & 15 in (1, 2) else thrift_value(data, at, head & 15)
+        found.append(value)
+    return found, at
+
+
+def thrift_number(data: bytes, at: int) -> tuple[int, int]:
+    value, at = thrift_varint(data, at)
+    return (value >> 1) ^ -(value & 1), at
+
+
+def thrift_varint(data: bytes, at: int) -> tuple[int, int]:
+    value = 0
+    for shift in range(0, 70, 7):
+        byte = data[at]
+        value, at = value | (byte & 0x7F) << shift, at + 1
+        if byte < 0x80:
+            return value, at
+    raise ValueError("a number in it is too long")
+
+
+def believable(batches: Iterable[Any], path: Any, size: int) -> Iterator[Any]:
+    """Batches of Arrow that are small as rows of Python too.
+
+    Raises:
+        Refused: one row, or all rows so far, are more than a file of this size is believed to hold.
+    """
+    total = 0
+    for batch in batches:
+        for part, weight in small_parts(batch, most_at_once(size)):
+            total += weight
+            if weight > most_at_once(size):
+                raise too_much(path, size, f"{weight:,} bytes in one row")
+            if total > most_in_all(size):
+                raise too_much(path, size, f"more than {most_in_all(size):,} bytes of rows")
+            yield part
+
+
+def small_parts(batch: Any, most: int) -> Iterator[tuple[Any, int]]:
+    """The batch in parts of at most so many bytes, or of one row, with the bytes of each."""
+    weight = sum(python_bytes(column) for column in batch.columns)
+    if weight <= most or batch.num_rows < 2:
+        yield batch, weight
+        return
+    half = batch.num_rows // 2
+    yield from small_parts(batch.slice(0, half), most)
+    yield from small_parts(batch.slice(half), most)
+
+
+def python_bytes(array: Any) -> int:
+    """About as many as its values take in Python."""
+    import pyarrow
+    from pyarrow import compute
+
+    kind, own = array.type, VALUE_BYTES * len(array)
+    if isinstance(array, pyarrow.ExtensionArray):
+        return python_bytes(array.storage)
+    if pyarrow.types.is_struct(kind):
+        return own + sum(map(python_bytes, array.flatten()))
+    if isinstance(array, (pyarrow.ListArray, pyarrow.LargeListArray, pyarrow.FixedSizeListArray)):  # a map is a list
+        return own + python_bytes(array.flatten())
+    if not pyarrow.types.is_dictionary(kind):
+        return own + int(array.nbytes)
+    lengths = compute.binary_length(array.dictionary)
+    return own + (compute.sum(lengths.take(array.indices)).as_py() or 0)
+
+
+def as_written(rows: Iterable[dict[str, Any]], schema: Any, *, json_read: bool = False) -> Iterator[dict[str, Any]]:
+    """Rows of Arrow without the nulls that Arrow put in: one column has one type, so each call of a tool would have the
+    arguments of all the others. JSON inside a column is read (`json_read`: it was already), and its nulls stay."""
+    readers = {field.name: read for field in schema if (read := arrow_reader(field.type, json_read=json_read))}
+    for row in rows:
+        yield {**row, **{name: read(row[name]) for name, read in readers.items()}} if readers else row
+
+
+def arrow_reader(kind: Any, *, json_read: bool) -> Callable[[Any], Any] | None:
+    """What makes a value of this type what was written; None where it is that already."""
+    import pyarrow
+
+    types = pyarrow.types
+    if getattr(kind, "extension_name", None) == "arrow.json":
+        return None if json_read else lambda text: json.loads(text) if isinstance(text, str) else text
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        item = arrow_reader(kind.value_type, json_read=json_read)
+        return item and (lambda values: [item(value) for value in values] if isinstance(values, list) else values)
+    if not types.is_struct(kind):
+        return None
+    fields = {field.name: arrow_reader(field.type, json_read=json_read) for field in kind}
+
+    def read(value: Any) -> Any:
+        if not isinstance(value, dict):  # null, or what `datasets` makes of an image
+            return value
+        return {
+            name: field(part) if (field := fields.get(name)) else part
+            for name, part in value.items()
+            if part is not None
+        }
+
+    return read

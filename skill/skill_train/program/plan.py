@@ -1,0 +1,248 @@
+"""The plan: its fields, its checks, and the smaller layout that follows when memory ends."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from skill_train.program.events import Refused, event
+from skill_train.program.model_files import ATTENTION, block_hub_kernels, foreign_json
+
+PLAN_SCHEMA = "skill-train/plan/1"
+
+# Every field the program reads, with its JSON type. `skill_train.recipe.fields` holds the meaning and the defaults.
+RECIPE_FIELDS: dict[str, tuple[type, ...]] = {
+    "model": (str,),
+    "revision": (str, type(None)),
+    "data": (str,),
+    "data_revision": (str, type(None)),
+    "data_config": (str, type(None)),
+    "split": (str,),
+    "format": (str,),
+    "columns": (dict,),
+    "loss_on": (str,),
+    "method": (str,),
+    "finetuning_type": (str,),
+    "pure_bf16": (bool,),
+    "max_length": (int,),
+    "max_steps": (int,),
+    "effective_batch_size": (int,),
+    "learning_rate": (float, int),
+    "lr_scheduler_type": (str,),
+    "warmup_steps": (int,),
+    "weight_decay": (float, int),
+    "adam_beta1": (float, int),
+    "adam_beta2": (float, int),
+    "adam_epsilon": (float, int),
+    "max_grad_norm": (float, int),
+    "optim": (str,),
+    "lora_r": (int,),
+    "lora_alpha": (float, int),
+    "lora_dropout": (float, int),
+    "target_modules": (list,),
+    "modules_to_save": (list, type(None)),
+    "use_rslora": (bool,),
+    "use_dora": (bool,),
+    "load_in_4bit": (bool,),
+    "held_out_fraction": (float, int),
+    "skip_untrained_rows": (bool,),
+    "seed": (int,),
+}
+PLACEMENT_FIELDS: dict[str, tuple[type, ...]] = {
+    "backend": (str,),
+    "device": (str,),
+    "dtype": (str,),
+    "attn_implementation": (str,),
+    "per_device_train_batch_size": (int,),
+    "gradient_accumulation_steps": (int,),
+    "num_processes": (int,),
+    "strategy": (str,),
+    "offload": (bool,),
+    "gradient_checkpointing": (bool,),
+    "threads": (int, type(None)),
+    "save_steps": (int,),
+    "save_total_limit": (int,),
+    "report_to": (str,),
+}
+STRATEGIES = ("single", "ddp", "fsdp")
+TUNED = {"lora": "adapter", "full": "merged"}  # the folder of what was trained
+MEASURING, TRAINS = "measuring the model before training", "training"  # the stages with a batch in memory
+SMALLER = "smaller_layout"  # the rule of a reason in a plan whose first layout met the end of the memory
+
+
+def load_plan(path: Path) -> dict[str, Any]:
+    """The plan, every field present and of its type. Standard library only: a bad plan fails in milliseconds."""
+    plan = plan_document(path)
+    if not isinstance(plan, dict) or plan.get("schema") != PLAN_SCHEMA:
+        got = str(plan.get("schema")) if isinstance(plan, dict) else type(plan).__name__
+        raise bad_plan(f"{path} is not a plan", expected=PLAN_SCHEMA, got=got)
+    check_fields(plan.get("recipe"), RECIPE_FIELDS, "recipe")
+    check_fields(plan.get("placement"), PLACEMENT_FIELDS, "placement")
+    tuning = plan["recipe"]["finetuning_type"]
+    if tuning not in TUNED:
+        raise bad_plan("recipe.finetuning_type is unknown", expected=" or ".join(TUNED), got=tuning)
+    check_batch(plan["recipe"], plan["placement"])
+    attention = plan["placement"]["attn_implementation"]
+    if attention not in ATTENTION:  # the name of a repository would be fetched from the Hub and run
+        expected = " or ".join(ATTENTION)
+        raise bad_plan("placement.attn_implementation is unknown", expected=expected, got=attention)
+    return plan
+
+
+def plan_document(path: Path) -> Any:
+    try:
+        return foreign_json(path)
+    except FileNotFoundError:
+        raise Refused(
+            f"{path} does not exist",
+            code="missing_file",
+            expected="the plan of a run",
+            got=str(path),
+            hint="check the path; skill-train local RECIPE makes a plan and trains it",
+        ) from None
+    except Refused as refusal:
+        raise bad_plan(refusal.error["message"], expected="a plan in JSON", got=refusal.error["got"]) from None
+    except OSError as error:  # a folder, a file of another user
+        raise bad_plan(f"{path} cannot be read: {error.strerror}", expected="a plan in JSON") from None
+
+
+def bad_plan(message: str, *, expected: str = "", got: str = "") -> Refused:
+    hint = "make the plan again: skill-train local RECIPE, which trains it too"
+    return Refused(message, code="bad_plan", expected=expected, got=got, hint=hint)
+
+
+def check_fields(values: Any, fields: dict[str, tuple[type, ...]], name: str) -> None:
+    if not isinstance(values, dict):
+        raise bad_plan(f"the plan has no {name}", expected=f"an object called {name}")
+    for key in sorted(set(values) ^ set(fields)):
+        state = "unknown" if key in values else "missing"
+        raise bad_plan(f"{name}.{key} is {state}")
+    for key, types in fields.items():
+        value = values[key]
+        if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
+            expected = " or ".join(t.__name__ for t in types)
+            raise bad_plan(f"{name}.{key} has the wrong type", expected=expected, got=repr(value))
+
+
+def check_batch(recipe: dict[str, Any], placement: dict[str, Any]) -> None:
+    parts = [placement[k] for k in ("per_device_train_batch_size", "gradient_accumulation_steps", "num_processes")]
+    if math.prod(parts) != recipe["effective_batch_size"]:
+        raise bad_plan(
+            "the batch split does not make the effective batch size",
+            expected=f"effective_batch_size {recipe['effective_batch_size']}",
+            got=" x ".join(map(str, parts)) + " (per device x accumulation x processes)",
+        )
+    strategy, processes = placement["strategy"], placement["num_processes"]
+    if strategy not in STRATEGIES or (strategy == "single") != (processes == 1):
+        raise bad_plan(
+            "placement.strategy does not go with the number of processes",
+            expected="single with one process, ddp or fsdp with several",
+            got=f"{strategy} with {processes}",
+        )
+
+
+def check_processes(placement: dict[str, Any]) -> None:
+    """A process that was never started would leave out its part of every batch, and the loss would look healthy:
+    `accelerate launch --cpu --num_processes 2` starts one (accelerate 1.15)."""
+    started = int(os.environ.get("WORLD_SIZE", "1"))
+    if started != placement["num_processes"]:
+        raise wrong_launch(f"{placement['num_processes']} processes", f"{started}")
+
+
+def wrong_launch(expected: str, got: str) -> Refused:
+    return Refused(
+        "the program was not started as its plan says",
+        code="wrong_launch",
+        expected=expected,
+        got=got,
+        hint="skill-train local starts it; by hand: accelerate launch with the arguments under `launch` in the plan",
+    )
+
+
+def smaller_plan(plan: dict[str, Any], error: dict[str, Any], stage: str | None) -> dict[str, Any] | None:
+    """The plan for another try after `error`, with its reason; None where a smaller layout would not help.
+
+    Args:
+        error: of a training that ended for its memory.
+        stage: the last one that it told of. Before the model is there, and after it is trained, no batch needs memory.
+    """
+    placement = smaller_layout(plan["placement"]) if stage in (MEASURING, TRAINS) else None
+    if placement is None:
+        return None
+    reason = {
+        "rule": SMALLER,
+        "value": layout_words(placement),
+        "because": f"{error['message']}; it was {layout_words(plan['placement'])}",
+        "source": "this run",
+    }
+    return plan | {"placement": placement, "reasons": [*(plan.get("reasons") or []), reason]}
+
+
+def smaller_layout(placement: dict[str, Any]) -> dict[str, Any] | None:
+    """The next one in the planner's order that needs less memory: activations that are computed again, then fewer rows
+    at a time. Each step trains the same rows. None after the smallest."""
+    if not placement["gradient_checkpointing"]:
+        return placement | {"gradient_checkpointing": True}
+    rows = placement["per_device_train_batch_size"]
+    whole = rows * placement["gradient_accumulation_steps"]
+    fewer = next((count for count in range(rows // 2, 0, -1) if whole % count == 0), None)
+    if fewer is None:
+        return None
+    return placement | {"per_device_train_batch_size": fewer, "gradient_accumulation_steps": whole // fewer}
+
+
+def layout_words(placement: dict[str, Any]) -> str:
+    rows, times = placement["per_device_train_batch_size"], placement["gradient_accumulation_steps"]
+    return (
+        f"{rows} x {times} rows {'with' if placement['gradient_checkpointing'] else 'without'} gradient_checkpointing"
+    )
+
+
+def memory_ended(error: dict[str, Any], kills: int | None) -> bool:
+    """Whether a training certainly ended for its memory. One that was killed did not say so, and anybody may have
+    killed it.
+
+    Args:
+        kills: `kills_for_memory` from before it.
+    """
+    if error["code"] != "out_of_memory" or "SIGKILL" not in error["message"]:
+        return bool(error["code"] == "out_of_memory")
+    now = kills_for_memory()
+    return kills is not None and now is not None and now > kills
+
+
+def kills_for_memory() -> int | None:
+    """Processes that this computer has killed for its memory since it started; None where the system does not tell."""
+    try:
+        found = re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(encoding="utf-8"), re.MULTILINE)
+    except OSError:
+        return None
+    return int(found[1]) if found else None
+
+
+def last_stage(said: str) -> str | None:
+    """The last stage that a training told of, in its output."""
+    lines = [line for line in said.splitlines() if line.startswith('{"event": "stage"')]
+    return str(json.loads(lines[-1])["text"]) if lines else None
+
+
+def once_more(plan: dict[str, Any]) -> str:
+    reason = plan["reasons"][-1]
+    return f"{reason['because']}; once more, with {reason['value']}"
+
+
+def prepare_environment(placement: dict[str, Any]) -> None:
+    """Before any library is imported: no telemetry, and MPS falls back to the CPU for operators it lacks."""
+    for name in ("HF_HUB_DISABLE_TELEMETRY", "DISABLE_TELEMETRY", "DO_NOT_TRACK"):
+        os.environ[name] = "1"
+    block_hub_kernels()
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+    # Threads that spin while they wait take the processor from each other on a busy machine: 10 times slower, measured.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    if placement["device"] == "mps":
+        os.environ.setdefault("PYTORCH_ENABLE_MPS_FALLBACK", "1")
+        event("note", text="PYTORCH_ENABLE_MPS_FALLBACK=1: operators that MPS lacks run on the CPU, slower")

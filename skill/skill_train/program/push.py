@@ -1,0 +1,256 @@
+"""The push: the result, its records and its card in one commit to the Hub."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from skill_train.program.events import EXIT_FAILED, EXIT_NO_ACCESS, EXIT_TEMPORARY, Refused, tell
+from skill_train.program.plan import SMALLER
+
+PAUSES = (1, 2, 4, 8, 16, 32, 64, 128, 128)  # seconds; together longer than the 300 of the Hub's rate limit
+REQUEST_SECONDS = 60.0  # to connect, to write, and for each read; huggingface_hub 2.4 sets no limit of its own
+PROOF = "training.json"  # in the repository, while it has no result
+# Of train.json in the repository, which others may read. `example` and `answer` hold rows of the data.
+PUBLISHED = {
+    "schema", "step", "recipe_hash", "steps", "verdict", "outputs", "saved_dtype", SMALLER, "checks", "data", "figures",
+    "seconds", "finished_at",
+}  # fmt: skip
+
+
+def push(plan: dict[str, Any], work: Path) -> None:
+    """The result, its records and its card in one commit. Done before, it does nothing."""
+    tell("stage", text="pushing the result")
+    folder = work / ("adapter" if (work / "adapter").is_dir() else "merged")
+    files: dict[str, Path | bytes] = {path.relative_to(folder).as_posix(): path for path in files_of(folder)}
+    files["environment.json"] = work / "environment.json"
+    files["train.json"] = as_json(without_rows(json.loads((work / "train.json").read_text(encoding="utf-8"))))
+    files["recipe.json"] = as_json(shown_recipe(plan))
+    try:
+        files["README.md"] = model_card(plan, work, licence(plan)).encode()
+        commit_id = commit(plan, files, f"Trained by skill-train, recipe {str(plan.get('recipe_hash'))[:12]}")
+    except Refused as refusal:
+        raise Refused(
+            f"the run is trained and kept, and could not be pushed: {refusal}",
+            code="push_failed",
+            exit_code=EXIT_FAILED,
+            expected=f"{plan['policy']['hub_model_id']} takes a commit",
+            got=refusal.error["got"],
+            hint="start the run again: it pushes what was kept, and trains nothing",
+        ) from refusal
+    tell("pushed", repo=plan["policy"]["hub_model_id"], commit=commit_id)
+
+
+def without_rows(record: dict[str, Any]) -> dict[str, Any]:
+    """`train.json` as it is pushed. The folder of the run keeps the whole one."""
+    return {key: value for key, value in record.items() if key in PUBLISHED}
+
+
+def commit(plan: dict[str, Any], files: dict[str, Any], message: str) -> str:
+    """One commit in the private repository of the plan, which is made where there is none. Returns its id."""
+    from huggingface_hub import CommitOperationAdd, CommitOperationDelete
+
+    repo = plan.get("policy", {}).get("hub_model_id")
+    if not repo:
+        raise Refused(
+            "the plan does not say where the result goes", code="no_repository", expected="hub_model_id: owner/name"
+        )
+    api = hub()
+
+    def attempt() -> str:
+        api.create_repo(repo, private=True, exist_ok=True)
+        changes: list[Any] = [
+            CommitOperationAdd(name, content if isinstance(content, bytes) else str(content))
+            for name, content in files.items()
+        ]
+        if PROOF not in files and api.file_exists(repo, PROOF):
+            changes.append(CommitOperationDelete(PROOF))
+        return str(api.create_commit(repo, changes, commit_message=message).oid)
+
+    return str(asked(attempt, repo))
+
+
+def hub() -> Any:
+    """The client, without bars, and with no request that waits for ever."""
+    from huggingface_hub import HfApi, get_token, set_client_factory
+    from huggingface_hub.utils import disable_progress_bars
+    from huggingface_hub.utils._http import default_client_factory
+
+    if get_token() is None:
+        raise Refused(
+            "there is no token for the Hub",
+            code="not_signed_in",
+            exit_code=EXIT_NO_ACCESS,
+            expected="HF_TOKEN among the secrets of the job",
+        )
+
+    def client() -> Any:
+        made = default_client_factory()
+        made.timeout = REQUEST_SECONDS
+        made.event_hooks = {**made.event_hooks, "response": [*made.event_hooks["response"], stay_here]}
+        return made
+
+    set_client_factory(client)
+    disable_progress_bars()
+    return HfApi()
+
+
+def stay_here(response: Any) -> None:
+    """What is pushed follows no redirect to another host, and none that would lose it on the way."""
+    request = response.request
+    if request.method in ("GET", "HEAD") or not response.has_redirect_location:
+        return
+    target = request.url.join(response.headers["location"])
+    same = all(getattr(target, part) == getattr(request.url, part) for part in ("scheme", "host", "port"))
+    if not same or response.status_code not in (307, 308):
+        raise Refused(
+            "the Hub sent a request that carries something to another place, so it was not sent",
+            code="redirected",
+            exit_code=EXIT_NO_ACCESS,
+            expected=f"an answer of {request.url.host}",
+            got=f"status {response.status_code}, to {target.copy_with(query=None)}",
+            hint="check HF_ENDPOINT and the proxy, then start the run again",
+        )
+
+
+def asked(question: Callable[[], Any], repo: str) -> Any:
+    """The Hub's answer. Trouble that passes is waited out: too many requests, the Hub's own, lost connections."""
+    import httpx2
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    for pause in (*PAUSES, None):
+        try:
+            return question()
+        except HFValidationError as error:
+            raise Refused(f"{repo} cannot be the name of a repository", code="no_repository", got=str(error)) from None
+        except (httpx2.HTTPError, OSError, RuntimeError, ValueError) as error:
+            status = error.response.status_code if isinstance(error, HfHubHTTPError) else None
+            got = (str(error).splitlines() or [type(error).__name__])[0][:200]
+            if status is not None and status < 500 and status not in (408, 409, 412, 429):
+                raise no_access(repo, got) from None
+            if pause is None:
+                raise unreachable(repo, got) from None
+            tell("note", text=f"{repo}: {got}; again in {pause} s")
+            time.sleep(pause)
+
+
+def no_access(repo: str, got: str) -> Refused:
+    return Refused(
+        f"the token may not write to {repo}",
+        code="no_permission",
+        exit_code=EXIT_NO_ACCESS,
+        expected="a token with write access to that repository",
+        got=got,
+        hint="hf auth login, with a token that may write there; then start the run again",
+    )
+
+
+def unreachable(repo: str, got: str) -> Refused:
+    return Refused(
+        f"the Hub did not take a commit for {repo}",
+        code="hub_unreachable",
+        exit_code=EXIT_TEMPORARY,
+        got=got,
+        hint="start the run again; https://status.huggingface.co tells whether the Hub is down",
+    )
+
+
+def on_hub(plan: dict[str, Any], key: str) -> str | None:
+    """The Hub id of the model or the data; None for what lay on the machine that planned."""
+    name = str(plan["recipe"][key])
+    local = plan.get("fingerprints", {}).get(key) or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name)
+    return None if local else name
+
+
+def shown_recipe(plan: dict[str, Any]) -> dict[str, Any]:
+    """The recipe without the folders of the machine that planned."""
+    names = {key: on_hub(plan, key) or Path(plan["recipe"][key]).name for key in ("model", "data")}
+    return {**plan["recipe"], **names}
+
+
+def licence(plan: dict[str, Any]) -> dict[str, str]:
+    """What the card of the base says of its licence; nothing when it says nothing or cannot be read."""
+    base = on_hub(plan, "model")
+    if base is None:
+        return {}
+    import httpx2
+
+    with suppress(httpx2.HTTPError, OSError, ValueError):
+        card = hub().model_info(base, revision=plan["recipe"]["revision"]).card_data
+        told = {key: card.get(key) for key in ("license", "license_name")} if card is not None else {}
+        return {key: value for key, value in told.items() if isinstance(value, str)}
+    return {}
+
+
+def model_card(plan: dict[str, Any], work: Path, licence: dict[str, str]) -> str:
+    """README.md: what the Hub reads between the lines of ---, then what a reader wants to know."""
+    from huggingface_hub import ModelCardData
+
+    recipe, repo = plan["recipe"], plan["policy"]["hub_model_id"]
+    adapter, data = (work / "adapter").is_dir(), on_hub(plan, "data")
+    about = ModelCardData(
+        base_model=on_hub(plan, "model"),
+        library_name="peft" if adapter else "transformers",
+        pipeline_tag="text-generation",
+        tags=["skill-train", recipe["method"], *(["lora"] if adapter else [])],
+        datasets=[data] if data else None,
+        **licence,
+    )
+    kind = "LoRA adapter" if adapter else "fine-tuned model"
+    base = shown_recipe(plan)["model"] + (f" at revision {recipe['revision']}" if recipe["revision"] else "")
+    use = (
+        "from peft import AutoPeftModelForCausalLM as Model"
+        if adapter
+        else "from transformers import AutoModelForCausalLM as Model"
+    )
+    return f"""---
+{about.to_yaml()}
+---
+
+# {repo.rsplit("/", 1)[-1]}
+
+A {kind} of {base}, trained by skill-train. `recipe.json` is the whole recipe, `train.json` the record of the training
+without rows of the data, `environment.json` every argument of the trainer and every version.
+
+```python
+{use}
+
+model = Model.from_pretrained("{repo}")
+```
+
+{card_figures(plan, work)}"""
+
+
+def card_figures(plan: dict[str, Any], work: Path) -> str:
+    recipe = plan["recipe"]
+    record = json.loads((work / "train.json").read_text(encoding="utf-8"))
+    versions = json.loads((work / "environment.json").read_text(encoding="utf-8"))["versions"]
+    figures, data = record["figures"], record["data"]
+    chosen = ("method", "learning_rate", "lr_scheduler_type", "effective_batch_size", "max_length", "lora_r")
+    rows = {
+        "recipe hash": f"`{plan.get('recipe_hash')}`",
+        "steps": record["steps"],
+        "training loss, first and last step": f"{figures['first_loss']:.4f}, {figures['last_loss']:.4f}",
+        "training rows, tokens": f"{data['train_rows']}, {data['tokens']}",
+        "share of the tokens that is trained": f"{data['trained_token_share']:.0%}",
+        **({"notes": "; ".join(data["notes"])} if data.get("notes") else {}),
+        **{name: recipe[name] for name in chosen if name in recipe},
+        "checks of the training program": record["verdict"],
+        "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
+    }
+    lines = ["| | |", "| --- | --- |", *(f"| {name} | {value} |" for name, value in rows.items())]
+    return "\n".join(lines) + "\n"
+
+
+def as_json(document: Any) -> bytes:
+    return (json.dumps(document, indent=1, ensure_ascii=False) + "\n").encode()
+
+
+def files_of(path: Path) -> list[Path]:
+    found = sorted(path.rglob("*")) if path.is_dir() else [path]
+    return [file for file in found if file.is_file()]

@@ -1,0 +1,462 @@
+"""Rows: from a file, a saved folder or the Hub."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+import os
+import re
+import struct
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from skill_train.program.events import Refused, file_digest, lacks_memory
+from skill_train.program.model_files import KINDS_OF_JSON, check_regular, foreign_json, not_a_file, regular_file
+from skill_train.program.parquet import VALUE_BYTES, as_written, believable, most_in_all, parquet_batches, too_much
+
+CELL_CHARACTERS = 10_000_000  # of a table; Python's own limit is 131,072. A quote that nobody closes ends here
+LINE_BYTES = 50_000_000  # of a line of a dataset: a row of a million tokens takes 15 MB
+DOCUMENT_BYTES = 2_000_000_000  # of a dataset in .json, which is read whole and takes several times as much memory
+# What to do, in hints.
+ROWS_IN_LINES = "write the rows to a .jsonl file, one object a line, and give that"
+MEND = "mend or remove it; no row is ever dropped silently"
+PART_OF_FILE = "use train, or a part of it such as train[:500]"
+SAVE_AGAIN = "save the dataset again with Dataset.save_to_disk, or write the rows to a .jsonl file"
+
+
+def iter_rows(
+    data: str, *, split: str, config: str | None = None, revision: str | None = None
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """`(line, row)` for each row of the chosen split; `line` is the line in the file where it has one, else its number.
+
+    A line that is not a JSON object is refused by its number: dropping it silently would train on something else than
+    the file says.
+    """
+    path = Path(data)
+    if path.is_dir():
+        rows = iter_saved(path, split)
+    elif path.is_file():
+        if not split.startswith("train"):
+            raise Refused(
+                f"{path} is one file and has no split {split!r}",
+                code="bad_split",
+                expected="train, train[:500]",
+                got=split,
+                hint=PART_OF_FILE,
+            )
+        rows = iter_slice(iter_file(path), split)
+    elif path.exists():
+        raise not_a_file(path, "a pipe or a device", hint=ROWS_IN_LINES)
+    else:
+        rows = iter_hub(data, split, config, revision)
+    yield from rows
+
+
+def use_data(plan: dict[str, Any], data: Path | None) -> None:
+    """Takes the data from another place than the one that was planned, where the same bytes must lie."""
+    if data is None:
+        return
+    if not data.exists():
+        raise Refused(
+            f"{data} does not exist",
+            code="missing_file",
+            expected="the file or folder that the plan was made with",
+            got=str(data),
+            hint="check the path after --data, or leave --data out",
+        )
+    planned, found = plan.get("fingerprints", {}).get("data"), data_fingerprint(data, plan["recipe"]["split"])
+    if found != planned:
+        raise Refused(
+            f"{data} is not the data of the plan",
+            code="other_data",
+            expected=f"sha256 {planned[:12]}…" if planned else "a plan of a file or folder, with its fingerprint",
+            got=f"sha256 {found[:12]}…",
+            hint="bring the same file, or plan again with this one",
+        )
+    plan["recipe"]["data"] = str(data)
+
+
+def data_fingerprint(data: Path, split: str) -> str:
+    """SHA-256 of a file's bytes, or of the rows of a folder, as the plan has it."""
+    if data.is_file():
+        return str(file_digest(data)["sha256"])
+    digest = hashlib.sha256()
+    for _, row in iter_rows(str(data), split=split):
+        digest.update(json.dumps(row, sort_keys=True, ensure_ascii=False, default=str).encode("utf-8", "replace"))
+    return digest.hexdigest()
+
+
+def iter_file(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    kind = path.suffix.lower()
+    if kind in (".jsonl", ".ndjson"):
+        yield from iter_jsonl(path)
+    elif kind == ".json":
+        yield from iter_json(path)
+    elif kind in (".csv", ".tsv"):
+        yield from iter_csv(path, delimiter_of(path))
+    elif kind == ".parquet":
+        yield from iter_parquet(path)
+    else:
+        raise Refused(
+            f"{path} is not a kind of file that holds a dataset",
+            code="unknown_file_kind",
+            expected=".jsonl, .json, .csv, .tsv, .parquet, a folder saved by datasets, or a Hub id",
+            got=kind or "no extension",
+            hint=ROWS_IN_LINES,
+        )
+
+
+def iter_parquet(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    import pyarrow.parquet
+
+    try:
+        size = path.stat().st_size
+        batches = believable(parquet_batches(path, size), path, size)
+        rows = (row for batch in batches for row in batch.to_pylist())
+        yield from enumerate(as_written(rows, pyarrow.parquet.read_schema(path)), start=1)
+    except (
+        pyarrow.ArrowException,
+        OSError,
+        ValueError,
+        OverflowError,
+        RecursionError,
+    ) as error:  # text that is not UTF-8, a year 99999, JSON that is none
+        raise Refused(
+            f"{path} cannot be read as Parquet: {str(error).splitlines()[0] if str(error) else type(error).__name__}",
+            code="broken_parquet",
+            expected="a whole Parquet file",
+            hint="download or write the file again",
+        ) from None
+
+
+def iter_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    for number, raw in numbered_lines(path):
+        if raw.strip():
+            yield number, parse_object(raw, f"line {number} of {path}")
+
+
+def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """The lines of a dataset, from 1 as an editor counts.
+
+    Raises:
+        Refused: it is a pipe or a device, or a line is too long; no more than so much of it is read.
+    """
+    with regular_file(path, hint=ROWS_IN_LINES) as file:
+        for number, raw in enumerate(iter(partial(file.readline, LINE_BYTES + 1), b""), start=1):
+            if len(raw) > LINE_BYTES:
+                raise Refused(
+                    f"line {number} of {path} is too long",
+                    code="long_line",
+                    expected=f"at most {LINE_BYTES:,} bytes a line; a row of a million tokens takes 15 MB",
+                    got=raw[:80].decode("utf-8", "replace").rstrip(),
+                    hint=ROWS_IN_LINES,
+                )
+            yield number, raw
+
+
+def whole_text(path: Path) -> str:
+    """What is in a dataset that is one document.
+
+    Raises:
+        Refused: it is a pipe or a device, or too large; nothing of it is read then.
+        UnicodeDecodeError: no UTF-8.
+    """
+    with regular_file(path, hint=ROWS_IN_LINES) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > DOCUMENT_BYTES:
+            raise Refused(
+                f"{path} is one document that is too large to be read whole",
+                code="large_document",
+                expected=f"at most {DOCUMENT_BYTES:,} bytes; a .jsonl file is read by lines and may have any size",
+                got=f"{size:,} bytes",
+                hint=ROWS_IN_LINES,
+            )
+        return file.read(size).decode("utf-8-sig")
+
+
+def not_utf8(where: str, raw: bytes) -> Refused:
+    """UTF-16 starts with a mark; nearly all else that is not UTF-8 is Windows-1252, of which Latin-1 is a part."""
+    encoding = "UTF-16" if raw[:2] in (b"\xff\xfe", b"\xfe\xff") else "WINDOWS-1252"
+    return Refused(
+        f"{where} is not UTF-8, most likely {encoding}",
+        code="broken_line",
+        expected="text in UTF-8",
+        got=raw[:80].decode("utf-8", "replace").rstrip(),
+        hint=f"iconv -f {encoding} -t UTF-8 FILE > NEW_FILE",
+    )
+
+
+def parse_object(raw: bytes, where: str) -> dict[str, Any]:
+    try:
+        row = json.loads(raw.decode("utf-8-sig"))
+    except UnicodeDecodeError:
+        raise not_utf8(where, raw) from None
+    except (ValueError, RecursionError) as error:  # a number of 5000 digits is a ValueError too
+        raise Refused(
+            f"{where} is not JSON: {error}",
+            code="broken_line",
+            expected="one JSON object a line, in UTF-8",
+            got=raw[:80].decode("utf-8", "replace").rstrip(),
+            hint=MEND,
+        ) from None
+    if not isinstance(row, dict):
+        raise Refused(
+            f"{where} is not a JSON object",
+            code="broken_line",
+            expected='{"column": value, …}',
+            got=repr(row)[:80],
+            hint=MEND,
+        )
+    return row
+
+
+def iter_json(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """A JSON file: a list of objects, an object that holds one such list, or one object a line after all."""
+    try:
+        document = json.loads(whole_text(path))
+    except (ValueError, RecursionError):
+        yield from iter_jsonl(path)
+        return
+    if isinstance(document, dict):
+        lists = [value for value in document.values() if isinstance(value, list)]
+        document = lists[0] if len(lists) == 1 else [document]
+    for number, row in enumerate(document if isinstance(document, list) else [document], start=1):
+        if not isinstance(row, dict):
+            raise not_an_object(number, path, row)
+        yield number, row
+
+
+def not_an_object(number: int, path: Path, item: Any) -> Refused:
+    return Refused(
+        f"item {number} of {path} is not an object",
+        code="broken_line",
+        expected='{"column": value, …}',
+        got=repr(item)[:80],
+        hint=MEND,
+    )
+
+
+def delimiter_of(path: Path) -> str:
+    """A tab in a .tsv; in a .csv a comma, or the semicolon that Excel writes where the comma is for decimals."""
+    if path.suffix.lower() == ".tsv":
+        return "\t"
+    _, header = next(numbered_lines(path), (0, b""))
+    return ";" if b";" in header and b"," not in header else ","
+
+
+def iter_csv(path: Path, delimiter: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    csv.field_size_limit(CELL_CHARACTERS)
+    reader = csv.DictReader(decoded_lines(path), delimiter=delimiter, strict=True)
+    try:
+        for row in reader:
+            if None in row or None in row.values():
+                raise other_columns(f"line {reader.line_num} of {path}", reader.fieldnames or [])
+            yield reader.line_num, dict(row)
+    except csv.Error as error:  # the reader counts the rows that were whole: the broken one starts after them
+        raise broken_table(f"line {reader.line_num + 1} of {path}", error) from None
+
+
+def other_columns(where: str, names: Iterable[str]) -> Refused:
+    columns = list(names)
+    return Refused(
+        f"{where} has another number of columns than the header",
+        code="broken_line",
+        expected=f"{len(columns)} columns: {', '.join(columns)}",
+        hint=MEND,
+    )
+
+
+def broken_table(where: str, error: csv.Error) -> Refused:
+    expected = "a table whose quotes are closed, and doubled inside of a cell"
+    return Refused(f"{where} is broken: {error}", code="broken_line", expected=expected, hint=MEND)
+
+
+def decoded_lines(path: Path) -> Iterator[str]:
+    """Text by lines. Decoded one at a time, so that the line with a wrong byte is known."""
+    for number, raw in numbered_lines(path):
+        try:
+            yield raw.decode("utf-8-sig")
+        except UnicodeDecodeError:
+            raise not_utf8(f"line {number} of {path}", raw) from None
+
+
+SLICE = re.compile(r"(?P<name>[\w.-]+)(?:\[(?P<from>\d{1,18}%?)?:(?P<to>\d{1,18}%?)?\])?")
+
+
+def iter_slice(rows: Iterator[tuple[int, Any]], split: str) -> Iterator[tuple[int, Any]]:
+    """The rows of `train[10:500]` or `train[:10%]`. A plain file is one split, whatever its name."""
+    match = SLICE.fullmatch(split)
+    if match is None:
+        raise Refused(
+            f"split {split!r} is not understood",
+            code="bad_split",
+            expected="train, train[:500], train[:10%]",
+            got=split,
+            hint=PART_OF_FILE,
+        )
+    bounds = [match["from"] or "0", match["to"] or ""]
+    if any(bound.endswith("%") for bound in bounds):
+        rows = iter(kept := list(rows))
+        bounds = [str(len(kept) * int(b[:-1]) // 100) if b.endswith("%") else b for b in bounds]
+    for index, row in enumerate(rows):
+        if bounds[1] and index >= int(bounds[1]):
+            return
+        if index >= int(bounds[0]):
+            yield row
+
+
+def iter_saved(folder: Path, split: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """A folder that `datasets` saved."""
+    if not any((folder / name).is_file() for name in (SPLITS, STATE)):
+        raise Refused(
+            f"{folder} is not a dataset folder",
+            code="unknown_file_kind",
+            expected="a folder written by Dataset.save_to_disk, or one file",
+            got=f"a folder without {STATE} and without {SPLITS}",
+            hint="give one file of rows, or the folder that Dataset.save_to_disk wrote",
+        )
+    saved = load_saved(folder, split.split("[")[0])
+    rows = as_written(rows_of(saved, folder), saved.features.arrow_schema, json_read=True)
+    yield from iter_slice(enumerate(rows, start=1), split)
+
+
+# What `datasets` writes: beside the rows of each split, and beside the folders of several.
+STATE, INFO, SPLITS = "state.json", "dataset_info.json", "dataset_dict.json"
+
+
+def load_saved(folder: Path, name: str) -> Any:
+    """One split of a saved folder, after all that `datasets` will open was looked at."""
+    import datasets
+
+    with broken_saved(folder):
+        for part in saved_parts(folder):
+            check_arrow(part)
+        saved = datasets.load_from_disk(str(folder))
+    if not isinstance(saved, datasets.DatasetDict):
+        return saved
+    if name not in saved:
+        raise Refused(
+            f"{folder} has no split {name!r}",
+            code="bad_split",
+            expected=", ".join(saved),
+            got=name,
+            hint="name one of the splits that it has, such as split: train",
+        )
+    return saved[name]
+
+
+def rows_of(saved: Any, folder: Path) -> Iterator[dict[str, Any]]:
+    with broken_saved(folder):
+        yield from saved
+
+
+@contextmanager
+def broken_saved(folder: Path) -> Iterator[None]:
+    """What `datasets` and pyarrow raise of a damaged folder is of any class: KeyError, RecursionError, ArrowInvalid."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, (Refused, ImportError, PermissionError)) or lacks_memory(error):
+            raise
+        raise broken_arrow(folder, error) from None
+
+
+def broken_arrow(path: Path, error: Exception) -> Refused:
+    got = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
+    return Refused(
+        f"{path} cannot be read as part of a saved dataset",
+        code="broken_arrow",
+        expected="the files that Dataset.save_to_disk wrote, unchanged",
+        got=got,
+        hint=SAVE_AGAIN,
+    )
+
+
+def saved_parts(folder: Path) -> list[Path]:
+    """The folders that `datasets` will open: this one, or that of each split."""
+    if all((folder / name).is_file() for name in (INFO, STATE)):
+        return [folder]
+    document = saved_json(folder / SPLITS)
+    names = document.get("splits")
+    if not isinstance(names, list) or any(not is_name_of_folder(name) for name in names):
+        raise broken_arrow(folder / SPLITS, ValueError("its splits are no names of folders beside it"))
+    return [folder / name for name in names]
+
+
+def is_name_of_folder(name: Any) -> bool:
+    return isinstance(name, str) and name not in ("", ".", "..") and not re.search(r"[/\\:\0]", name)
+
+
+def saved_json(path: Path) -> dict[str, Any]:
+    """A JSON object beside the rows. A pipe is never waited for, and of a large file only so much is read."""
+    try:
+        document = foreign_json(path)
+    except Refused as refusal:
+        raise broken_arrow(path, ValueError(refusal.error["got"])) from None
+    if not isinstance(document, dict):
+        raise broken_arrow(path, ValueError(f"it holds {KINDS_OF_JSON.get(type(document), 'a value')}, and no object"))
+    return document
+
+
+def check_arrow(folder: Path) -> None:
+    """Refuses a folder that unpacks to more than it holds. `datasets` maps its files into memory and packs nothing."""
+    import pyarrow
+
+    for path in arrow_files(folder):
+        size, rows = path.stat().st_size, 0
+        try:
+            with pyarrow.memory_map(str(path)) as file:
+                for message in pyarrow.ipc.MessageReader.open_stream(file):
+                    batch = record_batch(message)
+                    if batch.get(3):
+                        raise too_much(path, size, "an unknown size: its parts are compressed")
+                    rows += batch.get(0, 0)
+        except (pyarrow.ArrowException, OSError, ValueError, struct.error) as error:
+            raise broken_arrow(path, error) from None
+        if rows * VALUE_BYTES > most_in_all(size):
+            raise too_much(path, size, f"{rows:,} rows")
+
+
+def arrow_files(folder: Path) -> Iterator[Path]:
+    """Those that `datasets` will open, whatever their names."""
+    saved_json(folder / INFO)
+    files = saved_json(folder / STATE).get("_data_files")
+    for file in files if isinstance(files, list) else []:
+        name = file.get("filename") if isinstance(file, dict) else None
+        if isinstance(name, str) and (path := folder / name).exists():  # datasets tells what is missing
+            check_regular(path, hint=SAVE_AGAIN)
+            yield path
+
+
+def record_batch(message: Any) -> dict[int, int]:
+    """Of a batch in an Arrow stream its rows (0), and whether it is compressed (3). Arrow describes it in a table of
+    FlatBuffers, where field 2 of a message is the batch, and pyarrow shows neither before it has unpacked all."""
+    data = message.metadata.to_pybytes()
+
+    def fields(table: int) -> dict[int, int]:
+        """Where each field of a table lies."""
+        places = table - struct.unpack_from("<i", data, table)[0]
+        (length,) = struct.unpack_from("<H", data, places)
+        offsets = struct.unpack_from(f"<{(length - 4) // 2}H", data, places + 4)
+        return {number: table + offset for number, offset in enumerate(offsets) if offset}
+
+    (root,) = struct.unpack_from("<I", data, 0)
+    header = fields(root).get(2)
+    if message.type == "dictionary" or header is None:
+        raise ValueError("it has a dictionary, and datasets writes none")
+    if message.type != "record batch":
+        return {}
+    batch = fields(header + struct.unpack_from("<I", data, header)[0])
+    rows = struct.unpack_from("<q", data, batch[0])[0] if 0 in batch else 0
+    return {0: max(0, rows), 3: int(3 in batch)}
+
+
+def iter_hub(name: str, split: str, config: str | None, revision: str | None) -> Iterator[tuple[int, dict[str, Any]]]:
+    import datasets
+
+    loaded = datasets.load_dataset(name, config, split=split, revision=revision)
+    yield from enumerate(as_written(loaded, loaded.features.arrow_schema, json_read=True), start=1)

@@ -1,0 +1,374 @@
+"""The trainer: its arguments, their record, and the folder of what was trained."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import struct
+from pathlib import Path
+from typing import Any
+
+from skill_train.program.events import (
+    PROGRAM,
+    event,
+    file_digest,
+    is_main_process,
+    wait_for_all,
+    write_json,
+    write_text,
+)
+from skill_train.program.model import (
+    check_vocabulary,
+    is_full,
+    load_model,
+    lora_config,
+    require_device,
+    score_trained_tokens_only,
+    trained_types,
+)
+from skill_train.program.plan import wrong_launch
+from skill_train.program.split import longest_first, trained_tokens
+from skill_train.program.watch import Watch
+
+SETS_OF_NAMES = ("target_modules", "exclude_modules")  # in adapter_config.json
+# Of a base's files: weights in any format, pickles, code, and rows of data.
+LEFT_OUT = """
+    .safetensors .bin .pt .pth .ckpt .pkl .pickle .h5 .msgpack .onnx .onnx_data .gguf .ggml .npz .ot .tflite .mlmodel
+    .nemo .py .pyc .so .sh .exe .jsonl .ndjson .csv .tsv .parquet .arrow .log
+"""
+OTHER_WORK = ("plan.json", "adapter_config.json", "trainer_state.json")  # in the folder of a run, adapter, checkpoint
+FIRST_BATCHES = 4  # of which a digest each is kept, so that a difference can be placed
+
+
+def build_trainer(
+    recipe: dict[str, Any], placement: dict[str, Any], folder: Path, tokenizer: Any, data: dict[str, Any], watch: Watch
+) -> Any:
+    """TRL's trainer with every argument said. Rows are tokenized and masked already, so TRL prepares nothing."""
+    import datasets
+    import torch
+    import transformers
+    from trl import SFTTrainer
+
+    quiet_libraries(transformers)
+    require_device(torch, placement)
+    if placement["threads"] and placement["device"] == "cpu":
+        torch.set_num_threads(placement["threads"])
+    transformers.set_seed(recipe["seed"])
+    # First: they join the processes and take this one's GPU, where 4-bit weights are loaded, and without which every
+    # process of FSDP would read all the weights into RAM.
+    arguments = trainer_arguments(recipe, placement, folder)
+    watch.memory()  # what the libraries take before the model is there
+    model = load_model(recipe, placement)
+    check_vocabulary(model, data)
+    rows = [{"input_ids": row["input_ids"], "labels": row["labels"]} for row in data["train"]]
+    lengths = [len(row["input_ids"]) for row in rows]
+    order = longest_first(data["order"], lengths, recipe["effective_batch_size"])
+    dataset = datasets.Dataset.from_list(rows).select(order)
+
+    class Trainer(SFTTrainer):  # type: ignore[misc]
+        def create_optimizer(self, *given: Any) -> Any:
+            """After a checkpoint is read, whose adapter PEFT (0.21) makes float32: a run goes on in its own types."""
+            for name, weight in self.model.named_parameters():
+                if weight.dtype != types.get(name, weight.dtype):
+                    weight.data = weight.data.to(types[name])
+            return super().create_optimizer(*given)
+
+        def autocast_smart_context_manager(self, *given: Any) -> Any:
+            """Accelerate (1.15) casts in training alone, and for float16 not on a CPU. The checks before it need it too
+            where float32 weights meet a float16 base: PEFT casts for an adapter, not for a module that trains whole."""
+            if placement["dtype"] != "float16":
+                return super().autocast_smart_context_manager(*given)
+            return torch.autocast(placement["device"], torch.float16)
+
+    trainer = Trainer(
+        model=model,
+        args=arguments,
+        train_dataset=dataset,
+        processing_class=tokenizer,
+        peft_config=None if is_full(recipe) else lora_config(recipe, model),
+        callbacks=[watch.callback()],
+    )
+    types = trained_types(trainer.model, placement)
+    if trainer.is_fsdp_enabled != (placement["strategy"] == "fsdp"):
+        raise wrong_launch(f"strategy {placement['strategy']}", "FSDP" if trainer.is_fsdp_enabled else "no FSDP")
+    score_trained_tokens_only(model, fused=placement["device"] == "cuda")
+    return trainer
+
+
+def trainer_arguments(recipe: dict[str, Any], placement: dict[str, Any], folder: Path) -> Any:
+    """Nothing is left to a library's default (trl 1.16, unset: bf16 on every device, checkpointing on, 1024 tokens)."""
+    from trl import SFTConfig
+
+    return SFTConfig(
+        output_dir=str(folder / "checkpoints"),
+        max_steps=recipe["max_steps"],
+        per_device_train_batch_size=placement["per_device_train_batch_size"],
+        gradient_accumulation_steps=placement["gradient_accumulation_steps"],
+        learning_rate=recipe["learning_rate"],
+        lr_scheduler_type=recipe["lr_scheduler_type"],
+        warmup_steps=recipe["warmup_steps"],
+        weight_decay=recipe["weight_decay"],
+        adam_beta1=recipe["adam_beta1"],
+        adam_beta2=recipe["adam_beta2"],
+        adam_epsilon=recipe["adam_epsilon"],
+        max_grad_norm=recipe["max_grad_norm"],
+        optim=recipe["optim"],
+        seed=recipe["seed"],
+        data_seed=recipe["seed"],
+        bf16=placement["dtype"] == "bfloat16" and not recipe["pure_bf16"],
+        fp16=placement["dtype"] == "float16",
+        use_cpu=placement["device"] == "cpu",
+        gradient_checkpointing=placement["gradient_checkpointing"],
+        gradient_checkpointing_kwargs={"use_reentrant": False},
+        # The rows arrive tokenized, masked, cut and in order.
+        dataset_kwargs={"skip_prepare_dataset": True},
+        train_sampling_strategy="sequential",
+        max_length=None,
+        packing=False,
+        padding_free=False,
+        completion_only_loss=False,
+        assistant_only_loss=False,
+        loss_type="nll",
+        label_smoothing_factor=0.0,
+        average_tokens_across_devices=True,
+        ddp_find_unused_parameters=False,  # every weight that trains is used in every pass
+        ddp_broadcast_buffers=False,
+        dataloader_num_workers=0,
+        dataloader_drop_last=False,
+        remove_unused_columns=True,
+        logging_strategy="steps",
+        logging_steps=1,
+        logging_nan_inf_filter=False,
+        eval_strategy="no",
+        save_strategy="steps",
+        save_steps=placement["save_steps"],
+        save_total_limit=None,  # `Watch` removes older ones
+        save_only_model=False,
+        report_to=reporter(placement["report_to"]),
+        push_to_hub=False,
+        disable_tqdm=True,
+        torch_compile=False,
+        trust_remote_code=False,
+    )
+
+
+def reporter(name: str) -> str:
+    """Who else is told of the metrics. By choice, never required."""
+    from importlib.util import find_spec
+
+    if name == "none" or find_spec(name) is not None:
+        return name
+    event("note", text=f"report_to {name}: the package is not installed, so the metrics are in metrics.jsonl alone")
+    return "none"
+
+
+def train(trainer: Any, watch: Watch, seed: int, checkpoint: Path | None) -> None:
+    """Trains, or goes on from a checkpoint. The seed is set again so that the checks before leave no trace in it; each
+    process draws its own dropout."""
+    import transformers
+
+    transformers.set_seed(seed + int(os.environ.get("RANK", "0")))
+    with watch.signals():
+        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        watch.asked_to_stop(trainer.args.device)  # after the last step too
+    if watch.problem is not None:
+        raise watch.problem
+
+
+def save(trainer: Any, folder: Path, base: Path | None) -> None:
+    """Writes the adapter, or the whole model with the files of its `base`, under a temporary name first. All processes
+    have it when this returns."""
+    part = folder.with_name(f".{folder.name}.part")
+    weights = gathered_weights(trainer.model) if trainer.is_fsdp_enabled else None
+    if is_main_process():
+        shutil.rmtree(part, ignore_errors=True)
+        model = trainer.accelerator.unwrap_model(trainer.model)
+        model.save_pretrained(str(part), state_dict=weights)
+        (part / "README.md").unlink(missing_ok=True)  # PEFT's empty card template
+        settle_order(part / "adapter_config.json")
+        if base is not None:
+            take_files(base, part, str(model.dtype).removeprefix("torch."))
+        replace_folder(part, folder)
+    wait_for_all()
+
+
+def settle_order(config: Path) -> None:
+    """PEFT (0.21) writes its sets of names in the order of Python's hashes, another one in each process: the same run
+    would never give the same file twice."""
+    if config.is_file():
+        values = json.loads(config.read_text(encoding="utf-8"))
+        sets = {name: sorted(values[name]) for name in SETS_OF_NAMES if isinstance(values.get(name), list)}
+        write_text(config, json.dumps(values | sets, indent=2, sort_keys=True))
+
+
+def replace_folder(part: Path, folder: Path) -> None:
+    """A folder of an earlier start goes whole: a kill must not leave a part of it under its name."""
+    old = folder.with_name(f".{folder.name}.old.part")
+    shutil.rmtree(old, ignore_errors=True)
+    if folder.is_dir():
+        os.replace(folder, old)
+    os.replace(part, folder)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def take_files(base: Path, part: Path, dtype: str) -> None:
+    """Tokenizer, template and configs are the base's, byte for byte: what transformers saves again, converters may not
+    read. Only the type of the weights is another in config.json, and the base's card stays: the repository of the tuned
+    model has its own in that place."""
+    for made in part.iterdir():
+        if ".safetensors" not in made.name:
+            made.unlink()
+    for file in files_of_base(base):
+        if file == base / "README.md":
+            continue
+        target = part / file.relative_to(base)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, target)
+    config = json.loads((base / "config.json").read_text(encoding="utf-8"))
+    levels = [level for level in (config, config.get("text_config")) if isinstance(level, dict)]
+    stated = [(level, key) for level in levels for key in ("dtype", "torch_dtype") if key in level]
+    if any(level[key] != dtype for level, key in stated or [(config | {"dtype": None}, "dtype")]):
+        for level, key in stated or [(config, "dtype")]:
+            level[key] = dtype
+        write_json(part / "config.json", config)
+
+
+def files_of_base(base: Path) -> list[Path]:
+    """What goes along with a model's weights, in sub-folders too. Not what else is kept in its folder: the tuned model
+    may be published, and a run beside the weights holds the rows that it was trained on."""
+    found: list[Path] = []
+    for root, folders, names in os.walk(base):
+        folders[:] = [name for name in folders if not is_other_work(Path(root, name))]
+        found += [Path(root, name) for name in names if goes_along(Path(root, name))]
+    return sorted(found)
+
+
+def is_other_work(folder: Path) -> bool:
+    """Hidden, or of runs, or another model than the one around it."""
+    model = (folder / "config.json").is_file() and any(folder.glob("*.safetensors"))
+    named = folder.name.startswith(".") or folder.name == "runs"
+    return named or model or any((folder / name).is_file() for name in OTHER_WORK)
+
+
+def goes_along(file: Path) -> bool:
+    name = file.name
+    named = name == "Modelfile" or name.startswith(".") or name.endswith(".failed.json") or ".safetensors" in name
+    if named or file.suffix.lower() in LEFT_OUT.split() or not file.is_file():
+        return False
+    if file.suffix != ".json":
+        return True
+    with open(file, "rb") as opened:
+        start = opened.read(200).lstrip()
+    rows = start.startswith(b"[") and name != "modules.json"  # of sentence-transformers, which converters read
+    return not rows and b'"schema": "skill-train/' not in start
+
+
+def gathered_weights(model: Any) -> dict[str, Any]:
+    """The trained weights of a model that is shared out, whole, in the RAM of the first process. All must call. What is
+    tied to another weight has a name of its own here, and is left out."""
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True)
+    names = {name for name, _ in (*model.named_parameters(), *model.named_buffers())}
+    return {name: weight for name, weight in get_model_state_dict(model, options=options).items() if name in names}
+
+
+def base_folder(recipe: dict[str, Any]) -> Path:
+    """The base's files beside its weights. Fetched before training: afterwards a broken line would cost the run."""
+    if Path(recipe["model"]).is_dir():
+        return Path(recipe["model"])
+    from huggingface_hub import snapshot_download
+
+    left_out = [f"*{suffix}" for suffix in LEFT_OUT.split()]
+    return Path(snapshot_download(recipe["model"], revision=recipe["revision"], ignore_patterns=left_out))
+
+
+def environment(trainer: Any, data: dict[str, Any]) -> dict[str, Any]:
+    """Versions, device, what is fed, and every argument as the trainer holds it after construction.
+
+    `skill-train diff` compares two of these. The optimizer and the schedule join when training starts.
+    """
+    import platform
+    from importlib import metadata
+
+    import torch
+
+    names = ("torch", "transformers", "trl", "peft", "datasets", "accelerate", "tokenizers", "safetensors", "numpy")
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or platform.machine()
+    return {
+        "program": file_digest(PROGRAM),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "device": str(trainer.model.device),
+        "device_name": device,
+        "cuda": torch.version.cuda,
+        "threads": torch.get_num_threads(),
+        "versions": {name: metadata.version(name) for name in names},
+        "processes": {
+            "count": trainer.accelerator.num_processes,
+            "distributed": str(trainer.accelerator.distributed_type.value),
+            "mixed_precision": trainer.accelerator.mixed_precision,
+        },
+        "model": built_model(trainer.model),
+        "lora": built_lora(trainer.model),
+        "trainer": json.loads(trainer.args.to_json_string()),
+        "data": fed_data(data, trainer.train_dataset, trainer.args.max_steps),
+    }
+
+
+def built_model(model: Any) -> dict[str, Any]:
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    return {
+        "class": type(base).__name__,
+        "dtype": str(base.dtype),
+        "attn_implementation": base.config._attn_implementation,
+        "trainable_parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
+    }
+
+
+def built_lora(model: Any) -> dict[str, Any] | None:
+    """Every field of PEFT's configuration, sets in order; None when the model has no adapter."""
+    config = getattr(model, "peft_config", {}).get("default")
+    if config is None:
+        return None
+    fields = {key: sorted(value) if isinstance(value, set) else value for key, value in config.to_dict().items()}
+    return dict(json.loads(json.dumps(fields, default=str)))
+
+
+def fed_data(data: dict[str, Any], dataset: Any, steps: int) -> dict[str, Any]:
+    """Token counts, and digests of token ids and labels: of all rows, of their order, and of the first batches as the
+    trainer holds them."""
+    train, order = data["train"], data["order"]
+    batch = len(order) // steps
+    held = dataset.select(range(min(len(order), FIRST_BATCHES * batch)))
+    batches = [held.select(range(at, at + batch)) for at in range(0, len(held), batch)]
+    return {
+        "train_rows": len(train),
+        "held_out_rows": len(data["held_out"]),
+        "rows_sha256": rows_digest(train),
+        "held_out_sha256": rows_digest(data["held_out"]),
+        "order_sha256": hashlib.sha256(json.dumps(order).encode()).hexdigest(),
+        "fed_rows": len(order),
+        "fed_tokens": sum(len(train[i]["input_ids"]) for i in order),
+        "fed_trained_tokens": sum(trained_tokens(train[i]) for i in order),
+        "first_batches": [rows_digest(rows)[:16] for rows in batches],
+    }
+
+
+def rows_digest(rows: Any) -> str:
+    """SHA-256 of token ids and labels, each list with its length before it, as 32-bit little-endian numbers."""
+    digest = hashlib.sha256()
+    for row in rows:
+        for values in (row["input_ids"], row["labels"]):
+            digest.update(struct.pack(f"<i{len(values)}i", len(values), *values))
+    return digest.hexdigest()
+
+
+def quiet_libraries(transformers: Any) -> None:
+    import datasets
+
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    datasets.disable_progress_bars()

@@ -1,0 +1,360 @@
+"""While it trains: checkpoints, a line a step, and the ends of a run that has gone wrong."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from skill_train.program.events import (
+    EXIT_FAILED,
+    Refused,
+    again,
+    any_process,
+    event,
+    is_main_process,
+    number,
+    peak_rss_bytes,
+    silence,
+    tell_failure,
+    wait_for_all,
+    write_json,
+    write_text,
+)
+from skill_train.program.model import require_float32
+from skill_train.program.split import SPLIT, trained_tokens
+
+# A pipe on standard input holds the processes of a run to the command that started them: the system closes it when
+# that command ends, however it ends, and a launcher passes it on to all its processes.
+PARENT_GONE = threading.Event()
+TRAINING = threading.Event()  # a step will end, with a checkpoint after it
+
+
+def attend(folder: Path) -> None:
+    """Watches standard input in a thread. Until training begins there is nothing to save, so the process ends there."""
+
+    def watch() -> None:
+        with suppress(OSError):
+            while os.read(0, 4096):
+                pass
+        silence()
+        PARENT_GONE.set()
+        if not TRAINING.is_set():
+            tell_failure(abandoned("before its first step"), folder)
+            os._exit(EXIT_FAILED)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def abandoned(when: str) -> Refused:
+    return Refused(
+        f"the command that started this training has ended, so it was stopped {when}",
+        code="interrupted",
+        exit_code=EXIT_FAILED,
+        expected="a command that waits for the training; it was killed, or its terminal was closed",
+        hint=again(),
+    )
+
+
+def newest_checkpoint(folder: Path) -> Path | None:
+    """The newest checkpoint with its marker and all its bytes; torn ones are removed, so that nothing reads them.
+
+    Every process looks for itself, while the first one removes: what it removes is torn for all.
+    """
+    found = [path for path in folder.glob("checkpoint-*") if path.name.rsplit("-", 1)[1].isdigit()]
+    for path in sorted(found, key=lambda p: int(p.name.rsplit("-", 1)[1]), reverse=True):
+        if is_complete(path):
+            event("note", text=f"resuming from {path.name}")
+            return path
+        event("note", text=f"{path.name} is torn and is left out")
+        if is_main_process():
+            shutil.rmtree(path)
+    event("note", text="no complete checkpoint: starting from the first step")
+    return None
+
+
+def check_split(checkpoint: Path, placement: dict[str, Any]) -> None:
+    """A run may go on with another number of processes: it feeds the same rows in the same batches. Only dropout is
+    drawn anew, since each process has its own. What FSDP saves, only FSDP reads."""
+    if any(checkpoint.glob("pytorch_model_fsdp*")) != (placement["strategy"] == "fsdp"):
+        raise Refused(
+            f"{checkpoint.name} cannot go on with strategy {placement['strategy']}",
+            code="another_strategy",
+            expected="the plan that this run was started with",
+            got="FSDP on one side only: it stores its state in parts",
+            hint="resume with the plan of the first start, or train into a new --run-dir",
+        )
+    processes = len(list(checkpoint.glob("rng_state*.pth")))
+    if processes != placement["num_processes"]:
+        text = f"{checkpoint.name} is of {processes} processes: rows and batches stay the same, dropout is drawn anew"
+        event("note", text=text)
+
+
+def is_complete(checkpoint: Path) -> bool:
+    marker = checkpoint / "complete.json"
+    if not marker.is_file():
+        return False
+    try:
+        sizes = json.loads(marker.read_text(encoding="utf-8"))
+        return all((checkpoint / name).stat().st_size == size for name, size in sizes.items())
+    except FileNotFoundError:
+        return False
+
+
+def numbered(folder: Path) -> list[Path]:
+    """The checkpoints of a folder, the newest first."""
+    found = [path for path in folder.glob("checkpoint-*") if path.name.rsplit("-", 1)[1].isdigit()]
+    return sorted(found, key=step_of, reverse=True)
+
+
+def step_of(checkpoint: Path) -> int:
+    return int(checkpoint.name.rsplit("-", 1)[1])
+
+
+class Watch:
+    """Writes a line a step, marks complete checkpoints, and stops a run that has gone wrong."""
+
+    def __init__(
+        self, folder: Path, data: dict[str, Any], recipe: dict[str, Any], checkpoint: Path | None, *, keep: int
+    ) -> None:
+        self.metrics = folder / "metrics.jsonl"
+        self.data, self.recipe, self.keep = data, recipe, keep
+        self.problem: Refused | None = None
+        self.interrupted = False
+        self.parent = os.getppid()
+        self.step_started = time.monotonic()
+        self.baseline_bytes: dict[str, int] = {}
+        self.peak_bytes: dict[str, int] = {}
+        self.lines = self.kept_lines(checkpoint) if checkpoint else []
+        self.start = 1 + max((line.get("start", 1) for line in self.lines), default=0)
+        self.losses = [line["loss"] for line in self.lines]
+        if is_main_process():
+            write_text(self.metrics, "".join(json.dumps(line) + "\n" for line in self.lines))
+
+    def kept_lines(self, checkpoint: Path) -> list[dict[str, Any]]:
+        """Lines of the steps that the checkpoint holds; later ones will be made again. A line that is lost has what the
+        trainer wrote down: losses, and no times."""
+        state = json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
+        logged = {entry["step"]: entry for entry in state["log_history"] if "loss" in entry}
+        untold = dict.fromkeys(("seconds", "tokens_per_second", "memory_bytes"))
+        lines = {
+            step: {"step": step, "steps": state["max_steps"], "start": 1}
+            | {name: number(entry.get(name)) for name in ("loss", "grad_norm", "learning_rate")}
+            | self.fed(step)
+            | untold
+            for step, entry in logged.items()
+        }
+        for text in self.metrics.read_text(encoding="utf-8").splitlines() if self.metrics.is_file() else ():
+            try:
+                line = json.loads(text)
+            except json.JSONDecodeError:  # the line that a kill cut in two
+                break
+            lines[line["step"]] = line
+        kept = [lines[step] for step in sorted(lines) if step <= step_of(checkpoint)]
+        self.require_same_rows(checkpoint, kept)
+        return kept
+
+    def require_same_rows(self, checkpoint: Path, lines: list[dict[str, Any]]) -> None:
+        """Refuses to go on with another split: rows that were trained would count as new ones."""
+        for line in lines:
+            fed = self.fed(line["step"])
+            was = {name: line.get(name, value) for name, value in fed.items()}
+            if was != fed:
+                raise Refused(
+                    f"{checkpoint.name} was trained on other rows than this run would go on with",
+                    code="another_split",
+                    expected=f"step {line['step']} with {was['tokens']} tokens in epoch {was['epoch']}",
+                    got=f"{fed['tokens']} tokens in epoch {fed['epoch']}",
+                    hint="resume with the version that began the run, or train into a new --run-dir",
+                )
+
+    def callback(self) -> Any:
+        from transformers import TrainerCallback
+
+        watch = self
+
+        class Callback(TrainerCallback):  # type: ignore[misc]
+            def on_train_begin(self, args: Any, state: Any, control: Any, **made: Any) -> None:
+                if args.fp16:
+                    require_float32(made["optimizer"])
+                watch.on_start(made["optimizer"], made["lr_scheduler"])
+
+            def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+                watch.step_started = time.monotonic()
+
+            def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+                if watch.asked_to_stop(args.device):
+                    control.should_save = control.should_training_stop = True
+
+            def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any], **_: Any) -> None:
+                if "loss" in logs and not watch.on_loss(state.global_step, state.max_steps, logs):
+                    control.should_save, control.should_training_stop = False, True
+
+            def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+                wait_for_all()  # each process writes a part of the checkpoint
+                watch.mark_complete(Path(args.output_dir) / f"checkpoint-{state.global_step}")
+
+        return Callback()
+
+    def on_start(self, optimizer: Any, scheduler: Any) -> None:
+        """The optimizer and its schedule, which the trainer makes only now, join the other arguments."""
+        record = self.metrics.with_name("environment.json")
+        if is_main_process() and record.is_file():
+            known = json.loads(record.read_text(encoding="utf-8"))
+            write_json(record, known | {"optimizer": built_optimizer(optimizer), "schedule": built_schedule(scheduler)})
+
+    def on_loss(self, step: int, steps: int, logs: dict[str, Any]) -> bool:
+        """Records one step. False when the run must stop."""
+        fed, seconds = self.fed(step), time.monotonic() - self.step_started
+        line = {
+            "step": step,
+            "steps": steps,
+            "start": self.start,
+            "job": os.environ.get("JOB_ID"),  # of Hugging Face Jobs; its next one may have another machine
+            "loss": float(logs["loss"]),
+            "grad_norm": number(logs.get("grad_norm")),
+            "learning_rate": number(logs.get("learning_rate")),
+            **fed,
+            "seconds": round(seconds, 4),
+            "tokens_per_second": round(fed["tokens"] / seconds, 1) if seconds > 0 else None,
+            "memory_bytes": self.memory(),
+        }
+        bad = self.bad_loss(step, line["loss"], line["grad_norm"])
+        self.problem = bad or self.problem  # an interruption alone still saves its checkpoint
+        line["loss"] = number(line["loss"])
+        self.lines.append(line)
+        if is_main_process():
+            with open(self.metrics, "a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+            event("step", **line)
+        return bad is None
+
+    def fed(self, step: int) -> dict[str, Any]:
+        """What one step was fed, and how often all rows were by then."""
+        batch, rows = self.recipe["effective_batch_size"], self.data["train"]
+        read = [rows[i] for i in self.data["order"][(step - 1) * batch : step * batch]]
+        return {
+            "epoch": round(step * batch / len(rows), 4),
+            "tokens": sum(len(row["input_ids"]) for row in read),
+            "trained_tokens": sum(trained_tokens(row) for row in read),
+        }
+
+    def bad_loss(self, step: int, loss: float, grad_norm: float | None) -> Refused | None:
+        """NaN, infinite, exactly zero, four times the first loss and above 20 nats, or flat: training has failed."""
+        self.losses.append(loss)
+        first = self.losses[0]
+        if math.isnan(loss) or math.isinf(loss):
+            what, causes = f"is {loss}", "float16 or bfloat16 overflow, a learning rate too high, rows too long"
+        elif loss == 0.0:
+            what, causes = "is exactly 0", "every label masked, or answers cut away by max_length"
+        elif loss > 4 * first and loss > 20:
+            what, causes = f"exploded to {loss:.3g}", "a learning rate too high"
+        elif grad_norm == 0.0:  # norms keep the loss of a drowned model finite, and nothing can be learned any more
+            what, causes = "has a gradient of exactly 0", "a learning rate too high"
+        else:
+            return None
+        return Refused(
+            f"the loss {what} at step {step}: {causes}",
+            code="bad_loss",
+            exit_code=EXIT_FAILED,
+            expected="a finite loss above 0",
+            got=f"{loss} (first loss {first:.4g})",
+            hint="dtype float32, half the learning_rate, or a shorter max_length; checkpoints already saved are kept",
+        )
+
+    def memory(self) -> dict[str, int]:
+        """Bytes in use at most so far, by kind (`mps`: now, because it keeps no peak). The first answer is kept as the
+        baseline."""
+        import torch
+
+        now = {"rss": peak_rss_bytes()}
+        if torch.cuda.is_available():
+            now["cuda"] = torch.cuda.max_memory_allocated()
+        if torch.backends.mps.is_available():
+            now["mps"] = torch.mps.driver_allocated_memory()
+        self.baseline_bytes = self.baseline_bytes or now
+        for name, value in now.items():
+            self.peak_bytes[name] = max(value, self.peak_bytes.get(name, 0))
+        return now
+
+    def mark_complete(self, checkpoint: Path) -> None:
+        """The marker comes last: a checkpoint without it is torn."""
+        if is_main_process() and checkpoint.is_dir():
+            write_json(checkpoint / SPLIT, [row["row"] for row in self.data["held_out"]])
+            sizes = {str(p.relative_to(checkpoint)): p.stat().st_size for p in checkpoint.rglob("*") if p.is_file()}
+            write_json(checkpoint / "complete.json", sizes)
+            self.remove_older(checkpoint)
+            event("checkpoint", name=checkpoint.name)
+
+    def remove_older(self, checkpoint: Path) -> None:
+        """Only now: the trainer itself removes older ones before the newest has its marker, and takes for the oldest
+        the one with the earliest clock, so that after a clock set back it removes the newest (transformers 5.23)."""
+        before = [path for path in numbered(checkpoint.parent) if step_of(path) < step_of(checkpoint)]
+        for path in before[self.keep - 1 :]:
+            (path / "complete.json").unlink(missing_ok=True)
+            shutil.rmtree(path, ignore_errors=True)
+
+    def asked_to_stop(self, device: Any) -> bool:
+        """Whether a signal reached any of the processes: all stop after the same step, or the rest would wait forever.
+
+        Processes whose launcher was killed would go on alone; their parent is then another.
+        """
+        alone = "LOCAL_RANK" in os.environ and os.getppid() != self.parent
+        if any_process(self.interrupted or alone or PARENT_GONE.is_set(), device):
+            self.problem = self.problem or self.interruption()
+            self.interrupted = True
+        return self.interrupted
+
+    def interruption(self) -> Refused:
+        if PARENT_GONE.is_set():
+            return abandoned("at a checkpoint")
+        text = "training was interrupted; a checkpoint is saved"
+        return Refused(text, code="interrupted", exit_code=EXIT_FAILED, hint=again())
+
+    @contextmanager
+    def signals(self) -> Iterator[None]:
+        """Ctrl-C, a polite kill, and a terminal that closes save a checkpoint after the current step and stop."""
+
+        def stop(*_: Any) -> None:
+            self.interrupted = True
+
+        numbers = [signal.SIGINT, signal.SIGTERM]
+        if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup sets it
+            numbers.append(signal.SIGHUP)
+        old = {number: signal.signal(number, stop) for number in numbers}
+        TRAINING.set()
+        try:
+            yield
+        finally:
+            for number, handler in old.items():
+                signal.signal(number, handler)
+
+
+def built_optimizer(optimizer: Any) -> dict[str, Any]:
+    """Its class and its groups. `lr` is left out: it changes with each step, and a resumed run has another one."""
+    inner = getattr(optimizer, "optimizer", optimizer)
+    groups = [{key: value for key, value in g.items() if key not in ("params", "lr")} for g in inner.param_groups]
+    sizes = [len(group["params"]) for group in inner.param_groups]
+    return {
+        "class": type(inner).__name__,
+        "groups": [group | {"tensors": n} for group, n in zip(groups, sizes, strict=True)],
+    }
+
+
+def built_schedule(scheduler: Any) -> dict[str, Any]:
+    inner = getattr(scheduler, "scheduler", scheduler)
+    first = next(iter(getattr(inner, "lr_lambdas", [])), None)
+    function = getattr(first, "func", first)
+    return {
+        "class": type(inner).__name__,
+        "function": getattr(function, "__name__", None),
+        **getattr(first, "keywords", {}),
+    }
