@@ -22,8 +22,8 @@ from skill_train.cloud.poll import Say, patiently
 from skill_train.core.errors import UsageError, VerificationFailed
 from skill_train.hub import jobs
 from skill_train.hub.jobs import BucketFile
+from skill_train.program.job import MARKER as MARKER
 
-MARKER = "kept.json"
 FOLDERS = ("adapter", "merged", "checkpoints")
 FILES = (
     "environment.json", "held_out.jsonl", "metrics.jsonl", "samples.jsonl", "train.failed.json", "train.json",

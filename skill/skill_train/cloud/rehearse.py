@@ -20,6 +20,7 @@ from skill_train.cloud.stage_data import Staged
 from skill_train.core.digests import file_digest
 from skill_train.core.errors import SkillTrainError, TrainingFailed, from_exit_code
 from skill_train.core.files import write_json
+from skill_train.program.job import MARKER
 from skill_train.run.job_spec import KEPT, JobSpec, command
 from skill_train.run.records import read_json
 
@@ -146,8 +147,8 @@ def _figures(kept: Path) -> dict[str, Any]:
     Raises:
         TrainingFailed: something of it is missing or torn.
     """
-    marker = read_json(kept / "kept.json")
-    checkpoints = sorted(path.parent.name for path in (kept / "checkpoints").glob("*/kept.json"))
+    marker = read_json(kept / MARKER)
+    checkpoints = sorted(path.parent.name for path in (kept / "checkpoints").glob(f"*/{MARKER}"))
     torn = [name for name, digest in marker["files"].items() if not _is(kept / name, digest)]
     trained = [name for name in marker["files"] if name.startswith(("adapter/", "merged/"))]
     if marker["state"] != "done" or torn or not checkpoints or not trained:

@@ -18,8 +18,8 @@ from skill_train.facts import ModelFacts
 from skill_train.model import config as model_config
 from skill_train.model import foreign_files as model_files
 from skill_train.model.config import Stored
+from skill_train.program.model_files import MOST_HEADER
 
-MAX_HEADER_BYTES = 100_000_000  # safetensors' own limit
 _SAMPLE_BYTES = 1 << 16
 _WORDS = ("merges.txt", "vocab.txt")
 _SHARD = re.compile(r"model-\d+-of-(\d+)\.safetensors")
@@ -147,7 +147,7 @@ def read_header(path: Path) -> dict[str, Any]:
     with open(path, "rb") as file:
         prefix = file.read(8)
         length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else size + 1
-        if length > min(size - 8, MAX_HEADER_BYTES):
+        if length > min(size - 8, MOST_HEADER):
             raise _broken(path, f"its header claims {length} bytes, the file has {size}")
         content = file.read(length)
         if model_files.has_too_many_values(content):
