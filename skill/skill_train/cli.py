@@ -23,7 +23,6 @@ from skill_train.commands._frame import FORMATS, Commands
 from skill_train.core import waiting
 from skill_train.core.console import Console, Format, ReaderGone, silence
 from skill_train.core.errors import DecisionNeeded, Interrupted, SkillTrainError, UsageError, out_of_memory
-from skill_train.core.garbage import search_seldom
 from skill_train.core.secrets import refuse_in_arguments
 
 # In the order of the help page: the module in commands/, and the first sentence of its help.
@@ -91,7 +90,6 @@ def _make_ready() -> None:
 
 def main(argv: list[str] | None = None) -> None:
     """The console script. Every known error becomes one message and its exit code, here and nowhere else."""
-    search_seldom()
     _make_ready()
     # Read once, when torch or llama.cpp is loaded: threads that spin while they wait slow a busy machine 10 times.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

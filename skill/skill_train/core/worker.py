@@ -25,8 +25,6 @@ from typing import Any
 from skill_train.core.console import Bar
 from skill_train.core.errors import DecisionNeeded, NativeCrash, NotInstalled, died_of_memory, from_exit_code
 from skill_train.core.files import write_json
-from skill_train.core.garbage import search_seldom
-from skill_train.core.heap import keep_freed
 from skill_train.core.peak_memory import note_memory, peak_memory_bytes, watch_memory
 
 PROGRESS = "@progress "
@@ -106,8 +104,6 @@ def worker_main(run: Any) -> None:
     from skill_train.core.errors import SkillTrainError, out_of_memory
 
     threading.Thread(target=_end_with_the_command, daemon=True).start()
-    search_seldom()
-    keep_freed()
     job, result_file = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")), Path(sys.argv[2])
     try:
         result = run(job)

@@ -7,7 +7,6 @@ others, and the tokenizer of the training program.
 
 from __future__ import annotations
 
-import gc
 import importlib
 import importlib.util
 import json
@@ -18,20 +17,16 @@ import threading
 from pathlib import Path
 from typing import Any
 
-_NEW_OBJECTS = 200_000  # the garbage collector looks seldom: a vocabulary is many objects, and none of them is garbage
-
 # Their routers are sigmoids in transformers 5, whose config.json does not say so. Without that llama.cpp takes the
 # softmax of DeepSeek-V2, refuses the file or aborts.
 _SIGMOID_ROUTERS = ("deepseek_v3", "dots1", "exaone_moe", "glm4_moe_lite", "minimax_m2")
 
 
 def main(train_program: str) -> None:
-    gc.set_threshold(_NEW_OBJECTS)
     import torch  # noqa: F401
     import transformers
 
     transformers.AutoTokenizer = _tokenizers(Path(train_program))
-    gc.freeze()
     arguments = json.loads(sys.stdin.readline() or "null")
     if not arguments:
         return

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from skill_train.core.errors import NotInstalled, SkillTrainError, UsageError, out_of_memory
-from skill_train.core.garbage import searched_after
 from skill_train.machine.address_space import require_room_for_torch
 from skill_train.model.foreign_files import block_hub_kernels, require_sound
 from skill_train.model.template_guard import require_ending
@@ -107,15 +106,10 @@ def reference_model(
     Freed when the block ends, so two of them never lie in memory together. `read` is another way to read the base.
     """
     _transformers()
-    with searched_after():
-        model = (read or read_model)(base)
-        if adapter is not None:
-            model = _with_adapter(model, adapter)
-        model.eval()
-        try:
-            yield model
-        finally:
-            del model
+    model = (read or read_model)(base)
+    if adapter is not None:
+        model = _with_adapter(model, adapter)
+    yield model.eval()
 
 
 def read_model(base: Path, dtype: str = "float32") -> Any:

@@ -22,7 +22,6 @@ from typing import Any
 
 from skill_train.core.console import Bar
 from skill_train.core.errors import UsageError
-from skill_train.core.heap import keep_freed
 from skill_train.core.worker import ending, llama_cpp_folder
 from skill_train.llama.gguf_header import GgufFile
 from skill_train.model.foreign_files import require_sound, require_sound_files
@@ -78,7 +77,6 @@ def verify(
     started = time.monotonic()
     _require(ggufs, reference, adapter, base)
     _require_proof(record)
-    keep_freed()
     sample = sample_of(_weights(reference), tokens)
     with ending(ThreadPoolExecutor(3)) as beside:  # what needs no reference is done while it is read and at work
         fixing = beside.submit(_fixed, reference, adapter, base, ggufs, rows, held_out, sample, unread)
