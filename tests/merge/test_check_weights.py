@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import json
-import mmap
-import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,9 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import merging
-from skill_train.core import digests as digest
 from skill_train.core.errors import UsageError, VerificationFailed
-from skill_train.merge import beside as merge_beside
 from skill_train.merge import check_weights as merge_weights
 from skill_train.merge import write as merge_write
 from skill_train.merge.plan import Base
@@ -194,7 +189,6 @@ def test_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = sorted(path.name for path in (tmp_path / "whole" / "merged").glob("*.safetensors"))
     assert len(names) > 2
     monkeypatch.setattr(merge_write, "_PART_BYTES", 10_000)
-    monkeypatch.setattr(digest, "_LARGE_BYTES", 1)  # what was added up in parts is believed
     record = merging.run(base, adapter, tmp_path / "parts", gate="weights")
     for name in names:
         data = (tmp_path / "parts" / "merged" / name).read_bytes()
@@ -203,35 +197,6 @@ def test_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         expected = hashlib.sha256((base / name).read_bytes()).hexdigest()
         assert record["inputs"]["base"][name]["sha256"] == expected
     assert record["gate"]["figures"]["tensors"] == 2 * 9 + 3
-
-
-@pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="this system takes no hints")
-@pytest.mark.parametrize("free", [0, 10**15])
-def test_what_memory_cannot_hold_leaves_the_cache(free: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The base as the system has it after a merge: all of it, or next to nothing; the bytes written are the same."""
-    base = merging.llama(tmp_path / "base", dtype="bfloat16", shards="60KB")
-    adapter = merging.adapter(base, tmp_path / "adapter", size=0.1)
-    whole = merging.run(base, adapter, tmp_path / "whole", gate="weights")["outputs"]
-    files = sorted(base.glob("*.safetensors"))
-    before = sum(map(_cached_pages, files))
-    if before < sum(file.stat().st_size // mmap.PAGESIZE for file in files):
-        pytest.skip("this file system keeps nothing in the cache")
-    monkeypatch.setattr(digest, "_LARGE_BYTES", 1)  # small files would be read once more for their digest
-    monkeypatch.setattr(merge_beside, "available_memory_bytes", lambda: free)
-    assert merging.run(base, adapter, tmp_path / "again", gate="weights")["outputs"] == whole
-    kept = sum(map(_cached_pages, files))
-    assert kept == before if free else kept <= before / 2
-
-
-def _cached_pages(file: Path) -> int:
-    """By the system's own count; what is on the disk only then can leave."""
-    with open(file, "r+b") as opened, mmap.mmap(opened.fileno(), 0) as mapped:
-        os.fsync(opened.fileno())
-        first = (ctypes.c_char * len(mapped)).from_buffer(mapped)
-        pages = (ctypes.c_ubyte * -(-len(mapped) // mmap.PAGESIZE))()
-        assert ctypes.CDLL(None).mincore(ctypes.byref(first), ctypes.c_size_t(len(mapped)), pages) == 0
-        del first
-        return sum(page & 1 for page in pages)
 
 
 def test_an_adapter_for_no_rows_is_no_error(tmp_path: Path) -> None:

@@ -304,11 +304,10 @@ def test_a_merge_that_is_refused_does_not_wait_for_digests(tmp_path: Path) -> No
     """A terabyte without content would take a quarter of an hour to read."""
     from types import SimpleNamespace
 
-    from skill_train.merge.beside import Beside
+    from skill_train.merge.step import _digesting
 
     with open(tmp_path / "shard", "wb") as file:
         file.truncate(10**12)
-    base: Any = SimpleNamespace(folder=tmp_path, shards=[SimpleNamespace(name="shard")])
-    unused: Any = None
-    with pytest.raises(UsageError), Beside(base, unused):
+    model: Any = SimpleNamespace(folder=tmp_path, shards=[SimpleNamespace(name="shard")])
+    with pytest.raises(UsageError), _digesting(model, model):
         raise UsageError("refused", code="bad_usage")

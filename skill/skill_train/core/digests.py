@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
-import threading
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable
 from io import BufferedReader
 from pathlib import Path
 from typing import Any
@@ -16,7 +13,6 @@ from typing import Any
 _LARGE_BYTES = 1 << 26
 # Each block waits for its turn between Python's threads: one of 1 MB for as long as 14 blocks take to add up.
 _BLOCK_BYTES = 1 << 24
-_LOOK_SECONDS = 0.02
 _digests: dict[tuple[int, int, int, int], dict[str, Any]] = {}
 
 
@@ -35,8 +31,8 @@ def file_digest(path: Path, unwanted: Callable[[], bool] = lambda: False) -> dic
         if _key(stat) in _digests:
             return dict(_digests[_key(stat)])
         sha256 = _sha256(file, unwanted)
-        if _key(os.fstat(file.fileno())) == _key(stat):
-            _keep(stat, stat.st_size, sha256)
+        if stat.st_size >= _LARGE_BYTES and _key(os.fstat(file.fileno())) == _key(stat):
+            _digests[_key(stat)] = {"bytes": stat.st_size, "sha256": sha256}
     return {"bytes": stat.st_size, "sha256": sha256}
 
 
@@ -50,11 +46,6 @@ def _key(stat: os.stat_result) -> tuple[int, int, int, int]:
     return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns
 
 
-def _keep(stat: os.stat_result, size: int, sha256: str) -> None:
-    if stat.st_size == size >= _LARGE_BYTES:
-        _digests[_key(stat)] = {"bytes": size, "sha256": sha256}
-
-
 def _sha256(file: BufferedReader, unwanted: Callable[[], bool]) -> str:
     digest, buffer = hashlib.sha256(), bytearray(min(_BLOCK_BYTES, os.fstat(file.fileno()).st_size + 1))
     while count := file.readinto(buffer):
@@ -64,75 +55,10 @@ def _sha256(file: BufferedReader, unwanted: Callable[[], bool]) -> str:
     return digest.hexdigest()
 
 
-@contextlib.contextmanager
-def digested_as_it_grows(path: Path) -> Iterator[None]:
-    """While the block appends to a new file, its digest is added up; `file_digest` then knows it. It is that of the
-    bytes as they came: a file that is changed behind its end would not match it, and be found out."""
-    ended, given_up = threading.Event(), threading.Event()
-
-    def follow() -> None:
-        while not path.exists():
-            if ended.wait(_LOOK_SECONDS):
-                return
-        with open(path, "rb") as file:
-            digest, buffer, whole = hashlib.sha256(), bytearray(_BLOCK_BYTES), False
-            while not given_up.is_set():
-                count = file.readinto(buffer)
-                digest.update(memoryview(buffer)[:count])
-                if not count and whole:
-                    return _keep(os.fstat(file.fileno()), file.tell(), digest.hexdigest())
-                if not count:
-                    whole = ended.wait(_LOOK_SECONDS)  # what is there after the end is all
-
-    with ThreadPoolExecutor(1) as pool:
-        following = pool.submit(follow)
-        try:
-            yield
-        except BaseException:  # nobody wants the digest of a file that is about to go
-            given_up.set()
-            raise
-        finally:
-            ended.set()
-    following.result()
-
-
-class PartialDigest:
-    """The digest of one file, added up part by part from its beginning, while others read it or fill it in.
-
-    Args:
-        filled_in: it is being written, so its time changes.
-    """
-
-    def __init__(self, path: Path, *, filled_in: bool) -> None:
-        self._file = open(path, "rb", buffering=0)  # noqa: SIM115 - what is read ahead may be filled in later
-        self._stat, self._filled_in = os.fstat(self._file.fileno()), filled_in
-        self._digest, self._at = hashlib.sha256(), 0
-        self._buffer = bytearray(min(_BLOCK_BYTES, self._stat.st_size + 1))
-
-    def read_to(self, end: int, unwanted: Callable[[], bool]) -> None:
-        """Adds what stands before `end`. At the end of the file, `file_digest` knows it.
-
-        Raises:
-            InterruptedError: `unwanted` said after a block that it is.
-        """
-        while left := min(end, self._stat.st_size) - self._at:
-            count = self._file.readinto(memoryview(self._buffer)[:left])
-            if not count:
-                return  # it became shorter: `file_digest` reads what is there
-            self._digest.update(memoryview(self._buffer)[:count])
-            self._at += count
-            if unwanted():
-                raise InterruptedError(f"{self._file.name} need not be read to its end")
-        if self._at == self._stat.st_size:
-            stat = os.fstat(self._file.fileno())
-            if self._filled_in or _key(stat) == _key(self._stat):
-                _keep(stat, self._at, self._digest.hexdigest())
-
-    def close(self) -> None:
-        self._file.close()
-
-
-def digests(root: Path, files: Iterable[Path] | None = None) -> dict[str, dict[str, Any]]:
-    """Digest of each file, by its name relative to `root`; all files below `root` unless some are named."""
+def digests(
+    root: Path, files: Iterable[Path] | None = None, unwanted: Callable[[], bool] = lambda: False
+) -> dict[str, dict[str, Any]]:
+    """Digest of each file, by its name relative to `root`; all files below `root` unless some are named. `unwanted` as
+    in `file_digest`."""
     chosen = files if files is not None else (p for p in root.rglob("*") if p.is_file())
-    return {str(path.relative_to(root)): file_digest(path) for path in sorted(chosen)}
+    return {str(path.relative_to(root)): file_digest(path, unwanted) for path in sorted(chosen)}

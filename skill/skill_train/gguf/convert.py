@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from skill_train.core.console import Bar
-from skill_train.core.digests import digested_as_it_grows, file_digest
+from skill_train.core.digests import file_digest
 from skill_train.core.errors import UsageError, nearest
 from skill_train.core.files import whole_file
 from skill_train.core.peak_memory import peak_memory_bytes
@@ -131,7 +131,7 @@ def _run(
     progress: Bar,
     ready: converter.Process | None = None,
 ) -> None:
-    with converter.without_code(model) as view, digested_as_it_grows(out):
+    with converter.without_code(model) as view:
         arguments = [str(view), "--outfile", str(out.resolve()), *options]
         converter.run(
             toolchain,

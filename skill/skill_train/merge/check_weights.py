@@ -54,7 +54,7 @@ class Found:
 
     tensors: int = 0
     changed: int = 0
-    seconds: float = 0.0  # from its start to its end; the next tensors may be written meanwhile
+    seconds: float = 0.0
     worst: tuple[float, str] = (0.0, "")
     other: float = 0.0
     sums: tuple[float, ...] = (0.0,) * 5

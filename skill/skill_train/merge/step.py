@@ -9,11 +9,14 @@ of a model that is small enough to run twice (`merge_gate`).
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import shlex
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,12 +26,12 @@ from skill_train.core.digests import digests
 from skill_train.core.errors import NotInstalled, UsageError, VerificationFailed, nearest
 from skill_train.core.files import whole_folder, write_json
 from skill_train.core.peak_memory import peak_memory_bytes
+from skill_train.machine.address_space import require_room_for_torch
 from skill_train.merge import check_logits as merge_gate
 from skill_train.merge import check_weights as merge_weights
 from skill_train.merge import with_peft as merge_peft
-from skill_train.merge.beside import Beside
 from skill_train.merge.plan import Base, MergePlan, plan_merge, vocabulary_rows
-from skill_train.merge.write import planned_bytes, write_shards
+from skill_train.merge.write import computing_threads, planned_bytes, write_shards
 from skill_train.model import adapter as adapters
 from skill_train.model.adapter import Adapter
 from skill_train.model.causal_types import causal_model_types
@@ -36,7 +39,7 @@ from skill_train.model.families import ANSWERS_UP_TO
 from skill_train.model.folder import read_config
 from skill_train.model.new_tokens import TOKENIZER, require_rows
 from skill_train.model.sidecar_files import adapter_files, companion_files, copy_companions, write_config
-from skill_train.model.weight_files import INDEX, read_folder
+from skill_train.model.weight_files import INDEX, Shard, read_folder
 from skill_train.reference.low_memory import peak_bytes
 from skill_train.run.folder import finished_record, note_of, require_space, require_writable, versions, write_record
 
@@ -85,15 +88,15 @@ def merge(
     if done is not None:
         return done | {"reused": True}
     require_writable(out.parent)
-    with Beside(model, tuned) as beside:
+    with _digesting(model, tuned) as inputs:
         plan, reasons = _fitting_plan(model, tuned)
         ways = _ways(gate, model, tuned, reasons, threshold)
         require_space(out.parent, planned_bytes(model, plan, DTYPES[dtype] if dtype else None), "the merged model")
         with whole_folder(out) as part:
-            figures, found = _write(model, tuned, plan, reasons, part, dtype, progress, warn, beside, ways.weights)
+            figures, found = _write(model, tuned, plan, reasons, part, dtype, progress, warn, ways.weights)
             compared: dict[str, Any] = {"base": base, "adapter": adapter, "merged": part, "rows": rows, "bar": progress}
             fields = {
-                "inputs": _inputs(model, tuned),
+                "inputs": inputs.result(),
                 "options": options,
                 "how": "peft" if reasons else "streamed",
                 "reasons": reasons,
@@ -229,19 +232,32 @@ def _require_known(folder: Path, config: dict[str, Any]) -> None:
         )
 
 
-def _inputs(base: Base, adapter: Adapter) -> dict[str, Any]:
+@contextlib.contextmanager
+def _digesting(base: Base, adapter: Adapter) -> Iterator[Future[dict[str, Any]]]:
+    """`_inputs`, read in a thread while torch is imported and the model is written. Whatever is raised gives it up."""
+    given_up = threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        try:
+            yield pool.submit(_inputs, base, adapter, given_up.is_set)
+        except BaseException:
+            given_up.set()
+            raise
+
+
+def _inputs(base: Base, adapter: Adapter, unwanted: Callable[[], bool] = lambda: False) -> dict[str, Any]:
     """Digests of everything that decides the result: all of what is read or copied."""
     weights = [base.folder / shard.name for shard in base.shards]
     index = [base.folder / INDEX] if (base.folder / INDEX).is_file() else []
     read = [adapter.folder / adapters.CONFIG, adapter.folder / adapters.WEIGHTS, *adapter_files(adapter.folder)]
     return {
-        "base": digests(base.folder, [*companion_files(base.folder), *weights, *index]),
-        "adapter": digests(adapter.folder, read),
+        "base": digests(base.folder, [*companion_files(base.folder), *weights, *index], unwanted),
+        "adapter": digests(adapter.folder, read, unwanted),
     }
 
 
 def _fitting_plan(base: Base, adapter: Adapter) -> tuple[MergePlan, list[str]]:
     """`_plan`, when the tokenizer beside the adapter fits the rows that the merged model will have."""
+    require_room_for_torch()
     plan, reasons = _plan(base, adapter)
     rows, whole = vocabulary_rows(base, adapter)
     require_rows(base.folder, adapter.folder, rows, trained_whole=whole)
@@ -284,7 +300,6 @@ def _write(
     dtype: str | None,
     progress: Bar,
     warn: Callable[[str, str], None],
-    beside: Beside,
     weights: bool,
 ) -> tuple[dict[str, Any], merge_weights.Found]:
     """Fills `part`, and returns what was changed, and what the comparison of weights saw."""
@@ -296,10 +311,14 @@ def _write(
         figures: dict[str, Any] = {"stored_dtype": stored}
     else:
         changes, kind = plan.config, DTYPES[dtype] if dtype else None
-        planned = planned_bytes(base, plan, kind)
-        with beside.computing(weights=weights, planned_bytes=planned) as pool:
-            figures = write_shards(base, plan, part, kind, progress, pool, beside.look).as_dict()
-            found = beside.found()
+        scales = merge_weights.scales_of(adapter, list(base.tensors)) if weights else {}
+        with computing_threads() as pool:
+
+            def compare(shard: Shard, written: Path, names: list[str]) -> None:
+                if weights:
+                    found.add(merge_weights.compare_tensors(names, shard, written, adapter, scales, pool))
+
+            figures = write_shards(base, plan, part, kind, progress, pool, compare).as_dict()
     figures["from_adapter"] = copy_companions(base.folder, adapter.folder, part, warn)
     figures["config"] = write_config(base.folder, part, changes, dtype)
     if "vocab_size" in figures["config"] and not {*figures["from_adapter"]} & {*TOKENIZER}:

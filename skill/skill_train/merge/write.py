@@ -6,6 +6,7 @@ block it cannot share out. Sums are added up in the order of the file, so they d
 
 from __future__ import annotations
 
+import contextlib
 import math
 import shutil
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from typing import Any
 from skill_train.core.console import Bar
 from skill_train.core.errors import VerificationFailed
 from skill_train.core.files import write_json
+from skill_train.machine.read import physical_cores
 from skill_train.merge.plan import Base, MergePlan
 from skill_train.model.lora_math import Change, apply
 from skill_train.model.weight_files import (
@@ -38,6 +40,7 @@ from skill_train.run.records import read_json
 
 Layout = dict[str, dict[str, tuple[str, tuple[int, ...]]]]
 _PART_BYTES = 1 << 28
+_AT_ONCE = 4  # tensors in work; the system lets one thread at a time write to a file
 _COARSENESS = ("F64", "F32", "F16", "BF16")
 
 
@@ -88,6 +91,24 @@ class Tally:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
 
+@contextlib.contextmanager
+def computing_threads() -> Iterator[ThreadPoolExecutor]:
+    """Threads in which torch computes alone: small blocks, one for each thread, are faster than sharing each block."""
+    import torch
+
+    before = torch.get_num_threads()
+    count = min(_AT_ONCE, physical_cores())
+    try:
+        with ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            try:
+                yield pool
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+    finally:
+        torch.set_num_threads(before)
+
+
 def write_shards(
     base: Base,
     plan: MergePlan,
@@ -101,7 +122,7 @@ def write_shards(
 
     Args:
         dtype: safetensors' name for every float tensor; None keeps each.
-        pool: of `merge_beside.Beside.computing`.
+        pool: of `computing_threads`.
         written: called with a shard of the base, the file made of it, and tensors that were just written there: some
             that follow each other, while they are in the system's cache.
 
