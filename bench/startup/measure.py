@@ -5,8 +5,8 @@
 Each round runs every command once, in turn, so that a busy moment hits all of them; the first round warms the caches
 and does not count. The plan is of a model as large as Qwen2.5-0.5B-Instruct: its shapes, a weight file of its size
 (empty, sparse on disk), a tokenizer.json of 7 MB, and 1,000 rows; all that a fingerprint reads is there to be read.
-`status` is of a run here that has ended and of a job that has ended, neither of which asks the Hub. One that asks it
-loads huggingface_hub first, which is timed too: the network comes on top. Writes results.json beside this file.
+`status` is of a run here that has ended. That of a job asks the Hub and loads huggingface_hub first, which is timed
+too: the network comes on top. Writes results.json beside this file.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -78,14 +77,13 @@ def measure(folder: Path, rounds: int, only: str) -> list[dict[str, Any]]:
 
 def all_commands(folder: Path) -> dict[str, tuple[Any, ...]]:
     model, data = write_model(folder / "model"), side.write_rows(folder / "rows.jsonl", 1000, 25)
-    here, job = write_runs(folder)
+    here = write_run(folder / "here")
     programs = Path(sys.executable).parent
     ours = programs / "skill-train"
     return {
         "skill-train plan --model DIR --data F": (ours, "plan", "--model", model, "--data", data, "--format", "json"),
         "skill-train --help": (ours, "--help"),
         "skill-train status RUN": (ours, "status", here, "--format", "json"),
-        "skill-train status RUN of a job": (ours, "status", job, "--format", "json"),
         "huggingface_hub, imported": (Path(sys.executable), "-c", CLIENT),
         "hf --help": (programs / "hf", "--help"),
         "trl --help": (programs / "trl", "--help"),
@@ -115,33 +113,26 @@ def targets(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         for row in rows
         if row["command"].startswith("skill-train")
     ]
-    why = "it asks the Hub, so the network decides; huggingface_hub alone takes what the table says to import"
+    why = "asks the Hub, so the network decides; huggingface_hub alone takes what the table says to import"
     found.append(
-        {"name": "skill-train status RUN of a job that runs", "target": limit, "measured": None, "unit": "s"}
+        {"name": "skill-train status RUN of a job", "target": limit, "measured": None, "unit": "s"}
         | {"met": None, "why": why}
     )
     return found
 
 
-def write_runs(folder: Path) -> tuple[Path, Path]:
-    """A run here that was trained, and one of a job that has ended and was looked at."""
+def write_run(folder: Path) -> Path:
+    """A run here that was trained."""
     from skill_train.core.files import write_json
-    from skill_train.run import cloud_record, last_look
-    from skill_train.run.cloud_record import CloudRecord
     from skill_train.run.folder import RunDir
 
-    here, job = RunDir(folder / "here"), RunDir(folder / "job")
-    for run in (here, job):
-        run.path.mkdir()
-        write_json(run.plan, {"recipe": {"max_steps": 1000}})
-        step = {"steps": 1000, "loss": 1.0, "tokens_per_second": 100.0, "seconds": 2.0, "memory_bytes": {"rss": 1}}
-        run.metrics.write_text("".join(json.dumps({"step": n, **step}) + "\n" for n in range(1, 1001)))
-    write_json(here.record("train"), {})
-    record = CloudRecord("0" * 12, "1" * 16, "me", "me/tuned")
-    cloud_record.write(job, record)
-    said = {"stage": "COMPLETED", "progress": {"age_seconds": None}}
-    last_look.keep(job, record, said, [], datetime(2026, 11, 1, tzinfo=UTC))
-    return here.path, job.path
+    run = RunDir(folder)
+    run.path.mkdir()
+    write_json(run.plan, {"recipe": {"max_steps": 1000}})
+    step = {"steps": 1000, "loss": 1.0, "tokens_per_second": 100.0, "seconds": 2.0, "memory_bytes": {"rss": 1}}
+    run.metrics.write_text("".join(json.dumps({"step": n, **step}) + "\n" for n in range(1, 1001)))
+    write_json(run.record("train"), {})
+    return run.path
 
 
 def timed(folder: Path, *command: str) -> tuple[float, float]:

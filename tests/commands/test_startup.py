@@ -7,16 +7,12 @@ import os
 import resource
 import subprocess
 import sys
-from datetime import UTC, datetime
 from pathlib import Path
 
 import click
 import pytest
 
 from skill_train.cli import COMMANDS, GROUPS, cli
-from skill_train.run import cloud_record, last_look
-from skill_train.run.cloud_record import CloudRecord
-from skill_train.run.folder import RunDir
 
 SCRIPT = str(Path(sys.executable).with_name("skill-train"))  # the console script of this environment
 CONFIGS = Path(__file__).resolve().parents[1] / "support" / "data" / "configs"
@@ -107,21 +103,6 @@ def test_a_plan_takes_less_than_a_quarter_of_a_second(tmp_path: Path) -> None:
     """Processor time of the best of five, of 1,000 rows. Measured on 2 cores: 0.11 s; bench/startup has a model of real
     size."""
     assert min(_cpu_seconds(SCRIPT, *_plan(tmp_path), says=b'"where"') for _ in range(5)) < 0.25
-
-
-def test_the_status_of_a_job_that_has_ended_loads_no_heavy_library(tmp_path: Path) -> None:
-    """And takes less than a quarter of a second of processor time. Measured on 2 cores: 0.18 s, 0.47 s when it asks."""
-    run = RunDir(tmp_path)
-    record = CloudRecord("0" * 12, "1" * 16, "me", "me/tuned")
-    cloud_record.write(run, record)
-    said = {"stage": "COMPLETED", "progress": {"age_seconds": None}}
-    last_look.keep(run, record, said, [], datetime(2026, 11, 1, tzinfo=UTC))
-    words = ("status", str(tmp_path), "--format", "json")
-    done = _run("-c", PROGRAM, *words)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["data"]["stage"] == "COMPLETED"
-    assert json.loads(done.stderr.splitlines()[-1]) == []
-    assert min(_cpu_seconds(SCRIPT, *words, says=b"COMPLETED") for _ in range(5)) < 0.25
 
 
 def _plan(folder: Path) -> list[str]:

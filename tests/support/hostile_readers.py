@@ -49,7 +49,7 @@ from skill_train.program.model_files import check_base, check_model, read_foreig
 from skill_train.program.plan import load_plan
 from skill_train.program.rows import iter_rows
 from skill_train.recipe import fields as recipe
-from skill_train.run import begun, cloud_record, last_look, records
+from skill_train.run import begun, cloud_record, records
 from skill_train.run import lock as run_lock
 from skill_train.run.folder import RunDir
 from skill_train.train import local
@@ -447,10 +447,6 @@ def _cloud_run(folder: Path) -> None:
     made = hostile_records.make_run(folder.parent / "made", cloud=True)
     shutil.rmtree(folder)
     made.rename(folder)
-    digest = hashlib.sha256((folder / "cloud.json").read_bytes()).hexdigest()
-    said = {"stage": "COMPLETED", "progress": {"age_seconds": 5.0}}
-    status = {"schema": last_look.SCHEMA, "of": digest, "at": 1.0, "data": said, "next": ["skill-train pull x"]}
-    (folder / "status.json").write_bytes(text(status))
 
 
 def _of_runs() -> list[Reader]:
@@ -498,10 +494,6 @@ def _of_records() -> list[Reader]:
         "the way on": lambda run: cloud_record.way_on(RunDir(run)),
     }
     made += [Reader(shown, "cloud.json", "json", _cloud_run, call) for shown, call in calls.items()]
-    made += [
-        Reader("the last look", file, "json", _cloud_run, lambda run: last_look.read(RunDir(run)))
-        for file in ("status.json", "cloud.json")
-    ]
     made.append(Reader("what has begun", "plan.json", "json", _run, _begun))
     made.append(Reader("the lock", ".lock", "text", _run, lambda run: run_lock.is_locked(RunDir(run))))
     return made

@@ -19,7 +19,7 @@ from skill_train.commands._shell import quoted
 from skill_train.commands._status_view import draw_status
 from skill_train.core import waiting
 from skill_train.core.console import Console, Result
-from skill_train.run import cloud_record, last_look, lock, progress
+from skill_train.run import cloud_record, lock, progress
 from skill_train.run.folder import RunDir
 from skill_train.run.records import read_json
 
@@ -34,16 +34,9 @@ class StatusOptions:
 
 
 def run(options: StatusOptions, console: Console) -> Result:
-    """How far it is, what it has cost, what is next. Asks once, or on a terminal for as long as one watches.
-
-    Of a job that was seen to have done its work it asks nobody.
-    """
+    """How far it is, what it has cost, what is next. Asks once, or on a terminal for as long as one watches."""
     here = RunDir(Path(options.run))
-    submitted = cloud_record.record_path(here).is_file()
-    known = last_look.read(here) if submitted else None
-    if known is not None:
-        return _result(*known)
-    if RunDir.is_one(here.path) and not submitted:
+    if RunDir.is_one(here.path) and not cloud_record.record_path(here).is_file():
         return console.watch(_look_here(here), pause_seconds=_HERE_SECONDS)
     return console.watch(_look_at_job(find_run.find(options.run, console.status), console), pause_seconds=_JOB_SECONDS)
 
@@ -56,19 +49,12 @@ def _look_at_job(cloud: CloudRun, console: Console) -> Callable[[], tuple[Result
         waiting.well()  # of the look before
         seen = snapshot(found or find_run.with_now(cloud, console.status), console)
         found = None
-        data, following = seen.data(), list(seen.next())
-        known, last = seen.cloud, seen.cloud.record.last
-        doubt = last != known.job  # a start that nobody heard of: its job may still appear
-        done = seen.now.stage == "COMPLETED" and not (doubt or console.warnings)
-        if known.run is not None and done:
-            last_look.keep(known.run, known.record, data, following, seen.now.finished_at)
-        return _result(data, following), seen.now.live
+        data = seen.data()
+        result = Result(data, human=lambda rich: draw_status(rich, data), quiet=str(data["stage"]))
+        result.next = list(seen.next())
+        return result, seen.now.live
 
     return look
-
-
-def _result(data: dict[str, Any], following: list[str]) -> Result:
-    return Result(data, human=lambda rich: draw_status(rich, data), quiet=str(data["stage"]), next=following)
 
 
 def _look_here(run: RunDir) -> Callable[[], tuple[Result, bool]]:
