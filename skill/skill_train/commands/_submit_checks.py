@@ -28,7 +28,9 @@ def account_of(options: SubmitOptions) -> Account:
     return found or Account("unchecked", options.namespace, why="; ".join(unchecked))
 
 
-def check(console: Console, options: SubmitOptions, order: Order, account: Account, timeout: int | None) -> Checked:
+def check_order(
+    console: Console, options: SubmitOptions, order: Order, account: Account, timeout: int | None
+) -> Checked:
     """Every check before the first upload, each with its own error."""
     unchecked = [f"token: {account.why}"] if account.state == "unchecked" else []
 

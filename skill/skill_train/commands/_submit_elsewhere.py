@@ -25,8 +25,6 @@ from skill_train.run.lock import locked
 from skill_train.run.records import read_json
 
 _JOBS_ONLY = ("data_repo", "max_cost", "force_new", "dry_run", "rehearse")
-
-
 _SKYPILOT_ONLY = ("nodes", "infra")
 
 

@@ -15,7 +15,7 @@ from skill_train.commands._frame import command
 from skill_train.commands._job_snapshot import snapshot
 from skill_train.commands._options import DEFAULT_HOURS, DOLLARS, HOURS, PATH, flavor_option, recipe_options
 from skill_train.commands._shell import quoted
-from skill_train.commands._submit_checks import account_of, budget_of, check
+from skill_train.commands._submit_checks import account_of, budget_of, check_order
 from skill_train.commands._submit_options import SubmitOptions
 from skill_train.commands._submit_plan import cloud_plan, order_elsewhere, order_of, run_dir_of, stored_flavor
 from skill_train.commands._submit_rehearsal import rehearsed
@@ -51,7 +51,7 @@ def run(options: SubmitOptions, console: Console) -> Result:
         known = submission.existing(run, order, console.status, force_new=options.force_new)
         if known is not None:
             return _sent(console, options, run, known, order, timeout)
-    checked = check(console, options, order, account, timeout)
+    checked = check_order(console, options, order, account, timeout)
     if options.dry_run:
         return _submit_answer.dry_run(run, checked)
     if not options.yes:
