@@ -1,4 +1,4 @@
-"""Repeats are counted exactly, also when the table of marks is full of chance hits."""
+"""Repeats are counted exactly, also when their digests are sorted in many parts."""
 
 from __future__ import annotations
 
@@ -10,33 +10,34 @@ from skill_train.data import repeats
 from skill_train.data.repeats import Repeats
 
 
-@pytest.mark.parametrize("bits", [1 << 27, 1 << 10])
-def test_the_count_is_that_of_a_set(bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With 1024 bits nearly every row is noted in vain, and the second pass must sort it out."""
-    monkeypatch.setattr(repeats, "BITS", bits)
+@pytest.mark.parametrize("at_once", [1 << 15, 7, 1])
+def test_they_are_those_of_a_set(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repeats, "_SORTED_AT_ONCE", at_once)
     draw = random.Random(3)
-    rows = [b"%d" % draw.randrange(4000) for _ in range(5000)]
+    rows = [b"%d" % draw.randrange(400) for _ in range(500)]
     found, seen, expected = Repeats(), set[bytes](), []
-    for row in rows:
-        found.note(row)
-        expected.append(row in seen)
+    for place, row in enumerate(rows):
+        found.add(row, place * 3)
+        if row in seen:
+            expected.append(place * 3)
         seen.add(row)
-    assert [found.is_repeat(row) for row in rows] == expected
-    assert not found.full
+    assert len(expected) > 100
+    assert list(found.places()) == expected
 
 
-def test_different_rows_are_hardly_ever_noted() -> None:
-    """Two of 2^27 bits a row: of 100,000 rows 4/3 n^3 / 2^54 are noted by chance, less than one in ten files."""
+def test_a_part_may_be_read_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repeats, "_SORTED_AT_ONCE", 10)
+    monkeypatch.setattr(repeats, "_READ_AT_ONCE", 3)
     found = Repeats()
-    for number in range(100_000):
-        found.note(b"row %d" % number)
-    assert len(found.noted) <= 1
+    for place in range(100):
+        found.add(b"%d" % (place % 60), place)
+    assert list(found.places()) == list(range(60, 100))
 
 
-def test_the_table_of_repeats_is_bounded_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(repeats, "NOTED", 10)
+def test_no_rows_and_no_repeats() -> None:
     found = Repeats()
-    for number in [*range(20), *range(20)]:
-        found.note(b"row %d" % number)
-    assert (len(found.noted), found.full) == (10, True)
-    assert sum(found.is_repeat(b"row %d" % n) for n in [*range(20), *range(20)]) == 10
+    assert list(found.places()) == []
+    found = Repeats()
+    found.add(b"one", 1)
+    found.add(b"two", 2)
+    assert list(found.places()) == []

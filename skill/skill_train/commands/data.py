@@ -181,8 +181,6 @@ def _warn(console: Console, subject: Subject) -> None:
         console.warn("unread_text", unread_text_told(list(subject.unread), subject.found.columns))
     if subject.found is not None and (unread := unread_media(subject.recipe, subject.found.columns)) is not None:
         console.warn("pictures", unread)
-    if subject.seen.at_least:
-        console.warn("many_repeats", "more different rows repeat than are counted: duplicate is a lower bound")
     if subject.method != "sft":
         console.warn("not_trained_here", ONLY_SFT)
     personal = subject.seen.problems["personal_data"]

@@ -47,7 +47,6 @@ class Survey:
     rows: lines that are not blank; `usable` of them are taken by training.
     columns: the kinds of value of each, in the order of appearance.
     longest_row: the ordinal, among the usable rows, of the one with most text.
-    at_least: so many different rows repeat that some repeats were not counted.
     """
 
     rows: int = 0
@@ -59,7 +58,6 @@ class Survey:
     longest_row: int = 0
     turns: int = 0
     longest_turns: int = 0
-    at_least: bool = False
 
     @property
     def refused(self) -> int:
@@ -80,7 +78,7 @@ def typical(peeked: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def survey(recipe: Recipe, check: Check | None) -> Survey:
-    """Every row once, and once more when rows seem to repeat. Without `check` only what reading tells."""
+    """Every row once. Without `check` only what reading tells."""
     found = Survey(problems={name: Count() for name in (READING + MAPPED if check else READING)})
     repeats, shapes = Repeats(), set[tuple[Any, ...]]()
     for line, row, raw in rows.read(recipe):
@@ -94,14 +92,13 @@ def survey(recipe: Recipe, check: Check | None) -> Survey:
             shapes.add(shape)
             _note_columns(found.columns, row)
         written = content(row, raw)
-        repeats.note(written)
+        repeats.add(written, line)
         if holds_personal(written):
             found.problems["personal_data"].add(line, WHAT, refused=False)
         if check is not None:
             _count(found, line, check(row))
-    if repeats.noted:
-        _count_repeats(found, recipe, repeats)
-    found.at_least = repeats.full
+    for line in repeats.places():
+        found.problems["duplicate"].add(line, "the same row as an earlier one", refused=False)
     return found
 
 
@@ -132,12 +129,6 @@ def _count(found: Survey, line: int, checked: Checked) -> None:
     found.turns += turns
     if turns > found.longest_turns:
         found.longest_turns = turns
-
-
-def _count_repeats(found: Survey, recipe: Recipe, repeats: Repeats) -> None:
-    for line, row, raw in rows.read(recipe):
-        if isinstance(row, dict) and repeats.is_repeat(content(row, raw)):
-            found.problems["duplicate"].add(line, "the same row as an earlier one", refused=False)
 
 
 def _has_new(columns: dict[str, list[str]], row: dict[str, Any]) -> bool:

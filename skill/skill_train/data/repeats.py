@@ -1,47 +1,66 @@
-"""Rows that stand in a dataset twice, found exactly in memory that does not grow with the rows.
+"""Rows that stand in a dataset twice, counted exactly in memory that hardly grows with the rows.
 
-A first pass keeps two bits of each row's digest in a table of fixed size and notes the digests whose bits were set
-already. Nearly always there are none, or true repeats. A second pass counts the noted ones exactly.
+Digests are sorted in a temporary file, 24 bytes a row, so that equal ones come to lie beside each other.
 """
 
 from __future__ import annotations
 
 import hashlib
-import struct
+import heapq
+import tempfile
+from collections.abc import Iterator
 
-BITS = 1 << 27  # 16 MiB; of 1 million different rows about 100 are noted in vain, of 10 million about 70,000
-NOTED = 200_000  # about 40 MB at most; repeats of further rows are not counted, and the report says so
-_TWO_WORDS = struct.Struct("<QQ").unpack_from
+_DIGEST, _PLACE = 16, 8  # bytes
+_RECORD = _DIGEST + _PLACE
+_SORTED_AT_ONCE = 1 << 15  # records: 3 MB
+_READ_AT_ONCE = 128
 
 
 class Repeats:
-    """`note` every row, then, when `noted` is not empty, `is_repeat` every row again in the same order."""
+    """`add` every row, then ask once for the `places` of those that stand earlier already."""
 
     def __init__(self) -> None:
-        self.noted: set[int] = set()
-        self.full = False
-        self._bits = bytearray(BITS >> 3)
-        self._seen: set[bytes] = set()
+        self._rows = _Sorter()
 
-    def note(self, content: bytes) -> None:
-        first, second = _TWO_WORDS(hashlib.sha256(content).digest())
-        bits = self._bits
-        place, other = (first >> 3) % (BITS >> 3), (second >> 3) % (BITS >> 3)
-        mark, other_mark = 1 << (first & 7), 1 << (second & 7)
-        if bits[place] & mark and bits[other] & other_mark:
-            if len(self.noted) < NOTED:
-                self.noted.add(first)
-            else:
-                self.full = self.full or first not in self.noted
-        bits[place] |= mark
-        bits[other] |= other_mark
+    def add(self, content: bytes, place: int) -> None:
+        """Args: place: of the row in the dataset; rows come in the order of their places."""
+        self._rows.add(hashlib.sha256(content).digest()[:_DIGEST] + place.to_bytes(_PLACE, "big"))
 
-    def is_repeat(self, content: bytes) -> bool:
-        """Whether the same bytes were asked for before."""
-        digest = hashlib.sha256(content).digest()
-        if _TWO_WORDS(digest)[0] not in self.noted:
-            return False
-        if digest in self._seen:
-            return True
-        self._seen.add(digest)
-        return False
+    def places(self) -> Iterator[int]:
+        """In ascending order, each row that is equal to an earlier one."""
+        repeated, before = _Sorter(), b""
+        for record in self._rows:
+            digest, place = record[:_DIGEST], record[_DIGEST:]
+            if digest == before:
+                repeated.add(place.rjust(_RECORD, b"\0"))
+            before = digest
+        return (int.from_bytes(record, "big") for record in repeated)
+
+
+class _Sorter:
+    """Records of one length, sorted in parts that are written to a file and merged when they are read."""
+
+    def __init__(self) -> None:
+        self._part: list[bytes] = []
+        self._file = tempfile.TemporaryFile(prefix="skill-train-")  # noqa: SIM115 - it lives as long as this
+
+    def add(self, record: bytes) -> None:
+        self._part.append(record)
+        if len(self._part) == _SORTED_AT_ONCE:
+            self._write()
+
+    def __iter__(self) -> Iterator[bytes]:
+        self._write()
+        size = _SORTED_AT_ONCE * _RECORD
+        return heapq.merge(*(self._read(start, start + size) for start in range(0, self._file.tell(), size)))
+
+    def _write(self) -> None:
+        self._part.sort()
+        self._file.write(b"".join(self._part))
+        self._part.clear()
+
+    def _read(self, start: int, end: int) -> Iterator[bytes]:
+        for place in range(start, end, _READ_AT_ONCE * _RECORD):
+            self._file.seek(place)
+            block = self._file.read(min(_READ_AT_ONCE * _RECORD, end - place))
+            yield from (block[at : at + _RECORD] for at in range(0, len(block), _RECORD))

@@ -54,11 +54,15 @@ def write_fixed(
     """
     check_out(out)
     repeats, left_out, written = Repeats(), Counter[str](), 0
-    for line in _lines(recipe, columns, check, None, Counter()):
-        repeats.note(line)
+    for place, line in _lines(recipe, columns, check, None, Counter()):
+        repeats.add(line, place)
+    repeated = repeats.places()
+    next_repeated = next(repeated, None)
     with whole_file(out) as part, open(part, "wb") as file:
-        for line in _lines(recipe, columns, check, refuses, left_out):
-            if repeats.is_repeat(line):
+        for place, line in _lines(recipe, columns, check, refuses, left_out):
+            while next_repeated is not None and next_repeated < place:
+                next_repeated = next(repeated, None)
+            if place == next_repeated:
                 left_out["duplicate"] += 1
                 continue
             file.write(line)
@@ -77,9 +81,9 @@ def write_fixed(
 
 def _lines(
     recipe: Recipe, columns: dict[str, str], check: Check, refuses: Refuses | None, left_out: Counter[str]
-) -> Iterator[bytes]:
-    """The rows to write; the others are counted in `left_out`."""
-    for number, row, _ in rows.read(recipe):
+) -> Iterator[tuple[int, bytes]]:
+    """The rows to write, each with its place; the others are counted in `left_out`."""
+    for place, (number, row, _) in enumerate(rows.read(recipe)):
         if isinstance(row, rows.Broken):
             left_out[row.kind] += 1
             continue
@@ -87,7 +91,7 @@ def _lines(
         if why is not None:
             left_out[why] += 1
         else:
-            yield _line({wanted: row.get(column) for wanted, column in columns.items()})
+            yield place, _line({wanted: row.get(column) for wanted, column in columns.items()})
 
 
 def _trouble(check: Check, row: dict[str, Any]) -> str | None:
