@@ -11,9 +11,5 @@ ANSWERS_UP_TO = 250_000_000
 # GPT-2 are of a class of their own.
 KEPT_IN_16_BITS = ("llama", "mistral", "phi3", "qwen2", "qwen3")
 
-# Model types where PEFT takes a batch of rows with an adapter and rows without: their layers are given [rows, tokens,
-# width]. Elsewhere it may not: experts are given their tokens alone, and of MPT PEFT (0.21) drops the names unsaid.
-MIXED_BATCHES = (*KEPT_IN_16_BITS, "gemma3_text", "gpt2")
-
 # Most rows of a weight in 16 bits that are made fp32 at a time.
 ROWS_AT_ONCE = 8192

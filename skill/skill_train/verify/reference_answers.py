@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from skill_train.llama.logit_distance import compare_logits, join, summarize
-from skill_train.model.families import MIXED_BATCHES
 from skill_train.reference.load import logits
 from skill_train.reference.low_memory import frugal_model
 from skill_train.reference.rounded_merge import Rounding, rounded
@@ -125,15 +124,17 @@ def measure(
     guessed = _guessed(drafts(), prompts, vocabulary, sample.answer_tokens)
     asked = list(zip(prompts, guessed, strict=True))
     after: list[Any] = [None] * len(asked)
-    with open(tuned_file, "wb") as tuned, open(base_file, "wb") as off:
-        _read(
+    with open(tuned_file, "wb") as tuned:
+        _pass(
             model,
             [
                 *(_Text(sequence.ids, partial(_put, tuned, sequence.first)) for sequence in sequences),
                 *(_Text(ids + more, partial(_keep, after, n, len(ids))) for n, (ids, more) in enumerate(asked)),
-                *(_Text(sequence.ids, partial(_put, off, sequence.first), of_base=True) for sequence in chosen),
             ],
         )
+    if chosen:
+        with model.disable_adapter(), open(base_file, "wb") as off:
+            _pass(model, [_Text(sequence.ids, partial(_put, off, sequence.first)) for sequence in chosen])
     answers = [_answer(model, *one, rows, stops, sample.answer_tokens) for one, rows in zip(asked, after, strict=True)]
     why = "" if switches_off else "there is no base to compare with"
     files = (tuned_file, base_file if chosen else None)
@@ -149,7 +150,7 @@ def measure_base(base: Path, found: Measured, folder: Path) -> Measured:
             why = f"the base knows {width} tokens and the tuned model {found.vocabulary}"
             return replace(found, why_no_base=why)
         with open(file, "wb") as out:
-            _read(model, [_Text(sequence.ids, partial(_put, out, sequence.first)) for sequence in chosen])
+            _pass(model, [_Text(sequence.ids, partial(_put, out, sequence.first)) for sequence in chosen])
     return replace(found, base=file, base_rows=_tokens(chosen), why_no_base="")
 
 
@@ -193,7 +194,7 @@ def _distance(model: Any, reference: Path, file: Path, found: Measured) -> dict[
     import numpy as np
 
     with open(file, "wb") as out:
-        _pass(model, [_Text(one.ids, partial(_put, out, one.first)) for one in found.sequences], mixed=False)
+        _pass(model, [_Text(one.ids, partial(_put, out, one.first)) for one in found.sequences])
     own, other = (np.memmap(each, np.float32, "r").reshape(-1, found.vocabulary) for each in (reference, file))
     parts = [
         compare_logits(own[one.first : end], other[one.first : end], np.asarray(one.ids[1:]))
@@ -227,12 +228,10 @@ def _vocabulary(model: Any) -> int:
 
 @dataclass(frozen=True)
 class _Text:
-    """One of those that a model reads; `take` is given its logits [tokens, vocabulary]. `of_base`: without the adapter
-    that the model has."""
+    """One of those that a model reads; `take` is given its logits [tokens, vocabulary]."""
 
     ids: list[int]
     take: Callable[[np.ndarray], object]
-    of_base: bool = False
 
 
 def _put(file: BinaryIO, first: int, rows: np.ndarray) -> None:
@@ -246,18 +245,7 @@ def _keep(after: list[Any], number: int, prompt_tokens: int, rows: np.ndarray) -
     after[number] = rows[prompt_tokens - 1 :].copy()
 
 
-def _read(model: Any, texts: list[_Text]) -> None:
-    """Reads texts. Base and tuned model go together where PEFT can: each pass widens all weights once."""
-    of_base = [text for text in texts if text.of_base]
-    if not of_base or model.config.model_type in MIXED_BATCHES:
-        _pass(model, texts, mixed=bool(of_base))
-        return
-    _pass(model, [text for text in texts if not text.of_base], mixed=False)
-    with model.disable_adapter():
-        _pass(model, of_base, mixed=False)
-
-
-def _pass(model: Any, texts: list[_Text], *, mixed: bool) -> None:
+def _pass(model: Any, texts: list[_Text]) -> None:
     """In any order. What fills short ones up stands after them, where a causal model never looks."""
     import torch
 
@@ -265,9 +253,8 @@ def _pass(model: Any, texts: list[_Text], *, mixed: bool) -> None:
         chosen = [texts[number] for number in group]
         longest = len(chosen[-1].ids)
         filled = torch.tensor([text.ids + [0] * (longest - len(text.ids)) for text in chosen])
-        names = {"adapter_names": ["__base__" if text.of_base else "default" for text in chosen]} if mixed else {}
         with torch.no_grad():
-            found = model(input_ids=filled, use_cache=False, **names).logits.float().numpy()
+            found = model(input_ids=filled, use_cache=False).logits.float().numpy()
         for text, rows in zip(chosen, found, strict=True):
             text.take(rows[: len(text.ids)])
 
