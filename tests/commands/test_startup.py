@@ -105,6 +105,22 @@ def test_a_plan_takes_less_than_a_quarter_of_a_second(tmp_path: Path) -> None:
     assert min(_cpu_seconds(SCRIPT, *_plan(tmp_path), says=b'"where"') for _ in range(5)) < 0.25
 
 
+def test_a_plan_reads_the_machine_once(tmp_path: Path) -> None:
+    """As many questions to the driver as one reading asks."""
+    program, asked = tmp_path / "bin" / "nvidia-smi", tmp_path / "asked"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\necho "$@" >> {asked}\nexit 9\n')
+    program.chmod(0o755)
+    environment = dict(os.environ, PATH=f"{program.parent}:{os.environ['PATH']}")
+    counts = []
+    for words in (["-c", "from skill_train.machine.read import read_machine; read_machine()"], _plan(tmp_path)):
+        asked.write_text("")
+        command = [sys.executable, *words] if words[0] == "-c" else [SCRIPT, *words]
+        subprocess.run(command, check=True, capture_output=True, env=environment)
+        counts.append(len(asked.read_text().splitlines()))
+    assert counts[1] == counts[0] > 0
+
+
 def _plan(folder: Path) -> list[str]:
     """The arguments for a plan of a model folder without weights, whose parameters come from its config."""
     model, rows = folder / "model", folder / "rows.jsonl"

@@ -9,7 +9,7 @@ from typing import Any
 
 from skill_train.core.console import Console
 from skill_train.data import read_rows, scan, token_stats
-from skill_train.facts import DatasetFacts, ModelFacts
+from skill_train.facts import DatasetFacts, MachineFacts, ModelFacts
 from skill_train.hub import flavors
 from skill_train.machine.read import read_machine
 from skill_train.model.causal_types import causal_model_types
@@ -59,7 +59,7 @@ def plan_from_metadata(console: Console, recipe: Recipe, choices: Choices) -> di
         from skill_train.train import local
 
         probe = local.known_probe(choices.device or this.device, this, about)
-    return _plan(pinned(recipe, about.revision, data.revision), about, data, choices, offered, probe)
+    return _plan(pinned(recipe, about.revision, data.revision), (about, data, this), choices, offered, probe)
 
 
 def plan_with_files(console: Console, recipe: Recipe, choices: Choices) -> dict[str, Any]:
@@ -79,9 +79,9 @@ def plan_with_files(console: Console, recipe: Recipe, choices: Choices) -> dict[
     probe = None
     if make.wants_probe(this, about, choices):
         console.status("timing bf16 on this machine (once for this model)")
-        safe = _plan(recipe, about, data, dataclasses.replace(choices, dtype="float32"), ())
+        safe = _plan(recipe, (about, data, this), dataclasses.replace(choices, dtype="float32"), ())
         probe = local.probe_precision(safe, this, about)
-    return _plan(recipe, about, data, choices, (), probe)
+    return _plan(recipe, (about, data, this), choices, (), probe)
 
 
 def _with_layers(recipe: Recipe, about: ModelFacts, shapes: Callable[[], Mapping[str, Sequence[int]]]) -> ModelFacts:
@@ -102,9 +102,13 @@ def _with_vocabulary(about: ModelFacts, folder: Path) -> ModelFacts:
 
 
 def _plan(
-    recipe: Recipe, about: ModelFacts, data: DatasetFacts, choices: Choices, offered: Any, probe: Any = None
+    recipe: Recipe,
+    facts: tuple[ModelFacts, DatasetFacts, MachineFacts],
+    choices: Choices,
+    offered: Any,
+    probe: Any = None,
 ) -> dict[str, Any]:
-    this = read_machine()
+    about, data, this = facts
     known = measured_speed.known(this, about, choices.device or this.device)
     return make.make_plan(
         recipe,
