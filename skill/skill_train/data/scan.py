@@ -11,6 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from skill_train.core.digests import file_digest
 from skill_train.core.errors import SkillTrainError, UsageError, from_exit_code, nearest
 from skill_train.data import read_rows as rows
 from skill_train.data.check_row import checker, media_beside
@@ -72,7 +73,7 @@ def _scan(recipe: Recipe, path: Path) -> DatasetFacts:
     require_columns(recipe, found, names)
     return DatasetFacts(
         source=recipe.data,
-        fingerprint=_sha256(path) if digest is None else digest.hexdigest(),
+        fingerprint=file_digest(path)["sha256"] if digest is None else digest.hexdigest(),
         rows=count,
         column_names=tuple(names),
         format=found.format,
@@ -286,11 +287,6 @@ def with_media(recipe: Recipe, where: str, column: str, row: dict[str, Any], fou
         if found is None
         else f"a recipe that names the columns trains on the text alone: format: {found.format}, {text[1:-1]}",
     )
-
-
-def _sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _refused(recipe: Recipe, line: int, row: dict[str, Any], found: Found, kind: str) -> SkillTrainError:
