@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from skill_train.core.units import dollars
+from skill_train.core.units import dollars, duration
 from skill_train.report.figure import Record, Run
 from skill_train.report.sections import curve, differences, estimates, shown, steps, thinned, verdict
-from skill_train.report.words import duration, marked, nats, number, placeless, rate, share, size
+from skill_train.report.words import marked, nats, number, placeless, rate, share, size
 
 ADAPTER = {"bytes": 10, "sha256": "aa"}
 FILE = {"bytes": 20, "sha256": "bb", "quant": "q8_0"}

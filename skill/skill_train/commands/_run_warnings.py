@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from skill_train.core.console import Console
+from skill_train.core.units import duration
 from skill_train.plan.make import few_steps
-from skill_train.plan.where import duration
 from skill_train.run.folder import RunDir
 from skill_train.run.records import read_json
 
@@ -40,7 +40,7 @@ def warn_of_part(console: Console, run: RunDir) -> None:
 def _missed(name: str, one: dict[str, Any]) -> str:
     """One estimate and what became of it, in a unit for readers."""
     if name == "seconds":
-        low, high, actual = (duration(one[key]) for key in ("low", "high", "actual"))
+        low, high, actual = (duration(one[key], estimated=True) for key in ("low", "high", "actual"))
         return f"time: {actual}, estimated {low} to {high}"
     low, high, actual = (f"{one[key] / 1e9:.2f}" for key in ("low", "high", "actual"))
     return f"memory: {actual} GB, estimated {low} to {high} GB"

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from skill_train.commands._drawing import draw_bar, draw_line
-from skill_train.core.units import dollars
-from skill_train.plan.where import duration
+from skill_train.core.units import dollars, duration
 
 
 def draw_status(rich: Any, data: dict[str, Any]) -> None:
@@ -28,10 +27,10 @@ def _status_lines(data: dict[str, Any]) -> Iterator[tuple[str, str]]:
     speed = "" if data["tokens_per_second"] is None else f" · {data['tokens_per_second']:,.0f} tokens/s"
     yield "step", "" if data["step"] is None else f"{data['step']} of {data['steps']}{loss}{speed}"
     age = progress["age_seconds"]
-    yield "from", (progress["source"] or "") + ("" if age is None else f", {duration(age)} old")
+    yield "from", (progress["source"] or "") + ("" if age is None else f", {duration(age, estimated=True)} old")
     yield "time", _of(seconds.get("ran"), seconds.get("expected"), seconds.get("estimated"), duration)
     left = seconds.get("left")
-    yield "left", "" if left is None else f"about {duration(left)}"
+    yield "left", "" if left is None else f"about {duration(left, estimated=True)}"
     in_all = cost.get("all_jobs")
     before = f"; {dollars(in_all)} with the jobs before it" if in_all is not None and data.get("attempt", 1) > 1 else ""
     yield "cost", _of(cost.get("so_far"), cost.get("expected"), cost.get("estimated"), dollars) + before

@@ -1,4 +1,4 @@
-"""Dollars for a reader. Pure."""
+"""Dollars and durations for a reader. Pure."""
 
 from __future__ import annotations
 
@@ -10,3 +10,12 @@ def dollars(value: float) -> str:
     if value == 0 or abs(value) >= 0.1:
         return f"${value:,.2f}"
     return f"${value:.{1 - math.floor(math.log10(abs(value)))}f}"
+
+
+def duration(seconds: float, *, estimated: bool = False) -> str:
+    """`35.7 s`, `1.5 min`, `1.5 h`; of an estimate whole seconds and minutes."""
+    if seconds >= 5400:
+        return f"{seconds / 3600:.1f} h"
+    if estimated:
+        return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"
+    return f"{seconds / 60:.1f} min" if seconds >= 90 else f"{seconds:.3g} s"

@@ -7,6 +7,7 @@ import math
 from typing import Any
 
 from skill_train.core.errors import UsageError, nearest
+from skill_train.core.units import duration
 from skill_train.facts import Calibration, DatasetFacts, Flavor, MachineFacts, ModelFacts, PrecisionProbe
 from skill_train.model.lora_targets import TARGETS
 from skill_train.plan import places as candidates
@@ -147,9 +148,10 @@ def _too_slow(chosen: Candidate | None, choices: Choices) -> list[dict[str, str]
         return []
     if chosen.seconds.high <= choices.max_hours * 3600:
         return []
-    limit = f"{rubric.duration(choices.max_hours * 3600)} (--max-hours)"
+    limit = f"{duration(choices.max_hours * 3600, estimated=True)} (--max-hours)"
     most = max(chosen.time, key=lambda part: part.high)
-    up_to = f"{rubric.duration(chosen.seconds.high)}, {rubric.duration(most.high)} of it {most.name}"
+    all_of_it, part = (duration(seconds, estimated=True) for seconds in (chosen.seconds.high, most.high))
+    up_to = f"{all_of_it}, {part} of it {most.name}"
     message = f"no flavor is sure to end within {limit}; {chosen.name} takes up to {up_to}"
     return [{"code": "too_slow", "message": message}]
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from skill_train.core.errors import DecisionNeeded
+from skill_train.core.units import duration
 from skill_train.facts import MachineFacts, ModelFacts
 from skill_train.plan.placement import Choices, has_device
 from skill_train.plan.places import Candidate
@@ -160,15 +161,9 @@ def _memory(here: Candidate) -> Fired:
 def _time(here: Candidate, max_hours: float) -> Fired:
     if here.seconds is None:
         return Fired("time", "either", here.unknown.get("seconds", "unknown"), "estimate")
-    limit = f"{duration(max_hours * 3600)} (--max-hours)"
-    hours = f"{duration(here.seconds.low)} to {duration(here.seconds.high)}"
+    limit = f"{duration(max_hours * 3600, estimated=True)} (--max-hours)"
+    low, high = (duration(seconds, estimated=True) for seconds in (here.seconds.low, here.seconds.high))
+    hours = f"{low} to {high}"
     if here.seconds.middle > max_hours * 3600:
         return Fired("time", "cloud", f"{hours} here, the middle above {limit}: a production run", SEED)
     return Fired("time", "local", f"{hours} here, the middle within {limit}", "estimate")
-
-
-def duration(seconds: float) -> str:
-    """For a reader: hours, minutes or seconds."""
-    if seconds >= 5400:
-        return f"{seconds / 3600:.1f} h"
-    return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"

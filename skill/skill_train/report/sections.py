@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from skill_train.core.units import dollars
+from skill_train.core.units import dollars, duration
 from skill_train.report.artifacts import cloud, files, missing, proof, reproduce, run_it, smallest, versions, way_on
 from skill_train.report.figure import Figure, Record, Run, differ
 from skill_train.report.quality import answers, measured, quality
-from skill_train.report.words import duration, marked, number, rate, share, size
+from skill_train.report.words import marked, number, rate, share, size
 
 MOST_POINTS = 600  # of one curve: about one a pixel
 MOST_ROWS = 200  # of the table of steps

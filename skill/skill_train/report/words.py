@@ -28,12 +28,6 @@ def size(count: float) -> str:
     return f"{count:,.0f} bytes"
 
 
-def duration(seconds: float) -> str:
-    if seconds >= 5400:
-        return f"{seconds / 3600:.1f} h"
-    return f"{seconds / 60:.1f} min" if seconds >= 90 else f"{seconds:.3g} s"
-
-
 def share(value: float) -> str:
     return f"{value:.1%}" if 0 < value < 1 else f"{value:.0%}"
 
