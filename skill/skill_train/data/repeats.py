@@ -1,6 +1,6 @@
 """Rows that stand in a dataset twice, counted exactly in memory that hardly grows with the rows.
 
-Digests are sorted in a temporary file, 24 bytes a row, so that equal ones come to lie beside each other.
+Digests are sorted, 24 bytes a row, so that equal ones come to lie beside each other: of many rows in a temporary file.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import hashlib
 import heapq
 import tempfile
 from collections.abc import Iterator
+from typing import BinaryIO
 
 _DIGEST, _PLACE = 16, 8  # bytes
 _RECORD = _DIGEST + _PLACE
@@ -38,28 +39,25 @@ class Repeats:
 
 
 class _Sorter:
-    """Records of one length, sorted in parts that are written to a file and merged when they are read."""
+    """Records of one length, sorted in parts and merged when they are read. Each full part lies in a file."""
 
     def __init__(self) -> None:
         self._part: list[bytes] = []
-        self._file = tempfile.TemporaryFile(prefix="skill-train-")  # noqa: SIM115 - it lives as long as this
+        self._file: BinaryIO | None = None
 
     def add(self, record: bytes) -> None:
         self._part.append(record)
         if len(self._part) == _SORTED_AT_ONCE:
-            self._write()
+            self._file = self._file or tempfile.TemporaryFile(prefix="skill-train-")  # noqa: SIM115 - read later
+            self._file.write(b"".join(sorted(self._part)))
+            self._part.clear()
 
     def __iter__(self) -> Iterator[bytes]:
-        self._write()
-        size = _SORTED_AT_ONCE * _RECORD
-        return heapq.merge(*(self._read(start, start + size) for start in range(0, self._file.tell(), size)))
-
-    def _write(self) -> None:
-        self._part.sort()
-        self._file.write(b"".join(self._part))
-        self._part.clear()
+        size, written = _SORTED_AT_ONCE * _RECORD, self._file.tell() if self._file else 0
+        return heapq.merge(sorted(self._part), *(self._read(at, at + size) for at in range(0, written, size)))
 
     def _read(self, start: int, end: int) -> Iterator[bytes]:
+        assert self._file is not None
         for place in range(start, end, _READ_AT_ONCE * _RECORD):
             self._file.seek(place)
             block = self._file.read(min(_READ_AT_ONCE * _RECORD, end - place))
