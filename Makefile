@@ -10,10 +10,11 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
 	$$p -c 'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' 2>/dev/null \
 	&& { echo $$p; break; }; done)
 
-.PHONY: help demo test torture live lint fix docs evals audit versions bench lock clean
+.PHONY: help demo check test torture live lint fix docs evals audit versions bench lock clean
 
 help:
 	@echo "make demo   train, merge, export and verify a small model, offline, and print the table"
+	@echo "make check  before each commit: lint, types, the fast tests, one chain of a tiny model; about a minute"
 	@echo "make test   all tests that need no network"
 	@echo "make torture  kills, faults and hostile input: seeded, bounded, with their counts; SKILL_TRAIN_SEED=n for others"
 	@echo "make lint   formatting, rules, types, generated files"
@@ -26,14 +27,17 @@ help:
 demo: $(STAMP)
 	$(BIN)/skill-train demo --format human
 
+check: lint
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -m "not slow and not live and not torture" -n $(CORES) --dist loadfile
+
 # Each file goes whole to one core, the slow ones first (tests/conftest.py).
 test: $(STAMP)
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n $(CORES) --dist loadfile --no-loadscope-reorder
 
 # Kills are one group and take longest, so they come first; each target of hostile input goes to whoever is free.
+# WALKS have members of one kind, of which `make test` has a few.
 KILLS := tests/torture/test_kills.py
-WALKS := $(addprefix tests/,model/test_convertible.py verify/test_family_metadata.py verify/test_weight_faults.py \
-	verify/test_planted_faults.py repository/test_bench_runs.py)
+WALKS := $(shell grep -l 'mark\.torture\|tiny_families\.by_default' tests/*/test_*.py | grep -v ^tests/torture/)
 torture: $(STAMP)
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -m torture $(KILLS) \
 	$(filter-out $(KILLS),$(wildcard tests/torture/test_*.py)) $(WALKS) -n $(CORES) --dist loadgroup --no-loadscope-reorder

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import shared_runs
 from command_child import Commands
 
 _TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACEHUB_API_TOKEN", "HF_TOKEN_PATH", "HF_ENDPOINT")
@@ -29,6 +30,7 @@ def pytest_configure(config: pytest.Config) -> None:
     _shared = Path(os.environ.get("SKILL_TRAIN_CACHE") or _user_cache() / "skill-train")
     os.environ["SKILL_TRAIN_CACHE"] = str(_own_cache(Path(_temporary.name) / "skill-train", _shared))
     os.environ.update(_environment(Path(_temporary.name)))
+    os.environ.setdefault(shared_runs.FOLDER, str(Path(_temporary.name) / "shared"))  # the first process says it to all
     for name in _TOKENS:
         os.environ.pop(name, None)
 

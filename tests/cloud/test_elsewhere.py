@@ -144,6 +144,7 @@ def test_a_machine_that_is_stopped_goes_on_in_another(hub: Hub, straight: Path, 
     assert kept == []
 
 
+@pytest.mark.torture
 def test_two_machines_train_as_one(hub: Hub, straight: Path, tmp_path: Path) -> None:
     """Each with a folder of its own, on one address: the same rows, the same losses within rounding."""
     plan = planned(tmp_path, split=(2, 1, 2)) / "plan.json"

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 pytest.importorskip("huggingface_hub")
 
 SEED = int(os.environ.get("SKILL_TRAIN_SEED", "0"))
-SCHEDULES, EVERY = 50, 8
+SCHEDULES, EVERY = 8, 32
 
 
 @pytest.fixture(scope="module")

@@ -773,8 +773,8 @@ def test_killed_between_the_request_and_its_record(hub: Hub, one: Any, call: Any
 
 def test_an_answer_that_comes_too_late(hub: Hub, one: Any, call: Any, here: Path) -> None:
     """The job is made after nobody waits for it any more: asking again at once would make another."""
-    hub.faults.add(CREATE, Fault(seconds=8.0))
-    child = _start(hub, one, here, *SAID, "--yes", TEST_REQUEST_SECONDS="1")
+    hub.faults.add(CREATE, Fault(seconds=5.0))
+    child = _start(hub, one, here, *SAID, "--yes", TEST_REQUEST_SECONDS="1", TEST_SETTLED_SECONDS="1")
     assert (child.wait(30), hub.jobs_created) == (8, 0)
     _until(lambda: hub.jobs_created == 1)
     assert (call(*SAID, "--yes").data["reused"], hub.jobs_created) == (True, 1)
@@ -787,8 +787,8 @@ def test_another_job_whose_answer_comes_too_late_is_looked_for(
     """The same command again, as it says: not one more in a folder of its own."""
     first = call(*SAID, "--yes").data
     new = (*SAID, "--force-new", "--yes", *more)
-    hub.faults.add(CREATE, Fault(seconds=8.0))
-    child = _start(hub, one, here, *new, TEST_REQUEST_SECONDS="1")
+    hub.faults.add(CREATE, Fault(seconds=5.0))
+    child = _start(hub, one, here, *new, TEST_REQUEST_SECONDS="1", TEST_SETTLED_SECONDS="1")
     assert (child.wait(30), hub.jobs_created) == (8, 1)
     _until(lambda: hub.jobs_created == 2)
     data = call(*new).data

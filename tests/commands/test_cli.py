@@ -1,4 +1,4 @@
-"""The console script as a program: a local run, its export and its proof; bad input; two calls in one folder."""
+"""The console script as a program: bad input, kills, two calls in one folder. A good run is in test_chain.py."""
 
 from __future__ import annotations
 
@@ -16,88 +16,22 @@ from typing import Any
 import pytest
 
 import killing
+import shared_runs
 import tiny
 import training
+from command_child import Commands
 from skill_train.core.files import place
 
 pytestmark = pytest.mark.slow
 
-SCRIPT = str(Path(sys.executable).with_name("skill-train"))  # the console script of this environment
-SMALL = ("--max-steps", "3", "--max-length", "256")
+SCRIPT = shared_runs.SCRIPT
+SMALL = shared_runs.SMALL
 
 
-@pytest.fixture(scope="module")
-def chain(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, subprocess.CompletedProcess[str]]]:
-    """A run on tiny Qwen2 with Qwen's own tokenizer, and what each command of the chain answered."""
-    folder = tmp_path_factory.mktemp("chain")
-    data, run = tiny.write_rows(folder / "rows.jsonl", 24), folder / "run"
-    base = tiny.cached("qwen2")
-    commands = {
-        "local": ("local", "--model", base, "--data", data, *SMALL, "--run-dir", run),
-        "again": ("local", "--model", base, "--data", data, *SMALL, "--run-dir", run),
-        "from its file": ("local", run / "recipe.yaml", "--run-dir", run),
-        "export-gguf": ("export-gguf", run, "--quant", "q8_0,q4_k_m"),
-        "verify": ("verify", run),
-    }
-    return run, {name: _call(folder, *command) for name, command in commands.items()}
-
-
-@pytest.mark.parametrize("name", ["local", "again", "from its file", "export-gguf", "verify"])
-def test_each_command_answers_with_one_document(chain: Any, name: str) -> None:
-    done = chain[1][name]
-    assert done.returncode == 0, done.stderr
-    answer = _answer(done)
-    assert answer["ok"] is True
-    assert set(answer) == {"schema", "command", "ok", "data", "warnings", "next"}
-    assert all(set(warning) == {"code", "message"} for warning in answer["warnings"])
-    assert all(command.startswith("skill-train ") for command in answer["next"])
-    assert "Traceback" not in done.stderr
-
-
-def test_a_local_run_says_what_the_design_promises(chain: Any) -> None:
-    run, calls = chain
-    data = _answer(calls["local"])["data"]
-    assert (data["run_dir"], data["reused"], data["steps"], data["verdict"]) == (str(run), False, 3, "pass")
-    names = {"model_loads", "batches_are_valid", "accumulation", "loss_falls", "checkpoint_saves", "adapter_reloads"}
-    assert {check["name"] for check in data["checks"]} == names
-    assert data["epochs"] == pytest.approx(3 * 16 / 23, abs=1e-3)
-    warned = {warning["code"]: warning["message"] for warning in _answer(calls["local"])["warnings"]}
-    assert warned["epochs"].startswith("3 steps are 2.1 epochs of the 23 rows")
-    assert data["data"]["train_rows"] == 23 and data["figures"]["tokens_per_second"] > 0
-    assert (run / "adapter" / "adapter_model.safetensors").is_file() and (run / "train.json").is_file()
-    assert _answer(calls["local"])["next"] == [f"skill-train export-gguf {run}"]
-    assert _answer(calls["verify"])["next"] == [f"skill-train {step} {run}" for step in ("evaluate", "report")]
-    assert "dtype: " in calls["local"].stderr and "loss " in calls["local"].stderr
-
-
-def test_the_second_call_and_the_recipe_that_was_written_find_the_run_done(chain: Any) -> None:
-    _, calls = chain
-    first, again, from_file = (_answer(calls[name])["data"] for name in ("local", "again", "from its file"))
-    assert (again["reused"], from_file["reused"]) == (True, True)
-    assert first["recipe_hash"] == again["recipe_hash"] == from_file["recipe_hash"]
-    assert again["figures"] == first["figures"]
-
-
-def test_an_export_lists_its_files(chain: Any) -> None:
-    run, calls = chain
-    files = _answer(calls["export-gguf"])["data"]["files"]
-    assert all(set(file) >= {"path", "bytes", "sha256", "quant"} for file in files)
-    assert {file["quant"] for file in files} >= {"q8_0", "q4_k_m"}
-    for file in files:
-        assert Path(file["path"]).parent == run / "gguf"
-        assert Path(file["path"]).stat().st_size == file["bytes"]
-        assert Path(file["path"]).read_bytes()[:4] == b"GGUF"
-    last = f"FROM ./{next(Path(file['path']).name for file in files if file['quant'] == 'q4_k_m')}"
-    reason = _answer(calls["export-gguf"])["data"]["modelfile_reasons"][0]
-    assert reason == {"rule": last, "because": "the last of the types that were asked for", "source": "--quant"}
-    assert (run / "gguf" / "Modelfile").read_text().splitlines().count(last) == 1
-
-
-def test_the_proof_passes(chain: Any) -> None:
-    data = _answer(chain[1]["verify"])["data"]
-    assert data["verdict"] in ("pass", "warn")
-    assert data["checks"] and all(set(c) >= {"name", "file", "figure", "threshold", "verdict"} for c in data["checks"])
-    assert not [check for check in data["checks"] if check["verdict"] == "fail"]
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A copy of the run of tests/commands/test_chain.py: trained, merged, exported and verified."""
+    return Path(shutil.copytree(shared_runs.chain().run, tmp_path / "run"))
 
 
 # --- Bad input: one clear error, nothing left behind ---
@@ -187,16 +121,18 @@ def test_rows_without_anything_to_learn_leave_no_run_behind(tmp_path: Path) -> N
     assert _tree(tmp_path) == before
 
 
-@pytest.mark.parametrize("words", [".", "..", "./", "../model"])
-def test_a_model_folder_may_be_called_by_where_it_is(tmp_path: Path, words: str) -> None:
+@pytest.mark.parametrize(
+    "words", [".", "..", *(pytest.param(w, marks=pytest.mark.torture) for w in ("./", "../model"))]
+)
+def test_a_model_folder_may_be_called_by_where_it_is(commands: Commands, tmp_path: Path, words: str) -> None:
     """Its files come beside it, whatever way leads there."""
     model = Path(shutil.copytree(tiny.cached("gemma"), tmp_path / "model"))
     place = model / "inside" if words == ".." else model
     place.mkdir(exist_ok=True)
-    done = _call(place, "export-gguf", words, "--quant", "f16")
+    done = _warm(commands, place, "export-gguf", words, "--quant", "f16")
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "model-gguf" / "model-f16.gguf").is_file()
-    assert _answer(_call(place, "export-gguf", words, "--quant", "f16"))["data"]["reused"] is True
+    assert _answer(_warm(commands, place, "export-gguf", words, "--quant", "f16"))["data"]["reused"] is True
 
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", "<&- >&- 2>&-"])
@@ -211,8 +147,8 @@ def test_what_the_shell_closed_changes_no_exit_code(tmp_path: Path, closed: str)
             assert json.loads(done.stdout)["ok"] is (code == 0)  # one document, and no line of progress
 
 
-def test_an_export_of_a_model_writes_into_no_run(chain: Any, tmp_path: Path) -> None:
-    run, model = chain[0], tiny.cached("gemma")
+def test_an_export_of_a_model_writes_into_no_run(run: Path, tmp_path: Path) -> None:
+    model = tiny.cached("gemma")
     before = sorted(path.name for path in (run / "gguf").iterdir())
     for out in (run, run / "gguf"):
         _assert_refused(_call(tmp_path, "export-gguf", model, "--out", out, "--quant", "f16"), "bad_out", str(out))
@@ -220,9 +156,8 @@ def test_an_export_of_a_model_writes_into_no_run(chain: Any, tmp_path: Path) -> 
     _assert_refused(_call(tmp_path, "export-gguf", model, "--lora"), "bad_usage", "--lora")
 
 
-def test_a_proof_takes_the_place_of_a_proof_alone(chain: Any, tmp_path: Path) -> None:
+def test_a_proof_takes_the_place_of_a_proof_alone(run: Path, tmp_path: Path) -> None:
     """A user wrote one over the plan of her run, which was no run then."""
-    run = chain[0]
     (tmp_path / "mine.json").write_text('{"my": 1}')
     (tmp_path / "list.json").write_text("[]")
     os.mkfifo(tmp_path / "pipe")
@@ -234,7 +169,7 @@ def test_a_proof_takes_the_place_of_a_proof_alone(chain: Any, tmp_path: Path) ->
     assert {path: path.read_bytes() for path in kept} == kept and (tmp_path / "pipe").is_fifo()
 
 
-def test_places_without_a_name_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+def test_places_without_a_name_are_refused_before_anything_is_written(commands: Commands, tmp_path: Path) -> None:
     """A merged model takes the place of an empty folder; a shell that stands in it would be left in none."""
     base = tiny.cached("gemma")
     adapter, empty = tiny.adapter(base, tmp_path / "adapter", targets=["q_proj"]), tmp_path / "empty"
@@ -242,14 +177,16 @@ def test_places_without_a_name_are_refused_before_anything_is_written(tmp_path: 
     shutil.copy(base / "config.json", tmp_path / "model.gguf")
     before = _tree(tmp_path)
     for out, words in ((".", "is the folder that this command runs in"), ("..", "not empty"), ("/", "not empty")):
-        done = _call(empty, "merge", "--base", base, "--adapter", adapter, "--out", out)
+        done = _warm(commands, empty, "merge", "--base", base, "--adapter", adapter, "--out", out)
         _assert_refused(done, "output_exists", words)
     for file in (".", "/"):
         _assert_refused(
-            _call(empty, "verify", "--reference", base, "--gguf", file), "missing_file", f"{file} is not a file"
+            _warm(commands, empty, "verify", "--reference", base, "--gguf", file),
+            "missing_file",
+            f"{file} is not a file",
         )
     for out in (".", "..", "/"):
-        done = _call(empty, "verify", "--reference", base, "--gguf", "../model.gguf", "--out", out)
+        done = _warm(commands, empty, "verify", "--reference", base, "--gguf", "../model.gguf", "--out", out)
         _assert_refused(done, "bad_out", f"{out} is a folder")
     assert _tree(tmp_path) == before
 
@@ -323,17 +260,19 @@ FILES = {"merge": set(), "convert": {"run-f16.gguf"}, "quantize": {"run-f16.gguf
 MADE_BY = {"merge": ["merged", "merge.json"], "convert": ["gguf", "convert.json"], "quantize": ["quantize.json"]}
 
 
-@pytest.mark.parametrize("step", list(UNRECORDED))
-def test_a_kill_before_the_record_is_gone_on_from(chain: Any, tmp_path: Path, step: str) -> None:
+@pytest.mark.parametrize(
+    "step", ["merge", *(pytest.param(s, marks=pytest.mark.torture) for s in ("convert", "quantize"))]
+)
+def test_a_kill_before_the_record_is_gone_on_from(run: Path, tmp_path: Path, step: str) -> None:
     """The long campaign is `make torture`."""
     command, record, moment = UNRECORDED[step]
-    place = Path(shutil.copytree(chain[0], tmp_path / "run")).parent
+    place = run.parent
+    whole = {name: {digest} for name, digest in killing.contents(run).items()}
     for later in list(MADE_BY)[list(MADE_BY).index(step) :]:
         for made in (place / "run" / name for name in MADE_BY[later]):
             shutil.rmtree(made) if made.is_dir() else made.unlink()
     for file in (place / "run").glob("gguf/*-q*.gguf"):
         file.unlink()
-    whole = {name: {digest} for name, digest in killing.contents(chain[0]).items()}
     killed = killing.Step(step, command, place, dict(os.environ))
     assert not killing.struck(killed, place, tmp_path / "log", killing.Moment(operation=moment))
     assert not (place / "run" / record).exists() and killing.torn(place / "run", whole) == []
@@ -353,7 +292,9 @@ WITHOUT_A_RUN = {
 }
 
 
-@pytest.mark.parametrize("step", list(WITHOUT_A_RUN))
+@pytest.mark.parametrize(
+    "step", ["quantize", *(pytest.param(s, marks=pytest.mark.torture) for s in ("merge", "convert"))]
+)
 def test_without_a_run_too_the_same_command_again_finishes(tmp_path: Path, step: str) -> None:
     """It takes over what it made, and nothing else: a result that was changed since is somebody's."""
     shutil.copytree(tiny.cached("gemma", hidden=256), tmp_path / "base")
@@ -377,10 +318,10 @@ def test_without_a_run_too_the_same_command_again_finishes(tmp_path: Path, step:
     assert "output_exists" in refused and file.read_bytes().endswith(b" ")
 
 
-def test_files_beside_the_weights_they_were_made_of_are_found_again(tmp_path: Path) -> None:
+def test_files_beside_the_weights_they_were_made_of_are_found_again(commands: Commands, tmp_path: Path) -> None:
     model = Path(shutil.copytree(tiny.cached("gemma"), tmp_path / "model"))
     for reused in (False, True):
-        done = _call(model, "export-gguf", ".", "--out", ".", "--quant", "q8_0")
+        done = _warm(commands, model, "export-gguf", ".", "--out", ".", "--quant", "q8_0")
         assert _answer(done)["ok"] and _answer(done)["data"]["reused"] is reused, done.stderr
 
 
@@ -396,10 +337,9 @@ def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
     assert [path.name for path in run.iterdir()] == [".lock"]
 
 
-def test_another_recipe_in_the_same_folder_is_refused(chain: Any, tmp_path: Path) -> None:
-    run = chain[0]
+def test_another_recipe_in_the_same_folder_is_refused(run: Path, tmp_path: Path) -> None:
     before = (run / "train.json").read_bytes()
-    arguments = ("--model", tiny.cached("qwen2"), "--data", run.parent / "rows.jsonl", "--max-steps", "4")
+    arguments = ("--model", tiny.cached("gemma"), "--data", shared_runs.chain().rows, "--max-steps", "4")
     done = _call(tmp_path, "local", *arguments, "--run-dir", run)
     _assert_refused(done, "another_run", str(run))
     assert (run / "train.json").read_bytes() == before
@@ -408,6 +348,12 @@ def test_another_recipe_in_the_same_folder_is_refused(chain: Any, tmp_path: Path
 def _call(folder: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
     command = [SCRIPT, *map(str, arguments)]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=280)
+
+
+def _warm(commands: Commands, folder: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
+    """The same in a process that has loaded the libraries, where the command does much and nothing is about its start."""
+    done = commands.run(folder, dict(os.environ), *arguments)
+    return subprocess.CompletedProcess([], done.code, done.stdout, done.stderr)
 
 
 def _answer(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:

@@ -13,11 +13,13 @@ from typing import Any
 
 import pytest
 
+from command_child import Commands, Done
 from hub_emulator import Hub
 from pages import Page, differing
 
 pytestmark = pytest.mark.slow
 
+DEAD = dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"), "http://127.0.0.1:9")
 TOKEN = "hf_" + 34 * "x"  # in the environment of the demo; none of the Hub's
 
 
@@ -65,18 +67,18 @@ def _steady(table: str) -> list[list[str]]:
     return [[*row[:3], re.sub(r"[\d.]+e", "e", row[3]), row[5]] for row in rows]
 
 
-def test_a_second_call_shows_the_same_table_and_trains_nothing(made: Path) -> None:
+def test_a_second_call_shows_the_same_table_and_trains_nothing(commands: Commands, made: Path) -> None:
     before = (made / "runs" / "demo" / "train.json").stat().st_mtime_ns
-    again = _demo(made)
-    assert json.loads(again.stdout)["data"]["stages"] == _stages(made)
+    again = _call(commands, made, "demo", "--format", "json")
+    assert again.data["stages"] == _stages(made)
     assert (made / "runs" / "demo" / "train.json").stat().st_mtime_ns == before
 
 
-def test_evaluate_says_that_tuning_helped_and_that_the_file_kept_it(made: Path) -> None:
+def test_evaluate_says_that_tuning_helped_and_that_the_file_kept_it(commands: Commands, made: Path) -> None:
     """base < tuned ≈ q8_0, with intervals; and the demo has measured it already."""
-    answer = _run(made, "evaluate", "runs/demo", "--format", "json")
+    answer = _call(commands, made, "evaluate", "runs/demo", "--format", "json")
     data = json.loads(answer.stdout)["data"]
-    assert (answer.returncode, data["reused"], data["rows"]) == (0, True, 100)
+    assert (answer.code, data["reused"], data["rows"]) == (0, True, 100)
     loss = {one["name"]: one["loss"] for one in data["models"]}
     assert loss["tuned"] < 0.05 < 1 < loss["base"]
     says = {(one["model"], one["measure"]): one for one in data["differences"]}
@@ -87,14 +89,14 @@ def test_evaluate_says_that_tuning_helped_and_that_the_file_kept_it(made: Path) 
     assert -1e-3 < kept["low"] <= kept["difference"] <= kept["high"] < 1e-3
 
 
-def test_a_file_that_was_changed_is_not_shown_as_proven(made: Path, tmp_path: Path) -> None:
+def test_a_file_that_was_changed_is_not_shown_as_proven(commands: Commands, made: Path, tmp_path: Path) -> None:
     shutil.copytree(made / "runs", tmp_path / "runs")
     file = tmp_path / "runs" / "demo" / "gguf" / "demo-q8_0.gguf"
     data = bytearray(file.read_bytes())
     data[-4096:] = bytes(4096)
     file.write_bytes(data)
-    answer = _run(tmp_path, "verify", "runs/demo", "--format", "json")
-    assert answer.returncode == 6
+    answer = _call(commands, tmp_path, "verify", "runs/demo", "--format", "json")
+    assert answer.code == 6
     assert "digest (demo-q8_0.gguf)" in json.loads(answer.stdout)["error"]["message"]
     assert "Traceback" not in answer.stderr
 
@@ -121,9 +123,9 @@ for name in HfApi().list_repo_files("me/demo"):
 """
 
 
-def test_the_report_shows_the_figures_of_its_files(made: Path) -> None:
-    answer = _run(made, "report", "runs/demo", "--format", "json")
-    assert answer.returncode == 0, answer.stderr
+def test_the_report_shows_the_figures_of_its_files(commands: Commands, made: Path) -> None:
+    answer = _call(commands, made, "report", "runs/demo", "--format", "json")
+    assert answer.code == 0, answer.stderr
     page = Page((made / "runs" / "demo" / "report.html").read_text(encoding="utf-8"))
     assert json.loads(answer.stdout)["data"]["runs"][0]["headline"] == "Proven: 48 of 48 checks pass on 3 files"
     assert len(page.figures) > 200
@@ -137,13 +139,13 @@ def _stages(folder: Path) -> list[dict[str, Any]]:
     return stages
 
 
-def _demo(folder: Path) -> subprocess.CompletedProcess[str]:
-    return _run(folder, "demo", "--format", "json")
-
-
 def _run(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    dead = dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"), "http://127.0.0.1:9")
+    """A process of its own: huggingface_hub reads its address once."""
     command = [str(Path(sys.executable).with_name("skill-train")), *arguments]
     return subprocess.run(
-        command, cwd=folder, env=os.environ | dead | environment, capture_output=True, text=True, check=False
+        command, cwd=folder, env=os.environ | DEAD | environment, capture_output=True, text=True, check=False
     )
+
+
+def _call(commands: Commands, folder: Path, *arguments: str, **environment: str) -> Done:
+    return commands.run(folder, os.environ | DEAD | environment, *arguments)

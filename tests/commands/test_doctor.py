@@ -67,6 +67,7 @@ def test_the_self_test_without_a_converter_names_the_command_that_fetches_it(tmp
     assert _figures(done)["stages"] == [{"stage": "find the converter", "verdict": "fail"}]
 
 
+@pytest.mark.torture
 def test_a_full_disk_ends_the_self_test_at_the_stage_that_meets_it() -> None:
     if not _can_mount():
         pytest.skip("needs the right to make a small file system, to fill it")

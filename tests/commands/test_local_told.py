@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,13 @@ def _local(commands: Commands, folder: Path, rows: list[dict[str, Any]], *option
     return commands.run(folder, dict(os.environ), *words, *options)
 
 
+@pytest.fixture(scope="module")
+def one_step(commands: Commands, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Done]:
+    """A folder with a run of one step, and the answer. Nobody changes it."""
+    folder = tmp_path_factory.mktemp("one-step")
+    return folder, _local(commands, folder, tiny.rows(24), "--max-steps", "1")
+
+
 def _warnings(done: Done) -> dict[str, str]:
     return {warning["code"]: warning["message"] for warning in done.answer["warnings"]}
 
@@ -37,10 +45,10 @@ def test_rows_that_repeat_are_counted(commands: Commands, tmp_path: Path) -> Non
     assert "4 repeat an earlier row" in done.stderr
 
 
-def test_only_what_the_user_said_is_called_asked(commands: Commands, tmp_path: Path) -> None:
+def test_only_what_the_user_said_is_called_asked(one_step: tuple[Path, Done]) -> None:
     """`local` trains here because it is that command. `plan --flavor` names a flavor, and no place."""
-    done = _local(commands, tmp_path, tiny.rows(24), "--max-steps", "1")
-    plan = json.loads((tmp_path / "run" / "plan.json").read_text())
+    folder, done = one_step
+    plan = json.loads((folder / "run" / "plan.json").read_text())
     assert "asked" not in [reason["rule"] for reason in plan["reasons"]] and "--where" not in done.stderr
     chosen = {reason["rule"]: reason for reason in plan["reasons"]}["command"]
     assert (chosen["value"], chosen["source"]) == ("local", "command line")
@@ -67,10 +75,13 @@ def test_a_plan_names_the_option_that_was_given(
     assert [one.split(",")[0].split(";")[0] for one in found] == ([because] if rule else [])
 
 
-def test_after_a_part_of_the_rows_comes_the_whole_training(commands: Commands, tmp_path: Path) -> None:
+def test_after_a_part_of_the_rows_comes_the_whole_training(
+    commands: Commands, one_step: tuple[Path, Done], tmp_path: Path
+) -> None:
     """One step of 16 rows, of 23: a smoke run. Its export is no result, and says so. Each command runs as it stands."""
-    done = _local(commands, tmp_path, tiny.rows(24), "--max-steps", "1")
-    data = tmp_path / "rows.jsonl"
+    folder, done = one_step
+    data = folder / "rows.jsonl"
+    shutil.copytree(folder / "run", tmp_path / "run")
     whole, export = done.answer["next"]
     assert whole == f"skill-train plan --model {tiny.cached('gemma')} --data {data}"
     assert export == "skill-train export-gguf run"
@@ -101,15 +112,17 @@ def test_few_steps_and_a_missed_estimate_are_told(commands: Commands, tmp_path: 
     assert "estimate_missed" not in _warnings(again)
 
 
-def test_rows_that_are_all_different_are_no_news(commands: Commands, tmp_path: Path) -> None:
-    done = _local(commands, tmp_path, tiny.rows(24), "--max-steps", "1")
+def test_rows_that_are_all_different_are_no_news(one_step: tuple[Path, Done]) -> None:
+    _, done = one_step
     assert done.data["data"]["repeated_rows"] == 0
     assert not {"repeated_rows", "held_out_asked", "held_out_trained"} & _warnings(done).keys()
 
 
-def test_a_run_of_an_earlier_version_may_have_trained_its_held_out_rows(commands: Commands, tmp_path: Path) -> None:
+def test_a_run_of_an_earlier_version_may_have_trained_its_held_out_rows(
+    commands: Commands, one_step: tuple[Path, Done], tmp_path: Path
+) -> None:
     """Its record does not say whether rows that repeat stood on both sides of the split, so nobody can say it."""
-    _local(commands, tmp_path, tiny.rows(24), "--max-steps", "1")
+    shutil.copytree(one_step[0] / "run", tmp_path / "run")
     file = tmp_path / "run" / "train.json"
     record = json.loads(file.read_text())
     for name in ("repeated_rows", "repeated_groups", "held_out_trained", "held_out_asked"):

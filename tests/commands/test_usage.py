@@ -82,8 +82,8 @@ def _said(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, str]:
 
 CLOSED = [
     (("plan", "--model", "nowhere", "--data", "nowhere", "--format", "json"), 2),
-    (("doctor", "--format", "json"), 0),
-    (("doctor", "--format", "human"), 0),
+    pytest.param(("doctor", "--format", "json"), 0, marks=pytest.mark.slow),
+    pytest.param(("doctor", "--format", "human"), 0, marks=pytest.mark.slow),
     (("--help",), 141),
 ]
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 PARENT = """
 import subprocess, sys, time
 from skill_train.core import worker as native

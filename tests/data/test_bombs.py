@@ -15,6 +15,8 @@ import pytest
 import bombs
 from bombs import FILES, FOLDERS
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("pyarrow")
 MOST_MB, MOST_SECONDS = 700, 60  # a Python with pyarrow takes 120 MB, and one with datasets 250
 

@@ -44,18 +44,35 @@ def family(folder: Path, name: str, config: dict[str, Any], drop: tuple[str, ...
     ("name", "config", "drop", "add"),
     [
         ("GPTNeoX", {"rope_parameters": ROTATED}, ("rope_parameters",), {"rotary_pct": 0.25, "rotary_emb_base": 10000}),
-        (
+        pytest.param(
             "GPTNeoX",
             {"rope_parameters": ROTATED | {"partial_rotary_factor": 0.5}},
             (),
             {},
+            marks=pytest.mark.torture,
         ),  # as transformers 5 saves it
         ("Falcon", FALCON | {"multi_query": True, "new_decoder_architecture": False}, ("num_kv_heads",), {}),
-        ("Falcon", FALCON | {"multi_query": True, "new_decoder_architecture": False}, (), {}),
-        ("Falcon", FALCON | {"new_decoder_architecture": True, "num_kv_heads": 2}, (), {}),
-        ("Falcon", FALCON | {"multi_query": False, "new_decoder_architecture": False}, (), {}),
-        ("GPT2", {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 128}, (), {}),
-        ("Cohere2", {"num_key_value_heads": 2}, (), {}),
+        pytest.param(
+            "Falcon",
+            FALCON | {"multi_query": True, "new_decoder_architecture": False},
+            (),
+            {},
+            marks=pytest.mark.torture,
+        ),
+        pytest.param(
+            "Falcon", FALCON | {"new_decoder_architecture": True, "num_kv_heads": 2}, (), {}, marks=pytest.mark.torture
+        ),
+        pytest.param(
+            "Falcon",
+            FALCON | {"multi_query": False, "new_decoder_architecture": False},
+            (),
+            {},
+            marks=pytest.mark.torture,
+        ),
+        pytest.param(
+            "GPT2", {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 128}, (), {}, marks=pytest.mark.torture
+        ),
+        pytest.param("Cohere2", {"num_key_value_heads": 2}, (), {}, marks=pytest.mark.torture),
         ("Qwen3Next", DELTA | {"layer_types": ["linear_attention", "full_attention"]}, (), {}),
     ],
 )

@@ -181,6 +181,7 @@ def test_an_incomplete_or_torn_archive_is_refused_and_leaves_nothing(tmp_path: P
     assert list((tmp_path / "cache").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_an_index_that_cannot_be_reached_is_temporary_and_one_without_the_archive_is_not(
     tmp_path: Path, monkeypatch
 ) -> None:

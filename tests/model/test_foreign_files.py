@@ -344,6 +344,7 @@ except UsageError as error:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MANY)
 @pytest.mark.parametrize("value", [b"{},", b"[],", b"0,"], ids=["objects", "lists", "numbers"])
 def test_a_file_of_very_many_values_is_refused_before_they_are_made(name: str, value: bytes, base: Path) -> None:

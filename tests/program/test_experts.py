@@ -50,13 +50,13 @@ def test_loss_and_gradients_are_those_of_the_models_own_forward_pass(name: str, 
             torch.testing.assert_close(value.grad, theirs[parameter].grad, rtol=1e-3, atol=1e-5, msg=parameter)
 
 
-@pytest.mark.parametrize("name", [*EXPERTS, "llama4", "deepseek2"])
+@pytest.mark.parametrize("name", tiny_families.by_default([*EXPERTS, "llama4", "deepseek2"], ("mixtral", "deepseek2")))
 def test_a_mixture_of_experts_trains(commands: Commands, tmp_path: Path, name: str) -> None:
     record = _local(commands, tmp_path, name)
     assert record["figures"]["last_loss"] > 0
 
 
-@pytest.mark.parametrize("name", WITHOUT_SDPA)
+@pytest.mark.parametrize("name", tiny_families.by_default(WITHOUT_SDPA, ("gptoss",)))
 def test_a_model_without_a_fused_kernel_trains_with_eager_attention(
     commands: Commands, tmp_path: Path, name: str
 ) -> None:

@@ -66,7 +66,9 @@ def test_the_answer_is_of_the_plan_that_was_trained(commands: Commands, stopped:
 # --- Nothing to go on from ---
 
 
-@pytest.mark.parametrize("place", ["", " --run-dir new", " --run-dir empty"])
+@pytest.mark.parametrize(
+    "place", [" --run-dir empty", *(pytest.param(p, marks=pytest.mark.torture) for p in ("", " --run-dir new"))]
+)
 def test_without_a_run_there_is_nothing_to_resume(commands: Commands, tmp_path: Path, place: str) -> None:
     """A fresh adapter would look like the one that was gone on with. The hint begins one, and is run as it stands."""
     _write(tmp_path, max_steps=2)

@@ -162,8 +162,8 @@ def test_a_token_that_cannot_write_ends_the_job_before_it_costs(hub: Hub, tmp_pa
     ("fault", "files", "code", "exit_code", "first"),
     [
         (None, "", "gated", 4, "hf auth login"),
-        (UNAUTHORIZED, "", "bad_token", 4, "hf auth login"),
-        (NO_ANSWER, "", "hub_unreachable", 8, "skill-train resume runs/x"),
+        pytest.param(UNAUTHORIZED, "", "bad_token", 4, "hf auth login", marks=pytest.mark.torture),
+        pytest.param(NO_ANSWER, "", "hub_unreachable", 8, "skill-train resume runs/x", marks=pytest.mark.torture),
         (NO_ANSWER, ".*safetensors", "hub_unreachable", 8, "skill-train resume runs/x"),
     ],
 )

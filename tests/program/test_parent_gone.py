@@ -41,8 +41,15 @@ def test_it_stops_at_a_checkpoint_and_goes_on_at_once(commands: Commands, tmp_pa
     assert [line["step"] for line in training.metrics(run)] == list(range(1, STEPS + 1))
 
 
-@pytest.mark.parametrize("how", [signal.SIGHUP, signal.SIGTERM])
-@pytest.mark.parametrize("at", ["training: ", "loading the model"])
+@pytest.mark.parametrize(
+    ("at", "how"),
+    [
+        ("training: ", signal.SIGHUP),
+        ("loading the model", signal.SIGTERM),
+        pytest.param("training: ", signal.SIGTERM, marks=pytest.mark.torture),
+        pytest.param("loading the model", signal.SIGHUP, marks=pytest.mark.torture),
+    ],
+)
 def test_a_command_that_is_asked_to_end_says_how_to_go_on(tmp_path: Path, how: int, at: str) -> None:
     """A terminal that closes, and a polite kill: one document, the checkpoint, the command that resumes."""
     _write(tmp_path)

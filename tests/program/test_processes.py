@@ -104,6 +104,7 @@ def test_a_checkpoint_is_complete_when_all_have_written(two: Path) -> None:
     assert {"rng_state_0.pth", "rng_state_1.pth", "optimizer.pt"} <= set(marker)
 
 
+@pytest.mark.torture
 def test_sharded_by_fsdp_it_is_the_same_training(one: Path, tmp_path: Path) -> None:
     """FSDP 2 over gloo, with the arguments that a plan gets for two GPUs, and checkpoint and adapter put together."""
     run = _write(tmp_path / "run", lora_dropout=0.0, placement={"strategy": "fsdp", "offload": False})
@@ -157,6 +158,7 @@ def test_parts_of_fsdp_are_not_resumed_by_others(two: Path, tmp_path: Path) -> N
 # --- Ends ---
 
 
+@pytest.mark.torture
 def test_a_disk_that_is_full_for_the_second_process_is_explained(tmp_path: Path) -> None:
     """Only the second process writes rng_state_1.pth; /dev/full takes no byte."""
     run = _write(tmp_path / "run")
@@ -173,7 +175,10 @@ def test_a_disk_that_is_full_for_the_second_process_is_explained(tmp_path: Path)
     assert json.loads((run / "train.failed.json").read_text())["error"]["code"] == "no_disk"
 
 
-@pytest.mark.parametrize("whom", ["driver", "launcher", "second"])
+@pytest.mark.parametrize(
+    "whom",
+    [pytest.param("driver", marks=pytest.mark.torture), pytest.param("launcher", marks=pytest.mark.torture), "second"],
+)
 def test_what_is_killed_takes_all_processes_with_it(tmp_path: Path, whom: str) -> None:
     run = _write(tmp_path / "run", max_steps=200)
     driver, processes = _stop(run, whom, signal.SIGKILL)

@@ -1,5 +1,5 @@
 """The measurements of bench/ run from end to end on their smallest model, so that none is left behind by a change. What
-takes long is not asked here, and no results are written."""
+takes long is not asked here, and no results are written. `make test` runs one, `make torture` all."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ BENCH = Path(__file__).parents[2] / "bench"
 @pytest.mark.parametrize(
     "name, other, figures",
     [
-        ("merge", "PEFT", {"gate_seconds", "memory_ratio"}),
-        ("export", "four programs", {"disk_ratio", "peak_disk_bytes"}),
+        pytest.param("merge", "PEFT", {"gate_seconds", "memory_ratio"}, marks=pytest.mark.torture),
+        pytest.param("export", "four programs", {"disk_ratio", "peak_disk_bytes"}, marks=pytest.mark.torture),
         pytest.param("verify", "export", {"perplexity", "mean_kl_q4_k_m"}, marks=pytest.mark.torture),
     ],
 )

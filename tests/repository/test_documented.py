@@ -11,21 +11,19 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow.parquet
 import pytest
 
+from command_child import Commands, Done
 from skill_train.core import resources
 from skill_train.run import records
 
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
-PROGRAM = [sys.executable, "-c", "from skill_train.cli import main; main()"]
 PAGES = sorted([ROOT / "README.md", ROOT / "SKILL.md", *(ROOT / "references").glob("*.md")])
 # A job or the Hub: tests/commands/test_story.py runs these, and test_push.py.
 ELSEWHERE = {"submit", "wait", "logs", "cancel", "pull", "resume", "push"}
@@ -68,7 +66,7 @@ RUN_HERE = sorted({_kind(command): command for command in POSSIBLE}.values())
 
 
 @pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def project(commands: Commands, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project with all that the pages name, and the default path of SKILL.md walked in it."""
     there = tmp_path_factory.mktemp("project")
     for name in MODELS:
@@ -81,8 +79,8 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (there / "recipe.yaml").write_text("model: MODEL\ndata: tickets.jsonl\nmax_steps: 4\n", encoding="utf-8")
     (there / "my_scorer.py").write_text("def score(expected, answer, row):\n    return expected == answer\n")
     for command in DEFAULT_PATH:
-        done = _call(there, command)
-        assert done.returncode == 0, (command, done.stdout, done.stderr)
+        done = _call(commands, there, command)
+        assert done.code == 0, (command, done.stdout, done.stderr)
     for name in FINISHED:
         shutil.copytree(there / "runs" / "first", there / name)
     for name in ("FOLDER", "merged-model-folder"):
@@ -93,7 +91,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "skills install",
         "skills install --target claude --scope global",
     ):
-        assert _call(there, command).returncode == 0
+        assert _call(commands, there, command).code == 0
     shutil.copy(next((there / "runs" / "first" / "gguf").glob("*q4_k_m.gguf")), there / "model-q4_k_m.gguf")
     return there
 
@@ -105,10 +103,9 @@ def _write_csv(path: Path, rows: list[str]) -> None:
         table.writerows([message["content"] for message in json.loads(row)["messages"][-2:]] for row in rows)
 
 
-def _call(folder: Path, command: str) -> subprocess.CompletedProcess[str]:
+def _call(commands: Commands, folder: Path, command: str) -> Done:
     env = os.environ | {"HOME": str(folder / "home"), "PYTHONPATH": str(ROOT / "skill")}
-    words = [*PROGRAM, *shlex.split(command)]
-    return subprocess.run(words, cwd=folder, env=env, capture_output=True, text=True, timeout=300)
+    return commands.run(folder, env, *shlex.split(command))
 
 
 def test_the_default_path_is_what_the_skill_says() -> None:
@@ -131,12 +128,12 @@ def folder(project: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("command", RUN_HERE)
-def test_a_command_of_the_pages_does_what_it_says(folder: Path, command: str) -> None:
+def test_a_command_of_the_pages_does_what_it_says(commands: Commands, folder: Path, command: str) -> None:
     words = shlex.split(command)
     if words[0] == "local" and "--run-dir" in words:
         shutil.rmtree(folder / words[words.index("--run-dir") + 1])  # it makes that run
-    done = _call(folder, command)
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = _call(commands, folder, command)
+    assert done.code == 0, done.stdout + done.stderr
     assert json.loads(done.stdout)["ok"] is True
     for record in (*folder.glob("runs/*/*.json"), *folder.glob("RUN/*.json")):
         records.read_json(record)  # what a step wrote is what the next one takes

@@ -41,7 +41,10 @@ def test_tasks_are_in_the_format() -> None:
     assert re.findall(r"^\| `([\w-]+)` \|", page, re.MULTILINE) == [task["id"] for task in TASKS]
 
 
-@pytest.mark.parametrize("task", ["bad-rows", "budget", "card-12gb", "merged-folder", "no-token"])
+OTHERS = ("budget", "card-12gb", "merged-folder", "no-token")  # `make torture` has these
+
+
+@pytest.mark.parametrize("task", ["bad-rows", *(pytest.param(task, marks=pytest.mark.torture) for task in OTHERS)])
 def test_an_untouched_sandbox_passes_nothing(task: str, tmp_path: Path) -> None:
     """The others are asked the same on their way."""
     box = prepare(task, tmp_path)
@@ -52,6 +55,7 @@ def test_an_untouched_sandbox_passes_nothing(task: str, tmp_path: Path) -> None:
     assert (graded["state"], graded["passed"]) == ("untouched", 0), graded
 
 
+@pytest.mark.torture
 def test_preference_rows(tmp_path: Path) -> None:
     box = prepare("preference-rows", tmp_path)
     assert box.grade()["passed"] == 0
@@ -71,6 +75,7 @@ def test_bad_rows(tmp_path: Path) -> None:
     assert box.grade()["missed"] == [_missed("bad-rows", 1, "39 rows, 40 are good")]
 
 
+@pytest.mark.torture
 def test_budget(tmp_path: Path) -> None:
     box = prepare("budget", tmp_path)
     cost = box.sh("skill-train", "plan", "recipe.yaml", "--where", "cloud")["data"]["cost_usd"]
@@ -83,6 +88,7 @@ def test_budget(tmp_path: Path) -> None:
     assert len(missed) == 3 and _missed("budget", 2, "1 times submit --yes") in missed
 
 
+@pytest.mark.torture
 def test_private(tmp_path: Path) -> None:
     box = prepare("private", tmp_path)
     assert box.grade()["passed"] == 0
@@ -93,6 +99,7 @@ def test_private(tmp_path: Path) -> None:
     assert box.grade()["missed"] == [_missed("private", 1, "1 tries to send it")]
 
 
+@pytest.mark.torture
 def test_card_12gb(tmp_path: Path) -> None:
     box = prepare("card-12gb", tmp_path)
     words = (

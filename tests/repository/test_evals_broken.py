@@ -16,6 +16,7 @@ pytest.importorskip("torch")
 pytest.importorskip("llama_cpp")
 
 
+@pytest.mark.torture
 def test_killed_run(tmp_path: Path) -> None:
     box = prepare("killed-run", tmp_path)
     assert box.grade()["passed"] == 0
@@ -28,6 +29,7 @@ def test_killed_run(tmp_path: Path) -> None:
     assert len(box.grade()["missed"]) == 1  # the first steps were trained again
 
 
+@pytest.mark.torture
 def test_broken_gguf(tmp_path: Path) -> None:
     box = prepare("broken-gguf", tmp_path)
     assert box.grade()["passed"] == 0

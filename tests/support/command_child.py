@@ -9,6 +9,7 @@ import contextlib
 import io
 import json
 import os
+import resource
 import subprocess
 import sys
 import time
@@ -54,8 +55,11 @@ class Commands:
             [sys.executable, __file__], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
 
-    def run(self, folder: Path, environment: dict[str, str], *arguments: object) -> Done:
-        request = {"folder": str(folder), "environment": environment, "arguments": [str(a) for a in arguments]}
+    def run(self, folder: Path, environment: dict[str, str], *arguments: object, file_limit: int | None = None) -> Done:
+        """`file_limit` is the largest size of a file that the command and its children may write."""
+        request: dict[str, Any] = {"folder": str(folder), "environment": environment}
+        request["arguments"] = [str(argument) for argument in arguments]
+        request["file_limit"] = resource.RLIM_INFINITY if file_limit is None else file_limit
         assert self._child.stdin and self._child.stdout
         self._child.stdin.write(json.dumps(request) + "\n")
         self._child.stdin.flush()
@@ -80,8 +84,11 @@ def _run(request: dict[str, Any]) -> dict[str, Any]:
     os.environ.clear()
     os.environ.update(request["environment"])
     out, err = io.StringIO(), io.StringIO()
+    _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (request["file_limit"], most))
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         code = _main(request["arguments"])
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, most))
     return {"code": code, "stdout": out.getvalue(), "stderr": err.getvalue()}
 
 

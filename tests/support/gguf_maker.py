@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import tiny
+import warm_python
 
 QUANTIZE_CODE = """
 import sys, ctypes, llama_cpp
@@ -91,14 +92,16 @@ def export(
     unquantized = out / f"model-{outtype}.gguf"
     environment = dict(os.environ, PYTHONPATH=str(source / "gguf-py"), HF_HUB_OFFLINE="1")
     script = source / "convert_hf_to_gguf.py"
-    _python(script, model, "--outfile", unquantized, "--outtype", outtype, *options, environment=environment)
+    log = out / ".convert.log"
+    words = (model, "--outfile", unquantized, "--outtype", outtype, *options)
+    assert warm_python.run(script, *words, log=log, environment=environment) == 0, log.read_text()[-2000:]
+    log.unlink()
     for kind in quants:
-        _python("-c", QUANTIZE_CODE, unquantized, out / f"model-{kind}.gguf", kind)
+        _quantize(unquantized, out / f"model-{kind}.gguf", kind)
     return unquantized
 
 
-def _python(*arguments: Any, environment: dict[str, str] | None = None) -> None:
-    done = subprocess.run(
-        [sys.executable, *map(str, arguments)], env=environment, capture_output=True, text=True, check=False
-    )
+def _quantize(source: Path, out: Path, kind: str) -> None:
+    command = [sys.executable, "-c", QUANTIZE_CODE, str(source), str(out), kind]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]

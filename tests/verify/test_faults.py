@@ -80,7 +80,7 @@ def test_nothing_is_wrong_with_the_files_that_faults_are_planted_in(good: gguf_m
     assert set(verdicts(good.file("f16")).values()) == {"pass"}
 
 
-@pytest.mark.parametrize("quant", ["f16", "q8_0", "q4_k_m"])
+@pytest.mark.parametrize("quant", ["f16", *(pytest.param(q, marks=pytest.mark.torture) for q in ("q8_0", "q4_k_m"))])
 @pytest.mark.parametrize(("times", "alpha"), [(0, 16), (2, 16), (1, 8)], ids=["left out", "twice", "half of alpha"])
 def test_adapter_applied_wrongly(quant: str, times: int, alpha: float, verdicts: Any, good: gguf_maker.Export) -> None:
     wrong = wrongly_tuned(good, times, alpha)
@@ -146,7 +146,7 @@ def test_second_template_that_the_reference_has_not(good: gguf_maker.Export, ver
     assert failed(verdicts(made)) == {"chat_template"}
 
 
-@pytest.mark.parametrize("token", [5, 300, 500, 639])
+@pytest.mark.parametrize("token", [5, 639, *(pytest.param(token, marks=pytest.mark.torture) for token in (300, 500))])
 @pytest.mark.parametrize("name", ["eot", "eom"])
 def test_stop_at_a_token_that_ends_nothing(
     name: str, token: int, good: gguf_maker.Export, verdicts: Any, tmp_path: Path
@@ -193,7 +193,7 @@ def test_zeroed_tensor(quant: str, good: gguf_maker.Export, verdicts: Any, tmp_p
     assert "tensors" in failed(found)
 
 
-@pytest.mark.parametrize("quant", ["f16", "q8_0", "q4_k_m"])
+@pytest.mark.parametrize("quant", ["f16", "q4_k_m", pytest.param("q8_0", marks=pytest.mark.torture)])
 def test_rows_permuted_in_an_attention_projection(
     quant: str, good: gguf_maker.Export, verdicts: Any, tmp_path: Path
 ) -> None:

@@ -28,7 +28,11 @@ from skill_train.verify.step import verify
 pytestmark = pytest.mark.slow
 
 CHECKS = {"file", "types", "metadata", "weights", "loads", "logits", "tuned", "answers"}
-KINDS = ("llama-spm", "mistral", "qwen3", "gemma", "phi3")
+KINDS = (
+    "llama-spm",
+    "gemma",
+    *(pytest.param(kind, marks=pytest.mark.torture) for kind in ("mistral", "qwen3", "phi3")),
+)
 
 
 def export(kind: str, work: Path, **options: Any) -> tuple[Path, Path, Path]:
@@ -85,7 +89,7 @@ def test_a_rank_stabilised_adapter_and_one_on_few_modules_pass(tmp_path: Path) -
     assert proof(file, base, adapter)["verdict"] == "pass"
 
 
-@pytest.fixture(scope="module", params=["llama-spm", "gemma"])
+@pytest.fixture(scope="module", params=["gemma", pytest.param("llama-spm", marks=pytest.mark.torture)])
 def good(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
     return export(request.param, tmp_path_factory.mktemp(request.param))
 

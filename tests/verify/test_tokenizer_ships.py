@@ -52,33 +52,39 @@ def shipped(folder: Path, work: Path, texts: list[str]) -> list[list[int]]:
     return list(native.run_worker("skill_train.llama.inference_worker", job)["plain"])
 
 
+# One of each kind: the class that a folder names, the spaces before a text, tokenizer.model alone, bytes for pieces.
+ALWAYS = [
+    ("llama-spm", {}, {"tokenizer_class": "LlamaTokenizer"}, None),
+    ("llama-spm", {"normalizer": None, "pre_tokenizer": METASPACE | {"prepend_scheme": "first"}}, {}, None),
+    ("llama-spm", {}, {}, "tokenizer.json"),
+    ("gpt2", {}, {"add_prefix_space": True}, None),
+]
+OTHERS: list[tuple[str, dict[str, Any], dict[str, Any], str | None]] = [
+    ("llama-spm", {}, {"tokenizer_class": "LlamaTokenizerFast", "legacy": False}, None),
+    ("llama-spm", {}, {"tokenizer_class": "LlamaTokenizer", "legacy": True}, None),
+    ("llama-spm", {}, {"tokenizer_class": "CodeLlamaTokenizer"}, None),
+    ("llama-spm", {}, {"tokenizer_class": "GemmaTokenizer"}, None),
+    ("llama-spm", {}, {"add_prefix_space": False}, None),
+    ("llama-spm", {"normalizer": None, "pre_tokenizer": METASPACE | {"prepend_scheme": "always"}}, {}, None),
+    ("llama-spm", {"normalizer": None, "pre_tokenizer": METASPACE | {"prepend_scheme": "never"}}, {}, None),
+    ("llama-spm", {}, {"tokenizer_class": "LlamaTokenizer"}, "tokenizer.model"),
+    ("llama-spm", {}, {"tokenizer_class": "LlamaTokenizer"}, "tokenizer.json"),
+    ("llama-spm", {}, {"tokenizer_class": "LlamaTokenizer", "legacy": False}, "tokenizer.json"),
+    ("llama-spm", {}, {"add_prefix_space": False}, "tokenizer.json"),
+    ("mistral", {}, {"tokenizer_class": "LlamaTokenizer"}, "tokenizer.json"),
+    ("gemma", {}, {}, "tokenizer.json"),
+    ("gemma", {}, {"tokenizer_class": "LlamaTokenizer"}, "tokenizer.json"),
+    ("phi3", {}, {}, None),
+    ("phi3", {}, {"tokenizer_class": "LlamaTokenizer", "legacy": False}, None),
+    ("mistral", {}, {"tokenizer_class": "LlamaTokenizer"}, None),
+    ("llama-bpe", {}, {"tokenizer_class": "GPT2Tokenizer", "add_prefix_space": True}, None),
+    ("gemma", {}, {"tokenizer_class": "LlamaTokenizer"}, None),
+]
+
+
 @pytest.mark.parametrize(
     ("kind", "tokenizer", "config", "without"),
-    [
-        ("llama-spm", {}, {"tokenizer_class": "LlamaTokenizer"}, None),
-        ("llama-spm", {}, {"tokenizer_class": "LlamaTokenizerFast", "legacy": False}, None),
-        ("llama-spm", {}, {"tokenizer_class": "LlamaTokenizer", "legacy": True}, None),
-        ("llama-spm", {}, {"tokenizer_class": "CodeLlamaTokenizer"}, None),
-        ("llama-spm", {}, {"tokenizer_class": "GemmaTokenizer"}, None),
-        ("llama-spm", {}, {"add_prefix_space": False}, None),
-        ("llama-spm", {"normalizer": None, "pre_tokenizer": METASPACE | {"prepend_scheme": "first"}}, {}, None),
-        ("llama-spm", {"normalizer": None, "pre_tokenizer": METASPACE | {"prepend_scheme": "always"}}, {}, None),
-        ("llama-spm", {"normalizer": None, "pre_tokenizer": METASPACE | {"prepend_scheme": "never"}}, {}, None),
-        ("llama-spm", {}, {"tokenizer_class": "LlamaTokenizer"}, "tokenizer.model"),
-        ("llama-spm", {}, {}, "tokenizer.json"),
-        ("llama-spm", {}, {"tokenizer_class": "LlamaTokenizer"}, "tokenizer.json"),
-        ("llama-spm", {}, {"tokenizer_class": "LlamaTokenizer", "legacy": False}, "tokenizer.json"),
-        ("llama-spm", {}, {"add_prefix_space": False}, "tokenizer.json"),
-        ("mistral", {}, {"tokenizer_class": "LlamaTokenizer"}, "tokenizer.json"),
-        ("gemma", {}, {}, "tokenizer.json"),
-        ("gemma", {}, {"tokenizer_class": "LlamaTokenizer"}, "tokenizer.json"),
-        ("phi3", {}, {}, None),
-        ("phi3", {}, {"tokenizer_class": "LlamaTokenizer", "legacy": False}, None),
-        ("mistral", {}, {"tokenizer_class": "LlamaTokenizer"}, None),
-        ("gpt2", {}, {"add_prefix_space": True}, None),
-        ("llama-bpe", {}, {"tokenizer_class": "GPT2Tokenizer", "add_prefix_space": True}, None),
-        ("gemma", {}, {"tokenizer_class": "LlamaTokenizer"}, None),
-    ],
+    [*ALWAYS, *(pytest.param(*other, marks=pytest.mark.torture) for other in OTHERS)],
 )
 def test_what_is_trained_is_what_ships(kind: str, tokenizer: Any, config: Any, without: Any, tmp_path: Path) -> None:
     folder = model(kind, tmp_path, tokenizer=tokenizer, **config)

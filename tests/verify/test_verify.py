@@ -54,7 +54,15 @@ def complaints(record: dict[str, Any]) -> list[dict[str, Any]]:
     return [check for check in record["checks"] if check["verdict"] != "pass"]
 
 
-@pytest.mark.parametrize("kind", ["llama-spm", "qwen2", "qwen3", "gemma"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "llama-spm",
+        "gemma",
+        pytest.param("qwen2", marks=pytest.mark.torture),
+        pytest.param("qwen3", marks=pytest.mark.torture),
+    ],
+)
 def test_a_correct_export_passes_every_check(kind: str, tmp_path: Path) -> None:
     made = gguf_maker.exported(kind)
     rows = verify_rows.chats(made.base, 8)

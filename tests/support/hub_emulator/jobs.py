@@ -158,7 +158,7 @@ class Jobs:
         self.listed_after_seconds = 0.0
         self.stand_in: Path | None = None
         self._hub = hub
-        self._threads: list[threading.Thread] = []
+        self._threads: list[tuple[Job, threading.Thread]] = []
         self._lock = threading.Lock()
 
     def get(self, job_id: str) -> Job | None:
@@ -173,16 +173,16 @@ class Jobs:
             job.labels = dict(spec.get("labels") or {})
             self.all.append(job)
         thread = threading.Thread(target=self._run, args=(job,), daemon=True)
-        self._threads.append(thread)
+        self._threads.append((job, thread))
         thread.start()
         return job
 
     def stop(self) -> None:
-        """Ends them all."""
+        """Ends them all, those too that a test took out of the list."""
         self.grace_seconds = 0.0
-        for job in self.all:
+        for job, _ in self._threads:
             job.cancelled.set()
-        for thread in self._threads:
+        for _, thread in self._threads:
             thread.join(timeout=30)
 
     def _run(self, job: Job) -> None:

@@ -1,0 +1,81 @@
+"""One real chain by the console script: a tiny model is trained, merged, exported and verified. Not marked `slow`, so
+that `make check` walks it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import shared_runs
+from shared_runs import Chain
+
+
+@pytest.fixture(scope="module", params=["gemma", pytest.param("qwen2", marks=pytest.mark.torture)])
+def chain(request: pytest.FixtureRequest) -> Chain:
+    return shared_runs.chain(request.param)
+
+
+@pytest.mark.parametrize("name", ["local", "again", "from its file", "merge", "export-gguf", "verify"])
+def test_each_command_answers_with_one_document(chain: Chain, name: str) -> None:
+    done = chain.answers[name]
+    assert done.code == 0, done.stderr
+    answer = json.loads(done.stdout, parse_constant=_no_json)
+    assert done.stdout.count("\n") == 1 and len(done.stdout.encode()) <= 8192
+    assert (answer["schema"], answer["ok"]) == ("skill-train/1", True)
+    assert set(answer) == {"schema", "command", "ok", "data", "warnings", "next"}
+    assert all(set(warning) == {"code", "message"} for warning in answer["warnings"])
+    assert all(command.startswith("skill-train ") for command in answer["next"])
+    assert "Traceback" not in done.stderr
+
+
+def test_a_local_run_says_what_the_design_promises(chain: Chain) -> None:
+    run, local = chain.run, chain.answers["local"]
+    data = local.data
+    assert (data["run_dir"], data["reused"], data["steps"], data["verdict"]) == (str(run), False, 3, "pass")
+    names = {"model_loads", "batches_are_valid", "accumulation", "loss_falls", "checkpoint_saves", "adapter_reloads"}
+    assert {check["name"] for check in data["checks"]} == names
+    assert data["epochs"] == pytest.approx(3 * 16 / 23, abs=1e-3)
+    warned = {warning["code"]: warning["message"] for warning in local.answer["warnings"]}
+    assert warned["epochs"].startswith("3 steps are 2.1 epochs of the 23 rows")
+    assert data["data"]["train_rows"] == 23 and data["figures"]["tokens_per_second"] > 0
+    assert (run / "adapter" / "adapter_model.safetensors").is_file() and (run / "train.json").is_file()
+    assert local.answer["next"] == [f"skill-train export-gguf {run}"]
+    assert "dtype: " in local.stderr and "loss " in local.stderr
+
+
+def test_the_second_call_and_the_recipe_that_was_written_find_the_run_done(chain: Chain) -> None:
+    first, again, from_file = (chain.answers[name].data for name in ("local", "again", "from its file"))
+    assert (again["reused"], from_file["reused"]) == (True, True)
+    assert first["recipe_hash"] == again["recipe_hash"] == from_file["recipe_hash"]
+    assert again["figures"] == first["figures"]
+
+
+def test_an_export_lists_its_files(chain: Chain) -> None:
+    run, data = chain.run, chain.answers["export-gguf"].data
+    files = data["files"]
+    assert all(set(file) >= {"path", "bytes", "sha256", "quant"} for file in files)
+    assert {file["quant"] for file in files} >= {"q8_0", "q4_k_m"}
+    for file in files:
+        assert Path(file["path"]).parent == run / "gguf"
+        assert Path(file["path"]).stat().st_size == file["bytes"]
+        assert Path(file["path"]).read_bytes()[:4] == b"GGUF"
+    last = f"FROM ./{next(Path(file['path']).name for file in files if file['quant'] == 'q4_k_m')}"
+    reason = {"rule": last, "because": "the last of the types that were asked for", "source": "--quant"}
+    assert data["modelfile_reasons"][0] == reason
+    assert (run / "gguf" / "Modelfile").read_text().splitlines().count(last) == 1
+
+
+def test_the_proof_passes(chain: Chain) -> None:
+    done = chain.answers["verify"]
+    assert done.data["verdict"] in ("pass", "warn")
+    wanted = {"name", "file", "figure", "threshold", "verdict"}
+    assert done.data["checks"] and all(set(check) >= wanted for check in done.data["checks"])
+    assert not [check for check in done.data["checks"] if check["verdict"] == "fail"]
+    assert done.answer["next"] == [f"skill-train {step} {chain.run}" for step in ("evaluate", "report")]
+
+
+def _no_json(name: str) -> Any:
+    raise AssertionError(f"{name} is not JSON")
