@@ -21,7 +21,6 @@ from hub_emulator import Hub
 from skill_train.cloud.elsewhere import colab
 from skill_train.commands.diff import _read
 from skill_train.core.resources import node_program, train_program
-from skill_train.program.main import main
 from skill_train.run import compare_runs as diff
 from skill_train.run.folder import RunDir
 
@@ -40,13 +39,9 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
 
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run as `local` makes it, without dropout: it is drawn by process."""
-    import torch
-
-    threads = torch.get_num_threads()
+    """The run as `local` makes it, by the same file, without dropout: it is drawn by process."""
     run = planned(tmp_path_factory.mktemp("straight"))
-    assert main([str(run / "plan.json")]) == 0
-    torch.set_num_threads(threads)
+    subprocess.run([sys.executable, train_program(), run / "plan.json"], check=True, stdout=subprocess.DEVNULL)
     return run
 
 

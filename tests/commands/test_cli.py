@@ -351,7 +351,7 @@ def _call(folder: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
 
 
 def _warm(commands: Commands, folder: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
-    """The same in a process that has loaded the libraries, where the command does much and nothing is about its start."""
+    """The same in a process that has loaded the libraries: for what is not about the start of a command."""
     done = commands.run(folder, dict(os.environ), *arguments)
     return subprocess.CompletedProcess([], done.code, done.stdout, done.stderr)
 
