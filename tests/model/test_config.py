@@ -223,7 +223,8 @@ def test_more_numbers_than_the_config_explains_all_count() -> None:
 @pytest.mark.parametrize(
     ("config", "convertible"),
     [
-        ({"architectures": ["Qwen3MoeForCausalLM"]}, True),
+        ({"architectures": ["Qwen3MoeForCausalLM"], "norm_topk_prob": True}, True),
+        ({"architectures": ["Qwen3MoeForCausalLM"]}, False),  # which transformers takes for false
         ({"architectures": ["MllamaForConditionalGeneration"]}, False),
         ({"architectures": ["NewThing"], "text_config": {"architectures": ["LlamaForCausalLM"]}}, True),
         ({}, None),
