@@ -38,6 +38,7 @@ def _rehearse(hub: Hub, folder: Path, *arguments: str) -> Done:
     return Done(done.returncode, done.stdout, done.stderr)
 
 
+@pytest.mark.torture
 def test_a_job_that_trains_every_weight_is_run_here(hub: Hub, tmp_path: Path) -> None:
     """It keeps a model, and no adapter."""
     (tmp_path / "recipe.yaml").write_text("model: me/tiny\ndata: rows.jsonl\nmax_length: 64\nfinetuning_type: full\n")

@@ -147,7 +147,9 @@ KINDS = list(_options("embed_tokens", 128))
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("family", ["llama", "tied llama", "qwen2", "gemma", "gpt2"])
+@pytest.mark.parametrize(
+    "family", ["llama", "tied llama", *(pytest.param(f, marks=pytest.mark.torture) for f in ("qwen2", "gemma", "gpt2"))]
+)
 def test_a_resized_vocabulary(family: str, kind: str, bases: dict[str, Path], tmp_path: Path) -> None:
     options = _options("wte" if family == "gpt2" else "embed_tokens", 130)[kind]
     told = trained(bases[family], tmp_path / "adapter", options, rows=130)
@@ -166,7 +168,7 @@ def test_a_vocabulary_padded_to_a_multiple(kind: str, bases: dict[str, Path], tm
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("family", ["llama", "tied llama"])
+@pytest.mark.parametrize("family", ["tied llama", pytest.param("llama", marks=pytest.mark.torture)])
 def test_the_embeddings_saved_beside_it(family: str, kind: str, bases: dict[str, Path], tmp_path: Path) -> None:
     told = trained(bases[family], tmp_path / "adapter", _options("embed_tokens", 128)[kind], save=True)
     assert_merged(told, tmp_path, kind, 128)

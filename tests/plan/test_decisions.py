@@ -291,11 +291,13 @@ def test_where_it_trains(row: Row) -> None:
     assert row.split in (None, split(plan)), row.source
 
 
+@pytest.mark.slow
 def test_the_same_facts_give_the_same_plan() -> None:
     for row in TABLE:
         assert _plan(row) == _plan(row), row
 
 
+@pytest.mark.slow
 def test_every_rule_has_its_figure_and_its_source() -> None:
     """A figure unless what is compared has none, such as the kind of a model, or is unknown, which decides nothing."""
     without = {"vision", "4-bit", "intel mac", "rosetta", "sensitive", "asked", "full fine-tuning"}
@@ -357,6 +359,7 @@ def test_nccl_over_pcie_is_set_as_the_guide_says() -> None:
     assert {name for name in nvlink if name.startswith("NCCL")} == {"NCCL_DEBUG"}
 
 
+@pytest.mark.slow
 def test_the_effective_batch_is_the_same_everywhere() -> None:
     """Seed "From MacBook to Cloud": the effective batch stays 16 on every device."""
     for row in TABLE:

@@ -120,6 +120,7 @@ def test_sharded_by_fsdp_it_is_the_same_training(one: Path, tmp_path: Path) -> N
 # --- Stopped and resumed ---
 
 
+@pytest.mark.torture
 def test_interrupted_and_resumed_is_the_same_as_straight(straight: Path, tmp_path: Path) -> None:
     """Ctrl-C reaches all processes, after the same step. Dropout is on: each has its own random state to go on with."""
     run = _write(tmp_path / "run", save_steps=100)  # only the interruption saves

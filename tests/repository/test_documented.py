@@ -62,7 +62,8 @@ def _kind(command: str) -> tuple[str, ...]:
     return (words[0], *(word for word in words if word.startswith("--") and word not in same))
 
 
-RUN_HERE = sorted({_kind(command): command for command in POSSIBLE}.values())
+_WALKED = {_kind(command) for command in DEFAULT_PATH}  # by the fixture
+RUN_HERE = sorted({_kind(command): command for command in POSSIBLE if _kind(command) not in _WALKED}.values())
 
 
 @pytest.fixture(scope="module")
