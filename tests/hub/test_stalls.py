@@ -343,12 +343,12 @@ def _slow(address: str, per_second: int) -> Iterator[str]:
 
 def test_an_upload_that_is_slow_is_not_given_up(cloud: Cloud, call: Call, trained: Path) -> None:
     """It takes longer than the three seconds after which one that stands still is given up."""
-    content = os.urandom(12_000_000)
+    content = os.urandom(20_000_000)
     (trained / "adapter" / "adapter_model.safetensors").write_bytes(content)
     training = json.loads((trained / "train.json").read_text())
     training["outputs"]["adapter/adapter_model.safetensors"] = cloud_runs.digest(content)
     (trained / "train.json").write_text(json.dumps(training))
-    with _slow(cloud.hub.endpoint, 1_500_000) as address:
+    with _slow(cloud.hub.endpoint, 3_000_000) as address:
         cloud.hub.cas = cloud.hub.cas.replace(cloud.hub.endpoint, address)
         done = call("push", trained, "--repo", "me/tickets", most=60, TEST_IN_VAIN_SECONDS="3")
     assert done.data["commit"]
