@@ -28,18 +28,18 @@ demo: $(STAMP)
 	$(BIN)/skill-train demo --format human
 
 check: lint
-	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -m "not slow and not live and not torture" -n $(CORES) --dist loadfile
+	$(BIN)/python -m pytest -m "not slow and not live and not torture" -n $(CORES) --dist loadfile
 
 # Each file goes whole to one core, the slow ones first (tests/conftest.py).
 test: $(STAMP)
-	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n $(CORES) --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n $(CORES) --dist loadfile --no-loadscope-reorder
 
 # Kills are one group and take longest, so they come first; each target of hostile input goes to whoever is free.
 # WALKS have members of one kind, of which `make test` has a few.
 KILLS := tests/torture/test_kills.py
 WALKS := $(shell grep -l 'mark\.torture\|tiny_families\.by_default' tests/*/test_*.py | grep -v ^tests/torture/)
 torture: $(STAMP)
-	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -m torture $(KILLS) \
+	$(BIN)/python -m pytest -m torture $(KILLS) \
 	$(filter-out $(KILLS),$(wildcard tests/torture/test_*.py)) $(WALKS) -n $(CORES) --dist loadgroup --no-loadscope-reorder
 
 live: $(STAMP)

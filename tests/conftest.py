@@ -110,6 +110,7 @@ def _environment(root: Path) -> dict[str, str]:
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",
         "TOKENIZERS_PARALLELISM": "false",
+        "OMP_WAIT_POLICY": "PASSIVE",  # threads that spin take the processor from the other worker: twice the time
         "NO_COLOR": "1",
     }
 
