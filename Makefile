@@ -10,13 +10,14 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
 	$$p -c 'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' 2>/dev/null \
 	&& { echo $$p; break; }; done)
 
-.PHONY: help demo check test torture live lint fix docs evals audit versions bench lock clean
+.PHONY: help demo check test torture walks live lint fix docs evals audit versions bench lock clean
 
 help:
 	@echo "make demo   train, merge, export and verify a small model, offline, and print the table"
 	@echo "make check  before each commit: lint, types, the fast tests, one chain of a tiny model; about a minute"
 	@echo "make test   all tests that need no network"
 	@echo "make torture  kills, faults and hostile input: seeded, bounded, with their counts; SKILL_TRAIN_SEED=n for others"
+	@echo "make walks  every family, kill point and setting, where \`make test\` has a few of a kind"
 	@echo "make lint   formatting, rules, types, generated files"
 	@echo "make fix    what lint can repair itself    make docs   write the generated documentation and scripts/train.py"
 	@echo "make evals  prepare the sandboxes of evals/ and grade what agents left in them"
@@ -35,12 +36,13 @@ test: $(STAMP)
 	$(BIN)/python -m pytest -n $(CORES) --dist loadfile --no-loadscope-reorder
 
 # Kills are one group and take longest, so they come first; each target of hostile input goes to whoever is free.
-# WALKS have members of one kind, of which `make test` has a few.
 KILLS := tests/torture/test_kills.py
-WALKS := $(shell grep -l 'mark\.torture\|tiny_families\.by_default' tests/*/test_*.py | grep -v ^tests/torture/)
 torture: $(STAMP)
 	$(BIN)/python -m pytest -m torture $(KILLS) \
-	$(filter-out $(KILLS),$(wildcard tests/torture/test_*.py)) $(WALKS) -n $(CORES) --dist loadgroup --no-loadscope-reorder
+	$(filter-out $(KILLS),$(wildcard tests/torture/test_*.py)) -n $(CORES) --dist loadgroup --no-loadscope-reorder
+
+walks: $(STAMP)
+	$(BIN)/python -m pytest -m torture --ignore tests/torture tests -n $(CORES) --dist loadfile --no-loadscope-reorder
 
 live: $(STAMP)
 	$(BIN)/python -m pytest -m live

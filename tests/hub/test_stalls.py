@@ -37,7 +37,7 @@ MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
 
 
 def _torture(*members: str) -> list[Any]:
-    """Those that `make test` leaves to `make torture`."""
+    """Those that `make test` leaves to `make walks`."""
     return [pytest.param(member, marks=pytest.mark.torture) for member in members]
 
 

@@ -176,7 +176,7 @@ def require_same(model: Path, work: Path) -> None:
     (work / "m-f32.gguf").unlink()
 
 
-# Those that a mend of ours made right, and one that is refused. `make torture` walks over all.
+# Those that a mend of ours made right, and one that is refused. `make walks` has all.
 ALWAYS = ("mpt", "granitehybrid", "deepseek3", "nemotron")
 
 

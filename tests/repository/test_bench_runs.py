@@ -1,5 +1,5 @@
 """The measurements of bench/ run from end to end on their smallest model, so that none is left behind by a change. What
-takes long is not asked here, and no results are written. `make test` runs one, `make torture` all."""
+takes long is not asked here, and no results are written. `make test` runs one, `make walks` all."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def test_tasks_are_in_the_format() -> None:
     assert re.findall(r"^\| `([\w-]+)` \|", page, re.MULTILINE) == [task["id"] for task in TASKS]
 
 
-OTHERS = ("budget", "card-12gb", "merged-folder", "no-token")  # `make torture` has these
+OTHERS = ("budget", "card-12gb", "merged-folder", "no-token")  # `make walks` has these
 
 
 @pytest.mark.parametrize("task", ["bad-rows", *(pytest.param(task, marks=pytest.mark.torture) for task in OTHERS)])

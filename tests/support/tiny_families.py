@@ -360,13 +360,13 @@ _PUBLISHED: dict[str, dict[str, Any]] = {
     "minimaxm2": {"model_type": None, "rotary_dim": 16},
     "mpt": {"model_type": None, "architectures": ["MPTForCausalLM"]},
 }
-# Of those whose files are made for `make test`, one of each kind: `make torture` walks over all.
+# Of those whose files are made for `make test`, one of each kind: `make walks` has all.
 ALWAYS = ("deepseek3", "falcon", "gemma3", "granitehybrid", "llama3", "mpt", "qwen2moe")
 _ROOT = Path(tempfile.gettempdir()) / f"skill-train-tiny-{os.getuid()}" / "families"
 
 
 def by_default(names: Iterable[str] = FAMILIES, chosen: Collection[str] = ALWAYS) -> list[Any]:
-    """Parameters of a test: of those that are not chosen, one for `make torture`."""
+    """Parameters of a test: of those that are not chosen, one for `make walks`."""
     return [name if name in chosen else pytest.param(name, marks=pytest.mark.torture) for name in sorted(names)]
 
 

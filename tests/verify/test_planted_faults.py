@@ -1,5 +1,5 @@
 """Faults planted in correct f16 files of many families, and the whole of `verify` on each: the check whose matter it
-is fails, and the correct file beside them passes. `make test` has a few of them; `make torture` has all."""
+is fails, and the correct file beside them passes. `make test` has a few of them; `make walks` has all."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def said(files: list[GgufFile], model: Path, adapter: Path | None = None) -> dic
     return {name: next(one for one in each if isinstance(one, Check)) for name, each in found.items()}
 
 
-# In every run; `make torture` plants them in files of all families.
+# In every run; `make walks` plants them in files of all families.
 _SAMPLE = {"gemma3", "llama3", "granitehybrid"}
 _UNTRIED = {"dots1", "llama4", "minimaxm2"}  # not in weight_places.TRIED: a difference may be an arrangement
 _CASES = [
