@@ -2,29 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, is_dataclass
-from types import NoneType, UnionType
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
-
-_Fact = TypeVar("_Fact")
-
-
-def rebuilt(kind: type[_Fact], values: dict[str, Any]) -> _Fact:
-    """A fact from what JSON kept of it: the classes and tuples inside are made again, as the annotations say."""
-    hints = get_type_hints(kind)
-    return kind(**{name: _rebuilt(hints.get(name), value) for name, value in values.items()})
-
-
-def _rebuilt(hint: Any, value: Any) -> Any:
-    if isinstance(hint, UnionType):
-        hint = next(argument for argument in get_args(hint) if argument is not NoneType)
-    if value is None or hint is None:
-        return value
-    if is_dataclass(hint) and isinstance(hint, type):
-        return rebuilt(hint, value)
-    if get_origin(hint) is tuple:
-        return tuple(_rebuilt(get_args(hint)[0], item) for item in value)  # all of one type
-    return value
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)

@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
-from skill_train.cloud.budget import budget, seconds_of
+from skill_train.cloud.budget import Need, budget, seconds_of
 from skill_train.core.errors import DecisionNeeded, UsageError
+from skill_train.run.plan_record import Estimate
 
 
-def _plan(low: float | None = 3600, high: float | None = 7200, timeout: int | None = 9600) -> dict[str, Any]:
-    seconds = {"low": low, "high": high, "basis": "assumed"}
-    return {"flavor": "a10g-large", "timeout_seconds": timeout, "estimates": {"seconds": seconds}}
+def _plan(low: float | None = 3600, high: float | None = 7200, timeout: int | None = 9600) -> Need:
+    return Need("a10g-large", Estimate(low, high, "assumed"), timeout)
 
 
-def _budget(made: dict[str, Any], timeout: int | None = None, max_cost: float | None = None, usd: Any = 1.5) -> Any:
+def _budget(made: Need, timeout: int | None = None, max_cost: float | None = None, usd: Any = 1.5) -> Any:
     return budget(made, usd_per_hour=usd, price="price of today", timeout=timeout, max_cost=max_cost)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 import subprocess
@@ -11,6 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
+from msgspec.structs import replace
 
 import planning
 from skill_train.cloud.elsewhere import skypilot
@@ -19,6 +19,8 @@ from skill_train.core.resources import node_program, train_program
 from skill_train.facts import Flavor
 from skill_train.hub import flavors
 from skill_train.program.plan import check_batch
+from skill_train.run import plan_record
+from skill_train.run.plan_record import Plan
 
 RUN_ID = "0123456789ab"
 BUCKET = "hf://buckets/me/jobs-artifacts/skill-train-0123456789ab"
@@ -28,8 +30,8 @@ def flavor(name: str) -> Flavor:
     return next(each for each in flavors.shipped() if each.name == name)
 
 
-def plan(name: str = "l40sx1", **said: Any) -> dict[str, Any]:
-    return planning.decided("qwen2.5-7b", "m2_pro_16gb", where="cloud", flavor=name, **said)
+def plan(name: str = "l40sx1", **said: Any) -> Plan:
+    return planning.decided_plan("qwen2.5-7b", "m2_pro_16gb", where="cloud", flavor=name, **said)
 
 
 def task(name: str = "l40sx1", *, nodes: int = 1, infra: list[str] | None = None, **said: Any) -> dict[str, Any]:
@@ -64,8 +66,8 @@ def test_a_place_that_cannot_is_refused(places: list[str], nodes: int, code: str
 def test_one_machine_runs_the_plan_as_it_is() -> None:
     made = plan("l40sx4", effective_batch_size=16)
     placed = skypilot.spread(made, flavor("l40sx4"), 1)
-    assert placed["placement"] == made["placement"] | {"backend": "skypilot"}
-    assert placed["launch"] == made["launch"]
+    assert placed.placement == replace(made.placement, backend="skypilot")
+    assert placed.launch == made.launch
 
 
 @pytest.mark.parametrize(
@@ -75,18 +77,18 @@ def test_one_machine_runs_the_plan_as_it_is() -> None:
 def test_several_machines_share_the_same_batch(name: str, nodes: int, rows_a_process: int) -> None:
     made = plan(name, effective_batch_size=16)
     there = skypilot.spread(made, flavor(name), nodes)
-    placed = there["placement"]
-    assert placed["num_processes"] == nodes * flavor(name).gpus
-    assert placed["per_device_train_batch_size"] * placed["gradient_accumulation_steps"] == rows_a_process
-    assert (there["recipe"], there["recipe_hash"]) == (made["recipe"], made["recipe_hash"])
-    assert placed["strategy"] == "ddp"
-    words = there["launch"]["arguments"]
+    placed = there.placement
+    assert placed.num_processes == nodes * flavor(name).gpus
+    assert placed.per_device_train_batch_size * placed.gradient_accumulation_steps == rows_a_process
+    assert (there.recipe, there.recipe_hash) == (made.recipe, made.recipe_hash)
+    assert placed.strategy == "ddp"
+    words = there.launch.arguments
     assert "--multi_gpu" in words
     # of two equal options of argparse the later one counts
     last = {name: words[at + 1] for at, name in enumerate(words) if name.startswith("--num_")}
-    assert (last["--num_processes"], last["--num_machines"]) == (str(placed["num_processes"]), str(nodes))
-    assert not {"NCCL_IB_DISABLE", "NCCL_ALGO"} & set(there["launch"]["environment"])
-    check_batch(there["recipe"], placed)
+    assert (last["--num_processes"], last["--num_machines"]) == (str(placed.num_processes), str(nodes))
+    assert not {"NCCL_IB_DISABLE", "NCCL_ALGO"} & set(there.launch.environment)
+    check_batch(there.as_dict()["recipe"], there.as_dict()["placement"])
 
 
 def test_a_batch_that_cannot_be_shared_is_refused() -> None:
@@ -126,7 +128,7 @@ def test_every_gpu_of_a_flavor_has_its_name() -> None:
 def folder(tmp_path: Path) -> Path:
     data = tmp_path / "my rows.jsonl"
     data.write_text('{"text": "x"}\n')
-    (tmp_path / "plan.json").write_text(json.dumps(plan()))
+    plan_record.write(tmp_path / "plan.json", plan())
     made = tmp_path / "skypilot"
     for _ in range(2):  # writing it again changes nothing
         skypilot.write_task(made, task(), tmp_path / "plan.json", {data.name: data}, ("bitsandbytes==0.50.2",))

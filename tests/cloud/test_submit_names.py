@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+import planning
 from skill_train.commands._submit_options import SubmitOptions, command_of
 from skill_train.commands._submit_plan import _repository, with_repository
+from skill_train.run.plan_record import Plan
 
 
-def _plan(model: str, data: str, *, local: bool = True) -> dict[str, Any]:
-    return {
-        "recipe": {"model": model, "data": data},
-        "recipe_hash": "0123456789abcdef",
-        "fingerprints": {"data": "f" if local else None},
-        "policy": {"hub_model_id": None, "sensitive": False},
-    }
+def _plan(model: str, data: str, *, local: bool = True, hub_model_id: str | None = None) -> Plan:
+    return planning.plan_with(
+        recipe={"model": model, "data": data},
+        recipe_hash="0123456789abcdef",
+        fingerprints={"data": "f" if local else None},
+        policy={"hub_model_id": hub_model_id},
+    )
 
 
 @pytest.mark.parametrize(
@@ -41,11 +42,10 @@ def test_a_long_name_is_one_that_the_hub_takes() -> None:
 
 
 def test_a_repository_that_was_said_is_taken() -> None:
-    made = _plan("a/b", "/here/rows.jsonl")
-    kept = made | {"policy": made["policy"] | {"hub_model_id": "me/kept"}}
-    assert with_repository(kept, SubmitOptions(), "me")["policy"]["hub_model_id"] == "me/kept"
+    kept = _plan("a/b", "/here/rows.jsonl", hub_model_id="me/kept")
+    assert with_repository(kept, SubmitOptions(), "me").policy.hub_model_id == "me/kept"
     said = with_repository(kept, SubmitOptions(hub_model_id="me/said"), "me")
-    assert said["policy"] == {"hub_model_id": "me/said", "sensitive": False}
+    assert (said.policy.hub_model_id, said.policy.sensitive) == ("me/said", False)
 
 
 def test_the_command_says_everything_again() -> None:

@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 import cloud_runs
+import planning
 from skill_train.run.folder import RunDir
 from skill_train.run.lock import locked
 
@@ -58,7 +59,7 @@ def run(tmp_path: Path) -> RunDir:
     """A run of ten steps that is at its fourth."""
     run = RunDir(tmp_path / "run")
     run.path.mkdir()
-    run.plan.write_text(json.dumps({"recipe": {"max_steps": 10}}))
+    run.plan.write_text(json.dumps(planning.plan_document(recipe={"max_steps": 10})))
     run.metrics.write_bytes(cloud_runs.metrics(4))
     return run
 

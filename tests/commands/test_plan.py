@@ -534,7 +534,13 @@ CHANGES: list[tuple[str, Any, tuple[str, ...], str, str]] = [
         "edited_plan",
         "not the one that was planned",
     ),
-    ("half a plan", lambda f: (f / "plan.json").write_text('{"schema": "skill-train/plan/1"}'), (), "broken_plan", ""),
+    (
+        "half a plan",
+        lambda f: (f / "plan.json").write_text('{"schema": "skill-train/plan/1"}'),
+        (),
+        "broken_record",
+        "",
+    ),
     ("other rows", lambda f: _rows(f / "rows.jsonl", ROW, 41), (), "outdated_plan", "the data changed"),
     ("no rows", lambda f: (f / "rows.jsonl").unlink(), (), "outdated_plan", "the data changed"),
     (

@@ -16,6 +16,7 @@ import yaml
 
 import hostile
 import hostile_records
+import planning
 from hostile import command, judged
 from hostile_files import LAUGHS, ROOT, _archive, _gguf
 from skill_train.cloud import bucket as kept
@@ -38,7 +39,7 @@ from skill_train.publish.files import files_of
 from skill_train.publish.model_card import CardFacts, card
 from skill_train.recipe import fields as recipe
 from skill_train.report import step as report
-from skill_train.run import begun, records
+from skill_train.run import begun, plan_record, records
 from skill_train.run import lock as run_lock
 from skill_train.run.folder import RunDir
 from skill_train.run.job_spec import _dependencies
@@ -153,22 +154,47 @@ def test_a_price_that_is_no_number_is_not_believed(tmp_path: Path, monkeypatch: 
 
 
 def test_a_key_that_is_missing_is_named_with_its_file(tmp_path: Path) -> None:
-    write_json(tmp_path / "plan.json", {"recipe": {"data": "x"}})
-    error = refused(lambda: read_json(tmp_path / "plan.json")["recipe"]["model"])
-    assert (error.code, error.got) == ("broken_record", "no model") and "plan.json" in error.message
+    document = planning.plan_document()
+    del document["recipe"]["model"]
+    write_json(tmp_path / "plan.json", document)
+    error = refused(lambda: plan_record.read(tmp_path / "plan.json"))
+    assert error.code == "broken_record" and "plan.json" in error.message
+    assert error.got == "Object missing required field `model` - at `$.recipe`"
 
 
 @pytest.mark.parametrize(
     ("name", "change", "got"),
     [
-        ("plan.json", {"recipe": None}, "recipe is None"),
-        ("plan.json", {"recipe": {"model": ["x"]}}, "recipe.model is a list"),
-        ("plan.json", {"launch": {"arguments": ["--module", "evil"], "environment": {}}}, "starts something else"),
-        ("plan.json", {"launch": {"arguments": ["evil.py"], "environment": {}}}, "starts something else"),
-        ("plan.json", {"launch": {"arguments": [], "environment": {"LD_PRELOAD": "x"}}}, "LD_PRELOAD"),
+        ("train.json", {"outputs": {"/etc/passwd": {"bytes": 1, "sha256": ""}}}, "outside of the run directory"),
+        ("train.json", {"outputs": {"adapter/../../x": {"bytes": 1, "sha256": ""}}}, "outside of the run directory"),
+        ("train.json", {"outputs": {"adapter/x": {"bytes": 1}}}, "no sha256"),
+        ("train.json", {"checks": [{"name": "x", "verdict": "fine"}]}, "'fine', not pass, warn or fail"),
+        ("train.json", {"steps": 10**400}, "a huge number"),
+        ("verify.json", {"checks": [5]}, "checks.0 is 5, not an object"),
+        ("environment.json", {"versions": {"torch": 1}}, "versions.torch"),
+        ("cloud.json", {"jobs": {}}, "jobs is an object"),
+    ],
+)
+def test_a_record_of_another_kind(name: str, change: dict[str, Any], got: str, tmp_path: Path) -> None:
+    write_json(tmp_path / name, json.loads(json.dumps(change)))
+    error = refused(read_json, tmp_path / name)
+    assert error.code == "broken_record" and got in error.got
+
+
+@pytest.mark.parametrize(
+    ("change", "got"),
+    [
+        ({"recipe": None}, "$.recipe"),
+        ({"schema": "skill-train/plan/2"}, "skill-train/plan/2"),
+        ({"recipe": {"max_steps": 10**400}}, "a huge number"),
+        ({"timeout_seconds": float("nan")}, "nan"),
+        ({"recipe": {"model": ["x"]}}, "got `array` - at `$.recipe.model`"),
+        ({"launch": {"arguments": ["--module", "evil"], "environment": {}}}, "starts something else"),
+        ({"launch": {"arguments": ["evil.py"], "environment": {}}}, "starts something else"),
+        ({"launch": {"arguments": [], "environment": {"LD_PRELOAD": "x"}}}, "LD_PRELOAD"),
         # Each of these loads a library, writes a file, reads settings, or speaks to another host.
         *(
-            ("plan.json", {"launch": {"arguments": [], "environment": {name: "x.so"}}}, name)
+            ({"launch": {"arguments": [], "environment": {name: "x.so"}}}, name)
             for name in (
                 "NCCL_NET_PLUGIN",
                 "NCCL_TUNER_PLUGIN",
@@ -188,21 +214,16 @@ def test_a_key_that_is_missing_is_named_with_its_file(tmp_path: Path) -> None:
                 "nccl_debug",
             )
         ),
-        ("plan.json", {"launch": {"arguments": [], "environment": {"NCCL_DEBUG": "x.so"}}}, "NCCL_DEBUG"),
-        ("plan.json", {"launch": {"arguments": [], "environment": {"NCCL_ALGO": "Ring\n"}}}, "NCCL_ALGO"),
-        ("train.json", {"outputs": {"/etc/passwd": {"bytes": 1, "sha256": ""}}}, "outside of the run directory"),
-        ("train.json", {"outputs": {"adapter/../../x": {"bytes": 1, "sha256": ""}}}, "outside of the run directory"),
-        ("train.json", {"outputs": {"adapter/x": {"bytes": 1}}}, "no sha256"),
-        ("train.json", {"checks": [{"name": "x", "verdict": "fine"}]}, "'fine', not pass, warn or fail"),
-        ("train.json", {"steps": 10**400}, "a huge number"),
-        ("verify.json", {"checks": [5]}, "checks.0 is 5, not an object"),
-        ("environment.json", {"versions": {"torch": 1}}, "versions.torch"),
-        ("cloud.json", {"jobs": {}}, "jobs is an object"),
+        ({"launch": {"arguments": [], "environment": {"NCCL_DEBUG": "x.so"}}}, "NCCL_DEBUG"),
+        ({"launch": {"arguments": [], "environment": {"NCCL_ALGO": "Ring\n"}}}, "NCCL_ALGO"),
     ],
 )
-def test_a_record_of_another_kind(name: str, change: dict[str, Any], got: str, tmp_path: Path) -> None:
-    write_json(tmp_path / name, json.loads(json.dumps(change)))
-    error = refused(read_json, tmp_path / name)
+def test_a_plan_of_another_kind(change: dict[str, Any], got: str, tmp_path: Path) -> None:
+    document = planning.plan_document() | change
+    if isinstance(change.get("recipe"), dict):
+        document["recipe"] = planning.plan_document()["recipe"] | change["recipe"]
+    (tmp_path / "plan.json").write_text(json.dumps(document))
+    error = refused(plan_record.read, tmp_path / "plan.json")
     assert error.code == "broken_record" and got in error.got
 
 
@@ -421,8 +442,8 @@ def test_a_file_that_ends_a_line_of_a_modelfile() -> None:
 
 
 def test_a_word_of_a_plan_is_no_package() -> None:
-    made = {"placement": {"report_to": "evil-package"}, "recipe": {"load_in_4bit": False}}
-    assert _dependencies(made) == ()
+    plan = planning.plan_with(placement={"report_to": "evil-package"})
+    assert _dependencies(plan) == ()
 
 
 @pytest.mark.parametrize(

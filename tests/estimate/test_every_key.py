@@ -102,5 +102,6 @@ def _memory(**said: Any) -> float:
         machine=recorded_machine("a100_80gb"),
         choices=HERE,
     )
-    memory = plan["estimates"]["memory_bytes"]
-    return float((memory["low"] + memory["high"]) / 2)
+    memory = plan.estimates.memory_bytes
+    assert memory.low is not None and memory.high is not None
+    return (memory.low + memory.high) / 2

@@ -11,6 +11,7 @@ import hostile
 from skill_train.core.errors import UsageError
 from skill_train.evaluate import scores as evaluate_score
 from skill_train.evaluate.scores import Answer, Scoring, exact, scores, scoring_of
+from skill_train.run.plan_record import Policy
 
 
 def answer(text: str, expected: str = "so: 42") -> Answer:
@@ -64,12 +65,12 @@ def test_json_is_what_the_rfc_says(text: str, worth: float) -> None:
 
 
 def test_the_recipe_names_the_score_and_an_option_another() -> None:
-    policy = {"score": "regex", "score_pattern": "(.+)"}
+    policy = Policy(score="regex", score_pattern="(.+)")
     assert scoring_of(policy, None, None, None) == Scoring("regex", "(.+)")
     assert scoring_of(policy, "json", None, None) == Scoring("json")
     assert scoring_of(policy, "regex", "b", None) == Scoring("regex", "b")
-    assert scoring_of({}, None, "c", None) == Scoring("regex", "c")
-    assert scoring_of({}, None, None, None) == Scoring("exact")
+    assert scoring_of(Policy(), None, "c", None) == Scoring("regex", "c")
+    assert scoring_of(Policy(), None, None, None) == Scoring("exact")
 
 
 @pytest.mark.parametrize(
@@ -85,7 +86,7 @@ def test_the_recipe_names_the_score_and_an_option_another() -> None:
 def test_what_cannot_be_scored_is_refused(options: tuple[Any, Any, Any], code: str) -> None:
     Path("scorer.py").write_text("")
     with pytest.raises(UsageError) as caught:
-        scoring_of({}, *options)
+        scoring_of(Policy(), *options)
     assert caught.value.code == code
 
 

@@ -18,6 +18,7 @@ from typing import Any, cast
 import pytest
 
 import cloud_runs
+import planning
 from cloud_runs import Cloud
 from command_child import Done, program
 from hub_emulator import ALWAYS, Fault, Hub
@@ -253,7 +254,7 @@ def trained(tmp_path: Path) -> Path:
     recipe = {"model": str(tmp_path / "base"), "revision": None, "data": str(tmp_path / "rows.jsonl")}
     recipe |= {"data_revision": None, "lora_r": 8, "target_modules": ["q_proj"], "seed": 42}
     policy = {"sensitive": False, "hub_model_id": None}
-    plan = {"recipe": recipe, "policy": policy, "recipe_hash": "ab" * 32, "fingerprints": {}}
+    plan = planning.plan_document(recipe=recipe, policy=policy, recipe_hash="ab" * 32, fingerprints={})
     outputs = {f"adapter/{name}": cloud_runs.digest(content) for name, content in files.items()}
     training = {"outputs": outputs, "data": {"train_rows": 40}, "figures": {"first_loss": 2.5, "last_loss": 0.25}}
     (folder / "plan.json").write_text(json.dumps(plan))

@@ -25,7 +25,7 @@ import pytest
 
 from machines import recorded_machine
 from models import recorded_model
-from planning import decided, says, split
+from planning import decided, decided_plan, says, split
 from skill_train.commands._blockers import blocked
 from skill_train.core.errors import DecisionNeeded
 from skill_train.plan import where as rubric
@@ -395,9 +395,9 @@ def test_what_is_unknown_decides_nothing() -> None:
 def test_the_way_out_of_a_blocked_plan_is_one() -> None:
     """No cloud for sensitive data, and none for a plan that is for the cloud already."""
     here = {"where": "local"}
-    assert "--where cloud" in blocked(decided("qwen2.5-7b", "m2_pro_16gb", **here)).hint
-    assert "cloud" not in blocked(decided("qwen2.5-7b", "m2_pro_16gb", sensitive=True)).hint
-    rented = blocked(decided("qwen2.5-14b", "m2_pro_16gb", flavor="t4-small", where="cloud"))
+    assert "--where cloud" in blocked(decided_plan("qwen2.5-7b", "m2_pro_16gb", **here)).hint
+    assert "cloud" not in blocked(decided_plan("qwen2.5-7b", "m2_pro_16gb", sensitive=True)).hint
+    rented = blocked(decided_plan("qwen2.5-14b", "m2_pro_16gb", flavor="t4-small", where="cloud"))
     assert "a larger flavor" in rented.hint and "--where" not in rented.hint
 
 

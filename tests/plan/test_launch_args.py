@@ -7,11 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
+from msgspec.structs import replace
 
+import planning
 from skill_train.core.errors import DecisionNeeded
 from skill_train.facts import Gpu, MachineFacts
 from skill_train.plan.launch_args import launch
-from skill_train.run.records import require_shape
+from skill_train.run import plan_record
+from skill_train.run.plan_record import Launch, Placement
 
 CPU = MachineFacts("Linux", "a processor", "cpu", 16 << 30, 12 << 30, None, 4, False)
 MAC = MachineFacts("Darwin", "Apple M2 Pro", "mps", 16 << 30, 8 << 30, None, 8, False)
@@ -28,7 +32,7 @@ RTX_4090 = _gpus("NVIDIA GeForce RTX 4090", 2, nvlink=False)
 
 
 def test_one_process_is_started_as_it_is() -> None:
-    assert launch(_placement("single", 1), CPU) == {"arguments": [], "environment": {}, "reasons": []}
+    assert launch(_placement("single", 1), CPU) == Launch()
 
 
 @pytest.mark.parametrize(("machine", "processes", "threads"), [(CPU, 2, 2), (L40S, 8, 8), (L40S, 3, 21)])
@@ -65,13 +69,13 @@ def test_fsdp_for_qlora_is_version_1() -> None:
 def test_offload_is_said_with_its_reason() -> None:
     made = launch(_placement("fsdp", 2, device="cuda", offload=True), A100)
     assert _flags(made)["--fsdp_offload_params"] == "true"
-    assert any(reason["rule"] == "fsdp_offload_params" for reason in made["reasons"])
+    assert any(reason.rule == "fsdp_offload_params" for reason in made.reasons)
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_nccl_on_pcie_is_that_of_the_guide(strategy: str) -> None:
     """Without NCCL_SOCKET_IFNAME=eth0: the name of a network in one cloud's image."""
-    environment = launch(_placement(strategy, 8, device="cuda"), L40S)["environment"]
+    environment = launch(_placement(strategy, 8, device="cuda"), L40S).environment
     assert {k: v for k, v in environment.items() if k.startswith("NCCL")} == {
         "NCCL_ALGO": "Ring",
         "NCCL_BUFFSIZE": "16777216",
@@ -83,18 +87,18 @@ def test_nccl_on_pcie_is_that_of_the_guide(strategy: str) -> None:
 
 def test_geforce_40_leaves_peer_access_to_accelerate() -> None:
     """accelerate switches it off for drivers before 550.40.07, unless somebody has set it."""
-    environment = launch(_placement("ddp", 2, device="cuda"), RTX_4090)["environment"]
+    environment = launch(_placement("ddp", 2, device="cuda"), RTX_4090).environment
     assert "NCCL_P2P_DISABLE" not in environment and environment["NCCL_ALGO"] == "Ring"
 
 
 @pytest.mark.parametrize("nvlink", [True, None], ids=["nvlink", "unknown"])
 def test_nccl_is_left_alone_on_nvlink_and_where_nothing_is_known(nvlink: bool | None) -> None:
-    environment = launch(_placement("ddp", 8, device="cuda"), _gpus("A100", 8, nvlink=nvlink))["environment"]
+    environment = launch(_placement("ddp", 8, device="cuda"), _gpus("A100", 8, nvlink=nvlink)).environment
     assert [name for name in environment if name.startswith("NCCL")] == ["NCCL_DEBUG"]
 
 
 def test_processors_get_no_nccl() -> None:
-    assert not [n for n in launch(_placement("ddp", 2), CPU)["environment"] if n.startswith("NCCL")]
+    assert not [n for n in launch(_placement("ddp", 2), CPU).environment if n.startswith("NCCL")]
 
 
 @pytest.mark.parametrize(
@@ -118,8 +122,8 @@ def test_what_the_machine_cannot_do_is_refused(
 @pytest.mark.parametrize(("strategy", "machine"), [("ddp", L40S), ("fsdp", A100), ("ddp", CPU)])
 def test_every_setting_of_the_environment_has_its_reason(strategy: str, machine: MachineFacts) -> None:
     made = launch(_placement(strategy, 2, device=machine.device), machine)
-    assert set(made["environment"]) <= {reason["rule"] for reason in made["reasons"]}
-    assert all(all(reason.values()) for reason in made["reasons"])
+    assert set(made.environment) <= {reason.rule for reason in made.reasons}
+    assert all(all(structs.astuple(reason)) for reason in made.reasons)
 
 
 @pytest.mark.parametrize("strategy", ["single", "ddp", "fsdp"])
@@ -128,15 +132,15 @@ def test_what_a_plan_starts_with_is_read_back(strategy: str, machine: MachineFac
     """A plan from elsewhere may set nothing but this."""
     processes = 1 if strategy == "single" else 2
     made = launch(_placement(strategy, processes, device=machine.device), machine)
-    require_shape(Path("plan.json"), {"launch": made})
+    plan_record._check_launch(Path("plan.json"), made)
 
 
-def _placement(strategy: str, processes: int, **changed: Any) -> dict[str, Any]:
-    plain = {"device": "cpu", "threads": None, "offload": False}
-    return plain | {"strategy": strategy, "num_processes": processes} | changed
+def _placement(strategy: str, processes: int, **changed: Any) -> Placement:
+    plain = planning.plan_with(placement={"device": "cpu", "threads": None, "offload": False}).placement
+    return replace(plain, strategy=strategy, num_processes=processes, **changed)
 
 
-def _flags(made: dict[str, Any]) -> dict[str, str]:
-    arguments = made["arguments"]
+def _flags(made: Launch) -> dict[str, str]:
+    arguments = made.arguments
     values = [*arguments[1:], "--"]
     return {a: "" if b.startswith("--") else b for a, b in zip(arguments, values, strict=True) if a.startswith("--")}

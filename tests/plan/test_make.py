@@ -7,8 +7,10 @@ import dataclasses
 import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from skill_train.core.errors import DecisionNeeded, UsageError
@@ -17,6 +19,8 @@ from skill_train.model.lora_targets import TARGETS
 from skill_train.plan.make import least_steps, make_plan, wants_probe
 from skill_train.plan.placement import Choices
 from skill_train.recipe.fields import Recipe, from_dict
+from skill_train.recipe.resolved import ResolvedRecipe
+from skill_train.run import plan_record
 
 GIB = 1 << 30
 HERE = Choices(where="local")
@@ -305,7 +309,7 @@ def test_few_rows_are_read_more_often(rows: int, epochs: int, steps: int) -> Non
 )
 def test_the_fewest_steps_that_can_teach(values: dict[str, Any], least: int) -> None:
     """A mean with weights 0.9 ** n holds 1 / (1 - 0.9) = 10 terms; while it warms up, a step is a part of one."""
-    assert least_steps(_plan(max_steps=50, **values)["recipe"]) == least
+    assert least_steps(msgspec.convert(_plan(max_steps=50, **values)["recipe"], ResolvedRecipe)) == least
 
 
 def test_steps_that_are_said_are_taken() -> None:
@@ -359,7 +363,8 @@ def test_a_plan_is_plain_data() -> None:
     import json
 
     plan = _plan(hub_model_id="me/tuned", sensitive=True, score="regex", score_pattern="(.+)")
-    assert json.loads(json.dumps(plan, allow_nan=False)) == plan
+    again = json.loads(json.dumps(plan, allow_nan=False))
+    assert plan_record.from_dict(again, Path("plan.json")).as_dict() == plan
     policy = {"hub_model_id": "me/tuned", "sensitive": True, "score": "regex", "score_pattern": "(.+)"}
     policy |= {"report_to": "none"}
     assert plan["policy"] == policy
@@ -512,7 +517,7 @@ def _plan(
 ) -> dict[str, Any]:
     recipe: Recipe = from_dict({"model": "m", "data": "d", **values})
     choices = dataclasses.replace(choices, where="local")
-    return make_plan(recipe, model=model, dataset=dataset, machine=machine, choices=choices, probe=probe)
+    return make_plan(recipe, model=model, dataset=dataset, machine=machine, choices=choices, probe=probe).as_dict()
 
 
 def _split(plan: dict[str, Any]) -> tuple[int, int, int]:

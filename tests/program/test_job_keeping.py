@@ -354,13 +354,14 @@ def test_what_a_child_says_is_passed_on_whole_and_logged(work: Path) -> None:
 
 def test_the_child_is_started_as_local_starts_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from skill_train.run.folder import RunDir
+    from skill_train.run.plan_record import Launch
     from skill_train.train import local
 
     monkeypatch.setattr("skill_train.program.job.PROGRAM", train_program())
     for arguments in ([], ["--num_processes", "2"]):
         plan = {"launch": {"arguments": arguments, "environment": {}}}
         ours = child_command(plan, tmp_path, None)
-        assert ours == local._command(RunDir(tmp_path), plan["launch"], resume=True)
+        assert ours == local._command(RunDir(tmp_path), Launch(arguments), resume=True)
     assert child_command({}, tmp_path, Path("/x"))[-2:] == ["--data", "/x"]
 
 

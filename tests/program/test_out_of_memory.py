@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+import planning
 from skill_train.core.errors import DecisionNeeded
 from skill_train.program.job import SMALLER_PLAN, layout_that_was_left, train_in_job
 from skill_train.program.plan import MEASURING, kills_for_memory, memory_ended, smaller_layout
@@ -31,13 +32,14 @@ from skill_train.program import events
 
 path = Path(sys.argv[1])
 plan = json.loads(path.read_text())
-with open(plan["starts"], "a") as file:
+settings = json.loads(Path(__file__).with_name("stand_in.json").read_text())
+with open(settings["starts"], "a") as file:
     file.write(json.dumps([plan["placement"], sys.argv[2:]]) + "\\n")
 (path.parent / "train.failed.json").unlink(missing_ok=True)
-events.event("stage", text=plan["stage"])
+events.event("stage", text=settings["stage"])
 used = events.process_figure("status", "VmData:") << 10
-resource.setrlimit(resource.RLIMIT_DATA, (used + (plan["free"] << 20),) * 2)
-if plan["killed"]:
+resource.setrlimit(resource.RLIMIT_DATA, (used + (settings["free"] << 20),) * 2)
+if settings["killed"]:
     os.kill(os.getpid(), 9)
 layout = plan["placement"]
 try:
@@ -103,7 +105,8 @@ def test_here(
     ends_well: bool,
 ) -> None:
     run, said = RunDir(tmp_path), list[str]()
-    _write(tmp_path, free, layout, stage, killed)
+    _write(tmp_path, layout)
+    _settings(tmp_path, starts=tmp_path / "starts", free=free, stage=stage, killed=killed)
     monkeypatch.setattr(local, "train_program", lambda: _program(tmp_path))
     given: dict[str, Any] = {"resume": False, "progress": lambda *_: None, "say": said.append}
     if ends_well:
@@ -133,7 +136,8 @@ def test_in_a_job(
     """A further job of the run begins with the layout that the last one came to."""
     kept = tmp_path / "kept"
     kept.mkdir()
-    plan = _write(kept, free, layout, stage, killed)
+    plan = _write(kept, layout)
+    _settings(tmp_path, starts=kept / "starts", free=free, stage=stage, killed=killed)
     before = (kept / "plan.json").read_bytes()
     _command(monkeypatch, tmp_path)
     failure = train_in_job(plan, kept / "plan.json", None, _folder(tmp_path / "one"), kept)
@@ -170,17 +174,17 @@ def test_only_what_the_system_counts_was_killed_for_its_memory(before: int | Non
     assert not memory_ended(error | {"code": "native_crash"}, before)
 
 
-def _write(folder: Path, free: int, layout: tuple[int, int, bool], stage: str, killed: bool) -> dict[str, Any]:
-    plan = {
-        "recipe_hash": "a",
-        "placement": {"device": "cpu", **_layout(*layout)},
-        "reasons": [{"rule": "batch", "value": "1", "because": "", "source": ""}],
-        "launch": {"arguments": [], "environment": {}},
-        "starts": str(folder / "starts"),
-        "free": free,
-        "stage": stage,
-        "killed": killed,
-    }
+def _settings(folder: Path, *, starts: Path, **values: Any) -> None:
+    (folder / "stand_in.json").write_text(json.dumps(values | {"starts": str(starts)}))
+
+
+def _write(folder: Path, layout: tuple[int, int, bool]) -> dict[str, Any]:
+    plan = planning.plan_document(
+        recipe_hash="a",
+        placement={"device": "cpu", **_layout(*layout)},
+        reasons=[{"rule": "batch", "value": "1", "because": "", "source": ""}],
+        launch={"arguments": [], "environment": {}},
+    )
     (folder / "plan.json").write_text(json.dumps(plan))
     return plan
 
@@ -188,7 +192,7 @@ def _write(folder: Path, free: int, layout: tuple[int, int, bool], stage: str, k
 def _check_plan(plan: dict[str, Any], tried: list[tuple[int, int, bool]]) -> None:
     """It holds the layout that was tried last, with the reason where it is not the first."""
     assert plan["recipe_hash"] == "a"
-    assert plan["placement"] == {"device": "cpu", **_layout(*tried[-1])}
+    assert {key: plan["placement"][key] for key in _layout(1, 1, True)} == _layout(*tried[-1])
     assert [reason["rule"] for reason in plan["reasons"]] == ["batch", "smaller_layout"][: len(tried)]
     if len(tried) == 2:
         (rows, times, _), reason = tried[1], plan["reasons"][-1]
@@ -197,7 +201,7 @@ def _check_plan(plan: dict[str, Any], tried: list[tuple[int, int, bool]]) -> Non
 
 
 def _starts(folder: Path) -> list[dict[str, Any]]:
-    return [{key: value for key, value in placement.items() if key != "device"} for placement, _ in _lines(folder)]
+    return [{key: placement[key] for key in _layout(1, 1, True)} for placement, _ in _lines(folder)]
 
 
 def _lines(folder: Path) -> list[Any]:

@@ -113,8 +113,9 @@ _DRIVER = """
 import json, sys
 from pathlib import Path
 from skill_train.train import local
+from skill_train.run import plan_record
 from skill_train.run.folder import RunDir
-plan = json.loads(Path("run/plan.json").read_text())
+plan = plan_record.read(Path("run/plan.json"))
 tell = lambda step, *_: print(f"training: {step}", file=sys.stderr, flush=True)
 local.train(RunDir(Path("run")), plan, resume=False, progress=tell, say=lambda _: None)
 """

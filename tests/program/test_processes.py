@@ -18,7 +18,9 @@ from typing import Any
 
 import psutil
 import pytest
+from msgspec.structs import replace
 
+import planning
 import tiny
 import training
 from skill_train.core.errors import DecisionNeeded
@@ -27,6 +29,7 @@ from skill_train.plan.launch_args import launch
 from skill_train.program.events import Refused
 from skill_train.program.main import main
 from skill_train.program.watch import check_split, is_complete
+from skill_train.run import plan_record
 from skill_train.run.folder import RunDir
 from skill_train.train import local
 
@@ -230,14 +233,15 @@ print(json.dumps(result))
 def test_accelerate_understands_the_arguments() -> None:
     """Parsed by the parser of `accelerate launch`; for FSDP 2, made into its plugin from what it would set."""
     gpus = training.dataclasses.replace(training.TWO_CORES, device="cuda", gpus=GPUS)
-    plain = {"device": "cuda", "threads": None, "num_processes": 2, "strategy": "fsdp", "offload": False}
+    placement = {"device": "cuda", "threads": None, "num_processes": 2, "strategy": "fsdp", "offload": False}
+    plain = planning.plan_with(placement=placement).placement
     made = [
-        launch(plain | {"strategy": "ddp"}, gpus),
+        launch(replace(plain, strategy="ddp"), gpus),
         launch(plain, gpus),
-        launch(plain | {"offload": True}, gpus),
+        launch(replace(plain, offload=True), gpus),
         launch(plain, gpus, four_bit=True),
     ]
-    command = [sys.executable, "-c", _PARSE, json.dumps([one["arguments"] for one in made])]
+    command = [sys.executable, "-c", _PARSE, json.dumps([one.arguments for one in made])]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     ddp, sharded, offloaded, four_bit = json.loads(done.stdout.splitlines()[-1])
@@ -256,7 +260,7 @@ def _write(run: Path, *, split: tuple[int, int, int] = (2, 1, 2), **values: Any)
 
 
 def _train(run: Path, *, resume: bool = False, say: Any = lambda _: None) -> dict[str, Any]:
-    plan = json.loads((run / "plan.json").read_text())
+    plan = plan_record.read(run / "plan.json")
     return local.train(RunDir(run), plan, resume=resume, progress=lambda *_: None, say=say)
 
 
@@ -265,9 +269,10 @@ import json, sys
 from pathlib import Path
 from skill_train.train import local
 from skill_train.core.errors import SkillTrainError
+from skill_train.run import plan_record
 from skill_train.run.folder import RunDir
 run = Path(sys.argv[1])
-plan = json.loads((run / "plan.json").read_text())
+plan = plan_record.read(run / "plan.json")
 tell = lambda step, *_: print("step", step, flush=True)
 try:
     local.train(RunDir(run), plan, resume=False, progress=tell, say=lambda _: None)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import planning
 import tiny
 from hub_emulator import Fault, Hub
 from skill_train.publish.files import evaluation_of
@@ -43,7 +44,8 @@ def run(tmp_path: Path) -> Path:
     recipe = {"model": str(base), "revision": None, "data": str(tmp_path / "secret-customers" / "rows.jsonl")}
     recipe |= {"data_revision": None, "lora_r": 8, "target_modules": ["q_proj"], "seed": 42}
     policy = {"sensitive": False, "hub_model_id": None}
-    _write(folder / "plan.json", {"recipe": recipe, "policy": policy, "recipe_hash": "ab" * 32, "fingerprints": {}})
+    plan = planning.plan_document(recipe=recipe, policy=policy, recipe_hash="ab" * 32, fingerprints={})
+    _write(folder / "plan.json", plan)
     training = {"outputs": outputs, "data": {"train_rows": 40}, "figures": {"first_loss": 2.5, "last_loss": 0.25}}
     _write(folder / "train.json", training | {"example": "a row of a customer", "answer": {"prompt": "of a customer"}})
     _write_proof(folder, "pass")
@@ -192,7 +194,7 @@ def test_the_card_has_the_figures_of_these_files_and_of_no_others(hub: Hub, tmp_
 def test_an_evaluation_of_an_earlier_model_that_was_trained_whole_is_left_out(tmp_path: Path) -> None:
     (tmp_path / "merged").mkdir()
     (tmp_path / "merged" / "model.safetensors").write_bytes(b"weights")
-    _write(tmp_path / "plan.json", {"recipe": {"finetuning_type": "full"}})
+    _write(tmp_path / "plan.json", planning.plan_document(recipe={"finetuning_type": "full"}))
     tuned = {"model": {"model.safetensors": _digest(tmp_path / "merged" / "model.safetensors")}, "adapter": None}
     _write(tmp_path / "evaluate.json", {"inputs": {"models": {"tuned": tuned}}})
     assert evaluation_of(RunDir(tmp_path), []) is not None

@@ -70,4 +70,4 @@ def _plan(asked: recipe.Recipe, model: str, machine: str) -> dict[str, Any]:
         machine=recorded_machine(machine),
         choices=Choices(),
         offered=flavors.shipped(),
-    )
+    ).as_dict()

@@ -156,7 +156,9 @@ def test_what_a_hostile_run_says_is_only_text(run: Path, page: Page) -> None:
     """Each word of each record ends with markup, a template and an attribute; the page has no element for it."""
     payload = "\"'><script>alert(1)</script><img src=x onerror=alert(1)>{{ 7 * 7 }}{% for %}]]>&amp;⟦</style>\x1b[31m"
     for path in run.glob("*.json"):
-        path.write_text(json.dumps(_poisoned(json.loads(path.read_text(encoding="utf-8")), payload)), encoding="utf-8")
+        whole = json.loads(path.read_text(encoding="utf-8"))
+        kept = {key: whole[key] for key in ("schema",) if key in whole}  # of another schema nothing is read
+        path.write_text(json.dumps(_poisoned(whole, payload) | kept), encoding="utf-8")
     (run / "recipe.yaml").write_text(f"model: {payload}\n", encoding="utf-8")
     hostile = run.with_name("<script>alert(2)</script>".replace("/", "∕"))
     run.rename(hostile)

@@ -90,8 +90,9 @@ PURE = {
     "estimate.time", "estimate.trained", "facts", "hub.dataset_card", "hub.first_rows", "model.config",
     "model.convertible.architectures", "model.convertible.from_config", "model.parameter_count", "plan.estimates",
     "plan.launch_args", "plan.make", "plan.placement", "plan.places", "plan.where", "publish.model_card",
-    "publish.records", "recipe.fields", "recipe.formats", "report.artifacts", "report.figure", "report.quality",
-    "report.same_run", "report.sections", "report.words", "run.compare_runs", "run.job_spec", "run.progress",
+    "publish.records", "recipe.fields", "recipe.formats", "recipe.resolved", "report.artifacts",
+    "report.figure", "report.quality", "report.same_run", "report.sections", "report.words", "run.compare_runs",
+    "run.job_spec", "run.progress",
 }  # fmt: skip
 IMPURE = {
     "asyncio", "datetime", "glob", "http", "multiprocessing", "os", "platform", "random", "secrets", "shutil", "signal",

@@ -10,19 +10,20 @@ from typing import Any
 
 import pytest
 
+import planning
 from skill_train.core.errors import UsageError
 from skill_train.run.cloud_record import CloudData, CloudJob, CloudRecord, labels, plan_hash, read, submitted, write
 from skill_train.run.folder import RunDir
 
 JOB = CloudJob(1, "starting", "t4-small", 3600, "2026-11-21T10:00:00Z", 0.4)
 RECORD = CloudRecord("0123456789ab", "0123456789abcdef", "me", "me/tickets", jobs=(JOB,))
-PLAN: dict[str, Any] = {
-    "recipe_hash": "ab",
-    "placement": {"device": "cuda", "dtype": "bfloat16"},
-    "launch": {"arguments": ["--multi_gpu"], "environment": {}, "reasons": [{"rule": "x"}]},
-    "flavor": "l4x1",
-    "estimates": {"seconds": {"low": 1}},
-}
+LAUNCH: dict[str, Any] = {"arguments": ["--multi_gpu"], "environment": {}, "reasons": []}
+PLAN: dict[str, Any] = {"recipe_hash": "ab", "launch": LAUNCH, "flavor": "l4x1"}
+PLACEMENT = (
+    '{"attn_implementation":"sdpa","backend":"local","device":"cuda","dtype":"bfloat16","gradient_accumulation_steps":1,'
+    '"gradient_checkpointing":false,"num_processes":1,"offload":false,"per_device_train_batch_size":16,'
+    '"report_to":"none","save_steps":13,"save_total_limit":2,"strategy":"single","threads":null}'
+)
 
 
 def test_it_is_read_back_as_it_was_written(tmp_path: Path) -> None:
@@ -88,26 +89,25 @@ def test_a_run_that_was_never_submitted(tmp_path: Path) -> None:
 
 def test_the_hash_of_a_plan_by_hand() -> None:
     """Canonical JSON, written down by hand."""
-    text = (
-        '{"flavor":"l4x1","launch":{"arguments":["--multi_gpu"],"environment":{}},'
-        '"placement":{"device":"cuda","dtype":"bfloat16"},"recipe_hash":"ab"}'
-    )
-    assert plan_hash(PLAN) == hashlib.sha256(text.encode()).hexdigest()[:16]
+    launch = '"launch":{"arguments":["--multi_gpu"],"environment":{}}'
+    text = f'{{"flavor":"l4x1",{launch},"placement":{PLACEMENT},"recipe_hash":"ab"}}'
+    plan = planning.plan_with(**PLAN, placement=json.loads(PLACEMENT))
+    assert plan_hash(plan) == hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 @pytest.mark.parametrize(
     ("change", "same"),
     [
-        ({"estimates": {}}, True),
-        ({"launch": PLAN["launch"] | {"reasons": []}}, True),
+        ({"estimates": {"usable_bytes": 1}}, True),
+        ({"launch": LAUNCH | {"reasons": [{"rule": "r", "value": "v", "because": "b", "source": "s"}]}}, True),
         ({"flavor": "l4x4"}, False),
         ({"recipe_hash": "cd"}, False),
-        ({"placement": {"device": "cuda", "dtype": "float32"}}, False),
-        ({"launch": PLAN["launch"] | {"environment": {"NCCL_DEBUG": "WARN"}}}, False),
+        ({"placement": {"dtype": "float32"}}, False),
+        ({"launch": LAUNCH | {"environment": {"NCCL_DEBUG": "WARN"}}}, False),
     ],
 )
 def test_what_changes_the_hash(change: dict[str, Any], same: bool) -> None:
-    assert (plan_hash(PLAN | change) == plan_hash(PLAN)) is same
+    assert (plan_hash(planning.plan_with(**PLAN | change)) == plan_hash(planning.plan_with(**PLAN))) is same
 
 
 def test_labels_are_what_the_hub_takes() -> None:

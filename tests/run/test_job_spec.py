@@ -8,21 +8,25 @@ from typing import Any
 
 import pytest
 
+import planning
 from skill_train.cloud import stage_data as staging
 from skill_train.hub import account as hub_account
 from skill_train.run import job_spec
 from skill_train.run.job_spec import Mount
+from skill_train.run.plan_record import Plan
 
 SAID = {
-    "program": Path("/here/scripts/train.py"), "plan": Path("runs/x/plan.json"), "namespace": "me", "flavor": "l4x1",
+    "program": Path("/here/scripts/train.py"), "plan_file": Path("runs/x/plan.json"),
+    "namespace": "me", "flavor": "l4x1",
     "labels": {"skill-train": "1", "run": "0123456789ab"}, "timeout_seconds": 600,
 }  # fmt: skip
 DATA = Mount("me/jobs-artifacts", "data-1", "/dataset", read_only=True)
 
 
-def _plan(*, four_bit: bool = False, report_to: str = "none") -> dict[str, Any]:
+def _plan(*, four_bit: bool = False, report_to: str = "none") -> Plan:
     recipe = {"data": "/srv/me/my rows.jsonl", "load_in_4bit": four_bit}
-    return {"recipe": recipe, "policy": {"hub_model_id": "me/tickets"}, "placement": {"report_to": report_to}}
+    policy, placement = {"hub_model_id": "me/tickets"}, {"report_to": report_to}
+    return planning.plan_with(recipe=recipe, policy=policy, placement=placement)
 
 
 def test_trackio_is_brought_when_it_is_asked_for() -> None:

@@ -123,10 +123,11 @@ def test_a_lock_of_another_container_is_not_called_a_leftover(tmp_path: Path) ->
 
 LEFT_BEHIND = (
     "import pathlib, sys; from skill_train.train import local; from skill_train.run.folder import RunDir\n"
+    "from skill_train.run.plan_record import Launch\n"
     "from skill_train.run.lock import locked\n"
     "training = [sys.executable, '-c', 'import time; time.sleep(60)']\n"
     "with locked(RunDir(pathlib.Path(sys.argv[1])), 'local') as lock:\n"
-    "    with local._child(training, {'environment': {}}, None, lock) as child:\n"
+    "    with local._child(training, Launch(), None, lock) as child:\n"
     "        print(child.process.pid, flush=True); sys.stdin.read()\n"
 )
 

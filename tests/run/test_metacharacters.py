@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 import yaml
+from msgspec.structs import replace
 
-from planning import decided
+from planning import decided_plan
 from skill_train.cli import main
 from skill_train.cloud.elsewhere import colab, skypilot
 from skill_train.commands.local import draw_checks
@@ -63,13 +64,12 @@ def test_a_name_in_a_notebook(name: str, tmp_path: Path) -> None:
 
 
 def test_a_name_in_a_task_and_in_a_job() -> None:
-    plan = decided("qwen2.5-0.5b", "rtx_4090", where="cloud", flavor="l40sx1")
-    plan |= {"policy": {"hub_model_id": "me/x", "sensitive": False}}
+    cloud = decided_plan("qwen2.5-0.5b", "rtx_4090", where="cloud", flavor="l40sx1", hub_model_id="me/x")
     flavor = next(each for each in flavors.shipped() if each.name == "l40sx1")
     here, kept = {"run_id": "x", "nodes": 1, "timeout_seconds": 60}, Mount("me/b", "f", "/dataset", read_only=True)
-    job = {"program": Path("train.py"), "plan": Path("plan.json"), "namespace": "me", "labels": {"run": "x"}}
+    job = {"program": Path("train.py"), "plan_file": Path("plan.json"), "namespace": "me", "labels": {"run": "x"}}
     for name in NAMES:
-        plan["recipe"]["data"] = f"/here/{name}"
+        plan = replace(cloud, recipe=replace(cloud.recipe, data=f"/here/{name}"))
         task = skypilot.task(plan, flavor, bucket="hf://b", places=["lambda"], data=f"data/{name}", **here)
         assert shlex.split(yaml.safe_load(yaml.safe_dump(task))["run"])[-1] == f"data/{name}"
         made = job_spec.of_run(plan, flavor="t4-small", timeout_seconds=60, data=kept, **job)

@@ -9,7 +9,7 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
-BASE = ("click", "huggingface_hub", "pyyaml", "rich", "safetensors")
+BASE = ("click", "huggingface_hub", "msgspec", "pyyaml", "rich", "safetensors")
 SOURCE = str(Path(__file__).resolve().parents[2] / "skill")
 _MAIN = "import sys; from skill_train.cli import main; main(sys.argv[1:])"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from machines import recorded_machine
@@ -14,6 +15,8 @@ from skill_train.hub import flavors
 from skill_train.plan.make import make_plan
 from skill_train.plan.placement import Choices
 from skill_train.recipe.fields import FIELDS, from_dict
+from skill_train.run import plan_record
+from skill_train.run.plan_record import Plan
 
 MEAN_TOKENS = 380  # of MATH's rows with their prompt, the data of this project's seed "From MacBook to Cloud"
 
@@ -21,6 +24,13 @@ MEAN_TOKENS = 380  # of MATH's rows with their prompt, the data of this project'
 def decided(
     model: str | ModelFacts, machine: str | MachineFacts, *, offered: Iterable[Flavor] | None = None, **said: Any
 ) -> dict[str, Any]:
+    """`decided_plan`, as JSON has it."""
+    return decided_plan(model, machine, offered=offered, **said).as_dict()
+
+
+def decided_plan(
+    model: str | ModelFacts, machine: str | MachineFacts, *, offered: Iterable[Flavor] | None = None, **said: Any
+) -> Plan:
     """A plan by the names of a model and a machine, and whatever differs from a smoke test of 50 steps.
 
     Args:
@@ -47,6 +57,19 @@ def decided(
         choices=choices,
         offered=flavors.shipped() if offered is None else tuple(offered),
     )
+
+
+def plan_document(**changed: Any) -> dict[str, Any]:
+    """`plan.json` of a small run on one GPU, with some values replaced; of objects those that are named."""
+    document = decided("qwen2.5-0.5b", "rtx_4090")
+    for key, value in changed.items():
+        document[key] = document[key] | value if isinstance(value, dict) and document[key] else value
+    return document
+
+
+def plan_with(**changed: Any) -> Plan:
+    """The plan of `plan_document`."""
+    return plan_record.from_dict(plan_document(**changed), Path("plan.json"))
 
 
 def rows_of(rows: int, max_length: int, longest: int, *, chat: bool = True) -> DatasetFacts:

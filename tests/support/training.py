@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 import tiny
 from skill_train import facts
 from skill_train.data import scan as dataset
@@ -17,6 +19,7 @@ from skill_train.model import folder as model
 from skill_train.plan import launch_args as launch
 from skill_train.plan import make as plan
 from skill_train.recipe import fields as recipe
+from skill_train.run import plan_record
 
 MACHINE = facts.MachineFacts("Linux", "a processor", "cpu", 16 << 30, 12 << 30, None, 1, False)
 TWO_CORES = dataclasses.replace(MACHINE, cores=2)
@@ -44,13 +47,12 @@ def write_plan(
     the planner chose; `values` are the recipe's."""
     wanted = recipe.from_dict({"model": str(base), "data": str(data), **values})
     made = plan.make_plan(wanted, model=model.read_model(base), dataset=dataset.scan(wanted), machine=MACHINE)
-    made["placement"] |= dict(zip(SPLIT, split, strict=True)) if split else {}
-    made["placement"]["strategy"] = "single" if made["placement"]["num_processes"] == 1 else "ddp"
-    made["placement"] |= {"save_steps": 100, **(placement or {})}
-    if made["placement"]["strategy"] != "fsdp":
-        made["launch"] = launch.launch(made["placement"], TWO_CORES)
+    placed = replace(made.placement, **(dict(zip(SPLIT, split, strict=True)) if split else {}))
+    placed = replace(placed, strategy="single" if placed.num_processes == 1 else "ddp", save_steps=100)
+    placed = replace(placed, **(placement or {}))
+    started = made.launch if placed.strategy == "fsdp" else launch.launch(placed, TWO_CORES)
     run.mkdir(parents=True, exist_ok=True)
-    (run / "plan.json").write_text(json.dumps(made, indent=1), encoding="utf-8")
+    plan_record.write(run / "plan.json", replace(made, placement=placed, launch=started))
     return run / "plan.json"
 
 
@@ -67,11 +69,11 @@ def sharded(run: Path) -> int:
     """The exit code of a run that FSDP shards over two processes on this processor, started with the arguments for two
     GPUs. What they say is in `log`."""
     gpus = (facts.Gpu("NVIDIA L40S", 48 << 30, None, 8.9, False),) * 2
-    placement = json.loads((run / "plan.json").read_text())["placement"] | {"device": "cuda"}
+    placement = replace(plan_record.read(run / "plan.json").placement, device="cuda")
     made = launch.launch(placement, dataclasses.replace(TWO_CORES, device="cuda", gpus=gpus))
     program = Path(__file__).resolve().parent / "fsdp_on_cpu.py"
-    command = [sys.executable, "-m", "accelerate.commands.launch", *made["arguments"], str(program)]
-    environment = os.environ | made["environment"]
+    command = [sys.executable, "-m", "accelerate.commands.launch", *made.arguments, str(program)]
+    environment = os.environ | made.environment
     with open(run / "log", "w") as log:
         return subprocess.call([*command, str(run / "plan.json")], env=environment, stdout=log, stderr=log)
 
@@ -80,7 +82,7 @@ def resolved(base: Path, data: Path, **values: Any) -> dict[str, Any]:
     """The recipe of such a plan, as the program reads it."""
     wanted = recipe.from_dict({"model": str(base), "data": str(data), **values})
     made = plan.make_plan(wanted, model=model.read_model(base), dataset=dataset.scan(wanted), machine=MACHINE)
-    return dict(made["recipe"])
+    return made.recipe.as_dict()
 
 
 def events(text: str) -> list[dict[str, Any]]:

@@ -10,14 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
+import planning
 from skill_train.commands.local import LocalOptions, _epochs, _is_finished, _steps_were_said, _whole_training
 from skill_train.core.errors import DecisionNeeded, NativeCrash, SkillTrainError, TrainingFailed, UsageError
 from skill_train.plan import file as plan_file
+from skill_train.run import plan_record
 from skill_train.run.folder import RunDir
+from skill_train.run.plan_record import Launch, Reason
 from skill_train.train import local
 
-PLAN: dict[str, Any] = {"recipe_hash": "a", "recipe": {"max_steps": 40}, "fingerprints": {"data": "x"}, "policy": {}}
+PLAN = planning.plan_with(recipe_hash="a", recipe={"max_steps": 40}, fingerprints={"data": "x"})
 
 
 @pytest.fixture
@@ -28,7 +32,7 @@ def run(tmp_path: Path) -> RunDir:
     adapter.write_bytes(b"42")
     digest = {"bytes": 2, "sha256": hashlib.sha256(b"42").hexdigest()}
     (tmp_path / "train.json").write_text(json.dumps({"outputs": {"adapter/adapter_model.safetensors": digest}}))
-    (tmp_path / "plan.json").write_text(json.dumps(PLAN))
+    plan_record.write(tmp_path / "plan.json", PLAN)
     (tmp_path / "train.log").write_text("some words\n")
     return RunDir(tmp_path)
 
@@ -50,14 +54,14 @@ def test_another_adapter_in_its_place_is_noticed(run: RunDir, content: bytes | N
 
 def test_only_a_finished_run_of_the_same_recipe_needs_no_memory(run: RunDir) -> None:
     assert _is_finished(run, PLAN)
-    assert not _is_finished(run, PLAN | {"recipe_hash": "b"})
+    assert not _is_finished(run, replace(PLAN, recipe_hash="b"))
     run.record("train").unlink()
     assert not _is_finished(run, PLAN)
     assert not _is_finished(RunDir(run.path / "new"), PLAN)
 
 
 def test_another_recipe_in_the_same_folder_is_told_apart(run: RunDir) -> None:
-    other = PLAN | {"recipe_hash": "b", "recipe": {"max_steps": 41}, "fingerprints": {"data": "y"}}
+    other = planning.plan_with(recipe_hash="b", recipe={"max_steps": 41}, fingerprints={"data": "y"})
     with pytest.raises(UsageError) as caught:
         local.train(run, other, resume=False, progress=lambda *_: None, say=lambda _: None)
     assert caught.value.code == "another_run"
@@ -70,10 +74,10 @@ def test_another_recipe_in_the_same_folder_is_told_apart(run: RunDir) -> None:
 def test_of_the_hub_nobody_is_asked_whether_a_run_may_go_on() -> None:
     """Its revision says which model and which rows; without a network they come from the cache."""
     here = {"model": "me/tiny", "revision": "a" * 40, "data": "me/rows", "data_revision": "b" * 40}
-    plan = {"recipe": here, "fingerprints": {"model": None, "data": None}}
+    plan = planning.plan_with(recipe=here, fingerprints={"model": None, "data": None})
     plan_file.require_same_inputs(Path("plan.json"), plan, "")
     with pytest.raises(UsageError):  # a folder that is gone is not on the Hub
-        plan_file.require_same_inputs(Path("plan.json"), plan | {"fingerprints": {"model": None, "data": "f"}}, "")
+        plan_file.require_same_inputs(Path("plan.json"), replace(plan, fingerprints={"model": None, "data": "f"}), "")
 
 
 @pytest.mark.parametrize(
@@ -200,10 +204,10 @@ def test_a_lost_process_without_a_traceback_is_told(run: RunDir) -> None:
 
 
 def test_the_launcher_is_started_with_the_arguments_of_the_plan(run: RunDir) -> None:
-    command = local._command(run, {"arguments": ["--multi_gpu"], "environment": {}}, resume=True)
+    command = local._command(run, Launch(["--multi_gpu"]), resume=True)
     assert command[1:4] == ["-m", "accelerate.commands.launch", "--multi_gpu"]
     assert Path(command[4]).name == "train.py" and command[5:] == [str(run.plan), "--resume"]
-    assert local._command(run, {"arguments": []}, resume=False)[1:] == command[4:6]
+    assert local._command(run, Launch(), resume=False)[1:] == command[4:6]
 
 
 def test_the_words_of_the_program_count_before_its_exit_code(run: RunDir) -> None:
@@ -229,6 +233,6 @@ def test_after_a_smoke_run_comes_the_whole_training(
 
 def test_only_steps_that_were_said_can_be_too_many() -> None:
     record = {"steps": 20, "data": {"train_rows": 143}}
-    assert _epochs({"recipe": {"effective_batch_size": 16}}, record) == pytest.approx(2.2378, abs=1e-4)
-    assert _steps_were_said({"reasons": [{"rule": "format"}]})
-    assert not _steps_were_said({"reasons": [{"rule": "max_steps"}]})
+    assert _epochs(planning.plan_with(recipe={"effective_batch_size": 16}), record) == pytest.approx(2.2378, abs=1e-4)
+    assert _steps_were_said(replace(PLAN, reasons=[Reason("format", "", "", "")]))
+    assert not _steps_were_said(replace(PLAN, reasons=[Reason("max_steps", "", "", "")]))

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+import planning
 from skill_train.estimate import time as estimate_time
 from skill_train.facts import MachineFacts, ModelFacts
+from skill_train.run.plan_record import Plan
 from skill_train.train import measured_speed as calibration
 
 MACHINE = MachineFacts("Linux", "a processor", "cpu", 16 << 30, 12 << 30, None, 2, False)
@@ -53,15 +55,12 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache" / "calibration"
 
 
-def _plan(model: ModelFacts = MODEL, **placement: Any) -> dict[str, Any]:
-    """A plan as its file has it."""
+def _plan(model: ModelFacts = MODEL, **placement: Any) -> Plan:
     usual = {"device": "cpu", "dtype": "float32", "gradient_checkpointing": False, "num_processes": 1}
     usual |= {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 1}
-    recipe = {"effective_batch_size": 4, "load_in_4bit": False, "lora_r": 2, "target_modules": ["q_proj"]}
-    recipe |= {"finetuning_type": "lora", "pure_bf16": False, "optim": "adamw_torch"}
+    recipe = {"effective_batch_size": 4, "lora_r": 2, "target_modules": ["q_proj"]}
     facts = {"model": dataclasses.asdict(model), "machine": dataclasses.asdict(MACHINE)}
-    document = {"facts": facts, "recipe": recipe, "placement": usual | placement}
-    return dict(json.loads(json.dumps(document)))
+    return planning.plan_with(facts=facts, recipe=recipe, placement=usual | placement)
 
 
 def _remember(*arguments: Any, **placement: Any) -> calibration.Calibration | None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from skill_train.core.errors import DecisionNeeded, UsageError
 from skill_train.core.units import dollars
+from skill_train.run.plan_record import Estimate, Plan
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _MOST_DAYS = 365  # of a timeout; more is a slip of the hand, and nobody's budget
@@ -42,8 +43,21 @@ class Budget:
         return {"low": low, "high": high, "most": most, "usd_per_hour": self.usd_per_hour, "basis": self.basis}
 
 
+@dataclass(frozen=True)
+class Need:
+    """What a job needs: its machine, its seconds, and the timeout that the plan made of them."""
+
+    flavor: str
+    seconds: Estimate
+    timeout_seconds: int | None
+
+
+def need_of(plan: Plan) -> Need:
+    return Need(plan.flavor or "", plan.estimates.seconds, plan.timeout_seconds)
+
+
 def budget(
-    made: dict[str, Any],
+    need: Need,
     *,
     usd_per_hour: float | None,
     price: str,
@@ -52,7 +66,7 @@ def budget(
     spent: float = 0.0,
     command: str = "",
 ) -> Budget:
-    """The budget of a plan for the cloud.
+    """The budget of a job.
 
     Args:
         price: where the price is from, for the reader.
@@ -64,9 +78,11 @@ def budget(
     Raises:
         DecisionNeeded: no timeout is known, it is below the lower estimate, or the cost may exceed `max_cost`.
     """
-    estimate = made["estimates"]["seconds"]
-    seconds = None if estimate["low"] is None else (float(estimate["low"]), float(estimate["high"]))
-    limit = _timeout(made, timeout, seconds, command)
+    estimate = need.seconds
+    seconds = None
+    if estimate.low is not None and estimate.high is not None:
+        seconds = (float(estimate.low), float(estimate.high))
+    limit = _timeout(need, timeout, seconds, command)
     lowered = False
     if max_cost is not None and usd_per_hour and timeout is None:
         affordable = _affordable(max_cost - spent, usd_per_hour)
@@ -75,11 +91,11 @@ def budget(
     basis = "no price is known" if usd_per_hour is None else f"{dollars(usd_per_hour)} an hour, {price}"
     cost = None
     if seconds is None:
-        basis += f"; no estimate: {estimate['basis']}"
+        basis += f"; no estimate: {estimate.basis}"
     elif usd_per_hour is not None:
         cost = (seconds[0] / 3600 * usd_per_hour, seconds[1] / 3600 * usd_per_hour)
     most = None if usd_per_hour is None else math.ceil(limit / 60) / 60 * usd_per_hour  # billed by the minute
-    found = Budget(made["flavor"], limit, usd_per_hour, seconds, cost, most, basis, lowered)
+    found = Budget(need.flavor, limit, usd_per_hour, seconds, cost, most, basis, lowered)
     if max_cost is not None:
         _check_ceiling(found, max_cost, spent, command)
     return found
@@ -109,18 +125,18 @@ def _affordable(max_cost: float, usd_per_hour: float) -> int:
     return math.floor(max_cost / usd_per_hour * 60 + 1e-9) * 60
 
 
-def _timeout(made: dict[str, Any], asked: int | None, seconds: tuple[float, float] | None, command: str) -> int:
-    limit = asked or made["timeout_seconds"]
+def _timeout(need: Need, asked: int | None, seconds: tuple[float, float] | None, command: str) -> int:
+    limit = asked or need.timeout_seconds
     if limit is None:
         raise DecisionNeeded(
             "how long this run takes is unknown, so no timeout can be computed",
             code="no_timeout",
             expected="--timeout, after which the job is stopped; its checkpoints stay",
-            got=made["estimates"]["seconds"]["basis"],
+            got=need.seconds.basis,
             hint=f"{command} --timeout 2h".lstrip(),
         )
     if seconds is not None and limit < seconds[0]:
-        enough = made["timeout_seconds"] or math.ceil(seconds[1] / 60) * 60
+        enough = need.timeout_seconds or math.ceil(seconds[1] / 60) * 60
         raise DecisionNeeded(
             f"a timeout of {limit} s is below the lower estimate of {seconds[0]:.0f} s: the job could not end",
             code="timeout_too_short",

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from skill_train.cloud import bucket as kept
 from skill_train.cloud.poll import Say, job_now, patiently
@@ -18,15 +16,14 @@ from skill_train.hub import jobs
 from skill_train.hub.client import not_signed_in
 from skill_train.hub.jobs import Job
 from skill_train.recipe.fields import to_yaml
-from skill_train.run import cloud_record
+from skill_train.run import cloud_record, plan_record
 from skill_train.run.cloud_record import CloudData, CloudJob, CloudRecord
 from skill_train.run.folder import RunDir, require_unused
 from skill_train.run.job_spec import Mount
 from skill_train.run.lock import locked
+from skill_train.run.plan_record import Plan
 from skill_train.run.progress import dollars
-from skill_train.run.records import fits, read_json
 
-_PARTS, _RECIPE = {"recipe", "recipe_hash", "policy", "placement"}, {"model", "data", "max_steps"}  # of each plan
 _JOB = re.compile(r"(?:(?P<namespace>[\w.-]+)/)?(?P<id>[0-9a-f]{24})")
 
 
@@ -147,23 +144,18 @@ def with_others(record: CloudRecord, say: Say) -> CloudRecord:
     return record
 
 
-def plan_of(cloud: CloudRun, there: kept.Peek) -> dict[str, Any] | None:
+def plan_of(cloud: CloudRun, there: kept.Peek) -> Plan | None:
     """The plan, of the run directory or as it lies in the bucket; None when neither has it."""
     if cloud.run is not None and cloud.run.plan.is_file():
-        return dict(read_json(cloud.run.plan))
-    plan = there.document("plan.json")
-    return plan if plan is not None and _is_whole(plan) else None
-
-
-def _is_whole(plan: dict[str, Any]) -> bool:
-    """Whether it is a plan that a job can have had: a bucket can hold anything."""
-    if not (fits(plan, "plan.json") and plan.keys() >= _PARTS and plan["recipe"].keys() >= _RECIPE):
-        return False
+        return plan_record.read(cloud.run.plan)
+    document = there.document("plan.json")
+    if document is None:
+        return None
     try:
-        json.dumps(plan, allow_nan=False)  # JSON has no NaN; Python reads it
-    except ValueError:
-        return False
-    return isinstance(plan["policy"].get("hub_model_id"), str)
+        plan = plan_record.from_dict(document, Path("plan.json"))
+    except UsageError:  # a bucket can hold anything
+        return None
+    return plan if plan.policy.hub_model_id else None
 
 
 def in_folder(cloud: CloudRun, folder: Path | None, say: Say) -> CloudRun:
@@ -189,14 +181,14 @@ def in_folder(cloud: CloudRun, folder: Path | None, say: Say) -> CloudRun:
             expected="plan.json beside the program of the job",
             hint="use the run directory that submitted it",
         )
-    record = replace(record, hub_model_id=record.hub_model_id or plan["policy"]["hub_model_id"])
+    record = replace(record, hub_model_id=record.hub_model_id or plan.policy.hub_model_id or "")
     if _known(run, record.run_id) is None:
         require_unused(run)
     with locked(run, "pull"):
         if _known(run, record.run_id) is None:
             cloud_record.write(run, record)  # first: a folder that a kill leaves is known as that of this run
-        write_text(run.recipe, to_yaml(plan["recipe"] | plan["policy"]))
-        write_json(run.plan, plan)
+        write_text(run.recipe, to_yaml(plan.recipe_file()))
+        write_json(run.plan, there.document("plan.json"))  # as the job has it
     return replace(cloud, name=str(run.path), run=run, record=record)
 
 

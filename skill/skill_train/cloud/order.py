@@ -10,6 +10,7 @@ from skill_train.cloud.stage_data import Staged
 from skill_train.core.resources import train_program
 from skill_train.run import cloud_record
 from skill_train.run.cloud_record import CloudRecord
+from skill_train.run.plan_record import Plan
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Order:
         max_cost: dollars that the job may never exceed; None where nobody said.
     """
 
-    plan: dict[str, Any]
+    plan: Plan
     namespace: str
     usd_per_hour: float | None
     staged: Staged | None
@@ -56,16 +57,16 @@ def uploads(order: Order) -> list[dict[str, Any]]:
     `left_out` of the data: what lies in its folder and stays here.
     """
     bucket = f"the private bucket {order.namespace}/jobs-artifacts"
-    program, made = train_program(), json.dumps(order.plan, indent=1, ensure_ascii=False)
+    program, made = train_program(), json.dumps(order.plan.as_dict(), indent=1, ensure_ascii=False)
     listed = [
         {"what": "program", "name": program.name, "files": 1, "bytes": program.stat().st_size, "to": bucket},
         {"what": "plan", "name": "plan.json", "files": 1, "bytes": len(made.encode()) + 1, "to": bucket},
     ]
     if order.staged is not None:
-        about = {"name": order.plan["recipe"]["data"], "files": len(order.staged.files), "bytes": order.staged.bytes}
+        about = {"name": order.plan.recipe.data, "files": len(order.staged.files), "bytes": order.staged.bytes}
         to = f"the private dataset {order.data_repo}" if order.data_repo else bucket
         stays = {"left_out": list(order.staged.left_out)} if order.staged.left_out else {}
         listed.append({"what": "data", **about, "to": to, **stays})
-    repository = order.plan["policy"]["hub_model_id"]
+    repository = order.plan.policy.hub_model_id
     to = "a private repository of the Hub, which the job makes"
     return [*listed, {"what": "result", "name": repository, "files": None, "bytes": None, "to": to}]

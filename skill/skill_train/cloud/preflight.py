@@ -16,6 +16,7 @@ from skill_train.hub import repositories as hub_repository
 from skill_train.hub.account import Account
 from skill_train.hub.client import not_signed_in
 from skill_train.program.push import PROOF
+from skill_train.run.plan_record import Plan
 
 _LOGIN = "hf auth login"
 _TOKENS = "https://huggingface.co/settings/tokens"
@@ -98,15 +99,15 @@ def result_repository(account: Account, name: str) -> tuple[str, ...]:
     return tuple(file for file in known.files if file not in _EMPTY)
 
 
-def readable(made: dict[str, Any]) -> None:
+def readable(made: Plan) -> None:
     """Model and dataset, with the token that the job gets.
 
     Raises:
         UsageError: unknown or private. AccessError: gated.
     """
-    patiently(lambda: hub_repository.check_readable("model", made["recipe"]["model"]))
+    patiently(lambda: hub_repository.check_readable("model", made.recipe.model))
     if not local_data(made):
-        patiently(lambda: hub_repository.check_readable("dataset", made["recipe"]["data"]))
+        patiently(lambda: hub_repository.check_readable("dataset", made.recipe.data))
 
 
 def flavor(name: str) -> Flavor:
@@ -160,8 +161,8 @@ def local_model(folder: str, owner: str | None) -> UsageError:
     )
 
 
-def local_data(made: dict[str, Any]) -> bool:
-    return made["fingerprints"]["data"] is not None
+def local_data(made: Plan) -> bool:
+    return made.fingerprints["data"] is not None
 
 
 def tolerant(check: Callable[[], Any], what: str, unchecked: list[str]) -> Any:

@@ -15,29 +15,32 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from skill_train.cloud import stage_data as staging
 from skill_train.cloud.stage_data import Staged
 from skill_train.core.digests import file_digest
 from skill_train.core.errors import SkillTrainError, TrainingFailed, from_exit_code
-from skill_train.core.files import write_json
 from skill_train.program.job import MARKER
+from skill_train.run import plan_record
 from skill_train.run.job_spec import KEPT, JobSpec, command
+from skill_train.run.plan_record import Plan
 from skill_train.run.records import read_json
 
 STEPS = 2
 
 
-def shortened(made: dict[str, Any], here: dict[str, Any]) -> dict[str, Any]:
+def shortened(made: Plan, here: Plan) -> Plan:
     """The plan of the job with the placement of this machine, for two steps.
 
     Args:
         here: a plan of the same recipe for this machine.
     """
-    recipe = made["recipe"] | {"max_steps": STEPS, "warmup_steps": min(made["recipe"]["warmup_steps"], STEPS)}
-    return made | {"recipe": recipe, "placement": here["placement"], "launch": here["launch"]}
+    recipe = replace(made.recipe, max_steps=STEPS, warmup_steps=min(made.recipe.warmup_steps, STEPS))
+    return replace(made, recipe=recipe, placement=here.placement, launch=here.launch)
 
 
-def rehearse(plan: dict[str, Any], spec: JobSpec, staged: Staged | None, say: Callable[[str], None]) -> dict[str, Any]:
+def rehearse(plan: Plan, spec: JobSpec, staged: Staged | None, say: Callable[[str], None]) -> dict[str, Any]:
     """Figures of a rehearsal that went well; nothing of it stays.
 
     Args:
@@ -52,7 +55,7 @@ def rehearse(plan: dict[str, Any], spec: JobSpec, staged: Staged | None, say: Ca
         kept = root / KEPT.strip("/")
         kept.mkdir()
         shutil.copyfile(spec.program, kept / spec.program.name)
-        write_json(kept / spec.plan.name, plan)
+        plan_record.write(kept / spec.plan.name, plan)
         started = time.monotonic()
         if staged is None:
             _run(spec, {KEPT: kept}, root, say)
@@ -62,20 +65,20 @@ def rehearse(plan: dict[str, Any], spec: JobSpec, staged: Staged | None, say: Ca
         return {"steps": STEPS, "seconds": round(time.monotonic() - started, 1), **_figures(kept)}
 
 
-def differences(made: dict[str, Any], here: dict[str, Any], program: Path) -> list[str]:
+def differences(made: Plan, here: Plan, program: Path) -> list[str]:
     """What a rehearsal cannot show, and what was another here."""
-    job, this = made["placement"], here["placement"]
-    where = f"{job['num_processes']} x {job['device']} in {job['dtype']}"
+    job, this = made.placement, here.placement
+    where = f"{job.num_processes} x {job.device} in {job.dtype}"
     listed = [
-        f"the machine: {made['flavor']} trains on {where}; this was {this['num_processes']} x {this['device']} in "
-        f"{this['dtype']}. Its memory and speed stay estimates",
-        f"{made['recipe']['max_steps']} steps: these were {STEPS}",
+        f"the machine: {made.flavor} trains on {where}; this was {this.num_processes} x {this.device} in "
+        f"{this.dtype}. Its memory and speed stay estimates",
+        f"{made.recipe.max_steps} steps: these were {STEPS}",
         "the container: uv installs the program's packages there; these were the ones of this Python"
         + _other_versions(program),
         "the bucket: a mounted volume there, a folder here",
         "the push: nothing was written to the Hub, and no right to write was proved",
     ]
-    if made["recipe"]["load_in_4bit"]:
+    if made.recipe.load_in_4bit:
         listed.append("4-bit weights: they need CUDA and bitsandbytes")
     return listed
 

@@ -11,11 +11,10 @@ from skill_train.cloud.poll import Say, job_now
 from skill_train.core.errors import UsageError
 from skill_train.hub import jobs
 from skill_train.hub.jobs import Job
-from skill_train.run import cloud_record
+from skill_train.run import cloud_record, plan_record
 from skill_train.run.cloud_record import CloudJob, CloudRecord
 from skill_train.run.folder import RunDir
 from skill_train.run.lock import locked
-from skill_train.run.records import read_json
 
 
 def resume(
@@ -46,7 +45,7 @@ def resume(
             )
         number = record.last.number if record.last and record.last.job_id is None else _next_number(record)
         asked = CloudJob(number, "starting", flavor, timeout_seconds, job_once.now(), usd_per_hour, max_cost=max_cost)
-        spec = job_once.specification(run, read_json(run.plan), record, asked)
+        spec = job_once.specification(run, plan_record.read(run.plan), record, asked)
         folder = (record.bucket, record.folder)
         with job_claim.claimed(record, number, say, of_plan=False) as theirs:
             if theirs is not None:

@@ -12,7 +12,7 @@ import math
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from skill_train.core import waiting
 from skill_train.core.errors import SkillTrainError, Temporary
@@ -24,6 +24,7 @@ from skill_train.run import cloud_record
 from skill_train.run.cloud_record import CloudJob, CloudRecord
 from skill_train.run.folder import RunDir
 from skill_train.run.job_spec import JobSpec, of_run
+from skill_train.run.plan_record import Plan
 
 Answer = TypeVar("Answer")
 
@@ -144,16 +145,18 @@ def _cancel(job: Job, first: Job, say: Callable[[str], None]) -> None:
         say(f"it could not be cancelled ({error.message}), and costs: skill-train cancel {job.id}")
 
 
-def specification(run: RunDir, made: dict[str, Any], record: CloudRecord, job: CloudJob) -> JobSpec:
+def specification(run: RunDir, plan: Plan, record: CloudRecord, job: CloudJob) -> JobSpec:
     """What this job of a run is started with."""
+    timeout_seconds = job.timeout_seconds or plan.timeout_seconds
+    assert timeout_seconds is not None  # an order has one
     return of_run(
-        made,
+        plan,
         program=train_program(),
-        plan=run.plan,
+        plan_file=run.plan,
         namespace=record.namespace,
         labels=cloud_record.labels(record, job.number),
         flavor=job.flavor,
-        timeout_seconds=job.timeout_seconds or made["timeout_seconds"],
+        timeout_seconds=timeout_seconds,
         data=record.data.mount if record.data else None,
     )
 

@@ -7,7 +7,6 @@ import shlex
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from skill_train.cloud import claim as job_claim
 from skill_train.cloud import find_run as cloud_run
@@ -18,16 +17,16 @@ from skill_train.cloud.poll import job_now
 from skill_train.cloud.stage_data import Staged
 from skill_train.cloud.start_once import patiently
 from skill_train.core.errors import SkillTrainError, UsageError
-from skill_train.core.files import write_json, write_text
+from skill_train.core.files import write_text
 from skill_train.hub import flavors, jobs
 from skill_train.hub import repositories as hub_repository
 from skill_train.hub.jobs import LIVE, Job
 from skill_train.recipe.fields import to_yaml
-from skill_train.run import cloud_record
+from skill_train.run import cloud_record, plan_record
 from skill_train.run.cloud_record import CloudData, CloudJob, CloudRecord
 from skill_train.run.folder import RunDir
 from skill_train.run.lock import locked
-from skill_train.run.records import read_json
+from skill_train.run.plan_record import Plan
 
 Say = Callable[[str], None]
 
@@ -44,15 +43,15 @@ def submit(run: RunDir, order: Order, say: Say, *, force_new: bool) -> Sent:
         if known is not None:
             return known
         record = _new_record(run, order)
-        write_json(run.plan, order.plan)
-        write_text(run.recipe, to_yaml(order.plan["recipe"] | order.plan["policy"]))
+        plan_record.write(run.plan, order.plan)
+        write_text(run.recipe, to_yaml(order.plan.recipe_file()))
         cloud_record.write(run, record)
         record = _with_data(run, order, record, say)
         job = CloudJob(
             number=1,
             state="starting",
-            flavor=order.plan["flavor"],
-            timeout_seconds=order.plan["timeout_seconds"],
+            flavor=order.plan.flavor or "",
+            timeout_seconds=order.plan.timeout_seconds,
             asked_at=job_once.now(),
             usd_per_hour=order.usd_per_hour,
             max_cost=order.max_cost,
@@ -173,26 +172,26 @@ def _adopt(run: RunDir, order: Order, job: Job, say: Say) -> Sent:
         run_id=job.labels["run"],
         plan_hash=order.plan_hash,
         namespace=job.namespace,
-        hub_model_id=made["policy"]["hub_model_id"],
+        hub_model_id=made.policy.hub_model_id or "",
         data=_data_of(job, order),
     )
-    number, flavor = int(job.labels.get("attempt", "1")), job.flavor or made["flavor"]
+    number, flavor = int(job.labels.get("attempt", "1")), job.flavor or made.flavor or ""
     asked = CloudJob(
         number,
         "starting",
         flavor,
         # The plan has that of the first job; whoever went on may have said another.
-        timeout_seconds=theirs["timeout_seconds"] if theirs is not None and number == 1 else None,
+        timeout_seconds=theirs.timeout_seconds if theirs is not None and number == 1 else None,
         asked_at=job_once.now(),
-        usd_per_hour=order.usd_per_hour if flavor == order.plan["flavor"] else flavors.usd_per_hour(flavor),
+        usd_per_hour=order.usd_per_hour if flavor == order.plan.flavor else flavors.usd_per_hour(flavor),
         max_cost=order.max_cost,
     )
-    write_json(run.plan, made)
-    write_text(run.recipe, to_yaml(made["recipe"] | made["policy"]))
+    plan_record.write(run.plan, made)
+    write_text(run.recipe, to_yaml(made.recipe_file()))
     return Sent(job_once.started(run, record, asked, job), job.stage, reused=True)
 
 
-def _plan_of(job: Job) -> dict[str, Any] | None:
+def _plan_of(job: Job) -> Plan | None:
     """The plan as it lies in the folder of the job; None where that cannot be read."""
     if job.bucket is None:
         return None
@@ -201,10 +200,9 @@ def _plan_of(job: Job) -> dict[str, Any] | None:
         file = Path(made) / "plan.json"
         try:
             patiently(lambda: jobs.download(bucket, [(f"{folder}/plan.json", file)]))
-            found: dict[str, Any] = read_json(file)
+            return plan_record.read(file)
         except SkillTrainError:
             return None
-    return found
 
 
 def _data_of(job: Job, order: Order) -> CloudData | None:
@@ -227,12 +225,12 @@ def _new_record(run: RunDir, order: Order) -> CloudRecord:
     """The one that is there when no job of it ever began, so that its run id stays."""
     known = cloud_record.read(run)
     if known is not None and known.plan_hash == order.plan_hash:
-        return dataclasses.replace(known, jobs=(), hub_model_id=order.plan["policy"]["hub_model_id"])
+        return dataclasses.replace(known, jobs=(), hub_model_id=order.plan.policy.hub_model_id or "")
     return CloudRecord(
         run_id=cloud_record.new_run_id(),
         plan_hash=order.plan_hash,
         namespace=order.namespace,
-        hub_model_id=order.plan["policy"]["hub_model_id"],
+        hub_model_id=order.plan.policy.hub_model_id or "",
     )
 
 
@@ -263,14 +261,14 @@ def _require_free(run: RunDir, order: Order) -> None:
     """A run directory of this machine is not mixed with one of the cloud."""
     if not RunDir.is_one(run.path):
         return
-    there = read_json(run.plan)
+    there = plan_record.read(run.plan)
     trained = run.record("train").is_file() or run.adapter.is_dir() or any(run.checkpoints.glob("checkpoint-*"))
-    if trained or there.get("where") != "cloud":
+    if trained or there.where != "cloud":
         raise UsageError(
             f"{run.path} holds a run of this machine",
             code="another_run",
             expected="a folder of its own for the run in the cloud",
-            got=f"{there.get('where')}, recipe {str(there.get('recipe_hash'))[:8]}",
+            got=f"{there.where}, recipe {there.recipe_hash[:8]}",
             hint=f"skill-train submit {shlex.quote(str(run.path))}",
         )
 
@@ -284,6 +282,6 @@ def _require_never_started(run: RunDir, record: CloudRecord, order: Order, say: 
         f"{run.path} belongs to another plan, whose job is {last.job_id or 'there'}",
         code="another_run",
         expected=f"plan {record.plan_hash} on {last.flavor}",
-        got=f"plan {order.plan_hash} on {order.plan['flavor']}",
+        got=f"plan {order.plan_hash} on {order.plan.flavor}",
         hint=f"another --run-dir; skill-train status {shlex.quote(str(run.path))} shows the one that is there",
     )

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from skill_train.core.errors import UsageError
 from skill_train.model.folder import fingerprint
+from skill_train.run import plan_record
 from skill_train.run.folder import RunDir
-from skill_train.run.records import read_json
 
 
 def base_folder(model: str) -> Path:
@@ -24,9 +24,9 @@ def base_of(run: RunDir) -> Path:
     """
     from skill_train.hub.models import model_folder
 
-    plan = read_json(run.plan)
-    folder = model_folder(plan["recipe"]["model"], plan["recipe"]["revision"])[0]
-    trained = plan.get("fingerprints", {}).get("model")  # none of a model on the Hub: its revision says which it is
+    plan = plan_record.read(run.plan)
+    folder = model_folder(plan.recipe.model, plan.recipe.revision)[0]
+    trained = plan.fingerprints.get("model")  # none of a model on the Hub: its revision says which it is
     if trained is not None and (now := fingerprint(folder)) != trained:
         raise UsageError(
             f"the model in {folder} is not the one that {run.path} was trained on",

@@ -2,46 +2,46 @@
 
 from __future__ import annotations
 
-from typing import Any
+from msgspec.structs import replace
 
 from skill_train.core.console import Console
 from skill_train.core.errors import DecisionNeeded
 from skill_train.model.convertible.from_config import unread_window_told
+from skill_train.run.plan_record import Plan
 
 
-def require_room(console: Console, plan: dict[str, Any], *, force: bool) -> None:
+def require_room(console: Console, plan: Plan, *, force: bool) -> None:
     """Refuses a run that cannot fit even by the lower estimate; warns where the upper one does not.
 
     Raises:
         DecisionNeeded: it does not fit, or needs what this machine lacks.
     """
-    memory, usable = plan["estimates"]["memory_bytes"], plan["estimates"]["usable_bytes"]
-    tight = memory["low"] is not None and usable is not None and memory["low"] <= usable < memory["high"]
+    memory, usable = plan.estimates.memory_bytes, plan.estimates.usable_bytes
+    tight = False
+    if memory.low is not None and memory.high is not None and usable is not None and memory.low <= usable < memory.high:
+        tight = True
+        console.warn("little_memory", f"the run may need {memory.high / 1e9:.1f} GB; {usable / 1e9:.1f} GB can be used")
     later = {"unknown_memory", "device_unavailable"} | ({"no_memory"} if tight else set())  # torch itself will tell
-    stopping = [blocker for blocker in plan["blockers"] if blocker["code"] not in later]
-    if tight:
-        console.warn(
-            "little_memory", f"the run may need {memory['high'] / 1e9:.1f} GB; {usable / 1e9:.1f} GB can be used"
-        )
+    stopping = [blocker for blocker in plan.blockers if blocker.code not in later]
     if stopping and not force:
-        raise blocked({**plan, "blockers": stopping})
+        raise blocked(replace(plan, blockers=stopping))
 
 
-def require_no_blockers(plan: dict[str, Any]) -> None:
+def require_no_blockers(plan: Plan) -> None:
     """Refuses a plan that something would stop, as `plan` does.
 
     Raises:
         DecisionNeeded: it has blockers.
     """
-    if plan["blockers"]:
+    if plan.blockers:
         raise blocked(plan)
 
 
-def blocked(plan: dict[str, Any]) -> DecisionNeeded:
+def blocked(plan: Plan) -> DecisionNeeded:
     """The plan stands, and something would stop it. With the way out that the plan knows."""
-    first = plan["blockers"][0]
-    cloud = plan["where"] == "cloud"
-    elsewhere = "" if cloud or plan["policy"]["sensitive"] else ", or --where cloud"
+    first = plan.blockers[0]
+    cloud = plan.where == "cloud"
+    elsewhere = "" if cloud or plan.policy.sensitive else ", or --where cloud"
     larger = "a larger flavor, " if cloud else ""
     hint = {
         "needs_cuda": f"load_in_4bit: false with a smaller model{elsewhere}",
@@ -52,22 +52,23 @@ def blocked(plan: dict[str, Any]) -> DecisionNeeded:
         "no_torch": f"a Python built for arm64 on Apple silicon{elsewhere}",
         "too_slow": "a larger --max-hours, --flavor for the one that you accept, or fewer steps",
         "vision": "the text model of the same family, such as Qwen2.5 for Qwen2.5-VL",
-    }.get(first["code"], "a smaller model, a shorter max_length, or load_in_4bit: true")
+    }.get(first.code, "a smaller model, a shorter max_length, or load_in_4bit: true")
     return DecisionNeeded(
-        f"this plan cannot run: {'; '.join(blocker['message'] for blocker in plan['blockers'])}",
-        code=first["code"],
+        f"this plan cannot run: {'; '.join(blocker.message for blocker in plan.blockers)}",
+        code=first.code,
         expected="a model and rows that fit",
-        got=f"{plan['where']}, {plan['flavor'] or plan['facts']['machine']['chip']}",
+        got=f"{plan.where}, {plan.flavor or plan.facts.machine.chip}",
         hint=hint,
     )
 
 
-def warn_of_export(console: Console, plan: dict[str, Any]) -> None:
+def warn_of_export(console: Console, plan: Plan) -> None:
     """What cannot be had from this training, said before it."""
-    model = plan["facts"]["model"]
-    why = model.get("not_convertible")
-    if why:
-        console.warn("not_convertible", f"{why}; training and merging work, and export-gguf refuses this model")
-    elif window := model.get("unread_window"):
-        longest = plan["recipe"]["max_length"]
-        console.warn("unread_window", unread_window_told(window, model["architecture"], longest))
+    model = plan.facts.model
+    if model.not_convertible:
+        console.warn(
+            "not_convertible", f"{model.not_convertible}; training and merging work, and export-gguf refuses this model"
+        )
+    elif window := model.unread_window:
+        longest = plan.recipe.max_length
+        console.warn("unread_window", unread_window_told(window, model.architecture, longest))

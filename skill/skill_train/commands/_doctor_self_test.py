@@ -19,6 +19,7 @@ from skill_train.core.files import write_text
 from skill_train.core.peak_memory import peak_memory_bytes
 from skill_train.program.rows import iter_parquet
 from skill_train.run.folder import RunDir
+from skill_train.run.plan_record import Plan
 
 # The self-test: a tenth of the demo's rows, a fifth of its steps, one quantized type, an eighth of its tokens.
 _ROWS, _STEPS, _QUANT, _TOKENS = 100, 20, "q8_0", 256
@@ -79,7 +80,7 @@ def _recipe(folder: Path) -> Path:
     return folder / "recipe.yaml"
 
 
-def _trained(console: Console, run: RunDir, plan: dict[str, Any]) -> None:
+def _trained(console: Console, run: RunDir, plan: Plan) -> None:
 
     from skill_train.commands import local
 

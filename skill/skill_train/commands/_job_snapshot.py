@@ -14,6 +14,7 @@ from skill_train.core.errors import AccessError, SkillTrainError, Temporary
 from skill_train.hub import flavors
 from skill_train.hub.jobs import Job
 from skill_train.run import progress
+from skill_train.run.plan_record import Plan
 from skill_train.run.progress import Speed
 
 _PEEKED = ("metrics.jsonl", "train.failed.json", "plan.json", bucket.MARKER)
@@ -26,7 +27,7 @@ class Snapshot:
 
     cloud: CloudRun
     now: Job
-    plan: dict[str, Any] | None
+    plan: Plan | None
     speed: Speed | None
     source: str | None
     age_seconds: float | None
@@ -102,11 +103,13 @@ class Snapshot:
         return failure_reason.waiting(self.now.stage, seconds, self.now.flavor)
 
     def _planned_steps(self) -> int | None:
-        return self.plan["recipe"]["max_steps"] if self.plan else None
+        return self.plan.recipe.max_steps if self.plan else None
 
     def _estimated(self, key: str) -> dict[str, Any] | None:
-        estimate = (self.plan or {}).get("estimates", {}).get(key)
-        return {end: estimate.get(end) for end in ("low", "high")} if estimate else None
+        if self.plan is None:
+            return None
+        estimate = {"seconds": self.plan.estimates.seconds, "cost_usd": self.plan.estimates.cost_usd}[key]
+        return {"low": estimate.low, "high": estimate.high}
 
 
 def snapshot(cloud: CloudRun, console: Console, *, in_time: bool = False) -> Snapshot:

@@ -10,6 +10,7 @@ from skill_train.core.console import Console
 from skill_train.core.errors import UsageError
 from skill_train.hub import repositories
 from skill_train.program.push import PROOF
+from skill_train.run import plan_record
 from skill_train.run.folder import RunDir
 from skill_train.run.records import read_json
 
@@ -43,5 +44,5 @@ def why_not_pushed(cloud: CloudRun, here: RunDir, console: Console) -> str:
         trained = read_json(models.model_file(repository, "train.json"))
     except UsageError as error:
         return f"its bucket has no result, and {error.message}"
-    same = trained.get("recipe_hash") == read_json(here.plan)["recipe_hash"]
+    same = trained.get("recipe_hash") == plan_record.read(here.plan).recipe_hash
     return "" if same else f"its bucket has no result, and {repository} has that of another recipe"

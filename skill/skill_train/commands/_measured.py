@@ -4,26 +4,30 @@ from __future__ import annotations
 
 from typing import Any
 
+from skill_train.run.plan_record import Estimate, Plan
 
-def measured_beside_estimates(plan: dict[str, Any], record: dict[str, Any]) -> dict[str, Any]:
+
+def measured_beside_estimates(plan: Plan, record: dict[str, Any]) -> dict[str, Any]:
     """What was estimated beside what was measured. Nothing was estimated of the smaller layout of a second try."""
     figures = record["figures"]
     peaks = figures["peak_memory_bytes"]
-    device = plan["placement"]["device"]
+    device = plan.placement.device
     measured = {"memory_bytes": peaks.get(device, peaks.get("rss")), "seconds": record["seconds"]}
-    estimates = {} if record.get("smaller_layout") else plan.get("estimates", {})
+    estimates = {"memory_bytes": plan.estimates.memory_bytes, "seconds": plan.estimates.seconds}
+    if record.get("smaller_layout"):
+        estimates = dict.fromkeys(estimates, Estimate(None, None, "the layout was made smaller"))
     return {
         key: {
-            "low": estimates.get(key, {}).get("low"),
-            "high": estimates.get(key, {}).get("high"),
-            "actual": value,
-            "within": _within(estimates.get(key, {}), value),
+            "low": estimate.low,
+            "high": estimate.high,
+            "actual": measured[key],
+            "within": _within(estimate, measured[key]),
         }
-        for key, value in measured.items()
+        for key, estimate in estimates.items()
     }
 
 
-def _within(estimate: dict[str, Any], value: float | None) -> bool | None:
-    if value is None or estimate.get("low") is None:
+def _within(estimate: Estimate, value: float | None) -> bool | None:
+    if value is None or estimate.low is None or estimate.high is None:
         return None
-    return bool(estimate["low"] <= value <= estimate["high"])
+    return estimate.low <= value <= estimate.high

@@ -9,7 +9,7 @@ from typing import Any
 
 from skill_train.core.console import Console
 from skill_train.data import read_rows, scan, token_stats
-from skill_train.facts import DatasetFacts, MachineFacts, ModelFacts
+from skill_train.facts import DatasetFacts, ModelFacts
 from skill_train.hub import flavors
 from skill_train.machine.read import read_machine
 from skill_train.model.causal_types import causal_model_types
@@ -21,6 +21,7 @@ from skill_train.plan.placement import Choices, with_precision
 from skill_train.recipe import fields
 from skill_train.recipe.fields import Recipe
 from skill_train.recipe.formats import for_model
+from skill_train.run.plan_record import Facts, Plan
 from skill_train.train import measured_speed
 
 
@@ -32,7 +33,7 @@ def load_recipe(file: Path | None, flags: dict[str, Any]) -> Recipe:
     return fields.from_dict({key: value for key, value in loaded.items() if value is not None} | flags)
 
 
-def plan_from_metadata(console: Console, recipe: Recipe, choices: Choices) -> dict[str, Any]:
+def plan_from_metadata(console: Console, recipe: Recipe, choices: Choices) -> Plan:
     """The plan of a recipe, from metadata only: no weights are read and nothing is downloaded whole.
 
     Prices are asked for where the Hub is needed anyway or the cloud was asked for; a plan of local files stays offline.
@@ -59,10 +60,10 @@ def plan_from_metadata(console: Console, recipe: Recipe, choices: Choices) -> di
         from skill_train.train import local
 
         probe = local.known_probe(choices.device or this.device, this, about)
-    return _plan(pinned(recipe, about.revision, data.revision), (about, data, this), choices, offered, probe)
+    return _plan(pinned(recipe, about.revision, data.revision), Facts(about, data, this), choices, offered, probe)
 
 
-def plan_with_files(console: Console, recipe: Recipe, choices: Choices) -> dict[str, Any]:
+def plan_with_files(console: Console, recipe: Recipe, choices: Choices) -> Plan:
     """The plan for this machine, with the model's files at hand; bf16 is timed where that could change the plan."""
     from skill_train.hub import models
     from skill_train.train import local
@@ -79,9 +80,9 @@ def plan_with_files(console: Console, recipe: Recipe, choices: Choices) -> dict[
     probe = None
     if make.wants_probe(this, about, choices):
         console.status("timing bf16 on this machine (once for this model)")
-        safe = _plan(recipe, (about, data, this), dataclasses.replace(choices, dtype="float32"), ())
+        safe = _plan(recipe, Facts(about, data, this), dataclasses.replace(choices, dtype="float32"), ())
         probe = local.probe_precision(safe, this, about)
-    return _plan(recipe, (about, data, this), choices, (), probe)
+    return _plan(recipe, Facts(about, data, this), choices, (), probe)
 
 
 def _with_layers(recipe: Recipe, about: ModelFacts, shapes: Callable[[], Mapping[str, Sequence[int]]]) -> ModelFacts:
@@ -103,18 +104,18 @@ def _with_vocabulary(about: ModelFacts, folder: Path) -> ModelFacts:
 
 def _plan(
     recipe: Recipe,
-    facts: tuple[ModelFacts, DatasetFacts, MachineFacts],
+    facts: Facts,
     choices: Choices,
     offered: Any,
     probe: Any = None,
-) -> dict[str, Any]:
-    about, data, this = facts
-    known = measured_speed.known(this, about, choices.device or this.device)
+) -> Plan:
+    machine = facts.machine
+    known = measured_speed.known(machine, facts.model, choices.device or machine.device)
     return make.make_plan(
         recipe,
-        model=about,
-        dataset=data,
-        machine=this,
+        model=facts.model,
+        dataset=facts.dataset,
+        machine=machine,
         choices=choices,
         probe=probe,
         offered=offered,

@@ -7,11 +7,13 @@ from typing import Any
 from skill_train.core.console import Console
 from skill_train.core.units import duration
 from skill_train.plan.make import few_steps
+from skill_train.run import plan_record
 from skill_train.run.folder import RunDir
+from skill_train.run.plan_record import Plan
 from skill_train.run.records import read_json
 
 
-def warn_of_run(console: Console, plan: dict[str, Any], record: dict[str, Any], estimates: dict[str, Any]) -> None:
+def warn_of_run(console: Console, plan: Plan, record: dict[str, Any], estimates: dict[str, Any]) -> None:
     """All that a user must hear.
 
     Args:
@@ -19,7 +21,7 @@ def warn_of_run(console: Console, plan: dict[str, Any], record: dict[str, Any], 
     """
     if smaller := record.get("smaller_layout"):
         console.warn("smaller_layout", f"trained with {smaller['value']}, because memory ended: {smaller['because']}")
-    if few := few_steps(plan["recipe"], record["steps"]):
+    if few := few_steps(plan.recipe, record["steps"]):
         console.warn("few_steps", few)
     warn_of_repeats(console, record["data"])
     missed = [_missed(name, one) for name, one in estimates.items() if one["within"] is False]
@@ -29,8 +31,8 @@ def warn_of_run(console: Console, plan: dict[str, Any], record: dict[str, Any], 
 
 def warn_of_part(console: Console, run: RunDir) -> None:
     """A run that has not seen all its rows is a smoke run, whose files are no result."""
-    recipe, record = read_json(run.plan)["recipe"], read_json(run.record("train"))
-    steps, batch = record.get("steps"), recipe.get("effective_batch_size")
+    recipe, record = plan_record.read(run.plan).recipe, read_json(run.record("train"))
+    steps, batch = record.get("steps"), recipe.effective_batch_size
     rows = (record.get("data") or {}).get("train_rows")
     if steps and batch and rows and steps * batch < rows:
         part = f"{steps} steps of {batch} rows are less than the {rows:,} training rows"

@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import msgspec
+
 from skill_train.cloud import budget as cloud_budget
 from skill_train.cloud import stage_data, start_once
-from skill_train.cloud.budget import Budget
+from skill_train.cloud.budget import Budget, Need
 from skill_train.cloud.order import Order, Sent, uploads
 from skill_train.commands._cost import cost_in_words
 from skill_train.commands._drawing import draw_line, draw_text
@@ -20,11 +22,11 @@ from skill_train.core.console import Console, Result
 from skill_train.core.errors import DecisionNeeded, SkillTrainError
 from skill_train.core.units import dollars
 from skill_train.hub.jobs import LIVE
-from skill_train.run import progress
+from skill_train.run import plan_record, progress
 from skill_train.run.cloud_record import CloudData, CloudJob, CloudRecord
 from skill_train.run.folder import RunDir
 from skill_train.run.job_spec import KEPT, JobSpec, Mount, as_request
-from skill_train.run.records import read_json
+from skill_train.run.plan_record import Estimate, Plan
 
 _AT_START = "(made at the start)"
 
@@ -47,14 +49,14 @@ class Checked:
 def _shown(checked: Checked) -> dict[str, Any]:
     order = checked.order
     return {
-        "flavor": order.plan["flavor"],
+        "flavor": order.plan.flavor,
         "timeout_seconds": checked.budget.timeout_seconds,
         "cost_usd": checked.budget.as_dict(),
-        "seconds": order.plan["estimates"]["seconds"],
+        "seconds": msgspec.to_builtins(order.plan.estimates.seconds),
         "namespace": order.namespace,
-        "hub_model_id": order.plan["policy"]["hub_model_id"],
+        "hub_model_id": order.plan.policy.hub_model_id,
         "uploads": uploads(order),
-        "recipe_hash": order.plan["recipe_hash"],
+        "recipe_hash": order.plan.recipe_hash,
     }
 
 
@@ -91,8 +93,8 @@ def dry_run(run: RunDir, checked: Checked) -> Result:
 def specification(run: RunDir, order: Order, run_id: str) -> JobSpec:
     """The job of an order that was not sent."""
     made = order.plan
-    record = CloudRecord(run_id, order.plan_hash, order.namespace, made["policy"]["hub_model_id"], data=_data(order))
-    job = CloudJob(1, "starting", made["flavor"], made["timeout_seconds"] or 0, start_once.now(), order.usd_per_hour)
+    record = CloudRecord(run_id, order.plan_hash, order.namespace, made.policy.hub_model_id or "", data=_data(order))
+    job = CloudJob(1, "starting", made.flavor or "", made.timeout_seconds or 0, start_once.now(), order.usd_per_hour)
     return start_once.specification(run, made, record, job)
 
 
@@ -141,10 +143,10 @@ def require_as_asked(
 
 def result(console: Console, run: RunDir, sent: Sent, order: Order) -> Result:
     """The job of a run, started now or found."""
-    record, made = sent.record, read_json(run.plan)
+    record, made = sent.record, plan_record.read(run.plan)
     last = record.last_begun
     assert last is not None
-    wanted = order.plan["policy"]["hub_model_id"]
+    wanted = order.plan.policy.hub_model_id
     if record.hub_model_id != wanted:
         console.warn("another_repository", f"the job pushes to {record.hub_model_id}, not to {wanted}")
     budget = _budget_of(made, last)
@@ -160,7 +162,7 @@ def result(console: Console, run: RunDir, sent: Sent, order: Order) -> Result:
         "timeout_seconds": last.timeout_seconds,
         "expected_end": _expected_end(last, budget, sent.stage),
         "cost_usd": budget.as_dict(),
-        "recipe_hash": made["recipe_hash"],
+        "recipe_hash": made.recipe_hash,
         "plan_hash": record.plan_hash,
         "uploads": [] if sent.reused else uploads(order),
     }
@@ -172,14 +174,14 @@ def result(console: Console, run: RunDir, sent: Sent, order: Order) -> Result:
     )
 
 
-def _budget_of(made: dict[str, Any], job: CloudJob) -> Budget:
+def _budget_of(plan: Plan, job: CloudJob) -> Budget:
     """Of a job that is there. The estimate is of the whole plan; a job that goes on makes a part of it."""
-    limit = job.timeout_seconds
+    limit, seconds = job.timeout_seconds, plan.estimates.seconds
     if job.number > 1 or limit is None:
         why = "it goes on from a checkpoint" if job.number > 1 else "the plan of the job cannot be read"
-        made = made | {"estimates": {"seconds": {"low": None, "high": None, "basis": why}}}
+        seconds = Estimate(None, None, why)
     found = cloud_budget.budget(
-        made | {"flavor": job.flavor},
+        Need(job.flavor, seconds, plan.timeout_seconds),
         usd_per_hour=job.usd_per_hour,
         price=f"asked {job.asked_at[:10]}",
         timeout=limit or 1,  # without an estimate any will do

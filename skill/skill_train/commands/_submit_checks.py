@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from msgspec.structs import replace
+
 from skill_train.cloud import budget as cloud_budget
 from skill_train.cloud import preflight
 from skill_train.cloud import spent as cloud_spent
@@ -17,6 +19,7 @@ from skill_train.commands._submit_plan import stored_flavor
 from skill_train.core.console import Console
 from skill_train.facts import Flavor
 from skill_train.hub.account import Account
+from skill_train.run.plan_record import Plan
 
 
 def account_of(options: SubmitOptions) -> Account:
@@ -37,7 +40,7 @@ def check_order(
     def ask(what: str, check: Any) -> Any:
         return preflight.tolerant(check, what, unchecked) if options.dry_run else check()
 
-    made, repository = order.plan, order.plan["policy"]["hub_model_id"]
+    made, repository = order.plan, order.plan.policy.hub_model_id or ""
     there = ()
     if account.state == "valid":
         there = ask("repository", lambda: preflight.result_repository(account, repository)) or ()
@@ -47,13 +50,13 @@ def check_order(
             lambda: preflight.private_places(order.namespace, order.data_repo, account, with_data=with_data),
         )
         ask("model and dataset", lambda: preflight.readable(made))
-    offer = ask("flavor and price", lambda: preflight.flavor(made["flavor"])) or stored_flavor(made["flavor"])
+    offer = ask("flavor and price", lambda: preflight.flavor(made.flavor or "")) or stored_flavor(made.flavor)
     spent = 0.0
     if options.max_cost is not None and account.state == "valid":
         spent = ask("cost of earlier jobs", lambda: _spent(console, order)) or 0.0
     found = budget_of(options, made, offer, timeout, spent)
     _warn(console, order, found, there)
-    sent = made | {"timeout_seconds": found.timeout_seconds}
+    sent = replace(made, timeout_seconds=found.timeout_seconds)
     return Checked(dataclasses.replace(order, plan=sent, usd_per_hour=found.usd_per_hour), found, there, unchecked)
 
 
@@ -62,7 +65,7 @@ def _spent(console: Console, order: Order) -> float:
 
 
 def budget_of(
-    options: SubmitOptions, made: dict[str, Any], offer: Flavor | None, timeout: int | None, spent: float = 0.0
+    options: SubmitOptions, made: Plan, offer: Flavor | None, timeout: int | None, spent: float = 0.0
 ) -> Budget:
     """By this price, after so many dollars for earlier jobs.
 
@@ -70,7 +73,7 @@ def budget_of(
         DecisionNeeded: it may cost more than was allowed.
     """
     return cloud_budget.budget(
-        made,
+        cloud_budget.need_of(made),
         usd_per_hour=None if offer is None else offer.usd_per_hour,
         price="" if offer is None else f"price of {offer.read_at}",
         timeout=timeout,
@@ -91,7 +94,7 @@ def _warn(console: Console, order: Order, found: Budget, there: tuple[str, ...])
     if found.lowered:
         console.warn("lowered_timeout", f"the timeout is {found.timeout_seconds} s, so that --max-cost is kept")
     if there:
-        name = order.plan["policy"]["hub_model_id"]
+        name = order.plan.policy.hub_model_id
         console.warn("repository_in_use", f"{name} holds {len(there)} files; the result is a new commit on them")
     if order.data_repo is not None and order.staged is None:
         console.warn("unused_data_repo", "the data is on the Hub already; --data-repo is not used")

@@ -6,6 +6,9 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+import msgspec
+from msgspec.structs import replace
+
 from skill_train.cloud.budget import seconds_of
 from skill_train.cloud.elsewhere import colab, skypilot
 from skill_train.cloud.order import Order
@@ -14,15 +17,15 @@ from skill_train.commands._shell import quoted
 from skill_train.commands._submit_options import SubmitOptions, command_of
 from skill_train.core.console import Console, Result
 from skill_train.core.errors import DecisionNeeded, UsageError
-from skill_train.core.files import write_json, write_text
+from skill_train.core.files import write_text
 from skill_train.facts import Flavor
 from skill_train.hub import account, flavors
 from skill_train.recipe.fields import to_yaml
-from skill_train.run import cloud_record
+from skill_train.run import cloud_record, plan_record
 from skill_train.run.folder import RunDir
 from skill_train.run.job_spec import FOUR_BIT
 from skill_train.run.lock import locked
-from skill_train.run.records import read_json
+from skill_train.run.plan_record import Plan
 
 _JOBS_ONLY = ("data_repo", "max_cost", "force_new", "dry_run", "rehearse")
 _SKYPILOT_ONLY = ("nodes", "infra")
@@ -52,7 +55,7 @@ def with_backend(options: SubmitOptions) -> SubmitOptions:
 def write_elsewhere(console: Console, options: SubmitOptions, order: Order, folder: Path) -> Result:
     """The task or the notebook in the run directory; with --yes the task is launched."""
     made = order.plan
-    flavor = next(each for each in flavors.current(live=False)[0] if each.name == made["flavor"])
+    flavor = next(each for each in flavors.current(live=False)[0] if each.name == made.flavor)
     run = RunDir(folder)
     with locked(run, "submit"):
         if options.backend == "colab":
@@ -62,7 +65,7 @@ def write_elsewhere(console: Console, options: SubmitOptions, order: Order, fold
 
 def _notebook(run: RunDir, order: Order, flavor: Flavor) -> Result:
     gpu = colab.gpu_of(flavor)
-    made = order.plan | {"placement": order.plan["placement"] | {"backend": "colab"}}
+    made = replace(order.plan, placement=replace(order.plan.placement, backend="colab"))
     order = dataclasses.replace(order, plan=made)
     _keep_plan(run, made)
     path = run.path / "colab.ipynb"
@@ -133,37 +136,37 @@ def _answer(run: RunDir, order: Order) -> dict[str, Any]:
     made = order.plan
     return {
         "run_dir": str(run.path),
-        "recipe_hash": made["recipe_hash"],
-        "hub_model_id": made["policy"]["hub_model_id"],
-        "placement": made["placement"],
-        "seconds": made["estimates"]["seconds"],
+        "recipe_hash": made.recipe_hash,
+        "hub_model_id": made.policy.hub_model_id,
+        "placement": msgspec.to_builtins(made.placement),
+        "seconds": msgspec.to_builtins(made.estimates.seconds),
     }
 
 
-def _timeout(options: SubmitOptions, made: dict[str, Any]) -> int:
+def _timeout(options: SubmitOptions, made: Plan) -> int:
     """Of training: what was said, or what the plan says for such a machine."""
     if options.timeout is not None:
         return seconds_of(options.timeout)
-    if made["timeout_seconds"] is None:
+    if made.timeout_seconds is None:
         raise DecisionNeeded(
             "how long this takes is unknown, so a limit must be said",
             code="no_timeout",
             expected="--timeout, such as 8h",
             hint="say --timeout",
         )
-    return int(made["timeout_seconds"])
+    return made.timeout_seconds
 
 
-def _keep_plan(run: RunDir, made: dict[str, Any]) -> None:
+def _keep_plan(run: RunDir, made: Plan) -> None:
     """Plan and recipe as in every run directory. One of the same hash stays as it is: what was measured on the way to
     it differs each time. A folder with another run is left alone, also where its recipe is the same."""
-    there = read_json(run.plan) if run.plan.is_file() else None
+    there = plan_record.read(run.plan) if run.plan.is_file() else None
     other = ""
     if cloud_record.record_path(run).is_file():
         other = "a run in Hugging Face Jobs"
-    elif there is not None and there.get("where") != "cloud":
+    elif there is not None and there.where != "cloud":
         other = "a run of this machine"
-    elif there is not None and there.get("recipe_hash") != made["recipe_hash"]:
+    elif there is not None and there.recipe_hash != made.recipe_hash:
         other = "a run of another recipe"
     if other:
         raise UsageError(
@@ -174,8 +177,8 @@ def _keep_plan(run: RunDir, made: dict[str, Any]) -> None:
         )
     same = there is not None and cloud_record.plan_hash(there) == cloud_record.plan_hash(made)
     if not same or not run.recipe.is_file():
-        write_json(run.plan, made)  # first: a recipe without a plan is the user's
-        write_text(run.recipe, to_yaml(made["recipe"] | made["policy"]))
+        plan_record.write(run.plan, made)  # first: a recipe without a plan is the user's
+        write_text(run.recipe, to_yaml(made.recipe_file()))
 
 
 def _run_id(order: Order) -> str:
@@ -187,8 +190,8 @@ def _data(order: Order) -> dict[str, Path]:
     return dict(order.staged.files) if order.staged else {}
 
 
-def _packages(made: dict[str, Any]) -> tuple[str, ...]:
-    return (FOUR_BIT,) if made["recipe"]["load_in_4bit"] else ()
+def _packages(made: Plan) -> tuple[str, ...]:
+    return (FOUR_BIT,) if made.recipe.load_in_4bit else ()
 
 
 def _draw(rich: Any, data: dict[str, Any]) -> None:

@@ -7,6 +7,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from skill_train.cloud import preflight, stage_data
 from skill_train.cloud import submit as submission
 from skill_train.cloud.order import Order
@@ -22,38 +24,38 @@ from skill_train.plan.placement import Choices
 from skill_train.plan.where import stays_here
 from skill_train.recipe import fields
 from skill_train.recipe.fields import Recipe
-from skill_train.run import cloud_record
+from skill_train.run import cloud_record, plan_record
 from skill_train.run.folder import RunDir, open_run
-from skill_train.run.records import read_json
+from skill_train.run.plan_record import Plan
 
 # --- The plan ---
 
 
-def cloud_plan(console: Console, options: SubmitOptions) -> dict[str, Any]:
+def cloud_plan(console: Console, options: SubmitOptions) -> Plan:
     """A plan for the cloud: the given one as it is, or one that is made now."""
     source = options.source
     file = open_run(source).plan if source is not None and source.is_dir() else source
     if file is None or not is_plan(file):
         return _planned(console, options, load_recipe(file, options.recipe_flags))
-    there = read_json(file)
-    if there.get("where") == "cloud":
+    there = plan_record.read(file)
+    if there.where == "cloud":
         chosen = {"flavor": options.flavor, "dtype": options.dtype}
         made = given_plan(file, options.recipe_flags | chosen, where="cloud")
-        _require_remote(made["recipe"]["model"], sensitive=made["policy"]["sensitive"], owner=options.namespace)
+        _require_remote(made.recipe.model, sensitive=made.policy.sensitive, owner=options.namespace)
         return made
     console.status(f"{source} is for this machine; its recipe is planned again, for the cloud")
     if options.recipe_flags:
         return _planned(console, options, _recipe_with(there, options.recipe_flags))
     with contextlib.suppress(UsageError):  # other data may have other columns
         made = _planned(console, options, recipe_of(there))
-        if made["recipe_hash"] == there["recipe_hash"]:
+        if made.recipe_hash == there.recipe_hash:
             return made
     made = _planned(console, options, _recipe_with(there, {}))
     console.warn("another_recipe", f"model or data have changed since {source}: this is not the same run")
     return made
 
 
-def _planned(console: Console, options: SubmitOptions, recipe: Recipe) -> dict[str, Any]:
+def _planned(console: Console, options: SubmitOptions, recipe: Recipe) -> Plan:
     _require_remote(recipe.model, sensitive=recipe.sensitive, owner=options.namespace)
     why = "this command sends a job"
     choices = Choices(
@@ -62,18 +64,18 @@ def _planned(console: Console, options: SubmitOptions, recipe: Recipe) -> dict[s
     return plan_from_metadata(console, recipe, choices)
 
 
-def recipe_of(there: dict[str, Any], **values: Any) -> Recipe:
+def recipe_of(there: Plan, **values: Any) -> Recipe:
     """The recipe of a plan, every choice in it as it was made."""
-    known = there["recipe"] | there.get("policy", {}) | values
+    known = there.recipe_file() | values
     return fields.from_dict({key: value for key, value in known.items() if key in fields.FIELDS})
 
 
-def _recipe_with(there: dict[str, Any], flags: dict[str, Any]) -> Recipe:
+def _recipe_with(there: Plan, flags: dict[str, Any]) -> Recipe:
     """The recipe as it was said, with changes. What the planner chose by the old model and data is chosen anew, and
     another model or dataset has other revisions."""
     of_old = {"model": ("revision",), "data": ("data_revision", "data_config")}
     gone = {name: None for key, names in of_old.items() if key in flags for name in names}
-    return recipe_of(there, **(there.get("asked", {}) | gone | flags))
+    return recipe_of(there, **(there.asked | gone | flags))
 
 
 def _require_remote(model: str, *, sensitive: bool, owner: str | None) -> None:
@@ -87,42 +89,42 @@ def _require_remote(model: str, *, sensitive: bool, owner: str | None) -> None:
 # --- The order ---
 
 
-def order_of(options: SubmitOptions, made: dict[str, Any], account: Account) -> Order:
+def order_of(options: SubmitOptions, made: Plan, account: Account) -> Order:
     """The plan with its repository and its data, and the price that was known last; the checks ask for today's."""
     place = preflight.namespace(account, options.namespace) if account.state == "valid" else account.name
-    staged = stage_data.stage(Path(made["recipe"]["data"])) if preflight.local_data(made) else None
+    staged = stage_data.stage(Path(made.recipe.data)) if preflight.local_data(made) else None
     if staged is not None:
         stage_data.require_no_secrets(staged)
-    offer = stored_flavor(made["flavor"])
+    offer = stored_flavor(made.flavor)
     price = None if offer is None else offer.usd_per_hour
     return Order(with_repository(made, options, place), place, price, staged, options.data_repo, options.max_cost)
 
 
-def order_elsewhere(options: SubmitOptions, made: dict[str, Any]) -> Order:
+def order_elsewhere(options: SubmitOptions, made: Plan) -> Order:
     """Of a run on machines of others. Who pushes must be known, and need not be asked for when it was said."""
     owner = options.namespace or (options.hub_model_id or "").rpartition("/")[0]
     return order_of(options, made, Account("unchecked", owner) if owner else preflight.token())
 
 
-def stored_flavor(name: str) -> Flavor | None:
+def stored_flavor(name: str | None) -> Flavor | None:
     return next((flavor for flavor in flavors.current(live=False)[0] if flavor.name == name), None)
 
 
-def with_repository(made: dict[str, Any], options: SubmitOptions, place: str) -> dict[str, Any]:
+def with_repository(made: Plan, options: SubmitOptions, place: str) -> Plan:
     """The plan with the repository that its result goes to."""
-    known = options.hub_model_id or made["policy"]["hub_model_id"]
-    return made | {"policy": made["policy"] | {"hub_model_id": known or _repository(made, place)}}
+    known = options.hub_model_id or made.policy.hub_model_id
+    return replace(made, policy=replace(made.policy, hub_model_id=known or _repository(made, place)))
 
 
-def _repository(made: dict[str, Any], place: str) -> str:
+def _repository(made: Plan, place: str) -> str:
     """`NAMESPACE/<model>-<data>-<recipe hash>`; the Hub takes 96 characters (huggingface_hub 2.4, validate_repo_id)."""
-    words = [_slug(made["recipe"]["model"].split("/")[-1]), _slug(_data_name(made))]
-    name = "-".join((*words, made["recipe_hash"][:8]))
+    words = [_slug(made.recipe.model.split("/")[-1]), _slug(_data_name(made))]
+    name = "-".join((*words, made.recipe_hash[:8]))
     return f"{place}/{name[-(96 - len(place) - 1) :].strip('-.')}"
 
 
-def _data_name(made: dict[str, Any]) -> str:
-    data = made["recipe"]["data"]
+def _data_name(made: Plan) -> str:
+    data = made.recipe.data
     return Path(data).stem if preflight.local_data(made) else data.split("/")[-1]
 
 
@@ -134,7 +136,7 @@ def _slug(text: str) -> str:
 # --- The folder ---
 
 
-def run_dir_of(options: SubmitOptions, made: dict[str, Any]) -> Path:
+def run_dir_of(options: SubmitOptions, made: Plan) -> Path:
     """The one that was said, that of a submitted run, or a name made of data and recipe.
 
     With --force-new it is a new one, or the one of this very command, whose job had no answer before.
@@ -145,7 +147,7 @@ def run_dir_of(options: SubmitOptions, made: dict[str, Any]) -> Path:
     source = options.source if kind == "cloud" and not options.force_new else None
     if source is not None and cloud_record.record_path(RunDir(source)).is_file():
         return source
-    first = Path("runs") / f"{_slug(_data_name(made))}-{made['recipe_hash'][:8]}-{kind}"
+    first = Path("runs") / f"{_slug(_data_name(made))}-{made.recipe_hash[:8]}-{kind}"
     if not options.force_new:
         return first
     later = (first.with_name(f"{first.name}-{number}") for number in range(2, 1000))

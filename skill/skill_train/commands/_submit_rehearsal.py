@@ -19,15 +19,16 @@ from skill_train.core.resources import train_program
 from skill_train.plan.placement import HERE
 from skill_train.recipe.fields import Recipe
 from skill_train.run.folder import RunDir
+from skill_train.run.plan_record import Plan
 
 
-def rehearsed(console: Console, options: SubmitOptions, made: dict[str, Any]) -> Result:
+def rehearsed(console: Console, options: SubmitOptions, made: Plan) -> Result:
     """Two steps of the job on this machine. Nothing is sent."""
     made = with_repository(made, options, options.namespace or "me")
     here = _plan_here(console, recipe_of(made, max_steps=rehearse.STEPS))
     for part in ("device", "dtype", "num_processes"):
-        console.status(f"{part}: {here['placement'][part]} here, {made['placement'][part]} in the job")
-    staged = stage_data.stage(Path(made["recipe"]["data"])) if preflight.local_data(made) else None
+        console.status(f"{part}: {getattr(here.placement, part)} here, {getattr(made.placement, part)} in the job")
+    staged = stage_data.stage(Path(made.recipe.data)) if preflight.local_data(made) else None
     spec = specification(RunDir(run_dir_of(options, made)), Order(made, "me", None, staged, None), "rehearsal")
     figures = rehearse.rehearse(rehearse.shortened(made, here), spec, staged, console.status)
     data = {"verdict": "pass", **figures, "not_rehearsed": rehearse.differences(made, here, train_program())}
@@ -35,7 +36,7 @@ def rehearsed(console: Console, options: SubmitOptions, made: dict[str, Any]) ->
     return Result(data, human=lambda rich: _draw(rich, data), quiet=data["verdict"], next=[again])
 
 
-def _plan_here(console: Console, recipe: Recipe) -> dict[str, Any]:
+def _plan_here(console: Console, recipe: Recipe) -> Plan:
     """The placement of this machine for the recipe.
 
     Raises:

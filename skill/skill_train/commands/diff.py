@@ -18,6 +18,7 @@ from skill_train.commands._options import PATH
 from skill_train.commands._shell import quoted
 from skill_train.core.console import Console, Result
 from skill_train.core.errors import UsageError, VerificationFailed
+from skill_train.run import plan_record
 from skill_train.run.compare_runs import Comparison, Difference, Run, compare
 from skill_train.run.folder import RunDir, open_run
 from skill_train.run.records import read_json, read_lines
@@ -114,7 +115,7 @@ def _opened(path: Path) -> RunDir:
 
 def _read(run: RunDir) -> Run:
     return Run(
-        plan=read_json(run.plan),
+        plan=plan_record.read(run.plan).as_dict(),
         environment=_object(run.record("environment")),
         train=_object(run.record("train")),
         metrics=read_lines(run.metrics),

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from skill_train.commands import _doctor_checks as checks
-from skill_train.commands import _doctor_packages, _doctor_self_test
+from skill_train.commands import _doctor_packages
 from skill_train.commands._doctor_checks import Check
 from skill_train.commands._doctor_packages import Package
 from skill_train.commands._drawing import STYLE, add_row, draw_line, draw_text, rich_table
@@ -47,6 +47,8 @@ def run(options: DoctorOptions, console: Console) -> Result:
     error = _broken(done)
     data: dict[str, Any] = {"verdict": checks.worst(done), "able": able, "not_able": why_not}
     if options.self_test and error is None:
+        from skill_train.commands import _doctor_self_test  # it needs packages that may be missing
+
         data["self_test"], error = _doctor_self_test.self_test(console)
         data["verdict"] = "fail" if error else data["verdict"]
     data["checks"] = [_short(check) for check in done]

@@ -20,9 +20,11 @@ from skill_train.core.errors import UsageError
 from skill_train.evaluate.backends import Model
 from skill_train.evaluate.scores import Scoring, scoring_of
 from skill_train.reference.load import read_rows
+from skill_train.run import plan_record
 from skill_train.run.begun import trained
 from skill_train.run.folder import RunDir, open_run
 from skill_train.run.lock import locked
+from skill_train.run.plan_record import Plan
 from skill_train.run.records import read_json
 
 ROWS = 100
@@ -43,8 +45,8 @@ class EvaluateOptions:
 
 def run(options: EvaluateOptions, console: Console) -> Result:
     opened = open_run(options.run)
-    plan = read_json(opened.plan)
-    scoring = scoring_of(plan.get("policy", {}), options.score, options.pattern, options.scorer)
+    plan = plan_record.read(opened.plan)
+    scoring = scoring_of(plan.policy, options.score, options.pattern, options.scorer)
     record = evaluate_run(options, console, scoring)
     data = _data(opened, record)
     quiet = next((f"{one['loss']:.4g}" for one in record["models"] if one["name"] == "tuned" and one["loss"]), "")
@@ -56,12 +58,11 @@ def run(options: EvaluateOptions, console: Console) -> Result:
     )
 
 
-def _next(opened: RunDir, run: Path, plan: dict[str, Any]) -> list[str]:
+def _next(opened: RunDir, run: Path, plan: Plan) -> list[str]:
     """What the run still lacks, the page about it, and the Hub where the recipe names a place there."""
     step = "export-gguf" if not opened.ggufs else "verify" if not opened.record("verify").is_file() else None
     steps = [step, "report"] if step else ["report"]
-    policy = plan.get("policy", {})
-    to_hub = policy.get("hub_model_id") and not policy.get("sensitive")
+    to_hub = plan.policy.hub_model_id and not plan.policy.sensitive
     pushed = [f"skill-train push {quoted(run)} --dry-run"] if to_hub else []
     return [f"skill-train {word} {quoted(run)}" for word in steps] + pushed
 
@@ -80,7 +81,7 @@ def _evaluate_locked(options: EvaluateOptions, console: Console, run: RunDir, sc
     rows = read_rows(run.held_out)
     step.require_rows(rows, run.path)
     warn_of_seen(console, read_json(run.record("train")).get("data") or {})
-    base, recipe = base_of(run), read_json(run.plan)["recipe"]
+    base, recipe = base_of(run), plan_record.read(run.plan).recipe
     tuned = tuned_of(run, base)
     if tuned.adapter is not None and run.merged.is_dir():
         console.warn(
@@ -92,7 +93,7 @@ def _evaluate_locked(options: EvaluateOptions, console: Console, run: RunDir, sc
         record = step.evaluate(
             models=[Model("base", base), tuned, *_files(list(options.gguf) or run.ggufs)],
             rows=rows,
-            loss_on=recipe["loss_on"],
+            loss_on=recipe.loss_on,
             most_rows=options.rows,
             tokenizer_of=base,
             scoring=scoring,

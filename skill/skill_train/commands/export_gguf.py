@@ -27,6 +27,7 @@ from skill_train.gguf import export_room
 from skill_train.gguf.export_files import model_of, outtype, recorded
 from skill_train.llama import run_converter
 from skill_train.recipe.formats import BARE
+from skill_train.run import plan_record
 from skill_train.run.begun import trained
 from skill_train.run.folder import RunDir, open_run, renamed_aside, require_no_run
 from skill_train.run.lock import locked, locked_out
@@ -142,12 +143,12 @@ def export_run(console: Console, run: RunDir, types: str, tools: Any) -> Result:
 
 
 def _export_merged(console: Console, run: RunDir, types: list[str], tools: Any, ready: Any) -> Result:
-    recipe, name = read_json(run.plan)["recipe"], _name(run)
+    recipe, name = plan_record.read(run.plan).recipe, _name(run)
     for kind in UNQUANTIZED:
         put_aside(console, run.gguf / f"{name}-{kind}.gguf", run.record("convert"))
     _put_unrecorded_aside(console, run, [run.gguf / f"{name}-{kind}.gguf" for kind in types])
-    bare = recipe.get("format") in BARE
-    task = _Export(run.merged, run.gguf, run.path, name, types, trained_length=recipe["max_length"], bare=bare)
+    bare = recipe.format in BARE
+    task = _Export(run.merged, run.gguf, run.path, name, types, trained_length=recipe.max_length, bare=bare)
     return _export(console, task, tools, ready)
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 
 from skill_train.commands._blockers import require_room, warn_of_export
 from skill_train.commands._drawing import STYLE, add_row, draw_text, figure, folding_table
@@ -27,10 +28,10 @@ from skill_train.core.errors import UsageError
 from skill_train.plan.file import given_plan, is_plan, require_same_inputs
 from skill_train.plan.placement import HERE
 from skill_train.reference.load import read_rows
-from skill_train.run import cloud_record
+from skill_train.run import cloud_record, plan_record
 from skill_train.run.begun import require_resumable
 from skill_train.run.folder import RunDir, open_run
-from skill_train.run.records import read_json
+from skill_train.run.plan_record import Plan
 from skill_train.train import measured_speed
 
 
@@ -74,14 +75,14 @@ def run(options: LocalOptions, console: Console) -> Result:
     plan = _plan(options, console)
     folder = _run_at(options.run_dir or _default_run_dir(plan))
     record = _train(options, console, folder, plan)
-    plan = read_json(folder.plan)  # a run that had begun keeps the one it began with
+    plan = plan_record.read(folder.plan)  # a run that had begun keeps the one it began with
     epochs = _epochs(plan, record)
     _warn(options, console, plan, record)
     whole = _whole_training(options) if epochs < 1 and not options.goes_on else []
     return _result(folder, plan, record, epochs, whole)
 
 
-def _plan(options: LocalOptions, console: Console) -> dict[str, Any]:
+def _plan(options: LocalOptions, console: Console) -> Plan:
     recipe_values, placement = set_options(options, RECIPE_OPTIONS), {"device": options.device, "dtype": options.dtype}
     if options.goes_on and options.run_dir is not None:
         return _plan_to_go_on_with(options.run_dir)
@@ -91,7 +92,7 @@ def _plan(options: LocalOptions, console: Console) -> dict[str, Any]:
     return plan_with_files(console, load_recipe(options.recipe, recipe_values), choices)
 
 
-def _train(options: LocalOptions, console: Console, folder: RunDir, plan: dict[str, Any]) -> dict[str, Any]:
+def _train(options: LocalOptions, console: Console, folder: RunDir, plan: Plan) -> dict[str, Any]:
     words = _words("local", options.recipe, set_options(options, (*RECIPE_OPTIONS, "device", "dtype")))
     words += ["--force"] * options.force
     place = ["--run-dir", str(options.run_dir)] if options.run_dir is not None else []
@@ -104,10 +105,11 @@ def _train(options: LocalOptions, console: Console, folder: RunDir, plan: dict[s
         return train_run(console, folder, plan, resume=options.resume)
 
 
-def _warn(options: LocalOptions, console: Console, plan: dict[str, Any], record: dict[str, Any]) -> None:
-    for key, value in (("device", options.device), ("dtype", options.dtype)):
-        if value not in (None, plan["placement"][key]):
-            console.warn("kept_plan", f"the run began with {key} {plan['placement'][key]}, not {value}, and keeps it")
+def _warn(options: LocalOptions, console: Console, plan: Plan, record: dict[str, Any]) -> None:
+    began = plan.placement
+    for key, value, had in (("device", options.device, began.device), ("dtype", options.dtype, began.dtype)):
+        if value not in (None, had):
+            console.warn("kept_plan", f"the run began with {key} {had}, not {value}, and keeps it")
     epochs = _epochs(plan, record)
     if epochs > 1 and _steps_were_said(plan):
         rows, steps = record["data"]["train_rows"], record["steps"]
@@ -145,28 +147,28 @@ def _elsewhere(run: RunDir, words: list[str]) -> Iterator[None]:
         raise
 
 
-def _plan_to_go_on_with(folder: Path) -> dict[str, Any]:
+def _plan_to_go_on_with(folder: Path) -> Plan:
     """The plan of a run as it began. One that is unfinished needs the model and the data that it began with."""
     try:
         run = open_run(folder)
     except UsageError as error:
         error.hint = f"skill-train local --model MODEL --data DATA --run-dir {quoted(folder)}"
         raise
-    plan: dict[str, Any] = read_json(run.plan)
+    plan = plan_record.read(run.plan)
     if not _is_finished(run, plan):
         anew = f"skill-train local {quoted(run.recipe)} --run-dir NEW_RUN"
         require_same_inputs(run.plan, plan, f"bring back what it began with; or begin anew: {anew}")
     return plan
 
 
-def _epochs(plan: dict[str, Any], record: dict[str, Any]) -> float:
+def _epochs(plan: Plan, record: dict[str, Any]) -> float:
     """How often the training saw each row."""
-    return float(record["steps"] * plan["recipe"]["effective_batch_size"] / record["data"]["train_rows"])
+    return float(record["steps"] * plan.recipe.effective_batch_size / record["data"]["train_rows"])
 
 
-def _steps_were_said(plan: dict[str, Any]) -> bool:
+def _steps_were_said(plan: Plan) -> bool:
     """Not worked out from epochs, which the plan then gives as a reason."""
-    return all(reason["rule"] != "max_steps" for reason in plan["reasons"])
+    return all(reason.rule != "max_steps" for reason in plan.reasons)
 
 
 def _whole_training(options: LocalOptions) -> list[str]:
@@ -177,43 +179,42 @@ def _whole_training(options: LocalOptions) -> list[str]:
     return [shlex.join(_words("plan", options.recipe, set_options(options, rest)))]
 
 
-def _is_finished(run: RunDir, plan: dict[str, Any]) -> bool:
+def _is_finished(run: RunDir, plan: Plan) -> bool:
     """Nothing is left to train, so nothing needs memory."""
     done = run.plan.is_file() and run.record("train").is_file() and run.tuned.is_dir()
-    kept = read_json(run.plan) if done else {}
-    return bool(kept.get("recipe_hash") == plan["recipe_hash"])
+    return done and plan_record.read(run.plan).recipe_hash == plan.recipe_hash
 
 
-def plan_of(console: Console, recipe: Path) -> dict[str, Any]:
+def plan_of(console: Console, recipe: Path) -> Plan:
     """The plan of a recipe file for this machine."""
     return plan_with_files(console, load_recipe(recipe, {}), HERE)
 
 
-def train_run(console: Console, run: RunDir, plan: dict[str, Any], *, resume: bool) -> dict[str, Any]:
+def train_run(console: Console, run: RunDir, plan: Plan, *, resume: bool) -> dict[str, Any]:
     """Trains a plan in its run directory, showing why each value is what it is."""
     from skill_train.train.local import train
 
-    for reason in plan["reasons"]:
-        console.status(f"{reason['rule']}: {reason['value']} ({reason['because']})")
+    for reason in plan.reasons:
+        console.status(f"{reason.rule}: {reason.value} ({reason.because})")
     with console.progress("training") as progress:
         record = train(run, plan, resume=resume, progress=progress, say=console.status)
     for note in record["data"]["notes"]:
         console.warn("template", note)
     if not record.get("reused"):
-        measured_speed.remember(read_json(run.plan), read_rows(run.metrics), record["finished_at"])
+        measured_speed.remember(plan_record.read(run.plan), read_rows(run.metrics), record["finished_at"])
     return record
 
 
-def _default_run_dir(plan: dict[str, Any]) -> Path:
-    name = re.sub(r"[^\w.-]+", "-", Path(plan["recipe"]["data"]).stem).strip("-") or "run"
-    return Path("runs") / f"{name}-{plan['recipe_hash'][:8]}"
+def _default_run_dir(plan: Plan) -> Path:
+    name = re.sub(r"[^\w.-]+", "-", Path(plan.recipe.data).stem).strip("-") or "run"
+    return Path("runs") / f"{name}-{plan.recipe_hash[:8]}"
 
 
-def _result(run: RunDir, plan: dict[str, Any], record: dict[str, Any], epochs: float, whole: list[str]) -> Result:
+def _result(run: RunDir, plan: Plan, record: dict[str, Any], epochs: float, whole: list[str]) -> Result:
     error = smoke_failure(run, record)
     data = {
         "run_dir": str(run.path),
-        "recipe_hash": plan["recipe_hash"],
+        "recipe_hash": plan.recipe_hash,
         "verdict": record["verdict"],
         "checks": record["checks"],
         "figures": record["figures"],
@@ -222,7 +223,7 @@ def _result(run: RunDir, plan: dict[str, Any], record: dict[str, Any], epochs: f
         "example": record["example"],
         "answer": record["answer"],
         "data": record["data"],
-        "placement": plan["placement"],
+        "placement": msgspec.to_builtins(plan.placement),
         "estimates": measured_beside_estimates(plan, record),
         "reused": record.get("reused", False),
     }

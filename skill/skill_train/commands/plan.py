@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 
 from skill_train.commands._blockers import blocked, warn_of_export
 from skill_train.commands._drawing import add_row, rich_table
@@ -27,7 +28,6 @@ from skill_train.commands._planning import load_recipe, plan_from_metadata
 from skill_train.commands._shell import quoted
 from skill_train.core.console import Console, Result, clean
 from skill_train.core.errors import UsageError
-from skill_train.core.files import write_json
 from skill_train.core.units import dollars
 from skill_train.plan.file import require_free
 from skill_train.plan.make import few_steps
@@ -35,7 +35,10 @@ from skill_train.plan.placement import Choices
 from skill_train.program.encode import WITHOUT_TEMPLATE
 from skill_train.program.split import held_out_count
 from skill_train.recipe.formats import BARE
+from skill_train.recipe.resolved import ResolvedRecipe
+from skill_train.run import plan_record
 from skill_train.run.folder import open_run
+from skill_train.run.plan_record import Plan
 from skill_train.run.records import read_json
 
 _MANY_EPOCHS = 10
@@ -71,7 +74,7 @@ def run(options: PlanOptions, console: Console) -> Result:
     recipe = load_recipe(options.recipe, set_options(options, RECIPE_OPTIONS))
     plan = plan_from_metadata(console, recipe, _choices(options))
     if options.out is not None:
-        write_json(options.out, plan)
+        plan_record.write(options.out, plan)
     _warn(console, plan)
     return _result(plan, options)
 
@@ -96,47 +99,47 @@ def _of_run(folder: Path, options: PlanOptions) -> Result:
         hint = f"skill-train plan {quoted(folder)}"
         option = f"--{next(iter(others)).replace('_', '-')}"
         raise UsageError(f"{folder} is a run, whose plan is made; it takes no {option}", code="bad_usage", hint=hint)
-    plan = read_json(run.plan)
+    plan = plan_record.read(run.plan)
     data = _summary(plan) | {"plan": str(run.plan)}
     if run.record("train").is_file():
         data["actual"] = measured_beside_estimates(plan, read_json(run.record("train")))
-    return Result(data, human=lambda rich: _draw(rich, data), quiet=plan["where"])
+    return Result(data, human=lambda rich: _draw(rich, data), quiet=plan.where)
 
 
-def _result(plan: dict[str, Any], options: PlanOptions) -> Result:
+def _result(plan: Plan, options: PlanOptions) -> Result:
     data = _summary(plan) | {"plan": str(options.out) if options.out else None}
-    error = blocked(plan) if plan["blockers"] else None
+    error = blocked(plan) if plan.blockers else None
     return Result(
         data,
         human=lambda rich: _draw(rich, data),
-        quiet=plan["where"],
+        quiet=plan.where,
         next=[] if error else _next(plan, options),
         error=error,
     )
 
 
-def _warn(console: Console, plan: dict[str, Any]) -> None:
-    if plan["facts"]["model"]["vision"]:
+def _warn(console: Console, plan: Plan) -> None:
+    if plan.facts.model.vision:
         console.warn("vision", "this version trains on text only; images in the rows are not read")
-    epochs = next((reason for reason in plan["reasons"] if reason["rule"] == "epochs"), None)
-    if epochs is not None and float(epochs["value"]) > _MANY_EPOCHS:
-        console.warn("many_epochs", f"this is {epochs['value']} epochs: {epochs['because']}; TRL's default is 3")
+    epochs = next((reason for reason in plan.reasons if reason.rule == "epochs"), None)
+    if epochs is not None and float(epochs.value) > _MANY_EPOCHS:
+        console.warn("many_epochs", f"this is {epochs.value} epochs: {epochs.because}; TRL's default is 3")
     warn_of_export(console, plan)
-    _warn_of_few(console, plan["recipe"], plan["facts"]["dataset"]["rows"])
-    if plan["recipe"]["format"] in BARE and plan["facts"]["model"]["has_chat_template"]:
+    _warn_of_few(console, plan.recipe, plan.facts.dataset.rows)
+    if plan.recipe.format in BARE and plan.facts.model.has_chat_template:
         console.warn("without_template", WITHOUT_TEMPLATE)
-    if few := few_steps(plan["recipe"], plan["recipe"]["max_steps"]):
+    if few := few_steps(plan.recipe, plan.recipe.max_steps):
         console.warn("few_steps", few)
-    if plan["facts"]["machine"]["on_battery"] and plan["where"] == "local":
+    if plan.facts.machine.on_battery and plan.where == "local":
         console.warn("on_battery", "this machine runs on battery; training empties it")
     if _is_out_of_reach(plan):
-        upload = f"hf upload {quoted('NAMESPACE/' + Path(plan['recipe']['model']).name)} FOLDER --private"
+        upload = f"hf upload {quoted('NAMESPACE/' + Path(plan.recipe.model).name)} FOLDER --private"
         console.warn("local_model", f"a job cannot read this model: plan with its id on the Hub, after {upload}")
 
 
-def _warn_of_few(console: Console, recipe: dict[str, Any], rows: int) -> None:
+def _warn_of_few(console: Console, recipe: ResolvedRecipe, rows: int) -> None:
     """What `evaluate` can say depends on how many rows it has."""
-    fraction = recipe["held_out_fraction"]
+    fraction = recipe.held_out_fraction
     held = held_out_count(rows, fraction)
     if 0 < held < _FEW_HELD_OUT:
         points = 98 / math.sqrt(held)  # 1.96 standard errors of a share of one half
@@ -144,45 +147,46 @@ def _warn_of_few(console: Console, recipe: dict[str, Any], rows: int) -> None:
         console.warn("few_held_out", f"{few}; held_out_fraction: {min(4 * fraction, 0.5):g} holds out more")
 
 
-def _is_out_of_reach(plan: dict[str, Any]) -> bool:
+def _is_out_of_reach(plan: Plan) -> bool:
     """A job cannot read a model in a folder of this machine."""
-    return plan["where"] == "cloud" and plan["fingerprints"]["model"] is not None
+    return plan.where == "cloud" and plan.fingerprints["model"] is not None
 
 
-def _next(plan: dict[str, Any], options: PlanOptions) -> list[str]:
+def _next(plan: Plan, options: PlanOptions) -> list[str]:
     """The command that runs this plan, or the same recipe where no plan was written."""
     if _is_out_of_reach(plan):
         return []
-    command = "skill-train local" if plan["where"] == "local" else "skill-train submit"
+    command = "skill-train local" if plan.where == "local" else "skill-train submit"
     if options.out is not None:
         return [f"{command} {quoted(options.out)}"]
     words = set_options(options, (*RECIPE_OPTIONS, "device", "dtype"))
-    if plan["where"] == "cloud":  # the machine of the plan, and nothing of this one
-        words = {key: value for key, value in words.items() if key != "device"} | {"flavor": plan["flavor"]}
+    if plan.where == "cloud":  # the machine of the plan, and nothing of this one
+        words = {key: value for key, value in words.items() if key != "device"} | {"flavor": plan.flavor}
     shown = [f"--{key.replace('_', '-')} {quoted(value)}" for key, value in words.items()]
     return [" ".join([command, *([quoted(options.recipe)] if options.recipe else []), *shown])]
 
 
-def _summary(plan: dict[str, Any]) -> dict[str, Any]:
+def _summary(plan: Plan) -> dict[str, Any]:
     """What a reader of a plan wants to know, short enough for one answer. How the processes of a plan with several are
     started has ten reasons of its own; they stand in the plan."""
-    estimates = plan["estimates"]
+    document = plan.as_dict()
+    estimates = document["estimates"]
     keys = ("memory_bytes", "memory_parts", "usable_bytes", "seconds", "seconds_parts", "cost_usd")
     later = ("merge_bytes", "convert_bytes", "verify_bytes", "disk_bytes", "adapter_parameters", "files", "flavors")
     return {
-        "where": plan["where"],
-        "flavor": plan["flavor"],
-        "timeout_seconds": plan["timeout_seconds"],
-        "blockers": plan["blockers"],
-        "parameters": plan["facts"]["model"]["parameters"],
-        "recipe_hash": plan["recipe_hash"],
+        "where": plan.where,
+        "flavor": plan.flavor,
+        "timeout_seconds": plan.timeout_seconds,
+        "blockers": document["blockers"],
+        "parameters": plan.facts.model.parameters,
+        "recipe_hash": plan.recipe_hash,
         **{key: estimates[key] for key in keys},
-        "reasons": [reason for reason in plan["reasons"] if reason not in plan["launch"]["reasons"]],
-        "placement": plan["placement"],
-        "launch": plan["launch"]["arguments"],
+        "reasons": [msgspec.to_builtins(reason) for reason in plan.reasons if reason not in plan.launch.reasons],
+        "placement": document["placement"],
+        "launch": plan.launch.arguments,
         **{key: estimates[key] for key in later},
-        "prices": estimates.get("prices"),  # older plans do not say whose they are
-        "tokens": plan["facts"]["dataset"]["tokens"],
+        "prices": estimates["prices"],
+        "tokens": document["facts"]["dataset"]["tokens"],
     }
 
 

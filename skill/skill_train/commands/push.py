@@ -30,8 +30,11 @@ from skill_train.publish.files import (
 )
 from skill_train.publish.model_card import CardFacts, card
 from skill_train.publish.records import published
+from skill_train.recipe.resolved import ResolvedRecipe
+from skill_train.run import plan_record
 from skill_train.run.begun import trained
 from skill_train.run.folder import RunDir, open_run, write_record
+from skill_train.run.plan_record import Plan
 from skill_train.run.records import read_json
 
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -58,7 +61,7 @@ class _Push:
     """
 
     run: RunDir
-    plan: dict[str, Any]
+    plan: Plan
     repo: str
     parts: tuple[str, ...]
     base: str
@@ -101,16 +104,16 @@ def _gathered(options: PushOptions, console: Console) -> _Push:
     """The files and records that are pushed; the card is made of them."""
     folder = open_run(options.run)
     trained(folder)
-    plan = read_json(folder.plan)
-    if plan["policy"]["sensitive"]:
+    plan = plan_record.read(folder.plan)
+    if plan.policy.sensitive:
         raise DecisionNeeded(
             "the recipe says sensitive: true, so nothing of it may leave this machine",
             code="sensitive",
             hint="keep it here, or take sensitive: true out of the recipe if it may leave",
         )
-    repo = _repository(options.repo or plan["policy"]["hub_model_id"], options.run)
+    repo = _repository(options.repo or plan.policy.hub_model_id, options.run)
     parts = chosen_parts(folder, options.part)
-    base, on_hub = _base(plan["recipe"])
+    base, on_hub = _base(plan.recipe)
     files, others = without_others(files_of(folder, parts, base), options.include)
     if others:
         named = ", ".join(others[:8])
@@ -163,15 +166,15 @@ def _repository(repo: str | None, run: Path) -> str:
     return repo
 
 
-def _base(recipe: dict[str, Any]) -> tuple[str, bool]:
+def _base(recipe: ResolvedRecipe) -> tuple[str, bool]:
     """`(name of the base, whether the Hub has it)`; of a folder its name only."""
-    path = Path(recipe["model"])
-    return (path.name, False) if path.is_dir() or path.is_absolute() else (recipe["model"], True)
+    path = Path(recipe.model)
+    return (path.name, False) if path.is_dir() or path.is_absolute() else (recipe.model, True)
 
 
 def _card(push: _Push) -> PushFile:
-    recipe, data = push.plan["recipe"], push.plan["recipe"]["data"]
-    licence = upload.licence_of(push.base) if push.base_on_hub else upload.licence_in(Path(recipe["model"]))
+    recipe, data = push.plan.recipe, push.plan.recipe.data
+    licence = upload.licence_of(push.base) if push.base_on_hub else upload.licence_in(Path(recipe.model))
     reason = "as its card says" if licence else "the card of the base names none, or could not be read"
     local_data = Path(data).is_absolute()
     facts = CardFacts(
@@ -183,8 +186,8 @@ def _card(push: _Push) -> PushFile:
         licence_reason=reason,
         data=Path(data).name if local_data else data,
         data_on_hub=not local_data,
-        recipe=recipe,
-        recipe_hash=push.plan["recipe_hash"],
+        recipe=recipe.as_dict(),
+        recipe_hash=push.plan.recipe_hash,
         training=read_json(push.run.record("train")),
         proof=None if push.proof is None else published("verify", push.proof),
         evaluation=push.evaluation,
@@ -213,7 +216,7 @@ def _record(push: _Push, sent: dict[str, Any]) -> None:
     data = push.data()
     write_record(
         push.run.record("push"),
-        inputs={"recipe_hash": push.plan["recipe_hash"]},
+        inputs={"recipe_hash": push.plan.recipe_hash},
         options={"repo": data["repo"], "parts": data["parts"], "private": data["private"]},
         outputs={},
         files=data["files"],

@@ -6,13 +6,12 @@ import contextlib
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import click
 
 from skill_train.cloud import budget as cloud_budget
 from skill_train.cloud import find_run, spent
-from skill_train.cloud.budget import Budget
+from skill_train.cloud.budget import Budget, Need
 from skill_train.cloud.failure_reason import Story, larger
 from skill_train.cloud.find_run import CloudRun
 from skill_train.commands._cost import cost_in_words
@@ -27,6 +26,7 @@ from skill_train.hub import flavors
 from skill_train.run import progress
 from skill_train.run.begun import trained
 from skill_train.run.cloud_record import CloudJob, CloudRecord
+from skill_train.run.plan_record import Estimate
 
 
 @dataclass(frozen=True)
@@ -139,22 +139,22 @@ def _has_result(cloud: CloudRun, console: Console) -> bool:
     return not why_not_pushed(cloud, cloud.run, console)
 
 
-def _rest(seen: Snapshot, flavor: str) -> dict[str, Any]:
-    """What is left of the run, in the form of a plan: its time as it was measured, and the timeout of a job for it."""
+def _rest(seen: Snapshot, flavor: str) -> Need:
+    """What is left of the run: its time as it was measured, and the timeout of a job for it."""
     measured, from_step = seen.speed, seen.kept_step
-    before = seen.cloud.job.timeout_seconds or (seen.plan or {}).get("timeout_seconds")
+    before = seen.cloud.job.timeout_seconds or (seen.plan.timeout_seconds if seen.plan else None)
     same = flavor == seen.cloud.job.flavor
     if measured is not None and measured.seconds_per_step is not None and same:
         low = (measured.steps - from_step) * measured.seconds_per_step
         timed = f"{measured.seconds_per_step:.3g} s a step measured, {measured.steps - from_step} steps to go"
-        estimate = {"low": low, "high": low * progress.MARGIN + progress.SAVING_SECONDS, "basis": timed}
+        estimate = Estimate(low, low * progress.MARGIN + progress.SAVING_SECONDS, timed)
     else:
         why = "no step was timed" if same else f"the steps were timed on {seen.cloud.job.flavor}"
-        estimate = {"low": None, "high": None, "basis": why}
+        estimate = Estimate(None, None, why)
     if before is not None and seen.story is not None and seen.story.remedy == "time":
         ran, first = seen.ran_seconds or 0.0, seen.cloud.job.number == 1
         before = progress.longer_timeout(measured, kept_step=from_step, ran_seconds=ran, before=before, first=first)
-    return {"flavor": flavor, "timeout_seconds": before, "estimates": {"seconds": estimate}}
+    return Need(flavor, estimate, before)
 
 
 def _check_flavor(seen: Snapshot, flavor: str | None) -> None:

@@ -19,7 +19,7 @@ from skill_train.commands._shell import quoted
 from skill_train.commands._status_view import draw_status
 from skill_train.core import waiting
 from skill_train.core.console import Console, Result
-from skill_train.run import cloud_record, lock, progress
+from skill_train.run import cloud_record, lock, plan_record, progress
 from skill_train.run.folder import RunDir
 from skill_train.run.records import read_json
 
@@ -76,7 +76,7 @@ def _look_here(run: RunDir) -> Callable[[], tuple[Result, bool]]:
 def _here(run: RunDir) -> dict[str, Any]:
     """Of a run on this machine, from what it wrote."""
     locked = lock.is_locked(run)  # before the records are read: what ends in between has written them
-    plan, done = read_json(run.plan), run.record("train").is_file()
+    plan, done = plan_record.read(run.plan), run.record("train").is_file()
     text = run.metrics.read_text(encoding="utf-8", errors="replace") if run.metrics.is_file() else ""
     measured = progress.speed(text.splitlines())
     busy = locked if locked is not None else _fresh(run.metrics)
@@ -90,7 +90,7 @@ def _here(run: RunDir) -> dict[str, Any]:
         "stage": stage,
         "message": "no process trains it any more" if stage == "STOPPED" else None,
         "step": measured.step if measured else None,
-        "steps": measured.steps if measured else plan["recipe"]["max_steps"],
+        "steps": measured.steps if measured else plan.recipe.max_steps,
         "loss": measured.loss if measured else None,
         "tokens_per_second": measured.tokens_per_second if measured else None,
         "memory_bytes": measured.memory_bytes if measured else None,

@@ -42,7 +42,7 @@ def run(options: SubmitOptions, console: Console) -> Result:
     try:
         account = account_of(options)
     except AccessError as error:
-        priced = budget_of(options, made, stored_flavor(made["flavor"]), timeout)  # too much is too much, whoever pays
+        priced = budget_of(options, made, stored_flavor(made.flavor), timeout)  # too much is too much, whoever pays
         return _submit_answer.not_allowed(priced, error)
     order = order_of(options, made, account)
     if options.force_new:

@@ -7,11 +7,11 @@ import re
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from skill_train.core.errors import NativeCrash, UsageError
 from skill_train.core.worker import run_worker
 from skill_train.program.encode import limited
+from skill_train.run.plan_record import Policy
 
 # The user's own function: seconds to start (it may import large libraries), and for each answer.
 _START_SECONDS, _ANSWER_SECONDS = 60.0, 2.0
@@ -42,7 +42,7 @@ class Answer:
     expected: str
 
 
-def scoring_of(policy: dict[str, Any], score: str | None, pattern: str | None, scorer: Path | None) -> Scoring:
+def scoring_of(policy: Policy, score: str | None, pattern: str | None, scorer: Path | None) -> Scoring:
     """What the options ask for, or else the recipe (its `score` and `score_pattern`).
 
     Raises:
@@ -61,7 +61,7 @@ def scoring_of(policy: dict[str, Any], score: str | None, pattern: str | None, s
                 hint="give the path of an executable file; skill-train evaluate --help",
             )
         return Scoring("own", scorer=scorer.resolve())
-    name = score or ("regex" if pattern else policy.get("score")) or "exact"
+    name = score or ("regex" if pattern else policy.score) or "exact"
     if pattern and name != "regex":
         raise UsageError(
             f"--pattern is for --score regex, not {name}",
@@ -70,7 +70,7 @@ def scoring_of(policy: dict[str, Any], score: str | None, pattern: str | None, s
         )
     if name != "regex":
         return Scoring(name)
-    return Scoring(name, checked_pattern(pattern or policy.get("score_pattern")))
+    return Scoring(name, checked_pattern(pattern or policy.score_pattern))
 
 
 def checked_pattern(pattern: str | None) -> str:

@@ -11,9 +11,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from skill_train.core.errors import SkillTrainError, UsageError
 from skill_train.core.files import write_json
-from skill_train.facts import Flavor, rebuilt
+from skill_train.facts import Flavor
 from skill_train.hub.client import endpoint
 from skill_train.machine.read import cache_dir
 from skill_train.run.records import read_json
@@ -90,21 +92,13 @@ def _kept(hub_address: str) -> tuple[tuple[Flavor, ...], float]:
         if kept["endpoint"] != hub_address:
             return (), 0.0
         age = time.time() - kept["asked"]
-        flavors = tuple(rebuilt(Flavor, flavor) for flavor in kept["flavors"])
-        whole = all(map(_is_whole, flavors))
-    except (OSError, UsageError, KeyError, TypeError, AttributeError, ArithmeticError):
+        flavors = msgspec.convert(kept["flavors"], tuple[Flavor, ...])
+        whole = all(0 <= flavor.usd_per_hour < math.inf for flavor in flavors)
+    except (OSError, UsageError, KeyError, TypeError, AttributeError, ArithmeticError, msgspec.ValidationError):
         return (), 0.0
     if not whole:
         return (), 0.0
     return (flavors, age) if age >= 0 else ((), 0.0)  # a clock that was set back says nothing
-
-
-def _is_whole(flavor: Flavor) -> bool:
-    """Its fields are of the kinds that decisions are made of."""
-    numbers = (flavor.gpus, flavor.cores, flavor.ram_bytes, flavor.gpu_memory_bytes or 0, flavor.disk_bytes or 0)
-    texts = (flavor.name, flavor.gpu or "", flavor.read_at, flavor.source)
-    right = all(isinstance(one, int) for one in numbers) and all(isinstance(one, str) for one in texts)
-    return right and isinstance(flavor.usd_per_hour, (int, float)) and 0 <= flavor.usd_per_hour < math.inf
 
 
 def _keep(flavors: tuple[Flavor, ...], hub_address: str) -> None:

@@ -11,14 +11,14 @@ from skill_train.core.errors import UsageError
 from skill_train.data import scan as dataset
 from skill_train.machine import read as machine
 from skill_train.model import folder as model
-from skill_train.program.plan import PLAN_SCHEMA
 from skill_train.recipe import fields as recipe
+from skill_train.recipe.resolved import ResolvedRecipe
+from skill_train.run import plan_record
 from skill_train.run.folder import RunDir, require_unused
-from skill_train.run.records import read_json, require_shape
+from skill_train.run.plan_record import Plan
 
 _LARGEST_BYTES = 10_000_000  # a plan takes 20 kB; what is larger is something else
 _BEGUN = ("train.log", "environment.json", "train.json")  # training, from here or alone, writes one of them early
-_PARTS = {"where", "recipe", "recipe_hash", "fingerprints", "placement", "launch", "blockers", "estimates", "facts"}
 
 
 def is_plan(path: Path) -> bool:
@@ -28,10 +28,10 @@ def is_plan(path: Path) -> bool:
         document = json.loads(path.read_text(encoding="utf-8")) if small else None
     except (OSError, ValueError, RecursionError):
         return False
-    return isinstance(document, dict) and document.get("schema") == PLAN_SCHEMA
+    return isinstance(document, dict) and document.get("schema") == plan_record.SCHEMA
 
 
-def given_plan(path: Path, said: dict[str, Any], where: str = "local") -> dict[str, Any]:
+def given_plan(path: Path, said: dict[str, Any], where: str = "local") -> Plan:
     """A plan that was made before, as long as model and data are still the same: for and on this machine, or for the
     cloud.
 
@@ -44,64 +44,57 @@ def given_plan(path: Path, said: dict[str, Any], where: str = "local") -> dict[s
     if others:
         hint = f"make another plan with {others[0]}, or leave {others[0]} out"
         raise UsageError(f"{path} is a plan, which {others[0]} would change", code="bad_usage", hint=hint)
-    made: dict[str, Any] = read_json(path)
+    made = plan_record.read(path)
     _check_given(path, made, where, again)
     require_same_inputs(path, made, again)
     return made
 
 
-def require_same_inputs(path: Path, made: dict[str, Any], hint: str) -> None:
+def require_same_inputs(path: Path, made: Plan, hint: str) -> None:
     """Nobody is asked about a model or data on the Hub: of those the revision says which they are.
 
     Raises:
         UsageError: the model or the data here are not those that the plan was made for.
     """
-    changed = [key for key, now in _fingerprints(made["recipe"]).items() if now != made["fingerprints"].get(key)]
+    changed = [key for key, now in _fingerprints(made.recipe).items() if now != made.fingerprints.get(key)]
     if changed:
         raise UsageError(
             f"the {' and the '.join(changed)} changed after {path} was made, or cannot be found",
             code="outdated_plan",
             expected="the model and the data that it was made for",
-            got=made["recipe"][changed[0]],
+            got=made.recipe.as_dict()[changed[0]],
             hint=hint,
         )
 
 
-def _check_given(path: Path, made: dict[str, Any], where: str, again: str) -> None:
-    if not isinstance(made, dict):
-        raise UsageError(f"{path} is not a plan", code="broken_plan", expected="a JSON object", hint=again)
-    require_shape(path, made, name="plan.json")
-    missing = _PARTS - made.keys()
-    if missing:
-        got = f"no {', '.join(sorted(missing))}"
-        raise UsageError(f"{path} is not a whole plan", code="broken_plan", got=got, hint=again)
-    if where == "local" and made["where"] != "local":
+def _check_given(path: Path, made: Plan, where: str, again: str) -> None:
+    if where == "local" and made.where != "local":
         raise UsageError(
-            f"{path} is a plan for the cloud ({made['flavor']})",
+            f"{path} is a plan for the cloud ({made.flavor})",
             code="cloud_plan",
             expected="a plan for this machine",
-            got=made["where"],
+            got=made.where,
             hint=f"skill-train submit {shlex.quote(str(path))}; or {again} --where local",
         )
-    there, this = made["facts"]["machine"]["chip"], machine.read_machine().chip
+    there, this = made.facts.machine.chip, machine.read_machine().chip
     if where == "local" and there != this:
         raise UsageError(
             f"{path} was made on another machine", code="another_machine", expected=there, got=this, hint=again
         )
-    if recipe.recipe_hash(made["recipe"], made["fingerprints"]) != made["recipe_hash"]:
+    if recipe.recipe_hash(made.recipe.as_dict(), made.fingerprints) != made.recipe_hash:
         raise UsageError(
             f"the recipe in {path} is not the one that was planned",
             code="edited_plan",
-            expected=f"recipe_hash {made['recipe_hash'][:12]}…",
+            expected=f"recipe_hash {made.recipe_hash[:12]}…",
             hint=again,
         )
 
 
-def _fingerprints(planned: dict[str, Any]) -> dict[str, str | None]:
+def _fingerprints(planned: ResolvedRecipe) -> dict[str, str | None]:
     """Of what lies here; None for what is on the Hub, where the revision says it."""
-    known = {key: planned[key] for key in recipe.FIELDS if key in planned and planned[key] is not None}
-    folder = Path(planned["model"])
-    data = dataset.scan(recipe.from_dict(known)).fingerprint if Path(planned["data"]).exists() else None
+    known = {key: value for key, value in planned.as_dict().items() if value is not None}
+    folder = Path(planned.model)
+    data = dataset.scan(recipe.from_dict(known)).fingerprint if Path(planned.data).exists() else None
     return {"model": model.fingerprint(folder) if folder.is_dir() else None, "data": data}
 
 
@@ -119,7 +112,7 @@ def require_free(out: Path) -> None:
         )
 
 
-def require_own(run: RunDir, made: dict[str, Any]) -> None:
+def require_own(run: RunDir, made: Plan) -> None:
     """Refuses to begin a run where it would write over what no run made. A plan is no run yet: `plan --out` writes one
     anywhere.
 
@@ -128,7 +121,7 @@ def require_own(run: RunDir, made: dict[str, Any]) -> None:
     """
     if run.plan.is_file() and any((run.path / name).exists() for name in _BEGUN):
         return
-    if run.path.resolve() == Path(made["recipe"]["model"]):
+    if run.path.resolve() == Path(made.recipe.model):
         raise UsageError(
             f"{run.path} is the folder of the base model, which the files of a run would change",
             code="bad_run_dir",
@@ -137,10 +130,10 @@ def require_own(run: RunDir, made: dict[str, Any]) -> None:
         )
     own = []
     if run.plan.is_file():
-        kept = read_json(run.plan)
-        wrote = recipe.to_yaml(kept["recipe"] | kept["policy"]).encode()
+        kept = plan_record.read(run.plan)
+        wrote = recipe.to_yaml(kept.recipe_file()).encode()
         if run.recipe.is_file() and run.recipe.read_bytes() == wrote:
             own = ["plan.json", "recipe.yaml"]  # a start that was killed
-        elif kept.get("recipe_hash") == made["recipe_hash"]:
+        elif kept.recipe_hash == made.recipe_hash:
             own = ["plan.json"]
     require_unused(run, *own)

@@ -9,13 +9,14 @@ from typing import Any
 
 from skill_train.core.errors import DecisionNeeded
 from skill_train.facts import MachineFacts
+from skill_train.run.plan_record import Launch, Placement, Reason
 
 SHUTDOWN_SECONDS = 600  # to finish a step and write a checkpoint after Ctrl-C; torchrun's own 30 cut long steps off
 
 _GUIDE = "the user's guide, NCCL tuning for PCIe"
 
 
-def launch(placement: dict[str, Any], machine: MachineFacts, *, four_bit: bool = False) -> dict[str, Any]:
+def launch(placement: Placement, machine: MachineFacts, *, four_bit: bool = False) -> Launch:
     """`arguments` (of `accelerate launch`, before the program), `environment`, and `reasons` for both.
 
     Args:
@@ -26,17 +27,17 @@ def launch(placement: dict[str, Any], machine: MachineFacts, *, four_bit: bool =
     Raises:
         DecisionNeeded: more processes than devices, or FSDP off CUDA.
     """
-    if placement["strategy"] == "single":
-        return {"arguments": [], "environment": {}, "reasons": []}
+    if placement.strategy == "single":
+        return Launch()
     _check_devices(placement, machine)
-    reasons: list[dict[str, str]] = []
+    reasons: list[Reason] = []
     arguments = _common(placement, machine, reasons)
-    arguments += _fsdp(placement, four_bit, reasons) if placement["strategy"] == "fsdp" else ["--multi_gpu"]
-    return {"arguments": arguments, "environment": _environment(placement, machine, reasons), "reasons": reasons}
+    arguments += _fsdp(placement, four_bit, reasons) if placement.strategy == "fsdp" else ["--multi_gpu"]
+    return Launch(arguments, _environment(placement, machine, reasons), reasons)
 
 
-def _check_devices(placement: dict[str, Any], machine: MachineFacts) -> None:
-    device, wanted = placement["device"], placement["num_processes"]
+def _check_devices(placement: Placement, machine: MachineFacts) -> None:
+    device, wanted = placement.device, placement.num_processes
     there = {"cuda": len(machine.gpus), "cpu": machine.cores}.get(device, 1)
     unit = {"cuda": "GPUs", "cpu": "cores"}.get(device, f"{device} devices")
     if wanted > there:
@@ -47,7 +48,7 @@ def _check_devices(placement: dict[str, Any], machine: MachineFacts) -> None:
             got=str(there),
             hint=f"use at most {there} processes, or a machine with more {unit}",
         )
-    if placement["strategy"] == "fsdp" and device != "cuda":
+    if placement.strategy == "fsdp" and device != "cuda":
         raise DecisionNeeded(
             f"FSDP needs CUDA; this plan trains on {device}",
             code="needs_cuda",
@@ -57,11 +58,11 @@ def _check_devices(placement: dict[str, Any], machine: MachineFacts) -> None:
         )
 
 
-def _common(placement: dict[str, Any], machine: MachineFacts, reasons: list[dict[str, str]]) -> list[str]:
+def _common(placement: Placement, machine: MachineFacts, reasons: list[Reason]) -> list[str]:
     """What is the same for DDP and FSDP. All is said, so that a default_config.yaml of the user decides nothing."""
-    processes = placement["num_processes"]
-    threads = placement["threads"] or max(1, machine.cores // processes)
-    why = "each GPU" if placement["device"] == "cuda" else "each share of the cores"
+    processes = placement.num_processes
+    threads = placement.threads or max(1, machine.cores // processes)
+    why = "each GPU" if placement.device == "cuda" else "each share of the cores"
     _because(reasons, "processes", processes, f"one for {why}", "machine")
     _because(
         reasons, "mixed_precision", "no", "the training program sets bf16 or fp16 itself, as the plan says", "plan"
@@ -81,7 +82,7 @@ def _common(placement: dict[str, Any], machine: MachineFacts, reasons: list[dict
     return [text for name, value in values.items() for text in (f"--{name}", str(value))]
 
 
-def _fsdp(placement: dict[str, Any], four_bit: bool, reasons: list[dict[str, str]]) -> list[str]:
+def _fsdp(placement: Placement, four_bit: bool, reasons: list[Reason]) -> list[str]:
     """Parameters shared out over the GPUs, by whole transformer layers, as PEFT and transformers document it for LoRA.
 
     Sources: transformers docs, "FSDP2" (v5.13, read 2026-11-21); PEFT examples/sft/configs/fsdp_config.yaml and
@@ -93,7 +94,7 @@ def _fsdp(placement: dict[str, Any], four_bit: bool, reasons: list[dict[str, str
         "fsdp_state_dict_type": "FULL_STATE_DICT",
         "fsdp_cpu_ram_efficient_loading": "true",
         "fsdp_sync_module_states": "true",
-        "fsdp_offload_params": str(placement["offload"]).lower(),
+        "fsdp_offload_params": str(placement.offload).lower(),
         "fsdp_activation_checkpointing": "false",
     }
     if four_bit:
@@ -110,17 +111,17 @@ def _fsdp(placement: dict[str, Any], four_bit: bool, reasons: list[dict[str, str
     _because(
         reasons, "fsdp_cpu_ram_efficient_loading", "true", "only one process reads the weights into RAM", "PEFT docs"
     )
-    if placement["offload"]:
+    if placement.offload:
         _because(reasons, "fsdp_offload_params", "true", "nothing else fits: weights wait in RAM, slower", "plan")
     return ["--use_fsdp", *(text for name, value in values.items() for text in (f"--{name}", str(value)))]
 
 
-def _environment(placement: dict[str, Any], machine: MachineFacts, reasons: list[dict[str, str]]) -> dict[str, str]:
+def _environment(placement: Placement, machine: MachineFacts, reasons: list[Reason]) -> dict[str, str]:
     """Left out of the user's guide: NCCL_SOCKET_IFNAME=eth0, which is the name of the network in its cloud image. The
     GPUs of one machine do not talk over a network, and where no eth0 is, NCCL ends with an error."""
     values = {"PET_SHUTDOWN_TIMEOUT": str(SHUTDOWN_SECONDS)}
     why = {"PET_SHUTDOWN_TIMEOUT": "seconds to finish the step and save after Ctrl-C, before processes are killed"}
-    if placement["device"] == "cuda":
+    if placement.device == "cuda":
         values["NCCL_DEBUG"], why["NCCL_DEBUG"] = "WARN", "errors of NCCL in the log, and nothing more"
         if any(gpu.nvlink is False for gpu in machine.gpus):
             values |= {"NCCL_ALGO": "Ring", "NCCL_BUFFSIZE": str(16 << 20), "NCCL_IB_DISABLE": "1"}
@@ -137,5 +138,5 @@ def _environment(placement: dict[str, Any], machine: MachineFacts, reasons: list
     return values
 
 
-def _because(reasons: list[dict[str, str]], rule: str, value: Any, why: str, source: str) -> None:
-    reasons.append({"rule": rule, "value": str(value), "because": why, "source": source})
+def _because(reasons: list[Reason], rule: str, value: Any, why: str, source: str) -> None:
+    reasons.append(Reason(rule, str(value), why, source))

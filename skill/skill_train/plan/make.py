@@ -24,10 +24,11 @@ from skill_train.plan.placement import (
     with_precision,
 )
 from skill_train.plan.places import Candidate
-from skill_train.program.plan import PLAN_SCHEMA, RECIPE_FIELDS
 from skill_train.program.split import held_out_count
 from skill_train.recipe.fields import FIELDS, NOT_HASHED, OF_LORA, POLICY, Recipe, recipe_hash
 from skill_train.recipe.formats import BARE, for_model
+from skill_train.recipe.resolved import ResolvedRecipe
+from skill_train.run.plan_record import Blocker, Facts, Plan, Policy, Reason
 
 EPOCHS = ((500, 3.0), (1000, 2.0))  # passes below so many rows; references/training_methods.md
 _WHY_SDPA = "torch's own fused kernels; eager where the model has none"
@@ -48,7 +49,7 @@ def make_plan(
     probe: PrecisionProbe | None = None,
     offered: tuple[Flavor, ...] = (),
     calibrations: dict[str, Calibration] | None = None,
-) -> dict[str, Any]:
+) -> Plan:
     """A plan with every field resolved. What would stop it stands in its `blockers`.
 
     Args:
@@ -61,7 +62,7 @@ def make_plan(
     """
     choices = with_precision(choices, pure_bf16=recipe.pure_bf16)
     dataset = for_model(dataset, has_chat_template=model.has_chat_template)
-    reasons: list[dict[str, str]] = []
+    reasons: list[Reason] = []
     resolved = _resolve(recipe, model, dataset, reasons)
     here = candidates.here(resolved, model, dataset, machine, choices, probe, calibrations or {})
     cloud = candidates.flavors(resolved, model, dataset, offered, choices)
@@ -71,27 +72,26 @@ def make_plan(
     chosen = here if decision.where == "local" else _flavor(cloud, offered, choices)
     taken = chosen or here
     reasons = [rule.as_reason() for rule in decision.fired] + reasons + _placed(resolved, model, taken, choices)
-    placed = placement(resolved, taken.machine, taken.fit, "local" if taken.flavor is None else "hf_jobs")
-    placed["report_to"] = recipe.report_to
-    started = launch(placed, taken.machine, four_bit=resolved["load_in_4bit"])
+    backend = "local" if taken.flavor is None else "hf_jobs"
+    placed = placement(resolved, taken.machine, taken.fit, backend, recipe.report_to)
+    started = launch(placed, taken.machine, four_bit=resolved.load_in_4bit)
     fingerprints = {"model": model.fingerprint, "data": dataset.fingerprint}
-    return {
-        "schema": PLAN_SCHEMA,
-        "where": decision.where,
-        "recipe": resolved,
-        "recipe_hash": recipe_hash(resolved, fingerprints),
-        "fingerprints": fingerprints,
-        "asked": _asked(recipe, resolved),
-        "policy": {key: getattr(recipe, key) for key in POLICY},
-        "placement": placed,
-        "launch": started,
-        "flavor": taken.flavor.name if taken.flavor else None,
-        "timeout_seconds": candidates.timeout_seconds(taken.seconds, choices.max_hours) if taken.flavor else None,
-        "blockers": _unread(model) + _blockers(decision.where, chosen, here, cloud) + _too_slow(chosen, choices),
-        "estimates": estimates(model, machine, taken, cloud, context=resolved["max_length"], plain=_is_plain(resolved)),
-        "facts": _plain({"model": model, "dataset": dataset, "machine": machine}),
-        "reasons": reasons + started["reasons"],
-    }
+    return Plan(
+        where=decision.where,
+        recipe=resolved,
+        recipe_hash=recipe_hash(resolved.as_dict(), fingerprints),
+        fingerprints=fingerprints,
+        asked=_asked(recipe, resolved.as_dict()),
+        policy=Policy(**{key: getattr(recipe, key) for key in POLICY}),
+        placement=placed,
+        launch=started,
+        flavor=taken.flavor.name if taken.flavor else None,
+        timeout_seconds=candidates.timeout_seconds(taken.seconds, choices.max_hours) if taken.flavor else None,
+        blockers=_unread(model) + _blockers(decision.where, chosen, here, cloud) + _too_slow(chosen, choices),
+        estimates=estimates(model, machine, taken, cloud, context=resolved.max_length, plain=_is_plain(resolved)),
+        facts=Facts(model, dataset, machine),
+        reasons=reasons + started.reasons,
+    )
 
 
 def wants_probe(machine: MachineFacts, model: ModelFacts, choices: Choices) -> bool:
@@ -121,28 +121,28 @@ def _flavor(cloud: list[Candidate], offered: tuple[Flavor, ...], choices: Choice
     return found
 
 
-def _unread(model: ModelFacts) -> list[dict[str, str]]:
+def _unread(model: ModelFacts) -> list[Blocker]:
     """A model that the training program cannot load anywhere."""
     if not model.vision or model.model_type in TEXT_OF_VISION:
         return []
     message = f"this version trains on text only, and {model.architecture} has no text model that can be loaded alone"
-    return [{"code": "vision", "message": message}]
+    return [Blocker("vision", message)]
 
 
-def _blockers(where: str, chosen: Candidate | None, here: Candidate, cloud: list[Candidate]) -> list[dict[str, str]]:
+def _blockers(where: str, chosen: Candidate | None, here: Candidate, cloud: list[Candidate]) -> list[Blocker]:
     """What would stop the plan. Nothing is guessed: a need that is unknown is one of them."""
     if chosen is None:
         known = [candidate.problems[0][1] for candidate in cloud if candidate.problems]
         why = "; ".join(here.unknown.values()) if here.fit.memory is None else known[-1] if known else "none is offered"
-        return [{"code": "no_flavor", "message": f"no flavor of Hugging Face Jobs can run this: {why}"}]
-    found = [{"code": code, "message": message} for code, message in chosen.problems]
+        return [Blocker("no_flavor", f"no flavor of Hugging Face Jobs can run this: {why}")]
+    found = [Blocker(code, message) for code, message in chosen.problems]
     if chosen.fit.memory is None:
         message = chosen.unknown.get("seconds", "the model's shape is unknown")
-        found.append({"code": "unknown_memory", "message": f"what {where} training needs is unknown: {message}"})
+        found.append(Blocker("unknown_memory", f"what {where} training needs is unknown: {message}"))
     return found
 
 
-def _too_slow(chosen: Candidate | None, choices: Choices) -> list[dict[str, str]]:
+def _too_slow(chosen: Candidate | None, choices: Choices) -> list[Blocker]:
     """A rented machine that may not end in time, unless the user named it."""
     if chosen is None or chosen.flavor is None or choices.flavor is not None or chosen.seconds is None:
         return []
@@ -153,13 +153,13 @@ def _too_slow(chosen: Candidate | None, choices: Choices) -> list[dict[str, str]
     all_of_it, part = (duration(seconds, estimated=True) for seconds in (chosen.seconds.high, most.high))
     up_to = f"{all_of_it}, {part} of it {most.name}"
     message = f"no flavor is sure to end within {limit}; {chosen.name} takes up to {up_to}"
-    return [{"code": "too_slow", "message": message}]
+    return [Blocker("too_slow", message)]
 
 
-def _placed(resolved: dict[str, Any], model: ModelFacts, taken: Candidate, choices: Choices) -> list[dict[str, str]]:
+def _placed(resolved: ResolvedRecipe, model: ModelFacts, taken: Candidate, choices: Choices) -> list[Reason]:
     """Why the placement is what it is."""
-    fit, reasons = taken.fit, list[dict[str, str]]()
-    step, effective = fit.step, resolved["effective_batch_size"]
+    fit, reasons = taken.fit, list[Reason]()
+    step, effective = fit.step, resolved.effective_batch_size
     best = f"the best of {taken.machine.chip}"
     if "device" in taken.machine.unknown:
         best += f" ({taken.machine.unknown['device']})"
@@ -198,7 +198,7 @@ def _why_checkpointing(taken: Candidate) -> str:
     return f"up to {memory.high / 1e9:.2f} GB {how} it, {usable / 1e9:.1f} GB usable"
 
 
-def _resolve(recipe: Recipe, model: ModelFacts, dataset: DatasetFacts, reasons: list[dict[str, str]]) -> dict[str, Any]:
+def _resolve(recipe: Recipe, model: ModelFacts, dataset: DatasetFacts, reasons: list[Reason]) -> ResolvedRecipe:
     """The recipe as the program reads it: no None where a choice is left."""
     values = {k: v for k, v in dataclasses.asdict(recipe).items() if k not in NOT_HASHED}
     values["format"], values["columns"] = dataset.format, dict(dataset.columns)
@@ -233,7 +233,7 @@ def _resolve(recipe: Recipe, model: ModelFacts, dataset: DatasetFacts, reasons: 
             expected="the full-precision model it was made from",
             hint="use the original model; load_in_4bit: true quantizes it while training (QLoRA)",
         )
-    return {key: values[key] for key in RECIPE_FIELDS}
+    return ResolvedRecipe(**{key: values[key] for key in ResolvedRecipe.__struct_fields__})
 
 
 def _epochs(recipe: Recipe, rows: int) -> tuple[float, str, str]:
@@ -246,20 +246,20 @@ def _epochs(recipe: Recipe, rows: int) -> tuple[float, str, str]:
     return epochs, f"{epochs:g} epochs ({table})", "references/training_methods.md"
 
 
-def least_steps(recipe: dict[str, Any]) -> int:
+def least_steps(recipe: ResolvedRecipe) -> int:
     """Steps below which a training can hardly teach, a rule of thumb that nobody measured: AdamW goes by the mean of
     1 / (1 - adam_beta1) gradients, and ends before that mean is one; while the learning rate warms up, a step is a
     part of one."""
-    return int(recipe["warmup_steps"] + math.ceil(round(1 / (1 - recipe["adam_beta1"]), 6)))
+    return int(recipe.warmup_steps + math.ceil(round(1 / (1 - recipe.adam_beta1), 6)))
 
 
-def few_steps(recipe: dict[str, Any], steps: int) -> str | None:
+def few_steps(recipe: ResolvedRecipe, steps: int) -> str | None:
     """What to say of a training with too few steps; None where they are enough."""
-    least, beta = least_steps(recipe), recipe["adam_beta1"]
+    least, beta = least_steps(recipe), recipe.adam_beta1
     if steps >= least:
         return None
-    mean = f"AdamW averages {least - recipe['warmup_steps']} of them (adam_beta1 {beta:g})"
-    mean += f" after {recipe['warmup_steps']} of warm-up" if recipe["warmup_steps"] else ""
+    mean = f"AdamW averages {least - recipe.warmup_steps} of them (adam_beta1 {beta:g})"
+    mean += f" after {recipe.warmup_steps} of warm-up" if recipe.warmup_steps else ""
     too_few = f"{steps} steps are too few to learn from, by a rule of thumb: {mean}"
     return f"{too_few}; more epochs, or a smaller effective_batch_size"
 
@@ -283,7 +283,7 @@ def _require_feedable(steps: int, recipe: Recipe) -> None:
         )
 
 
-def _tuning(recipe: Recipe, model: ModelFacts, reasons: list[dict[str, str]]) -> dict[str, Any]:
+def _tuning(recipe: Recipe, model: ModelFacts, reasons: list[Reason]) -> dict[str, Any]:
     """What trains, and how fast. Fields that full fine-tuning does not read are those of every other such recipe, so
     that equal runs have equal hashes.
 
@@ -307,7 +307,7 @@ def _tuning(recipe: Recipe, model: ModelFacts, reasons: list[dict[str, str]]) ->
     return unread | {"learning_rate": rate, "target_modules": [], "optim": recipe.optim or "adamw_torch_fused"}
 
 
-def _loss_on(data_format: str, reasons: list[dict[str, str]]) -> str:
+def _loss_on(data_format: str, reasons: list[Reason]) -> str:
     chosen = {"text": "all", **dict.fromkeys(BARE[1:], "completion")}.get(data_format, "assistant")
     why = {
         "all": "plain text has no answer to single out",
@@ -318,7 +318,7 @@ def _loss_on(data_format: str, reasons: list[dict[str, str]]) -> str:
     return chosen
 
 
-def _targets(model: ModelFacts, reasons: list[dict[str, str]]) -> list[str]:
+def _targets(model: ModelFacts, reasons: list[Reason]) -> list[str]:
     targets = TARGETS.get(model.model_type)
     why, source = f"the attention projections of {model.model_type}", "config.json"
     if targets is None and model.linear_layers:
@@ -340,23 +340,12 @@ def _held_out(rows: int, recipe: Recipe) -> int:
     return held_out_count(rows, recipe.held_out_fraction)
 
 
-def _plain(facts: dict[str, Any]) -> dict[str, Any]:
-    """Facts as JSON has them."""
-    return {name: _lists(dataclasses.asdict(value)) for name, value in facts.items()}
-
-
-def _lists(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _lists(item) for key, item in value.items()}
-    return [_lists(item) for item in value] if isinstance(value, (list, tuple)) else value
-
-
-def _because(reasons: list[dict[str, str]], rule: str, value: Any, why: str, source: str) -> None:
+def _because(reasons: list[Reason], rule: str, value: Any, why: str, source: str) -> None:
     text = ", ".join(value) if isinstance(value, list) else str(value)
-    reasons.append({"rule": rule, "value": text, "because": why, "source": source})
+    reasons.append(Reason(rule, text, why, source))
 
 
-def _is_plain(resolved: dict[str, Any]) -> bool:
+def _is_plain(resolved: ResolvedRecipe) -> bool:
     """The adapter will be A and B alone. One on an embedding or the output layer saves that whole (peft 0.21)."""
-    whole = {"lm_head", "embed_tokens", "embed_out", "wte"} & set(resolved["target_modules"] or ())
-    return resolved["finetuning_type"] == "lora" and not (resolved["use_dora"] or resolved["modules_to_save"] or whole)
+    whole = {"lm_head", "embed_tokens", "embed_out", "wte"} & set(resolved.target_modules or ())
+    return resolved.finetuning_type == "lora" and not (resolved.use_dora or resolved.modules_to_save or whole)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 from skill_train.core.errors import DecisionNeeded, UsageError
 from skill_train.estimate.memory import libraries, training_memory
@@ -16,6 +15,8 @@ from skill_train.estimate.published import proven_bytes
 from skill_train.estimate.step import BYTES, MicroStep, Part, Range, total
 from skill_train.estimate.time import micro_step_seconds, optimizer_seconds
 from skill_train.facts import DatasetFacts, MachineFacts, ModelFacts, PrecisionProbe
+from skill_train.recipe.resolved import ResolvedRecipe
+from skill_train.run.plan_record import Placement
 
 PROBE_FROM_PARAMETERS = 100_000_000  # below, a pass is overhead and bf16 saves nothing worth a probe
 PROBE_FASTER = 1.1
@@ -184,7 +185,7 @@ def usable_bytes(machine: MachineFacts, device: str) -> int | None:
 
 
 def fit(
-    recipe: dict[str, Any], model: ModelFacts, dataset: DatasetFacts, machine: MachineFacts, device: str, dtype: str
+    recipe: ResolvedRecipe, model: ModelFacts, dataset: DatasetFacts, machine: MachineFacts, device: str, dtype: str
 ) -> Fit:
     """The first way to lay the recipe into the machine that fits, from fast to frugal, or a much quicker one; the most
     frugal when none fits."""
@@ -200,7 +201,7 @@ def fit(
 
 
 def _laid(
-    recipe: dict[str, Any],
+    recipe: ResolvedRecipe,
     model: ModelFacts,
     dataset: DatasetFacts,
     usable: int | None,
@@ -212,7 +213,7 @@ def _laid(
     memory = None if parts is None else total(parts, _basis(step))
     fits = None if memory is None or usable is None else memory.high <= usable
     proof = None if fits is not False else _proof(step, parts or [], usable or 0)
-    accumulation = recipe["effective_batch_size"] // (step.rows * processes)
+    accumulation = recipe.effective_batch_size // (step.rows * processes)
     fits = fits if proof is None else True
     return Fit(step, accumulation, processes, strategy, tuple(parts or ()), memory, usable, fits, proof=proof)
 
@@ -261,11 +262,11 @@ def _step_seconds(laid: Fit, tokens: float | None, model: ModelFacts, machine: M
 
 
 def _ways(
-    recipe: dict[str, Any], model: ModelFacts, dataset: DatasetFacts, machine: MachineFacts, device: str, dtype: str
+    recipe: ResolvedRecipe, model: ModelFacts, dataset: DatasetFacts, machine: MachineFacts, device: str, dtype: str
 ) -> Iterator[tuple[int, str, MicroStep]]:
     """Many rows first, without recomputation before with it. Weights are divided among GPUs only when they do not fit
     into one, and wait in host memory only when nothing else fits. A 4-bit base is not divided."""
-    effective = recipe["effective_batch_size"]
+    effective = recipe.effective_batch_size
     gpus = len(machine.gpus) if device == "cuda" else 1
     processes = max(n for n in range(1, max(gpus, 1) + 1) if effective % n == 0)
     base = MicroStep(
@@ -274,15 +275,15 @@ def _ways(
         rows=1,
         length=longest_tokens(recipe, dataset)[1],
         checkpointing=False,
-        four_bit=recipe["load_in_4bit"],
-        full=recipe["finetuning_type"] == "full",
-        pure_bf16=recipe["pure_bf16"],
-        optim=recipe["optim"],
-        modules_to_save=tuple(recipe["modules_to_save"] or ()),
-        dora=recipe["use_dora"],
-        lora_r=recipe["lora_r"],
-        lora_dropout=recipe["lora_dropout"],
-        target_modules=tuple(recipe["target_modules"]),
+        four_bit=recipe.load_in_4bit,
+        full=recipe.is_full,
+        pure_bf16=recipe.pure_bf16,
+        optim=recipe.optim,
+        modules_to_save=tuple(recipe.modules_to_save or ()),
+        dora=recipe.use_dora,
+        lora_r=recipe.lora_r,
+        lora_dropout=recipe.lora_dropout,
+        target_modules=tuple(recipe.target_modules),
         trained_share=_trained_share(dataset),
     )
     rows = rows_at_once(effective // processes, device, machine, model)
@@ -319,9 +320,9 @@ def _parts(model: ModelFacts, dataset: DatasetFacts, step: MicroStep) -> list[Pa
     return [*parts, *libraries(step.device)]
 
 
-def longest_tokens(recipe: dict[str, Any], dataset: DatasetFacts) -> tuple[int, int]:
+def longest_tokens(recipe: ResolvedRecipe, dataset: DatasetFacts) -> tuple[int, int]:
     """Tokens of the longest row after cutting, `(low, high)`."""
-    limit = recipe["max_length"]
+    limit = recipe.max_length
     if dataset.tokens is None:
         return limit, limit
     return min(limit, dataset.tokens.longest[0]), min(limit, dataset.tokens.longest[1])
@@ -356,22 +357,22 @@ def rows_at_once(most: int, device: str, machine: MachineFacts, model: ModelFact
     return max(n for n in range(1, min(wanted, most) + 1) if most % n == 0)
 
 
-def placement(recipe: dict[str, Any], machine: MachineFacts, chosen: Fit, backend: str) -> dict[str, Any]:
+def placement(recipe: ResolvedRecipe, machine: MachineFacts, chosen: Fit, backend: str, report_to: str) -> Placement:
     """The placement as the training program reads it."""
     step = chosen.step
-    return {
-        "backend": backend,
-        "device": step.device,
-        "dtype": step.dtype,
-        "attn_implementation": "sdpa",
-        "per_device_train_batch_size": step.rows,
-        "gradient_accumulation_steps": chosen.accumulation,
-        "num_processes": chosen.processes,
-        "strategy": chosen.strategy,
-        "offload": step.offload,
-        "gradient_checkpointing": step.checkpointing,
-        "threads": machine.cores if step.device == "cpu" else None,
-        "save_steps": max(1, min(200, math.ceil(recipe["max_steps"] / 4))),
-        "save_total_limit": 2,
-        "report_to": "none",
-    }
+    return Placement(
+        backend=backend,
+        device=step.device,
+        dtype=step.dtype,
+        attn_implementation="sdpa",
+        per_device_train_batch_size=step.rows,
+        gradient_accumulation_steps=chosen.accumulation,
+        num_processes=chosen.processes,
+        strategy=chosen.strategy,
+        offload=step.offload,
+        gradient_checkpointing=step.checkpointing,
+        threads=machine.cores if step.device == "cpu" else None,
+        save_steps=max(1, min(200, math.ceil(recipe.max_steps / 4))),
+        save_total_limit=2,
+        report_to=report_to,
+    )

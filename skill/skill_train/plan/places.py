@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
 
 from skill_train.core.errors import DecisionNeeded
 from skill_train.core.units import dollars
@@ -14,6 +13,7 @@ from skill_train.estimate.time import Schedule, training_seconds
 from skill_train.estimate.trained import trained_bytes
 from skill_train.facts import Calibration, DatasetFacts, Flavor, Gpu, MachineFacts, ModelFacts, PrecisionProbe
 from skill_train.plan.placement import HEADROOM, Choices, Fit, fit, has_device, precision
+from skill_train.recipe.resolved import ResolvedRecipe
 
 # Compute capability and NVLink by the names of the Jobs API: NVIDIA's list of CUDA GPUs; hub-docs, jobs-configuration.
 _CAPABILITY = {"T4": 7.5, "A10G": 8.6, "L4": 8.9, "L40S": 8.9, "A100": 8.0, "H100": 9.0, "H200": 9.0, "RTX": 12.0}
@@ -55,7 +55,7 @@ class Candidate:
 
 
 def here(
-    recipe: dict[str, Any],
+    recipe: ResolvedRecipe,
     model: ModelFacts,
     dataset: DatasetFacts,
     machine: MachineFacts,
@@ -73,7 +73,7 @@ def here(
     try:
         dtype, because = precision(device, machine, choices, probe, model)
     except DecisionNeeded as error:
-        if not recipe["pure_bf16"]:
+        if not recipe.pure_bf16:
             raise
         dtype, because = "bfloat16", "pure_bf16"  # of the recipe, which may train elsewhere
         refused = ((error.code, str(error)),)
@@ -84,7 +84,7 @@ def here(
 
 
 def flavors(
-    recipe: dict[str, Any], model: ModelFacts, dataset: DatasetFacts, offered: tuple[Flavor, ...], choices: Choices
+    recipe: ResolvedRecipe, model: ModelFacts, dataset: DatasetFacts, offered: tuple[Flavor, ...], choices: Choices
 ) -> list[Candidate]:
     """Every GPU flavor, and one without a GPU when it is asked for by its name: nothing tells how fast their processors
     are, so none is chosen."""
@@ -93,7 +93,7 @@ def flavors(
         if flavor.gpu is None and flavor.name != choices.flavor:
             continue
         machine = machine_of(flavor)
-        if flavor.gpu is not None and recipe["pure_bf16"] and (machine.compute_capability or 0) < 8.0:
+        if flavor.gpu is not None and recipe.pure_bf16 and (machine.compute_capability or 0) < 8.0:
             continue  # a GPU older than Ampere has no bf16
         try:
             kind = precision(machine.device, machine, Choices(dtype=choices.dtype, force=choices.force), None, model)
@@ -150,7 +150,7 @@ def timeout_seconds(seconds: Range | None, max_hours: float) -> int:
 
 
 def _candidate(
-    recipe: dict[str, Any],
+    recipe: ResolvedRecipe,
     model: ModelFacts,
     dataset: DatasetFacts,
     machine: MachineFacts,
@@ -177,13 +177,13 @@ def _candidate(
 
 
 def _schedule(
-    recipe: dict[str, Any], model: ModelFacts, dataset: DatasetFacts, chosen: Fit, flavor: Flavor | None
+    recipe: ResolvedRecipe, model: ModelFacts, dataset: DatasetFacts, chosen: Fit, flavor: Flavor | None
 ) -> Schedule:
-    longest = float(recipe["max_length"])
+    longest = float(recipe.max_length)
     tokens = dataset.tokens
     mean = (0.1 * longest, longest) if tokens is None else tokens.mean_cut
     return Schedule(
-        steps=recipe["max_steps"],
+        steps=recipe.max_steps,
         accumulation=chosen.accumulation,
         row_tokens=(min(mean[0], longest), min(mean[1], longest)),
         rows=dataset.rows,
@@ -205,12 +205,12 @@ def _why_no_time(model: ModelFacts, machine: MachineFacts, device: str) -> str:
 
 
 def _problems(
-    recipe: dict[str, Any], model: ModelFacts, machine: MachineFacts, flavor: Flavor | None, device: str, chosen: Fit
+    recipe: ResolvedRecipe, model: ModelFacts, machine: MachineFacts, flavor: Flavor | None, device: str, chosen: Fit
 ) -> list[tuple[str, str]]:
     found = []
     if machine.intel_mac or machine.rosetta:
         found.append(("no_torch", machine.unknown.get("device", "torch has no build for Intel processors on a Mac")))
-    if recipe["load_in_4bit"] and device != "cuda":
+    if recipe.load_in_4bit and device != "cuda":
         found.append(("needs_cuda", f"load_in_4bit needs CUDA (bitsandbytes); {machine.chip} would train on {device}"))
     if chosen.fits is False and chosen.memory is not None and chosen.usable_bytes is not None:
         need, have = chosen.memory.high / 1e9, chosen.usable_bytes / 1e9

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from skill_train.core.errors import DecisionNeeded
 from skill_train.core.units import duration
 from skill_train.facts import MachineFacts, ModelFacts
 from skill_train.plan.placement import Choices, has_device
 from skill_train.plan.places import Candidate
+from skill_train.recipe.resolved import ResolvedRecipe
+from skill_train.run.plan_record import Reason
 
 # "Up to 3B" and "7B and more", as models are called: Llama 3.2 3B has 3.21e9 parameters, Llama 2 7B 6.74e9.
 SMALL, LARGE = 3.5e9, 6.5e9
@@ -33,8 +34,8 @@ class Fired:
     because: str
     source: str
 
-    def as_reason(self) -> dict[str, str]:
-        return {"rule": self.rule, "value": self.says, "because": self.because, "source": self.source}
+    def as_reason(self) -> Reason:
+        return Reason(self.rule, self.says, self.because, self.source)
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class Decision:
 
 
 def decide(
-    recipe: dict[str, Any],
+    recipe: ResolvedRecipe,
     *,
     sensitive: bool,
     model: ModelFacts,
@@ -93,7 +94,7 @@ def stays_here(got: str) -> DecisionNeeded:
 
 
 def rules(
-    recipe: dict[str, Any], model: ModelFacts, here: Candidate, max_hours: float, counted: bool
+    recipe: ResolvedRecipe, model: ModelFacts, here: Candidate, max_hours: float, counted: bool
 ) -> Iterator[Fired]:
     """Every rule that applies, in the order in which a reader asks."""
     machine = here.machine
@@ -103,14 +104,14 @@ def rules(
         yield Fired(
             "rosetta", "either", "this Python runs under Rosetta and cannot use MPS; install an arm64 Python", GUIDE
         )
-    if recipe["load_in_4bit"] and here.fit.step.device != "cuda":
+    if recipe.load_in_4bit and here.fit.step.device != "cuda":
         yield Fired("4-bit", "cloud", "QLoRA needs CUDA (bitsandbytes)", SEED)
     if model.vision:
         yield Fired("vision", "cloud", f"{model.architecture} reads images too", SEED)
     if here.fit.step.device != "cuda":
         yield _size(model, machine)
-        yield _length(recipe["max_length"], here, counted)
-        if recipe["finetuning_type"] == "full":
+        yield _length(recipe.max_length, here, counted)
+        if recipe.is_full:
             yield Fired("full fine-tuning", "cloud", "every weight trains, with gradients and AdamW's moments", SEED)
     yield _memory(here)
     yield _time(here, max_hours)

@@ -15,7 +15,7 @@ from skill_train.core.secret_scan import secret_in
 from skill_train.hub.upload import PushFile
 from skill_train.publish.records import published, without_paths
 from skill_train.recipe.fields import to_yaml
-from skill_train.run import cloud_record
+from skill_train.run import cloud_record, plan_record
 from skill_train.run.folder import RunDir, is_file_of
 from skill_train.run.records import read_json
 
@@ -69,7 +69,7 @@ def files_of(run: RunDir, parts: tuple[str, ...], base: str) -> list[PushFile]:
 def records_of(run: RunDir, proof: dict[str, Any] | None, evaluation: dict[str, Any] | None) -> list[PushFile]:
     """Recipe and figures, without rows of the data and without paths of this machine; of what proves or measures files
     only what is of those that are pushed."""
-    recipe = to_yaml(without_paths(read_json(run.plan)["recipe"]))
+    recipe = to_yaml(without_paths(plan_record.read(run.plan).recipe.as_dict()))
     found = [PushFile(f"{_RECORDS}/recipe.yaml", None, recipe.encode("utf-8", "replace"), "paths as names")]
     known = {"train": read_json(run.record("train")), "verify": proof, "evaluate": evaluation}
     for step, record in known.items():

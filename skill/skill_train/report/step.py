@@ -21,6 +21,7 @@ from skill_train.report.same_run import same
 from skill_train.report.sections import curve, differences, overview, shown
 from skill_train.report.words import placeless
 from skill_train.run import compare_runs as diff
+from skill_train.run import plan_record
 from skill_train.run.folder import RunDir
 from skill_train.run.records import read_json, read_lines
 
@@ -119,7 +120,8 @@ def _read(run: RunDir, name: str) -> Run:
 
 
 def _documents(run: RunDir) -> dict[str, Any]:
-    return {key: read_json(run.record(key)) for key in _DOCUMENTS if run.record(key).is_file()}
+    found = {key: read_json(run.record(key)) for key in _DOCUMENTS if run.record(key).is_file()}
+    return found | {"plan": plan_record.read(run.plan).as_dict()}
 
 
 def _same(runs: list[RunDir], names: list[str]) -> list[dict[str, Any]]:

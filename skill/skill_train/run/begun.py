@@ -9,14 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from skill_train.core.errors import UsageError
-from skill_train.run import cloud_record
+from skill_train.run import cloud_record, plan_record
 from skill_train.run.folder import RunDir, is_file_of, require_unused
+from skill_train.run.plan_record import Plan
 from skill_train.run.records import read_json
 
 _STARTED = (".lock", "recipe.yaml", "train.log", "checkpoints")  # beside plan.json, which `plan --out` writes too
 
 
-def require_resumable(run: RunDir, plan: dict[str, Any], otherwise: str) -> None:
+def require_resumable(run: RunDir, plan: Plan, otherwise: str) -> None:
     """Refuses to go on where nothing has begun, or where another recipe has.
 
     Args:
@@ -38,9 +39,9 @@ def require_resumable(run: RunDir, plan: dict[str, Any], otherwise: str) -> None
     _require_same(run, plan)
 
 
-def _require_same(run: RunDir, plan: dict[str, Any]) -> None:
-    earlier = read_json(run.plan)
-    if earlier.get("recipe_hash") != plan["recipe_hash"]:
+def _require_same(run: RunDir, plan: Plan) -> None:
+    earlier = plan_record.read(run.plan)
+    if earlier.recipe_hash != plan.recipe_hash:
         raise UsageError(
             f"{run.path} holds a run of another recipe",
             code="another_run",
@@ -50,7 +51,7 @@ def _require_same(run: RunDir, plan: dict[str, Any]) -> None:
         )
 
 
-def already_there(run: RunDir, plan: dict[str, Any], resume: bool) -> dict[str, Any] | None:
+def already_there(run: RunDir, plan: Plan, resume: bool) -> dict[str, Any] | None:
     if not has_begun(run):
         return None
     _require_same(run, plan)
@@ -97,16 +98,12 @@ def trained(run: RunDir) -> dict[str, Any]:
     return record
 
 
-def _differences(earlier: dict[str, Any], plan: dict[str, Any]) -> list[str]:
+def _differences(earlier: Plan, plan: Plan) -> list[str]:
     """What is another, as `key: there → asked for`."""
-    told = []
-    for part in ("fingerprints", "recipe"):
-        old, new = earlier.get(part, {}), plan[part]
-        for key in sorted(set(old) | set(new)):
-            if old.get(key) != new.get(key):
-                changed = f"the {key} has changed" if part == "fingerprints" else f"{old.get(key)!r} → {new.get(key)!r}"
-                told.append(changed if part == "fingerprints" else f"{key}: {changed}")
-    return told
+    kinds = sorted(earlier.fingerprints.keys() | plan.fingerprints.keys())
+    changed = [f"the {key} has changed" for key in kinds if earlier.fingerprints.get(key) != plan.fingerprints.get(key)]
+    old, new = earlier.recipe.as_dict(), plan.recipe.as_dict()
+    return changed + [f"{key}: {old[key]!r} → {new[key]!r}" for key in sorted(new) if old[key] != new[key]]
 
 
 def forget(run: RunDir, there: set[Path]) -> None:

@@ -17,10 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from skill_train.core.errors import UsageError
 from skill_train.core.files import write_json
 from skill_train.run.folder import RunDir
 from skill_train.run.job_spec import Mount
+from skill_train.run.plan_record import Plan
 from skill_train.run.records import read_json
 
 SCHEMA = "skill-train/cloud/1"
@@ -126,10 +129,14 @@ def new_run_id() -> str:
     return secrets.token_hex(6)
 
 
-def plan_hash(plan: dict[str, Any]) -> str:
+def plan_hash(plan: Plan) -> str:
     """16 hex digits that change with what is trained and with what it is trained on."""
-    launch = {key: plan["launch"][key] for key in ("arguments", "environment")}
-    values = {key: plan[key] for key in ("recipe_hash", "placement", "flavor")} | {"launch": launch}
+    values = {
+        "recipe_hash": plan.recipe_hash,
+        "placement": msgspec.structs.asdict(plan.placement),
+        "flavor": plan.flavor,
+        "launch": {"arguments": plan.launch.arguments, "environment": plan.launch.environment},
+    }
     canonical = json.dumps(values, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 

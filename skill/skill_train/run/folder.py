@@ -31,6 +31,7 @@ from skill_train.core.files import write_json as write_json
 from skill_train.core.files import write_text as write_text
 from skill_train.core.peak_memory import peak_memory_bytes as peak_memory_bytes
 from skill_train.core.peak_memory import watch_memory as watch_memory
+from skill_train.run import plan_record
 from skill_train.run.records import read_json as read_json  # the floor of all that reads a run
 from skill_train.run.records import regular_bytes as regular_bytes
 from skill_train.run.records import require_shape
@@ -95,7 +96,7 @@ class RunDir:
     @property
     def is_full(self) -> bool:
         """Every weight was trained, by its plan."""
-        return bool(read_json(self.plan)["recipe"].get("finetuning_type") == "full")
+        return plan_record.read(self.plan).recipe.is_full
 
     @property
     def tuned(self) -> Path:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from skill_train.run.plan_record import Plan
+
 IMAGE = "ghcr.io/astral-sh/uv:python3.12-bookworm"  # what run_uv_job of huggingface_hub 2.4 takes
 SECRETS = ("HF_TOKEN",)  # their names
 KEPT = "/data"  # where the client mounts the folder with the program and the plan
@@ -60,10 +62,10 @@ class JobSpec:
 
 
 def of_run(
-    made: dict[str, Any],
+    plan: Plan,
     *,
     program: Path,
-    plan: Path,
+    plan_file: Path,
     namespace: str,
     labels: dict[str, str],
     flavor: str,
@@ -73,30 +75,29 @@ def of_run(
     """The job of a run.
 
     Args:
-        made: the plan; `plan` is its file.
         labels: of `cloud_record.labels`.
         data: where its local data was uploaded; None when the data is on the Hub.
     """
-    where = () if data is None else ("--data", f"{data.mount_path}/{Path(made['recipe']['data']).name}")
+    where = () if data is None else ("--data", f"{data.mount_path}/{Path(plan.recipe.data).name}")
     return JobSpec(
         namespace=namespace,
         program=program,
-        plan=plan,
-        arguments=(str(plan), "--job", *where),
+        plan=plan_file,
+        arguments=(str(plan_file), "--job", *where),
         flavor=flavor,
         timeout_seconds=timeout_seconds,
         environment=ENVIRONMENT | {"SKILL_TRAIN_RUN": labels["run"]},
         labels=labels,
-        name=made["policy"]["hub_model_id"].split("/")[-1],
-        dependencies=_dependencies(made),
+        name=(plan.policy.hub_model_id or "").split("/")[-1],
+        dependencies=_dependencies(plan),
         mounts=() if data is None else (data,),
     )
 
 
-def _dependencies(made: dict[str, Any]) -> tuple[str, ...]:
+def _dependencies(plan: Plan) -> tuple[str, ...]:
     """What only some runs need. Trackio is not pinned: no version of it was tried, and a run goes on without it."""
-    trackio = made["placement"]["report_to"] == "trackio"  # no other word of a plan is the name of a package
-    return ((FOUR_BIT,) if made["recipe"]["load_in_4bit"] else ()) + (("trackio",) if trackio else ())
+    trackio = plan.placement.report_to == "trackio"  # no other word of a plan is the name of a package
+    return ((FOUR_BIT,) if plan.recipe.load_in_4bit else ()) + (("trackio",) if trackio else ())
 
 
 def command(spec: JobSpec) -> list[str]:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import stat
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from skill_train.core.errors import UsageError
+
+Record = TypeVar("Record")
 
 MOST_BYTES = 100_000_000  # the largest that we write takes a few MB; a tokenizer.json of a base 30 MB
 _MOST_OF_LINE = 50_000_000  # a row of a million tokens takes 15 MB
@@ -25,7 +26,6 @@ _MOST_OF_LINE = 50_000_000  # a row of a million tokens takes 15 MB
 _NEEDED = {"model", "data", "name", "file", "verdict", "prompt", "expected", "number", "state", "step", "row", "kind"}
 _NULL = {"columns", "target_modules", "modules_to_save", "answer", "gate", "effect", "data", "memory_bytes", "reasons"}
 _NULL |= {"prices", "smaller_layout"}
-_PART = {"low": float, "high": float, "basis": str}
 _DIGEST = {"bytes": int, "sha256": str}
 _FILES = {"*": _DIGEST}
 _MADE = {"*": {**_DIGEST, "quant": str, "fallbacks": list, "bits_per_weight": float}}
@@ -33,29 +33,6 @@ _WORD = "pass, warn or fail"
 _CHECK = {"name": str, "file": str, "verdict": _WORD, "detail": str, "figures": dict}
 _REASON = {"rule": str, "value": str, "because": str, "source": str}
 _SHAPES: dict[str, dict[str, Any]] = {
-    "plan.json": {
-        "where": str, "recipe_hash": str, "flavor": str, "timeout_seconds": float,
-        "recipe": {
-            "model": str, "revision": str, "data": str, "data_revision": str, "split": str, "format": str,
-            "columns": {"*": str}, "loss_on": str, "finetuning_type": str, "max_length": int, "max_steps": int,
-            "effective_batch_size": int, "target_modules": [str], "modules_to_save": [str], "lora_r": float,
-            "lora_alpha": float, "learning_rate": float, "seed": int,
-        },
-        "asked": {"*": object}, "fingerprints": {"*": object},
-        "placement": {"*": object}, "blockers": [dict], "reasons": [_REASON],
-        "policy": {"sensitive": bool, "hub_model_id": str, "score": str, "score_pattern": str},
-        "launch": {"arguments": [str], "environment": {"*": str}, "reasons": list},
-        "facts": {"model": {"source": str, "parameters": int}, "dataset": {"rows": int, "tokens": dict},
-                  "machine": {"chip": str, "system": str, "device": str}},
-        "estimates": {
-            "memory_bytes": _PART, "seconds": _PART, "cost_usd": _PART, "disk_bytes": _PART, "merge_bytes": _PART,
-            "convert_bytes": _PART, "verify_bytes": _PART, "usable_bytes": float, "flavors": [dict],
-            "prices": {"source": str, "read_at": str},
-            "memory_parts": [{"name": str, "low": float, "high": float, "because": str}],
-            "seconds_parts": [{"name": str, "low": float, "high": float, "because": str}],
-            "files": [{"quant": str, "bytes": _PART, "memory_bytes": _PART, "tokens_per_second": _PART}],
-        },
-    },
     "train.json": {
         "outputs": _FILES, "checks": [_CHECK], "verdict": str, "recipe_hash": str, "steps": int, "example": str,
         "answer": {"prompt": str, "before": str, "after": str}, "seconds": float, "finished_at": str,
@@ -118,16 +95,6 @@ _SHAPES: dict[str, dict[str, Any]] = {
         "row": int, "kind": str, "rendered": str, "input_ids": [int], "labels": [int], "messages": [dict],
         "tools": list,
     },
-}  # fmt: skip
-# Of `accelerate launch` and of NCCL, as `launch` writes them.
-_ARGUMENTS = re.compile(
-    r"(?:--(?:multi_gpu|use_fsdp|cpu) |--(?:num_\w+|machine_rank|main_process_port|gpu_ids|mixed_precision|"
-    r"dynamo_backend|fsdp_\w+) [\w.,:]+ )*"
-)
-# Just those, each with values that cannot be a path: others of NCCL and OpenMP name libraries to load.
-_VARIABLES = {
-    "PET_SHUTDOWN_TIMEOUT": r"\d{1,6}", "NCCL_DEBUG": r"VERSION|WARN|INFO", "NCCL_ALGO": r"Ring|Tree",
-    "NCCL_BUFFSIZE": r"\d{1,12}", "NCCL_IB_DISABLE": r"[01]", "NCCL_P2P_DISABLE": r"[01]",
 }  # fmt: skip
 _AGAIN = "run the step that writes it, or fetch it: skill-train pull RUN"
 _SHAPES["lora_gguf.json"] = _SHAPES["convert.json"]
@@ -215,7 +182,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
                 torn = f"line {number} of {path} is not JSON"
                 continue
             if not isinstance(line, dict):
-                raise _broken(path, f"line {number} is {_short(line)}, not an object")
+                raise broken(path, f"line {number} is {shortened(line)}, not an object")
             require_shape(path, line, f"line {number}")
             found.append(line)
     return found
@@ -230,18 +197,20 @@ def require_shape(path: Path, document: Any, where: str = "", name: str | None =
     kinds = _SHAPES.get(name or path.name)
     if kinds is not None:
         _check(path, where, document, kinds)
-    if kinds is _SHAPES["plan.json"] and "launch" in document:
-        _check_launch(path, document["launch"])
 
 
-def _check_launch(path: Path, launch: dict[str, Any]) -> None:
-    """What a plan adds to the start of the training program: no other program, and nothing that loads code."""
-    words, names = launch.get("arguments", []), launch.get("environment", {})
-    if not _ARGUMENTS.fullmatch("".join(f"{word} " for word in words)) or any(" " in word for word in words):
-        raise _broken(path, f"launch.arguments has {_short(' '.join(words))}, which starts something else")
-    for name, value in names.items():
-        if not re.fullmatch(_VARIABLES.get(name, r"(?!)"), str(value)):
-            raise _broken(path, f"launch.environment sets {_short(name)} to {_short(value)}")
+def convert(document: Any, kind: type[Record], path: Path) -> Record:
+    """A document of `path` as the class that its step writes. Keys that the class does not have are left out.
+
+    Raises:
+        UsageError: a key is missing, or a value is of another kind.
+    """
+    import msgspec
+
+    try:
+        return msgspec.convert(document, kind)
+    except msgspec.ValidationError as error:
+        raise broken(path, str(error)) from None
 
 
 def fits(document: Any, name: str) -> bool:
@@ -259,7 +228,7 @@ class _Document(dict[str, Any]):
     path = Path("a record")
 
     def __missing__(self, key: str) -> NoReturn:
-        raise _broken(self.path, f"no {key}")
+        raise broken(self.path, f"no {key}")
 
     def __or__(self, other: dict[str, Any]) -> _Document:  # type: ignore[override]
         made = _Document({**self, **other})
@@ -281,19 +250,19 @@ def _check(path: Path, where: str, value: Any, kind: Any) -> None:
         _check_object(path, where, value, kind)
     elif isinstance(kind, list):
         if not isinstance(value, list):
-            raise _broken(path, f"{where} is {_short(value)}, not a list")
+            raise broken(path, f"{where} is {shortened(value)}, not a list")
         for number, item in enumerate(value):
             _check(path, f"{where}.{number}", item, kind[0])
     elif kind is _WORD:
         if value not in ("pass", "warn", "fail"):
-            raise _broken(path, f"{where} is {_short(value)}, not {_WORD}")
+            raise broken(path, f"{where} is {shortened(value)}, not {_WORD}")
     elif not _is(value, kind):
-        raise _broken(path, f"{where} is {_short(value)}, not {_NAMES[kind]}")
+        raise broken(path, f"{where} is {shortened(value)}, not {_NAMES[kind]}")
 
 
 def _check_object(path: Path, where: str, value: Any, kind: dict[str, Any]) -> None:
     if not isinstance(value, dict):
-        raise _broken(path, f"{where or 'the document'} is {_short(value)}, not an object")
+        raise broken(path, f"{where or 'the document'} is {shortened(value)}, not an object")
     for key, item in value.items():
         wanted = kind.get(key, kind.get("*"))
         if kind is _FILES or kind is _MADE:
@@ -303,7 +272,7 @@ def _check_object(path: Path, where: str, value: Any, kind: dict[str, Any]) -> N
     if kind is _DIGEST or kind is _MADE["*"]:
         for key in _DIGEST:
             if value.get(key) is None:
-                raise _broken(path, f"{where} has no {key}")
+                raise broken(path, f"{where} has no {key}")
 
 
 def _may_be_null(key: str, kind: Any) -> bool:
@@ -313,7 +282,7 @@ def _may_be_null(key: str, kind: Any) -> bool:
 def _check_name(path: Path, name: str) -> None:
     """A file that a step made lies in the run directory."""
     if not name or "\\" in name or "\0" in name or PurePosixPath(name).is_absolute() or ".." in name.split("/"):
-        raise _broken(path, f"it names {_short(name)}, outside of the run directory")
+        raise broken(path, f"it names {shortened(name)}, outside of the run directory")
 
 
 _NAMES: dict[Any, str] = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
@@ -328,13 +297,15 @@ def _is(value: Any, kind: Any) -> bool:
     return isinstance(value, kind)
 
 
-def _short(value: Any) -> str:
+def shortened(value: Any) -> str:
+    """A value in an error: what it is, in at most 60 characters."""
     if isinstance(value, (dict, list)):
         return f"{'an object' if isinstance(value, dict) else 'a list'} of {len(value)}"
     return repr(value)[:60] if not isinstance(value, int) else f"{value:.4g}" if abs(value) < 1e300 else "a huge number"
 
 
-def _broken(path: Path, why: str) -> UsageError:
+def broken(path: Path, why: str) -> UsageError:
+    """The error of a record that no step wrote like this."""
     return UsageError(
         f"{path} lacks what skill-train writes into it: {why}",
         code="broken_record",

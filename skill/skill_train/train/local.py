@@ -44,20 +44,19 @@ from skill_train.plan.file import require_own
 from skill_train.program.plan import kills_for_memory, last_stage, layout_words, memory_ended, once_more, smaller_plan
 from skill_train.program.watch import is_complete, numbered, step_of
 from skill_train.recipe.fields import to_yaml
-from skill_train.run import cloud_record
+from skill_train.run import cloud_record, plan_record
 from skill_train.run.begun import already_there, forget, has_begun
 from skill_train.run.begun import trained as trained
 from skill_train.run.folder import RunDir
 from skill_train.run.lock import locked
+from skill_train.run.plan_record import Launch, Plan
 from skill_train.run.records import read_json
 
 _TAIL_LINES = 15
 _ATTEMPT = '{"event": "attempt", '  # how the line between two attempts begins
 
 
-def train(
-    run: RunDir, plan: dict[str, Any], *, resume: bool, progress: Bar, say: Callable[[str], None]
-) -> dict[str, Any]:
+def train(run: RunDir, plan: Plan, *, resume: bool, progress: Bar, say: Callable[[str], None]) -> dict[str, Any]:
     """Runs the plan in its run directory and returns `train.json`. A finished run of the same recipe is returned as it
     is, with `reused`.
 
@@ -78,8 +77,8 @@ def train(
             forget(run, there)
             raise
         if not has_begun(run):
-            write_json(run.plan, plan)  # first: a recipe without a plan is the user's
-            write_text(run.recipe, to_yaml(plan["recipe"] | plan["policy"]))
+            plan_record.write(run.plan, plan)  # first: a recipe without a plan is the user's
+            write_text(run.recipe, to_yaml(plan.recipe_file()))
         try:
             _run_until_it_fits(run, lock, resume=resume, progress=progress, say=say)
         except (UsageError, NotInstalled):
@@ -89,9 +88,9 @@ def train(
         return record
 
 
-def probe_precision(plan: dict[str, Any], machine: MachineFacts, model: ModelFacts) -> PrecisionProbe | None:
+def probe_precision(plan: Plan, machine: MachineFacts, model: ModelFacts) -> PrecisionProbe | None:
     """fp32 and bf16 timed on this machine with this model; kept in the cache. None when the probe itself failed."""
-    device = plan["placement"]["device"]
+    device = plan.placement.device
     kept = known_probe(device, machine, model)
     if kept is not None:
         return kept
@@ -138,7 +137,8 @@ def _run_until_it_fits(
     except DecisionNeeded as error:
         told = {"code": error.code, "message": error.message}
         stage = last_stage(run.log.read_text(encoding="utf-8", errors="replace").rpartition(_ATTEMPT)[2])
-        smaller = smaller_plan(read_json(run.plan), told, stage) if memory_ended(told, kills) else None
+        plan = plan_record.read(run.plan).as_dict()
+        smaller = smaller_plan(plan, told, stage) if memory_ended(told, kills) else None
         if smaller is None:
             raise
     say(once_more(smaller))
@@ -152,7 +152,7 @@ def _run_until_it_fits(
 
 
 def _run_program(run: RunDir, lock: TextIO | None, *, resume: bool, progress: Bar, say: Callable[[str], None]) -> None:
-    launch = read_json(run.plan).get("launch", {"arguments": [], "environment": {}})
+    launch = plan_record.read(run.plan).launch
     failure: dict[str, Any] | None = None
     with open(run.log, "a", encoding="utf-8") as log:
         log.write(_attempt(resume))
@@ -178,9 +178,9 @@ def _attempt(resume: bool) -> str:
     return f"{_ATTEMPT}{json.dumps({'at': at, 'resume': resume, 'program': str(train_program())})[1:]}\n"
 
 
-def _command(run: RunDir, launch: dict[str, Any], resume: bool) -> list[str]:
+def _command(run: RunDir, launch: Launch, resume: bool) -> list[str]:
     """One process is the program itself; several are started by accelerate, with the arguments of the plan."""
-    launcher = ["-m", "accelerate.commands.launch", *launch["arguments"]] if launch["arguments"] else []
+    launcher = ["-m", "accelerate.commands.launch", *launch.arguments] if launch.arguments else []
     return [sys.executable, *launcher, str(train_program()), str(run.plan), *(["--resume"] if resume else [])]
 
 
@@ -191,7 +191,7 @@ class _child:
     save and stop.
     """
 
-    def __init__(self, command: list[str], launch: dict[str, Any], log: Any, lock: TextIO | None) -> None:
+    def __init__(self, command: list[str], launch: Launch, log: Any, lock: TextIO | None) -> None:
         quiet = {"PYTHONUNBUFFERED": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "DO_NOT_TRACK": "1"}
         self.process = subprocess.Popen(
             command,
@@ -200,7 +200,7 @@ class _child:
             stderr=log,
             text=True,
             errors="replace",
-            env=os.environ | quiet | launch["environment"],
+            env=os.environ | quiet | launch.environment,
             process_group=0,
             pass_fds=(lock.fileno(),) if lock else (),  # left behind by a kill of ours, it still has the folder
         )
@@ -337,10 +337,10 @@ def _tail(said: str) -> str:
     return "\n".join((own or lines)[-_TAIL_LINES:])
 
 
-def _run_probe(plan: dict[str, Any]) -> dict[str, Any] | None:
+def _run_probe(plan: Plan) -> dict[str, Any] | None:
     with tempfile.TemporaryDirectory(prefix="skill-train-") as folder:
         file = Path(folder) / "plan.json"
-        write_json(file, plan)
+        plan_record.write(file, plan)
         command = [sys.executable, str(train_program()), str(file), "--probe"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     return next((event for event in _events(done.stdout) if event.pop("event") == "probe"), None)

@@ -15,8 +15,9 @@ from skill_train.core.errors import UsageError
 from skill_train.core.files import write_json
 from skill_train.estimate.step import MicroStep
 from skill_train.estimate.time import micro_step_flops, optimizer_seconds, reading_seconds
-from skill_train.facts import Calibration, MachineFacts, ModelFacts, rebuilt
+from skill_train.facts import Calibration, MachineFacts, ModelFacts
 from skill_train.machine.read import cache_dir
+from skill_train.run.plan_record import Plan
 from skill_train.run.records import read_json
 
 SCHEMA = "skill-train/calibration/1"
@@ -28,7 +29,7 @@ _ENOUGH_STEPS = 10  # fewer do not take the place of more
 _SIMILAR = 4.0
 
 
-def remember(plan: dict[str, Any], lines: list[dict[str, Any]], finished_at: str) -> Calibration | None:
+def remember(plan: Plan, lines: list[dict[str, Any]], finished_at: str) -> Calibration | None:
     """Keeps the speed of a run; None when it was too short to tell, or much shorter than the run that is known.
 
     Args:
@@ -37,17 +38,17 @@ def remember(plan: dict[str, Any], lines: list[dict[str, Any]], finished_at: str
         finished_at: when it ended, for the reader.
     """
     settled = [line for last, line in pairwise(lines) if line.get("seconds") and line.get("start") == last.get("start")]
-    model, machine = _facts(plan)
-    if len(lines) < _LEAST_STEPS or not settled or plan["placement"]["num_processes"] > 1:
+    model, machine = plan.facts.model, plan.facts.machine
+    if len(lines) < _LEAST_STEPS or not settled or plan.placement.num_processes > 1:
         return None
     steps = [_micro_steps(plan, line) for line in settled]
     flops = sum(count * (micro_step_flops(model, step) or 0) for count, step in steps)
     if not flops:
         return None
     seconds = computing_seconds(model, machine, sum(line["seconds"] for line in settled), steps)
-    dtype, shape = plan["placement"]["dtype"], _shape(model)
+    dtype, shape = plan.placement.dtype, _shape(model)
     basis = f"{len(settled)} steps of {Path(model.source).name} in {dtype}, {finished_at[:10]}"
-    path = _path(machine, plan["placement"]["device"], dtype)
+    path = _path(machine, plan.placement.device, dtype)
     measured = {
         "flops_per_second": flops / seconds,
         "basis": basis,
@@ -99,30 +100,26 @@ def computing_seconds(
     return max(seconds - memory, seconds / 5)
 
 
-def _micro_steps(plan: dict[str, Any], line: dict[str, Any]) -> tuple[int, MicroStep]:
+def _micro_steps(plan: Plan, line: dict[str, Any]) -> tuple[int, MicroStep]:
     """How many micro-steps one optimizer step had, and one of them, from the tokens that it was fed."""
-    recipe, placement = plan["recipe"], plan["placement"]
-    rows, tokens = placement["per_device_train_batch_size"], line["tokens"]
-    full = recipe["finetuning_type"] == "full"
+    recipe, placement = plan.recipe, plan.placement
+    rows, tokens = placement.per_device_train_batch_size, line["tokens"]
+    full = recipe.is_full
     step = MicroStep(
-        device=placement["device"],
-        dtype=placement["dtype"],
+        device=placement.device,
+        dtype=placement.dtype,
         rows=rows,
-        length=max(1, round(tokens / recipe["effective_batch_size"])),
-        checkpointing=placement["gradient_checkpointing"],
-        four_bit=recipe["load_in_4bit"],
-        lora_r=recipe["lora_r"],
-        target_modules=tuple(recipe["target_modules"]),
+        length=max(1, round(tokens / recipe.effective_batch_size)),
+        checkpointing=placement.gradient_checkpointing,
+        four_bit=recipe.load_in_4bit,
+        lora_r=recipe.lora_r,
+        target_modules=tuple(recipe.target_modules),
         trained_share=line["trained_tokens"] / tokens,
         full=full,
-        pure_bf16=recipe["pure_bf16"],
-        optim=recipe["optim"],
+        pure_bf16=recipe.pure_bf16,
+        optim=recipe.optim,
     )
-    return placement["gradient_accumulation_steps"], step
-
-
-def _facts(plan: dict[str, Any]) -> tuple[ModelFacts, MachineFacts]:
-    return rebuilt(ModelFacts, plan["facts"]["model"]), rebuilt(MachineFacts, plan["facts"]["machine"])
+    return placement.gradient_accumulation_steps, step
 
 
 def _shape(model: ModelFacts) -> str:

@@ -15,11 +15,14 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from skill_train.core.errors import AccessError, NotInstalled, TrainingFailed, UsageError
 from skill_train.core.resources import node_program, train_program
 from skill_train.facts import Flavor
-from skill_train.plan import launch_args as launch
+from skill_train.plan import launch_args
 from skill_train.plan.places import machine_of
+from skill_train.run.plan_record import Plan
 
 VERSION = "0.14.1"
 # SkyPilot takes the cheapest that has such machines, and leaves out those that it has no credentials for.
@@ -76,16 +79,16 @@ def clouds(wanted: list[str] | None, nodes: int) -> list[str]:
     return wanted or [name for name in CLOUDS if nodes == 1 or name not in ONE_NODE_ONLY]
 
 
-def spread(plan: dict[str, Any], flavor: Flavor, nodes: int) -> dict[str, Any]:
+def spread(plan: Plan, flavor: Flavor, nodes: int) -> Plan:
     """The plan on so many machines of a flavor: the same recipe and effective batch, one process a GPU.
 
     Raises:
         UsageError: the effective batch cannot be divided by so many processes.
     """
-    placed = plan["placement"] | {"backend": "skypilot"}
+    placed = replace(plan.placement, backend="skypilot")
     if nodes == 1:
-        return plan | {"placement": placed}
-    effective, processes = plan["recipe"]["effective_batch_size"], nodes * flavor.gpus
+        return replace(plan, placement=placed)
+    effective, processes = plan.recipe.effective_batch_size, nodes * flavor.gpus
     share, rest = divmod(effective, processes)
     if rest or not share:
         raise UsageError(
@@ -95,23 +98,23 @@ def spread(plan: dict[str, Any], flavor: Flavor, nodes: int) -> dict[str, Any]:
             got=str(effective),
             hint="fewer --nodes, another --flavor, or another effective_batch_size in the recipe",
         )
-    rows = max(n for n in range(1, placed["per_device_train_batch_size"] + 1) if share % n == 0)
-    placed |= {
-        "per_device_train_batch_size": rows,
-        "gradient_accumulation_steps": share // rows,
-        "num_processes": processes,
-        "strategy": "fsdp" if placed["strategy"] == "fsdp" else "ddp",
-    }
-    started = launch.launch(
-        placed | {"num_processes": flavor.gpus}, machine_of(flavor), four_bit=plan["recipe"]["load_in_4bit"]
+    rows = max(n for n in range(1, placed.per_device_train_batch_size + 1) if share % n == 0)
+    placed = replace(
+        placed,
+        per_device_train_batch_size=rows,
+        gradient_accumulation_steps=share // rows,
+        num_processes=processes,
+        strategy="fsdp" if placed.strategy == "fsdp" else "ddp",
     )
-    environment = {name: value for name, value in started["environment"].items() if name not in _ONE_MACHINE}
-    arguments = [*started["arguments"], "--num_processes", str(processes), "--num_machines", str(nodes)]
-    return plan | {"placement": placed, "launch": started | {"arguments": arguments, "environment": environment}}
+    on_a_node = replace(placed, num_processes=flavor.gpus)
+    started = launch_args.launch(on_a_node, machine_of(flavor), four_bit=plan.recipe.load_in_4bit)
+    environment = {name: value for name, value in started.environment.items() if name not in _ONE_MACHINE}
+    arguments = [*started.arguments, "--num_processes", str(processes), "--num_machines", str(nodes)]
+    return replace(plan, placement=placed, launch=replace(started, arguments=arguments, environment=environment))
 
 
 def task(
-    plan: dict[str, Any],
+    plan: Plan,
     flavor: Flavor,
     *,
     run_id: str,
@@ -127,7 +130,7 @@ def task(
         bucket: folder of a bucket of the Hub that keeps everything, `hf://buckets/…`.
         data: path of local data, relative to the folder of the task.
     """
-    need = plan["estimates"]["disk_bytes"]["high"] or 0
+    need = plan.estimates.disk_bytes.high or 0
     words = ["skypilot_node.py", bucket, "--timeout", str(timeout_seconds)]
     words += ["--data", data] if data else []
     return {

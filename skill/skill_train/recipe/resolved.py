@@ -1,0 +1,59 @@
+"""The resolved recipe: what a plan holds after every open choice was made, and what the training program reads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+
+class ResolvedRecipe(msgspec.Struct, frozen=True, kw_only=True):
+    """Field by field a `Recipe` (recipe/fields.py has the meanings) without the fields that no training depends on.
+
+    The fields with a default are newer than the first plans that were written.
+    """
+
+    model: str
+    revision: str | None = None
+    data: str
+    data_revision: str | None = None
+    data_config: str | None = None
+    split: str = "train"
+    format: str
+    columns: dict[str, str]
+    loss_on: str
+    method: str = "sft"
+    finetuning_type: str = "lora"
+    pure_bf16: bool = False
+    max_length: int
+    max_steps: int
+    effective_batch_size: int
+    learning_rate: int | float
+    lr_scheduler_type: str
+    warmup_steps: int
+    weight_decay: int | float
+    adam_beta1: int | float
+    adam_beta2: int | float
+    adam_epsilon: int | float
+    max_grad_norm: int | float
+    optim: str
+    lora_r: int
+    lora_alpha: int | float
+    lora_dropout: int | float
+    target_modules: list[str]
+    modules_to_save: list[str] | None = None
+    use_rslora: bool = False
+    use_dora: bool = False
+    load_in_4bit: bool = False
+    held_out_fraction: int | float
+    skip_untrained_rows: bool = False
+    seed: int
+
+    @property
+    def is_full(self) -> bool:
+        """Every weight trains, without an adapter."""
+        return self.finetuning_type == "full"
+
+    def as_dict(self) -> dict[str, Any]:
+        """The fields by name, as `plan.json` has them."""
+        return msgspec.structs.asdict(self)

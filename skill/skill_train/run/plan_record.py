@@ -1,0 +1,246 @@
+"""`plan.json`: the plan of a run, as it is written and read."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from skill_train.core.files import write_json
+from skill_train.facts import DatasetFacts, MachineFacts, ModelFacts
+from skill_train.recipe.resolved import ResolvedRecipe
+from skill_train.run.records import broken, convert, read_json, shortened
+
+SCHEMA = "skill-train/plan/1"
+Number = int | float
+_LARGEST = 1e300
+
+# Arguments of `accelerate launch`, as plan/launch_args writes them.
+_ARGUMENTS = re.compile(
+    r"(?:--(?:multi_gpu|use_fsdp|cpu) |--(?:num_\w+|machine_rank|main_process_port|gpu_ids|mixed_precision|"
+    r"dynamo_backend|fsdp_\w+) [\w.,:]+ )*"
+)
+# No other variables: some of NCCL and OpenMP name libraries to load.
+_VARIABLES = {
+    "PET_SHUTDOWN_TIMEOUT": r"\d{1,6}", "NCCL_DEBUG": r"VERSION|WARN|INFO", "NCCL_ALGO": r"Ring|Tree",
+    "NCCL_BUFFSIZE": r"\d{1,12}", "NCCL_IB_DISABLE": r"[01]", "NCCL_P2P_DISABLE": r"[01]",
+}  # fmt: skip
+
+
+class Reason(msgspec.Struct, frozen=True):
+    """Why a value is what it is, and where the rule comes from."""
+
+    rule: str
+    value: str
+    because: str
+    source: str
+
+
+class Blocker(msgspec.Struct, frozen=True):
+    """What stops the plan."""
+
+    code: str
+    message: str
+
+
+class Estimate(msgspec.Struct, frozen=True):
+    """From `low` to `high`, in the unit of the field's name; None where that is unknown. `basis` says what it rests on,
+    or why it is unknown."""
+
+    low: Number | None
+    high: Number | None
+    basis: str
+
+
+class EstimatePart(msgspec.Struct, frozen=True):
+    """One term of an estimate."""
+
+    name: str
+    low: Number
+    high: Number
+    because: str
+
+
+class FileEstimate(msgspec.Struct, frozen=True):
+    """One GGUF file: its size, the memory to run it, and its speed on this machine."""
+
+    quant: str
+    bytes: Estimate
+    memory_bytes: Estimate
+    tokens_per_second: Estimate
+
+
+class Offer(msgspec.Struct, frozen=True):
+    """A flavor that could train the plan: `[low, high]` seconds and dollars."""
+
+    flavor: str
+    seconds: list[Number | None]
+    cost_usd: list[Number | None]
+
+
+class Prices(msgspec.Struct, frozen=True):
+    """Whose prices the offers are, and of what date."""
+
+    source: str
+    read_at: str
+
+
+class Estimates(msgspec.Struct, frozen=True, kw_only=True):
+    """What the plan needs, in bytes, seconds and dollars.
+
+    Attributes:
+        usable_bytes: of the device's memory, what training may take.
+        adapter_parameters: None when every weight trains.
+        files: one for each GGUF type.
+    """
+
+    memory_bytes: Estimate
+    memory_parts: list[EstimatePart] = []
+    usable_bytes: Number | None = None
+    seconds: Estimate
+    seconds_parts: list[EstimatePart] = []
+    cost_usd: Estimate
+    adapter_parameters: int | None = None
+    merge_bytes: Estimate
+    convert_bytes: Estimate
+    verify_bytes: Estimate
+    disk_bytes: Estimate
+    files: list[FileEstimate] = []
+    flavors: list[Offer] = []
+    prices: Prices | None = None
+
+
+class Placement(msgspec.Struct, frozen=True, kw_only=True):
+    """Where and in which pieces the recipe is computed. Two placements of one recipe train the same.
+
+    Attributes:
+        backend: `local`, `hf_jobs` or `skypilot`.
+        threads: of a CPU; None on a GPU.
+        save_steps: steps between two checkpoints.
+    """
+
+    backend: str
+    device: str
+    dtype: str
+    attn_implementation: str
+    per_device_train_batch_size: int
+    gradient_accumulation_steps: int
+    num_processes: int
+    strategy: str
+    offload: bool
+    gradient_checkpointing: bool
+    threads: int | None
+    save_steps: int
+    save_total_limit: int
+    report_to: str
+
+
+class Launch(msgspec.Struct, frozen=True):
+    """Arguments of `accelerate launch` and variables of the environment; both empty for one process."""
+
+    arguments: list[str] = []
+    environment: dict[str, str] = {}
+    reasons: list[Reason] = []
+
+
+class Policy(msgspec.Struct, frozen=True, kw_only=True):
+    """What the user decided that no training depends on."""
+
+    sensitive: bool = False
+    hub_model_id: str | None = None
+    score: str | None = None
+    score_pattern: str | None = None
+    report_to: str = "none"
+
+
+class Facts(msgspec.Struct, frozen=True):
+    """What the plan was made from."""
+
+    model: ModelFacts
+    dataset: DatasetFacts
+    machine: MachineFacts
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that is decided before a run begins.
+
+    Attributes:
+        where: `local` or `cloud`.
+        fingerprints: of `model` and `data`; None for what lies on the Hub.
+        asked: the user's own values, where the resolved recipe holds others.
+        flavor, timeout_seconds: of the job; None for this machine.
+        blockers: empty when the plan can run.
+    """
+
+    schema: str = SCHEMA
+    where: str
+    recipe: ResolvedRecipe
+    recipe_hash: str
+    fingerprints: dict[str, str | None]
+    asked: dict[str, Any] = {}
+    policy: Policy
+    placement: Placement
+    launch: Launch = Launch()
+    flavor: str | None = None
+    timeout_seconds: int | None = None
+    blockers: list[Blocker] = []
+    estimates: Estimates
+    facts: Facts
+    reasons: list[Reason] = []
+
+    def recipe_file(self) -> dict[str, Any]:
+        """Keys and values of `recipe.yaml`."""
+        return self.recipe.as_dict() | msgspec.structs.asdict(self.policy)
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON has it."""
+        document: dict[str, Any] = msgspec.to_builtins(self)
+        return document
+
+
+def read(path: Path) -> Plan:
+    """The plan in a file.
+
+    Raises:
+        UsageError: missing, no JSON, not as skill-train writes it, or it would start another program.
+    """
+    return from_dict(read_json(path), path)
+
+
+def from_dict(document: Any, path: Path) -> Plan:
+    """The plan that a document of `path` holds.
+
+    Raises:
+        UsageError: as `read`.
+    """
+    _check_numbers(path, document)
+    plan = convert(document, Plan, path)
+    if plan.schema != SCHEMA:
+        raise broken(path, f"schema is {shortened(plan.schema)}, not {SCHEMA}")
+    _check_launch(path, plan.launch)
+    return plan
+
+
+def write(path: Path, plan: Plan) -> None:
+    write_json(path, plan.as_dict())
+
+
+def _check_numbers(path: Path, value: Any) -> None:
+    """JSON has no NaN, and what is larger than a float breaks arithmetic."""
+    if isinstance(value, (int, float)) and not abs(value) <= _LARGEST:
+        raise broken(path, f"{shortened(value)} is no number of a plan")
+    if isinstance(value, (dict, list)):
+        for item in value.values() if isinstance(value, dict) else value:
+            _check_numbers(path, item)
+
+
+def _check_launch(path: Path, launch: Launch) -> None:
+    """A plan adds arguments and variables to the training program. It starts no other and loads no code."""
+    words = launch.arguments
+    if not _ARGUMENTS.fullmatch("".join(f"{word} " for word in words)) or any(" " in word for word in words):
+        raise broken(path, f"launch.arguments has {shortened(' '.join(words))}, which starts something else")
+    for name, value in launch.environment.items():
+        if not re.fullmatch(_VARIABLES.get(name, r"(?!)"), value):
+            raise broken(path, f"launch.environment sets {shortened(name)} to {shortened(value)}")
