@@ -609,7 +609,7 @@ def roots_of(folder: Path) -> list[Path]:
 
 def not_a_file(path: Path, got: str, *, hint: str = "download the model again") -> Refused:
     return Refused(
-        f"{path} is no file that can be read",
+        f"{path} is not a regular file",
         code="not_a_file",
         expected="a regular file",
         got=got,

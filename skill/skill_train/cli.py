@@ -38,7 +38,7 @@ COMMANDS = {
     "pull": "Fetch what a job kept, the adapter and its records, digests checked, so that merge and export work as "
     "here.",
     "resume": "Go on from the newest checkpoint in a new job, after a timeout, a cancel, a crash or no credit.",
-    "diff": "Say exactly what differs between two runs: in the recipe, where nothing may, and in the placement.",
+    "diff": "Compare two runs: the recipe, which must be equal, and the placement, which may differ.",
     "merge": "Merge an adapter into its base, tensor by tensor, and check the result against base + adapter.",
     "export-gguf": "Convert a run, or a model folder, to GGUF and quantize it.",
     "verify": "Check each GGUF against the model that was trained: file, tokens, template, logits, answers.",

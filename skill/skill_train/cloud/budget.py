@@ -111,7 +111,7 @@ def seconds_of(text: str) -> int:
     seconds = int(float(found[1]) * _UNITS[found[2] or "s"]) if found else 0
     if not 60 <= seconds <= _MOST_DAYS * 86400:
         raise UsageError(
-            f"{text[:40]!r} is no timeout",
+            f"{text[:40]!r} is not a valid timeout",
             code="bad_timeout",
             expected=f"a number with s, m, h or d, at least a minute and at most {_MOST_DAYS} days",
             got=text[:40],

@@ -36,7 +36,7 @@ def warn_of_part(console: Console, run: RunDir) -> None:
     rows = (record.get("data") or {}).get("train_rows")
     if steps and batch and rows and steps * batch < rows:
         part = f"{steps} steps of {batch} rows are less than the {rows:,} training rows"
-        console.warn("smoke_run", f"{part}: these files are of a smoke run, not of the whole training")
+        console.warn("smoke_run", f"{part}: these files come from a smoke run, not from the whole training")
 
 
 def _missed(name: str, one: dict[str, Any]) -> str:

@@ -170,5 +170,5 @@ def _draw(rich: Any, data: dict[str, Any]) -> None:
 @click.argument("run_a", type=PATH)
 @click.argument("run_b", type=PATH)
 def diff(options: DiffOptions, console: Console) -> Result:
-    """Say exactly what differs between two runs: in the recipe, where nothing may, and in the placement."""
+    """Compare two runs: the recipe, which must be equal, and the placement, which may differ."""
     return run(options, console)

@@ -273,7 +273,7 @@ def draw_checks(rich: Any, title: str, checks: list[dict[str, Any]]) -> None:
 @recipe_options
 @device_option
 @click.option(
-    "--force", is_flag=True, help="Take what is known to fail: a --dtype that ends in NaN, too little memory."
+    "--force", is_flag=True, help="Train despite a known risk: a --dtype that can end in NaN, or too little memory."
 )
 @click.option("--run-dir", type=PATH, help="Folder of the run.  [default: runs/<data>-<recipe hash>]")
 @click.option("--resume", is_flag=True, help="Go on with the run in --run-dir from its newest complete checkpoint.")

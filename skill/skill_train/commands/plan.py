@@ -67,7 +67,10 @@ def run(options: PlanOptions, console: Console) -> Result:
         return _of_run(options.recipe, options)
     if options.flavor is not None and options.where == "local":
         raise UsageError(
-            "--flavor is of the cloud", code="bad_usage", got="--where local", hint="leave one of them out"
+            "--flavor chooses a machine in the cloud, and --where local was given",
+            code="bad_usage",
+            got="--where local",
+            hint="leave one of them out",
         )
     if options.out is not None:
         require_free(options.out)
@@ -80,7 +83,7 @@ def run(options: PlanOptions, console: Console) -> Result:
 
 
 def _choices(options: PlanOptions) -> Choices:
-    """What the user decided. A flavor is of the cloud."""
+    """What the user decided. A flavor means the cloud."""
     return Choices(
         options.device,
         options.dtype,

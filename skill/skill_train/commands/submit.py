@@ -63,7 +63,7 @@ def run(options: SubmitOptions, console: Console) -> Result:
 def _sent(
     console: Console, options: SubmitOptions, run: RunDir, sent: Sent, order: Order, timeout: int | None
 ) -> Result:
-    """The job. One that was there is only the answer where it is, or did, what was asked for.
+    """The job. An existing job is the answer only if it does, or did, what was asked for.
 
     Raises:
         DecisionNeeded: it may cost more than was allowed.

@@ -152,7 +152,7 @@ def measure(example: dict[str, Any]) -> tuple[int, int]:
 def _order(roles: tuple[str, ...]) -> Trouble | None:
     unknown = next((role for role in roles if role not in _KNOWN), None)
     if unknown is not None:
-        return Trouble("unknown_role", False, f"{unknown!r} is no role that chat templates know")
+        return Trouble("unknown_role", False, f"{unknown!r} is not a role that chat templates know")
     why = role_trouble(roles)
     return Trouble("wrong_role_order", False, why) if why else None
 

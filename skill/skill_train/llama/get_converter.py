@@ -181,7 +181,7 @@ def _unpack_one(source: tarfile.TarFile, member: tarfile.TarInfo, target: Path) 
     except OSError as error:
         if error.errno not in (errno.ENAMETOOLONG, errno.EINVAL, errno.EILSEQ):
             raise
-        raise _bad_archive(f"{member.name[:80]!r} is no name of a file") from None
+        raise _bad_archive(f"{member.name[:80]!r} is not a valid file name") from None
 
 
 def is_whole(folder: Path) -> bool:

@@ -349,7 +349,7 @@ def _check_tuning(recipe: Recipe) -> None:
         )
     if recipe.pure_bf16 and not full:
         raise UsageError(
-            "pure_bf16 is of full fine-tuning",
+            "pure_bf16 applies to full fine-tuning only",
             code="bad_value",
             expected="finetuning_type: full",
             got=f"finetuning_type {recipe.finetuning_type}",
@@ -357,7 +357,7 @@ def _check_tuning(recipe: Recipe) -> None:
         )
     if recipe.optim in OPTIMIZERS_OF_4_BIT and not recipe.load_in_4bit:
         raise UsageError(
-            f"optim: {recipe.optim} is of bitsandbytes, which is there for load_in_4bit alone",
+            f"optim: {recipe.optim} comes from bitsandbytes, which a run has only with load_in_4bit",
             code="bad_value",
             expected=f"load_in_4bit: true, or one of {', '.join(OPTIMIZERS)}",
             got=f"optim {recipe.optim}, load_in_4bit false",
@@ -378,7 +378,9 @@ def _check_score(recipe: Recipe) -> None:
         re.compile(recipe.score_pattern or "")
     except re.error as error:
         raise UsageError(
-            f"score_pattern is no regular expression: {error}", code="bad_value", hint="try it with Python's re.compile"
+            f"score_pattern is not a valid regular expression: {error}",
+            code="bad_value",
+            hint="try it with Python's re.compile",
         ) from None
 
 

@@ -1,4 +1,4 @@
-"""What differs between two runs, fact by fact: in the recipe, where nothing may, and in the placement. Pure.
+"""Compares two runs fact by fact: the recipe, which must be equal, and the placement, which may differ. Pure.
 
 A fact is a value under a dotted name, such as `trainer.learning_rate`. Only what is listed here as placement may
 differ; every other name, known or not, belongs to the recipe, so that nothing is excused by silence.

@@ -195,7 +195,7 @@ def versions(*packages: str) -> dict[str, str | None]:
 def require_no_run(folder: Path, otherwise: str) -> None:
     """Files of a model are none of a run. `otherwise` is the command that puts them elsewhere."""
     if RunDir.is_one(folder) or (folder.name == "gguf" and RunDir.is_one(folder.parent)):
-        wrong = f"{folder} is of a run, which has files of its own"
+        wrong = f"{folder} belongs to a run, which has files of its own"
         raise UsageError(wrong, code="bad_out", expected="a folder for these files alone", hint=otherwise)
 
 

@@ -230,7 +230,7 @@ def write(path: Path, plan: Plan) -> None:
 def _check_numbers(path: Path, value: Any) -> None:
     """JSON has no NaN, and what is larger than a float breaks arithmetic."""
     if isinstance(value, (int, float)) and not abs(value) <= _LARGEST:
-        raise broken(path, f"{shortened(value)} is no number of a plan")
+        raise broken(path, f"{shortened(value)} is not a number that a plan can hold")
     if isinstance(value, (dict, list)):
         for item in value.values() if isinstance(value, dict) else value:
             _check_numbers(path, item)

@@ -138,7 +138,7 @@ def regular_bytes(path: Path) -> bytes:
     with open(number, "rb") as file:
         if not stat.S_ISREG(os.fstat(number).st_mode):
             raise UsageError(
-                f"{path} is no file that can be read",
+                f"{path} is not a regular file",
                 code="not_a_file",
                 expected="a regular file",
                 got="a pipe, a device or a folder",

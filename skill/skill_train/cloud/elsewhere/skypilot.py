@@ -62,7 +62,7 @@ def clouds(wanted: list[str] | None, nodes: int) -> list[str]:
         name = place.split("/")[0]
         if name not in CLOUDS:
             raise UsageError(
-                f"{place} is no place that the task is made for",
+                f"{place} is not a supported place",
                 code="bad_value",
                 expected=", ".join(CLOUDS),
                 got=place,
