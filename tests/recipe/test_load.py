@@ -56,7 +56,7 @@ def test_null_in_the_file_is_left_out(tmp_path: Path) -> None:
     ("values", "word"),
     [
         ({"finetuning_type": "full", "load_in_4bit": True}, "exclude each other"),
-        ({"pure_bf16": True}, "of full fine-tuning"),
+        ({"pure_bf16": True}, "applies to full fine-tuning only"),
         ({"finetuning_type": "ful"}, "did you mean 'full'"),
     ],
 )

@@ -378,9 +378,7 @@ def _check_score(recipe: Recipe) -> None:
         re.compile(recipe.score_pattern or "")
     except re.error as error:
         raise UsageError(
-            f"score_pattern is not a valid regular expression: {error}",
-            code="bad_value",
-            hint="try it with Python's re.compile",
+            f"score_pattern is not valid: {error}", code="bad_value", hint="try it with Python's re.compile"
         ) from None
 
 
