@@ -187,6 +187,7 @@ def test_a_record_of_another_kind(name: str, change: dict[str, Any], got: str, t
         ({"recipe": None}, "$.recipe"),
         ({"schema": "skill-train/plan/2"}, "skill-train/plan/2"),
         ({"recipe": {"max_steps": 10**400}}, "a huge number"),
+        ({"recipe": {"\ud800": "x"}}, "surrogates not allowed"),
         ({"timeout_seconds": float("nan")}, "nan"),
         ({"recipe": {"model": ["x"]}}, "got `array` - at `$.recipe.model`"),
         ({"launch": {"arguments": ["--module", "evil"], "environment": {}}}, "starts something else"),

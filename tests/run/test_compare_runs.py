@@ -227,3 +227,8 @@ def test_the_hint_knows_a_folder_against_an_id(
     assert named in answer["error"]["hint"]
     assert ("trained weights are the same" in answer["error"]["hint"]) == (changes["gone"] is not None)
     assert answer["next"] == [f"skill-train report {RECORDED} {other}"]
+
+
+def test_a_version_that_is_null_is_no_build_of_torch() -> None:
+    other = changed("environment", "versions", "torch", to=None)
+    assert "versions.torch" in {each.fact for each in diff.compare(recorded(), other).recipe}

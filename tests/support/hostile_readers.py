@@ -49,7 +49,7 @@ from skill_train.program.model_files import check_base, check_model, read_foreig
 from skill_train.program.plan import load_plan
 from skill_train.program.rows import iter_rows
 from skill_train.recipe import fields as recipe
-from skill_train.run import begun, cloud_record, records
+from skill_train.run import begun, cloud_record, plan_record, records
 from skill_train.run import lock as run_lock
 from skill_train.run.folder import RunDir
 from skill_train.train import local
@@ -503,7 +503,7 @@ def _of_records() -> list[Reader]:
 
 def _begun(run: Path) -> None:
     begun.has_begun(RunDir(run)) and begun.trained(RunDir(run))
-    begun.already_there(RunDir(run), _plan(""), resume=True)
+    begun.already_there(RunDir(run), plan_record.from_dict(_plan(""), Path("plan.json")), resume=True)
 
 
 def _cache(folder: Path) -> None:

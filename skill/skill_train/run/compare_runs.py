@@ -166,7 +166,7 @@ def _versions(versions: dict[str, str] | None) -> dict[str, str] | None:
     """The build of torch (`+cpu`, `+cu130`) goes with the device; its version does not."""
     if versions is None:
         return None
-    torch, _, build = versions["torch"].partition("+")
+    torch, _, build = (versions["torch"] or "").partition("+")
     return {**versions, "torch": torch, "torch_build": build}
 
 

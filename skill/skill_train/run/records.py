@@ -209,7 +209,7 @@ def convert(document: Any, kind: type[Record], path: Path) -> Record:
 
     try:
         return msgspec.convert(document, kind)
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, UnicodeEncodeError) as error:  # half a character cannot be encoded
         raise broken(path, str(error)) from None
 
 
