@@ -71,7 +71,6 @@ class Reader:
         call: with that folder.
         shown: by whom it is called; part of its name.
         most: inputs of one form; fewer where a call is slow.
-        share: of all its inputs, chosen by the seed; below 1 where a call takes a second.
     """
 
     shown: str
@@ -80,7 +79,6 @@ class Reader:
     make: Callable[[Path], None]
     call: Call
     most: int = 99
-    share: float = 1.0
 
     @property
     def name(self) -> str:
@@ -467,7 +465,7 @@ def _of_runs() -> list[Reader]:
 def _of_reports() -> list[Reader]:
     """A page takes a second, so it has a group of its own."""
     call = lambda run: command("report", run, "--format", "json")  # noqa: E731
-    return [Reader("report", file, kind, _run, call, 1, share=0.3) for file, kind in _files_of_run()]
+    return [Reader("report", file, kind, _run, call, 1) for file, kind in _files_of_run()]
 
 
 def _files_of_run() -> list[tuple[str, str]]:

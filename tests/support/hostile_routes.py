@@ -544,7 +544,7 @@ def plays(routes: dict[str, list[tuple[str, str]]], seed: int) -> list[Play]:
             seen.add(route)
             for trouble in TROUBLES:
                 times = 1 if store else trouble.times
-                share = 1.0 if every else 0.0 if store else 0.05
+                share = 1.0 if every else 0.0 if store else 0.1
                 made += [Play(story, route, trouble, number) for number in range(times) if dice.random() < share]
     return sorted(made, key=lambda one: not one.trouble.slow)
 

@@ -27,7 +27,7 @@ LEAST = {
     "models": 5000,
     "records": 2200,
     "datasets": 2000,
-    "reports": 250,
+    "reports": 900,
     "recipes and plans": 600,
     "caches": 600,
     "adapters": 400,
