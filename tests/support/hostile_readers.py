@@ -494,6 +494,10 @@ def _of_records() -> list[Reader]:
         "the way on": lambda run: cloud_record.way_on(RunDir(run)),
     }
     made += [Reader(shown, "cloud.json", "json", _cloud_run, call) for shown, call in calls.items()]
+    made.append(
+        Reader("a plan", "plan.json", "json", _run, lambda run: text(plan_record.read(run / "plan.json").as_dict()))
+    )
+    made.append(Reader("what was trained", "plan.json", "json", _run, lambda run: str(RunDir(run).tuned)))
     made.append(Reader("what has begun", "plan.json", "json", _run, _begun))
     made.append(Reader("the lock", ".lock", "text", _run, lambda run: run_lock.is_locked(RunDir(run))))
     return made

@@ -25,7 +25,7 @@ CHILD = Path(__file__).with_name("files_child.py")
 LEAST = {
     "runs": 7000,
     "models": 5000,
-    "records": 2200,
+    "records": 2500,
     "datasets": 2000,
     "reports": 900,
     "recipes and plans": 600,
