@@ -160,7 +160,7 @@ def explanation(error: Exception) -> Refused | None:
     if number in (errno.EROFS, errno.EACCES):
         return Refused(
             f"the run directory cannot be written: {error}",
-            code="not_writable",
+            code="system_error",
             expected="a folder that may be written",
             hint="choose another --run-dir",
         )
@@ -427,7 +427,7 @@ def check_settings(document: Any, path: Path) -> None:
                 if value and not (isinstance(value, str) and value in allowed):
                     raise Refused(
                         f"{path} names code to load: {key}",
-                        code="names_code",
+                        code="unsafe_file",
                         expected=" or ".join(allowed) or f"no {key}",
                         got=repr(value)[:200],
                         hint=f"take {key} out of the file if you trust the rest of the model",
@@ -575,7 +575,7 @@ def check_file(path: Path, folder: Path) -> None:
     if path.is_symlink() and not any(target.is_relative_to(root) for root in roots_of(folder)):
         raise Refused(
             f"{path} is a link that leads out of its folder",
-            code="link_outside",
+            code="unsafe_link",
             expected="files of the folder itself, or links of the Hub's cache into its blobs",
             got=os.readlink(path),
             hint="if you trust it, copy the file itself into the folder",
@@ -610,7 +610,7 @@ def roots_of(folder: Path) -> list[Path]:
 def not_a_file(path: Path, got: str, *, hint: str = "download the model again") -> Refused:
     return Refused(
         f"{path} is not a regular file",
-        code="not_a_file",
+        code="missing_file",
         expected="a regular file",
         got=got,
         hint=hint,
@@ -726,7 +726,7 @@ def is_plain_name(name: Any) -> bool:
 def bad_index(folder: Path, got: str, expected: str) -> Refused:
     return Refused(
         f"{folder / INDEX} does not name the weights of this folder",
-        code="broken_safetensors",
+        code="broken_model",
         expected=expected,
         got=got,
         hint="download the model again",
@@ -888,7 +888,7 @@ def check_processes(placement: dict[str, Any]) -> None:
 def wrong_launch(expected: str, got: str) -> Refused:
     return Refused(
         "the program was not started as its plan says",
-        code="wrong_launch",
+        code="bad_plan",
         expected=expected,
         got=got,
         hint="skill-train local starts it; by hand: accelerate launch with the arguments under `launch` in the plan",
@@ -1005,7 +1005,7 @@ def most_at_once(size: int) -> int:
 def too_much(path: Any, size: int, what: str) -> Refused:
     return Refused(
         f"{path} has {size:,} bytes and unpacks to {what}",
-        code="unpacks_to_too_much",
+        code="unsafe_file",
         expected=f"at most {most_in_all(size):,} bytes in all, and {most_at_once(size):,} in one row or page",
         got=what,
         hint="do not use it; if you wrote it yourself, write the rows to a .jsonl file, and give that",
@@ -1366,7 +1366,7 @@ def use_data(plan: dict[str, Any], data: Path | None) -> None:
     if found != planned:
         raise Refused(
             f"{data} is not the data of the plan",
-            code="other_data",
+            code="input_changed",
             expected=f"sha256 {planned[:12]}…" if planned else "a plan of a file or folder, with its fingerprint",
             got=f"sha256 {found[:12]}…",
             hint="bring the same file, or plan again with this one",
@@ -1397,7 +1397,7 @@ def iter_file(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     else:
         raise Refused(
             f"{path} is not a kind of file that holds a dataset",
-            code="unknown_file_kind",
+            code="unreadable_dataset",
             expected=".jsonl, .json, .csv, .tsv, .parquet, a folder saved by datasets, or a Hub id",
             got=kind or "no extension",
             hint=ROWS_IN_LINES,
@@ -1421,7 +1421,7 @@ def iter_parquet(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     ) as error:  # text that is not UTF-8, a year 99999, JSON that is none
         raise Refused(
             f"{path} cannot be read as Parquet: {str(error).splitlines()[0] if str(error) else type(error).__name__}",
-            code="broken_parquet",
+            code="unreadable_dataset",
             expected="a whole Parquet file",
             hint="download or write the file again",
         ) from None
@@ -1444,7 +1444,7 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
             if len(raw) > LINE_BYTES:
                 raise Refused(
                     f"line {number} of {path} is too long",
-                    code="long_line",
+                    code="unreadable_dataset",
                     expected=f"at most {LINE_BYTES:,} bytes a line; a row of a million tokens takes 15 MB",
                     got=raw[:80].decode("utf-8", "replace").rstrip(),
                     hint=ROWS_IN_LINES,
@@ -1464,7 +1464,7 @@ def whole_text(path: Path) -> str:
         if size > DOCUMENT_BYTES:
             raise Refused(
                 f"{path} is one document that is too large to be read whole",
-                code="large_document",
+                code="unreadable_dataset",
                 expected=f"at most {DOCUMENT_BYTES:,} bytes; a .jsonl file is read by lines and may have any size",
                 got=f"{size:,} bytes",
                 hint=ROWS_IN_LINES,
@@ -1477,7 +1477,7 @@ def not_utf8(where: str, raw: bytes) -> Refused:
     encoding = "UTF-16" if raw[:2] in (b"\xff\xfe", b"\xfe\xff") else "WINDOWS-1252"
     return Refused(
         f"{where} is not UTF-8, most likely {encoding}",
-        code="broken_line",
+        code="unreadable_dataset",
         expected="text in UTF-8",
         got=raw[:80].decode("utf-8", "replace").rstrip(),
         hint=f"iconv -f {encoding} -t UTF-8 FILE > NEW_FILE",
@@ -1492,7 +1492,7 @@ def parse_object(raw: bytes, where: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:  # a number of 5000 digits is a ValueError too
         raise Refused(
             f"{where} is not JSON: {error}",
-            code="broken_line",
+            code="unreadable_dataset",
             expected="one JSON object a line, in UTF-8",
             got=raw[:80].decode("utf-8", "replace").rstrip(),
             hint=MEND,
@@ -1500,7 +1500,7 @@ def parse_object(raw: bytes, where: str) -> dict[str, Any]:
     if not isinstance(row, dict):
         raise Refused(
             f"{where} is not a JSON object",
-            code="broken_line",
+            code="unreadable_dataset",
             expected='{"column": value, …}',
             got=repr(row)[:80],
             hint=MEND,
@@ -1527,7 +1527,7 @@ def iter_json(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 def not_an_object(number: int, path: Path, item: Any) -> Refused:
     return Refused(
         f"item {number} of {path} is not an object",
-        code="broken_line",
+        code="unreadable_dataset",
         expected='{"column": value, …}',
         got=repr(item)[:80],
         hint=MEND,
@@ -1558,7 +1558,7 @@ def other_columns(where: str, names: Iterable[str]) -> Refused:
     columns = list(names)
     return Refused(
         f"{where} has another number of columns than the header",
-        code="broken_line",
+        code="unreadable_dataset",
         expected=f"{len(columns)} columns: {', '.join(columns)}",
         hint=MEND,
     )
@@ -1566,7 +1566,7 @@ def other_columns(where: str, names: Iterable[str]) -> Refused:
 
 def broken_table(where: str, error: csv.Error) -> Refused:
     expected = "a table whose quotes are closed, and doubled inside of a cell"
-    return Refused(f"{where} is broken: {error}", code="broken_line", expected=expected, hint=MEND)
+    return Refused(f"{where} is broken: {error}", code="unreadable_dataset", expected=expected, hint=MEND)
 
 
 def decoded_lines(path: Path) -> Iterator[str]:
@@ -1608,7 +1608,7 @@ def iter_saved(folder: Path, split: str) -> Iterator[tuple[int, dict[str, Any]]]
     if not any((folder / name).is_file() for name in (SPLITS, STATE)):
         raise Refused(
             f"{folder} is not a dataset folder",
-            code="unknown_file_kind",
+            code="unreadable_dataset",
             expected="a folder written by Dataset.save_to_disk, or one file",
             got=f"a folder without {STATE} and without {SPLITS}",
             hint="give one file of rows, or the folder that Dataset.save_to_disk wrote",
@@ -1663,7 +1663,7 @@ def broken_arrow(path: Path, error: Exception) -> Refused:
     got = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
     return Refused(
         f"{path} cannot be read as part of a saved dataset",
-        code="broken_arrow",
+        code="unreadable_dataset",
         expected="the files that Dataset.save_to_disk wrote, unchanged",
         got=got,
         hint=SAVE_AGAIN,
@@ -2237,7 +2237,7 @@ def require_one_vocabulary(model: str, revision: str | None, tokenizer: Any) -> 
         if vocabulary.get(piece) != number and number not in added and not any(is_mark(number) for is_mark in marks):
             raise Refused(
                 f"tokenizer.model and tokenizer.json of {model} hold different vocabularies",
-                code="tokenizers_differ",
+                code="bad_tokenizer",
                 expected="one vocabulary: tokenizer.json is trained, and llama.cpp's converter reads tokenizer.model",
                 got=f"{piece!r} is {number} in tokenizer.model and {vocabulary.get(piece)} in tokenizer.json",
                 hint="bring back the files that the model was published with, or take the one away that is not of it",
@@ -2378,7 +2378,7 @@ def with_prefix_of_llama_cpp(tokenizer: Any) -> Any:
 def no_tokenizer(model: str, expected: str, got: str) -> Refused:
     return Refused(
         f"{model} has no tokenizer",
-        code="no_tokenizer",
+        code="bad_tokenizer",
         expected=expected,
         got=got,
         hint="download the whole model, or copy the tokenizer's files from the model that it was made from",
@@ -2408,7 +2408,7 @@ def endless_template(model: str) -> Refused:
     """Of the model, not of a row: the next one would take as long."""
     return Refused(
         f"the chat template of {model} takes too long to render the conversations",
-        code="endless_template",
+        code="unsafe_file",
         expected=f"at most {TEMPLATE_SECONDS:g} seconds of work more than a plain template has with as many",
         got="it did not end in that time",
         hint="mend chat_template.jinja or tokenizer_config.json in the model's folder, or take another model",
@@ -2428,9 +2428,7 @@ class Encoder:
         special = sorted({*tokenizer.all_special_tokens, *added_special_tokens(tokenizer)}, key=len, reverse=True)
         self.end_of_turn = re.compile(r"\s*(?:" + "|".join(map(re.escape, special)) + ")") if special else None
         if not tokenizer.is_fast:
-            raise Refused(
-                "this model has no fast tokenizer", code="slow_tokenizer", expected="a tokenizer with offsets"
-            )
+            raise Refused("this model has no fast tokenizer", code="bad_tokenizer", expected="a tokenizer with offsets")
 
     def __call__(self, index: int, line: int, row: dict[str, Any]) -> dict[str, Any]:
         self.count += 1
@@ -2480,7 +2478,7 @@ class Encoder:
     def end_token(self) -> int:
         if self.tokenizer.eos_token_id is None:
             raise Refused(
-                "the tokenizer has no end token", code="no_eos", hint="set eos_token in tokenizer_config.json"
+                "the tokenizer has no end token", code="bad_tokenizer", hint="set eos_token in tokenizer_config.json"
             )
         return int(self.tokenizer.eos_token_id)
 
@@ -2513,7 +2511,7 @@ class Encoder:
         if span is None:
             raise Refused(
                 "the chat template does not show where an answer stands, so it cannot be trained alone",
-                code="template_mask",
+                code="template_mismatch",
                 expected="a template that renders each answer in one piece",
                 hint="loss_on: all in the recipe trains on the whole conversation",
             )
@@ -2540,7 +2538,7 @@ class Encoder:
             span = self.around_answer(example, rendered, index)
             other = self.render([*messages[: index + 1], *others], example["tools"])
         except Refused as refusal:  # a tool that answers without a call
-            if refusal.error["code"] == "endless_template":
+            if refusal.error["code"] == "unsafe_file":
                 raise
             return None
         return span if span is not None and span[0] < span[1] and other.startswith(rendered[: span[1]]) else None
@@ -2577,7 +2575,7 @@ class Encoder:
         except (*errors, TypeError, ValueError) as error:
             raise Refused(
                 f"the model's chat template refuses these messages: {error}",
-                code="template_refuses",
+                code="template_mismatch",
                 got=" ".join(message["role"] for message in messages),
                 hint="bring the roles into the order it expects: often system once, then user and assistant in turn",
             ) from None
@@ -2602,7 +2600,7 @@ class Encoder:
         if mark is not None:
             raise Refused(
                 f"a question holds {mark!r}, which the model's chat template writes itself",
-                code="rendered_twice",
+                code="template_mismatch",
                 expected="a question without the marks of a template",
                 got=question[:80],
                 hint="format: completion in the recipe trains rows that are rendered already as they stand",
@@ -2664,7 +2662,7 @@ def require_float32(optimizer: Any) -> None:
     if others:
         raise Refused(
             "weights that train are not float32, and float16 would lose their gradients",
-            code="wrong_precision",
+            code="unsafe_precision",
             exit_code=EXIT_FAILED,
             expected="float32, which this program gives them",
             got=", ".join(f"{count} of {len(types)} weights are {name}" for name, count in others.items()),
@@ -2868,7 +2866,7 @@ def check_optimizer(recipe: dict[str, Any]) -> None:
         close = difflib.get_close_matches(recipe["optim"], known, n=1)
         raise Refused(
             f"optim: {recipe['optim']!r} is not known",
-            code="bad_value",
+            code="bad_recipe",
             expected=", ".join(known),
             got=recipe["optim"],
             hint=f"did you mean {close[0]!r}?" if close else "leave optim out of the recipe for AdamW",
@@ -2979,7 +2977,7 @@ def check_vocabulary(model: Any, data: dict[str, Any]) -> None:
     if highest >= size:
         raise Refused(
             "the tokenizer makes a token that the model has no embedding for",
-            code="vocabulary_mismatch",
+            code="bad_tokenizer",
             expected=f"token ids below {size}",
             got=str(highest),
             hint="use the tokenizer that belongs to the model",
@@ -3002,7 +3000,7 @@ def require_device(torch: Any, placement: dict[str, Any]) -> None:
     if device == "cuda" and torch.cuda.device_count() < processes_here:
         raise Refused(
             "the plan has more processes than there are GPUs",
-            code="too_few_devices",
+            code="device_unavailable",
             exit_code=EXIT_DOES_NOT_FIT,
             expected=f"{processes_here} GPUs, one a process",
             got=f"{torch.cuda.device_count()} (CUDA_VISIBLE_DEVICES {os.environ.get('CUDA_VISIBLE_DEVICES', 'unset')})",
@@ -3068,7 +3066,7 @@ def check_split(checkpoint: Path, placement: dict[str, Any]) -> None:
     if any(checkpoint.glob("pytorch_model_fsdp*")) != (placement["strategy"] == "fsdp"):
         raise Refused(
             f"{checkpoint.name} cannot go on with strategy {placement['strategy']}",
-            code="another_strategy",
+            code="another_run",
             expected="the plan that this run was started with",
             got="FSDP on one side only: it stores its state in parts",
             hint="resume with the plan of the first start, or train into a new --run-dir",
@@ -3151,7 +3149,7 @@ class Watch:
             if was != fed:
                 raise Refused(
                     f"{checkpoint.name} was trained on other rows than this run would go on with",
-                    code="another_split",
+                    code="another_run",
                     expected=f"step {line['step']} with {was['tokens']} tokens in epoch {was['epoch']}",
                     got=f"{fed['tokens']} tokens in epoch {fed['epoch']}",
                     hint="resume with the version that began the run, or train into a new --run-dir",
@@ -3961,7 +3959,7 @@ def commit(plan: dict[str, Any], files: dict[str, Any], message: str) -> str:
     repo = plan.get("policy", {}).get("hub_model_id")
     if not repo:
         raise Refused(
-            "the plan does not say where the result goes", code="no_repository", expected="hub_model_id: owner/name"
+            "the plan does not say where the result goes", code="bad_plan", expected="hub_model_id: owner/name"
         )
     api = hub()
 
@@ -4030,7 +4028,7 @@ def asked(question: Callable[[], Any], repo: str) -> Any:
         try:
             return question()
         except HFValidationError as error:
-            raise Refused(f"{repo} cannot be the name of a repository", code="no_repository", got=str(error)) from None
+            raise Refused(f"{repo} cannot be the name of a repository", code="bad_plan", got=str(error)) from None
         except (httpx2.HTTPError, OSError, RuntimeError, ValueError) as error:
             status = error.response.status_code if isinstance(error, HfHubHTTPError) else None
             got = (str(error).splitlines() or [type(error).__name__])[0][:200]

@@ -55,11 +55,11 @@ def test_the_timeout_that_is_taken(timeout: int | None, max_cost: float | None, 
 @pytest.mark.parametrize(
     ("made", "timeout", "max_cost", "usd", "code"),
     [
-        (_plan(), 3599, None, 1.5, "timeout_too_short"),
+        (_plan(), 3599, None, 1.5, "bad_timeout"),
         (_plan(), None, 2.99, 1.5, "over_budget"),
         (_plan(), 9600, 3.99, 1.5, "over_budget"),
         (_plan(), None, 4.0, None, "over_budget"),
-        (_plan(None, None, None), None, None, 1.5, "no_timeout"),
+        (_plan(None, None, None), None, None, 1.5, "bad_timeout"),
         (_plan(None, None, None), 3600, 1.0, 1.5, "over_budget"),
     ],
 )

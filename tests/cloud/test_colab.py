@@ -81,7 +81,7 @@ def test_data_too_large_for_a_notebook_is_refused(tmp_path: Path) -> None:
     plan.write_text("{}")
     with pytest.raises(UsageError) as caught:
         colab.write_notebook(tmp_path / "n.ipynb", plan, gpu="T4", run_id="0", data={"rows.jsonl": rows}, packages=())
-    assert caught.value.code == "too_large" and "10.2 MB" in caught.value.message  # with the program
+    assert caught.value.code == "local_input" and "10.2 MB" in caught.value.message  # with the program
     assert not (tmp_path / "n.ipynb").exists()
 
 
@@ -90,4 +90,4 @@ def test_colab_has_one_gpu_of_three_kinds() -> None:
     for name in ("l4x4", "h200", "cpu-basic"):
         with pytest.raises(UsageError) as caught:
             colab.gpu_of(flavor(name))
-        assert caught.value.code == "unknown_gpu"
+        assert caught.value.code == "unknown_flavor"

@@ -99,7 +99,7 @@ def test_with_yes_the_users_own_sky_launches_it(call: Any, tmp_path: Path) -> No
     """A program called sky that writes down its arguments, and whether it was given the token."""
     asked = (*SAID, "--backend", "skypilot", "--timeout", "2h", "--yes")
     nowhere = call(*asked, PATH="/nowhere")
-    assert nowhere.error == (7, "no_skypilot")
+    assert nowhere.error == (7, "missing_package")
     (tmp_path / "bin").mkdir()
     sky = tmp_path / "bin" / "sky"
     sky.write_text('#!/bin/sh\nprintf "%s\\n" "$@" "given ${HF_TOKEN:+a token}" > argv\n')
@@ -115,10 +115,10 @@ def test_with_yes_the_users_own_sky_launches_it(call: Any, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("words", "refusal"),
     [
-        (("--backend", "skypilot", "--nodes", "2", "--infra", "runpod"), (2, "one_node_only")),
-        (("--backend", "skypilot", "--nodes", "3", "--flavor", "l40sx4"), (2, "batch_split")),
+        (("--backend", "skypilot", "--nodes", "2", "--infra", "runpod"), (2, "unknown_flavor")),
+        (("--backend", "skypilot", "--nodes", "3", "--flavor", "l40sx4"), (2, "unknown_flavor")),
         (("--backend", "skypilot", "--max-cost", "3"), (2, "bad_usage")),
-        (("--backend", "colab", "--flavor", "l40sx1"), (2, "unknown_gpu")),
+        (("--backend", "colab", "--flavor", "l40sx1"), (2, "unknown_flavor")),
         (("--backend", "colab", "--nodes", "2"), (2, "bad_usage")),
         (("--nodes", "2"), (2, "bad_usage")),
         (("--infra", "aws"), (2, "bad_usage")),
@@ -134,5 +134,5 @@ def test_a_recipe_of_the_users_in_the_run_directory_is_kept(call: Any, tmp_path:
     (tmp_path / "recipe.yaml").write_text(f"model: {MODEL}\ndata: rows.jsonl\nmax_steps: 20\n")
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
     done = call("recipe.yaml", "--run-dir", ".", "--backend", backend)
-    assert done.error == (2, "would_overwrite")
+    assert done.error == (2, "output_exists")
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == before

@@ -86,7 +86,7 @@ def test_a_job_whose_start_nobody_heard_of_is_found(cloud: Cloud) -> None:
     never = dataclasses.replace(cloud.record, run_id="f" * 12)
     cloud.write(never)
     answer = cloud.on("status")
-    assert (answer.exit_code, answer.error["code"]) == (2, "never_started")
+    assert (answer.exit_code, answer.error["code"]) == (2, "missing_step")
     assert answer.error["hint"] == f"skill-train submit {cloud.run.path}"
     assert "skill-train submit`" in cloud.call("status", "runs/nope").error["hint"]
     assert cloud.call("status", "runs/nope").document["next"] == []
@@ -94,7 +94,7 @@ def test_a_job_whose_start_nobody_heard_of_is_found(cloud: Cloud) -> None:
 
 def test_what_is_no_run(cloud: Cloud, tmp_path: Path) -> None:
     foreign = cloud.hub.jobs.create({"command": ["true"], "flavor": "cpu-basic", "dockerImage": "x"}, "me", "me")
-    for name, code in ((foreign.id, "not_ours"), ("0" * 24, "unknown_job"), (str(tmp_path / "x"), "not_submitted")):
+    for name, code in ((foreign.id, "unknown_job"), ("0" * 24, "unknown_job"), (str(tmp_path / "x"), "missing_step")):
         answer = cloud.call("cancel", name)
         assert (answer.exit_code, answer.error["code"]) == (2, code)
     assert not foreign.cancelled.is_set()
@@ -312,7 +312,7 @@ def test_a_job_that_is_gone_from_the_hub(cloud: Cloud) -> None:
     cloud.start("pass")
     cloud.hub.jobs.all.clear()
     answer = cloud.on("wait")
-    assert (answer.exit_code, answer.error["code"]) == (5, "job_deleted")
+    assert (answer.exit_code, answer.error["code"]) == (5, "cancelled")
 
 
 def test_a_job_that_one_answer_does_not_know(cloud: Cloud) -> None:
@@ -353,7 +353,7 @@ def test_a_job_that_is_deleted_while_it_is_watched(cloud: Cloud, command: str, b
     deleted.join()
     assert answer.data["stage"] == "DELETED"
     if command == "wait":
-        assert (answer.exit_code, answer.error["code"]) == (5, "job_deleted")
+        assert (answer.exit_code, answer.error["code"]) == (5, "cancelled")
     else:
         assert answer.exit_code == 0
 

@@ -52,7 +52,7 @@ def test_all_clouds_are_tried_and_for_several_machines_those_that_can() -> None:
 
 @pytest.mark.parametrize(
     ("places", "nodes", "code"),
-    [(["runpod"], 2, "one_node_only"), (["lambda", "vast"], 4, "one_node_only"), (["azur"], 1, "bad_value")],
+    [(["runpod"], 2, "unknown_flavor"), (["lambda", "vast"], 4, "unknown_flavor"), (["azur"], 1, "bad_usage")],
 )
 def test_a_place_that_cannot_is_refused(places: list[str], nodes: int, code: str) -> None:
     with pytest.raises(UsageError) as caught:
@@ -94,7 +94,7 @@ def test_several_machines_share_the_same_batch(name: str, nodes: int, rows_a_pro
 def test_a_batch_that_cannot_be_shared_is_refused() -> None:
     with pytest.raises(UsageError) as caught:
         skypilot.spread(plan("l40sx4", effective_batch_size=16), flavor("l40sx4"), 3)
-    assert caught.value.code == "batch_split"
+    assert caught.value.code == "unknown_flavor"
     assert "12" in caught.value.expected
 
 
@@ -214,7 +214,7 @@ def test_sky_is_started_with_the_token_by_name(folder: Path, tmp_path: Path, mon
 @pytest.mark.parametrize(
     ("there", "token", "kind", "code"),
     [
-        (None, "hf_madeUp", NotInstalled, "no_skypilot"),
+        (None, "hf_madeUp", NotInstalled, "missing_package"),
         (0, None, AccessError, "not_signed_in"),
         (1, "hf_madeUp", TrainingFailed, "sky_failed"),
     ],
@@ -233,4 +233,4 @@ def test_why_sky_did_not_start(
     with pytest.raises(kind) as caught:
         skypilot.run_sky(folder, "skill-train-x", token)
     assert caught.value.code == code
-    assert skypilot.VERSION in caught.value.hint or code != "no_skypilot"
+    assert skypilot.VERSION in caught.value.hint or code != "missing_package"

@@ -120,11 +120,11 @@ def test_a_record_that_names_another_file(tmp_path: Path, name: str) -> None:
     (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": name}]}))
     with pytest.raises(UsageError) as refused:
         stage(folder)
-    assert refused.value.code == "broken_dataset"
+    assert refused.value.code == "unreadable_dataset"
     (folder / "dataset_dict.json").write_text(json.dumps({"splits": [name]}))
     with pytest.raises(UsageError) as refused:
         stage(folder)
-    assert refused.value.code == "broken_dataset"
+    assert refused.value.code == "unreadable_dataset"
 
 
 @pytest.mark.parametrize("text", ["[]", "{", '{"_data_files": 3}', '{"_data_files": [3]}', "{}", "\udcff"])
@@ -133,7 +133,7 @@ def test_a_record_that_says_nothing(tmp_path: Path, text: str) -> None:
     (folder / "state.json").write_bytes(text.encode("utf-8", "surrogateescape"))
     with pytest.raises(UsageError) as refused:
         stage(folder)
-    assert refused.value.code == "broken_dataset"
+    assert refused.value.code == "unreadable_dataset"
 
 
 def test_a_file_that_is_not_there_or_is_none(tmp_path: Path) -> None:

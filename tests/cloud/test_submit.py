@@ -370,7 +370,7 @@ def test_a_recipe_of_the_users_in_the_run_directory_is_kept(
 ) -> None:
     (here / "recipe.yaml").write_text(f"model: {MODEL}\ndata: {ROWS}\n")
     before = {path.name: path.read_bytes() for path in here.iterdir()}
-    assert call("recipe.yaml", "--run-dir", ".", "--yes", *options).error == (2, "would_overwrite")
+    assert call("recipe.yaml", "--run-dir", ".", "--yes", *options).error == (2, "output_exists")
     assert {path.name: path.read_bytes() for path in here.iterdir()} == before
     assert hub.jobs_created == 0
 
@@ -416,15 +416,15 @@ REFUSED: list[tuple[str, dict[str, Any], int, str, str]] = [
     ("no right to write", {"role": ("fineGrained", ("job.write",))}, 4, "no_permission", "hf auth login"),
     ("another namespace", {"more": ["--namespace", "you"]}, 4, "no_permission", "--namespace me"),
     ("another's repository", {"more": ["--hub-model-id", "you/x"]}, 4, "no_permission", "--hub-model-id me/x"),
-    ("no repository", {"more": ["--hub-model-id", "a b"]}, 2, "bad_repo", "--hub-model-id"),
+    ("no repository", {"more": ["--hub-model-id", "a b"]}, 2, "bad_usage", "--hub-model-id"),
     ("gated model", {"model": "me/gated"}, 4, "gated", "huggingface.co/me/gated"),
     ("gated data", {"data": "me/gated-rows"}, 4, "gated", "huggingface.co/datasets/me/gated-rows"),
     ("no model", {"model": "me/nothing"}, 2, "unknown_model", ""),
-    ("a model here", {"model": "model"}, 2, "local_model", "hf upload NAMESPACE/model model --private"),
+    ("a model here", {"model": "model"}, 2, "local_input", "hf upload NAMESPACE/model model --private"),
     ("sensitive", {"recipe": "sensitive: true"}, 3, "sensitive", "train here"),
     ("no such flavor", {"more": ["--flavor", "abacus"]}, 2, "unknown_flavor", ""),
     ("no timeout", {"more": ["--timeout", "soon"]}, 2, "bad_timeout", "--timeout 30m"),
-    ("too short", {"more": ["--timeout", "60"]}, 3, "timeout_too_short", "--timeout"),
+    ("too short", {"more": ["--timeout", "60"]}, 3, "bad_timeout", "--timeout"),
     ("too dear", {"more": ["--max-cost", "0.001"]}, 3, "over_budget", "--max-cost"),
     ("too dear by its timeout", {"more": ["--max-cost", "1", "--timeout", "9h"]}, 3, "over_budget", "--timeout"),
     ("too dear for anybody", {"token": None, "more": ["--max-cost", "0.001"]}, 3, "over_budget", "--max-cost"),
@@ -449,7 +449,7 @@ def test_one_clear_error_before_anything_is_sent(
     assert hint in done.answer["error"]["hint"]
     assert done.answer["error"]["expected"] or done.answer["error"]["got"]
     assert (hub.jobs_created, _tree(here)) == (0, before)
-    assert code not in ("sensitive", "local_model") or hub.log == []
+    assert code not in ("sensitive", "local_input") or hub.log == []
     assert not [request for request in hub.log if request.method not in ("GET", "HEAD")]
 
 
@@ -508,7 +508,7 @@ def test_a_check_without_an_answer_is_temporary(
     [
         ("GET /api/whoami-v2", faults.NO_PERMISSION, (4, "no_permission")),
         ("GET /api/whoami-v2", faults.NO_CREDIT, (4, "no_credit")),
-        ("GET /api/whoami-v2", faults.NOT_FOUND, (2, "refused")),
+        ("GET /api/whoami-v2", faults.NOT_FOUND, (2, "hub_refused")),
         ("xet-write-token", faults.NO_PERMISSION, (4, "no_permission")),
         ("POST /cas/.*/xorbs", faults.NO_PERMISSION, (8, "hub_error")),
     ],

@@ -41,7 +41,7 @@ LINE = json.dumps(GOOD) + "\n"
 BAD: list[tuple[str, str | None, str, str]] = [
     ("missing file", None, "missing_file", "rows.jsonl"),
     ("empty file", "", "empty_dataset", "no rows"),
-    ("broken line", LINE + LINE + '{"messages": [\n' + LINE, "broken_line", "line 3 of"),
+    ("broken line", LINE + LINE + '{"messages": [\n' + LINE, "unreadable_dataset", "line 3 of"),
     ("wrong columns", '{"a": 1}\n', "wrong_columns", "rows.jsonl"),
     ("DPO pairs", '{"prompt": "2+2?", "chosen": "4", "rejected": "5"}\n', "wrong_columns", "DPO"),
     ("no answer", LINE + '{"messages": [{"role": "user", "content": "2+2?"}]}\n', "bad_row", "line 2 of"),
@@ -61,9 +61,9 @@ def test_bad_data_is_refused(tmp_path: Path, content: str | None, code: str, wor
 @pytest.mark.parametrize(
     ("recipe", "code", "words"),
     [
-        ("model: m\ndata: rows.jsonl\nlearning_rat: 1e-4\n", "unknown_key", "did you mean 'learning_rate'"),
-        ("model: m\ndata: rows.jsonl\nmax_length: long\n", "wrong_type", "max_length"),
-        ("data: rows.jsonl\n", "missing_key", "no model"),
+        ("model: m\ndata: rows.jsonl\nlearning_rat: 1e-4\n", "bad_recipe", "did you mean 'learning_rate'"),
+        ("model: m\ndata: rows.jsonl\nmax_length: long\n", "bad_recipe", "max_length"),
+        ("data: rows.jsonl\n", "bad_recipe", "no model"),
         ("model: [\n", "bad_recipe", "recipe.yaml"),
         ("model: ./nowhere\ndata: rows.jsonl\n", "unknown_model", "nowhere"),
     ],
@@ -77,7 +77,7 @@ def test_a_bad_recipe_is_refused(tmp_path: Path, recipe: str, code: str, words: 
 
 
 @pytest.mark.parametrize(
-    ("change", "code"), [({"model_type": "brandnew"}, "unknown_model_type"), (None, "broken_safetensors")]
+    ("change", "code"), [({"model_type": "brandnew"}, "unknown_model_type"), (None, "broken_model")]
 )
 def test_a_model_that_cannot_be_used_is_refused(tmp_path: Path, change: dict[str, str] | None, code: str) -> None:
     base = _base(tmp_path)
@@ -151,7 +151,7 @@ def test_an_export_of_a_model_writes_into_no_run(run: Path, tmp_path: Path) -> N
     model = tiny.cached("gemma")
     before = sorted(path.name for path in (run / "gguf").iterdir())
     for out in (run, run / "gguf"):
-        _assert_refused(_call(tmp_path, "export-gguf", model, "--out", out, "--quant", "f16"), "bad_out", str(out))
+        _assert_refused(_call(tmp_path, "export-gguf", model, "--out", out, "--quant", "f16"), "bad_usage", str(out))
     assert sorted(path.name for path in (run / "gguf").iterdir()) == before
     _assert_refused(_call(tmp_path, "export-gguf", model, "--lora"), "bad_usage", "--lora")
 
@@ -165,7 +165,7 @@ def test_a_proof_takes_the_place_of_a_proof_alone(run: Path, tmp_path: Path) -> 
     others = [tmp_path / "mine.json", tmp_path / "list.json"]
     kept = {path: path.read_bytes() for path in (run / "plan.json", run / "merge.json", *others)}
     for out in (*kept, tmp_path / "pipe", tmp_path / "loop"):
-        _assert_refused(_call(tmp_path, "verify", run, "--out", out), "would_overwrite", str(out))
+        _assert_refused(_call(tmp_path, "verify", run, "--out", out), "output_exists", str(out))
     assert {path: path.read_bytes() for path in kept} == kept and (tmp_path / "pipe").is_fifo()
 
 
@@ -187,7 +187,7 @@ def test_places_without_a_name_are_refused_before_anything_is_written(commands: 
         )
     for out in (".", "..", "/"):
         done = _warm(commands, empty, "verify", "--reference", base, "--gguf", "../model.gguf", "--out", out)
-        _assert_refused(done, "bad_out", f"{out} is a folder")
+        _assert_refused(done, "bad_usage", f"{out} is a folder")
     assert _tree(tmp_path) == before
 
 

@@ -40,7 +40,7 @@ def test_a_broken_torch_takes_nothing_down(source: str, word: str, tmp_path: Pat
     (tmp_path / "torch.py").write_text(source, encoding="utf-8")
     done = _doctor(PYTHONPATH=os.pathsep.join((str(tmp_path), SOURCE)))
     document = json.loads(done.stdout)
-    assert (done.returncode, document["error"]["code"]) == (7, "bad_torch")
+    assert (done.returncode, document["error"]["code"]) == (7, "bad_installation")
     assert word in document["error"]["message"] + document["error"]["got"]
     assert document["error"]["hint"].startswith("pip install --force-reinstall")
     assert document["data"]["able"]["local"] is False and document["data"]["able"]["plan"] is True

@@ -108,7 +108,7 @@ def test_without_huggingface_hub_the_token_is_not_checked(tmp_path: Path) -> Non
 def test_a_cache_that_cannot_be_written(light: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way", encoding="utf-8")
     done = run(light, "doctor", "--format", "json", SKILL_TRAIN_CACHE=str(tmp_path / "file" / "cache"))
-    assert done.returncode == 2 and json.loads(done.stdout)["error"]["code"] == "bad_cache"
+    assert done.returncode == 2 and json.loads(done.stdout)["error"]["code"] == "system_error"
     assert _found(done, "cache")["fix"].startswith("export SKILL_TRAIN_CACHE=")
 
 

@@ -40,7 +40,7 @@ def test_a_base_that_was_replaced_is_refused(commands: Commands, trained: Path, 
     _other_weights(weights)
     try:
         done = _call(commands, trained, line)
-        assert done.error == (2, "base_changed"), done.stdout + done.stderr
+        assert done.error == (2, "input_changed"), done.stdout + done.stderr
         error = done.answer["error"]
         assert str(base) in error["message"]
         assert was[:12] in error["expected"] and fingerprint(base)[:12] in error["got"]

@@ -34,7 +34,7 @@ def test_a_recipe_and_rows_in_the_run_directory_are_kept(commands: Commands, her
     """With three tokens a row there is nothing to train, and what a run began is taken away again."""
     before = _contents(here)
     done = _call(commands, here, f"local recipe.yaml --run-dir . {options}")
-    assert done.error == (2, "would_overwrite")
+    assert done.error == (2, "output_exists")
     assert done.answer["error"]["got"] == "recipe.yaml, samples.jsonl"
     assert _contents(here) == before
 
@@ -43,14 +43,14 @@ def test_a_recipe_and_rows_in_the_run_directory_are_kept(commands: Commands, her
 def test_each_name_that_a_run_writes_must_be_free(commands: Commands, here: Path, name: str) -> None:
     place = here / "place"
     (place / name).mkdir(parents=True) if "." not in name else _write(place / name, "mine\n")
-    assert _call(commands, here, "local recipe.yaml --run-dir place").error == (2, "would_overwrite")
+    assert _call(commands, here, "local recipe.yaml --run-dir place").error == (2, "output_exists")
     assert [path.name for path in place.iterdir()] == [name]
 
 
 def test_a_plan_beside_its_recipe_is_no_run(commands: Commands, here: Path) -> None:
     assert _call(commands, here, "plan recipe.yaml --where local --out plan.json").code == 0
     before = _contents(here)
-    assert _call(commands, here, "local plan.json --run-dir .").error == (2, "would_overwrite")
+    assert _call(commands, here, "local plan.json --run-dir .").error == (2, "output_exists")
     assert _contents(here) == before
 
 
@@ -58,7 +58,7 @@ def test_a_plan_of_another_recipe_is_kept(commands: Commands, here: Path) -> Non
     assert _call(commands, here, "plan recipe.yaml --where local --out place/plan.json").code == 0
     before = _contents(here)
     done = _call(commands, here, "local recipe.yaml --max-length 50 --run-dir place")
-    assert done.error == (2, "would_overwrite")
+    assert done.error == (2, "output_exists")
     assert _contents(here) == before
 
 
@@ -95,7 +95,7 @@ def test_the_folder_of_the_model_is_no_run_directory(commands: Commands, here: P
     base = Path(shutil.copytree(tiny.cached("gemma"), here / "base"))
     (here / "recipe.yaml").write_text(_recipe(here / "samples.jsonl", base))
     before = _contents(here)
-    assert _call(commands, here, "local recipe.yaml --run-dir base").error == (2, "bad_run_dir")
+    assert _call(commands, here, "local recipe.yaml --run-dir base").error == (2, "bad_usage")
     assert _contents(here) == before
 
 

@@ -426,7 +426,7 @@ def test_out_replaces_plans_and_nothing_else(hub: Hub, here: Path) -> None:
     kept = (here / "rows.jsonl").read_bytes()
     for taken in ("rows.jsonl", "model", "model/config.json"):
         done = _call(hub, here, *LOCAL, "--out", taken)
-        assert (done.returncode, _answer(done)["error"]["code"]) == (2, "would_overwrite")
+        assert (done.returncode, _answer(done)["error"]["code"]) == (2, "output_exists")
     assert (here / "rows.jsonl").read_bytes() == kept
     done = _call(hub, here, *LOCAL, "--out", "rows.jsonl/plan.json")
     assert (done.returncode, _answer(done)["error"]["code"]) == (2, "system_error")
@@ -526,12 +526,12 @@ def _edit(folder: Path, **values: Any) -> None:
 
 CHANGES: list[tuple[str, Any, tuple[str, ...], str, str]] = [
     ("a cloud plan", lambda f: _edit(f, where="cloud"), (), "cloud_plan", "for the cloud"),
-    ("another machine", lambda f: _edit(f, facts__machine__chip="Apple M9"), (), "another_machine", "another machine"),
+    ("another machine", lambda f: _edit(f, facts__machine__chip="Apple M9"), (), "outdated_plan", "another machine"),
     (
         "another recipe",
         lambda f: _edit(f, recipe__learning_rate=0.1),
         (),
-        "edited_plan",
+        "outdated_plan",
         "not the one that was planned",
     ),
     (

@@ -39,7 +39,7 @@ def here(tmp_path: Path) -> Path:
         ("data pipe", "missing_file"),
         ("data /dev/zero", "missing_file"),
         ("plan --model MODEL --data pipe", "missing_file"),
-        ("plan --model MODEL --data rows.jsonl --out pipe", "would_overwrite"),
+        ("plan --model MODEL --data rows.jsonl --out pipe", "output_exists"),
         ("local --model MODEL --data rows.jsonl --run-dir loop", "system_error"),
     ],
 )

@@ -43,7 +43,7 @@ def test_the_hierarchy_is_drawn_in_the_docstring() -> None:
 
 @pytest.mark.parametrize("code", [2, 3, 4, 5, 6, 7, 8])
 def test_an_error_survives_the_way_through_a_child(code: int) -> None:
-    sent = {"code": "broken_line", "message": "line 3", "expected": "JSON", "got": "{", "hint": "fix it"}
+    sent = {"code": "unreadable_dataset", "message": "line 3", "expected": "JSON", "got": "{", "hint": "fix it"}
     error = errors.from_exit_code(code, sent)
     assert error.exit_code == code
     assert error.as_dict() == sent

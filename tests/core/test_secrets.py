@@ -36,7 +36,7 @@ def test_in_an_argument(words: list[str], tmp_path: Path, capsys: pytest.Capture
         said = capsys.readouterr()
         assert (ended.value.code, LETTERS in said.out + said.err) == (2, False)
         if format_ == "json":
-            assert json.loads(said.out)["error"]["code"] == "token_pasted"
+            assert json.loads(said.out)["error"]["code"] == "secret_found"
     assert list(tmp_path.rglob("*")) == []
 
 
@@ -49,7 +49,7 @@ def test_the_places_are_those_of_all_commands() -> None:
 def test_in_a_recipe(name: str, token: str) -> None:
     with pytest.raises(UsageError) as refused:
         recipes.from_dict({"model": "a/b", "data": "rows.jsonl", name: f"x {token}"})
-    assert refused.value.code == "token_pasted" and LETTERS not in str(refused.value.as_dict())
+    assert refused.value.code == "secret_found" and LETTERS not in str(refused.value.as_dict())
 
 
 def test_in_a_list_of_a_recipe() -> None:

@@ -66,7 +66,7 @@ def test_json_that_is_none_is_refused(tmp_path: Path) -> None:
         _write(tmp_path / "rows.parquet", pyarrow.table({"messages": stored[index : index + 1]}))
         with pytest.raises(Refused) as caught:
             list(iter_rows(str(tmp_path / "rows.parquet"), split="train"))
-        assert caught.value.error["code"] == "broken_parquet"
+        assert caught.value.error["code"] == "unreadable_dataset"
 
 
 def _write(path: Path, table: Any) -> None:

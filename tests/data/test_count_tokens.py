@@ -84,7 +84,7 @@ def test_a_template_that_takes_long_with_the_rows_is_named(
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     started = time.thread_time()
     code, answer = _data(path, "--model", model)
-    assert (code, answer["error"]["code"]) == (2, "endless_template")
+    assert (code, answer["error"]["code"]) == (2, "unsafe_file")
     assert str(model) in answer["error"]["message"]
     assert time.thread_time() - started < 10
 
@@ -143,7 +143,7 @@ def test_a_model_without_a_tokenizer_is_refused_with_the_report(tmp_path: Path) 
     for name in ("config.json", "model.safetensors"):
         shutil.copy(tiny.cached("qwen2") / name, model / name)
     code, answer = _data(tiny.write_rows(tmp_path / "d.jsonl", 30), "--model", model)
-    assert (code, answer["error"]["code"]) == (2, "no_tokenizer")
+    assert (code, answer["error"]["code"]) == (2, "bad_tokenizer")
     assert (answer["data"]["rows"], answer["next"]) == (30, [])
 
 

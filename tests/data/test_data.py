@@ -114,7 +114,7 @@ def test_a_row_that_training_refuses_is_counted_with_its_line(
     count = answer["data"]["problems"][kind]
     assert (code, count["rows"], count["refused"], count["lines"]) == (2, 2, 2, [3, 5])
     assert (answer["data"]["rows"], answer["data"]["usable_rows"]) == (5, 3)
-    assert answer["error"]["code"] == "unusable_rows"
+    assert answer["error"]["code"] == "bad_row"
     assert "line 3" in answer["error"]["message"]
     other_encoding = kind == "not_utf8" and not line.isascii()  # which iconv mends, and keeps the rows
     expected = "iconv " if other_encoding else "skill-train data rows.jsonl --fix rows.fixed.jsonl"
@@ -185,7 +185,7 @@ def test_a_file_without_a_whole_row_is_refused_with_its_problems(
 ) -> None:
     (tmp_path / "rows.jsonl").write_text("x\ny\n")
     code, answer = _data(capsys, tmp_path / "rows.jsonl")
-    assert (code, answer["error"]["code"]) == (2, "unusable_rows")
+    assert (code, answer["error"]["code"]) == (2, "bad_row")
     assert answer["data"]["problems"]["broken_json"]["lines"] == [1, 2]
     assert answer["data"]["problems"]["empty"] is None
     assert answer["data"]["unknown"]["empty"]
@@ -259,7 +259,7 @@ def test_an_output_is_never_overwritten(tmp_path: Path, capsys: pytest.CaptureFi
     (tmp_path / "old.jsonl").write_text("mine")
     before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
     code, answer = _data(capsys, path, "--fix", name)
-    assert (code, answer["error"]["code"]) == (2, "bad_output" if name == "out.csv" else "output_exists")
+    assert (code, answer["error"]["code"]) == (2, "bad_usage" if name == "out.csv" else "output_exists")
     assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
 
 
@@ -272,7 +272,7 @@ def test_a_link_to_the_input_is_no_output(tmp_path: Path, capsys: pytest.Capture
 
 def test_nothing_usable_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, answer = _data(capsys, _jsonl(tmp_path, {"text": " "}, {"text": ""}), "--fix", "out.jsonl")
-    assert (code, answer["error"]["code"]) == (2, "no_usable_row")
+    assert (code, answer["error"]["code"]) == (2, "bad_row")
     assert [file.name for file in tmp_path.iterdir()] == ["rows.jsonl"]
 
 

@@ -116,7 +116,7 @@ def test_a_mapping_names_what_the_format_has(tmp_path: Path) -> None:
     columns = {"instruction": "instruction", "output": "output", "inputs": "input"}
     with pytest.raises(UsageError, match="did you mean 'input'") as caught:
         _scan(_jsonl(tmp_path, ALPACA | {"input": "2 2"}), format="instruction", columns=columns)
-    assert (caught.value.code, caught.value.expected) == ("unknown_key", "instruction, output, input, system")
+    assert (caught.value.code, caught.value.expected) == ("bad_recipe", "instruction, output, input, system")
 
 
 def test_a_plan_is_still_that_of_its_data(tmp_path: Path) -> None:

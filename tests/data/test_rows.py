@@ -114,7 +114,7 @@ def test_a_line_without_end_is_refused_by_its_number(tmp_path: Path, name: str) 
         found: list[Any] = []
         with pytest.raises(Refused, match=f"line 3 of {path} is too long") as caught:
             found.extend(read)
-        assert (caught.value.error["code"], caught.value.exit_code) == ("long_line", 2)
+        assert (caught.value.error["code"], caught.value.exit_code) == ("unreadable_dataset", 2)
         assert "50,000,000 bytes" in caught.value.error["expected"] and ".jsonl" in caught.value.error["hint"]
 
 
@@ -142,7 +142,7 @@ def test_a_large_document_is_refused_before_it_is_read(tmp_path: Path, monkeypat
         with pytest.raises(Refused) as caught:
             list(read)
         error = caught.value.error
-        assert (error["code"], error["got"]) == ("large_document", "1,000,000,000,000 bytes")
+        assert (error["code"], error["got"]) == ("unreadable_dataset", "1,000,000,000,000 bytes")
         assert "2,000,000,000 bytes" in error["expected"] and ".jsonl" in error["hint"]
     path.write_text(json.dumps([ROW]))
     monkeypatch.setattr("skill_train.program.rows.DOCUMENT_BYTES", path.stat().st_size)
@@ -159,7 +159,7 @@ def test_a_pipe_is_not_waited_for_and_a_device_not_read(tmp_path: Path, name: st
             list(rows.read(_recipe(path)))
         with pytest.raises(Refused) as caught:
             list(iter_rows(str(path), split="train"))
-        assert (caught.value.error["code"], caught.value.exit_code) == ("not_a_file", 2)
+        assert (caught.value.error["code"], caught.value.exit_code) == ("missing_file", 2)
         assert ".jsonl" in caught.value.error["hint"]
 
 
@@ -174,13 +174,13 @@ def _then_a_terabyte(path: Path, begin: bytes) -> None:
 
 
 REFUSED: list[tuple[str, bytes, str]] = [
-    ("rows.jsonl", b"{", "broken_line"),
-    ("rows.jsonl", b"[]", "broken_line"),
-    ("rows.jsonl", b"\xff", "broken_line"),
-    ("rows.json", b"[1]", "broken_line"),
-    ("rows.csv", b"a,b\n1\n", "broken_line"),
-    ("rows.csv", b'a,b\n1,"b"c\n', "broken_line"),
-    ("rows.txt", b"a", "unknown_file_kind"),
+    ("rows.jsonl", b"{", "unreadable_dataset"),
+    ("rows.jsonl", b"[]", "unreadable_dataset"),
+    ("rows.jsonl", b"\xff", "unreadable_dataset"),
+    ("rows.json", b"[1]", "unreadable_dataset"),
+    ("rows.csv", b"a,b\n1\n", "unreadable_dataset"),
+    ("rows.csv", b'a,b\n1,"b"c\n', "unreadable_dataset"),
+    ("rows.txt", b"a", "unreadable_dataset"),
 ]
 
 

@@ -150,14 +150,14 @@ BROKEN: list[tuple[str, bytes, int]] = [
 def test_a_broken_line_is_named_by_its_number(tmp_path: Path, name: str, content: bytes, line: int) -> None:
     (tmp_path / name).write_bytes(content)
     error = _refused(tmp_path / name)
-    assert (error.code, error.exit_code) == ("broken_line", 2)
+    assert (error.code, error.exit_code) == ("unreadable_dataset", 2)
     assert f"line {line} of {tmp_path / name}" in error.message
 
 
 def test_an_item_of_a_json_list_is_named(tmp_path: Path) -> None:
     (tmp_path / "rows.json").write_text(json.dumps([GOOD, "words"]))
     error = _refused(tmp_path / "rows.json")
-    assert error.code == "broken_line"
+    assert error.code == "unreadable_dataset"
     assert "item 2" in error.message
 
 
@@ -229,7 +229,7 @@ def test_a_missing_file_is_refused_without_asking_the_hub(tmp_path: Path) -> Non
 def test_an_unknown_kind_of_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "rows.xlsx").write_bytes(b"PK")
     error = _refused(tmp_path / "rows.xlsx")
-    assert (error.code, error.got) == ("unknown_file_kind", ".xlsx")
+    assert (error.code, error.got) == ("unreadable_dataset", ".xlsx")
 
 
 # --- Kinds of files: the same rows in each ---

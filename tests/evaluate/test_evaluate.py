@@ -232,7 +232,7 @@ def test_vllm_gives_what_transformers_gives(
     monkeypatch.syspath_prepend(str(FAKE_VLLM))
     with pytest.raises(UsageError) as caught:  # it is "installed" now, and there is no CUDA
         backend_of(model, "vllm")
-    assert caught.value.code == "no_cuda"
+    assert caught.value.code == "bad_usage"
     assert backend_of(model, "auto") == (ask_transformers, "there is no CUDA")
 
 

@@ -43,7 +43,7 @@ def test_a_pattern_that_takes_for_ever_is_refused(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(evaluate_score, "_PATTERN_SECONDS", 0.3)
     with hostile.limits(5), pytest.raises(UsageError) as caught:
         scores(Scoring("regex", "(a+)+b"), [answer("x" + "a" * 40)])
-    assert caught.value.code == "bad_pattern" and "(a+)+b" in caught.value.message
+    assert caught.value.code == "bad_scorer" and "(a+)+b" in caught.value.message
 
 
 @pytest.mark.parametrize(
@@ -76,8 +76,8 @@ def test_the_recipe_names_the_score_and_an_option_another() -> None:
 @pytest.mark.parametrize(
     ("options", "code"),
     [
-        (("regex", None, None), "bad_pattern"),
-        (("regex", "(open", None), "bad_pattern"),
+        (("regex", None, None), "bad_scorer"),
+        (("regex", "(open", None), "bad_scorer"),
         (("json", "x", None), "bad_usage"),
         (("json", None, Path("scorer.py")), "bad_usage"),
         ((None, None, Path("no-such-scorer.py")), "missing_file"),

@@ -30,7 +30,7 @@ def test_names_are_understood_in_any_usual_spelling_and_kept_once() -> None:
 def test_an_unknown_name_is_answered_with_the_nearest_and_the_list(wrong: str, near: str) -> None:
     with pytest.raises(UsageError, match=f"did you mean '{near}'") as caught:
         type_names(["q8_0", wrong])
-    assert (caught.value.code, caught.value.got) == ("unknown_quant", wrong)
+    assert (caught.value.code, caught.value.got) == ("cannot_quantize", wrong)
     assert "q4_k_m" in caught.value.expected.split(", ")
 
 

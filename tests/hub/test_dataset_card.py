@@ -70,7 +70,7 @@ def test_several_configurations_are_never_chosen_from() -> None:
     with pytest.raises(UsageError) as caught:
         _read(THREE, ["a/1.jsonl", "b/1.jsonl", "c/1.jsonl"])
     error = caught.value
-    assert (error.code, error.expected, error.got) == ("bad_data_config", "a, b, c", "none named")
+    assert (error.code, error.expected, error.got) == ("bad_split", "a, b, c", "none named")
     assert error.hint == "data_config: a"
     assert _read(THREE, ["a/1.jsonl", "b/1.jsonl"], "b").files == {"train": ["b/1.jsonl"]}
 
@@ -78,7 +78,7 @@ def test_several_configurations_are_never_chosen_from() -> None:
 def test_a_configuration_that_is_not_there() -> None:
     with pytest.raises(UsageError) as caught:
         _read(THREE, [], "d")
-    assert (caught.value.code, caught.value.expected, caught.value.got) == ("bad_data_config", "a, b, c", "d")
+    assert (caught.value.code, caught.value.expected, caught.value.got) == ("bad_split", "a, b, c", "d")
 
 
 @pytest.mark.parametrize("change", [{"default": True}, {"config_name": "default"}])

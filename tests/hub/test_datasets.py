@@ -190,7 +190,7 @@ def test_configurations_are_listed_and_not_chosen(hub: Hub, home: Path) -> None:
     configs = [{"config_name": name, "data_files": f"{name}.jsonl"} for name in ("en", "de")]
     hub.add("dataset", DATA, {"en.jsonl": _lines(3), "de.jsonl": _lines(4)}, info={"cardData": {"configs": configs}})
     error = _look(hub, home)["error"]
-    assert (error["code"], error["exit_code"], error["expected"]) == ("bad_data_config", 2, "en, de")
+    assert (error["code"], error["exit_code"], error["expected"]) == ("bad_split", 2, "en, de")
     assert _look(hub, home, data_config="de")["answer"]["facts"]["rows"] == 4
 
 
@@ -199,11 +199,11 @@ def test_configurations_are_listed_and_not_chosen(hub: Hub, home: Path) -> None:
     [
         ({"train.jsonl": b'{"a": 1}\n'}, {}, "wrong_columns"),
         ({"train.jsonl": b""}, {}, "empty_dataset"),
-        ({"train.jsonl": b"not JSON\n"}, {}, "broken_line"),
+        ({"train.jsonl": b"not JSON\n"}, {}, "unreadable_dataset"),
         ({"train.jsonl": _lines(3)}, {"split": "test"}, "bad_split"),
         ({"train.jsonl": _lines(3)}, {"split": "train[3:]"}, "empty_dataset"),
         ({"picture.png": b"x"}, {}, "unreadable_dataset"),
-        ({"train.parquet": b"PAR1 no parquet PAR1"}, {}, "broken_parquet"),
+        ({"train.parquet": b"PAR1 no parquet PAR1"}, {}, "unreadable_dataset"),
     ],
 )
 def test_a_dataset_that_cannot_be_used(
@@ -247,7 +247,7 @@ def test_a_server_without_ranges_is_not_listened_to_to_the_end(hub: Hub, home: P
 def test_rows_that_are_too_large_to_look_at(hub: Hub, home: Path) -> None:
     hub.add("dataset", DATA, {"train.parquet": _parquet(4, width=20_000_000)})
     error = _look(hub, home)["error"]
-    assert (error["code"], error["exit_code"]) == ("large_rows", 2)
+    assert (error["code"], error["exit_code"]) == ("unreadable_dataset", 2)
 
 
 @pytest.mark.parametrize(

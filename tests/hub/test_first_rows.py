@@ -49,11 +49,11 @@ def test_text_has_a_row_a_line() -> None:
 @pytest.mark.parametrize(
     ("name", "data", "code", "words"),
     [
-        ("a.jsonl", b'{"a": 1}\n{"a"', "broken_line", "line 2 is not JSON"),
-        ("a.jsonl", b"[1]", "broken_line", "line 1 is not a JSON object"),
-        ("a.json", b"[1]", "broken_line", "not a JSON object"),
-        ("a.json", b'[{"a": 1', "broken_line", "its first row is not JSON"),
-        ("a.jsonl", b'{"a": "\xff"}', "not_utf8", "byte 7"),
+        ("a.jsonl", b'{"a": 1}\n{"a"', "unreadable_dataset", "line 2 is not JSON"),
+        ("a.jsonl", b"[1]", "unreadable_dataset", "line 1 is not a JSON object"),
+        ("a.json", b"[1]", "unreadable_dataset", "not a JSON object"),
+        ("a.json", b'[{"a": 1', "unreadable_dataset", "its first row is not JSON"),
+        ("a.jsonl", b'{"a": "\xff"}', "unreadable_dataset", "byte 7"),
     ],
 )
 def test_what_is_not_rows_is_refused(name: str, data: bytes, code: str, words: str) -> None:

@@ -223,7 +223,7 @@ def test_a_repository_without_a_model_to_train(
         (Fault(409), "conflict", 8, "run the same command again"),
         (Fault(412), "conflict", 8, "run the same command again"),
         (Fault(403, {"X-Error-Message": "no"}), "no_permission", 4, "hf auth login"),
-        (Fault(418), "refused", 2, f"https://huggingface.co/{MODEL}"),
+        (Fault(418), "hub_refused", 2, f"https://huggingface.co/{MODEL}"),
     ],
 )
 @pytest.mark.parametrize("function", ["hub.models.model_facts", "hub.models.model_folder"])
@@ -241,7 +241,7 @@ def test_something_else_that_answers(hub: Hub, home: Path) -> None:
     """A hotel's login page, say."""
     hub.faults.add("/api/models/", Fault(200, body=b"<html>", drop_seconds=0.001), times=ALWAYS)
     error = ask(hub, home, "hub.models.model_facts", MODEL, None)["error"]
-    assert (error["code"], error["exit_code"]) == ("hub_answer", 8)
+    assert (error["code"], error["exit_code"]) == ("hub_error", 8)
 
 
 def test_a_hub_that_cannot_be_reached(home: Path) -> None:
@@ -275,7 +275,7 @@ def test_a_hub_that_drips_ends_after_its_time(hub: Hub, home: Path) -> None:
     [
         (errno.ENOSPC, "no_disk", 3),
         (errno.EDQUOT, "no_disk", 3),
-        (errno.EACCES, "broken_cache", 2),
+        (errno.EACCES, "system_error", 2),
         (errno.ECONNRESET, "hub_unreachable", 8),
     ],
 )
@@ -318,7 +318,7 @@ def test_a_name_that_makes_no_address(hub: Hub, home: Path) -> None:
     import httpx2
 
     error = _asked(httpx2.InvalidURL("Invalid non-printable ASCII character in URL"))
-    assert (error.code, error.exit_code) == ("hub_answer", 8)
+    assert (error.code, error.exit_code) == ("hub_error", 8)
     assert "HF_ENDPOINT" in error.hint
 
 
@@ -381,7 +381,7 @@ def test_a_field_of_a_job_that_has_another_type(
     hub.faults.add(f"{job.id}$", Lie(body=json.dumps(job.info() | change).encode()))
     told = ask(hub, home, "hub.jobs.inspect", "me", job.id)
     if read is None:
-        assert (told["error"]["code"], told["error"]["exit_code"]) == ("hub_answer", 8), told
+        assert (told["error"]["code"], told["error"]["exit_code"]) == ("hub_error", 8), told
     else:
         assert told["answer"] == told["answer"] | read
 
@@ -449,7 +449,7 @@ def test_a_cache_that_cannot_be_written(hub: Hub, home: Path) -> None:
     home.mkdir()
     (home / "hub").write_text("a file where the cache should be")
     error = ask(hub, home, "hub.models.model_facts", MODEL, None)["error"]
-    assert (error["code"], error["exit_code"]) == ("broken_cache", 2)
+    assert (error["code"], error["exit_code"]) == ("system_error", 2)
 
 
 # --- Machines to rent ---
@@ -497,7 +497,7 @@ def test_without_the_jobs_api_the_dated_table_answers(hub: Hub, home: Path) -> N
 )
 def test_a_row_that_cannot_be_read_is_left_out(hub: Hub, home: Path, changes: dict[str, Any]) -> None:
     hub.hardware = [HARDWARE[1] | changes]
-    assert ask(hub, home, "hub.models.live_flavors")["error"]["code"] == "hub_answer"
+    assert ask(hub, home, "hub.models.live_flavors")["error"]["code"] == "hub_error"
 
 
 def test_a_disk_that_is_not_told_is_unknown(hub: Hub, home: Path) -> None:

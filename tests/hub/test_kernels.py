@@ -86,7 +86,7 @@ def test_no_loader_of_ours_asks(loader: str, tmp_path: Path, shouted: Path) -> N
     every += "    except SkillTrainError as error:\n        print(error.code)\n"
     base = base_with({}, tmp_path)
     done = ran(shouted, "-c", every, base, json.dumps([change for change, _ in NAMED]))
-    assert done.stdout.split() == ["loaded" if loads else "names_code" for _, loads in NAMED], done.stderr
+    assert done.stdout.split() == ["loaded" if loads else "unsafe_file" for _, loads in NAMED], done.stderr
     assert not shouted.exists()
 
 
@@ -100,7 +100,7 @@ def test_the_training_program_does_not_ask(arguments: list[str], tmp_path: Path,
     done = ran(shouted, train_program(), plan, *arguments)
     assert done.returncode in (2, 4) and not shouted.exists()  # 4: no token, so a job ends before it begins
     if arguments != ["--job"]:
-        assert json.loads(done.stdout.splitlines()[-1])["error"]["code"] == "names_code"
+        assert json.loads(done.stdout.splitlines()[-1])["error"]["code"] == "unsafe_file"
 
 
 @pytest.mark.parametrize("where", ["a folder", "the Hub"])
@@ -121,7 +121,7 @@ def test_a_job_does_not_ask(where: str, tmp_path: Path, shouted: Path) -> None:
         done = ran(shouted, train_program(), plan, "--job", environment=more)
         assert set(hub.repositories["model", "me/tuned"].files) == {".gitattributes", "training.json"}
     failed = json.loads((plan.parent / "train.failed.json").read_text())
-    assert (done.returncode, failed["exit_code"], failed["error"]["code"]) == (2, 2, "names_code"), done.stdout
+    assert (done.returncode, failed["exit_code"], failed["error"]["code"]) == (2, 2, "unsafe_file"), done.stdout
     assert json.loads((plan.parent / "kept.json").read_text())["state"] == "failed"
     assert not shouted.exists() and "Traceback" not in done.stdout + done.stderr
 

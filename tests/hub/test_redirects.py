@@ -107,7 +107,7 @@ def test_the_request_that_makes_a_job_goes_to_no_other_host(
 @pytest.mark.parametrize(
     ("request_", "error"),
     [
-        ("GET .*/auth-check", (8, "hub_answer")),
+        ("GET .*/auth-check", (8, "hub_error")),
         ("GET /api/whoami-v2", (8, "hub_unreachable")),
         ("POST /api/buckets/.*/batch", (2, "redirected")),
     ],

@@ -186,23 +186,23 @@ def test_data_explains_what_is_no_listing(cloud: Cloud, call: Call, body: bytes)
     _rows(cloud)
     cloud.hub.faults.add(TREE, Lie(body=body), times=ALWAYS)
     done = call("data", "me/rows")
-    assert done.code in (2, 8) and done.answer["error"]["code"] in ("hub_answer", "unreadable_dataset"), done
+    assert done.code in (2, 8) and done.answer["error"]["code"] in ("hub_error", "unreadable_dataset"), done
 
 
 def test_data_explains_an_answer_without_end(cloud: Cloud, call: Call) -> None:
     _rows(cloud)
     cloud.hub.faults.add(TREE, Lie(body=b" " * 101_000_000), times=ALWAYS)
     done = call("data", "me/rows")
-    assert done.error == (8, "hub_answer") and "100 MB" in done.answer["error"]["expected"], done
+    assert done.error == (8, "hub_error") and "100 MB" in done.answer["error"]["expected"], done
 
 
 def test_data_explains_a_file_that_came_otherwise(cloud: Cloud, call: Call) -> None:
     _rows(cloud)
     cloud.hub.faults.add("GET /datasets/me/rows/resolve/", Lie(body=b"<html>"), times=ALWAYS)
-    assert call("data", "me/rows").error == (8, "hub_answer")
+    assert call("data", "me/rows").error == (8, "hub_error")
     cloud.hub.faults.clear()
     cloud.hub.faults.add(RESOLVE, Lie(), times=ALWAYS)  # without the commit
-    assert call("data", "me/rows").error == (8, "hub_answer")
+    assert call("data", "me/rows").error == (8, "hub_error")
 
 
 @pytest.mark.parametrize(

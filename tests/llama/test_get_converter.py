@@ -193,11 +193,11 @@ def test_an_index_that_cannot_be_reached_is_temporary_and_one_without_the_archiv
     monkeypatch.setenv("PIP_RETRIES", "0")
     with pytest.raises(Temporary) as caught:
         toolchain.fetch()
-    assert (caught.value.code, caught.value.exit_code) == ("download_failed", 8)
+    assert (caught.value.code, caught.value.exit_code) == ("no_converter", 8)
     (tmp_path / "empty").mkdir()
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "empty"))
     with pytest.raises(NotInstalled) as missing:
         toolchain.fetch()
-    assert (missing.value.code, missing.value.exit_code) == ("no_archive", 7)
+    assert (missing.value.code, missing.value.exit_code) == ("no_converter", 7)
     assert not list((tmp_path / "cache").glob("*")) if (tmp_path / "cache").exists() else True

@@ -25,22 +25,22 @@ TRACEBACK = [
         (
             "ERROR:hf-to-gguf:Model FooForCausalLM is not supported",
             UsageError,
-            "unsupported_architecture",
+            "not_convertible",
             "FooForCausal",
         ),
         (
             "NotImplementedError: BPE pre-tokenizer was not recognized - update get_vocab_base_pre()",
             UsageError,
-            "unsupported_tokenizer",
+            "not_convertible",
             "splits text",
         ),
-        ("FileNotFoundError: File not found: m/tokenizer.model", UsageError, "missing_tokenizer", "tokenizer.model"),
-        ("KeyError: 'n_ctx'", UsageError, "incomplete_config", "'n_ctx'"),
+        ("FileNotFoundError: File not found: m/tokenizer.model", UsageError, "bad_tokenizer", "tokenizer.model"),
+        ("KeyError: 'n_ctx'", UsageError, "broken_model", "'n_ctx'"),
         ("ModuleNotFoundError: No module named 'sentencepiece'", NotInstalled, "missing_package", "sentencepiece"),
         (
             "NotImplementedError: Quant method is not yet supported: 'bitsandbytes'",
             UsageError,
-            "quantized_model",
+            "quantized_base",
             "bitsandbytes",
         ),
         ("OSError: [Errno 28] No space left on device", DecisionNeeded, "no_disk", "disk filled up"),
@@ -48,7 +48,7 @@ TRACEBACK = [
         ("OSError: 40960 requested and 1760 written", DecisionNeeded, "no_disk", "disk filled up"),
         ("OSError: [Errno 27] File too large", DecisionNeeded, "no_disk", "disk filled up"),
         ("RuntimeError: DefaultCPUAllocator: not enough memory: you tried", DecisionNeeded, "out_of_memory", "memory"),
-        ("ValueError: Can not map tensor 'model.x.weight'", UsageError, "conversion_failed", "Can not map tensor"),
+        ("ValueError: Can not map tensor 'model.x.weight'", UsageError, "not_convertible", "Can not map tensor"),
     ],
 )
 def test_each_cause_is_named_with_its_way_out(line: str, kind: type, code: str, word: str) -> None:
@@ -99,11 +99,11 @@ def test_the_view_of_a_model_holds_no_code(tmp_path: Path) -> None:
 
 def test_a_token_that_the_vocabulary_lacks_is_no_key_of_config_json() -> None:
     error = explain(1, [*TRACEBACK, "KeyError: '<|user|>'"], model=MODEL)
-    assert error.code == "incomplete_vocabulary"
+    assert error.code == "bad_tokenizer"
     assert "config.json" not in str(error)
-    assert explain(1, [*TRACEBACK, "KeyError: '[gMASK]'"], model=MODEL).code == "incomplete_vocabulary"
+    assert explain(1, [*TRACEBACK, "KeyError: '[gMASK]'"], model=MODEL).code == "bad_tokenizer"
     for key in ("'rotary_pct'", "\"could not find any of: ['rotary_dim']\""):
-        assert explain(1, [*TRACEBACK, f"KeyError: {key}"], model=MODEL).code == "incomplete_config"
+        assert explain(1, [*TRACEBACK, f"KeyError: {key}"], model=MODEL).code == "broken_model"
 
 
 def test_own_keys_stand_over_what_transformers_made_of_them() -> None:

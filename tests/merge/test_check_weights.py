@@ -160,7 +160,7 @@ def test_the_gate_that_is_asked_for(tmp_path: Path) -> None:
     other = merging.adapter(base, tmp_path / "dora", use_dora=True)
     with pytest.raises(UsageError) as raised:
         merging.run(base, other, tmp_path / "other", gate="weights")
-    assert raised.value.code == "gate_cannot_tell"
+    assert raised.value.code == "bad_usage"
 
 
 def test_a_broken_shard_takes_no_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -136,7 +136,7 @@ def test_tokens_whose_rows_were_not_saved(tmp_path: Path) -> None:
     tuned(base, tmp_path / "adapter", save=False)
     with pytest.raises(UsageError, match=r"no row for: '<\|think\|>'") as refused:
         merging.run(base, tmp_path / "adapter", tmp_path, rows=[])
-    assert refused.value.code == "tokens_without_rows" and "id 640, and 1 more" in str(refused.value.got)
+    assert refused.value.code == "bad_adapter" and "id 640, and 1 more" in str(refused.value.got)
     assert "save_embedding_layers=True" in refused.value.hint and not (tmp_path / "merged").exists()
 
 
@@ -162,7 +162,7 @@ def test_a_tokenizer_of_another_model(tmp_path: Path) -> None:
     (tmp_path / "adapter" / "tokenizer.json").write_text(json.dumps(document))
     with pytest.raises(UsageError, match="id 500 is another token") as refused:
         merging.run(base, tmp_path / "adapter", tmp_path, rows=[])
-    assert (refused.value.code, refused.value.expected) == ("other_tokenizer", f"{one!r}, as in {base}")
+    assert (refused.value.code, refused.value.expected) == ("bad_adapter", f"{one!r}, as in {base}")
 
 
 def test_resized_rows_and_no_tokenizer(tmp_path: Path) -> None:
@@ -192,5 +192,5 @@ def test_an_adapter_alone_cannot_bring_them(options: dict[str, Any], named: str,
     rest: dict[str, Any] = {"toolchain": toolchain.find(), "progress": quiet, "warn": quiet}
     with pytest.raises(UsageError) as refused:
         export_lora(base=base, adapter=tmp_path / "adapter", **places, **rest)
-    assert refused.value.code == "adapter_not_convertible" and named in str(refused.value.got)
+    assert refused.value.code == "not_convertible" and named in str(refused.value.got)
     assert not (tmp_path / "gguf").exists()

@@ -156,7 +156,7 @@ def test_a_resized_vocabulary(family: str, kind: str, bases: dict[str, Path], tm
     if family == "llama" and kind in ("embedding adapted", "embedding adapted, tied", "head adapted"):
         with pytest.raises(UsageError, match="and not the output head") as refused:  # PEFT saves one of two
             merging.run(told.base, told.adapter, tmp_path)
-        assert refused.value.code == "shape_mismatch" and not (tmp_path / "merged").exists()
+        assert refused.value.code == "wrong_base" and not (tmp_path / "merged").exists()
         return
     assert_merged(told, tmp_path, kind, 130)
 
@@ -189,7 +189,7 @@ def test_new_rows_that_were_not_saved(family: str, kind: str, bases: dict[str, P
     told = trained(bases[family], tmp_path / "adapter", _options("embed_tokens", 130)[kind], rows=130, save=False)
     with pytest.raises(UsageError) as refused:
         merging.run(told.base, told.adapter, tmp_path)
-    assert refused.value.code == "shape_mismatch" and "save_embedding_layers=True" in refused.value.hint
+    assert refused.value.code == "wrong_base" and "save_embedding_layers=True" in refused.value.hint
     assert not (tmp_path / "merged").exists()
 
 
@@ -203,7 +203,7 @@ def test_a_base_that_was_untied_before_training(bases: dict[str, Path], tmp_path
     told = trained(bases["tied llama"], tmp_path / "adapter", {}, save=True, change=untie)
     with pytest.raises(UsageError, match=r"lm_head.*embed_tokens.*differ, and the base model ties") as refused:
         merging.run(told.base, told.adapter, tmp_path)
-    assert refused.value.code == "tied_embeddings_differ" and "tie_word_embeddings=False" in refused.value.hint
+    assert refused.value.code == "wrong_base" and "tie_word_embeddings=False" in refused.value.hint
     assert not (tmp_path / "merged").exists()
 
 
@@ -229,14 +229,14 @@ def _without(name: str) -> Callable[[dict[str, Any]], None]:
 @pytest.mark.parametrize(
     ("kind", "change", "code", "named"),
     [
-        ("embedding whole", _half(f"{EMBEDDING}.modules_to_save.weight"), "unknown_tensor", "another value than"),
-        ("embedding whole", _half(f"{EMBEDDING}.weight"), "unknown_tensor", "another value than"),
-        ("embedding whole", _without(f"{EMBEDDING}.weight"), "unknown_tensor", "which PEFT loads"),
-        ("embedding whole", _half(f"{EMBEDDING}.original_module.weight"), "tied_embeddings_differ", "two, so"),
-        ("embedding whole", _half(f"{HEAD}.weight"), "tied_embeddings_differ", "two, so"),
-        ("head whole", _half(f"{EMBEDDING}.weight"), "tied_embeddings_differ", "two, so"),
-        ("both whole", _half(f"{HEAD}.original_module.weight"), "tied_embeddings_differ", "two, so"),
-        ("both adapted", _half(f"{HEAD}.base_layer.weight"), "tied_embeddings_differ", "two, so"),
+        ("embedding whole", _half(f"{EMBEDDING}.modules_to_save.weight"), "bad_adapter", "another value than"),
+        ("embedding whole", _half(f"{EMBEDDING}.weight"), "bad_adapter", "another value than"),
+        ("embedding whole", _without(f"{EMBEDDING}.weight"), "bad_adapter", "which PEFT loads"),
+        ("embedding whole", _half(f"{EMBEDDING}.original_module.weight"), "wrong_base", "two, so"),
+        ("embedding whole", _half(f"{HEAD}.weight"), "wrong_base", "two, so"),
+        ("head whole", _half(f"{EMBEDDING}.weight"), "wrong_base", "two, so"),
+        ("both whole", _half(f"{HEAD}.original_module.weight"), "wrong_base", "two, so"),
+        ("both adapted", _half(f"{HEAD}.base_layer.weight"), "wrong_base", "two, so"),
     ],
 )
 def test_two_values_for_one_parameter(
@@ -260,7 +260,7 @@ def test_trained_as_one_and_saved_as_two(bases: dict[str, Path], tmp_path: Path)
     _edit_tensors(told.adapter, _half(f"{HEAD}.weight"))
     with pytest.raises(UsageError) as refused:
         merging.run(told.base, told.adapter, tmp_path)
-    assert refused.value.code == "tied_embeddings_differ"
+    assert refused.value.code == "wrong_base"
 
 
 @pytest.mark.parametrize("side", [EMBEDDING, HEAD])
@@ -273,7 +273,7 @@ def test_a_matrix_with_a_row_too_few(side: str, bases: dict[str, Path], tmp_path
     _edit_tensors(told.adapter, shorten)
     with pytest.raises(UsageError) as refused:
         merging.run(told.base, told.adapter, tmp_path)
-    assert refused.value.code == "shape_mismatch" and "[127, 128] rows" in str(refused.value.got)
+    assert refused.value.code == "bad_adapter" and "[127, 128] rows" in str(refused.value.got)
 
 
 def test_what_is_merged_differs_from_the_base(bases: dict[str, Path], tmp_path: Path) -> None:

@@ -222,7 +222,7 @@ def test_what_is_refused_before_the_training_is_rightly_refused(name: str, tmp_p
     try:
         assert distance(model, file, tmp_path) > 100 * SAME
     except VerificationFailed as error:
-        assert error.code == "gguf_refused"
+        assert error.code == "bad_gguf"
 
 
 @pytest.mark.parametrize("name", tiny_families.by_default(WINDOWS, ("gemma2", "phi3")))

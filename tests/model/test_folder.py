@@ -90,7 +90,7 @@ def test_a_plan_needs_no_weights(tmp_path: Path) -> None:
 def test_a_model_with_a_part_missing_is_not_counted(tmp_path: Path) -> None:
     (_folder(tmp_path) / "model.safetensors").rename(tmp_path / "model-00002-of-00003.safetensors")
     error = _refused(tmp_path)
-    assert (error.code, error.got) == ("missing_shards", "only 1 of 3 weight files are there")
+    assert (error.code, error.got) == ("broken_model", "only 1 of 3 weight files are there")
     facts = model.read_model(tmp_path, weights_needed=False)
     assert (facts.parameters, facts.parameters_from) == (494_032_768, "config arithmetic")
     assert facts.unknown["weight_bytes"] == "only 1 of 3 weight files are there"
@@ -212,7 +212,7 @@ def test_a_header_that_lies_is_refused(tmp_path: Path, content: bytes) -> None:
     _folder(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(content)
     error = _refused(tmp_path)
-    assert (error.code, error.exit_code) == ("broken_safetensors", 2)
+    assert (error.code, error.exit_code) == ("broken_model", 2)
     assert "model.safetensors" in error.message
 
 

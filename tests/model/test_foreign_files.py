@@ -80,7 +80,7 @@ def test_an_index_that_names_another_file(read, name: object, base: Path, tmp_pa
     shutil.copy(base / "model.safetensors", base / "pytorch_model.bin")
     sharded(base, name.format(elsewhere=elsewhere) if isinstance(name, str) else name)  # type: ignore[arg-type]
     error = refusal(read, base)
-    assert error.code == "broken_safetensors" and INDEX in error.message
+    assert error.code == "broken_model" and INDEX in error.message
 
 
 def test_the_training_program_refuses_such_an_index_before_it_loads_anything(base: Path, tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_the_training_program_refuses_such_an_index_before_it_loads_anything(bas
         "    sys.exit(refusal.error['code'])\n"
     )
     done = subprocess.run([sys.executable, "-c", code, train_program(), base], capture_output=True, text=True)
-    assert done.stderr.strip() == "broken_safetensors"
+    assert done.stderr.strip() == "broken_model"
 
 
 def test_a_single_file_that_the_index_does_not_name(base: Path) -> None:
@@ -107,7 +107,7 @@ def test_a_single_file_that_the_index_does_not_name(base: Path) -> None:
     assert model.read_model(base).parameters
     Path(single).rename(base / "model.safetensors")
     for read in (model.read_model, shards.read_folder):
-        assert refusal(read, base).code == "broken_safetensors"
+        assert refusal(read, base).code == "broken_model"
 
 
 def test_the_weights_that_are_counted_are_those_of_the_index(base: Path) -> None:
@@ -141,17 +141,17 @@ def test_the_converter_sees_the_weights_that_are_loaded_and_no_others(base: Path
 
 def pipe(path: Path) -> str:
     os.mkfifo(path)
-    return "not_a_file"
+    return "missing_file"
 
 
 def device(path: Path) -> str:
     path.symlink_to("/dev/zero")
-    return "not_a_file"
+    return "missing_file"
 
 
 def terminal(path: Path) -> str:
     path.symlink_to("/dev/stdin")
-    return "not_a_file"
+    return "missing_file"
 
 
 def listener(path: Path) -> str:
@@ -162,14 +162,14 @@ def listener(path: Path) -> str:
             made.bind(path.name)
         finally:
             os.chdir(here)
-    return "not_a_file"
+    return "missing_file"
 
 
 def elsewhere(path: Path) -> str:
     secret = Path(tempfile.mkdtemp(dir=path.parent.parent)) / "secret"
     secret.write_text("{}")
     path.symlink_to(secret)
-    return "link_outside"
+    return "unsafe_link"
 
 
 def sparse(path: Path) -> str:
@@ -180,7 +180,7 @@ def sparse(path: Path) -> str:
 
 def circle(path: Path) -> str:
     path.symlink_to(path.name)
-    return "not_a_file"
+    return "missing_file"
 
 
 NAMES = (
@@ -206,7 +206,7 @@ def test_what_is_no_file_of_the_folder_is_refused_at_once(make, name: str, base:
     code = make(base / name)
     for reader, read in READERS.items():
         if name == "config.json" and reader in ("plan", "local", "merge", "export-gguf") and make is not elsewhere:
-            assert refusal(read, base).code in (code, "not_a_model", "missing_config")
+            assert refusal(read, base).code in (code, "not_a_model")
         else:
             error = refusal(read, base)
             assert error.code == code and str(base / name) in error.message, reader
@@ -229,7 +229,7 @@ def test_an_adapter_is_looked_at_in_the_same_way(make, name: str, tmp_path: Path
     (folder / "adapter_config.json").write_text('{"peft_type": "LORA"}')
     (folder / name).unlink(missing_ok=True)
     code = make(folder / name)
-    assert refusal(adapter.read_adapter, folder).code in (code, "not_an_adapter")
+    assert refusal(adapter.read_adapter, folder).code in (code, "bad_adapter")
 
 
 def test_a_snapshot_of_the_hubs_cache_is_links_and_is_read(base: Path, tmp_path: Path) -> None:
@@ -246,7 +246,7 @@ def test_a_snapshot_of_the_hubs_cache_is_links_and_is_read(base: Path, tmp_path:
     assert model.read_model(tmp_path / "named").parameters
     (tmp_path / "secret").write_text("{}")
     (snapshot / "added_tokens.json").symlink_to("../../../secret")
-    assert refusal(model.read_model, snapshot).code == "link_outside"
+    assert refusal(model.read_model, snapshot).code == "unsafe_link"
 
 
 # --- Values that no library can hold ---

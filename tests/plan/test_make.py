@@ -330,7 +330,7 @@ def test_an_order_of_rows_that_no_memory_holds_is_refused(values: dict[str, Any]
     """The training program makes it before the first step: 8 bytes a row, and a billion rows here."""
     with pytest.raises(UsageError) as caught:
         _plan(**values)
-    assert (caught.value.code, caught.value.hint != "") == ("too_many_rows", True)
+    assert (caught.value.code, caught.value.hint != "") == ("bad_recipe", True)
     assert _plan(max_steps=10**6, effective_batch_size=1000)["recipe"]["max_steps"] == 10**6
 
 

@@ -173,7 +173,7 @@ def test_trained_exported_and_proven_without_a_merge(chain: Any) -> None:
     assert checks["tuned"]["figure"] == pytest.approx(1.0, abs=0.05)  # all of the tuning is in the file
 
 
-@pytest.mark.parametrize(("name", "code"), [("merge", "nothing_to_merge"), ("lora", "no_adapter")])
+@pytest.mark.parametrize(("name", "code"), [("merge", "no_adapter"), ("lora", "no_adapter")])
 def test_what_needs_an_adapter_says_that_there_is_none(chain: Any, name: str, code: str) -> None:
     run, calls = chain
     assert calls[name].returncode == 2

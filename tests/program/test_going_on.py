@@ -75,7 +75,7 @@ def test_without_a_run_there_is_nothing_to_resume(commands: Commands, tmp_path: 
     (tmp_path / "empty").mkdir()
     before = _names(tmp_path)
     done = _call(commands, tmp_path, f"local recipe.yaml --max-steps 1 --resume{place}")
-    assert done.error == (2, "nothing_to_resume"), done.stdout
+    assert done.error == (2, "missing_step"), done.stdout
     assert _names(tmp_path) == before
     error = done.answer["error"]
     assert error["hint"] == f"skill-train local recipe.yaml --max-steps 1{place}"
@@ -91,7 +91,7 @@ def test_new_data_in_a_new_folder_are_not_gone_on_with(commands: Commands, stopp
     done = _call(commands, place, f"{words} --resume --run-dir run")
     assert done.error == (2, "another_run"), done.stdout
     assert done.answer["error"]["hint"] == f"skill-train {words} --run-dir run-2"
-    assert _call(commands, place, f"{words} --resume --run-dir run-2").error == (2, "nothing_to_resume")
+    assert _call(commands, place, f"{words} --resume --run-dir run-2").error == (2, "missing_step")
     data = _call(commands, place, done.answer["error"]["hint"].removeprefix("skill-train ")).data
     assert (data["run_dir"], data["steps"], data["reused"]) == ("run-2", 1, False)
 

@@ -387,14 +387,14 @@ def test_data_is_taken_from_another_place_when_it_is_the_same(tmp_path: Path, ki
     assert plan["recipe"]["data"] == str(places[1])
     with pytest.raises(Refused) as caught:
         use_data({**plan, "fingerprints": {"data": "0" * 64}}, places[1])
-    assert caught.value.error["code"] == "other_data"
+    assert caught.value.error["code"] == "input_changed"
 
 
 def test_data_of_a_plan_without_a_fingerprint_is_refused(tmp_path: Path) -> None:
     tiny.write_rows(tmp_path / "rows.jsonl", 2)
     with pytest.raises(Refused) as caught:
         use_data({"recipe": {"split": "train"}, "fingerprints": {"data": None}}, tmp_path / "rows.jsonl")
-    assert caught.value.error["code"] == "other_data"
+    assert caught.value.error["code"] == "input_changed"
     with pytest.raises(Refused) as caught:
         use_data({"recipe": {"split": "train"}}, tmp_path / "none.jsonl")
     assert caught.value.error["code"] == "missing_file"

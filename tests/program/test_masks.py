@@ -252,7 +252,7 @@ def test_a_template_that_refuses_the_roles_names_the_line(tmp_path: Path) -> Non
     with pytest.raises(Refused) as caught:
         _loaded(tmp_path, "mistral", [{"messages": TURNS}, {"messages": twice}])
     error = caught.value.error
-    assert (error["code"], caught.value.exit_code) == ("template_refuses", 2)
+    assert (error["code"], caught.value.exit_code) == ("template_mismatch", 2)
     assert error["message"].startswith(f"line 2 of {tmp_path / 'rows.jsonl'}: ")
     assert "must alternate" in error["message"]
     assert error["got"] == "user user assistant"
@@ -321,7 +321,7 @@ def test_the_answer_of_a_tool_is_not_trained(tmp_path: Path) -> None:
     row = {"messages": _calling("Let me look.", 1)}
     with pytest.raises(Refused) as caught:
         _encoded(tmp_path, "qwen2", row, template=tiny_templates.GEMMA_4_CALLS)
-    assert caught.value.error["code"] == "template_mask"
+    assert caught.value.error["code"] == "template_mismatch"
 
 
 def _calling(text: str | None, count: int) -> list[dict[str, Any]]:
@@ -350,7 +350,7 @@ def test_a_template_that_hides_where_answers_stand_is_refused(tmp_path: Path) ->
     with pytest.raises(Refused) as caught:
         _encoded(tmp_path, "qwen2", {"messages": TURNS}, template=template)
     error = caught.value.error
-    assert (error["code"], caught.value.exit_code) == ("template_mask", 2)
+    assert (error["code"], caught.value.exit_code) == ("template_mismatch", 2)
     assert "loss_on: all" in error["hint"]
     assert "line 1 of" in error["message"]
     row, _ = _encoded(tmp_path, "qwen2", {"messages": TURNS}, template=template, loss_on="all")
@@ -374,7 +374,7 @@ def test_a_token_that_the_model_lacks_is_refused(tmp_path: Path) -> None:
     check_vocabulary(model, rows)
     with pytest.raises(Refused) as caught:
         check_vocabulary(model, {"train": [{"input_ids": [3]}], "held_out": [{"input_ids": [640]}]})
-    assert (caught.value.error["code"], caught.value.error["got"]) == ("vocabulary_mismatch", "640")
+    assert (caught.value.error["code"], caught.value.error["got"]) == ("bad_tokenizer", "640")
 
 
 def _encoder(

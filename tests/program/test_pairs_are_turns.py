@@ -131,7 +131,7 @@ def test_a_question_that_is_rendered_already_is_refused(tmp_path: Path, kind: st
     training.write_data(tmp_path, [{"prompt": prompt, "completion": "Im Depot."}])
     with pytest.raises(Refused) as caught:
         load_data(recipe, tokenizer)
-    assert caught.value.error["code"] == "rendered_twice" and "format: completion" in caught.value.error["hint"]
+    assert caught.value.error["code"] == "template_mismatch" and "format: completion" in caught.value.error["hint"]
 
 
 def test_a_shipped_template_that_was_not_trained_does_not_pass(commands: Commands, tmp_path: Path) -> None:

@@ -379,7 +379,7 @@ def _write(folder: Path, plan: dict[str, Any]) -> Path:
         (RuntimeError("unable to mmap 39195600 bytes from file <x>: Cannot allocate memory (12)"), "out_of_memory"),
         (OSError(errno.ENOMEM, "Cannot allocate memory"), "out_of_memory"),
         (ImportError("libarrow_compute.so.2600: failed to map segment from shared object"), None),
-        (PermissionError(errno.EACCES, "Permission denied"), "not_writable"),
+        (PermissionError(errno.EACCES, "Permission denied"), "system_error"),
         (ModuleNotFoundError("No module named 'trl'", name="trl"), "missing_package"),
         (RuntimeError("a bug"), None),
         (KeyError("a bug"), None),

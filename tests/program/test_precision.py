@@ -119,7 +119,7 @@ def test_nothing_trains_that_a_gradient_scaler_cannot_take(dtype: str) -> None:
     require_float32(torch.optim.AdamW(weights[:1]))
     with pytest.raises(Refused) as refused:
         require_float32(torch.optim.AdamW(weights))
-    assert refused.value.exit_code == 5 and refused.value.error["code"] == "wrong_precision"
+    assert refused.value.exit_code == 5 and refused.value.error["code"] == "unsafe_precision"
     assert refused.value.error["got"] == f"1 of 2 weights are {dtype}"
 
 
@@ -151,7 +151,7 @@ def test_a_run_asks_for_that(
     assert main([str(run / "plan.json")]) == code
     if code:
         assert training.metrics(run) == []
-        assert training.events(capsys.readouterr().out)[-1]["error"]["code"] == "wrong_precision"
+        assert training.events(capsys.readouterr().out)[-1]["error"]["code"] == "unsafe_precision"
 
 
 @pytest.mark.skipif(find_spec("bitsandbytes") is None, reason="bitsandbytes is not installed")

@@ -156,7 +156,7 @@ def test_parts_of_fsdp_are_not_resumed_by_others(two: Path, tmp_path: Path) -> N
     placement = json.loads((run / "plan.json").read_text())["placement"]
     with pytest.raises(Refused) as caught:
         check_split(run / "checkpoints" / "checkpoint-2", placement | {"strategy": "fsdp"})
-    assert caught.value.error["code"] == "another_strategy"
+    assert caught.value.error["code"] == "another_run"
 
 
 # --- Ends ---
@@ -203,7 +203,7 @@ def test_another_number_of_processes_than_planned_is_refused(
         monkeypatch.setenv("WORLD_SIZE", world)
     assert main([str(run / "plan.json")]) == 2
     error = json.loads((run / "train.failed.json").read_text())["error"]
-    assert (error["code"], error["got"]) == ("wrong_launch", world or "1")
+    assert (error["code"], error["got"]) == ("bad_plan", world or "1")
 
 
 # --- accelerate's own parser, in a process of its own: it changes the environment ---

@@ -105,13 +105,13 @@ def test_a_split_behind_a_link_is_looked_at_too(saved: Path, tmp_path: Path) -> 
     (tmp_path / "rows" / "dataset_dict.json").write_text(json.dumps({"splits": ["train"]}))
     with pytest.raises(Refused) as caught:
         _rows(tmp_path / "rows")
-    assert caught.value.error["code"] == "not_a_file" and "save the dataset" in caught.value.error["hint"]
+    assert caught.value.error["code"] == "missing_file" and "save the dataset" in caught.value.error["hint"]
 
 
 def test_a_folder_of_something_else_has_a_way_on(tmp_path: Path) -> None:
     with pytest.raises(Refused) as caught:
         _rows(tmp_path)
-    assert caught.value.error["code"] == "unknown_file_kind" and caught.value.error["hint"]
+    assert caught.value.error["code"] == "unreadable_dataset" and caught.value.error["hint"]
 
 
 def test_an_end_of_the_memory_is_not_the_folder_s_fault(tmp_path: Path) -> None:
@@ -127,5 +127,5 @@ def _is_refused(folder: Path) -> None:
     with pytest.raises(Refused) as caught:
         _rows(folder)
     error = caught.value.error
-    assert (error["code"], caught.value.exit_code) == ("broken_arrow", 2), error
+    assert (error["code"], caught.value.exit_code) == ("unreadable_dataset", 2), error
     assert str(folder) in error["message"] and error["got"] and "save the dataset again" in error["hint"]

@@ -169,7 +169,7 @@ def test_going_on_with_other_rows_is_refused(tmp_path: Path, capsys: pytest.Capt
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     capsys.readouterr()
     assert main([str(run / "plan.json"), "--resume"]) == 2
-    assert training.events(capsys.readouterr().out)[-1]["error"]["code"] == "another_split"
+    assert training.events(capsys.readouterr().out)[-1]["error"]["code"] == "another_run"
 
 
 def _stopped(folder: Path, rows: list[Row]) -> Path:

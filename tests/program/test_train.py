@@ -375,7 +375,7 @@ def test_an_optimizer_that_transformers_does_not_know_is_refused(tmp_path: Path)
     run = _edited(training.write_run(tmp_path / "run"), optim="adamw_torhc")
     assert main([str(run / "plan.json")]) == 2
     failure = _failure(run)
-    assert (failure["code"], failure["got"]) == ("bad_value", "adamw_torhc")
+    assert (failure["code"], failure["got"]) == ("bad_recipe", "adamw_torhc")
     assert "adamw_torch," in failure["expected"] and "'adamw_torch'" in failure["hint"]
     assert not (run / "samples.jsonl").exists()  # before anything is loaded
 

@@ -215,12 +215,12 @@ def test_a_server_that_fails_for_a_while_costs_only_time(hub: Hub, tmp_path: Pat
 @pytest.mark.parametrize(
     ("what", "code", "name"),
     [
-        ("a proof that failed", 6, "failed_proof"),
+        ("a proof that failed", 6, "verification_failed"),
         ("sensitive", 3, "sensitive"),
         ("a token in a file", 2, "secret_found"),
-        ("no such part", 2, "nothing_to_push"),
+        ("no such part", 2, "missing_step"),
         ("no repository", 2, "bad_usage"),
-        ("a path as repository", 2, "bad_repo"),
+        ("a path as repository", 2, "bad_usage"),
         ("nobody", 4, "not_signed_in"),
         ("a reader", 4, "no_permission"),
         ("a public repository", 3, "public_repository"),

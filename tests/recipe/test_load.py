@@ -62,7 +62,7 @@ def test_null_in_the_file_is_left_out(tmp_path: Path) -> None:
 )
 def test_what_full_fine_tuning_cannot_be(values: dict[str, Any], word: str) -> None:
     error = _refused(LEAST | values)
-    assert (error.code, error.exit_code) == ("bad_value", 2) and word in str(error)
+    assert (error.code, error.exit_code) == ("bad_recipe", 2) and word in str(error)
     assert recipes.from_dict(LEAST | {"finetuning_type": "full", "pure_bf16": True, "lora_r": 8}).pure_bf16
 
 
@@ -72,7 +72,7 @@ def test_what_full_fine_tuning_cannot_be(values: dict[str, Any], word: str) -> N
 )
 def test_an_unknown_key_is_refused_with_the_nearest(key: str, meant: str) -> None:
     error = _refused(LEAST | {key: 1})
-    assert (error.code, error.exit_code, error.got) == ("unknown_key", 2, key)
+    assert (error.code, error.exit_code, error.got) == ("bad_recipe", 2, key)
     assert f"{meant!r}" in error.message
 
 
@@ -106,7 +106,7 @@ def test_a_key_like_no_other_is_refused_without_a_guess() -> None:
 )
 def test_a_wrong_type_is_refused_with_both_sides(key: str, value: Any, expected: str) -> None:
     error = _refused(LEAST | {key: value})
-    assert (error.code, error.expected) == ("wrong_type", expected)
+    assert (error.code, error.expected) == ("bad_recipe", expected)
     assert key in error.message
     assert repr(value) in error.got
 
@@ -143,7 +143,7 @@ def test_a_wrong_type_is_refused_with_both_sides(key: str, value: Any, expected:
 )
 def test_a_value_out_of_range_is_refused(key: str, value: Any) -> None:
     error = _refused(LEAST | {key: value})
-    assert error.code == "bad_value"
+    assert error.code == "bad_recipe"
     assert key in error.message
 
 
@@ -162,14 +162,14 @@ def test_a_value_out_of_range_is_refused(key: str, value: Any) -> None:
 )
 def test_an_unknown_choice_is_refused_with_the_known_ones(key: str, value: str, hint: str) -> None:
     error = _refused(LEAST | {key: value})
-    assert error.code == "bad_value"
+    assert error.code == "bad_recipe"
     assert hint in error.message + error.expected
 
 
 @pytest.mark.parametrize("key", ["model", "data"])
 def test_a_recipe_without_model_or_data_is_refused(key: str) -> None:
     error = _refused({k: v for k, v in LEAST.items() if k != key})
-    assert (error.code, error.exit_code) == ("missing_key", 2)
+    assert (error.code, error.exit_code) == ("bad_recipe", 2)
     assert key in error.message
 
 
@@ -275,7 +275,7 @@ def test_policy_does_not_change_the_recipe(key: str, value: Any) -> None:
 def test_a_score_that_cannot_be_made_is_refused(values: dict[str, Any]) -> None:
     with pytest.raises(UsageError) as caught:
         recipes.from_dict(LEAST | values)
-    assert caught.value.code == "bad_value"
+    assert caught.value.code == "bad_recipe"
 
 
 def _load(folder: Path, text: str) -> recipes.Recipe:

@@ -306,11 +306,11 @@ def test_something_that_is_not_a_report_is_not_replaced(run: Path) -> None:
     (run / "report.html").write_text("<html>mine</html>", encoding="utf-8")
     with pytest.raises(UsageError) as refused:
         make(run)
-    assert refused.value.code == "would_overwrite"
+    assert refused.value.code == "output_exists"
     assert (run / "report.html").read_text(encoding="utf-8") == "<html>mine</html>"
     with pytest.raises(UsageError) as refused:
         make(run, out=run)
-    assert refused.value.code == "bad_out"
+    assert refused.value.code == "bad_usage"
 
 
 def test_a_record_of_another_shape_is_named_as_such(run: Path) -> None:

@@ -17,11 +17,13 @@ import yaml
 
 from command_tree import commands
 from skill_train.cli import GROUPS
+from skill_train.core import errors
 from skill_train.core.errors import EXIT_CODES
 from skill_train.estimate.step import Range
 from skill_train.plan import places as candidates
 from skill_train.plan import where as rubric
 from skill_train.plan.placement import HEADROOM, Choices
+from skill_train.program import events
 from skill_train.recipe.fields import Recipe
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -266,20 +268,48 @@ def test_every_check_of_verify_is_explained_and_no_other() -> None:
     assert set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)) == named
 
 
-def test_every_error_code_is_explained_and_every_explained_one_exists() -> None:
+def test_every_error_code_is_explained_under_its_exit_code_and_no_other() -> None:
     page = _read(ROOT / "references" / "troubleshooting.md")
-    tables = page.split("## Exit 2", 1)[1]
-    first_cells = re.findall(r"^\| (`.+?) \|", tables, re.MULTILINE)
-    explained = {code for cell in first_cells for code in re.findall(r"`([a-z0-9_]+)`", cell)}
-    assert explained == _error_codes()
+    explained = {
+        (int(section[0]), code)
+        for section in re.findall(r"^## Exit (\d+)(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL)
+        for code in re.findall(r"^\| `([a-z0-9_]+)` \|", section[1], re.MULTILINE)
+    }
+    used = set(_error_codes())
+    assert explained >= {(exit_code, code) for exit_code, code in used if exit_code is not None}
+    assert {code for _, code in explained} == {code for _, code in used}
+    assert len({code for _, code in used}) <= 115  # a code says what to do; the message says what happened
 
 
-def _error_codes() -> set[str]:
-    """Of every `code=` that is written out where an error is made; warnings have their own."""
-    found = set()
+def _error_codes() -> Iterator[tuple[int | None, str]]:
+    """Exit code and code of every error that the package makes; None where the class is chosen at run time.
+
+    Warnings and the problems of `data` have words of their own.
+    """
     for path in sorted((ROOT / "skill" / "skill_train").rglob("*.py")):
         for node in ast.walk(ast.parse(_read(path))):
             if isinstance(node, ast.Call):
-                values = [k.value for k in node.keywords if k.arg == "code"]
-                found |= {v.value for v in values if isinstance(v, ast.Constant) and isinstance(v.value, str)}
-    return found
+                fields = {keyword.arg: keyword.value for keyword in node.keywords}
+                yield from ((_exit_code(node, fields), code) for code in _texts(fields.get("code")))
+                if isinstance(node.func, ast.Name) and node.func.id == "Blocker":
+                    yield from ((3, code) for code in _texts(node.args[0]))
+    places = _read(ROOT / "skill" / "skill_train" / "plan" / "places.py")
+    yield from ((3, code) for code in re.findall(r"\(\(\"(\w+)\", ", places))
+
+
+def _exit_code(call: ast.Call, fields: dict[str | None, ast.expr]) -> int | None:
+    """That of the error's class, or the one that is written out."""
+    chosen = fields.get("exit_code")
+    if isinstance(chosen, ast.Constant):
+        return int(str(chosen.value))
+    if isinstance(chosen, ast.Name):
+        return int(getattr(events, chosen.id))
+    name = call.func.id if isinstance(call.func, ast.Name) else ""
+    defaults = {"Refused": events.EXIT_USAGE, "Sign": 5, "Story": 5}
+    kind = getattr(errors, name, None)
+    return defaults[name] if name in defaults else getattr(kind, "exit_code", None)
+
+
+def _texts(value: ast.expr | None) -> list[str]:
+    choices = [value.body, value.orelse] if isinstance(value, ast.IfExp) else [value]
+    return [choice.value for choice in choices if isinstance(choice, ast.Constant) and isinstance(choice.value, str)]

@@ -74,13 +74,13 @@ def test_another_file_is_refused(tmp_path: Path, change: dict[str, Any]) -> None
     file.write_text(json.dumps(json.loads(file.read_text()) | change))
     with pytest.raises(UsageError) as caught:
         read(RunDir(tmp_path))
-    assert caught.value.code == "broken_cloud_record"
+    assert caught.value.code == "broken_record"
 
 
 def test_a_run_that_was_never_submitted(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
         submitted(RunDir(tmp_path))
-    assert caught.value.code == "not_submitted" and "hf jobs ps -a" in caught.value.hint
+    assert caught.value.code == "missing_step" and "hf jobs ps -a" in caught.value.hint
     (tmp_path / "plan.json").write_text("{}")
     with pytest.raises(UsageError) as caught:
         submitted(RunDir(tmp_path))

@@ -201,7 +201,7 @@ def test_a_torn_last_line_is_left_out_and_a_broken_one_is_not(tmp_path: Path) ->
     file.write_text('{"st\n{"step": 2}\n')
     with pytest.raises(UsageError) as caught:
         read_lines(file)
-    assert (caught.value.code, caught.value.message) == ("bad_json", f"line 1 of {file} is not JSON")
+    assert (caught.value.code, caught.value.message) == ("broken_record", f"line 1 of {file} is not JSON")
 
 
 @pytest.mark.parametrize(

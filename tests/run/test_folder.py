@@ -150,7 +150,7 @@ def test_read_json_says_what_is_wrong(tmp_path: Path) -> None:
         (tmp_path / "bad.json").write_bytes(content)
         with pytest.raises(UsageError) as caught:
             run_dir.read_json(tmp_path / "bad.json")
-        assert caught.value.code == "bad_json"
+        assert caught.value.code == "broken_record"
 
 
 def test_open_run_wants_a_plan(tmp_path: Path) -> None:

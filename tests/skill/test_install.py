@@ -106,7 +106,7 @@ def test_what_is_somebody_elses_is_refused_before_anything_is_written(skills: Ca
     _put(where, kind)
     before = _all_files()
     error = skills("skills", "install", code=2)["error"]
-    assert error["code"] == "foreign_skill" and str(where) in error["message"]
+    assert error["code"] == "output_exists" and str(where) in error["message"]
     assert _all_files() == before
 
 

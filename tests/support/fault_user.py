@@ -25,7 +25,7 @@ _TROUBLE = {4: {401, 402, 403}, 8: {0, 200, 429, 500, 502}, 2: {404}}
 # Answers that need no fault of a request: what is said is so.
 _SO = {
     "still_running", "not_started", "confirm_cost", "out_of_memory", "timeout", "job_failed", "cancelled",
-    "nothing_kept", "never_started", "not_submitted", "job_ended",
+    "nothing_kept", "missing_step", "job_ended",
 }  # fmt: skip
 
 

@@ -121,7 +121,7 @@ def test_two_vocabularies_in_one_folder_are_refused_before_the_training(tmp_path
     assert shipped(folder, tmp_path, ["<s>[INST]"]) != [kept("<s>[INST]", add_special_tokens=False).input_ids]
     with pytest.raises(Refused) as caught:
         load_tokenizer({"model": str(folder), "revision": None})
-    assert caught.value.error["code"] == "tokenizers_differ"
+    assert caught.value.error["code"] == "bad_tokenizer"
     assert "518" in caught.value.error["got"]
     (folder / "tokenizer.json").unlink()  # the way out that the hint names
     alone = load_tokenizer({"model": str(folder), "revision": None})

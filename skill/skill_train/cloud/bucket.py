@@ -115,7 +115,7 @@ def belongs(name: str) -> bool:
     if not name or path.is_absolute() or ".." in path.parts or re.search(r"[\\:\x00-\x1f]", name):
         raise VerificationFailed(
             f"what is kept of this run names a file outside of it: {name!r}",
-            code="unsafe_name",
+            code="unsafe_file",
             expected="names relative to the run directory",
             got=repr(name),
             hint="nothing was fetched; look at the job and its bucket before you use anything of it",

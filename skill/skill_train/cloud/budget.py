@@ -130,7 +130,7 @@ def _timeout(need: Need, asked: int | None, seconds: tuple[float, float] | None,
     if limit is None:
         raise DecisionNeeded(
             "how long this run takes is unknown, so no timeout can be computed",
-            code="no_timeout",
+            code="bad_timeout",
             expected="--timeout, after which the job is stopped; its checkpoints stay",
             got=need.seconds.basis,
             hint=f"{command} --timeout 2h".lstrip(),
@@ -139,7 +139,7 @@ def _timeout(need: Need, asked: int | None, seconds: tuple[float, float] | None,
         enough = need.timeout_seconds or math.ceil(seconds[1] / 60) * 60
         raise DecisionNeeded(
             f"a timeout of {limit} s is below the lower estimate of {seconds[0]:.0f} s: the job could not end",
-            code="timeout_too_short",
+            code="bad_timeout",
             expected=f"at least {seconds[0]:.0f} s; {enough} s for the upper estimate",
             got=f"{limit} s",
             hint=f"{command} --timeout {enough}".lstrip(),

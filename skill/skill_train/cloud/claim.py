@@ -143,7 +143,7 @@ class _Turn:
             time.sleep(job_once.PAUSE_SECONDS)
         raise Temporary(
             "the bucket of the jobs does not show what was written into it, so no job is asked for",
-            code="hub_answer",
+            code="hub_error",
             expected=f"{self.path} in {self.bucket}",
             got="a list without it",
             hint="run the same command again in a few minutes",

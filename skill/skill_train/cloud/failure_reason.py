@@ -164,7 +164,7 @@ SIGNS = (
     Sign(  # TRL and datasets name it so, and a KeyError is what code without a check ends in
         r"KeyError: '(?:messages|prompt|completion|text|conversations|chosen|rejected|instruction|output)'"
         r"|[Cc]olumn (?:name )?\S+ not in the dataset|has no column",
-        code="missing_column",
+        code="wrong_columns",
         message="a column that the recipe needs is not in the data",
         help="see what columns there are, and name them under columns in the recipe",
         remedy="data",
@@ -178,7 +178,7 @@ SIGNS = (
     ),
     Sign(  # uv 0.9, which installs what the program's header names
         r"No solution found when resolving|ModuleNotFoundError: No module named",
-        code="not_installed",
+        code="missing_package",
         message="a package that the program needs could not be installed in the job",
         help="once more if the package index was down; the versions stand in the header of train.py",
         remedy="again",
@@ -196,10 +196,10 @@ _OWN_REMEDY = {
     "not_kept": "again",
     "missing_package": "again",
     "device_unavailable": "again",
-    "too_few_devices": "again",
+    "too_few_devices": "again",  # the word of earlier versions, in the records of their runs
     "hub_unreachable": "again",
     "bad_loss": "recipe",
-    "another_strategy": "recipe",
+    "another_run": "recipe",
     "no_such_target": "recipe",
     "no_permission": "token",
     "bad_token": "token",
@@ -287,10 +287,10 @@ def _of_stage(ending: Ending) -> Story | None:
     said = ending.message or ""
     if ending.stage == "DELETED":
         message, rest = "the job was deleted on the Hub", "what it kept may still be there"
-        return Story(code="job_deleted", message=message, help=rest, got=said)
+        return Story(code="cancelled", message=message, help=rest, got=said)
     if re.search(r"spend(?:ing)? limit reached", said, re.IGNORECASE):  # hub-docs, jobs in resource groups, 2026-08
         return Story(
-            code="spend_limit",
+            code="no_credit",
             message="the spending limit of the resource group was reached",
             help="a higher limit for the resource group (its administrators set it), or a cheaper flavor",
             remedy="credit",
@@ -316,7 +316,7 @@ def _of_message(ending: Ending) -> Story | None:
         return Story(code="out_of_memory", message=message, help=rest, remedy="ram", exit_code=3, got=said)
     if re.search(r"failed to start", said, re.IGNORECASE):
         rest = "the same job once more"
-        return Story(code="start_failed", message="the job could not be started", help=rest, got=said)
+        return Story(code="bad_machine", message="the job could not be started", help=rest, got=said)
     return None
 
 

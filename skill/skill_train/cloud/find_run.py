@@ -177,7 +177,7 @@ def in_folder(cloud: CloudRun, folder: Path | None, say: Say) -> CloudRun:
     if plan is None:
         raise UsageError(
             f"the plan of {cloud.name} is not in its bucket any more, or broken",
-            code="no_plan",
+            code="bad_plan",
             expected="plan.json beside the program of the job",
             hint="use the run directory that submitted it",
         )
@@ -216,7 +216,7 @@ def never_started(name: str) -> UsageError:
     word = shlex.quote(name)
     return UsageError(
         f"no job of {name} was ever started",
-        code="never_started",
+        code="missing_step",
         expected="a run with a job",
         hint=f"skill-train submit {word}",
     )
@@ -236,7 +236,7 @@ def _by_id(name: str, namespace: str, job_id: str, say: Say) -> CloudRun:
     if "skill-train" not in now.labels or not re.fullmatch("[0-9a-f]{12}", run_id):
         raise UsageError(
             f"the job {name} was not started by skill-train",
-            code="not_ours",
+            code="unknown_job",
             expected="a job with the label skill-train",
             got=", ".join(sorted(now.labels)) or "no labels",
             hint=f"hf jobs logs {namespace}/{job_id}",

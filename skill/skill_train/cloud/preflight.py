@@ -154,7 +154,7 @@ def local_model(folder: str, owner: str | None) -> UsageError:
     where = f"{owner or 'NAMESPACE'}/{Path(folder).resolve().name}"
     return UsageError(
         f"the model {folder} lies on this machine, where a job cannot read it",
-        code="local_model",
+        code="local_input",
         expected="the id of a model on the Hub; a private one will do",
         got=folder,
         hint=f"hf upload {shlex.quote(where)} {shlex.quote(folder)} --private, then --model {shlex.quote(where)}",
@@ -179,7 +179,7 @@ def _refused(status: int) -> AccessError | UsageError:
     about = {"expected": "an account", "got": f"status {status}"}
     if status == 404:
         message = "the Hub does not know the question whose token this is"
-        return UsageError(message, code="refused", **about, hint="check HF_ENDPOINT, or unset it")
+        return UsageError(message, code="hub_refused", **about, hint="check HF_ENDPOINT, or unset it")
     code = "no_credit" if status == 402 else "no_permission"
     return AccessError("the Hub refuses to say whose token this is", code=code, **about, hint=_LOGIN)
 

@@ -134,7 +134,7 @@ def _is_here(run: RunDir, file: KeptFile, earlier: dict[str, Any]) -> bool:
     if here is None or not ours:
         raise UsageError(
             f"{path} is here already, with another content",
-            code="would_overwrite",
+            code="output_exists",
             expected=f"sha256 {file.digest['sha256'][:12]}…" if file.digest else "a file that a pull wrote",
             got=f"sha256 {here['sha256'][:12]}…" if here else "not a file",
             hint=f"move {shlex.quote(str(path))} away, or pull into another --run-dir",

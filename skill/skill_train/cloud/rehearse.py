@@ -140,7 +140,7 @@ def _failed(code: int, failure: dict[str, Any] | None, said: str) -> SkillTrainE
         return from_exit_code(failure["exit_code"], failure["error"])
     tail = "\n".join(said.splitlines()[-15:])
     return TrainingFailed(
-        f"the program ended with exit code {code}", code="rehearsal_failed", got=tail, hint="skill-train doctor"
+        f"the program ended with exit code {code}", code="self_test_failed", got=tail, hint="skill-train doctor"
     )
 
 
@@ -157,7 +157,7 @@ def _figures(kept: Path) -> dict[str, Any]:
     if marker["state"] != "done" or torn or not checkpoints or not trained:
         raise TrainingFailed(
             "the rehearsal ended without everything that a job must keep",
-            code="rehearsal_failed",
+            code="self_test_failed",
             expected="the trained weights, records and a checkpoint, each as kept.json says",
             got=f"torn: {', '.join(torn) or 'none'}; checkpoints: {', '.join(checkpoints) or 'none'}",
             hint="skill-train doctor --self-test",

@@ -39,7 +39,7 @@ def resume(
         if record.bucket is None or record.folder is None:
             raise UsageError(
                 f"no job of {run.path} ever began",
-                code="never_started",
+                code="missing_step",
                 expected="a run whose first job exists",
                 hint=f"skill-train submit {shlex.quote(str(run.path))}",
             )

@@ -139,7 +139,7 @@ def _require_file(folder: Path, name: str) -> Path:
 def _broken(path: Path, expected: str, got: str) -> UsageError:
     return UsageError(
         f"{path} is not as `datasets` saves it",
-        code="broken_dataset",
+        code="unreadable_dataset",
         expected=expected,
         got=got,
         hint="save it again with save_to_disk, or write the rows to one .jsonl file",

@@ -30,7 +30,7 @@ def base_of(run: RunDir) -> Path:
     if trained is not None and (now := fingerprint(folder)) != trained:
         raise UsageError(
             f"the model in {folder} is not the one that {run.path} was trained on",
-            code="base_changed",
+            code="input_changed",
             expected=f"fingerprint {trained!s:.12}…",
             got=f"fingerprint {now:.12}…",
             hint="put the files of the model back as they were, or train again on those that are there now",

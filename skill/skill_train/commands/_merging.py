@@ -51,7 +51,7 @@ def merge_locked(console: Console, run: RunDir, dtype: str | None, gate: str) ->
     if run.is_full:
         raise UsageError(
             f"{run.path} has nothing to merge: every weight was trained, and merged/ is the whole model",
-            code="nothing_to_merge",
+            code="no_adapter",
             expected="a run that trained an adapter",
             got="finetuning_type full",
             hint=f"skill-train export-gguf {quoted(run.path)}",

@@ -150,7 +150,7 @@ def _timeout(options: SubmitOptions, made: Plan) -> int:
     if made.timeout_seconds is None:
         raise DecisionNeeded(
             "how long this takes is unknown, so a limit must be said",
-            code="no_timeout",
+            code="bad_timeout",
             expected="--timeout, such as 8h",
             hint="say --timeout",
         )

@@ -236,7 +236,7 @@ def _refusal(subject: Subject, counted: Counted) -> SkillTrainError | None:
     where = first.why if first.why.startswith("line ") else f"line {first.lines[0]}: {first.why}"
     return UsageError(
         f"training would refuse {total} of {subject.seen.rows} rows; first {where}",
-        code="unusable_rows",
+        code="bad_row",
         expected="every row whole, with something to train on",
         got=", ".join(f"{count.refused} {name}" for name, count in refused.items()),
         hint=_mend(subject, counted, f"mend line {first.lines[0]} ({name})"),

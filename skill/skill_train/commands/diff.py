@@ -130,7 +130,7 @@ def _object(path: Path) -> dict[str, Any] | None:
     if not isinstance(document, dict):
         raise UsageError(
             f"{path} is not what skill-train wrote",
-            code="bad_json",
+            code="broken_record",
             expected="a JSON object",
             hint="fetch or copy the run again: skill-train pull RUN",
         )

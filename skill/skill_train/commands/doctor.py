@@ -18,16 +18,12 @@ from skill_train.commands._doctor_packages import Package
 from skill_train.commands._drawing import STYLE, add_row, draw_line, draw_text, rich_table
 from skill_train.commands._frame import command
 from skill_train.core.console import Console, Result
-from skill_train.core.errors import DecisionNeeded, NotInstalled, SkillTrainError, UsageError
+from skill_train.core.errors import NotInstalled, SkillTrainError, UsageError
 from skill_train.hub.account import Account
 from skill_train.machine.probe import this_machine
 from skill_train.machine.read import cache_dir, read_machine
 
 _TORCH_SECONDS = 60.0  # loading torch takes 2 to 20 s, more from a network disk
-
-
-_KINDS = {"cache": UsageError, "disk": DecisionNeeded, "memory": DecisionNeeded}
-
 
 _TRAIN, _GGUF = checks.EXTRAS["train"], checks.EXTRAS["gguf"]
 
@@ -158,9 +154,14 @@ def _broken(done: list[Check]) -> SkillTrainError | None:
     check = next((check for check in done if check.verdict == "fail"), None)
     if check is None:
         return None
-    kind = _KINDS.get(check.name, NotInstalled)
-    code = f"bad_{check.name.split()[0]}"
-    return kind(f"{check.name}: {check.found}", code=code, expected=check.expected, got=check.because, hint=check.fix)
+    kind = UsageError if check.name == "cache" else NotInstalled
+    return kind(
+        f"{check.name}: {check.found}",
+        code="system_error" if check.name == "cache" else "bad_installation",
+        expected=check.expected,
+        got=check.because,
+        hint=check.fix,
+    )
 
 
 def _require(found: dict[str, list[Package]]) -> None:

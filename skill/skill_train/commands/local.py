@@ -121,7 +121,7 @@ def _run_at(path: Path) -> RunDir:
     if path.exists() and not path.is_dir():
         raise UsageError(
             f"{path} is a file",
-            code="bad_run_dir",
+            code="bad_usage",
             expected="a new folder, or one of an earlier run",
             hint="another --run-dir",
         )

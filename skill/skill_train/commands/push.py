@@ -158,7 +158,7 @@ def _repository(repo: str | None, run: Path) -> str:
     if not _REPO.fullmatch(repo) or "--" in repo or ".." in repo:
         raise UsageError(
             f"{repo!r} is not the id of a repository",
-            code="bad_repo",
+            code="bad_usage",
             expected="NAMESPACE/NAME of letters, digits, -, _ and .",
             got=repo,
             hint=f"skill-train push {quoted(run)} --repo NAMESPACE/NAME",

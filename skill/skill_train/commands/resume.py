@@ -183,7 +183,7 @@ def _check_flavor(seen: Snapshot, flavor: str | None) -> None:
     if flavor not in same:
         raise UsageError(
             f"a run planned for {now.name} cannot go on on {flavor!r}",
-            code="unknown_flavor" if flavor not in known else "another_shape",
+            code="unknown_flavor",
             expected=f"one of {', '.join(same)}: with as many GPUs as the plan",
             got=flavor,
             hint=f"skill-train resume {cloud.word} --flavor {now.name}",

@@ -71,7 +71,7 @@ def _verify_locked(console: Console, run: RunDir, tokens: int | None, out: Path 
     if not run.exported:
         raise UsageError(
             f"{run.path} has no GGUF file yet",
-            code="not_exported",
+            code="missing_step",
             expected="files in gguf/",
             hint=f"skill-train export-gguf {quoted(run.path)}",
         )
@@ -101,7 +101,7 @@ def _verify(console: Console, *, following: list[str], **arguments: Any) -> Resu
     proof: Path = arguments["record"]
     if proof.is_dir():
         hint = f"--out {quoted(proof / 'verify.json')}"
-        raise UsageError(f"{proof} is a folder", code="bad_out", expected="a file for the proof", hint=hint)
+        raise UsageError(f"{proof} is a folder", code="bad_usage", expected="a file for the proof", hint=hint)
     with console.progress("verifying") as progress:
         record = verify(**arguments, progress=progress, warn=console.warn)
     order = {"fail": 0, "warn": 1, "pass": 2}

@@ -45,7 +45,7 @@ class SkillTrainError(Exception):
 
     Args:
         message: what is wrong, and which value.
-        code: a stable word for programs, such as `broken_line`.
+        code: a stable word for programs, such as `bad_row`.
         expected: what would have been right.
         got: what was there.
         hint: the next command, or the change that would help.

@@ -66,7 +66,7 @@ def refuse_in_arguments(arguments: Iterable[str]) -> None:
 def pasted(where: str, expected: str) -> UsageError:
     return UsageError(
         f"{where} holds what looks like a token of the Hub",
-        code="token_pasted",
+        code="secret_found",
         expected=expected,
         hint="take it out, revoke it at https://huggingface.co/settings/tokens, then: hf auth login",
     )

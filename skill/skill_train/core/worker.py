@@ -84,7 +84,7 @@ def run_worker(
         if not result_file.is_file():
             raise NativeCrash(
                 f"{module} ended with exit code {code} and no result",
-                code="worker_failed",
+                code="program_failed",
                 got=_tail(log),
                 hint="skill-train demo   (tells whether the installation works at all)",
             )

@@ -21,7 +21,7 @@ from skill_train.recipe.formats import Found, as_turns
 SAMPLE = 2000  # rows
 TRAINED = "⟦"  # opens a trained part of an example
 _UNCUT = 1 << 40  # a max_length that cuts nothing
-_OF_THE_MODEL = ("no_chat_template", "slow_tokenizer", "no_eos", "endless_template")  # the model's, not a row's
+_OF_THE_MODEL = ("no_chat_template", "bad_tokenizer", "unsafe_file")  # the model's, not a row's
 
 
 class Counter:

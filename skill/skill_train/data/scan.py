@@ -144,7 +144,7 @@ def _check_mapping(data_format: str, columns: dict[str, str]) -> None:
         if name not in known:
             raise UsageError(
                 f"columns: {name!r} is nothing that the format {data_format} has{nearest(name, known)}",
-                code="unknown_key",
+                code="bad_recipe",
                 expected=", ".join(known),
                 got=name,
                 hint="references/datasets.md lists the columns of each format",

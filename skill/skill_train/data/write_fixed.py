@@ -35,7 +35,7 @@ def check_out(out: Path) -> None:
     if out.suffix not in rows.LINES:
         raise UsageError(
             f"{out} is not a .jsonl file",
-            code="bad_output",
+            code="bad_usage",
             expected="a name that ends in .jsonl",
             got=out.suffix,
             hint=f"--fix {shlex.quote(str(out.with_suffix('.jsonl')))}",
@@ -70,7 +70,7 @@ def write_fixed(
         if not written:
             raise UsageError(
                 f"{recipe.data} has no usable row",
-                code="no_usable_row",
+                code="bad_row",
                 got=_said(left_out),
                 hint="without --fix the answer shows what is wrong with each",
             )

@@ -158,7 +158,7 @@ def _require_vllm() -> None:
     if not _has_cuda():
         raise UsageError(
             "vllm needs CUDA here, and there is none",
-            code="no_cuda",
+            code="bad_usage",
             expected="--backend auto or --backend transformers on this machine",
             hint="run the same command without --backend",
         )

@@ -77,11 +77,11 @@ def checked_pattern(pattern: str | None) -> str:
     """The pattern, when Python's `re` takes it."""
     hint = "skill-train evaluate RUN --score regex --pattern 'answer: (.+)'"
     if not pattern:
-        raise UsageError("a regex score needs a pattern", code="bad_pattern", expected="--pattern", hint=hint)
+        raise UsageError("a regex score needs a pattern", code="bad_scorer", expected="--pattern", hint=hint)
     try:
         re.compile(pattern)
     except (re.error, OverflowError, RecursionError) as error:
-        raise UsageError(f"the pattern {pattern!r} is wrong: {error}", code="bad_pattern", hint=hint) from None
+        raise UsageError(f"the pattern {pattern!r} is wrong: {error}", code="bad_scorer", hint=hint) from None
     return pattern
 
 
@@ -110,7 +110,7 @@ def _by_patterns(pattern: str, answers: list[Answer]) -> list[float | None]:
     except TimeoutError:
         raise UsageError(
             f"the pattern {pattern!r} takes too long",
-            code="bad_pattern",
+            code="bad_scorer",
             expected=f"all answers searched in {_PATTERN_SECONDS:g} s",
             got=f"{len(answers)} answers of up to {max(len(one.answer) for one in answers)} characters",
             hint="write it without a repetition inside a repetition",

@@ -171,7 +171,7 @@ def _check_files(model: Path, outtype: str) -> None:
     if outtype not in OUTTYPES:
         raise UsageError(
             f"{outtype!r} is not a type to convert to{nearest(outtype, OUTTYPES)}",
-            code="unknown_outtype",
+            code="cannot_quantize",
             expected=", ".join(OUTTYPES),
             got=outtype,
             hint="convert to auto, and quantize the result with --quant",
@@ -179,7 +179,7 @@ def _check_files(model: Path, outtype: str) -> None:
     if not (model / "config.json").is_file():
         raise UsageError(
             f"{model} is not a model folder: it has no config.json",
-            code="missing_config",
+            code="not_a_model",
             expected="config.json, safetensors weights and tokenizer files",
             got="no such folder" if not model.is_dir() else "a folder without config.json",
             hint="name the merged model's folder, or merge first: skill-train merge RUN",
@@ -188,7 +188,7 @@ def _check_files(model: Path, outtype: str) -> None:
     if not any((model / name).is_file() for name in _TOKENIZER_FILES):
         raise UsageError(
             f"{model} has no tokenizer files",
-            code="missing_tokenizer",
+            code="bad_tokenizer",
             expected=" or ".join(_TOKENIZER_FILES[:3]),
             got=", ".join(sorted(path.name for path in model.iterdir())[:8]),
             hint="copy the base model's tokenizer files into the folder",

@@ -61,7 +61,7 @@ def export_lora(
     if outtype not in OUTTYPES:
         raise UsageError(
             f"{outtype!r} is not a type for an adapter{nearest(outtype, OUTTYPES)}",
-            code="unknown_outtype",
+            code="cannot_quantize",
             expected=", ".join(OUTTYPES),
             got=outtype,
             hint="skill-train export-gguf RUN --lora, which takes f16",
@@ -135,7 +135,7 @@ def _check_convertible(adapter: Adapter, base: Path) -> tuple[float, str]:
         raise UsageError(
             f"llama.cpp cannot apply this adapter exactly: {found[0]}"
             + (f" (and {len(found) - 1} more)" if len(found) > 1 else ""),
-            code="adapter_not_convertible",
+            code="not_convertible",
             expected="LoRA matrices on attention and MLP layers, with one scale",
             got="; ".join(found[:8]),
             hint="merge it instead: skill-train merge RUN, then skill-train export-gguf RUN",

@@ -129,7 +129,7 @@ def type_names(quants: list[str]) -> list[str]:
         if plain not in known:
             raise UsageError(
                 f"{quant!r} is not a type that the installed llama.cpp can make{nearest(plain, known)}",
-                code="unknown_quant",
+                code="cannot_quantize",
                 expected=", ".join(sorted(known)),
                 got=quant,
                 hint="skill-train export-gguf RUN --quant q8_0,q4_k_m",
@@ -171,7 +171,7 @@ def _plans(source: Path, types: dict[str, int], progress: Bar) -> dict[str, dict
         if plan["needs_imatrix"]:
             raise UsageError(
                 f"{quant} needs an importance matrix, which skill-train does not make; without one llama.cpp refuses",
-                code="needs_imatrix",
+                code="cannot_quantize",
                 expected="a type that works without one, such as q4_k_m, q3_k_m, q2_k or iq4_xs",
                 got=quant,
                 hint="skill-train export-gguf RUN --quant q4_k_m; for this type use llama.cpp's llama-imatrix and "

@@ -203,7 +203,7 @@ def stay_here(response: Any) -> None:
     if asks:
         raise Temporary(
             "another host answers for the Hub",
-            code="hub_answer",
+            code="hub_error",
             expected=f"an answer of {request.url.host}",
             got=got,
             hint="sign in to the network, or check HF_ENDPOINT and the proxy; then run the same command again",

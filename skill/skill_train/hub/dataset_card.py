@@ -51,7 +51,7 @@ def configuration(card: Mapping[str, Any], names: Iterable[str], *, wanted: str 
     if (name is None or name not in known) and known:
         raise UsageError(
             f"{dataset} has {len(known)} configurations" if name is None else f"{dataset} has no configuration {name}",
-            code="bad_data_config",
+            code="bad_split",
             expected=", ".join(known[:20]),
             got=name or "none named",
             hint=f"data_config: {known[0]}",

@@ -179,7 +179,7 @@ def _parquet_rows(recipe: Recipe, files: _Files, found: Configuration, budget: _
     except (pyarrow.ArrowException, ValueError, RecursionError) as error:  # JSON inside it that is none
         raise UsageError(
             f"{recipe.data} has a Parquet file that cannot be read",
-            code="broken_parquet",
+            code="unreadable_dataset",
             got=str(error).split("\n")[0][:200],
             hint="another data_revision may be whole",
         ) from None
@@ -217,7 +217,7 @@ class _Budget:
         if self.left < 0:
             raise UsageError(
                 f"the first rows of {files.dataset} are too large to look at",
-                code="large_rows",
+                code="unreadable_dataset",
                 expected=f"rows that can be seen in {_MOST_BYTES // 10**6} MB",
                 hint="download the dataset and give the file",
             )

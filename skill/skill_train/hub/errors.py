@@ -68,7 +68,7 @@ def understood(subject: Subject) -> Iterator[None]:
 def not_understood(subject: Subject, error: BaseException) -> Temporary:
     return Temporary(
         f"what the Hub answered for {subject} is not understood",
-        code="hub_answer",
+        code="hub_error",
         expected="an answer as huggingface_hub documents it",
         got=_reason(error),
         hint="try again in a few minutes; if it stays so: pip install -U huggingface_hub",
@@ -105,7 +105,7 @@ def translated(error: Exception, subject: Subject) -> Exception:
     if isinstance(error, errors.SafetensorsParsingError):
         return UsageError(
             f"{subject} has a broken safetensors file",
-            code="broken_safetensors",
+            code="broken_model",
             got=_reason(error),
             hint="another revision, or another model",
         )
@@ -194,7 +194,7 @@ def _of_status(response: Any, subject: Subject) -> SkillTrainError:
         message = f"something else changed {subject} at the same time"
         return Temporary(message, code="conflict", got=got, hint="run the same command again")
     hint = subject.page or "read what the Hub says in got; if it makes no sense: pip install -U huggingface_hub"
-    return UsageError(f"the Hub refuses the question about {subject}", code="refused", got=got, hint=hint)
+    return UsageError(f"the Hub refuses the question about {subject}", code="hub_refused", got=got, hint=hint)
 
 
 def _refused(subject: Subject) -> AccessError:
@@ -247,7 +247,7 @@ def _of_disk(error: OSError, subject: Subject) -> SkillTrainError:
     if str(error).startswith("Consistency check failed"):  # in the client's words
         return Temporary(
             f"a file of {subject} did not come as the Hub has it",
-            code="hub_answer",
+            code="hub_error",
             expected="as many bytes as the Hub says",
             got=_reason(error),
             hint="run the same command again; if it stays so, check HF_ENDPOINT and the proxy",
@@ -263,7 +263,7 @@ def _of_disk(error: OSError, subject: Subject) -> SkillTrainError:
         )
     return UsageError(
         "the cache of the Hub cannot be used",
-        code="broken_cache",
+        code="system_error",
         expected="a folder that can be written",
         got=str(error),
         hint="set HF_HOME to a folder that you may write",
@@ -278,7 +278,7 @@ def _not_the_hub(error: Exception, subject: Subject) -> Temporary:
     """It sent no JSON, nothing of what it says with each file, or a name that makes no address."""
     return Temporary(
         f"what answered for {subject} is not the Hub",
-        code="hub_answer",
+        code="hub_error",
         got=_reason(error),
         hint="check HF_ENDPOINT and the proxy, then run the same command again",
     )

@@ -44,7 +44,7 @@ def _text(data: bytes, name: str, *, whole: bool) -> str:
         if not cut_in_two:
             raise UsageError(
                 f"{name} is not UTF-8 at byte {error.start}",
-                code="not_utf8",
+                code="unreadable_dataset",
                 expected="text in UTF-8",
                 hint="save the file as UTF-8, and upload it again",
             ) from None
@@ -102,7 +102,7 @@ def _table(text: str, name: str, delimiter: str, *, whole: bool) -> list[Row]:
 def _broken(name: str, why: str) -> UsageError:
     return UsageError(
         f"{name}: {why}",
-        code="broken_line",
+        code="unreadable_dataset",
         expected="JSON objects, one a line or in a list",
         hint="download the dataset, mend it, and give the file",
     )

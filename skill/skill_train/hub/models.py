@@ -120,7 +120,7 @@ def live_flavors(*, seconds: float = 3.0) -> tuple[Flavor, ...]:
     if not read:
         raise Temporary(
             "the Jobs API lists no machine that skill-train can read",
-            code="hub_answer",
+            code="hub_error",
             hint="run the same command again later; `plan` uses the table that is shipped with skill-train",
         )
     return tuple(read)

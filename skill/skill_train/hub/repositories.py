@@ -85,7 +85,7 @@ def check_name(name: str) -> None:
     if not good:
         raise UsageError(
             f"{name!r} cannot be a repository on the Hub",
-            code="bad_repo",
+            code="bad_usage",
             expected="NAMESPACE/NAME of letters, digits, '-', '_' and '.', at most 96 of them",
             got=name,
             hint="--hub-model-id NAMESPACE/NAME",

@@ -119,7 +119,7 @@ def _counted(stream: Any, most: float = math.inf) -> Any:
 def _too_long(most: float) -> Temporary:
     return Temporary(
         "an answer of the Hub is too long to be one",
-        code="hub_answer",
+        code="hub_error",
         expected=f"at most {most / 1e6:.0f} MB",
         got="more",
         hint="check HF_ENDPOINT and the proxy, then run the same command again",

@@ -72,7 +72,7 @@ def choose(weights: dict[str, Stored], asked: str) -> WeightType:
     if asked == "f16" and not fits:
         raise UsageError(
             f"{name} holds a weight of {largest:g}, too large for f16",
-            code="f16_overflow",
+            code="bad_weights",
             expected=f"every |weight| <= {F16_LARGEST:g}",
             got=f"{largest:g}",
             hint="export with --quant bf16, or leave f16 out of --quant",
@@ -97,7 +97,7 @@ def largest_magnitude(stored: Stored) -> float | None:
         values = np.memmap(stored.file, dtype=codes[stored.dtype], mode="r", offset=stored.start, shape=(count,))
     except ValueError:  # it was cut after its header was read
         raise UsageError(
-            f"{stored.file} ends early", code="broken_safetensors", expected="a whole file", hint="download it again"
+            f"{stored.file} ends early", code="broken_model", expected="a whole file", hint="download it again"
         ) from None
     pieces = (values[start : start + _PIECE] for start in range(0, count, _PIECE))
     if stored.dtype != "BF16":

@@ -211,7 +211,7 @@ def _named(folder: Path) -> Toolchain:
     if missing:
         raise UsageError(
             f"{folder} is not a llama.cpp source folder that can convert",
-            code="bad_llama_cpp",
+            code="no_converter",
             expected=", ".join(_NEEDED),
             got="no such folder" if not folder.is_dir() else f"without {', '.join(missing)}",
             hint="git clone https://github.com/ggml-org/llama.cpp, or leave --llama-cpp out",
@@ -281,9 +281,9 @@ def _download_failed(log: str, version: str) -> SkillTrainError:
     another_way = f"{FETCH_COMMAND}   (or name a llama.cpp source folder with --llama-cpp DIR)"
     if "No matching distribution" in log and "connection" not in log.lower():
         return NotInstalled(
-            message, code="no_archive", expected="an index that has its .tar.gz", got=got, hint=another_way
+            message, code="no_converter", expected="an index that has its .tar.gz", got=got, hint=another_way
         )
-    return Temporary(message, code="download_failed", got=got, hint=another_way)
+    return Temporary(message, code="no_converter", got=got, hint=another_way)
 
 
 def _wanted_members(archive: Path) -> Iterator[tuple[PurePosixPath, tarfile.TarInfo, tarfile.TarFile]]:
@@ -315,7 +315,7 @@ def _is_wanted(name: str) -> bool:
 def _bad_archive(why: str) -> NotInstalled:
     return NotInstalled(
         f"the source archive of llama-cpp-python is not what it should be: {why}",
-        code="bad_archive",
+        code="no_converter",
         expected=", ".join(_NEEDED),
         got=why,
         hint="pip cache purge, then try again; or name a llama.cpp source folder with --llama-cpp DIR",

@@ -116,7 +116,7 @@ class Llama:
         if status != 0:
             raise VerificationFailed(
                 f"llama.cpp could not run the model (status {status})",
-                code="decode_failed",
+                code="bad_gguf",
                 hint="skill-train doctor --self-test",
             )
         if not last:
@@ -207,7 +207,7 @@ def _refused(path: Path, lines: deque[tuple[int, str]]) -> VerificationFailed:
     # The first error is the cause; the ones that follow say only that loading failed.
     return VerificationFailed(
         f"llama.cpp cannot load {path.name}: {words[0]}",
-        code="gguf_refused",
+        code="bad_gguf",
         got=words[-1],
         hint="make it again: skill-train export-gguf RUN; an architecture that is new needs a newer llama-cpp-python",
     )

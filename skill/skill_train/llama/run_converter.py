@@ -76,7 +76,7 @@ def require_convertible(model: Path, toolchain: Toolchain) -> None:
     if name not in known:
         raise UsageError(
             words,
-            code="unsupported_architecture",
+            code="not_convertible",
             expected="an architecture that this llama.cpp can run",
             got=str(name),
             hint=instead + "choose another base, or a newer llama-cpp-python: pip install -U llama-cpp-python",
@@ -212,7 +212,7 @@ def explain(returncode: int, lines: list[str], *, model: Path) -> SkillTrainErro
                 return make(_Failure(model, last, match.groups()))
     return UsageError(
         f"llama.cpp's converter cannot convert {model}: {last}",
-        code="conversion_failed",
+        code="not_convertible",
         got=last,
         hint="pip install -U llama-cpp-python, which brings a newer converter; the model itself is as it was",
     )
@@ -283,7 +283,7 @@ def _last_meaningful(lines: list[str]) -> str:
 def _unsupported_architecture(failure: _Failure) -> UsageError:
     return UsageError(
         f"llama.cpp's converter does not know the architecture {failure.found[0]} of {failure.model}",
-        code="unsupported_architecture",
+        code="not_convertible",
         expected="an architecture that this llama.cpp can run",
         got=failure.found[0],
         hint="use a base model of a known architecture (Llama, Qwen, Mistral, Gemma, Phi, …), "
@@ -294,7 +294,7 @@ def _unsupported_architecture(failure: _Failure) -> UsageError:
 def _unsupported_tokenizer(failure: _Failure) -> UsageError:
     return UsageError(
         f"llama.cpp does not know how the tokenizer of {failure.model} splits text before its merges",
-        code="unsupported_tokenizer",
+        code="not_convertible",
         expected="a tokenizer whose pre-tokenizer is in llama.cpp's list, unchanged from its base model",
         got=failure.line,
         hint="copy the base model's tokenizer files into the folder unchanged; a home-made tokenizer "
@@ -305,7 +305,7 @@ def _unsupported_tokenizer(failure: _Failure) -> UsageError:
 def _missing_file(failure: _Failure) -> UsageError:
     return UsageError(
         f"llama.cpp's converter misses a file of {failure.model}: {failure.line}",
-        code="missing_tokenizer",
+        code="bad_tokenizer",
         expected="the tokenizer files of the base model, unchanged",
         got=failure.line,
         hint="copy the base model's tokenizer files (tokenizer.model for sentencepiece models) into the folder",
@@ -318,7 +318,7 @@ def _missing_key(failure: _Failure) -> UsageError:
         return _missing_token(failure, key)
     return UsageError(
         f"the config.json of {failure.model} lacks what llama.cpp's converter reads: {key}",
-        code="incomplete_config",
+        code="broken_model",
         expected="the config.json that the base model was published with",
         got=f"without {key}",
         hint=f"add {key} to {shlex.quote(str(failure.model / 'config.json'))}, with the value that the base model was "
@@ -329,7 +329,7 @@ def _missing_key(failure: _Failure) -> UsageError:
 def _missing_token(failure: _Failure, token: str) -> UsageError:
     return UsageError(
         f"the vocabulary of {failure.model} lacks a token that llama.cpp's converter looks up: {token}",
-        code="incomplete_vocabulary",
+        code="bad_tokenizer",
         expected=f"the tokenizer files that the base model was published with, which hold {token}",
         got=f"without {token}",
         hint=f"take the whole, unchanged folder of the base, whose tokenizer.json holds {token}, and train on that",
@@ -348,7 +348,7 @@ def _missing_package(failure: _Failure) -> NotInstalled:
 def _quantized(failure: _Failure) -> UsageError:
     return UsageError(
         f"{failure.model} holds weights that are already quantized ({failure.found[0]})",
-        code="quantized_model",
+        code="quantized_base",
         expected="full-precision weights",
         got=failure.found[0],
         hint="merge the adapter into the full-precision base model and convert that",

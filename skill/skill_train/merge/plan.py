@@ -181,7 +181,7 @@ def _plan_module(
     if set(parts) != expected:
         raise UsageError(
             f"the adapter's tensors for {module} are not a complete set",
-            code="incomplete_adapter",
+            code="bad_adapter",
             expected=", ".join(sorted(expected)),
             got=", ".join(sorted(parts)),
             hint="save the adapter again with PEFT's save_pretrained",
@@ -276,7 +276,7 @@ def _require_one(adapter: Adapter, tensors: list[str]) -> None:
 def _two_values(one: str, other: str) -> UsageError:
     return UsageError(
         f"the adapter's tensors {one!r} and {other!r} differ, and the base model ties the two",
-        code="tied_embeddings_differ",
+        code="wrong_base",
         expected="one matrix for the embedding and the output head, as in the base model",
         got="two, so the model was untied before it was trained",
         hint="merge into the untied model that it was trained on: load the base with tie_word_embeddings=False, "
@@ -332,7 +332,7 @@ def _new_vocabulary(rows: set[int]) -> int:
     if len(rows) > 1:
         raise UsageError(
             "the adapter resizes the embedding and not the output head, or the other way round",
-            code="shape_mismatch",
+            code="bad_adapter",
             expected="the same number of rows in both",
             got=f"{sorted(rows)} rows",
             hint="save the adapter again from the trained model, with save_pretrained(…, save_embedding_layers=True); "
@@ -369,7 +369,7 @@ def is_conv1d(base: Base, name: str) -> bool:
 def _misfit(tensor: str, expected: Any, got: Any, hint: str = _OTHER_BASE) -> UsageError:
     return UsageError(
         f"the adapter's tensor {tensor!r} does not fit the base model",
-        code="shape_mismatch",
+        code="wrong_base",
         expected=str(expected),
         got=str(tuple(got) if not isinstance(got, str) else got),
         hint=hint,

@@ -124,7 +124,7 @@ def _ways(gate: str, base: Base, adapter: Adapter, reasons: list[str], threshold
     if gate == "weights" and blind:
         raise UsageError(
             f"the weights alone cannot tell whether this merge is right: {blind}",
-            code="gate_cannot_tell",
+            code="bad_usage",
             expected="a LoRA of A and B on linear layers",
             got=blind,
             hint="the same command with --gate answers",
@@ -167,7 +167,7 @@ def _check_dtype(dtype: str | None) -> None:
     if dtype is not None and dtype not in DTYPES:
         raise UsageError(
             f"unknown dtype {dtype!r}{nearest(dtype, DTYPES)}",
-            code="unknown_dtype",
+            code="bad_usage",
             expected=", ".join(DTYPES),
             got=dtype,
             hint="leave --dtype out to keep the base's",
@@ -282,7 +282,7 @@ def _plan(base: Base, adapter: Adapter) -> tuple[MergePlan, list[str]]:
     if unknown:
         raise UsageError(
             f"the adapter's tensor {plan.unmatched[unknown[0]]!r} matches nothing in {base.folder}",
-            code="unknown_tensor",
+            code="wrong_base",
             expected=f"a base model with {unknown[0]}",
             got=f"{len(unknown)} of the adapter's modules are not in this model",
             hint="use the base model that the adapter was trained on "

@@ -76,7 +76,7 @@ def _require_loaded(model: Any, adapter: Path) -> None:
     if result.unexpected_keys:
         raise UsageError(
             f"the adapter's tensor {result.unexpected_keys[0]!r} fits nothing in the base model",
-            code="unknown_tensor",
+            code="wrong_base",
             expected="the base model that the adapter was trained on",
             got=f"{len(result.unexpected_keys)} tensors without a place",
             hint="see base_model_name_or_path in adapter_config.json",

@@ -295,7 +295,7 @@ def _not_finite(name: str, after: Any, dtype: str) -> VerificationFailed:
     largest = float(after.abs().max())
     return VerificationFailed(
         f"{name} has values that {dtype} cannot hold",
-        code="overflow",
+        code="not_finite",
         expected=f"at most {torch.finfo(torch_dtype(dtype)).max:g}",
         got=f"{largest:g}",
         hint="merge with --dtype bfloat16 or --dtype float32",

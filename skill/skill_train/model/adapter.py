@@ -168,7 +168,7 @@ def pattern_value(pattern: dict[str, Any], module: str, default: Any) -> Any:
         except TimeoutError:
             raise UsageError(
                 f"the pattern {key!r} of the adapter's config takes too long to match",
-                code="bad_adapter_config",
+                code="bad_adapter",
                 expected="names of modules, or short regular expressions",
                 got=f"more than {_PATTERN_SECONDS:g} s for {module[:80]!r}",
                 hint="write the whole names of the modules into rank_pattern and alpha_pattern",
@@ -182,7 +182,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
     if not (folder / CONFIG).is_file():
         raise UsageError(
             f"{folder} is not a PEFT adapter",
-            code="not_an_adapter",
+            code="bad_adapter",
             expected=f"a folder with {CONFIG} and {WEIGHTS}",
             got="no such folder" if not folder.is_dir() else f"no {CONFIG}",
             hint="give the run's adapter/ folder, or the one that PEFT's save_pretrained wrote",
@@ -224,7 +224,7 @@ def _is_regex(text: str) -> bool:
 def _bad_field(folder: Path, name: str, value: Any, expected: str) -> UsageError:
     return UsageError(
         f"{folder / CONFIG}: {name} is {value!r}",
-        code="bad_adapter_config",
+        code="bad_adapter",
         expected=expected,
         got=repr(value)[:80],
         hint="save the adapter again with PEFT's save_pretrained",
@@ -250,9 +250,7 @@ def _require_mergeable(folder: Path, config: dict[str, Any]) -> None:
         )
     else:
         return
-    raise UsageError(
-        f"{folder} cannot be merged: {reason}", code="unmergeable_adapter", expected="a LoRA adapter", hint=hint
-    )
+    raise UsageError(f"{folder} cannot be merged: {reason}", code="bad_adapter", expected="a LoRA adapter", hint=hint)
 
 
 def _no_weights(folder: Path) -> UsageError:
@@ -286,7 +284,7 @@ def _kind(name: str, stored: Stored) -> tuple[str, str | None]:
 def _unreadable(name: str, got: str) -> UsageError:
     return UsageError(
         f"the adapter's tensor {name!r} cannot be used",
-        code="unknown_tensor",
+        code="bad_adapter",
         expected="names and types as PEFT's save_pretrained writes them",
         got=got,
         hint="save the adapter again with PEFT's save_pretrained",

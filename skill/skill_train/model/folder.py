@@ -86,7 +86,7 @@ def weight_files(folder: Path) -> list[Path]:
     if missing:
         raise UsageError(
             f"{folder} is not whole: {missing}",
-            code="missing_shards",
+            code="broken_model",
             expected="every weight file of the model",
             got=missing,
             hint="download the model again",
@@ -202,7 +202,7 @@ def _tensor_end(path: Path, name: str, tensor: Any) -> int:
 def _broken(path: Path, why: str) -> UsageError:
     return UsageError(
         f"{path} is broken: {why}",
-        code="broken_safetensors",
+        code="broken_model",
         expected="a whole safetensors file",
         hint="download it again",
     )

@@ -65,7 +65,7 @@ def require_rows(base: Path, adapter: Path, rows: int | None, *, trained_whole: 
     if without:
         raise UsageError(
             f"the adapter's tokenizer has a token that the merged model has no row for: {new[without[0]]!r}",
-            code="tokens_without_rows",
+            code="bad_adapter",
             expected=f"ids below {rows}, the rows of the embedding",
             got=f"id {without[0]}" + (f", and {len(without) - 1} more" if len(without) > 1 else ""),
             hint="save the adapter again from the trained model, with save_pretrained(…, save_embedding_layers=True)",
@@ -74,7 +74,7 @@ def require_rows(base: Path, adapter: Path, rows: int | None, *, trained_whole: 
     if other is not None:
         raise UsageError(
             f"the adapter's tokenizer is not the base's with more tokens: id {other[0]} is another token",
-            code="other_tokenizer",
+            code="bad_adapter",
             expected=f"{other[1]!r}, as in {base}",
             got=f"{other[2]!r}, as in {adapter}",
             hint="put the tokenizer that the adapter was trained with into its folder, or remove the one that is there",

@@ -43,7 +43,7 @@ def _tried(templates: tuple[str, ...]) -> None:
         raise UsageError(
             "the model's chat template "
             + ("takes more memory than a text needs" if big else "does not come to an end"),
-            code="endless_template",
+            code="unsafe_file",
             expected=f"a template that renders a short conversation in {SECONDS} seconds",
             got=error.got.splitlines()[-1][:200] if error.got else error.message,
             hint="do not use this model folder, or look at its chat_template and mend it",

@@ -69,7 +69,7 @@ def read_folder(folder: Path) -> list[Shard]:
     if wrong or sum(len(shard.tensors) for shard in shards) != len(found):
         raise UsageError(
             f"{folder / INDEX} does not describe its files",
-            code="broken_safetensors",
+            code="broken_model",
             expected="each tensor in the one file that the index names",
             got=f"{wrong[0]!r} is not in {weight_map[wrong[0]]} alone" if wrong else "a tensor in two files",
             hint="download the base model again",
@@ -95,7 +95,7 @@ def read_shard(file: Path) -> Shard:
     except (SafetensorError, OSError, ValueError, struct.error) as error:  # the last two: it changed in between
         raise UsageError(
             f"{file} cannot be read as safetensors: {error}",
-            code="missing_file" if not file.is_file() else "broken_safetensors",
+            code="missing_file" if not file.is_file() else "broken_model",
             expected="a whole safetensors file",
             got="no such file" if not file.is_file() else f"{file.stat().st_size} bytes",
             hint="download or save the file again",
@@ -123,7 +123,7 @@ def wide_rows(stored: Stored, most: int) -> Iterator[Callable[[int, int], tuple[
         def read(start: int, stop: int) -> tuple[Any, Any]:
             file.seek(stored.start + start * row_bytes)
             if file.readinto(memoryview(raw)[: (stop - start) * row_bytes]) != (stop - start) * row_bytes:
-                raise UsageError(f"{stored.file} ends early", code="broken_safetensors", hint="download the file again")
+                raise UsageError(f"{stored.file} ends early", code="broken_model", hint="download the file again")
             values = torch.frombuffer(raw, dtype=torch_dtype(stored.dtype), count=(stop - start) * columns)
             values = values.view(stop - start, columns)
             return values, wide[: stop - start].copy_(values)
@@ -143,7 +143,7 @@ def read_rows(stored: Stored, start: int, stop: int) -> Any:
         while read < len(buffer):  # one read returns at most 2 GiB
             got = file.readinto(memoryview(buffer)[read:])
             if not got:
-                raise UsageError(f"{stored.file} ends early", code="broken_safetensors", hint="download the file again")
+                raise UsageError(f"{stored.file} ends early", code="broken_model", hint="download the file again")
             read += got
     return torch.frombuffer(buffer, dtype=torch_dtype(stored.dtype)).reshape(stop - start, *stored.shape[1:])
 
@@ -166,7 +166,7 @@ def copy_bytes(stored: Stored, write: Callable[[Any], None]) -> None:
         while left:
             block = file.read(min(left, _COPIED_BYTES))
             if not block:
-                raise UsageError(f"{stored.file} ends early", code="broken_safetensors", hint="download the file again")
+                raise UsageError(f"{stored.file} ends early", code="broken_model", hint="download the file again")
             write(block)
             left -= len(block)
 
@@ -258,7 +258,7 @@ def _weight_map(folder: Path) -> dict[str, str] | None:
     if not isinstance(found, dict) or not all(isinstance(one, str) and one in names for one in found.values()):
         raise UsageError(
             f"{folder / INDEX} changed while it was read",
-            code="broken_safetensors",
+            code="broken_model",
             expected="an index that stays as it is",
             hint="run the same command again, when nothing writes into the folder any more",
         )

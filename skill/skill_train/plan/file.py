@@ -79,12 +79,12 @@ def _check_given(path: Path, made: Plan, where: str, again: str) -> None:
     there, this = made.facts.machine.chip, machine.read_machine().chip
     if where == "local" and there != this:
         raise UsageError(
-            f"{path} was made on another machine", code="another_machine", expected=there, got=this, hint=again
+            f"{path} was made on another machine", code="outdated_plan", expected=there, got=this, hint=again
         )
     if recipe.recipe_hash(made.recipe.as_dict(), made.fingerprints) != made.recipe_hash:
         raise UsageError(
             f"the recipe in {path} is not the one that was planned",
-            code="edited_plan",
+            code="outdated_plan",
             expected=f"recipe_hash {made.recipe_hash[:12]}…",
             hint=again,
         )
@@ -105,7 +105,7 @@ def require_free(out: Path) -> None:
         what = "is the plan of a run" if of_run and is_plan(out) else "exists and is not a plan"
         raise UsageError(
             f"{out} {what}",
-            code="would_overwrite",
+            code="output_exists",
             expected="a new file, or a plan to replace",
             got=str(out),
             hint="choose another --out",
@@ -124,7 +124,7 @@ def require_own(run: RunDir, made: Plan) -> None:
     if run.path.resolve() == Path(made.recipe.model):
         raise UsageError(
             f"{run.path} is the folder of the base model, which the files of a run would change",
-            code="bad_run_dir",
+            code="bad_usage",
             expected="a folder of its own for the run",
             hint="another --run-dir; without one the run has a folder of its own below runs/",
         )

@@ -43,7 +43,7 @@ def _check_devices(placement: Placement, machine: MachineFacts) -> None:
     if wanted > there:
         raise DecisionNeeded(
             f"{wanted} processes were asked for, and {machine.chip} has fewer {unit}",
-            code="too_few_devices",
+            code="device_unavailable",
             expected=f"at least {wanted} {unit}, one a process",
             got=str(there),
             hint=f"use at most {there} processes, or a machine with more {unit}",

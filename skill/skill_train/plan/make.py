@@ -276,7 +276,7 @@ def _require_feedable(steps: int, recipe: Recipe) -> None:
     if rows > MOST_ROWS_FED:
         raise UsageError(
             f"this run would read {rows:,} rows: {steps:,} steps of {recipe.effective_batch_size:,}",
-            code="too_many_rows",
+            code="bad_recipe",
             expected=f"at most {MOST_ROWS_FED:,}",
             got=f"{rows:,}",
             hint="fewer steps or epochs, a smaller effective_batch_size, or a part of the data: split: train[:1000000]",
@@ -327,7 +327,7 @@ def _targets(model: ModelFacts, reasons: list[Reason]) -> list[str]:
     if targets is None:
         raise UsageError(
             f"no LoRA targets are known for model type {model.model_type!r}",
-            code="unknown_model_type",
+            code="no_such_target",
             expected=f"one of {', '.join(sorted(TARGETS))}",
             got=model.model_type,
             hint="name the modules in the recipe, such as target_modules: [q_proj, v_proj]",

@@ -70,7 +70,7 @@ def require_one_vocabulary(model: str, revision: str | None, tokenizer: Any) -> 
         if vocabulary.get(piece) != number and number not in added and not any(is_mark(number) for is_mark in marks):
             raise Refused(
                 f"tokenizer.model and tokenizer.json of {model} hold different vocabularies",
-                code="tokenizers_differ",
+                code="bad_tokenizer",
                 expected="one vocabulary: tokenizer.json is trained, and llama.cpp's converter reads tokenizer.model",
                 got=f"{piece!r} is {number} in tokenizer.model and {vocabulary.get(piece)} in tokenizer.json",
                 hint="bring back the files that the model was published with, or take the one away that is not of it",
@@ -211,7 +211,7 @@ def with_prefix_of_llama_cpp(tokenizer: Any) -> Any:
 def no_tokenizer(model: str, expected: str, got: str) -> Refused:
     return Refused(
         f"{model} has no tokenizer",
-        code="no_tokenizer",
+        code="bad_tokenizer",
         expected=expected,
         got=got,
         hint="download the whole model, or copy the tokenizer's files from the model that it was made from",
@@ -241,7 +241,7 @@ def endless_template(model: str) -> Refused:
     """Of the model, not of a row: the next one would take as long."""
     return Refused(
         f"the chat template of {model} takes too long to render the conversations",
-        code="endless_template",
+        code="unsafe_file",
         expected=f"at most {TEMPLATE_SECONDS:g} seconds of work more than a plain template has with as many",
         got="it did not end in that time",
         hint="mend chat_template.jinja or tokenizer_config.json in the model's folder, or take another model",
@@ -261,9 +261,7 @@ class Encoder:
         special = sorted({*tokenizer.all_special_tokens, *added_special_tokens(tokenizer)}, key=len, reverse=True)
         self.end_of_turn = re.compile(r"\s*(?:" + "|".join(map(re.escape, special)) + ")") if special else None
         if not tokenizer.is_fast:
-            raise Refused(
-                "this model has no fast tokenizer", code="slow_tokenizer", expected="a tokenizer with offsets"
-            )
+            raise Refused("this model has no fast tokenizer", code="bad_tokenizer", expected="a tokenizer with offsets")
 
     def __call__(self, index: int, line: int, row: dict[str, Any]) -> dict[str, Any]:
         self.count += 1
@@ -313,7 +311,7 @@ class Encoder:
     def end_token(self) -> int:
         if self.tokenizer.eos_token_id is None:
             raise Refused(
-                "the tokenizer has no end token", code="no_eos", hint="set eos_token in tokenizer_config.json"
+                "the tokenizer has no end token", code="bad_tokenizer", hint="set eos_token in tokenizer_config.json"
             )
         return int(self.tokenizer.eos_token_id)
 
@@ -346,7 +344,7 @@ class Encoder:
         if span is None:
             raise Refused(
                 "the chat template does not show where an answer stands, so it cannot be trained alone",
-                code="template_mask",
+                code="template_mismatch",
                 expected="a template that renders each answer in one piece",
                 hint="loss_on: all in the recipe trains on the whole conversation",
             )
@@ -373,7 +371,7 @@ class Encoder:
             span = self.around_answer(example, rendered, index)
             other = self.render([*messages[: index + 1], *others], example["tools"])
         except Refused as refusal:  # a tool that answers without a call
-            if refusal.error["code"] == "endless_template":
+            if refusal.error["code"] == "unsafe_file":
                 raise
             return None
         return span if span is not None and span[0] < span[1] and other.startswith(rendered[: span[1]]) else None
@@ -410,7 +408,7 @@ class Encoder:
         except (*errors, TypeError, ValueError) as error:
             raise Refused(
                 f"the model's chat template refuses these messages: {error}",
-                code="template_refuses",
+                code="template_mismatch",
                 got=" ".join(message["role"] for message in messages),
                 hint="bring the roles into the order it expects: often system once, then user and assistant in turn",
             ) from None
@@ -435,7 +433,7 @@ class Encoder:
         if mark is not None:
             raise Refused(
                 f"a question holds {mark!r}, which the model's chat template writes itself",
-                code="rendered_twice",
+                code="template_mismatch",
                 expected="a question without the marks of a template",
                 got=question[:80],
                 hint="format: completion in the recipe trains rows that are rendered already as they stand",

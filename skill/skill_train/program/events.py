@@ -94,7 +94,7 @@ def explanation(error: Exception) -> Refused | None:
     if number in (errno.EROFS, errno.EACCES):
         return Refused(
             f"the run directory cannot be written: {error}",
-            code="not_writable",
+            code="system_error",
             expected="a folder that may be written",
             hint="choose another --run-dir",
         )

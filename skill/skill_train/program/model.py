@@ -44,7 +44,7 @@ def require_float32(optimizer: Any) -> None:
     if others:
         raise Refused(
             "weights that train are not float32, and float16 would lose their gradients",
-            code="wrong_precision",
+            code="unsafe_precision",
             exit_code=EXIT_FAILED,
             expected="float32, which this program gives them",
             got=", ".join(f"{count} of {len(types)} weights are {name}" for name, count in others.items()),
@@ -248,7 +248,7 @@ def check_optimizer(recipe: dict[str, Any]) -> None:
         close = difflib.get_close_matches(recipe["optim"], known, n=1)
         raise Refused(
             f"optim: {recipe['optim']!r} is not known",
-            code="bad_value",
+            code="bad_recipe",
             expected=", ".join(known),
             got=recipe["optim"],
             hint=f"did you mean {close[0]!r}?" if close else "leave optim out of the recipe for AdamW",
@@ -359,7 +359,7 @@ def check_vocabulary(model: Any, data: dict[str, Any]) -> None:
     if highest >= size:
         raise Refused(
             "the tokenizer makes a token that the model has no embedding for",
-            code="vocabulary_mismatch",
+            code="bad_tokenizer",
             expected=f"token ids below {size}",
             got=str(highest),
             hint="use the tokenizer that belongs to the model",
@@ -382,7 +382,7 @@ def require_device(torch: Any, placement: dict[str, Any]) -> None:
     if device == "cuda" and torch.cuda.device_count() < processes_here:
         raise Refused(
             "the plan has more processes than there are GPUs",
-            code="too_few_devices",
+            code="device_unavailable",
             exit_code=EXIT_DOES_NOT_FIT,
             expected=f"{processes_here} GPUs, one a process",
             got=f"{torch.cuda.device_count()} (CUDA_VISIBLE_DEVICES {os.environ.get('CUDA_VISIBLE_DEVICES', 'unset')})",

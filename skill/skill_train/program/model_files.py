@@ -114,7 +114,7 @@ def check_settings(document: Any, path: Path) -> None:
                 if value and not (isinstance(value, str) and value in allowed):
                     raise Refused(
                         f"{path} names code to load: {key}",
-                        code="names_code",
+                        code="unsafe_file",
                         expected=" or ".join(allowed) or f"no {key}",
                         got=repr(value)[:200],
                         hint=f"take {key} out of the file if you trust the rest of the model",
@@ -262,7 +262,7 @@ def check_file(path: Path, folder: Path) -> None:
     if path.is_symlink() and not any(target.is_relative_to(root) for root in roots_of(folder)):
         raise Refused(
             f"{path} is a link that leads out of its folder",
-            code="link_outside",
+            code="unsafe_link",
             expected="files of the folder itself, or links of the Hub's cache into its blobs",
             got=os.readlink(path),
             hint="if you trust it, copy the file itself into the folder",
@@ -297,7 +297,7 @@ def roots_of(folder: Path) -> list[Path]:
 def not_a_file(path: Path, got: str, *, hint: str = "download the model again") -> Refused:
     return Refused(
         f"{path} is not a regular file",
-        code="not_a_file",
+        code="missing_file",
         expected="a regular file",
         got=got,
         hint=hint,
@@ -413,7 +413,7 @@ def is_plain_name(name: Any) -> bool:
 def bad_index(folder: Path, got: str, expected: str) -> Refused:
     return Refused(
         f"{folder / INDEX} does not name the weights of this folder",
-        code="broken_safetensors",
+        code="broken_model",
         expected=expected,
         got=got,
         hint="download the model again",

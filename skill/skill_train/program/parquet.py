@@ -31,7 +31,7 @@ def most_at_once(size: int) -> int:
 def too_much(path: Any, size: int, what: str) -> Refused:
     return Refused(
         f"{path} has {size:,} bytes and unpacks to {what}",
-        code="unpacks_to_too_much",
+        code="unsafe_file",
         expected=f"at most {most_in_all(size):,} bytes in all, and {most_at_once(size):,} in one row or page",
         got=what,
         hint="do not use it; if you wrote it yourself, write the rows to a .jsonl file, and give that",

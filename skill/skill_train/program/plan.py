@@ -156,7 +156,7 @@ def check_processes(placement: dict[str, Any]) -> None:
 def wrong_launch(expected: str, got: str) -> Refused:
     return Refused(
         "the program was not started as its plan says",
-        code="wrong_launch",
+        code="bad_plan",
         expected=expected,
         got=got,
         hint="skill-train local starts it; by hand: accelerate launch with the arguments under `launch` in the plan",

@@ -58,7 +58,7 @@ def commit(plan: dict[str, Any], files: dict[str, Any], message: str) -> str:
     repo = plan.get("policy", {}).get("hub_model_id")
     if not repo:
         raise Refused(
-            "the plan does not say where the result goes", code="no_repository", expected="hub_model_id: owner/name"
+            "the plan does not say where the result goes", code="bad_plan", expected="hub_model_id: owner/name"
         )
     api = hub()
 
@@ -127,7 +127,7 @@ def asked(question: Callable[[], Any], repo: str) -> Any:
         try:
             return question()
         except HFValidationError as error:
-            raise Refused(f"{repo} cannot be the name of a repository", code="no_repository", got=str(error)) from None
+            raise Refused(f"{repo} cannot be the name of a repository", code="bad_plan", got=str(error)) from None
         except (httpx2.HTTPError, OSError, RuntimeError, ValueError) as error:
             status = error.response.status_code if isinstance(error, HfHubHTTPError) else None
             got = (str(error).splitlines() or [type(error).__name__])[0][:200]

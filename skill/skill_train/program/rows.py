@@ -72,7 +72,7 @@ def use_data(plan: dict[str, Any], data: Path | None) -> None:
     if found != planned:
         raise Refused(
             f"{data} is not the data of the plan",
-            code="other_data",
+            code="input_changed",
             expected=f"sha256 {planned[:12]}…" if planned else "a plan of a file or folder, with its fingerprint",
             got=f"sha256 {found[:12]}…",
             hint="bring the same file, or plan again with this one",
@@ -103,7 +103,7 @@ def iter_file(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     else:
         raise Refused(
             f"{path} is not a kind of file that holds a dataset",
-            code="unknown_file_kind",
+            code="unreadable_dataset",
             expected=".jsonl, .json, .csv, .tsv, .parquet, a folder saved by datasets, or a Hub id",
             got=kind or "no extension",
             hint=ROWS_IN_LINES,
@@ -127,7 +127,7 @@ def iter_parquet(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     ) as error:  # text that is not UTF-8, a year 99999, JSON that is none
         raise Refused(
             f"{path} cannot be read as Parquet: {str(error).splitlines()[0] if str(error) else type(error).__name__}",
-            code="broken_parquet",
+            code="unreadable_dataset",
             expected="a whole Parquet file",
             hint="download or write the file again",
         ) from None
@@ -150,7 +150,7 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
             if len(raw) > LINE_BYTES:
                 raise Refused(
                     f"line {number} of {path} is too long",
-                    code="long_line",
+                    code="unreadable_dataset",
                     expected=f"at most {LINE_BYTES:,} bytes a line; a row of a million tokens takes 15 MB",
                     got=raw[:80].decode("utf-8", "replace").rstrip(),
                     hint=ROWS_IN_LINES,
@@ -170,7 +170,7 @@ def whole_text(path: Path) -> str:
         if size > DOCUMENT_BYTES:
             raise Refused(
                 f"{path} is one document that is too large to be read whole",
-                code="large_document",
+                code="unreadable_dataset",
                 expected=f"at most {DOCUMENT_BYTES:,} bytes; a .jsonl file is read by lines and may have any size",
                 got=f"{size:,} bytes",
                 hint=ROWS_IN_LINES,
@@ -183,7 +183,7 @@ def not_utf8(where: str, raw: bytes) -> Refused:
     encoding = "UTF-16" if raw[:2] in (b"\xff\xfe", b"\xfe\xff") else "WINDOWS-1252"
     return Refused(
         f"{where} is not UTF-8, most likely {encoding}",
-        code="broken_line",
+        code="unreadable_dataset",
         expected="text in UTF-8",
         got=raw[:80].decode("utf-8", "replace").rstrip(),
         hint=f"iconv -f {encoding} -t UTF-8 FILE > NEW_FILE",
@@ -198,7 +198,7 @@ def parse_object(raw: bytes, where: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:  # a number of 5000 digits is a ValueError too
         raise Refused(
             f"{where} is not JSON: {error}",
-            code="broken_line",
+            code="unreadable_dataset",
             expected="one JSON object a line, in UTF-8",
             got=raw[:80].decode("utf-8", "replace").rstrip(),
             hint=MEND,
@@ -206,7 +206,7 @@ def parse_object(raw: bytes, where: str) -> dict[str, Any]:
     if not isinstance(row, dict):
         raise Refused(
             f"{where} is not a JSON object",
-            code="broken_line",
+            code="unreadable_dataset",
             expected='{"column": value, …}',
             got=repr(row)[:80],
             hint=MEND,
@@ -233,7 +233,7 @@ def iter_json(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 def not_an_object(number: int, path: Path, item: Any) -> Refused:
     return Refused(
         f"item {number} of {path} is not an object",
-        code="broken_line",
+        code="unreadable_dataset",
         expected='{"column": value, …}',
         got=repr(item)[:80],
         hint=MEND,
@@ -264,7 +264,7 @@ def other_columns(where: str, names: Iterable[str]) -> Refused:
     columns = list(names)
     return Refused(
         f"{where} has another number of columns than the header",
-        code="broken_line",
+        code="unreadable_dataset",
         expected=f"{len(columns)} columns: {', '.join(columns)}",
         hint=MEND,
     )
@@ -272,7 +272,7 @@ def other_columns(where: str, names: Iterable[str]) -> Refused:
 
 def broken_table(where: str, error: csv.Error) -> Refused:
     expected = "a table whose quotes are closed, and doubled inside of a cell"
-    return Refused(f"{where} is broken: {error}", code="broken_line", expected=expected, hint=MEND)
+    return Refused(f"{where} is broken: {error}", code="unreadable_dataset", expected=expected, hint=MEND)
 
 
 def decoded_lines(path: Path) -> Iterator[str]:
@@ -314,7 +314,7 @@ def iter_saved(folder: Path, split: str) -> Iterator[tuple[int, dict[str, Any]]]
     if not any((folder / name).is_file() for name in (SPLITS, STATE)):
         raise Refused(
             f"{folder} is not a dataset folder",
-            code="unknown_file_kind",
+            code="unreadable_dataset",
             expected="a folder written by Dataset.save_to_disk, or one file",
             got=f"a folder without {STATE} and without {SPLITS}",
             hint="give one file of rows, or the folder that Dataset.save_to_disk wrote",
@@ -369,7 +369,7 @@ def broken_arrow(path: Path, error: Exception) -> Refused:
     got = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
     return Refused(
         f"{path} cannot be read as part of a saved dataset",
-        code="broken_arrow",
+        code="unreadable_dataset",
         expected="the files that Dataset.save_to_disk wrote, unchanged",
         got=got,
         hint=SAVE_AGAIN,

@@ -87,7 +87,7 @@ def check_split(checkpoint: Path, placement: dict[str, Any]) -> None:
     if any(checkpoint.glob("pytorch_model_fsdp*")) != (placement["strategy"] == "fsdp"):
         raise Refused(
             f"{checkpoint.name} cannot go on with strategy {placement['strategy']}",
-            code="another_strategy",
+            code="another_run",
             expected="the plan that this run was started with",
             got="FSDP on one side only: it stores its state in parts",
             hint="resume with the plan of the first start, or train into a new --run-dir",
@@ -170,7 +170,7 @@ class Watch:
             if was != fed:
                 raise Refused(
                     f"{checkpoint.name} was trained on other rows than this run would go on with",
-                    code="another_split",
+                    code="another_run",
                     expected=f"step {line['step']} with {was['tokens']} tokens in epoch {was['epoch']}",
                     got=f"{fed['tokens']} tokens in epoch {fed['epoch']}",
                     hint="resume with the version that began the run, or train into a new --run-dir",

@@ -38,7 +38,7 @@ def chosen_parts(run: RunDir, asked: tuple[str, ...]) -> tuple[str, ...]:
         step = {"gguf": "export-gguf", "merged": "merge"}.get(missing[0])
         raise UsageError(
             f"{run.path} has no {missing[0]} to push",
-            code="nothing_to_push",
+            code="missing_step",
             expected=", ".join(part for part in PARTS if there[part]) or "a trained run",
             hint=f"skill-train {step} {shlex.quote(str(run.path))}" if step else cloud_record.way_on(run),
         )
@@ -105,7 +105,7 @@ def proof_of(run: RunDir, files: list[PushFile]) -> dict[str, Any] | None:
         failed = [f"{check['file']}: {check['name']}" for check in proof["checks"] if check["verdict"] == "fail"]
         raise VerificationFailed(
             f"{run.path} failed its verification ({'; '.join(failed[:4])}), so it is not pushed",
-            code="failed_proof",
+            code="verification_failed",
             expected="files that passed",
             hint=f"skill-train verify {shlex.quote(str(run.path))}",
         )

@@ -171,7 +171,7 @@ def from_dict(values: dict[str, Any]) -> Recipe:
         if key not in FIELDS:
             raise UsageError(
                 f"unknown key {key!r} in the recipe{nearest(str(key), FIELDS)}",
-                code="unknown_key",
+                code="bad_recipe",
                 expected="a key of references/recipe.md",
                 got=str(key),
                 hint="references/recipe.md lists the keys",
@@ -260,7 +260,7 @@ def _typed(key: str, value: Any) -> Any:
         return value
     raise UsageError(
         f"{key} has the wrong type",
-        code="wrong_type",
+        code="bad_recipe",
         expected=f"{wanted}, finite and below 1e18" if wanted in ("float", "int") and _is_beyond(value) else wanted,
         got=f"{reprlib.repr(value)[:200]} ({type(value).__name__})",
         hint="references/recipe.md says what each key takes",
@@ -293,7 +293,7 @@ def _check_values(recipe: Recipe) -> None:
         if not getattr(recipe, key):
             raise UsageError(
                 f"the recipe has no {key}",
-                code="missing_key",
+                code="bad_recipe",
                 expected=FIELDS[key].metadata["help"],
                 hint="skill-train local --model MODEL --data DATA",
             )
@@ -310,7 +310,7 @@ def _check_values(recipe: Recipe) -> None:
     if recipe.sensitive and recipe.report_to != "none":
         raise UsageError(
             f"sensitive: true and report_to: {recipe.report_to} exclude each other",
-            code="bad_value",
+            code="bad_recipe",
             expected="report_to: none, because the metrics would leave this machine",
             got=f"report_to {recipe.report_to}",
             hint="leave report_to out",
@@ -329,7 +329,7 @@ def _check_choices(recipe: Recipe) -> None:
         if value is not None and value not in known:
             raise UsageError(
                 f"{key}: {value!r} is {_NOT_YET.get(value, 'not known')}{nearest(value, known)}",
-                code="bad_value",
+                code="bad_recipe",
                 expected=", ".join(known),
                 got=value,
                 hint=f"one of these, or no {key}",
@@ -342,7 +342,7 @@ def _check_tuning(recipe: Recipe) -> None:
     if full and recipe.load_in_4bit:
         raise UsageError(
             "finetuning_type: full and load_in_4bit: true exclude each other",
-            code="bad_value",
+            code="bad_recipe",
             expected="full with weights that can be trained, or lora with load_in_4bit (QLoRA)",
             got="finetuning_type full, load_in_4bit true",
             hint="leave load_in_4bit out; pure_bf16: true halves the memory of full fine-tuning",
@@ -350,7 +350,7 @@ def _check_tuning(recipe: Recipe) -> None:
     if recipe.pure_bf16 and not full:
         raise UsageError(
             "pure_bf16 applies to full fine-tuning only",
-            code="bad_value",
+            code="bad_recipe",
             expected="finetuning_type: full",
             got=f"finetuning_type {recipe.finetuning_type}",
             hint="leave pure_bf16 out; --dtype bfloat16 chooses the precision of a LoRA run",
@@ -358,7 +358,7 @@ def _check_tuning(recipe: Recipe) -> None:
     if recipe.optim in OPTIMIZERS_OF_4_BIT and not recipe.load_in_4bit:
         raise UsageError(
             f"optim: {recipe.optim} comes from bitsandbytes, which a run has only with load_in_4bit",
-            code="bad_value",
+            code="bad_recipe",
             expected=f"load_in_4bit: true, or one of {', '.join(OPTIMIZERS)}",
             got=f"optim {recipe.optim}, load_in_4bit false",
             hint="leave optim out; an adapter's optimizer takes little memory",
@@ -369,7 +369,7 @@ def _check_score(recipe: Recipe) -> None:
     if (recipe.score == "regex") is not (recipe.score_pattern is not None):
         raise UsageError(
             "score: regex and score_pattern belong together",
-            code="bad_value",
+            code="bad_recipe",
             expected="both, or neither",
             got=f"score: {recipe.score}, score_pattern: {recipe.score_pattern}",
             hint="score: regex with score_pattern: …, or another score",
@@ -378,7 +378,7 @@ def _check_score(recipe: Recipe) -> None:
         re.compile(recipe.score_pattern or "")
     except re.error as error:
         raise UsageError(
-            f"score_pattern is not valid: {error}", code="bad_value", hint="try it with Python's re.compile"
+            f"score_pattern is not valid: {error}", code="bad_recipe", hint="try it with Python's re.compile"
         ) from None
 
 
@@ -388,7 +388,7 @@ def _at_least(recipe: Recipe, key: str, least: float, below: float = _ANY) -> No
         expected = f"at least {least:g}" + (f" and below {below:,.10g}" if below < _ANY else "")
         raise UsageError(
             f"{key} is out of range",
-            code="bad_value",
+            code="bad_recipe",
             expected=expected,
             got=str(value),
             hint=f"leave {key} out for {'the usual one' if FIELDS[key].default is None else FIELDS[key].default}",

@@ -161,7 +161,7 @@ def _with_adapter(model: Any, adapter: Path) -> Any:
             "peft is not installed", code="missing_package", hint='pip install "skill-train[train]"'
         ) from None
     expected, hint = "an adapter as PEFT's save_pretrained writes it", "save the adapter again with it"
-    with warnings.catch_warnings(), _told_of(f"PEFT cannot load {adapter}", expected, "bad_adapter_config", hint):
+    with warnings.catch_warnings(), _told_of(f"PEFT cannot load {adapter}", expected, "bad_adapter", hint):
         warnings.simplefilter("ignore")  # advice for those who train; what counts is measured
         _match_vocabulary(model, adapter)
         return PeftModel.from_pretrained(model, str(adapter), is_trainable=False)

@@ -78,14 +78,14 @@ def _require_ours(out: Path) -> None:
     if out.is_dir():
         raise UsageError(
             f"{out} is a folder",
-            code="bad_out",
+            code="bad_usage",
             expected="a file",
             hint=f"--out {shlex.quote(str(out / 'report.html'))}",
         )
     if out.exists() and _OURS not in out.read_bytes()[:_HEAD].decode("utf-8", errors="replace"):
         raise UsageError(
             f"{out} exists and is not a report",
-            code="would_overwrite",
+            code="output_exists",
             expected="a new file, or a report to replace",
             got=str(out),
             hint="choose another --out",

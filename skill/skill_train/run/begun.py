@@ -31,7 +31,7 @@ def require_resumable(run: RunDir, plan: Plan, otherwise: str) -> None:
     if not run.plan.is_file() or not any((run.path / name).exists() for name in _STARTED):
         raise UsageError(
             f"{run.path} has no run to go on with",
-            code="nothing_to_resume",
+            code="missing_step",
             expected="a folder with plan.json and the checkpoints of a run that has begun",
             got="a folder without a run" if run.path.is_dir() else "no such folder",
             hint=otherwise,
@@ -80,7 +80,7 @@ def trained(run: RunDir) -> dict[str, Any]:
     if not run.record("train").is_file() or not run.tuned.is_dir():
         raise UsageError(
             f"{run.path} is not trained yet",
-            code="not_trained",
+            code="missing_step",
             expected=f"train.json and {run.tuned.name}/",
             hint=cloud_record.way_on(run),
         )

@@ -169,7 +169,7 @@ def read(run: RunDir) -> CloudRecord | None:
     except (KeyError, TypeError, ValueError) as error:
         raise UsageError(
             f"{path} is not the record of a submitted run",
-            code="broken_cloud_record",
+            code="broken_record",
             expected=f"schema {SCHEMA}, as `skill-train submit` writes it",
             got=f"{type(error).__name__}: {error}",
             hint="put the file back as it was; hf jobs ps -a lists your jobs",
@@ -186,7 +186,7 @@ def submitted(run: RunDir) -> CloudRecord:
     if record is None:
         raise UsageError(
             f"{run.path} was not submitted to the cloud",
-            code="not_submitted",
+            code="missing_step",
             expected="a run directory of `skill-train submit` (it holds cloud.json)",
             got="a folder without cloud.json" if run.path.is_dir() else "no such folder",
             hint=(

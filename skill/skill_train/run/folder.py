@@ -158,7 +158,7 @@ def require_unused(run: RunDir, *own: str) -> None:
     if taken:
         raise UsageError(
             f"{run.path} is not a run directory, and a run in it would write over {', '.join(taken)}",
-            code="would_overwrite",
+            code="output_exists",
             expected="a new folder, or the run directory of this recipe",
             got=", ".join(taken),
             hint="another --run-dir; without one the run has a folder of its own below runs/",
@@ -196,7 +196,7 @@ def require_no_run(folder: Path, otherwise: str) -> None:
     """Files of a model are none of a run. `otherwise` is the command that puts them elsewhere."""
     if RunDir.is_one(folder) or (folder.name == "gguf" and RunDir.is_one(folder.parent)):
         wrong = f"{folder} belongs to a run, which has files of its own"
-        raise UsageError(wrong, code="bad_out", expected="a folder for these files alone", hint=otherwise)
+        raise UsageError(wrong, code="bad_usage", expected="a folder for these files alone", hint=otherwise)
 
 
 def write_record(path: Path, **fields: Any) -> dict[str, Any]:
@@ -304,7 +304,7 @@ def require_writable(folder: Path) -> None:
     if not os.access(existing, os.W_OK):
         raise UsageError(
             f"{existing} cannot be written",
-            code="not_writable",
+            code="system_error",
             expected="a folder that this user may write",
             got="read-only, or somebody else's",
             hint="copy the folder to a place that may be written, or mend its permissions",

@@ -120,7 +120,7 @@ def read_json(path: Path) -> Any:
     except (ValueError, RecursionError) as error:  # a number of 5000 digits is a ValueError too
         raise UsageError(
             f"{path} is not JSON: {error}",
-            code="bad_json",
+            code="broken_record",
             got=str(path),
             hint=_AGAIN,
         ) from None
@@ -139,7 +139,7 @@ def regular_bytes(path: Path) -> bytes:
         if not stat.S_ISREG(os.fstat(number).st_mode):
             raise UsageError(
                 f"{path} is not a regular file",
-                code="not_a_file",
+                code="broken_record",
                 expected="a regular file",
                 got="a pipe, a device or a folder",
                 hint="move it away, and " + _AGAIN,
@@ -148,7 +148,7 @@ def regular_bytes(path: Path) -> bytes:
     if len(content) > MOST_BYTES:
         raise UsageError(
             f"{path} is too large to be read",
-            code="bad_json",
+            code="broken_record",
             expected=f"at most {MOST_BYTES} bytes",
             hint="move it away: no step writes one of this size",
         )
@@ -170,7 +170,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
             if torn:
                 raise UsageError(
                     torn,
-                    code="bad_json",
+                    code="broken_record",
                     got=str(path),
                     hint=_AGAIN,
                 )

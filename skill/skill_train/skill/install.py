@@ -222,7 +222,7 @@ def _aside(folder: Path) -> Path:
 def _foreign(folder: Path, got: str) -> UsageError:
     return UsageError(
         f"{folder} was not made by skill-train",
-        code="foreign_skill",
+        code="output_exists",
         expected=f"nothing there, or a folder with {MARKER}",
         got=got,
         hint="move it away, or say --force too, which replaces the files of the same names",

@@ -181,7 +181,7 @@ def _require_proof(record: Path) -> None:
     if os.path.lexists(record) and not (isinstance(found, dict) and found.keys() >= _OF_A_PROOF):
         raise UsageError(
             f"{record} exists and is not a proof",
-            code="would_overwrite",
+            code="output_exists",
             expected="a new file, or a proof to replace",
             got=str(record),
             hint="choose another --out",

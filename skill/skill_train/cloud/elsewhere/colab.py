@@ -31,7 +31,7 @@ def gpu_of(flavor: Flavor) -> str:
     if flavor.gpus != 1 or flavor.gpu not in GPUS:
         raise UsageError(
             f"Colab has no machine like {flavor.name}",
-            code="unknown_gpu",
+            code="unknown_flavor",
             expected=f"one of {', '.join(GPUS)}",
             got=f"{flavor.gpus} x {flavor.gpu}",
             hint=f"--flavor {FLAVOR}, l4x1 or a100-large",
@@ -58,7 +58,7 @@ def write_notebook(
     if size > LARGEST_BYTES:
         raise UsageError(
             f"the data is too large for a notebook: {size / 1e6:.1f} MB, compressed",
-            code="too_large",
+            code="local_input",
             expected=f"at most {LARGEST_BYTES / 1e6:.0f} MB",
             got=f"{size} bytes",
             hint="put the dataset on the Hub, and give its id as data",

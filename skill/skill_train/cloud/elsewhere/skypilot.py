@@ -63,7 +63,7 @@ def clouds(wanted: list[str] | None, nodes: int) -> list[str]:
         if name not in CLOUDS:
             raise UsageError(
                 f"{place} is not a supported place",
-                code="bad_value",
+                code="bad_usage",
                 expected=", ".join(CLOUDS),
                 got=place,
                 hint="--infra with one of these, such as aws or gcp/us-central1",
@@ -71,7 +71,7 @@ def clouds(wanted: list[str] | None, nodes: int) -> list[str]:
         if nodes > 1 and name in ONE_NODE_ONLY:
             raise UsageError(
                 f"SkyPilot cannot have several nodes on {name}",
-                code="one_node_only",
+                code="unknown_flavor",
                 expected=f"--nodes 1 with several GPUs, or {', '.join(c for c in CLOUDS if c not in ONE_NODE_ONLY)}",
                 got=f"--nodes {nodes} --infra {place}",
                 hint="--nodes 1, or another --infra",
@@ -93,7 +93,7 @@ def spread(plan: Plan, flavor: Flavor, nodes: int) -> Plan:
     if rest or not share:
         raise UsageError(
             f"a batch of {effective} rows cannot be shared by {processes} processes",
-            code="batch_split",
+            code="unknown_flavor",
             expected=f"effective_batch_size divisible by {processes} ({nodes} nodes x {flavor.gpus} GPUs)",
             got=str(effective),
             hint="fewer --nodes, another --flavor, or another effective_batch_size in the recipe",
@@ -160,7 +160,7 @@ def accelerator(flavor: Flavor) -> str:
     if name is None:
         raise UsageError(
             f"SkyPilot's name for the GPU of {flavor.name} is not known",
-            code="unknown_gpu",
+            code="unknown_flavor",
             expected=", ".join(ACCELERATORS),
             got=str(flavor.gpu),
             hint="choose another --flavor",
@@ -219,7 +219,7 @@ def run_sky(folder: Path, name: str, token: str | None) -> None:
     if sky is None:
         raise NotInstalled(
             f"there is no `sky` on PATH; the task is written to {folder}",
-            code="no_skypilot",
+            code="missing_package",
             expected=f"SkyPilot {VERSION} in an environment of its own",
             hint=f'uv tool install "skypilot[lambda,kubernetes]=={VERSION}", then `sky check`',
         )
