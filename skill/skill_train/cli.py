@@ -201,9 +201,9 @@ def _symlink_loop(error: Exception) -> SkillTrainError | None:
         return None
     got = str(error).removeprefix("Symlink loop from ")
     return UsageError(
-        "a link leads back to itself",
+        "a symbolic link points back to itself",
         code="system_error",
-        expected="a path that leads somewhere",
+        expected="a path without a loop of links",
         got=got,
         hint="remove the link, or give another path",
     )
@@ -214,4 +214,8 @@ def _bug(error: Exception) -> SkillTrainError:
 
     with suppress(OSError):  # a full disk under stderr
         traceback.print_exc()
-    return _Bug(f"{type(error).__name__}: {error}", code="bug", hint="report it, with the traceback")
+    return _Bug(
+        f"{type(error).__name__}: {error}",
+        code="bug",
+        hint="this is a bug in skill-train: report it with the traceback",
+    )

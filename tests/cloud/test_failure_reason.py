@@ -277,7 +277,7 @@ def test_the_exit_code_is_in_the_sentence_only(message: str | None, expected: in
 def test_a_long_queue_is_explained() -> None:
     """12 hours for an h200x8: huggingface_hub#4376."""
     assert waiting("SCHEDULING", 60, "h200x8") == ""
-    assert "720 minutes for a free h200x8; that costs nothing" in waiting("SCHEDULING", 12 * 3600, "h200x8")
+    assert "720 minutes for a free h200x8; waiting costs nothing" in waiting("SCHEDULING", 12 * 3600, "h200x8")
     assert waiting("RUNNING", 12 * 3600, "h200x8") == ""
 
 

@@ -203,7 +203,7 @@ def test_an_unknown_model_type_is_refused_unless_targets_are_named() -> None:
     unknown = dataclasses.replace(MODEL, model_type="brandnew")
     with pytest.raises(UsageError) as caught:
         _plan(model=unknown)
-    assert (caught.value.code, caught.value.got) == ("unknown_model_type", "brandnew")
+    assert (caught.value.code, caught.value.got) == ("no_such_target", "brandnew")
     assert "target_modules" in caught.value.hint
     assert _plan(model=unknown, target_modules=["q_proj"])["recipe"]["target_modules"] == ["q_proj"]
 

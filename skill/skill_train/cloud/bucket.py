@@ -114,11 +114,11 @@ def belongs(name: str) -> bool:
     path = PurePosixPath(name)
     if not name or path.is_absolute() or ".." in path.parts or re.search(r"[\\:\x00-\x1f]", name):
         raise VerificationFailed(
-            f"what is kept of this run names a file outside of it: {name!r}",
+            f"the list of kept files names a file outside the run directory: {name!r}",
             code="unsafe_file",
             expected="names relative to the run directory",
             got=repr(name),
-            hint="nothing was fetched; look at the job and its bucket before you use anything of it",
+            hint="nothing was fetched; check the job and its bucket before you use any of its files",
         )
     return name in FILES or (name not in (".", "./") and path.parts[0] in FOLDERS and len(path.parts) > 1)
 
@@ -163,7 +163,7 @@ def _kept_file(listed: dict[str, BucketFile], name: str, digest: dict[str, Any] 
     there = listed.get(name)
     if there is None:
         raise VerificationFailed(
-            f"{name} is missing in the bucket, and {MARKER} promises it",
+            f"{name} is listed in {MARKER}, but is missing from the bucket",
             code="kept_file_missing",
             expected=f"{digest['bytes']} bytes" if digest else name,
             got="no such file",

@@ -129,16 +129,16 @@ def _timeout(need: Need, asked: int | None, seconds: tuple[float, float] | None,
     limit = asked or need.timeout_seconds
     if limit is None:
         raise DecisionNeeded(
-            "how long this run takes is unknown, so no timeout can be computed",
+            "no timeout can be computed, because the duration of this run is unknown",
             code="bad_timeout",
-            expected="--timeout, after which the job is stopped; its checkpoints stay",
+            expected="--timeout, after which the job is stopped; its checkpoints are kept",
             got=need.seconds.basis,
             hint=f"{command} --timeout 2h".lstrip(),
         )
     if seconds is not None and limit < seconds[0]:
         enough = need.timeout_seconds or math.ceil(seconds[1] / 60) * 60
         raise DecisionNeeded(
-            f"a timeout of {limit} s is below the lower estimate of {seconds[0]:.0f} s: the job could not end",
+            f"a timeout of {limit} s is too short: the run takes at least {seconds[0]:.0f} s by the estimate",
             code="bad_timeout",
             expected=f"at least {seconds[0]:.0f} s; {enough} s for the upper estimate",
             got=f"{limit} s",
@@ -150,11 +150,11 @@ def _timeout(need: Need, asked: int | None, seconds: tuple[float, float] | None,
 def _check_ceiling(found: Budget, max_cost: float, spent: float, command: str) -> None:
     if found.most_usd is None:
         raise DecisionNeeded(
-            f"no price of {found.flavor} is known, so --max-cost cannot be kept",
+            f"--max-cost cannot be checked, because the price of {found.flavor} is unknown",
             code="over_budget",
             expected=f"at most {dollars(max_cost)}",
             got=found.basis,
-            hint="try again when the Hub tells its prices, or leave --max-cost out",
+            hint="try again when the Hub lists its prices, or omit --max-cost",
         )
     if found.most_usd + spent > max_cost + 1e-9:
         before = f", and {dollars(spent)} of the jobs before it" if spent else ""

@@ -142,10 +142,10 @@ class _Turn:
                 return ours, claims
             time.sleep(job_once.PAUSE_SECONDS)
         raise Temporary(
-            "the bucket of the jobs does not show what was written into it, so no job is asked for",
+            "the bucket of the jobs does not list a file that was just written to it, so no job was requested",
             code="hub_error",
             expected=f"{self.path} in {self.bucket}",
-            got="a list without it",
+            got="a listing without this file",
             hint="run the same command again in a few minutes",
         )
 
@@ -174,9 +174,9 @@ def _give_back(bucket: str, path: str) -> None:
 
 def _started_elsewhere(claim: Claim) -> Temporary:
     return Temporary(
-        "another command has asked for this job, and it is not there yet",
+        "another command has already requested this job, and it has not appeared yet",
         code="started_elsewhere",
-        expected="one job of one plan",
-        got=f"run {claim.run_id}, job {claim.number}, asked for at {job_once.timestamp(claim.moment)}",
-        hint="run the same command again: it looks for the job before it asks for one",
+        expected="one job for each plan",
+        got=f"run {claim.run_id}, job {claim.number}, requested at {job_once.timestamp(claim.moment)}",
+        hint="run the same command again: it looks for the job before it requests one",
     )

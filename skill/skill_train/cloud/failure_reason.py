@@ -107,8 +107,8 @@ SIGNS = (
     Sign(  # an H200 whose fabric manager was not ready: huggingface_hub#4134 (2026-04), #4128 (open)
         r"Error 802|system not yet initialized|CUDA-capable device\(s\) is/are busy or unavailable",
         code="bad_machine",
-        message="the machine of the job had a GPU that does not work; training never began",
-        help="another machine: the same job once more, or another flavor if it happens again",
+        message="the GPU of the job's machine does not work, so training never began",
+        help="start the job again to get another machine, or use another flavor if it happens again",
         remedy="again",
     ),
     Sign(  # users' reports, 2026: the answer of POST /api/jobs
@@ -124,14 +124,14 @@ SIGNS = (
         r"|is a gated dataset on the Hub",
         code="gated",
         message="the job may not read a gated model or dataset",
-        help="ask for access on its page with the account whose token the job has",
+        help="request access on its page, with the account that the job's token belongs to",
         remedy="token",
         exit_code=4,
     ),
     Sign(  # huggingface_hub 2.4 with X-Error-Message; hf jobs: users' reports, 2026
         r"403 (?:Forbidden|Client Error)|required permissions to complete this action",
         code="no_permission",
-        message="the token of the job lacks a permission",
+        message="the job's token lacks a permission",
         help="sign in with a token that may write to the model repository and run jobs",
         remedy="token",
         exit_code=4,
@@ -139,7 +139,7 @@ SIGNS = (
     Sign(  # huggingface_hub 2.4 [ran]
         r"401 (?:Unauthorized|Client Error)|Invalid user token|Invalid credentials in Authorization header",
         code="bad_token",
-        message="the Hub refused the token of the job; it may have been revoked while the job ran",
+        message="the Hub rejected the job's token; it may have been revoked while the job ran",
         help="sign in again",
         remedy="token",
         exit_code=4,
@@ -149,14 +149,14 @@ SIGNS = (
         r"|^httpx2?\.(?:Connect|Read|RemoteProtocol)\w+: |Couldn't reach '\S+' on the Hub",  # the last: datasets 5.2
         code="hub_unreachable",
         message="the job could not reach the Hub",
-        help="the same job once more; https://status.huggingface.co tells whether the Hub is down",
+        help="start the job again; https://status.huggingface.co shows whether the Hub is down",
         remedy="again",
         exit_code=8,
     ),
     Sign(  # errno 28, as Linux says it
         r"No space left on device",
         code="no_disk",
-        message="the disk of the job was full",
+        message="the job's disk was full",
         help="a flavor with a larger disk, or a smaller model",
         remedy="again",
         exit_code=3,
@@ -165,22 +165,22 @@ SIGNS = (
         r"KeyError: '(?:messages|prompt|completion|text|conversations|chosen|rejected|instruction|output)'"
         r"|[Cc]olumn (?:name )?\S+ not in the dataset|has no column",
         code="wrong_columns",
-        message="a column that the recipe needs is not in the data",
-        help="see what columns there are, and name them under columns in the recipe",
+        message="the data lacks a column that the recipe needs",
+        help="list the columns with `skill-train data`, and name them under columns in the recipe",
         remedy="data",
     ),
     Sign(  # the Trainer of transformers prints {'loss': nan, …}
         r"['\"]loss['\"]: *'?nan\b|\bloss is nan\b",
         code="bad_loss",
         message="the loss became NaN",
-        help="half the learning_rate, a shorter max_length, or float32",
+        help="halve the learning_rate, shorten max_length, or train in float32",
         remedy="recipe",
     ),
     Sign(  # uv 0.9, which installs what the program's header names
         r"No solution found when resolving|ModuleNotFoundError: No module named",
         code="missing_package",
-        message="a package that the program needs could not be installed in the job",
-        help="once more if the package index was down; the versions stand in the header of train.py",
+        message="a package that training needs could not be installed in the job",
+        help="start the job again if the package index was down; the header of train.py lists the versions",
         remedy="again",
     ),
 )
@@ -231,8 +231,8 @@ def waiting(stage: str, seconds: float, flavor: str | None) -> str:
         return ""
     which = f"a free {flavor}" if flavor else "a free machine"
     return (
-        f"the job has waited {seconds / 60:.0f} minutes for {which}; that costs nothing, and may go on: cancel it, "
-        "and resume with another --flavor"
+        f"the job has waited {seconds / 60:.0f} minutes for {which}; waiting costs nothing, but may take long: "
+        "cancel the job, and resume with another --flavor"
     )
 
 
@@ -286,19 +286,19 @@ def _memory(flavor: Flavor, need: str) -> int:
 def _of_stage(ending: Ending) -> Story | None:
     said = ending.message or ""
     if ending.stage == "DELETED":
-        message, rest = "the job was deleted on the Hub", "what it kept may still be there"
+        message, rest = "the job was deleted on the Hub", "its checkpoints may still be in the bucket"
         return Story(code="cancelled", message=message, help=rest, got=said)
     if re.search(r"spend(?:ing)? limit reached", said, re.IGNORECASE):  # hub-docs, jobs in resource groups, 2026-08
         return Story(
             code="no_credit",
-            message="the spending limit of the resource group was reached",
-            help="a higher limit for the resource group (its administrators set it), or a cheaper flavor",
+            message="the resource group has reached its spending limit",
+            help="ask the group's administrators for a higher limit, or use a cheaper flavor",
             remedy="credit",
             exit_code=4,
             got=said,
         )
     if ending.stage == "CANCELED":
-        rest = "what it kept is used by the next job"
+        rest = "the next job continues from its newest checkpoint"
         return Story(code="cancelled", message="the job was cancelled", help=rest, got=said)
     return None
 
@@ -307,15 +307,15 @@ def _of_message(ending: Ending) -> Story | None:
     said = ending.message or ""
     if re.search(r"\btime(?:d )?\s?out\b", said, re.IGNORECASE):  # `Job timeout`: hub-docs and users' reports, 2026
         limit = f" after {ending.timeout_seconds / 60:.0f} minutes" if ending.timeout_seconds else ""
-        message = f"the job's time was up{limit}"
-        return Story(code="timeout", message=message, help="a longer timeout", remedy="time", got=said)
+        message = f"the job reached its timeout{limit}"
+        return Story(code="timeout", message=message, help="use a longer timeout", remedy="time", got=said)
     if exit_code(said) == 137 or "OOMKilled" in said:  # 128 + SIGKILL; the reason: users' reports, 2026
         sure = "ran out of memory" if "OOMKilled" in said else "was killed, most likely for its memory,"
         message = f"the machine of the job {sure} (RAM, not the GPU's)"
         rest = "a flavor with more RAM, or a smaller model"
         return Story(code="out_of_memory", message=message, help=rest, remedy="ram", exit_code=3, got=said)
     if re.search(r"failed to start", said, re.IGNORECASE):
-        rest = "the same job once more"
+        rest = "start the job again"
         return Story(code="bad_machine", message="the job could not be started", help=rest, got=said)
     return None
 
@@ -373,7 +373,11 @@ def _with_memory(story: Story, ending: Ending) -> Story:
 def _with_next(story: Story, ending: Ending, run: str, offered: tuple[Flavor, ...]) -> Story:
     word = shlex.quote(run)
     if ending.trained:
-        kept = f"{story.help}; the result lies whole in the bucket" if story.help else "the result lies in the bucket"
+        kept = (
+            f"{story.help}; the complete result is in the bucket"
+            if story.help
+            else "the complete result is in the bucket"
+        )
         return replace(story, help=kept, next=(f"skill-train pull {word}", f"skill-train resume {word}"))
     again, log = f"skill-train resume {word}", f"skill-train logs {word} --tail 200"
     if story.code == "not_kept":  # it was pushed, and `pull` asks the repository too

@@ -137,7 +137,7 @@ def with_others(record: CloudRecord, say: Say) -> CloudRecord:
             found = _as_record(job, there)
         elif there is not None and (not job.live or there.job_id in live):
             if job.live and job.id != there.job_id:
-                say(f"another job of this run is {job.stage}, and paid for: skill-train cancel {job.id}")
+                say(f"another job of this run is {job.stage} and costs money; to stop it: skill-train cancel {job.id}")
             continue  # two folders gave the same number: the job that runs is the one, and ours before another
         if there is None or there.job_id != job.id:
             record = with_bucket(record.with_job(found), job)
@@ -176,7 +176,7 @@ def in_folder(cloud: CloudRun, folder: Path | None, say: Say) -> CloudRun:
     plan = plan_of(cloud, there)
     if plan is None:
         raise UsageError(
-            f"the plan of {cloud.name} is not in its bucket any more, or broken",
+            f"the plan of {cloud.name} is missing from its bucket, or damaged",
             code="bad_plan",
             expected="plan.json beside the program of the job",
             hint="use the run directory that submitted it",
@@ -215,7 +215,7 @@ def _known(run: RunDir, run_id: str) -> CloudRecord | None:
 def never_started(name: str) -> UsageError:
     word = shlex.quote(name)
     return UsageError(
-        f"no job of {name} was ever started",
+        f"{name} has never had a job",
         code="missing_step",
         expected="a run with a job",
         hint=f"skill-train submit {word}",
@@ -235,7 +235,7 @@ def _by_id(name: str, namespace: str, job_id: str, say: Say) -> CloudRun:
     run_id = now.labels.get("run", "")
     if "skill-train" not in now.labels or not re.fullmatch("[0-9a-f]{12}", run_id):
         raise UsageError(
-            f"the job {name} was not started by skill-train",
+            f"job {name} was not started by skill-train",
             code="unknown_job",
             expected="a job with the label skill-train",
             got=", ".join(sorted(now.labels)) or "no labels",
@@ -298,10 +298,10 @@ def _namespace() -> str:
     if who.state == "unchecked" and who.status is None:
         raise no_answer(who)
     if who.state == "none":
-        raise not_signed_in("which a job id without its namespace needs")
+        raise not_signed_in("which is needed to find the namespace of a job id")
     if who.state != "valid":
         raise AccessError(
-            "a job id without its namespace needs a token that says who you are",
+            "a valid token is needed to find the namespace of a job id",
             code="bad_token",
             expected="a valid token, or NAMESPACE/ID",
             got=who.why or who.state,

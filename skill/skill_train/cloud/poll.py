@@ -164,7 +164,9 @@ def _log(namespace: str, job_id: str, run_id: str, say: Say, *, follow: bool) ->
             raise
         if job_now(namespace, job_id, run_id, say, seconds=0.0) is not None:
             hint = "try again in a few minutes"
-            raise Temporary(f"no log of the job {job_id}", code="hub_error", got="status 404", hint=hint) from None
+            raise Temporary(
+                f"the Hub has no log for job {job_id}", code="hub_error", got="status 404", hint=hint
+            ) from None
 
 
 def log_so_far(job: Job, say: Say, *, tail: int | None = None) -> list[str]:

@@ -46,7 +46,7 @@ def token() -> Account:
         raise not_signed_in()
     if found.state == "invalid":
         raise AccessError(
-            "the Hub does not know your token", code="bad_token", got=found.why or "status 401", hint=_LOGIN
+            "the Hub does not accept your token", code="bad_token", got=found.why or "status 401", hint=_LOGIN
         )
     return found
 
@@ -61,11 +61,11 @@ def namespace(account: Account, asked: str | None) -> str:
     known = (account.name, *account.orgs)
     if name not in known:
         raise AccessError(
-            f"{name} is neither you nor an organisation of yours",
+            f"{name} is neither your user name nor one of your organisations",
             code="no_permission",
             expected=" or ".join(known),
             got=name,
-            hint=f"--namespace {account.name}, or leave it out",
+            hint=f"use --namespace {account.name}, or omit the option",
         )
     for permission in ("job.write", "repo.write"):
         _require(account, permission, name)
@@ -83,7 +83,7 @@ def result_repository(account: Account, name: str) -> tuple[str, ...]:
     owner = name.split("/")[0]
     if owner not in (account.name, *account.orgs):
         raise AccessError(
-            f"the result cannot be pushed to {name}: {owner} is neither you nor an organisation of yours",
+            f"the result cannot be pushed to {name}: {owner} is neither your user name nor one of your organisations",
             code="no_permission",
             expected=f"a repository of {' or '.join((account.name, *account.orgs))}",
             got=name,
@@ -119,11 +119,11 @@ def flavor(name: str) -> Flavor:
     offered = {each.name: each for each in patiently(hub.live_flavors)}
     if name not in offered:
         raise UsageError(
-            f"Hugging Face Jobs offers no {name} today{nearest(name, offered)}",
+            f"Hugging Face Jobs does not offer {name}{nearest(name, offered)}",
             code="unknown_flavor",
             expected=", ".join(offered),
             got=name,
-            hint="leave --flavor out, or plan again",
+            hint="omit --flavor, or plan again",
         )
     return offered[name]
 
@@ -153,9 +153,9 @@ def local_model(folder: str, owner: str | None) -> UsageError:
     """Of a model that lies on this machine."""
     where = f"{owner or 'NAMESPACE'}/{Path(folder).resolve().name}"
     return UsageError(
-        f"the model {folder} lies on this machine, where a job cannot read it",
+        f"the model {folder} is on this machine only, and a job cannot read it",
         code="local_input",
-        expected="the id of a model on the Hub; a private one will do",
+        expected="the id of a model on the Hub, public or private",
         got=folder,
         hint=f"hf upload {shlex.quote(where)} {shlex.quote(folder)} --private, then --model {shlex.quote(where)}",
     )
@@ -178,10 +178,10 @@ def _refused(status: int) -> AccessError | UsageError:
     """The Hub's word on a token that will be the same in a minute."""
     about = {"expected": "an account", "got": f"status {status}"}
     if status == 404:
-        message = "the Hub does not know the question whose token this is"
-        return UsageError(message, code="hub_refused", **about, hint="check HF_ENDPOINT, or unset it")
+        message = "this Hub cannot say who a token belongs to"
+        return UsageError(message, code="hub_refused", **about, hint="check HF_ENDPOINT or unset it")
     code = "no_credit" if status == 402 else "no_permission"
-    return AccessError("the Hub refuses to say whose token this is", code=code, **about, hint=_LOGIN)
+    return AccessError("the Hub does not say who the token belongs to", code=code, **about, hint=_LOGIN)
 
 
 def _require(account: Account, permission: str, where: str) -> None:
@@ -197,7 +197,7 @@ def _require(account: Account, permission: str, where: str) -> None:
 
 def _public(what: str, hint: str) -> DecisionNeeded:
     return DecisionNeeded(
-        f"{what} is public, and what this run uploads is not",
+        f"{what} is public, and this run uploads private files",
         code="public_repository",
         expected="a private one",
         got="public",

@@ -103,7 +103,7 @@ def nothing_kept(run: Path, why: str) -> UsageError:
     """The error of a run that left nothing to fetch."""
     word = shlex.quote(str(run))
     return UsageError(
-        f"nothing of {run} is kept: {why}",
+        f"{run} has no files to fetch: {why}",
         code="nothing_kept",
         expected="a finished run, or one with a complete checkpoint",
         got=why,
@@ -133,11 +133,11 @@ def _is_here(run: RunDir, file: KeptFile, earlier: dict[str, Any]) -> bool:
     ours = here == earlier.get(file.name) or (file.name in _REWRITTEN and _cut_off(run))
     if here is None or not ours:
         raise UsageError(
-            f"{path} is here already, with another content",
+            f"{path} already exists with different content",
             code="output_exists",
             expected=f"sha256 {file.digest['sha256'][:12]}…" if file.digest else "a file that a pull wrote",
             got=f"sha256 {here['sha256'][:12]}…" if here else "not a file",
-            hint=f"move {shlex.quote(str(path))} away, or pull into another --run-dir",
+            hint=f"move {shlex.quote(str(path))} away, or use another --run-dir",
         )
     return False
 
@@ -177,7 +177,7 @@ def _fetch(run: RunDir, bucket: str, group: list[KeptFile], say: Say) -> dict[st
             break
     torn = [file for file in group if file.digest is None and _is_torn(_part(run, file))]
     for file in torn:
-        say(f"{file.name} is cut off in the bucket, because its job ended while it was written; it is left out")
+        say(f"{file.name} is incomplete, because the job ended while writing it, and was skipped")
     return {file.name: _placed(run, file, bucket) for file in group if file not in torn}
 
 
@@ -197,13 +197,13 @@ def _placed(run: RunDir, file: KeptFile, source: str) -> dict[str, Any]:
     found = file_digest(part) if part.is_file() else None
     if found is None or (file.digest is not None and found != file.digest):
         raise VerificationFailed(
-            f"{file.name} in {source} is not the file that was kept",
+            f"{file.name} in {source} has changed since the job stored it",
             code="kept_file_changed",
             expected=f"{file.digest['bytes']} bytes, sha256 {file.digest['sha256'][:12]}…"
             if file.digest
             else file.name,
             got=f"{found['bytes']} bytes, sha256 {found['sha256'][:12]}…" if found else "no such file",
-            hint=f"skill-train pull {shlex.quote(str(run.path))}; if it stays so, something changed the bucket",
+            hint=f"skill-train pull {shlex.quote(str(run.path))}; if it fails again, something changed the bucket",
         )
     final.parent.mkdir(parents=True, exist_ok=True)
     os.replace(part, final)

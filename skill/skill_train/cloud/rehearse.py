@@ -156,10 +156,10 @@ def _figures(kept: Path) -> dict[str, Any]:
     trained = [name for name in marker["files"] if name.startswith(("adapter/", "merged/"))]
     if marker["state"] != "done" or torn or not checkpoints or not trained:
         raise TrainingFailed(
-            "the rehearsal ended without everything that a job must keep",
+            "the rehearsal did not store all the files that a job must store",
             code="self_test_failed",
-            expected="the trained weights, records and a checkpoint, each as kept.json says",
-            got=f"torn: {', '.join(torn) or 'none'}; checkpoints: {', '.join(checkpoints) or 'none'}",
+            expected="the trained weights, the records and a checkpoint, all as listed in kept.json",
+            got=f"incomplete: {', '.join(torn) or 'none'}; checkpoints: {', '.join(checkpoints) or 'none'}",
             hint="skill-train doctor --self-test",
         )
     return {"kept_files": len(marker["files"]), "checkpoints": checkpoints}

@@ -38,7 +38,7 @@ def resume(
             return record, True
         if record.bucket is None or record.folder is None:
             raise UsageError(
-                f"no job of {run.path} ever began",
+                f"{run.path} has never had a job",
                 code="missing_step",
                 expected="a run whose first job exists",
                 hint=f"skill-train submit {shlex.quote(str(run.path))}",

@@ -28,11 +28,11 @@ def by_jobs(namespace: str, plan_hash: str, record: CloudRecord | None, say: Say
         cost = _cost(listed.get(job_id), noted.get(job_id))
         if cost is None:
             raise DecisionNeeded(
-                f"what the job {job_id} of this plan costs is not known, so --max-cost cannot be kept",
+                f"--max-cost cannot be checked, because the cost of this plan's job {job_id} is unknown",
                 code="over_budget",
                 expected="the cost of every job of the plan",
-                got="no price, or no time that it ran",
-                hint=f"hf jobs inspect {namespace}/{job_id} shows it; then the same command without --max-cost",
+                got="no price, or no running time",
+                hint=f"look it up with hf jobs inspect {namespace}/{job_id}, then run the same command without --max-cost",
             )
         total += cost
     return total

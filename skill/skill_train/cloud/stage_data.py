@@ -65,10 +65,10 @@ def require_no_secrets(staged: Staged) -> None:
     for name, path in staged.files.items():
         if secret_in(path) == "a token of the Hub":
             raise UsageError(
-                f"{name} holds what looks like a token of the Hub, so nothing is sent",
+                f"{name} seems to contain a Hugging Face token, so nothing was sent",
                 code="secret_found",
                 expected="data without tokens",
-                hint="take the row out, and revoke the token at https://huggingface.co/settings/tokens",
+                hint="remove the row, and revoke the token at https://huggingface.co/settings/tokens",
             )
 
 
@@ -83,11 +83,11 @@ def _files_in(folder: Path) -> list[str]:
         for path in (Path(place, name) for name in (*folders, *files)):
             if path.is_symlink() and not path.resolve().is_relative_to(root):
                 raise UsageError(
-                    f"{path} is a link that leads out of the dataset's folder, so nothing is sent",
+                    f"{path} is a link that points outside the dataset's folder, so nothing was sent",
                     code="unsafe_link",
                     expected="files of the dataset itself",
                     got=f"a link to {os.readlink(path)}",
-                    hint="take the link away, or put the file itself there",
+                    hint="remove the link, or replace it with the file itself",
                 )
         found += [Path(place, name).relative_to(folder).as_posix() for name in files]
     return sorted(found)
@@ -138,11 +138,11 @@ def _require_file(folder: Path, name: str) -> Path:
 
 def _broken(path: Path, expected: str, got: str) -> UsageError:
     return UsageError(
-        f"{path} is not as `datasets` saves it",
+        f"{path} is not a folder that save_to_disk wrote",
         code="unreadable_dataset",
         expected=expected,
         got=got,
-        hint="save it again with save_to_disk, or write the rows to one .jsonl file",
+        hint="save the dataset again with save_to_disk, or write its rows to one .jsonl file",
     )
 
 

@@ -109,10 +109,10 @@ def require_new(run: RunDir, plan_hash: str) -> None:
         return
     if RunDir.is_one(run.path) or cloud_record.record_path(run).is_file():
         raise UsageError(
-            f"{run.path} holds a run already",
+            f"{run.path} already holds a run",
             code="another_run",
             expected="a new folder for a new run",
-            hint="another --run-dir, or leave --force-new out",
+            hint="use another --run-dir, or omit --force-new",
         )
 
 
@@ -265,9 +265,9 @@ def _require_free(run: RunDir, order: Order) -> None:
     trained = run.record("train").is_file() or run.adapter.is_dir() or any(run.checkpoints.glob("checkpoint-*"))
     if trained or there.where != "cloud":
         raise UsageError(
-            f"{run.path} holds a run of this machine",
+            f"{run.path} holds a run that was trained on this machine",
             code="another_run",
-            expected="a folder of its own for the run in the cloud",
+            expected="a separate folder for the run in the cloud",
             got=f"{there.where}, recipe {there.recipe_hash[:8]}",
             hint=f"skill-train submit {shlex.quote(str(run.path))}",
         )
@@ -279,9 +279,9 @@ def _require_never_started(run: RunDir, record: CloudRecord, order: Order, say: 
     if last is None or (last.job_id is None and job_once.look_until_settled(record, last, say) is None):
         return
     raise UsageError(
-        f"{run.path} belongs to another plan, whose job is {last.job_id or 'there'}",
+        f"{run.path} belongs to another plan{f', whose job is {last.job_id}' if last.job_id else ''}",
         code="another_run",
         expected=f"plan {record.plan_hash} on {last.flavor}",
         got=f"plan {order.plan_hash} on {order.plan.flavor}",
-        hint=f"another --run-dir; skill-train status {shlex.quote(str(run.path))} shows the one that is there",
+        hint=f"use another --run-dir; skill-train status {shlex.quote(str(run.path))} shows the existing run",
     )

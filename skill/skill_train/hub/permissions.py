@@ -47,7 +47,7 @@ def _require_token(who: Account) -> None:
         return
     none = who.state == "none"
     raise AccessError(
-        "you are not signed in to the Hugging Face Hub" if none else "the Hub does not know your token",
+        "you are not signed in to the Hugging Face Hub" if none else "the Hub does not accept your token",
         code="not_signed_in" if none else "bad_token",
         expected="a token with write access",
         hint="hf auth login",

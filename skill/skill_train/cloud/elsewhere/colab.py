@@ -30,7 +30,7 @@ def gpu_of(flavor: Flavor) -> str:
     """
     if flavor.gpus != 1 or flavor.gpu not in GPUS:
         raise UsageError(
-            f"Colab has no machine like {flavor.name}",
+            f"Google Colab has no machine that matches {flavor.name}",
             code="unknown_flavor",
             expected=f"one of {', '.join(GPUS)}",
             got=f"{flavor.gpus} x {flavor.gpu}",
@@ -57,11 +57,11 @@ def write_notebook(
     size = sum(len(file["content"]) for file in files.values())
     if size > LARGEST_BYTES:
         raise UsageError(
-            f"the data is too large for a notebook: {size / 1e6:.1f} MB, compressed",
+            f"the data is too large for a notebook: {size / 1e6:.1f} MB after compression",
             code="local_input",
             expected=f"at most {LARGEST_BYTES / 1e6:.0f} MB",
             got=f"{size} bytes",
-            hint="put the dataset on the Hub, and give its id as data",
+            hint="upload the dataset to the Hub and pass its id as --data",
         )
     settings = {
         "run": f"{run_id}",

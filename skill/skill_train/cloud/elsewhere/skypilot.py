@@ -66,15 +66,15 @@ def clouds(wanted: list[str] | None, nodes: int) -> list[str]:
                 code="bad_usage",
                 expected=", ".join(CLOUDS),
                 got=place,
-                hint="--infra with one of these, such as aws or gcp/us-central1",
+                hint="use --infra with one of these, such as aws or gcp/us-central1",
             )
         if nodes > 1 and name in ONE_NODE_ONLY:
             raise UsageError(
-                f"SkyPilot cannot have several nodes on {name}",
+                f"SkyPilot does not support several nodes on {name}",
                 code="unknown_flavor",
                 expected=f"--nodes 1 with several GPUs, or {', '.join(c for c in CLOUDS if c not in ONE_NODE_ONLY)}",
                 got=f"--nodes {nodes} --infra {place}",
-                hint="--nodes 1, or another --infra",
+                hint="use --nodes 1 or another --infra",
             )
     return wanted or [name for name in CLOUDS if nodes == 1 or name not in ONE_NODE_ONLY]
 
@@ -92,11 +92,11 @@ def spread(plan: Plan, flavor: Flavor, nodes: int) -> Plan:
     share, rest = divmod(effective, processes)
     if rest or not share:
         raise UsageError(
-            f"a batch of {effective} rows cannot be shared by {processes} processes",
+            f"a batch of {effective} rows cannot be divided among {processes} processes",
             code="unknown_flavor",
             expected=f"effective_batch_size divisible by {processes} ({nodes} nodes x {flavor.gpus} GPUs)",
             got=str(effective),
-            hint="fewer --nodes, another --flavor, or another effective_batch_size in the recipe",
+            hint="use fewer --nodes, another --flavor, or another effective_batch_size in the recipe",
         )
     rows = max(n for n in range(1, placed.per_device_train_batch_size + 1) if share % n == 0)
     placed = replace(
@@ -159,7 +159,7 @@ def accelerator(flavor: Flavor) -> str:
     name = ACCELERATORS.get(flavor.gpu or "")
     if name is None:
         raise UsageError(
-            f"SkyPilot's name for the GPU of {flavor.name} is not known",
+            f"SkyPilot has no known name for the GPU of {flavor.name}",
             code="unknown_flavor",
             expected=", ".join(ACCELERATORS),
             got=str(flavor.gpu),
@@ -218,14 +218,14 @@ def run_sky(folder: Path, name: str, token: str | None) -> None:
     sky = shutil.which("sky")
     if sky is None:
         raise NotInstalled(
-            f"there is no `sky` on PATH; the task is written to {folder}",
+            f"`sky` is not on PATH; the task was written to {folder}",
             code="missing_package",
-            expected=f"SkyPilot {VERSION} in an environment of its own",
+            expected=f"SkyPilot {VERSION}, installed in its own environment",
             hint=f'uv tool install "skypilot[lambda,kubernetes]=={VERSION}", then `sky check`',
         )
     if token is None:
         raise AccessError(
-            "the machines need a token to read the model and to keep the result",
+            "the rented machines need a token to read the model and to store the result",
             code="not_signed_in",
             hint="hf auth login",
         )
@@ -236,6 +236,6 @@ def run_sky(folder: Path, name: str, token: str | None) -> None:
             f"sky launch ended with exit code {done.returncode}",
             code="sky_failed",
             expected="a cluster with the task on it",
-            got="its own words are above",
-            hint=f"sky check; sky status; sky down {name} gives back what was started",
+            got="the output of `sky` is above",
+            hint=f"run sky check and sky status; sky down {name} stops the machines that were started",
         )
