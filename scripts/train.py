@@ -143,26 +143,26 @@ def explanation(error: Exception) -> Refused | None:
             f"the disk is full: {str(error).splitlines()[0]}",
             code="no_disk",
             exit_code=EXIT_DOES_NOT_FIT,
-            expected="free space for checkpoints and what is trained",
+            expected="free space for checkpoints and the trained weights",
             hint=f"{again()}, after freeing some space, or with a higher limit of the size of files (ulimit -f)",
         )
     # In the words of gloo and NCCL. The process that ended had no time to tell why, or this would not be heard first.
     lost = ("connection closed by peer", "connection reset by peer", "remote process exited")
     if "WORLD_SIZE" in os.environ and any(words in text for words in lost):
         return Refused(
-            "another process of this run ended without a word",
+            "another process of this run ended without an explanation",
             code="process_lost",
             exit_code=EXIT_FAILED,
             expected=f"{os.environ.get('WORLD_SIZE')} processes until the end",
             got=str(error).splitlines()[0][:200],
-            hint="read RUN/train.log; most often the system killed it for its memory",
+            hint="read RUN/train.log; the most likely cause is that the system killed it to free memory",
         )
     if number in (errno.EROFS, errno.EACCES):
         return Refused(
-            f"the run directory cannot be written: {error}",
+            f"the run directory is not writable: {error}",
             code="system_error",
-            expected="a folder that may be written",
-            hint="choose another --run-dir",
+            expected="a writable folder",
+            hint="use another --run-dir",
         )
     lacking = next((each for each in with_causes(error) if lacks_memory(each)), None)
     if lacking is not None:
@@ -171,7 +171,7 @@ def explanation(error: Exception) -> Refused | None:
             code="out_of_memory",
             exit_code=EXIT_DOES_NOT_FIT,
             expected="memory for the model, its activations and one batch",
-            hint="a smaller max_length, per_device_train_batch_size 1, gradient_checkpointing, or a smaller model",
+            hint="use a smaller max_length, per_device_train_batch_size 1, gradient_checkpointing, or a smaller model",
         )
     return None
 
@@ -226,7 +226,7 @@ def readable(model: str) -> Iterator[None]:
             code="broken_model",
             expected="a config.json that transformers reads, and weights and a tokenizer that fit it",
             got=f"{type(error).__name__}: {' '.join(str(error).split())}"[:300],
-            hint="mend what got says, or download it again",
+            hint="correct the fault in `got`, or download the model again",
         ) from error
 
 
@@ -426,11 +426,11 @@ def check_settings(document: Any, path: Path) -> None:
             for value in said.values() if isinstance(said, dict) else [said]:
                 if value and not (isinstance(value, str) and value in allowed):
                     raise Refused(
-                        f"{path} names code to load: {key}",
+                        f"{path} requests code to be loaded: {key}",
                         code="unsafe_file",
                         expected=" or ".join(allowed) or f"no {key}",
                         got=repr(value)[:200],
-                        hint=f"take {key} out of the file if you trust the rest of the model",
+                        hint=f"remove {key} from the file if you trust the rest of the model",
                     )
 
 
@@ -467,7 +467,7 @@ def check_claims(folder: Path, shapes: dict[str, list[int]]) -> None:
         most = most_claimed(key, shapes)
         if most is not None and isinstance(value, (int, float)) and value > most:
             raise Refused(
-                f"{folder / 'config.json'} claims more than the weights hold: {key} {value:g}",
+                f"{folder / 'config.json'} does not match the weights: {key} is {value:g}",
                 code="broken_model",
                 expected=f"at most {most}" + (f" of a model of {len(shapes)} tensors" if shapes else ""),
                 got=f"{value:g}",
@@ -574,16 +574,16 @@ def check_file(path: Path, folder: Path) -> None:
     target = path.resolve()
     if path.is_symlink() and not any(target.is_relative_to(root) for root in roots_of(folder)):
         raise Refused(
-            f"{path} is a link that leads out of its folder",
+            f"{path} is a link that points outside its folder",
             code="unsafe_link",
-            expected="files of the folder itself, or links of the Hub's cache into its blobs",
+            expected="files inside the folder, or links of the Hugging Face cache",
             got=os.readlink(path),
-            hint="if you trust it, copy the file itself into the folder",
+            hint="if you trust the file, copy it into the folder",
         )
     most = FOREIGN_JSON.get(path.name) or FOREIGN_BYTES.get(path.suffix)
     if most is not None and path.stat().st_size > most:
         raise Refused(
-            f"{path} is too large to be what its name says",
+            f"{path} is too large for a file of this name",
             code="broken_model",
             expected=f"at most {most} bytes",
             got=f"{path.stat().st_size} bytes",
@@ -685,7 +685,7 @@ def unsound(path: Path, why: str) -> Refused:
         code="broken_model",
         expected="a JSON file as transformers writes it",
         got=why[:300],
-        hint="download it again",
+        hint="download the file again",
     )
 
 
@@ -725,7 +725,7 @@ def is_plain_name(name: Any) -> bool:
 
 def bad_index(folder: Path, got: str, expected: str) -> Refused:
     return Refused(
-        f"{folder / INDEX} does not name the weights of this folder",
+        f"{folder / INDEX} does not match the weights in this folder",
         code="broken_model",
         expected=expected,
         got=got,
@@ -887,11 +887,11 @@ def check_processes(placement: dict[str, Any]) -> None:
 
 def wrong_launch(expected: str, got: str) -> Refused:
     return Refused(
-        "the program was not started as its plan says",
+        "the program was not started with the arguments of its plan",
         code="bad_plan",
         expected=expected,
         got=got,
-        hint="skill-train local starts it; by hand: accelerate launch with the arguments under `launch` in the plan",
+        hint="start it with skill-train local, or with accelerate launch and the arguments under `launch` in the plan",
     )
 
 
@@ -1008,7 +1008,7 @@ def too_much(path: Any, size: int, what: str) -> Refused:
         code="unsafe_file",
         expected=f"at most {most_in_all(size):,} bytes in all, and {most_at_once(size):,} in one row or page",
         got=what,
-        hint="do not use it; if you wrote it yourself, write the rows to a .jsonl file, and give that",
+        hint="do not use this file; if you wrote it yourself, write its rows to a .jsonl file and use that",
     )
 
 
@@ -1316,9 +1316,9 @@ CELL_CHARACTERS = 10_000_000  # of a table; Python's own limit is 131,072. A quo
 LINE_BYTES = 50_000_000  # of a line of a dataset: a row of a million tokens takes 15 MB
 DOCUMENT_BYTES = 2_000_000_000  # of a dataset in .json, which is read whole and takes several times as much memory
 # What to do, in hints.
-ROWS_IN_LINES = "write the rows to a .jsonl file, one object a line, and give that"
-MEND = "mend or remove it; no row is ever dropped silently"
-PART_OF_FILE = "use train, or a part of it such as train[:500]"
+ROWS_IN_LINES = "write the rows to a .jsonl file, one object per line, and use that file"
+MEND = "correct or remove it; rows are never dropped silently"
+PART_OF_FILE = "use train, or a part of it, such as train[:500]"
 SAVE_AGAIN = "save the dataset again with Dataset.save_to_disk, or write the rows to a .jsonl file"
 
 
@@ -1360,16 +1360,16 @@ def use_data(plan: dict[str, Any], data: Path | None) -> None:
             code="missing_file",
             expected="the file or folder that the plan was made with",
             got=str(data),
-            hint="check the path after --data, or leave --data out",
+            hint="check the path after --data, or omit --data",
         )
     planned, found = plan.get("fingerprints", {}).get("data"), data_fingerprint(data, plan["recipe"]["split"])
     if found != planned:
         raise Refused(
-            f"{data} is not the data of the plan",
+            f"{data} is not the data that was planned",
             code="input_changed",
             expected=f"sha256 {planned[:12]}…" if planned else "a plan of a file or folder, with its fingerprint",
             got=f"sha256 {found[:12]}…",
-            hint="bring the same file, or plan again with this one",
+            hint="use the planned file, or plan again with this file",
         )
     plan["recipe"]["data"] = str(data)
 
@@ -1396,7 +1396,7 @@ def iter_file(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         yield from iter_parquet(path)
     else:
         raise Refused(
-            f"{path} is not a kind of file that holds a dataset",
+            f"{path} has an extension that is not supported for a dataset",
             code="unreadable_dataset",
             expected=".jsonl, .json, .csv, .tsv, .parquet, a folder saved by datasets, or a Hub id",
             got=kind or "no extension",
@@ -1463,7 +1463,7 @@ def whole_text(path: Path) -> str:
         size = os.fstat(file.fileno()).st_size
         if size > DOCUMENT_BYTES:
             raise Refused(
-                f"{path} is one document that is too large to be read whole",
+                f"{path} is one JSON document, and too large to be read at once",
                 code="unreadable_dataset",
                 expected=f"at most {DOCUMENT_BYTES:,} bytes; a .jsonl file is read by lines and may have any size",
                 got=f"{size:,} bytes",
@@ -1586,7 +1586,7 @@ def iter_slice(rows: Iterator[tuple[int, Any]], split: str) -> Iterator[tuple[in
     match = SLICE.fullmatch(split)
     if match is None:
         raise Refused(
-            f"split {split!r} is not understood",
+            f"split {split!r} is not valid",
             code="bad_split",
             expected="train, train[:500], train[:10%]",
             got=split,
@@ -1611,7 +1611,7 @@ def iter_saved(folder: Path, split: str) -> Iterator[tuple[int, dict[str, Any]]]
             code="unreadable_dataset",
             expected="a folder written by Dataset.save_to_disk, or one file",
             got=f"a folder without {STATE} and without {SPLITS}",
-            hint="give one file of rows, or the folder that Dataset.save_to_disk wrote",
+            hint="use one file of rows, or a folder that Dataset.save_to_disk wrote",
         )
     saved = load_saved(folder, split.split("[")[0])
     rows = as_written(rows_of(saved, folder), saved.features.arrow_schema, json_read=True)
@@ -1638,7 +1638,7 @@ def load_saved(folder: Path, name: str) -> Any:
             code="bad_split",
             expected=", ".join(saved),
             got=name,
-            hint="name one of the splits that it has, such as split: train",
+            hint="use one of its splits, such as split: train",
         )
     return saved[name]
 
@@ -1831,7 +1831,7 @@ def from_sharegpt(turns: Any, system: Any) -> list[dict[str, Any]]:
         role = SHAREGPT_ROLES.get(str(turn.get("from")).lower()) if isinstance(turn, dict) else None
         if role is None:
             raise Refused(
-                "a turn has no known speaker", code="unknown_role", expected="from: human or gpt", got=repr(turn)[:80]
+                "a turn has an unknown speaker", code="unknown_role", expected="from: human or gpt", got=repr(turn)[:80]
             )
         messages.append({"role": role, "content": text_of(turn.get("value"), "value")})
     return messages
@@ -1933,11 +1933,11 @@ def require_text(value: Any, name: str, *, answer: bool = False) -> None:
     found = media_in(value, answer=answer)
     if found is not None:
         raise Refused(
-            f"{name} holds a picture, sound or film, and this version trains on text only",
+            f"{name} contains an image, audio or video, and this version trains on text only",
             code="not_text",
             expected=f"text in {name}",
             got=found,
-            hint="leave such rows out, or use a dataset of text",
+            hint="remove such rows, or use a dataset of text",
         )
 
 
@@ -2003,11 +2003,11 @@ def require_answer(messages: list[dict[str, Any]], prompt_messages: int) -> None
     if unknown is None:
         raise Refused("a conversation has no assistant message to learn from", code="bad_row", got=repr(messages)[:80])
     raise Refused(
-        f"the role {unknown[:40]!r} is not known, and no message is the assistant's",
+        f"the role {unknown[:40]!r} is unknown, and there is no message of the assistant",
         code="unknown_role",
         expected=f"one of {', '.join(ROLES)}",
         got=repr(messages)[:80],
-        hint="name the one who answers assistant in the dataset",
+        hint="rename the role that answers to assistant in the dataset",
     )
 
 
@@ -2236,11 +2236,11 @@ def require_one_vocabulary(model: str, revision: str | None, tokenizer: Any) -> 
         piece = said.id_to_piece(number)
         if vocabulary.get(piece) != number and number not in added and not any(is_mark(number) for is_mark in marks):
             raise Refused(
-                f"tokenizer.model and tokenizer.json of {model} hold different vocabularies",
+                f"tokenizer.model and tokenizer.json of {model} have different vocabularies",
                 code="bad_tokenizer",
-                expected="one vocabulary: tokenizer.json is trained, and llama.cpp's converter reads tokenizer.model",
+                expected="one vocabulary: training uses tokenizer.json, llama.cpp's converter tokenizer.model",
                 got=f"{piece!r} is {number} in tokenizer.model and {vocabulary.get(piece)} in tokenizer.json",
-                hint="bring back the files that the model was published with, or take the one away that is not of it",
+                hint="restore the published files of the model, or remove the file that does not belong to it",
             )
 
 
@@ -2381,7 +2381,7 @@ def no_tokenizer(model: str, expected: str, got: str) -> Refused:
         code="bad_tokenizer",
         expected=expected,
         got=got,
-        hint="download the whole model, or copy the tokenizer's files from the model that it was made from",
+        hint="download the whole model, or copy the tokenizer files from its base model",
     )
 
 
@@ -2407,11 +2407,11 @@ def limited(seconds: float) -> Iterator[None]:
 def endless_template(model: str) -> Refused:
     """Of the model, not of a row: the next one would take as long."""
     return Refused(
-        f"the chat template of {model} takes too long to render the conversations",
+        f"the chat template of {model} is too slow for the conversations",
         code="unsafe_file",
-        expected=f"at most {TEMPLATE_SECONDS:g} seconds of work more than a plain template has with as many",
-        got="it did not end in that time",
-        hint="mend chat_template.jinja or tokenizer_config.json in the model's folder, or take another model",
+        expected=f"at most {TEMPLATE_SECONDS:g} seconds more than a plain template needs for the same rows",
+        got="it did not finish in that time",
+        hint="correct chat_template.jinja or tokenizer_config.json in the model's folder, or use another model",
     )
 
 
@@ -2510,10 +2510,10 @@ class Encoder:
             span = self.around_calls(example, rendered, index) if calls else None
         if span is None:
             raise Refused(
-                "the chat template does not show where an answer stands, so it cannot be trained alone",
+                "the answers cannot be trained alone, because the chat template does not show where they are",
                 code="template_mismatch",
                 expected="a template that renders each answer in one piece",
-                hint="loss_on: all in the recipe trains on the whole conversation",
+                hint="set loss_on: all in the recipe to train on the whole conversation",
             )
         start, end = span
         return (prefix if 0 < prefix <= start else start), self.turn_end(rendered, end)
@@ -2574,10 +2574,10 @@ class Encoder:
             raise endless_template(self.tokenizer.name_or_path) from None
         except (*errors, TypeError, ValueError) as error:
             raise Refused(
-                f"the model's chat template refuses these messages: {error}",
+                f"the model's chat template rejects these messages: {error}",
                 code="template_mismatch",
                 got=" ".join(message["role"] for message in messages),
-                hint="bring the roles into the order it expects: often system once, then user and assistant in turn",
+                hint="put the roles in the order that it expects: often system once, then user and assistant in turn",
             ) from None
         finally:
             size = sum(len(message["content"]) for message in messages if isinstance(message.get("content"), str))
@@ -2599,11 +2599,11 @@ class Encoder:
         mark = next((mark for mark in self.template_marks() if mark in question), None)
         if mark is not None:
             raise Refused(
-                f"a question holds {mark!r}, which the model's chat template writes itself",
+                f"a question contains {mark!r}, which the model's chat template adds itself",
                 code="template_mismatch",
-                expected="a question without the marks of a template",
+                expected="a question without the markers of a template",
                 got=question[:80],
-                hint="format: completion in the recipe trains rows that are rendered already as they stand",
+                hint="set format: completion in the recipe to train rows that are already rendered",
             )
 
     def template_marks(self) -> list[str]:
@@ -2661,12 +2661,12 @@ def require_float32(optimizer: Any) -> None:
     others = Counter(name.removeprefix("torch.") for name in types if name != "torch.float32")
     if others:
         raise Refused(
-            "weights that train are not float32, and float16 would lose their gradients",
+            "trainable weights are not float32, and float16 would lose their gradients",
             code="unsafe_precision",
             exit_code=EXIT_FAILED,
-            expected="float32, which this program gives them",
+            expected="float32, which this program sets",
             got=", ".join(f"{count} of {len(types)} weights are {name}" for name, count in others.items()),
-            hint="--dtype float32, or the versions at the top of this program",
+            hint="use --dtype float32, or install the versions at the top of this program",
         )
 
 
@@ -2865,7 +2865,7 @@ def check_optimizer(recipe: dict[str, Any]) -> None:
     if recipe["optim"] not in known:
         close = difflib.get_close_matches(recipe["optim"], known, n=1)
         raise Refused(
-            f"optim: {recipe['optim']!r} is not known",
+            f"optim: {recipe['optim']!r} is unknown",
             code="bad_recipe",
             expected=", ".join(known),
             got=recipe["optim"],
@@ -2913,11 +2913,11 @@ def check_experts(config: Any, model: Any) -> None:
         taken = sorted(config.target_modules)
     if taken:
         raise Refused(
-            f"the LoRA targets {', '.join(taken)} are of experts, whose adapters cannot be merged",
+            f"the LoRA targets {', '.join(taken)} belong to experts, whose adapters cannot be merged",
             code="no_such_target",
             expected="modules outside the experts, such as those of the attention",
             got=", ".join(taken),
-            hint="leave target_modules out of the recipe to have it chosen by the architecture",
+            hint="remove target_modules from the recipe to use the targets of the architecture",
         )
 
 
@@ -2957,11 +2957,11 @@ def check_saved(wanted: str, modules: list[tuple[str, Any]]) -> None:
         name.rsplit(".", 1)[-1] for name, module in modules if next(module.parameters(recurse=False), None) is not None
     }
     raise Refused(
-        f"modules_to_save: {wanted!r} is not a module of this model that can be trained whole",
+        f"modules_to_save: {wanted!r} is not a trainable module of this model",
         code="no_such_target",
         expected=f"one of: {', '.join(sorted(held))}",
         got=wanted or "''",
-        hint="set modules_to_save in the recipe, or leave it out",
+        hint="correct modules_to_save in the recipe, or remove it",
     )
 
 
@@ -2976,7 +2976,7 @@ def check_vocabulary(model: Any, data: dict[str, Any]) -> None:
     highest = max(max(row["input_ids"]) for row in data["train"] + data["held_out"])
     if highest >= size:
         raise Refused(
-            "the tokenizer makes a token that the model has no embedding for",
+            "the tokenizer has a token without an embedding in the model",
             code="bad_tokenizer",
             expected=f"token ids below {size}",
             got=str(highest),
@@ -2992,14 +2992,14 @@ def require_device(torch: Any, placement: dict[str, Any]) -> None:
             f"torch {torch.__version__} cannot use {device} here",
             code="device_unavailable",
             exit_code=EXIT_NOT_INSTALLED,
-            expected=f"a build of torch for {device}, and its driver",
+            expected=f"a build of torch for {device}, and a driver",
             got=", ".join(name for name, there in available.items() if there),
-            hint="--device cpu, or install the torch build for this machine",
+            hint="use --device cpu, or install the torch build for this machine",
         )
     processes_here = int(os.environ.get("LOCAL_WORLD_SIZE", placement["num_processes"]))  # the rest are elsewhere
     if device == "cuda" and torch.cuda.device_count() < processes_here:
         raise Refused(
-            "the plan has more processes than there are GPUs",
+            "the plan has more processes than this machine has GPUs",
             code="device_unavailable",
             exit_code=EXIT_DOES_NOT_FIT,
             expected=f"{processes_here} GPUs, one a process",
@@ -3035,7 +3035,7 @@ def attend(folder: Path) -> None:
 
 def abandoned(when: str) -> Refused:
     return Refused(
-        f"the command that started this training has ended, so it was stopped {when}",
+        f"training was stopped {when}, because the command that started it has ended",
         code="interrupted",
         exit_code=EXIT_FAILED,
         expected="a command that waits for the training; it was killed, or its terminal was closed",
@@ -3065,11 +3065,11 @@ def check_split(checkpoint: Path, placement: dict[str, Any]) -> None:
     drawn anew, since each process has its own. What FSDP saves, only FSDP reads."""
     if any(checkpoint.glob("pytorch_model_fsdp*")) != (placement["strategy"] == "fsdp"):
         raise Refused(
-            f"{checkpoint.name} cannot go on with strategy {placement['strategy']}",
+            f"{checkpoint.name} cannot be resumed with strategy {placement['strategy']}",
             code="another_run",
-            expected="the plan that this run was started with",
+            expected="the plan that the run was started with",
             got="FSDP on one side only: it stores its state in parts",
-            hint="resume with the plan of the first start, or train into a new --run-dir",
+            hint="resume with the original plan, or train into a new --run-dir",
         )
     processes = len(list(checkpoint.glob("rng_state*.pth")))
     if processes != placement["num_processes"]:
@@ -3148,11 +3148,11 @@ class Watch:
             was = {name: line.get(name, value) for name, value in fed.items()}
             if was != fed:
                 raise Refused(
-                    f"{checkpoint.name} was trained on other rows than this run would go on with",
+                    f"{checkpoint.name} was trained on different rows than this run would use",
                     code="another_run",
                     expected=f"step {line['step']} with {was['tokens']} tokens in epoch {was['epoch']}",
                     got=f"{fed['tokens']} tokens in epoch {fed['epoch']}",
-                    hint="resume with the version that began the run, or train into a new --run-dir",
+                    hint="resume with the version that started the run, or train into a new --run-dir",
                 )
 
     def callback(self) -> Any:
@@ -3937,12 +3937,12 @@ def push(plan: dict[str, Any], work: Path) -> None:
         commit_id = commit(plan, files, f"Trained by skill-train, recipe {str(plan.get('recipe_hash'))[:12]}")
     except Refused as refusal:
         raise Refused(
-            f"the run is trained and kept, and could not be pushed: {refusal}",
+            f"the run is trained and stored, but could not be pushed: {refusal}",
             code="push_failed",
             exit_code=EXIT_FAILED,
             expected=f"{plan['policy']['hub_model_id']} takes a commit",
             got=refusal.error["got"],
-            hint="start the run again: it pushes what was kept, and trains nothing",
+            hint="start the run again, which pushes the stored result without training",
         ) from refusal
     tell("pushed", repo=plan["policy"]["hub_model_id"], commit=commit_id)
 
@@ -3959,7 +3959,7 @@ def commit(plan: dict[str, Any], files: dict[str, Any], message: str) -> str:
     repo = plan.get("policy", {}).get("hub_model_id")
     if not repo:
         raise Refused(
-            "the plan does not say where the result goes", code="bad_plan", expected="hub_model_id: owner/name"
+            "the plan names no repository for the result", code="bad_plan", expected="hub_model_id: owner/name"
         )
     api = hub()
 
@@ -4010,7 +4010,7 @@ def stay_here(response: Any) -> None:
     same = all(getattr(target, part) == getattr(request.url, part) for part in ("scheme", "host", "port"))
     if not same or response.status_code not in (307, 308):
         raise Refused(
-            "the Hub sent a request that carries something to another place, so it was not sent",
+            "the Hub redirected a request with a body to another host, so the request was not sent",
             code="redirected",
             exit_code=EXIT_NO_ACCESS,
             expected=f"an answer of {request.url.host}",
@@ -4028,7 +4028,7 @@ def asked(question: Callable[[], Any], repo: str) -> Any:
         try:
             return question()
         except HFValidationError as error:
-            raise Refused(f"{repo} cannot be the name of a repository", code="bad_plan", got=str(error)) from None
+            raise Refused(f"{repo} is not a valid repository id", code="bad_plan", got=str(error)) from None
         except (httpx2.HTTPError, OSError, RuntimeError, ValueError) as error:
             status = error.response.status_code if isinstance(error, HfHubHTTPError) else None
             got = (str(error).splitlines() or [type(error).__name__])[0][:200]
@@ -4047,17 +4047,17 @@ def no_access(repo: str, got: str) -> Refused:
         exit_code=EXIT_NO_ACCESS,
         expected="a token with write access to that repository",
         got=got,
-        hint="hf auth login, with a token that may write there; then start the run again",
+        hint="hf auth login with a token that may write there, then start the run again",
     )
 
 
 def unreachable(repo: str, got: str) -> Refused:
     return Refused(
-        f"the Hub did not take a commit for {repo}",
+        f"the Hub did not accept a commit to {repo}",
         code="hub_unreachable",
         exit_code=EXIT_TEMPORARY,
         got=got,
-        hint="start the run again; https://status.huggingface.co tells whether the Hub is down",
+        hint="start the run again; https://status.huggingface.co shows whether the Hub is down",
     )
 
 
@@ -4351,7 +4351,7 @@ def ended(code: int, child: Child) -> Refused:
     tail = "\n".join(child.said().splitlines()[-15:])
     if code == -signal.SIGKILL:
         return Refused(
-            "the system killed the training process (SIGKILL), most likely for its memory",
+            "the system killed the training process (SIGKILL), most likely to free memory",
             code="out_of_memory",
             exit_code=EXIT_DOES_NOT_FIT,
             expected="memory for the model, its activations and one batch",
@@ -4367,7 +4367,7 @@ def ended(code: int, child: Child) -> Refused:
         code="native_crash" if code < 0 else "program_failed",
         exit_code=EXIT_FAILED,
         got=tail,
-        hint="the end of its log is above",
+        hint="read the end of its log above",
     )
 
 
@@ -4471,11 +4471,11 @@ def keep_results(work: Path, kept: Path, failure: dict[str, Any] | None) -> None
 def require_kept(kept: Path) -> None:
     if not (kept / MARKER).is_file():
         raise Refused(
-            "the run is trained, and its results could not be kept",
+            "the run is trained, but its results could not be stored",
             code="not_kept",
             exit_code=EXIT_FAILED,
-            expected="room in the folder of the plan",
-            hint="the reason stands above; in a job, the adapter itself was pushed",
+            expected="free space in the folder of the plan",
+            hint="read the reason above; a job has pushed the adapter itself",
         )
 
 
@@ -4654,7 +4654,7 @@ def load_data(recipe: dict[str, Any], tokenizer: Any, recorded: set[int] | None 
             code="empty_dataset",
             expected="at least one row",
             got=f"no rows in {recipe['split']}",
-            hint="give another file, or another part of it, such as split: train",
+            hint="use another file, or another split, such as split: train",
         )
     rows = trainable_rows(rows, recipe)
     contents, questions = contents_of(rows), [digest_of(normalised(question_of(row))) for row in rows]

@@ -27,28 +27,26 @@ from skill_train.core.secrets import refuse_in_arguments
 
 # In the order of the help page: the module in commands/, and the first sentence of its help.
 COMMANDS = {
-    "data": "Say what format a dataset has, which methods can use it, and which rows training would refuse.",
-    "plan": "Decide whether to train here or in the cloud, with memory, time, cost and reasons; spends nothing.",
+    "data": "Show the format of a dataset, the methods that can use it, and the rows that training would reject.",
+    "plan": "Decide whether to train here or in the cloud, and estimate memory, time and cost; spends nothing.",
     "local": "Train a LoRA adapter on this machine and end with a smoke verdict.",
-    "submit": "Run a recipe, a plan or a local run as a job of Hugging Face; without --yes show cost and uploads only.",
-    "status": "Say how far a run is, what it has cost, how long it will take, and why it failed.",
-    "logs": "Show the log of a job, each line once, across connections that break.",
-    "wait": "Wait until a job has ended; exit 0 when it COMPLETED, else the reason.",
-    "cancel": "End a job.",
-    "pull": "Fetch what a job kept, the adapter and its records, digests checked, so that merge and export work as "
-    "here.",
-    "resume": "Go on from the newest checkpoint in a new job, after a timeout, a cancel, a crash or no credit.",
-    "diff": "Compare two runs: the recipe, which must be equal, and the placement, which may differ.",
+    "submit": "Run a recipe, a plan or a local run as a Hugging Face job; without --yes only show cost and uploads.",
+    "status": "Show a run's progress, its cost so far, the time it still needs, and why it failed.",
+    "logs": "Show the log of a job, and reconnect when the connection breaks.",
+    "wait": "Wait until a job has ended; exit 0 if it completed, otherwise explain why it failed.",
+    "cancel": "Cancel a job.",
+    "pull": "Fetch the adapter and the records of a job, with their digests checked, for merge and export.",
+    "resume": "Start a new job that continues from the newest checkpoint, with the same recipe.",
+    "diff": "Compare two runs: the recipes must be equal, the machines may differ.",
     "merge": "Merge an adapter into its base, tensor by tensor, and check the result against base + adapter.",
     "export-gguf": "Convert a run, or a model folder, to GGUF and quantize it.",
-    "verify": "Check each GGUF against the model that was trained: file, tokens, template, logits, answers.",
-    "evaluate": "Measure base, tuned model and GGUF files on rows that never trained, with intervals.",
-    "report": "Write one HTML page about a run, or about several side by side.",
-    "push": "Push a run's adapter, merged model or GGUF files to the Hub, with a model card that carries the proof.",
+    "verify": "Check each GGUF file against the trained model: file, tokens, template, logits and answers.",
+    "evaluate": "Measure the base model, the tuned model and GGUF files on held-out rows, with confidence intervals.",
+    "report": "Write an HTML page about one run, or about several runs side by side.",
+    "push": "Push a run's adapter, merged model or GGUF files to the Hub, with a model card that contains the proof.",
     "demo": "Run the whole chain on an embedded model and dataset, offline, and show each stage with its proof.",
-    "doctor": "Check this installation: versions, accelerator, memory, disk, token, converter; each problem with its "
-    "remedy.",
-    "skills": "Put this skill where coding agents look for it, and see whether it is still current there.",
+    "doctor": "Check this installation and say how to fix each problem: versions, accelerator, memory, disk, token.",
+    "skills": "Install this skill for coding agents, and check whether the installed copies are current.",
 }
 GROUPS = frozenset({"skills"})
 
@@ -75,7 +73,7 @@ class _LazyCommands(Commands):
 @click.group(cls=_LazyCommands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
 @click.version_option(package_name="skill-train", prog_name="skill-train")
 def cli() -> None:
-    """The fine-tune that proves itself: train a LoRA here or in the cloud, merge it, export it to GGUF, check it."""
+    """The fine-tune that proves itself: train a LoRA here or in the cloud, merge it, export it to GGUF, verify it."""
 
 
 def _make_ready() -> None:

@@ -345,7 +345,7 @@ def test_a_run_with_a_job_on_machines_of_others_has_another_folder(
     ours = {path.name: path.read_bytes() for path in (here / "r").iterdir()}
     said = ("r",) if backend == "skypilot" else SAID
     done = call(*said, "--backend", backend, "--run-dir", "r")
-    assert (done.error, done.answer["error"]["hint"]) == ((2, "another_run"), "choose another --run-dir")
+    assert (done.error, done.answer["error"]["hint"]) == ((2, "another_run"), "use another --run-dir")
     done = call(*said, "--backend", backend)
     folder = f"runs/rows-{first['recipe_hash'][:8]}-{backend}"
     assert done.answer["data"]["run_dir"] == folder
@@ -724,7 +724,7 @@ def test_a_job_that_went_on_on_another_machine_has_no_known_bound(hub: Hub, one:
     for _ in range(2):  # found, and then known
         done = call(*small, "--run-dir", "b", "--max-cost", "0.25", "--yes")
         assert done.error == (3, "over_budget")
-        assert (done.answer["error"]["got"], done.answer["next"]) == ("a bound that is not known", [])
+        assert (done.answer["error"]["got"], done.answer["next"]) == ("an unknown cost", [])
         data = call(*SAID, "--flavor", "t4-small", "--run-dir", "b").data
         assert (data["job_id"], data["reused"], data["flavor"]) == (resumed["job_id"], True, "a100-large")
         assert (data["timeout_seconds"], data["cost_usd"]["most"], data["cost_usd"]["low"]) == (None, None, None)

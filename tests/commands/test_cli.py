@@ -176,7 +176,7 @@ def test_places_without_a_name_are_refused_before_anything_is_written(commands: 
     empty.mkdir()
     shutil.copy(base / "config.json", tmp_path / "model.gguf")
     before = _tree(tmp_path)
-    for out, words in ((".", "is the folder that this command runs in"), ("..", "not empty"), ("/", "not empty")):
+    for out, words in ((".", "is the current directory"), ("..", "not empty"), ("/", "not empty")):
         done = _warm(commands, empty, "merge", "--base", base, "--adapter", adapter, "--out", out)
         _assert_refused(done, "output_exists", words)
     for file in (".", "/"):

@@ -74,7 +74,7 @@ def test_the_answer_for_a_person(light: Path) -> None:
     done = run(light, "doctor", "--format", "human")
     assert done.returncode == 0, done.stderr
     assert "│ packages [train] │" in done.stdout and "local: no" in done.stdout
-    assert 'mend it with: pip install "skill-train[train]"' in done.stdout
+    assert 'fix it with: pip install "skill-train[train]"' in done.stdout
 
 
 def test_the_light_base_answers_in_less_than_a_second(light: Path) -> None:

@@ -62,7 +62,7 @@ KNOWN: dict[str, set[str]] = {
     "commands.push": {"mend"},
     "publish.files": {"step"},
     "gguf.quantize_worker": {"_others(name)"},
-    "recipe.fields": {"'the usual one' if FIELDS[key].default is None else FIELDS[key].default", "data", "key"},
+    "recipe.fields": {"'the default' if FIELDS[key].default is None else FIELDS[key].default", "data", "key"},
     "report.figure": {"words"},
     "run.lock": {"otherwise"},
     "cloud.elsewhere.skypilot": {"VERSION", "name"},

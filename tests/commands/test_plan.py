@@ -346,7 +346,7 @@ def test_a_plan_that_cannot_run_is_shown_and_refused(hub: Hub, here: Path) -> No
     assert answer["data"]["reasons"] and answer["data"]["memory_bytes"]["low"] > 0
     told = _call(hub, here, *arguments, "--format", "human", COLUMNS="80")
     assert "blocked: load_in_4bit needs CUDA" in told.stdout
-    assert "error: this plan cannot run: load_in_4bit needs CUDA" in told.stderr
+    assert "error: the plan cannot be run: load_in_4bit needs CUDA" in told.stderr
     refused = _call(hub, here, "local", "plan.json")
     assert (refused.returncode, _answer(refused)["error"]["code"]) == (3, "needs_cuda")
 
@@ -410,7 +410,7 @@ def test_a_few_rows_held_out_tell_little(hub: Hub, here: Path, rows: int, told: 
     tiny.write_rows(here / "n.jsonl", rows)
     warnings = _answer(_call(hub, here, *LOCAL[:-1], "n.jsonl"))["warnings"]
     found = [warning["message"] for warning in warnings if warning["code"] == "few_held_out"]
-    assert found == ([] if told is None else [f"{told}; held_out_fraction: 0.2 holds out more"])
+    assert found == ([] if told is None else [f"{told}; set held_out_fraction: 0.2 to hold out more"])
 
 
 def test_a_flavor_is_a_wish_for_the_cloud(hub: Hub, here: Path) -> None:
@@ -532,7 +532,7 @@ CHANGES: list[tuple[str, Any, tuple[str, ...], str, str]] = [
         lambda f: _edit(f, recipe__learning_rate=0.1),
         (),
         "outdated_plan",
-        "not the one that was planned",
+        "was edited after planning",
     ),
     (
         "half a plan",

@@ -71,7 +71,7 @@ def test_a_good_dataset_ends_with_0(
     }  # fmt: skip
     assert {name for name, count in data["problems"].items() if count and count["rows"]} == {"duplicate"}
     said = {warning["code"]: warning["message"] for warning in answer["warnings"]}
-    assert said["duplicates"].startswith("1 rows repeat an earlier one") and "--fix drops them" in said["duplicates"]
+    assert said["duplicates"].startswith("1 rows repeat an earlier row") and "--fix drops them" in said["duplicates"]
     assert answer["next"] == ([] if verdict == "ready" else ["skill-train data rows.jsonl --fix rows.fixed.jsonl"])
 
 

@@ -192,7 +192,7 @@ def test_what_training_refuses_has_a_way_on(tmp_path: Path, name: str, content: 
     assert caught.value.error["code"] == code and caught.value.error["hint"]
 
 
-@pytest.mark.parametrize(("split", "named"), [("test", "has no split"), ("train[a:]", "is not understood")])
+@pytest.mark.parametrize(("split", "named"), [("test", "has no split"), ("train[a:]", "is not valid")])
 def test_a_split_that_is_none_has_a_way_on(tmp_path: Path, split: str, named: str) -> None:
     (tmp_path / "rows.jsonl").write_bytes(LINE)
     with pytest.raises(Refused, match=named) as caught:

@@ -143,7 +143,7 @@ def test_a_merge_of_an_earlier_adapter_is_not_the_tuned_model(
     assert answer["data"]["reused"] is False
     assert answer["data"]["models"][1]["loss"] == pytest.approx(own_loss(made.base, rows, copy / "adapter"), rel=1e-5)
     warned = {warning["code"]: warning["message"] for warning in answer["warnings"]}
-    assert f"no record says that {copy / 'merged'} is of the adapter that is there now" in warned["other_adapter"]
+    assert f"no record shows that {copy / 'merged'} was made from the current adapter" in warned["other_adapter"]
 
 
 def test_the_report_leaves_out_an_evaluation_of_a_merge_of_an_earlier_adapter(

@@ -116,13 +116,13 @@ def test_what_a_scorer_does_wrong_is_told(code: str, message: str, got: str) -> 
         own(code)
     assert caught.value.code == "bad_scorer"
     assert got in caught.value.got
-    assert caught.value.hint.startswith("mend ")
+    assert caught.value.hint.startswith("correct ")
 
 
 def test_a_scorer_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evaluate_score, "_START_SECONDS", 1.0)
     monkeypatch.setattr(evaluate_score, "_ANSWER_SECONDS", 0.5)
-    with pytest.raises(UsageError, match="did not end in 2 s"):
+    with pytest.raises(UsageError, match="did not finish within 2 s"):
         own("import time\ndef score(p, a, e):\n    while True: time.sleep(1)")
 
 

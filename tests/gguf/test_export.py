@@ -182,7 +182,7 @@ def test_a_record_of_another_source_is_refused(exported: Path, tmp_path: Path) -
     with pytest.raises(UsageError, match="made from another GGUF file"):
         quantized(tmp_path / "run", ["q8_0"])
     (tmp_path / "run" / "quantize.json").unlink()
-    with pytest.raises(UsageError, match="no record says how it was made"):
+    with pytest.raises(UsageError, match="no record describes it"):
         quantized(tmp_path / "run", ["q8_0"])
 
 

@@ -167,7 +167,7 @@ def test_a_gated_model(hub: Hub, home: Path, function: str) -> None:
     _model(hub).gated = True
     error = ask(hub, home, function, MODEL, None)["error"]
     assert (error["code"], error["exit_code"]) == ("gated", 4)
-    assert error["hint"] == f"ask for access on https://huggingface.co/{MODEL}, then: hf auth login"
+    assert error["hint"] == f"request access on https://huggingface.co/{MODEL}, then: hf auth login"
 
 
 def test_a_token_that_is_not_valid_is_refused_and_never_shown(hub: Hub, home: Path) -> None:
@@ -297,9 +297,9 @@ def test_what_the_system_refuses_hf_xet(number: int, code: str, exit_code: int) 
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ("Internal error: the runtime is gone", "the store of the Hub failed to answer"),
-        ("Task error: task 5 was cancelled", "the store of the Hub failed to answer"),
-        ("Data integrity error: Xorb Hash Mismatch", "the store of the Hub sent other bytes than it should"),
+        ("Internal error: the runtime is gone", "the Hub's file storage failed to answer"),
+        ("Task error: task 5 was cancelled", "the Hub's file storage failed to answer"),
+        ("Data integrity error: Xorb Hash Mismatch", "the Hub's file storage sent the wrong bytes"),
     ],
 )
 def test_what_goes_wrong_in_hf_xet_is_the_stores(words: str, told: str) -> None:
@@ -482,7 +482,7 @@ def test_without_the_jobs_api_the_dated_table_answers(hub: Hub, home: Path) -> N
     assert len(found) == 26
     assert reason == (
         "the table of huggingface.co shipped with skill-train, of 2026-08-22: "
-        "the Hub failed to answer, for the prices of Hugging Face Jobs"
+        "the Hub failed to answer for the prices of Hugging Face Jobs"
     )
 
 

@@ -43,10 +43,10 @@ TRACEBACK = [
             "quantized_base",
             "bitsandbytes",
         ),
-        ("OSError: [Errno 28] No space left on device", DecisionNeeded, "no_disk", "disk filled up"),
+        ("OSError: [Errno 28] No space left on device", DecisionNeeded, "no_disk", "disk became full"),
         # numpy's words for a write that was cut short: ndarray.tofile on a full tmpfs, numpy 2, 2026-11-21
-        ("OSError: 40960 requested and 1760 written", DecisionNeeded, "no_disk", "disk filled up"),
-        ("OSError: [Errno 27] File too large", DecisionNeeded, "no_disk", "disk filled up"),
+        ("OSError: 40960 requested and 1760 written", DecisionNeeded, "no_disk", "disk became full"),
+        ("OSError: [Errno 27] File too large", DecisionNeeded, "no_disk", "disk became full"),
         ("RuntimeError: DefaultCPUAllocator: not enough memory: you tried", DecisionNeeded, "out_of_memory", "memory"),
         ("ValueError: Can not map tensor 'model.x.weight'", UsageError, "not_convertible", "Can not map tensor"),
     ],

@@ -176,7 +176,7 @@ def test_a_misspelt_flavor_and_one_that_cannot_do_it() -> None:
         _cloud("qwen2.5-0.5b", flavor="cpu-upgrad")
     with pytest.raises(UsageError) as caught:  # a T4 has no bf16 (compute capability 7.5)
         _cloud("qwen2.5-0.5b", flavor="t4-small", pure_bf16=True, finetuning_type="full", max_length=256)
-    assert "cannot train this" in caught.value.message and "t4-small" not in caught.value.expected
+    assert "cannot train in the requested precision" in caught.value.message and "t4-small" not in caught.value.expected
 
 
 def test_nothing_fits() -> None:

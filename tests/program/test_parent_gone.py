@@ -32,7 +32,7 @@ def test_it_stops_at_a_checkpoint_and_goes_on_at_once(commands: Commands, tmp_pa
     _, alive = psutil.wait_procs(processes, timeout=SOON)
     assert alive == [] and is_locked(RunDir(run)) is False
     error = _failed(run)
-    assert error["code"] == "interrupted" and "command that started this training has ended" in error["message"]
+    assert error["code"] == "interrupted" and "command that started it has ended" in error["message"]
     step = _newest(run)
     assert 0 < step < STEPS
     assert "Traceback" not in (run / "train.log").read_text()
@@ -76,7 +76,7 @@ def test_before_its_first_step_it_ends_at_once(tmp_path: Path) -> None:
     processes = _kill(tmp_path, "loading the model", signal.SIGKILL)
     _, alive = psutil.wait_procs(processes, timeout=SOON)
     assert alive == [] and is_locked(RunDir(tmp_path / "run")) is False
-    assert "command that started this training has ended" in _failed(tmp_path / "run")["message"]
+    assert "command that started it has ended" in _failed(tmp_path / "run")["message"]
 
 
 def test_all_of_several_processes_end(commands: Commands, tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_all_of_several_processes_end(commands: Commands, tmp_path: Path) -> Non
     assert len(processes) == 3
     _, alive = psutil.wait_procs(processes, timeout=SOON)
     assert alive == [] and is_locked(RunDir(tmp_path / "run")) is False
-    assert "command that started this training has ended" in _failed(tmp_path / "run")["message"]
+    assert "command that started it has ended" in _failed(tmp_path / "run")["message"]
     assert 0 < _newest(tmp_path / "run") < STEPS
 
 

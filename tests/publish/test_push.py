@@ -125,7 +125,7 @@ def test_the_same_push_again_makes_no_second_commit(hub: Hub, tmp_path: Path, ru
     code, answer, words = _push(hub, tmp_path / "home", run, "--repo", "me/tickets")
     assert (code, answer["data"]["commit"], answer["data"]["created"]) == (0, first, False)
     assert answer["data"]["reused"] is True
-    assert "MB: sent" not in words and "nothing had changed" in words
+    assert "MB: sent" not in words and "nothing has changed" in words
 
 
 def test_a_private_repository_stays_private(hub: Hub, tmp_path: Path, run: Path) -> None:

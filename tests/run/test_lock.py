@@ -145,7 +145,7 @@ def test_a_training_that_was_left_behind_still_has_the_folder(tmp_path: Path) ->
     assert caught.value.code == "run_in_use"
     assert caught.value.got.startswith(f"process {parent.pid} on ")
     assert caught.value.got.endswith(f"training in process {training}")
-    assert caught.value.hint.startswith("a command was killed, and its training saves a checkpoint and ends")
+    assert caught.value.hint.startswith("a command was killed, and its training is saving a checkpoint")
     os.kill(training, signal.SIGKILL)
     while is_locked(RunDir(tmp_path)):
         pass

@@ -32,7 +32,7 @@ def by_jobs(namespace: str, plan_hash: str, record: CloudRecord | None, say: Say
                 code="over_budget",
                 expected="the cost of every job of the plan",
                 got="no price, or no running time",
-                hint=f"look it up with hf jobs inspect {namespace}/{job_id}, then run the same command without --max-cost",
+                hint=f"see hf jobs inspect {namespace}/{job_id}, then run the same command without --max-cost",
             )
         total += cost
     return total

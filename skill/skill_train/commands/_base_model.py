@@ -29,10 +29,10 @@ def base_of(run: RunDir) -> Path:
     trained = plan.fingerprints.get("model")  # none of a model on the Hub: its revision says which it is
     if trained is not None and (now := fingerprint(folder)) != trained:
         raise UsageError(
-            f"the model in {folder} is not the one that {run.path} was trained on",
+            f"the model in {folder} has changed since {run.path} was trained on it",
             code="input_changed",
             expected=f"fingerprint {trained!s:.12}…",
             got=f"fingerprint {now:.12}…",
-            hint="put the files of the model back as they were, or train again on those that are there now",
+            hint="restore the files of the model, or train again on the current ones",
         )
     return folder

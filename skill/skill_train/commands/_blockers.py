@@ -54,7 +54,7 @@ def blocked(plan: Plan) -> DecisionNeeded:
         "vision": "the text model of the same family, such as Qwen2.5 for Qwen2.5-VL",
     }.get(first.code, "a smaller model, a shorter max_length, or load_in_4bit: true")
     return DecisionNeeded(
-        f"this plan cannot run: {'; '.join(blocker.message for blocker in plan.blockers)}",
+        f"the plan cannot be run: {'; '.join(blocker.message for blocker in plan.blockers)}",
         code=first.code,
         expected="a model and rows that fit",
         got=f"{plan.where}, {plan.flavor or plan.facts.machine.chip}",

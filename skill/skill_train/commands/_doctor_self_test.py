@@ -88,9 +88,9 @@ def _trained(console: Console, run: RunDir, plan: Plan) -> None:
     failed = [check for check in record["checks"] if check["verdict"] == "fail"]
     if failed:
         raise TrainingFailed(
-            f"the self-test's training failed: {', '.join(check['name'] for check in failed)}",
+            f"the training of the self-test failed: {', '.join(check['name'] for check in failed)}",
             code="self_test_failed",
-            expected="every check of the smoke verdict to pass",
+            expected="every smoke check to pass",
             got="; ".join(check["detail"] for check in failed),
             hint="skill-train demo",
         )

@@ -148,7 +148,7 @@ def _peeked(cloud: CloudRun, console: Console, *, in_time: bool) -> bucket.Peek:
     except (AccessError, Temporary) as error:
         if isinstance(error, Temporary) and not in_time:
             raise
-        console.warn("no_bucket", f"what the job keeps cannot be read: {error.message}")
+        console.warn("no_bucket", f"the files of the job cannot be read: {error.message}")
         return bucket.NOTHING
 
 

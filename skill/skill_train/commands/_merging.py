@@ -50,7 +50,7 @@ def merge_locked(console: Console, run: RunDir, dtype: str | None, gate: str) ->
     trained(run)
     if run.is_full:
         raise UsageError(
-            f"{run.path} has nothing to merge: every weight was trained, and merged/ is the whole model",
+            f"{run.path} has no adapter to merge: every weight was trained, and merged/ is the whole model",
             code="no_adapter",
             expected="a run that trained an adapter",
             got="finetuning_type full",

@@ -57,7 +57,7 @@ def recipe_options(function: Callable[..., Result]) -> Callable[..., Result]:
         click.option(
             "--dtype",
             type=click.Choice(("float32", "bfloat16", "float16")),
-            help="Precision.  [default: by device, with its reason]",
+            help="Precision.  [default: depends on the device]",
         ),
     )
     for option in reversed(options):
@@ -66,11 +66,11 @@ def recipe_options(function: Callable[..., Result]) -> Callable[..., Result]:
 
 
 device_option = click.option(
-    "--device", type=click.Choice(("cuda", "mps", "cpu")), help="Where to train.  [default: the best here]"
+    "--device", type=click.Choice(("cuda", "mps", "cpu")), help="Device to train on.  [default: the best available]"
 )
 
 flavor_option = click.option(
-    "--flavor", help="Machine of Hugging Face Jobs.  [default: the cheapest that fits and is in time]"
+    "--flavor", help="Machine of Hugging Face Jobs.  [default: the cheapest that fits and is fast enough]"
 )
 
 
@@ -88,5 +88,5 @@ def require_only_run(command: str, others: dict[str, Any]) -> None:
     given = [name for name, value in others.items() if value]
     if given:
         raise UsageError(
-            f"RUN and {given[0]} exclude each other", code="bad_usage", hint=f"skill-train {command} --help"
+            f"RUN and {given[0]} cannot be used together", code="bad_usage", hint=f"skill-train {command} --help"
         )

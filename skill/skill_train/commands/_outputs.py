@@ -18,7 +18,7 @@ def put_aside(console: Console, made: Path, record: Path) -> None:
     """A result of ours without its record is made again; it stays beside, under another name."""
     aside = set_aside(made, record)
     if aside is not None:
-        console.warn("set_aside", f"{made} has no {record.name}; it is now {aside.name}, and is made again")
+        console.warn("set_aside", f"{made} has no {record.name}; it was renamed to {aside.name}, and is made again")
 
 
 def beside(folder: Path, ending: str) -> Path:

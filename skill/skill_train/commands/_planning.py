@@ -154,7 +154,7 @@ def dataset_facts(console: Console, recipe: Recipe, about: ModelFacts) -> Datase
     found = for_model(found, has_chat_template=about.has_chat_template)
     key = token_stats.tokenizer_key(recipe.model, about.revision)
     if key is None and Path(recipe.model).is_dir():
-        console.warn("no_tokenizer", f"{recipe.model} has no tokenizer: it can be planned, and not trained")
+        console.warn("no_tokenizer", f"{recipe.model} has no tokenizer, so it can be planned but not trained")
     counted = token_stats.known_tokens(
         found, key, split=recipe.split, loss_on=recipe.loss_on, max_length=recipe.max_length
     )

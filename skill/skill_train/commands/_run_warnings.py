@@ -20,13 +20,15 @@ def warn_of_run(console: Console, plan: Plan, record: dict[str, Any], estimates:
         estimates: what was estimated beside what was measured, by what.
     """
     if smaller := record.get("smaller_layout"):
-        console.warn("smaller_layout", f"trained with {smaller['value']}, because memory ended: {smaller['because']}")
+        console.warn("smaller_layout", f"trained with {smaller['value']}, because memory ran out: {smaller['because']}")
     if few := few_steps(plan.recipe, record["steps"]):
         console.warn("few_steps", few)
     warn_of_repeats(console, record["data"])
     missed = [_missed(name, one) for name, one in estimates.items() if one["within"] is False]
     if missed:
-        console.warn("estimate_missed", f"{'; '.join(missed)}: do not rely on the estimates of a longer run here")
+        console.warn(
+            "estimate_missed", f"{'; '.join(missed)}: do not rely on the estimates for a longer run on this machine"
+        )
 
 
 def warn_of_part(console: Console, run: RunDir) -> None:
@@ -57,7 +59,7 @@ def warn_of_repeats(console: Console, data: dict[str, Any]) -> None:
     warn_of_seen(console, data)
     if data.get("held_out_asked"):
         asked = f"{data['held_out_asked']} of {held_out} held-out rows ask what trained rows ask too"
-        console.warn("held_out_asked", f"{asked}, with another answer: too few rows have a question of their own")
+        console.warn("held_out_asked", f"{asked} with another answer, because too few rows have a unique question")
 
 
 def warn_of_seen(console: Console, data: dict[str, Any]) -> None:

@@ -67,7 +67,7 @@ def decision(options: SubmitOptions, checked: Checked) -> Result:
     error = DecisionNeeded(
         f"this costs money: {cost_in_words(checked.budget)}",
         code="confirm_cost",
-        expected="--yes, when cost and uploads are as they should be",
+        expected="--yes, once the user has agreed to the cost and the uploads",
         got=f"{data['flavor']}, stopped after {data['timeout_seconds']} s",
         hint=again,
     )
@@ -124,20 +124,20 @@ def require_as_asked(
     if timeout is not None and timeout != last.timeout_seconds:
         had = "a timeout that is not known" if last.timeout_seconds is None else f"{last.timeout_seconds} s"
         console.warn(
-            "another_timeout", f"the job {last.job_id} runs already and is stopped after {had}, not {timeout} s"
+            "another_timeout", f"job {last.job_id} is already running and will be stopped after {had}, not {timeout} s"
         )
     most = progress.dollars(last.timeout_seconds, last.usd_per_hour)
     if max_cost is None or (most is not None and most + spent <= max_cost + 1e-9):
         return
     before = f", and {dollars(spent)} of the jobs before it" if spent else ""
     raise DecisionNeeded(
-        f"the job {last.job_id} of this plan runs already, and may cost more than --max-cost {max_cost:g}",
+        f"job {last.job_id} of this plan is already running, and may cost more than --max-cost {max_cost:g}",
         code="over_budget",
         expected=f"at most {dollars(max_cost)}",
-        got="a bound that is not known"
+        got="an unknown cost"
         if most is None
         else f"{dollars(most)} at its timeout of {last.timeout_seconds} s{before}",
-        hint=f"skill-train cancel {quoted(run.path)}; or a larger --max-cost, which keeps it",
+        hint=f"skill-train cancel {quoted(run.path)}; or use a larger --max-cost to keep the job",
     )
 
 
@@ -148,7 +148,7 @@ def result(console: Console, run: RunDir, sent: Sent, order: Order) -> Result:
     assert last is not None
     wanted = order.plan.policy.hub_model_id
     if record.hub_model_id != wanted:
-        console.warn("another_repository", f"the job pushes to {record.hub_model_id}, not to {wanted}")
+        console.warn("another_repository", f"the job pushes to {record.hub_model_id} instead of {wanted}")
     budget = _budget_of(made, last)
     data = {
         "run_dir": str(run.path),

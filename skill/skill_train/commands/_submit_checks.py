@@ -92,9 +92,13 @@ def _warn(console: Console, order: Order, found: Budget, there: tuple[str, ...])
             "a job that is stopped keeps its checkpoints",
         )
     if found.lowered:
-        console.warn("lowered_timeout", f"the timeout is {found.timeout_seconds} s, so that --max-cost is kept")
+        console.warn(
+            "lowered_timeout", f"the timeout was lowered to {found.timeout_seconds} s to stay within --max-cost"
+        )
     if there:
         name = order.plan.policy.hub_model_id
-        console.warn("repository_in_use", f"{name} holds {len(there)} files; the result is a new commit on them")
+        console.warn(
+            "repository_in_use", f"{name} already holds {len(there)} files; the result is added as a new commit"
+        )
     if order.data_repo is not None and order.staged is None:
-        console.warn("unused_data_repo", "the data is on the Hub already; --data-repo is not used")
+        console.warn("unused_data_repo", "--data-repo is ignored, because the data is already on the Hub")

@@ -43,9 +43,9 @@ def with_backend(options: SubmitOptions) -> SubmitOptions:
         if getattr(options, name) != fields[name]:
             option = f"--{name.replace('_', '-')}"
             raise UsageError(
-                f"{option} has no meaning with --backend {options.backend}",
+                f"{option} cannot be used with --backend {options.backend}",
                 code="bad_usage",
-                hint=f"leave out {option}",
+                hint=f"omit {option}",
             )
     if options.backend == "colab" and options.flavor is None:
         return dataclasses.replace(options, flavor=colab.FLAVOR)
@@ -99,7 +99,7 @@ def _task(console: Console, options: SubmitOptions, run: RunDir, order: Order, f
     )
     skypilot.write_task(folder, task, run.plan, staged, _packages(made))
     if options.nodes > 1:
-        console.warn("not_pushed", f"several machines push nothing: the result is kept in {bucket}")
+        console.warn("not_pushed", f"a run on several machines does not push its result, which stays in {bucket}")
     if options.yes:
         skypilot.run_sky(folder, task["name"], account.token())
     data = _answer(run, order) | {
@@ -124,7 +124,7 @@ def _task(console: Console, options: SubmitOptions, run: RunDir, order: Order, f
 
 def _confirm(options: SubmitOptions, task: dict[str, Any]) -> DecisionNeeded:
     return DecisionNeeded(
-        "this rents machines: each cloud has its own price, and SkyPilot shows them before it starts",
+        "this rents machines at the price of each cloud, which SkyPilot shows before it starts them",
         code="confirm_cost",
         expected="--yes, to launch the task with the `sky` of this machine",
         got=f"{task['num_nodes']} x {task['resources']['accelerators']}",
@@ -149,10 +149,10 @@ def _timeout(options: SubmitOptions, made: Plan) -> int:
         return seconds_of(options.timeout)
     if made.timeout_seconds is None:
         raise DecisionNeeded(
-            "how long this takes is unknown, so a limit must be said",
+            "the duration of this run is unknown, so a time limit is needed",
             code="bad_timeout",
             expected="--timeout, such as 8h",
-            hint="say --timeout",
+            hint="add --timeout",
         )
     return made.timeout_seconds
 
@@ -172,8 +172,8 @@ def _keep_plan(run: RunDir, made: Plan) -> None:
         raise UsageError(
             f"{run.path} holds {other}",
             code="another_run",
-            expected="a new folder, or one of the same recipe for machines of others",
-            hint="choose another --run-dir",
+            expected="a new folder, or a folder of the same recipe for another cloud",
+            hint="use another --run-dir",
         )
     same = there is not None and cloud_record.plan_hash(there) == cloud_record.plan_hash(made)
     if not same or not run.recipe.is_file():

@@ -51,7 +51,7 @@ def cloud_plan(console: Console, options: SubmitOptions) -> Plan:
         if made.recipe_hash == there.recipe_hash:
             return made
     made = _planned(console, options, _recipe_with(there, {}))
-    console.warn("another_recipe", f"model or data have changed since {source}: this is not the same run")
+    console.warn("another_recipe", f"the model or the data have changed since {source}, so this is not the same run")
     return made
 
 

@@ -47,11 +47,11 @@ def _plan_here(console: Console, recipe: Recipe) -> Plan:
         require_room(console, here, force=False)
     except DecisionNeeded as error:
         raise DecisionNeeded(
-            f"this machine cannot rehearse the run: {error.message}",
+            f"the run cannot be rehearsed on this machine: {error.message}",
             code="cannot_rehearse",
             expected=error.expected,
             got=error.got,
-            hint="--dry-run in the place of --rehearse checks everything but the training",
+            hint="use --dry-run instead of --rehearse, which checks everything except the training",
         ) from None
     return here
 

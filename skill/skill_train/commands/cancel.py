@@ -37,7 +37,7 @@ def run(options: CancelOptions, console: Console) -> Result:
     now, record = job_of(cloud), cloud.record
     if now.live:
         raise Temporary(
-            f"the job is still {now.stage}, {_CANCEL_SECONDS:.0f} seconds after it was told to end",
+            f"the job is still {now.stage} {_CANCEL_SECONDS:.0f} seconds after it was cancelled",
             code="still_running",
             expected="CANCELED",
             got=now.stage,
@@ -94,5 +94,5 @@ def _draw(rich: Any, data: dict[str, Any]) -> None:
 )
 @click.argument("run", type=RUN)
 def cancel(options: CancelOptions, console: Console) -> Result:
-    """End a job. Its checkpoints stay; one that has ended is left as it is."""
+    """Cancel a job. Its checkpoints are kept; a job that has already ended is not changed."""
     return run(options, console)

@@ -101,7 +101,7 @@ def _recipe(file: Path | None, flags: dict[str, Any]) -> Recipe:
     values = {key: value for key, value in loaded.items() if value is not None} | flags
     if "data" not in values:
         raise UsageError(
-            "data needs a dataset",
+            "no dataset was given",
             code="bad_usage",
             expected="a file, a folder or a Hub id",
             hint="skill-train data --help",
@@ -133,7 +133,7 @@ def _tokens(console: Console, subject: Subject) -> Counted:
         counter = count_tokens.Counter(subject.recipe, subject.found)
         subject.found = counter.found
     except (NotInstalled, Temporary) as error:  # what the dataset is does not depend on it
-        console.warn(error.code, f"{error.message}; tokens are a range, and no row was tried with the template")
+        console.warn(error.code, f"{error.message}; token counts are estimates, and the chat template was not tried")
         return Counted(nothing, plain, why_not=error.message)
     except UsageError as error:  # the model's fault: the report of the dataset stands
         return Counted(nothing, plain, why_not=error.message, error=error)
@@ -188,14 +188,14 @@ def _warn(console: Console, subject: Subject) -> None:
         lines = ", ".join(map(str, personal.lines)) + (" …" if personal.rows > len(personal.lines) else "")
         console.warn(
             "personal_data",
-            f"{personal.rows} rows hold what looks like {WHAT} (lines {lines}): a tuned model can repeat it. Take it "
-            "out, or say sensitive: true in a recipe, and nothing leaves this machine",
+            f"{personal.rows} rows seem to contain {WHAT} (lines {lines}), which a tuned model can repeat. Remove "
+            "them, or set sensitive: true in a recipe, and nothing leaves this machine",
         )
     repeated = subject.seen.problems.get("duplicate")
     if repeated is not None and repeated.rows:
         console.warn(
             "duplicates",
-            f"{repeated.rows} rows repeat an earlier one: usable rows that train again; --fix drops them",
+            f"{repeated.rows} rows repeat an earlier row; they are trained again, and --fix drops them",
         )
 
 
@@ -235,9 +235,9 @@ def _refusal(subject: Subject, counted: Counted) -> SkillTrainError | None:
     name, first = min(refused.items(), key=lambda item: item[1].lines[0])
     where = first.why if first.why.startswith("line ") else f"line {first.lines[0]}: {first.why}"
     return UsageError(
-        f"training would refuse {total} of {subject.seen.rows} rows; first {where}",
+        f"training would reject {total} of {subject.seen.rows} rows; the first is {where}",
         code="bad_row",
-        expected="every row whole, with something to train on",
+        expected="complete rows, each with something to train on",
         got=", ".join(f"{count.refused} {name}" for name, count in refused.items()),
         hint=_mend(subject, counted, f"mend line {first.lines[0]} ({name})"),
     )
@@ -311,18 +311,18 @@ def _flags(asked: Recipe) -> list[str]:
     ),
 )
 @click.argument("dataset", required=False)
-@click.option("--recipe", type=PATH, help="Recipe with a mapping to try (format, columns); DATASET may be left out.")
-@click.option("--model", help="Count tokens with this model's tokenizer and template: folder or Hub id.")
+@click.option("--recipe", type=PATH, help="Recipe with the mapping to use (format, columns); replaces DATASET.")
+@click.option("--model", help="Model whose tokenizer and chat template count the tokens: folder or Hub id.")
 @click.option(
     "--method",
     type=click.Choice(("sft", "dpo", "kto", "grpo", "reward")),
     default="sft",
     show_default=True,
-    help="Method that must be able to use it; only sft is trained here.",
+    help="Method to check the dataset for; only sft can be trained here.",
 )
 @click.option("--split", help="Part of the dataset, such as train[:500].  [default: train]")
 @click.option("--max-length", type=click.IntRange(min=2), help="Longest row, in tokens.  [default: 1024]")
-@click.option("--fix", type=PATH, help="New .jsonl file for the usable rows, mapped. The dataset is only read.")
+@click.option("--fix", type=PATH, help="New .jsonl file for the usable rows, mapped. The dataset is not changed.")
 def data(options: DataOptions, console: Console) -> Result:
-    """Say what format a dataset has, which methods can use it, and which rows training would refuse."""
+    """Show the format of a dataset, the methods that can use it, and the rows that training would reject."""
     return run(options, console)

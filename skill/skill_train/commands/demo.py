@@ -148,7 +148,7 @@ def _missed(table: list[dict[str, Any]], run: RunDir) -> VerificationFailed | No
     if not bad:
         return None
     return VerificationFailed(
-        f"the stage {bad[0]['stage']} does not hold what the demo promises",
+        f"the stage {bad[0]['stage']} did not reach the expected result",
         code="self_test_failed",
         expected=f"exact match at most {NOT_KNOWN:.0%} before, at least {LEARNED:.0%} after, and no failed check",
         got=f"exact match {bad[0]['exact_match']:.0%}, verdict {bad[0]['verdict']}",

@@ -40,7 +40,7 @@ def run(options: DiffOptions, console: Console) -> Result:
     for reason in found.not_compared:
         console.warn("not_compared", reason)
     if found.unexplained:
-        console.warn("unexplained", "recipe, machine and batch split are the same, and the trained weights are not")
+        console.warn("unexplained", "the trained weights differ, although recipe, machine and batch split are the same")
     data = {
         "verdict": found.verdict,
         "run_a": str(options.run_a),
@@ -68,7 +68,7 @@ def _refusal(found: Comparison) -> VerificationFailed | None:
     named = [f"{each.fact}: {_text(each.a)} → {_text(each.b)}" for each in found.recipe[:5]]
     more = [f"and {len(found.recipe) - 5} more"] if len(found.recipe) > 5 else []
     return VerificationFailed(
-        f"these are not two runs of one recipe: {len(found.recipe)} of its facts differ",
+        f"the two runs have different recipes: {len(found.recipe)} values differ",
         code="different_recipe",
         expected="the same recipe, data, program and versions; only the placement may differ",
         got="; ".join(named + more),
@@ -105,7 +105,7 @@ def _opened(path: Path) -> RunDir:
     """A run directory. A job's files are not here yet."""
     if not path.exists() and re.fullmatch(r"([\w.-]+/)?[0-9a-f]{24}", str(path)):
         raise UsageError(
-            f"{path} is a job, and its files are not here",
+            f"{path} is a job, and its files have not been fetched",
             code="not_a_run",
             expected="two run directories",
             hint=f"skill-train pull {quoted(path)}",
@@ -129,7 +129,7 @@ def _object(path: Path) -> dict[str, Any] | None:
     document = read_json(path)
     if not isinstance(document, dict):
         raise UsageError(
-            f"{path} is not what skill-train wrote",
+            f"{path} is not a record of skill-train",
             code="broken_record",
             expected="a JSON object",
             hint="fetch or copy the run again: skill-train pull RUN",
@@ -170,5 +170,5 @@ def _draw(rich: Any, data: dict[str, Any]) -> None:
 @click.argument("run_a", type=PATH)
 @click.argument("run_b", type=PATH)
 def diff(options: DiffOptions, console: Console) -> Result:
-    """Compare two runs: the recipe, which must be equal, and the placement, which may differ."""
+    """Compare two runs: the recipes must be equal, the machines may differ."""
     return run(options, console)

@@ -192,7 +192,7 @@ def _draw(rich: Any, data: dict[str, Any]) -> None:
     rich.print(table)
     for check in data["checks"]:
         if check["verdict"] != "ok":
-            said = [check.get("because", ""), f"mend it with: {check['fix']}" if "fix" in check else ""]
+            said = [check.get("because", ""), f"fix it with: {check['fix']}" if "fix" in check else ""]
             draw_line(rich, f"{check['name']}: " + "; ".join(filter(None, said)))
     for name, able in data["able"].items():
         word = {True: "yes", False: "no", None: "not known"}[able]
@@ -214,7 +214,7 @@ def _draw_self_test(rich: Any, figures: dict[str, Any]) -> None:
 
 
 @command("doctor", DoctorOptions, examples=("skill-train doctor", "skill-train doctor --self-test --format json"))
-@click.option("--self-test", is_flag=True, help="Run the chain on the embedded model too, offline: about a minute.")
+@click.option("--self-test", is_flag=True, help="Also run all steps on the embedded model, offline: about a minute.")
 def doctor(options: DoctorOptions, console: Console) -> Result:
-    """Check this installation: versions, accelerator, memory, disk, token, converter; each problem with its remedy."""
+    """Check this installation and say how to fix each problem: versions, accelerator, memory, disk, token."""
     return run(options, console)

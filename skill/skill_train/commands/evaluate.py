@@ -86,8 +86,8 @@ def _evaluate_locked(options: EvaluateOptions, console: Console, run: RunDir, sc
     if tuned.adapter is not None and run.merged.is_dir():
         console.warn(
             "other_adapter",
-            f"no record says that {run.merged} is of the adapter that is there now, so base and adapter are measured; "
-            "verify tells whether the GGUF files are",
+            f"no record shows that {run.merged} was made from the current adapter, so base and adapter are measured; "
+            "`verify` shows whether the GGUF files were",
         )
     with console.progress("evaluating") as progress:
         record = step.evaluate(
@@ -240,22 +240,24 @@ def _share(value: float | None) -> str:
     type=click.IntRange(1, MOST_COUNTED),
     default=ROWS,
     show_default=True,
-    help="Held-out rows, at most; evenly over the file.",
+    help="Maximum number of held-out rows, spread evenly over the file.",
 )
 @click.option(
     "--score",
     type=click.Choice(("exact", "regex", "json")),
-    help="Score beside exact match: the same match of --pattern, or valid JSON.  [default: the recipe's]",
+    help="Score to add to exact match: equal matches of --pattern, or valid JSON.  [default: the recipe's]",
 )
-@click.option("--pattern", help="Regular expression of --score regex; its first group (or the whole) is compared.")
-@click.option("--scorer", type=PATH, help="Your own: a Python file with score(prompt, answer, expected) -> float.")
+@click.option("--pattern", help="Regular expression for --score regex; compares its first group, or the whole match.")
+@click.option(
+    "--scorer", type=PATH, help="Your own score: a Python file with score(prompt, answer, expected) -> float."
+)
 @click.option(
     "--backend",
     type=click.Choice(("auto", "transformers", "vllm")),
     default="auto",
     show_default=True,
-    help="For model folders; auto takes vllm on CUDA where it is installed.",
+    help="Backend for model folders; auto uses vllm if it is installed and there is a CUDA GPU.",
 )
 def evaluate(options: EvaluateOptions, console: Console) -> Result:
-    """Measure base, tuned model and GGUF files on rows that never trained, with intervals. Judges nothing."""
+    """Measure the base model, the tuned model and GGUF files on held-out rows, with confidence intervals."""
     return run(options, console)

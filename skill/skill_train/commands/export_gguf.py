@@ -110,7 +110,7 @@ def _export_folder(options: ExportOptions, model: Path, console: Console, tools:
         open_run(model)  # says what is missing
     if options.lora:
         raise UsageError(
-            f"{model} is a model folder, and --lora converts the adapter of a run",
+            f"--lora converts the adapter of a run, and {model} is a model folder",
             code="bad_usage",
             expected="skill-train export-gguf RUN --lora",
             hint=f"skill-train export-gguf {quoted(model)}",
@@ -158,7 +158,9 @@ def _put_unrecorded_aside(console: Console, run: RunDir, files: list[Path]) -> N
     for file in files:
         if file.is_file() and file not in known:
             aside = renamed_aside(file)
-            console.warn("set_aside", f"no record names {file}; it is now {aside.name}, and is made again")
+            console.warn(
+                "set_aside", f"no record describes {file}; it was renamed to {aside.name}, and is exported again"
+            )
 
 
 def _name(run: RunDir) -> str:
@@ -203,7 +205,7 @@ def _export(console: Console, task: _Export, tools: Any, ready: Any = None) -> R
     before, now = model_of(modelfile), f"./{chosen or source.name}"
     write_text(modelfile, ollama_modelfile.modelfile(chosen or source.name, parameters))
     if before not in (None, now):
-        console.warn("modelfile_changed", f"{modelfile} said FROM {before}; it says FROM {now} now")
+        console.warn("modelfile_changed", f"{modelfile}: FROM was changed from {before} to {now}")
     because = "the last of the types that were asked for" if chosen else "the only file"
     reasons = [{"rule": f"FROM {now}", "because": because, "source": "--quant"}, *reasons]
     fallbacks = {made["path"]: made.pop("fallbacks") for made in outputs if made.get("fallbacks")}
@@ -331,14 +333,14 @@ def _files_table(listed: list[dict[str, Any]]) -> Callable[[Any], None]:
     "--quant",
     default=DEFAULT_TYPES,
     show_default=True,
-    help="Types, with commas; f16, bf16 or f32 chooses the unquantized file.",
+    help="Types, separated by commas; f16, bf16 or f32 sets the type of the unquantized file.",
 )
+@click.option("--out", type=PATH, help="Folder for the files.  [default: RUN/gguf; for a model folder FOLDER-gguf]")
+@click.option("--lora", is_flag=True, help="Export only the adapter, for use with a GGUF file of its base model.")
 @click.option(
-    "--out", type=PATH, help="Folder for the files of a model folder.  [default: FOLDER-gguf; with a run RUN/gguf]"
+    "--llama-cpp", type=PATH, help="llama.cpp checkout with the converter.  [default: downloaded once and cached]"
 )
-@click.option("--lora", is_flag=True, help="Export the adapter alone, for use beside a GGUF of its base.")
-@click.option("--llama-cpp", type=PATH, help="A llama.cpp checkout to convert with.  [default: fetched once, cached]")
-@click.option("--fetch", is_flag=True, help="Fetch the converter into the cache; with no RUN, do only that.")
+@click.option("--fetch", is_flag=True, help="Download the converter into the cache; without RUN, do nothing else.")
 def export_gguf(options: ExportOptions, console: Console) -> Result:
     """Convert a run, or a model folder, to GGUF and quantize it. Merges first when that is not done."""
     return run(options, console)

@@ -65,9 +65,9 @@ def run(options: LocalOptions, console: Console) -> Result:
     """Facts, plan, training, smoke verdict."""
     if options.resume and options.run_dir is None and not options.names_a_recipe:
         raise UsageError(
-            "--resume needs the run to go on with",
+            "--resume needs a run to continue",
             code="bad_usage",
-            expected="--run-dir, or the recipe and options that the run began with",
+            expected="--run-dir, or the recipe and options of the run",
             hint="skill-train local --resume --run-dir RUN",
         )
     if options.run_dir is not None:
@@ -109,11 +109,11 @@ def _warn(options: LocalOptions, console: Console, plan: Plan, record: dict[str,
     began = plan.placement
     for key, value, had in (("device", options.device, began.device), ("dtype", options.dtype, began.dtype)):
         if value not in (None, had):
-            console.warn("kept_plan", f"the run began with {key} {had}, not {value}, and keeps it")
+            console.warn("kept_plan", f"the run started with {key} {had} and keeps it; {value} is ignored")
     epochs = _epochs(plan, record)
     if epochs > 1 and _steps_were_said(plan):
         rows, steps = record["data"]["train_rows"], record["steps"]
-        console.warn("epochs", f"{steps} steps are {epochs:.2g} epochs of the {rows} rows: each row is seen again")
+        console.warn("epochs", f"{steps} steps are {epochs:.2g} epochs of the {rows} rows, so rows are repeated")
     warn_of_run(console, plan, record, measured_beside_estimates(plan, record))
 
 
@@ -273,10 +273,10 @@ def draw_checks(rich: Any, title: str, checks: list[dict[str, Any]]) -> None:
 @recipe_options
 @device_option
 @click.option(
-    "--force", is_flag=True, help="Train despite a known risk: a --dtype that can end in NaN, or too little memory."
+    "--force", is_flag=True, help="Train in spite of a known risk: a --dtype that may end in NaN, or too little memory."
 )
 @click.option("--run-dir", type=PATH, help="Folder of the run.  [default: runs/<data>-<recipe hash>]")
-@click.option("--resume", is_flag=True, help="Go on with the run in --run-dir from its newest complete checkpoint.")
+@click.option("--resume", is_flag=True, help="Continue the run in --run-dir from its newest complete checkpoint.")
 def local(options: LocalOptions, console: Console) -> Result:
     """Train a LoRA adapter on this machine and end with a smoke verdict. RECIPE is a recipe file or a plan."""
     return run(options, console)

@@ -74,10 +74,10 @@ def _that_fit(lines: Iterable[str]) -> list[str]:
     examples=("skill-train logs runs/tickets-cloud --tail 50", "skill-train logs runs/tickets-cloud --follow"),
 )
 @click.argument("run", type=RUN)
-@click.option("--follow", is_flag=True, help="Stay until the job has ended.")
+@click.option("--follow", is_flag=True, help="Keep printing until the job has ended.")
 @click.option(
-    "--tail", type=click.IntRange(1, MOST_COUNTED), help="Only the last lines of those that are there.  [default: all]"
+    "--tail", type=click.IntRange(1, MOST_COUNTED), help="Number of lines to show, from the end.  [default: all]"
 )
 def logs(options: LogsOptions, console: Console) -> Result:
-    """Show the log of a job, each line once, across connections that break. JSON holds the last lines that fit."""
+    """Show the log of a job, and reconnect when the connection breaks. JSON holds the last lines that fit."""
     return run(options, console)

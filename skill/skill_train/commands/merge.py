@@ -42,7 +42,7 @@ def run(options: MergeOptions, console: Console) -> Result:
 def _merge_folders(options: MergeOptions, console: Console) -> Result:
     if options.base is None or options.adapter is None or options.out is None:
         raise UsageError(
-            "merge needs a run, or a base, an adapter and a place for the result",
+            "merge needs a run, or the options --base, --adapter and --out",
             code="bad_usage",
             expected="skill-train merge RUN, or --base, --adapter and --out",
             hint="skill-train merge --help",
@@ -87,7 +87,7 @@ def _result(record: dict[str, Any], folder: Path, *, exported: Path) -> Result:
     type=click.Choice(("auto", "weights", "answers")),
     default="auto",
     show_default=True,
-    help="What is compared with base + adapter: each weight, or logits too, for which the model is run. Auto: logits "
+    help="What to compare with base + adapter: weights only, or logits too, which runs the model. Auto: logits "
     "up to 250M weights, and of adapters that are more than A and B.",
 )
 def merge(options: MergeOptions, console: Console) -> Result:

@@ -67,10 +67,10 @@ def run(options: PlanOptions, console: Console) -> Result:
         return _of_run(options.recipe, options)
     if options.flavor is not None and options.where == "local":
         raise UsageError(
-            "--flavor chooses a machine in the cloud, and --where local was given",
+            "--flavor and --where local cannot be used together: --flavor chooses a cloud machine",
             code="bad_usage",
             got="--where local",
-            hint="leave one of them out",
+            hint="omit one of them",
         )
     if options.out is not None:
         require_free(options.out)
@@ -101,7 +101,7 @@ def _of_run(folder: Path, options: PlanOptions) -> Result:
     if others:
         hint = f"skill-train plan {quoted(folder)}"
         option = f"--{next(iter(others)).replace('_', '-')}"
-        raise UsageError(f"{folder} is a run, whose plan is made; it takes no {option}", code="bad_usage", hint=hint)
+        raise UsageError(f"{folder} is a run with a plan, so {option} cannot be used", code="bad_usage", hint=hint)
     plan = plan_record.read(run.plan)
     data = _summary(plan) | {"plan": str(run.plan)}
     if run.record("train").is_file():
@@ -123,7 +123,7 @@ def _result(plan: Plan, options: PlanOptions) -> Result:
 
 def _warn(console: Console, plan: Plan) -> None:
     if plan.facts.model.vision:
-        console.warn("vision", "this version trains on text only; images in the rows are not read")
+        console.warn("vision", "this version trains on text only and ignores images in the rows")
     epochs = next((reason for reason in plan.reasons if reason.rule == "epochs"), None)
     if epochs is not None and float(epochs.value) > _MANY_EPOCHS:
         console.warn("many_epochs", f"this is {epochs.value} epochs: {epochs.because}; TRL's default is 3")
@@ -134,10 +134,10 @@ def _warn(console: Console, plan: Plan) -> None:
     if few := few_steps(plan.recipe, plan.recipe.max_steps):
         console.warn("few_steps", few)
     if plan.facts.machine.on_battery and plan.where == "local":
-        console.warn("on_battery", "this machine runs on battery; training empties it")
+        console.warn("on_battery", "this machine runs on battery, and training drains it")
     if _is_out_of_reach(plan):
         upload = f"hf upload {quoted('NAMESPACE/' + Path(plan.recipe.model).name)} FOLDER --private"
-        console.warn("local_model", f"a job cannot read this model: plan with its id on the Hub, after {upload}")
+        console.warn("local_model", f"a job cannot read a local model: plan with its Hub id, after {upload}")
 
 
 def _warn_of_few(console: Console, recipe: ResolvedRecipe, rows: int) -> None:
@@ -147,7 +147,7 @@ def _warn_of_few(console: Console, recipe: ResolvedRecipe, rows: int) -> None:
     if 0 < held < _FEW_HELD_OUT:
         points = 98 / math.sqrt(held)  # 1.96 standard errors of a share of one half
         few = f"{held} of {rows} rows are held out, which tell a share of right answers to ±{points:.0f} points"
-        console.warn("few_held_out", f"{few}; held_out_fraction: {min(4 * fraction, 0.5):g} holds out more")
+        console.warn("few_held_out", f"{few}; set held_out_fraction: {min(4 * fraction, 0.5):g} to hold out more")
 
 
 def _is_out_of_reach(plan: Plan) -> bool:
@@ -286,18 +286,18 @@ def _time(seconds: float) -> str:
 @click.argument("recipe", type=PATH, required=False)
 @recipe_options
 @device_option
-@click.option("--where", type=click.Choice(("local", "cloud")), help="Overrides the rules.  [default: they decide]")
+@click.option("--where", type=click.Choice(("local", "cloud")), help="Override the rules.  [default: the rules decide]")
 @flavor_option
 @click.option(
     "--max-hours",
     type=HOURS,
     default=DEFAULT_HOURS,
     show_default=True,
-    help="Longest run, in hours: a longer one here goes to the cloud.",
+    help="Longest acceptable run, in hours; a longer one is planned for the cloud.",
 )
 @click.option("--out", type=PATH, help="File for the plan; `skill-train local PLAN` runs it.")
 def plan(options: PlanOptions, console: Console) -> Result:
-    """Decide whether to train here or in the cloud, with memory, time, cost and reasons; spends nothing.
+    """Decide whether to train here or in the cloud, and estimate memory, time and cost; spends nothing.
 
     RECIPE is a recipe file, or the folder of a run, whose estimates are then shown beside what was measured.
     """

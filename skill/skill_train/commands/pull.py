@@ -45,7 +45,7 @@ def run(options: PullOptions, console: Console) -> Result:
     else:
         step = source["checkpoint"]
         what = "nothing but records" if step is None else f"a checkpoint of step {step}"
-        console.warn("unfinished", f"the run has no result yet ({source['state']}); what is here: {what}")
+        console.warn("unfinished", f"the run has no result yet ({source['state']}); fetched so far: {what}")
     data = {
         "run_dir": str(here.path),
         "state": source["state"],
@@ -128,7 +128,7 @@ def _draw(rich: Any, data: dict[str, Any]) -> None:
 @click.argument("run", type=RUN)
 @click.option("--run-dir", type=PATH, help="Folder of the run.  [default: RUN; runs/<run id> for a job's id]")
 def pull(options: PullOptions, console: Console) -> Result:
-    """Fetch what a job kept, the adapter and its records, digests checked, so that merge and export work as here.
+    """Fetch the adapter and the records of a job, with their digests checked, for merge and export.
 
     A result that the bucket lacks comes from the repository that it was pushed to. A run that has not finished brings
     its records and its newest checkpoint. Run it again after an interruption.

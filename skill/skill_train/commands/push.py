@@ -89,7 +89,7 @@ def run(options: PushOptions, console: Console) -> Result:
     push = _gathered(options, console)
     if "gguf" in push.parts and push.proof is None:
         again = f"skill-train verify {quoted(options.run)}"
-        console.warn("not_verified", f"not each of these GGUF files was verified as it is now: {again}")
+        console.warn("not_verified", f"some of these GGUF files have not been verified in their current state: {again}")
     push.files.append(_card(push))
     _refuse_secrets(push.files)
     if options.dry_run:
@@ -107,9 +107,9 @@ def _gathered(options: PushOptions, console: Console) -> _Push:
     plan = plan_record.read(folder.plan)
     if plan.policy.sensitive:
         raise DecisionNeeded(
-            "the recipe says sensitive: true, so nothing of it may leave this machine",
+            "the recipe has sensitive: true, so its data and model may not leave this machine",
             code="sensitive",
-            hint="keep it here, or take sensitive: true out of the recipe if it may leave",
+            hint="keep it here; only the owner of the data may remove sensitive: true from the recipe",
         )
     repo = _repository(options.repo or plan.policy.hub_model_id, options.run)
     parts = chosen_parts(folder, options.part)
@@ -117,7 +117,9 @@ def _gathered(options: PushOptions, console: Console) -> _Push:
     files, others = without_others(files_of(folder, parts, base), options.include)
     if others:
         named = ", ".join(others[:8])
-        console.warn("left_out", f"not of a model or an adapter, so not pushed: {named}; --include sends one")
+        console.warn(
+            "left_out", f"not pushed, because they are not files of a model or an adapter: {named}; --include adds one"
+        )
     proof, evaluation = proof_of(folder, files), evaluation_of(folder, files)
     return _Push(
         run=folder,
@@ -150,7 +152,7 @@ def _dry_run(options: PushOptions, console: Console, push: _Push) -> Result:
 def _repository(repo: str | None, run: Path) -> str:
     if repo is None:
         raise UsageError(
-            "no repository is named, and the recipe has no hub_model_id",
+            "no repository was given, and the recipe has no hub_model_id",
             code="bad_usage",
             expected="--repo NAMESPACE/NAME",
             hint=f"skill-train push {quoted(run)} --repo NAMESPACE/NAME",
@@ -205,10 +207,10 @@ def _refuse_secrets(files: list[PushFile]) -> None:
     name, what = found
     mend = "revoke the token at https://huggingface.co/settings/tokens" if "token" in what else "replace the key"
     raise UsageError(
-        f"{name} holds what looks like {what}, so nothing is pushed",
+        f"{name} seems to contain {what}, so nothing was pushed",
         code="secret_found",
         expected="files and names without secrets",
-        hint=f"take it out, and {mend}",
+        hint=f"remove it, and {mend}",
     )
 
 
@@ -238,15 +240,15 @@ def _record(push: _Push, sent: dict[str, Any]) -> None:
     "--part",
     type=click.Choice(("gguf", "adapter", "merged")),
     multiple=True,
-    help="What to push; repeat for more.  [default: the GGUF files and the adapter]",
+    help="Part to push; repeat for more.  [default: the GGUF files and the adapter]",
 )
 @click.option(
     "--include",
     multiple=True,
-    help="A further file of what is pushed, of a kind that is left out: a program, say.",
+    help="Another file to push that is left out by default, such as a program.",
 )
-@click.option("--public", is_flag=True, help="Make a new repository public; it is private otherwise.")
+@click.option("--public", is_flag=True, help="Make a new repository public.  [default: private]")
 @click.option("--dry-run", is_flag=True, help="List files and sizes; send nothing.")
 def push(options: PushOptions, console: Console) -> Result:
-    """Push a run's adapter, merged model or GGUF files to the Hub, with a model card that carries the proof."""
+    """Push a run's adapter, merged model or GGUF files to the Hub, with a model card that contains the proof."""
     return run(options, console)

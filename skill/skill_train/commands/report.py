@@ -48,5 +48,5 @@ def _draw(rich: Any, data: dict[str, Any]) -> None:
 @click.argument("runs", type=PATH, nargs=-1, required=True)
 @click.option("--out", type=PATH, help="File for the page.  [default: report.html in the first run]")
 def report(options: ReportOptions, console: Console) -> Result:
-    """Write one HTML page about a run, or about several side by side. It opens from disk and loads nothing."""
+    """Write an HTML page about one run, or about several runs side by side. The page loads nothing from the network."""
     return run(options, console)

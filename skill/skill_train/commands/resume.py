@@ -59,7 +59,7 @@ def run(options: ResumeOptions, console: Console) -> Result:
     budget, command = _budget(options, console, seen)
     console.status(f"the last job: {seen.story.message}")
     if seen.story.remedy in ("recipe", "data"):
-        console.warn("same_again", f"the same recipe may end the same way: {seen.story.help}")
+        console.warn("same_again", f"the same recipe may fail in the same way: {seen.story.help}")
     if not options.yes:
         return _agreement(
             seen, budget, f"{command} --timeout {options.timeout} --yes" if options.timeout else f"{command} --yes"
@@ -120,8 +120,8 @@ def _ended(cloud: CloudRun, console: Console) -> Snapshot:
         return seen
     story = Story(
         code="nothing_kept",
-        message="the job ended well, and its result is neither in its bucket nor in its repository",
-        help="another job, which goes on from the newest checkpoint",
+        message="the job completed, but its result is neither in its bucket nor in its repository",
+        help="start another job, which continues from the newest checkpoint",
     )
     return dataclasses.replace(seen, story=story)
 
@@ -169,7 +169,7 @@ def _check_flavor(seen: Snapshot, flavor: str | None) -> None:
     if story is not None and story.remedy in ("gpu", "ram") and flavor is None:
         bigger = larger(offered, cloud.job.flavor, story.remedy)
         raise DecisionNeeded(
-            f"{story.message}; the same flavor would fail again",
+            f"{story.message}; a job on the same flavor would fail again",
             code=story.code,
             expected=story.help,
             got=cloud.job.flavor,
@@ -182,9 +182,9 @@ def _check_flavor(seen: Snapshot, flavor: str | None) -> None:
     same = [each.name for each in offered if each.gpus == now.gpus and bool(each.gpu) == bool(now.gpu)]
     if flavor not in same:
         raise UsageError(
-            f"a run planned for {now.name} cannot go on on {flavor!r}",
+            f"a run planned for {now.name} cannot continue on {flavor!r}",
             code="unknown_flavor",
-            expected=f"one of {', '.join(same)}: with as many GPUs as the plan",
+            expected=f"a flavor with the same number of GPUs: {', '.join(same)}",
             got=flavor,
             hint=f"skill-train resume {cloud.word} --flavor {now.name}",
         )
@@ -207,7 +207,7 @@ def _agreement(seen: Snapshot, budget: Budget, command: str) -> Result:
     """What the new job is and may cost, and the command that starts it."""
     cloud, cost = seen.cloud, budget.as_dict()
     error = DecisionNeeded(
-        f"a new job on {budget.flavor} would go on from step {seen.kept_step}: {cost_in_words(budget)}",
+        f"a new job on {budget.flavor} would continue from step {seen.kept_step}: {cost_in_words(budget)}",
         code="confirm_cost",
         expected="--yes",
         got=f"{budget.flavor}, stopped after {budget.timeout_seconds} s",
@@ -266,12 +266,16 @@ def _there(cloud: CloudRun, job: CloudJob, *, reused: bool, budget: Budget | Non
 )
 @click.argument("run", type=RUN)
 @click.option("--run-dir", type=PATH, help="Folder of the run.  [default: RUN; runs/<run id> for a job's id]")
-@click.option("--flavor", help="Another machine with as many GPUs.  [default: that of the last job]")
-@click.option("--timeout", help="Such as 30m, 2h or 5400.  [default: as before; longer when that was the cause]")
-@click.option("--max-cost", type=DOLLARS, help="Dollars that all jobs of the plan together may cost at most.")
-@click.option("--yes", is_flag=True, help="Start it. Without this the cost is shown and nothing is started.")
+@click.option("--flavor", help="Another machine with the same number of GPUs.  [default: that of the last job]")
+@click.option(
+    "--timeout", help="Time limit, such as 30m, 2h or 5400 (seconds).  [default: as before; longer after a timeout]"
+)
+@click.option("--max-cost", type=DOLLARS, help="Most dollars that all jobs of the plan together may cost.")
+@click.option(
+    "--yes", is_flag=True, help="Start the job. Without this option the cost is shown and nothing is started."
+)
 def resume(options: ResumeOptions, console: Console) -> Result:
-    """Go on from the newest checkpoint in a new job, after a timeout, a cancel, a crash or no credit. Same recipe.
+    """Start a new job that continues from the newest checkpoint, with the same recipe.
 
     A run on this machine goes on with `skill-train local --resume --run-dir RUN`.
     """

@@ -50,7 +50,7 @@ def run_install(options: InstallOptions, console: Console) -> Result:
     for place in done:
         if place.kept:
             named = ", ".join(place.kept)
-            console.warn("edited_files", f"{place.path}: kept as they were edited: {named}; --force replaces them")
+            console.warn("edited_files", f"{place.path}: edited files were kept: {named}; --force replaces them")
     places = [_done(place) for place in done]
     return Result(
         {"version": skill.version, "files": len(skill.files), "places": places},
@@ -71,7 +71,7 @@ def run_check(options: CheckOptions, console: Console) -> Result:
     copies = [copy for folder in folders if (copy := install.look(skill, folder))]
     if not copies:
         raise NotInstalled(
-            "no agent here has this skill",
+            "the skill is not installed for any agent here",
             code="skill_missing",
             expected=", ".join(str(folder) for folder in folders),
             hint="skill-train skills install",
@@ -113,13 +113,13 @@ def _places(target: str, scope: str | None) -> tuple[Path, Path | None]:
     if target == "claude":
         return claude / "skills" / NAME, None
     if scope is not None:
-        raise UsageError(f"--scope says nothing beside a folder: {target}", code="bad_usage", hint="leave --scope out")
+        raise UsageError(f"--scope cannot be used with a folder: {target}", code="bad_usage", hint="omit --scope")
     if not target or (not Path(target).is_dir() and os.sep not in target):
         raise UsageError(
             f"no folder {target!r}{nearest(target, TARGETS)}",
             code="bad_usage",
             expected="agents, claude, or the folder that holds an agent's skills",
-            hint=f"for a new folder of that name say {shlex.quote('./' + target)}",
+            hint=f"for a new folder with this name, use {shlex.quote('./' + target)}",
         )
     return Path(target).absolute() / NAME, None
 
@@ -191,7 +191,7 @@ def _options(folder: Path) -> list[str]:
 _SCOPE = click.option(
     "--scope",
     type=click.Choice(("project", "global")),
-    help="project is this folder, global is the user's home.  [default: project; for check both]",
+    help="project: the current folder; global: the user's home.  [default: project; both for check]",
 )
 
 
@@ -205,14 +205,14 @@ _SCOPE = click.option(
     default="agents",
     show_default=True,
     metavar="agents|claude|PATH",
-    help="agents is .agents/skills with a link in .claude/skills; PATH is a folder that holds skills.",
+    help="agents: .agents/skills and a link in .claude/skills; claude: .claude/skills; PATH: a folder of skills.",
 )
 @_SCOPE
 @click.option(
-    "--force", is_flag=True, help="Replace edited files too, and files of the same names that others put there."
+    "--force", is_flag=True, help="Also replace edited files, and files with the same names from other sources."
 )
 def install_command(options: InstallOptions, console: Console) -> Result:
-    """Copy the skill (instructions, references, templates, programs) to where agents look; needs no network."""
+    """Copy the skill (instructions, references, templates, programs) to the folders that agents read."""
     return run_install(options, console)
 
 
@@ -221,16 +221,16 @@ def install_command(options: InstallOptions, console: Console) -> Result:
     CheckOptions,
     examples=("skill-train skills check", "skill-train skills check --scope global --format json"),
 )
-@click.option("--target", metavar="agents|claude|PATH", help="One place.  [default: all that are known]")
+@click.option("--target", metavar="agents|claude|PATH", help="Place to check.  [default: all known places]")
 @_SCOPE
 def check_command(options: CheckOptions, console: Console) -> Result:
-    """Say whether each installed copy is what this package has: current, older, newer, edited or different."""
+    """Compare each installed copy of the skill with this package: current, older, newer, edited or different."""
     return run_check(options, console)
 
 
 @click.group("skills", cls=Commands)
 def skills() -> None:
-    """Put this skill where coding agents look for it, and see whether it is still current there."""
+    """Install this skill for coding agents, and check whether the installed copies are current."""
 
 
 skills.add_command(install_command)

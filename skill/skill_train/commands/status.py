@@ -116,7 +116,7 @@ def _fresh(metrics: Path) -> bool:
 )
 @click.argument("run", type=RUN)
 def status(options: StatusOptions, console: Console) -> Result:
-    """Say how far a run is, what it has cost, how long it will take, and why it failed.
+    """Show a run's progress, its cost so far, the time it still needs, and why it failed.
 
     On a terminal it looks again and again until the run has ended; Ctrl-C stops looking. Else it asks once.
     RUN is a run directory, or the id of a job: NAMESPACE/ID or ID.

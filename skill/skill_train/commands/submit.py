@@ -78,9 +78,9 @@ def _sent(
     ways = [command for command in story.next if command.startswith("skill-train ")] if story else []
     found.next = ways or [f"skill-train resume {quoted(run.path)}"]
     found.error = DecisionNeeded(
-        f"the job of {run.path} has ended, and no other was started: {story.message if story else sent.stage}",
+        f"the job of {run.path} has ended, and no new job was started: {story.message if story else sent.stage}",
         code="job_ended",
-        expected=story.help if story else "a job that runs, or has done its work",
+        expected=story.help if story else "a job that is running or completed",
         got=str(sent.stage),
         hint=found.next[0],
     )
@@ -105,36 +105,42 @@ def _spent_before(console: Console, order: Order, sent: Sent) -> float:
 @click.argument("source", metavar="[RECIPE|PLAN|RUN]", type=PATH, required=False)
 @recipe_options
 @flavor_option
-@click.option("--timeout", help="The job is stopped after it: 90m, 2h, or seconds.  [default: above the estimate]")
+@click.option("--timeout", help="Time limit of the job: 90m, 2h, or seconds.  [default: above the estimate]")
 @click.option(
     "--max-cost",
     type=DOLLARS,
-    help="Dollars that all jobs of the plan together may never exceed.  [default: none; --yes takes what is shown]",
+    help="Most dollars that all jobs of the plan together may cost.  [default: none; --yes accepts the shown cost]",
 )
 @click.option(
     "--max-hours",
     type=HOURS,
     default=DEFAULT_HOURS,
     show_default=True,
-    help="Longest run, in hours, for the choice of the flavor.",
+    help="Longest acceptable run, in hours, when the flavor is chosen.",
 )
-@click.option("--namespace", help="User or organisation that runs and pays the job.  [default: you]")
+@click.option("--namespace", help="User or organisation that runs and pays for the job.  [default: you]")
 @click.option("--hub-model-id", help="Repository for the result.  [default: NAMESPACE/<model>-<data>-<recipe hash>]")
 @click.option("--data-repo", help="Private dataset repository for local data.  [default: the bucket of the jobs]")
 @click.option("--run-dir", type=PATH, help="Folder of the run.  [default: runs/<data>-<recipe hash>-cloud]")
-@click.option("--dry-run", is_flag=True, help="Check, and print the job as it would be sent; send nothing.")
-@click.option("--rehearse", is_flag=True, help="Run two steps of the job here, in a throwaway folder; send nothing.")
-@click.option("--force-new", is_flag=True, help="Start another job although one of this plan runs.")
+@click.option("--dry-run", is_flag=True, help="Check everything and print the job; send nothing.")
+@click.option(
+    "--rehearse", is_flag=True, help="Run two steps of the job on this machine, in a temporary folder; send nothing."
+)
+@click.option("--force-new", is_flag=True, help="Start another job even if one of this plan is running or done.")
 @click.option(
     "--backend",
     type=click.Choice(("hf_jobs", "skypilot", "colab")),
     default="hf_jobs",
     show_default=True,
-    help="Whose machines: a job of Hugging Face, a SkyPilot task for other clouds, a notebook for Google Colab.",
+    help="Hugging Face Jobs, a SkyPilot task for other clouds, or a notebook for Google Colab.",
 )
-@click.option("--nodes", type=click.IntRange(1, 1000), default=1, show_default=True, help="Machines; only skypilot.")
-@click.option("--infra", help="Places to look for machines, with commas; only skypilot.  [default: all that can]")
-@click.option("--yes", is_flag=True, help="Take the cost that was shown, and start.")
+@click.option(
+    "--nodes", type=click.IntRange(1, 1000), default=1, show_default=True, help="Number of machines; skypilot only."
+)
+@click.option(
+    "--infra", help="Clouds to look for machines, separated by commas; skypilot only.  [default: all suitable ones]"
+)
+@click.option("--yes", is_flag=True, help="Accept the shown cost and uploads, and start the job.")
 def submit(options: SubmitOptions, console: Console) -> Result:
-    """Run a recipe, a plan or a local run as a job of Hugging Face; without --yes show cost and uploads only."""
+    """Run a recipe, a plan or a local run as a Hugging Face job; without --yes only show cost and uploads."""
     return run(options, console)

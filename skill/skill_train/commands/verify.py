@@ -77,7 +77,7 @@ def _verify_locked(console: Console, run: RunDir, tokens: int | None, out: Path 
         )
     gone = [str(path) for path in recorded(run) if not path.is_file()]
     if gone:
-        console.warn("missing_file", f"exported and not there any more, so not verified: {', '.join(gone)}")
+        console.warn("missing_file", f"exported files are missing and were not verified: {', '.join(gone)}")
     base = base_of(run)
     steps = ["evaluate", "report"] if run.held_out.is_file() else ["report"]
     return _verify(
@@ -119,7 +119,7 @@ def _verify(console: Console, *, following: list[str], **arguments: Any) -> Resu
         if check["verdict"] == "warn":
             console.warn("verdict_warn", f"{check['file']}: {check['name']}: {check['detail']}")
     if arguments["base"] is None:
-        console.warn("no_base", "without --base a small tuning that was left out of a coarse type may go unseen")
+        console.warn("no_base", "without --base, `verify` may not notice that a coarse type has lost a small fine-tune")
     return Result(
         data,
         human=lambda rich: _draw(rich, record),
@@ -177,15 +177,15 @@ def _draw(rich: Any, record: dict[str, Any]) -> None:
     ),
 )
 @click.argument("run", type=PATH, required=False)
-@click.option("--reference", help="Model that the files must equal: folder or Hub id. Without RUN.")
-@click.option("--base", help="Model before the fine-tune, to show which of both the file is. Without RUN.")
+@click.option("--reference", help="Model that the files are compared with: folder or Hub id. Without RUN.")
+@click.option("--base", help="Base model, to check that the file is the tuned model and not the base. Without RUN.")
 @click.option("--gguf", type=PATH, multiple=True, help="File to check; repeat for more. Without RUN.")
 @click.option(
     "--tokens",
     type=click.IntRange(16, MOST_COUNTED),
-    help="Tokens to compare, at most.  [default: 2048; 256 above 250M weights]",
+    help="Maximum number of tokens to compare.  [default: 2048; 256 above 250M weights]",
 )
 @click.option("--out", type=PATH, help="File for the proof.  [default: RUN/verify.json, or beside the first GGUF]")
 def verify(options: VerifyOptions, console: Console) -> Result:
-    """Check each GGUF against the model that was trained: file, tokens, template, logits, answers."""
+    """Check each GGUF file against the trained model: file, tokens, template, logits and answers."""
     return run(options, console)

@@ -71,8 +71,8 @@ def _not_well(seen: Snapshot, timeout: float | None) -> SkillTrainError | None:
 )
 @click.argument("run", type=RUN)
 @click.option(
-    "--timeout", type=Number(0, MOST_HOURS * 3600), help="Seconds to wait; the job goes on.  [default: no limit]"
+    "--timeout", type=Number(0, MOST_HOURS * 3600), help="Seconds to wait; the job continues.  [default: no limit]"
 )
 def wait(options: WaitOptions, console: Console) -> Result:
-    """Wait until a job has ended; exit 0 when it COMPLETED, else the reason. An outage of the Hub is waited out."""
+    """Wait until a job has ended; exit 0 if it completed, otherwise explain why it failed. Waits through outages."""
     return run(options, console)

@@ -130,7 +130,7 @@ def out_of_memory(error: BaseException) -> DecisionNeeded | None:
     return DecisionNeeded(
         f"out of memory{f': {text.splitlines()[0]}' if text else ''}",
         code="out_of_memory",
-        expected="memory for what this step reads",
+        expected="enough memory for the files that this step reads",
         hint="close other programs and run the same command again, or use a machine with more memory",
     )
 

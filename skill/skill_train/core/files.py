@@ -36,18 +36,18 @@ def whole_folder(final: Path) -> Iterator[Path]:
         UsageError: `final` is a file, a link or not empty, or the folder of this process, which would then be in none.
     """
     if final.is_symlink() or (any(final.iterdir()) if final.is_dir() else final.exists()):
-        own = "is not empty and was not made by this step from these inputs"
+        own = "is not empty, and this step did not make it from these inputs"
         raise UsageError(
-            f"{final} {own if final.is_dir() and not final.is_symlink() else 'is no folder'}",
+            f"{final} {own if final.is_dir() and not final.is_symlink() else 'is not a folder'}",
             code="output_exists",
             expected="a new or empty folder",
             hint=f"move {shlex.quote(str(final))} away, or choose another folder",
         )
     if final.is_dir() and final.samefile(Path.cwd()):
         raise UsageError(
-            f"{final} is the folder that this command runs in, and the result would take its place",
+            f"{final} is the current directory, and the result would replace it",
             code="output_exists",
-            expected="a new folder, or an empty one elsewhere",
+            expected="a new or empty folder elsewhere",
             hint="choose another folder",
         )
     final.parent.mkdir(parents=True, exist_ok=True)

@@ -65,8 +65,8 @@ def refuse_in_arguments(arguments: Iterable[str]) -> None:
 
 def pasted(where: str, expected: str) -> UsageError:
     return UsageError(
-        f"{where} holds what looks like a token of the Hub",
+        f"{where} seems to contain a Hugging Face token",
         code="secret_found",
         expected=expected,
-        hint="take it out, revoke it at https://huggingface.co/settings/tokens, then: hf auth login",
+        hint="remove it, revoke it at https://huggingface.co/settings/tokens, then sign in with: hf auth login",
     )

@@ -72,10 +72,10 @@ def run_worker(
         log = log_file.read_text(encoding="utf-8", errors="replace")
         if most_seconds is not None and code < 0 and time.monotonic() - started >= most_seconds:
             raise NativeCrash(
-                f"{module} did not end in {most_seconds:g} s",
+                f"{module} did not finish within {most_seconds:g} s",
                 code="worker_hangs",
                 got=_tail(log),
-                hint="run the same command again when the machine has less to do; skill-train doctor --self-test",
+                hint="run the same command again when the machine is less busy; skill-train doctor --self-test",
             )
         if code == -signal.SIGKILL or (not result_file.is_file() and died_of_memory(log)):  # glibc ends with exit 127
             raise _no_memory(module, code, log)
@@ -182,7 +182,7 @@ def _run(module: str, job: Path, result: Path, log: Path, progress: Bar | None, 
 def _no_memory(module: str, code: int, log: str) -> DecisionNeeded:
     killed = code == -signal.SIGKILL
     return DecisionNeeded(
-        f"the system killed {module} (SIGKILL)" if killed else f"{module} got no memory and ended",
+        f"the system killed {module} (SIGKILL)" if killed else f"{module} ended because it could not allocate memory",
         code="out_of_memory",
         expected="enough memory for the model",
         got=_tail(log),

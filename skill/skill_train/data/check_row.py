@@ -56,7 +56,7 @@ def checker(found: Found) -> Callable[[dict[str, Any]], Checked]:
         except Refused as refusal:
             return _refusal(_kind(row, required, refusal.error), refusal.error["message"])
         except UnicodeEncodeError:
-            return _refusal("not_utf8", "half a surrogate pair stands in a text, which no tokenizer reads")
+            return _refusal("not_utf8", "the text contains half a surrogate pair, which no tokenizer can read")
         if not turns:
             return size, 0, None
         return size, turns, _order(tuple(message["role"] for message in example["messages"]))
@@ -93,7 +93,7 @@ def column_checker(columns: dict[str, str]) -> Callable[[dict[str, Any]], Checke
         try:
             return sum(_deep_bytes(value) for value in values.values()), 0, None
         except UnicodeEncodeError:
-            return _refusal("not_utf8", "half a surrogate pair stands in a text, which no tokenizer reads")
+            return _refusal("not_utf8", "the text contains half a surrogate pair, which no tokenizer can read")
 
     return check
 

@@ -142,15 +142,15 @@ def _tokenizer(recipe: Recipe) -> Any:
 def _no_tokenizer(recipe: Recipe, said: str) -> UsageError | Temporary:
     if Path(recipe.model).exists() or recipe.model.count("/") != 1 or recipe.model.startswith((".", "/")):
         return UsageError(
-            f"{recipe.model} has no tokenizer that can be read",
+            f"{recipe.model} has no readable tokenizer",
             code="not_a_model",
             expected="a folder with tokenizer.json and tokenizer_config.json, or the id of a model on the Hub",
             got=said,
-            hint="download the whole model, or copy the tokenizer's files from the model that it was made from",
+            hint="download the whole model, or copy the tokenizer files from its base model",
         )
     return Temporary(
         f"the tokenizer of {recipe.model} cannot be fetched: {said}",
         code="hub_unreachable",
         expected="a connection to the Hub, a token that may read the model, or a local model folder",
-        hint="try again when the Hub can be reached, or give a model folder",
+        hint="try again when the Hub can be reached, or use a local model folder",
     )

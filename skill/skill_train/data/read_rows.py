@@ -61,11 +61,11 @@ def read(recipe: Recipe) -> Iterator[Line]:
     else:
         if path.exists() and not (path.is_dir() or path.is_file()):
             raise UsageError(
-                f"{path} is a pipe or a device, and a dataset is read more than once",
+                f"{path} is a pipe or a device, and a dataset must be readable more than once",
                 code="missing_file",
                 expected="a dataset file or folder, or a Hub id such as owner/name",
                 got=recipe.data,
-                hint="write the rows to a .jsonl file, and give that",
+                hint="write the rows to a .jsonl file and use that file",
             )
         rows = iter_rows(recipe.data, split=recipe.split, config=recipe.data_config, revision=recipe.data_revision)
         yield from ((number, row, None) for number, row in (rows if path.exists() else _from_hub(recipe, rows)))
@@ -84,7 +84,7 @@ def _from_hub(recipe: Recipe, rows: Iterator[tuple[int, dict[str, Any]]]) -> Ite
             code="missing_file",
             expected="a dataset file or folder, or a Hub id such as owner/name",
             got=recipe.data,
-            hint="check the path; ids of the Hub are NAMESPACE/NAME",
+            hint="check the path; Hub ids have the form NAMESPACE/NAME",
         )
     try:
         yield from rows
@@ -93,7 +93,7 @@ def _from_hub(recipe: Recipe, rows: Iterator[tuple[int, dict[str, Any]]]) -> Ite
             f"the dataset {recipe.data} cannot be read from the Hub: {str(error).splitlines()[0]}",
             code="hub_unreachable",
             expected="a dataset on the Hub, or a file on this machine",
-            hint="try again when the Hub is reachable, or give a file",
+            hint="try again when the Hub can be reached, or use a local file",
         ) from None
 
 

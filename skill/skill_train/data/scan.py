@@ -123,7 +123,7 @@ def find_format(recipe: Recipe, row: dict[str, Any]) -> Found:
         return Found(recipe.format, columns, "said in the recipe", explicit=bool(recipe.columns))
     if recipe.columns is not None:
         raise UsageError(
-            "columns needs format beside it",
+            "the recipe sets columns without format",
             code="bad_recipe",
             expected="format: messages",
             got="columns only",
@@ -143,7 +143,7 @@ def _check_mapping(data_format: str, columns: dict[str, str]) -> None:
     for name in columns:
         if name not in known:
             raise UsageError(
-                f"columns: {name!r} is nothing that the format {data_format} has{nearest(name, known)}",
+                f"columns: the format {data_format} has no column {name!r}{nearest(name, known)}",
                 code="bad_recipe",
                 expected=", ".join(known),
                 got=name,
@@ -248,7 +248,7 @@ def empty(recipe: Recipe) -> UsageError:
         code="empty_dataset",
         expected="at least one row",
         got="an empty file" if Path(recipe.data).is_file() else f"no rows in {recipe.split}",
-        hint="another file, or another part of it, such as split: train",
+        hint="use another file, or another split, such as split: train",
     )
 
 
@@ -279,7 +279,7 @@ def with_media(recipe: Recipe, where: str, column: str, row: dict[str, Any], fou
     columns = {} if found is None else {"columns": found.columns}
     text = yaml.safe_dump(columns, default_flow_style=True, width=10**6, allow_unicode=True).strip()
     return UsageError(
-        f"{where} has a picture, sound or film in the column {column!r}, and this version trains on text only",
+        f"{where} has an image, audio or video in the column {column!r}, and this version trains on text only",
         code="not_text",
         expected="a dataset of text",
         got=media_in(row[column]) or repr(row[column])[:80],
@@ -309,7 +309,7 @@ def _refused(recipe: Recipe, line: int, row: dict[str, Any], found: Found, kind:
         refusal.error["hint"] = refusal.error["hint"] or _leave_out(recipe)
         return from_exit_code(refusal.exit_code, refusal.error)
     return UsageError(
-        f"{where}: half a surrogate pair stands in a text, which no tokenizer reads",
+        f"{where}: the text contains half a surrogate pair, which no tokenizer can read",
         code="bad_row",
         expected="text in Unicode",
         got=repr(row)[:80],

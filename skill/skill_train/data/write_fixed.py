@@ -26,9 +26,9 @@ def check_out(out: Path) -> None:
     """Raises UsageError when the output exists or is no JSONL file. Called before anything is read."""
     if out.exists() or out.is_symlink():
         raise UsageError(
-            f"{out} exists",
+            f"{out} already exists",
             code="output_exists",
-            expected="a new file: neither the dataset nor an earlier result is ever overwritten",
+            expected="a new file, because nothing is overwritten",
             got=str(out),
             hint="choose another name for --fix",
         )
@@ -72,7 +72,7 @@ def write_fixed(
                 f"{recipe.data} has no usable row",
                 code="bad_row",
                 got=_said(left_out),
-                hint="without --fix the answer shows what is wrong with each",
+                hint="run the same command without --fix to see what is wrong with each row",
             )
         file.flush()
         os.fsync(file.fileno())

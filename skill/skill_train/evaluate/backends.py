@@ -157,9 +157,9 @@ def _require_vllm() -> None:
         raise NotInstalled("vllm is not installed", code="missing_package", hint="pip install vllm")
     if not _has_cuda():
         raise UsageError(
-            "vllm needs CUDA here, and there is none",
+            "vllm needs CUDA, which this machine does not have",
             code="bad_usage",
-            expected="--backend auto or --backend transformers on this machine",
+            expected="--backend auto or --backend transformers",
             hint="run the same command without --backend",
         )
 

@@ -71,7 +71,7 @@ def _bad(file: Path, what: str, got: str) -> UsageError:
         code="bad_scorer",
         expected=EXPECTED,
         got=got,
-        hint=f"mend {shlex.quote(str(file))}, then run again",
+        hint=f"correct {shlex.quote(str(file))}, then run again",
     )
 
 

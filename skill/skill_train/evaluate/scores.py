@@ -51,20 +51,20 @@ def scoring_of(policy: Policy, score: str | None, pattern: str | None, scorer: P
     if scorer is not None:
         if score or pattern:
             raise UsageError(
-                "--scorer and --score exclude each other", code="bad_usage", hint="skill-train evaluate --help"
+                "--scorer and --score cannot be used together", code="bad_usage", hint="skill-train evaluate --help"
             )
         if not scorer.is_file():
             raise UsageError(
                 f"the scorer {scorer} does not exist",
                 code="missing_file",
                 got=str(scorer),
-                hint="give the path of an executable file; skill-train evaluate --help",
+                hint="use the path of a Python file that defines score; see skill-train evaluate --help",
             )
         return Scoring("own", scorer=scorer.resolve())
     name = score or ("regex" if pattern else policy.score) or "exact"
     if pattern and name != "regex":
         raise UsageError(
-            f"--pattern is for --score regex, not {name}",
+            f"--pattern can only be used with --score regex, not with {name}",
             code="bad_usage",
             hint="--score regex with --pattern, or neither",
         )
@@ -81,7 +81,9 @@ def checked_pattern(pattern: str | None) -> str:
     try:
         re.compile(pattern)
     except (re.error, OverflowError, RecursionError) as error:
-        raise UsageError(f"the pattern {pattern!r} is wrong: {error}", code="bad_scorer", hint=hint) from None
+        raise UsageError(
+            f"the pattern {pattern!r} is not a valid regular expression: {error}", code="bad_scorer", hint=hint
+        ) from None
     return pattern
 
 
@@ -113,7 +115,7 @@ def _by_patterns(pattern: str, answers: list[Answer]) -> list[float | None]:
             code="bad_scorer",
             expected=f"all answers searched in {_PATTERN_SECONDS:g} s",
             got=f"{len(answers)} answers of up to {max(len(one.answer) for one in answers)} characters",
-            hint="write it without a repetition inside a repetition",
+            hint="avoid a repetition inside another repetition",
         ) from None
 
 
@@ -147,10 +149,10 @@ def _own(file: Path, answers: list[Answer]) -> list[float | None]:
     except NativeCrash as crash:
         slow = crash.code == "worker_hangs"
         raise UsageError(
-            f"the scorer {file} " + (f"did not end in {limit:g} s" if slow else "ended its process"),
+            f"the scorer {file} " + (f"did not finish within {limit:g} s" if slow else "ended its process"),
             code="bad_scorer",
             expected=f"at most {_START_SECONDS:g} s to load and {_ANSWER_SECONDS:g} s an answer" if slow else "a float",
             got=crash.got,
-            hint=f"mend {shlex.quote(str(file))}, then run again",
+            hint=f"correct {shlex.quote(str(file))}, then run again",
         ) from None
     return list(result["scores"])

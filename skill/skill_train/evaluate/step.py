@@ -253,9 +253,9 @@ def require_rows(rows: list[dict[str, Any]], run: Path) -> None:
     """
     if not rows:
         raise UsageError(
-            f"{run} has no held-out rows: every row was trained on, so a score would say nothing about new ones",
+            f"{run} has no held-out rows: every row was trained on, so a score would say nothing about new rows",
             code="no_held_out",
             expected="a recipe with held_out_fraction above 0, and 20 rows of data or more",
             got=f"{run / 'held_out.jsonl'} is missing or empty",
-            hint="set held_out_fraction: 0.1 in the recipe, and train it in a new folder with --run-dir",
+            hint="set held_out_fraction: 0.1 in the recipe, and train again in a new folder with --run-dir",
         )

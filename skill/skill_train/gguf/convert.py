@@ -170,7 +170,7 @@ def _check_model(model: Path, outtype: str, toolchain: Toolchain, warn: Callable
 def _check_files(model: Path, outtype: str) -> None:
     if outtype not in OUTTYPES:
         raise UsageError(
-            f"{outtype!r} is not a type to convert to{nearest(outtype, OUTTYPES)}",
+            f"{outtype!r} is not a GGUF type for conversion{nearest(outtype, OUTTYPES)}",
             code="cannot_quantize",
             expected=", ".join(OUTTYPES),
             got=outtype,
@@ -182,12 +182,12 @@ def _check_files(model: Path, outtype: str) -> None:
             code="not_a_model",
             expected="config.json, safetensors weights and tokenizer files",
             got="no such folder" if not model.is_dir() else "a folder without config.json",
-            hint="name the merged model's folder, or merge first: skill-train merge RUN",
+            hint="use the folder of the merged model, or merge first: skill-train merge RUN",
         )
     require_sound(model)
     if not any((model / name).is_file() for name in _TOKENIZER_FILES):
         raise UsageError(
-            f"{model} has no tokenizer files",
+            f"{model} contains no tokenizer files",
             code="bad_tokenizer",
             expected=" or ".join(_TOKENIZER_FILES[:3]),
             got=", ".join(sorted(path.name for path in model.iterdir())[:8]),
@@ -230,9 +230,9 @@ def _figures(file: Path, chosen: WeightType) -> dict[str, Any]:
 def _refuse_existing(file: Path, record: Path) -> None:
     if file.exists():
         raise UsageError(
-            f"{file} exists and {record.name} does not say how it was made",
+            f"{file} already exists, and {record.name} does not describe it",
             code="output_exists",
-            expected="a new place for the file",
+            expected="a path where no file exists",
             hint=f"move {shlex.quote(str(file))} away, or use another --out",
         )
 

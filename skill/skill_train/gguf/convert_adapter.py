@@ -60,7 +60,7 @@ def export_lora(
     started = time.monotonic()
     if outtype not in OUTTYPES:
         raise UsageError(
-            f"{outtype!r} is not a type for an adapter{nearest(outtype, OUTTYPES)}",
+            f"{outtype!r} is not a GGUF type for an adapter{nearest(outtype, OUTTYPES)}",
             code="cannot_quantize",
             expected=", ".join(OUTTYPES),
             got=outtype,

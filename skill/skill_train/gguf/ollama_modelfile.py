@@ -47,7 +47,9 @@ def modelfile(gguf: str, parameters: list[str]) -> str:
         UsageError: `gguf` cannot be written in one line.
     """
     if not gguf.isprintable() or not gguf:
-        raise UsageError(f"{gguf!r} cannot be named in a Modelfile", code="bad_usage", hint="rename the file")
+        raise UsageError(
+            f"the file name {gguf!r} cannot be written into a Modelfile", code="bad_usage", hint="rename the file"
+        )
     template = Template(resources.template("Modelfile").read_text(encoding="utf-8"))
     named = gguf if Path(gguf).is_absolute() or gguf.startswith("./") else f"./{gguf}"
     text = template.substitute(gguf=named, parameters="\n".join(parameters))

@@ -170,7 +170,7 @@ def _plans(source: Path, types: dict[str, int], progress: Bar) -> dict[str, dict
     for quant, plan in plans.items():
         if plan["needs_imatrix"]:
             raise UsageError(
-                f"{quant} needs an importance matrix, which skill-train does not make; without one llama.cpp refuses",
+                f"llama.cpp cannot make {quant} without an importance matrix, which skill-train does not make",
                 code="cannot_quantize",
                 expected="a type that works without one, such as q4_k_m, q3_k_m, q2_k or iq4_xs",
                 got=quant,
@@ -283,7 +283,7 @@ def _check_unchanged(file: Path, entry: dict[str, Any], record: Path) -> None:
             code="output_changed",
             expected=f"{entry['bytes']} bytes, sha256 {entry['sha256'][:12]}…",
             got=f"{digest['bytes']} bytes, sha256 {digest['sha256'][:12]}…",
-            hint=f"move {shlex.quote(str(file))} away; the next call makes it again",
+            hint=f"move {shlex.quote(str(file))} away and run the same command, which makes it again",
         )
 
 
@@ -291,9 +291,9 @@ def _check_room(source: Path, out: Path, files: dict[str, Path], plans: dict[str
     for quant in plans:
         if files[quant].exists():
             raise UsageError(
-                f"{files[quant]} exists and no record says how it was made",
+                f"{files[quant]} already exists, and no record describes it",
                 code="output_exists",
-                expected="a new place for the file",
+                expected="a path where no file exists",
                 hint=f"move {shlex.quote(str(files[quant]))} away, or use another --out",
             )
     if not plans:

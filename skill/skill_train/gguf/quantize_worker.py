@@ -110,10 +110,10 @@ def _refused(why: str, job: dict[str, Any], name: str) -> SkillTrainError:
         )
     if "validation failed" in why:
         return UsageError(
-            "a weight of the file is not finite, or too large for the type",
+            "the file has a weight that is not finite, or too large for the type",
             code="bad_weights",
             got=why,
-            hint="export again with --quant bf16, or look whether the training diverged",
+            hint="export again with --quant bf16, or check whether the training diverged",
         )
     return UsageError(
         f"llama.cpp refuses to quantize {job['source']} to {name}: {why}",

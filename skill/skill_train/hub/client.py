@@ -113,7 +113,7 @@ def _in_time(seconds: float | None, subject: Subject, question: Callable[[], Ans
             box["error"] = error
 
     if waiting.left() <= 0:
-        raise unreachable(subject, "the time of the command was over before this was asked")
+        raise unreachable(subject, "the command ran out of time before this request")
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     try:
@@ -202,14 +202,14 @@ def stay_here(response: Any) -> None:
     got = f"status {response.status_code}, to {target.copy_with(query=None)}"
     if asks:
         raise Temporary(
-            "another host answers for the Hub",
+            "another host answered in place of the Hub",
             code="hub_error",
             expected=f"an answer of {request.url.host}",
             got=got,
-            hint="sign in to the network, or check HF_ENDPOINT and the proxy; then run the same command again",
+            hint="sign in to the network, or check HF_ENDPOINT and the proxy, then run the same command again",
         )
     raise UsageError(
-        "the Hub sent a request that carries something to another place, so it was not sent",
+        "the Hub redirected a request with a body to another host, so the request was not sent",
         code="redirected",
         expected=f"an answer of {request.url.host}",
         got=got,

@@ -77,7 +77,7 @@ def split_files(found: Configuration, split: str, *, dataset: str) -> list[str]:
             f"{dataset} has no data file that skill-train can read",
             code="unreadable_dataset",
             expected=", ".join(KINDS),
-            hint="save it as JSON lines and give that file",
+            hint="save it as JSON Lines and use that file",
         )
     raise UsageError(
         f"{dataset} has no split {split}",
@@ -104,7 +104,7 @@ def parts(split: str) -> tuple[str, str, str]:
     found = re.fullmatch(r"([\w.-]+)(?:\[(-?\d{1,18}%?)?:(-?\d{1,18}%?)?\])?", split.strip())
     if not found:
         raise UsageError(
-            f"the split {split!r} of a dataset on the Hub cannot be planned",
+            f"the split {split!r} is not supported for a dataset on the Hub",
             code="bad_split",
             expected="one split, such as train, train[:500] or train[:10%]",
             got=split,

@@ -77,7 +77,7 @@ def _unreadable(subject: Subject, error: Exception) -> UsageError:
         code="unreadable_dataset",
         expected="files of rows, such as JSON Lines or Parquet",
         got=_line(error),
-        hint="another data_revision may be whole; or download the files, mend them, and give them",
+        hint="try another data_revision, or download the files, repair them and use the local copy",
     )
 
 
@@ -86,7 +86,7 @@ def _no_such_part(subject: Subject, error: Exception) -> UsageError:
         f"{subject} has no such split or configuration",
         code="bad_split",
         got=_line(error),
-        hint=f"see {subject.page}, then say --split, or data_config in a recipe",
+        hint=f"see {subject.page}, then set --split, or data_config in a recipe",
     )
 
 

@@ -91,7 +91,7 @@ def look(recipe: Recipe, find_format: FindFormat) -> Looked:
             f"{recipe.data} has no rows in {recipe.split}",
             code="empty_dataset",
             got="no rows",
-            hint="another split, or another dataset",
+            hint="use another split or another dataset",
         )
     found_format = find_format(recipe, first)
     facts = DatasetFacts(
@@ -164,7 +164,7 @@ def _parquet_rows(recipe: Recipe, files: _Files, found: Configuration, budget: _
         from pyarrow import parquet
     except ImportError:
         raise NotInstalled(
-            f"{recipe.data} is in Parquet, which needs pyarrow",
+            f"reading {recipe.data} needs pyarrow, because it is in Parquet format",
             code="missing_package",
             hint='pip install "skill-train[train]"',
         ) from None
@@ -181,7 +181,7 @@ def _parquet_rows(recipe: Recipe, files: _Files, found: Configuration, budget: _
             f"{recipe.data} has a Parquet file that cannot be read",
             code="unreadable_dataset",
             got=str(error).split("\n")[0][:200],
-            hint="another data_revision may be whole",
+            hint="try another data_revision",
         ) from None
 
 
@@ -216,10 +216,10 @@ class _Budget:
         self.left -= wanted
         if self.left < 0:
             raise UsageError(
-                f"the first rows of {files.dataset} are too large to look at",
+                f"the first rows of {files.dataset} are too large to inspect",
                 code="unreadable_dataset",
-                expected=f"rows that can be seen in {_MOST_BYTES // 10**6} MB",
-                hint="download the dataset and give the file",
+                expected=f"complete rows within the first {_MOST_BYTES // 10**6} MB",
+                hint="download the dataset and use the local file",
             )
         return _part(files, name, start, wanted) if wanted > 0 else b""
 
@@ -289,5 +289,5 @@ def _or_model(error: UsageError, name: str) -> UsageError:
         code="unknown_dataset",
         expected="the id of a dataset, or a file",
         got=name,
-        hint=f"give it as the model: --model {name}",
+        hint=f"use it as the model: --model {name}",
     )

@@ -19,7 +19,7 @@ _OWN = re.compile(r"(?:Internal|Data integrity|Task) error:")  # of hf_xet's run
 _SYSTEM = re.compile(r"IO Error:.*\(os error (\d+)\)")  # hf_xet too, of a disk that takes no more [ran]
 # What the client raises when an answer lacks a key or has a list for a number [ran on 2.4 with made-up answers].
 UNREAD = (AttributeError, LookupError, TypeError, ValueError, OverflowError, RecursionError)
-GARBLED = "a character outside of ASCII, which no token has and no request can carry"
+GARBLED = "the token contains a character outside of ASCII"
 
 
 class StillAsking(Temporary):
@@ -67,11 +67,11 @@ def understood(subject: Subject) -> Iterator[None]:
 
 def not_understood(subject: Subject, error: BaseException) -> Temporary:
     return Temporary(
-        f"what the Hub answered for {subject} is not understood",
+        f"the Hub's answer for {subject} cannot be understood",
         code="hub_error",
         expected="an answer as huggingface_hub documents it",
         got=_reason(error),
-        hint="try again in a few minutes; if it stays so: pip install -U huggingface_hub",
+        hint="try again in a few minutes; if it fails again: pip install -U huggingface_hub",
     )
 
 
@@ -145,7 +145,7 @@ def gated(subject: Subject) -> AccessError:
         f"{subject} is gated",
         code="gated",
         expected=f"access granted to your account on {subject.page}",
-        hint=f"ask for access on {subject.page}, then: hf auth login",
+        hint=f"request access on {subject.page}, then: hf auth login",
     )
 
 
@@ -172,11 +172,11 @@ def _of_status(response: Any, subject: Subject) -> SkillTrainError:
         return _refused(subject)
     if status == 402:
         return AccessError(
-            f"there is no credit left, for {subject}",
+            f"no credit is left for {subject}",
             code="no_credit",
             expected="a positive balance of pre-paid credits",
             got=_said(response) or got,
-            hint="add credits on https://huggingface.co/settings/billing, then run the same command again",
+            hint="add credit on https://huggingface.co/settings/billing, then run the same command again",
         )
     if status == 403:
         return _forbidden(subject, _said(response))
@@ -184,17 +184,17 @@ def _of_status(response: Any, subject: Subject) -> SkillTrainError:
         wait = str(response.headers.get("Retry-After"))
         pause = f"in {wait} seconds" if wait.isdigit() else "in five minutes"
         return Temporary(
-            f"too many requests to the Hub, for {subject}", code="rate_limit", got=got, hint=f"try again {pause}"
+            f"the Hub received too many requests for {subject}", code="rate_limit", got=got, hint=f"try again {pause}"
         )
     if status == 408 or status >= 500:
         again = "try again in a few minutes; https://status.huggingface.co tells whether the Hub is down"
-        return Temporary(f"the Hub failed to answer, for {subject}", code="hub_error", got=got, hint=again)
+        return Temporary(f"the Hub failed to answer for {subject}", code="hub_error", got=got, hint=again)
     got = ": ".join(filter(None, (got, _said(response))))
     if status in (409, 412):
         message = f"something else changed {subject} at the same time"
         return Temporary(message, code="conflict", got=got, hint="run the same command again")
-    hint = subject.page or "read what the Hub says in got; if it makes no sense: pip install -U huggingface_hub"
-    return UsageError(f"the Hub refuses the question about {subject}", code="hub_refused", got=got, hint=hint)
+    hint = subject.page or "read the Hub's reason in `got`; if it makes no sense: pip install -U huggingface_hub"
+    return UsageError(f"the Hub rejected the request for {subject}", code="hub_refused", got=got, hint=hint)
 
 
 def _refused(subject: Subject) -> AccessError:
@@ -205,7 +205,7 @@ def _refused(subject: Subject) -> AccessError:
     if token is None:
         return not_signed_in(f"for {subject}")
     got = "status 401" if token.isascii() else GARBLED
-    return AccessError(f"the Hub refuses your token, for {subject}", code="bad_token", got=got, hint="hf auth login")
+    return AccessError(f"the Hub rejected your token for {subject}", code="bad_token", got=got, hint="hf auth login")
 
 
 def not_signed_in(why: str = "") -> AccessError:
@@ -246,27 +246,27 @@ def _of_disk(error: OSError, subject: Subject) -> SkillTrainError:
     """What is left is the cache: the requests' own failures have other classes. Files of a bucket go elsewhere."""
     if str(error).startswith("Consistency check failed"):  # in the client's words
         return Temporary(
-            f"a file of {subject} did not come as the Hub has it",
+            f"a file of {subject} arrived incomplete",
             code="hub_error",
-            expected="as many bytes as the Hub says",
+            expected="the number of bytes that the Hub announced",
             got=_reason(error),
-            hint="run the same command again; if it stays so, check HF_ENDPOINT and the proxy",
+            hint="run the same command again; if it fails again, check HF_ENDPOINT and the proxy",
         )
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         place = "give a --run-dir" if subject.kind == "bucket" else "set HF_HOME to a folder"
         return DecisionNeeded(
-            "the disk is full, or a limit on what may be written is reached",
+            "the disk is full, or the file size limit is reached",
             code="no_disk",
             expected=f"room for the files of {subject}",
             got=str(error),
             hint=f"free some space, or {place} on another disk; the same command goes on",
         )
     return UsageError(
-        "the cache of the Hub cannot be used",
+        "the Hugging Face cache cannot be used",
         code="system_error",
-        expected="a folder that can be written",
+        expected="a writable folder",
         got=str(error),
-        hint="set HF_HOME to a folder that you may write",
+        hint="set HF_HOME to a writable folder",
     )
 
 
@@ -277,7 +277,7 @@ def _of_xet(error: Exception) -> bool:
 def _not_the_hub(error: Exception, subject: Subject) -> Temporary:
     """It sent no JSON, nothing of what it says with each file, or a name that makes no address."""
     return Temporary(
-        f"what answered for {subject} is not the Hub",
+        f"the answer for {subject} did not come from the Hub",
         code="hub_error",
         got=_reason(error),
         hint="check HF_ENDPOINT and the proxy, then run the same command again",
@@ -292,20 +292,20 @@ def _of_store(error: Exception, subject: Subject) -> SkillTrainError:
     refused = re.search(r"HTTP status client error \((\d+)[^)]*\), domain: \S+/xet-\w+-token", str(error))
     if refused:
         return _of_status(httpx2.Response(int(refused[1])), subject)
-    trouble = "sent other bytes than it should" if _BROKEN.search(str(error)) else "failed to answer"
+    trouble = "sent the wrong bytes" if _BROKEN.search(str(error)) else "failed to answer"
     return Temporary(
-        f"the store of the Hub {trouble}, for {subject}",
+        f"the Hub's file storage {trouble}, for {subject}",
         code="hub_error",
-        expected="bytes of a file",
+        expected="the bytes of the file",
         got=_reason(error),
         hint="try again in a few minutes",
     )
 
 
 def unreachable(subject: Subject, reason: str, kind: type[Temporary] = Temporary) -> Temporary:
-    message, again = f"the Hub cannot be reached, for {subject}", "try again when the Hub can be reached"
+    message, again = f"the Hub cannot be reached for {subject}", "try again when the Hub can be reached"
     if "OfflineModeIsEnabled" in reason or "HF_HUB_OFFLINE" in reason:  # as the client explains it
-        message, again, kind = f"HF_HUB_OFFLINE is set, so nothing asks for {subject}", "unset HF_HUB_OFFLINE", KeptAway
+        message, again, kind = f"HF_HUB_OFFLINE is set, so {subject} is not requested", "unset HF_HUB_OFFLINE", KeptAway
     return kind(
         message,
         code="hub_unreachable",

@@ -46,7 +46,7 @@ def _text(data: bytes, name: str, *, whole: bool) -> str:
                 f"{name} is not UTF-8 at byte {error.start}",
                 code="unreadable_dataset",
                 expected="text in UTF-8",
-                hint="save the file as UTF-8, and upload it again",
+                hint="save the file as UTF-8 and upload it again",
             ) from None
         text = data[: error.start].decode("utf-8")
     return text.removeprefix("\ufeff")  # the mark that some editors put first
@@ -104,5 +104,5 @@ def _broken(name: str, why: str) -> UsageError:
         f"{name}: {why}",
         code="unreadable_dataset",
         expected="JSON objects, one a line or in a list",
-        hint="download the dataset, mend it, and give the file",
+        hint="download the dataset, repair it and use the local file",
     )

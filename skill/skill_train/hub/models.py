@@ -119,9 +119,9 @@ def live_flavors(*, seconds: float = 3.0) -> tuple[Flavor, ...]:
         read = [flavor for flavor in map(_flavor, hardware) if flavor is not None]
     if not read:
         raise Temporary(
-            "the Jobs API lists no machine that skill-train can read",
+            "the Jobs API lists no machine in a form that skill-train understands",
             code="hub_error",
-            hint="run the same command again later; `plan` uses the table that is shipped with skill-train",
+            hint="run the same command again later; `plan` uses the price table that comes with skill-train",
         )
     return tuple(read)
 
@@ -135,7 +135,7 @@ def check_id(model: str) -> None:
             code="unknown_model",
             expected="a folder with config.json and safetensors, or an id such as Qwen/Qwen2.5-0.5B-Instruct",
             got=f"{model}, a file" if path.is_file() else f"{model}, no such folder here",
-            hint="check the path or the id; ids are NAMESPACE/NAME, as in the address of the model's page",
+            hint="check the path or the id; ids have the form NAMESPACE/NAME, as in the address of the model's page",
         )
 
 
@@ -176,7 +176,7 @@ def _check_files(model: str, names: set[str]) -> None:
             code="not_a_model",
             expected="a repository with config.json and safetensors",
             got="a LoRA adapter" if adapter else "GGUF files" if gguf else "no config.json",
-            hint="give the base model that it was made from",
+            hint="use the base model that it was made from",
         )
     if not any(name.endswith(".safetensors") and "/" not in name for name in names):
         pickled = sorted(name for name in names if name.endswith((".bin", ".pt", ".pth", ".gguf")))
@@ -185,7 +185,7 @@ def _check_files(model: str, names: set[str]) -> None:
             code="no_safetensors",
             expected="model.safetensors or model-*-of-*.safetensors",
             got=", ".join(pickled[:3]) or "no weights",
-            hint="look for a copy with safetensors; pickle files are never opened",
+            hint="use a copy with safetensors; pickle files are never opened",
         )
 
 
@@ -272,7 +272,7 @@ def _or_dataset(error: UsageError, model: str) -> UsageError:
         code="unknown_model",
         expected="the id of a model",
         got=model,
-        hint=f"give it as the data: --data {model}",
+        hint=f"use it as the data: --data {model}",
     )
 
 

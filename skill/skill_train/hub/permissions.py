@@ -33,12 +33,12 @@ def look(
         else:
             found["may_write"] = _may_create(who, repo)
     except Temporary as error:
-        warn("not_checked", f"the Hub did not answer about {repo}, so this is not checked: {error.message}")
+        warn("not_checked", f"write access to {repo} was not checked, because the Hub did not answer: {error.message}")
         return found, None
     except SkillTrainError as error:
         return found | {"may_write": False}, error
     if found["may_write"] is None:
-        warn("not_checked", f"the Hub does not say whether this token may write to {repo}: the push will show it")
+        warn("not_checked", f"the Hub does not say whether this token may write to {repo}; the push will show it")
     return found, public_refusal(repo) if private and found["repository"] == "public" else None
 
 
@@ -65,7 +65,9 @@ def _may_create(who: Account, repo: str) -> bool | None:
     may = who.may("repo.write", repo)
     if theirs or may is False:
         raise AccessError(
-            f"{namespace} is not yours" if theirs else f"your token may not write to {namespace}",
+            f"{namespace} is neither your user name nor one of your organisations"
+            if theirs
+            else f"your token may not write to {namespace}",
             code="no_permission",
             expected=f"{who.name}/… or one of its organisations, and a token that may write there",
             got=f"{repo}, by {who.name} with a {who.role or 'signed-in'} token",

@@ -84,7 +84,7 @@ def check_name(name: str) -> None:
         good = False
     if not good:
         raise UsageError(
-            f"{name!r} cannot be a repository on the Hub",
+            f"{name!r} is not a valid repository id",
             code="bad_usage",
             expected="NAMESPACE/NAME of letters, digits, '-', '_' and '.', at most 96 of them",
             got=name,

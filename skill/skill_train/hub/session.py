@@ -118,7 +118,7 @@ def _counted(stream: Any, most: float = math.inf) -> Any:
 
 def _too_long(most: float) -> Temporary:
     return Temporary(
-        "an answer of the Hub is too long to be one",
+        "the Hub's answer is too long",
         code="hub_error",
         expected=f"at most {most / 1e6:.0f} MB",
         got="more",

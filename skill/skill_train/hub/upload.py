@@ -92,24 +92,24 @@ def upload(
         raise public_refusal(repo)
     _again(lambda: _create(repo, private), subject, say)
     operations = [_operation(file) for file in files]
-    say(f"{len(files)} files, {sum(file.size for file in files) / 1e6:.1f} MB; what the Hub has is not sent again")
+    say(f"{len(files)} files, {sum(file.size for file in files) / 1e6:.1f} MB; files on the Hub are not sent again")
     for operation, file in zip(operations, files, strict=True):
         _again(partial(_preupload, repo, operation), subject, say, seconds=None)
         if file.size >= _SAID_BYTES and not _is_there(operation):
             say(f"{file.path}, {file.size / 1e6:.1f} MB: sent")
     info = _again(lambda: _commit(repo, operations, message), subject, say, seconds=None)
     reused = before is not None and before.sha == info.oid
-    say("nothing had changed: no new commit" if reused else f"committed {len(files)} files")
+    say("nothing has changed, so there is no new commit" if reused else f"committed {len(files)} files")
     hidden = private if before is None else bool(before.private)
     return {"url": str(info.repo_url), "commit": info.oid, "created": created, "reused": reused, "private": hidden}
 
 
 def public_refusal(repo: str) -> DecisionNeeded:
     return DecisionNeeded(
-        f"{repo} is public, so everybody could read what is pushed there",
+        f"{repo} is public, so everybody could read the pushed files",
         code="public_repository",
         expected="a new or a private repository, or --public",
-        hint="name another --repo, or say --public",
+        hint="use another --repo, or add --public",
     )
 
 

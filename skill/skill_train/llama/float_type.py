@@ -63,7 +63,7 @@ def choose(weights: dict[str, Stored], asked: str) -> WeightType:
             code="bad_weights",
             expected="finite weights",
             got=", ".join(bad[:5]),
-            hint="the training diverged: look at its loss, then train again with a lower learning_rate",
+            hint="the training diverged: check its loss, then train again with a lower learning_rate",
         )
     # The converter keeps vectors (norms, biases) in f32, so only matrices can be too large.
     matrices = {name: size for name, size in sizes.items() if size is not None and len(weights[name].shape) > 1}
@@ -75,7 +75,7 @@ def choose(weights: dict[str, Stored], asked: str) -> WeightType:
             code="bad_weights",
             expected=f"every |weight| <= {F16_LARGEST:g}",
             got=f"{largest:g}",
-            hint="export with --quant bf16, or leave f16 out of --quant",
+            hint="export with --quant bf16, or remove f16 from --quant",
         )
     if asked != "auto":
         return WeightType(asked, "asked for", largest)
@@ -97,7 +97,7 @@ def largest_magnitude(stored: Stored) -> float | None:
         values = np.memmap(stored.file, dtype=codes[stored.dtype], mode="r", offset=stored.start, shape=(count,))
     except ValueError:  # it was cut after its header was read
         raise UsageError(
-            f"{stored.file} ends early", code="broken_model", expected="a whole file", hint="download it again"
+            f"{stored.file} is incomplete", code="broken_model", expected="a whole file", hint="download it again"
         ) from None
     pieces = (values[start : start + _PIECE] for start in range(0, count, _PIECE))
     if stored.dtype != "BF16":

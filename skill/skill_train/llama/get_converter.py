@@ -98,7 +98,7 @@ def find(llama_cpp: Path | None = None) -> Toolchain:
     found = _cached() or _on_path()
     if found is None:
         raise NotInstalled(
-            "llama.cpp's converter is not here yet",
+            "llama.cpp's converter has not been downloaded yet",
             code="no_converter",
             expected=f"the source of llama-cpp-python {_installed_version() or '(not installed)'} in {cache_dir()}",
             hint=f"{FETCH_COMMAND}   (once, online; or name a llama.cpp source folder with --llama-cpp DIR)",
@@ -133,7 +133,7 @@ def fetch(*, progress: Bar | None = None) -> Toolchain:
     version = _installed_version()
     if version is None:
         raise NotInstalled(
-            "llama-cpp-python is not installed, so the converter that belongs to it is not known",
+            "llama-cpp-python is not installed, so the matching converter is unknown",
             code="missing_package",
             hint='pip install "skill-train[gguf]"',
         )
@@ -210,11 +210,11 @@ def _named(folder: Path) -> Toolchain:
     missing = [name for name in _NEEDED if not (folder / name).is_file()]
     if missing:
         raise UsageError(
-            f"{folder} is not a llama.cpp source folder that can convert",
+            f"{folder} is not a llama.cpp source folder with a converter",
             code="no_converter",
             expected=", ".join(_NEEDED),
             got="no such folder" if not folder.is_dir() else f"without {', '.join(missing)}",
-            hint="git clone https://github.com/ggml-org/llama.cpp, or leave --llama-cpp out",
+            hint="git clone https://github.com/ggml-org/llama.cpp, or omit --llama-cpp",
         )
     return Toolchain(folder, "--llama-cpp", None)
 
@@ -268,7 +268,7 @@ def _pip() -> list[str]:
     if uv is not None:
         return [uv, "run", "--no-project", "--python", sys.executable, "--with", "pip", "--", "python", "-m", "pip"]
     raise NotInstalled(
-        "neither pip nor uv is there to download the converter with",
+        "downloading the converter needs pip or uv, and neither is installed",
         code="missing_package",
         hint=f"{shlex.quote(sys.executable)} -m ensurepip, then {FETCH_COMMAND}",
     )
@@ -314,11 +314,11 @@ def _is_wanted(name: str) -> bool:
 
 def _bad_archive(why: str) -> NotInstalled:
     return NotInstalled(
-        f"the source archive of llama-cpp-python is not what it should be: {why}",
+        f"the source archive of llama-cpp-python cannot be used: {why}",
         code="no_converter",
         expected=", ".join(_NEEDED),
         got=why,
-        hint="pip cache purge, then try again; or name a llama.cpp source folder with --llama-cpp DIR",
+        hint="run pip cache purge and try again, or use a llama.cpp source folder with --llama-cpp DIR",
     )
 
 

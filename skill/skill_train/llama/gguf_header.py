@@ -96,13 +96,13 @@ def read_gguf(path: Path) -> GgufFile:
         raise VerificationFailed(
             f"{path} cannot be read: {error.strerror}",
             code="bad_gguf",
-            hint="check the file and its permissions, or make it again: skill-train export-gguf RUN",
+            hint="check the file and its permissions, or export it again: skill-train export-gguf RUN",
         ) from None
     except ValueError as error:  # names may not be UTF-8
         raise VerificationFailed(
             f"{path.name} is not a GGUF file: {error}",
             code="bad_gguf",
-            hint="make it again: skill-train export-gguf RUN",
+            hint="export it again: skill-train export-gguf RUN",
         ) from None
     except _Broken as error:
         raise VerificationFailed(

@@ -209,7 +209,7 @@ def _refused(path: Path, lines: deque[tuple[int, str]]) -> VerificationFailed:
         f"llama.cpp cannot load {path.name}: {words[0]}",
         code="bad_gguf",
         got=words[-1],
-        hint="make it again: skill-train export-gguf RUN; an architecture that is new needs a newer llama-cpp-python",
+        hint="export it again: skill-train export-gguf RUN; a new architecture needs a newer llama-cpp-python",
     )
 
 

@@ -72,7 +72,7 @@ def require_convertible(model: Path, toolchain: Toolchain) -> None:
         return
     name = convertible.architecture(text, config)
     words = f"{model} cannot become a GGUF file: {why}"
-    instead = "use the adapter or the merged model with transformers or vLLM: skill-train merge RUN; for GGUF files "
+    instead = "use the adapter or the merged model with transformers or vLLM: skill-train merge RUN; for a GGUF file "
     if name not in known:
         raise UsageError(
             words,
@@ -84,9 +84,9 @@ def require_convertible(model: Path, toolchain: Toolchain) -> None:
     raise UsageError(
         words,
         code="not_convertible",
-        expected="a model that llama.cpp computes as transformers does, with the files that its converter reads",
+        expected="a model that llama.cpp and transformers compute alike, with all files that the converter reads",
         got=str(name),
-        hint=instead + "choose another base, or a whole folder of this one",
+        hint=instead + "choose another base model, or download this one completely",
     )
 
 
@@ -214,7 +214,7 @@ def explain(returncode: int, lines: list[str], *, model: Path) -> SkillTrainErro
         f"llama.cpp's converter cannot convert {model}: {last}",
         code="not_convertible",
         got=last,
-        hint="pip install -U llama-cpp-python, which brings a newer converter; the model itself is as it was",
+        hint="pip install -U llama-cpp-python, which brings a newer converter; the model itself was not changed",
     )
 
 
@@ -304,7 +304,7 @@ def _unsupported_tokenizer(failure: _Failure) -> UsageError:
 
 def _missing_file(failure: _Failure) -> UsageError:
     return UsageError(
-        f"llama.cpp's converter misses a file of {failure.model}: {failure.line}",
+        f"{failure.model} lacks a file that llama.cpp's converter needs: {failure.line}",
         code="bad_tokenizer",
         expected="the tokenizer files of the base model, unchanged",
         got=failure.line,
@@ -317,7 +317,7 @@ def _missing_key(failure: _Failure) -> UsageError:
     if not re.search(r"[A-Za-z]\w+", key) or re.fullmatch(r"""['"][^'"]*[<>|\[\]][^'"]*['"]""", key):
         return _missing_token(failure, key)
     return UsageError(
-        f"the config.json of {failure.model} lacks what llama.cpp's converter reads: {key}",
+        f"the config.json of {failure.model} lacks a key that llama.cpp's converter needs: {key}",
         code="broken_model",
         expected="the config.json that the base model was published with",
         got=f"without {key}",
@@ -328,11 +328,11 @@ def _missing_key(failure: _Failure) -> UsageError:
 
 def _missing_token(failure: _Failure, token: str) -> UsageError:
     return UsageError(
-        f"the vocabulary of {failure.model} lacks a token that llama.cpp's converter looks up: {token}",
+        f"the vocabulary of {failure.model} lacks a token that llama.cpp's converter needs: {token}",
         code="bad_tokenizer",
         expected=f"the tokenizer files that the base model was published with, which hold {token}",
         got=f"without {token}",
-        hint=f"take the whole, unchanged folder of the base, whose tokenizer.json holds {token}, and train on that",
+        hint=f"train on the whole, unchanged base model, whose tokenizer.json contains {token}",
     )
 
 
@@ -347,7 +347,7 @@ def _missing_package(failure: _Failure) -> NotInstalled:
 
 def _quantized(failure: _Failure) -> UsageError:
     return UsageError(
-        f"{failure.model} holds weights that are already quantized ({failure.found[0]})",
+        f"the weights of {failure.model} are already quantized ({failure.found[0]})",
         code="quantized_base",
         expected="full-precision weights",
         got=failure.found[0],
@@ -357,7 +357,7 @@ def _quantized(failure: _Failure) -> UsageError:
 
 def _no_disk(failure: _Failure) -> DecisionNeeded:
     return DecisionNeeded(
-        "the disk filled up while the GGUF file was written",
+        "the disk became full while the GGUF file was written",
         code="no_disk",
         got=failure.line,
         hint="free some space, or choose a folder on another disk",

@@ -24,9 +24,9 @@ def require_room_for_torch() -> None:
     if free is None or need is None or free >= need:
         return
     raise DecisionNeeded(
-        "out of memory: a limit on the address space leaves no room for torch",
+        "out of memory: the limit on the address space is too low for torch",
         code="out_of_memory",
-        expected=f"{need / 1e9:.1f} GB for its libraries alone",
+        expected=f"{need / 1e9:.1f} GB for the libraries of torch alone",
         got=f"{max(0, free) / 1e9:.1f} GB",
         hint="raise the limit (ulimit -v unlimited) and run the same command again",
     )

@@ -285,11 +285,11 @@ def _summary(parts: list[compare.TokenFigures]) -> dict[str, Any]:
 
 def _other_vocabulary(expected: int, got: int) -> VerificationFailed:
     return VerificationFailed(
-        "the merged model has another vocabulary than base + adapter",
+        "the vocabulary of the merged model differs from that of base + adapter",
         code="merge_gate",
         expected=f"{expected} logits a token",
         got=f"{got}",
-        hint="the base model that the adapter was trained on: base_model_name_or_path in adapter_config.json",
+        hint="use the base model that the adapter was trained on: base_model_name_or_path in adapter_config.json",
     )
 
 

@@ -180,7 +180,7 @@ def _plan_module(
     expected |= {"b_bias"} if "b_bias" in parts and config.get("lora_bias") else set()
     if set(parts) != expected:
         raise UsageError(
-            f"the adapter's tensors for {module} are not a complete set",
+            f"the adapter's tensors for {module} are incomplete",
             code="bad_adapter",
             expected=", ".join(sorted(expected)),
             got=", ".join(sorted(parts)),
@@ -275,7 +275,7 @@ def _require_one(adapter: Adapter, tensors: list[str]) -> None:
 
 def _two_values(one: str, other: str) -> UsageError:
     return UsageError(
-        f"the adapter's tensors {one!r} and {other!r} differ, and the base model ties the two",
+        f"the adapter's tensors {one!r} and {other!r} differ, but the base model ties them",
         code="wrong_base",
         expected="one matrix for the embedding and the output head, as in the base model",
         got="two, so the model was untied before it was trained",
@@ -331,7 +331,7 @@ def _new_vocabulary(rows: set[int]) -> int:
     """The one number of rows that embedding and head have after a resize."""
     if len(rows) > 1:
         raise UsageError(
-            "the adapter resizes the embedding and not the output head, or the other way round",
+            "the adapter resizes only one of the embedding and the output head",
             code="bad_adapter",
             expected="the same number of rows in both",
             got=f"{sorted(rows)} rows",

@@ -123,11 +123,11 @@ def _ways(gate: str, base: Base, adapter: Adapter, reasons: list[str], threshold
     blind = merge_weights.why_not(base, adapter, reasons)
     if gate == "weights" and blind:
         raise UsageError(
-            f"the weights alone cannot tell whether this merge is right: {blind}",
+            f"this merge cannot be checked by its weights alone: {blind}",
             code="bad_usage",
             expected="a LoRA of A and B on linear layers",
             got=blind,
-            hint="the same command with --gate answers",
+            hint="run the same command with --gate answers",
         )
     count = sum(math.prod(stored.shape) for stored in base.tensors.values())
     if gate == "answers" or blind or threshold is not None or (gate == "auto" and count <= ANSWERS_UP_TO):
@@ -170,7 +170,7 @@ def _check_dtype(dtype: str | None) -> None:
             code="bad_usage",
             expected=", ".join(DTYPES),
             got=dtype,
-            hint="leave --dtype out to keep the base's",
+            hint="omit --dtype to keep that of the base model",
         )
 
 
@@ -343,12 +343,12 @@ def _judge(fields: dict[str, Any], record: Path, out: Path, warn: Callable[[str,
     if outcome["failures"]:
         write_json(failed, fields)
         raise VerificationFailed(
-            f"the merged model is not base + adapter: {'; '.join(outcome['failures'][:5])}",
+            f"the merged model differs from base + adapter: {'; '.join(outcome['failures'][:5])}",
             code="merge_gate",
             **_expected_and_got(outcome, failed),
             hint=f"read {shlex.quote(str(failed))}"
             if outcome["stored_dtype"] == "F32"
-            else "the same command with --dtype float32, which rounds nothing",
+            else "run the same command with --dtype float32, which rounds nothing",
         )
     kept = fields["changes"].get("kept_after_rounding")
     if kept is not None and kept < _KEPT:

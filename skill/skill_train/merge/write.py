@@ -290,11 +290,11 @@ def _not_finite(name: str, after: Any, dtype: str) -> VerificationFailed:
             code="not_finite",
             expected="finite weights",
             got=f"{bad} values that are NaN or infinite",
-            hint="look for NaN in the adapter's training log, and merge an earlier checkpoint",
+            hint="check the adapter's training log for NaN, and merge an earlier checkpoint",
         )
     largest = float(after.abs().max())
     return VerificationFailed(
-        f"{name} has values that {dtype} cannot hold",
+        f"{name} has values outside the range of {dtype}",
         code="not_finite",
         expected=f"at most {torch.finfo(torch_dtype(dtype)).max:g}",
         got=f"{largest:g}",

@@ -167,11 +167,11 @@ def pattern_value(pattern: dict[str, Any], module: str, default: Any) -> Any:
                 found = re.match(rf"(.*\.)?({key})$", module)
         except TimeoutError:
             raise UsageError(
-                f"the pattern {key!r} of the adapter's config takes too long to match",
+                f"the pattern {key!r} in adapter_config.json takes too long to match",
                 code="bad_adapter",
                 expected="names of modules, or short regular expressions",
                 got=f"more than {_PATTERN_SECONDS:g} s for {module[:80]!r}",
-                hint="write the whole names of the modules into rank_pattern and alpha_pattern",
+                hint="write the full names of the modules into rank_pattern and alpha_pattern",
             ) from None
         if found:
             return value
@@ -185,7 +185,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
             code="bad_adapter",
             expected=f"a folder with {CONFIG} and {WEIGHTS}",
             got="no such folder" if not folder.is_dir() else f"no {CONFIG}",
-            hint="give the run's adapter/ folder, or the one that PEFT's save_pretrained wrote",
+            hint="use the run's adapter/ folder, or a folder that PEFT's save_pretrained wrote",
         )
     require_sound_files(folder)
     config = read_json(folder / CONFIG)
@@ -283,7 +283,7 @@ def _kind(name: str, stored: Stored) -> tuple[str, str | None]:
 
 def _unreadable(name: str, got: str) -> UsageError:
     return UsageError(
-        f"the adapter's tensor {name!r} cannot be used",
+        f"the adapter's tensor {name!r} is not supported",
         code="bad_adapter",
         expected="names and types as PEFT's save_pretrained writes them",
         got=got,

@@ -57,7 +57,7 @@ def read_config(folder: Path) -> dict[str, Any]:
             code="not_a_model",
             expected="config.json, tokenizer files and *.safetensors, or the id of a model on the Hub",
             got="no such folder" if not folder.is_dir() else "a folder without config.json",
-            hint="download the whole model, or give its id on the Hub",
+            hint="download the whole model, or use its id on the Hub",
         )
     model_files.require_sound(folder)
     config = model_files.foreign_json(path)
@@ -85,7 +85,7 @@ def weight_files(folder: Path) -> list[Path]:
     missing = _missing(used)
     if missing:
         raise UsageError(
-            f"{folder} is not whole: {missing}",
+            f"{folder} is incomplete: {missing}",
             code="broken_model",
             expected="every weight file of the model",
             got=missing,
@@ -204,7 +204,7 @@ def _broken(path: Path, why: str) -> UsageError:
         f"{path} is broken: {why}",
         code="broken_model",
         expected="a whole safetensors file",
-        hint="download it again",
+        hint="download the file again",
     )
 
 

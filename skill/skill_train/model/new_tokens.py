@@ -64,7 +64,7 @@ def require_rows(base: Path, adapter: Path, rows: int | None, *, trained_whole: 
     without = [number for number in sorted(new) if rows is not None and number >= rows]
     if without:
         raise UsageError(
-            f"the adapter's tokenizer has a token that the merged model has no row for: {new[without[0]]!r}",
+            f"the adapter's tokenizer has a token without a row in the merged model's embedding: {new[without[0]]!r}",
             code="bad_adapter",
             expected=f"ids below {rows}, the rows of the embedding",
             got=f"id {without[0]}" + (f", and {len(without) - 1} more" if len(without) > 1 else ""),
@@ -73,11 +73,11 @@ def require_rows(base: Path, adapter: Path, rows: int | None, *, trained_whole: 
     other = None if trained_whole or not new else _other_token(base, adapter)
     if other is not None:
         raise UsageError(
-            f"the adapter's tokenizer is not the base's with more tokens: id {other[0]} is another token",
+            f"the adapter's tokenizer does not extend that of the base model: id {other[0]} is another token",
             code="bad_adapter",
             expected=f"{other[1]!r}, as in {base}",
             got=f"{other[2]!r}, as in {adapter}",
-            hint="put the tokenizer that the adapter was trained with into its folder, or remove the one that is there",
+            hint="put the tokenizer that the adapter was trained with into its folder, or remove the tokenizer files",
         )
 
 

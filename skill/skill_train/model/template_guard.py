@@ -1,4 +1,4 @@
-"""Refuses a chat template that does not come to an end, or that writes gigabytes, before it is rendered here."""
+"""Rejects a chat template that loops forever or writes gigabytes, before it is rendered here."""
 
 from __future__ import annotations
 
@@ -41,10 +41,9 @@ def _tried(templates: tuple[str, ...]) -> None:
     except (NativeCrash, DecisionNeeded) as error:
         big = error.code == "out_of_memory"
         raise UsageError(
-            "the model's chat template "
-            + ("takes more memory than a text needs" if big else "does not come to an end"),
+            "the model's chat template " + ("uses too much memory" if big else "does not finish"),
             code="unsafe_file",
             expected=f"a template that renders a short conversation in {SECONDS} seconds",
             got=error.got.splitlines()[-1][:200] if error.got else error.message,
-            hint="do not use this model folder, or look at its chat_template and mend it",
+            hint="do not use this model, or correct its chat_template",
         ) from None

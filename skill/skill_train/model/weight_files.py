@@ -68,7 +68,7 @@ def read_folder(folder: Path) -> list[Shard]:
     wrong = [tensor for tensor, name in weight_map.items() if found.get(tensor) != name]
     if wrong or sum(len(shard.tensors) for shard in shards) != len(found):
         raise UsageError(
-            f"{folder / INDEX} does not describe its files",
+            f"{folder / INDEX} does not match the weight files",
             code="broken_model",
             expected="each tensor in the one file that the index names",
             got=f"{wrong[0]!r} is not in {weight_map[wrong[0]]} alone" if wrong else "a tensor in two files",
@@ -123,7 +123,7 @@ def wide_rows(stored: Stored, most: int) -> Iterator[Callable[[int, int], tuple[
         def read(start: int, stop: int) -> tuple[Any, Any]:
             file.seek(stored.start + start * row_bytes)
             if file.readinto(memoryview(raw)[: (stop - start) * row_bytes]) != (stop - start) * row_bytes:
-                raise UsageError(f"{stored.file} ends early", code="broken_model", hint="download the file again")
+                raise UsageError(f"{stored.file} is incomplete", code="broken_model", hint="download the file again")
             values = torch.frombuffer(raw, dtype=torch_dtype(stored.dtype), count=(stop - start) * columns)
             values = values.view(stop - start, columns)
             return values, wide[: stop - start].copy_(values)
@@ -143,7 +143,7 @@ def read_rows(stored: Stored, start: int, stop: int) -> Any:
         while read < len(buffer):  # one read returns at most 2 GiB
             got = file.readinto(memoryview(buffer)[read:])
             if not got:
-                raise UsageError(f"{stored.file} ends early", code="broken_model", hint="download the file again")
+                raise UsageError(f"{stored.file} is incomplete", code="broken_model", hint="download the file again")
             read += got
     return torch.frombuffer(buffer, dtype=torch_dtype(stored.dtype)).reshape(stop - start, *stored.shape[1:])
 
@@ -166,7 +166,7 @@ def copy_bytes(stored: Stored, write: Callable[[Any], None]) -> None:
         while left:
             block = file.read(min(left, _COPIED_BYTES))
             if not block:
-                raise UsageError(f"{stored.file} ends early", code="broken_model", hint="download the file again")
+                raise UsageError(f"{stored.file} is incomplete", code="broken_model", hint="download the file again")
             write(block)
             left -= len(block)
 
@@ -257,10 +257,10 @@ def _weight_map(folder: Path) -> dict[str, str] | None:
     found = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(found, dict) or not all(isinstance(one, str) and one in names for one in found.values()):
         raise UsageError(
-            f"{folder / INDEX} changed while it was read",
+            f"{folder / INDEX} changed while it was being read",
             code="broken_model",
-            expected="an index that stays as it is",
-            hint="run the same command again, when nothing writes into the folder any more",
+            expected="an index that does not change",
+            hint="run the same command again when no other program writes to the folder",
         )
     return found
 
@@ -268,7 +268,7 @@ def _weight_map(folder: Path) -> dict[str, str] | None:
 def _no_weights(folder: Path) -> UsageError:
     if not folder.is_dir():
         return UsageError(
-            f"{folder} is not a folder", code="missing_file", got=str(folder), hint="give the folder of a model"
+            f"{folder} is not a folder", code="missing_file", got=str(folder), hint="use the path of a model folder"
         )
     pickles = sorted(path.name for path in folder.iterdir() if path.suffix in _PICKLES)
     if pickles:
@@ -277,7 +277,7 @@ def _no_weights(folder: Path) -> UsageError:
             code="no_safetensors",
             expected=SINGLE,
             got=", ".join(pickles[:3]),
-            hint="take the model's safetensors revision; or, if you trust the file, load it with transformers, "
+            hint="use a revision of the model with safetensors; or, if you trust the file, load it with transformers, "
             "save_pretrained(NEW_FOLDER), and copy the tokenizer beside it",
         )
     return UsageError(
@@ -285,5 +285,5 @@ def _no_weights(folder: Path) -> UsageError:
         code="missing_file",
         expected=f"{SINGLE}, or {INDEX} and the files that it names",
         got="neither",
-        hint="give the folder of a full-precision Hugging Face model",
+        hint="use the folder of a full-precision Hugging Face model",
     )

@@ -43,7 +43,7 @@ def given_plan(path: Path, said: dict[str, Any], where: str = "local") -> Plan:
     again = f"make the plan again, with its recipe and options, and --out {shlex.quote(str(path))}"
     if others:
         hint = f"make another plan with {others[0]}, or leave {others[0]} out"
-        raise UsageError(f"{path} is a plan, which {others[0]} would change", code="bad_usage", hint=hint)
+        raise UsageError(f"{path} is a plan, and {others[0]} would change it", code="bad_usage", hint=hint)
     made = plan_record.read(path)
     _check_given(path, made, where, again)
     require_same_inputs(path, made, again)
@@ -59,7 +59,7 @@ def require_same_inputs(path: Path, made: Plan, hint: str) -> None:
     changed = [key for key, now in _fingerprints(made.recipe).items() if now != made.fingerprints.get(key)]
     if changed:
         raise UsageError(
-            f"the {' and the '.join(changed)} changed after {path} was made, or cannot be found",
+            f"the {' and the '.join(changed)} changed after {path} was written, or cannot be found",
             code="outdated_plan",
             expected="the model and the data that it was made for",
             got=made.recipe.as_dict()[changed[0]],
@@ -79,11 +79,11 @@ def _check_given(path: Path, made: Plan, where: str, again: str) -> None:
     there, this = made.facts.machine.chip, machine.read_machine().chip
     if where == "local" and there != this:
         raise UsageError(
-            f"{path} was made on another machine", code="outdated_plan", expected=there, got=this, hint=again
+            f"{path} was planned on another machine", code="outdated_plan", expected=there, got=this, hint=again
         )
     if recipe.recipe_hash(made.recipe.as_dict(), made.fingerprints) != made.recipe_hash:
         raise UsageError(
-            f"the recipe in {path} is not the one that was planned",
+            f"the recipe in {path} was edited after planning",
             code="outdated_plan",
             expected=f"recipe_hash {made.recipe_hash[:12]}…",
             hint=again,
@@ -108,7 +108,7 @@ def require_free(out: Path) -> None:
             code="output_exists",
             expected="a new file, or a plan to replace",
             got=str(out),
-            hint="choose another --out",
+            hint="use another --out",
         )
 
 
@@ -123,10 +123,10 @@ def require_own(run: RunDir, made: Plan) -> None:
         return
     if run.path.resolve() == Path(made.recipe.model):
         raise UsageError(
-            f"{run.path} is the folder of the base model, which the files of a run would change",
+            f"{run.path} is the folder of the base model, and a run may not write into it",
             code="bad_usage",
-            expected="a folder of its own for the run",
-            hint="another --run-dir; without one the run has a folder of its own below runs/",
+            expected="a separate folder for the run",
+            hint="use another --run-dir, or omit it for a new folder below runs/",
         )
     own = []
     if run.plan.is_file():

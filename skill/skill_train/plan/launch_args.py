@@ -42,7 +42,7 @@ def _check_devices(placement: Placement, machine: MachineFacts) -> None:
     unit = {"cuda": "GPUs", "cpu": "cores"}.get(device, f"{device} devices")
     if wanted > there:
         raise DecisionNeeded(
-            f"{wanted} processes were asked for, and {machine.chip} has fewer {unit}",
+            f"{wanted} processes were requested, but {machine.chip} has fewer {unit}",
             code="device_unavailable",
             expected=f"at least {wanted} {unit}, one a process",
             got=str(there),

@@ -110,13 +110,13 @@ def _flavor(cloud: list[Candidate], offered: tuple[Flavor, ...], choices: Choice
     if found is None:
         names = [flavor.name for flavor in offered]  # those without a GPU too: they can be named
         known = choices.flavor in names
-        what = "cannot train this in the precision that is asked for" if known else "is no flavor"
+        what = "cannot train in the requested precision" if known else "is no flavor"
         raise UsageError(
             f"{choices.flavor} {what}{'' if known else nearest(choices.flavor, names)}",
             code="unknown_flavor",
             expected=", ".join(candidate.name for candidate in cloud) if known else ", ".join(names),
             got=choices.flavor,
-            hint="leave --flavor out, and the cheapest that fits is chosen",
+            hint="omit --flavor to get the cheapest machine that fits",
         )
     return found
 
@@ -209,7 +209,7 @@ def _resolve(recipe: Recipe, model: ModelFacts, dataset: DatasetFacts, reasons: 
             code="no_chat_template",
             expected="a model with a chat template (most Instruct models), or rows of plain text",
             got=f"format {dataset.format}",
-            hint="use the model's Instruct version, or data with prompt and completion, or with text",
+            hint="use the model's Instruct version, or data with the columns prompt and completion, or text",
         )
     values["loss_on"] = recipe.loss_on or _loss_on(dataset.format, reasons)
     values |= _tuning(recipe, model, reasons)
@@ -228,9 +228,9 @@ def _resolve(recipe: Recipe, model: ModelFacts, dataset: DatasetFacts, reasons: 
         values["warmup_steps"] = math.ceil(values["max_steps"] * recipe.warmup_ratio) if values["max_steps"] > 10 else 0
     if model.quantization and not recipe.load_in_4bit:
         raise UsageError(
-            f"{recipe.model} is a quantized checkpoint ({model.quantization}); a tuning of it has no exact merge",
+            f"{recipe.model} is quantized ({model.quantization}), and an adapter cannot be merged into it exactly",
             code="quantized_base",
-            expected="the full-precision model it was made from",
+            expected="the full-precision model that it was made from",
             hint="use the original model; load_in_4bit: true quantizes it while training (QLoRA)",
         )
     return ResolvedRecipe(**{key: values[key] for key in ResolvedRecipe.__struct_fields__})
@@ -279,7 +279,7 @@ def _require_feedable(steps: int, recipe: Recipe) -> None:
             code="bad_recipe",
             expected=f"at most {MOST_ROWS_FED:,}",
             got=f"{rows:,}",
-            hint="fewer steps or epochs, a smaller effective_batch_size, or a part of the data: split: train[:1000000]",
+            hint="use fewer steps or epochs, a smaller effective_batch_size, or a part such as split: train[:1000000]",
         )
 
 
@@ -326,7 +326,7 @@ def _targets(model: ModelFacts, reasons: list[Reason]) -> list[str]:
         why = f"no list is known for {model.model_type}: the linear layers of its blocks, without routers and experts"
     if targets is None:
         raise UsageError(
-            f"no LoRA targets are known for model type {model.model_type!r}",
+            f"the LoRA targets of the model type {model.model_type!r} are unknown",
             code="no_such_target",
             expected=f"one of {', '.join(sorted(TARGETS))}",
             got=model.model_type,

@@ -89,7 +89,7 @@ def with_precision(choices: Choices, *, pure_bf16: bool) -> Choices:
             code="bad_usage",
             expected="--dtype bfloat16, or none",
             got=choices.dtype,
-            hint="leave --dtype out, or take pure_bf16 out of the recipe",
+            hint="omit --dtype, or remove pure_bf16 from the recipe",
         )
     return replace(choices, dtype="bfloat16")
 
@@ -107,7 +107,7 @@ def precision(
         return asked, _mps_bf16(probe)
     if asked == "float16" and device != "cuda" and not choices.force:
         raise DecisionNeeded(
-            f"float16 training on {device} often ends in NaN losses: there is no reliable gradient scaling",
+            f"float16 training on {device} often ends with a NaN loss, because gradient scaling is not reliable there",
             code="unsafe_precision",
             expected="float32 (safe), or bfloat16 after a probe",
             got="float16",
@@ -133,7 +133,7 @@ def _mps_bf16(probe: PrecisionProbe | None) -> str:
     drift = _drift(probe) if probe else math.nan
     if not drift <= PROBE_LOSS_TOLERANCE:
         raise DecisionNeeded(
-            "bfloat16 on MPS is taken only after a probe on this machine gives the loss of float32",
+            "bfloat16 on MPS is used only if a probe on this machine gives the same loss as float32",
             code="unsafe_precision",
             expected=f"a loss at most {PROBE_LOSS_TOLERANCE:.1%} off",
             got=f"{drift:.2%} off" if probe else "the probe did not run",

@@ -85,11 +85,11 @@ def _chosen(choices: Choices, where: str, overrode: str) -> Fired:
 def stays_here(got: str) -> DecisionNeeded:
     """Of sensitive data that somebody wants to send."""
     return DecisionNeeded(
-        "the recipe says sensitive: true, so nothing of it may leave this machine",
+        "the recipe has sensitive: true, so its data and model may not leave this machine",
         code="sensitive",
         expected="a run on this machine",
         got=got,
-        hint="train here; whether the data may leave is for its owner to say, not for who runs the commands",
+        hint="train on this machine; only the owner of the data may decide that it can leave",
     )
 
 

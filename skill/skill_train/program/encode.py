@@ -69,11 +69,11 @@ def require_one_vocabulary(model: str, revision: str | None, tokenizer: Any) -> 
         piece = said.id_to_piece(number)
         if vocabulary.get(piece) != number and number not in added and not any(is_mark(number) for is_mark in marks):
             raise Refused(
-                f"tokenizer.model and tokenizer.json of {model} hold different vocabularies",
+                f"tokenizer.model and tokenizer.json of {model} have different vocabularies",
                 code="bad_tokenizer",
-                expected="one vocabulary: tokenizer.json is trained, and llama.cpp's converter reads tokenizer.model",
+                expected="one vocabulary: training uses tokenizer.json, llama.cpp's converter tokenizer.model",
                 got=f"{piece!r} is {number} in tokenizer.model and {vocabulary.get(piece)} in tokenizer.json",
-                hint="bring back the files that the model was published with, or take the one away that is not of it",
+                hint="restore the published files of the model, or remove the file that does not belong to it",
             )
 
 
@@ -214,7 +214,7 @@ def no_tokenizer(model: str, expected: str, got: str) -> Refused:
         code="bad_tokenizer",
         expected=expected,
         got=got,
-        hint="download the whole model, or copy the tokenizer's files from the model that it was made from",
+        hint="download the whole model, or copy the tokenizer files from its base model",
     )
 
 
@@ -240,11 +240,11 @@ def limited(seconds: float) -> Iterator[None]:
 def endless_template(model: str) -> Refused:
     """Of the model, not of a row: the next one would take as long."""
     return Refused(
-        f"the chat template of {model} takes too long to render the conversations",
+        f"the chat template of {model} is too slow for the conversations",
         code="unsafe_file",
-        expected=f"at most {TEMPLATE_SECONDS:g} seconds of work more than a plain template has with as many",
-        got="it did not end in that time",
-        hint="mend chat_template.jinja or tokenizer_config.json in the model's folder, or take another model",
+        expected=f"at most {TEMPLATE_SECONDS:g} seconds more than a plain template needs for the same rows",
+        got="it did not finish in that time",
+        hint="correct chat_template.jinja or tokenizer_config.json in the model's folder, or use another model",
     )
 
 
@@ -343,10 +343,10 @@ class Encoder:
             span = self.around_calls(example, rendered, index) if calls else None
         if span is None:
             raise Refused(
-                "the chat template does not show where an answer stands, so it cannot be trained alone",
+                "the answers cannot be trained alone, because the chat template does not show where they are",
                 code="template_mismatch",
                 expected="a template that renders each answer in one piece",
-                hint="loss_on: all in the recipe trains on the whole conversation",
+                hint="set loss_on: all in the recipe to train on the whole conversation",
             )
         start, end = span
         return (prefix if 0 < prefix <= start else start), self.turn_end(rendered, end)
@@ -407,10 +407,10 @@ class Encoder:
             raise endless_template(self.tokenizer.name_or_path) from None
         except (*errors, TypeError, ValueError) as error:
             raise Refused(
-                f"the model's chat template refuses these messages: {error}",
+                f"the model's chat template rejects these messages: {error}",
                 code="template_mismatch",
                 got=" ".join(message["role"] for message in messages),
-                hint="bring the roles into the order it expects: often system once, then user and assistant in turn",
+                hint="put the roles in the order that it expects: often system once, then user and assistant in turn",
             ) from None
         finally:
             size = sum(len(message["content"]) for message in messages if isinstance(message.get("content"), str))
@@ -432,11 +432,11 @@ class Encoder:
         mark = next((mark for mark in self.template_marks() if mark in question), None)
         if mark is not None:
             raise Refused(
-                f"a question holds {mark!r}, which the model's chat template writes itself",
+                f"a question contains {mark!r}, which the model's chat template adds itself",
                 code="template_mismatch",
-                expected="a question without the marks of a template",
+                expected="a question without the markers of a template",
                 got=question[:80],
-                hint="format: completion in the recipe trains rows that are rendered already as they stand",
+                hint="set format: completion in the recipe to train rows that are already rendered",
             )
 
     def template_marks(self) -> list[str]:

@@ -77,26 +77,26 @@ def explanation(error: Exception) -> Refused | None:
             f"the disk is full: {str(error).splitlines()[0]}",
             code="no_disk",
             exit_code=EXIT_DOES_NOT_FIT,
-            expected="free space for checkpoints and what is trained",
+            expected="free space for checkpoints and the trained weights",
             hint=f"{again()}, after freeing some space, or with a higher limit of the size of files (ulimit -f)",
         )
     # In the words of gloo and NCCL. The process that ended had no time to tell why, or this would not be heard first.
     lost = ("connection closed by peer", "connection reset by peer", "remote process exited")
     if "WORLD_SIZE" in os.environ and any(words in text for words in lost):
         return Refused(
-            "another process of this run ended without a word",
+            "another process of this run ended without an explanation",
             code="process_lost",
             exit_code=EXIT_FAILED,
             expected=f"{os.environ.get('WORLD_SIZE')} processes until the end",
             got=str(error).splitlines()[0][:200],
-            hint="read RUN/train.log; most often the system killed it for its memory",
+            hint="read RUN/train.log; the most likely cause is that the system killed it to free memory",
         )
     if number in (errno.EROFS, errno.EACCES):
         return Refused(
-            f"the run directory cannot be written: {error}",
+            f"the run directory is not writable: {error}",
             code="system_error",
-            expected="a folder that may be written",
-            hint="choose another --run-dir",
+            expected="a writable folder",
+            hint="use another --run-dir",
         )
     lacking = next((each for each in with_causes(error) if lacks_memory(each)), None)
     if lacking is not None:
@@ -105,7 +105,7 @@ def explanation(error: Exception) -> Refused | None:
             code="out_of_memory",
             exit_code=EXIT_DOES_NOT_FIT,
             expected="memory for the model, its activations and one batch",
-            hint="a smaller max_length, per_device_train_batch_size 1, gradient_checkpointing, or a smaller model",
+            hint="use a smaller max_length, per_device_train_batch_size 1, gradient_checkpointing, or a smaller model",
         )
     return None
 
@@ -160,7 +160,7 @@ def readable(model: str) -> Iterator[None]:
             code="broken_model",
             expected="a config.json that transformers reads, and weights and a tokenizer that fit it",
             got=f"{type(error).__name__}: {' '.join(str(error).split())}"[:300],
-            hint="mend what got says, or download it again",
+            hint="correct the fault in `got`, or download the model again",
         ) from error
 
 

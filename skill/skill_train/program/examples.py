@@ -81,7 +81,7 @@ def from_sharegpt(turns: Any, system: Any) -> list[dict[str, Any]]:
         role = SHAREGPT_ROLES.get(str(turn.get("from")).lower()) if isinstance(turn, dict) else None
         if role is None:
             raise Refused(
-                "a turn has no known speaker", code="unknown_role", expected="from: human or gpt", got=repr(turn)[:80]
+                "a turn has an unknown speaker", code="unknown_role", expected="from: human or gpt", got=repr(turn)[:80]
             )
         messages.append({"role": role, "content": text_of(turn.get("value"), "value")})
     return messages
@@ -183,11 +183,11 @@ def require_text(value: Any, name: str, *, answer: bool = False) -> None:
     found = media_in(value, answer=answer)
     if found is not None:
         raise Refused(
-            f"{name} holds a picture, sound or film, and this version trains on text only",
+            f"{name} contains an image, audio or video, and this version trains on text only",
             code="not_text",
             expected=f"text in {name}",
             got=found,
-            hint="leave such rows out, or use a dataset of text",
+            hint="remove such rows, or use a dataset of text",
         )
 
 
@@ -253,9 +253,9 @@ def require_answer(messages: list[dict[str, Any]], prompt_messages: int) -> None
     if unknown is None:
         raise Refused("a conversation has no assistant message to learn from", code="bad_row", got=repr(messages)[:80])
     raise Refused(
-        f"the role {unknown[:40]!r} is not known, and no message is the assistant's",
+        f"the role {unknown[:40]!r} is unknown, and there is no message of the assistant",
         code="unknown_role",
         expected=f"one of {', '.join(ROLES)}",
         got=repr(messages)[:80],
-        hint="name the one who answers assistant in the dataset",
+        hint="rename the role that answers to assistant in the dataset",
     )

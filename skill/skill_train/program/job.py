@@ -232,7 +232,7 @@ def ended(code: int, child: Child) -> Refused:
     tail = "\n".join(child.said().splitlines()[-15:])
     if code == -signal.SIGKILL:
         return Refused(
-            "the system killed the training process (SIGKILL), most likely for its memory",
+            "the system killed the training process (SIGKILL), most likely to free memory",
             code="out_of_memory",
             exit_code=EXIT_DOES_NOT_FIT,
             expected="memory for the model, its activations and one batch",
@@ -248,7 +248,7 @@ def ended(code: int, child: Child) -> Refused:
         code="native_crash" if code < 0 else "program_failed",
         exit_code=EXIT_FAILED,
         got=tail,
-        hint="the end of its log is above",
+        hint="read the end of its log above",
     )
 
 
@@ -352,11 +352,11 @@ def keep_results(work: Path, kept: Path, failure: dict[str, Any] | None) -> None
 def require_kept(kept: Path) -> None:
     if not (kept / MARKER).is_file():
         raise Refused(
-            "the run is trained, and its results could not be kept",
+            "the run is trained, but its results could not be stored",
             code="not_kept",
             exit_code=EXIT_FAILED,
-            expected="room in the folder of the plan",
-            hint="the reason stands above; in a job, the adapter itself was pushed",
+            expected="free space in the folder of the plan",
+            hint="read the reason above; a job has pushed the adapter itself",
         )
 
 

@@ -184,7 +184,7 @@ def load_data(recipe: dict[str, Any], tokenizer: Any, recorded: set[int] | None 
             code="empty_dataset",
             expected="at least one row",
             got=f"no rows in {recipe['split']}",
-            hint="give another file, or another part of it, such as split: train",
+            hint="use another file, or another split, such as split: train",
         )
     rows = trainable_rows(rows, recipe)
     contents, questions = contents_of(rows), [digest_of(normalised(question_of(row))) for row in rows]

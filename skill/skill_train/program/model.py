@@ -43,12 +43,12 @@ def require_float32(optimizer: Any) -> None:
     others = Counter(name.removeprefix("torch.") for name in types if name != "torch.float32")
     if others:
         raise Refused(
-            "weights that train are not float32, and float16 would lose their gradients",
+            "trainable weights are not float32, and float16 would lose their gradients",
             code="unsafe_precision",
             exit_code=EXIT_FAILED,
-            expected="float32, which this program gives them",
+            expected="float32, which this program sets",
             got=", ".join(f"{count} of {len(types)} weights are {name}" for name, count in others.items()),
-            hint="--dtype float32, or the versions at the top of this program",
+            hint="use --dtype float32, or install the versions at the top of this program",
         )
 
 
@@ -247,7 +247,7 @@ def check_optimizer(recipe: dict[str, Any]) -> None:
     if recipe["optim"] not in known:
         close = difflib.get_close_matches(recipe["optim"], known, n=1)
         raise Refused(
-            f"optim: {recipe['optim']!r} is not known",
+            f"optim: {recipe['optim']!r} is unknown",
             code="bad_recipe",
             expected=", ".join(known),
             got=recipe["optim"],
@@ -295,11 +295,11 @@ def check_experts(config: Any, model: Any) -> None:
         taken = sorted(config.target_modules)
     if taken:
         raise Refused(
-            f"the LoRA targets {', '.join(taken)} are of experts, whose adapters cannot be merged",
+            f"the LoRA targets {', '.join(taken)} belong to experts, whose adapters cannot be merged",
             code="no_such_target",
             expected="modules outside the experts, such as those of the attention",
             got=", ".join(taken),
-            hint="leave target_modules out of the recipe to have it chosen by the architecture",
+            hint="remove target_modules from the recipe to use the targets of the architecture",
         )
 
 
@@ -339,11 +339,11 @@ def check_saved(wanted: str, modules: list[tuple[str, Any]]) -> None:
         name.rsplit(".", 1)[-1] for name, module in modules if next(module.parameters(recurse=False), None) is not None
     }
     raise Refused(
-        f"modules_to_save: {wanted!r} is not a module of this model that can be trained whole",
+        f"modules_to_save: {wanted!r} is not a trainable module of this model",
         code="no_such_target",
         expected=f"one of: {', '.join(sorted(held))}",
         got=wanted or "''",
-        hint="set modules_to_save in the recipe, or leave it out",
+        hint="correct modules_to_save in the recipe, or remove it",
     )
 
 
@@ -358,7 +358,7 @@ def check_vocabulary(model: Any, data: dict[str, Any]) -> None:
     highest = max(max(row["input_ids"]) for row in data["train"] + data["held_out"])
     if highest >= size:
         raise Refused(
-            "the tokenizer makes a token that the model has no embedding for",
+            "the tokenizer has a token without an embedding in the model",
             code="bad_tokenizer",
             expected=f"token ids below {size}",
             got=str(highest),
@@ -374,14 +374,14 @@ def require_device(torch: Any, placement: dict[str, Any]) -> None:
             f"torch {torch.__version__} cannot use {device} here",
             code="device_unavailable",
             exit_code=EXIT_NOT_INSTALLED,
-            expected=f"a build of torch for {device}, and its driver",
+            expected=f"a build of torch for {device}, and a driver",
             got=", ".join(name for name, there in available.items() if there),
-            hint="--device cpu, or install the torch build for this machine",
+            hint="use --device cpu, or install the torch build for this machine",
         )
     processes_here = int(os.environ.get("LOCAL_WORLD_SIZE", placement["num_processes"]))  # the rest are elsewhere
     if device == "cuda" and torch.cuda.device_count() < processes_here:
         raise Refused(
-            "the plan has more processes than there are GPUs",
+            "the plan has more processes than this machine has GPUs",
             code="device_unavailable",
             exit_code=EXIT_DOES_NOT_FIT,
             expected=f"{processes_here} GPUs, one a process",

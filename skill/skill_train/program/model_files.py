@@ -113,11 +113,11 @@ def check_settings(document: Any, path: Path) -> None:
             for value in said.values() if isinstance(said, dict) else [said]:
                 if value and not (isinstance(value, str) and value in allowed):
                     raise Refused(
-                        f"{path} names code to load: {key}",
+                        f"{path} requests code to be loaded: {key}",
                         code="unsafe_file",
                         expected=" or ".join(allowed) or f"no {key}",
                         got=repr(value)[:200],
-                        hint=f"take {key} out of the file if you trust the rest of the model",
+                        hint=f"remove {key} from the file if you trust the rest of the model",
                     )
 
 
@@ -154,7 +154,7 @@ def check_claims(folder: Path, shapes: dict[str, list[int]]) -> None:
         most = most_claimed(key, shapes)
         if most is not None and isinstance(value, (int, float)) and value > most:
             raise Refused(
-                f"{folder / 'config.json'} claims more than the weights hold: {key} {value:g}",
+                f"{folder / 'config.json'} does not match the weights: {key} is {value:g}",
                 code="broken_model",
                 expected=f"at most {most}" + (f" of a model of {len(shapes)} tensors" if shapes else ""),
                 got=f"{value:g}",
@@ -261,16 +261,16 @@ def check_file(path: Path, folder: Path) -> None:
     target = path.resolve()
     if path.is_symlink() and not any(target.is_relative_to(root) for root in roots_of(folder)):
         raise Refused(
-            f"{path} is a link that leads out of its folder",
+            f"{path} is a link that points outside its folder",
             code="unsafe_link",
-            expected="files of the folder itself, or links of the Hub's cache into its blobs",
+            expected="files inside the folder, or links of the Hugging Face cache",
             got=os.readlink(path),
-            hint="if you trust it, copy the file itself into the folder",
+            hint="if you trust the file, copy it into the folder",
         )
     most = FOREIGN_JSON.get(path.name) or FOREIGN_BYTES.get(path.suffix)
     if most is not None and path.stat().st_size > most:
         raise Refused(
-            f"{path} is too large to be what its name says",
+            f"{path} is too large for a file of this name",
             code="broken_model",
             expected=f"at most {most} bytes",
             got=f"{path.stat().st_size} bytes",
@@ -372,7 +372,7 @@ def unsound(path: Path, why: str) -> Refused:
         code="broken_model",
         expected="a JSON file as transformers writes it",
         got=why[:300],
-        hint="download it again",
+        hint="download the file again",
     )
 
 
@@ -412,7 +412,7 @@ def is_plain_name(name: Any) -> bool:
 
 def bad_index(folder: Path, got: str, expected: str) -> Refused:
     return Refused(
-        f"{folder / INDEX} does not name the weights of this folder",
+        f"{folder / INDEX} does not match the weights in this folder",
         code="broken_model",
         expected=expected,
         got=got,

@@ -34,7 +34,7 @@ def too_much(path: Any, size: int, what: str) -> Refused:
         code="unsafe_file",
         expected=f"at most {most_in_all(size):,} bytes in all, and {most_at_once(size):,} in one row or page",
         got=what,
-        hint="do not use it; if you wrote it yourself, write the rows to a .jsonl file, and give that",
+        hint="do not use this file; if you wrote it yourself, write its rows to a .jsonl file and use that",
     )
 
 

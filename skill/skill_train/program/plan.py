@@ -155,11 +155,11 @@ def check_processes(placement: dict[str, Any]) -> None:
 
 def wrong_launch(expected: str, got: str) -> Refused:
     return Refused(
-        "the program was not started as its plan says",
+        "the program was not started with the arguments of its plan",
         code="bad_plan",
         expected=expected,
         got=got,
-        hint="skill-train local starts it; by hand: accelerate launch with the arguments under `launch` in the plan",
+        hint="start it with skill-train local, or with accelerate launch and the arguments under `launch` in the plan",
     )
 
 

@@ -36,12 +36,12 @@ def push(plan: dict[str, Any], work: Path) -> None:
         commit_id = commit(plan, files, f"Trained by skill-train, recipe {str(plan.get('recipe_hash'))[:12]}")
     except Refused as refusal:
         raise Refused(
-            f"the run is trained and kept, and could not be pushed: {refusal}",
+            f"the run is trained and stored, but could not be pushed: {refusal}",
             code="push_failed",
             exit_code=EXIT_FAILED,
             expected=f"{plan['policy']['hub_model_id']} takes a commit",
             got=refusal.error["got"],
-            hint="start the run again: it pushes what was kept, and trains nothing",
+            hint="start the run again, which pushes the stored result without training",
         ) from refusal
     tell("pushed", repo=plan["policy"]["hub_model_id"], commit=commit_id)
 
@@ -58,7 +58,7 @@ def commit(plan: dict[str, Any], files: dict[str, Any], message: str) -> str:
     repo = plan.get("policy", {}).get("hub_model_id")
     if not repo:
         raise Refused(
-            "the plan does not say where the result goes", code="bad_plan", expected="hub_model_id: owner/name"
+            "the plan names no repository for the result", code="bad_plan", expected="hub_model_id: owner/name"
         )
     api = hub()
 
@@ -109,7 +109,7 @@ def stay_here(response: Any) -> None:
     same = all(getattr(target, part) == getattr(request.url, part) for part in ("scheme", "host", "port"))
     if not same or response.status_code not in (307, 308):
         raise Refused(
-            "the Hub sent a request that carries something to another place, so it was not sent",
+            "the Hub redirected a request with a body to another host, so the request was not sent",
             code="redirected",
             exit_code=EXIT_NO_ACCESS,
             expected=f"an answer of {request.url.host}",
@@ -127,7 +127,7 @@ def asked(question: Callable[[], Any], repo: str) -> Any:
         try:
             return question()
         except HFValidationError as error:
-            raise Refused(f"{repo} cannot be the name of a repository", code="bad_plan", got=str(error)) from None
+            raise Refused(f"{repo} is not a valid repository id", code="bad_plan", got=str(error)) from None
         except (httpx2.HTTPError, OSError, RuntimeError, ValueError) as error:
             status = error.response.status_code if isinstance(error, HfHubHTTPError) else None
             got = (str(error).splitlines() or [type(error).__name__])[0][:200]
@@ -146,17 +146,17 @@ def no_access(repo: str, got: str) -> Refused:
         exit_code=EXIT_NO_ACCESS,
         expected="a token with write access to that repository",
         got=got,
-        hint="hf auth login, with a token that may write there; then start the run again",
+        hint="hf auth login with a token that may write there, then start the run again",
     )
 
 
 def unreachable(repo: str, got: str) -> Refused:
     return Refused(
-        f"the Hub did not take a commit for {repo}",
+        f"the Hub did not accept a commit to {repo}",
         code="hub_unreachable",
         exit_code=EXIT_TEMPORARY,
         got=got,
-        hint="start the run again; https://status.huggingface.co tells whether the Hub is down",
+        hint="start the run again; https://status.huggingface.co shows whether the Hub is down",
     )
 
 

@@ -22,9 +22,9 @@ CELL_CHARACTERS = 10_000_000  # of a table; Python's own limit is 131,072. A quo
 LINE_BYTES = 50_000_000  # of a line of a dataset: a row of a million tokens takes 15 MB
 DOCUMENT_BYTES = 2_000_000_000  # of a dataset in .json, which is read whole and takes several times as much memory
 # What to do, in hints.
-ROWS_IN_LINES = "write the rows to a .jsonl file, one object a line, and give that"
-MEND = "mend or remove it; no row is ever dropped silently"
-PART_OF_FILE = "use train, or a part of it such as train[:500]"
+ROWS_IN_LINES = "write the rows to a .jsonl file, one object per line, and use that file"
+MEND = "correct or remove it; rows are never dropped silently"
+PART_OF_FILE = "use train, or a part of it, such as train[:500]"
 SAVE_AGAIN = "save the dataset again with Dataset.save_to_disk, or write the rows to a .jsonl file"
 
 
@@ -66,16 +66,16 @@ def use_data(plan: dict[str, Any], data: Path | None) -> None:
             code="missing_file",
             expected="the file or folder that the plan was made with",
             got=str(data),
-            hint="check the path after --data, or leave --data out",
+            hint="check the path after --data, or omit --data",
         )
     planned, found = plan.get("fingerprints", {}).get("data"), data_fingerprint(data, plan["recipe"]["split"])
     if found != planned:
         raise Refused(
-            f"{data} is not the data of the plan",
+            f"{data} is not the data that was planned",
             code="input_changed",
             expected=f"sha256 {planned[:12]}…" if planned else "a plan of a file or folder, with its fingerprint",
             got=f"sha256 {found[:12]}…",
-            hint="bring the same file, or plan again with this one",
+            hint="use the planned file, or plan again with this file",
         )
     plan["recipe"]["data"] = str(data)
 
@@ -102,7 +102,7 @@ def iter_file(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         yield from iter_parquet(path)
     else:
         raise Refused(
-            f"{path} is not a kind of file that holds a dataset",
+            f"{path} has an extension that is not supported for a dataset",
             code="unreadable_dataset",
             expected=".jsonl, .json, .csv, .tsv, .parquet, a folder saved by datasets, or a Hub id",
             got=kind or "no extension",
@@ -169,7 +169,7 @@ def whole_text(path: Path) -> str:
         size = os.fstat(file.fileno()).st_size
         if size > DOCUMENT_BYTES:
             raise Refused(
-                f"{path} is one document that is too large to be read whole",
+                f"{path} is one JSON document, and too large to be read at once",
                 code="unreadable_dataset",
                 expected=f"at most {DOCUMENT_BYTES:,} bytes; a .jsonl file is read by lines and may have any size",
                 got=f"{size:,} bytes",
@@ -292,7 +292,7 @@ def iter_slice(rows: Iterator[tuple[int, Any]], split: str) -> Iterator[tuple[in
     match = SLICE.fullmatch(split)
     if match is None:
         raise Refused(
-            f"split {split!r} is not understood",
+            f"split {split!r} is not valid",
             code="bad_split",
             expected="train, train[:500], train[:10%]",
             got=split,
@@ -317,7 +317,7 @@ def iter_saved(folder: Path, split: str) -> Iterator[tuple[int, dict[str, Any]]]
             code="unreadable_dataset",
             expected="a folder written by Dataset.save_to_disk, or one file",
             got=f"a folder without {STATE} and without {SPLITS}",
-            hint="give one file of rows, or the folder that Dataset.save_to_disk wrote",
+            hint="use one file of rows, or a folder that Dataset.save_to_disk wrote",
         )
     saved = load_saved(folder, split.split("[")[0])
     rows = as_written(rows_of(saved, folder), saved.features.arrow_schema, json_read=True)
@@ -344,7 +344,7 @@ def load_saved(folder: Path, name: str) -> Any:
             code="bad_split",
             expected=", ".join(saved),
             got=name,
-            hint="name one of the splits that it has, such as split: train",
+            hint="use one of its splits, such as split: train",
         )
     return saved[name]
 

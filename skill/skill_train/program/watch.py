@@ -56,7 +56,7 @@ def attend(folder: Path) -> None:
 
 def abandoned(when: str) -> Refused:
     return Refused(
-        f"the command that started this training has ended, so it was stopped {when}",
+        f"training was stopped {when}, because the command that started it has ended",
         code="interrupted",
         exit_code=EXIT_FAILED,
         expected="a command that waits for the training; it was killed, or its terminal was closed",
@@ -86,11 +86,11 @@ def check_split(checkpoint: Path, placement: dict[str, Any]) -> None:
     drawn anew, since each process has its own. What FSDP saves, only FSDP reads."""
     if any(checkpoint.glob("pytorch_model_fsdp*")) != (placement["strategy"] == "fsdp"):
         raise Refused(
-            f"{checkpoint.name} cannot go on with strategy {placement['strategy']}",
+            f"{checkpoint.name} cannot be resumed with strategy {placement['strategy']}",
             code="another_run",
-            expected="the plan that this run was started with",
+            expected="the plan that the run was started with",
             got="FSDP on one side only: it stores its state in parts",
-            hint="resume with the plan of the first start, or train into a new --run-dir",
+            hint="resume with the original plan, or train into a new --run-dir",
         )
     processes = len(list(checkpoint.glob("rng_state*.pth")))
     if processes != placement["num_processes"]:
@@ -169,11 +169,11 @@ class Watch:
             was = {name: line.get(name, value) for name, value in fed.items()}
             if was != fed:
                 raise Refused(
-                    f"{checkpoint.name} was trained on other rows than this run would go on with",
+                    f"{checkpoint.name} was trained on different rows than this run would use",
                     code="another_run",
                     expected=f"step {line['step']} with {was['tokens']} tokens in epoch {was['epoch']}",
                     got=f"{fed['tokens']} tokens in epoch {fed['epoch']}",
-                    hint="resume with the version that began the run, or train into a new --run-dir",
+                    hint="resume with the version that started the run, or train into a new --run-dir",
                 )
 
     def callback(self) -> Any:

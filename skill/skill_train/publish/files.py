@@ -104,7 +104,7 @@ def proof_of(run: RunDir, files: list[PushFile]) -> dict[str, Any] | None:
     if proof["verdict"] == "fail":
         failed = [f"{check['file']}: {check['name']}" for check in proof["checks"] if check["verdict"] == "fail"]
         raise VerificationFailed(
-            f"{run.path} failed its verification ({'; '.join(failed[:4])}), so it is not pushed",
+            f"{run.path} failed its verification ({'; '.join(failed[:4])}), so it was not pushed",
             code="verification_failed",
             expected="files that passed",
             hint=f"skill-train verify {shlex.quote(str(run.path))}",
@@ -163,11 +163,11 @@ def without_others(files: list[PushFile], include: tuple[str, ...]) -> tuple[lis
     others = [file.path for file in files if not may_leave(file.path)]
     if unknown:
         raise UsageError(
-            f"--include {unknown[0]}: there is no such file among what is pushed",
+            f"--include {unknown[0]}: the pushed parts have no such file",
             code="missing_file",
             expected=", ".join(others[:8]) or "nothing: every file is sent anyway",
             got=unknown[0],
-            hint="name it as it lies in the part that is pushed, or leave --include out",
+            hint="use its path inside the pushed part, or omit --include",
         )
     left = [name for name in others if name not in include]
     return [file for file in files if file.path not in left], left
@@ -187,11 +187,11 @@ def _inside(folder: Path, paths: Iterable[Path]) -> list[Path]:
     for path in found:
         if not path.resolve().is_relative_to(root):
             raise UsageError(
-                f"{path} is a link that leads out of the run directory, so nothing is pushed",
+                f"{path} is a link that points outside the run directory, so nothing was pushed",
                 code="unsafe_link",
                 expected="files of the run itself",
                 got=os.readlink(path) if path.is_symlink() else "a folder above it is a link",
-                hint="put the file itself there if it shall be pushed",
+                hint="replace the link with the file itself to push it",
             )
     return found
 

@@ -125,7 +125,7 @@ def load(path: Path) -> Recipe:
     if path.suffix in _OF_DATA and path.is_file():
         data = shlex.quote(str(path))
         raise UsageError(
-            f"{path} is a dataset, and no recipe",
+            f"{path} is a dataset, not a recipe",
             code="bad_recipe",
             expected="a YAML file with at least model and data",
             got=str(path),
@@ -219,11 +219,11 @@ def _loader() -> Any:
 def _small_text(path: Path) -> str:
     if not path.is_dir() and path.exists() and not path.is_file():
         raise UsageError(
-            f"{path} is a pipe or a device, and a recipe is read twice",
+            f"{path} is a pipe or a device, and a recipe must be readable more than once",
             code="bad_recipe",
             expected="a YAML file with at least model and data",
             got=str(path),
-            hint="write the recipe to a file, and give that",
+            hint="write the recipe to a file and use that file",
         )
     if path.stat().st_size > _MOST_BYTES:
         raise UsageError(
@@ -263,7 +263,7 @@ def _typed(key: str, value: Any) -> Any:
         code="bad_recipe",
         expected=f"{wanted}, finite and below 1e18" if wanted in ("float", "int") and _is_beyond(value) else wanted,
         got=f"{reprlib.repr(value)[:200]} ({type(value).__name__})",
-        hint="references/recipe.md says what each key takes",
+        hint="references/recipe.md lists the type of each key",
     )
 
 
@@ -313,7 +313,7 @@ def _check_values(recipe: Recipe) -> None:
             code="bad_recipe",
             expected="report_to: none, because the metrics would leave this machine",
             got=f"report_to {recipe.report_to}",
-            hint="leave report_to out",
+            hint="remove report_to from the recipe",
         )
     _check_tuning(recipe)
 
@@ -332,7 +332,7 @@ def _check_choices(recipe: Recipe) -> None:
                 code="bad_recipe",
                 expected=", ".join(known),
                 got=value,
-                hint=f"one of these, or no {key}",
+                hint=f"use one of these, or remove {key}",
             )
 
 
@@ -345,7 +345,7 @@ def _check_tuning(recipe: Recipe) -> None:
             code="bad_recipe",
             expected="full with weights that can be trained, or lora with load_in_4bit (QLoRA)",
             got="finetuning_type full, load_in_4bit true",
-            hint="leave load_in_4bit out; pure_bf16: true halves the memory of full fine-tuning",
+            hint="remove load_in_4bit from the recipe; pure_bf16: true halves the memory of full fine-tuning",
         )
     if recipe.pure_bf16 and not full:
         raise UsageError(
@@ -353,15 +353,15 @@ def _check_tuning(recipe: Recipe) -> None:
             code="bad_recipe",
             expected="finetuning_type: full",
             got=f"finetuning_type {recipe.finetuning_type}",
-            hint="leave pure_bf16 out; --dtype bfloat16 chooses the precision of a LoRA run",
+            hint="remove pure_bf16 from the recipe; --dtype bfloat16 sets the precision of a LoRA run",
         )
     if recipe.optim in OPTIMIZERS_OF_4_BIT and not recipe.load_in_4bit:
         raise UsageError(
-            f"optim: {recipe.optim} comes from bitsandbytes, which a run has only with load_in_4bit",
+            f"optim: {recipe.optim} comes from bitsandbytes, which is used only with load_in_4bit",
             code="bad_recipe",
             expected=f"load_in_4bit: true, or one of {', '.join(OPTIMIZERS)}",
             got=f"optim {recipe.optim}, load_in_4bit false",
-            hint="leave optim out; an adapter's optimizer takes little memory",
+            hint="remove optim from the recipe; the optimizer of an adapter needs little memory",
         )
 
 
@@ -391,7 +391,7 @@ def _at_least(recipe: Recipe, key: str, least: float, below: float = _ANY) -> No
             code="bad_recipe",
             expected=expected,
             got=str(value),
-            hint=f"leave {key} out for {'the usual one' if FIELDS[key].default is None else FIELDS[key].default}",
+            hint=f"remove {key} to use {'the default' if FIELDS[key].default is None else FIELDS[key].default}",
         )
 
 

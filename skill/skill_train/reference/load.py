@@ -56,7 +56,7 @@ def _unreadable(folder: Path, error: Exception) -> SkillTrainError:
             f"the tokenizer in {folder} needs a package that is not installed",
             code="missing_package",
             got=str(error).strip().splitlines()[0][:300],
-            hint='pip install "skill-train[train,gguf]", or the package that is named',
+            hint='pip install "skill-train[train,gguf]", or the package that `got` names',
         )
     return UsageError(
         f"the tokenizer in {folder} cannot be read",
@@ -83,7 +83,7 @@ def _told_of(
     message: str,
     expected: str,
     code: str = "broken_model",
-    hint: str = "mend what got says, or download it again",
+    hint: str = "correct the fault in `got`, or download the model again",
 ) -> Iterator[None]:
     """What a library says of a folder that it cannot load: it has another class of error for every field."""
     try:
@@ -92,7 +92,7 @@ def _told_of(
         raise
     except Exception as error:
         got = f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
-        package = NotInstalled(message, code="missing_package", got=got, hint="install the package that is named")
+        package = NotInstalled(message, code="missing_package", got=got, hint="install the package that `got` names")
         refusal = UsageError(message, code=code, expected=expected, got=got, hint=hint)
         raise out_of_memory(error) or (package if isinstance(error, ImportError) else refusal) from error
 
@@ -160,7 +160,7 @@ def _with_adapter(model: Any, adapter: Path) -> Any:
         raise NotInstalled(
             "peft is not installed", code="missing_package", hint='pip install "skill-train[train]"'
         ) from None
-    expected, hint = "an adapter as PEFT's save_pretrained writes it", "save the adapter again with it"
+    expected, hint = "an adapter as PEFT's save_pretrained writes it", "save the adapter again with save_pretrained"
     with warnings.catch_warnings(), _told_of(f"PEFT cannot load {adapter}", expected, "bad_adapter", hint):
         warnings.simplefilter("ignore")  # advice for those who train; what counts is measured
         _match_vocabulary(model, adapter)

@@ -139,7 +139,7 @@ def _figure(width: float, height: float) -> Iterator[Any]:
         from matplotlib.figure import Figure
     except ImportError:
         raise NotInstalled(
-            "matplotlib draws the report's charts, and is not installed",
+            "the charts of the report need matplotlib, which is not installed",
             code="missing_package",
             hint='pip install "skill-train[report]"',
         ) from None

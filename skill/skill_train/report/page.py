@@ -25,7 +25,7 @@ def page(runs: list[dict[str, Any]], **shared: Any) -> str:
         from markupsafe import Markup
     except ImportError:
         raise NotInstalled(
-            "jinja2 fills in the report's page, and is not installed",
+            "the page of the report needs jinja2, which is not installed",
             code="missing_package",
             hint='pip install "skill-train[report]"',
         ) from None

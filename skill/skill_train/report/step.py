@@ -57,11 +57,11 @@ def report(runs: list[RunDir], *, out: Path, progress: Bar) -> dict[str, Any]:
         }
     except (KeyError, TypeError, AttributeError) as error:
         raise UsageError(
-            f"a record of {', '.join(run.name for run in read)} lacks what skill-train writes into it",
+            f"a record of {', '.join(run.name for run in read)} is not valid",
             code="broken_record",
-            expected="the files as their step wrote them",
+            expected="the unchanged records of the run",
             got=f"{type(error).__name__}: {error}",
-            hint="move the record that was changed away, and run its step again",
+            hint="move the changed record away, and run its step again",
         ) from error
     progress(2, 3, "writing")
     write_text(out, page(views, colours=COLOURS, **shared))
@@ -84,11 +84,11 @@ def _require_ours(out: Path) -> None:
         )
     if out.exists() and _OURS not in out.read_bytes()[:_HEAD].decode("utf-8", errors="replace"):
         raise UsageError(
-            f"{out} exists and is not a report",
+            f"{out} already exists and is not a report",
             code="output_exists",
             expected="a new file, or a report to replace",
             got=str(out),
-            hint="choose another --out",
+            hint="use another --out",
         )
 
 

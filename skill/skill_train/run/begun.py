@@ -30,9 +30,9 @@ def require_resumable(run: RunDir, plan: Plan, otherwise: str) -> None:
         require_unused(run)
     if not run.plan.is_file() or not any((run.path / name).exists() for name in _STARTED):
         raise UsageError(
-            f"{run.path} has no run to go on with",
+            f"{run.path} has no run to resume",
             code="missing_step",
-            expected="a folder with plan.json and the checkpoints of a run that has begun",
+            expected="a folder with plan.json and the checkpoints of an earlier run",
             got="a folder without a run" if run.path.is_dir() else "no such folder",
             hint=otherwise,
         )
@@ -79,7 +79,7 @@ def trained(run: RunDir) -> dict[str, Any]:
     """
     if not run.record("train").is_file() or not run.tuned.is_dir():
         raise UsageError(
-            f"{run.path} is not trained yet",
+            f"{run.path} has not been trained yet",
             code="missing_step",
             expected=f"train.json and {run.tuned.name}/",
             hint=cloud_record.way_on(run),

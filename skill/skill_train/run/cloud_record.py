@@ -168,11 +168,11 @@ def read(run: RunDir) -> CloudRecord | None:
         return _record(document)
     except (KeyError, TypeError, ValueError) as error:
         raise UsageError(
-            f"{path} is not the record of a submitted run",
+            f"{path} is not a valid record of a submitted run",
             code="broken_record",
             expected=f"schema {SCHEMA}, as `skill-train submit` writes it",
             got=f"{type(error).__name__}: {error}",
-            hint="put the file back as it was; hf jobs ps -a lists your jobs",
+            hint="restore the file; hf jobs ps -a lists your jobs",
         ) from None
 
 
@@ -185,7 +185,7 @@ def submitted(run: RunDir) -> CloudRecord:
     record = read(run)
     if record is None:
         raise UsageError(
-            f"{run.path} was not submitted to the cloud",
+            f"{run.path} has not been submitted to the cloud",
             code="missing_step",
             expected="a run directory of `skill-train submit` (it holds cloud.json)",
             got="a folder without cloud.json" if run.path.is_dir() else "no such folder",
@@ -217,9 +217,9 @@ def require_of_this_machine(run: RunDir) -> None:
     """
     if record_path(run).is_file():
         raise UsageError(
-            f"{run.path} is a run in the cloud: its jobs train it, not this machine",
+            f"{run.path} is a run in the cloud, and is not trained on this machine",
             code="cloud_run",
-            expected="a run directory of its own for training here",
+            expected="a separate run directory for training on this machine",
             got="a folder with cloud.json",
             hint=way_on(run),
         )

@@ -157,11 +157,11 @@ def require_unused(run: RunDir, *own: str) -> None:
     taken = [name for name in _MADE if name not in own and (run.path / name).exists()]
     if taken:
         raise UsageError(
-            f"{run.path} is not a run directory, and a run in it would write over {', '.join(taken)}",
+            f"{run.path} is not a run directory, and a run in it would overwrite {', '.join(taken)}",
             code="output_exists",
             expected="a new folder, or the run directory of this recipe",
             got=", ".join(taken),
-            hint="another --run-dir; without one the run has a folder of its own below runs/",
+            hint="use another --run-dir, or omit it for a new folder below runs/",
         )
 
 
@@ -195,8 +195,8 @@ def versions(*packages: str) -> dict[str, str | None]:
 def require_no_run(folder: Path, otherwise: str) -> None:
     """Files of a model are none of a run. `otherwise` is the command that puts them elsewhere."""
     if RunDir.is_one(folder) or (folder.name == "gguf" and RunDir.is_one(folder.parent)):
-        wrong = f"{folder} belongs to a run, which has files of its own"
-        raise UsageError(wrong, code="bad_usage", expected="a folder for these files alone", hint=otherwise)
+        wrong = f"{folder} belongs to a run"
+        raise UsageError(wrong, code="bad_usage", expected="a separate folder for these files", hint=otherwise)
 
 
 def write_record(path: Path, **fields: Any) -> dict[str, Any]:
@@ -246,7 +246,7 @@ def finished_record(
     if record.get("inputs") != inputs or record.get("options") != options:
         different = "inputs" if record.get("inputs") != inputs else "options"
         raise UsageError(
-            f"{path.parent} already holds a finished {path.stem} made with other {different}",
+            f"{path.parent} already holds a finished {path.stem} with other {different}",
             code="output_exists",
             expected="the same inputs and options, or a new place for the output",
             got=f"{different} recorded in {path.name} differ",
@@ -303,9 +303,9 @@ def require_writable(folder: Path) -> None:
         existing = existing.parent
     if not os.access(existing, os.W_OK):
         raise UsageError(
-            f"{existing} cannot be written",
+            f"{existing} is not writable",
             code="system_error",
-            expected="a folder that this user may write",
-            got="read-only, or somebody else's",
-            hint="copy the folder to a place that may be written, or mend its permissions",
+            expected="a folder that you may write to",
+            got="a read-only folder, or a folder of another user",
+            hint="copy the folder to a writable place, or change its permissions",
         )

@@ -156,12 +156,12 @@ def _was_left(where: str, holder: str) -> bool:
 def _in_use(subject: Path, otherwise: str, lock: TextIO) -> UsageError:
     lock.seek(0)
     where, _, holder = lock.read().partition("\n")
-    left = "a command was killed, and its training saves a checkpoint and ends: the same command again in a moment"
+    left = "a command was killed, and its training is saving a checkpoint: run the same command again in a moment"
     elsewhere = "" if where == place() else ", in another container or on another machine"
     return UsageError(
         f"{subject} is in use by {holder or 'another process'}{elsewhere}",
         code="run_in_use",
-        expected="one process in a folder",
+        expected="one process for each folder",
         got=holder or "another process",
         hint=left if _was_left(where, holder) else f"wait for it to end, or use {otherwise}",
     )

@@ -142,15 +142,15 @@ def regular_bytes(path: Path) -> bytes:
                 code="broken_record",
                 expected="a regular file",
                 got="a pipe, a device or a folder",
-                hint="move it away, and " + _AGAIN,
+                hint="move it away, then " + _AGAIN,
             )
         content = file.read(MOST_BYTES + 1)
     if len(content) > MOST_BYTES:
         raise UsageError(
-            f"{path} is too large to be read",
+            f"{path} is too large",
             code="broken_record",
             expected=f"at most {MOST_BYTES} bytes",
-            hint="move it away: no step writes one of this size",
+            hint="move it away: no record is of this size",
         )
     return content
 
@@ -307,9 +307,9 @@ def shortened(value: Any) -> str:
 def broken(path: Path, why: str) -> UsageError:
     """The error of a record that no step wrote like this."""
     return UsageError(
-        f"{path} lacks what skill-train writes into it: {why}",
+        f"{path} is not a valid record: {why}",
         code="broken_record",
-        expected="the file as its step wrote it",
+        expected="the unchanged file",
         got=why,
-        hint="move the file that was changed away, and run its step again",
+        hint="move the file away, and run its step again",
     )

@@ -221,9 +221,9 @@ def _aside(folder: Path) -> Path:
 
 def _foreign(folder: Path, got: str) -> UsageError:
     return UsageError(
-        f"{folder} was not made by skill-train",
+        f"{folder} was not created by skill-train",
         code="output_exists",
-        expected=f"nothing there, or a folder with {MARKER}",
+        expected=f"no such path, or a folder with {MARKER}",
         got=got,
-        hint="move it away, or say --force too, which replaces the files of the same names",
+        hint="move it away, or add --force to replace the files with the same names",
     )

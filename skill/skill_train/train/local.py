@@ -306,7 +306,7 @@ def _failure(run: RunDir, code: int, failure: dict[str, Any] | None, said: str) 
     if code == -signal.SIGKILL or (failure is None and died_of_memory(tail)):
         killed = "the system killed the training process (SIGKILL), most likely for its memory"
         return DecisionNeeded(
-            killed if code == -signal.SIGKILL else "the training process got no memory and ended",
+            killed if code == -signal.SIGKILL else "the training process ended because it could not allocate memory",
             code="out_of_memory",
             expected="memory for the model, its activations and one batch",
             hint=f"skill-train local --resume --run-dir {shlex.quote(str(run.path))}; or a smaller max_length or model",

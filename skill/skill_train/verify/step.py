@@ -163,9 +163,9 @@ def _require(ggufs: list[Path], reference: Path, adapter: Path | None, base: Pat
     twice = next((name for name, count in Counter(path.name for path in ggufs).items() if count > 1), None)
     if twice:  # digests and figures are kept by name
         raise UsageError(
-            f"two of the files are called {twice}",
+            f"two files have the name {twice}",
             code="bad_usage",
-            expected="files of different names in one proof",
+            expected="files with different names in one proof",
             got=", ".join(str(path) for path in ggufs if path.name == twice),
             hint="verify them one by one, each with its own --out",
         )
@@ -180,11 +180,11 @@ def _require_proof(record: Path) -> None:
     found = run_dir.read_json(record) if record.is_file() else None
     if os.path.lexists(record) and not (isinstance(found, dict) and found.keys() >= _OF_A_PROOF):
         raise UsageError(
-            f"{record} exists and is not a proof",
+            f"{record} already exists and is not a proof",
             code="output_exists",
             expected="a new file, or a proof to replace",
             got=str(record),
-            hint="choose another --out",
+            hint="use another --out",
         )
 
 
