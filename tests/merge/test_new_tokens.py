@@ -134,7 +134,7 @@ def test_a_new_end_of_answers_ends_them(tmp_path: Path) -> None:
 def test_tokens_whose_rows_were_not_saved(tmp_path: Path) -> None:
     base = tiny.cached("gemma")
     tuned(base, tmp_path / "adapter", save=False)
-    with pytest.raises(UsageError, match=r"no row for: '<\|think\|>'") as refused:
+    with pytest.raises(UsageError, match=r"without a row in the merged model's embedding: '<\|think\|>'") as refused:
         merging.run(base, tmp_path / "adapter", tmp_path, rows=[])
     assert refused.value.code == "bad_adapter" and "id 640, and 1 more" in str(refused.value.got)
     assert "save_embedding_layers=True" in refused.value.hint and not (tmp_path / "merged").exists()

@@ -156,7 +156,7 @@ def test_a_resized_vocabulary(family: str, kind: str, bases: dict[str, Path], tm
     if family == "llama" and kind in ("embedding adapted", "embedding adapted, tied", "head adapted"):
         with pytest.raises(UsageError, match="only one of the embedding") as refused:  # PEFT saves one of two
             merging.run(told.base, told.adapter, tmp_path)
-        assert refused.value.code == "wrong_base" and not (tmp_path / "merged").exists()
+        assert refused.value.code == "bad_adapter" and not (tmp_path / "merged").exists()
         return
     assert_merged(told, tmp_path, kind, 130)
 
@@ -189,7 +189,7 @@ def test_new_rows_that_were_not_saved(family: str, kind: str, bases: dict[str, P
     told = trained(bases[family], tmp_path / "adapter", _options("embed_tokens", 130)[kind], rows=130, save=False)
     with pytest.raises(UsageError) as refused:
         merging.run(told.base, told.adapter, tmp_path)
-    assert refused.value.code == "wrong_base" and "save_embedding_layers=True" in refused.value.hint
+    assert refused.value.code == "bad_adapter" and "save_embedding_layers=True" in refused.value.hint
     assert not (tmp_path / "merged").exists()
 
 
@@ -201,7 +201,7 @@ def test_a_base_that_was_untied_before_training(bases: dict[str, Path], tmp_path
         model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight * 1.5)
 
     told = trained(bases["tied llama"], tmp_path / "adapter", {}, save=True, change=untie)
-    with pytest.raises(UsageError, match=r"lm_head.*embed_tokens.*differ, and the base model ties") as refused:
+    with pytest.raises(UsageError, match=r"lm_head.*embed_tokens.*differ, but the base model ties") as refused:
         merging.run(told.base, told.adapter, tmp_path)
     assert refused.value.code == "wrong_base" and "tie_word_embeddings=False" in refused.value.hint
     assert not (tmp_path / "merged").exists()

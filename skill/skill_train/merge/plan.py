@@ -369,7 +369,7 @@ def is_conv1d(base: Base, name: str) -> bool:
 def _misfit(tensor: str, expected: Any, got: Any, hint: str = _OTHER_BASE) -> UsageError:
     return UsageError(
         f"the adapter's tensor {tensor!r} does not fit the base model",
-        code="wrong_base",
+        code="wrong_base" if hint == _OTHER_BASE else "bad_adapter",
         expected=str(expected),
         got=str(tuple(got) if not isinstance(got, str) else got),
         hint=hint,
