@@ -150,12 +150,12 @@ def test_a_question_is_asked_again_and_not_for_ever(hub: Any) -> None:
 def test_of_two_jobs_that_run_under_one_number_ours_stays(hub: Any) -> None:
     """A server made the first of two requests late. Who took the other job for ours would let ours run on unseen."""
     ours, other = (dataclasses.replace(_job(n), labels={"run": RECORD.run_id, "attempt": "1"}) for n in (1, 2))
-    record, said = RECORD.with_job(job_once.begun(ASKED, ours)), list[str]()
+    record, said = RECORD.with_job(job_once.started_job(ASKED, ours)), list[str]()
 
     def seen(*listed: jobs.Job) -> str | None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(jobs, "find", lambda namespace, labels: list(listed))
-            return cloud_run.with_others(record, said.append).jobs[0].job_id
+            return cloud_run.with_unrecorded_jobs(record, said.append).jobs[0].job_id
 
     assert seen(other, ours) == seen(ours, other) == ours.id
     assert len(said) == 2 and all(f"skill-train cancel {other.id}" in line for line in said)

@@ -46,7 +46,7 @@ KNOWN: dict[str, set[str]] = {
     "cloud.spent": {"job_id", "namespace"},
     "cloud.elsewhere.colab": {"FLAVOR"},
     "llama.run_converter": {"key", "token"},
-    "data.scan": {"found.format", "text[1:-1]"},
+    "data.scan": {"detected.format", "text[1:-1]"},
     "hub.dataset_card": {"known[0]", "names[0]"},
     "hub.models": {"model"},
     "hub.dataset_library": {"subject.page"},

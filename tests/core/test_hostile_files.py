@@ -466,8 +466,8 @@ def test_lines_of_metrics_of_another_shape_are_left_out() -> None:
 
 
 def test_a_name_in_a_bucket_that_is_the_folder_itself() -> None:
-    assert kept.belongs(".") is False and kept.belongs("./") is False
-    assert isinstance(refused(kept.belongs, "../x"), SkillTrainError) and UsageError.exit_code == 2
+    assert kept.belongs_to_run(".") is False and kept.belongs_to_run("./") is False
+    assert isinstance(refused(kept.belongs_to_run, "../x"), SkillTrainError) and UsageError.exit_code == 2
 
 
 def test_half_a_surrogate_pair_in_a_record_is_pushed_as_a_mark(tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def test_a_token_that_no_request_can_carry_is_refused_unshown(token: str, monkey
     """A header is ASCII. Pages show `hf_…xyz`, and a text program makes its own quotes."""
     monkeypatch.setenv("HF_TOKEN", token)
     with pytest.raises(AccessError) as caught:
-        preflight.token()
+        preflight.signed_in_account()
     error = caught.value
     assert (error.code, error.exit_code, error.hint) == ("bad_token", 4, "hf auth login")
     assert "madeUpAbc" not in str(error.as_dict()) and "401" not in error.got

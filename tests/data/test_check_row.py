@@ -10,12 +10,12 @@ import pytest
 from skill_train.data.check_row import checker, column_checker, role_trouble
 from skill_train.program.events import Refused
 from skill_train.program.examples import to_example
-from skill_train.recipe.formats import Found
+from skill_train.recipe.formats import DetectedFormat
 
 USER, BOT = {"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}
 CALL = {"role": "assistant", "tool_calls": [{"type": "function", "function": {"name": "add", "arguments": {"a": 2}}}]}
 ANSWER = {"role": "tool", "name": "add", "content": "4"}
-CHAT = Found("messages", {"messages": "messages"}, "")
+CHAT = DetectedFormat("messages", {"messages": "messages"}, "")
 
 # Every way in which a message can be odd: the quick answer for usual rows must be that of training.
 ROWS: list[Any] = [
@@ -94,7 +94,7 @@ def test_a_column_that_is_nearly_right_is_named() -> None:
 
 @pytest.mark.parametrize("row", [{"q": [USER], "a": None}, {"q": None, "a": [BOT]}, {"q": [USER], "a": 4}], ids=str)
 def test_a_conversation_without_its_other_half_is_refused(row: dict[str, Any]) -> None:
-    trouble = checker(Found("prompt_completion", {"prompt": "q", "completion": "a"}, ""))(row)[2]
+    trouble = checker(DetectedFormat("prompt_completion", {"prompt": "q", "completion": "a"}, ""))(row)[2]
     assert trouble is not None and trouble.refused
 
 
@@ -106,7 +106,7 @@ def test_what_json_has_no_word_for_is_measured() -> None:
 
 @pytest.mark.parametrize("value", ["", "  ", None])
 def test_an_empty_text_is_empty(value: Any) -> None:
-    found = Found("prompt_completion", {"prompt": "q", "completion": "a"}, "")
+    found = DetectedFormat("prompt_completion", {"prompt": "q", "completion": "a"}, "")
     trouble = checker(found)({"q": "2+2?", "a": value})[2]
     assert trouble is not None
     assert (trouble.kind, trouble.refused) == ("empty", True)

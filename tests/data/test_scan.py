@@ -182,7 +182,7 @@ def test_an_image_is_named_by_its_line(tmp_path: Path) -> None:
     image = {"messages": [{"role": "user", "content": [{"type": "image"}]}, TURNS[1]]}
     error = _refused(_jsonl(tmp_path, GOOD, GOOD, image))
     assert (error.code, error.exit_code) == ("not_text", 2)
-    assert error.message.startswith(f"line 3 of {tmp_path / 'rows.jsonl'}: a part of type image holds a picture")
+    assert error.message.startswith(f"line 3 of {tmp_path / 'rows.jsonl'}: a part of type image contains an image")
 
 
 @pytest.mark.parametrize("row", [m[1] for m in MALFORMED], ids=[m[0] for m in MALFORMED])

@@ -35,7 +35,7 @@ def test_the_hint_mends_the_file(
     with pytest.raises(SkillTrainError) as caught:
         dataset.scan(Recipe(model="m", data=name))
     error = data_command._refusal(
-        data_subject.look(Recipe(data=name), "sft", None), Counted({"fully_masked": None}, "")
+        data_subject.inspect_dataset(Recipe(data=name), "sft", None), Counted({"fully_masked": None}, "")
     )
     assert error is not None and error.hint == caught.value.hint
     subprocess.run(["sh", "-c", caught.value.hint], check=True)

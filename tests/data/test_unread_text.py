@@ -75,7 +75,7 @@ def test_two_texts_are_no_pair_where_the_answer_is_no_text(tmp_path: Path, row: 
     """As in SQuAD, whose `answers` is an object."""
     lines = [json.dumps(row).replace("{}", str(n)) for n in range(20)]
     (tmp_path / "rows.jsonl").write_text("\n".join(lines))
-    verdict = data_subject.look(Recipe(model="m", data=str(tmp_path / "rows.jsonl")), "sft", None).verdict
+    verdict = data_subject.inspect_dataset(Recipe(model="m", data=str(tmp_path / "rows.jsonl")), "sft", None).verdict
     assert verdict.verdict == "impossible"
 
 
@@ -100,7 +100,7 @@ def test_the_question_is_the_column_that_asks(
 ) -> None:
     lines = [{name: text.format(n) for name, text in (first, second)} for n in range(20)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    verdict = data_subject.look(Recipe(model="m", data=str(tmp_path / "rows.jsonl")), "sft", None).verdict
+    verdict = data_subject.inspect_dataset(Recipe(model="m", data=str(tmp_path / "rows.jsonl")), "sft", None).verdict
     assert tuple(verdict.columns.values()) == expected and verdict.guessed
 
 

@@ -36,7 +36,7 @@ def home(tmp_path: Path) -> Path:
 
 
 def _look(hub: Hub, home: Path, **recipe: Any) -> dict[str, Any]:
-    return ask(hub, home, "hub.datasets.look", {"data": DATA} | recipe)
+    return ask(hub, home, "hub.datasets.inspect_dataset", {"data": DATA} | recipe)
 
 
 def _lines(rows: int, width: int = 10) -> bytes:

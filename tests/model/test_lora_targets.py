@@ -89,7 +89,7 @@ def test_a_type_that_transformers_cannot_run_has_no_targets(commands: Commands, 
     (base / "config.json").write_text(json.dumps(config | {"model_type": "brandnew"}))
     data = training.write_data(tmp_path, [{"text": f"The parcel {n}."} for n in range(12)])
     done = commands.run(tmp_path, dict(os.environ), "plan", "--model", str(base), "--data", str(data))
-    assert (done.code, done.answer["error"]["code"]) == (2, "unknown_model_type")
+    assert (done.code, done.answer["error"]["code"]) == (2, "no_such_target")
 
 
 def _found(folder: Path) -> list[str]:

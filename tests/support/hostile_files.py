@@ -101,7 +101,7 @@ def plan(data: bytes, folder: Path) -> object:
         except Refused as refusal:
             from_exit_code(refusal.exit_code, refusal.error)
         if plan_file.is_plan(path):
-            plan_file.given_plan(path, {}, where)
+            plan_file.read_unchanged_plan(path, {}, where)
         plan_file.require_free(path)
 
     return judged(call, folder, MODEL.parent)

@@ -84,7 +84,7 @@ def _prices() -> object:
 
 
 def _dataset() -> object:
-    return hub_dataset.look(Recipe(model="x", data="me/rows"), dataset.first_format)
+    return hub_dataset.inspect_dataset(Recipe(model="x", data="me/rows"), dataset.first_format)
 
 
 def _job(job: str) -> Callable[[], object]:
@@ -160,7 +160,7 @@ def markers(data: bytes, folder: Path) -> object:
             document = _loaded(file_bytes(marker, rest))
             for name in kept._digests(document.get("files")) or {}:
                 with contextlib.suppress(TypeError):
-                    kept.belongs(name)
+                    kept.belongs_to_run(name)
         elif which == 1:
             lines = [
                 file_bytes(metric | {"step": n}, rest if n == 2 else b"").decode("utf-8", "replace") for n in (1, 2, 3)

@@ -413,7 +413,7 @@ def _taken_plan(folder: Path) -> None:
     path = folder / "plan.json"
     for where in ("local", "cloud"):
         if plan_file.is_plan(path):
-            plan_file.given_plan(path, {}, where)
+            plan_file.read_unchanged_plan(path, {}, where)
     plan_file.require_free(path)
 
 

@@ -45,7 +45,9 @@ def _main(name: str, arguments: str) -> None:
 
     module, _, function = name.rpartition(".")
     asked = (
-        _look if name == "hub.datasets.look" else getattr(importlib.import_module(f"skill_train.{module}"), function)
+        _look
+        if name == "hub.datasets.inspect_dataset"
+        else getattr(importlib.import_module(f"skill_train.{module}"), function)
     )
     started = time.perf_counter()
     try:
@@ -61,7 +63,7 @@ def _look(recipe: dict[str, Any]) -> Any:
     from skill_train.hub import datasets as hub_dataset
     from skill_train.recipe.fields import from_dict
 
-    return hub_dataset.look(from_dict({"model": "m"} | recipe), dataset.first_format)
+    return hub_dataset.inspect_dataset(from_dict({"model": "m"} | recipe), dataset.first_format)
 
 
 def _plain(value: Any) -> Any:

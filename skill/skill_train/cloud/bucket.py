@@ -34,7 +34,7 @@ _CHECKPOINT = re.compile(r"checkpoints/checkpoint-(\d+)/kept\.json")
 
 
 @dataclass(frozen=True)
-class KeptFile:
+class StoredFile:
     """`digest` is None for a file that is still written anew; `name` is relative to the run directory."""
 
     name: str
@@ -44,7 +44,7 @@ class KeptFile:
 
 
 @dataclass(frozen=True)
-class Kept:
+class StoredRun:
     """What there is to fetch.
 
     Attributes:
@@ -55,11 +55,11 @@ class Kept:
     bucket: str
     state: str
     checkpoint: int | None
-    files: tuple[KeptFile, ...]
+    files: tuple[StoredFile, ...]
 
 
 @dataclass(frozen=True)
-class Peek:
+class StoredRecords:
     """Small files of a run.
 
     Attributes:
@@ -79,10 +79,10 @@ class Peek:
         return found if isinstance(found, dict) else None
 
 
-NOTHING = Peek({}, 0)
+NOTHING = StoredRecords({}, 0)
 
 
-def look(bucket: str, folder: str, say: Say) -> Kept | None:
+def stored_run(bucket: str, folder: str, say: Say) -> StoredRun | None:
     """What is kept in a folder of a bucket; None when there is nothing, or no such bucket any more.
 
     Digests of a run that failed are not used: a further job may write its files anew.
@@ -100,12 +100,12 @@ def look(bucket: str, folder: str, say: Say) -> Kept | None:
     step, checkpoint = _newest_whole(listed, markers, newest_first)
     loose = {name: None for name in listed if name in FILES}
     wanted = loose | promised | checkpoint
-    files = [_kept_file(listed, name, digest) for name, digest in wanted.items() if belongs(name)]
+    files = [_kept_file(listed, name, digest) for name, digest in wanted.items() if belongs_to_run(name)]
     files += [replace(file, name=BEFORE) for file in files if file.name == f"checkpoints/checkpoint-{step}/before.json"]
-    return Kept(bucket, state, step, tuple(files)) if files else None
+    return StoredRun(bucket, state, step, tuple(files)) if files else None
 
 
-def belongs(name: str) -> bool:
+def belongs_to_run(name: str) -> bool:
     """Whether a name of the bucket has a place in a run directory.
 
     Raises:
@@ -123,7 +123,7 @@ def belongs(name: str) -> bool:
     return name in FILES or (name not in (".", "./") and path.parts[0] in FOLDERS and len(path.parts) > 1)
 
 
-def peek(bucket: str, folder: str, names: tuple[str, ...], say: Say) -> Peek:
+def stored_records(bucket: str, folder: str, names: tuple[str, ...], say: Say) -> StoredRecords:
     """Small files in the folder of a run; what is not there is left out.
 
     Raises:
@@ -134,7 +134,7 @@ def peek(bucket: str, folder: str, names: tuple[str, ...], say: Say) -> Peek:
     texts = _fetch(bucket, [file.remote for file in files], say)
     steps = [int(m[1]) for file in listed if (m := _CHECKPOINT.fullmatch(file.path))]
     found = {file.path: (texts[file.remote], file.uploaded_at) for file in files if file.remote in texts}
-    return Peek(found, max(steps, default=0))
+    return StoredRecords(found, max(steps, default=0))
 
 
 def _listed(bucket: str, folder: str, say: Say) -> list[BucketFile]:
@@ -159,7 +159,7 @@ def _newest_whole(
     return None, {}
 
 
-def _kept_file(listed: dict[str, BucketFile], name: str, digest: dict[str, Any] | None) -> KeptFile:
+def _kept_file(listed: dict[str, BucketFile], name: str, digest: dict[str, Any] | None) -> StoredFile:
     there = listed.get(name)
     if there is None:
         raise VerificationFailed(
@@ -169,7 +169,7 @@ def _kept_file(listed: dict[str, BucketFile], name: str, digest: dict[str, Any] 
             got="no such file",
             hint="if the model was pushed, its repository has the same files; else resume the run",
         )
-    return KeptFile(name, there.remote, there.size, digest)
+    return StoredFile(name, there.remote, there.size, digest)
 
 
 def _digests(value: Any) -> dict[str, dict[str, Any]] | None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
-from skill_train.cloud import start_once as job_once
+from skill_train.cloud import start_once
 from skill_train.core.errors import SkillTrainError, Temporary
 from skill_train.hub import jobs
 from skill_train.hub.jobs import Job
@@ -57,7 +57,7 @@ def claimed(record: CloudRecord, number: int, say: Callable[[str], None], *, of_
     name = f"{record.run_id}.{number}.{secrets.token_hex(4)}"
     path = f"{_folder(record)}/{name}"
     try:
-        job_once.patiently(lambda: jobs.change_names(bucket, add=[path], delete=[]))
+        start_once.patiently(lambda: jobs.change_names(bucket, add=[path], delete=[]))
         theirs = _Turn(bucket, record, number, path, of_plan, say).job_before_ours()
     except BaseException:
         _give_back(bucket, path)
@@ -90,7 +90,7 @@ class _Turn:
         if ours is None:
             self.say("the bucket does not tell when a file came: a command elsewhere at this very moment is not seen")
             return None
-        held = job_once.settled_seconds()
+        held = start_once.settled_seconds()
         self._remove([claim for claim in listed if (ours.moment - claim.moment).total_seconds() > held])
         settled: set[str] = set()  # their jobs have ended without a result
         while True:
@@ -110,7 +110,7 @@ class _Turn:
             if waited >= told:
                 self.say(f"another command asks for this job; waiting for it ({waited:.0f} s)")
                 told += TOLD_SECONDS
-            time.sleep(job_once.PAUSE_SECONDS)
+            time.sleep(start_once.PAUSE_SECONDS)
             again, listed = self._listed()
             ours = again or ours
 
@@ -118,11 +118,11 @@ class _Turn:
         """Whether it was earlier, asks for the same, and a job may come of it yet."""
         same = self.of_plan or (claim.run_id, claim.number) == (ours.run_id, ours.number)
         age = (ours.moment - claim.moment).total_seconds()
-        return same and claim.rank < ours.rank and age <= job_once.settled_seconds()
+        return same and claim.rank < ours.rank and age <= start_once.settled_seconds()
 
     def _job_of(self, claim: Claim) -> Job | None:
         labels = {"run": claim.run_id, "attempt": str(claim.number)}
-        found = job_once.patiently(lambda: jobs.find(self.record.namespace, labels))
+        found = start_once.patiently(lambda: jobs.find(self.record.namespace, labels))
         return found[-1] if found else None
 
     def _will_do(self, job: Job) -> bool:
@@ -135,12 +135,12 @@ class _Turn:
             Temporary: ours is not among them.
         """
         for _ in range(LOOKS):
-            files = job_once.patiently(lambda: jobs.list_files(self.bucket, _folder(self.record)))
+            files = start_once.patiently(lambda: jobs.list_files(self.bucket, _folder(self.record)))
             claims = [claim for file in files if (claim := _read(file)) is not None]
             ours = next((claim for claim in claims if claim.path == self.path), None)
             if ours is not None or any(file.remote == self.path for file in files):
                 return ours, claims
-            time.sleep(job_once.PAUSE_SECONDS)
+            time.sleep(start_once.PAUSE_SECONDS)
         raise Temporary(
             "the bucket of the jobs does not list a file that was just written to it, so no job was requested",
             code="hub_error",
@@ -177,6 +177,6 @@ def _started_elsewhere(claim: Claim) -> Temporary:
         "another command has already requested this job, and it has not appeared yet",
         code="started_elsewhere",
         expected="one job for each plan",
-        got=f"run {claim.run_id}, job {claim.number}, requested at {job_once.timestamp(claim.moment)}",
+        got=f"run {claim.run_id}, job {claim.number}, requested at {start_once.timestamp(claim.moment)}",
         hint="run the same command again: it looks for the job before it requests one",
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from skill_train.cloud import bucket as kept
 from skill_train.cloud.poll import Say, job_now, patiently
-from skill_train.cloud.start_once import begun, timestamp
+from skill_train.cloud.start_once import started_job, timestamp
 from skill_train.core.errors import AccessError, UsageError
 from skill_train.core.files import write_json, write_text
 from skill_train.hub import jobs
@@ -67,24 +67,24 @@ def find(name: str, say: Say) -> CloudRun:
     if record.last is None:
         raise never_started(name)
     if record.last.job_id is None:
-        record = with_others(record, say)
+        record = with_unrecorded_jobs(record, say)
     if record.last_begun is None:
         raise never_started(name)
-    cloud = with_now(CloudRun(name, run, record, record.last_begun), say)
+    cloud = with_current_job(CloudRun(name, run, record, record.last_begun), say)
     if cloud.now is not None and (cloud.now.live or cloud.now.stage == "COMPLETED"):
         return cloud
-    cloud = replace(cloud, record=with_others(cloud.record, say))
+    cloud = replace(cloud, record=with_unrecorded_jobs(cloud.record, say))
     newest = cloud.record.last_begun
-    return cloud if newest in (None, cloud.job) else with_now(latest(cloud), say)
+    return cloud if newest in (None, cloud.job) else with_current_job(with_newest_job(cloud), say)
 
 
-def with_now(cloud: CloudRun, say: Say) -> CloudRun:
+def with_current_job(cloud: CloudRun, say: Say) -> CloudRun:
     """With what the Hub says of its job. One that is gone there is DELETED."""
-    now = job_now(cloud.record.namespace, cloud.job.job_id or "", cloud.record.run_id, say) or gone(cloud)
-    return noted(replace(cloud, now=now, record=with_bucket(cloud.record, now)))
+    now = job_now(cloud.record.namespace, cloud.job.job_id or "", cloud.record.run_id, say) or deleted_job(cloud)
+    return with_recorded_end(replace(cloud, now=now, record=with_bucket(cloud.record, now)))
 
 
-def noted(cloud: CloudRun) -> CloudRun:
+def with_recorded_end(cloud: CloudRun) -> CloudRun:
     """With the end of its job in the record and, where there is a run directory, in `cloud.json`.
 
     What is known already stays: the Hub forgets a job that is deleted.
@@ -121,12 +121,12 @@ def _write_end(run: RunDir, ended: CloudJob) -> None:
             raise
 
 
-def latest(cloud: CloudRun) -> CloudRun:
+def with_newest_job(cloud: CloudRun) -> CloudRun:
     """The run with its newest job in the place of the one that was named."""
     return replace(cloud, job=cloud.record.last_begun or cloud.job, now=None)
 
 
-def with_others(record: CloudRecord, say: Say) -> CloudRecord:
+def with_unrecorded_jobs(record: CloudRecord, say: Say) -> CloudRecord:
     """With the jobs of this run that the record lacks: their start had no answer, or another folder started them."""
     listed = patiently(lambda: jobs.find(record.namespace, {"run": record.run_id}), say)
     live = {job.id for job in listed if job.live}
@@ -144,11 +144,11 @@ def with_others(record: CloudRecord, say: Say) -> CloudRecord:
     return record
 
 
-def plan_of(cloud: CloudRun, there: kept.Peek) -> Plan | None:
+def plan_of(cloud: CloudRun, stored: kept.StoredRecords) -> Plan | None:
     """The plan, of the run directory or as it lies in the bucket; None when neither has it."""
     if cloud.run is not None and cloud.run.plan.is_file():
         return plan_record.read(cloud.run.plan)
-    document = there.document("plan.json")
+    document = stored.document("plan.json")
     if document is None:
         return None
     try:
@@ -158,7 +158,7 @@ def plan_of(cloud: CloudRun, there: kept.Peek) -> Plan | None:
     return plan if plan.policy.hub_model_id else None
 
 
-def in_folder(cloud: CloudRun, folder: Path | None, say: Say) -> CloudRun:
+def with_run_dir(cloud: CloudRun, folder: Path | None, say: Say) -> CloudRun:
     """The run with a run directory: its own, or a new one for a run that is known by a job's id.
 
     Raises:
@@ -172,7 +172,7 @@ def in_folder(cloud: CloudRun, folder: Path | None, say: Say) -> CloudRun:
     if run.plan.is_file():
         return replace(cloud, name=str(run.path), run=run, record=record)
     bucket, kept_in = record.bucket, record.folder
-    there = kept.peek(bucket, kept_in, ("plan.json",), say) if bucket and kept_in else kept.NOTHING
+    there = kept.stored_records(bucket, kept_in, ("plan.json",), say) if bucket and kept_in else kept.NOTHING
     plan = plan_of(cloud, there)
     if plan is None:
         raise UsageError(
@@ -246,7 +246,7 @@ def _by_id(name: str, namespace: str, job_id: str, say: Say) -> CloudRun:
     ordered = tuple(sorted(known.values(), key=lambda job: job.number))
     data = _data_of(now.mounts[0]) if now.mounts else None
     record = CloudRecord(run_id, now.labels.get("plan", ""), namespace, "", data=data, jobs=ordered)
-    return noted(CloudRun(f"{namespace}/{job_id}", None, with_bucket(record, now), known[job_id], now))
+    return with_recorded_end(CloudRun(f"{namespace}/{job_id}", None, with_bucket(record, now), known[job_id], now))
 
 
 def _data_of(mount: Mount) -> CloudData:
@@ -258,7 +258,7 @@ def _data_of(mount: Mount) -> CloudData:
 def _as_record(job: Job, asked: CloudJob | None) -> CloudJob:
     """A job of the Hub as the record has one."""
     if asked is not None:
-        return begun(asked, job)
+        return started_job(asked, job)
     attempt = job.labels.get("attempt", "1")
     made = timestamp(job.created_at) if job.created_at else None
     return CloudJob(
@@ -273,7 +273,7 @@ def _as_record(job: Job, asked: CloudJob | None) -> CloudJob:
     )
 
 
-def gone(cloud: CloudRun) -> Job:
+def deleted_job(cloud: CloudRun) -> Job:
     """A job that the record has and the Hub has no more."""
     return Job(
         id=cloud.job.job_id or "",

@@ -102,7 +102,7 @@ def until_end(
 
     Args:
         seconds: None to wait as long as it takes.
-        seen: gets the job each time that it was looked at.
+        on_update: gets the job each time that it was looked at.
 
     Raises:
         Temporary: the Hub did not answer for a quarter of an hour, or until the time was over.

@@ -11,8 +11,7 @@ from skill_train.cloud.start_once import patiently
 from skill_train.core.errors import AccessError, DecisionNeeded, Temporary, UsageError, nearest
 from skill_train.facts import Flavor
 from skill_train.hub import account as hub_account
-from skill_train.hub import models as hub
-from skill_train.hub import repositories as hub_repository
+from skill_train.hub import models, repositories
 from skill_train.hub.account import Account
 from skill_train.hub.client import not_signed_in
 from skill_train.program.push import PROOF
@@ -24,7 +23,7 @@ _TOKENS = "https://huggingface.co/settings/tokens"
 _EMPTY = {".gitattributes", "README.md", PROOF}
 
 
-def token() -> Account:
+def signed_in_account() -> Account:
     """The account of the token on this machine.
 
     Raises:
@@ -51,13 +50,13 @@ def token() -> Account:
     return found
 
 
-def namespace(account: Account, asked: str | None) -> str:
+def namespace(account: Account, requested: str | None) -> str:
     """Where the job runs and is paid for: a user or an organisation.
 
     Raises:
         AccessError: it is another's, or the token may not run jobs or write there.
     """
-    name = asked or account.name
+    name = requested or account.name
     known = (account.name, *account.orgs)
     if name not in known:
         raise AccessError(
@@ -79,7 +78,7 @@ def result_repository(account: Account, name: str) -> tuple[str, ...]:
         UsageError: no name of a repository. AccessError: it is not yours, or the token may not write there.
         DecisionNeeded: it is public.
     """
-    hub_repository.check_name(name)
+    repositories.check_name(name)
     owner = name.split("/")[0]
     if owner not in (account.name, *account.orgs):
         raise AccessError(
@@ -90,24 +89,24 @@ def result_repository(account: Account, name: str) -> tuple[str, ...]:
             hint=f"--hub-model-id {account.name}/{name.split('/')[1]}",
         )
     _require(account, "repo.write", name)
-    known = patiently(lambda: hub_repository.find("model", name))
+    known = patiently(lambda: repositories.find("model", name))
     if known is None:
         return ()
-    patiently(lambda: hub_repository.check_writable("model", name))
+    patiently(lambda: repositories.check_writable("model", name))
     if not known.private:
         raise _public(f"the repository {name}", f"make it private, or --hub-model-id {owner}/ANOTHER-NAME")
     return tuple(file for file in known.files if file not in _EMPTY)
 
 
-def readable(made: Plan) -> None:
+def require_readable(plan: Plan) -> None:
     """Model and dataset, with the token that the job gets.
 
     Raises:
         UsageError: unknown or private. AccessError: gated.
     """
-    patiently(lambda: hub_repository.check_readable("model", made.recipe.model))
-    if not local_data(made):
-        patiently(lambda: hub_repository.check_readable("dataset", made.recipe.data))
+    patiently(lambda: repositories.check_readable("model", plan.recipe.model))
+    if not local_data(plan):
+        patiently(lambda: repositories.check_readable("dataset", plan.recipe.data))
 
 
 def flavor(name: str) -> Flavor:
@@ -116,7 +115,7 @@ def flavor(name: str) -> Flavor:
     Raises:
         UsageError: it is offered no more. Temporary: no answer.
     """
-    offered = {each.name: each for each in patiently(hub.live_flavors)}
+    offered = {each.name: each for each in patiently(models.live_flavors)}
     if name not in offered:
         raise UsageError(
             f"Hugging Face Jobs does not offer {name}{nearest(name, offered)}",
@@ -128,7 +127,7 @@ def flavor(name: str) -> Flavor:
     return offered[name]
 
 
-def private_places(place: str, data_repo: str | None, account: Account, *, with_data: bool) -> None:
+def require_private_places(place: str, data_repo: str | None, account: Account, *, with_data: bool) -> None:
     """The bucket for program, plan and checkpoints, and the repository for the data, hold private things.
 
     Raises:
@@ -136,20 +135,20 @@ def private_places(place: str, data_repo: str | None, account: Account, *, with_
         AccessError: the token may not write to the dataset repository.
     """
     bucket = f"{place}/jobs-artifacts"
-    if patiently(lambda: hub_repository.bucket_is_private(bucket)) is False:
+    if patiently(lambda: repositories.bucket_is_private(bucket)) is False:
         raise _public(f"the bucket {bucket}", f"make it private on https://huggingface.co/buckets/{bucket}")
     if data_repo is None or not with_data:
         return
-    hub_repository.check_name(data_repo)
+    repositories.check_name(data_repo)
     _require(account, "repo.write", data_repo)
-    known = patiently(lambda: hub_repository.find("dataset", data_repo))
+    known = patiently(lambda: repositories.find("dataset", data_repo))
     if known is not None:
-        patiently(lambda: hub_repository.check_writable("dataset", data_repo))
+        patiently(lambda: repositories.check_writable("dataset", data_repo))
         if not known.private:
             raise _public(f"the dataset {data_repo}", "another --data-repo, or leave it out")
 
 
-def local_model(folder: str, owner: str | None) -> UsageError:
+def local_model_error(folder: str, owner: str | None) -> UsageError:
     """Of a model that lies on this machine."""
     where = f"{owner or 'NAMESPACE'}/{Path(folder).resolve().name}"
     return UsageError(
@@ -161,16 +160,16 @@ def local_model(folder: str, owner: str | None) -> UsageError:
     )
 
 
-def local_data(made: Plan) -> bool:
-    return made.fingerprints["data"] is not None
+def local_data(plan: Plan) -> bool:
+    return plan.fingerprints["data"] is not None
 
 
-def tolerant(check: Callable[[], Any], what: str, unchecked: list[str]) -> Any:
+def unless_unavailable(check: Callable[[], Any], subject: str, unchecked: list[str]) -> Any:
     """The answer of a check, or None where the Hub gives none; that is noted."""
     try:
         return check()
     except Temporary as error:
-        unchecked.append(f"{what}: {error.message}")
+        unchecked.append(f"{subject}: {error.message}")
         return None
 
 

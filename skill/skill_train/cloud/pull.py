@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from skill_train.cloud.bucket import BEFORE, FILES, Kept, KeptFile, belongs
+from skill_train.cloud.bucket import BEFORE, FILES, StoredFile, StoredRun, belongs_to_run
 from skill_train.cloud.poll import Say, patiently
 from skill_train.core.console import Bar
 from skill_train.core.digests import file_digest
@@ -31,7 +31,7 @@ _GROUP_FILES, _GROUP_BYTES = 8, 256_000_000
 _REWRITTEN = {BEFORE, *FILES} - {"train.json"}  # while the run goes on
 
 
-def from_bucket(run: RunDir, kept: Kept, *, progress: Bar, say: Say) -> dict[str, Any]:
+def from_bucket(run: RunDir, stored: StoredRun, *, progress: Bar, say: Say) -> dict[str, Any]:
     """Fetches everything that is kept and not here yet; returns `pull.json` with the names that were `fetched`.
 
     Raises:
@@ -41,16 +41,16 @@ def from_bucket(run: RunDir, kept: Kept, *, progress: Bar, say: Say) -> dict[str
     """
     with locked(run, "pull"):
         earlier = _earlier(run)
-        todo = [file for file in kept.files if not _is_here(run, file, earlier)]
+        todo = [file for file in stored.files if not _is_here(run, file, earlier)]
         require_space(run.path, sum(file.size for file in todo), "what the job kept")
-        outputs = {file.name: file.digest for file in kept.files if file not in todo}
+        outputs = {file.name: file.digest for file in stored.files if file not in todo}
         outputs |= {file.name: earlier[file.name] for file in todo if file.name in earlier}  # should it come torn now
         done = 0
         for group in _groups(_in_order(todo)):
             progress(done, len(todo), group[0].name)
-            outputs |= _fetch(run, kept.bucket, group, say)
+            outputs |= _fetch(run, stored.bucket, group, say)
             done += len(group)
-        inputs = {"bucket": kept.bucket, "state": kept.state, "checkpoint": kept.checkpoint}
+        inputs = {"bucket": stored.bucket, "state": stored.state, "checkpoint": stored.checkpoint}
         record = write_record(run.record("pull"), inputs=inputs, options={}, outputs=outputs)
         shutil.rmtree(run.path / _PART, ignore_errors=True)  # last: while it is there, the record may be an old one
         return record | {"fetched": [file.name for file in todo]}
@@ -63,7 +63,7 @@ def in_repository(trained: dict[str, Any]) -> dict[str, str]:
     Args:
         trained: `train.json`.
     """
-    names = [name for name in trained.get("outputs", {}) if belongs(name)]
+    names = [name for name in trained.get("outputs", {}) if belongs_to_run(name)]
     pushed = {name: PurePosixPath(*PurePosixPath(name).parts[1:]).as_posix() for name in names}
     return pushed | {name: name for name in ("environment.json", "train.json")}
 
@@ -83,7 +83,7 @@ def from_repository(run: RunDir, repository: str, folder: Path, commit: str | No
         earlier = _earlier(run)
         sources = {name: folder / place for name, place in in_repository(trained).items()}
         sources = {name: path for name, path in sources.items() if name in promised or path.is_file()}
-        files = [KeptFile(name, "", _size(path), promised.get(name)) for name, path in sources.items()]
+        files = [StoredFile(name, "", _size(path), promised.get(name)) for name, path in sources.items()]
         todo = [file for file in files if not _is_here(run, file, earlier)]
         outputs = {name: digest for name, digest in earlier.items() if (run.path / name).is_file()}
         outputs |= {file.name: file.digest for file in files if file not in todo}
@@ -118,7 +118,7 @@ def _earlier(run: RunDir) -> dict[str, Any]:
     return outputs
 
 
-def _is_here(run: RunDir, file: KeptFile, earlier: dict[str, Any]) -> bool:
+def _is_here(run: RunDir, file: StoredFile, earlier: dict[str, Any]) -> bool:
     """Whether the very file is here.
 
     Raises:
@@ -147,14 +147,14 @@ def _cut_off(run: RunDir) -> bool:
     return (run.path / _PART).is_dir()
 
 
-def _in_order(files: Iterable[KeptFile]) -> list[KeptFile]:
+def _in_order(files: Iterable[StoredFile]) -> list[StoredFile]:
     """`train.json` last: a run directory that has it is whole."""
     return sorted(files, key=lambda file: (file.name == "train.json", file.name))
 
 
-def _groups(files: list[KeptFile]) -> list[list[KeptFile]]:
+def _groups(files: list[StoredFile]) -> list[list[StoredFile]]:
     """Files that come in one question: a kill costs as much as one group."""
-    groups: list[list[KeptFile]] = []
+    groups: list[list[StoredFile]] = []
     for file in files:
         last = groups[-1] if groups else []
         if last and len(last) < _GROUP_FILES and sum(f.size for f in last) + file.size <= _GROUP_BYTES:
@@ -164,7 +164,7 @@ def _groups(files: list[KeptFile]) -> list[list[KeptFile]]:
     return groups
 
 
-def _fetch(run: RunDir, bucket: str, group: list[KeptFile], say: Say) -> dict[str, dict[str, Any]]:
+def _fetch(run: RunDir, bucket: str, group: list[StoredFile], say: Say) -> dict[str, dict[str, Any]]:
     """Fetches each file that did not come whole before, once more when it is not what was promised."""
     for _ in range(_TRIES):
         missing = [file for file in group if not _is_whole(_part(run, file), file)]
@@ -181,15 +181,15 @@ def _fetch(run: RunDir, bucket: str, group: list[KeptFile], say: Say) -> dict[st
     return {file.name: _placed(run, file, bucket) for file in group if file not in torn}
 
 
-def _part(run: RunDir, file: KeptFile) -> Path:
+def _part(run: RunDir, file: StoredFile) -> Path:
     return run.path / _PART / file.name
 
 
-def _is_whole(part: Path, file: KeptFile) -> bool:
+def _is_whole(part: Path, file: StoredFile) -> bool:
     return file.digest is not None and part.is_file() and file_digest(part) == file.digest
 
 
-def _placed(run: RunDir, file: KeptFile, source: str) -> dict[str, Any]:
+def _placed(run: RunDir, file: StoredFile, source: str) -> dict[str, Any]:
     """Gives a fetched file its name when it is what was promised; returns its digest."""
     part, final = _part(run, file), run.path / file.name
     if file.digest is None:

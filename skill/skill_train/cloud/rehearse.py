@@ -17,7 +17,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from skill_train.cloud import stage_data as staging
+from skill_train.cloud import stage_data
 from skill_train.cloud.stage_data import Staged
 from skill_train.core.digests import file_digest
 from skill_train.core.errors import SkillTrainError, TrainingFailed, from_exit_code
@@ -30,14 +30,14 @@ from skill_train.run.records import read_json
 STEPS = 2
 
 
-def shortened(made: Plan, here: Plan) -> Plan:
+def shortened(plan: Plan, local_plan: Plan) -> Plan:
     """The plan of the job with the placement of this machine, for two steps.
 
     Args:
-        here: a plan of the same recipe for this machine.
+        local_plan: a plan of the same recipe for this machine.
     """
-    recipe = replace(made.recipe, max_steps=STEPS, warmup_steps=min(made.recipe.warmup_steps, STEPS))
-    return replace(made, recipe=recipe, placement=here.placement, launch=here.launch)
+    recipe = replace(plan.recipe, max_steps=STEPS, warmup_steps=min(plan.recipe.warmup_steps, STEPS))
+    return replace(plan, recipe=recipe, placement=local_plan.placement, launch=local_plan.launch)
 
 
 def rehearse(plan: Plan, spec: JobSpec, staged: Staged | None, say: Callable[[str], None]) -> dict[str, Any]:
@@ -60,25 +60,25 @@ def rehearse(plan: Plan, spec: JobSpec, staged: Staged | None, say: Callable[[st
         if staged is None:
             _run(spec, {KEPT: kept}, root, say)
         else:
-            with staging.folder_of(staged) as folder:
+            with stage_data.folder_of(staged) as folder:
                 _run(spec, {KEPT: kept, spec.mounts[0].mount_path: folder}, root, say)
         return {"steps": STEPS, "seconds": round(time.monotonic() - started, 1), **_figures(kept)}
 
 
-def differences(made: Plan, here: Plan, program: Path) -> list[str]:
+def differences(plan: Plan, local_plan: Plan, program: Path) -> list[str]:
     """What a rehearsal cannot show, and what was another here."""
-    job, this = made.placement, here.placement
+    job, this = plan.placement, local_plan.placement
     where = f"{job.num_processes} x {job.device} in {job.dtype}"
     listed = [
-        f"the machine: {made.flavor} trains on {where}; this was {this.num_processes} x {this.device} in "
+        f"the machine: {plan.flavor} trains on {where}; this was {this.num_processes} x {this.device} in "
         f"{this.dtype}. Its memory and speed stay estimates",
-        f"{made.recipe.max_steps} steps: these were {STEPS}",
+        f"{plan.recipe.max_steps} steps: these were {STEPS}",
         "the container: uv installs the program's packages there; these were the ones of this Python"
         + _other_versions(program),
         "the bucket: a mounted volume there, a folder here",
         "the push: nothing was written to the Hub, and no right to write was proved",
     ]
-    if made.recipe.load_in_4bit:
+    if plan.recipe.load_in_4bit:
         listed.append("4-bit weights: they need CUDA and bitsandbytes")
     return listed
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import shlex
 
-from skill_train.cloud import claim as job_claim
-from skill_train.cloud import find_run as cloud_run
-from skill_train.cloud import start_once as job_once
+from skill_train.cloud import claim, find_run, start_once
 from skill_train.cloud.poll import Say, job_now
 from skill_train.core.errors import UsageError
 from skill_train.hub import jobs
@@ -33,7 +31,7 @@ def resume(
         record = _settled(run, cloud_record.submitted(run), say)
         now = _now(record, say)
         if now is not None and record.last_begun is not None and record.folder is None:  # the Hub did not say it before
-            record = job_once.started(run, record, record.last_begun, now)
+            record = start_once.record_started(run, record, record.last_begun, now)
         if now is not None and now.live:
             return record, True
         if record.bucket is None or record.folder is None:
@@ -44,23 +42,25 @@ def resume(
                 hint=f"skill-train submit {shlex.quote(str(run.path))}",
             )
         number = record.last.number if record.last and record.last.job_id is None else _next_number(record)
-        asked = CloudJob(number, "starting", flavor, timeout_seconds, job_once.now(), usd_per_hour, max_cost=max_cost)
-        spec = job_once.specification(run, plan_record.read(run.plan), record, asked)
+        asked = CloudJob(
+            number, "starting", flavor, timeout_seconds, start_once.current_timestamp(), usd_per_hour, max_cost=max_cost
+        )
+        spec = start_once.specification(run, plan_record.read(run.plan), record, asked)
         folder = (record.bucket, record.folder)
-        with job_claim.claimed(record, number, say, of_plan=False) as theirs:
+        with claim.claimed(record, number, say, of_plan=False) as theirs:
             if theirs is not None:
-                return job_once.started(run, record, asked, theirs), True
-            record = job_once.start(run, record, asked, lambda: jobs.start(spec, folder), say)
+                return start_once.record_started(run, record, asked, theirs), True
+            record = start_once.start(run, record, asked, lambda: jobs.start(spec, folder), say)
         return _the_one(run, record, asked, say)
 
 
 def _the_one(run: RunDir, record: CloudRecord, asked: CloudJob, say: Say) -> tuple[CloudRecord, bool]:
     """With the job that stays, should another machine have started one too, and whether it is the other's."""
-    ours = job_once.first_look(record)
+    ours = start_once.inspect_new_job(record)
     if ours is None:
         return record, False
-    stays = job_once.keep_the_oldest(record, asked.number, ours, say, of_plan=False)
-    return (record, False) if stays.id == ours.id else (job_once.started(run, record, asked, stays), True)
+    stays = start_once.keep_the_oldest(record, asked.number, ours, say, of_plan=False)
+    return (record, False) if stays.id == ours.id else (start_once.record_started(run, record, asked, stays), True)
 
 
 def _next_number(record: CloudRecord) -> int:
@@ -85,9 +85,9 @@ def _settled(run: RunDir, record: CloudRecord, say: Say) -> CloudRecord:
     last = record.last
     if last is not None and last.job_id is None:
         say("the last start had no answer; looking whether its job is there")
-        found = job_once.look_until_settled(record, last, say)
-        record = record if found is None else job_once.started(run, record, last, found)
-    whole = cloud_run.with_others(record, say)
+        found = start_once.find_job_until_settled(record, last, say)
+        record = record if found is None else start_once.record_started(run, record, last, found)
+    whole = find_run.with_unrecorded_jobs(record, say)
     if whole != record:
         cloud_record.write(run, whole)
     return whole

@@ -37,12 +37,12 @@ READ_TRIES = 4  # of a question that changes nothing
 
 
 def start(
-    run: RunDir, record: CloudRecord, asked: CloudJob, post: Callable[[], Job], say: Callable[[str], None]
+    run: RunDir, record: CloudRecord, requested: CloudJob, post: Callable[[], Job], say: Callable[[str], None]
 ) -> CloudRecord:
     """The record with the job started.
 
     Args:
-        record: of the run; `asked` is its new job, in state `starting`.
+        record: of the run; `requested` is its new job, in state `starting`.
         post: creates the job. It is called again only when no job with these labels is there.
 
     Raises:
@@ -51,24 +51,24 @@ def start(
     """
     before, began, doubtful = record, time.monotonic(), False
     for attempt in range(1, TRIES + 1):
-        posted = dataclasses.replace(asked, asked_at=now())
+        posted = dataclasses.replace(requested, asked_at=current_timestamp())
         record = before.with_job(posted)
         cloud_record.write(run, record)
         try:
             job = post()
         except StillAsking as error:
             say(f"{error.message} ({error.got}); looking whether the job is there")
-            found = look(record, asked.number, times=SETTLED_LOOKS, say=say)
+            found = find_job(record, requested.number, times=SETTLED_LOOKS, say=say)
             if found is None:
                 error.hint = "run the same command again: it looks for the job before it asks for one"
                 raise
-            return started(run, record, posted, found)
+            return record_started(run, record, posted, found)
         except Temporary as error:
             say(f"{error.message} ({error.got}); looking whether the job is there (try {attempt} of {TRIES})")
             refused = error.code == "rate_limit"  # the others may have passed it on
-            found = look(record, asked.number, times=2 if refused else LATE_LOOKS, say=say)
+            found = find_job(record, requested.number, times=2 if refused else LATE_LOOKS, say=say)
             if found is not None:
-                return started(run, record, posted, found)
+                return record_started(run, record, posted, found)
             late = time.monotonic() - began > settled_seconds() * 3 / 4 > 0  # others may take it for given up
             if attempt == TRIES or late:
                 raise
@@ -77,7 +77,7 @@ def start(
             cloud_record.write(run, before)
             raise
         else:
-            record = started(run, record, posted, job)
+            record = record_started(run, record, posted, job)
             return _watched(run, record, posted, job, began, say) if doubtful else record
     raise AssertionError("the last try returns or raises")
 
@@ -93,7 +93,7 @@ def _watched(
             told = time.monotonic() + TOLD_LOOKS * PAUSE_SECONDS
         time.sleep(min(PAUSE_SECONDS, left))
         job = keep_the_oldest(record, asked.number, job, say, of_plan=False)
-    return record if record.last and record.last.job_id == job.id else started(run, record, asked, job)
+    return record if record.last and record.last.job_id == job.id else record_started(run, record, asked, job)
 
 
 def settled_seconds() -> float:
@@ -101,16 +101,16 @@ def settled_seconds() -> float:
     return SETTLED_LOOKS * PAUSE_SECONDS
 
 
-def look_until_settled(record: CloudRecord, asked: CloudJob, say: Callable[[str], None]) -> Job | None:
+def find_job_until_settled(record: CloudRecord, requested: CloudJob, say: Callable[[str], None]) -> Job | None:
     """The job that was asked for, looked for as long as it may come.
 
     Raises:
         Temporary: the Hub does not answer, so nobody knows.
     """
-    asked_at = datetime.strptime(asked.asked_at, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
+    asked_at = datetime.strptime(requested.asked_at, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
     age = max((datetime.now(UTC) - asked_at).total_seconds() - 1, 0.0)  # of whole seconds; a clock may be set back
     left = math.ceil((settled_seconds() - age) / PAUSE_SECONDS) if PAUSE_SECONDS else 0
-    return look(record, asked.number, times=max(left, 2), say=say)
+    return find_job(record, requested.number, times=max(left, 2), say=say)
 
 
 def keep_the_oldest(record: CloudRecord, number: int, job: Job, say: Callable[[str], None], *, of_plan: bool) -> Job:
@@ -161,7 +161,7 @@ def specification(run: RunDir, plan: Plan, record: CloudRecord, job: CloudJob) -
     )
 
 
-def look(record: CloudRecord, number: int, times: int = 2, say: Callable[[str], None] | None = None) -> Job | None:
+def find_job(record: CloudRecord, number: int, times: int = 2, say: Callable[[str], None] | None = None) -> Job | None:
     """The job with this number, if it exists; asked twice at least, with a pause.
 
     Raises:
@@ -178,15 +178,15 @@ def look(record: CloudRecord, number: int, times: int = 2, say: Callable[[str], 
     return None
 
 
-def started(run: RunDir, record: CloudRecord, asked: CloudJob, job: Job) -> CloudRecord:
+def record_started(run: RunDir, record: CloudRecord, requested: CloudJob, job: Job) -> CloudRecord:
     """Notes a job that exists."""
     bucket, folder = job.bucket or (record.bucket, record.folder)
-    record = dataclasses.replace(record, bucket=bucket, folder=folder).with_job(begun(asked, job))
+    record = dataclasses.replace(record, bucket=bucket, folder=folder).with_job(started_job(requested, job))
     cloud_record.write(run, record)
     return record
 
 
-def first_look(record: CloudRecord) -> Job | None:
+def inspect_new_job(record: CloudRecord) -> Job | None:
     """At a job that has just begun: it is there, whatever the Hub answers now."""
     last = record.last
     assert last is not None and last.job_id is not None
@@ -197,12 +197,12 @@ def first_look(record: CloudRecord) -> Job | None:
         return None
 
 
-def begun(asked: CloudJob, job: Job) -> CloudJob:
+def started_job(requested: CloudJob, job: Job) -> CloudJob:
     """The job that was asked for, as it exists. One on another flavor was asked for from another folder, which alone
     knows its timeout."""
     created = timestamp(job.created_at) if job.created_at else None
-    known = dataclasses.replace(asked, state="started", job_id=job.id, url=job.url, created_at=created)
-    if job.flavor in (None, asked.flavor):
+    known = dataclasses.replace(requested, state="started", job_id=job.id, url=job.url, created_at=created)
+    if job.flavor in (None, requested.flavor):
         return known
     return dataclasses.replace(known, flavor=job.flavor, timeout_seconds=None, usd_per_hour=None)
 
@@ -225,5 +225,5 @@ def timestamp(moment: datetime) -> str:
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def now() -> str:
+def current_timestamp() -> str:
     return timestamp(datetime.now(UTC))

@@ -8,18 +8,14 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from skill_train.cloud import claim as job_claim
-from skill_train.cloud import find_run as cloud_run
-from skill_train.cloud import stage_data as staging
-from skill_train.cloud import start_once as job_once
+from skill_train.cloud import claim, find_run, stage_data, start_once
 from skill_train.cloud.order import Order, Sent
 from skill_train.cloud.poll import job_now
 from skill_train.cloud.stage_data import Staged
 from skill_train.cloud.start_once import patiently
 from skill_train.core.errors import SkillTrainError, UsageError
 from skill_train.core.files import write_text
-from skill_train.hub import flavors, jobs
-from skill_train.hub import repositories as hub_repository
+from skill_train.hub import flavors, jobs, repositories
 from skill_train.hub.jobs import LIVE, Job
 from skill_train.recipe.fields import to_yaml
 from skill_train.run import cloud_record, plan_record
@@ -52,7 +48,7 @@ def submit(run: RunDir, order: Order, say: Say, *, force_new: bool) -> Sent:
             state="starting",
             flavor=order.plan.flavor or "",
             timeout_seconds=order.plan.timeout_seconds,
-            asked_at=job_once.now(),
+            asked_at=start_once.current_timestamp(),
             usd_per_hour=order.usd_per_hour,
             max_cost=order.max_cost,
         )
@@ -61,20 +57,20 @@ def submit(run: RunDir, order: Order, say: Say, *, force_new: bool) -> Sent:
 
 def _asked_for(run: RunDir, order: Order, record: CloudRecord, job: CloudJob, say: Say, *, of_plan: bool) -> Sent:
     """The job, or the one of the same plan that another folder asked for at the same moment."""
-    spec = job_once.specification(run, order.plan, record, job)
+    spec = start_once.specification(run, order.plan, record, job)
     place = patiently(lambda: jobs.upload(spec))
-    with job_claim.claimed(record, job.number, say, of_plan=of_plan) as theirs:
+    with claim.claimed(record, job.number, say, of_plan=of_plan) as theirs:
         if theirs is not None:
             return _adopt(run, order, theirs, say)
         say(f"starting the job on {job.flavor}")
-        record = job_once.start(run, record, job, lambda: jobs.start(spec, place), say)
+        record = start_once.start(run, record, job, lambda: jobs.start(spec, place), say)
         if record.folder is None:  # the answer left it out
             record = dataclasses.replace(record, bucket=place[0], folder=place[1])
             cloud_record.write(run, record)
-    begun = job_once.first_look(record)
+    begun = start_once.inspect_new_job(record)
     if begun is None:
         return Sent(record, None, reused=False)
-    stays = job_once.keep_the_oldest(record, job.number, begun, say, of_plan=of_plan)
+    stays = start_once.keep_the_oldest(record, job.number, begun, say, of_plan=of_plan)
     return Sent(record, begun.stage, reused=False) if stays.id == begun.id else _adopt(run, order, stays, say)
 
 
@@ -132,13 +128,13 @@ def _of_record(run: RunDir, record: CloudRecord, say: Say) -> Sent | None:
     """The newest job of a run directory; one that was asked for is looked for, and where it is not, counts for none."""
     last = record.last
     if last is not None and last.state == "starting":
-        job = job_once.look_until_settled(record, last, say)
+        job = start_once.find_job_until_settled(record, last, say)
         if job is not None:
-            return Sent(job_once.started(run, record, last, job), job.stage, reused=True)
+            return Sent(start_once.record_started(run, record, last, job), job.stage, reused=True)
     if record.last_begun is None:
         return None
     stage = _stage(record, say)
-    whole = record if stage in (*LIVE, "COMPLETED") else cloud_run.with_others(record, say)
+    whole = record if stage in (*LIVE, "COMPLETED") else find_run.with_unrecorded_jobs(record, say)
     if whole != record:  # another folder went on with it
         cloud_record.write(run, whole)
         stage = _stage(whole, say)
@@ -182,13 +178,13 @@ def _adopt(run: RunDir, order: Order, job: Job, say: Say) -> Sent:
         flavor,
         # The plan has that of the first job; whoever went on may have said another.
         timeout_seconds=theirs.timeout_seconds if theirs is not None and number == 1 else None,
-        asked_at=job_once.now(),
+        asked_at=start_once.current_timestamp(),
         usd_per_hour=order.usd_per_hour if flavor == order.plan.flavor else flavors.usd_per_hour(flavor),
         max_cost=order.max_cost,
     )
     plan_record.write(run.plan, made)
     write_text(run.recipe, to_yaml(made.recipe_file()))
-    return Sent(job_once.started(run, record, asked, job), job.stage, reused=True)
+    return Sent(start_once.record_started(run, record, asked, job), job.stage, reused=True)
 
 
 def _plan_of(job: Job) -> Plan | None:
@@ -245,12 +241,12 @@ def _with_data(run: RunDir, order: Order, record: CloudRecord, say: Say) -> Clou
 
 
 def upload(staged: Staged, namespace: str, data_repo: str | None, say: Say) -> CloudData:
-    where = staging.mount_path(staged)
+    where = stage_data.mount_path(staged)
     size = f"{staged.bytes / 1e6:.1f} MB in {len(staged.files)} files"
-    with staging.folder_of(staged) as folder:
+    with stage_data.folder_of(staged) as folder:
         if data_repo is not None:
             say(f"uploading the data to the private dataset {data_repo}: {size}")
-            commit = patiently(lambda: hub_repository.upload_dataset(folder, data_repo))
+            commit = patiently(lambda: repositories.upload_dataset(folder, data_repo))
             return CloudData(where, staged.bytes, len(staged.files), repository=data_repo, revision=commit)
         say(f"uploading the data to the bucket {namespace}/jobs-artifacts: {size}")
         mount = patiently(lambda: jobs.sync_data(folder, where, namespace, staged.name))
@@ -276,7 +272,7 @@ def _require_free(run: RunDir, order: Order) -> None:
 def _require_never_started(run: RunDir, record: CloudRecord, order: Order, say: Say) -> None:
     """Another plan takes the place of one that never had a job."""
     last = record.last_begun or record.last
-    if last is None or (last.job_id is None and job_once.look_until_settled(record, last, say) is None):
+    if last is None or (last.job_id is None and start_once.find_job_until_settled(record, last, say) is None):
         return
     raise UsageError(
         f"{run.path} belongs to another plan{f', whose job is {last.job_id}' if last.job_id else ''}",

@@ -18,7 +18,7 @@ def until_end(cloud: CloudRun, console: Console, seconds: float | None) -> Job:
     seen = _StageTeller(console, cloud)
     with waiting.for_hours():
         ended = poll.until_end(namespace, job_id, run_id, seconds=seconds, seen=seen, say=console.status)
-    return ended or find_run.gone(cloud)
+    return ended or find_run.deleted_job(cloud)
 
 
 class _StageTeller:

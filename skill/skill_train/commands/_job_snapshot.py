@@ -138,13 +138,13 @@ def snapshot(cloud: CloudRun, console: Console, *, in_time: bool = False) -> Sna
     )
 
 
-def _peeked(cloud: CloudRun, console: Console, *, in_time: bool) -> bucket.Peek:
+def _peeked(cloud: CloudRun, console: Console, *, in_time: bool) -> bucket.StoredRecords:
     """What is kept so far; a bucket that may not be read does not hide what the Hub says of the job."""
     record = cloud.record
     if record.bucket is None or record.folder is None:
         return bucket.NOTHING
     try:
-        return bucket.peek(record.bucket, record.folder, _PEEKED, console.status)
+        return bucket.stored_records(record.bucket, record.folder, _PEEKED, console.status)
     except (AccessError, Temporary) as error:
         if isinstance(error, Temporary) and not in_time:
             raise
@@ -152,7 +152,7 @@ def _peeked(cloud: CloudRun, console: Console, *, in_time: bool) -> bucket.Peek:
         return bucket.NOTHING
 
 
-def _explained(cloud: CloudRun, measured: Speed | None, there: bucket.Peek, lines: list[str]) -> Story:
+def _explained(cloud: CloudRun, measured: Speed | None, there: bucket.StoredRecords, lines: list[str]) -> Story:
     now, failure = job_of(cloud), there.document("train.failed.json")
     ending = Ending(
         stage=now.stage,

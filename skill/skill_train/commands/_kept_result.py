@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from skill_train.cloud import bucket
-from skill_train.cloud.bucket import Kept
+from skill_train.cloud.bucket import StoredRun
 from skill_train.cloud.find_run import CloudRun
 from skill_train.cloud.poll import patiently
 from skill_train.core.console import Console
@@ -19,12 +19,12 @@ def is_live(cloud: CloudRun) -> bool:
     return cloud.now is not None and cloud.now.live
 
 
-def in_bucket(cloud: CloudRun, console: Console) -> Kept | None:
+def in_bucket(cloud: CloudRun, console: Console) -> StoredRun | None:
     record = cloud.record
-    return bucket.look(record.bucket, record.folder, console.status) if record.bucket and record.folder else None
+    return bucket.stored_run(record.bucket, record.folder, console.status) if record.bucket and record.folder else None
 
 
-def why_not_pushed(cloud: CloudRun, here: RunDir, console: Console) -> str:
+def why_not_pushed(cloud: CloudRun, run: RunDir, console: Console) -> str:
     """Why the repository of the model cannot give the result of this run; empty when it can.
 
     Raises:
@@ -44,5 +44,5 @@ def why_not_pushed(cloud: CloudRun, here: RunDir, console: Console) -> str:
         trained = read_json(models.model_file(repository, "train.json"))
     except UsageError as error:
         return f"its bucket has no result, and {error.message}"
-    same = trained.get("recipe_hash") == plan_record.read(here.plan).recipe_hash
+    same = trained.get("recipe_hash") == plan_record.read(run.plan).recipe_hash
     return "" if same else f"its bucket has no result, and {repository} has that of another recipe"

@@ -14,11 +14,11 @@ def outputs_of(record: dict[str, Any], root: Path) -> list[dict[str, Any]]:
     return [{"path": str(root / name), **digest} for name, digest in record.get("outputs", {}).items()]
 
 
-def put_aside(console: Console, made: Path, record: Path) -> None:
+def put_aside(console: Console, result: Path, record: Path) -> None:
     """A result of ours without its record is made again; it stays beside, under another name."""
-    aside = set_aside(made, record)
+    aside = set_aside(result, record)
     if aside is not None:
-        console.warn("set_aside", f"{made} has no {record.name}; it was renamed to {aside.name}, and is made again")
+        console.warn("set_aside", f"{result} has no {record.name}; it was renamed to {aside.name}, and is made again")
 
 
 def beside(folder: Path, ending: str) -> Path:

@@ -147,7 +147,7 @@ def dataset_facts(console: Console, recipe: Recipe, about: ModelFacts) -> Datase
         from skill_train.hub import datasets
 
         console.status(f"asking the Hub about {recipe.data}")
-        looked = datasets.look(recipe, scan.first_format)
+        looked = datasets.inspect_dataset(recipe, scan.first_format)
         found, first = scan.with_text_of(looked.facts, recipe, looked.first), looked.first
     if not recipe.columns and (unread := scan.unread_text(first, found.columns)):
         console.warn("unread_text", scan.unread_text_told(unread, found.columns))

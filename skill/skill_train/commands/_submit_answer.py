@@ -74,10 +74,10 @@ def decision(options: SubmitOptions, checked: Checked) -> Result:
     return Result(data, human=lambda rich: _draw(rich, data), quiet="", error=error)
 
 
-def not_allowed(found: Budget, error: SkillTrainError) -> Result:
+def not_allowed(budget: Budget, error: SkillTrainError) -> Result:
     """What it would cost, beside the access that is missing. No other check can be made before."""
-    data = {"flavor": found.flavor, "timeout_seconds": found.timeout_seconds, "cost_usd": found.as_dict()}
-    said = f"{found.flavor}: {cost_in_words(found)}"
+    data = {"flavor": budget.flavor, "timeout_seconds": budget.timeout_seconds, "cost_usd": budget.as_dict()}
+    said = f"{budget.flavor}: {cost_in_words(budget)}"
     return Result(data, human=lambda rich: draw_text(rich, said), quiet="", error=error)
 
 
@@ -94,7 +94,9 @@ def specification(run: RunDir, order: Order, run_id: str) -> JobSpec:
     """The job of an order that was not sent."""
     made = order.plan
     record = CloudRecord(run_id, order.plan_hash, order.namespace, made.policy.hub_model_id or "", data=_data(order))
-    job = CloudJob(1, "starting", made.flavor or "", made.timeout_seconds or 0, start_once.now(), order.usd_per_hour)
+    job = CloudJob(
+        1, "starting", made.flavor or "", made.timeout_seconds or 0, start_once.current_timestamp(), order.usd_per_hour
+    )
     return start_once.specification(run, made, record, job)
 
 

@@ -7,8 +7,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from skill_train.cloud import budget as cloud_budget
-from skill_train.cloud import preflight
+from skill_train.cloud import budget, preflight
 from skill_train.cloud import spent as cloud_spent
 from skill_train.cloud.budget import Budget
 from skill_train.cloud.order import Order
@@ -26,8 +25,8 @@ def account_of(options: SubmitOptions) -> Account:
     """Whose token it is. A dry run without an answer takes the namespace that was said."""
     unchecked: list[str] = []
     if not (options.dry_run and options.namespace):
-        return preflight.token()
-    found = preflight.tolerant(preflight.token, "token", unchecked)
+        return preflight.signed_in_account()
+    found = preflight.unless_unavailable(preflight.signed_in_account, "token", unchecked)
     return found or Account("unchecked", options.namespace, why="; ".join(unchecked))
 
 
@@ -38,7 +37,7 @@ def check_order(
     unchecked = [f"token: {account.why}"] if account.state == "unchecked" else []
 
     def ask(what: str, check: Any) -> Any:
-        return preflight.tolerant(check, what, unchecked) if options.dry_run else check()
+        return preflight.unless_unavailable(check, what, unchecked) if options.dry_run else check()
 
     made, repository = order.plan, order.plan.policy.hub_model_id or ""
     there = ()
@@ -47,9 +46,9 @@ def check_order(
         with_data = order.staged is not None
         ask(
             "bucket",
-            lambda: preflight.private_places(order.namespace, order.data_repo, account, with_data=with_data),
+            lambda: preflight.require_private_places(order.namespace, order.data_repo, account, with_data=with_data),
         )
-        ask("model and dataset", lambda: preflight.readable(made))
+        ask("model and dataset", lambda: preflight.require_readable(made))
     offer = ask("flavor and price", lambda: preflight.flavor(made.flavor or "")) or stored_flavor(made.flavor)
     spent = 0.0
     if options.max_cost is not None and account.state == "valid":
@@ -65,15 +64,15 @@ def _spent(console: Console, order: Order) -> float:
 
 
 def budget_of(
-    options: SubmitOptions, made: Plan, offer: Flavor | None, timeout: int | None, spent: float = 0.0
+    options: SubmitOptions, plan: Plan, offer: Flavor | None, timeout: int | None, spent: float = 0.0
 ) -> Budget:
     """By this price, after so many dollars for earlier jobs.
 
     Raises:
         DecisionNeeded: it may cost more than was allowed.
     """
-    return cloud_budget.budget(
-        cloud_budget.need_of(made),
+    return budget.budget(
+        budget.need_of(plan),
         usd_per_hour=None if offer is None else offer.usd_per_hour,
         price="" if offer is None else f"price of {offer.read_at}",
         timeout=timeout,

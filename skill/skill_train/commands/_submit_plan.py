@@ -9,8 +9,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from skill_train.cloud import preflight, stage_data
-from skill_train.cloud import submit as submission
+from skill_train.cloud import preflight, stage_data, submit
 from skill_train.cloud.order import Order
 from skill_train.commands._planning import load_recipe, plan_from_metadata
 from skill_train.commands._submit_options import SubmitOptions
@@ -19,7 +18,7 @@ from skill_train.core.errors import UsageError
 from skill_train.facts import Flavor
 from skill_train.hub import flavors
 from skill_train.hub.account import Account
-from skill_train.plan.file import given_plan, is_plan
+from skill_train.plan.file import is_plan, read_unchanged_plan
 from skill_train.plan.placement import Choices
 from skill_train.plan.where import stays_here
 from skill_train.recipe import fields
@@ -40,7 +39,7 @@ def cloud_plan(console: Console, options: SubmitOptions) -> Plan:
     there = plan_record.read(file)
     if there.where == "cloud":
         chosen = {"flavor": options.flavor, "dtype": options.dtype}
-        made = given_plan(file, options.recipe_flags | chosen, where="cloud")
+        made = read_unchanged_plan(file, options.recipe_flags | chosen, where="cloud")
         _require_remote(made.recipe.model, sensitive=made.policy.sensitive, owner=options.namespace)
         return made
     console.status(f"{source} is for this machine; its recipe is planned again, for the cloud")
@@ -64,9 +63,9 @@ def _planned(console: Console, options: SubmitOptions, recipe: Recipe) -> Plan:
     return plan_from_metadata(console, recipe, choices)
 
 
-def recipe_of(there: Plan, **values: Any) -> Recipe:
+def recipe_of(plan: Plan, **values: Any) -> Recipe:
     """The recipe of a plan, every choice in it as it was made."""
-    known = there.recipe_file() | values
+    known = plan.recipe_file() | values
     return fields.from_dict({key: value for key, value in known.items() if key in fields.FIELDS})
 
 
@@ -83,37 +82,37 @@ def _require_remote(model: str, *, sensitive: bool, owner: str | None) -> None:
     if sensitive:
         raise stays_here("submit")
     if Path(model).is_dir():
-        raise preflight.local_model(model, owner)
+        raise preflight.local_model_error(model, owner)
 
 
 # --- The order ---
 
 
-def order_of(options: SubmitOptions, made: Plan, account: Account) -> Order:
+def order_of(options: SubmitOptions, plan: Plan, account: Account) -> Order:
     """The plan with its repository and its data, and the price that was known last; the checks ask for today's."""
     place = preflight.namespace(account, options.namespace) if account.state == "valid" else account.name
-    staged = stage_data.stage(Path(made.recipe.data)) if preflight.local_data(made) else None
+    staged = stage_data.stage(Path(plan.recipe.data)) if preflight.local_data(plan) else None
     if staged is not None:
         stage_data.require_no_secrets(staged)
-    offer = stored_flavor(made.flavor)
+    offer = stored_flavor(plan.flavor)
     price = None if offer is None else offer.usd_per_hour
-    return Order(with_repository(made, options, place), place, price, staged, options.data_repo, options.max_cost)
+    return Order(with_repository(plan, options, place), place, price, staged, options.data_repo, options.max_cost)
 
 
-def order_elsewhere(options: SubmitOptions, made: Plan) -> Order:
+def order_elsewhere(options: SubmitOptions, plan: Plan) -> Order:
     """Of a run on machines of others. Who pushes must be known, and need not be asked for when it was said."""
     owner = options.namespace or (options.hub_model_id or "").rpartition("/")[0]
-    return order_of(options, made, Account("unchecked", owner) if owner else preflight.token())
+    return order_of(options, plan, Account("unchecked", owner) if owner else preflight.signed_in_account())
 
 
 def stored_flavor(name: str | None) -> Flavor | None:
     return next((flavor for flavor in flavors.current(live=False)[0] if flavor.name == name), None)
 
 
-def with_repository(made: Plan, options: SubmitOptions, place: str) -> Plan:
+def with_repository(plan: Plan, options: SubmitOptions, place: str) -> Plan:
     """The plan with the repository that its result goes to."""
-    known = options.hub_model_id or made.policy.hub_model_id
-    return replace(made, policy=replace(made.policy, hub_model_id=known or _repository(made, place)))
+    known = options.hub_model_id or plan.policy.hub_model_id
+    return replace(plan, policy=replace(plan.policy, hub_model_id=known or _repository(plan, place)))
 
 
 def _repository(made: Plan, place: str) -> str:
@@ -136,7 +135,7 @@ def _slug(text: str) -> str:
 # --- The folder ---
 
 
-def run_dir_of(options: SubmitOptions, made: Plan) -> Path:
+def run_dir_of(options: SubmitOptions, plan: Plan) -> Path:
     """The one that was said, that of a submitted run, or a name made of data and recipe.
 
     With --force-new it is a new one, or the one of this very command, whose job had no answer before.
@@ -147,11 +146,9 @@ def run_dir_of(options: SubmitOptions, made: Plan) -> Path:
     source = options.source if kind == "cloud" and not options.force_new else None
     if source is not None and cloud_record.record_path(RunDir(source)).is_file():
         return source
-    first = Path("runs") / f"{_slug(_data_name(made))}-{made.recipe_hash[:8]}-{kind}"
+    first = Path("runs") / f"{_slug(_data_name(plan))}-{plan.recipe_hash[:8]}-{kind}"
     if not options.force_new:
         return first
     later = (first.with_name(f"{first.name}-{number}") for number in range(2, 1000))
-    plan_hash = cloud_record.plan_hash(made)
-    return next(
-        path for path in (first, *later) if not path.exists() or submission.never_began(RunDir(path), plan_hash)
-    )
+    plan_hash = cloud_record.plan_hash(plan)
+    return next(path for path in (first, *later) if not path.exists() or submit.never_began(RunDir(path), plan_hash))

@@ -33,7 +33,7 @@ def run(options: CancelOptions, console: Console) -> Result:
     cloud = find_run.find(options.run, console.status)
     was_live = cloud.now is not None and cloud.now.live
     if was_live:
-        cloud = find_run.noted(dataclasses.replace(cloud, now=_cancelled(cloud, console)))
+        cloud = find_run.with_recorded_end(dataclasses.replace(cloud, now=_cancelled(cloud, console)))
     now, record = job_of(cloud), cloud.record
     if now.live:
         raise Temporary(
@@ -43,7 +43,7 @@ def run(options: CancelOptions, console: Console) -> Result:
             got=now.stage,
             hint=f"skill-train cancel {cloud.word}",
         )
-    there = bucket.look(record.bucket, record.folder, console.status) if record.bucket and record.folder else None
+    there = bucket.stored_run(record.bucket, record.folder, console.status) if record.bucket and record.folder else None
     data = {
         "job_id": now.id,
         "stage": now.stage,

@@ -19,7 +19,7 @@ from skill_train.core.digests import file_digest
 from skill_train.core.errors import NotInstalled, SkillTrainError, Temporary, UsageError, from_exit_code
 from skill_train.data import problems, read_rows, token_stats, write_fixed
 from skill_train.data.check_row import checker
-from skill_train.data.inspect import Subject, look
+from skill_train.data.inspect import Inspection, inspect_dataset
 from skill_train.data.inspect_report import ONLY_SFT, Counted, plain_example, report
 from skill_train.data.personal import WHAT
 from skill_train.data.problems import Count
@@ -72,7 +72,7 @@ def _hub_within_limits(name: str) -> AbstractContextManager[None]:
 def _answer(console: Console, asked: Recipe, options: DataOptions) -> Result:
     fix = options.fix
     console.status(f"reading {asked.data}")
-    subject = look(asked, options.method, options.recipe)
+    subject = inspect_dataset(asked, options.method, options.recipe)
     counted = _tokens(console, subject)
     answer = report(subject, counted)
     _warn(console, subject)
@@ -117,7 +117,7 @@ def _pinned(asked: Recipe) -> Recipe:
     return dataclasses.replace(asked, revision=models.model_facts(asked.model, asked.revision).revision)
 
 
-def _tokens(console: Console, subject: Subject) -> Counted:
+def _tokens(console: Console, subject: Inspection) -> Counted:
     nothing: dict[str, Count | None] = {"truncated": None, "fully_masked": None, "template": None}
     plain = plain_example(subject)
     if subject.method != "sft" or subject.found is None or not subject.seen.usable:
@@ -151,14 +151,14 @@ def _tokens(console: Console, subject: Subject) -> Counted:
     return Counted({**found}, example or plain, lengths, why_not, counter=counter)
 
 
-def _keep(subject: Subject, lengths: token_stats.Lengths) -> None:
+def _keep(subject: Inspection, lengths: token_stats.Lengths) -> None:
     recipe = subject.recipe
     if not subject.seen.refused:
         key = token_stats.tokenizer_key(recipe.model, recipe.revision)
         token_stats.keep(_facts(subject), key, lengths, split=recipe.split, loss_on=recipe.loss_on)
 
 
-def _facts(subject: Subject) -> DatasetFacts:
+def _facts(subject: Inspection) -> DatasetFacts:
     path, seen = Path(subject.recipe.data), subject.seen
     assert subject.found is not None
     return DatasetFacts(
@@ -174,7 +174,7 @@ def _facts(subject: Subject) -> DatasetFacts:
     )
 
 
-def _warn(console: Console, subject: Subject) -> None:
+def _warn(console: Console, subject: Inspection) -> None:
     if subject.verdict.guessed:
         console.warn("guessed_mapping", subject.verdict.because)
     if subject.unread and subject.found is not None:
@@ -199,7 +199,7 @@ def _warn(console: Console, subject: Subject) -> None:
         )
 
 
-def _fix(console: Console, subject: Subject, counter: Any, out: Path) -> dict[str, Any]:
+def _fix(console: Console, subject: Inspection, counter: Any, out: Path) -> dict[str, Any]:
     check = subject.check
     assert check is not None
     refuses = _refuses(subject, counter) if counter is not None else None
@@ -210,7 +210,7 @@ def _fix(console: Console, subject: Subject, counter: Any, out: Path) -> dict[st
     return write_fixed.write_fixed(subject.recipe, ordered, check, refuses, out)
 
 
-def _refuses(subject: Subject, counter: Any) -> write_fixed.Refuses:
+def _refuses(subject: Inspection, counter: Any) -> write_fixed.Refuses:
     """Every row through the tokenizer: what is left out must be what training would refuse."""
 
     def refuses(line: int, row: dict[str, Any]) -> str | None:
@@ -222,7 +222,7 @@ def _refuses(subject: Subject, counter: Any) -> write_fixed.Refuses:
     return refuses
 
 
-def _refusal(subject: Subject, counted: Counted) -> SkillTrainError | None:
+def _refusal(subject: Inspection, counted: Counted) -> SkillTrainError | None:
     """What training would end with, when it would."""
     if subject.verdict.verdict == "impossible" and (subject.row or not subject.seen.refused):
         return _impossible(subject)
@@ -243,7 +243,7 @@ def _refusal(subject: Subject, counted: Counted) -> SkillTrainError | None:
     )
 
 
-def _mend(subject: Subject, counted: Counted, otherwise: str) -> str:
+def _mend(subject: Inspection, counted: Counted, otherwise: str) -> str:
     """The command that leaves the refused rows out, unless no row would stay."""
     masked, lengths = counted.problems["fully_masked"], counted.lengths
     if masked is not None and lengths is not None and masked.refused == len(lengths.counted):
@@ -253,7 +253,7 @@ def _mend(subject: Subject, counted: Counted, otherwise: str) -> str:
     return _fix_command(subject) if subject.check is not None and subject.seen.usable else otherwise
 
 
-def _impossible(subject: Subject) -> UsageError:
+def _impossible(subject: Inspection) -> UsageError:
     error = wrong_columns(subject.recipe, subject.row, "")
     error.message = f"{subject.recipe.data} cannot be used for {subject.method}: {subject.verdict.because}"
     others = [name for name, verdict in subject.verdicts.items() if verdict.verdict != "impossible"]
@@ -266,7 +266,7 @@ def _impossible(subject: Subject) -> UsageError:
     return error
 
 
-def _next(subject: Subject) -> list[str]:
+def _next(subject: Inspection) -> list[str]:
     """After a good answer: the mapped file when one is needed, else the plan where the model is known."""
     if subject.verdict.verdict == "needs_mapping":
         return [_fix_command(subject)]
@@ -276,7 +276,7 @@ def _next(subject: Subject) -> list[str]:
     return [shlex.join(["skill-train", "plan", *file, "--data", subject.recipe.data, *_flags(subject.recipe)])]
 
 
-def _after(subject: Subject, fixed: Path) -> str:
+def _after(subject: Inspection, fixed: Path) -> str:
     """What to do with the written file. It is mapped, and one split."""
     asked = dataclasses.replace(subject.recipe, split=Recipe.split)
     if subject.method != "sft" or not asked.model:
@@ -285,7 +285,7 @@ def _after(subject: Subject, fixed: Path) -> str:
     return shlex.join(["skill-train", "plan", "--data", str(fixed), *_flags(asked)])
 
 
-def _fix_command(subject: Subject) -> str:
+def _fix_command(subject: Inspection) -> str:
     words = ["skill-train", "data", subject.recipe.data]
     words += ["--recipe", str(subject.file)] if subject.file else []
     words += ["--method", subject.method] if subject.method != "sft" else []

@@ -80,7 +80,12 @@ def _checks(found: dict[str, list[Package]]) -> tuple[list[Check], Account]:
             *(checks.packages(group, some) for group, some in found.items() if some),
             checks.together([package for some in found.values() for package in some], _doctor_packages.known_sets()),
         ]
-        done += [checks.accelerator(facts), checks.memory(facts), checks.disk(facts), checks.cache(cache_dir())]
+        done += [
+            checks.accelerator(facts),
+            checks.memory(facts),
+            checks.disk(facts),
+            checks.cache(cache_dir()),
+        ]
         done.append(checks.converter(get_converter.find, gguf_ready=_has(found, "gguf", "llama-cpp-python")))
         if not _has(found, "gguf", "llama-cpp-python"):
             done.append(checks.compiler(probe.has, probe.system))

@@ -25,7 +25,7 @@ from skill_train.commands._shell import quoted
 from skill_train.commands._smoke import smoke_failure
 from skill_train.core.console import Console, Result
 from skill_train.core.errors import UsageError
-from skill_train.plan.file import given_plan, is_plan, require_same_inputs
+from skill_train.plan.file import is_plan, read_unchanged_plan, require_same_inputs
 from skill_train.plan.placement import HERE
 from skill_train.reference.load import read_rows
 from skill_train.run import cloud_record, plan_record
@@ -87,7 +87,7 @@ def _plan(options: LocalOptions, console: Console) -> Plan:
     if options.goes_on and options.run_dir is not None:
         return _plan_to_go_on_with(options.run_dir)
     if options.recipe is not None and is_plan(options.recipe):
-        return given_plan(options.recipe, recipe_values | placement)
+        return read_unchanged_plan(options.recipe, recipe_values | placement)
     choices = dataclasses.replace(HERE, device=options.device, dtype=options.dtype, force=options.force)
     return plan_with_files(console, load_recipe(options.recipe, recipe_values), choices)
 

@@ -43,7 +43,7 @@ def run(options: LogsOptions, console: Console) -> Result:
             for line in poll.lines(*where, run_id, say=say, skip=len(there)):
                 last.append(line)
                 console.line(line, now=True)
-        cloud = find_run.with_now(cloud, say)
+        cloud = find_run.with_current_job(cloud, say)
     shown = _that_fit(last)
     data = {"job_id": where[1], "stage": job_of(cloud).stage, "lines": shown, "left_out": len(last) - len(shown)}
     return Result(data, next=_next(cloud, console))

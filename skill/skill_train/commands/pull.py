@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from skill_train.cloud import find_run
-from skill_train.cloud.bucket import Kept
+from skill_train.cloud.bucket import StoredRun
 from skill_train.cloud.find_run import CloudRun
 from skill_train.commands._drawing import draw_line
 from skill_train.commands._frame import command
@@ -32,7 +32,7 @@ class PullOptions:
 
 def run(options: PullOptions, console: Console) -> Result:
     """Everything that is kept, digests checked; from the repository of the model when the bucket has no result."""
-    cloud = find_run.in_folder(find_run.find(options.run, console.status), options.run_dir, console.status)
+    cloud = find_run.with_run_dir(find_run.find(options.run, console.status), options.run_dir, console.status)
     here = cloud.run
     assert here is not None  # in_folder gave it one
     fetched = _fetched(cloud, here, console)
@@ -93,7 +93,7 @@ def _fetched(cloud: CloudRun, here: RunDir, console: Console) -> dict[str, Any]:
     return _from_bucket(console, here, there)
 
 
-def _from_bucket(console: Console, here: RunDir, there: Kept) -> dict[str, Any]:
+def _from_bucket(console: Console, here: RunDir, there: StoredRun) -> dict[str, Any]:
     from skill_train.cloud import pull
 
     with console.progress("fetching") as progress:

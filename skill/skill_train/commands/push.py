@@ -140,7 +140,7 @@ def _dry_run(options: PushOptions, console: Console, push: _Push) -> Result:
     words = [word for name in options.part for word in ("--part", name)] + ["--public"] * options.public
     words += [word for name in options.include for word in ("--include", name)]
     following = [shlex.join(["skill-train", "push", str(options.run), "--repo", push.repo, *words])]
-    access, error = permissions.look(push.repo, private=push.private, warn=console.warn)
+    access, error = permissions.check_push_access(push.repo, private=push.private, warn=console.warn)
     return Result(
         {"dry_run": True, **push.data(), "access": access},
         quiet=push.repo,

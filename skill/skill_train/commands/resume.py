@@ -46,12 +46,12 @@ def run(options: ResumeOptions, console: Console) -> Result:
     cloud = find_run.find(options.run, console.status)
     newest = cloud.record.last_begun
     if newest is not None and newest.job_id != cloud.job.job_id:  # an id of an earlier job was given
-        cloud = find_run.with_now(find_run.latest(cloud), console.status)
+        cloud = find_run.with_current_job(find_run.with_newest_job(cloud), console.status)
     if cloud.now is not None and cloud.now.live:
         if cloud.run is not None:
             resume.noted(cloud.run, console.status)
         return _there(cloud, cloud.job, reused=True)
-    cloud = find_run.in_folder(cloud, options.run_dir, console.status)
+    cloud = find_run.with_run_dir(cloud, options.run_dir, console.status)
     seen = _ended(cloud, console)
     if seen.story is None:
         return _finished(cloud)

@@ -68,7 +68,7 @@ def run_check(options: CheckOptions, console: Console) -> Result:
     """
     skill = _skill()
     folders = dict.fromkeys(_unlinked(place) for place in _all_places(options.target, options.scope))
-    copies = [copy for folder in folders if (copy := install.look(skill, folder))]
+    copies = [copy for folder in folders if (copy := install.read_copy(skill, folder))]
     if not copies:
         raise NotInstalled(
             "the skill is not installed for any agent here",

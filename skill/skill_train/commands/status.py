@@ -47,7 +47,7 @@ def _look_at_job(cloud: CloudRun, console: Console) -> Callable[[], tuple[Result
     def look() -> tuple[Result, bool]:
         nonlocal found
         waiting.well()  # of the look before
-        seen = snapshot(found or find_run.with_now(cloud, console.status), console)
+        seen = snapshot(found or find_run.with_current_job(cloud, console.status), console)
         found = None
         data = seen.data()
         result = Result(data, human=lambda rich: draw_status(rich, data), quiet=str(data["stage"]))

@@ -36,7 +36,7 @@ def run(options: WaitOptions, console: Console) -> Result:
         cloud = find_run.find(options.run, console.status)
         if cloud.now is not None and cloud.now.live:
             seconds = None if timeout is None else max(end - time.monotonic(), 0.0)
-            cloud = find_run.noted(dataclasses.replace(cloud, now=until_end(cloud, console, seconds)))
+            cloud = find_run.with_recorded_end(dataclasses.replace(cloud, now=until_end(cloud, console, seconds)))
         seen = snapshot(cloud, console, in_time=timeout is not None and job_of(cloud).live)
     data = seen.data()
     return Result(

@@ -109,13 +109,13 @@ class Console:
         else:
             yield _plain_bar(title)
 
-    def watch(self, look: Callable[[], tuple[Result, bool]], *, pause_seconds: float) -> Result:
-        """The last of what `look` says; it also says whether more will come.
+    def watch(self, read_result: Callable[[], tuple[Result, bool]], *, pause_seconds: float) -> Result:
+        """The last of what `read_result` says; it also says whether more will come.
 
         On a terminal it is drawn in place, again and again, until no more comes. Ctrl-C ends the watching, and nothing
         else. Anything but a terminal gets one look.
         """
-        result, more = look()
+        result, more = read_result()
         if self.mode == "human" and sys.stdout.isatty():
             with suppress(KeyboardInterrupt), _ctrl_c() as key, _live_view(self.command) as draw:
                 while more:
@@ -124,7 +124,7 @@ class Console:
                         break
                     self.warnings.clear()  # of the look before
                     with suppress(Temporary):  # asked again by itself; the view shows what was seen last
-                        result, more = look()
+                        result, more = read_result()
         return result
 
     def result(self, result: Result) -> int:

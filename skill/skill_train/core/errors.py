@@ -140,11 +140,11 @@ def died_of_memory(words: str) -> bool:
     return re.search(DIED_OF_MEMORY, words) is not None
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
+def nearest(word: str, choices: Iterable[str]) -> str:
     """` (did you mean 'x'?)` for the words that begin with this one, else for the nearest; or an empty string."""
     import difflib
 
-    words = list(known)
+    words = list(choices)
     longer = [one for one in words if len(word) >= _TELLING and one.startswith(word)]
     close = longer[:3] or difflib.get_close_matches(word, words, n=1, cutoff=0.6)
     return f" (did you mean {' or '.join(map(repr, close))}?)" if close else ""

@@ -72,7 +72,7 @@ def for_hours() -> Iterator[None]:
         waiting.most, waiting.vain = before, 0.0
 
 
-def left() -> float:
+def seconds_left() -> float:
     """Seconds for the next question; none or fewer when the time is over."""
     return min(_now.most - _now.vain, _now.end - time.monotonic())
 
@@ -88,7 +88,7 @@ def well() -> None:
 
 def pause(seconds: float) -> None:
     """Sleeps before something is asked again, and no longer than there is time."""
-    seconds = max(min(seconds, left()), 0.0)
+    seconds = max(min(seconds, seconds_left()), 0.0)
     time.sleep(seconds)
     in_vain(seconds)
 

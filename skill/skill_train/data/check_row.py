@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from skill_train.program.events import Refused
 from skill_train.program.examples import to_example
-from skill_train.recipe.formats import Found, is_media, kind
+from skill_train.recipe.formats import DetectedFormat, is_media, kind
 
 # Roles that answer a call of the assistant, by the names that templates know.
 _TOOLS = ("tool", "function", "ipython", "observation", "environment")
@@ -32,15 +32,15 @@ class Trouble(NamedTuple):
 Checked = tuple[int, int, Trouble | None]
 
 
-def checker(found: Found) -> Callable[[dict[str, Any]], Checked]:
+def checker(detected: DetectedFormat) -> Callable[[dict[str, Any]], Checked]:
     """A function that checks rows of one format. Training's own `to_example` decides."""
-    data_format, columns, required = found.format, found.columns, found.required
+    data_format, columns, required = detected.format, detected.columns, detected.required
     read = set(columns.values())
     talk = columns["messages"] if data_format == "messages" and set(columns) == {"messages"} else None
 
     def check(row: dict[str, Any]) -> Checked:
         try:
-            if not found.explicit and len(row) > len(read) and (other := media_beside(row, found)) is not None:
+            if not detected.explicit and len(row) > len(read) and (other := media_beside(row, detected)) is not None:
                 return _refusal("not_text", f"{other!r} holds a picture, sound or film")
             if talk is not None and (usual := _usual(row.get(talk))) is not None:
                 return usual
@@ -64,11 +64,11 @@ def checker(found: Found) -> Callable[[dict[str, Any]], Checked]:
     return check
 
 
-def media_beside(row: dict[str, Any], found: Found) -> str | None:
+def media_beside(row: dict[str, Any], detected: DetectedFormat) -> str | None:
     """A column that training would not read, and that holds a picture, sound or film."""
-    if found.explicit:
+    if detected.explicit:
         return None
-    read = set(found.columns.values())
+    read = set(detected.columns.values())
     return next((name for name, value in row.items() if name not in read and is_media(name, value)), None)
 
 

@@ -16,7 +16,7 @@ from skill_train.program.encode import Encoder, load_tokenizer
 from skill_train.program.events import Refused
 from skill_train.program.split import IGNORED, trained_tokens
 from skill_train.recipe.fields import Recipe
-from skill_train.recipe.formats import Found, as_turns
+from skill_train.recipe.formats import DetectedFormat, as_turns
 
 SAMPLE = 2000  # rows
 TRAINED = "⟦"  # opens a trained part of an example
@@ -33,7 +33,7 @@ class Counter:
         notes: what the encoder had to say.
     """
 
-    def __init__(self, recipe: Recipe, found: Found) -> None:
+    def __init__(self, recipe: Recipe, found: DetectedFormat) -> None:
         self.recipe = recipe
         self.tokenizer = _tokenizer(recipe)
         self.found = as_turns(found) if self.tokenizer.chat_template else found

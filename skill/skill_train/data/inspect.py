@@ -7,17 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from skill_train.data import methods
-from skill_train.data import problems as survey
+from skill_train.data import methods, problems
 from skill_train.data.check_row import checker, column_checker
 from skill_train.data.problems import Survey
 from skill_train.data.scan import complete, empty, find_format, require_columns, unread_text
 from skill_train.recipe.fields import Recipe
-from skill_train.recipe.formats import Found, detect
+from skill_train.recipe.formats import DetectedFormat, detect
 
 
 @dataclass
-class Subject:
+class Inspection:
     """What is looked at, and what was found out.
 
     Attributes:
@@ -31,7 +30,7 @@ class Subject:
     method: str
     row: dict[str, Any]
     verdicts: dict[str, methods.Verdict]
-    found: Found | None
+    found: DetectedFormat | None
     seen: Survey
     file: Path | None = None
     unread: tuple[str, ...] = ()
@@ -41,36 +40,36 @@ class Subject:
         return self.verdicts[self.method]
 
     @property
-    def check(self) -> survey.Check | None:
+    def check(self) -> problems.Check | None:
         return check_for(self.method, self.verdict, self.found)
 
 
-def look(asked: Recipe, method: str, file: Path | None) -> Subject:
+def inspect_dataset(recipe: Recipe, method: str, file: Path | None) -> Inspection:
     """Reads the dataset and judges it. Twice, when the first rows did not show every column that a format can use."""
-    peeked = survey.peek(asked)
+    peeked = problems.peek(recipe)
     if not peeked:
-        seen = survey.survey(asked, None)
+        seen = problems.survey(recipe, None)
         if not seen.rows:
-            raise empty(asked)
-        return Subject(asked, method, {}, methods.judge({}, None), None, seen, file)
-    row = survey.typical(peeked)
-    found = find_format(asked, row) if asked.format or asked.columns else _usual_format(peeked[0], row)
+            raise empty(recipe)
+        return Inspection(recipe, method, {}, methods.judge({}, None), None, seen, file)
+    row = problems.typical(peeked)
+    found = find_format(recipe, row) if recipe.format or recipe.columns else _usual_format(peeked[0], row)
     verdicts = methods.judge(row, found, peeked)
     while True:
         verdict = verdicts["sft"]
         if verdict.format is not None:
-            found = Found(verdict.format, verdict.columns, verdict.because, explicit=bool(asked.columns))
-        seen = survey.survey(asked, check_for(method, verdicts[method], found))
-        whole = complete(asked, found, seen.columns) if found is not None else None
+            found = DetectedFormat(verdict.format, verdict.columns, verdict.because, explicit=bool(recipe.columns))
+        seen = problems.survey(recipe, check_for(method, verdicts[method], found))
+        whole = complete(recipe, found, seen.columns) if found is not None else None
         if whole is None or whole == found:
-            if found is not None and asked.columns:
-                require_columns(asked, found, seen.columns)
-            leaves = unread_text(peeked, found.columns) if found is not None and not asked.columns else []
-            return Subject(asked, method, row, verdicts, found, seen, file, tuple(leaves))
+            if found is not None and recipe.columns:
+                require_columns(recipe, found, seen.columns)
+            leaves = unread_text(peeked, found.columns) if found is not None and not recipe.columns else []
+            return Inspection(recipe, method, row, verdicts, found, seen, file, tuple(leaves))
         verdicts["sft"] = dataclasses.replace(verdict, columns=whole.columns, because=whole.reason)
 
 
-def _usual_format(first: dict[str, Any], row: dict[str, Any]) -> Found | None:
+def _usual_format(first: dict[str, Any], row: dict[str, Any]) -> DetectedFormat | None:
     """What training would find, from the first row, unless that row is not like the others."""
     found = detect(row)
     same = detect(first)
@@ -78,9 +77,9 @@ def _usual_format(first: dict[str, Any], row: dict[str, Any]) -> Found | None:
     return found if alike else None
 
 
-def check_for(method: str, verdict: methods.Verdict, found: Found | None) -> survey.Check | None:
+def check_for(method: str, verdict: methods.Verdict, detected: DetectedFormat | None) -> problems.Check | None:
     if verdict.verdict == "impossible":
         return None
     if method == "sft":
-        return checker(found) if found is not None else None
+        return checker(detected) if detected is not None else None
     return column_checker(verdict.columns)

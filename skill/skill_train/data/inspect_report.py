@@ -9,13 +9,13 @@ from typing import Any
 from skill_train.core.digests import file_digest
 from skill_train.core.errors import SkillTrainError
 from skill_train.data import problems as survey
-from skill_train.data import token_stats as tokens
-from skill_train.data.inspect import Subject
+from skill_train.data import token_stats
+from skill_train.data.inspect import Inspection
 from skill_train.data.methods import Verdict
 from skill_train.data.problems import Count, Survey
 from skill_train.facts import TokenFacts
 from skill_train.program.examples import to_example
-from skill_train.recipe.formats import Found
+from skill_train.recipe.formats import DetectedFormat
 
 ONLY_SFT = "the only method that skill-train trains is sft; the other verdicts are for TRL's own trainers"
 _EXAMPLE = 1200  # characters
@@ -30,13 +30,13 @@ class Counted:
 
     problems: dict[str, Count | None]
     example: str
-    lengths: tokens.Lengths | None = None
+    lengths: token_stats.Lengths | None = None
     why_not: str = ""
     error: SkillTrainError | None = None
     counter: Any = None
 
 
-def report(subject: Subject, counted: Counted) -> dict[str, Any]:
+def report(subject: Inspection, counted: Counted) -> dict[str, Any]:
     path, seen = Path(subject.recipe.data), subject.seen
     digest = file_digest(path) if path.is_file() else {"bytes": None, "sha256": None}
     found = subject.found
@@ -84,7 +84,7 @@ def _count(count: Count | None) -> Any:
     return {"rows": count.rows, "refused": count.refused, "lines": count.lines, "first": _short(count.why, 160)}
 
 
-def _unknown(subject: Subject, counted: Counted) -> dict[str, str]:
+def _unknown(subject: Inspection, counted: Counted) -> dict[str, str]:
     """Why a problem or a figure is null."""
     unknown: dict[str, str] = {}
     if subject.check is None:
@@ -94,14 +94,16 @@ def _unknown(subject: Subject, counted: Counted) -> dict[str, str]:
     return unknown
 
 
-def _token_report(subject: Subject, counted: Counted) -> dict[str, Any] | None:
+def _token_report(subject: Inspection, counted: Counted) -> dict[str, Any] | None:
     seen, limit = subject.seen, subject.recipe.max_length
     if not seen.usable:
         return None
     if counted.lengths is not None:
-        return _rounded(tokens.token_facts(counted.lengths, limit)) | tokens.distribution(counted.lengths)
+        return _rounded(token_stats.token_facts(counted.lengths, limit)) | token_stats.distribution(counted.lengths)
     return _rounded(
-        tokens.token_range(seen.usable, seen.text_bytes, seen.longest_text_bytes, limit, seen.turns, seen.longest_turns)
+        token_stats.token_range(
+            seen.usable, seen.text_bytes, seen.longest_text_bytes, limit, seen.turns, seen.longest_turns
+        )
     )
 
 
@@ -115,7 +117,7 @@ def _rounded(facts: TokenFacts) -> dict[str, Any]:
     return values
 
 
-def plain_example(subject: Subject) -> str:
+def plain_example(subject: Inspection) -> str:
     """The first usable row without a template: speakers by name, trained parts marked as far as that shows."""
     check = subject.check
     row = next((row for _, row in survey.usable(subject.recipe, check)), None) if check is not None else None
@@ -126,9 +128,9 @@ def plain_example(subject: Subject) -> str:
     return marked(row, subject.found, subject.recipe.loss_on)
 
 
-def marked(row: dict[str, Any], found: Found, loss_on: str | None) -> str:
+def marked(row: dict[str, Any], detected: DetectedFormat, loss_on: str | None) -> str:
     """A row as training reads it, before the template, with what is trained between ⟦ and ⟧."""
-    example = to_example(row, found.format, found.columns)
+    example = to_example(row, detected.format, detected.columns)
     if example["kind"] == "text":
         return f"⟦{example['text']}⟧"
     if example["kind"] == "completion":

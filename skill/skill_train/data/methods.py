@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from skill_train.recipe.formats import OPTIONAL, Found, detect, is_media, kind
+from skill_train.recipe.formats import OPTIONAL, DetectedFormat, detect, is_media, kind
 
 METHODS = ("sft", "dpo", "kto", "grpo", "reward")
 
@@ -70,21 +70,23 @@ class Verdict:
         return [line for line in text.splitlines() if line]
 
 
-def judge(row: dict[str, Any], found: Found | None, rows: Sequence[dict[str, Any]] = ()) -> dict[str, Verdict]:
+def judge(
+    row: dict[str, Any], detected: DetectedFormat | None, rows: Sequence[dict[str, Any]] = ()
+) -> dict[str, Verdict]:
     """The verdict on every method.
 
     Args:
         row: a typical one.
-        found: the format that training would take it for, or that the recipe says.
+        detected: the format that training would take it for, or that the recipe says.
         rows: the first ones, which tell questions from answers where no name does.
     """
-    return {"sft": _sft(row, found, rows), "dpo": _preference(row, "DPO"), "kto": _kto(row)} | {
+    return {"sft": _sft(row, detected, rows), "dpo": _preference(row, "DPO"), "kto": _kto(row)} | {
         "grpo": _grpo(row),
         "reward": _preference(row, "a reward model"),
     }
 
 
-def _sft(row: dict[str, Any], found: Found | None, rows: Sequence[dict[str, Any]]) -> Verdict:
+def _sft(row: dict[str, Any], found: DetectedFormat | None, rows: Sequence[dict[str, Any]]) -> Verdict:
     read = set() if found is None else set(found.columns.values())  # whose rows are looked at one by one
     media = [column for column, value in row.items() if column not in read and is_media(column, value)]
     if media and (found is None or not found.explicit):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
-from skill_train.data import read_rows as rows
+from skill_train.data import read_rows
 from skill_train.data.check_row import Checked
 from skill_train.data.personal import WHAT, holds_personal
 from skill_train.data.repeats import Repeats
@@ -66,7 +66,7 @@ class Survey:
 
 def peek(recipe: Recipe) -> list[dict[str, Any]]:
     """The first rows that are whole."""
-    whole = (row for _, row, _ in rows.read(recipe) if isinstance(row, dict))
+    whole = (row for _, row, _ in read_rows.read(recipe) if isinstance(row, dict))
     return list(islice(whole, PEEKED))
 
 
@@ -81,10 +81,10 @@ def survey(recipe: Recipe, check: Check | None) -> Survey:
     """Every row once. Without `check` only what reading tells."""
     found = Survey(problems={name: Count() for name in (READING + MAPPED if check else READING)})
     repeats, shapes = Repeats(), set[tuple[Any, ...]]()
-    for line, row, raw in rows.read(recipe):
+    for line, row, raw in read_rows.read(recipe):
         found.rows += 1
         if type(row) is not dict:
-            assert isinstance(row, rows.Broken)
+            assert isinstance(row, read_rows.Broken)
             found.problems[row.kind].add(line, row.refusal.error["message"], refused=True)
             continue
         shape = (*row, *map(type, row.values()))
@@ -104,7 +104,7 @@ def survey(recipe: Recipe, check: Check | None) -> Survey:
 
 def usable(recipe: Recipe, check: Check) -> Iterator[tuple[int, dict[str, Any]]]:
     """`(line, row)` of the rows that training takes."""
-    for line, row, _ in rows.read(recipe):
+    for line, row, _ in read_rows.read(recipe):
         if isinstance(row, dict):
             trouble = check(row)[2]
             if trouble is None or not trouble.refused:

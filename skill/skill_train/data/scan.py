@@ -13,14 +13,23 @@ from typing import Any
 
 from skill_train.core.digests import file_digest
 from skill_train.core.errors import SkillTrainError, UsageError, from_exit_code, nearest
-from skill_train.data import read_rows as rows
+from skill_train.data import read_rows
 from skill_train.data.check_row import checker, media_beside
 from skill_train.data.text_encoding import rewriting_command
 from skill_train.facts import DatasetFacts
 from skill_train.program.events import Refused
 from skill_train.program.examples import media_in, to_example
 from skill_train.recipe.fields import Recipe
-from skill_train.recipe.formats import COLUMNS, OPTIONAL, Found, detect, is_media, match, optional_names, with_optional
+from skill_train.recipe.formats import (
+    COLUMNS,
+    OPTIONAL,
+    DetectedFormat,
+    detect,
+    is_media,
+    match,
+    optional_names,
+    with_optional,
+)
 
 _FIRST = 200  # rows
 _LABELS = ("label", "labels", "class", "category", "sentiment", "target", "intent", "topic", "rating", "score", "stars")
@@ -43,8 +52,8 @@ def _scan(recipe: Recipe, path: Path) -> DatasetFacts:
     digest = None if path.is_file() else hashlib.sha256()
     count = text_bytes = longest = turns = longest_turns = 0
     first: dict[str, Any] | None = None
-    for line, row, _ in rows.read(recipe):
-        if isinstance(row, rows.Broken):
+    for line, row, _ in read_rows.read(recipe):
+        if isinstance(row, read_rows.Broken):
             keeps_rows = rewriting_command(path) if row.kind == "not_utf8" else None
             row.refusal.error["hint"] = keeps_rows or _leave_out(recipe)
             raise row.refusal
@@ -89,7 +98,7 @@ def _scan(recipe: Recipe, path: Path) -> DatasetFacts:
 
 def with_text_of(facts: DatasetFacts, recipe: Recipe, first: tuple[dict[str, Any], ...]) -> DatasetFacts:
     """Facts of a dataset that was not read whole: its text measured in its first rows, and taken for the others."""
-    check = checker(Found(facts.format, facts.columns, facts.reason))
+    check = checker(DetectedFormat(facts.format, facts.columns, facts.reason))
     measured = [(size, said) for size, said, trouble in map(check, first) if trouble is None or not trouble.refused]
     if not measured:
         return facts
@@ -108,7 +117,7 @@ def canonical(row: dict[str, Any]) -> bytes:
     return json.dumps(row, sort_keys=True, ensure_ascii=False, default=str).encode("utf-8", "replace")
 
 
-def find_format(recipe: Recipe, row: dict[str, Any]) -> Found:
+def find_format(recipe: Recipe, row: dict[str, Any]) -> DetectedFormat:
     """The format that the recipe says, or that this row has.
 
     Raises:
@@ -120,7 +129,7 @@ def find_format(recipe: Recipe, row: dict[str, Any]) -> Found:
         missing = [c for name, c in (columns or {}).items() if c not in row and name not in OPTIONAL[recipe.format]]
         if columns is None or missing:
             raise wrong_columns(recipe, row, f"no column {missing[0]!r}" if missing else f"not {recipe.format}")
-        return Found(recipe.format, columns, "said in the recipe", explicit=bool(recipe.columns))
+        return DetectedFormat(recipe.format, columns, "said in the recipe", explicit=bool(recipe.columns))
     if recipe.columns is not None:
         raise UsageError(
             "the recipe sets columns without format",
@@ -132,7 +141,7 @@ def find_format(recipe: Recipe, row: dict[str, Any]) -> Found:
     found = detect(row)
     media = next((column for column, value in row.items() if is_media(column, value)), None)
     if found is None and media is not None:
-        raise with_media(recipe, recipe.data, media, row, None)
+        raise media_error(recipe, recipe.data, media, row, None)
     if found is None:
         raise wrong_columns(recipe, row, "no known set of columns")
     return found
@@ -151,19 +160,19 @@ def _check_mapping(data_format: str, columns: dict[str, str]) -> None:
             )
 
 
-def complete(recipe: Recipe, found: Found, names: Collection[str]) -> Found:
+def complete(recipe: Recipe, detected: DetectedFormat, names: Collection[str]) -> DetectedFormat:
     """The mapping of rows with these columns. One that the recipe says stays as it is."""
-    return found if recipe.columns else with_optional(found, names)
+    return detected if recipe.columns else with_optional(detected, names)
 
 
-def require_columns(recipe: Recipe, found: Found, names: Collection[str]) -> None:
+def require_columns(recipe: Recipe, detected: DetectedFormat, names: Collection[str]) -> None:
     """Raises UsageError when the recipe says an optional column that no row has."""
-    missing = next((column for column in found.columns.values() if column not in names), None)
+    missing = next((column for column in detected.columns.values() if column not in names), None)
     if missing is not None:
         raise wrong_columns(recipe, names, f"no column {missing!r} in any row")
 
 
-def first_format(recipe: Recipe, first: Sequence[dict[str, Any]]) -> Found:
+def first_format(recipe: Recipe, first: Sequence[dict[str, Any]]) -> DetectedFormat:
     """The format and the mapping of a dataset that begins with these rows.
 
     Raises:
@@ -184,7 +193,7 @@ def unread_media(recipe: Recipe, columns: dict[str, str]) -> str | None:
     """What to say of a column with pictures, sounds or films that the recipe leaves out by naming the others."""
     if not recipe.columns:
         return None
-    found = Found(recipe.format or "", columns, "")
+    found = DetectedFormat(recipe.format or "", columns, "")
     column = next((name for row in first_rows_of(recipe) if (name := media_beside(row, found)) is not None), None)
     if column is None:
         return None
@@ -194,7 +203,7 @@ def unread_media(recipe: Recipe, columns: dict[str, str]) -> str | None:
 
 def first_rows_of(recipe: Recipe) -> list[dict[str, Any]]:
     """The first rows that are whole."""
-    return list(islice((row for _, row, _ in rows.read(recipe) if isinstance(row, dict)), _FIRST))
+    return list(islice((row for _, row, _ in read_rows.read(recipe) if isinstance(row, dict)), _FIRST))
 
 
 def unread_text(first: Sequence[dict[str, Any]], columns: dict[str, str]) -> list[str]:
@@ -268,15 +277,17 @@ def wrong_columns(recipe: Recipe, names: Collection[str], why: str) -> UsageErro
     )
 
 
-def with_media(recipe: Recipe, where: str, column: str, row: dict[str, Any], found: Found | None) -> UsageError:
+def media_error(
+    recipe: Recipe, where: str, column: str, row: dict[str, Any], detected: DetectedFormat | None
+) -> UsageError:
     """A dataset of pictures, sounds or films, whose text alone would teach something else.
 
     Args:
-        found: how its text could be read; None when it is no example by itself.
+        detected: how its text could be read; None when it is no example by itself.
     """
     import yaml
 
-    columns = {} if found is None else {"columns": found.columns}
+    columns = {} if detected is None else {"columns": detected.columns}
     text = yaml.safe_dump(columns, default_flow_style=True, width=10**6, allow_unicode=True).strip()
     return UsageError(
         f"{where} has an image, audio or video in the column {column!r}, and this version trains on text only",
@@ -284,12 +295,12 @@ def with_media(recipe: Recipe, where: str, column: str, row: dict[str, Any], fou
         expected="a dataset of text",
         got=media_in(row[column]) or repr(row[column])[:80],
         hint="use a dataset of text"
-        if found is None
-        else f"a recipe that names the columns trains on the text alone: format: {found.format}, {text[1:-1]}",
+        if detected is None
+        else f"a recipe that names the columns trains on the text alone: format: {detected.format}, {text[1:-1]}",
     )
 
 
-def _refused(recipe: Recipe, line: int, row: dict[str, Any], found: Found, kind: str) -> SkillTrainError:
+def _refused(recipe: Recipe, line: int, row: dict[str, Any], found: DetectedFormat, kind: str) -> SkillTrainError:
     """The error of a row that training refuses, with its line."""
     where = f"line {line} of {recipe.data}"
     if kind == "missing_column":
@@ -301,7 +312,7 @@ def _refused(recipe: Recipe, line: int, row: dict[str, Any], found: Found, kind:
             hint=_leave_out(recipe),
         )
     if kind == "not_text" and (other := media_beside(row, found)) is not None:
-        return with_media(recipe, where, other, row, found)
+        return media_error(recipe, where, other, row, found)
     try:
         to_example(row, found.format, found.columns)
     except Refused as refusal:
@@ -322,7 +333,7 @@ def _leave_out(recipe: Recipe) -> str:
     here."""
     split = ["--split", recipe.split] if recipe.split != Recipe.split else []
     split += ["--model", recipe.model] if recipe.model and Path(recipe.model).is_dir() else []
-    fixed = rows.free_name(Path(recipe.data))
+    fixed = read_rows.free_name(Path(recipe.data))
     if recipe.format or recipe.columns:
         words = shlex.join([recipe.data, *split, "--fix", fixed])
         return f"leave such rows out, with the recipe that has the mapping: skill-train data --recipe RECIPE {words}"

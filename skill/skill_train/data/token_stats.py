@@ -10,7 +10,7 @@ from typing import Any
 
 from skill_train.core.files import write_json
 from skill_train.facts import DatasetFacts, TokenFacts
-from skill_train.machine import read as machine
+from skill_train.machine import read
 from skill_train.program.encode import has_tokenizer
 
 SCHEMA = "skill-train/tokens/1"
@@ -167,4 +167,4 @@ def _kept(dataset: DatasetFacts, tokenizer: str | None, split: str, loss_on: str
         return None
     whole = loss_on == "all" or (loss_on is None and dataset.format == "text")
     what = json.dumps([rows, tokenizer, dataset.format, dataset.columns, split, whole], sort_keys=True)
-    return machine.cache_dir() / "tokens" / f"{hashlib.sha256(what.encode()).hexdigest()[:32]}.json"
+    return read.cache_dir() / "tokens" / f"{hashlib.sha256(what.encode()).hexdigest()[:32]}.json"

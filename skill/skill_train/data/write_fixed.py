@@ -13,7 +13,7 @@ from typing import Any
 from skill_train.core.digests import file_digest
 from skill_train.core.errors import UsageError
 from skill_train.core.files import whole_file
-from skill_train.data import read_rows as rows
+from skill_train.data import read_rows
 from skill_train.data.problems import Check
 from skill_train.data.repeats import Repeats
 from skill_train.recipe.fields import Recipe
@@ -32,7 +32,7 @@ def check_out(out: Path) -> None:
             got=str(out),
             hint="choose another name for --fix",
         )
-    if out.suffix not in rows.LINES:
+    if out.suffix not in read_rows.LINES:
         raise UsageError(
             f"{out} is not a .jsonl file",
             code="bad_usage",
@@ -83,8 +83,8 @@ def _lines(
     recipe: Recipe, columns: dict[str, str], check: Check, refuses: Refuses | None, left_out: Counter[str]
 ) -> Iterator[tuple[int, bytes]]:
     """The rows to write, each with its place; the others are counted in `left_out`."""
-    for place, (number, row, _) in enumerate(rows.read(recipe)):
-        if isinstance(row, rows.Broken):
+    for place, (number, row, _) in enumerate(read_rows.read(recipe)):
+        if isinstance(row, read_rows.Broken):
             left_out[row.kind] += 1
             continue
         why = _trouble(check, row) or (refuses(number, row) if refuses is not None else None)

@@ -79,14 +79,14 @@ def account(seconds: float = 4.0) -> Account:
         return Account("unchecked", why=f"the Hub cannot be reached ({type(error).__name__})")
 
 
-def no_answer(found: Account) -> Temporary:
+def no_answer(account: Account) -> Temporary:
     """The error of an account that is `unchecked`."""
-    kept_away = "HF_HUB_OFFLINE" in found.why
+    kept_away = "HF_HUB_OFFLINE" in account.why
     return (KeptAway if kept_away else Temporary)(
-        f"the token cannot be checked: {found.why}",
-        code={None: "hub_unreachable", 429: "rate_limit"}.get(found.status, "hub_error"),
+        f"the token cannot be checked: {account.why}",
+        code={None: "hub_unreachable", 429: "rate_limit"}.get(account.status, "hub_error"),
         expected="an answer of the Hub",
-        got=found.why,
+        got=account.why,
         hint="unset HF_HUB_OFFLINE" if kept_away else "try again in a few minutes",
     )
 

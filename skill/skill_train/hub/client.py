@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from skill_train.core import waiting
 from skill_train.core.errors import SkillTrainError, Temporary, UsageError
-from skill_train.hub import session as hub_session
+from skill_train.hub import session
 from skill_train.hub.errors import (
     GARBLED,
     UNREAD,
@@ -28,8 +28,17 @@ from skill_train.hub.errors import (
 )
 
 __all__ = [
-    "GARBLED", "KeptAway", "StillAsking", "Subject", "ask", "endpoint", "here", "not_signed_in", "prepare",
-    "understood", "worth_asking_again",
+    "GARBLED",
+    "KeptAway",
+    "StillAsking",
+    "Subject",
+    "ask",
+    "ask_here",
+    "endpoint",
+    "not_signed_in",
+    "prepare",
+    "understood",
+    "worth_asking_again",
 ]  # fmt: skip
 
 Answer = TypeVar("Answer")
@@ -59,7 +68,7 @@ def ask(subject: Subject, question: Callable[[], Answer], *, seconds: float | No
     try:
         return _understandably(subject, lambda: _in_time(seconds, subject, question))
     except Temporary as error:
-        if isinstance(error, StillAsking) or waiting.left() <= 0:
+        if isinstance(error, StillAsking) or waiting.seconds_left() <= 0:
             error.hint = waiting.again() or error.hint
         raise
 
@@ -87,7 +96,7 @@ def _understandably(subject: Subject, question: Callable[[], Answer]) -> Answer:
         raise ours from None
 
 
-def here(subject: Subject, question: Callable[[], Answer]) -> Answer:
+def ask_here(subject: Subject, question: Callable[[], Answer]) -> Answer:
     """The answer to a question of this thread, such as the next line of a log, which may be silent for hours. Each of
     its requests has its own limit.
 
@@ -99,7 +108,7 @@ def here(subject: Subject, question: Callable[[], Answer]) -> Answer:
 
 def worth_asking_again(trouble: Temporary) -> bool:
     """Whether another answer may come after a pause, in the time that the command has left."""
-    return not isinstance(trouble, KeptAway) and waiting.left() > 0
+    return not isinstance(trouble, KeptAway) and waiting.seconds_left() > 0
 
 
 def _in_time(seconds: float | None, subject: Subject, question: Callable[[], Answer]) -> Answer:
@@ -112,7 +121,7 @@ def _in_time(seconds: float | None, subject: Subject, question: Callable[[], Ans
         except BaseException as error:  # noqa: BLE001 - handed to the thread that waits
             box["error"] = error
 
-    if waiting.left() <= 0:
+    if waiting.seconds_left() <= 0:
         raise unreachable(subject, "the command ran out of time before this request")
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
@@ -120,9 +129,9 @@ def _in_time(seconds: float | None, subject: Subject, question: Callable[[], Ans
         if seconds is None:
             _while_it_moves(thread, subject)
         else:
-            _until_over(thread, subject, min(seconds, waiting.left()))
+            _until_over(thread, subject, min(seconds, waiting.seconds_left()))
     except BaseException:  # no answer, or Ctrl-C
-        hub_session.abort()
+        session.abort()
         raise
     if "error" in box:
         raise box["error"]
@@ -145,7 +154,7 @@ def _until_over(thread: threading.Thread, subject: Subject, seconds: float) -> N
 
 def _while_it_moves(thread: threading.Thread, subject: Subject) -> None:
     """Gives a file up that has stopped moving, and not one that is slow, or worked on."""
-    traffic = hub_session.TRAFFIC
+    traffic = session.TRAFFIC
     first = before = traffic.moved
     started = since = time.monotonic()
     worked = time.process_time()
@@ -153,13 +162,13 @@ def _while_it_moves(thread: threading.Thread, subject: Subject) -> None:
     while thread.is_alive():
         thread.join(min(1.0, limit / 10))
         now, moved = time.monotonic(), traffic.moved
-        if moved - before >= hub_session.AN_ANSWER:
+        if moved - before >= session.AN_ANSWER:
             before, since, worked = moved, now, time.process_time()
             waiting.well()
         elif time.process_time() - worked >= AT_WORK * limit:
             since, worked = now, time.process_time()
         still, so_far = now - since, f"{(moved - first) / 1e6:.1f} MB have moved"
-        if thread.is_alive() and still >= min(limit, waiting.left()):
+        if thread.is_alive() and still >= min(limit, waiting.seconds_left()):
             waiting.in_vain(still)
             raise unreachable(subject, f"nothing has moved for {still:.0f} seconds; {so_far}", StillAsking)
         if now - started >= told:
@@ -179,7 +188,7 @@ def endpoint() -> str:
 @cache
 def prepare() -> None:
     """Sets huggingface_hub up, before its first request."""
-    hub_session.set_up(REQUEST_SECONDS, stay_here)
+    session.set_up(REQUEST_SECONDS, stay_here)
 
 
 def stay_here(response: Any) -> None:

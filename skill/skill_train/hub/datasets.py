@@ -14,11 +14,11 @@ from skill_train.hub.client import REQUEST_SECONDS, Subject, ask, understood
 from skill_train.hub.dataset_card import Configuration
 from skill_train.program.parquet import as_written
 from skill_train.recipe.fields import Recipe
-from skill_train.recipe.formats import Found
+from skill_train.recipe.formats import DetectedFormat
 
 Row = dict[str, Any]
 # How the first rows become examples, for a recipe; it refuses what cannot be trained.
-FindFormat = Callable[[Recipe, Sequence[Row]], Found]
+FindFormat = Callable[[Recipe, Sequence[Row]], DetectedFormat]
 
 _SMALL_BYTES = 8_000_000  # text files up to this size together are read whole, so their rows are counted
 _START_BYTES = 512_000  # of a larger one
@@ -30,7 +30,7 @@ _CONVERTED = "refs/convert/parquet"  # where the Hub keeps its own Parquet copy 
 
 
 @dataclass(frozen=True)
-class Looked:
+class HubDataset:
     """A dataset on the Hub, as far as it was looked at.
 
     Attributes:
@@ -67,7 +67,7 @@ class _Files:
         return self.names[0].endswith(".parquet")
 
 
-def look(recipe: Recipe, find_format: FindFormat) -> Looked:
+def inspect_dataset(recipe: Recipe, find_format: FindFormat) -> HubDataset:
     """The facts of `recipe.data` on the Hub, and its first rows.
 
     Args:
@@ -105,7 +105,7 @@ def look(recipe: Recipe, find_format: FindFormat) -> Looked:
         reason=f"{found_format.reason}; rows {basis}",
         revision=files.commit,
     )
-    return Looked(facts, tuple(first[:_FIRST_ROWS]), basis)
+    return HubDataset(facts, tuple(first[:_FIRST_ROWS]), basis)
 
 
 def _files(recipe: Recipe) -> tuple[_Files, Configuration]:

@@ -54,10 +54,10 @@ def current(live: bool, kept_for: float = _DAY) -> tuple[tuple[Flavor, ...], str
         return kept, f"{api}, asked {_ago(age)}"
     why = f"{api} was not asked"
     if live:
-        from skill_train.hub import models as hub
+        from skill_train.hub import models
 
         try:
-            fresh = hub.live_flavors()
+            fresh = models.live_flavors()
         except SkillTrainError as error:
             why = error.message
         else:

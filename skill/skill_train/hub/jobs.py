@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from skill_train.core import waiting
-from skill_train.hub.client import StillAsking, Subject, ask, here, not_signed_in, understood
+from skill_train.hub.client import StillAsking, Subject, ask, ask_here, not_signed_in, understood
 from skill_train.run.job_spec import IMAGE, KEPT, SECRETS, JobSpec, Mount, command
 
 LIVE = ("SCHEDULING", "RUNNING", "UPDATING")  # of huggingface_hub 2.4; the others are ends
@@ -145,7 +145,7 @@ def logs(namespace: str, job_id: str, *, follow: bool) -> Iterator[str]:
     iterator = iter(_api().fetch_job_logs(job_id=job_id, namespace=namespace, follow=True))
     while True:
         try:
-            yield here(Subject("job", f"{namespace}/{job_id}"), lambda: next(iterator))
+            yield ask_here(Subject("job", f"{namespace}/{job_id}"), lambda: next(iterator))
         except StopIteration:
             return
 

@@ -6,29 +6,28 @@ from collections.abc import Callable
 from typing import Any
 
 from skill_train.core.errors import AccessError, SkillTrainError, Temporary
-from skill_train.hub import account as hub_account
-from skill_train.hub import repositories as hub_repository
+from skill_train.hub import account, repositories
 from skill_train.hub.account import Account
 from skill_train.hub.upload import public_refusal
 
 
-def look(
+def check_push_access(
     repo: str, *, private: bool, warn: Callable[[str, str], None]
 ) -> tuple[dict[str, Any], SkillTrainError | None]:
     """`account`, `repository` (`new`, `private`, `public`) and `may_write`, each None where it could not be checked and
     that is warned of; and what the push would be refused with."""
     found: dict[str, Any] = {"account": None, "repository": None, "may_write": None}
-    who = hub_account.account()
+    who = account.account()
     if who.state == "unchecked":
         warn("not_checked", f"token, repository and write access were not checked: {who.why}")
         return found, None
     try:
         _require_token(who)
         found["account"] = who.name
-        there = hub_repository.find("model", repo)
+        there = repositories.find("model", repo)
         found["repository"] = "new" if there is None else "private" if there.private else "public"
         if there is not None:
-            hub_repository.check_writable("model", repo)
+            repositories.check_writable("model", repo)
             found["may_write"] = True
         else:
             found["may_write"] = _may_create(who, repo)

@@ -48,11 +48,11 @@ def read_weights(model: Path) -> dict[str, Stored]:
     return {name: stored for shard in read_folder(model) for name, stored in shard.tensors.items()}
 
 
-def choose(weights: dict[str, Stored], asked: str) -> WeightType:
+def choose(weights: dict[str, Stored], requested: str) -> WeightType:
     """The type to convert to. Reads every weight once, a piece at a time.
 
     Raises:
-        UsageError: a weight is NaN or infinite, or `asked` is f16 and a weight is too large for it.
+        UsageError: a weight is NaN or infinite, or `requested` is f16 and a weight is too large for it.
     """
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         sizes = dict(zip(weights, pool.map(largest_magnitude, weights.values()), strict=True))
@@ -69,7 +69,7 @@ def choose(weights: dict[str, Stored], asked: str) -> WeightType:
     matrices = {name: size for name, size in sizes.items() if size is not None and len(weights[name].shape) > 1}
     name, largest = max(matrices.items(), key=lambda item: item[1], default=("", None))
     fits = largest is None or largest <= F16_LARGEST
-    if asked == "f16" and not fits:
+    if requested == "f16" and not fits:
         raise UsageError(
             f"{name} holds a weight of {largest:g}, too large for f16",
             code="bad_weights",
@@ -77,8 +77,8 @@ def choose(weights: dict[str, Stored], asked: str) -> WeightType:
             got=f"{largest:g}",
             hint="export with --quant bf16, or remove f16 from --quant",
         )
-    if asked != "auto":
-        return WeightType(asked, "asked for", largest)
+    if requested != "auto":
+        return WeightType(requested, "asked for", largest)
     stored = {weights[name].dtype for name in weights if len(weights[name].shape) > 1}
     return _automatic(stored, name, largest, fits)
 

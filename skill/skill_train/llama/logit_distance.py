@@ -32,12 +32,12 @@ class TokenFigures:
     nll_other: np.ndarray
 
 
-def compare_logits(reference: np.ndarray, other: np.ndarray, following: np.ndarray) -> TokenFigures:
+def compare_logits(reference: np.ndarray, compared: np.ndarray, following: np.ndarray) -> TokenFigures:
     """Compares two models on one sequence.
 
     Args:
         reference: logits [positions, vocabulary], any float type.
-        other: logits [positions, vocabulary] for the same tokens.
+        compared: logits [positions, vocabulary] for the same tokens.
         following: the token id [positions] that follows each position in the text.
 
     Sums are in float64: a correct f16 file is 4e-8 nats from its reference, below float32's noise.
@@ -46,7 +46,7 @@ def compare_logits(reference: np.ndarray, other: np.ndarray, following: np.ndarr
 
     parts: list[TokenFigures] = []
     for rows in _blocks(len(following), reference.shape[1]):
-        log_p, log_q = _log_softmax(reference[rows]), _log_softmax(other[rows])
+        log_p, log_q = _log_softmax(reference[rows]), _log_softmax(compared[rows])
         at = np.arange(len(log_p)), following[rows]
         parts.append(
             TokenFigures(
@@ -133,13 +133,15 @@ class ShareFigures:
     kl_between: np.ndarray
 
 
-def compare_change(tuned: np.ndarray, base: np.ndarray, other: np.ndarray) -> ShareFigures:
-    """How much of the change from `base` to `tuned` is in `other`; all are logits [positions, vocabulary].
+def compare_change(tuned: np.ndarray, base: np.ndarray, compared: np.ndarray) -> ShareFigures:
+    """How much of the change from `base` to `tuned` is in `compared`; all are logits [positions, vocabulary].
 
     A change is a difference of log-probabilities. Products are weighted with the tuned model's probabilities and
     centred, so a constant added to all logits counts for nothing.
     """
-    return _join_shares([_change(tuned[rows], base[rows], other[rows]) for rows in _blocks(len(tuned), tuned.shape[1])])
+    return _join_shares(
+        [_change(tuned[rows], base[rows], compared[rows]) for rows in _blocks(len(tuned), tuned.shape[1])]
+    )
 
 
 def summarize_change(parts: list[ShareFigures]) -> dict[str, Any]:

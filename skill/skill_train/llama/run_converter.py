@@ -33,7 +33,7 @@ from skill_train.core.peak_memory import watch_memory
 from skill_train.core.resources import train_program
 from skill_train.llama.get_converter import Toolchain
 from skill_train.model.config import text_config, unread_window
-from skill_train.model.convertible import from_config as convertible
+from skill_train.model.convertible import from_config
 from skill_train.model.folder import read_config
 from skill_train.model.foreign_files import weight_files
 from skill_train.run.records import read_json
@@ -67,10 +67,10 @@ def require_convertible(model: Path, toolchain: Toolchain) -> None:
     config = read_config(model)
     text = text_config(config)
     known, files = toolchain.architectures(), {path.name for path in model.iterdir()}
-    why = convertible.why_not(text, config, known, files)
+    why = from_config.why_not(text, config, known, files)
     if why is None:
         return
-    name = convertible.architecture(text, config)
+    name = from_config.architecture(text, config)
     words = f"{model} cannot become a GGUF file: {why}"
     instead = "use the adapter or the merged model with transformers or vLLM: skill-train merge RUN; for a GGUF file "
     if name not in known:
@@ -95,8 +95,8 @@ def warn_of_window(model: Path, warn: Callable[[str, str], None]) -> None:
     config = read_config(model)
     window = unread_window(config)
     if window is not None:
-        name = convertible.architecture(text_config(config), config)
-        warn("unread_window", convertible.unread_window_told(window, str(name)))
+        name = from_config.architecture(text_config(config), config)
+        warn("unread_window", from_config.unread_window_told(window, str(name)))
 
 
 @contextlib.contextmanager
@@ -227,7 +227,7 @@ def _plain_config(file: Path, changes: dict[str, Any]) -> dict[str, Any] | None:
     if file.name == "tokenizer_config.json":
         plain |= _prefix_of(file.with_name("tokenizer.json"), file.with_name("tokenizer.model"))
     if file.name == "config.json":
-        plain |= convertible.as_published(config)
+        plain |= from_config.as_published(config)
     if file.name == "adapter_config.json":
         plain |= changes
     return plain if plain != config else None

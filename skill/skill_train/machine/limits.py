@@ -6,7 +6,7 @@ from skill_train.core.errors import DecisionNeeded
 from skill_train.machine.read import available_memory_bytes
 
 
-def require_memory(need_bytes: int, what: str) -> None:
+def require_memory(need_bytes: int, purpose: str) -> None:
     """Does nothing where the system does not tell what is available.
 
     Raises:
@@ -15,7 +15,7 @@ def require_memory(need_bytes: int, what: str) -> None:
     have = available_memory_bytes()
     if have is not None and have < need_bytes:
         raise DecisionNeeded(
-            f"not enough memory for {what}: needs {need_bytes / 1e9:.2f} GB, {have / 1e9:.2f} GB available",
+            f"not enough memory for {purpose}: needs {need_bytes / 1e9:.2f} GB, {have / 1e9:.2f} GB available",
             code="no_memory",
             expected=f"{need_bytes} bytes available",
             got=f"{have} bytes available",

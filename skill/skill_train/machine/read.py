@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from skill_train.facts import MachineFacts
-from skill_train.machine import linux as machine_linux
+from skill_train.machine import linux
 from skill_train.machine.mac import ram_available_bytes, read_mac
 from skill_train.machine.nvidia import read_gpus
 from skill_train.machine.probe import Probe, this_machine
@@ -22,12 +22,12 @@ def read_machine(probe: Probe | None = None) -> MachineFacts:
 def available_memory_bytes() -> int | None:
     """The computer's own memory that a new process can have, also where a GPU has its own; None where nothing tells."""
     probe = this_machine()
-    return ram_available_bytes(probe) if probe.system == "Darwin" else machine_linux.read_memory(probe)[1]
+    return ram_available_bytes(probe) if probe.system == "Darwin" else linux.read_memory(probe)[1]
 
 
 def physical_cores() -> int:
     """Cores that this process may use; two hardware threads of one core count once."""
-    return machine_linux.physical_cores(this_machine())
+    return linux.physical_cores(this_machine())
 
 
 def cache_dir() -> Path:
@@ -40,9 +40,9 @@ def cache_dir() -> Path:
 
 
 def _linux(probe: Probe) -> MachineFacts:
-    ram, ram_available = machine_linux.read_memory(probe)
-    cpu = machine_linux.read_cpu(probe)
-    laptop, on_battery = machine_linux.read_battery(probe)
+    ram, ram_available = linux.read_memory(probe)
+    cpu = linux.read_cpu(probe)
+    laptop, on_battery = linux.read_battery(probe)
     found = read_gpus(probe, ram, ram_available)
     gpu = found.usable[0] if found.usable else None
     free = [one.free_bytes for one in found.usable if one.free_bytes is not None]  # a run takes the same on each
@@ -53,7 +53,7 @@ def _linux(probe: Probe) -> MachineFacts:
         memory_bytes=gpu.memory_bytes if gpu else ram,
         available_bytes=min(free, default=None) if gpu else ram_available,
         compute_capability=gpu.compute_capability if gpu else None,
-        cores=machine_linux.physical_cores(probe),
+        cores=linux.physical_cores(probe),
         bf16_matrix=bool({"amx_bf16", "avx512_bf16", "bf16"} & set(cpu.features)),
         unknown=_unknown(probe, ram, cpu) | found.unknown,
         gpus=found.usable,
@@ -69,7 +69,7 @@ def _linux(probe: Probe) -> MachineFacts:
     )
 
 
-def _unknown(probe: Probe, ram: int | None, cpu: machine_linux.Cpu) -> dict[str, str]:
+def _unknown(probe: Probe, ram: int | None, cpu: linux.Cpu) -> dict[str, str]:
     unknown = {} if ram else {"memory_bytes": f"no /proc/meminfo on {probe.system}"}
     if not cpu.name:
         unknown["cpu"] = "/proc/cpuinfo has no model name"

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from skill_train.facts import ModelFacts
-from skill_train.model import parameter_count as model_arithmetic
-from skill_train.model.convertible import from_config as convertible
+from skill_train.model import parameter_count
+from skill_train.model.convertible import from_config
 from skill_train.model.parameter_count import Count, TextShape
 
 Config = Mapping[str, Any]
@@ -112,7 +112,7 @@ def read(
     quantization = _quantization(config, text)
     parameters = _parameters(config, text, fields, stored, quantization)
     architecture = _architecture(config)
-    refused = convertible.why_not(text, config, files=files)
+    refused = from_config.why_not(text, config, files=files)
     dtype = stored.main_dtype or _DTYPES.get(str(_first(text, config, keys=("dtype", "torch_dtype"))))
     facts = ModelFacts(
         source=source,
@@ -128,7 +128,7 @@ def read(
         revision=revision,
         sliding_window=_sliding_window(text, fields),
         unread_window=unread_window(config),
-        convertible=None if convertible.architecture(text, config) is None else refused is None,
+        convertible=None if from_config.architecture(text, config) is None else refused is None,
         not_convertible=refused,
         **fields,
         **parameters.values,
@@ -177,7 +177,7 @@ def _shape(model_type: str, fields: Mapping[str, Any]) -> TextShape | None:
     }
     needed = {name: value for name, value in fields.items() if name not in optional}
     half_known = bool(fields["experts"]) and not fields["experts_per_token"]
-    if not model_arithmetic.knows(model_type) or None in needed.values() or half_known:
+    if not parameter_count.knows(model_type) or None in needed.values() or half_known:
         return None
     return TextShape(model_type=model_type, **needed, **optional)
 
@@ -187,7 +187,7 @@ def _parameters(
 ) -> _Parameters:
     """Total, active and embedding parameters, and where the total comes from."""
     shape = _shape(str(text.get("model_type", "unknown")), fields)
-    counted = model_arithmetic.count(shape, text) if shape else None
+    counted = parameter_count.count(shape, text) if shape else None
     total, origin, unknown = _total(config, shape, counted, stored, quantization)
     active = total
     if fields["experts"]:
@@ -207,7 +207,7 @@ def _total(
 ) -> tuple[int | None, str | None, str]:
     """`(parameters, origin, why not)`. Stored numbers count, unless they are packed."""
     if stored.total and not quantization:
-        without = model_arithmetic.without_copies(stored.total, shape, counted) if shape and counted else stored.total
+        without = parameter_count.without_copies(stored.total, shape, counted) if shape and counted else stored.total
         return without, "safetensors headers", ""
     if counted is not None and not is_vision(config):
         return counted.total, "config arithmetic", ""
@@ -219,7 +219,7 @@ def _total(
 
 def _no_arithmetic(text: Config, shape: TextShape | None) -> str:
     model_type = str(text.get("model_type", "unknown"))
-    if shape is None and model_arithmetic.knows(model_type):
+    if shape is None and parameter_count.knows(model_type):
         return "config.json leaves out a size that the arithmetic needs"
     return f"no arithmetic for model type {model_type}"
 
@@ -241,8 +241,8 @@ def unread_window(config: Config) -> int | None:
     """The sliding window in tokens, where llama.cpp is not known to compute the model with it. None where there is no
     window, or it is computed with."""
     text = text_config(config)
-    name = convertible.architecture(text, config)
-    return None if name in convertible.WINDOWED else _sliding_window(text, _fields(text))
+    name = from_config.architecture(text, config)
+    return None if name in from_config.WINDOWED else _sliding_window(text, _fields(text))
 
 
 def _sliding_window(text: Config, fields: Mapping[str, Any]) -> int | None:

@@ -16,7 +16,7 @@ from typing import Any
 from skill_train.core.errors import UsageError
 from skill_train.facts import ModelFacts
 from skill_train.model import config as model_config
-from skill_train.model import foreign_files as model_files
+from skill_train.model import foreign_files
 from skill_train.model.config import Stored
 from skill_train.program.model_files import MOST_HEADER
 
@@ -59,8 +59,8 @@ def read_config(folder: Path) -> dict[str, Any]:
             got="no such folder" if not folder.is_dir() else "a folder without config.json",
             hint="download the whole model, or use its id on the Hub",
         )
-    model_files.require_sound(folder)
-    config = model_files.foreign_json(path)
+    foreign_files.require_sound(folder)
+    config = foreign_files.foreign_json(path)
     if not isinstance(config, dict):
         raise UsageError(f"{path} is not a JSON object", code="broken_model", hint="download the model again")
     return config
@@ -120,7 +120,7 @@ def used_weights(names: Iterable[str]) -> list[str]:
 def _used(folder: Path) -> list[Path]:
     """Those that the folder's index names, else those that lie there."""
     if (folder / "model.safetensors.index.json").is_file():
-        return model_files.weight_files(folder)
+        return foreign_files.weight_files(folder)
     return [folder / name for name in used_weights(path.name for path in folder.glob("*.safetensors"))]
 
 
@@ -150,7 +150,7 @@ def read_header(path: Path) -> dict[str, Any]:
         if length > min(size - 8, MOST_HEADER):
             raise _broken(path, f"its header claims {length} bytes, the file has {size}")
         content = file.read(length)
-        if model_files.has_too_many_values(content):
+        if foreign_files.has_too_many_values(content):
             raise _broken(path, "its header has more values than a million tensors need")
         try:
             header = json.loads(content.decode("utf-8"))
@@ -221,4 +221,4 @@ def _has_chat_template(folder: Path) -> bool:
     if (folder / "chat_template.jinja").is_file() or (folder / "chat_template.json").is_file():
         return True
     config = folder / "tokenizer_config.json"
-    return config.is_file() and bool(model_files.foreign_json(config).get("chat_template"))
+    return config.is_file() and bool(foreign_files.foreign_json(config).get("chat_template"))

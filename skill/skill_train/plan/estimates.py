@@ -22,24 +22,24 @@ OFFERS = 5  # flavors that a plan lists beside the one it takes
 
 
 def estimates(
-    model: ModelFacts, machine: MachineFacts, taken: Candidate, cloud: list[Candidate], *, context: int, plain: bool
+    model: ModelFacts, machine: MachineFacts, chosen: Candidate, cloud: list[Candidate], *, context: int, plain: bool
 ) -> Estimates:
     """Memory, time and money of training, what the steps after it need, and each quantized file on this machine.
 
     Args:
-        taken: where the plan trains.
+        chosen: where the plan trains.
         context: tokens of the cache of keys and values.
         plain: the adapter is A and B alone.
     """
-    step = taken.fit.step
+    step = chosen.fit.step
     adapter = 0 if step.full else adapter_parameters(model, step.target_modules, step.lora_r, dora=step.dora)
     return Estimates(
-        memory_bytes=_range(taken.fit.memory, "the model's shape is unknown"),
-        memory_parts=_parts(taken.fit.parts),
-        usable_bytes=taken.fit.usable_bytes,
-        seconds=_range(taken.seconds, taken.unknown.get("seconds", "unknown")),
-        seconds_parts=_parts(taken.time),
-        cost_usd=_dollars(taken),
+        memory_bytes=_range(chosen.fit.memory, "the model's shape is unknown"),
+        memory_parts=_parts(chosen.fit.parts),
+        usable_bytes=chosen.fit.usable_bytes,
+        seconds=_range(chosen.seconds, chosen.unknown.get("seconds", "unknown")),
+        seconds_parts=_parts(chosen.time),
+        cost_usd=_dollars(chosen),
         adapter_parameters=adapter or None,
         merge_bytes=_range(*((None, "nothing to merge") if step.full else (merge_bytes(model, plain), "unknown"))),
         convert_bytes=_range(convert_bytes(model), "unknown"),

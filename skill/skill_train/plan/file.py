@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from skill_train.core.errors import UsageError
-from skill_train.data import scan as dataset
-from skill_train.machine import read as machine
+from skill_train.data import scan
+from skill_train.machine import read
 from skill_train.model import folder as model
-from skill_train.recipe import fields as recipe
+from skill_train.recipe import fields
 from skill_train.recipe.resolved import ResolvedRecipe
 from skill_train.run import plan_record
 from skill_train.run.folder import RunDir, require_unused
@@ -31,7 +31,7 @@ def is_plan(path: Path) -> bool:
     return isinstance(document, dict) and document.get("schema") == plan_record.SCHEMA
 
 
-def given_plan(path: Path, said: dict[str, Any], where: str = "local") -> Plan:
+def read_unchanged_plan(path: Path, options: dict[str, Any], where: str = "local") -> Plan:
     """A plan that was made before, as long as model and data are still the same: for and on this machine, or for the
     cloud.
 
@@ -39,7 +39,7 @@ def given_plan(path: Path, said: dict[str, Any], where: str = "local") -> Plan:
         UsageError: something else was said beside it, it is for another place or machine, it was edited, or its
             inputs have changed.
     """
-    others = [f"--{key.replace('_', '-')}" for key, value in said.items() if value is not None]
+    others = [f"--{key.replace('_', '-')}" for key, value in options.items() if value is not None]
     again = f"make the plan again, with its recipe and options, and --out {shlex.quote(str(path))}"
     if others:
         hint = f"make another plan with {others[0]}, or leave {others[0]} out"
@@ -50,19 +50,19 @@ def given_plan(path: Path, said: dict[str, Any], where: str = "local") -> Plan:
     return made
 
 
-def require_same_inputs(path: Path, made: Plan, hint: str) -> None:
+def require_same_inputs(path: Path, plan: Plan, hint: str) -> None:
     """Nobody is asked about a model or data on the Hub: of those the revision says which they are.
 
     Raises:
         UsageError: the model or the data here are not those that the plan was made for.
     """
-    changed = [key for key, now in _fingerprints(made.recipe).items() if now != made.fingerprints.get(key)]
+    changed = [key for key, now in _fingerprints(plan.recipe).items() if now != plan.fingerprints.get(key)]
     if changed:
         raise UsageError(
             f"the {' and the '.join(changed)} changed after {path} was written, or cannot be found",
             code="outdated_plan",
             expected="the model and the data that it was made for",
-            got=made.recipe.as_dict()[changed[0]],
+            got=plan.recipe.as_dict()[changed[0]],
             hint=hint,
         )
 
@@ -76,12 +76,12 @@ def _check_given(path: Path, made: Plan, where: str, again: str) -> None:
             got=made.where,
             hint=f"skill-train submit {shlex.quote(str(path))}; or {again} --where local",
         )
-    there, this = made.facts.machine.chip, machine.read_machine().chip
+    there, this = made.facts.machine.chip, read.read_machine().chip
     if where == "local" and there != this:
         raise UsageError(
             f"{path} was planned on another machine", code="outdated_plan", expected=there, got=this, hint=again
         )
-    if recipe.recipe_hash(made.recipe.as_dict(), made.fingerprints) != made.recipe_hash:
+    if fields.recipe_hash(made.recipe.as_dict(), made.fingerprints) != made.recipe_hash:
         raise UsageError(
             f"the recipe in {path} was edited after planning",
             code="outdated_plan",
@@ -94,7 +94,7 @@ def _fingerprints(planned: ResolvedRecipe) -> dict[str, str | None]:
     """Of what lies here; None for what is on the Hub, where the revision says it."""
     known = {key: value for key, value in planned.as_dict().items() if value is not None}
     folder = Path(planned.model)
-    data = dataset.scan(recipe.from_dict(known)).fingerprint if Path(planned.data).exists() else None
+    data = scan.scan(fields.from_dict(known)).fingerprint if Path(planned.data).exists() else None
     return {"model": model.fingerprint(folder) if folder.is_dir() else None, "data": data}
 
 
@@ -112,7 +112,7 @@ def require_free(out: Path) -> None:
         )
 
 
-def require_own(run: RunDir, made: Plan) -> None:
+def require_own_folder(run: RunDir, plan: Plan) -> None:
     """Refuses to begin a run where it would write over what no run made. A plan is no run yet: `plan --out` writes one
     anywhere.
 
@@ -121,7 +121,7 @@ def require_own(run: RunDir, made: Plan) -> None:
     """
     if run.plan.is_file() and any((run.path / name).exists() for name in _BEGUN):
         return
-    if run.path.resolve() == Path(made.recipe.model):
+    if run.path.resolve() == Path(plan.recipe.model):
         raise UsageError(
             f"{run.path} is the folder of the base model, and a run may not write into it",
             code="bad_usage",
@@ -131,9 +131,9 @@ def require_own(run: RunDir, made: Plan) -> None:
     own = []
     if run.plan.is_file():
         kept = plan_record.read(run.plan)
-        wrote = recipe.to_yaml(kept.recipe_file()).encode()
+        wrote = fields.to_yaml(kept.recipe_file()).encode()
         if run.recipe.is_file() and run.recipe.read_bytes() == wrote:
             own = ["plan.json", "recipe.yaml"]  # a start that was killed
-        elif kept.recipe_hash == made.recipe_hash:
+        elif kept.recipe_hash == plan.recipe_hash:
             own = ["plan.json"]
     require_unused(run, *own)

@@ -10,7 +10,7 @@ from skill_train.core.errors import UsageError, nearest
 from skill_train.core.units import duration
 from skill_train.facts import Calibration, DatasetFacts, Flavor, MachineFacts, ModelFacts, PrecisionProbe
 from skill_train.model.lora_targets import TARGETS
-from skill_train.plan import places as candidates
+from skill_train.plan import places
 from skill_train.plan import where as rubric
 from skill_train.plan.estimates import estimates
 from skill_train.plan.launch_args import launch
@@ -64,8 +64,8 @@ def make_plan(
     dataset = for_model(dataset, has_chat_template=model.has_chat_template)
     reasons: list[Reason] = []
     resolved = _resolve(recipe, model, dataset, reasons)
-    here = candidates.here(resolved, model, dataset, machine, choices, probe, calibrations or {})
-    cloud = candidates.flavors(resolved, model, dataset, offered, choices)
+    here = places.local_candidate(resolved, model, dataset, machine, choices, probe, calibrations or {})
+    cloud = places.flavors(resolved, model, dataset, offered, choices)
     counted = dataset.tokens is not None and dataset.tokens.counted
     said = {"sensitive": recipe.sensitive, "counted": counted}
     decision = rubric.decide(resolved, model=model, here=here, choices=choices, **said)
@@ -86,7 +86,7 @@ def make_plan(
         placement=placed,
         launch=started,
         flavor=taken.flavor.name if taken.flavor else None,
-        timeout_seconds=candidates.timeout_seconds(taken.seconds, choices.max_hours) if taken.flavor else None,
+        timeout_seconds=places.timeout_seconds(taken.seconds, choices.max_hours) if taken.flavor else None,
         blockers=_unread(model) + _blockers(decision.where, chosen, here, cloud) + _too_slow(chosen, choices),
         estimates=estimates(model, machine, taken, cloud, context=resolved.max_length, plain=_is_plain(resolved)),
         facts=Facts(model, dataset, machine),
@@ -105,7 +105,7 @@ def wants_probe(machine: MachineFacts, model: ModelFacts, choices: Choices) -> b
 
 def _flavor(cloud: list[Candidate], offered: tuple[Flavor, ...], choices: Choices) -> Candidate | None:
     if choices.flavor is None:
-        return candidates.cheapest(cloud, choices.max_hours)
+        return places.cheapest(cloud, choices.max_hours)
     found = next((candidate for candidate in cloud if candidate.name == choices.flavor), None)
     if found is None:
         names = [flavor.name for flavor in offered]  # those without a GPU too: they can be named
@@ -185,7 +185,7 @@ def _placed(resolved: ResolvedRecipe, model: ModelFacts, taken: Candidate, choic
 
 
 def _why_flavor(taken: Candidate, max_hours: float) -> str:
-    if candidates.in_hours(taken, max_hours):
+    if places.in_hours(taken, max_hours):
         return f"the cheapest that fits and ends within {max_hours:g} h"
     return f"the fastest that fits; none is sure to end within {max_hours:g} h"
 

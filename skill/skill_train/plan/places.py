@@ -54,7 +54,7 @@ class Candidate:
         return self.flavor.name if self.flavor else "this machine"
 
 
-def here(
+def local_candidate(
     recipe: ResolvedRecipe,
     model: ModelFacts,
     dataset: DatasetFacts,

@@ -94,27 +94,27 @@ def stays_here(got: str) -> DecisionNeeded:
 
 
 def rules(
-    recipe: ResolvedRecipe, model: ModelFacts, here: Candidate, max_hours: float, counted: bool
+    recipe: ResolvedRecipe, model: ModelFacts, local: Candidate, max_hours: float, counted: bool
 ) -> Iterator[Fired]:
     """Every rule that applies, in the order in which a reader asks."""
-    machine = here.machine
+    machine = local.machine
     if machine.intel_mac:
         yield Fired("intel mac", "cloud", "no MPS on an Intel Mac, and training on its processor takes days", SEED)
     if machine.rosetta:
         yield Fired(
             "rosetta", "either", "this Python runs under Rosetta and cannot use MPS; install an arm64 Python", GUIDE
         )
-    if recipe.load_in_4bit and here.fit.step.device != "cuda":
+    if recipe.load_in_4bit and local.fit.step.device != "cuda":
         yield Fired("4-bit", "cloud", "QLoRA needs CUDA (bitsandbytes)", SEED)
     if model.vision:
         yield Fired("vision", "cloud", f"{model.architecture} reads images too", SEED)
-    if here.fit.step.device != "cuda":
+    if local.fit.step.device != "cuda":
         yield _size(model, machine)
-        yield _length(recipe.max_length, here, counted)
+        yield _length(recipe.max_length, local, counted)
         if recipe.is_full:
             yield Fired("full fine-tuning", "cloud", "every weight trains, with gradients and AdamW's moments", SEED)
-    yield _memory(here)
-    yield _time(here, max_hours)
+    yield _memory(local)
+    yield _time(local, max_hours)
 
 
 def _size(model: ModelFacts, machine: MachineFacts) -> Fired:

@@ -36,7 +36,7 @@ OPTIONAL: dict[str, dict[str, tuple[str, ...]]] = {
 }
 
 
-class Found(NamedTuple):
+class DetectedFormat(NamedTuple):
     """How a row becomes an example.
 
     Attributes:
@@ -56,12 +56,12 @@ class Found(NamedTuple):
         return frozenset(self.columns[name] for name in COLUMNS[self.format] if name in self.columns)
 
 
-def detect(row: dict[str, Any]) -> Found | None:
+def detect(row: dict[str, Any]) -> DetectedFormat | None:
     """The first format whose columns this row has."""
     for name in COLUMNS:
         columns = match(name, row) if name not in ASKED_FOR else None
         if columns is not None:
-            return Found(name, columns, _named(columns))
+            return DetectedFormat(name, columns, _named(columns))
     return None
 
 
@@ -78,26 +78,26 @@ def match(name: str, row: dict[str, Any]) -> dict[str, str] | None:
     return columns | _optional(name, columns, row)
 
 
-def optional_names(found: Found) -> set[str]:
+def optional_names(detected: DetectedFormat) -> set[str]:
     """What datasets call the optional columns of this format, and what this mapping calls them."""
-    return {name for names in OPTIONAL[found.format].values() for name in names} | set(found.columns.values())
+    return {name for names in OPTIONAL[detected.format].values() for name in names} | set(detected.columns.values())
 
 
-def with_optional(found: Found, there: Container[str]) -> Found:
+def with_optional(detected: DetectedFormat, dataset_columns: Container[str]) -> DetectedFormat:
     """The mapping with every optional column of a dataset that has these columns, whichever row has them first."""
-    columns = {name: column for name, column in found.columns.items() if name in COLUMNS[found.format]}
-    columns |= _optional(found.format, columns, there)
-    return found._replace(columns=columns, reason=found.reason.replace(_named(found.columns), _named(columns)))
+    columns = {name: column for name, column in detected.columns.items() if name in COLUMNS[detected.format]}
+    columns |= _optional(detected.format, columns, dataset_columns)
+    return detected._replace(columns=columns, reason=detected.reason.replace(_named(detected.columns), _named(columns)))
 
 
-def as_turns(found: Found) -> Found:
+def as_turns(detected: DetectedFormat) -> DetectedFormat:
     """How a model with a chat template reads prompts and completions: as a question and its answer, whatever their
     columns are called. The shipped model writes its template around every prompt, so training must too."""
-    if found.format != "prompt_completion":
-        return found
+    if detected.format != "prompt_completion":
+        return detected
     names = {"prompt": "question", "completion": "answer"}
-    columns = {names.get(name, name): column for name, column in found.columns.items()}
-    return found._replace(format="question_answer", columns=columns, reason=f"{found.reason}; {_TURNS}")
+    columns = {names.get(name, name): column for name, column in detected.columns.items()}
+    return detected._replace(format="question_answer", columns=columns, reason=f"{detected.reason}; {_TURNS}")
 
 
 def for_model(facts: DatasetFacts, *, has_chat_template: bool) -> DatasetFacts:
@@ -105,7 +105,7 @@ def for_model(facts: DatasetFacts, *, has_chat_template: bool) -> DatasetFacts:
 
     Pairs of texts then have two messages a row. Pairs of messages keep the number that was counted.
     """
-    found = Found(facts.format, facts.columns, facts.reason)
+    found = DetectedFormat(facts.format, facts.columns, facts.reason)
     turned = as_turns(found) if has_chat_template else found
     if turned is found:
         return facts

@@ -127,7 +127,7 @@ def link(skill: Skill, place: Path, to: Path, *, force: bool) -> Done:
     return Done(place, "linked", link_to=target)
 
 
-def look(skill: Skill, folder: Path) -> Copy | None:
+def read_copy(skill: Skill, folder: Path) -> Copy | None:
     """What is in the folder, compared with the package; None when there is no skill in it."""
     if not (folder / "SKILL.md").is_file() and not (folder / MARKER).is_file():
         return None

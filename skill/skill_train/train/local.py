@@ -40,7 +40,7 @@ from skill_train.core.resources import train_program
 from skill_train.facts import MachineFacts, ModelFacts, PrecisionProbe
 from skill_train.machine.address_space import require_room_for_torch
 from skill_train.machine.read import cache_dir
-from skill_train.plan.file import require_own
+from skill_train.plan.file import require_own_folder
 from skill_train.program.plan import kills_for_memory, last_stage, layout_words, memory_ended, once_more, smaller_plan
 from skill_train.program.watch import is_complete, numbered, step_of
 from skill_train.recipe.fields import to_yaml
@@ -65,7 +65,7 @@ def train(run: RunDir, plan: Plan, *, resume: bool, progress: Bar, say: Callable
         SkillTrainError: what the program reported.
     """
     cloud_record.require_of_this_machine(run)
-    require_own(run, plan)
+    require_own_folder(run, plan)
     there = set(run.path.glob("*"))
     with locked(run, "local") as lock:
         finished = already_there(run, plan, resume)

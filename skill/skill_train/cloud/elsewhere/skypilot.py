@@ -52,13 +52,13 @@ uv pip install --quiet --python {_VENV} -r requirements.txt
 """
 
 
-def clouds(wanted: list[str] | None, nodes: int) -> list[str]:
+def clouds(places: list[str] | None, nodes: int) -> list[str]:
     """Where to look for machines: the wanted places, or all that can have so many nodes.
 
     Raises:
         UsageError: an unknown place, or one that cannot have several nodes.
     """
-    for place in wanted or ():
+    for place in places or ():
         name = place.split("/")[0]
         if name not in CLOUDS:
             raise UsageError(
@@ -76,7 +76,7 @@ def clouds(wanted: list[str] | None, nodes: int) -> list[str]:
                 got=f"--nodes {nodes} --infra {place}",
                 hint="use --nodes 1 or another --infra",
             )
-    return wanted or [name for name in CLOUDS if nodes == 1 or name not in ONE_NODE_ONLY]
+    return places or [name for name in CLOUDS if nodes == 1 or name not in ONE_NODE_ONLY]
 
 
 def spread(plan: Plan, flavor: Flavor, nodes: int) -> Plan:

@@ -40,20 +40,20 @@ PIECES_ALONE = frozenset(
 def why_not(
     text: Config,
     config: Config,
-    known: Collection[str] = llama_architectures.NAMES,
+    architectures: Collection[str] = llama_architectures.NAMES,
     files: Collection[str] | None = None,
 ) -> str | None:
     """What stops llama.cpp from computing this model; None when nothing is known to.
 
     Args:
         text: the part of `config` that describes the text decoder, which may be all of it.
-        known: the architectures of the converter's registry.
+        architectures: the architectures of the converter's registry.
         files: the names beside config.json; None when they are not known.
     """
     name = architecture(text, config)
     if name is None:
         return None
-    if name not in known:
+    if name not in architectures:
         return f"llama.cpp's converter does not know the architecture {name}"
     if files is not None and name in PIECES_ALONE and "tokenizer.model" not in files:
         return f"llama.cpp's converter reads the vocabulary of {name} from tokenizer.model, which is not there"
