@@ -1,1 +1,1 @@
-"""A run as a job of Hugging Face: sent once, followed, fetched, continued."""
+"""A run as a Hugging Face job: submitted once, followed, fetched and continued."""

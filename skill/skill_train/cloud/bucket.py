@@ -1,4 +1,4 @@
-"""What a job has kept of its run in the bucket: which files, and the digests that its markers promise.
+"""The files that a job has stored in the bucket, with the digests that its markers list.
 
     kept.json                             last of a run: {"run", "state", "exit_code", "files": {name: digest}}
     checkpoints/checkpoint-N/kept.json    last of a checkpoint: {name: digest}
@@ -35,7 +35,7 @@ _CHECKPOINT = re.compile(r"checkpoints/checkpoint-(\d+)/kept\.json")
 
 @dataclass(frozen=True)
 class StoredFile:
-    """`digest` is None for a file that is still written anew; `name` is relative to the run directory."""
+    """`digest` is None for a file that the job still rewrites; `name` is relative to the run directory."""
 
     name: str
     remote: str
@@ -45,7 +45,7 @@ class StoredFile:
 
 @dataclass(frozen=True)
 class StoredRun:
-    """What there is to fetch.
+    """The files of a run that can be fetched.
 
     Attributes:
         state: `done`, `failed`, or `unfinished` when no end was recorded.
@@ -60,7 +60,7 @@ class StoredRun:
 
 @dataclass(frozen=True)
 class StoredRecords:
-    """Small files of a run.
+    """The small files of a run, as text.
 
     Attributes:
         texts: by name, with the moment each was written.
@@ -71,7 +71,7 @@ class StoredRecords:
     checkpoint: int
 
     def document(self, name: str) -> dict[str, Any] | None:
-        """A JSON object; None when it is not there, or torn."""
+        """The JSON object in a file; None if the file is missing or incomplete."""
         try:
             found = json.loads(self.texts[name][0])
         except (KeyError, ValueError, RecursionError):
@@ -83,7 +83,7 @@ NOTHING = StoredRecords({}, 0)
 
 
 def stored_run(bucket: str, folder: str, say: Say) -> StoredRun | None:
-    """What is kept in a folder of a bucket; None when there is nothing, or no such bucket any more.
+    """The files in a folder of a bucket; None if there are none, or if the bucket does not exist any more.
 
     Digests of a run that failed are not used: a further job may write its files anew.
 
@@ -106,7 +106,7 @@ def stored_run(bucket: str, folder: str, say: Say) -> StoredRun | None:
 
 
 def belongs_to_run(name: str) -> bool:
-    """Whether a name of the bucket has a place in a run directory.
+    """Whether a file of the bucket belongs into a run directory.
 
     Raises:
         VerificationFailed: the name would lead out of it.
@@ -124,7 +124,7 @@ def belongs_to_run(name: str) -> bool:
 
 
 def stored_records(bucket: str, folder: str, names: tuple[str, ...], say: Say) -> StoredRecords:
-    """Small files in the folder of a run; what is not there is left out.
+    """Reads small files in the folder of a run. Missing files are left out.
 
     Raises:
         AccessError: the token may not read the bucket.
@@ -149,7 +149,7 @@ def _listed(bucket: str, folder: str, say: Say) -> list[BucketFile]:
 def _newest_whole(
     listed: dict[str, BucketFile], markers: dict[str, Any], newest_first: list[str]
 ) -> tuple[int | None, dict[str, dict[str, Any] | None]]:
-    """The newest checkpoint whose every file is there in its size: its step, and its files."""
+    """The step and the files of the newest checkpoint of which every file exists in its full size."""
     for marker in newest_first:
         digests, folder = _digests(markers.get(marker)), marker.removesuffix(MARKER)
         sizes = {name: listed[folder + name].size for name in digests or () if folder + name in listed}
@@ -173,7 +173,7 @@ def _kept_file(listed: dict[str, BucketFile], name: str, digest: dict[str, Any] 
 
 
 def _digests(value: Any) -> dict[str, dict[str, Any]] | None:
-    """The digests of a marker; None for a torn one, or one of another kind."""
+    """The digests in a marker; None if the marker is incomplete or of another kind."""
     if not isinstance(value, dict):
         return None
     whole = {
@@ -187,7 +187,7 @@ def _digests(value: Any) -> dict[str, dict[str, Any]] | None:
 
 
 def _read_json(bucket: str, files: list[BucketFile], say: Say) -> dict[str, Any]:
-    """Documents by their path in the folder; a torn one is left out."""
+    """JSON documents by their path in the folder. Incomplete documents are left out."""
     texts = _fetch(bucket, [file.remote for file in files], say)
     found = {}
     for file in files:

@@ -1,4 +1,4 @@
-"""What a job may take and cost: its timeout above the estimate, and never more than was allowed. Pure."""
+"""The timeout and the cost of a job: long enough for the estimate, and within `--max-cost`. Pure."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Budget:
 
     @property
     def tight(self) -> bool:
-        """By the upper estimate it would be stopped."""
+        """Whether the upper estimate exceeds the timeout."""
         return self.seconds is not None and self.timeout_seconds < self.seconds[1]
 
     def as_dict(self) -> dict[str, Any]:
@@ -45,7 +45,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Need:
-    """What a job needs: its machine, its seconds, and the timeout that the plan made of them."""
+    """The machine, the seconds and the timeout that the plan computed for a job."""
 
     flavor: str
     seconds: Estimate
@@ -102,7 +102,7 @@ def budget(
 
 
 def seconds_of(text: str) -> int:
-    """`90`, `90s`, `30m`, `1.5h`, `1d` in seconds.
+    """The seconds of a duration such as `90`, `90s`, `30m`, `1.5h` or `1d`.
 
     Raises:
         UsageError: something else, more than a year, or less than a minute, in which no job starts.
@@ -121,7 +121,7 @@ def seconds_of(text: str) -> int:
 
 
 def _affordable(max_cost: float, usd_per_hour: float) -> int:
-    """Seconds, in whole minutes as they are billed."""
+    """The seconds that this amount pays for, in whole minutes as they are billed."""
     return math.floor(max_cost / usd_per_hour * 60 + 1e-9) * 60
 
 
@@ -174,7 +174,7 @@ def _check_ceiling(found: Budget, max_cost: float, spent: float, command: str) -
 
 
 def _cheaper(found: Budget, max_cost: float, spent: float, command: str) -> str:
-    """The longest timeout that is paid for, where the job could end in it; else what it costs at least."""
+    """The hint: the longest affordable timeout in which the job could end, or else the lowest cost."""
     assert found.usd_per_hour
     paid_for = _affordable(max_cost - spent, found.usd_per_hour)
     needed = found.seconds[0] if found.seconds else 60.0

@@ -1,4 +1,4 @@
-"""Who asks for a job is told in the bucket of the jobs, where every folder and machine can see it, before the request.
+"""Claims a job in the bucket of the jobs before it is requested, so that all folders and machines can see it.
 
 A claim is an empty file `claims/PLAN_HASH/RUN_ID.NUMBER.WORD`, whose time is the Hub's. Of several the oldest goes on;
 the others wait for its job. A claim counts as long as a job may come of it that nobody has heard of yet.
@@ -27,7 +27,7 @@ _NAME = re.compile(r"(?P<run_id>[0-9a-f]{12})\.(?P<number>\d{1,6})\.[0-9a-f]{8}"
 
 @dataclass(frozen=True)
 class Claim:
-    """`moment`: when it came, by the Hub's clock. `path`: in the bucket."""
+    """`moment`: when it was written, by the Hub's clock. `path`: its path in the bucket."""
 
     path: str
     run_id: str
@@ -36,13 +36,13 @@ class Claim:
 
     @property
     def rank(self) -> tuple[datetime, str]:
-        """The smallest goes on."""
+        """The claim with the smallest rank proceeds."""
         return self.moment, self.path
 
 
 @contextlib.contextmanager
 def claimed(record: CloudRecord, number: int, say: Callable[[str], None], *, of_plan: bool) -> Iterator[Job | None]:
-    """For the request of a job: the job of somebody who was earlier, or None, and then it is ours to ask for.
+    """Claims the right to request a job. Gives the job of an earlier claim, or None if the caller may request one.
 
     A refusal gives the claim back. After any other error there may be a job, and the claim stays until that is settled.
 
@@ -75,7 +75,7 @@ def claimed(record: CloudRecord, number: int, say: Callable[[str], None], *, of_
 
 @dataclass
 class _Turn:
-    """One claim of ours, and the wait until it is its turn."""
+    """One claim of this command, and the wait for its turn."""
 
     bucket: str
     record: CloudRecord
@@ -115,7 +115,7 @@ class _Turn:
             ours = again or ours
 
     def _is_ahead(self, claim: Claim, ours: Claim) -> bool:
-        """Whether it was earlier, asks for the same, and a job may come of it yet."""
+        """Whether another claim is earlier, is for the same job, and may still lead to one."""
         same = self.of_plan or (claim.run_id, claim.number) == (ours.run_id, ours.number)
         age = (ours.moment - claim.moment).total_seconds()
         return same and claim.rank < ours.rank and age <= start_once.settled_seconds()
@@ -129,7 +129,7 @@ class _Turn:
         return job.live or job.stage == "COMPLETED" or not self.of_plan
 
     def _listed(self) -> tuple[Claim | None, list[Claim]]:
-        """Our own claim, None where the bucket does not date it, and all there are.
+        """The own claim (None if the bucket gives it no date) and all claims.
 
         Raises:
             Temporary: ours is not among them.
@@ -160,7 +160,7 @@ def _folder(record: CloudRecord) -> str:
 
 
 def _read(file: jobs.BucketFile) -> Claim | None:
-    """None for a file that is no claim."""
+    """The claim that a file stands for; None for any other file."""
     found = _NAME.fullmatch(file.path)
     if found is None or file.uploaded_at is None:
         return None

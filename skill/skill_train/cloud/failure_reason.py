@@ -1,4 +1,4 @@
-"""Why a job of Hugging Face ended without a result, and what would help. Pure.
+"""Explains why a Hugging Face job ended without a result, and what would help. Pure.
 
 The Hub says how a job ended in one sentence (`status.message`); it has no field for the exit code, and a timeout is an
 ERROR like any other. Why a program failed is known from its own record and from its last lines. Each rule below says
@@ -24,7 +24,7 @@ LONG_WAIT_SECONDS = 1200.0  # for a machine; a queue is not explained before tha
 
 @dataclass(frozen=True)
 class Ending:
-    """All that is known of a job that has ended.
+    """Everything that is known about a job that has ended.
 
     Attributes:
         stage, message: the Hub's words.
@@ -49,7 +49,7 @@ class Ending:
 
 @dataclass(frozen=True)
 class Story:
-    """What happened.
+    """What happened to a job, and what to do next.
 
     Attributes:
         code: a stable word.
@@ -76,7 +76,7 @@ class Story:
 
 @dataclass(frozen=True)
 class Sign:
-    """Words in a log, and what they mean."""
+    """Words in a log, and their meaning."""
 
     pattern: str
     code: str
@@ -211,7 +211,7 @@ _WITHOUT_A_REASON = ("program_failed", "native_crash")  # `train.py --job`, of a
 
 
 def explain(ending: Ending, *, run: str, offered: Iterable[Flavor] = ()) -> Story:
-    """Why the job ended as it did.
+    """Explains why the job ended as it did.
 
     Args:
         run: as the next command has to name it.
@@ -222,7 +222,7 @@ def explain(ending: Ending, *, run: str, offered: Iterable[Flavor] = ()) -> Stor
 
 
 def waiting(stage: str, seconds: float, flavor: str | None) -> str:
-    """A sentence on a job that has not begun; empty while that is nothing to worry about.
+    """A sentence about a job that has waited for long; empty if the wait is normal.
 
     A job of huggingface_hub#4376 waited 12 hours for an h200x8. Waiting for a machine is not billed
     (huggingface.co/docs/hub/jobs-pricing, 2026-08).
@@ -256,14 +256,14 @@ def failed_event(lines: Iterable[str]) -> dict[str, Any] | None:
 
 
 def _is_failure(document: dict[str, Any]) -> bool:
-    """As `train.failed.json` has it: a bucket and a log can hold anything."""
+    """Whether a document has the form of `train.failed.json`, because a bucket and a log may contain anything."""
     error = document.get("error")
     whole = isinstance(error, dict) and {"code", "message"} <= error.keys() and "exit_code" in document
     return whole and fits(document, "train.failed.json")
 
 
 def larger(offered: Iterable[Flavor], name: str | None, need: str) -> Flavor | None:
-    """The cheapest flavor with more memory, for the plan as it is: the same number of GPUs.
+    """The cheapest flavor with more memory that the plan can use: it has the same number of GPUs.
 
     Args:
         need: `gpu` for memory of each GPU, `ram` for that of the machine.
@@ -321,7 +321,8 @@ def _of_message(ending: Ending) -> Story | None:
 
 
 def _of_program(ending: Ending) -> Story | None:
-    """In the program's own words; the record may be of an earlier job, then its exit code is another."""
+    """The explanation of the training program itself. The record may belong to an earlier job; then its exit code
+    differs."""
     code = exit_code(ending.message)
     event = failed_event(ending.lines)
     record = ending.failure if ending.failure and code in (None, ending.failure.get("exit_code")) else None
@@ -341,7 +342,8 @@ def _of_program(ending: Ending) -> Story | None:
 
 
 def _of_log(lines: Sequence[str]) -> Story | None:
-    """By the words of libraries; an event of the program is no sign, such as a note of what was tried again."""
+    """The explanation by known words of libraries in the log. Events of the program, such as notes on retries, do not
+    count."""
     words_of_others = [line for line in reversed(lines) if not line.startswith('{"event"')]
     for sign in SIGNS:
         said = next((line for line in words_of_others if re.search(sign.pattern, line)), None)
@@ -361,7 +363,7 @@ def _unknown(ending: Ending) -> Story:
 
 
 def _with_memory(story: Story, ending: Ending) -> Story:
-    """With what was measured before it happened."""
+    """Adds the memory that was measured before the job ended."""
     kind = {"gpu": "cuda", "ram": "rss"}.get(story.remedy)
     used = ending.memory_bytes.get(kind) if kind else None
     if used is None or story.exit_code != 3:

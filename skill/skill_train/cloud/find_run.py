@@ -1,4 +1,4 @@
-"""What RUN means: a run directory that was submitted, or the id of one of its jobs, `NAMESPACE/ID` or `ID`."""
+"""Resolves RUN: the directory of a submitted run, or the id of one of its jobs, `NAMESPACE/ID` or `ID`."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class CloudRun:
 
 
 def find(name: str, say: Say) -> CloudRun:
-    """The run, with the job that is meant as it is now.
+    """The run, with the current state of its job.
 
     Of a run directory that is the newest: jobs that it does not know are looked up by their labels, where one was asked
     for without an answer, and where the last one has ended without its result.
@@ -79,13 +79,13 @@ def find(name: str, say: Say) -> CloudRun:
 
 
 def with_current_job(cloud: CloudRun, say: Say) -> CloudRun:
-    """With what the Hub says of its job. One that is gone there is DELETED."""
+    """The run with the current state of its job on the Hub. A job that the Hub does not have any more is DELETED."""
     now = job_now(cloud.record.namespace, cloud.job.job_id or "", cloud.record.run_id, say) or deleted_job(cloud)
     return with_recorded_end(replace(cloud, now=now, record=with_bucket(cloud.record, now)))
 
 
 def with_recorded_end(cloud: CloudRun) -> CloudRun:
-    """With the end of its job in the record and, where there is a run directory, in `cloud.json`.
+    """The run with the end of its job recorded, also in `cloud.json` if there is a run directory.
 
     What is known already stays: the Hub forgets a job that is deleted.
     """
@@ -108,7 +108,8 @@ def with_recorded_end(cloud: CloudRun) -> CloudRun:
 
 
 def _write_end(run: RunDir, ended: CloudJob) -> None:
-    """Only a note: who has the run directory in use, or may not write there, gets the answer without it."""
+    """Writes the end to `cloud.json`. Skipped if the run directory is in use or not writable, because the answer does
+    not depend on it."""
     try:
         with locked(run, "status"):
             record = cloud_record.read(run)
@@ -122,12 +123,13 @@ def _write_end(run: RunDir, ended: CloudJob) -> None:
 
 
 def with_newest_job(cloud: CloudRun) -> CloudRun:
-    """The run with its newest job in the place of the one that was named."""
+    """The run with its newest job instead of the given one."""
     return replace(cloud, job=cloud.record.last_begun or cloud.job, now=None)
 
 
 def with_unrecorded_jobs(record: CloudRecord, say: Say) -> CloudRecord:
-    """With the jobs of this run that the record lacks: their start had no answer, or another folder started them."""
+    """The record with the jobs of this run that it lacks, because their request had no answer or another folder started
+    them."""
     listed = patiently(lambda: jobs.find(record.namespace, {"run": record.run_id}), say)
     live = {job.id for job in listed if job.live}
     for job in reversed(listed):  # the oldest first
@@ -145,7 +147,7 @@ def with_unrecorded_jobs(record: CloudRecord, say: Say) -> CloudRecord:
 
 
 def plan_of(cloud: CloudRun, stored: kept.StoredRecords) -> Plan | None:
-    """The plan, of the run directory or as it lies in the bucket; None when neither has it."""
+    """The plan in the run directory, or the one in the bucket; None if neither exists."""
     if cloud.run is not None and cloud.run.plan.is_file():
         return plan_record.read(cloud.run.plan)
     document = stored.document("plan.json")
@@ -159,7 +161,7 @@ def plan_of(cloud: CloudRun, stored: kept.StoredRecords) -> Plan | None:
 
 
 def with_run_dir(cloud: CloudRun, folder: Path | None, say: Say) -> CloudRun:
-    """The run with a run directory: its own, or a new one for a run that is known by a job's id.
+    """The run with a run directory: its own, or a new one if the run was given by a job id.
 
     Raises:
         UsageError: the folder holds another run or is in use, or the plan is in the bucket no more.
@@ -193,7 +195,7 @@ def with_run_dir(cloud: CloudRun, folder: Path | None, say: Say) -> CloudRun:
 
 
 def _known(run: RunDir, run_id: str) -> CloudRecord | None:
-    """The record of this very run that lies in a folder; None in a new one.
+    """The record of this run in a folder; None for a new folder.
 
     Raises:
         UsageError: the folder holds another run.
@@ -223,14 +225,14 @@ def never_started(name: str) -> UsageError:
 
 
 def with_bucket(record: CloudRecord, job: Job) -> CloudRecord:
-    """With the folder that the client chose for the first job."""
+    """The record with the bucket folder that the client chose for the first job."""
     if job.bucket is None or record.folder is not None:
         return record
     return replace(record, bucket=job.bucket[0], folder=job.bucket[1])
 
 
 def _by_id(name: str, namespace: str, job_id: str, say: Say) -> CloudRun:
-    """The record as the labels of the jobs have it."""
+    """The record as the labels of the jobs describe it."""
     now = patiently(lambda: jobs.inspect(namespace, job_id), say)
     run_id = now.labels.get("run", "")
     if "skill-train" not in now.labels or not re.fullmatch("[0-9a-f]{12}", run_id):
@@ -256,7 +258,7 @@ def _data_of(mount: Mount) -> CloudData:
 
 
 def _as_record(job: Job, asked: CloudJob | None) -> CloudJob:
-    """A job of the Hub as the record has one."""
+    """A job of the Hub in the form of the record."""
     if asked is not None:
         return started_job(asked, job)
     attempt = job.labels.get("attempt", "1")
@@ -274,7 +276,7 @@ def _as_record(job: Job, asked: CloudJob | None) -> CloudJob:
 
 
 def deleted_job(cloud: CloudRun) -> Job:
-    """A job that the record has and the Hub has no more."""
+    """A job that is in the record, but not on the Hub any more."""
     return Job(
         id=cloud.job.job_id or "",
         namespace=cloud.record.namespace,
@@ -291,7 +293,7 @@ def deleted_job(cloud: CloudRun) -> Job:
 
 
 def _namespace() -> str:
-    """Of the token."""
+    """The namespace of the token."""
     from skill_train.hub.account import account, no_answer
 
     who = account()

@@ -1,4 +1,4 @@
-"""What is sent to the cloud, and what came of it."""
+"""What is sent to the cloud, and the job that it leads to."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from skill_train.run.plan_record import Plan
 
 @dataclass(frozen=True)
 class Order:
-    """What is to be sent.
+    """What is to be submitted.
 
     Attributes:
         plan: with `policy.hub_model_id` and the timeout that it is sent with.
@@ -52,7 +52,7 @@ class Sent:
 
 
 def uploads(order: Order) -> list[dict[str, Any]]:
-    """What leaves this machine, and where it goes; last what the job makes, of which nobody knows the size yet.
+    """The files that leave this machine and where they go; last the results of the job, whose size is not known yet.
 
     `left_out` of the data: what lies in its folder and stays here.
     """

@@ -1,4 +1,4 @@
-"""Reading a job for hours, over a network that fails for minutes. Only reading: a question may always be asked again.
+"""Follows a job for hours over a network that may fail for minutes. Only reads, so every request can be repeated.
 
 The pauses between two questions grow to 15 seconds; the Hub allows 1,000 questions in 5 minutes (its documentation of
 rate limits, 2026-08).
@@ -28,7 +28,7 @@ HEALTHY_SECONDS = 30.0  # what failed only after so long had an answer, though p
 
 
 class Patience:
-    """How long to go on asking while nothing answers; `well` says that something did."""
+    """How long to repeat a request that fails; `well` records a success."""
 
     def __init__(self, seconds: float, say: Say) -> None:
         self._seconds, self._say = seconds, say
@@ -40,7 +40,7 @@ class Patience:
         self._pauses = pauses()
 
     def bear(self, trouble: Temporary) -> None:
-        """Pauses.
+        """Waits before the next try.
 
         Raises:
             Temporary: the same trouble, when it has lasted too long or will not pass.
@@ -58,7 +58,7 @@ class Patience:
 
 
 def pauses() -> Iterator[float]:
-    """Seconds, each twice the one before, up to the longest."""
+    """Pauses in seconds, each twice as long as the previous one, up to a limit."""
     pause = FIRST_PAUSE_SECONDS
     while True:
         yield pause
@@ -66,7 +66,7 @@ def pauses() -> Iterator[float]:
 
 
 def patiently(question: Callable[[], Answer], say: Say, *, seconds: float = PATIENCE_SECONDS) -> Answer:
-    """What the question answers, asked again while the trouble is temporary.
+    """The answer to a request, repeated while its failure is temporary.
 
     Raises:
         Temporary: no answer for so many seconds.
@@ -81,7 +81,7 @@ def patiently(question: Callable[[], Answer], say: Say, *, seconds: float = PATI
 
 
 def job_now(namespace: str, job_id: str, run_id: str, say: Say, *, seconds: float = PATIENCE_SECONDS) -> Job | None:
-    """A job of a run as it is now; None when the Hub has it no more.
+    """The current state of a job of a run; None if the Hub does not have it any more.
 
     That it has no such job is believed when its list has none either: whoever takes a living job for a lost one starts
     another.
@@ -98,7 +98,7 @@ def job_now(namespace: str, job_id: str, run_id: str, say: Say, *, seconds: floa
 def until_end(
     namespace: str, job_id: str, run_id: str, *, seconds: float | None, seen: Callable[[Job], None], say: Say
 ) -> Job | None:
-    """The job when it has ended; as it is when `seconds` are over; None when it was deleted meanwhile.
+    """The job after its end; its current state when `seconds` are over; None if it was deleted.
 
     Args:
         seconds: None to wait as long as it takes.
@@ -122,7 +122,7 @@ def until_end(
 
 
 def lines(namespace: str, job_id: str, run_id: str, *, say: Say, skip: int = 0) -> Iterator[str]:
-    """The lines of a job's log as they come, each once and in order, until the job has ended or was deleted.
+    """The lines of a job's log, each once and in order, until the job has ended or was deleted.
 
     Every connection begins with the first line again, so the lines are counted. huggingface_hub 2.4 says nothing when
     a stream is cut after the end of the job, and leaves the rest out: the log is read once more at the end, whole.
@@ -152,7 +152,7 @@ def lines(namespace: str, job_id: str, run_id: str, *, say: Say, skip: int = 0) 
 
 
 def _log(namespace: str, job_id: str, run_id: str, say: Say, *, follow: bool) -> Iterator[str]:
-    """The lines of one connection; none of a job that was deleted.
+    """The lines of one connection; none for a deleted job.
 
     Raises:
         Temporary: also when the Hub has the job and one answer says that it has not.
@@ -170,5 +170,5 @@ def _log(namespace: str, job_id: str, run_id: str, say: Say, *, follow: bool) ->
 
 
 def log_so_far(job: Job, say: Say, *, tail: int | None = None) -> list[str]:
-    """The lines that are there now. Takes 5 seconds for a job that runs: the client waits for silence."""
+    """The lines that exist now. For a running job this takes 5 seconds, because the client waits for silence."""
     return patiently(lambda: jobs.log_so_far(job.namespace, job.id, live=job.live, tail=tail), say)

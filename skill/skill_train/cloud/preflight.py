@@ -1,4 +1,4 @@
-"""What is checked before anything is uploaded or paid for: each check has its own error, with the next command."""
+"""The checks before anything is uploaded or paid for. Each check has its own error with the next command."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _EMPTY = {".gitattributes", "README.md", PROOF}
 
 
 def signed_in_account() -> Account:
-    """The account of the token on this machine.
+    """The account that the token on this machine belongs to.
 
     Raises:
         AccessError: there is no token, or the Hub does not know it, or refuses it.
@@ -51,7 +51,7 @@ def signed_in_account() -> Account:
 
 
 def namespace(account: Account, requested: str | None) -> str:
-    """Where the job runs and is paid for: a user or an organisation.
+    """The user or organisation that runs and pays for the job.
 
     Raises:
         AccessError: it is another's, or the token may not run jobs or write there.
@@ -72,7 +72,7 @@ def namespace(account: Account, requested: str | None) -> str:
 
 
 def result_repository(account: Account, name: str) -> tuple[str, ...]:
-    """Files that lie in the repository for the result already; none when it is free.
+    """The files that already are in the repository for the result; none if it does not exist.
 
     Raises:
         UsageError: no name of a repository. AccessError: it is not yours, or the token may not write there.
@@ -99,7 +99,7 @@ def result_repository(account: Account, name: str) -> tuple[str, ...]:
 
 
 def require_readable(plan: Plan) -> None:
-    """Model and dataset, with the token that the job gets.
+    """Checks that the token can read the model and the dataset.
 
     Raises:
         UsageError: unknown or private. AccessError: gated.
@@ -110,7 +110,7 @@ def require_readable(plan: Plan) -> None:
 
 
 def flavor(name: str) -> Flavor:
-    """The machine as the Jobs API offers it now, with its price.
+    """The machine with its current price, from the Jobs API.
 
     Raises:
         UsageError: it is offered no more. Temporary: no answer.
@@ -128,7 +128,7 @@ def flavor(name: str) -> Flavor:
 
 
 def require_private_places(place: str, data_repo: str | None, account: Account, *, with_data: bool) -> None:
-    """The bucket for program, plan and checkpoints, and the repository for the data, hold private things.
+    """Checks that the bucket (program, plan, checkpoints) and the dataset repository are private.
 
     Raises:
         DecisionNeeded: one is there already and is public.
@@ -149,7 +149,7 @@ def require_private_places(place: str, data_repo: str | None, account: Account, 
 
 
 def local_model_error(folder: str, owner: str | None) -> UsageError:
-    """Of a model that lies on this machine."""
+    """The error for a model that is only on this machine."""
     where = f"{owner or 'NAMESPACE'}/{Path(folder).resolve().name}"
     return UsageError(
         f"the model {folder} is on this machine only, and a job cannot read it",
@@ -165,7 +165,7 @@ def local_data(plan: Plan) -> bool:
 
 
 def unless_unavailable(check: Callable[[], Any], subject: str, unchecked: list[str]) -> Any:
-    """The answer of a check, or None where the Hub gives none; that is noted."""
+    """The result of a check; None if the Hub does not answer, which is added to `unchecked`."""
     try:
         return check()
     except Temporary as error:
@@ -174,7 +174,7 @@ def unless_unavailable(check: Callable[[], Any], subject: str, unchecked: list[s
 
 
 def _refused(status: int) -> AccessError | UsageError:
-    """The Hub's word on a token that will be the same in a minute."""
+    """The error for a permanent refusal of the Hub to identify a token."""
     about = {"expected": "an account", "got": f"status {status}"}
     if status == 404:
         message = "this Hub cannot say who a token belongs to"

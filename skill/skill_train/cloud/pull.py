@@ -1,4 +1,4 @@
-"""Brings what a job kept of its run into the run directory: each file under a temporary name, checked, then renamed.
+"""Fetches the files that a job stored into the run directory: each under a temporary name, checked, then renamed.
 
 A pull that was killed goes on with the files that it lacks. Files of the run directory that no pull wrote are never
 replaced; `pull.json`, written last, says which ones a pull did.
@@ -32,7 +32,7 @@ _REWRITTEN = {BEFORE, *FILES} - {"train.json"}  # while the run goes on
 
 
 def from_bucket(run: RunDir, stored: StoredRun, *, progress: Bar, say: Say) -> dict[str, Any]:
-    """Fetches everything that is kept and not here yet; returns `pull.json` with the names that were `fetched`.
+    """Fetches all stored files that are missing here; returns `pull.json` with the names that were `fetched`.
 
     Raises:
         UsageError: a file of another content is here that no pull wrote.
@@ -57,8 +57,7 @@ def from_bucket(run: RunDir, stored: StoredRun, *, progress: Bar, say: Say) -> d
 
 
 def in_repository(trained: dict[str, Any]) -> dict[str, str]:
-    """Where a job pushes the files of its result, by their names in the run directory: those of its one folder lie
-    beside its records.
+    """The paths at which a job pushes its result files, by their names in the run directory.
 
     Args:
         trained: `train.json`.
@@ -69,7 +68,7 @@ def in_repository(trained: dict[str, Any]) -> dict[str, str]:
 
 
 def from_repository(run: RunDir, repository: str, folder: Path, commit: str | None) -> dict[str, Any]:
-    """Copies the result and its records out of a snapshot of the model repository that the job pushed to.
+    """Copies the result and its records from a snapshot of the model repository that the job pushed to.
 
     Raises:
         UsageError: the repository has no `train.json`, or a file of another content is here already.
@@ -100,7 +99,7 @@ def from_repository(run: RunDir, repository: str, folder: Path, commit: str | No
 
 
 def nothing_kept(run: Path, why: str) -> UsageError:
-    """The error of a run that left nothing to fetch."""
+    """The error for a run without files to fetch."""
     word = shlex.quote(str(run))
     return UsageError(
         f"{run} has no files to fetch: {why}",
@@ -112,14 +111,14 @@ def nothing_kept(run: Path, why: str) -> UsageError:
 
 
 def _earlier(run: RunDir) -> dict[str, Any]:
-    """What earlier pulls wrote."""
+    """The digests of the files that earlier pulls wrote."""
     path = run.record("pull")
     outputs: dict[str, Any] = read_json(path).get("outputs", {}) if path.is_file() else {}
     return outputs
 
 
 def _is_here(run: RunDir, file: StoredFile, earlier: dict[str, Any]) -> bool:
-    """Whether the very file is here.
+    """Whether this file is already here, with the same content.
 
     Raises:
         UsageError: another file has its name, and no pull wrote it.
@@ -143,17 +142,17 @@ def _is_here(run: RunDir, file: StoredFile, earlier: dict[str, Any]) -> bool:
 
 
 def _cut_off(run: RunDir) -> bool:
-    """Whether a pull was killed here: it had no time to say what it wrote."""
+    """Whether an earlier pull was killed before it could write its record."""
     return (run.path / _PART).is_dir()
 
 
 def _in_order(files: Iterable[StoredFile]) -> list[StoredFile]:
-    """`train.json` last: a run directory that has it is whole."""
+    """The files with `train.json` last: a run directory with that file is complete."""
     return sorted(files, key=lambda file: (file.name == "train.json", file.name))
 
 
 def _groups(files: list[StoredFile]) -> list[list[StoredFile]]:
-    """Files that come in one question: a kill costs as much as one group."""
+    """Groups of files that are fetched in one request. A killed pull loses at most one group."""
     groups: list[list[StoredFile]] = []
     for file in files:
         last = groups[-1] if groups else []
@@ -165,7 +164,7 @@ def _groups(files: list[StoredFile]) -> list[list[StoredFile]]:
 
 
 def _fetch(run: RunDir, bucket: str, group: list[StoredFile], say: Say) -> dict[str, dict[str, Any]]:
-    """Fetches each file that did not come whole before, once more when it is not what was promised."""
+    """Fetches each incomplete file, and a second time if its content is wrong."""
     for _ in range(_TRIES):
         missing = [file for file in group if not _is_whole(_part(run, file), file)]
         for file in missing:
@@ -190,7 +189,7 @@ def _is_whole(part: Path, file: StoredFile) -> bool:
 
 
 def _placed(run: RunDir, file: StoredFile, source: str) -> dict[str, Any]:
-    """Gives a fetched file its name when it is what was promised; returns its digest."""
+    """Checks a fetched file and gives it its final name; returns its digest."""
     part, final = _part(run, file), run.path / file.name
     if file.digest is None:
         _cut_to_whole_lines(part)
@@ -211,14 +210,14 @@ def _placed(run: RunDir, file: StoredFile, source: str) -> dict[str, Any]:
 
 
 def _cut_to_whole_lines(part: Path) -> None:
-    """What no marker promises may be torn: the job was killed while it wrote it."""
+    """Removes an incomplete last line, which a killed job may leave in files without a digest."""
     if part.suffix == ".jsonl" and part.is_file():
         data = part.read_bytes()
         part.write_bytes(data[: data.rfind(b"\n") + 1])
 
 
 def _is_torn(part: Path) -> bool:
-    """A document that no marker promises, cut off like the lines of a log; it has no part that could be used."""
+    """Whether a JSON document without a digest is incomplete, so that it cannot be used."""
     if part.suffix != ".json" or not part.is_file():
         return False
     try:

@@ -1,4 +1,4 @@
-"""Runs here what a job will run: the same program, plan, arguments, environment and folders, for two steps."""
+"""Runs two steps of a job on this machine, with the same program, plan, arguments, environment and folders."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ STEPS = 2
 
 
 def shortened(plan: Plan, local_plan: Plan) -> Plan:
-    """The plan of the job with the placement of this machine, for two steps.
+    """The plan of the job with the placement of this machine, limited to two steps.
 
     Args:
         local_plan: a plan of the same recipe for this machine.
@@ -41,7 +41,7 @@ def shortened(plan: Plan, local_plan: Plan) -> Plan:
 
 
 def rehearse(plan: Plan, spec: JobSpec, staged: Staged | None, say: Callable[[str], None]) -> dict[str, Any]:
-    """Figures of a rehearsal that went well; nothing of it stays.
+    """Runs the rehearsal in a temporary folder; returns its figures.
 
     Args:
         plan: of `shortened`. `spec`: of the job.
@@ -66,7 +66,7 @@ def rehearse(plan: Plan, spec: JobSpec, staged: Staged | None, say: Callable[[st
 
 
 def differences(plan: Plan, local_plan: Plan, program: Path) -> list[str]:
-    """What a rehearsal cannot show, and what was another here."""
+    """What a rehearsal cannot show, and how it differed from the job."""
     job, this = plan.placement, local_plan.placement
     where = f"{job.num_processes} x {job.device} in {job.dtype}"
     listed = [
@@ -84,7 +84,7 @@ def differences(plan: Plan, local_plan: Plan, program: Path) -> list[str]:
 
 
 def _run(spec: JobSpec, mounts: dict[str, Path], root: Path, say: Callable[[str], None]) -> None:
-    """The job's command with this Python in the place of uv, and folders of this machine in that of its volumes."""
+    """Runs the job's command with this Python instead of uv, and with local folders instead of its volumes."""
     line = command(spec)
     words = [sys.executable, *(_here(word, mounts) for word in line[line.index(f"{KEPT}/{spec.program.name}") :])]
     said = root / "stderr"
@@ -145,7 +145,7 @@ def _failed(code: int, failure: dict[str, Any] | None, said: str) -> SkillTrainE
 
 
 def _figures(kept: Path) -> dict[str, Any]:
-    """What was kept, each file with the bytes that its marker says.
+    """Checks the stored files against their markers; returns the figures.
 
     Raises:
         TrainingFailed: something of it is missing or torn.
@@ -170,7 +170,7 @@ def _is(path: Path, digest: dict[str, Any]) -> bool:
 
 
 def _other_versions(program: Path) -> str:
-    """Packages that are pinned in the program's header and are here in another version."""
+    """Packages that have another version here than in the header of the program."""
     pins = re.findall(r'^#\s+"([\w.-]+)==([\w.]+)",$', program.read_text(encoding="utf-8"), re.MULTILINE)
     other = [f"{name} {here or 'missing'} for {pin}" for name, pin in pins if (here := _installed(name)) != pin]
     return f" ({', '.join(other)})" if other else ", in the same versions"

@@ -1,4 +1,4 @@
-"""A further job for a run whose last one ended without its result: same folder, same program, same plan."""
+"""Starts another job for a run whose last job ended without a result: same folder, same program, same plan."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from skill_train.run.lock import locked
 def resume(
     run: RunDir, *, flavor: str, timeout_seconds: int, usd_per_hour: float | None, max_cost: float | None, say: Say
 ) -> tuple[CloudRecord, bool]:
-    """The record with a job that goes on, and whether it was there already.
+    """The record with a job that continues the run, and whether that job already existed.
 
     It is written down before it is asked for. A job that was asked for before and may exist is looked for first, and so
     is one that another folder has started.
@@ -55,7 +55,7 @@ def resume(
 
 
 def _the_one(run: RunDir, record: CloudRecord, asked: CloudJob, say: Say) -> tuple[CloudRecord, bool]:
-    """With the job that stays, should another machine have started one too, and whether it is the other's."""
+    """The record with the job that remains if another machine has started one too, and whether it is the other one."""
     ours = start_once.inspect_new_job(record)
     if ours is None:
         return record, False
@@ -64,24 +64,24 @@ def _the_one(run: RunDir, record: CloudRecord, asked: CloudJob, say: Say) -> tup
 
 
 def _next_number(record: CloudRecord) -> int:
-    """A record that was made of a later job lacks the ones before it."""
+    """The number of the next job. A record that was made from a later job lacks the earlier ones."""
     return record.last.number + 1 if record.last else 1
 
 
 def noted(run: RunDir, say: Say) -> CloudRecord:
-    """The record, with the jobs that it lacked written into it."""
+    """The record with its missing jobs written to `cloud.json`."""
     with locked(run, "resume"):
         return _settled(run, cloud_record.submitted(run), say)
 
 
 def _now(record: CloudRecord, say: Say) -> Job | None:
-    """The newest job of the record; None when there is none, on the Hub or at all."""
+    """The newest job of the record as the Hub has it; None if there is none."""
     job_id = record.last_begun.job_id if record.last_begun else None
     return None if job_id is None else job_now(record.namespace, job_id, record.run_id, say)
 
 
 def _settled(run: RunDir, record: CloudRecord, say: Say) -> CloudRecord:
-    """With the job whose start nobody heard of, if it exists, and with those that another folder started."""
+    """The record with the job whose request had no answer, if it exists, and with jobs that other folders started."""
     last = record.last
     if last is not None and last.job_id is None:
         say("the last start had no answer; looking whether its job is there")

@@ -1,4 +1,4 @@
-"""What the jobs of a plan have cost so far, which `--max-cost` counts: those of every folder and machine."""
+"""The cost of all jobs of a plan so far, in every folder and on every machine, for `--max-cost`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from skill_train.run.progress import dollars
 
 
 def by_jobs(namespace: str, plan_hash: str, record: CloudRecord | None, say: Say, *, but: str | None = None) -> float:
-    """Dollars of all jobs of a plan, of one that runs what it may cost at most.
+    """Dollars of all jobs of a plan. A running job counts with the most that it may cost.
 
     Args:
         record: of a run of this plan, which remembers jobs that the Hub has forgotten.
@@ -39,7 +39,7 @@ def by_jobs(namespace: str, plan_hash: str, record: CloudRecord | None, say: Say
 
 
 def _cost(now: Job | None, noted: CloudJob | None) -> float | None:
-    """As it was seen to end, else as the Hub has it, else at its timeout."""
+    """The cost by the recorded end, or else by the Hub's times, or else by its timeout."""
     if noted is not None and noted.cost_usd is not None:
         return noted.cost_usd
     flavor = now.flavor if now is not None else noted.flavor if noted is not None else None

@@ -1,4 +1,4 @@
-"""Local data on its way into a job: exactly its files in a folder of their own, under a name made of their content.
+"""Prepares local data for a job: exactly its files, in a separate folder whose name is made from their content.
 
 Of a folder these are the files that `datasets` 5.2 reads there (`load_from_disk`), by the names in its own records.
 What else lies in it stays here, and a link that leads out of it is refused: it could bring any file along.
@@ -25,7 +25,7 @@ _MOUNT = "/dataset"
 
 @dataclass(frozen=True)
 class Staged:
-    """A dataset of this machine.
+    """A local dataset that is ready for the upload.
 
     Attributes:
         files: by the path that each has below the mount; the first part is the dataset's own name.
@@ -43,7 +43,7 @@ class Staged:
 
 
 def stage(data: Path) -> Staged:
-    """The files of a dataset: a file, or those of a folder that `datasets` saved.
+    """The files of a dataset: a file, or the files of a folder that `datasets` saved.
 
     Raises:
         UsageError: a link leads out of the folder, or its records name what is no file of it.
@@ -73,7 +73,7 @@ def require_no_secrets(staged: Staged) -> None:
 
 
 def _files_in(folder: Path) -> list[str]:
-    """Everything below a folder but its folders, sorted.
+    """All files below a folder, sorted.
 
     Raises:
         UsageError: a link leads out of it.
@@ -94,7 +94,7 @@ def _files_in(folder: Path) -> list[str]:
 
 
 def _saved(folder: Path) -> list[str]:
-    """The names of the files that `datasets` reads of a folder that it saved, whole or in splits."""
+    """The names of the files that `datasets` reads in a folder that it saved, with or without splits."""
     if not (folder / "dataset_dict.json").is_file():
         return _saved_split(folder, "")
     splits = _names(folder / "dataset_dict.json", "splits")
@@ -107,7 +107,7 @@ def _saved_split(folder: Path, prefix: str) -> list[str]:
 
 
 def _names(record: Path, key: str) -> list[str]:
-    """The names in a list of a record; of `_data_files` each is an object.
+    """The names in a list of a record; in `_data_files` each entry is an object.
 
     Raises:
         UsageError: there is no such list, or one leads elsewhere, or to a hidden file.
@@ -148,7 +148,7 @@ def _broken(path: Path, expected: str, got: str) -> UsageError:
 
 @contextlib.contextmanager
 def folder_of(staged: Staged) -> Iterator[Path]:
-    """A folder that holds these files and nothing else, as links; it is gone afterwards."""
+    """A temporary folder with links to exactly these files."""
     with tempfile.TemporaryDirectory(prefix="skill-train-") as made:
         for name, path in staged.files.items():
             link = Path(made) / name
@@ -158,7 +158,8 @@ def folder_of(staged: Staged) -> Iterator[Path]:
 
 
 def mount_path(staged: Staged) -> str:
-    """Where a job finds the data. No path that means a file here too: the client would upload that file beside it."""
+    """The path at which a job finds the data. It must not exist here, because the client would upload a local file of
+    that name."""
     paths = (_MOUNT, *(f"{_MOUNT}-{number}" for number in range(2, 100)))
     first = next(iter(staged.files)).split("/")[0]
     return next(path for path in paths if not Path(path, first).exists())

@@ -1,4 +1,4 @@
-"""One job is asked for, and never two: what `submit` and `resume` share.
+"""Starts a job exactly once; shared by `submit` and `resume`.
 
 A request that fails may have made the job all the same (huggingface_hub#3972). So it stands in `cloud.json` before it
 is asked for, and after an error it is looked for by its labels before it is asked for again. A request that had no
@@ -39,7 +39,7 @@ READ_TRIES = 4  # of a question that changes nothing
 def start(
     run: RunDir, record: CloudRecord, requested: CloudJob, post: Callable[[], Job], say: Callable[[str], None]
 ) -> CloudRecord:
-    """The record with the job started.
+    """Starts a job; returns the record with it.
 
     Args:
         record: of the run; `requested` is its new job, in state `starting`.
@@ -85,7 +85,7 @@ def start(
 def _watched(
     run: RunDir, record: CloudRecord, asked: CloudJob, job: Job, began: float, say: Callable[[str], None]
 ) -> CloudRecord:
-    """The record with the job that stays, when no other can come any more of the requests that failed before it."""
+    """The record with the job that remains, once the earlier failed requests cannot create another."""
     end, told = began + settled_seconds(), 0.0
     while (left := end - time.monotonic()) > 0:
         if time.monotonic() >= told:
@@ -97,12 +97,12 @@ def _watched(
 
 
 def settled_seconds() -> float:
-    """For which a request that had no answer may still make its job."""
+    """Seconds within which a request without an answer may still create its job."""
     return SETTLED_LOOKS * PAUSE_SECONDS
 
 
 def find_job_until_settled(record: CloudRecord, requested: CloudJob, say: Callable[[str], None]) -> Job | None:
-    """The job that was asked for, looked for as long as it may come.
+    """Looks for a requested job for as long as it may appear.
 
     Raises:
         Temporary: the Hub does not answer, so nobody knows.
@@ -114,8 +114,8 @@ def find_job_until_settled(record: CloudRecord, requested: CloudJob, say: Callab
 
 
 def keep_the_oldest(record: CloudRecord, number: int, job: Job, say: Callable[[str], None], *, of_plan: bool) -> Job:
-    """The job that stays of those that were started for the same, on whatever machine: the oldest. Ours, and what came
-    of our own requests, is cancelled before it costs; another run's job is cancelled by whoever started it.
+    """Keeps the oldest of the jobs that were started for the same purpose on any machine. Other jobs of this run are
+    cancelled before they cost anything; a job of another run is cancelled by the command that started it.
 
     Args:
         job: that was just started.
@@ -146,7 +146,7 @@ def _cancel(job: Job, first: Job, say: Callable[[str], None]) -> None:
 
 
 def specification(run: RunDir, plan: Plan, record: CloudRecord, job: CloudJob) -> JobSpec:
-    """What this job of a run is started with."""
+    """The specification that a job of a run is started with."""
     timeout_seconds = job.timeout_seconds or plan.timeout_seconds
     assert timeout_seconds is not None  # an order has one
     return of_run(
@@ -162,7 +162,7 @@ def specification(run: RunDir, plan: Plan, record: CloudRecord, job: CloudJob) -
 
 
 def find_job(record: CloudRecord, number: int, times: int = 2, say: Callable[[str], None] | None = None) -> Job | None:
-    """The job with this number, if it exists; asked twice at least, with a pause.
+    """The job with this number, if it exists. Looks at least twice, with a pause.
 
     Raises:
         Temporary: the Hub does not answer, so nobody knows.
@@ -179,7 +179,7 @@ def find_job(record: CloudRecord, number: int, times: int = 2, say: Callable[[st
 
 
 def record_started(run: RunDir, record: CloudRecord, requested: CloudJob, job: Job) -> CloudRecord:
-    """Notes a job that exists."""
+    """Writes a job that exists to the record."""
     bucket, folder = job.bucket or (record.bucket, record.folder)
     record = dataclasses.replace(record, bucket=bucket, folder=folder).with_job(started_job(requested, job))
     cloud_record.write(run, record)
@@ -187,7 +187,7 @@ def record_started(run: RunDir, record: CloudRecord, requested: CloudJob, job: J
 
 
 def inspect_new_job(record: CloudRecord) -> Job | None:
-    """At a job that has just begun: it is there, whatever the Hub answers now."""
+    """Reads the state of a job that was just started; None if the Hub does not answer."""
     last = record.last
     assert last is not None and last.job_id is not None
     job_id = last.job_id
@@ -198,8 +198,8 @@ def inspect_new_job(record: CloudRecord) -> Job | None:
 
 
 def started_job(requested: CloudJob, job: Job) -> CloudJob:
-    """The job that was asked for, as it exists. One on another flavor was asked for from another folder, which alone
-    knows its timeout."""
+    """The record of a requested job that now exists. A job on another flavor was requested from another folder, and
+    only that folder knows its timeout."""
     created = timestamp(job.created_at) if job.created_at else None
     known = dataclasses.replace(requested, state="started", job_id=job.id, url=job.url, created_at=created)
     if job.flavor in (None, requested.flavor):
@@ -208,7 +208,7 @@ def started_job(requested: CloudJob, job: Job) -> CloudJob:
 
 
 def patiently(question: Callable[[], Answer]) -> Answer:
-    """The answer of a question that changes nothing, asked again when the trouble may pass."""
+    """The answer to a read request, repeated if the failure may pass."""
     for attempt in range(1, READ_TRIES):
         try:
             return question()
@@ -221,7 +221,7 @@ def patiently(question: Callable[[], Answer]) -> Answer:
 
 
 def timestamp(moment: datetime) -> str:
-    """UTC, such as `2026-11-21T10:00:00Z`."""
+    """A time in UTC, such as `2026-11-21T10:00:00Z`."""
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 

@@ -1,4 +1,4 @@
-"""Sends a run to the cloud so that it is never lost and never sent twice: the record first, then data, then the job."""
+"""Submits a run so that it is never lost and never started twice: first the record, then the data, then the job."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Say = Callable[[str], None]
 
 
 def submit(run: RunDir, order: Order, say: Say, *, force_new: bool) -> Sent:
-    """Starts the job of a run, or finds it.
+    """Starts the job of a run, or finds the existing one.
 
     Raises:
         UsageError: the run directory holds another run. AccessError: the Hub refuses. Temporary: run it again, and it
@@ -56,7 +56,7 @@ def submit(run: RunDir, order: Order, say: Say, *, force_new: bool) -> Sent:
 
 
 def _asked_for(run: RunDir, order: Order, record: CloudRecord, job: CloudJob, say: Say, *, of_plan: bool) -> Sent:
-    """The job, or the one of the same plan that another folder asked for at the same moment."""
+    """The job of this request, or the one of the same plan that another folder requested at the same moment."""
     spec = start_once.specification(run, order.plan, record, job)
     place = patiently(lambda: jobs.upload(spec))
     with claim.claimed(record, job.number, say, of_plan=of_plan) as theirs:
@@ -75,7 +75,8 @@ def _asked_for(run: RunDir, order: Order, record: CloudRecord, job: CloudJob, sa
 
 
 def existing(run: RunDir, order: Order, say: Say, *, force_new: bool) -> Sent | None:
-    """The job that this order has already: of this run directory, or one of the same plan that runs or has succeeded.
+    """The job that this order already has: in this run directory, or one of the same plan that is running or has
+    succeeded.
 
     Args:
         force_new: only the one of this run directory counts, which was asked for before without an answer.
@@ -90,13 +91,13 @@ def existing(run: RunDir, order: Order, say: Say, *, force_new: bool) -> Sent | 
 
 
 def never_began(run: RunDir, plan_hash: str) -> bool:
-    """Whether a run directory is of this plan and has no job yet, or one of which nobody knows whether it exists."""
+    """Whether a run directory belongs to this plan and has no job yet, or only a request without an answer."""
     record = cloud_record.read(run)
     return record is not None and record.plan_hash == plan_hash and record.last_begun is None
 
 
 def require_new(run: RunDir, plan_hash: str) -> None:
-    """Refuses a folder that holds a run, other than one of this plan that never began.
+    """Refuses a folder with a run, except one of this plan that never started.
 
     Raises:
         UsageError: it does.
@@ -125,7 +126,7 @@ def _existing(run: RunDir, order: Order, say: Say, *, force_new: bool) -> Sent |
 
 
 def _of_record(run: RunDir, record: CloudRecord, say: Say) -> Sent | None:
-    """The newest job of a run directory; one that was asked for is looked for, and where it is not, counts for none."""
+    """The newest job of a run directory. A requested job is looked up, and does not count if it does not exist."""
     last = record.last
     if last is not None and last.state == "starting":
         job = start_once.find_job_until_settled(record, last, say)
@@ -142,7 +143,7 @@ def _of_record(run: RunDir, record: CloudRecord, say: Say) -> Sent | None:
 
 
 def _stage(record: CloudRecord, say: Say) -> str:
-    """Of the newest job; DELETED when the Hub has it no more."""
+    """The stage of the newest job; DELETED if the Hub does not have it any more."""
     last = record.last_begun
     assert last is not None and last.job_id is not None
     now = job_now(record.namespace, last.job_id, record.run_id, say)
@@ -150,7 +151,7 @@ def _stage(record: CloudRecord, say: Say) -> str:
 
 
 def _same_plan(order: Order) -> Job | None:
-    """A job of the same plan, whoever started it on which machine: one that runs, else one whose work is done."""
+    """A running job of the same plan, or else a completed one, from any folder or machine."""
     labels = {"skill-train": "1", "plan": order.plan_hash}
     found = [job for job in patiently(lambda: jobs.find(order.namespace, labels)) if "run" in job.labels]
     done = [job for job in found if job.stage == "COMPLETED"]
@@ -158,7 +159,7 @@ def _same_plan(order: Order) -> Job | None:
 
 
 def _adopt(run: RunDir, order: Order, job: Job, say: Say) -> Sent:
-    """Makes the run directory of a job that is there already, with the very plan that it has."""
+    """Makes a run directory for an existing job, with the plan of that job."""
     say(
         f"the job {job.id} {'runs this plan already' if job.live else 'has done this plan; --force-new starts another'}"
     )
@@ -188,7 +189,7 @@ def _adopt(run: RunDir, order: Order, job: Job, say: Say) -> Sent:
 
 
 def _plan_of(job: Job) -> Plan | None:
-    """The plan as it lies in the folder of the job; None where that cannot be read."""
+    """The plan in the folder of the job; None if it cannot be read."""
     if job.bucket is None:
         return None
     bucket, folder = job.bucket
@@ -218,7 +219,7 @@ def _data_of(job: Job, order: Order) -> CloudData | None:
 
 
 def _new_record(run: RunDir, order: Order) -> CloudRecord:
-    """The one that is there when no job of it ever began, so that its run id stays."""
+    """The existing record if none of its jobs ever started, so that its run id is kept; otherwise a new one."""
     known = cloud_record.read(run)
     if known is not None and known.plan_hash == order.plan_hash:
         return dataclasses.replace(known, jobs=(), hub_model_id=order.plan.policy.hub_model_id or "")
@@ -231,7 +232,7 @@ def _new_record(run: RunDir, order: Order) -> CloudRecord:
 
 
 def _with_data(run: RunDir, order: Order, record: CloudRecord, say: Say) -> CloudRecord:
-    """Uploads local data; what is there already is not sent again."""
+    """Uploads local data. Files that are already there are not sent again."""
     if order.staged is None:
         return record
     data = upload(order.staged, order.namespace, order.data_repo, say)
@@ -254,7 +255,7 @@ def upload(staged: Staged, namespace: str, data_repo: str | None, say: Say) -> C
 
 
 def _require_free(run: RunDir, order: Order) -> None:
-    """A run directory of this machine is not mixed with one of the cloud."""
+    """Refuses a folder with a local run, because local and cloud runs are not mixed."""
     if not RunDir.is_one(run.path):
         return
     there = plan_record.read(run.plan)
@@ -270,7 +271,7 @@ def _require_free(run: RunDir, order: Order) -> None:
 
 
 def _require_never_started(run: RunDir, record: CloudRecord, order: Order, say: Say) -> None:
-    """Another plan takes the place of one that never had a job."""
+    """Refuses to replace another plan, unless it never had a job."""
     last = record.last_begun or record.last
     if last is None or (last.job_id is None and start_once.find_job_until_settled(record, last, say) is None):
         return

@@ -1,4 +1,4 @@
-"""What stops a plan, and what cannot be had from its training."""
+"""The reasons why a plan cannot be run, and warnings about its export."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from skill_train.run.plan_record import Plan
 
 
 def require_room(console: Console, plan: Plan, *, force: bool) -> None:
-    """Refuses a run that cannot fit even by the lower estimate; warns where the upper one does not.
+    """Refuses a run whose lower estimate does not fit into memory; warns if only the upper one does not fit.
 
     Raises:
         DecisionNeeded: it does not fit, or needs what this machine lacks.
@@ -28,7 +28,7 @@ def require_room(console: Console, plan: Plan, *, force: bool) -> None:
 
 
 def require_no_blockers(plan: Plan) -> None:
-    """Refuses a plan that something would stop, as `plan` does.
+    """Refuses a plan that has blockers, as `plan` does.
 
     Raises:
         DecisionNeeded: it has blockers.
@@ -38,7 +38,7 @@ def require_no_blockers(plan: Plan) -> None:
 
 
 def blocked(plan: Plan) -> DecisionNeeded:
-    """The plan stands, and something would stop it. With the way out that the plan knows."""
+    """The error for a plan with blockers, with the way out that the plan knows."""
     first = plan.blockers[0]
     cloud = plan.where == "cloud"
     elsewhere = "" if cloud or plan.policy.sensitive else ", or --where cloud"
@@ -63,7 +63,7 @@ def blocked(plan: Plan) -> DecisionNeeded:
 
 
 def warn_of_export(console: Console, plan: Plan) -> None:
-    """What cannot be had from this training, said before it."""
+    """Warns before the training about a model that llama.cpp cannot convert."""
     model = plan.facts.model
     if model.not_convertible:
         console.warn(

@@ -1,4 +1,4 @@
-"""What a job costs, in words for a reader."""
+"""The cost of a job as text."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from skill_train.core.units import dollars
 
 
 def cost_in_words(budget: Budget) -> str:
-    """For a reader: the estimate, and the most that it can be."""
+    """The estimated cost and the maximum, as text."""
     if budget.most_usd is None:
         return budget.basis
     most = f"{dollars(budget.most_usd)} at most, when it runs until its timeout"

@@ -9,7 +9,7 @@ from skill_train.core.console import clean
 
 
 def draw_data(rich: Any, data: dict[str, Any]) -> None:
-    """What a dataset is, who can use it, what is wrong with it, how long its rows are, and one of them."""
+    """Draws the answer of `data`: format, methods, problems, row lengths and an example."""
     said = f"{data['rows']:,} rows, columns {', '.join(f'{name} ({kind})' for name, kind in data['columns'].items())}"
     draw_text(rich, f"{data['path']}: {said}")
     verdicts = rich_table("method", "verdict", "because", "recipe lines")

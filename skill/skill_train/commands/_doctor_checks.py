@@ -1,4 +1,4 @@
-"""What `doctor` looks at, one function a check. None of them raises for what it finds."""
+"""The checks of `doctor`, one function each. None of them raises for a problem that it finds."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LOGIN = "hf auth login"
 
 @dataclass(frozen=True)
 class Check:
-    """One check. `verdict` is `ok`, `warn` or `fail`; `fix` is the command that mends it, empty when none does."""
+    """One check. `verdict` is `ok`, `warn` or `fail`; `fix` is the command that fixes it, or empty."""
 
     name: str
     verdict: str
@@ -45,7 +45,7 @@ def python(version: str) -> Check:
 
 
 def packages(group: str, found: list[Package]) -> Check:
-    """One group of packages; a missing extra is a smaller installation, a missing base package a broken one."""
+    """Checks one group of packages. A missing extra makes the installation smaller, a missing base package broken."""
     name = "packages" if group == "base" else f"packages [{group}]"
     versions = ", ".join(f"{package.name} {package.installed or 'missing'}" for package in found)
     wrong = [package for package in found if not package.right]
@@ -60,7 +60,7 @@ def packages(group: str, found: list[Package]) -> Check:
 
 
 def together(found: list[Package], sets: list[VersionSet]) -> Check:
-    """Whether what is installed is a set that was tested, not only each package in its range."""
+    """Checks whether the installed versions are a tested combination, not only whether each is in its range."""
     away = {tested: tested.differs(found) for tested in sets}
     nearest = min(sets, key=lambda tested: len(away[tested]))
     wrong = away[nearest]
@@ -98,7 +98,7 @@ def _mend_accelerator(machine: MachineFacts, reason: str) -> str:
 
 
 def torch(machine: MachineFacts, asked: Callable[[], dict[str, Any]]) -> Check:
-    """Whether torch can use what the machine has. `asked` is the answer of `torch_worker`, or raises."""
+    """Whether torch can use the device of this machine. `asked` gives the answer of `torch_worker`, or raises."""
     try:
         said = asked()
     except SkillTrainError as error:
@@ -136,7 +136,7 @@ def disk(machine: MachineFacts) -> Check:
 
 
 def token(account: Account) -> Check:
-    """Present, valid, and what it may do. Only the account's name and role are shown."""
+    """Checks the token: present, valid, and its permissions. Shows only the account's name and role."""
     wanted = "a token that can write and run jobs"
     if account.state == "none":
         why = "only cloud jobs, uploads and private or gated models need one"
@@ -157,7 +157,7 @@ def token(account: Account) -> Check:
 
 
 def converter(found: Callable[[], Any], gguf_ready: bool) -> Check:
-    """`found` returns the toolchain, or raises with the command that fetches it."""
+    """Checks the converter. `found` returns the toolchain, or raises an error with the command that downloads it."""
     from skill_train.llama.get_converter import FETCH_COMMAND
 
     try:
@@ -171,7 +171,7 @@ def converter(found: Callable[[], Any], gguf_ready: bool) -> Check:
 
 
 def compiler(has: Callable[[str], bool], system: str) -> Check:
-    """llama-cpp-python is compiled where it is installed."""
+    """Checks for a C++ compiler, because llama-cpp-python is compiled during its installation."""
     found = next((name for name in ("c++", "g++", "clang++", "cl") if has(name)), None)
     if found is not None:
         return Check("compiler", "ok", found, "a C++ compiler, for llama-cpp-python")
@@ -180,7 +180,7 @@ def compiler(has: Callable[[str], bool], system: str) -> Check:
 
 
 def cache(folder: Path) -> Check:
-    """The cache folder can be made and written."""
+    """Checks whether the cache folder can be created and written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -192,7 +192,7 @@ def cache(folder: Path) -> Check:
 
 
 def agents(home: Path, here: Path) -> Check:
-    """Folders where coding agents look for skills, and whether this one is among them."""
+    """Checks the folders where coding agents look for skills, and whether this skill is among them."""
     claude = Path(os.environ.get("CLAUDE_CONFIG_DIR") or home / ".claude")
     near = [here / ".claude", here / ".agents"]
     folders = [root / "skills" for root in dict.fromkeys([claude, home / ".agents", *near]) if root.is_dir()]

@@ -1,4 +1,4 @@
-"""Installed packages against the ranges in skill-train's own metadata, and against the sets that were tested."""
+"""Compares installed packages with the ranges in skill-train's metadata, and with tested combinations."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _OPERATORS: dict[str, Callable[[tuple[int, ...], tuple[int, ...]], bool]] = {
 
 @dataclass(frozen=True)
 class Package:
-    """One requirement: `group` is `base`, `train` or `gguf`; `installed` is None when it is missing."""
+    """One requirement. `group` is `base`, `train` or `gguf`; `installed` is None if it is missing."""
 
     name: str
     wanted: str
@@ -35,7 +35,7 @@ class Package:
 
 
 def packages() -> list[Package]:
-    """What skill-train needs; empty when skill-train itself is not installed (a bare source tree)."""
+    """The packages that skill-train needs; empty if skill-train itself is not installed (a bare source tree)."""
     try:
         lines = metadata.requires("skill-train") or []
     except metadata.PackageNotFoundError:
@@ -45,20 +45,20 @@ def packages() -> list[Package]:
 
 @dataclass(frozen=True, eq=False)
 class VersionSet:
-    """Versions that all tests passed on: `by` is `make test` or `make versions`, `packages` name to release."""
+    """Versions with which all tests passed: `by` is `make test` or `make versions`, `packages` maps name to release."""
 
     by: str
     date: str
     packages: dict[str, str]
 
     def differs(self, found: list[Package]) -> list[Package]:
-        """Those installed in another version; what is not installed differs from nothing."""
+        """The packages that are installed in another version. Missing packages do not differ."""
         own = [package for package in found if package.name in self.packages and package.installed is not None]
         return [one for one in own if not within(one.installed or "", f"=={self.packages[one.name]}")]
 
 
 def known_sets() -> list[VersionSet]:
-    """As scripts/make_lock.py and scripts/versions.py record them."""
+    """The combinations that scripts/make_lock.py and scripts/versions.py recorded."""
     path = Path(__file__).with_name("tested.json")
     return [VersionSet(**one) for one in json.loads(path.read_text(encoding="utf-8"))]
 

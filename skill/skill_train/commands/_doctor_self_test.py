@@ -1,4 +1,4 @@
-"""The self-test of `doctor`: the whole chain on the embedded model, in a folder that is removed again."""
+"""The self-test of `doctor`: all steps on the embedded model, in a temporary folder."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ROWS, _STEPS, _QUANT, _TOKENS = 100, 20, "q8_0", 256
 
 
 def self_test(console: Console) -> tuple[dict[str, Any], SkillTrainError | None]:
-    """The chain on the embedded model in a folder that is removed again: seconds and verdict of each stage."""
+    """Runs all steps on the embedded model in a temporary folder; returns the seconds and the verdict of each."""
     stages: list[dict[str, Any]] = []
     started, error = time.monotonic(), None
     with tempfile.TemporaryDirectory(prefix="skill-train-self-test-") as folder:
@@ -68,7 +68,7 @@ def _chain(console: Console, folder: Path, stages: list[dict[str, Any]]) -> None
 
 
 def _recipe(folder: Path) -> Path:
-    """The demo's recipe with less to do."""
+    """The recipe of the demo with fewer steps."""
     shipped = resources.demo()
     rows = islice(iter_parquet(shipped / "data.parquet"), _ROWS)
     lines = [json.dumps(row, ensure_ascii=False) for _, row in rows]

@@ -1,4 +1,4 @@
-"""What the drawings of all commands are made of: tables, lines of text, figures. Texts are text, and never markup."""
+"""Building blocks for drawing answers: tables, lines and figures. Texts are never markup."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ STYLE = {"pass": "green", "ok": "green", "warn": "yellow", "fail": "red"}
 
 
 def rich_table(*columns: str, **options: Any) -> Any:
-    """A table of rich, with its title at the left."""
+    """A rich table with its title on the left."""
     from rich.table import Table
 
     return Table(*columns, title_justify="left", **options)
 
 
 def folding_table(*columns: str, title: str) -> Any:
-    """A table whose cells are folded where they are too long."""
+    """A table that folds cells that are too long."""
     table = rich_table(title=title)
     for column in columns:
         table.add_column(column, overflow="fold")
@@ -25,24 +25,24 @@ def folding_table(*columns: str, title: str) -> Any:
 
 
 def add_row(table: Any, *cells: str, **options: Any) -> None:
-    """A row whose cells are text and never markup."""
+    """Adds a row whose cells are plain text, never markup."""
     from rich.text import Text
 
     table.add_row(*(Text(clean(cell)) for cell in cells), **options)
 
 
 def draw_line(rich: Any, text: str) -> None:
-    """A line that the terminal wraps."""
+    """Draws a line that the terminal wraps."""
     rich.print(clean(text), markup=False, soft_wrap=True)
 
 
 def draw_text(rich: Any, text: str) -> None:
-    """Lines that are wrapped at words."""
+    """Draws lines that are wrapped between words."""
     rich.print(clean(text), markup=False)
 
 
 def draw_bar(rich: Any, done: int, total: int, *, indent: int) -> None:
-    """How much of something is done."""
+    """Draws a progress bar."""
     from rich.padding import Padding
     from rich.progress_bar import ProgressBar
 
@@ -50,6 +50,6 @@ def draw_bar(rich: Any, done: int, total: int, *, indent: int) -> None:
 
 
 def figure(value: Any) -> str:
-    """Four digits of a number; the beginning of a digest."""
+    """A number with four digits, or the beginning of a digest."""
     text = f"{value:.4g}" if isinstance(value, float) else str(value if value is not None else "")
     return text if len(text) <= 40 else text[:12] + "…"

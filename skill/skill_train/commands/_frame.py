@@ -1,4 +1,4 @@
-"""How a function becomes a command: its options as one dataclass, its answer printed, its help with examples."""
+"""Makes a command from a function: its options as one dataclass, its answer printed, its help with examples."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Options = TypeVar("Options")
 
 
 class Commands(click.Group):
-    """Keeps the order of definition and names the nearest command for a wrong one."""
+    """A group that keeps the order of its commands and suggests the nearest command for a wrong name."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
@@ -39,7 +39,7 @@ class Commands(click.Group):
 def command(
     name: str, options_class: type[Options], *, examples: tuple[str, ...]
 ) -> Callable[[Callable[[Options, Console], Result]], click.Command]:
-    """A command whose function takes its options and a Console, and returns a Result.
+    """Declares a command whose function takes its options and a Console and returns a Result.
 
     Args:
         name: with the group's name in it.

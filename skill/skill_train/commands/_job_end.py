@@ -1,4 +1,4 @@
-"""Waiting for the end of a job, with a word for each stage."""
+"""Waits for the end of a job and reports each stage."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from skill_train.hub.jobs import Job
 
 
 def until_end(cloud: CloudRun, console: Console, seconds: float | None) -> Job:
-    """The job after so long, or when it has ended."""
+    """The job after its end, or after the time limit."""
     namespace, job_id, run_id = cloud.record.namespace, job_of(cloud).id, cloud.record.run_id
     seen = _StageTeller(console, cloud)
     with waiting.for_hours():
@@ -22,7 +22,7 @@ def until_end(cloud: CloudRun, console: Console, seconds: float | None) -> Job:
 
 
 class _StageTeller:
-    """Tells of each new stage, and once of a long queue."""
+    """Reports each new stage, and a long queue once."""
 
     def __init__(self, console: Console, cloud: CloudRun) -> None:
         self._console, self._cloud, self._stage, self._told = console, cloud, "", False

@@ -1,4 +1,4 @@
-"""What is known of a job at a moment: the Hub's words, the program's figures, and the reason of a failure."""
+"""The current state of a job: the Hub's words, the program's figures, and the reason of a failure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _TAIL_LINES = 60  # of a log, in which the reason of a failure is looked for
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The Hub's words, the program's figures, and the reason of a failure."""
+    """The current state of a job."""
 
     cloud: CloudRun
     now: Job
@@ -36,7 +36,7 @@ class Snapshot:
 
     @property
     def ran_seconds(self) -> float | None:
-        """None before it began."""
+        """The running time; None before the job began."""
         if self.now.started_at is None:
             return None
         return max(((self.now.finished_at or datetime.now(UTC)) - self.now.started_at).total_seconds(), 0.0)
@@ -84,7 +84,7 @@ class Snapshot:
         }
 
     def _of_all_jobs(self, so_far: float | None) -> float | None:
-        """Dollars of every job of the run; None where that of one is not known. A job that never was costs nothing."""
+        """Dollars of all jobs of the run; None if the cost of one is unknown. A job that never was costs nothing."""
         others = [job for job in self.cloud.record.jobs if job.job_id not in (None, self.now.id)]
         known = [job.cost_usd for job in others if job.cost_usd is not None]
         return None if so_far is None or len(known) < len(others) else round(so_far + sum(known), 4)
@@ -113,7 +113,7 @@ class Snapshot:
 
 
 def snapshot(cloud: CloudRun, console: Console, *, in_time: bool = False) -> Snapshot:
-    """As it is now, whatever has been kept of the run and whatever the Hub still has of the job.
+    """The current state of a job, from everything that the bucket and the Hub have.
 
     Args:
         in_time: rather without figures than late: no log is read, and a bucket that does not answer is left out.
@@ -139,7 +139,7 @@ def snapshot(cloud: CloudRun, console: Console, *, in_time: bool = False) -> Sna
 
 
 def _peeked(cloud: CloudRun, console: Console, *, in_time: bool) -> bucket.StoredRecords:
-    """What is kept so far; a bucket that may not be read does not hide what the Hub says of the job."""
+    """The stored records. If the bucket cannot be read, the Hub's words are still shown."""
     record = cloud.record
     if record.bucket is None or record.folder is None:
         return bucket.NOTHING
@@ -170,7 +170,7 @@ def _explained(cloud: CloudRun, measured: Speed | None, there: bucket.StoredReco
 
 
 def _tail(cloud: CloudRun, console: Console) -> list[str]:
-    """The end of a log, which may be gone with its job."""
+    """The end of the log, which may have been deleted with the job."""
     try:
         return poll.log_so_far(job_of(cloud), console.status, tail=_TAIL_LINES)
     except SkillTrainError as error:
@@ -190,7 +190,7 @@ def _moment(start: datetime | None, seconds: float | None) -> str | None:
 
 
 def age(written: datetime | None) -> float | None:
-    """Seconds since then; None when unknown, also because this clock was set back since."""
+    """Seconds since that time; None if unknown, also because the clock was set back."""
     seconds = (datetime.now(UTC) - written).total_seconds() if written else -1.0
     return seconds if seconds >= 0 else None
 

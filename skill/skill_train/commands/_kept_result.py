@@ -1,4 +1,4 @@
-"""Where the result of a job lies: in its bucket, or in the repository that it was pushed to."""
+"""The place of a job's result: its bucket, or the repository that it was pushed to."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def in_bucket(cloud: CloudRun, console: Console) -> StoredRun | None:
 
 
 def why_not_pushed(cloud: CloudRun, run: RunDir, console: Console) -> str:
-    """Why the repository of the model cannot give the result of this run; empty when it can.
+    """Why the model repository cannot provide the result of this run; empty if it can.
 
     Raises:
         AccessError: the token may not read it.

@@ -1,4 +1,4 @@
-"""What was estimated of a run beside what was measured."""
+"""Compares the estimates of a run with its measurements."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from skill_train.run.plan_record import Estimate, Plan
 
 
 def measured_beside_estimates(plan: Plan, record: dict[str, Any]) -> dict[str, Any]:
-    """What was estimated beside what was measured. Nothing was estimated of the smaller layout of a second try."""
+    """The measurements beside the estimates. The smaller layout of a second try has no estimates."""
     figures = record["figures"]
     peaks = figures["peak_memory_bytes"]
     device = plan.placement.device

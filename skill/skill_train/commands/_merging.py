@@ -1,4 +1,4 @@
-"""Merging: an adapter into its base, for `merge` and for an export that finds none merged."""
+"""Merges an adapter into its base, for `merge` and for an export without a merged model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from skill_train.run.records import read_json
 
 @dataclass(frozen=True)
 class MergeTask:
-    """What is merged, and where to.
+    """The inputs and the output of a merge.
 
     Attributes:
         rows: on which the logits of the result are compared.
@@ -88,7 +88,7 @@ def merge_folders(console: Console, task: MergeTask) -> dict[str, Any]:
 
 
 def merge_choices(run: RunDir) -> dict[str, Any]:
-    """What a merge already done was asked for, so that it is found done."""
+    """The options of an existing merge, so that it can be reused."""
     record = run.record("merge")
     asked = read_json(record)["options"] if record.is_file() else {}
     return {"dtype": asked.get("dtype"), "gate": asked.get("gate", "auto")}

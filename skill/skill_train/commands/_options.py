@@ -1,4 +1,4 @@
-"""Types of options, and the options that several commands share."""
+"""Option types, and options that several commands share."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ RECIPE_OPTIONS = ("model", "data", "split", "max_steps", "max_length")  # with -
 
 
 class Place(click.Path):
-    """Not the empty text of a variable that is not set, of which click makes this folder: `cancel "$RUN"` must not end
-    the job that it has."""
+    """A path that is not empty. click takes an empty text (an unset variable) for the current folder, and `cancel
+    "$RUN"` must not cancel the job of that folder."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if value == "":
@@ -30,7 +30,7 @@ MOST_COUNTED, MOST_DOLLARS, MOST_HOURS = 1_000_000, 1_000_000, 24 * 365
 
 
 class Number(click.FloatRange):
-    """A range without NaN, which is above and below nothing and so is in every range of click 8."""
+    """A range without NaN, which is in every range of click 8, because no comparison with it is true."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         number = float(super().convert(value, param, ctx))
@@ -45,7 +45,7 @@ DEFAULT_HOURS = 8.0
 
 
 def recipe_options(function: Callable[..., Result]) -> Callable[..., Result]:
-    """What `plan`, `local` and `submit` take alike."""
+    """The options that `plan`, `local` and `submit` share."""
     options = (
         click.option("--model", help="Base model: folder or Hub id."),
         click.option("--data", help="Dataset: file, folder or Hub id."),
@@ -80,7 +80,7 @@ def set_options(options: object, names: tuple[str, ...]) -> dict[str, Any]:
 
 
 def require_only_run(command: str, others: dict[str, Any]) -> None:
-    """Refuses other inputs beside RUN.
+    """Refuses other inputs together with RUN.
 
     Raises:
         UsageError: one is set.

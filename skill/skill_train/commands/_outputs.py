@@ -1,4 +1,4 @@
-"""The files of a step: where they go, how they are called, and what its record names."""
+"""The output files of a step: their places and names."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ def outputs_of(record: dict[str, Any], root: Path) -> list[dict[str, Any]]:
 
 
 def put_aside(console: Console, result: Path, record: Path) -> None:
-    """A result of ours without its record is made again; it stays beside, under another name."""
+    """Renames a result without a record, which a killed step left, so that it can be made again."""
     aside = set_aside(result, record)
     if aside is not None:
         console.warn("set_aside", f"{result} has no {record.name}; it was renamed to {aside.name}, and is made again")
 
 
 def beside(folder: Path, ending: str) -> Path:
-    """The folder's own name and an ending, beside it. `.` and `..` lead to a folder that has a name."""
+    """A path beside the folder: its name plus an ending. Works for `.` and `..` too."""
     place = folder.parent if folder.name not in ("", "..") else folder.resolve().parent
     return place / f"{folder.resolve().name}{ending}"
 
 
 def slug(path: Path) -> str:
-    """A file name from a folder's name."""
+    """A file name made from a folder's name."""
     return re.sub(r"[^\w.-]+", "-", path.resolve().name).strip("-.") or "model"

@@ -1,4 +1,4 @@
-"""From a recipe to its plan: the facts that are read, and the decision."""
+"""From a recipe to its plan: reads the facts and makes the decisions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from skill_train.train import measured_speed
 
 
 def load_recipe(file: Path | None, flags: dict[str, Any]) -> Recipe:
-    """A recipe file with what the command line says in its place."""
+    """The recipe in a file, with the options of the command line instead of its values."""
     if file is None:
         return fields.from_dict(flags)
     loaded = dataclasses.asdict(fields.load(file))
@@ -34,7 +34,7 @@ def load_recipe(file: Path | None, flags: dict[str, Any]) -> Recipe:
 
 
 def plan_from_metadata(console: Console, recipe: Recipe, choices: Choices) -> Plan:
-    """The plan of a recipe, from metadata only: no weights are read and nothing is downloaded whole.
+    """The plan of a recipe from metadata only: no weights are read and nothing is downloaded completely.
 
     Prices are asked for where the Hub is needed anyway or the cloud was asked for; a plan of local files stays offline.
     """
@@ -64,7 +64,7 @@ def plan_from_metadata(console: Console, recipe: Recipe, choices: Choices) -> Pl
 
 
 def plan_with_files(console: Console, recipe: Recipe, choices: Choices) -> Plan:
-    """The plan for this machine, with the model's files at hand; bf16 is timed where that could change the plan."""
+    """The plan for this machine, with the model's files. Times bf16 if that could change the plan."""
     from skill_train.hub import models
     from skill_train.train import local
 
@@ -86,7 +86,7 @@ def plan_with_files(console: Console, recipe: Recipe, choices: Choices) -> Plan:
 
 
 def _with_layers(recipe: Recipe, about: ModelFacts, shapes: Callable[[], Mapping[str, Sequence[int]]]) -> ModelFacts:
-    """With the linear layers of a family that has no list of LoRA targets, where transformers can run it."""
+    """Adds the linear layers of a family without a list of LoRA targets, if transformers can run it."""
     if recipe.target_modules or recipe.finetuning_type == "full" or about.model_type in TARGETS:
         return about
     types = causal_model_types()
@@ -97,7 +97,7 @@ def _with_layers(recipe: Recipe, about: ModelFacts, shapes: Callable[[], Mapping
 
 
 def _with_vocabulary(about: ModelFacts, folder: Path) -> ModelFacts:
-    """With what of the folder's tokenizer keeps llama.cpp's converter from making a GGUF file."""
+    """Adds the reason if llama.cpp's converter cannot convert the tokenizer."""
     why = why_no_vocabulary(folder, about.architecture) if about.convertible else None
     return about if why is None else dataclasses.replace(about, convertible=False, not_convertible=why)
 
@@ -124,7 +124,8 @@ def _plan(
 
 
 def pinned(recipe: Recipe, model_commit: str | None, data_commit: str | None) -> Recipe:
-    """Paths made absolute and revisions made commits, so that the plan means the same later and elsewhere."""
+    """The recipe with absolute paths and commits as revisions, so that the plan has the same meaning later and
+    elsewhere."""
     here = {key: str(Path(getattr(recipe, key)).resolve()) for key in ("model", "data")}
     return dataclasses.replace(
         recipe,
@@ -136,8 +137,8 @@ def pinned(recipe: Recipe, model_commit: str | None, data_commit: str | None) ->
 
 
 def dataset_facts(console: Console, recipe: Recipe, about: ModelFacts) -> DatasetFacts:
-    """Every row of a file; of a dataset on the Hub its metadata and first rows. Tokens as they were counted by
-    `skill-train data`, else a range."""
+    """The facts of a dataset: from every row of a file, from metadata and first rows on the Hub. Token counts come from
+    `skill-train data`, or else are a range."""
     if Path(recipe.data).exists() or not read_rows.is_id(recipe.data):
         found = scan.scan(recipe)
         if (media := scan.unread_media(recipe, found.columns)) is not None:

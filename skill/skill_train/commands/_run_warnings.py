@@ -1,4 +1,4 @@
-"""What the record of a trained run says that a user must hear beside the verdict."""
+"""Warnings about a trained run that the user must see beside the verdict."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from skill_train.run.records import read_json
 
 
 def warn_of_run(console: Console, plan: Plan, record: dict[str, Any], estimates: dict[str, Any]) -> None:
-    """All that a user must hear.
+    """Prints all warnings about a trained run.
 
     Args:
         estimates: what was estimated beside what was measured, by what.
@@ -32,7 +32,7 @@ def warn_of_run(console: Console, plan: Plan, record: dict[str, Any], estimates:
 
 
 def warn_of_part(console: Console, run: RunDir) -> None:
-    """A run that has not seen all its rows is a smoke run, whose files are no result."""
+    """Warns about a smoke run, which has not seen all its rows and whose files are not a final result."""
     recipe, record = plan_record.read(run.plan).recipe, read_json(run.record("train"))
     steps, batch = record.get("steps"), recipe.effective_batch_size
     rows = (record.get("data") or {}).get("train_rows")
@@ -42,7 +42,7 @@ def warn_of_part(console: Console, run: RunDir) -> None:
 
 
 def _missed(name: str, one: dict[str, Any]) -> str:
-    """One estimate and what became of it, in a unit for readers."""
+    """An estimate that was wrong, with the measured value, in a unit for readers."""
     if name == "seconds":
         low, high, actual = (duration(one[key], estimated=True) for key in ("low", "high", "actual"))
         return f"time: {actual}, estimated {low} to {high}"
@@ -51,7 +51,7 @@ def _missed(name: str, one: dict[str, Any]) -> str:
 
 
 def warn_of_repeats(console: Console, data: dict[str, Any]) -> None:
-    """Rows that stand more than once, and held-out rows that are not new to the model."""
+    """Warns about repeated rows, and about held-out rows that the model has seen."""
     rows, held_out = data.get("rows"), data.get("held_out_rows")
     if data.get("repeated_rows"):
         groups = f"{data['repeated_rows']} of {rows} rows repeat an earlier one, in {data['repeated_groups']} groups"
@@ -63,7 +63,7 @@ def warn_of_repeats(console: Console, data: dict[str, Any]) -> None:
 
 
 def warn_of_seen(console: Console, data: dict[str, Any]) -> None:
-    """Held-out rows that were trained, in a run that an earlier version began."""
+    """Warns about held-out rows that were trained, in a run of an earlier version."""
     if data.get("held_out_trained"):
         seen = f"{data['held_out_trained']} of {data.get('held_out_rows')} held-out rows were trained too"
         anew = "train in a new --run-dir for a fair evaluation"

@@ -1,4 +1,4 @@
-"""Words of commands that are shown to be run."""
+"""Quotes words of commands for a shell."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The error of a run that trained to its end, and whose checks say that it went wrong."""
+"""The error of a finished run whose smoke checks failed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from skill_train.run.folder import RunDir
 
 
 def smoke_failure(run: RunDir, record: dict[str, Any]) -> TrainingFailed | None:
-    """Of a run that trained to its end, here or as a job, and whose checks say that it went wrong."""
+    """The error of a finished run, local or a job, whose smoke checks failed."""
     failed = [check for check in record.get("checks", []) if check["verdict"] == "fail"]
     if not failed:
         return None

@@ -1,4 +1,4 @@
-"""How the state of a run is drawn, here or as a job: for `status` and `wait`."""
+"""Draws the state of a run for `status` and `wait`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from skill_train.core.units import dollars, duration
 
 
 def draw_status(rich: Any, data: dict[str, Any]) -> None:
-    """A run in one look: a line for each thing that is known."""
+    """Draws the state of a run: one line for each fact."""
     for name, value in _status_lines(data):
         if value:
             draw_line(rich, f"{name:<10}{value}")
@@ -42,7 +42,7 @@ def _status_lines(data: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _of(so_far: Any, expected: Any, estimated: Any, words: Callable[[float], str]) -> str:
-    """So much of so much, beside what was estimated."""
+    """A measured value beside the estimated one."""
     if so_far is None:
         return ""
     of = "" if expected is None else f" of {words(expected)}"

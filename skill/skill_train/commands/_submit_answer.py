@@ -1,4 +1,4 @@
-"""What `submit` answers: the decision that is needed, the job as it would be sent, or the job that is there."""
+"""The answers of `submit`: the decision that is needed, the job that would be sent, or the existing job."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _AT_START = "(made at the start)"
 
 @dataclass(frozen=True)
 class Checked:
-    """What the checks found.
+    """The findings of the checks.
 
     Attributes:
         there: files that the repository of the result holds already.
@@ -61,7 +61,7 @@ def _shown(checked: Checked) -> dict[str, Any]:
 
 
 def decision(options: SubmitOptions, checked: Checked) -> Result:
-    """Nothing is sent without --yes."""
+    """The answer without --yes: nothing is sent."""
     data = _shown(checked)
     again = command_of(options, yes=True)
     error = DecisionNeeded(
@@ -75,14 +75,14 @@ def decision(options: SubmitOptions, checked: Checked) -> Result:
 
 
 def not_allowed(budget: Budget, error: SkillTrainError) -> Result:
-    """What it would cost, beside the access that is missing. No other check can be made before."""
+    """The answer when access is missing: the estimated cost and the error. No other check is possible before."""
     data = {"flavor": budget.flavor, "timeout_seconds": budget.timeout_seconds, "cost_usd": budget.as_dict()}
     said = f"{budget.flavor}: {cost_in_words(budget)}"
     return Result(data, human=lambda rich: draw_text(rich, said), quiet="", error=error)
 
 
 def dry_run(run: RunDir, checked: Checked) -> Result:
-    """The job as it would be sent. What only the start makes is said in its place."""
+    """The answer of --dry-run: the job as it would be sent, with placeholders for what only the start creates."""
     order = checked.order
     spec = specification(run, order, _AT_START)
     request = as_request(spec, Mount(f"{order.namespace}/jobs-artifacts", _AT_START, KEPT, read_only=False))
@@ -91,7 +91,7 @@ def dry_run(run: RunDir, checked: Checked) -> Result:
 
 
 def specification(run: RunDir, order: Order, run_id: str) -> JobSpec:
-    """The job of an order that was not sent."""
+    """The specification of the job that an order would start."""
     made = order.plan
     record = CloudRecord(run_id, order.plan_hash, order.namespace, made.policy.hub_model_id or "", data=_data(order))
     job = CloudJob(
@@ -113,7 +113,7 @@ def _data(order: Order) -> CloudData | None:
 def require_as_asked(
     console: Console, run: RunDir, sent: Sent, *, max_cost: float | None, spent: float, timeout: int | None
 ) -> None:
-    """What runs already keeps its own timeout: a warning when another was asked for.
+    """Warns if a running job has another timeout than the requested one, which it keeps.
 
     Args:
         spent: dollars of the jobs of its plan before it.
@@ -144,7 +144,7 @@ def require_as_asked(
 
 
 def result(console: Console, run: RunDir, sent: Sent, order: Order) -> Result:
-    """The job of a run, started now or found."""
+    """The answer with a job that was started now, or with the existing one."""
     record, made = sent.record, plan_record.read(run.plan)
     last = record.last_begun
     assert last is not None
@@ -177,7 +177,7 @@ def result(console: Console, run: RunDir, sent: Sent, order: Order) -> Result:
 
 
 def _budget_of(plan: Plan, job: CloudJob) -> Budget:
-    """Of a job that is there. The estimate is of the whole plan; a job that goes on makes a part of it."""
+    """The budget of an existing job. The estimate is for the whole plan, of which a continued job does only a part."""
     limit, seconds = job.timeout_seconds, plan.estimates.seconds
     if job.number > 1 or limit is None:
         why = "it goes on from a checkpoint" if job.number > 1 else "the plan of the job cannot be read"
@@ -193,7 +193,7 @@ def _budget_of(plan: Plan, job: CloudJob) -> Budget:
 
 
 def _expected_end(job: CloudJob, budget: Budget, stage: str | None) -> dict[str, Any]:
-    """UTC. The wait for a machine is not in it: nothing tells how long that is."""
+    """The expected end in UTC. It does not include the wait for a machine, whose length is unknown."""
     start = job.created_at or job.asked_at
     if budget.seconds is None or stage not in (None, *LIVE):
         return {"low": None, "high": None, "basis": budget.basis if budget.seconds is None else f"it is {stage}"}
@@ -216,7 +216,7 @@ def _next(run: RunDir, sent: Sent) -> list[str]:
 
 
 def _draw(rich: Any, data: dict[str, Any]) -> None:
-    """A job that was started or would be: where, what it costs, what leaves this machine."""
+    """Draws the job: where it runs, its cost, and what leaves this machine."""
     cost = data["cost_usd"]
     estimate = "not known" if cost["low"] is None else f"{dollars(cost['low'])} to {dollars(cost['high'])}"
     most = "" if cost["most"] is None else f"; at most {dollars(cost['most'])}, at its timeout"

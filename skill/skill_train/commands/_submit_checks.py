@@ -1,4 +1,4 @@
-"""The checks of `submit` before anything is sent, and what the job may cost."""
+"""The checks of `submit` before anything is sent, and the cost of the job."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from skill_train.run.plan_record import Plan
 
 
 def account_of(options: SubmitOptions) -> Account:
-    """Whose token it is. A dry run without an answer takes the namespace that was said."""
+    """The account of the token. A dry run without an answer uses the given namespace."""
     unchecked: list[str] = []
     if not (options.dry_run and options.namespace):
         return preflight.signed_in_account()
@@ -33,7 +33,7 @@ def account_of(options: SubmitOptions) -> Account:
 def check_order(
     console: Console, options: SubmitOptions, order: Order, account: Account, timeout: int | None
 ) -> Checked:
-    """Every check before the first upload, each with its own error."""
+    """Runs every check before the first upload. Each has its own error."""
     unchecked = [f"token: {account.why}"] if account.state == "unchecked" else []
 
     def ask(what: str, check: Any) -> Any:
@@ -66,7 +66,7 @@ def _spent(console: Console, order: Order) -> float:
 def budget_of(
     options: SubmitOptions, plan: Plan, offer: Flavor | None, timeout: int | None, spent: float = 0.0
 ) -> Budget:
-    """By this price, after so many dollars for earlier jobs.
+    """The budget at this price, after the cost of earlier jobs.
 
     Raises:
         DecisionNeeded: it may cost more than was allowed.

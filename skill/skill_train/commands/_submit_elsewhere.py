@@ -1,4 +1,4 @@
-"""`submit --backend skypilot|colab`: the same run on machines of others, as a task or as a notebook."""
+"""`submit --backend skypilot|colab`: the same run on machines of other providers, as a task or as a notebook."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _SKYPILOT_ONLY = ("nodes", "infra")
 
 
 def with_backend(options: SubmitOptions) -> SubmitOptions:
-    """The options with what the backend decides, before anything is planned.
+    """The options with the values that the backend requires, set before the planning.
 
     Raises:
         UsageError: an option that this backend has no use for.
@@ -53,7 +53,7 @@ def with_backend(options: SubmitOptions) -> SubmitOptions:
 
 
 def write_elsewhere(console: Console, options: SubmitOptions, order: Order, folder: Path) -> Result:
-    """The task or the notebook in the run directory; with --yes the task is launched."""
+    """Writes the task or the notebook to the run directory; with --yes launches the task."""
     made = order.plan
     flavor = next(each for each in flavors.current(live=False)[0] if each.name == made.flavor)
     run = RunDir(folder)
@@ -144,7 +144,7 @@ def _answer(run: RunDir, order: Order) -> dict[str, Any]:
 
 
 def _timeout(options: SubmitOptions, made: Plan) -> int:
-    """Of training: what was said, or what the plan says for such a machine."""
+    """The timeout of the training: the given one, or that of the plan for such a machine."""
     if options.timeout is not None:
         return seconds_of(options.timeout)
     if made.timeout_seconds is None:
@@ -158,8 +158,8 @@ def _timeout(options: SubmitOptions, made: Plan) -> int:
 
 
 def _keep_plan(run: RunDir, made: Plan) -> None:
-    """Plan and recipe as in every run directory. One of the same hash stays as it is: what was measured on the way to
-    it differs each time. A folder with another run is left alone, also where its recipe is the same."""
+    """Writes plan and recipe as in every run directory. A plan with the same hash is not replaced, because its
+    measurements differ each time. A folder with another run is refused, even with the same recipe."""
     there = plan_record.read(run.plan) if run.plan.is_file() else None
     other = ""
     if cloud_record.record_path(run).is_file():
@@ -182,7 +182,7 @@ def _keep_plan(run: RunDir, made: Plan) -> None:
 
 
 def _run_id(order: Order) -> str:
-    """Of the plan, so that writing it again changes nothing."""
+    """A run id made from the plan, so that writing it again changes nothing."""
     return order.plan_hash[:12]
 
 
@@ -195,7 +195,7 @@ def _packages(made: Plan) -> tuple[str, ...]:
 
 
 def _draw(rich: Any, data: dict[str, Any]) -> None:
-    """A task or a notebook: where it lies, what it asks for, and how it goes on."""
+    """Draws a task or a notebook: its place, its cost, and the next command."""
     lines = [f"run directory: {data['run_dir']}"]
     if "notebook" in data:
         lines += [f"notebook: {data['notebook']}, for a {data['gpu']}"]

@@ -1,4 +1,4 @@
-"""The options of `submit`, and the command that says them."""
+"""The options of `submit`, and the command line that sets them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class SubmitOptions:
 
 
 def command_of(options: SubmitOptions, **more: Any) -> str:
-    """The command that says all this."""
+    """The command line with these options."""
     words = ["skill-train submit"]
     for field in dataclasses.fields(options):
         value = more.get(field.name, getattr(options, field.name))

@@ -1,4 +1,4 @@
-"""What `submit` sends: the plan for the cloud, where its result goes, and the run directory."""
+"""What `submit` sends: the plan for the cloud, the repository for the result, and the run directory."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from skill_train.run.plan_record import Plan
 
 
 def cloud_plan(console: Console, options: SubmitOptions) -> Plan:
-    """A plan for the cloud: the given one as it is, or one that is made now."""
+    """The plan for the cloud: the given plan, or a new one."""
     source = options.source
     file = open_run(source).plan if source is not None and source.is_dir() else source
     if file is None or not is_plan(file):
@@ -64,21 +64,21 @@ def _planned(console: Console, options: SubmitOptions, recipe: Recipe) -> Plan:
 
 
 def recipe_of(plan: Plan, **values: Any) -> Recipe:
-    """The recipe of a plan, every choice in it as it was made."""
+    """The recipe of a plan, with all its decisions."""
     known = plan.recipe_file() | values
     return fields.from_dict({key: value for key, value in known.items() if key in fields.FIELDS})
 
 
 def _recipe_with(there: Plan, flags: dict[str, Any]) -> Recipe:
-    """The recipe as it was said, with changes. What the planner chose by the old model and data is chosen anew, and
-    another model or dataset has other revisions."""
+    """The original recipe with changes. Values that the planner chose for the old model and data are chosen again, and
+    another model or dataset gets another revision."""
     of_old = {"model": ("revision",), "data": ("data_revision", "data_config")}
     gone = {name: None for key, names in of_old.items() if key in flags for name in names}
     return recipe_of(there, **(there.asked | gone | flags))
 
 
 def _require_remote(model: str, *, sensitive: bool, owner: str | None) -> None:
-    """Refuses, before the Hub is asked anything, what cannot or may not leave this machine."""
+    """Refuses, before any request, a model or data that cannot or may not leave this machine."""
     if sensitive:
         raise stays_here("submit")
     if Path(model).is_dir():
@@ -89,7 +89,7 @@ def _require_remote(model: str, *, sensitive: bool, owner: str | None) -> None:
 
 
 def order_of(options: SubmitOptions, plan: Plan, account: Account) -> Order:
-    """The plan with its repository and its data, and the price that was known last; the checks ask for today's."""
+    """The order: the plan with its repository and data, and the last known price. The checks get today's price."""
     place = preflight.namespace(account, options.namespace) if account.state == "valid" else account.name
     staged = stage_data.stage(Path(plan.recipe.data)) if preflight.local_data(plan) else None
     if staged is not None:
@@ -100,7 +100,8 @@ def order_of(options: SubmitOptions, plan: Plan, account: Account) -> Order:
 
 
 def order_elsewhere(options: SubmitOptions, plan: Plan) -> Order:
-    """Of a run on machines of others. Who pushes must be known, and need not be asked for when it was said."""
+    """The order for machines of other providers. It needs the owner of the result; the token is checked only if no
+    owner was given."""
     owner = options.namespace or (options.hub_model_id or "").rpartition("/")[0]
     return order_of(options, plan, Account("unchecked", owner) if owner else preflight.signed_in_account())
 
@@ -110,7 +111,7 @@ def stored_flavor(name: str | None) -> Flavor | None:
 
 
 def with_repository(plan: Plan, options: SubmitOptions, place: str) -> Plan:
-    """The plan with the repository that its result goes to."""
+    """The plan with the repository for its result."""
     known = options.hub_model_id or plan.policy.hub_model_id
     return replace(plan, policy=replace(plan.policy, hub_model_id=known or _repository(plan, place)))
 
@@ -128,7 +129,7 @@ def _data_name(made: Plan) -> str:
 
 
 def _slug(text: str) -> str:
-    """Of the characters that the Hub takes in a name, without two of `-` and `.` in a row."""
+    """A text reduced to the characters that the Hub allows in a name, without two of `-` and `.` in a row."""
     return re.sub(r"[-.]*-[-.]*|\.{2,}", "-", re.sub(r"[^A-Za-z0-9.]+", "-", text)).strip("-.").lower() or "data"
 
 
@@ -136,7 +137,7 @@ def _slug(text: str) -> str:
 
 
 def run_dir_of(options: SubmitOptions, plan: Plan) -> Path:
-    """The one that was said, that of a submitted run, or a name made of data and recipe.
+    """The run directory: the given one, that of a submitted run, or a name made from data and recipe.
 
     With --force-new it is a new one, or the one of this very command, whose job had no answer before.
     """

@@ -23,7 +23,7 @@ from skill_train.run.plan_record import Plan
 
 
 def rehearsed(console: Console, options: SubmitOptions, made: Plan) -> Result:
-    """Two steps of the job on this machine. Nothing is sent."""
+    """Runs two steps of the job on this machine. Nothing is sent."""
     made = with_repository(made, options, options.namespace or "me")
     here = _plan_here(console, recipe_of(made, max_steps=rehearse.STEPS))
     for part in ("device", "dtype", "num_processes"):
@@ -37,7 +37,7 @@ def rehearsed(console: Console, options: SubmitOptions, made: Plan) -> Result:
 
 
 def _plan_here(console: Console, recipe: Recipe) -> Plan:
-    """The placement of this machine for the recipe.
+    """A plan of the same recipe for this machine.
 
     Raises:
         DecisionNeeded: it does not fit here.

@@ -1,4 +1,4 @@
-"""`cancel`: ends a job, and says what it has left."""
+"""`cancel`: cancels a job, and reports what it has stored."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class CancelOptions:
 
 
 def run(options: CancelOptions, console: Console) -> Result:
-    """Ends the job. One that has ended is left as it is."""
+    """Cancels the job. A job that has already ended is not changed."""
     cloud = find_run.find(options.run, console.status)
     was_live = cloud.now is not None and cloud.now.live
     if was_live:
@@ -60,7 +60,7 @@ def run(options: CancelOptions, console: Console) -> Result:
 
 
 def _cancelled(cloud: CloudRun, console: Console) -> Job:
-    """The job after it was told to end. One that ends by itself meanwhile cannot be told any more."""
+    """The job after the request to cancel it. A job that ends by itself in the meantime is accepted too."""
     where, run_id, say = (cloud.record.namespace, job_of(cloud).id), cloud.record.run_id, console.status
 
     def tell() -> None:

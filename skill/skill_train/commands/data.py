@@ -1,4 +1,4 @@
-"""`data`: what a dataset is, which method can use it, what is wrong with it, and the rows that are usable."""
+"""`data`: inspects a dataset: its format, the methods that can use it, its problems, and its usable rows."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class DataOptions:
 
 
 def run(options: DataOptions, console: Console) -> Result:
-    """Looks, counts, says what training would do, and writes the usable rows when asked to."""
+    """Inspects the dataset, counts tokens, and writes the usable rows with `--fix`."""
     named = {"data": options.dataset} if options.dataset is not None else {}
     asked = _recipe(options.recipe, named | set_options(options, ("model", "split", "max_length")))
     if options.fix is not None:
@@ -96,7 +96,7 @@ def _answer(console: Console, asked: Recipe, options: DataOptions) -> Result:
 
 
 def _recipe(file: Path | None, flags: dict[str, Any]) -> Recipe:
-    """The recipe's view of the dataset. Without a model, because data can be looked at alone."""
+    """The recipe for reading the dataset. The model may be missing, because data can be inspected alone."""
     loaded = asdict(fields.load(file)) if file is not None else {}
     values = {key: value for key, value in loaded.items() if value is not None} | flags
     if "data" not in values:
@@ -111,7 +111,8 @@ def _recipe(file: Path | None, flags: dict[str, Any]) -> Recipe:
 
 
 def _pinned(asked: Recipe) -> Recipe:
-    """At the commit of its model. Asked within a limit: the tokenizer's own requests are tried again for a minute."""
+    """The recipe with the commit of its model. Time-limited, because the tokenizer's own requests are repeated for a
+    minute."""
     from skill_train.hub import models
 
     return dataclasses.replace(asked, revision=models.model_facts(asked.model, asked.revision).revision)
@@ -211,7 +212,7 @@ def _fix(console: Console, subject: Inspection, counter: Any, out: Path) -> dict
 
 
 def _refuses(subject: Inspection, counter: Any) -> write_fixed.Refuses:
-    """Every row through the tokenizer: what is left out must be what training would refuse."""
+    """Encodes every row: exactly the rows that training would reject are left out."""
 
     def refuses(line: int, row: dict[str, Any]) -> str | None:
         encoded = counter.encode(line, row)
@@ -223,7 +224,7 @@ def _refuses(subject: Inspection, counter: Any) -> write_fixed.Refuses:
 
 
 def _refusal(subject: Inspection, counted: Counted) -> SkillTrainError | None:
-    """What training would end with, when it would."""
+    """The error with which training would end; None if it would not."""
     if subject.verdict.verdict == "impossible" and (subject.row or not subject.seen.refused):
         return _impossible(subject)
 
@@ -244,7 +245,7 @@ def _refusal(subject: Inspection, counted: Counted) -> SkillTrainError | None:
 
 
 def _mend(subject: Inspection, counted: Counted, otherwise: str) -> str:
-    """The command that leaves the refused rows out, unless no row would stay."""
+    """The command that leaves out the rejected rows, unless no row would remain."""
     masked, lengths = counted.problems["fully_masked"], counted.lengths
     if masked is not None and lengths is not None and masked.refused == len(lengths.counted):
         return f"raise --max-length: the longest row has {lengths.longest} tokens"
@@ -267,7 +268,7 @@ def _impossible(subject: Inspection) -> UsageError:
 
 
 def _next(subject: Inspection) -> list[str]:
-    """After a good answer: the mapped file when one is needed, else the plan where the model is known."""
+    """The next command after a good answer: write the mapped file if needed, or else plan if the model is known."""
     if subject.verdict.verdict == "needs_mapping":
         return [_fix_command(subject)]
     if subject.method != "sft" or not subject.recipe.model:
@@ -277,7 +278,7 @@ def _next(subject: Inspection) -> list[str]:
 
 
 def _after(subject: Inspection, fixed: Path) -> str:
-    """What to do with the written file. It is mapped, and one split."""
+    """The next command for the written file, which is mapped and has one split."""
     asked = dataclasses.replace(subject.recipe, split=Recipe.split)
     if subject.method != "sft" or not asked.model:
         method = ["--method", subject.method] if subject.method != "sft" else []
@@ -293,7 +294,7 @@ def _fix_command(subject: Inspection) -> str:
 
 
 def _flags(asked: Recipe) -> list[str]:
-    """The options that `data` and `plan` share, where they are not the default."""
+    """The options that `data` and `plan` share, if they differ from the defaults."""
     flags = ["--model", asked.model] if asked.model else []
     flags += ["--split", asked.split] if asked.split != Recipe.split else []
     return flags + (["--max-length", str(asked.max_length)] if asked.max_length != Recipe.max_length else [])

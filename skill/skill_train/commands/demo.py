@@ -1,4 +1,4 @@
-"""The whole chain on the embedded model: train, merge, export, verify, and one table with a proof in each row."""
+"""`demo`: all steps on the embedded model: train, merge, export and verify, with a table of results."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class DemoOptions:
 
 @dataclass(frozen=True)
 class _Records:
-    """What the steps say of the run; `exported` lists its GGUF files."""
+    """The records of the steps; `exported` lists the GGUF files."""
 
     trained: dict[str, Any]
     merged: dict[str, Any]
@@ -48,7 +48,7 @@ class _Records:
 
 
 def run(options: DemoOptions, console: Console) -> Result:
-    """Runs the chain in `run_dir`; what an earlier call finished is reused."""
+    """Runs all steps in `run_dir`; reuses what an earlier call finished."""
     folder = RunDir(options.run_dir)
     records = _chain(console, folder)
     table = _recorded(folder) or _table(console, folder, records)
@@ -85,14 +85,15 @@ def _inputs(run: RunDir) -> dict[str, Any]:
 
 
 def _recorded(run: RunDir) -> list[dict[str, Any]] | None:
-    """The table of an earlier call, when nothing that it stands on has changed since."""
+    """The table of an earlier call, if its inputs have not changed."""
     record = read_json(run.record("demo")) if run.record("demo").is_file() else {}
     stages: list[dict[str, Any]] | None = record.get("figures", {}).get("stages")
     return stages if record.get("inputs") == _inputs(run) else None
 
 
 def _table(console: Console, run: RunDir, records: _Records) -> list[dict[str, Any]]:
-    """One row a stage: size in bytes, held-out exact match, mean KL to what was trained in nats, tokens/s, verdict."""
+    """One row for each stage: size in bytes, held-out exact match, mean KL to the trained model in nats, tokens/s,
+    verdict."""
     base = base_of(run)
     evaluation = evaluate.evaluate_run(evaluate.EvaluateOptions(run.path), console, Scoring())
     found = {one["name"]: one for one in evaluation["models"]}
@@ -109,7 +110,7 @@ def _table(console: Console, run: RunDir, records: _Records) -> list[dict[str, A
 
 
 def _adapter(console: Console, run: RunDir, base: Path) -> dict[str, Any]:
-    """Figures of the base with the adapter on top, which `evaluate` leaves out once the two are merged."""
+    """The figures of base + adapter, which `evaluate` leaves out after the merge."""
     rows = spread(read_rows(run.held_out), evaluate.ROWS)
     asked = questions(rows, loss_on="assistant", room=ROOM, context=None)
     how: dict[str, Any] = {"tokenizer": load_tokenizer(base), "scoring": Scoring(), "backend": "transformers"}
@@ -130,7 +131,7 @@ def _row(stage: str, size: int, found: dict[str, Any], kl: float | None, verdict
 
 
 def _proven(proof: dict[str, Any], name: str) -> tuple[float | None, str]:
-    """Mean KL to what was trained, and the worst verdict, of one file."""
+    """The mean KL to the trained model, and the worst verdict, of one file."""
     checks = [check for check in proof["checks"] if check["file"] == name]
     kl = next((check["figures"]["trained_kl"] for check in checks if "trained_kl" in check.get("figures", {})), None)
     return kl, next((v for v in ("fail", "warn") if v in {c["verdict"] for c in checks}), "pass")
@@ -141,7 +142,7 @@ def _bytes(folder: Path) -> int:
 
 
 def _missed(table: list[dict[str, Any]], run: RunDir) -> VerificationFailed | None:
-    """The demo's own promise: not known before, learned after, and kept in every file."""
+    """The stages without the expected result: unknown before the training, learned after it, and kept in every file."""
     base, after = table[0], table[1:]
     bad = [base] if base["exact_match"] > NOT_KNOWN else []
     bad += [row for row in after if row["exact_match"] < LEARNED or row["verdict"] == "fail"]

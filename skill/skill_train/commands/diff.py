@@ -1,4 +1,4 @@
-"""`diff`: reads what two runs left, and says what differs."""
+"""`diff`: compares the records of two runs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class DiffOptions:
 
 
 def run(options: DiffOptions, console: Console) -> Result:
-    """Compares two run directories; exit 6 when they are not of one recipe."""
+    """Compares two run directories; exit 6 if their recipes differ."""
     a, b = (_read(_opened(path)) for path in (options.run_a, options.run_b))
     found = compare(a, b)
     for reason in found.not_compared:
@@ -77,7 +77,7 @@ def _refusal(found: Comparison) -> VerificationFailed | None:
 
 
 def _hint(found: Comparison) -> str:
-    """A folder and an id are two names for what may be the same bytes: nothing in the runs tells."""
+    """The hint. A model folder and a Hub id may have the same bytes, which the runs do not show."""
     facts = {each.fact for each in found.recipe}
     for key, revision in _NAMES.items():
         if f"recipe.{key}" in facts and facts <= {"recipe.hash", f"recipe.{key}", revision}:
@@ -94,7 +94,7 @@ def _shown(difference: Difference) -> dict[str, Any]:
 
 
 def _text(value: Any) -> Any:
-    """A number, true or null as it is; anything longer as text that is cut."""
+    """A number, true or null unchanged; anything longer as shortened text."""
     if value is None or isinstance(value, (bool, int, float)):
         return value
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
@@ -102,7 +102,7 @@ def _text(value: Any) -> Any:
 
 
 def _opened(path: Path) -> RunDir:
-    """A run directory. A job's files are not here yet."""
+    """The run directory. The files of a job have to be fetched first."""
     if not path.exists() and re.fullmatch(r"([\w.-]+/)?[0-9a-f]{24}", str(path)):
         raise UsageError(
             f"{path} is a job, and its files have not been fetched",
@@ -141,7 +141,7 @@ def _object(path: Path) -> dict[str, Any] | None:
 
 
 def _draw(rich: Any, data: dict[str, Any]) -> None:
-    """The differences of recipe and placement, and how far the results are apart."""
+    """Draws the differences of recipe and placement, and the distance of the results."""
     table = folding_table("group", "fact", "run A", "run B", title=f"two runs: {data['verdict']}")
     for group, style in (("recipe", "red"), ("placement", "")):
         for each in data[group]:

@@ -1,4 +1,4 @@
-"""`doctor`: is this installation able? Each check comes with the command that mends it."""
+"""`doctor`: checks this installation. Each check comes with the command that fixes it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class DoctorOptions:
 
 
 def run(options: DoctorOptions, console: Console) -> Result:
-    """Every check, what this installation can do, and with `self_test` the figures of the chain."""
+    """Runs every check; with `self_test` also all steps on the embedded model."""
     found = {group: _group(group) for group in ("base", "train", "gguf")}
     if options.self_test:
         _require(found)
@@ -65,7 +65,7 @@ def _group(group: str) -> list[Package]:
 
 
 def _checks(found: dict[str, list[Package]]) -> tuple[list[Check], Account]:
-    """All checks, in the order of the chain; what has to wait (torch, the Hub) runs beside the others."""
+    """All checks in the order of the steps. Slow ones (torch, the Hub) run in parallel."""
     from skill_train.hub import account as hub_account
     from skill_train.llama import get_converter
 
@@ -112,7 +112,7 @@ def _short(check: Check) -> dict[str, str]:
 
 
 def _able(done: list[Check], account: Account) -> tuple[dict[str, bool | None], dict[str, str]]:
-    """What this installation can do, None where that is not known, and the reason for each that is not True."""
+    """Which commands this installation can run (None if unknown), and the reason for each that is not True."""
     verdicts = {check.name: check for check in done}
     base, train, gguf = (verdicts.get(name) for name in ("packages", "packages [train]", "packages [gguf]"))
     no_train = _lacking(train, _TRAIN) or _fault(verdicts.get("torch"))
@@ -134,7 +134,7 @@ def _able(done: list[Check], account: Account) -> tuple[dict[str, bool | None], 
 
 
 def _lacking(check: Check | None, command: str) -> str:
-    """Packages that are there in another version may still work; those that are missing do not."""
+    """The command that installs missing packages; empty if none is missing. Another version may still work."""
     return command if check is not None and "missing" in check.found else ""
 
 
@@ -170,7 +170,7 @@ def _broken(done: list[Check]) -> SkillTrainError | None:
 
 
 def _require(found: dict[str, list[Package]]) -> None:
-    """The self-test runs every stage, so it needs every package.
+    """Refuses a self-test without all packages, because it runs every step.
 
     Raises:
         NotInstalled: one of them is missing.
@@ -190,7 +190,7 @@ def _require(found: dict[str, list[Package]]) -> None:
 
 
 def _draw(rich: Any, data: dict[str, Any]) -> None:
-    """Checks, the remedy of each that is not ok, what this installation can do, and the stages of the self-test."""
+    """Draws the checks, the fix for each problem, the available commands, and the stages of the self-test."""
     table = rich_table("check", "verdict", "found", title=f"this installation: {data['verdict']}")
     for check in data["checks"]:
         add_row(table, check["name"], check["verdict"], check["found"], style=STYLE[check["verdict"]])

@@ -1,4 +1,4 @@
-"""`local`: facts, plan, training on this machine, and the verdict of the smoke test."""
+"""`local`: reads the facts, plans, trains on this machine, and gives the smoke verdict."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ class LocalOptions:
 
     @property
     def goes_on(self) -> bool:
-        """With the run in --run-dir as it began."""
+        """Whether to continue the run in --run-dir with its original plan."""
         return self.resume and self.run_dir is not None and not self.names_a_recipe
 
 
 def run(options: LocalOptions, console: Console) -> Result:
-    """Facts, plan, training, smoke verdict."""
+    """Reads the facts, plans, trains, and gives the smoke verdict."""
     if options.resume and options.run_dir is None and not options.names_a_recipe:
         raise UsageError(
             "--resume needs a run to continue",
@@ -129,7 +129,7 @@ def _run_at(path: Path) -> RunDir:
 
 
 def _words(command: str, recipe: Path | None, options: dict[str, Any]) -> list[str]:
-    """A command with what the user gave."""
+    """A command with the options that the user gave."""
     words = ["skill-train", command, *([str(recipe)] if recipe is not None else [])]
     for key, value in options.items():
         words += [f"--{key.replace('_', '-')}", str(value)] if value is not None else []
@@ -138,7 +138,7 @@ def _words(command: str, recipe: Path | None, options: dict[str, Any]) -> list[s
 
 @contextlib.contextmanager
 def _elsewhere(run: RunDir, words: list[str]) -> Iterator[None]:
-    """Where the folder holds another run, the way out is this command in a folder of its own, without --resume."""
+    """If the folder holds another run, sets the hint to the same command with a new folder and without --resume."""
     try:
         yield
     except UsageError as error:
@@ -148,7 +148,7 @@ def _elsewhere(run: RunDir, words: list[str]) -> Iterator[None]:
 
 
 def _plan_to_go_on_with(folder: Path) -> Plan:
-    """The plan of a run as it began. One that is unfinished needs the model and the data that it began with."""
+    """The original plan of a run. An unfinished run needs its original model and data."""
     try:
         run = open_run(folder)
     except UsageError as error:
@@ -167,12 +167,12 @@ def _epochs(plan: Plan, record: dict[str, Any]) -> float:
 
 
 def _steps_were_said(plan: Plan) -> bool:
-    """Not worked out from epochs, which the plan then gives as a reason."""
+    """Whether the user set the steps. Otherwise the plan computed them from epochs and gives that as the reason."""
     return all(reason.rule != "max_steps" for reason in plan.reasons)
 
 
 def _whole_training(options: LocalOptions) -> list[str]:
-    """After a smoke run that was cut short on the command line: the plan of the whole training, here or elsewhere."""
+    """The next command after a smoke run: the plan of the full training, here or in the cloud."""
     if options.max_steps is None:
         return []
     rest = tuple(name for name in RECIPE_OPTIONS if name != "max_steps")
@@ -180,7 +180,7 @@ def _whole_training(options: LocalOptions) -> list[str]:
 
 
 def _is_finished(run: RunDir, plan: Plan) -> bool:
-    """Nothing is left to train, so nothing needs memory."""
+    """Whether the run is finished, so that nothing needs memory."""
     done = run.plan.is_file() and run.record("train").is_file() and run.tuned.is_dir()
     return done and plan_record.read(run.plan).recipe_hash == plan.recipe_hash
 
@@ -191,7 +191,7 @@ def plan_of(console: Console, recipe: Path) -> Plan:
 
 
 def train_run(console: Console, run: RunDir, plan: Plan, *, resume: bool) -> dict[str, Any]:
-    """Trains a plan in its run directory, showing why each value is what it is."""
+    """Trains a plan in its run directory, and shows the reason for each value."""
     from skill_train.train.local import train
 
     for reason in plan.reasons:
@@ -241,7 +241,7 @@ def _result(run: RunDir, plan: Plan, record: dict[str, Any], epochs: float, whol
 
 
 def _draw(rich: Any, data: dict[str, Any]) -> None:
-    """The verdict of a training run, one row as it was fed, and one prompt answered before and after."""
+    """Draws the smoke verdict, one row as the model saw it, and one prompt answered before and after."""
     draw_checks(rich, f"smoke test: {data['verdict']}", data["checks"])
     draw_text(rich, "one row as it was fed, ⟦trained parts⟧ marked:\n" + data["example"][:600])
     draw_text(rich, "prompt: " + data["answer"]["prompt"][-300:])

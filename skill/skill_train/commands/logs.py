@@ -1,4 +1,4 @@
-"""`logs`: the lines that a job has printed, and those that it still prints."""
+"""`logs`: the log of a job, past and future lines."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class LogsOptions:
 
 
 def run(options: LogsOptions, console: Console) -> Result:
-    """Its lines: printed as they come, or the last of them in the answer."""
+    """Prints the lines as they come, or gives the last ones in the answer."""
     cloud = find_run.find(options.run, console.status)
     tail = options.tail
     where, run_id, say = (cloud.record.namespace, job_of(cloud).id), cloud.record.run_id, console.status
@@ -50,14 +50,14 @@ def run(options: LogsOptions, console: Console) -> Result:
 
 
 def _next(cloud: CloudRun, console: Console) -> list[str]:
-    """On a terminal the lines are all that is shown."""
+    """The next command. On a terminal only the lines are shown."""
     if console.mode != "json":
         return []
     return [f"skill-train {'wait' if cloud.now and cloud.now.live else 'status'} {cloud.word}"]
 
 
 def _that_fit(lines: Iterable[str]) -> list[str]:
-    """The last lines that an answer can hold."""
+    """The last lines that fit into an answer."""
     kept_lines: list[str] = []
     size = 0
     for line in reversed(list(lines)):

@@ -31,7 +31,7 @@ class MergeOptions:
 
 
 def run(options: MergeOptions, console: Console) -> Result:
-    """Merges the adapter of a run, or one in a folder."""
+    """Merges the adapter of a run, or of a folder."""
     if options.run is None:
         return _merge_folders(options, console)
     require_only_run("merge", {"--base": options.base, "--adapter": options.adapter, "--out": options.out})
@@ -55,7 +55,7 @@ def _merge_folders(options: MergeOptions, console: Console) -> Result:
 
 
 def _result(record: dict[str, Any], folder: Path, *, exported: Path) -> Result:
-    """The answer, with the run or the folder that can be exported now."""
+    """The answer, with the run or the folder that can be exported."""
     data = {"out": str(folder), **{key: record.get(key) for key in ("how", "reasons", "changes", "gate", "seconds")}}
     listed = [file for file in outputs_of(record, folder.parent) if file["path"].endswith(".safetensors")]
     data |= {"files": [file | {"quant": None} for file in listed], "reused": record.get("reused", False)}

@@ -1,4 +1,4 @@
-"""`plan`: reads the facts, decides, and keeps the decision. Spends nothing and needs neither torch nor a GPU."""
+"""`plan`: reads the facts, makes the decisions, and writes them. Spends nothing and needs neither torch nor a GPU."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class PlanOptions:
 
 
 def run(options: PlanOptions, console: Console) -> Result:
-    """Decides, and writes the plan when asked to. A run directory shows what was estimated and what was measured."""
+    """Makes the plan, and writes it with `--out`. For a run directory, compares estimates and measurements."""
     if options.recipe is not None and options.recipe.is_dir():
         return _of_run(options.recipe, options)
     if options.flavor is not None and options.where == "local":
@@ -83,7 +83,7 @@ def run(options: PlanOptions, console: Console) -> Result:
 
 
 def _choices(options: PlanOptions) -> Choices:
-    """What the user decided. A flavor means the cloud."""
+    """The user's choices. A flavor implies the cloud."""
     return Choices(
         options.device,
         options.dtype,
@@ -95,7 +95,7 @@ def _choices(options: PlanOptions) -> Choices:
 
 
 def _of_run(folder: Path, options: PlanOptions) -> Result:
-    """The plan of a run as it was made, and what was measured."""
+    """The plan of a run, with its measurements."""
     run = open_run(folder)
     others = set_options(options, (*RECIPE_OPTIONS, "device", "dtype", "where", "flavor", "out"))
     if others:
@@ -141,7 +141,7 @@ def _warn(console: Console, plan: Plan) -> None:
 
 
 def _warn_of_few(console: Console, recipe: ResolvedRecipe, rows: int) -> None:
-    """What `evaluate` can say depends on how many rows it has."""
+    """Warns about few held-out rows, because `evaluate` can then say little."""
     fraction = recipe.held_out_fraction
     held = held_out_count(rows, fraction)
     if 0 < held < _FEW_HELD_OUT:
@@ -151,12 +151,12 @@ def _warn_of_few(console: Console, recipe: ResolvedRecipe, rows: int) -> None:
 
 
 def _is_out_of_reach(plan: Plan) -> bool:
-    """A job cannot read a model in a folder of this machine."""
+    """Warns that a job cannot read a local model folder."""
     return plan.where == "cloud" and plan.fingerprints["model"] is not None
 
 
 def _next(plan: Plan, options: PlanOptions) -> list[str]:
-    """The command that runs this plan, or the same recipe where no plan was written."""
+    """The command that runs this plan, or the same recipe if no plan was written."""
     if _is_out_of_reach(plan):
         return []
     command = "skill-train local" if plan.where == "local" else "skill-train submit"
@@ -170,8 +170,8 @@ def _next(plan: Plan, options: PlanOptions) -> list[str]:
 
 
 def _summary(plan: Plan) -> dict[str, Any]:
-    """What a reader of a plan wants to know, short enough for one answer. How the processes of a plan with several are
-    started has ten reasons of its own; they stand in the plan."""
+    """The parts of the plan that a reader needs, short enough for one answer. The reasons for the launch of several
+    processes are only in the plan file."""
     document = plan.as_dict()
     estimates = document["estimates"]
     keys = ("memory_bytes", "memory_parts", "usable_bytes", "seconds", "seconds_parts", "cost_usd")
@@ -197,7 +197,7 @@ def _summary(plan: Plan) -> dict[str, Any]:
 
 
 def _draw(rich: Any, data: dict[str, Any]) -> None:
-    """Where and why, then memory and time with their parts, money, and what each file will need."""
+    """Draws the decision with its reasons, memory and time in parts, the cost, and the needs of each file."""
     where = data["where"] + (f" ({data['flavor']})" if data["flavor"] else "")
     rules = rich_table(title=clean(f"train: {where}"))
     rules.add_column("rule", no_wrap=True)

@@ -1,4 +1,4 @@
-"""`pull`: what a run in the cloud has made comes here, digests checked."""
+"""`pull`: fetches the files of a cloud run, with their digests checked."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class PullOptions:
 
 
 def run(options: PullOptions, console: Console) -> Result:
-    """Everything that is kept, digests checked; from the repository of the model when the bucket has no result."""
+    """Fetches all stored files, from the model repository if the bucket has no result."""
     cloud = find_run.with_run_dir(find_run.find(options.run, console.status), options.run_dir, console.status)
     here = cloud.run
     assert here is not None  # in_folder gave it one
@@ -68,7 +68,7 @@ def run(options: PullOptions, console: Console) -> Result:
 
 
 def _fetched(cloud: CloudRun, here: RunDir, console: Console) -> dict[str, Any]:
-    """`pull.json`. A run that has ended may have its result in the repository only: its bucket took no more, say."""
+    """Fetches and returns `pull.json`. The result may only be in the repository, because the bucket took no files."""
     from skill_train.cloud import pull
 
     try:

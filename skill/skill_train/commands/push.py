@@ -1,4 +1,4 @@
-"""`push`: a run's adapter, merged model or GGUF files to the Hub, with a card that carries the proof."""
+"""`push`: sends a run's adapter, merged model or GGUF files to the Hub, with a card that contains the proof."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class PushOptions:
 
 @dataclass(frozen=True)
 class _Push:
-    """What goes to which repository.
+    """The files and the repository of a push.
 
     Attributes:
         base: the name of the base model; of a folder its name only.
@@ -85,7 +85,7 @@ class _Push:
 
 
 def run(options: PushOptions, console: Console) -> Result:
-    """Lists what would be sent, or sends it."""
+    """Lists the files, or pushes them."""
     push = _gathered(options, console)
     if "gguf" in push.parts and push.proof is None:
         again = f"skill-train verify {quoted(options.run)}"
@@ -101,7 +101,7 @@ def run(options: PushOptions, console: Console) -> Result:
 
 
 def _gathered(options: PushOptions, console: Console) -> _Push:
-    """The files and records that are pushed; the card is made of them."""
+    """The files and records to push, from which the card is made."""
     folder = open_run(options.run)
     trained(folder)
     plan = plan_record.read(folder.plan)
@@ -169,7 +169,7 @@ def _repository(repo: str | None, run: Path) -> str:
 
 
 def _base(recipe: ResolvedRecipe) -> tuple[str, bool]:
-    """`(name of the base, whether the Hub has it)`; of a folder its name only."""
+    """`(name of the base, whether the Hub has it)`; only the name for a folder."""
     path = Path(recipe.model)
     return (path.name, False) if path.is_dir() or path.is_absolute() else (recipe.model, True)
 

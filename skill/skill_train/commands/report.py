@@ -1,4 +1,4 @@
-"""`report`: which runs, and where the page goes."""
+"""`report`: an HTML page about one or more runs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class ReportOptions:
 
 
 def run(options: ReportOptions, console: Console) -> Result:
-    """One page about all the runs, beside the records of the first."""
+    """Writes one page about all the runs, beside the records of the first."""
     from skill_train.report import step
 
     opened = [open_run(path) for path in options.runs]

@@ -1,4 +1,4 @@
-"""`resume`: a run in the cloud that ended early goes on in a new job."""
+"""`resume`: continues an unfinished cloud run with a new job."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class ResumeOptions:
 
 
 def run(options: ResumeOptions, console: Console) -> Result:
-    """A new job from the newest checkpoint, after its cost was agreed to."""
+    """Starts a new job from the newest checkpoint, once its cost is accepted."""
     from skill_train.cloud import resume
 
     cloud = find_run.find(options.run, console.status)
@@ -78,7 +78,7 @@ def run(options: ResumeOptions, console: Console) -> Result:
 
 
 def _budget(options: ResumeOptions, console: Console, seen: Snapshot) -> tuple[Budget, str]:
-    """What the new job may cost, and the command that asks for it, without a timeout.
+    """The budget of the new job, and the command that starts it, without a timeout.
 
     Raises:
         DecisionNeeded: it may cost more than was allowed.
@@ -102,7 +102,7 @@ def _budget(options: ResumeOptions, console: Console, seen: Snapshot) -> tuple[B
 
 
 def _ceiling(options: ResumeOptions, record: CloudRecord) -> float | None:
-    """What was said now, or else last. A job that another folder started tells nothing of it."""
+    """The given `--max-cost`, or else that of the last job. A job from another folder has no known limit."""
     if options.max_cost is not None:
         return options.max_cost
     return next((job.max_cost for job in reversed(record.jobs) if job.max_cost is not None), None)
@@ -114,7 +114,7 @@ def _spent(cloud: CloudRun, console: Console) -> float:
 
 
 def _ended(cloud: CloudRun, console: Console) -> Snapshot:
-    """One look. Of a job that ended well and left no result, with a story all the same: then there is more to do."""
+    """The state of the run. A completed job without a result gets an explanation too: the run is not finished."""
     seen = snapshot(cloud, console)
     if seen.story is not None or _has_result(cloud, console):
         return seen
@@ -127,7 +127,7 @@ def _ended(cloud: CloudRun, console: Console) -> Snapshot:
 
 
 def _has_result(cloud: CloudRun, console: Console) -> bool:
-    """Whether it is here, or can be fetched."""
+    """Whether the result is here, or can be fetched."""
     assert cloud.run is not None  # in_folder gave it one
     with contextlib.suppress(UsageError):
         trained(cloud.run)
@@ -140,7 +140,7 @@ def _has_result(cloud: CloudRun, console: Console) -> bool:
 
 
 def _rest(seen: Snapshot, flavor: str) -> Need:
-    """What is left of the run: its time as it was measured, and the timeout of a job for it."""
+    """The remaining time of the run by its measured speed, and a timeout for it."""
     measured, from_step = seen.speed, seen.kept_step
     before = seen.cloud.job.timeout_seconds or (seen.plan.timeout_seconds if seen.plan else None)
     same = flavor == seen.cloud.job.flavor
@@ -158,7 +158,7 @@ def _rest(seen: Snapshot, flavor: str) -> Need:
 
 
 def _check_flavor(seen: Snapshot, flavor: str | None) -> None:
-    """After a lack of memory the same machine would fail again; a machine that is named must exist.
+    """Refuses a flavor that does not exist, and the same flavor after memory ran out.
 
     Raises:
         DecisionNeeded: another flavor must be named.
@@ -196,7 +196,7 @@ def _price(flavor: str) -> tuple[float | None, str]:
 
 
 def _command(cloud: CloudRun, flavor: str, max_cost: float | None) -> str:
-    """This, without a timeout, with the ceiling of the last job or the one that was said now."""
+    """This command without a timeout, with the given limit or that of the last job."""
     words = ["skill-train", "resume", cloud.word]
     words += ["--flavor", flavor] if flavor != cloud.job.flavor else []
     words += ["--max-cost", f"{max_cost:g}"] if max_cost is not None else []
@@ -204,7 +204,7 @@ def _command(cloud: CloudRun, flavor: str, max_cost: float | None) -> str:
 
 
 def _agreement(seen: Snapshot, budget: Budget, command: str) -> Result:
-    """What the new job is and may cost, and the command that starts it."""
+    """The answer without --yes: the new job, its cost, and the command that starts it."""
     cloud, cost = seen.cloud, budget.as_dict()
     error = DecisionNeeded(
         f"a new job on {budget.flavor} would continue from step {seen.kept_step}: {cost_in_words(budget)}",
@@ -235,7 +235,7 @@ def _finished(cloud: CloudRun) -> Result:
 
 
 def _there(cloud: CloudRun, job: CloudJob, *, reused: bool, budget: Budget | None = None) -> Result:
-    """The answer of a job that runs now."""
+    """The answer with a job that is already running."""
     data = {
         "run_dir": str(cloud.run.path) if cloud.run else None,
         "job_id": job.job_id,

@@ -1,4 +1,4 @@
-"""`skills install` and `skills check`: where agents look, what is written there, and whether it is still ours."""
+"""`skills install` and `skills check`: installs the skill for coding agents, and checks installed copies."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class CheckOptions:
 
 
 def run_install(options: InstallOptions, console: Console) -> Result:
-    """Writes the skill, and for `agents` the link that Claude Code needs; refuses before it writes anything."""
+    """Installs the skill, and for `agents` the link that Claude Code needs. Refuses before it writes anything."""
     skill = _skill()
     main, linked = _places(options.target, options.scope)
     if not options.force:
@@ -61,7 +61,7 @@ def run_install(options: InstallOptions, console: Console) -> Result:
 
 
 def run_check(options: CheckOptions, console: Console) -> Result:
-    """Compares every copy that agents here may read with the package.
+    """Compares every copy that agents on this machine may read with this package.
 
     Raises:
         NotInstalled: there is none.
@@ -101,7 +101,7 @@ def _all_places(target: str | None, scope: str | None) -> Iterator[Path]:
 
 
 def _places(target: str, scope: str | None) -> tuple[Path, Path | None]:
-    """The folder of the skill, and where a link to it belongs.
+    """The folder of the skill, and the place for a link to it.
 
     Raises:
         UsageError: `target` is neither a known word nor a folder, or a folder and a scope.
@@ -125,7 +125,7 @@ def _places(target: str, scope: str | None) -> tuple[Path, Path | None]:
 
 
 def _unlinked(place: Path) -> Path:
-    """A link and the folder that it leads to are one copy."""
+    """The places without links to another one: a link and its target are one copy."""
     return place.resolve() if place.is_dir() else place
 
 
@@ -168,7 +168,7 @@ def _outdated(copy: Copy, skill: Skill) -> DecisionNeeded:
 
 
 def _renew(copy: Copy) -> str:
-    """The command that makes it current."""
+    """The command that updates a copy."""
     if copy.state == "newer":
         return "pip install --upgrade skill-train"
     force = ["--force"] if copy.state in ("edited", "unmanaged") else []
@@ -176,7 +176,7 @@ def _renew(copy: Copy) -> str:
 
 
 def _options(folder: Path) -> list[str]:
-    """Those that lead to this folder."""
+    """The options that select this folder."""
     for scope in ("project", "global"):
         for target in TARGETS:
             if _unlinked(_places(target, scope)[0]) == _unlinked(folder):

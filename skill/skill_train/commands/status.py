@@ -1,4 +1,4 @@
-"""`status`: how far a run is, here or as a job. On a terminal it stays and looks again until the run has ended."""
+"""`status`: the progress of a run, local or a job. On a terminal it repeats until the run has ended."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class StatusOptions:
 
 
 def run(options: StatusOptions, console: Console) -> Result:
-    """How far it is, what it has cost, what is next. Asks once, or on a terminal for as long as one watches."""
+    """Shows progress, cost and the next command. Asks once, or repeatedly on a terminal."""
     here = RunDir(Path(options.run))
     if RunDir.is_one(here.path) and not cloud_record.record_path(here).is_file():
         return console.watch(_look_here(here), pause_seconds=_HERE_SECONDS)
@@ -74,7 +74,7 @@ def _look_here(run: RunDir) -> Callable[[], tuple[Result, bool]]:
 
 
 def _here(run: RunDir) -> dict[str, Any]:
-    """Of a run on this machine, from what it wrote."""
+    """The state of a local run, from its files."""
     locked = lock.is_locked(run)  # before the records are read: what ends in between has written them
     plan, done = plan_record.read(run.plan), run.record("train").is_file()
     text = run.metrics.read_text(encoding="utf-8", errors="replace") if run.metrics.is_file() else ""
@@ -104,7 +104,7 @@ def _here(run: RunDir) -> dict[str, Any]:
 
 
 def _fresh(metrics: Path) -> bool:
-    """Whether a step was written lately: what there is to go by where no lock tells of a process."""
+    """Whether a step was written recently. Used where no lock shows that a process is running."""
     seconds = age(datetime.fromtimestamp(metrics.stat().st_mtime, UTC)) if metrics.is_file() else None
     return seconds is not None and seconds < _LATELY_SECONDS
 

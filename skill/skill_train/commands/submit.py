@@ -1,4 +1,4 @@
-"""`submit`: plan for the cloud, checks, what it costs and what is uploaded, and, when that was accepted, the job."""
+"""`submit`: plans for the cloud, checks, shows cost and uploads, and starts the job once these are accepted."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from skill_train.run.folder import RunDir, require_unused
 
 
 def run(options: SubmitOptions, console: Console) -> Result:
-    """Ends with the job, with the one that is there already, or with the decision that is needed."""
+    """Answers with the new job, the existing job, or the decision that is needed."""
     timeout = None if options.timeout is None else seconds_of(options.timeout)
     options = _submit_elsewhere.with_backend(options)
     made = cloud_plan(console, options)
@@ -63,7 +63,7 @@ def run(options: SubmitOptions, console: Console) -> Result:
 def _sent(
     console: Console, options: SubmitOptions, run: RunDir, sent: Sent, order: Order, timeout: int | None
 ) -> Result:
-    """The job. An existing job is the answer only if it does, or did, what was asked for.
+    """Starts the job. An existing job is the answer only if it is running or has completed.
 
     Raises:
         DecisionNeeded: it may cost more than was allowed.
@@ -88,7 +88,7 @@ def _sent(
 
 
 def _spent_before(console: Console, order: Order, sent: Sent) -> float:
-    """Dollars of the jobs of this plan before the one that is there."""
+    """Dollars of the earlier jobs of this plan."""
     record, last = sent.record, sent.record.last_begun
     but = last.job_id if last is not None else None
     return cloud_spent.by_jobs(record.namespace, order.plan_hash, record, console.status, but=but)

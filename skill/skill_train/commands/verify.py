@@ -1,4 +1,4 @@
-"""`verify`: the proof that each GGUF file is the model that was trained."""
+"""`verify`: proves that each GGUF file is the trained model."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class VerifyOptions:
 
 
 def run(options: VerifyOptions, console: Console) -> Result:
-    """Judges the files of a run, or those that are named beside a reference."""
+    """Verifies the files of a run, or given files against a reference."""
     if options.run is not None:
         others = {"--reference": options.reference, "--base": options.base, "--gguf": options.gguf}
         require_only_run("verify", others)
@@ -59,7 +59,7 @@ def run(options: VerifyOptions, console: Console) -> Result:
 
 
 def verify_run(console: Console, run: RunDir, tokens: int | None, out: Path | None = None) -> Result:
-    """Judges every GGUF file of a run against base + adapter, or against the whole model that was trained."""
+    """Verifies every GGUF file of a run against base + adapter, or against the fully trained model."""
     with locked(run, "verify"):
         return _verify_locked(console, run, tokens, out)
 
@@ -130,7 +130,7 @@ def _verify(console: Console, *, following: list[str], **arguments: Any) -> Resu
 
 
 def _short(check: dict[str, Any]) -> dict[str, Any]:
-    """A check in a line: the proof on disk has the further figures, and the words of those that pass."""
+    """A check in one line. The proof file has further figures, and the details of passed checks."""
     return {k: v for k, v in check.items() if k != "figures" and (k != "detail" or check["verdict"] != "pass")}
 
 

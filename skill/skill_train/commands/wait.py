@@ -1,4 +1,4 @@
-"""`wait`: until a job has ended, or for so long."""
+"""`wait`: waits until a job has ended, or until a time limit."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class WaitOptions:
 
 
 def run(options: WaitOptions, console: Console) -> Result:
-    """Until the job has ended, or the time is over: then whatever the Hub has not told by now is left out."""
+    """Waits until the job has ended or the time is over. Facts that the Hub has not given by then are left out."""
     timeout = options.timeout
     end = math.inf if timeout is None else time.monotonic() + timeout
     with waiting.until(end + _LAST_LOOK_SECONDS):
@@ -49,7 +49,7 @@ def run(options: WaitOptions, console: Console) -> Result:
 
 
 def _not_well(seen: Snapshot, timeout: float | None) -> SkillTrainError | None:
-    """The error that `wait` ends with."""
+    """The error that `wait` ends with; None after success."""
     hint, waited = f"skill-train wait {seen.cloud.word}", f"after {timeout or 0:g} seconds of waiting"
     if seen.now.stage == "SCHEDULING":
         message = f"the job has no machine yet {waited}"

@@ -1,1 +1,1 @@
-"""What everything stands on: errors, output, files, child processes, digests, secrets."""
+"""The base of all packages: errors, output, files, child processes, digests and secrets."""

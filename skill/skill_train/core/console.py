@@ -79,7 +79,7 @@ class Console:
             _say(text)
 
     def line(self, text: str, *, now: bool) -> None:
-        """A line of a result that comes bit by bit, such as a log: on stdout, where a person reads it.
+        """Prints one line of a result that arrives in parts, such as a log: on stdout for a person.
 
         A program gets one document at the end; what comes `now` it can see on stderr.
         """
@@ -92,7 +92,7 @@ class Console:
             self.status(text)
 
     def warn(self, code: str, message: str) -> None:
-        """Shown on stderr at once and kept for the envelope. A warning is said once."""
+        """Prints a warning on stderr at once and keeps it for the envelope. Each warning is printed once."""
         warning = {"code": code, "message": message}
         if warning not in self.warnings:
             self.warnings.append(warning)
@@ -100,7 +100,7 @@ class Console:
 
     @contextmanager
     def progress(self, title: str) -> Iterator[Bar]:
-        """A live bar on a terminal, a line every tenth otherwise."""
+        """A live bar on a terminal, and a line for each tenth otherwise."""
         if self.mode == "quiet":
             yield lambda done, total, text: None
         elif sys.stderr.isatty():
@@ -110,7 +110,7 @@ class Console:
             yield _plain_bar(title)
 
     def watch(self, read_result: Callable[[], tuple[Result, bool]], *, pause_seconds: float) -> Result:
-        """The last of what `read_result` says; it also says whether more will come.
+        """Calls `read_result` until it says that there is nothing more to come; returns its last result.
 
         On a terminal it is drawn in place, again and again, until no more comes. Ctrl-C ends the watching, and nothing
         else. Anything but a terminal gets one look.
@@ -128,7 +128,7 @@ class Console:
         return result
 
     def result(self, result: Result) -> int:
-        """Prints the one result and returns the exit code: that of the work, even where nobody reads to the end."""
+        """Prints the result and returns the exit code of the work, even when nobody reads the output to its end."""
         with _reader_may_go():
             if self.mode == "json":
                 print(self._envelope(result))
@@ -176,7 +176,7 @@ class Console:
 
 
 def runs_as_it_stands(hint: str) -> bool:
-    """Whether a hint is a whole command, without prose behind it or a word to fill in, that decides nothing.
+    """Whether a hint is a complete command that can be run without a decision: no prose, no placeholder.
 
     A hint that begins with a command and goes on without punctuation is a mistake; a test parses them all.
     """
@@ -190,13 +190,13 @@ def runs_as_it_stands(hint: str) -> bool:
 
 
 def clean(text: str) -> str:
-    """The text without control characters (newline and tab stay), and without what looks like a token of the Hub."""
+    """The text without control characters (newline and tab are kept), and without anything that looks like a token."""
     return masked(_CONTROL.sub("�", text))
 
 
 def _bounded(document: dict[str, Any]) -> str:
-    """At most 8 KB: without spaces where it would be more, and then what is long loses its tail, data first, and the
-    answer says so. The files hold everything. Commands, a hint and codes are whole or left out."""
+    """Limits the document to 8 KB. First the spaces are removed, then long values are shortened, data first, and the
+    answer says so. Commands, the hint and codes are kept whole or left out. The files hold everything."""
     text = _dumps(document)
     if len(text.encode()) >= MAX_JSON_BYTES:
         text = _dumps(document, separators=(",", ":"))
@@ -208,7 +208,7 @@ def _bounded(document: dict[str, Any]) -> str:
 
 
 def _smaller(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The document with less in it, again and again."""
+    """Versions of the document, each smaller than the one before."""
     for part in ("data", "warnings", "error"):
         for limit in (50, 20, 8, 3) if part in document else ():
             document = document | {part: _shorten(document[part], limit, whole=() if part == "data" else _WHOLE)}
@@ -253,7 +253,7 @@ def _reader_may_go() -> Iterator[None]:
 
 
 def silence() -> None:
-    """What is still to be written to a closed pipe goes nowhere, and the interpreter does not stumble over it."""
+    """Sends further output for a closed pipe to nowhere, so that the interpreter ends without an error."""
     for stream in (sys.stdout, sys.stderr):
         _send_nowhere(stream)
 
@@ -263,7 +263,7 @@ def _send_nowhere(stream: TextIO) -> None:
 
 
 def _say(text: str) -> None:
-    """On stderr, where one may listen no more, or a disk be full: the work goes on."""
+    """Writes to stderr and ignores a closed pipe or a full disk, so that the work continues."""
     try:
         print(clean(text), file=sys.stderr, flush=True)
     except BrokenPipeError:
@@ -281,8 +281,8 @@ def _print_human(result: Result) -> None:
 
 
 class _Key:
-    """Whether a key was pressed. No `threading.Event`: its lock is not free while one waits, and the handler of a
-    signal, which wants it too, runs in the midst of that waiting."""
+    """Whether a key was pressed. A `threading.Event` would not do: its lock is held during a wait, and the signal
+    handler, which runs in the middle of that wait, needs the same lock."""
 
     pressed = False
 
@@ -295,8 +295,8 @@ class _Key:
 
 @contextmanager
 def _ctrl_c() -> Iterator[_Key]:
-    """A key instead of an exception, which could be raised where nobody hears it, such as in the middle of drawing.
-    Pressed again, it is the exception: a look may wait for the network."""
+    """Turns the first Ctrl-C into a key, because an exception could be raised where nothing catches it, such as while
+    drawing. The second Ctrl-C raises the exception, because a request may be waiting for the network."""
     key = _Key()
 
     def press(*_: Any) -> None:
@@ -313,7 +313,7 @@ def _ctrl_c() -> Iterator[_Key]:
 
 @contextmanager
 def _live_view(title: str) -> Iterator[Callable[[Result], None]]:
-    """Gives a function that draws a result over the one before; nothing of it stays on the screen."""
+    """Gives a function that draws each result over the previous one. The last drawing is removed from the screen."""
     from rich.console import Group
     from rich.live import Live
     from rich.text import Text
@@ -335,7 +335,7 @@ def _screen() -> Any:
     from rich.console import Console as RichConsole
 
     class Screen(RichConsole):
-        """Whatever a table, a title or a line says is text: `[/b]` in a name is no markup, an escape no colour."""
+        """Treats every text as plain text: `[/b]` in a name is not markup, and an escape is not a colour."""
 
         def render_str(self, text: str, **how: Any) -> Any:
             return super().render_str(clean(text), **how)
@@ -385,6 +385,6 @@ def _plain_bar(title: str) -> Bar:
 
 
 def _so_far(done: float, total: float) -> str:
-    """`3/20` where things are counted; per cent where a part of one thing is done."""
+    """`3/20` for things that are counted; a percentage for a part of one thing."""
     whole = done == int(done) and total > 1
     return f"{done:g}/{total:g}" if whole or not total else f"{done / total:.0%}"

@@ -1,4 +1,4 @@
-"""Which bytes a file holds: its size and sha256, read once."""
+"""The size and the sha256 of files, each read once."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _digests: dict[tuple[int, int, int, int], dict[str, Any]] = {}
 
 
 def file_digest(path: Path, unwanted: Callable[[], bool] = lambda: False) -> dict[str, Any]:
-    """`{"bytes": size, "sha256": hex}` of one file, read in constant memory; a large one once in a process while its
-    inode, size and time stay.
+    """`{"bytes": size, "sha256": hex}` of one file, read in constant memory. The digest of a large file is cached in
+    the process as long as its inode, size and time do not change.
 
     Args:
         unwanted: asked after each block; when it is true the work is given up.
@@ -37,7 +37,7 @@ def file_digest(path: Path, unwanted: Callable[[], bool] = lambda: False) -> dic
 
 
 def is_file_of(path: Path, digest: Any) -> bool:
-    """Whether a file is there and has this digest. One of another size is not read: it may have no end."""
+    """Whether the file exists and has this digest. A file of another size is not read, because it may never end."""
     told = digest.get("bytes") if isinstance(digest, dict) else None
     return path.is_file() and path.stat().st_size == told and file_digest(path) == digest
 
@@ -58,7 +58,7 @@ def _sha256(file: BufferedReader, unwanted: Callable[[], bool]) -> str:
 def digests(
     root: Path, files: Iterable[Path] | None = None, unwanted: Callable[[], bool] = lambda: False
 ) -> dict[str, dict[str, Any]]:
-    """Digest of each file, by its name relative to `root`; all files below `root` unless some are named. `unwanted` as
-    in `file_digest`."""
+    """The digest of each file, by its name relative to `root`: of the given files, or of all files below `root`.
+    `unwanted` as in `file_digest`."""
     chosen = files if files is not None else (p for p in root.rglob("*") if p.is_file())
     return {str(path.relative_to(root)): file_digest(path, unwanted) for path in sorted(chosen)}

@@ -1,4 +1,4 @@
-"""Everything that can go wrong on purpose.
+"""The errors that are meant for the user.
 
     SkillTrainError
     ├── UsageError           exit 2  bad usage, recipe or dataset
@@ -122,8 +122,8 @@ def from_exit_code(exit_code: int, error: dict[str, str]) -> SkillTrainError:
 
 
 def out_of_memory(error: BaseException) -> DecisionNeeded | None:
-    """What memory that ran out is, in Python's words, the system's or torch's; None for any other error. A library that
-    could not load another has the reason as its cause."""
+    """The error for memory that ran out, as Python, the system or torch report it; None for any other error. Also
+    follows the cause of an import that failed for lack of memory."""
     if not lacks_memory(error):
         return None if error.__cause__ is None else out_of_memory(error.__cause__)
     text = str(error)
@@ -136,12 +136,13 @@ def out_of_memory(error: BaseException) -> DecisionNeeded | None:
 
 
 def died_of_memory(words: str) -> bool:
-    """Whether native code that ended without an exception says that it got no memory."""
+    """Whether native code that ended without an exception reported that it could not allocate memory."""
     return re.search(DIED_OF_MEMORY, words) is not None
 
 
 def nearest(word: str, choices: Iterable[str]) -> str:
-    """` (did you mean 'x'?)` for the words that begin with this one, else for the nearest; or an empty string."""
+    """` (did you mean 'x'?)` with the choices that begin with this word, or else the most similar one; empty if there
+    is none."""
     import difflib
 
     words = list(choices)

@@ -1,4 +1,4 @@
-"""Results on their way to their names: a file or a folder is whole, or it is not there.
+"""Writes results so that a file or a folder is complete or does not exist.
 
 What is being made lies beside its name as `.NAME.PLACE-PROCESS.TOKEN.part`. A killed process leaves its part, and the
 next one that makes the same removes it, where it can know that nobody works on it: the number of a process says that
@@ -30,7 +30,7 @@ _LEFT_ALONE: list[Path] = []
 
 @contextlib.contextmanager
 def whole_folder(final: Path) -> Iterator[Path]:
-    """A temporary folder beside `final` that takes its name when the block ends well, and vanishes when it does not.
+    """A temporary folder beside `final`. It is renamed to `final` when the block succeeds, and removed when it fails.
 
     Raises:
         UsageError: `final` is a file, a link or not empty, or the folder of this process, which would then be in none.
@@ -65,7 +65,8 @@ def whole_folder(final: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def whole_file(final: Path) -> Iterator[Path]:
-    """A temporary name beside `final` that becomes `final` when the block ends well, and vanishes when it does not."""
+    """A temporary file name beside `final`. It is renamed to `final` when the block succeeds, and removed when it
+    fails."""
     final.parent.mkdir(parents=True, exist_ok=True)
     remove_leftovers(final)
     part = final.with_name(f".{final.name}.{owner()}.{secrets.token_hex(4)}.part")
@@ -77,7 +78,7 @@ def whole_file(final: Path) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes a whole file or nothing: a temporary name beside it, then a rename."""
+    """Writes a text to a temporary file and renames it, so that the file is complete or unchanged."""
     with whole_file(path) as temporary, open(temporary, "w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
@@ -92,7 +93,8 @@ def write_json(path: Path, document: Any) -> None:
 
 
 def remove_leftovers(final: Path) -> None:
-    """Parts that killed processes left of this result. One of another place is left alone, and told."""
+    """Removes the temporary files of this result that killed processes left. Those of another machine or container are
+    kept and reported."""
     for part in sorted(final.parent.glob(f".{glob.escape(final.name)}.*.part")):
         named = _OWNER.fullmatch(part.name.removeprefix(f".{final.name}."))
         if named is None:
@@ -104,27 +106,28 @@ def remove_leftovers(final: Path) -> None:
 
 
 def left_alone() -> list[Path]:
-    """Parts that this process found and could not judge, each once."""
+    """The temporary files that this process found and could not judge, each once."""
     found = list(dict.fromkeys(_LEFT_ALONE))
     _LEFT_ALONE.clear()
     return found
 
 
 def owner() -> str:
-    """This process, as no other process of any machine that shares the folder calls itself."""
+    """A name for this process that is unique among all machines that share the folder."""
     return f"{place()}-{os.getpid()}"
 
 
 @cache
 def place() -> str:
-    """Where the number of a process stands for one process: this host, since its start, in this container."""
+    """The scope in which a process id is unique: this host, since its last start, in this container."""
     import socket
 
     return hashlib.sha256("\0".join((socket.gethostname(), _boot(), _namespace())).encode()).hexdigest()[:12]
 
 
 def _boot() -> str:
-    """What Linux calls its last start; elsewhere nothing, and a number of before counts as one of now."""
+    """Linux's id of the last start; empty on other systems, where process ids from before the last start cannot be told
+    apart."""
     file = Path("/proc/sys/kernel/random/boot_id")
     try:
         return file.read_text(encoding="ascii").strip()
@@ -133,7 +136,7 @@ def _boot() -> str:
 
 
 def _namespace() -> str:
-    """Of the numbers of processes; containers have their own."""
+    """The namespace of process ids; each container has its own."""
     try:
         return os.readlink("/proc/self/ns/pid")
     except OSError:

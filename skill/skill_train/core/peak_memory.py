@@ -1,4 +1,4 @@
-"""The most memory that this process, or one that it started, has had.
+"""The peak memory of this process and of the processes that it started.
 
 On Linux `ru_maxrss` outlives fork and exec: it begins with what the parent had, so its children look as large.
 VmHWM is of the program itself, and is there while it runs. macOS counts each program by itself.
@@ -17,7 +17,8 @@ _CHILDREN: list[int] = []  # the largest, alone
 
 
 def peak_memory_bytes(children: bool = False) -> int | None:
-    """Highest resident memory of this process (or of the children that were watched); None where nothing tells."""
+    """The highest resident memory of this process (or of the watched children); None where the system does not report
+    it."""
     if sys.platform == "linux":
         return max(_CHILDREN, default=None) if children else _high_water("self")
     try:
@@ -29,7 +30,8 @@ def peak_memory_bytes(children: bool = False) -> int | None:
 
 
 def watch_memory(pid: int) -> None:
-    """Looks at a child until it ends. What it takes in its last moments is missed, unless it tells by `note_memory`."""
+    """Samples the memory of a child until it ends. Misses its last moments, unless the child reports them with
+    `note_memory`."""
 
     def watch() -> None:
         while (peak := _high_water(str(pid))) is not None:
@@ -41,12 +43,12 @@ def watch_memory(pid: int) -> None:
 
 
 def note_memory(peak: int) -> None:
-    """What a child has had."""
+    """Records the peak memory that a child reported."""
     _CHILDREN[:] = [max(peak, *_CHILDREN)] if _CHILDREN else [peak]
 
 
 def _high_water(process: str) -> int | None:
-    """None for a process that has ended, and where there is no /proc."""
+    """None for a process that has ended, and on systems without /proc."""
     try:
         status = (Path("/proc") / process / "status").read_text(encoding="utf-8")
     except OSError:

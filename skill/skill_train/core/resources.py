@@ -1,4 +1,5 @@
-"""Files that travel with the package: the training program, the demo, the skill. A checkout has them where git does."""
+"""Files that are shipped with the package: the training program, the demo, the skill. In a checkout they are read from
+the repository."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ _SHIPPED = _PACKAGE / "shipped"  # in the wheel alone
 
 
 def train_program() -> Path:
-    """`train.py`: in the wheel inside the package, in a checkout under `scripts/`. The same bytes."""
+    """The path of `train.py`: inside the package in a wheel, in `scripts/` in a checkout. The bytes are the same."""
     shipped = _SHIPPED / "train.py"
     return shipped if shipped.is_file() else _PACKAGE.parents[1] / "scripts" / "train.py"
 
@@ -35,6 +36,6 @@ def template(name: str) -> Path:
 
 
 def skill() -> Path:
-    """The folder with SKILL.md, references, templates, scripts: in the wheel inside the package, else the checkout."""
+    """The folder with SKILL.md, references, templates and scripts: in the package in a wheel, or else the checkout."""
     shipped = _SHIPPED / "skill"
     return shipped if shipped.is_dir() else _PACKAGE.parents[1]

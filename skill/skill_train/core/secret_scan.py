@@ -1,4 +1,4 @@
-"""The one scan of what leaves this machine: every byte of a file, of any kind and size, for a secret in it."""
+"""Searches everything that leaves this machine for secrets: every byte of a file of any kind and size."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ _WIDE = (b"f\0_", b"f\0\0\0_", b"i\0_", b"i\0\0\0_")  # of each beginning of a t
 
 
 def secret_in(source: Path | bytes) -> str | None:
-    """What a file, or the bytes of one, seems to hold: `a token of the Hub`, `a private key`; None where nothing is.
+    """The kind of secret that a file or a block of bytes seems to contain: `a token of the Hub`, `a private key`; None
+    for none.
 
     Letters written as escapes are read as letters, and those of UTF-16 and UTF-32 too. What is packed or encrypted
     cannot be read.
@@ -37,7 +38,7 @@ def secret_in(source: Path | bytes) -> str | None:
 
 
 def _blocks(source: Path | bytes) -> Iterator[bytes]:
-    """Each begins with the end of the one before, so that nothing is cut in two."""
+    """Blocks of the file. Each begins with the end of the previous block, so that no secret is cut in two."""
     if isinstance(source, bytes):
         yield source
         return
@@ -50,8 +51,8 @@ def _blocks(source: Path | bytes) -> Iterator[bytes]:
 
 
 def _readings(block: bytes) -> Iterator[bytes]:
-    """The block as it is, and with its escapes undone where there may be some. Bytes with a null among them are numbers
-    or wide letters; there only the escapes of JSON are looked for, which stand before the weights of a file."""
+    """The block as it is, and with its escapes decoded. In binary blocks only JSON escapes are decoded, as they occur
+    in the header of a weight file."""
     yield block
     escapes = _ESCAPES if b"\0" not in block else _ESCAPES[:1]
     if any(escape in block for escape in escapes):

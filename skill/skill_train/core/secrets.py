@@ -1,4 +1,4 @@
-"""What looks like a token of the Hub, pasted where none belongs: it is not echoed, and nothing goes on with it."""
+"""Detects Hub tokens in the wrong place, such as an argument: the token is not printed, and the command ends."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _BEGINS = (
 
 
 def token_pattern(least: int = _LEAST) -> re.Pattern[str]:
-    """What every part of the program takes for a token. Group 1 is its kind.
+    """The pattern of a Hub token that all parts of the program use. Group 1 is the kind of token.
 
     Args:
         least: letters after the kind; fewer where too much hidden is better than too little.
@@ -35,14 +35,15 @@ _TOKEN = token_pattern()
 
 
 def masked(text: str) -> str:
-    """The text with the kind of each token and three dots."""
+    """The text with each token replaced by its kind and three dots."""
     if not any(beginning in text for beginning in BEGINNINGS):  # a hundred times faster than the pattern
         return text
     return _TOKEN.sub(r"\1_…", text)
 
 
 def holds_token(value: Any) -> bool:
-    """Whether a text, or a text in a list or mapping, holds one. What YAML's anchors repeat is looked at once."""
+    """Whether a text, or a text inside a list or mapping, contains a token. Values that YAML anchors repeat are checked
+    once."""
     waiting, seen = [value], set[int]()
     while waiting:
         value = waiting.pop()

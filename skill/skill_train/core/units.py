@@ -1,4 +1,4 @@
-"""Dollars and durations for a reader. Pure."""
+"""Formats dollars and durations for a reader. Pure."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import math
 
 
 def dollars(value: float) -> str:
-    """`$12.50`, `$0.40`, and below ten cents two digits that count: `$0.067`, `$0.0050`."""
+    """`$12.50` or `$0.40`; below ten cents with two significant digits: `$0.067`, `$0.0050`."""
     if value == 0 or abs(value) >= 0.1:
         return f"${value:,.2f}"
     return f"${value:.{1 - math.floor(math.log10(abs(value)))}f}"
 
 
 def duration(seconds: float, *, estimated: bool = False) -> str:
-    """`35.7 s`, `1.5 min`, `1.5 h`; of an estimate whole seconds and minutes."""
+    """`35.7 s`, `1.5 min`, `1.5 h`; whole seconds and minutes for an estimate."""
     if seconds >= 5400:
         return f"{seconds / 3600:.1f} h"
     if estimated:

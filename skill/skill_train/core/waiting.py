@@ -1,4 +1,4 @@
-"""How long one command waits for the Hub in vain, and what it says meanwhile.
+"""Limits how long one command waits for the Hub without success, and reports the waiting.
 
 Each question has a limit of its own; without one for all of them, a command that asks ten times would wait ten times as
 long. `cli` opens one `Waiting` for each command. Where there is none, as for a function that a program calls, nothing
@@ -20,7 +20,7 @@ TOLD_SECONDS = 10.0  # between two words on what is waited for
 
 @dataclass
 class Waiting:
-    """Of one command.
+    """The waiting of one command.
 
     Attributes:
         say: shows one line to the user.
@@ -41,7 +41,7 @@ _now = Waiting(lambda text: None)  # one command at a time: threads of the clien
 
 @contextlib.contextmanager
 def of_command(say: Callable[[str], None], words: list[str]) -> Iterator[None]:
-    """For all that one command does; `words` are what it was called with."""
+    """The limit for everything that one command does; `words` is its command line."""
     global _now
     before, _now = _now, Waiting(say, shlex.join(words), IN_VAIN_SECONDS)
     try:
@@ -52,7 +52,7 @@ def of_command(say: Callable[[str], None], words: list[str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def until(end: float) -> Iterator[None]:
-    """Nothing is waited for beyond this moment of the monotonic clock."""
+    """Sets the moment of the monotonic clock at which all waiting ends."""
     waiting, before = _now, _now.end
     waiting.end = min(before, end)
     try:
@@ -63,7 +63,7 @@ def until(end: float) -> Iterator[None]:
 
 @contextlib.contextmanager
 def for_hours() -> Iterator[None]:
-    """For what stays with a job: who waits there has a patience of their own (`follow`)."""
+    """For commands that stay with a job: `cloud/poll.py` has its own limit there."""
     waiting, before = _now, _now.most
     waiting.most = math.inf
     try:
@@ -73,7 +73,7 @@ def for_hours() -> Iterator[None]:
 
 
 def seconds_left() -> float:
-    """Seconds for the next question; none or fewer when the time is over."""
+    """Seconds left for the next request; zero or less when the time is over."""
     return min(_now.most - _now.vain, _now.end - time.monotonic())
 
 
@@ -82,12 +82,12 @@ def in_vain(seconds: float) -> None:
 
 
 def well() -> None:
-    """Something large has come or gone: what was waited in vain before it does not count any more."""
+    """Resets the time waited in vain after a large transfer has made progress."""
     _now.vain = 0.0
 
 
 def pause(seconds: float) -> None:
-    """Sleeps before something is asked again, and no longer than there is time."""
+    """Sleeps before a request is repeated, but not longer than the time that is left."""
     seconds = max(min(seconds, seconds_left()), 0.0)
     time.sleep(seconds)
     in_vain(seconds)
@@ -98,5 +98,5 @@ def tell(text: str) -> None:
 
 
 def again() -> str:
-    """The command that ran out of time, for its hint; empty where there is none."""
+    """The command that ran out of time, for the hint; empty outside a command."""
     return _now.again

@@ -1,4 +1,4 @@
-"""Runs a worker module in a child process, so that a crash of native code never takes the command down.
+"""Runs a worker module in a child process, so that a crash of native code does not end the command.
 
 llama-cpp-python 0.3.36 segfaults on some processors (AMX weight buffers), and aborts on files it does not like. A
 worker is `python -m skill_train.<name>_worker JOB RESULT`: it reads a JSON job, writes a JSON result, and may print
@@ -35,7 +35,8 @@ _ENDING = threading.Event()
 
 
 def llama_cpp_folder() -> Path:
-    """Where llama-cpp-python lies. Importing it would load the native library, which is for workers.
+    """The folder of llama-cpp-python. It is not imported, because that would load the native library, which only
+    workers may do.
 
     Raises:
         NotInstalled: it is missing.
@@ -95,12 +96,12 @@ def run_worker(
 
 
 def report_progress(done: float, total: float, text: str) -> None:
-    """For workers: one progress line."""
+    """Prints one progress line. For workers."""
     print(f"{PROGRESS}{done} {total} {text}", flush=True)
 
 
 def worker_main(run: Any) -> None:
-    """For workers: reads the job, calls `run(job)`, writes its result or its error."""
+    """Reads the job, calls `run(job)`, and writes its result or its error. For workers."""
     from skill_train.core.errors import SkillTrainError, out_of_memory
 
     threading.Thread(target=_end_with_the_command, daemon=True).start()
@@ -120,7 +121,7 @@ def worker_main(run: Any) -> None:
 
 
 def _end_with_the_command() -> None:
-    """Standard input closes when the command that started this worker has ended."""
+    """Ends this worker when its standard input closes, because then the command that started it has ended."""
     while os.read(0, 1):
         pass
     os._exit(1)
@@ -128,8 +129,8 @@ def _end_with_the_command() -> None:
 
 @contextlib.contextmanager
 def ending(pool: ThreadPoolExecutor) -> Iterator[ThreadPoolExecutor]:
-    """Whatever is raised ends the workers of all threads too: Ctrl-C reaches the main thread only, and a pool waits for
-    all it has. A worker that a thread starts meanwhile is ended at once."""
+    """Ends the workers of all threads when an exception is raised. Ctrl-C reaches only the main thread, and a pool
+    would wait for its threads. A worker that is started during this is ended at once."""
     try:
         with pool:
             try:

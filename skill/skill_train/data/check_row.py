@@ -1,4 +1,4 @@
-"""One row: does training take it, how much text has it, and do its speakers take turns."""
+"""Checks one row: whether training accepts it, how much text it has, and whether its speakers take turns."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _KNOWN = {*_SYSTEM, "user", "assistant", *_TOOLS}
 
 
 class Trouble(NamedTuple):
-    """What is wrong with a row. `refused`: training ends there with this message."""
+    """What is wrong with a row. `refused`: whether training would end with this message."""
 
     kind: str
     refused: bool
@@ -65,7 +65,7 @@ def checker(detected: DetectedFormat) -> Callable[[dict[str, Any]], Checked]:
 
 
 def media_beside(row: dict[str, Any], detected: DetectedFormat) -> str | None:
-    """A column that training would not read, and that holds a picture, sound or film."""
+    """A column that training would not read, and that contains images, audio or video."""
     if detected.explicit:
         return None
     read = set(detected.columns.values())
@@ -73,8 +73,8 @@ def media_beside(row: dict[str, Any], detected: DetectedFormat) -> str | None:
 
 
 def column_checker(columns: dict[str, str]) -> Callable[[dict[str, Any]], Checked]:
-    """A function that checks rows for a method that skill-train does not train: every column there, none empty, the
-    answers of one kind, the label true or false."""
+    """A function that checks rows for a method that skill-train does not train: every column exists, none is empty, the
+    answers have one type, and the label is true or false."""
 
     def check(row: dict[str, Any]) -> Checked:
         missing = [column for column in columns.values() if column not in row]
@@ -105,7 +105,7 @@ def _deep_bytes(value: Any) -> int:
 
 
 def _usual(messages: Any) -> Checked | None:
-    """The answer for a plain conversation, which `to_example` is known to take; None for every other: let it decide."""
+    """The result for a plain conversation, which `to_example` always accepts; None for any other row."""
     if type(messages) is not list:
         return None
     size, roles = 0, []
@@ -121,7 +121,7 @@ def _usual(messages: Any) -> Checked | None:
 
 
 def _may_be_media(content: str) -> bool:
-    """Whether training's own check is worth its time."""
+    """Whether a value is worth the full check for media."""
     if "<" in content or "[IMG]" in content or content[:5].lower() == "data:" or "." in content[-6:-2]:
         return True
     if content[0] in "[{ \n" or content[-1] in "]} \n":
@@ -158,7 +158,7 @@ def _order(roles: tuple[str, ...]) -> Trouble | None:
 
 
 def role_trouble(roles: tuple[str, ...]) -> str:
-    """What is odd in the order of the speakers, or nothing. Calls of tools and their answers are in order."""
+    """What is unusual in the order of the speakers; empty if nothing is. Tool calls and their answers are usual."""
     speakers = [role for role in roles if role not in _SYSTEM]
     if any(role in _SYSTEM and position for position, role in enumerate(roles)):
         return "a system message that is not the first"
@@ -183,7 +183,7 @@ def _refusal(kind: str, why: str) -> Checked:
 
 
 def _kind(row: dict[str, Any], required: frozenset[str], error: dict[str, str]) -> str:
-    """The word of the report for a refusal of training."""
+    """The name of the problem for a refusal of training."""
     if error["code"] in ("not_text", "unknown_role"):
         return error["code"]
     if "no assistant message" in error["message"]:
@@ -192,7 +192,7 @@ def _kind(row: dict[str, Any], required: frozenset[str], error: dict[str, str]) 
 
 
 def _is_empty(value: Any) -> bool:
-    """Nothing, blanks, or a conversation with a message that says nothing."""
+    """Whether a value is missing, blank, or a conversation with an empty message."""
     if isinstance(value, list):
         return not value or any(_says_nothing(message) for message in value)
     return value is None or (isinstance(value, str) and not value.strip())
@@ -207,6 +207,6 @@ def _says_nothing(message: Any) -> bool:
 
 @lru_cache(maxsize=256)  # rows of one file mostly lack the same column
 def _written(wanted: str, there: frozenset[str]) -> str:
-    """` (here: 'mesages')` for a column of the row that is nearly the wanted one."""
+    """` (here: 'mesages')` for a column of the row with almost the wanted name."""
     close = difflib.get_close_matches(wanted, there, n=1, cutoff=0.8)
     return f" (here: {close[0]!r})" if close else ""

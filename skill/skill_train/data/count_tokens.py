@@ -1,4 +1,4 @@
-"""Counts tokens with the model's own tokenizer and template, by the training program's own encoder."""
+"""Counts tokens with the model's own tokenizer and template, by the encoder of the training program."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _OF_THE_MODEL = ("no_chat_template", "bad_tokenizer", "unsafe_file")  # the mode
 
 
 class Counter:
-    """Encodes rows one by one as training would.
+    """Encodes rows one by one as training does.
 
     Attributes:
         found: the format as this model reads it.
@@ -47,7 +47,7 @@ class Counter:
         return list(self._encode.notes)
 
     def encode(self, line: int, row: dict[str, Any]) -> dict[str, Any] | None:
-        """The encoded row, uncut, or None when the model's template refuses it.
+        """The encoded row without a cut; None if the model's template rejects it.
 
         Raises:
             UsageError: the model cannot render any conversation.
@@ -61,11 +61,11 @@ class Counter:
             return None
 
     def trained(self, encoded: dict[str, Any]) -> bool:
-        """Whether something is left to train on once the row is cut."""
+        """Whether the row still has something to train on after the cut."""
         return bool(first_trained(encoded) < self.recipe.max_length)
 
     def example(self, encoded: dict[str, Any]) -> str:
-        """The row as it is fed, with the trained parts between ⟦ and ⟧."""
+        """The row as the model sees it, with the trained parts between ⟦ and ⟧."""
         limit, text = self.recipe.max_length, ""
         pairs = zip(encoded["input_ids"][:limit], encoded["labels"][:limit], strict=True)
         for trained, piece in groupby(pairs, key=lambda pair: pair[1] != IGNORED):
@@ -77,8 +77,8 @@ class Counter:
 def count_rows(
     counter: Counter, rows: Iterator[tuple[int, dict[str, Any]]], total: int, longest_row: int
 ) -> tuple[Lengths | None, dict[str, Count], str]:
-    """Lengths of an even sample of `total` rows, the problems that only a tokenizer sees, and the first row rendered
-    (the first with a trained part, where one has it).
+    """The lengths of an even sample of `total` rows, the problems that only a tokenizer finds, and the first row with a
+    trained part, rendered.
 
     The row at ordinal `longest_row` is counted besides, so that the longest is known. None when no row was encoded.
     """
@@ -103,7 +103,7 @@ def count_rows(
 
 
 def first_trained(encoded: dict[str, Any]) -> int:
-    """Position of the first label that counts; the length of the row when none does. The first is never predicted."""
+    """The position of the first label that counts, or the length of the row. The first position is never predicted."""
     labels = encoded["labels"]
     return next((i for i in range(1, len(labels)) if labels[i] != IGNORED), _UNCUT)
 

@@ -1,4 +1,4 @@
-"""What a dataset is taken for: its format or a suggested mapping, the verdicts on each method, and its problems."""
+"""Inspects a dataset: its format or a suggested mapping, the verdict for each method, and its problems."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from skill_train.recipe.formats import DetectedFormat, detect
 
 @dataclass
 class Inspection:
-    """What is looked at, and what was found out.
+    """The dataset that is inspected, and the findings.
 
     Attributes:
         recipe: its dataset, and its mapping where it says one; `file` is where it was read.
@@ -45,7 +45,8 @@ class Inspection:
 
 
 def inspect_dataset(recipe: Recipe, method: str, file: Path | None) -> Inspection:
-    """Reads the dataset and judges it. Twice, when the first rows did not show every column that a format can use."""
+    """Reads the dataset and judges it. Reads it twice if the first rows did not show every column that a format can
+    use."""
     peeked = problems.peek(recipe)
     if not peeked:
         seen = problems.survey(recipe, None)
@@ -70,7 +71,7 @@ def inspect_dataset(recipe: Recipe, method: str, file: Path | None) -> Inspectio
 
 
 def _usual_format(first: dict[str, Any], row: dict[str, Any]) -> DetectedFormat | None:
-    """What training would find, from the first row, unless that row is not like the others."""
+    """The format that training would detect from the first row, unless that row differs from the others."""
     found = detect(row)
     same = detect(first)
     alike = found is not None and same is not None and (same.format, same.required) == (found.format, found.required)

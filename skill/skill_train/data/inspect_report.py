@@ -1,4 +1,4 @@
-"""The answer of `data`: the figures of one look at a dataset, as the JSON answer holds them."""
+"""The answer of `data`: the findings of an inspection as JSON."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _EXAMPLE = 1200  # characters
 
 @dataclass
 class Counted:
-    """Of the tokenizer, when there was one: lengths, problems, one row rendered; else why there is none.
+    """The findings of the tokenizer: lengths, problems and a rendered row, or the reason why there are none.
 
     `error`: the model cannot be trained on this format at all. `counter`: the `token_count.Counter` that counted.
     """
@@ -85,7 +85,7 @@ def _count(count: Count | None) -> Any:
 
 
 def _unknown(subject: Inspection, counted: Counted) -> dict[str, str]:
-    """Why a problem or a figure is null."""
+    """The reasons for problems and figures that are null."""
     unknown: dict[str, str] = {}
     if subject.check is None:
         unknown |= dict.fromkeys(survey.MAPPED, f"no mapping for {subject.method}")
@@ -118,7 +118,7 @@ def _rounded(facts: TokenFacts) -> dict[str, Any]:
 
 
 def plain_example(subject: Inspection) -> str:
-    """The first usable row without a template: speakers by name, trained parts marked as far as that shows."""
+    """The first usable row without a template: speakers by name, trained parts marked as far as possible."""
     check = subject.check
     row = next((row for _, row in survey.usable(subject.recipe, check)), None) if check is not None else None
     if row is None:
@@ -129,7 +129,7 @@ def plain_example(subject: Inspection) -> str:
 
 
 def marked(row: dict[str, Any], detected: DetectedFormat, loss_on: str | None) -> str:
-    """A row as training reads it, before the template, with what is trained between ⟦ and ⟧."""
+    """A row as training reads it, before the template, with the trained parts between ⟦ and ⟧."""
     example = to_example(row, detected.format, detected.columns)
     if example["kind"] == "text":
         return f"⟦{example['text']}⟧"
@@ -149,5 +149,5 @@ def marked(row: dict[str, Any], detected: DetectedFormat, loss_on: str | None) -
 
 
 def _short(text: str, limit: int = _EXAMPLE) -> str:
-    """The text with its middle left out: both its start and the trained end stay."""
+    """The text without its middle, so that its start and its trained end are kept."""
     return text if len(text) <= limit else text[: limit // 2] + " … " + text[-limit // 2 :]

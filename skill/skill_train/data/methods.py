@@ -1,4 +1,4 @@
-"""Which training method a dataset can serve, judged from one row, and the mapping as recipe lines. Pure.
+"""Judges from one row which training methods a dataset can serve, and suggests a mapping as recipe lines. Pure.
 
 What each method needs: TRL, docs/source/dataset_formats.md, "Which dataset type to use?" (read 2026-11, and compared
 with the `_prepare_dataset` of the trainers of trl 1.16.0): SFT language modeling or prompt-completion; DPO and reward
@@ -73,7 +73,7 @@ class Verdict:
 def judge(
     row: dict[str, Any], detected: DetectedFormat | None, rows: Sequence[dict[str, Any]] = ()
 ) -> dict[str, Verdict]:
-    """The verdict on every method.
+    """The verdict for every method.
 
     Args:
         row: a typical one.
@@ -117,7 +117,7 @@ def _usual_columns(row: dict[str, Any]) -> Verdict | None:
 
 
 def _chosen_answers(row: dict[str, Any]) -> Verdict | None:
-    """Preference pairs: the chosen answers are examples."""
+    """The verdict for preference pairs, whose chosen answers can be trained."""
     pair = _pair(row)
     if pair is None:
         return None
@@ -131,7 +131,7 @@ def _chosen_answers(row: dict[str, Any]) -> Verdict | None:
 
 
 def _odd_names(row: dict[str, Any]) -> Verdict | None:
-    """A pair of columns with names that are known, in another spelling or combination."""
+    """The verdict for two columns with known names in another spelling or combination."""
     texts = {name: value for name, value in row.items() if kind(value) in ("text", "messages")}
     asked, answered = _column(texts, _ASKED), _column(texts, _ANSWERED)
     if asked is None or answered is None:
@@ -140,7 +140,7 @@ def _odd_names(row: dict[str, Any]) -> Verdict | None:
 
 
 def _one_column(row: dict[str, Any]) -> Verdict | None:
-    """One column that can only be one thing, whatever its name."""
+    """The verdict for a single column that can only have one meaning."""
     for wanted, data_format, name in (
         ("messages", "messages", "messages"),
         ("turns", "sharegpt", "conversations"),
@@ -171,7 +171,7 @@ def _two_texts(row: dict[str, Any], rows: Sequence[dict[str, Any]]) -> Verdict |
 
 
 def _no_answer(row: dict[str, Any], texts: list[str]) -> str | None:
-    """Why neither of two texts answers the other: what answers is no text, or one is what the other is about."""
+    """Why neither of two columns can be the answer: it is not text, or it is the subject of the other."""
     answers = [column for column in row if column not in texts and _plain(column).rstrip("s") in _ANSWERED]
     if answers and (asked := _column(row, _ASKED)) is not None:
         return f"{answers[0]} holds {kind(row[answers[0]])}, and the answer to {asked} must be text"
@@ -180,13 +180,13 @@ def _no_answer(row: dict[str, Any], texts: list[str]) -> str | None:
 
 
 def _asks(column: str, rows: Sequence[dict[str, Any]]) -> bool:
-    """Most values end with a question mark: that of Latin script, Chinese, Arabic, Armenian or Amharic."""
+    """Whether most values end with a question mark: Latin, Chinese, Arabic, Armenian or Amharic."""
     texts = [value.strip() for row in rows if isinstance(value := row.get(column), str) and value.strip()]
     return 2 * sum(text.endswith(_QUESTION_MARKS) for text in texts) > len(texts)
 
 
 def _names_files(column: str, rows: Sequence[dict[str, Any]]) -> bool:
-    """Whether nearly all values are one word each, with the slashes or the ending of a file."""
+    """Whether almost all values are single words with slashes or a file extension."""
     texts = [value.strip() for row in rows if isinstance(value := row.get(column), str) and value.strip()]
     return bool(texts) and 10 * sum(_FILE.fullmatch(text) is not None for text in texts) >= 9 * len(texts)
 
@@ -249,7 +249,7 @@ def _mapped(row: dict[str, Any], columns: dict[str, str], because: str) -> Verdi
 
 
 def _pair(row: dict[str, Any]) -> dict[str, str] | None:
-    """Two columns of one kind, a better and a worse answer."""
+    """Two columns of one type: a better and a worse answer."""
     chosen, rejected = _column(row, _CHOSEN), _column(row, _REJECTED)
     if chosen is None or rejected is None or kind(row[chosen]) != kind(row[rejected]):
         return None
@@ -257,7 +257,7 @@ def _pair(row: dict[str, Any]) -> dict[str, str] | None:
 
 
 def _column(row: dict[str, Any], names: tuple[str, ...]) -> str | None:
-    """The column with the first of these names; case, spaces and underscores do not matter."""
+    """The column with the first of these names, ignoring case, spaces and underscores."""
     plain = {_plain(column): column for column in reversed(row)}
     return next((plain[name] for name in names if name in plain), None)
 

@@ -12,5 +12,5 @@ _NUMBER = re.compile(rb"(?:(?<![\w+])|(?<=\\[nrt]))\+[1-9](?:[ ()./-]{0,2}\d){7,
 
 
 def holds_personal(line: bytes) -> bool:
-    """Of one row, as it is written."""
+    """Whether one row, as written, seems to contain personal data."""
     return (b"@" in line and _ADDRESS.search(line) is not None) or (b"+" in line and _NUMBER.search(line) is not None)

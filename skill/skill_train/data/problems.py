@@ -1,4 +1,4 @@
-"""Reads a whole dataset once and counts what is wrong with it: each kind of problem, how often, on which lines."""
+"""Reads a whole dataset once and counts its problems: which kinds, how often, on which lines."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SHAPES = 4096
 
 @dataclass
 class Count:
-    """`refused` of the `rows` end the training; `why` is the first one's reason."""
+    """`refused` of the `rows` would end the training; `why` is the first reason."""
 
     rows: int = 0
     refused: int = 0
@@ -65,20 +65,20 @@ class Survey:
 
 
 def peek(recipe: Recipe) -> list[dict[str, Any]]:
-    """The first rows that are whole."""
+    """The first complete rows."""
     whole = (row for _, row, _ in read_rows.read(recipe) if isinstance(row, dict))
     return list(islice(whole, PEEKED))
 
 
 def typical(peeked: list[dict[str, Any]]) -> dict[str, Any]:
-    """A row with the most frequent set of columns, each with the first value that is not null."""
+    """A row with the most frequent set of columns, each with its first value that is not null."""
     usual = Counter(tuple(row) for row in peeked).most_common(1)[0][0]
     alike = [row for row in peeked if tuple(row) == usual]
     return {name: next((row[name] for row in alike if row[name] is not None), None) for name in usual}
 
 
 def survey(recipe: Recipe, check: Check | None) -> Survey:
-    """Every row once. Without `check` only what reading tells."""
+    """Reads every row once. Without `check` only reading problems are found."""
     found = Survey(problems={name: Count() for name in (READING + MAPPED if check else READING)})
     repeats, shapes = Repeats(), set[tuple[Any, ...]]()
     for line, row, raw in read_rows.read(recipe):
@@ -103,7 +103,7 @@ def survey(recipe: Recipe, check: Check | None) -> Survey:
 
 
 def usable(recipe: Recipe, check: Check) -> Iterator[tuple[int, dict[str, Any]]]:
-    """`(line, row)` of the rows that training takes."""
+    """`(line, row)` of each row that training accepts."""
     for line, row, _ in read_rows.read(recipe):
         if isinstance(row, dict):
             trouble = check(row)[2]
@@ -112,7 +112,7 @@ def usable(recipe: Recipe, check: Check) -> Iterator[tuple[int, dict[str, Any]]]
 
 
 def content(row: dict[str, Any], raw: bytes | None) -> bytes:
-    """What makes two rows the same: the bytes of the line, or the values where a row is no line."""
+    """The content that makes two rows equal: the bytes of the line, or the values if a row is not a line."""
     return canonical(row) if raw is None else raw.strip()
 
 

@@ -1,4 +1,4 @@
-"""Reads a dataset row by row. What cannot be read is handed over as such, with its line, and reading goes on."""
+"""Reads a dataset row by row. A line that cannot be read is given as such, and reading continues."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SUFFIXES = (*LINES, ".json", ".csv", ".tsv", ".parquet")
 
 @dataclass(frozen=True)
 class Broken:
-    """A line that is no row. `refusal` is the `Refused` that training ends with there."""
+    """A line that is not a row. `refusal` is the `Refused` with which training would end."""
 
     kind: Literal["broken_json", "not_utf8", "not_an_object"]
     refusal: Any
@@ -72,7 +72,7 @@ def read(recipe: Recipe) -> Iterator[Line]:
 
 
 def is_id(name: str) -> bool:
-    """Whether what is no file here can be the id of a dataset on the Hub."""
+    """Whether a text that is not a local path can be a dataset id on the Hub."""
     path = Path(name)
     return name.count("/") == 1 and not path.is_absolute() and name[0] != "." and path.suffix.lower() not in SUFFIXES
 
@@ -98,7 +98,7 @@ def _from_hub(recipe: Recipe, rows: Iterator[tuple[int, dict[str, Any]]]) -> Ite
 
 
 def _sliced(lines: Iterator[Line], split: str) -> Iterator[Line]:
-    """The rows of a slice, and each broken line that is read on the way to its end: training is refused there too."""
+    """The rows of a slice, and each broken line before its end, because training is refused for those too."""
     broken: list[Line] = []
 
     def whole() -> Iterator[tuple[int, Line]]:
@@ -123,7 +123,7 @@ def _file(path: Path) -> Iterator[Line]:
 
 
 def _json_lines(path: Path) -> Iterator[Line]:
-    """One object a line. The usual line is read at once; every other one by the training program's own reader."""
+    """One object for each line. Usual lines are read here; all others by the training program's reader."""
     # What json.loads calls, without its checks: half the time.
     scan_once: Callable[[str, int], tuple[Any, int]] = json.JSONDecoder().scan_once  # type: ignore[attr-defined]
     for number, raw in numbered_lines(path):
@@ -140,7 +140,7 @@ def _json_lines(path: Path) -> Iterator[Line]:
 
 
 def free_name(path: Path) -> str:
-    """A name beside the dataset, for its usable rows, that is not taken."""
+    """An unused name beside the dataset for its usable rows."""
     beside = path.with_name(path.stem if path.exists() else path.name)
     names = (beside.with_name(f"{beside.name}.fixed{n}.jsonl") for n in ["", *(f"-{i}" for i in range(2, 1000))])
     return str(next(name for name in names if not name.exists()))
@@ -158,7 +158,8 @@ def _parsed(raw: bytes, where: str) -> dict[str, Any] | Broken:
 
 
 def _json(path: Path) -> Iterator[Line]:
-    """A list of objects, an object that holds one such list, or one object a line after all, as `train.iter_json`."""
+    """The rows of a list of objects, of an object with one such list, or of JSON lines after all, as in
+    `train.iter_json`."""
     try:
         document = json.loads(whole_text(path))
     except (ValueError, RecursionError):
@@ -174,7 +175,7 @@ def _json(path: Path) -> Iterator[Line]:
 
 
 def _csv(path: Path, delimiter: str) -> Iterator[Line]:
-    """Rows of a table, as `train.iter_csv` reads them; a row that it refuses is broken, and the next one is read."""
+    """The rows of a table, as `train.iter_csv` reads them. A rejected row is broken, and reading continues."""
     wrong_bytes = list[tuple[int, bytes]]()
     csv.field_size_limit(CELL_CHARACTERS)
     reader = csv.reader(_text_lines(path, wrong_bytes), delimiter=delimiter, strict=True)
@@ -206,7 +207,7 @@ def _table_row(names: list[str], cells: list[str], where: str) -> dict[str, Any]
 
 
 def _text_lines(path: Path, wrong_bytes: list[tuple[int, bytes]]) -> Iterator[str]:
-    """Text by lines; those that are not UTF-8 go to `wrong_bytes`, with their numbers."""
+    """The lines of a text. Lines that are not UTF-8 go to `wrong_bytes` with their numbers."""
     for number, raw in numbered_lines(path):
         try:
             yield raw.decode("utf-8-sig")

@@ -1,4 +1,4 @@
-"""Rows that stand in a dataset twice, counted exactly in memory that hardly grows with the rows.
+"""Counts repeated rows of a dataset exactly, in memory that hardly grows with the number of rows.
 
 Digests are sorted, 24 bytes a row, so that equal ones come to lie beside each other: of many rows in a temporary file.
 """
@@ -18,7 +18,7 @@ _READ_AT_ONCE = 128
 
 
 class Repeats:
-    """`add` every row, then ask once for the `places` of those that stand earlier already."""
+    """`add` every row, then ask once for the `places` of those that repeat an earlier row."""
 
     def __init__(self) -> None:
         self._rows = _Sorter()
@@ -28,7 +28,7 @@ class Repeats:
         self._rows.add(hashlib.sha256(content).digest()[:_DIGEST] + place.to_bytes(_PLACE, "big"))
 
     def places(self) -> Iterator[int]:
-        """In ascending order, each row that is equal to an earlier one."""
+        """The places of all rows that equal an earlier row, in ascending order."""
         repeated, before = _Sorter(), b""
         for record in self._rows:
             digest, place = record[:_DIGEST], record[_DIGEST:]
@@ -39,7 +39,7 @@ class Repeats:
 
 
 class _Sorter:
-    """Records of one length, sorted in parts and merged when they are read. Each full part lies in a file."""
+    """Sorts records of one length in parts, each in a file, and merges them when they are read."""
 
     def __init__(self) -> None:
         self._part: list[bytes] = []

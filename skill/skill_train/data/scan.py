@@ -1,4 +1,4 @@
-"""Reads a dataset once, row by row: which format it is, how its columns map, and whether every row is whole."""
+"""Reads a dataset once, row by row: its format, the mapping of its columns, and whether every row is complete."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _WORDS = 3  # a text of as many is a sentence, and no name or number; scripts wi
 
 
 def scan(recipe: Recipe) -> DatasetFacts:
-    """Every row read and checked once, in constant memory.
+    """The facts of a dataset: every row is read and checked once, in constant memory.
 
     Raises:
         UsageError: no such dataset, a broken line (with its number), wrong columns, a malformed row, or no rows.
@@ -97,7 +97,7 @@ def _scan(recipe: Recipe, path: Path) -> DatasetFacts:
 
 
 def with_text_of(facts: DatasetFacts, recipe: Recipe, first: tuple[dict[str, Any], ...]) -> DatasetFacts:
-    """Facts of a dataset that was not read whole: its text measured in its first rows, and taken for the others."""
+    """The facts of a dataset that was not read completely: the text of its first rows stands for the others."""
     check = checker(DetectedFormat(facts.format, facts.columns, facts.reason))
     measured = [(size, said) for size, said, trouble in map(check, first) if trouble is None or not trouble.refused]
     if not measured:
@@ -113,12 +113,12 @@ def with_text_of(facts: DatasetFacts, recipe: Recipe, first: tuple[dict[str, Any
 
 
 def canonical(row: dict[str, Any]) -> bytes:
-    """The same bytes for the same row, whatever file it came from."""
+    """Bytes that are equal for equal rows, whatever file they came from."""
     return json.dumps(row, sort_keys=True, ensure_ascii=False, default=str).encode("utf-8", "replace")
 
 
 def find_format(recipe: Recipe, row: dict[str, Any]) -> DetectedFormat:
-    """The format that the recipe says, or that this row has.
+    """The format that the recipe names, or that this row has.
 
     Raises:
         UsageError: there is none, or a column that every row must have is missing.
@@ -161,12 +161,12 @@ def _check_mapping(data_format: str, columns: dict[str, str]) -> None:
 
 
 def complete(recipe: Recipe, detected: DetectedFormat, names: Collection[str]) -> DetectedFormat:
-    """The mapping of rows with these columns. One that the recipe says stays as it is."""
+    """The mapping for rows with these columns. A mapping in the recipe is not changed."""
     return detected if recipe.columns else with_optional(detected, names)
 
 
 def require_columns(recipe: Recipe, detected: DetectedFormat, names: Collection[str]) -> None:
-    """Raises UsageError when the recipe says an optional column that no row has."""
+    """Raises UsageError if the recipe names an optional column that no row has."""
     missing = next((column for column in detected.columns.values() if column not in names), None)
     if missing is not None:
         raise wrong_columns(recipe, names, f"no column {missing!r} in any row")
@@ -190,7 +190,7 @@ def first_format(recipe: Recipe, first: Sequence[dict[str, Any]]) -> DetectedFor
 
 
 def unread_media(recipe: Recipe, columns: dict[str, str]) -> str | None:
-    """What to say of a column with pictures, sounds or films that the recipe leaves out by naming the others."""
+    """The warning for a column of images, audio or video that the recipe leaves out by naming the others."""
     if not recipe.columns:
         return None
     found = DetectedFormat(recipe.format or "", columns, "")
@@ -202,13 +202,13 @@ def unread_media(recipe: Recipe, columns: dict[str, str]) -> str | None:
 
 
 def first_rows_of(recipe: Recipe) -> list[dict[str, Any]]:
-    """The first rows that are whole."""
+    """The first complete rows."""
     return list(islice((row for _, row, _ in read_rows.read(recipe) if isinstance(row, dict)), _FIRST))
 
 
 def unread_text(first: Sequence[dict[str, Any]], columns: dict[str, str]) -> list[str]:
-    """Columns that are not read and differ from row to row: sentences, such as the passage that a question is about or
-    earlier turns, and the label of a plain text.
+    """Columns that are not read although their text differs from row to row: the passage that a question is about,
+    earlier turns, or the label of a plain text.
 
     Args:
         columns: what the format calls a column: what the dataset calls it.
@@ -235,7 +235,7 @@ def _is_sentence(text: str) -> bool:
 
 
 def _texts(value: Any, depth: int = 4) -> list[str]:
-    """The texts of a value, those in its lists and objects too."""
+    """All texts in a value, including its lists and objects."""
     if isinstance(value, str):
         return [value] if value.strip() else []
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
@@ -243,7 +243,7 @@ def _texts(value: Any, depth: int = 4) -> list[str]:
 
 
 def unread_text_told(names: list[str], columns: dict[str, str]) -> str:
-    """The warning of such columns."""
+    """The warning for such columns."""
     return (
         f"{', '.join(names[:4])} {'is' if len(names) == 1 else 'are'} not read: the model learns "
         f"{', '.join(columns.values())} alone. If the answers need it, put it into the question, or name the columns "
@@ -280,7 +280,7 @@ def wrong_columns(recipe: Recipe, names: Collection[str], why: str) -> UsageErro
 def media_error(
     recipe: Recipe, where: str, column: str, row: dict[str, Any], detected: DetectedFormat | None
 ) -> UsageError:
-    """A dataset of pictures, sounds or films, whose text alone would teach something else.
+    """The error for a dataset of images, audio or video, whose text alone would teach something else.
 
     Args:
         detected: how its text could be read; None when it is no example by itself.
@@ -301,7 +301,7 @@ def media_error(
 
 
 def _refused(recipe: Recipe, line: int, row: dict[str, Any], found: DetectedFormat, kind: str) -> SkillTrainError:
-    """The error of a row that training refuses, with its line."""
+    """The error for a row that training rejects, with its line."""
     where = f"line {line} of {recipe.data}"
     if kind == "missing_column":
         return UsageError(
@@ -329,7 +329,7 @@ def _refused(recipe: Recipe, line: int, row: dict[str, Any], found: DetectedForm
 
 
 def _leave_out(recipe: Recipe) -> str:
-    """The command that names every such row at once and writes the others. A mapping stands in a file that is not known
+    """The command that lists all such rows and writes the others. The mapping may be in a recipe file that is not known
     here."""
     split = ["--split", recipe.split] if recipe.split != Recipe.split else []
     split += ["--model", recipe.model] if recipe.model and Path(recipe.model).is_dir() else []

@@ -1,4 +1,4 @@
-"""Which encoding a file of text most likely has, where it is not UTF-8, and the command that rewrites it."""
+"""Guesses the encoding of a text file that is not UTF-8, and gives the command that converts it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ _MARKS = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
 
 
 def rewriting_command(path: Path) -> str | None:
-    """The `iconv` that makes the whole file UTF-8; None where it would spoil rows that are UTF-8 already, or where a
-    line is too long to be a row.
+    """The `iconv` command that converts the whole file to UTF-8; None if it would damage rows that already are UTF-8,
+    or if a line is too long for a row.
 
     Nearly all that is neither UTF-8 nor UTF-16 is Windows-1252, of which Latin-1 is a part. A file in which other lines
     are UTF-8 beyond ASCII was put together from two, and no single command mends it.

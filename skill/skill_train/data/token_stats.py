@@ -1,4 +1,4 @@
-"""How many tokens the rows of a dataset make: a range from their bytes, or what was counted once and kept."""
+"""The number of tokens in the rows of a dataset: estimated from bytes, or counted once and cached."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _TOKENIZER_FILES = (
 
 @dataclass(frozen=True)
 class Lengths:
-    """Counted rows, before anything is cut.
+    """Counted rows before any cut.
 
     Attributes:
         rows: of the dataset.
@@ -53,7 +53,7 @@ def token_range(
     turns: int = 0,
     longest_turns: int = 0,
 ) -> TokenFacts:
-    """Tokens a row when no tokenizer was asked: 2 to 5 UTF-8 bytes a token, and a template's own tokens around them.
+    """Tokens for each row without a tokenizer: 2 to 5 UTF-8 bytes a token, plus the tokens of a template.
 
     Args:
         turns: messages of all rows, 0 for plain text; `longest_turns`: of the row with most of them.
@@ -73,7 +73,7 @@ def token_range(
 
 
 def token_facts(lengths: Lengths, max_length: int) -> TokenFacts:
-    """The facts of counted rows at one `max_length`."""
+    """The facts of counted rows for one `max_length`."""
     sizes = [size for size, _, _ in lengths.counted]
     count, total = len(sizes), sum(sizes)
     mean, cut = total / count, sum(min(size, max_length) for size in sizes) / count
@@ -91,7 +91,8 @@ def token_facts(lengths: Lengths, max_length: int) -> TokenFacts:
 
 
 def distribution(lengths: Lengths) -> dict[str, Any]:
-    """Percentiles (nearest rank) and a histogram: rows of at most `up_to` tokens and more than the bucket before."""
+    """Percentiles (nearest rank) and a histogram: each bucket counts the rows of at most `up_to` tokens that are not in
+    the bucket before."""
     sizes = sorted(size for size, _, _ in lengths.counted)
     rank = {f"p{p}": sizes[max(0, -(-p * len(sizes) // 100) - 1)] for p in (50, 90, 99)}
     histogram, edge, done = [], 16, 0
@@ -106,7 +107,7 @@ def distribution(lengths: Lengths) -> dict[str, Any]:
 def known_tokens(
     dataset: DatasetFacts, tokenizer: str | None, *, split: str, loss_on: str | None, max_length: int
 ) -> TokenFacts | None:
-    """What `skill-train data --model` counted of this very dataset with this very tokenizer, or None. Milliseconds.
+    """What `skill-train data --model` counted for this dataset and tokenizer, or None. Takes milliseconds.
 
     Args:
         tokenizer: `tokenizer_key` of the model.
@@ -124,14 +125,15 @@ def known_tokens(
 
 
 def keep(dataset: DatasetFacts, tokenizer: str | None, lengths: Lengths, *, split: str, loss_on: str | None) -> None:
-    """Writes what was counted where `known_tokens` looks."""
+    """Writes the counts to the cache that `known_tokens` reads."""
     path = _kept(dataset, tokenizer, split, loss_on)
     if path is not None:
         write_json(path, {"schema": SCHEMA, **asdict(lengths)})
 
 
 def tokenizer_key(model: str, revision: str | None) -> str | None:
-    """Changes when the tokenizer or its template changes; None when nothing tells. Of a large file its size and ends.
+    """A key that changes when the tokenizer or its template changes; None if that cannot be told. Of a large file it
+    uses the size and both ends.
 
     Args:
         model: folder or Hub id.

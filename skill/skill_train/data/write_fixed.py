@@ -1,4 +1,4 @@
-"""Writes the usable rows of a dataset, mapped to the plain columns of their format. The input is only read."""
+"""Writes the usable rows of a dataset, mapped to the standard columns of their format. The dataset is only read."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Refuses = Callable[[int, dict[str, Any]], str | None]
 
 
 def check_out(out: Path) -> None:
-    """Raises UsageError when the output exists or is no JSONL file. Called before anything is read."""
+    """Raises UsageError if the output exists or is not a JSONL file. Called before anything is read."""
     if out.exists() or out.is_symlink():
         raise UsageError(
             f"{out} already exists",
@@ -45,7 +45,7 @@ def check_out(out: Path) -> None:
 def write_fixed(
     recipe: Recipe, columns: dict[str, str], check: Check, refuses: Refuses | None, out: Path
 ) -> dict[str, Any]:
-    """Writes `out` and says what is in it and what was left out, by kind.
+    """Writes `out`; returns what it contains and what was left out, by kind.
 
     Broken rows, rows that training refuses and all but the first of equal rows are left out.
 
@@ -82,7 +82,7 @@ def write_fixed(
 def _lines(
     recipe: Recipe, columns: dict[str, str], check: Check, refuses: Refuses | None, left_out: Counter[str]
 ) -> Iterator[tuple[int, bytes]]:
-    """The rows to write, each with its place; the others are counted in `left_out`."""
+    """The rows to write, each with its place. The other rows are counted in `left_out`."""
     for place, (number, row, _) in enumerate(read_rows.read(recipe)):
         if isinstance(row, read_rows.Broken):
             left_out[row.kind] += 1

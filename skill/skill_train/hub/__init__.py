@@ -1,1 +1,1 @@
-"""Every question to the Hugging Face Hub."""
+"""Every request to the Hugging Face Hub."""

@@ -1,4 +1,4 @@
-"""Who the token on this machine belongs to. The token stays inside huggingface_hub."""
+"""The account that the token on this machine belongs to. The token stays inside huggingface_hub."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from skill_train.hub.client import GARBLED, KeptAway, Subject, ask, prepare, und
 
 @dataclass(frozen=True)
 class Account:
-    """Who the token on this machine belongs to, and what it may do.
+    """The account that the token on this machine belongs to, and its permissions.
 
     Attributes:
         state: `valid`, `invalid`, `none` (no token) or `unchecked` (the Hub was not asked, or did not answer).
@@ -33,8 +33,8 @@ class Account:
     scopes: tuple[tuple[str, frozenset[str]], ...] = ()
 
     def may(self, permission: str, where: str) -> bool | None:
-        """Whether it has a permission (`repo.write`, `job.write`) in a namespace, or in one repository; None when the
-        Hub does not tell."""
+        """Whether the token has a permission (`repo.write`, `job.write`) in a namespace or for one repository; None if
+        the Hub does not say."""
         if self.role != "fineGrained":
             return self.can_write
         places = ("", where, where.split("/")[0])
@@ -42,7 +42,7 @@ class Account:
 
 
 def account(seconds: float = 4.0) -> Account:
-    """Asks the Hub once who the token belongs to. Never raises, and nothing of the token is in the answer."""
+    """Asks the Hub once who the token belongs to. Never raises, and the answer contains no part of the token."""
     prepare()
     from huggingface_hub import constants
     from huggingface_hub.errors import HfHubHTTPError
@@ -80,7 +80,7 @@ def account(seconds: float = 4.0) -> Account:
 
 
 def no_answer(account: Account) -> Temporary:
-    """The error of an account that is `unchecked`."""
+    """The error for an account that could not be checked."""
     kept_away = "HF_HUB_OFFLINE" in account.why
     return (KeptAway if kept_away else Temporary)(
         f"the token cannot be checked: {account.why}",
@@ -92,7 +92,7 @@ def no_answer(account: Account) -> Temporary:
 
 
 def token() -> str | None:
-    """The token itself, for a program that takes it from its environment by name."""
+    """The token itself, for a program that reads it from an environment variable."""
     from huggingface_hub import get_token
 
     found: str | None = get_token()
@@ -100,7 +100,8 @@ def token() -> str | None:
 
 
 def _account(said: dict[str, Any]) -> Account:
-    """A `write` token may do all that its owner may; a `fineGrained` one what its permissions say."""
+    """The permissions of a token: a `write` token may do everything that its owner may, a `fineGrained` one what it
+    lists."""
     token = (said.get("auth") or {}).get("accessToken") or {}
     role, name = str(token.get("role") or ""), str(said.get("name") or "")
     orgs = tuple(str(org.get("name")) for org in said.get("orgs") or ())
@@ -113,8 +114,8 @@ def _account(said: dict[str, Any]) -> Account:
 
 
 def _scopes(fine: dict[str, Any]) -> list[tuple[str, frozenset[str]]]:
-    """Their form is the one that trufflehog's analyzer reads (2026). An entity is a user, an organisation or a
-    repository."""
+    """The permissions of a fine-grained token, in the form that trufflehog's analyzer reads (2026). An entity is a
+    user, an organisation or a repository."""
     found = [("", frozenset(fine.get("global") or ()))]
     for scope in fine.get("scoped") or ():
         entity = scope.get("entity") or {}

@@ -1,4 +1,4 @@
-"""One way to ask the Hub: with a time limit on the whole question, and every failure as one of our errors."""
+"""The only way to send a request to the Hub: with a limit on the total time, and every failure as one of our errors."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _FILES = ("/api/resolve-cache/",)  # where the Hub has small files of repositori
 
 
 def ask(subject: Subject, question: Callable[[], Answer], *, seconds: float | None = QUESTION_SECONDS) -> Answer:
-    """What the question returns. What is waited for is told every ten seconds, to the user of a command.
+    """The answer to a request. Reports to the user every ten seconds what it waits for.
 
     Args:
         question: makes the requests.
@@ -74,7 +74,7 @@ def ask(subject: Subject, question: Callable[[], Answer], *, seconds: float | No
 
 
 def _understandably(subject: Subject, question: Callable[[], Answer]) -> Answer:
-    """Its answer; every failure as one of our errors, which is counted as waited in vain if it may pass."""
+    """The answer; every failure as one of our errors. A failure that may pass counts as time waited in vain."""
     started = time.monotonic()
     try:
         return question()
@@ -97,7 +97,7 @@ def _understandably(subject: Subject, question: Callable[[], Answer]) -> Answer:
 
 
 def ask_here(subject: Subject, question: Callable[[], Answer]) -> Answer:
-    """The answer to a question of this thread, such as the next line of a log, which may be silent for hours. Each of
+    """The answer to a request on this thread, such as the next line of a log, which may be silent for hours. Each of
     its requests has its own limit.
 
     Raises: as `ask`.
@@ -107,12 +107,12 @@ def ask_here(subject: Subject, question: Callable[[], Answer]) -> Answer:
 
 
 def worth_asking_again(trouble: Temporary) -> bool:
-    """Whether another answer may come after a pause, in the time that the command has left."""
+    """Whether a later request may succeed, and the command has time left for it."""
     return not isinstance(trouble, KeptAway) and waiting.seconds_left() > 0
 
 
 def _in_time(seconds: float | None, subject: Subject, question: Callable[[], Answer]) -> Answer:
-    """The answer of a thread of its own, which is left behind when the time is up."""
+    """The answer from another thread, which is abandoned when the time is up."""
     box: dict[str, Any] = {}
 
     def run() -> None:
@@ -153,7 +153,7 @@ def _until_over(thread: threading.Thread, subject: Subject, seconds: float) -> N
 
 
 def _while_it_moves(thread: threading.Thread, subject: Subject) -> None:
-    """Gives a file up that has stopped moving, and not one that is slow, or worked on."""
+    """Gives up a transfer that has stopped, but not one that is slow."""
     traffic = session.TRAFFIC
     first = before = traffic.moved
     started = since = time.monotonic()
@@ -177,8 +177,8 @@ def _while_it_moves(thread: threading.Thread, subject: Subject) -> None:
 
 
 def endpoint() -> str:
-    """The address of the Hub that is asked, without a password in it. Read as huggingface_hub 2.4 reads it
-    (constants.py), and without its import, because a plan of local files needs no client."""
+    """The address of the Hub, without a password. Read as huggingface_hub 2.4 reads it (constants.py), but without
+    importing it, because a plan of local files needs no client."""
     staging = os.environ.get("HUGGINGFACE_CO_STAGING", "").upper() in ("1", "ON", "YES", "TRUE")
     said = "https://hub-ci.huggingface.co" if staging else os.environ.get("HF_ENDPOINT", "https://huggingface.co")
     parts = urlsplit(said.rstrip("/"))
@@ -192,8 +192,9 @@ def prepare() -> None:
 
 
 def stay_here(response: Any) -> None:
-    """Refuses to follow a redirect that would take a request's body, such as the token of a job, to another host, or
-    another host's answer for the Hub's. Files are read from wherever the Hub says: they carry nothing, and are checked.
+    """Refuses a redirect that would send a request's body, such as the token of a job, to another host, or that would
+    take the answer of another host for the Hub's. Files may come from any host that the Hub names, because their
+    requests carry nothing and their content is checked.
 
     Raises:
         UsageError: of a request that changes something. Temporary: of one that only asks.

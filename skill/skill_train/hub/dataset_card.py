@@ -1,4 +1,5 @@
-"""Which files of a dataset on the Hub make which split: from its card, else from the names, as `datasets` 5.2 decides.
+"""Which files of a Hub dataset belong to which split: by its card, or else by the file names, as `datasets` 5.2
+decides.
 
 Pure: the caller has asked the Hub for the card and the names. Source of the rules: datasets/data_files.py.
 """
@@ -39,7 +40,7 @@ class Configuration:
 
 
 def configuration(card: Mapping[str, Any], names: Iterable[str], *, wanted: str | None, dataset: str) -> Configuration:
-    """The configuration that the recipe names, or the only one, or the one that the card makes the default.
+    """The configuration that the recipe names, or the only one, or the default of the card.
 
     Raises:
         UsageError: there are several and none is named, or there is no such one.
@@ -64,7 +65,7 @@ def configuration(card: Mapping[str, Any], names: Iterable[str], *, wanted: str 
 
 
 def split_files(found: Configuration, split: str, *, dataset: str) -> list[str]:
-    """The files of a split; `split` without its slice.
+    """The files of a split. `split` has no slice.
 
     Raises:
         UsageError: there is no such split, or no file that can be read.
@@ -89,14 +90,14 @@ def split_files(found: Configuration, split: str, *, dataset: str) -> list[str]:
 
 
 def sliced(split: str, rows: int) -> int:
-    """The rows that `train`, `train[:500]`, `train[10%:]` or `train[-100:]` takes of a split with so many."""
+    """The rows that `train`, `train[:500]`, `train[10%:]` or `train[-100:]` selects from a split of this size."""
     _, start, end = parts(split)
     first = _position(start, rows, 0)
     return max(0, _position(end, rows, rows) - first)
 
 
 def parts(split: str) -> tuple[str, str, str]:
-    """`(name, start, end)`; the last two empty where the slice has none.
+    """`(name, start, end)` of a split; start and end are empty without a slice.
 
     Raises:
         UsageError: anything else, such as two splits added up.
@@ -148,7 +149,7 @@ def _below(files: list[str], folder: Any) -> list[str]:
 
 
 def _stated_splits(entry: Mapping[str, Any], files: list[str]) -> dict[str, list[str]]:
-    """The card's `data_files`: a pattern, several, or for each split a pattern or several."""
+    """The splits of the card's `data_files`: one pattern, several, or patterns for each split."""
     stated = entry["data_files"]
     if isinstance(stated, list) and _dicts(stated):
         stated = {str(d["split"]): d.get("path", []) for d in _dicts(stated) if "split" in d}
@@ -162,14 +163,14 @@ def _stated_splits(entry: Mapping[str, Any], files: list[str]) -> dict[str, list
 
 
 def _glob(pattern: str) -> re.Pattern[str]:
-    """`*` within a folder, `**` across folders, `?` one character."""
+    """The regular expression of a pattern: `*` within a folder, `**` across folders, `?` one character."""
     marks = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
     pieces = re.split(r"(\*\*/|\*\*|\*|\?)", pattern.removeprefix("./"))
     return re.compile("".join(marks.get(piece, re.escape(piece)) for piece in pieces))
 
 
 def _splits(files: list[str]) -> dict[str, list[str]]:
-    """Splits by name: shards in `data/`, else folders, else files; else all of it is `train`."""
+    """The files by split: shards in `data/`, or else folders, or else file names; otherwise everything is `train`."""
     shards: dict[str, list[str]] = {}
     for file in files:
         found = _SHARD.fullmatch(file)

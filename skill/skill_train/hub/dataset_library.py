@@ -1,5 +1,5 @@
-"""The `datasets` library, with which the training program loads a dataset of the Hub: within the limits of any other
-question, and with every failure as one of our errors."""
+"""Lets the training program's `datasets` library load a Hub dataset within the usual time limits, and with every
+failure as one of our errors."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from skill_train.hub.errors import gated, no_revision, translated, unknown
 
 @contextlib.contextmanager
 def within_limits(name: str) -> Iterator[None]:
-    """Meanwhile the library loads a dataset in the thread of a question. It asks for files one by one, and names
-    neither a limit for one nor for all."""
+    """Applies the time limits of a request while the library loads a dataset. The library requests files one by one and
+    has no limits of its own."""
     try:
         import datasets
     except ImportError:  # whoever needs it says so
@@ -34,7 +34,7 @@ def within_limits(name: str) -> Iterator[None]:
 
 
 def _explained(subject: Subject, question: Callable[[], Any]) -> Any:
-    """Its answer; an error of the library as the one that caused it, or in our words."""
+    """The answer; an error of the library as the error that caused it, or in our words."""
     from datasets.exceptions import DatasetNotFoundError, DatasetsError
 
     try:
@@ -54,7 +54,8 @@ def _explained(subject: Subject, question: Callable[[], Any]) -> Any:
 
 
 def _cause(error: BaseException, subject: Subject) -> BaseException | None:
-    """The first error of the Hub among those that led to this one, as ours. A file that the cache lacks led nowhere."""
+    """The first Hub error among the causes of this error, as one of ours. A file that is missing from the cache is not
+    a cause."""
     cause = error.__cause__ or error.__context__
     while isinstance(cause, Exception):
         ours = translated(cause, subject)
@@ -65,7 +66,7 @@ def _cause(error: BaseException, subject: Subject) -> BaseException | None:
 
 
 def _not_found(subject: Subject, words: str) -> SkillTrainError:
-    """By the words of datasets 5.2, which forgets the answer of the Hub."""
+    """Recognises a missing split or configuration by the words of datasets 5.2, which hides the Hub's answer."""
     if "gated dataset" in words:
         return gated(subject)
     return no_revision(subject) if words.startswith("Revision") else unknown(subject)

@@ -1,4 +1,4 @@
-"""What the Hub tells of a dataset without downloading it: rows, columns, the first rows, and the revision."""
+"""Facts of a Hub dataset without downloading it: rows, columns, the first rows, and the revision."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _CONVERTED = "refs/convert/parquet"  # where the Hub keeps its own Parquet copy 
 
 @dataclass(frozen=True)
 class HubDataset:
-    """A dataset on the Hub, as far as it was looked at.
+    """A dataset on the Hub, as far as it was read.
 
     Attributes:
         first: rows from the start of the split, to count tokens in.
@@ -109,7 +109,7 @@ def inspect_dataset(recipe: Recipe, find_format: FindFormat) -> HubDataset:
 
 
 def _files(recipe: Recipe) -> tuple[_Files, Configuration]:
-    """The files of the split: the repository's own, else the Hub's Parquet copy of them."""
+    """The files of the split: the repository's own, or else the Hub's Parquet copy."""
     from huggingface_hub import HfApi
 
     info = HfApi().dataset_info(
@@ -140,7 +140,7 @@ def _converted(dataset: str, config: str, split: str) -> dict[str, int]:
 
 
 def _rows(recipe: Recipe, files: _Files, found: Configuration) -> tuple[int, str, list[Row]]:
-    """`(rows of the split, how they are known, those that were read)`."""
+    """`(rows of the split, how the number is known, rows that were read)`."""
     budget = _Budget(_MOST_BYTES)
     if files.parquet:
         return _parquet_rows(recipe, files, found, budget)
@@ -186,7 +186,7 @@ def _parquet_rows(recipe: Recipe, files: _Files, found: Configuration, budget: _
 
 
 def _of_footers(files: _Files, said: int | None, opened: Callable[[str], Any]) -> tuple[int, str, list[Row]]:
-    """`(rows, how they are known, the first ones)`; `said` is the number of rows that the card says."""
+    """`(rows, how the number is known, first rows)`; `said` is the number of rows in the card."""
     first_file = opened(files.names[0])
     batch = next(first_file.iter_batches(batch_size=_FIRST_ROWS, use_threads=False), None)
     first = list(as_written(batch.to_pylist(), batch.schema)) if batch is not None else []
@@ -201,7 +201,7 @@ def _of_footers(files: _Files, said: int | None, opened: Callable[[str], Any]) -
 
 
 class _Budget:
-    """Reads parts of files, until too much was read."""
+    """Reads parts of files until a limit of bytes is reached."""
 
     def __init__(self, most: int) -> None:
         self.left = most
@@ -225,7 +225,7 @@ class _Budget:
 
 
 def _part(files: _Files, name: str, start: int, length: int) -> bytes:
-    """One range of a file. A server that sends the whole file instead is not listened to further than needed."""
+    """One range of a file. If a server sends the whole file instead, only the range is read."""
     from huggingface_hub import get_session, hf_hub_url
     from huggingface_hub.utils import build_hf_headers, hf_raise_for_status
 
@@ -245,7 +245,7 @@ def _part(files: _Files, name: str, start: int, length: int) -> bytes:
 
 
 class _Remote(io.RawIOBase):
-    """A file on the Hub that pyarrow can seek in; each read is one request."""
+    """A Hub file in which pyarrow can seek; each read is one request."""
 
     def __init__(self, files: _Files, name: str, budget: _Budget) -> None:
         super().__init__()
@@ -275,7 +275,7 @@ class _Remote(io.RawIOBase):
 
 
 def _or_model(error: UsageError, name: str) -> UsageError:
-    """The error of an unknown dataset, unless the id is that of a model."""
+    """The error for an unknown dataset, or a better one if the id is that of a model."""
     if error.code != "unknown_dataset":
         return error
     from huggingface_hub import HfApi

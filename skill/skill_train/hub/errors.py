@@ -1,4 +1,4 @@
-"""What the Hub's client raises, as one of our errors: what was asked for, what came, and the next command."""
+"""Translates errors of the Hub's client to ours: what was requested, what came back, and the next command."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ GARBLED = "the token contains a character outside of ASCII"
 
 
 class StillAsking(Temporary):
-    """No answer in time, and the question may still be under way: what it asks for may yet happen."""
+    """No answer in time. The request may still be running, so its effect may still happen."""
 
 
 class KeptAway(Temporary):
-    """The environment keeps the client from asking (`HF_HUB_OFFLINE`): it will be the same in a minute."""
+    """The environment keeps the client from sending requests (`HF_HUB_OFFLINE`), so waiting does not help."""
 
 
 @dataclass(frozen=True)
 class Subject:
-    """What a question is about, for its messages.
+    """What a request is about, for its messages.
 
     Attributes:
         kind: `model` or `dataset`, or another noun.
@@ -47,14 +47,14 @@ class Subject:
 
     @property
     def page(self) -> str:
-        """Its address; empty for what has none of this form, such as a job."""
+        """Its web address; empty if it has none, such as a job."""
         place = {"model": "", "dataset": "datasets/"}.get(self.kind)
         return "" if place is None else f"https://huggingface.co/{place}{self.name}"
 
 
 @contextlib.contextmanager
 def understood(subject: Subject) -> Iterator[None]:
-    """For the few lines that read an answer: what it lacks is the Hub's fault, not ours.
+    """Wraps the lines that read an answer: a missing part is the Hub's fault, not ours.
 
     Raises:
         Temporary: a key is missing, or a value of another kind than the Hub's.
@@ -76,13 +76,13 @@ def not_understood(subject: Subject, error: BaseException) -> Temporary:
 
 
 def in_client(error: BaseException) -> bool:
-    """Whether the client was reading an answer, so that this is not an error of ours."""
+    """Whether the error occurred while the client read an answer, so that it is not a bug of ours."""
     names = (frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__))
     return any(name.startswith(("huggingface_hub.", "datasets.", "fsspec.")) for name in names)
 
 
 def translated(error: Exception, subject: Subject) -> Exception:
-    """Our error for one of huggingface_hub or its HTTP client; any other error as it is."""
+    """Our error for an error of huggingface_hub or its HTTP client; any other error unchanged."""
     import httpx2
     from huggingface_hub import errors, get_token
 
@@ -115,7 +115,7 @@ def translated(error: Exception, subject: Subject) -> Exception:
 
 
 def _of_system(error: Exception) -> Exception:
-    """hf_xet's words of what the system refused, as Python has it: a ConnectionResetError for its number, say."""
+    """The Python error for a system error that hf_xet reports as text, such as a ConnectionResetError."""
     system = _SYSTEM.search(str(error)) if isinstance(error, RuntimeError) else None
     return OSError(int(system[1]), str(error)) if system else error
 
@@ -198,7 +198,7 @@ def _of_status(response: Any, subject: Subject) -> SkillTrainError:
 
 
 def _refused(subject: Subject) -> AccessError:
-    """The Hub says the same of a wrong token as of none."""
+    """The error for status 401, which the Hub sends both for a wrong token and for none."""
     from huggingface_hub import get_token
 
     token = get_token()
@@ -219,7 +219,7 @@ def not_signed_in(why: str = "") -> AccessError:
 
 
 def _forbidden(subject: Subject, said: str) -> AccessError:
-    """With the permission that was missing, where the Hub names it."""
+    """The error for status 403, with the missing permission if the Hub names it."""
     missing = re.search(r"missing permissions: ([\w., ]+)", said)
     right = missing[1].strip(" .") if missing else ""
     return AccessError(
@@ -232,7 +232,7 @@ def _forbidden(subject: Subject, said: str) -> AccessError:
 
 
 def _said(response: Any) -> str:
-    """The server's own words, in one short line."""
+    """The server's own message in one short line."""
     words = response.headers.get("X-Error-Message") or ""
     if not words:
         try:
@@ -243,7 +243,8 @@ def _said(response: Any) -> str:
 
 
 def _of_disk(error: OSError, subject: Subject) -> SkillTrainError:
-    """What is left is the cache: the requests' own failures have other classes. Files of a bucket go elsewhere."""
+    """The error for a full disk or an unusable cache. Other failures of a request have other classes, and files of a
+    bucket are written elsewhere."""
     if str(error).startswith("Consistency check failed"):  # in the client's words
         return Temporary(
             f"a file of {subject} arrived incomplete",
@@ -275,7 +276,8 @@ def _of_xet(error: Exception) -> bool:
 
 
 def _not_the_hub(error: Exception, subject: Subject) -> Temporary:
-    """It sent no JSON, nothing of what it says with each file, or a name that makes no address."""
+    """The error for an answer that cannot come from the Hub: no JSON, no metadata of the file, or a name that makes no
+    address."""
     return Temporary(
         f"the answer for {subject} did not come from the Hub",
         code="hub_error",
@@ -285,8 +287,8 @@ def _not_the_hub(error: Exception, subject: Subject) -> Temporary:
 
 
 def _of_store(error: Exception, subject: Subject) -> SkillTrainError:
-    """Of hf_xet, which asks the Hub for a pass and then the store for bytes. The Hub's refusal is one; a store that
-    refuses a pass of the Hub is in trouble itself."""
+    """Errors of hf_xet, which asks the Hub for a pass and then the file storage for bytes. A refusal by the Hub is
+    translated as such; a storage that rejects a valid pass has failed."""
     import httpx2
 
     refused = re.search(r"HTTP status client error \((\d+)[^)]*\), domain: \S+/xet-\w+-token", str(error))

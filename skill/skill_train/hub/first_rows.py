@@ -1,4 +1,4 @@
-"""The rows at the start of a text file of which only the start is here. Pure."""
+"""Reads the rows at the start of a text file of which only the beginning is available. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The machines that Hugging Face Jobs rents out: live from its API, from yesterday's answer, or from a dated table."""
+"""The machines that Hugging Face Jobs offers: from its API, from a recent answer, or from a dated table."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _GB = 1_000_000_000
 
 
 def shipped() -> tuple[Flavor, ...]:
-    """The table that travels with the package; `read_at` of each says how old it is."""
+    """The table that is shipped with the package; `read_at` of each flavor gives its date."""
     table = json.loads(_TABLE.read_text(encoding="utf-8"))
     return tuple(_from_row(row, table) for row in table["flavors"])
 
 
 def usd_per_hour(name: str | None) -> float | None:
-    """Of a flavor, as the prices were asked for last."""
+    """The last known price of a flavor."""
     return next((flavor.usd_per_hour for flavor in current(live=False)[0] if flavor.name == name), None)
 
 
@@ -86,7 +86,7 @@ def _from_row(row: dict[str, Any], table: dict[str, Any]) -> Flavor:
 
 
 def _kept(hub_address: str) -> tuple[tuple[Flavor, ...], float]:
-    """The last answer of this Hub with its age in seconds; nothing when there is none, or none that can be read."""
+    """The last answer of this Hub and its age in seconds; nothing if there is none or it cannot be read."""
     try:
         kept = read_json(_kept_file(hub_address))
         if kept["endpoint"] != hub_address:
@@ -108,7 +108,7 @@ def _keep(flavors: tuple[Flavor, ...], hub_address: str) -> None:
 
 
 def _kept_file(hub_address: str) -> Path:
-    """One for each Hub. Earlier versions kept `flavors.json`, which does not say whose prices it holds."""
+    """The cache file for this Hub. Earlier versions wrote `flavors.json`, which does not name the Hub."""
     return cache_dir() / f"flavors-{hashlib.sha256(hub_address.encode()).hexdigest()[:12]}.json"
 
 

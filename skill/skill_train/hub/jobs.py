@@ -1,4 +1,4 @@
-"""Hugging Face Jobs and their bucket, through huggingface_hub: one question a function, each with a limit of time.
+"""Hugging Face Jobs and their bucket, through huggingface_hub: one request for each function, with a time limit.
 
 Nothing here decides or tries again: a caller that asks twice must know what asking twice means.
 """
@@ -23,7 +23,7 @@ LIVE = ("SCHEDULING", "RUNNING", "UPDATING")  # of huggingface_hub 2.4; the othe
 
 @dataclass(frozen=True)
 class Job:
-    """What the Hub says of a job.
+    """The Hub's description of a job.
 
     Attributes:
         id: 24 hex digits.
@@ -54,7 +54,7 @@ class Job:
 
     @property
     def age_key(self) -> tuple[float, str]:
-        """Smaller for an older job; the same on every machine."""
+        """A sort key that is smaller for an older job, and the same on every machine."""
         return self.created_at.timestamp() if self.created_at else 0.0, self.id
 
 
@@ -69,7 +69,7 @@ class BucketFile:
 
 
 def upload(spec: JobSpec) -> tuple[str, str]:
-    """Brings the program and the plan into a new folder of the bucket of the jobs; `(bucket, folder)`.
+    """Uploads the program and the plan to a new folder in the bucket of the jobs; returns `(bucket, folder)`.
 
     Raises: as `start`. There is no job then.
     """
@@ -87,7 +87,7 @@ def upload(spec: JobSpec) -> tuple[str, str]:
 
 
 def start(spec: JobSpec, place: tuple[str, str]) -> Job:
-    """Creates a job in a folder where its program and its plan lie, with the checkpoints of earlier ones.
+    """Creates a job that uses a folder with its program, its plan and the checkpoints of earlier jobs.
 
     After an error nobody knows whether it exists: look with `find` before starting it again.
 
@@ -115,7 +115,7 @@ def start(spec: JobSpec, place: tuple[str, str]) -> Job:
 
 
 def inspect(namespace: str, job_id: str) -> Job:
-    """The job as it is now.
+    """The current state of the job.
 
     Raises:
         UsageError: there is no such job.
@@ -125,7 +125,7 @@ def inspect(namespace: str, job_id: str) -> Job:
 
 
 def find(namespace: str, labels: dict[str, str]) -> list[Job]:
-    """The jobs that carry all these labels, the newest first."""
+    """The jobs with all these labels, the newest first."""
     found = ask(_job_of(namespace), lambda: list(_api().list_jobs(namespace=namespace, labels=labels)))
     jobs = [_job(each, namespace) for each in found]
     jobs = [job for job in jobs if labels.items() <= job.labels.items()]  # a server that ignores the filter
@@ -138,7 +138,7 @@ def cancel(namespace: str, job_id: str) -> None:
 
 
 def logs(namespace: str, job_id: str, *, follow: bool) -> Iterator[str]:
-    """Its lines. A stream that is cut ends early or raises, as the connection does: the caller counts the lines."""
+    """The lines of a log. A broken stream ends early or raises, so the caller has to count the lines."""
     if not follow:
         yield from log_so_far(namespace, job_id, live=False)
         return
@@ -151,7 +151,7 @@ def logs(namespace: str, job_id: str, *, follow: bool) -> Iterator[str]:
 
 
 def log_so_far(namespace: str, job_id: str, *, live: bool, tail: int | None = None) -> list[str]:
-    """The lines that are there now, or the last of them.
+    """The lines that exist now, or the last of them.
 
     Args:
         live: the job has not ended, so its log may be silent: that is no trouble, and the time of it is not lost.
@@ -172,7 +172,7 @@ def log_so_far(namespace: str, job_id: str, *, live: bool, tail: int | None = No
 
 
 def sync_data(folder: Path, mount_path: str, namespace: str, name: str | None = None) -> Mount:
-    """Brings the files of a folder into the bucket of the jobs, those that it lacks.
+    """Uploads the files of a folder to the bucket of the jobs, except those that it already has.
 
     Args:
         name: of the folder in the bucket; the client makes one up when left out.
@@ -190,7 +190,7 @@ def sync_data(folder: Path, mount_path: str, namespace: str, name: str | None = 
 
 
 def list_files(bucket: str, folder: str) -> list[BucketFile]:
-    """Every file below a folder of a bucket."""
+    """All files below a folder of a bucket."""
     subject, prefix = Subject("bucket", bucket), f"{folder.strip('/')}/"
     tree = ask(subject, lambda: list(_api().list_bucket_tree(bucket, prefix=folder.strip("/"), recursive=True)))
     with understood(subject):
@@ -199,7 +199,7 @@ def list_files(bucket: str, folder: str) -> list[BucketFile]:
 
 
 def change_names(bucket: str, *, add: list[str], delete: list[str]) -> None:
-    """Makes empty files in a bucket, and removes others.
+    """Creates empty files in a bucket, and removes others.
 
     Raises: as `start`.
     """
@@ -208,7 +208,7 @@ def change_names(bucket: str, *, add: list[str], delete: list[str]) -> None:
 
 
 def download(bucket: str, files: list[tuple[str, Path]]) -> None:
-    """Fetches `(path in the bucket, local file)`. Files that are not there are left out."""
+    """Fetches pairs of `(path in the bucket, local file)`. Missing files are left out."""
     if files:
         subject = Subject("bucket", bucket)
         ask(subject, lambda: _api().download_bucket_files(bucket, list(files)), seconds=None)
@@ -255,7 +255,7 @@ def _job_of(namespace: str) -> Subject:
 
 
 def _job(info: Any, namespace: str) -> Job:
-    """Ours, of the client's."""
+    """Our description of a job of the client."""
     with understood(_job_of(namespace)):
         volumes = [_mount(volume) for volume in info.volumes or ()]
         kept = next((mount for mount in volumes if mount.kind == "bucket" and mount.mount_path == KEPT), None)
@@ -283,7 +283,7 @@ def _mount(volume: Any) -> Mount:
 
 
 def _text(value: Any) -> str:
-    """A field that is a text, or a number in its place.
+    """A text field; a number is accepted and converted.
 
     Raises:
         TypeError: it is something else, which `understood` tells.

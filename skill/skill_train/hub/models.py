@@ -1,4 +1,4 @@
-"""Everything asked of the Hugging Face Hub about models and machines. The token stays inside huggingface_hub."""
+"""Requests about models and machines. The token stays inside huggingface_hub."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MINUTES = {"minute": 1, "hour": 60}
 
 
 def model_folder(model: str, revision: str | None, files: tuple[str, ...] = ()) -> tuple[Path, str | None]:
-    """`(folder, commit)` of a model: a local folder as it is, or a snapshot in the Hub cache, fetched when needed.
+    """`(folder, commit)` of a model: a local folder, or a snapshot in the Hub cache, downloaded if needed.
 
     Args:
         files: names of those to fetch; without any, all that a model is made of.
@@ -50,7 +50,7 @@ def model_folder(model: str, revision: str | None, files: tuple[str, ...] = ()) 
 
 
 def model_facts(model: str, revision: str | None = None) -> ModelFacts:
-    """The facts of a model on the Hub, from its metadata: never its weights.
+    """The facts of a Hub model from its metadata, never from its weights.
 
     When the Hub cannot be reached, those of the snapshot in the cache.
 
@@ -73,7 +73,7 @@ def model_facts(model: str, revision: str | None = None) -> ModelFacts:
 
 
 def tensor_shapes(model: str, revision: str | None) -> dict[str, tuple[int, ...]]:
-    """The shape of every tensor of a model on the Hub, by its name, from the headers of its safetensors files.
+    """The shape of every tensor of a Hub model by name, from the headers of its safetensors files.
 
     Raises: as `model_facts`; without the Hub it answers from the cache, with nothing where that lacks the weights.
     """
@@ -94,7 +94,7 @@ def tensor_shapes(model: str, revision: str | None) -> dict[str, tuple[int, ...]
 
 
 def model_file(model: str, name: str) -> Path:
-    """A small file of a model on the Hub, in its cache.
+    """The path of a small file of a Hub model in the cache.
 
     Raises: as `model_folder`.
     """
@@ -102,7 +102,7 @@ def model_file(model: str, name: str) -> Path:
 
 
 def live_flavors(*, seconds: float = 3.0) -> tuple[Flavor, ...]:
-    """The machines of Hugging Face Jobs with today's prices.
+    """The machines of Hugging Face Jobs with their current prices.
 
     Raises:
         Temporary: no answer in time, or one that cannot be understood.
@@ -127,7 +127,7 @@ def live_flavors(*, seconds: float = 3.0) -> tuple[Flavor, ...]:
 
 
 def check_id(model: str) -> None:
-    """Refuses what cannot be an id on the Hub, before the Hub is asked."""
+    """Refuses an id that cannot exist on the Hub before any request."""
     path = Path(model)
     if path.is_absolute() or model.startswith(".") or path.is_file() or not _MODEL_ID.fullmatch(model):
         raise UsageError(
@@ -167,7 +167,7 @@ def _ask_model(model: str, revision: str | None) -> ModelFacts:
 
 
 def _check_files(model: str, names: set[str]) -> None:
-    """Refuses a repository that holds no model that can be trained."""
+    """Refuses a repository without a trainable model."""
     if "config.json" not in names:
         adapter = "adapter_config.json" in names
         gguf = any(name.endswith(".gguf") for name in names)
@@ -190,7 +190,7 @@ def _check_files(model: str, names: set[str]) -> None:
 
 
 def _config_folder(model: str, revision: str | None, commit: str) -> Path:
-    """The folder of `config.json` in the Hub's cache.
+    """The folder of `config.json` in the Hub cache.
 
     It is asked for by the branch's name, so that the cache learns which commit that is and can answer without the Hub.
     """
@@ -199,14 +199,14 @@ def _config_folder(model: str, revision: str | None, commit: str) -> Path:
 
 
 def _file(model: str, name: str, revision: str | None) -> Path:
-    """A small file, in the Hub's cache."""
+    """The path of a small file in the Hub cache."""
     from huggingface_hub import hf_hub_download
 
     return Path(hf_hub_download(model, name, revision=revision))
 
 
 def _stored(model: str, info: Any, sizes: dict[str, int | None], *, quantized: bool) -> Stored:
-    """What the files hold: as the Hub has counted it, else from the headers of a few files."""
+    """What the weight files hold: as the Hub counted it, or else from the headers of a few files."""
     from huggingface_hub import HfApi
 
     used = used_weights(name for name in sizes if name.endswith(".safetensors") and "/" not in name)
@@ -237,7 +237,7 @@ def _has_chat_template(model: str, info: Any, names: set[str]) -> bool:
 
 
 def _cached(model: str, revision: str | None) -> ModelFacts | None:
-    """The facts of the snapshot in the Hub's cache; None when there is none with a config."""
+    """The facts of a cached snapshot; None if there is none with a config."""
     folder = _snapshot(model, revision)
     if folder is None:
         return None
@@ -246,7 +246,7 @@ def _cached(model: str, revision: str | None) -> ModelFacts | None:
 
 
 def _snapshot(model: str, revision: str | None) -> Path | None:
-    """The folder of a model in the Hub's cache; None when there is none with a config."""
+    """The folder of a model in the Hub cache; None if there is none with a config."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
@@ -258,7 +258,7 @@ def _snapshot(model: str, revision: str | None) -> Path | None:
 
 
 def _or_dataset(error: UsageError, model: str) -> UsageError:
-    """The error of an unknown model, unless the id is that of a dataset: then one that says so."""
+    """The error for an unknown model, or a better one if the id is that of a dataset."""
     if error.code != "unknown_model":
         return error
     from huggingface_hub import HfApi
@@ -304,12 +304,12 @@ def _flavor(hardware: Any) -> Flavor | None:
 
 
 def _amount(text: str) -> int | None:
-    """The number at the start of `2 vCPU`."""
+    """The number at the start of a text such as `2 vCPU`."""
     found = re.match(r"\s*(\d+)", str(text))
     return int(found[1]) if found else None
 
 
 def _bytes(text: str) -> int | None:
-    """`16 GB` in bytes. The Hub's GB are taken as 1e9 bytes: the smaller reading."""
+    """The bytes of a text such as `16 GB`, with 1e9 bytes for a GB: the smaller reading."""
     found = re.fullmatch(r"\s*([\d.]+)\s*([MGT]B)\s*", str(text))
     return int(float(found[1]) * _UNITS[found[2]]) if found else None

@@ -1,4 +1,4 @@
-"""What a push would meet on the Hub, asked without writing anything: the token, the repository, the permission."""
+"""Checks before a push, without writing anything: the token, the repository, the permission."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from skill_train.hub.upload import public_refusal
 def check_push_access(
     repo: str, *, private: bool, warn: Callable[[str, str], None]
 ) -> tuple[dict[str, Any], SkillTrainError | None]:
-    """`account`, `repository` (`new`, `private`, `public`) and `may_write`, each None where it could not be checked and
-    that is warned of; and what the push would be refused with."""
+    """The state of the push target as `account`, `repository` (`new`, `private`, `public`) and `may_write`, and the
+    error that the push would end with. A value that could not be checked is None, with a warning."""
     found: dict[str, Any] = {"account": None, "repository": None, "may_write": None}
     who = account.account()
     if who.state == "unchecked":
@@ -54,7 +54,7 @@ def _require_token(who: Account) -> None:
 
 
 def _may_create(who: Account, repo: str) -> bool | None:
-    """Whether a new repository may be made there; None when the Hub does not tell.
+    """Whether the token may create this repository; None if the Hub does not say.
 
     Raises:
         AccessError: it may not.

@@ -1,4 +1,4 @@
-"""Repositories and buckets of the Hub as places: who may read and write them, and a dataset that is put there."""
+"""Repositories and buckets on the Hub: who may read and write them, and the upload of a dataset."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Answer = TypeVar("Answer")
 
 @dataclass(frozen=True)
 class Repository:
-    """One that exists. `files` are paths in its main branch."""
+    """An existing repository. `files` are paths in its main branch."""
 
     name: str
     private: bool
@@ -25,7 +25,7 @@ class Repository:
 
 
 def check_readable(kind: str, name: str) -> None:
-    """Asks whether this token may read what is in a model or dataset.
+    """Checks that the token can read the files of a model or dataset.
 
     Raises:
         UsageError: there is none, or it is private. AccessError: it is gated. Temporary: no answer.
@@ -34,7 +34,7 @@ def check_readable(kind: str, name: str) -> None:
 
 
 def check_writable(kind: str, name: str) -> None:
-    """Asks whether this token may write to a model or dataset that exists.
+    """Checks that the token may write to an existing model or dataset.
 
     Raises:
         AccessError: it may not. Others: as `check_readable`.
@@ -43,7 +43,7 @@ def check_writable(kind: str, name: str) -> None:
 
 
 def find(kind: str, name: str) -> Repository | None:
-    """A model or dataset that this token can see; None when there is none."""
+    """A model or dataset that the token can see; None if there is none."""
 
     def question() -> Repository:
         info = _api().repo_info(name, repo_type=kind)
@@ -53,7 +53,7 @@ def find(kind: str, name: str) -> Repository | None:
 
 
 def bucket_is_private(name: str) -> bool | None:
-    """None when there is no such bucket."""
+    """Whether a bucket is private; None if it does not exist."""
 
     def question() -> bool:
         from huggingface_hub.errors import BucketNotFoundError
@@ -69,7 +69,7 @@ def bucket_is_private(name: str) -> bool | None:
 
 
 def check_name(name: str) -> None:
-    """Refuses what cannot be the id of a repository.
+    """Refuses a text that cannot be a repository id.
 
     Raises:
         UsageError: not `NAMESPACE/NAME`, or with characters that the Hub does not take.
@@ -93,8 +93,8 @@ def check_name(name: str) -> None:
 
 
 def upload_dataset(folder: Path, name: str) -> str:
-    """Puts the files of a folder into a private dataset; returns the commit that has them. What is there already is
-    not sent again.
+    """Uploads the files of a folder to a private dataset; returns the commit. Files that are already there are not sent
+    again.
 
     Raises: as `check_writable`.
     """

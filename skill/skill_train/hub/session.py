@@ -1,4 +1,4 @@
-"""huggingface_hub as this package uses it: a limit on each request, nothing printed, and every byte counted that moves.
+"""Sets up huggingface_hub for this package: a limit on each request, no output, and a count of all transferred bytes.
 
 Bytes are counted because a large file has no time in which it must have come: it is given up when it stops moving.
 """
@@ -30,7 +30,7 @@ _SHARDS = ("total_shard_validation_entries_completed", "total_shards_completed")
 
 @dataclass
 class Traffic:
-    """`moved`: bytes from and to the Hub so far. `complete`: those of hf_xet are among them."""
+    """`moved`: bytes to and from the Hub so far. `complete`: whether the bytes of hf_xet are included."""
 
     moved: int = 0
     complete: bool = True
@@ -72,7 +72,7 @@ def set_up(request_seconds: float, refuse: Callable[[Any], None]) -> None:
 
 
 def abort() -> None:
-    """Ends what hf_xet has under way: it works in threads of its own, which nobody waits for any more."""
+    """Stops the transfers of hf_xet, which run in its own threads."""
     with contextlib.suppress(ImportError, AttributeError):
         from huggingface_hub.utils._xet import abort_xet_session
 
@@ -127,7 +127,7 @@ def _too_long(most: float) -> Temporary:
 
 
 def _refuse_long_pause(response: Any) -> None:
-    """The client sleeps for as long as the server says, a day if need be, and nobody hears of it."""
+    """Limits the pause before a retry, because the client would sleep as long as the server says, even a day."""
     if response.status_code != 429:
         return
     said = response.headers.get("Retry-After") or ""
@@ -140,7 +140,7 @@ def _refuse_long_pause(response: Any) -> None:
 
 
 class _Told(logging.Handler):
-    """What the client logs has words of the server in it: our console cleans them."""
+    """Passes the log of the client, which contains words of the server, through our console, which cleans them."""
 
     def emit(self, record: logging.LogRecord) -> None:
         waiting.tell(" ".join(record.getMessage().split()))
@@ -163,8 +163,8 @@ def _speak_through_us() -> None:
 
 
 def _count_xet() -> None:
-    """Has hf_xet tell us what it moves, which it does in no other way. It is not a part of the client's interface:
-    where it is gone, files are given up after a longer time."""
+    """Makes hf_xet report its transferred bytes. This is not a public interface; if it disappears, stalled files are
+    given up later."""
     try:
         from huggingface_hub.utils import _xet
 
@@ -176,7 +176,7 @@ def _count_xet() -> None:
 
 
 class _Watched:
-    """A session of hf_xet whose progress is counted."""
+    """An hf_xet session with a progress counter."""
 
     def __init__(self, session: Any) -> None:
         self._session = session

@@ -1,4 +1,4 @@
-"""Uploads to a repository of the Hub: large files first, each once, then one commit of all."""
+"""Uploads to a repository on the Hub: large files first, each once, then one commit with all files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SAID_BYTES = 1_000_000  # smaller files are there before one could read of them
 
 @dataclass(frozen=True)
 class PushFile:
-    """One file of the repository. `content` is sent in place of the file's own bytes; `changed` says why."""
+    """One file to push. `content` replaces the bytes of the local file; `changed` gives the reason."""
 
     path: str
     source: Path | None
@@ -36,7 +36,7 @@ class PushFile:
 
 
 def licence_of(model: str) -> str | None:
-    """The licence that the card of a model on the Hub names; None when it names none, or cannot be asked."""
+    """The licence in the card of a Hub model; None if the card names none or cannot be read."""
 
     def question() -> Any:
         from huggingface_hub import HfApi
@@ -52,7 +52,7 @@ def licence_of(model: str) -> str | None:
 
 
 def licence_in(folder: Path) -> str | None:
-    """The licence that the card in a model folder names; None when it names none, or is no card."""
+    """The licence in the card of a model folder; None if there is no card or it names none."""
     from huggingface_hub import ModelCard
     from yaml import YAMLError
 
@@ -73,8 +73,8 @@ def licence_in(folder: Path) -> str | None:
 def upload(
     repo: str, files: list[PushFile], *, private: bool, message: str, say: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Makes the repository when it is not there, and brings the files into it. Files that are there already are not
-    sent again, so a push that was cut goes on where it ended.
+    """Creates the repository if needed, and uploads the files. Files that are already there are not sent again, so an
+    interrupted push continues where it stopped.
 
     Returns:
         `url`, `commit` (its id), `created` (the repository is new), `reused` (it had all of this already), `private`
@@ -114,7 +114,7 @@ def public_refusal(repo: str) -> DecisionNeeded:
 
 
 def _is_there(operation: Any) -> bool:
-    """Whether the Hub has these bytes under this name; huggingface_hub 2.4 learns it while it uploads."""
+    """Whether the Hub already has these bytes under this name; huggingface_hub 2.4 finds out during the upload."""
     remote = getattr(operation, "_remote_oid", None)
     return remote is not None and remote == getattr(operation, "_local_oid", None)
 
@@ -126,7 +126,7 @@ def _again(
     *,
     seconds: float | None = QUESTION_SECONDS,
 ) -> Any:
-    """Asks until it works: each of these questions may be asked twice. `seconds`: as `ask` has it."""
+    """Repeats a request until it succeeds, which is safe for each of these requests. `seconds`: as in `ask`."""
     for attempt in range(1, TRIES + 1):
         try:
             return ask(subject, question, seconds=seconds)

@@ -1,4 +1,5 @@
-"""Runs one of llama.cpp's converters, in a process that `converter` starts: `python -P converter_child.py TRAIN.PY`.
+"""Runs one of llama.cpp's converters in a child process that `run_converter` starts: `python -P converter_child.py
+TRAIN.PY`.
 
 It imports what every converter imports first, two seconds of one core, then waits for its arguments, one line of JSON.
 The converter then reads the model as it was trained: config.json's own keys, of which transformers drops some and adds
@@ -40,7 +41,7 @@ def main(train_program: str) -> None:
 
 
 def _end_with_the_command() -> None:
-    """Standard input closes when the command that started this has ended. Nobody would want what is written then."""
+    """Ends this process when its standard input closes, because then the command that started it has ended."""
     while os.read(0, 1):
         pass
     os._exit(1)

@@ -1,4 +1,4 @@
-"""Which type the weights of a GGUF file get, and why: decided from how large the weights are."""
+"""Chooses the type of a GGUF file's weights by their magnitudes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _KEEP_BITS = (
 
 @dataclass(frozen=True)
 class WeightType:
-    """The decision.
+    """The chosen type and the reason.
 
     Attributes:
         outtype: `f16`, `bf16`, `f32` or `q8_0`.
@@ -49,7 +49,7 @@ def read_weights(model: Path) -> dict[str, Stored]:
 
 
 def choose(weights: dict[str, Stored], requested: str) -> WeightType:
-    """The type to convert to. Reads every weight once, a piece at a time.
+    """The type to convert to. Reads every weight once, a block at a time.
 
     Raises:
         UsageError: a weight is NaN or infinite, or `requested` is f16 and a weight is too large for it.
@@ -84,7 +84,7 @@ def choose(weights: dict[str, Stored], requested: str) -> WeightType:
 
 
 def largest_magnitude(stored: Stored) -> float | None:
-    """The largest |value|; infinity or NaN when the tensor holds one; None for a type that is not a plain float."""
+    """The largest |value|; infinity or NaN if the tensor contains one; None for other than plain float types."""
     import numpy as np
 
     codes = {"BF16": "<u2", "F16": "<f2", "F32": "<f4", "F64": "<f8"}

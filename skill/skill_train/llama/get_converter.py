@@ -1,4 +1,4 @@
-"""Finds llama.cpp's converter, and fetches it when there is none.
+"""Finds llama.cpp's converter, and downloads it if there is none.
 
 The converter is a program with its own packages (`conversion/`, `gguf-py/`) that must be of one tag; the `gguf` on the
 package index is too old for it. All of it lies in the source distribution of llama-cpp-python, whose version is the one
@@ -48,7 +48,7 @@ _MOST_BYTES = 1_000_000_000  # what is unpacked today is 80 MB; far more than th
 
 @dataclass(frozen=True)
 class Toolchain:
-    """A llama.cpp source folder that can convert.
+    """A llama.cpp source folder with a converter.
 
     Attributes:
         folder: holds the converters and their packages.
@@ -86,7 +86,7 @@ class Toolchain:
 
 
 def find(llama_cpp: Path | None = None) -> Toolchain:
-    """The converter to use: the folder that was named, else the cached one of the installed llama-cpp-python, else one
+    """The converter to use: in the given folder, or else the cached one of the installed llama-cpp-python, or else one
     on PATH.
 
     Raises:
@@ -107,7 +107,7 @@ def find(llama_cpp: Path | None = None) -> Toolchain:
 
 
 def find_or_fetch(llama_cpp: Path | None = None, *, progress: Bar | None = None) -> Toolchain:
-    """What `find` finds, fetched first when there is nothing."""
+    """The converter that `find` finds, downloaded first if there is none."""
     try:
         return find(llama_cpp)
     except NotInstalled:
@@ -115,12 +115,12 @@ def find_or_fetch(llama_cpp: Path | None = None, *, progress: Bar | None = None)
 
 
 def source_dir() -> Path:
-    """The cached llama.cpp source of the installed llama-cpp-python; fetched when it is not there."""
+    """The cached llama.cpp source of the installed llama-cpp-python, downloaded if it is missing."""
     return (_cached() or fetch()).folder
 
 
 def fetch(*, progress: Bar | None = None) -> Toolchain:
-    """Downloads and unpacks the source of the installed llama-cpp-python. Does nothing when it is there and whole.
+    """Downloads and unpacks the source of the installed llama-cpp-python. Does nothing if it is complete.
 
     Raises:
         NotInstalled: llama-cpp-python, or a pip to download with, is missing; or the index has no such archive.
@@ -147,7 +147,7 @@ def fetch(*, progress: Bar | None = None) -> Toolchain:
 
 
 def unpack(archive: Path, final: Path, *, version: str) -> None:
-    """Unpacks what converting needs into `final`, whole or not at all, with its manifest.
+    """Unpacks the files for the conversion to `final`, completely or not at all, with a manifest.
 
     Raises:
         NotInstalled: the archive is not what it should be (an unsafe name, a link, something missing).
@@ -185,7 +185,7 @@ def _unpack_one(source: tarfile.TarFile, member: tarfile.TarInfo, target: Path) 
 
 
 def is_whole(folder: Path) -> bool:
-    """The folder is as its manifest says: every program by digest, every other file by size, and no other program."""
+    """Whether the folder matches its manifest: programs by digest, other files by size, and no other program."""
     try:
         files = _listed(read_json(folder / MANIFEST)["files"])
     except (OSError, UsageError, LookupError, TypeError, AttributeError):  # no manifest, or not ours
@@ -202,7 +202,7 @@ def is_whole(folder: Path) -> bool:
 
 
 def _listed(files: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """As it stands in the manifest, when each file has its digest."""
+    """The files in the manifest; None unless each has a digest."""
     return {name: {"bytes": known["bytes"], "sha256": known["sha256"]} for name, known in files.items()}
 
 
@@ -287,7 +287,7 @@ def _download_failed(log: str, version: str) -> SkillTrainError:
 
 
 def _wanted_members(archive: Path) -> Iterator[tuple[PurePosixPath, tarfile.TarInfo, tarfile.TarFile]]:
-    """Name below `vendor/llama.cpp/`, member and its archive, of each file to unpack."""
+    """The name below `vendor/llama.cpp/`, the member and the archive of each file to unpack."""
     total = 0
     try:
         with tarfile.open(archive, mode="r:gz") as source:

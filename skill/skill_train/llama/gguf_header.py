@@ -1,4 +1,4 @@
-"""Reads the header of a GGUF file: metadata, and where each tensor lies. Bytes that make no sense are an error.
+"""Reads the header of a GGUF file: metadata, and the place of each tensor. Invalid bytes are an error.
 
 A reader of our own, because it must survive hostile bytes and a vocabulary of 150 000 tokens in a fraction of a second.
 Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
@@ -77,7 +77,7 @@ class GgufFile:
 
 
 class _Broken(Exception):
-    """Internal: what is wrong with the bytes."""
+    """Internal: the fault in the bytes."""
 
 
 def read_gguf(path: Path) -> GgufFile:
@@ -111,12 +111,12 @@ def read_gguf(path: Path) -> GgufFile:
 
 
 def _at_once(path: str, flags: int) -> int:
-    """A pipe is not waited for."""
+    """Opens a file without waiting for a pipe."""
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 class _Cursor:
-    """Reads forward and never past the end. No memory map: a file that is cut meanwhile would end the process.
+    """Reads forward and never past the end. A memory map would end the process if the file were cut meanwhile.
 
     Attributes:
         data: the start of the file, as far as it was needed.
@@ -128,7 +128,7 @@ class _Cursor:
         self.at = 0
 
     def need(self, end: int, what: str) -> bytes:
-        """`data`, at least up to a byte of the file."""
+        """`data`, filled at least up to this byte of the file."""
         if end > self.size:
             count = end - self.at
             raise _Broken(f"it ends inside {what} (byte {self.at}, {count} more needed, {self.size} bytes long)")
@@ -232,7 +232,8 @@ def _tensors(cursor: _Cursor, count: int, alignment: int) -> list[Tensor]:
 
 
 def _check_layout(tensors: list[Tensor], header_end: int, alignment: int, size: int) -> int:
-    """Where the last tensor ends. Each lies aligned, inside the file, over no other one, and has a name of its own."""
+    """Returns the end of the last tensor. Each tensor must be aligned, inside the file, without overlap, and have a
+    unique name."""
     if len({tensor.name for tensor in tensors}) != len(tensors):
         raise _Broken("two tensors have the same name")
     end = header_end

@@ -1,4 +1,4 @@
-"""Child process: everything that `verify` and `evaluate` ask of llama.cpp about one GGUF file, in one load.
+"""Child process: answers all questions of `verify` and `evaluate` about one GGUF file with a single load of llama.cpp.
 
 Job: {"gguf", "lora" (an adapter's file, if any), "context_tokens", "threads",
       "vocabulary" (size of the reference's; None without logits),
@@ -74,7 +74,7 @@ def _loss(llama: Llama, ids: list[int], trained: list[int]) -> float | None:
 
 
 def _compare(llama: Llama, job: dict[str, Any]) -> dict[str, Any]:
-    """Figures against the tuned reference and, on the first rows, the share of the tuning."""
+    """The figures against the tuned reference and, for the first rows, the share of the tuning."""
     sequences, figures, shares = job["sequences"], [], []
     trained, to_trained = _rows(job.get("trained"), job["vocabulary"]), []
     tuned, base = _rows(job["tuned"], job["vocabulary"]), _rows(job["base"], job["vocabulary"])

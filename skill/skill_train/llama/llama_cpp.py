@@ -1,4 +1,4 @@
-"""llama.cpp through its low-level bindings: one model, tokens in, logits out. Only workers import this module.
+"""llama.cpp through its low-level bindings: one model, tokens in, logits out. Imported only by workers.
 
 Set for exactness, not for speed: no accelerator, no repacked weights, attention caches in f32 and no flash attention.
 """
@@ -36,7 +36,7 @@ class Llama:
     tokens: int
 
     def facts(self) -> dict[str, Any]:
-        """Special tokens and habits as llama.cpp applies them; ids are None where the file names none."""
+        """Special tokens and settings as llama.cpp applies them; ids are None if the file does not name them."""
         api, vocab = self.api, self.vocab
         ids = {name: getattr(api, f"llama_vocab_{name}")(vocab) for name in ("bos", "eos", "eot", "pad")}
         return {name: token if token >= 0 else None for name, token in ids.items()} | {
@@ -48,7 +48,7 @@ class Llama:
         }
 
     def tokenize(self, text: str, *, add_special: bool) -> list[int]:
-        """Token ids of a text; special tokens written in it count as such, as in a rendered chat prompt."""
+        """The token ids of a text. Special tokens in the text are recognised, as in a rendered chat prompt."""
         data, room = text.encode("utf-8", errors="replace"), 0
         while True:
             ids = (self.api.llama_token * room)()
@@ -58,15 +58,15 @@ class Llama:
             room = -count  # a negative count is the room that it needs
 
     def logits(self, ids: list[int]) -> Iterator[tuple[int, np.ndarray]]:
-        """Pieces of one sequence: (first position, logits float32 [positions, vocabulary]). A piece holds until the
-        next is asked for."""
+        """Parts of one sequence: (first position, logits float32 [positions, vocabulary]). A part is valid until the
+        next is requested."""
         self._forget()
         for start in range(0, len(ids), _CHUNK):
             chunk = ids[start : start + _CHUNK]
             yield start, self._decode(chunk, start, last=len(chunk))
 
     def greedy(self, prompt: list[int], *, most: int) -> list[int]:
-        """The most likely continuation, at most `most` tokens; it ends after llama.cpp's own end of generation."""
+        """The most likely continuation of at most `most` tokens; it ends at llama.cpp's own end of generation."""
         row, answer = self._last_rows(prompt, 1), list[int]()
         while len(answer) < most:
             answer.append(int(row[0].argmax()))
@@ -127,7 +127,7 @@ class Llama:
 
 @contextlib.contextmanager
 def loaded(path: Path, *, context_tokens: int, threads: int, lora: Path | None = None) -> Iterator[Llama]:
-    """The model of a GGUF file, with the adapter of another one at its full strength.
+    """The model in a GGUF file, with the adapter in another one at full strength.
 
     Raises:
         NotInstalled: llama-cpp-python is missing.
@@ -183,7 +183,7 @@ def _context_parameters(api: Any, context_tokens: int, threads: int) -> Any:
 
 @contextlib.contextmanager
 def _captured_log(api: Any) -> Iterator[deque[tuple[int, str]]]:
-    """llama.cpp's last log lines with their levels; nothing reaches the screen."""
+    """llama.cpp's last log lines with their levels; nothing is printed."""
     lines: deque[tuple[int, str]] = deque(maxlen=200)
 
     def keep(level: int, text: bytes, _: ctypes.c_void_p) -> None:

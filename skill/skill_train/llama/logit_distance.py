@@ -1,4 +1,4 @@
-"""Figures that say how far one model's answers are from another's, token by token. numpy only."""
+"""Measures how far the answers of two models are apart, token by token. Uses only numpy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _BLOCK = 1 << 19  # logits at a time: 4 MB in float64 stay in the processor's ca
 
 @dataclass
 class TokenFigures:
-    """One value a position. Arrays have shape [positions].
+    """One value for each position. Arrays have shape [positions].
 
     Attributes:
         kl: Kullback-Leibler divergence of the other model from the reference, in nats, over the whole vocabulary.
@@ -79,7 +79,7 @@ def join(parts: list[TokenFigures]) -> TokenFigures:
 
 
 def summarize(figures: TokenFigures) -> dict[str, Any]:
-    """What a proof shows.
+    """The summary for a proof.
 
     `mean_kl` and `p99_kl` in nats, `trimmed_kl` the mean without the farthest hundredth of the tokens, `median_kl` that
     of the token in the middle; `same_top1` a share; `perplexity_ratio` other / reference with the half width of its
@@ -107,7 +107,7 @@ def summarize(figures: TokenFigures) -> dict[str, Any]:
 
 
 def _trimmed(values: np.ndarray) -> float:
-    """NaN where one of them is."""
+    """NaN if one of the values is NaN."""
     import numpy as np
 
     kept = max(1, len(values) - -(-len(values) // 100))
@@ -116,7 +116,7 @@ def _trimmed(values: np.ndarray) -> float:
 
 @dataclass
 class ShareFigures:
-    """One value a position, for `share`. Arrays have shape [positions].
+    """One value for each position, for `share`. Arrays have shape [positions].
 
     Attributes:
         along: inner product of the other model's change with the tuned model's change.
@@ -134,7 +134,7 @@ class ShareFigures:
 
 
 def compare_change(tuned: np.ndarray, base: np.ndarray, compared: np.ndarray) -> ShareFigures:
-    """How much of the change from `base` to `tuned` is in `compared`; all are logits [positions, vocabulary].
+    """How much of the change from `base` to `tuned` is in `compared`. All are logits [positions, vocabulary].
 
     A change is a difference of log-probabilities. Products are weighted with the tuned model's probabilities and
     centred, so a constant added to all logits counts for nothing.

@@ -1,4 +1,4 @@
-"""Runs llama.cpp's converters, each as a child process, on a view of the model that holds no code.
+"""Runs llama.cpp's converters, each as a child process, on a copy of the model folder without code.
 
 The converters load tokenizers with `trust_remote_code=True`. The view is a folder of links without the model's Python
 files and without `auto_map` in its configuration, so there is nothing that could run.
@@ -48,7 +48,7 @@ Process = subprocess.Popen[str]
 
 @dataclass(frozen=True)
 class _Failure:
-    """What the log of a failed converter says: `found` is the groups of the pattern that matched."""
+    """A failure that was recognised in the log; `found` holds the groups of the pattern."""
 
     model: Path
     line: str
@@ -56,7 +56,7 @@ class _Failure:
 
 
 def require_convertible(model: Path, toolchain: Toolchain) -> None:
-    """Refuses by `config.json` alone what `plan` warned of; nothing is written or started for it.
+    """Refuses by `config.json` alone the models that `plan` warned about, before anything is written or started.
 
     Args:
         model: the folder, or that of the base whose merged weights will be converted.
@@ -91,7 +91,7 @@ def require_convertible(model: Path, toolchain: Toolchain) -> None:
 
 
 def warn_of_window(model: Path, warn: Callable[[str, str], None]) -> None:
-    """Says of which texts a GGUF file of this folder computes something else than the model; of most models of none."""
+    """Warns if a GGUF file of this folder computes long texts differently from the model."""
     config = read_config(model)
     window = unread_window(config)
     if window is not None:
@@ -101,7 +101,7 @@ def warn_of_window(model: Path, warn: Callable[[str, str], None]) -> None:
 
 @contextlib.contextmanager
 def without_code(model: Path, **changes: Any) -> Iterator[Path]:
-    """A temporary folder of the same name and content as `model`, without anything that could be run.
+    """A temporary folder with the name and the content of `model`, but without executable code.
 
     Args:
         changes: keys to set in `adapter_config.json`.
@@ -124,7 +124,7 @@ def without_code(model: Path, **changes: Any) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def ready(toolchain: Toolchain) -> Iterator[Process]:
-    """A process that gets ready to convert while something else is done; `run` uses it up."""
+    """Starts a converter process that waits for its job, so that it can load meanwhile; `run` uses it."""
     with _start(toolchain) as process:
         try:
             yield process
@@ -141,7 +141,7 @@ def run(
     on_percent: Callable[[int], None],
     process: Process | None = None,
 ) -> list[str]:
-    """Runs a converter to its end and returns the lines of its log.
+    """Runs a converter to its end; returns the lines of its log.
 
     Args:
         model: the folder to name in messages.
@@ -193,7 +193,7 @@ def _start(toolchain: Toolchain) -> Process:
 
 
 def explain(returncode: int, lines: list[str], *, model: Path) -> SkillTrainError:
-    """One clear error for a converter that failed with this log."""
+    """The error for a converter that failed with this log."""
     last = _last_meaningful(lines)
     if returncode == -signal.SIGKILL or (returncode < 0 and died_of_memory("\n".join(lines))):
         return _out_of_memory(_Failure(model, last, ()))
@@ -219,7 +219,7 @@ def explain(returncode: int, lines: list[str], *, model: Path) -> SkillTrainErro
 
 
 def _plain_config(file: Path, changes: dict[str, Any]) -> dict[str, Any] | None:
-    """The configuration without `auto_map` and with the changes; None when the file is that already."""
+    """The configuration without `auto_map` and with the changes; None if the file is already like that."""
     config = read_json(file)
     if not isinstance(config, dict):
         return None
@@ -253,7 +253,8 @@ def _prefix_of(file: Path, pieces: Path) -> dict[str, bool]:
 
 
 def _object(value: Any) -> dict[str, Any]:
-    """An empty one for a value of another kind, on which the library that reads the file ends by itself."""
+    """The value if it is an object, or else an empty one, because the library that reads the file would crash on
+    another type."""
     return value if isinstance(value, dict) else {}
 
 
@@ -273,7 +274,7 @@ def _environment() -> dict[str, str]:
 
 
 def _last_meaningful(lines: list[str]) -> str:
-    """The exception of a traceback with its message, else the last error line, else the last line."""
+    """The exception of a traceback with its message, or else the last error line, or else the last line."""
     for line in reversed(lines):
         if _EXCEPTION.match(line) or line.startswith("ERROR:"):
             return line

@@ -1,4 +1,4 @@
-"""Child process: renders conversations with the chat template of a GGUF file, as users of llama-cpp-python get it.
+"""Child process: renders conversations with the chat template of a GGUF file, as llama-cpp-python does for its users.
 
 A template is a program from somebody else. llama-cpp-python renders it in jinja2's immutable sandbox; endless loops and
 memory bombs are ended by the limits that `run` sets.
@@ -37,7 +37,7 @@ def _formatter() -> Any:
 
 
 def _render(formatter: Any, job: dict[str, Any], conversation: dict[str, Any]) -> dict[str, str]:
-    """`{"text"}`, or `{"refused"}` with what the template said."""
+    """`{"text"}`, or `{"refused"}` with the error of the template."""
     import jinja2
 
     # What a template can raise: its own refusal, and Python's errors of the expressions in it.

@@ -1,5 +1,5 @@
-"""A limit on the address space (`ulimit -v`, and some batch systems), seen before torch is loaded: libraries that get
-no room while they load end the process, and nobody could say why."""
+"""Detects a limit on the address space (`ulimit -v`, some batch systems) before torch is loaded. Libraries that do not
+fit end the process without an explanation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _TIMES_ITS_LIBRARIES = 1.5  # 446 MB of libraries mapped 611 MB (torch 2.13 for 
 
 
 def require_room_for_torch() -> None:
-    """To be called before torch is imported, here or in a process that inherits the limit.
+    """Call before importing torch, here or in a process that inherits the limit.
 
     Raises:
         DecisionNeeded: the limit leaves too little.
@@ -33,13 +33,13 @@ def require_room_for_torch() -> None:
 
 
 def _free_bytes() -> int | None:
-    """None without a limit, and where the system does not tell."""
+    """The free address space; None without a limit, or if the system does not report it."""
     limit, mapped = process_figure("limits", "Max address space"), process_figure("status", "VmSize:")
     return None if limit is None or mapped is None else limit - 1024 * mapped
 
 
 def _needed_bytes() -> int | None:
-    """None where torch is not installed."""
+    """The address space that torch needs; None if torch is not installed."""
     found = importlib.util.find_spec("torch")
     if found is None or not found.submodule_search_locations:
         return None

@@ -1,4 +1,4 @@
-"""Refuses a step whose working memory is not there, before it starts."""
+"""Refuses a step before it starts if there is not enough memory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from skill_train.machine.read import available_memory_bytes
 
 
 def require_memory(need_bytes: int, purpose: str) -> None:
-    """Does nothing where the system does not tell what is available.
+    """Raises if less memory is available. Does nothing if the system does not report it.
 
     Raises:
         DecisionNeeded: available memory below `need_bytes`.

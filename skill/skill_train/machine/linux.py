@@ -15,7 +15,7 @@ _GROUPS = "/sys/fs/cgroup"
 
 @dataclass(frozen=True)
 class Cpu:
-    """`name` is empty and `mhz` None where nothing tells."""
+    """`name` is empty and `mhz` None if the system does not report them."""
 
     name: str
     features: tuple[str, ...]
@@ -116,7 +116,7 @@ def _folders(probe: Probe, controller: str, root: str) -> list[str]:
 
 
 def read_battery(probe: Probe) -> tuple[bool | None, bool | None]:
-    """`(laptop, on_battery)`; None where nothing tells."""
+    """`(laptop, on_battery)`; None if the system does not report it."""
     root = "/sys/class/power_supply"
     supplies = probe.names(root)
     own = [name for name in supplies if _word(probe, f"{root}/{name}/type") == "Battery"]

@@ -1,4 +1,4 @@
-"""NVIDIA GPUs, asked of nvidia-smi."""
+"""NVIDIA GPUs, read from nvidia-smi."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TORCH_NEEDS = 7.5  # torch's CUDA 13 builds begin with Turing (RELEASE.md, pyto
 
 @dataclass(frozen=True)
 class Gpus:
-    """The GPUs that a run would use: equal ones. `unknown` says why there are none, or not all."""
+    """The equal GPUs that a run would use. `unknown` says why there are none, or why some are left out."""
 
     usable: tuple[Gpu, ...]
     unified: bool
@@ -59,7 +59,7 @@ def _query(probe: Probe) -> Answer | None:
 
 
 def _row(line: str, ram: int | None, ram_available: int | None) -> _Row | None:
-    """One GPU; None when its memory is not told (and it is not one that has the computer's)."""
+    """One GPU; None if its memory is unknown (and it does not share the computer's memory)."""
     values = [value.strip() for value in line.split(",")]
     if len(values) not in (5, 7) or not values[0].isdigit():
         return None
@@ -75,7 +75,8 @@ def _row(line: str, ram: int | None, ram_available: int | None) -> _Row | None:
 
 
 def _visible(rows: list[_Row], wanted: str | None) -> list[_Row]:
-    """As CUDA reads CUDA_VISIBLE_DEVICES: numbers or beginnings of UUIDs, up to the first that does not exist."""
+    """The GPUs that CUDA_VISIBLE_DEVICES selects, as CUDA reads it: numbers or prefixes of UUIDs, up to the first that
+    does not exist."""
     if wanted is None:
         return rows
     if wanted.strip().startswith("MIG-"):
@@ -92,7 +93,7 @@ def _visible(rows: list[_Row], wanted: str | None) -> list[_Row]:
 
 
 def _equal_best(rows: list[_Row]) -> tuple[list[_Row], dict[str, str]]:
-    """Those of the best kind: one that torch supports, with most memory, then the newest."""
+    """The best group of equal GPUs: supported by torch, most memory, then newest."""
 
     def kind(row: _Row) -> tuple[bool, int, float, str]:
         capability = row.gpu.compute_capability or 0.0
@@ -135,7 +136,7 @@ def _slice(probe: Probe, row: _Row, unknown: dict[str, str]) -> Gpus:
 
 
 def _nvlink(probe: Probe, indices: list[int]) -> bool | None:
-    """Whether each of these GPUs reaches each other one over NVLink (`NV#` in the matrix); None when it is not told."""
+    """Whether each of these GPUs reaches every other one over NVLink (`NV#` in the matrix); None if unknown."""
     answer = probe.ask("nvidia-smi", "topo", "-m")
     lines = re.findall(
         r"^GPU(\d+)\s+(.+)$", answer.text if answer is not None and answer.code == 0 else "", re.MULTILINE
@@ -148,7 +149,7 @@ def _nvlink(probe: Probe, indices: list[int]) -> bool | None:
 
 
 def _without_nvidia(probe: Probe) -> Gpus:
-    """Nothing from nvidia-smi: whether there is a GPU all the same, that is not used."""
+    """The reason why nvidia-smi gives nothing, and whether there is a GPU that cannot be used."""
     if "NVIDIA Jetson" in (probe.read("/proc/device-tree/model") or "") or probe.read("/etc/nv_tegra_release"):
         return _none("a Jetson without nvidia-smi: its GPU is not recognised, so the processor is counted")
     if probe.has("nvidia-smi"):

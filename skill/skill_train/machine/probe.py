@@ -1,4 +1,4 @@
-"""The questions that are asked of the operating system; a recorded machine answers the same ones from a file."""
+"""The queries to the operating system. A recorded machine answers the same queries from a file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SECONDS = 10  # nvidia-smi takes 1 to 3 seconds on a machine with eight GPUs
 
 @dataclass(frozen=True)
 class Answer:
-    """The exit code of a program, and what it printed on stdout."""
+    """The exit code of a program and its output."""
 
     code: int
     text: str
@@ -23,7 +23,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Probe:
-    """One machine that can be asked.
+    """A machine that can be queried.
 
     Attributes:
         system, processor: as `platform` names them, such as `Darwin` and `x86_64`.

@@ -1,4 +1,4 @@
-"""Reads this machine, without torch. Only the modules `machine*` ask the operating system."""
+"""Reads the facts of this machine without torch. Only the modules of `machine` query the operating system."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from skill_train.machine.probe import Probe, this_machine
 
 
 def read_machine(probe: Probe | None = None) -> MachineFacts:
-    """What a machine offers for training: this one, or one whose answers were recorded."""
+    """The facts of a machine for training: this one, or a recorded one."""
     asked = probe or this_machine()
     return read_mac(asked) if asked.system == "Darwin" else _linux(asked)
 
 
 def available_memory_bytes() -> int | None:
-    """The computer's own memory that a new process can have, also where a GPU has its own; None where nothing tells."""
+    """The computer's own memory that a new process can use, even if a GPU has its own; None if unknown."""
     probe = this_machine()
     return ram_available_bytes(probe) if probe.system == "Darwin" else linux.read_memory(probe)[1]
 
@@ -31,7 +31,7 @@ def physical_cores() -> int:
 
 
 def cache_dir() -> Path:
-    """Where skill-train keeps what it may lose: the fetched converter, probes. `SKILL_TRAIN_CACHE` moves it."""
+    """The folder for files that can be made again: the downloaded converter, probes. `SKILL_TRAIN_CACHE` sets it."""
     if "SKILL_TRAIN_CACHE" in os.environ:
         return Path(os.environ["SKILL_TRAIN_CACHE"])
     if sys.platform == "darwin":

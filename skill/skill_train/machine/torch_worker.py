@@ -1,4 +1,4 @@
-"""Child process: whether the installed torch can use the device that this machine has.
+"""Child process: checks whether the installed torch can use the device of this machine.
 
 Job: {"device"}. A torch that cannot be loaded, or crashes, ends this process only.
 """

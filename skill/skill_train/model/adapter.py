@@ -1,4 +1,4 @@
-"""A PEFT adapter folder: its config, its tensors, and whether a streaming merge understands it."""
+"""Reads a PEFT adapter folder: its config, its tensors, and whether the streaming merge supports it."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ _MERGEABLE = """
 
 @dataclass(frozen=True)
 class Adapter:
-    """An adapter folder that was read.
+    """An adapter folder that has been read.
 
     Attributes:
         config: adapter_config.json.
@@ -117,7 +117,7 @@ def read_adapter(folder: Path) -> Adapter:
 def _require_same(
     tensors: dict[str, Stored], replaced: dict[str, str], copies: dict[str, str], originals: dict[str, str]
 ) -> None:
-    """A parameter that is saved twice has one value: PEFT reads the plain name, and nobody knows which was meant."""
+    """Refuses a parameter that is saved twice with different values, because PEFT reads only the plain name."""
     for plain, name in (originals | copies).items():
         if plain not in replaced:
             raise _unreadable(name, f"no {_PREFIX}{plain} beside it, which PEFT loads")
@@ -127,7 +127,7 @@ def _require_same(
 
 
 def why_not_streamed(adapter: Adapter) -> list[str]:
-    """Reasons to let PEFT merge, from the config and the tensors' shapes; empty when `lora_math` can do it."""
+    """Why PEFT has to do the merge, by the config and the shapes; empty if `lora_math` can do it."""
     config = adapter.config
     if config["peft_type"] != "LORA":
         return [f"the method {config['peft_type']} is not LoRA"]
@@ -149,7 +149,7 @@ def why_not_streamed(adapter: Adapter) -> list[str]:
 
 
 def whole_tensors(adapter: Adapter) -> dict[str, Stored]:
-    """What the adapter holds whole, by the base's name for it; of adapters of any method."""
+    """The complete tensors in the adapter, by their names in the base; for adapters of any method."""
     plain = {_SAVED_TWICE.sub("", _BASE_LAYER.sub("", name.removeprefix(_PREFIX))): name for name in adapter.tensors}
     return {name: adapter.tensors[tensor] for name, tensor in plain.items()}
 
@@ -267,7 +267,7 @@ def _no_weights(folder: Path) -> UsageError:
 
 
 def _kind(name: str, stored: Stored) -> tuple[str, str | None]:
-    """The module and what the tensor is to it; for a parameter held whole its own name and None."""
+    """The module of a tensor and its role; for a complete parameter its own name and None."""
     if not name.startswith(_PREFIX):
         raise _unreadable(name, f"a name without {_PREFIX!r}")
     if stored.dtype not in FLOAT_BYTES:

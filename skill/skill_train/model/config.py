@@ -1,4 +1,4 @@
-"""What a `config.json` says of a model, as facts. Pure: the caller has read the file, from a folder or from the Hub."""
+"""The facts in a `config.json`. Pure: the caller has read the file, from a folder or from the Hub."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ _DTYPES = {
 
 @dataclass(frozen=True)
 class Stored:
-    """What is known of the weight files; nothing by default.
+    """The known facts of the weight files; none by default.
 
     Attributes:
         elements: numbers stored, by safetensors' name of their dtype.
@@ -100,7 +100,8 @@ def read(
     revision: str | None = None,
     files: Collection[str] | None = None,
 ) -> ModelFacts:
-    """The facts of a model with this config. What the config leaves open is None, with the reason in `unknown`.
+    """The facts of a model with this config. A fact that the config does not state is None, with the reason in
+    `unknown`.
 
     Args:
         files: the names beside config.json; None when they are not known.
@@ -137,12 +138,12 @@ def read(
 
 
 def text_config(config: Config) -> Config:
-    """The part that describes the text decoder: the config itself, or one nested in it."""
+    """The config of the text decoder: the config itself, or a nested one."""
     return next((config[key] for key in _NESTED_TEXT if isinstance(config.get(key), Mapping)), config)
 
 
 def is_vision(config: Config) -> bool:
-    """It reads images: a vision part is described, also under the names that older models gave it."""
+    """Whether the model reads images: it has a vision config, also under older names."""
     if any(config.get(key) for key in _VISION) or "vision_config" in (config.get("thinker_config") or ()):
         return True
     embedding = config.get("embd_layer")  # Phi-4-multimodal
@@ -156,7 +157,7 @@ class _Parameters:
 
 
 def _fields(text: Config) -> dict[str, Any]:
-    """The sizes, from the config, then from the defaults of the type, then from each other."""
+    """The sizes: from the config, then from the defaults of the type, then from each other."""
     defaults = _DEFAULTS.get(str(text.get("model_type")), {})
     found: dict[str, Any] = {name: _int(text, keys) or defaults.get(name) for name, keys in _KEYS.items()}
     if found["kv_heads"] == 0:
@@ -185,7 +186,7 @@ def _shape(model_type: str, fields: Mapping[str, Any]) -> TextShape | None:
 def _parameters(
     config: Config, text: Config, fields: Mapping[str, Any], stored: Stored, quantization: str | None
 ) -> _Parameters:
-    """Total, active and embedding parameters, and where the total comes from."""
+    """Total, active and embedding parameters, and the source of the total."""
     shape = _shape(str(text.get("model_type", "unknown")), fields)
     counted = parameter_count.count(shape, text) if shape else None
     total, origin, unknown = _total(config, shape, counted, stored, quantization)
@@ -238,8 +239,8 @@ def _tied(config: Config, text: Config) -> bool | None:
 
 
 def unread_window(config: Config) -> int | None:
-    """The sliding window in tokens, where llama.cpp is not known to compute the model with it. None where there is no
-    window, or it is computed with."""
+    """The sliding window in tokens, if llama.cpp is not known to use it. None if there is no window, or if llama.cpp
+    uses it."""
     text = text_config(config)
     name = from_config.architecture(text, config)
     return None if name in from_config.WINDOWED else _sliding_window(text, _fields(text))
@@ -294,7 +295,7 @@ def _with_reasons(facts: ModelFacts, unknown: dict[str, str], stored: Stored) ->
 
 
 def _int(config: Config, keys: tuple[str, ...]) -> int | None:
-    """The first of the keys that holds a positive whole number."""
+    """The first of these keys with a positive whole number."""
     values = (config.get(key) for key in keys)
     return next((v for v in values if isinstance(v, int) and not isinstance(v, bool) and v > 0), None)
 

@@ -1,4 +1,4 @@
-"""What the reference of a model costs, for the steps that run it and the plan that foretells them."""
+"""How the reference of a model is kept in memory, for the steps that run it and for the plan."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def tensor_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
-    """The shape of every tensor of a model folder, by its name; nothing where the folder lacks weights.
+    """The shape of every tensor of a model folder by name; empty if weights are missing.
 
     Raises:
         UsageError: a broken safetensors file.
@@ -107,7 +107,7 @@ def tensor_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
 
 
 def used_weights(names: Iterable[str]) -> list[str]:
-    """Of the safetensors files beside a config, those that transformers loads, sorted.
+    """The safetensors files beside a config that transformers loads, sorted.
 
     A repository can hold the same weights twice: Mistral's has `consolidated.safetensors` beside the shards.
     """
@@ -118,20 +118,20 @@ def used_weights(names: Iterable[str]) -> list[str]:
 
 
 def _used(folder: Path) -> list[Path]:
-    """Those that the folder's index names, else those that lie there."""
+    """The files that the folder's index names, or else all that exist."""
     if (folder / "model.safetensors.index.json").is_file():
         return foreign_files.weight_files(folder)
     return [folder / name for name in used_weights(path.name for path in folder.glob("*.safetensors"))]
 
 
 def _lacking(folder: Path) -> str | None:
-    """Why the weights cannot be counted; None when they can."""
+    """Why the weights cannot be counted; None if they can."""
     used = _used(folder)
     return _missing(used) if used else "the folder holds no safetensors"
 
 
 def _missing(used: list[Path]) -> str | None:
-    """What is not there of the files that an index names, or that the numbers in the names of shards promise."""
+    """The missing files, by the index or by the numbers in the names of the shards."""
     there = sum(path.is_file() for path in used)
     shard = _SHARD.fullmatch(used[0].name)
     whole = max(len(used), int(shard[1]) if shard else 1)
@@ -139,7 +139,7 @@ def _missing(used: list[Path]) -> str | None:
 
 
 def read_header(path: Path) -> dict[str, Any]:
-    """The JSON header of a safetensors file, bounded and checked for its shape.
+    """The JSON header of a safetensors file, with its size limited and its form checked.
 
     Source: the format's description, huggingface/safetensors README, "Format".
     """
@@ -165,7 +165,7 @@ def read_header(path: Path) -> dict[str, Any]:
 
 
 def fingerprint(folder: Path) -> str:
-    """SHA-256 that changes when the model changes, without reading gigabytes.
+    """SHA-256 that changes with the model, computed without reading gigabytes.
 
     Small files count whole; of a weight file its name, size, header, and the first and last 64 KiB of its data.
     """
@@ -184,7 +184,7 @@ def fingerprint(folder: Path) -> str:
 
 
 def _decides(file: Path) -> bool:
-    """Something that loaders read: weights, tokenizer, template, settings."""
+    """Whether loaders read this file: weights, tokenizer, template or settings."""
     return file.suffix in (".json", ".model", ".jinja", ".safetensors", ".tiktoken") or file.name in _WORDS
 
 

@@ -1,4 +1,4 @@
-"""A model folder that somebody else made, looked at before any library reads it, by the training program's rules."""
+"""Checks a model folder from elsewhere before any library reads it, by the rules of the training program."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from skill_train.program.events import Refused
 
 
 def require_sound(folder: Path) -> None:
-    """Refuses a model folder that leads libraries to other files than its own.
+    """Refuses a model folder that would make libraries read files outside of it.
 
     Raises:
         UsageError: a file is a device, a pipe, a link to elsewhere, too large, no sound JSON, or settings that name
@@ -24,7 +24,7 @@ def require_sound(folder: Path) -> None:
 
 
 def require_sound_files(folder: Path) -> None:
-    """As `require_sound`, of a folder without an index of weights: an adapter.
+    """As `require_sound`, for a folder without an index of weights: an adapter.
 
     Raises:
         UsageError: as there.
@@ -34,7 +34,7 @@ def require_sound_files(folder: Path) -> None:
 
 
 def require_regular(file: Path) -> None:
-    """Refuses what is no file of bytes before a library waits for it. A missing file is left to who reads it.
+    """Refuses a path that is not a regular file, before a library waits for it. A missing file is left to the reader.
 
     Raises:
         UsageError: a pipe, a device or a socket.
@@ -44,7 +44,7 @@ def require_regular(file: Path) -> None:
 
 
 def foreign_json(file: Path) -> Any:
-    """A JSON document that somebody else wrote.
+    """A JSON document from elsewhere.
 
     Raises:
         UsageError: no regular file, too large, no UTF-8, no JSON, or nested too deep.
@@ -54,13 +54,12 @@ def foreign_json(file: Path) -> Any:
 
 
 def has_too_many_values(header: bytes) -> bool:
-    """Whether the JSON header of a safetensors file takes long to read, and gigabytes of memory."""
+    """Whether the JSON header of a safetensors file would take long to read, and gigabytes of memory."""
     return model_files.marks_in(header) > model_files.MOST_MARKS
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files that transformers loads the weights from: the single one, or those that the index names. They need not
-    be there.
+    """The files that transformers loads the weights from: the single one, or those in the index. They may be missing.
 
     Raises:
         UsageError: the index names a file that is not of this folder, or a single one is there that it does not name.
@@ -70,7 +69,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def block_hub_kernels() -> None:
-    """Keeps transformers from fetching compiled code from the Hub. To be called before it is imported."""
+    """Keeps transformers from downloading compiled code from the Hub. Call before importing it."""
     model_files.block_hub_kernels()
 
 

@@ -1,4 +1,4 @@
-"""What an adapter does to one tensor of the base, in fp32, for any block of its rows.
+"""Computes what an adapter does to one tensor of the base, in fp32, for any block of its rows.
 
     LoRA   W' = W + s·B·A                 https://arxiv.org/abs/2106.09685, s = alpha / r
     rsLoRA s = alpha / sqrt(r)            https://arxiv.org/abs/2312.03732
@@ -17,7 +17,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Change:
-    """What becomes of one tensor. Everything is a torch tensor or None; steps apply in this order.
+    """The change of one tensor. Every value is a torch tensor or None; the steps apply in this order.
 
     Attributes:
         replace: its new value, instead of the base's.
@@ -44,13 +44,13 @@ class Change:
 
     @property
     def low_rank(self) -> bool:
-        """The product of two thin matrices and nothing else."""
+        """Whether the change is only the product of two thin matrices."""
         others = (self.replace, self.magnitude, self.add, self.token_ids)
         return self.left is not None and all(tensor is None for tensor in others)
 
     @property
     def whole(self) -> bool:
-        """The norm of a column needs all rows at once."""
+        """Whether all rows are needed at once, because the norm of a column is."""
         return self.magnitude is not None and self.by_column
 
 
@@ -59,13 +59,13 @@ def scaling(alpha: float, rank: int, use_rslora: bool) -> float:
 
 
 def linear(a: Any, b: Any, scale: float, *, transposed: bool, magnitude: Any = None) -> Change:
-    """For A [r, in] and B [out, r], on a weight [out, in], or [in, out] when transposed."""
+    """The change of a weight [out, in], or [in, out] when transposed, for A [r, in] and B [out, r]."""
     left, right = (a.T, b.T) if transposed else (b, a)
     return Change(left=left, right=right, scale=scale, magnitude=magnitude, by_column=transposed)
 
 
 def embedding(a: Any, b: Any, scale: float, *, magnitude: Any = None) -> Change:
-    """For A [r, tokens] and B [width, r], on a weight [tokens, width]; the magnitude is one value a column."""
+    """The change of a weight [tokens, width] for A [r, tokens] and B [width, r]; one magnitude for each column."""
     return Change(left=a.T, right=b.T, scale=scale, magnitude=magnitude, by_column=True)
 
 
@@ -95,7 +95,7 @@ def apply(change: Change, before: Any, start: int) -> Any:
 
 
 def same(one: Change | None, other: Change | None) -> bool:
-    """Both do the same to the same tensor, bit for bit."""
+    """Whether both make the same change, bit for bit."""
     import torch
 
     if one is None or other is None:

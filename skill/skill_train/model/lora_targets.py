@@ -1,4 +1,4 @@
-"""Which layers a LoRA adapts: the list of a known family, else the linear layers that the weight files name."""
+"""The layers that LoRA adapts: the list of a known family, or else the linear layers in the weight files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Tokens that an adapter's tokenizer adds to the base's: have they rows, and do they ship with the merged model?
+"""Tokens that an adapter's tokenizer adds to the base's: checks that they have rows, and copies them to the merged
+model.
 
 transformers 5 saves a tokenizer without the list of added tokens in tokenizer_config.json and without `add_bos_token`,
 and writes no tokenizer.model. llama.cpp's converter reads a sentencepiece vocabulary from tokenizer.model and the added
@@ -36,7 +37,7 @@ _OF_TRANSFORMERS_5 = ("backend", "is_local", "local_files_only", "tokenizer_clas
 
 
 def new_tokens(base: Path, adapter: Path) -> dict[int, str]:
-    """Text by id of the added tokens that the adapter's tokenizer knows and the base's does not."""
+    """The text of each added token by id that the adapter's tokenizer has and the base's does not."""
     if all(_same_file(adapter / name, base / name) for name in TOKENIZER):
         return {}  # to read a tokenizer of 150,000 tokens takes 80 MB
     new = set(_added_tokens(adapter)) - set(_added_tokens(base))
@@ -44,7 +45,7 @@ def new_tokens(base: Path, adapter: Path) -> dict[int, str]:
 
 
 def takes_tokenizer(base: Path, adapter: Path) -> bool:
-    """The merged model has the adapter's tokenizer: it adds tokens, or the base has none."""
+    """Whether the merged model gets the adapter's tokenizer: it adds tokens, or the base has none."""
     if not any((base / name).is_file() for name in TOKENIZER):
         return any((adapter / name).is_file() for name in TOKENIZER)
     return bool(new_tokens(base, adapter))
@@ -82,7 +83,7 @@ def require_rows(base: Path, adapter: Path, rows: int | None, *, trained_whole: 
 
 
 def take_tokenizer(base: Path, adapter: Path, part: Path) -> list[str]:
-    """Puts the adapter's tokenizer into a folder with the base's files; returns the names of what is the adapter's."""
+    """Adds the adapter's tokenizer to a folder with the base's files; returns the names of the adapter's files."""
     taken = [name for name in TOKENIZER if (adapter / name).is_file()]
     for name in taken:
         shutil.copyfile(adapter / name, part / name)
@@ -95,7 +96,7 @@ def take_tokenizer(base: Path, adapter: Path, part: Path) -> list[str]:
 
 
 def end_token(folder: Path) -> Any:
-    """The text of a tokenizer's `eos_token`; None without one."""
+    """The text of a tokenizer's `eos_token`; None if it has none."""
     token = _json(folder / _CONFIG).get("eos_token")
     return token.get("content") if isinstance(token, dict) else token
 
@@ -128,7 +129,7 @@ def _decoder(base: Path, adapter: Path) -> dict[str, Any]:
 
 
 def _other_token(base: Path, adapter: Path) -> tuple[int, str, str] | None:
-    """The first id that is one token of the base's own vocabulary, and another in the adapter's; None without any."""
+    """The first id that differs between the vocabularies of base and adapter; None if there is none."""
     ours, theirs = (_vocabulary(folder) for folder in (base, adapter))
     if not ours or not theirs:
         return None
@@ -147,7 +148,7 @@ def _vocabulary(folder: Path) -> dict[int, str]:
 
 
 def _same_file(own: Path, other: Path) -> bool:
-    """There is none, or it is the other byte for byte."""
+    """Whether the file is missing or equal to the other one byte for byte."""
     return not own.is_file() or (other.is_file() and filecmp.cmp(own, other, shallow=False))
 
 
@@ -169,7 +170,7 @@ def _said(token: Any, key: str) -> str:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file that is not ours to judge; empty when there is none."""
+    """A JSON object from a file that is checked elsewhere; empty if there is none."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""How many parameters a model has, worked out from its config: one formula for each family of decoders.
+"""Computes the number of parameters of a model from its config: one formula for each family of decoders.
 
 The formulas follow the modules of transformers 5.23 (`models/<type>/modeling_<type>.py`). Tests hold them against the
 published counts of real models and against models that transformers builds from the same config.
@@ -34,7 +34,7 @@ class TextShape:
 
     @property
     def head(self) -> int:
-        """Parameters of the output head beside the input embedding."""
+        """The parameters of the output head, if it is separate from the input embedding."""
         return 0 if self.tied_embeddings else self.embedding
 
 
@@ -51,7 +51,7 @@ class Count:
 
 @dataclass(frozen=True)
 class _Block:
-    """What sets one family of gated decoders apart from Llama.
+    """The differences of one family of gated decoders from Llama.
 
     Attributes:
         qkv_bias: queries, keys and values always have a bias, the output has none.

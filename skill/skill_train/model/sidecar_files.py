@@ -25,22 +25,22 @@ _TEMPLATE = "chat_template.jinja"
 
 
 def companion_files(folder: Path) -> list[Path]:
-    """The files that go along with a model: what the training program takes, but for links that lead elsewhere."""
+    """The files that belong to a model beside its weights, without links to other places."""
     return [path for path in files_of_base(folder) if _is_own(path, folder)]
 
 
 def model_digests(folder: Path) -> dict[str, dict[str, Any]]:
-    """Of these and of the weights: all that decides what a model says, and nothing else that lies in its folder."""
+    """The digests of these files and of the weights: everything that determines what a model says."""
     return digests(folder, {*companion_files(folder), *folder.glob("*.safetensors"), *folder.glob(INDEX)})
 
 
 def adapter_files(adapter: Path) -> list[Path]:
-    """The tokenizer files that lie beside an adapter."""
+    """The tokenizer files in an adapter folder."""
     return [adapter / name for name in (*TOKENIZER, _TEMPLATE) if (adapter / name).is_file()]
 
 
 def copy_companions(base: Path, adapter: Path, part: Path, warn: Callable[[str, str], None]) -> list[str]:
-    """Copies what belongs beside the merged weights, and returns the names that come from the adapter.
+    """Copies the files that belong beside the merged weights; returns the names of those from the adapter.
 
     The adapter's tokenizer is taken when it has tokens that the base's lacks (`new_tokens`), and its chat template when
     the base has none. Any other difference is the base's, with a warning.
@@ -69,7 +69,8 @@ def copy_companions(base: Path, adapter: Path, part: Path, warn: Callable[[str, 
 
 
 def write_config(base: Path, part: Path, changes: dict[str, Any], dtype: str | None) -> dict[str, Any]:
-    """Writes config.json with the changed fields, at each level that has them, and returns those; as it is without any.
+    """Writes config.json with the changed fields at each level that has them, and returns these; copies it if there are
+    none.
 
     Args:
         dtype: a torch name when every weight has a new dtype.
@@ -91,7 +92,7 @@ def write_config(base: Path, part: Path, changes: dict[str, Any], dtype: str | N
 
 
 def chat_template(folder: Path) -> str | None:
-    """The one chat template of a folder; None without one, or with several named ones."""
+    """The only chat template of a folder; None without one, or with several named ones."""
     if (folder / _TEMPLATE).is_file():
         return _text(folder / _TEMPLATE)
     template = _json(folder / "tokenizer_config.json").get("chat_template")
@@ -117,7 +118,7 @@ def _is_own(path: Path, folder: Path) -> bool:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file that is not ours to judge; empty when there is none."""
+    """A JSON object from a file that is checked elsewhere; empty if there is none."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):

@@ -20,7 +20,7 @@ _TALKS: tuple[dict[str, Any], ...] = (
 
 
 def require_ending(template: Any) -> None:
-    """Tries the template of a tokenizer, or each of several named ones, in a child process: once for each text.
+    """Tries each template of a tokenizer in a child process, once for each text.
 
     Raises:
         UsageError: it does not end, or it takes too much memory.

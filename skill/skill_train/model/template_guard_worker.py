@@ -1,4 +1,4 @@
-"""Child process: tries the chat templates of a model folder before a process that matters renders them.
+"""Child process: tries the chat templates of a model folder, so that a hostile one cannot harm the main process.
 
 A template is a program from somebody else. transformers renders it in jinja2's immutable sandbox, which neither ends a
 loop nor bounds a text: `{{ 'a' * 10**10 }}`, or `{{ 10**10**9 }}`, which is computed when the template is compiled and
@@ -50,7 +50,7 @@ def _refuse(message: str) -> None:
 
 
 def _limit(seconds: int) -> None:
-    """The system ends the process, also inside of one long operation."""
+    """Lets the system end the process after some time, even inside one long operation."""
     try:
         import resource
     except ImportError:  # Windows: the parent's limit of time stays

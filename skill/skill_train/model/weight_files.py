@@ -1,4 +1,4 @@
-"""A model folder's safetensors files, read and written a block of rows at a time.
+"""Reads and writes a model folder's safetensors files, a block of rows at a time.
 
 A safetensors file is an 8-byte length, a JSON header (name, dtype, shape, byte range) and the raw bytes, without gaps
 (https://huggingface.co/docs/safetensors). The header of a new file can therefore be written first, when shapes and
@@ -55,7 +55,7 @@ class Shard:
 
 
 def read_folder(folder: Path) -> list[Shard]:
-    """The weight files that the folder's index names, or its only one. Other safetensors files are not the model.
+    """The weight files in the folder's index, or its only one. Other safetensors files do not belong to the model.
 
     Raises:
         UsageError: no safetensors weights, a broken file, an index that does not fit its files.
@@ -159,7 +159,7 @@ def read_tensor(stored: Stored) -> Any:
 
 
 def copy_bytes(stored: Stored, write: Callable[[Any], None]) -> None:
-    """The tensor's bytes as they are, whatever their type."""
+    """The bytes of the tensor, unchanged, whatever their type."""
     with open(stored.file, "rb") as file:
         file.seek(stored.start)
         left = stored.size
@@ -172,7 +172,7 @@ def copy_bytes(stored: Stored, write: Callable[[Any], None]) -> None:
 
 
 def same_bytes(one: Stored, other: Stored) -> bool:
-    """Both have one dtype, one shape and the same bytes."""
+    """Whether both have the same dtype, shape and bytes."""
     if (one.dtype, one.shape) != (other.dtype, other.shape):
         return False
     with open(one.file, "rb") as first, open(other.file, "rb") as second:
@@ -189,7 +189,7 @@ def same_bytes(one: Stored, other: Stored) -> bool:
 def new_shard(
     file: Path, tensors: dict[str, tuple[str, tuple[int, ...]]], metadata: dict[str, str]
 ) -> dict[str, Stored]:
-    """Writes the header of a file of its full size, and returns the place of each tensor as safetensors reads it.
+    """Writes the header of a file and sets its full size; returns the place of each tensor as safetensors reads it.
 
     Args:
         tensors: dtype and shape by name, in the order of their bytes (see `in_order`). Only float types.
@@ -220,7 +220,7 @@ def written_to(place: Stored) -> Iterator[Callable[[Any], None]]:
 
 
 def in_order(tensors: dict[str, tuple[str, tuple[int, ...]]]) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Widest types first, else as they come: every tensor then starts at a multiple of its item size."""
+    """The tensors with the widest types first, so that each starts at a multiple of its item size."""
     return dict(sorted(tensors.items(), key=lambda item: -_ITEM_BITS[item[1][0]]))
 
 
@@ -247,7 +247,7 @@ _ITEM_BITS = {
 
 
 def _weight_map(folder: Path) -> dict[str, str] | None:
-    """File name by tensor name; None when one file holds everything."""
+    """The file name by tensor name; None if one file holds all tensors."""
     if not (folder / INDEX).is_file():
         if not (folder / SINGLE).is_file():
             raise _no_weights(folder)

@@ -1,1 +1,1 @@
-"""Pure decisions: where to train, on what, laid out how."""
+"""Pure decisions: where to train, on which machine, in which layout."""

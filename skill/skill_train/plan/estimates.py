@@ -1,4 +1,4 @@
-"""The estimates of a plan, as the plan keeps them: ranges with what they rest on. Pure."""
+"""The estimates in a plan: ranges with their basis. Pure."""
 
 from __future__ import annotations
 
@@ -65,14 +65,14 @@ def _file(model: ModelFacts, machine: MachineFacts, quant: str, context: int) ->
 
 
 def _offers(cloud: list[Candidate]) -> list[Offer]:
-    """The cheapest flavors that fit, cheapest first."""
+    """The cheapest flavors that fit, in order of price."""
     fitting = [candidate for candidate in cloud if not candidate.problems and candidate.cost is not None]
     fitting.sort(key=lambda c: (c.cost.middle if c.cost else 0.0, c.name))
     return [Offer(c.name, _ends(_range(c.seconds, "")), _ends(_dollars(c))) for c in fitting[:OFFERS]]
 
 
 def _prices(cloud: list[Candidate]) -> Prices | None:
-    """Whose the prices are, and of what date; None when no flavor is offered."""
+    """The source and the date of the prices; None if no flavor is offered."""
     flavor = next((candidate.flavor for candidate in cloud if candidate.flavor is not None), None)
     return None if flavor is None else Prices(flavor.source, flavor.read_at)
 

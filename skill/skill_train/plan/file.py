@@ -1,4 +1,4 @@
-"""A plan as a file: `skill-train plan --out` writes it; `local` or `submit` runs it as long as nothing has changed."""
+"""A plan as a file: `skill-train plan --out` writes it; `local` or `submit` runs it if nothing has changed."""
 
 from __future__ import annotations
 
@@ -32,8 +32,7 @@ def is_plan(path: Path) -> bool:
 
 
 def read_unchanged_plan(path: Path, options: dict[str, Any], where: str = "local") -> Plan:
-    """A plan that was made before, as long as model and data are still the same: for and on this machine, or for the
-    cloud.
+    """A plan from a file, if its model and data have not changed: for this machine, or for the cloud.
 
     Raises:
         UsageError: something else was said beside it, it is for another place or machine, it was edited, or its
@@ -51,7 +50,8 @@ def read_unchanged_plan(path: Path, options: dict[str, Any], where: str = "local
 
 
 def require_same_inputs(path: Path, plan: Plan, hint: str) -> None:
-    """Nobody is asked about a model or data on the Hub: of those the revision says which they are.
+    """Compares the fingerprints of local inputs. Inputs on the Hub need no request, because the plan contains their
+    revisions.
 
     Raises:
         UsageError: the model or the data here are not those that the plan was made for.
@@ -91,7 +91,7 @@ def _check_given(path: Path, made: Plan, where: str, again: str) -> None:
 
 
 def _fingerprints(planned: ResolvedRecipe) -> dict[str, str | None]:
-    """Of what lies here; None for what is on the Hub, where the revision says it."""
+    """The fingerprints of local inputs; None for inputs on the Hub, which have a revision."""
     known = {key: value for key, value in planned.as_dict().items() if value is not None}
     folder = Path(planned.model)
     data = scan.scan(fields.from_dict(known)).fingerprint if Path(planned.data).exists() else None
@@ -99,7 +99,7 @@ def _fingerprints(planned: ResolvedRecipe) -> dict[str, str | None]:
 
 
 def require_free(out: Path) -> None:
-    """Only a plan is overwritten, and never one that a run has followed."""
+    """Allows only a plan to be overwritten, but not the plan of a run."""
     of_run = any((out.parent / name).exists() for name in ("train.json", "adapter", "checkpoints"))
     if out.exists() and (of_run or not is_plan(out)):
         what = "is the plan of a run" if of_run and is_plan(out) else "exists and is not a plan"
@@ -113,8 +113,8 @@ def require_free(out: Path) -> None:
 
 
 def require_own_folder(run: RunDir, plan: Plan) -> None:
-    """Refuses to begin a run where it would write over what no run made. A plan is no run yet: `plan --out` writes one
-    anywhere.
+    """Refuses to begin a run in a folder where it would overwrite files that no run made. A folder with only a plan is
+    accepted, because `plan --out` may write there.
 
     Raises:
         UsageError: such files are there, or they are the base model.

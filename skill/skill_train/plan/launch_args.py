@@ -1,4 +1,4 @@
-"""How a plan's processes are started: arguments and environment of `accelerate launch`. Pure.
+"""How the processes of a plan are started: arguments and environment of `accelerate launch`. Pure.
 
 One process is started as it is, with neither. Versions: accelerate 1.15, torch 2.13, PEFT 0.21.
 """
@@ -59,7 +59,7 @@ def _check_devices(placement: Placement, machine: MachineFacts) -> None:
 
 
 def _common(placement: Placement, machine: MachineFacts, reasons: list[Reason]) -> list[str]:
-    """What is the same for DDP and FSDP. All is said, so that a default_config.yaml of the user decides nothing."""
+    """The arguments that DDP and FSDP share. All are given, so that the user's default_config.yaml has no influence."""
     processes = placement.num_processes
     threads = placement.threads or max(1, machine.cores // processes)
     why = "each GPU" if placement.device == "cuda" else "each share of the cores"

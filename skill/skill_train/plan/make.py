@@ -50,7 +50,7 @@ def make_plan(
     offered: tuple[Flavor, ...] = (),
     calibrations: dict[str, Calibration] | None = None,
 ) -> Plan:
-    """A plan with every field resolved. What would stop it stands in its `blockers`.
+    """A plan with every field resolved. Its `blockers` say what prevents it from being run.
 
     Args:
         offered: the flavors of the cloud, with their prices.
@@ -122,7 +122,7 @@ def _flavor(cloud: list[Candidate], offered: tuple[Flavor, ...], choices: Choice
 
 
 def _unread(model: ModelFacts) -> list[Blocker]:
-    """A model that the training program cannot load anywhere."""
+    """The blocker of a model that the training program cannot load."""
     if not model.vision or model.model_type in TEXT_OF_VISION:
         return []
     message = f"this version trains on text only, and {model.architecture} has no text model that can be loaded alone"
@@ -130,7 +130,7 @@ def _unread(model: ModelFacts) -> list[Blocker]:
 
 
 def _blockers(where: str, chosen: Candidate | None, here: Candidate, cloud: list[Candidate]) -> list[Blocker]:
-    """What would stop the plan. Nothing is guessed: a need that is unknown is one of them."""
+    """The blockers of a plan. Nothing is guessed, so an unknown need is a blocker too."""
     if chosen is None:
         known = [candidate.problems[0][1] for candidate in cloud if candidate.problems]
         why = "; ".join(here.unknown.values()) if here.fit.memory is None else known[-1] if known else "none is offered"
@@ -143,7 +143,7 @@ def _blockers(where: str, chosen: Candidate | None, here: Candidate, cloud: list
 
 
 def _too_slow(chosen: Candidate | None, choices: Choices) -> list[Blocker]:
-    """A rented machine that may not end in time, unless the user named it."""
+    """The blocker of a rented machine that may not finish in time, unless the user chose it."""
     if chosen is None or chosen.flavor is None or choices.flavor is not None or chosen.seconds is None:
         return []
     if chosen.seconds.high <= choices.max_hours * 3600:
@@ -157,7 +157,7 @@ def _too_slow(chosen: Candidate | None, choices: Choices) -> list[Blocker]:
 
 
 def _placed(resolved: ResolvedRecipe, model: ModelFacts, taken: Candidate, choices: Choices) -> list[Reason]:
-    """Why the placement is what it is."""
+    """The reasons for the placement."""
     fit, reasons = taken.fit, list[Reason]()
     step, effective = fit.step, resolved.effective_batch_size
     best = f"the best of {taken.machine.chip}"
@@ -199,7 +199,7 @@ def _why_checkpointing(taken: Candidate) -> str:
 
 
 def _resolve(recipe: Recipe, model: ModelFacts, dataset: DatasetFacts, reasons: list[Reason]) -> ResolvedRecipe:
-    """The recipe as the program reads it: no None where a choice is left."""
+    """The recipe for the training program: every choice is made."""
     values = {k: v for k, v in dataclasses.asdict(recipe).items() if k not in NOT_HASHED}
     values["format"], values["columns"] = dataset.format, dict(dataset.columns)
     _because(reasons, "format", f"{dataset.format} {dataset.columns}", dataset.reason, dataset.source)
@@ -254,7 +254,7 @@ def least_steps(recipe: ResolvedRecipe) -> int:
 
 
 def few_steps(recipe: ResolvedRecipe, steps: int) -> str | None:
-    """What to say of a training with too few steps; None where they are enough."""
+    """The warning for a training with too few steps; None if there are enough."""
     least, beta = least_steps(recipe), recipe.adam_beta1
     if steps >= least:
         return None
@@ -265,13 +265,14 @@ def few_steps(recipe: ResolvedRecipe, steps: int) -> str | None:
 
 
 def _asked(recipe: Recipe, resolved: dict[str, Any]) -> dict[str, Any]:
-    """What was said where the resolved recipe says more: with other data or another model that is resolved anew."""
+    """The user's original values of fields that were resolved, so that they can be resolved again for other data or
+    another model."""
     said = {key: value for key, value in dataclasses.asdict(recipe).items() if key not in POLICY}
     return {key: value for key, value in said.items() if key not in resolved or value != resolved[key]}
 
 
 def _require_feedable(steps: int, recipe: Recipe) -> None:
-    """The training program makes the order of all rows before the first step."""
+    """Refuses more rows than fit in memory, because the training program orders all rows before the first step."""
     rows = steps * recipe.effective_batch_size
     if rows > MOST_ROWS_FED:
         raise UsageError(
@@ -284,8 +285,8 @@ def _require_feedable(steps: int, recipe: Recipe) -> None:
 
 
 def _tuning(recipe: Recipe, model: ModelFacts, reasons: list[Reason]) -> dict[str, Any]:
-    """What trains, and how fast. Fields that full fine-tuning does not read are those of every other such recipe, so
-    that equal runs have equal hashes.
+    """What is trained, and at which rate. Fields that full fine-tuning does not read get fixed values, so that equal
+    runs have equal hashes.
 
     Learning rates: TRL's default for full fine-tuning, 2e-5, and ten times that for adapters (TRL docs, "LoRA Without
     Regret"; Schulman et al. 2025 measured about that factor).
@@ -346,6 +347,7 @@ def _because(reasons: list[Reason], rule: str, value: Any, why: str, source: str
 
 
 def _is_plain(resolved: ResolvedRecipe) -> bool:
-    """The adapter will be A and B alone. One on an embedding or the output layer saves that whole (peft 0.21)."""
+    """Whether the adapter will consist of A and B only. An adapter on an embedding or the output layer saves that layer
+    completely (peft 0.21)."""
     whole = {"lm_head", "embed_tokens", "embed_out", "wte"} & set(resolved.target_modules or ())
     return resolved.finetuning_type == "lora" and not (resolved.use_dora or resolved.modules_to_save or whole)

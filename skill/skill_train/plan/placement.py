@@ -1,4 +1,4 @@
-"""Where a recipe's steps run on one machine: precision, rows at a time, checkpointing, processes. Pure.
+"""Where the steps of a recipe run on one machine: precision, rows at a time, checkpointing, processes. Pure.
 
 What a placement holds may differ from machine to machine; what the recipe holds may not.
 """
@@ -28,7 +28,7 @@ HEADROOM = {"cuda": 0.95, "mps": 0.90, "cpu": 0.90}
 
 @dataclass(frozen=True)
 class Choices:
-    """What the user says about the placement. None leaves it to the plan; `force` takes what is not safe.
+    """The user's choices about the placement. None leaves a choice to the plan; `force` accepts risks.
 
     Attributes:
         where: `local` or `cloud`; flavor: of Hugging Face Jobs.
@@ -50,7 +50,7 @@ HERE = Choices(where="local", where_because="this command trains here")
 
 @dataclass(frozen=True)
 class Fit:
-    """How a recipe lies in one machine's memory.
+    """How a recipe fits into the memory of one machine.
 
     Attributes:
         step: the micro-step at its longest.
@@ -76,7 +76,7 @@ class Fit:
 
 
 def with_precision(choices: Choices, *, pure_bf16: bool) -> Choices:
-    """`pure_bf16` of the recipe says the precision too.
+    """The choices with the precision that `pure_bf16` of the recipe implies.
 
     Raises:
         UsageError: another one was asked for.
@@ -187,8 +187,7 @@ def usable_bytes(machine: MachineFacts, device: str) -> int | None:
 def fit(
     recipe: ResolvedRecipe, model: ModelFacts, dataset: DatasetFacts, machine: MachineFacts, device: str, dtype: str
 ) -> Fit:
-    """The first way to lay the recipe into the machine that fits, from fast to frugal, or a much quicker one; the most
-    frugal when none fits."""
+    """The first layout that fits, from fast to frugal, or a much faster one; the most frugal if none fits."""
     usable = usable_bytes(machine, device)
     laid = [
         _laid(recipe, model, dataset, usable, *way) for way in _ways(recipe, model, dataset, machine, device, dtype)
@@ -219,7 +218,7 @@ def _laid(
 
 
 def _proof(step: MicroStep, parts: list[Part], usable: int) -> str | None:
-    """The published run by which it fits nevertheless."""
+    """The published run that proves that it fits nevertheless."""
     proven = proven_bytes(step, parts) if step.device == "cuda" else None
     if proven is None or proven[0] > usable:
         return None
@@ -247,7 +246,7 @@ def _quickest(fitting: list[Fit], model: ModelFacts, dataset: DatasetFacts, mach
 
 
 def split_of(laid: Fit) -> str:
-    """Rows at a time, accumulation, and processes where there are several."""
+    """Rows at a time, accumulation steps, and processes if there are several."""
     return f"{laid.step.rows} x {laid.accumulation}" + (f" x {laid.processes} processes" if laid.processes > 1 else "")
 
 
@@ -301,8 +300,7 @@ def _ways(
 
 
 def _host_holds(model: ModelFacts, machine: MachineFacts, step: MicroStep) -> bool:
-    """Whether the weights can wait in host memory, with gradients and moments where they train; where that is unknown
-    they cannot."""
+    """Whether host memory can hold the weights, with gradients and moments if they are trained; False if unknown."""
     free = machine.ram_bytes if machine.ram_available_bytes is None else machine.ram_available_bytes
     each = BYTES[step.dtype] if not step.full else 8 if step.pure_bf16 else 16
     return free is not None and (model.parameters or 0) * each <= free * HEADROOM["cpu"]
@@ -321,7 +319,7 @@ def _parts(model: ModelFacts, dataset: DatasetFacts, step: MicroStep) -> list[Pa
 
 
 def longest_tokens(recipe: ResolvedRecipe, dataset: DatasetFacts) -> tuple[int, int]:
-    """Tokens of the longest row after cutting, `(low, high)`."""
+    """Tokens of the longest row after the cut, `(low, high)`."""
     limit = recipe.max_length
     if dataset.tokens is None:
         return limit, limit
@@ -358,7 +356,7 @@ def rows_at_once(most: int, device: str, machine: MachineFacts, model: ModelFact
 
 
 def placement(recipe: ResolvedRecipe, machine: MachineFacts, chosen: Fit, backend: str, report_to: str) -> Placement:
-    """The placement as the training program reads it."""
+    """The placement in the form that the training program reads."""
     step = chosen.step
     return Placement(
         backend=backend,

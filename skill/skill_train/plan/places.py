@@ -1,4 +1,4 @@
-"""Each place where a recipe could train, this machine and every flavor, with its fit, its time and its price. Pure."""
+"""The places where a recipe could train, this machine and every flavor, each with its fit, time and price. Pure."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CLOUD_PROCESSOR = "a cloud processor"
 
 @dataclass(frozen=True)
 class Candidate:
-    """One place to train.
+    """A place to train.
 
     Attributes:
         flavor: None for this machine.
@@ -63,7 +63,7 @@ def local_candidate(
     probe: PrecisionProbe | None,
     calibrations: dict[str, Calibration],
 ) -> Candidate:
-    """This machine.
+    """This machine as a place to train.
 
     Raises:
         DecisionNeeded: a precision that is not safe on it was asked for.
@@ -86,8 +86,8 @@ def local_candidate(
 def flavors(
     recipe: ResolvedRecipe, model: ModelFacts, dataset: DatasetFacts, offered: tuple[Flavor, ...], choices: Choices
 ) -> list[Candidate]:
-    """Every GPU flavor, and one without a GPU when it is asked for by its name: nothing tells how fast their processors
-    are, so none is chosen."""
+    """Every GPU flavor. A flavor without a GPU is included only if it is named, because the speed of its processors is
+    unknown."""
     found = []
     for flavor in offered:
         if flavor.gpu is None and flavor.name != choices.flavor:
@@ -104,7 +104,7 @@ def flavors(
 
 
 def machine_of(flavor: Flavor) -> MachineFacts:
-    """What a flavor promises, as facts of a machine."""
+    """The machine facts of a flavor."""
     name = f"NVIDIA {flavor.gpu}" if flavor.gpu else CLOUD_PROCESSOR
     capability = next((value for key, value in _CAPABILITY.items() if key in (flavor.gpu or "").split()), None)
     memory = flavor.gpu_memory_bytes or 0
@@ -137,7 +137,7 @@ def cheapest(candidates: list[Candidate], max_hours: float) -> Candidate | None:
 
 
 def in_hours(candidate: Candidate, max_hours: float) -> bool:
-    """Whether it ends in time by its upper estimate."""
+    """Whether its upper estimate is within the limit."""
     return candidate.seconds is not None and candidate.seconds.high <= max_hours * 3600
 
 

@@ -1,4 +1,5 @@
-"""Here or in the cloud: rules that each compare one figure and say what follows. Pure: the same facts, the same answer.
+"""Decides between this machine and the cloud: each rule compares one figure and says what follows. Pure: the same facts
+give the same answer.
 
 The rules are those of this project's first document ("Local training on macOS", Agent Decision Rubric) for Macs; where
 it is silent the estimate decides, and a CUDA workstation is judged by its memory. references/planning.md tells them.
@@ -27,7 +28,8 @@ GUIDE = "Hardware guide"
 
 @dataclass(frozen=True)
 class Fired:
-    """One rule: what it compared and what it says (`local`, `cloud`, or `either`: the others decide)."""
+    """A rule that applies: what it compared and its answer (`local`, `cloud`, or `either`, which leaves it to the
+    others)."""
 
     rule: str
     says: str
@@ -53,7 +55,7 @@ def decide(
     choices: Choices,
     counted: bool,
 ) -> Decision:
-    """Local unless a rule says cloud; what the user says comes first, and sensitive data before that.
+    """Local unless a rule says cloud. The user's choice comes before the rules, and sensitive data before both.
 
     Args:
         counted: the rows' tokens were counted; else the longest row is a bound made from its bytes.
@@ -76,14 +78,14 @@ def decide(
 
 
 def _chosen(choices: Choices, where: str, overrode: str) -> Fired:
-    """Only what the user gave as an option is called asked."""
+    """The rule for a choice of the user. Only an option counts as `asked`."""
     said = choices.where_because or f"--where {where}"
     option = said.startswith("--")
     return Fired("asked" if option else "command", where, said + overrode, "user" if option else "command line")
 
 
 def stays_here(got: str) -> DecisionNeeded:
-    """Of sensitive data that somebody wants to send."""
+    """The error for sensitive data that would leave this machine."""
     return DecisionNeeded(
         "the recipe has sensitive: true, so its data and model may not leave this machine",
         code="sensitive",
@@ -96,7 +98,7 @@ def stays_here(got: str) -> DecisionNeeded:
 def rules(
     recipe: ResolvedRecipe, model: ModelFacts, local: Candidate, max_hours: float, counted: bool
 ) -> Iterator[Fired]:
-    """Every rule that applies, in the order in which a reader asks."""
+    """All rules that apply, in a natural reading order."""
     machine = local.machine
     if machine.intel_mac:
         yield Fired("intel mac", "cloud", "no MPS on an Intel Mac, and training on its processor takes days", SEED)
@@ -130,12 +132,12 @@ def _size(model: ModelFacts, machine: MachineFacts) -> Fired:
 
 
 def _portable(machine: MachineFacts) -> bool:
-    """A laptop. Where nothing tells, a Mac counts as one, because the rubric is about Macs, and a server does not."""
+    """Whether the machine is a laptop. If unknown, a Mac counts as one and a server does not."""
     return machine.system == "Darwin" if machine.laptop is None else machine.laptop
 
 
 def _length(limit: int, here: Candidate, counted: bool) -> Fired:
-    """By what the rows really have where that is known."""
+    """The rule for the row length, by the real rows if their lengths are known."""
     length = min(limit, here.fit.step.length)
     how = " (estimated from bytes)" if length < limit and not counted else ""
     if length <= SHORT:

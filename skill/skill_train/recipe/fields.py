@@ -1,4 +1,4 @@
-"""The recipe: what must be the same wherever a run happens. Its defaults stand here and nowhere else.
+"""The recipe: everything that must be the same wherever a run happens. The only place for its defaults.
 
 Keys are flat, and what TRL and PEFT name keeps its name. A field that is None is chosen when the plan is made, from the
 model and the data, and the choice carries its reason.
@@ -115,7 +115,7 @@ _TYPES: dict[str, Any] = get_type_hints(Recipe)
 
 
 def load(path: Path) -> Recipe:
-    """The recipe in a YAML or JSON file. A relative `model` or `data` is looked for beside the file, then here.
+    """The recipe in a YAML or JSON file. A relative `model` or `data` is searched beside the file, then here.
 
     Raises:
         UsageError: no such file, not YAML, an unknown key, a wrong type or value.
@@ -160,7 +160,7 @@ def load(path: Path) -> Recipe:
 
 
 def from_dict(values: dict[str, Any]) -> Recipe:
-    """A recipe from plain values, every one checked.
+    """A recipe from plain values, all of them checked.
 
     Raises:
         UsageError: an unknown key (with the nearest known one), a wrong type or a value out of range.
@@ -190,7 +190,8 @@ def to_yaml(values: dict[str, Any]) -> str:
 
 
 def recipe_hash(resolved: dict[str, Any], fingerprints: dict[str, str | None]) -> str:
-    """SHA-256 of a resolved recipe. Local paths are replaced by what they hold, so a moved file is the same recipe."""
+    """SHA-256 of a resolved recipe. Local paths are replaced by fingerprints of their content, so a moved file does not
+    change it."""
     values = {key: value for key, value in resolved.items() if key not in NOT_HASHED}
     for key in ("model", "data"):
         if fingerprints.get(key):
@@ -200,7 +201,7 @@ def recipe_hash(resolved: dict[str, Any], fingerprints: dict[str, str | None]) -
 
 
 def _loader() -> Any:
-    """PyYAML's safe one, which would take the last of two equal keys and say nothing."""
+    """PyYAML's safe loader, which also refuses a key that occurs twice."""
     import yaml
 
     class Loader(yaml.SafeLoader):
@@ -248,7 +249,7 @@ def _exists(path: Path) -> bool:
 
 
 def _typed(key: str, value: Any) -> Any:
-    """The value in the field's type. YAML reads 2e-4 as text, so a number in text is a number."""
+    """The value in the type of the field. YAML reads 2e-4 as text, so a number in text is converted."""
     wanted = str(_TYPES[key]).replace("<class '", "").replace("'>", "").removesuffix(" | None")
     if wanted in ("float", "int") and not isinstance(value, bool):
         number = _number(value)
@@ -337,7 +338,7 @@ def _check_choices(recipe: Recipe) -> None:
 
 
 def _check_tuning(recipe: Recipe) -> None:
-    """Full fine-tuning changes every weight, so none can be a 4-bit code; `pure_bf16` is of its weights."""
+    """Full fine-tuning changes every weight, so it excludes 4-bit weights; `pure_bf16` requires it."""
     full = recipe.finetuning_type == "full"
     if full and recipe.load_in_4bit:
         raise UsageError(

@@ -1,4 +1,4 @@
-"""Formats: which columns make an example, by the names that datasets give them. Pure."""
+"""The formats of rows: which columns make an example, by the names that datasets use. Pure."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def match(name: str, row: dict[str, Any]) -> dict[str, str] | None:
 
 
 def optional_names(detected: DetectedFormat) -> set[str]:
-    """What datasets call the optional columns of this format, and what this mapping calls them."""
+    """The names that datasets use for the optional columns of this format, and those of this mapping."""
     return {name for names in OPTIONAL[detected.format].values() for name in names} | set(detected.columns.values())
 
 
@@ -91,8 +91,8 @@ def with_optional(detected: DetectedFormat, dataset_columns: Container[str]) -> 
 
 
 def as_turns(detected: DetectedFormat) -> DetectedFormat:
-    """How a model with a chat template reads prompts and completions: as a question and its answer, whatever their
-    columns are called. The shipped model writes its template around every prompt, so training must too."""
+    """How a model with a chat template reads prompts and completions: as a question and its answer, whatever the names
+    of their columns. The exported model puts its template around every prompt, so training must too."""
     if detected.format != "prompt_completion":
         return detected
     names = {"prompt": "question", "completion": "answer"}
@@ -101,7 +101,7 @@ def as_turns(detected: DetectedFormat) -> DetectedFormat:
 
 
 def for_model(facts: DatasetFacts, *, has_chat_template: bool) -> DatasetFacts:
-    """The facts of the rows as this model reads them: prompts and completions are turns where it has a chat template.
+    """The facts of the rows as this model reads them: prompts and completions become turns if it has a chat template.
 
     Pairs of texts then have two messages a row. Pairs of messages keep the number that was counted.
     """
@@ -120,8 +120,7 @@ def for_model(facts: DatasetFacts, *, has_chat_template: bool) -> DatasetFacts:
 
 
 def kind(value: Any) -> str:
-    """What a value is, in the words of the report: text, messages, turns, number, true or false, list, object, media,
-    null."""
+    """The type of a value for the report: text, messages, turns, number, true or false, list, object, media, null."""
     if media_in(value) is not None:
         return "media"
     if isinstance(value, list) and value and isinstance(value[0], dict):
@@ -151,13 +150,13 @@ _SENTENCE = 3  # words
 
 @lru_cache(maxsize=4096)
 def names_media(column: str) -> bool:
-    """Whether a column is called what datasets call pictures, sounds and films: `image`, `img_path`, `Foto`, `图片`."""
+    """Whether a column has a usual name for images, audio or video: `image`, `img_path`, `Foto`, `图片`."""
     return _MEDIA_COLUMN.fullmatch("_".join(_words(column))) is not None
 
 
 @lru_cache(maxsize=4096)
 def mentions_media(column: str) -> bool:
-    """Whether one word of a column's name is what datasets call pictures, sounds and films: `foto_pfad`."""
+    """Whether one word of a column's name is usual for images, audio or video: `foto_pfad`."""
     return any(_MEDIA_WORD.fullmatch(word) for word in _words(column))
 
 
@@ -167,7 +166,7 @@ def _words(column: str) -> list[str]:
 
 
 def is_media(column: str, value: Any) -> bool:
-    """Whether a value is a picture, sound or film: by itself, or because its column is called so and it is no text."""
+    """Whether a value is an image, audio or video: by itself, or by the name of its column if it is not a sentence."""
     if media_in(value) is not None:
         return True
     if isinstance(value, str) and _PATH.fullmatch(value.strip()) and mentions_media(column):

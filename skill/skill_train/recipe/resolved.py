@@ -1,4 +1,4 @@
-"""The resolved recipe: what a plan holds after every open choice was made, and what the training program reads."""
+"""The resolved recipe: every open choice is made. A plan contains it, and the training program reads it."""
 
 from __future__ import annotations
 

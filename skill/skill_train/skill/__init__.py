@@ -1,1 +1,1 @@
-"""The skill as agents get it, and where it is put."""
+"""The skill for coding agents, and its installation."""

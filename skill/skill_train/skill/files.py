@@ -1,4 +1,4 @@
-"""The skill as an agent gets it: SKILL.md, the references, the templates and the programs that run alone.
+"""The files of the skill: SKILL.md, the references, the templates and the standalone programs.
 
 In the wheel they lie in `skill_train/shipped/skill/`, in a checkout where git has them. A copy is the same bytes, but
 for the programs: in a checkout they find the package beside them, in a copy they ask for the version that made it.
@@ -20,7 +20,7 @@ _WANTED = re.compile(r'"skill-train(\[[a-z,]+\])?"')
 
 
 def skill_files(version: str | None) -> dict[str, bytes]:
-    """Content by path inside the skill. `version` is the one that its programs ask for; None for any."""
+    """The contents of the skill by path. `version` is the one that its programs require; None for any."""
     root = resources.skill()
     return {path.relative_to(root).as_posix(): _content(path, version) for path in _paths(root)}
 

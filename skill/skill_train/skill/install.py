@@ -1,4 +1,4 @@
-"""Puts the skill into a folder where agents look, keeps it current there, and says what became of it.
+"""Installs the skill into a folder that agents read, updates it there, and reports the result.
 
 A marker file names the version and the digest of every file that was written. So a file that somebody edited is known
 from one that is only old: the first is kept and named, the second is replaced. A folder without the marker is somebody
@@ -30,7 +30,7 @@ Found = Literal["current", "older", "newer", "different", "edited", "unmanaged"]
 
 @dataclass(frozen=True)
 class Skill:
-    """What is to be installed: `files` is content by path."""
+    """The skill to install: `files` maps paths to contents."""
 
     version: str
     files: dict[str, bytes]
@@ -43,7 +43,8 @@ class Skill:
 
 @dataclass(frozen=True)
 class Done:
-    """What happened at one place. `kept` are edited files that stay as they are; `removed` no longer belong to it."""
+    """The result at one place. `kept` are edited files that were not replaced; `removed` files do not belong to the
+    skill any more."""
 
     path: Path
     state: State
@@ -54,7 +55,7 @@ class Done:
 
 @dataclass(frozen=True)
 class Copy:
-    """What was found at one place."""
+    """An installed copy, compared with the package."""
 
     path: Path
     state: Found
@@ -65,7 +66,7 @@ class Copy:
 
 
 def refuse_foreign(folder: Path) -> None:
-    """Before anything is written.
+    """Refuses a folder that skill-train did not make, before anything is written.
 
     Raises:
         UsageError: a link, a file, or a folder that holds something and was not made by `install`.
@@ -79,13 +80,13 @@ def refuse_foreign(folder: Path) -> None:
 
 
 def refuse_foreign_link(place: Path, to: Path) -> None:
-    """The same for a place where a link to `to` shall be; a copy that `install` made may be there too."""
+    """The same for the place of a link to `to`; a copy that `install` made is accepted too."""
     if not _leads_to(place, to):
         refuse_foreign(place)
 
 
 def install(skill: Skill, folder: Path, *, force: bool) -> Done:
-    """Writes the skill as a whole: what is new under a temporary name first, then both change places.
+    """Installs the complete skill: new files are written under a temporary name, then the folders are swapped.
 
     Files of others in the folder stay. With `force` edited files are replaced, and a link that stands there is too.
     """
@@ -112,7 +113,8 @@ def install(skill: Skill, folder: Path, *, force: bool) -> Done:
 
 
 def link(skill: Skill, place: Path, to: Path, *, force: bool) -> Done:
-    """A relative link at `place` to the folder `to`; a copy where links cannot be made, or where a copy already is."""
+    """Creates a relative link at `place` to the folder `to`; a copy if links are not possible, or if there already is a
+    copy."""
     if _leads_to(place, to):
         return Done(place, "current", link_to=os.readlink(place) if place.is_symlink() else None)
     if place.is_dir() and not place.is_symlink():
@@ -128,7 +130,7 @@ def link(skill: Skill, place: Path, to: Path, *, force: bool) -> Done:
 
 
 def read_copy(skill: Skill, folder: Path) -> Copy | None:
-    """What is in the folder, compared with the package; None when there is no skill in it."""
+    """The installed copy in the folder, compared with the package; None if there is no skill in it."""
     if not (folder / "SKILL.md").is_file() and not (folder / MARKER).is_file():
         return None
     before, recorded, wanted = _digests(folder), _recorded(folder), skill.marker["files"]
@@ -149,18 +151,18 @@ def read_copy(skill: Skill, folder: Path) -> Copy | None:
 
 
 def _which(installed: str, ours: str) -> Found:
-    """By the numbers of the release; of two that differ only behind them nobody can tell here."""
+    """Compares release numbers. Versions that differ only after the numbers cannot be ordered here."""
     first, second = ([int(n) for n in re.findall(r"\d+", re.split(r"[^\d.]", v)[0])] for v in (installed, ours))
     return "different" if first == second else "older" if first < second else "newer"
 
 
 def _leads_to(place: Path, to: Path) -> bool:
-    """True for a link to `to`, and where both names are the same folder because a folder above them is a link."""
+    """Whether `place` is a link to `to`, or the same folder through a link further up."""
     return place.resolve() == to.resolve()
 
 
 def _marker(folder: Path) -> dict[str, Any]:
-    """What it says; nothing when it cannot be read, and then every file that differs counts as edited."""
+    """The content of the marker; empty if it cannot be read, so that every differing file counts as edited."""
     try:
         document = json.loads((folder / MARKER).read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):
@@ -169,13 +171,13 @@ def _marker(folder: Path) -> dict[str, Any]:
 
 
 def _recorded(folder: Path) -> dict[str, str]:
-    """Digest by path of what `install` wrote there."""
+    """The digest by path of the files that `install` wrote there."""
     files = _marker(folder).get("files")
     return files if isinstance(files, dict) else {}
 
 
 def _digests(folder: Path) -> dict[str, str]:
-    """Digest by path of every file that is there; a link counts as what it says."""
+    """The digest by path of all existing files; a link counts as its target path."""
     found = {}
     for path in sorted(folder.rglob("*")) if folder.is_dir() else []:
         name = path.relative_to(folder).as_posix()
@@ -195,8 +197,8 @@ def _target(stage: Path, name: str) -> Path:
 
 @contextmanager
 def _replaced(folder: Path) -> Iterator[Path]:
-    """A new folder that takes the place of the old one when the block ends well. A kill between the two renames leaves
-    the old one under its other name, and `_recover` brings it back."""
+    """A new folder that replaces the old one when the block succeeds. After a kill between the two renames the old
+    folder still exists under its other name, and `_recover` restores it."""
     aside = _aside(folder)
     new = folder.with_name(f".{folder.name}.new")
     shutil.rmtree(new, ignore_errors=True)

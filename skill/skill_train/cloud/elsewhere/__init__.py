@@ -1,1 +1,1 @@
-"""The same run on other people's machines: SkyPilot, Colab."""
+"""The same run on machines of other providers: SkyPilot and Colab."""

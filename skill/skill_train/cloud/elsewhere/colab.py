@@ -1,5 +1,5 @@
-"""A run as a notebook for Google Colab: the cells of templates/colab.ipynb with the program, the plan and the data as
-data in it, compressed and in base64."""
+"""A run as a notebook for Google Colab: the cells of templates/colab.ipynb, with the program, the plan and the data
+embedded as compressed base64."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def _packed(source: Path) -> dict[str, Any]:
 
 
 def _as_source(files: dict[str, dict[str, Any]]) -> str:
-    """Base64 and digests as a Python literal, in short lines. No byte of a file is a part of the code."""
+    """Base64 and digests as a Python literal in short lines. No byte of a file becomes code."""
     lines = ["FILES = {"]
     for name, file in files.items():
         text = file["content"]

@@ -1,4 +1,4 @@
-"""The same run on other clouds, by SkyPilot: a task with its files, and the user's own `sky` to launch it.
+"""The same run on other clouds through SkyPilot: a task with its files, launched by the user's own `sky`.
 
 SkyPilot 0.14.1 needs click below 8.2 and huggingface_hub 2.4 needs 8.4.2 or newer, so it lives in an environment of its
 own and is started as a program. Which cloud can do what: `sky/clouds/*.py` and `sky/catalog/__init__.py` of 0.14.1.
@@ -53,7 +53,7 @@ uv pip install --quiet --python {_VENV} -r requirements.txt
 
 
 def clouds(places: list[str] | None, nodes: int) -> list[str]:
-    """Where to look for machines: the wanted places, or all that can have so many nodes.
+    """The clouds to search for machines: the given ones, or all that support this number of nodes.
 
     Raises:
         UsageError: an unknown place, or one that cannot have several nodes.
@@ -80,7 +80,7 @@ def clouds(places: list[str] | None, nodes: int) -> list[str]:
 
 
 def spread(plan: Plan, flavor: Flavor, nodes: int) -> Plan:
-    """The plan on so many machines of a flavor: the same recipe and effective batch, one process a GPU.
+    """The plan on this number of machines of a flavor: same recipe and effective batch, one process for each GPU.
 
     Raises:
         UsageError: the effective batch cannot be divided by so many processes.
@@ -124,7 +124,7 @@ def task(
     data: str | None,
     timeout_seconds: int,
 ) -> dict[str, Any]:
-    """The task, as SkyPilot reads it from YAML.
+    """The task in the form that SkyPilot reads from YAML.
 
     Args:
         bucket: folder of a bucket of the Hub that keeps everything, `hf://buckets/…`.
@@ -169,14 +169,14 @@ def accelerator(flavor: Flavor) -> str:
 
 
 def name_of(run_id: str) -> str:
-    """Of the task and of its cluster."""
+    """The name of the task and of its cluster."""
     return f"skill-train-{run_id}"
 
 
 def write_task(
     folder: Path, task: dict[str, Any], plan: Path, data: dict[str, Path], packages: tuple[str, ...]
 ) -> None:
-    """Everything that travels, in one folder: SkyPilot copies it to each machine.
+    """Writes all files of the task to one folder, which SkyPilot copies to each machine.
 
     Args:
         folder: made here; what an earlier call wrote in it is written again.
@@ -205,7 +205,8 @@ def pins() -> list[str]:
 
 
 def command(sky: str, name: str) -> list[str]:
-    """Reuses a cluster of this name: a second launch waits there for the first, and finds its work done."""
+    """The launch command. It reuses a cluster of this name, so a second launch waits for the first and finds its work
+    done."""
     return [sky, "launch", "--cluster", name, "--yes", "--detach-run", "--secret", "HF_TOKEN", "task.yaml"]
 
 

@@ -1,1 +1,1 @@
-"""Whether llama.cpp's converter makes a right GGUF file of a model, told before the training."""
+"""Predicts before the training whether llama.cpp can convert a model correctly."""

@@ -1,5 +1,5 @@
-"""Whether llama.cpp makes a right GGUF file of a model, told from config.json alone, so that `plan` says it before the
-training and `export-gguf` in the same words.
+"""Predicts from config.json alone whether llama.cpp converts a model correctly, so that `plan` can warn before the
+training and `export-gguf` can refuse with the same words.
 
 The converter's registry says which architectures have a class. It takes some models into it whose layers it cannot
 name, or that llama.cpp computes in another way. Each was found by converting a tiny model of the type and comparing its
@@ -43,7 +43,7 @@ def why_not(
     architectures: Collection[str] = llama_architectures.NAMES,
     files: Collection[str] | None = None,
 ) -> str | None:
-    """What stops llama.cpp from computing this model; None when nothing is known to.
+    """Why llama.cpp cannot compute this model; None if no reason is known.
 
     Args:
         text: the part of `config` that describes the text decoder, which may be all of it.
@@ -62,7 +62,7 @@ def why_not(
 
 
 def unread_window_told(window: int, name: str, longest: int = 0) -> str:
-    """What to say where llama.cpp leaves the sliding window of a model out, or is not known to compute with it.
+    """The warning for a model whose sliding window llama.cpp does not use, or is not known to use.
 
     Args:
         window: tokens that a layer sees.
@@ -78,7 +78,7 @@ def unread_window_told(window: int, name: str, longest: int = 0) -> str:
 
 
 def architecture(text: Config, config: Config) -> str | None:
-    """The name that the converter looks up: of the text part, where that has one of its own.
+    """The name that the converter looks up: that of the text part, if it has its own.
 
     Source: get_model_architecture in llama.cpp's conversion/base.py.
     """
@@ -88,7 +88,7 @@ def architecture(text: Config, config: Config) -> str | None:
 
 
 def as_published(config: Config) -> dict[str, Any]:
-    """What of a config.json that transformers 5 wrote has another name in those that the converter was written for."""
+    """Keys that transformers 5 has renamed, under the names that the converter expects."""
     names, layers = config.get("architectures"), config.get("layer_types")
     changes: dict[str, Any] = {}
     if isinstance(names, list):

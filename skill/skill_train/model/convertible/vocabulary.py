@@ -1,4 +1,4 @@
-"""Whether llama.cpp's converter can write the vocabulary of a model's folder, told before the training.
+"""Predicts before the training whether llama.cpp's converter can write the vocabulary of a model folder.
 
 Of a byte-level BPE the converter must know how text is split before its merges. It knows that by a hash of the ids of
 one text, and refuses every tokenizer whose hash is not on its list: one that was trained or extended at home.
@@ -71,7 +71,7 @@ _PHI3 = frozenset(["Phi3ForCausalLM", "PhiMoEForCausalLM"])
 
 
 def why_no_vocabulary(folder: Path, name: str) -> str | None:
-    """What stops the converter from writing the vocabulary of this folder; None when nothing is known to.
+    """Why the converter cannot write the vocabulary of this folder; None if no reason is known.
 
     Args:
         name: the architecture that the converter looks up.
@@ -97,7 +97,7 @@ def _says_gpt2(folder: Path) -> bool:
 
 
 def _read(file: Path) -> dict[str, Any]:
-    """An empty one for a file that is missing or broken, which is told elsewhere."""
+    """The JSON object in a file; empty if the file is missing or broken, which is reported elsewhere."""
     try:
         said = foreign_json(file) if file.is_file() else {}
     except UsageError:
