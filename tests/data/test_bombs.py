@@ -50,7 +50,7 @@ def test_what_unpacks_to_too_much_is_refused_by_name(tmp_path: Path, make: Any, 
     said, told, peak = _read(command, path)
     print(f"{make.__name__}: {peak:.0f} MB, {time.monotonic() - started:.1f} s")
     if command == "train":
-        assert said == "unpacks_to_too_much 2\n"
+        assert said == "unsafe_file 2\n"
     else:
         error = json.loads(said)["error"]
         assert (error["code"], told) == ("unsafe_file", "2") and str(path) in error["message"], error

@@ -125,7 +125,7 @@ def test_a_later_row_is_refused_by_its_line(commands: Commands, tmp_path: Path, 
 
 def _require_refusal(done: Done) -> None:
     assert done.code == 2, done.stdout
-    assert "picture" in done.answer["error"]["message"], done.stdout
+    assert "audio or video" in done.answer["error"]["message"], done.stdout
 
 
 def _others() -> list[list[str]]:

@@ -41,7 +41,7 @@ def checker(detected: DetectedFormat) -> Callable[[dict[str, Any]], Checked]:
     def check(row: dict[str, Any]) -> Checked:
         try:
             if not detected.explicit and len(row) > len(read) and (other := media_beside(row, detected)) is not None:
-                return _refusal("not_text", f"{other!r} holds a picture, sound or film")
+                return _refusal("not_text", f"{other!r} contains an image, audio or video")
             if talk is not None and (usual := _usual(row.get(talk))) is not None:
                 return usual
             if not row.keys() >= required:

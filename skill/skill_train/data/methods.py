@@ -90,7 +90,7 @@ def _sft(row: dict[str, Any], found: DetectedFormat | None, rows: Sequence[dict[
     read = set() if found is None else set(found.columns.values())  # whose rows are looked at one by one
     media = [column for column, value in row.items() if column not in read and is_media(column, value)]
     if media and (found is None or not found.explicit):
-        why = f"{', '.join(media)} holds pictures, sounds or films, and this version trains on text only"
+        why = f"{', '.join(media)} contains images, audio or video, and this version trains on text only"
         return Verdict("impossible", why)
     if found is not None:
         because = found.reason

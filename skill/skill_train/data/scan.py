@@ -197,7 +197,7 @@ def unread_media(recipe: Recipe, columns: dict[str, str]) -> str | None:
     column = next((name for row in first_rows_of(recipe) if (name := media_beside(row, found)) is not None), None)
     if column is None:
         return None
-    left = f"the column {column!r} holds pictures, sounds or films, which are not read"
+    left = f"the column {column!r} contains images, audio or video, which are not read"
     return f"{left}: the recipe names the columns of the text, and the model learns that alone"
 
 
