@@ -160,7 +160,7 @@ def test_a_document_that_a_kill_cut_is_left_in_the_bucket(cloud: Cloud) -> None:
     cloud.keep(cloud_runs.checkpoint(2) | {"environment.json": b'{"a": 1}', "train.failed.json": b'{"exit'})
     cloud.start(SLEEP)
     answer = cloud.on("pull")
-    assert answer.exit_code == 0 and "train.failed.json is cut off" in answer.err
+    assert answer.exit_code == 0 and "train.failed.json is incomplete" in answer.err
     assert not (cloud.run.path / "train.failed.json").exists()
     cloud.keep({"environment.json": b'{"a": 1, "b'})
     assert cloud.on("pull").exit_code == 0

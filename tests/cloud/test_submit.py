@@ -421,7 +421,7 @@ REFUSED: list[tuple[str, dict[str, Any], int, str, str]] = [
     ("gated data", {"data": "me/gated-rows"}, 4, "gated", "huggingface.co/datasets/me/gated-rows"),
     ("no model", {"model": "me/nothing"}, 2, "unknown_model", ""),
     ("a model here", {"model": "model"}, 2, "local_input", "hf upload NAMESPACE/model model --private"),
-    ("sensitive", {"recipe": "sensitive: true"}, 3, "sensitive", "train here"),
+    ("sensitive", {"recipe": "sensitive: true"}, 3, "sensitive", "train on this machine"),
     ("no such flavor", {"more": ["--flavor", "abacus"]}, 2, "unknown_flavor", ""),
     ("no timeout", {"more": ["--timeout", "soon"]}, 2, "bad_timeout", "--timeout 30m"),
     ("too short", {"more": ["--timeout", "60"]}, 3, "bad_timeout", "--timeout"),

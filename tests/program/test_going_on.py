@@ -58,7 +58,7 @@ def test_the_answer_is_of_the_plan_that_was_trained(commands: Commands, stopped:
         done = _call(commands, place, f"local recipe.yaml {options} --run-dir run", **cache)
         assert (done.data["reused"], done.data["steps"], done.data["placement"]["dtype"]) == (reused, STEPS, "float32")
         said = {warning["code"]: warning["message"] for warning in done.answer["warnings"]}
-        assert "began with dtype float32, not bfloat16" in said["kept_plan"]
+        assert "started with dtype float32 and keeps it" in said["kept_plan"]
     measured = [_json(path)["dtype"] for path in (tmp_path / "cache" / "calibration").iterdir()]
     assert measured == ["float32"]
 
@@ -147,7 +147,7 @@ def test_a_run_does_not_go_on_with_another_base_or_other_rows(
         file.write_bytes(kept)
     assert done.error == (2, "outdated_plan"), done.stdout
     error = done.answer["error"]
-    assert f"the {key} changed after run/plan.json was made" in error["message"]
+    assert f"the {key} changed after run/plan.json was written" in error["message"]
     assert (stopped / "run" / "metrics.jsonl").read_bytes() == before
 
 
