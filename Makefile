@@ -35,11 +35,12 @@ check: lint
 test: $(STAMP)
 	$(BIN)/python -m pytest -n $(CORES) --dist loadfile --no-loadscope-reorder
 
-# Kills are one group and take longest, so they come first; each target of hostile input goes to whoever is free.
-KILLS := tests/torture/test_kills.py
+# Kills and the answers of a hostile Hub are one group each and take longest, so they come first; the targets of hostile
+# input go to whoever is free.
+LONGEST := tests/torture/test_kills.py tests/torture/test_hub_routes.py
 torture: $(STAMP)
-	$(BIN)/python -m pytest -m torture $(KILLS) \
-	$(filter-out $(KILLS),$(wildcard tests/torture/test_*.py)) -n $(CORES) --dist loadgroup --no-loadscope-reorder
+	$(BIN)/python -m pytest -m torture $(LONGEST) \
+	$(filter-out $(LONGEST),$(wildcard tests/torture/test_*.py)) -n $(CORES) --dist loadgroup --no-loadscope-reorder
 
 walks: $(STAMP)
 	$(BIN)/python -m pytest -m torture --ignore tests/torture tests -n $(CORES) --dist loadfile --no-loadscope-reorder

@@ -71,7 +71,7 @@ import threading
 import time
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -345,6 +345,16 @@ MOST_DIGITS = 40  # `model_max_length` of many tokenizers is 10**30
 LARGEST = (1 << 63) - 1
 HALF = re.compile("[\ud800-\udfff]")
 MOST_HEADER = 100_000_000  # bytes, as safetensors allows
+MOST_AXES = 64  # of a tensor, as numpy allows
+# Bits of one number by dtype (safetensors 0.8, `Dtype`).
+ITEM_BITS = {
+    **dict.fromkeys(("C64", "F64", "I64", "U64"), 64),
+    **dict.fromkeys(("F32", "I32", "U32"), 32),
+    **dict.fromkeys(("F16", "BF16", "I16", "U16"), 16),
+    **dict.fromkeys(("I8", "U8", "BOOL", "F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"), 8),
+    **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
+    "F4": 4,
+}
 PARTS = ("text_config", "vision_config", "llm_config", "language_config", "thinker_config", "quantization_config")
 KINDS_OF_JSON = {
     list: "a list",
@@ -486,42 +496,89 @@ def most_claimed(key: str, shapes: dict[str, list[int]]) -> int | None:
 
 
 def stored_shapes(files: list[Path]) -> dict[str, list[int]]:
-    """The shapes of the tensors in these files, by name; nothing of a file that is missing or broken, which is told by
-    whoever reads its weights."""
+    """The shapes of the tensors in these files, by name; nothing where a file is missing or broken, which is told by
+    whoever reads its weights. Tensors that hold nothing are left out: they may claim any shape."""
     found: dict[str, list[int]] = {}
     for path in files:
-        header = safetensors_header(path) if path.is_file() else None
-        if header is None:
+        try:
+            header = safetensors_header(path)
+        except (FileNotFoundError, Refused):
             return {}
-        found |= {name: header[name]["shape"] for name in tensors_of(header)}
+        found |= {name: header[name]["shape"] for name in tensors_of(header) if 0 not in header[name]["shape"]}
     return found
 
 
-def safetensors_header(path: Path) -> dict[str, Any] | None:
-    """The JSON header of a safetensors file; None of a file that is none, or that claims more numbers than it has."""
-    size = path.stat().st_size
-    with open(path, "rb") as file:
+def safetensors_header(path: Path) -> dict[str, Any]:
+    """The header of a safetensors file: dtype, shape and byte range by tensor, and `__metadata__`.
+
+    Source: https://github.com/huggingface/safetensors, README, "Format". The tensors lie one after the other, from the
+    end of the header to the end of the file.
+
+    Raises:
+        Refused: no regular file, or not of this format.
+    """
+    with regular_file(path) as file:
+        size = os.fstat(file.fileno()).st_size
         length = int.from_bytes(file.read(8), "little")
-        if not 2 <= length <= min(size - 8, MOST_HEADER):
-            return None
+        if length > min(size - 8, MOST_HEADER):
+            raise broken_weights(path, f"its header claims {length} bytes, the file has {size}")
         content = file.read(length)
-        try:
-            few = marks_in(content) <= MOST_MARKS
-            header = json.loads(content.decode("utf-8"), parse_int=whole_number) if few else None
-        except (ValueError, RecursionError):
-            return None
-    sound = isinstance(header, dict) and all(has_shape(header[name], size) for name in tensors_of(header))
-    return header if sound else None
+    if marks_in(content) > MOST_MARKS:
+        raise broken_weights(path, "its header has more values than a million tensors need")
+    try:
+        header = json.loads(content.decode("utf-8"), parse_int=whole_number)
+    except (ValueError, RecursionError) as error:
+        raise broken_weights(path, f"its header is not JSON: {error}") from None
+    if not isinstance(header, dict) or not is_text_only(header.get("__metadata__", {})):
+        raise broken_weights(path, "its header is not an object of tensors")
+    check_ranges(path, header, size - 8 - length)
+    return header
 
 
 def tensors_of(header: dict[str, Any]) -> list[str]:
     return [name for name in header if name != "__metadata__"]
 
 
-def has_shape(entry: Any, size: int) -> bool:
-    """Whether an entry of a header has a shape of sizes that a file of so many bytes can hold."""
-    shape = entry.get("shape") if isinstance(entry, dict) else None
-    return isinstance(shape, list) and all(isinstance(n, int) and 0 <= n <= 8 * size for n in shape)
+def is_text_only(metadata: Any) -> bool:
+    return isinstance(metadata, dict) and all(isinstance(value, str) for value in metadata.values())
+
+
+def check_ranges(path: Path, header: dict[str, Any], size: int) -> None:
+    """Refuses tensors that do not fill these bytes, each as many as its dtype and shape need."""
+    for name in tensors_of(header):
+        if not is_entry(header[name]):
+            raise broken_weights(path, f"the entry of {name!r} is malformed")
+    position = 0
+    for name in sorted(tensors_of(header), key=lambda name: header[name]["data_offsets"]):
+        entry = header[name]
+        begin, end = entry["data_offsets"]
+        if begin != position or (end - begin) * 8 != math.prod(entry["shape"]) * ITEM_BITS[entry["dtype"]]:
+            raise broken_weights(path, f"{name!r} does not lie at the bytes {begin} to {end}")
+        position = end
+    if position != size:
+        raise broken_weights(path, f"its tensors have {position} bytes, the file has {size} for them")
+
+
+def is_entry(entry: Any) -> bool:
+    if not isinstance(entry, dict) or not isinstance(entry.get("dtype"), str) or entry["dtype"] not in ITEM_BITS:
+        return False
+    return are_sizes(entry.get("shape"), range(MOST_AXES + 1)) and are_sizes(entry.get("data_offsets"), (2,))
+
+
+def are_sizes(values: Any, lengths: Container[int]) -> bool:
+    """Whether this is a list of so many whole numbers, none below zero."""
+    is_list = isinstance(values, list) and len(values) in lengths
+    return is_list and all(type(value) is int and value >= 0 for value in values)
+
+
+def broken_weights(path: Path, why: str) -> Refused:
+    return Refused(
+        f"{path} is broken: {why}",
+        code="broken_model",
+        expected="a whole safetensors file",
+        got=why[:300],
+        hint="download it again",
+    )
 
 
 def values_in(document: Any) -> Iterator[tuple[str, Any]]:

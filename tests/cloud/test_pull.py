@@ -306,6 +306,22 @@ def test_the_repository_has_it_when_the_bucket_is_gone(cloud: Cloud, tmp_path: P
     assert (cloud.run.adapter / "adapter_model.safetensors").read_bytes() == files["adapter/adapter_model.safetensors"]
 
 
+def test_the_whole_record_stays_when_the_bucket_is_lost_later(cloud: Cloud, tmp_path: Path) -> None:
+    """A job pushes its record without rows of the data. Killed before pull.json, a pull goes on from there too."""
+    record = json.loads(_pushed()["train.json"])
+    whole = json.dumps(record | {"example": "a row of the data"}).encode()
+    cloud.keep(cloud_runs.result(**{"train.json": whole}))
+    cloud.hub.add("model", "me/tickets", _pushed())
+    _ended(cloud, cloud.start("pass"))
+    assert cloud.on("pull").data["from"] == BUCKET
+    cloud.hub.buckets.clear()
+    for _ in ("pulled", "killed"):
+        assert _child(cloud, tmp_path, "pull", str(cloud.run.path))["data"]["from"] == "me/tickets"
+        assert cloud.run.record("train").read_bytes() == whole
+        cloud.run.record("pull").unlink()
+        (cloud.run.path / ".pull.part").mkdir()  # what a kill leaves
+
+
 def test_a_whole_model_comes_from_the_repository(cloud: Cloud, tmp_path: Path) -> None:
     """With what lies beside its weights, in folders too. A job trains it and pushes it, with a card of its own."""
     base = Path(shutil.copytree(tiny.cached("gemma"), tmp_path / "base"))

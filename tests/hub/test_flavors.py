@@ -96,6 +96,15 @@ def test_a_kept_answer_that_is_broken_counts_for_nothing(tmp_path: Path, text: s
     assert flavors.current(live=False)[0] == flavors.shipped()
 
 
+@pytest.mark.parametrize("key", ["usd_per_hour", "cores"])
+def test_a_kept_figure_that_is_half_a_character_counts_for_nothing(tmp_path: Path, key: str) -> None:
+    _keep(tmp_path, hours=1)
+    (kept,) = tmp_path.glob("flavors-*.json")
+    kept.write_text(re.sub(f'"{key}": [^,}}]*', rf'"{key}": "\\ud800"', kept.read_text()))
+    assert r"\ud800" in kept.read_text()
+    assert flavors.current(live=False)[0] == flavors.shipped()
+
+
 @pytest.mark.parametrize("endpoint", ["https://hub-ci.huggingface.co", None, 5])
 def test_an_answer_that_says_another_hub_or_none_counts_for_nothing(tmp_path: Path, endpoint: object) -> None:
     """A file that was copied, or renamed, from where another Hub's prices are kept."""

@@ -12,6 +12,7 @@ import pytest
 
 from skill_train.core.errors import UsageError
 from skill_train.model import folder as model
+from skill_train.model.weight_files import read_shard
 
 CONFIG: dict[str, Any] = {
     "model_type": "qwen2",
@@ -219,7 +220,7 @@ def test_a_header_that_lies_is_refused(tmp_path: Path, content: bytes) -> None:
 def test_the_honest_header_beside_the_lies_is_taken(tmp_path: Path) -> None:
     header = _entry()
     (tmp_path / "a.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + DATA)
-    assert set(model.read_header(tmp_path / "a.safetensors")) == {"a"}
+    assert set(read_shard(tmp_path / "a.safetensors").tensors) == {"a"}
 
 
 def test_a_file_that_safetensors_wrote_is_read_the_same(tmp_path: Path) -> None:
@@ -227,8 +228,8 @@ def test_a_file_that_safetensors_wrote_is_read_the_same(tmp_path: Path) -> None:
     from safetensors.numpy import save_file
 
     save_file({"x": numpy.zeros((3, 5), dtype="float16")}, str(tmp_path / "x.safetensors"), metadata={"format": "pt"})
-    header = model.read_header(tmp_path / "x.safetensors")
-    assert (header["x"]["shape"], header["x"]["dtype"]) == ([3, 5], "F16")
+    found = read_shard(tmp_path / "x.safetensors").tensors["x"]
+    assert (found.shape, found.dtype, found.size) == ((3, 5), "F16", 30)
 
 
 # --- The fingerprint ---

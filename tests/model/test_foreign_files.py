@@ -25,6 +25,7 @@ from skill_train.model import folder as model
 from skill_train.model import foreign_files as model_files
 from skill_train.model import weight_files as shards
 from skill_train.model.sidecar_files import companion_files
+from skill_train.model.weight_files import read_shard
 from skill_train.program.model_files import FOREIGN_JSON
 from skill_train.reference import load as reference
 
@@ -39,8 +40,7 @@ def base(tmp_path: Path) -> Path:
 
 def sharded(base: Path, name: str) -> Path:
     """The same model with an index that has every tensor in a file of that name; the weights are a decoy's."""
-    header = model.read_header(base / "model.safetensors")
-    names = [tensor for tensor in header if tensor != "__metadata__"]
+    names = list(read_shard(base / "model.safetensors").tensors)
     (base / "model.safetensors").rename(base / "model-00001-of-00001.safetensors")
     weight_map = dict.fromkeys(names, name)
     (base / INDEX).write_text(json.dumps({"metadata": {"total_size": 1}, "weight_map": weight_map}))
@@ -326,12 +326,12 @@ MANY = {
     "config.json": "model_files.require_sound(path.parent)",
     "tokenizer_config.json": "model_files.require_sound(path.parent)",
     INDEX: "model_files.weight_files(path.parent)",
-    "model.safetensors": "model.read_header(path)",
+    "model.safetensors": "weight_files.read_shard(path)",
 }
 READ = """
 import sys, time
 from pathlib import Path
-from skill_train.model import folder as model
+from skill_train.model import weight_files
 from skill_train.model import foreign_files as model_files
 from skill_train.run import folder as run_dir
 from skill_train.core.errors import UsageError

@@ -104,6 +104,8 @@ def _main(arguments: list[str]) -> int:
     hub_client.REQUEST_SECONDS = float(os.environ.get("TEST_REQUEST_SECONDS", hub_client.REQUEST_SECONDS))
     waiting.IN_VAIN_SECONDS = float(os.environ.get("TEST_IN_VAIN_SECONDS", IN_VAIN_SECONDS))
     hub_client.STALLED_SECONDS, waiting.TOLD_SECONDS = waiting.IN_VAIN_SECONDS, waiting.IN_VAIN_SECONDS / 6
+    if seconds := os.environ.get("TEST_CANCEL_SECONDS"):
+        _end_jobs_within(float(seconds))
     if patience := os.environ.get("TEST_PATIENCE_SECONDS"):
         _lose_patience(float(patience))
     try:
@@ -111,6 +113,13 @@ def _main(arguments: list[str]) -> int:
     except SystemExit as end:
         return int(end.code or 0)
     raise AssertionError("main always exits")
+
+
+def _end_jobs_within(seconds: float) -> None:
+    """A job that is told to end has so long, and not a minute, for its checkpoint."""
+    from skill_train.commands import cancel
+
+    cancel.CANCEL_SECONDS = seconds
 
 
 def _lose_patience(seconds: float) -> None:

@@ -42,6 +42,7 @@ IMPATIENT = {
     "TEST_REQUEST_SECONDS": "1.5",
     "TEST_IN_VAIN_SECONDS": "2",
     "TEST_SETTLED_SECONDS": "0.2",
+    "TEST_CANCEL_SECONDS": "2",
     "HF_XET_CLIENT_RETRY_MAX_ATTEMPTS": "1",
     "HF_XET_CLIENT_RETRY_BASE_DELAY": "10ms",
     "HF_XET_CLIENT_READ_TIMEOUT": "2s",
@@ -392,11 +393,13 @@ class Desk:
             cloud.keep(files)
             job = cloud.start(program)
             self.job[kind] = job.id
-            wanted = "RUNNING" if kind == "running" else ("COMPLETED", "ERROR")
-            end = time.monotonic() + 20
-            while job.stage not in wanted and time.monotonic() < end:
-                time.sleep(0.02)
+            self._wait_for(job, *(("RUNNING",) if kind == "running" else ("COMPLETED", "ERROR")))
         cloud_runs.RUN_ID, cloud_runs.FOLDER = first
+
+    def _wait_for(self, job: Any, *stages: str) -> None:
+        end = time.monotonic() + 20
+        while job.stage not in stages and time.monotonic() < end:
+            time.sleep(0.02)
 
     def fresh(self) -> Path:
         """The Hub and the disk as on the first day."""
@@ -406,6 +409,10 @@ class Desk:
             if job not in self._jobs:
                 job.cancelled.set()
         hub.jobs.all[:] = self._jobs
+        for job in self._jobs:
+            if job.cancelled.is_set():
+                hub.jobs.again(job)
+                self._wait_for(job, "RUNNING")
         hub.buckets = copy.deepcopy(self._buckets)
         for kept in (hub.log, hub.faults.struck, hub.repositories, hub.unknown, self.elsewhere.sent):
             kept.clear()  # type: ignore[attr-defined]

@@ -21,6 +21,7 @@ from skill_train.core.console import Bar
 from skill_train.core.digests import file_digest
 from skill_train.core.errors import UsageError, VerificationFailed
 from skill_train.hub import jobs
+from skill_train.program.push import without_rows
 from skill_train.run.folder import RunDir, require_space, write_record
 from skill_train.run.lock import locked
 from skill_train.run.records import read_json
@@ -82,9 +83,12 @@ def from_repository(run: RunDir, repository: str, folder: Path, commit: str | No
         earlier = _earlier(run)
         sources = {name: folder / place for name, place in in_repository(trained).items()}
         sources = {name: path for name, path in sources.items() if name in promised or path.is_file()}
+        if _has_this_record(run, trained):
+            del sources["train.json"]
         files = [StoredFile(name, "", _size(path), promised.get(name)) for name, path in sources.items()]
         todo = [file for file in files if not _is_here(run, file, earlier)]
         outputs = {name: digest for name, digest in earlier.items() if (run.path / name).is_file()}
+        outputs |= {name: file_digest(run.path / name) for name in ("train.json",) if name not in sources}
         outputs |= {file.name: file.digest for file in files if file not in todo}
         for file in _in_order(todo):
             part = _part(run, file)
@@ -115,6 +119,14 @@ def _earlier(run: RunDir) -> dict[str, Any]:
     path = run.record("pull")
     outputs: dict[str, Any] = read_json(path).get("outputs", {}) if path.is_file() else {}
     return outputs
+
+
+def _has_this_record(run: RunDir, pushed: dict[str, Any]) -> bool:
+    """Whether `train.json` is here already. A job pushes it without rows of the data; the one from the bucket has them,
+    and stays."""
+    path = run.record("train")
+    here: dict[str, Any] = read_json(path) if path.is_file() else {}
+    return path.is_file() and without_rows(here) == without_rows(pushed)
 
 
 def _is_here(run: RunDir, file: StoredFile, earlier: dict[str, Any]) -> bool:

@@ -20,7 +20,7 @@ from skill_train.core.errors import Temporary, UsageError
 from skill_train.hub import jobs
 from skill_train.hub.jobs import Job
 
-_CANCEL_SECONDS = 60.0  # for a job to save its checkpoint
+CANCEL_SECONDS = 60.0  # for a job to save its checkpoint
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ def run(options: CancelOptions, console: Console) -> Result:
     now, record = job_of(cloud), cloud.record
     if now.live:
         raise Temporary(
-            f"the job is still {now.stage} {_CANCEL_SECONDS:.0f} seconds after it was cancelled",
+            f"the job is still {now.stage} {CANCEL_SECONDS:.0f} seconds after it was cancelled",
             code="still_running",
             expected="CANCELED",
             got=now.stage,
@@ -77,7 +77,7 @@ def _cancelled(cloud: CloudRun, console: Console) -> Job:
                 raise Temporary(error.message, code="hub_error", got="status 404", hint=hint) from None
 
     poll.patiently(tell, say)
-    return until_end(cloud, console, _CANCEL_SECONDS)
+    return until_end(cloud, console, CANCEL_SECONDS)
 
 
 def _draw(rich: Any, data: dict[str, Any]) -> None:

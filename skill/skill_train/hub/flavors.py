@@ -94,7 +94,7 @@ def _kept(hub_address: str) -> tuple[tuple[Flavor, ...], float]:
         age = time.time() - kept["asked"]
         flavors = msgspec.convert(kept["flavors"], tuple[Flavor, ...])
         whole = all(0 <= flavor.usd_per_hour < math.inf for flavor in flavors)
-    except (OSError, UsageError, KeyError, TypeError, AttributeError, ArithmeticError, msgspec.ValidationError):
+    except (OSError, UsageError, KeyError, TypeError, AttributeError, ArithmeticError, ValueError):  # also msgspec's
         return (), 0.0
     if not whole:
         return (), 0.0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
 import math
 import re
 import struct
@@ -18,7 +17,7 @@ from skill_train.facts import ModelFacts
 from skill_train.model import config as model_config
 from skill_train.model import foreign_files
 from skill_train.model.config import Stored
-from skill_train.program.model_files import MOST_HEADER
+from skill_train.model.weight_files import read_shard
 
 _SAMPLE_BYTES = 1 << 16
 _WORDS = ("merges.txt", "vocab.txt")
@@ -102,8 +101,7 @@ def tensor_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     """
     if _lacking(folder):
         return {}
-    headers = map(read_header, weight_files(folder))
-    return {name: tuple(one["shape"]) for header in headers for name, one in header.items() if name != "__metadata__"}
+    return {name: one.shape for path in weight_files(folder) for name, one in read_shard(path).tensors.items()}
 
 
 def used_weights(names: Iterable[str]) -> list[str]:
@@ -138,32 +136,6 @@ def _missing(used: list[Path]) -> str | None:
     return None if there == whole else f"only {there} of {whole} weight files are there"
 
 
-def read_header(path: Path) -> dict[str, Any]:
-    """The JSON header of a safetensors file, with its size limited and its form checked.
-
-    Source: the format's description, huggingface/safetensors README, "Format".
-    """
-    size = path.stat().st_size
-    with open(path, "rb") as file:
-        prefix = file.read(8)
-        length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else size + 1
-        if length > min(size - 8, MOST_HEADER):
-            raise _broken(path, f"its header claims {length} bytes, the file has {size}")
-        content = file.read(length)
-        if foreign_files.has_too_many_values(content):
-            raise _broken(path, "its header has more values than a million tensors need")
-        try:
-            header = json.loads(content.decode("utf-8"))
-        except (ValueError, RecursionError) as error:
-            raise _broken(path, f"its header is not JSON: {error}") from None
-    if not isinstance(header, dict):
-        raise _broken(path, "its header is not a JSON object")
-    end = max((_tensor_end(path, name, t) for name, t in header.items() if name != "__metadata__"), default=0)
-    if 8 + length + end != size:
-        raise _broken(path, f"its tensors end at byte {8 + length + end}, the file at {size}")
-    return header
-
-
 def fingerprint(folder: Path) -> str:
     """SHA-256 that changes with the model, computed without reading gigabytes.
 
@@ -188,32 +160,11 @@ def _decides(file: Path) -> bool:
     return file.suffix in (".json", ".model", ".jinja", ".safetensors", ".tiktoken") or file.name in _WORDS
 
 
-def _tensor_end(path: Path, name: str, tensor: Any) -> int:
-    try:
-        start, end = tensor["data_offsets"]
-        shape_ok = all(isinstance(n, int) and n >= 0 for n in tensor["shape"]) and isinstance(tensor["dtype"], str)
-    except (TypeError, KeyError, ValueError):
-        raise _broken(path, f"the entry of {name!r} is malformed") from None
-    if not shape_ok or not isinstance(start, int) or not isinstance(end, int) or not 0 <= start <= end:
-        raise _broken(path, f"the entry of {name!r} is malformed")
-    return end
-
-
-def _broken(path: Path, why: str) -> UsageError:
-    return UsageError(
-        f"{path} is broken: {why}",
-        code="broken_model",
-        expected="a whole safetensors file",
-        hint="download the file again",
-    )
-
-
 def _stored(files: list[Path]) -> Stored:
     elements: Counter[str] = Counter()
-    for header in map(read_header, files):
-        for name, tensor in header.items():
-            if name != "__metadata__":
-                elements[tensor["dtype"]] += math.prod(tensor["shape"])
+    for path in files:
+        for tensor in read_shard(path).tensors.values():
+            elements[tensor.dtype] += math.prod(tensor.shape)
     return Stored(elements, sum(path.stat().st_size for path in files))
 
 

@@ -53,9 +53,14 @@ def foreign_json(file: Path) -> Any:
         return model_files.foreign_json(file)
 
 
-def has_too_many_values(header: bytes) -> bool:
-    """Whether the JSON header of a safetensors file would take long to read, and gigabytes of memory."""
-    return model_files.marks_in(header) > model_files.MOST_MARKS
+def safetensors_header(file: Path) -> dict[str, Any]:
+    """The header of a safetensors file: dtype, shape and byte range by tensor, and `__metadata__`.
+
+    Raises:
+        UsageError: no regular file, or not of this format.
+    """
+    with _as_ours():
+        return model_files.safetensors_header(file)
 
 
 def weight_files(folder: Path) -> list[Path]:

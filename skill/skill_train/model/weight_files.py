@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from skill_train.core.errors import UsageError
-from skill_train.model.foreign_files import foreign_json, require_regular, weight_files
+from skill_train.model.foreign_files import foreign_json, safetensors_header, weight_files
+from skill_train.program.model_files import ITEM_BITS
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -78,31 +79,26 @@ def read_folder(folder: Path) -> list[Shard]:
 
 
 def read_shard(file: Path) -> Shard:
-    """The header of one file, checked by safetensors itself (ranges, sizes, dtypes, no gaps).
+    """The header of one file.
 
     Raises:
         UsageError: missing, truncated, or a header that lies.
     """
-    from safetensors import SafetensorError, safe_open
-
-    require_regular(file)
     try:
-        with safe_open(str(file), framework="np"):
-            pass
-        with open(file, "rb") as opened:
-            (length,) = struct.unpack("<Q", opened.read(8))
-            header = json.loads(opened.read(min(length, file.stat().st_size)))
-    except (SafetensorError, OSError, ValueError, struct.error) as error:  # the last two: it changed in between
+        header = safetensors_header(file)
+    except FileNotFoundError:
         raise UsageError(
-            f"{file} cannot be read as safetensors: {error}",
-            code="missing_file" if not file.is_file() else "broken_model",
-            expected="a whole safetensors file",
-            got="no such file" if not file.is_file() else f"{file.stat().st_size} bytes",
+            f"{file} does not exist",
+            code="missing_file",
+            expected="a safetensors file",
+            got="no such file",
             hint="download or save the file again",
         ) from None
-    metadata = header.pop("__metadata__", None) or {}
+    metadata = header.pop("__metadata__", {})
+    sizes = sum(end - begin for begin, end in (entry["data_offsets"] for entry in header.values()))
+    data = file.stat().st_size - sizes
     tensors = {
-        name: Stored(file, entry["dtype"], tuple(entry["shape"]), 8 + length + begin, end - begin)
+        name: Stored(file, entry["dtype"], tuple(entry["shape"]), data + begin, end - begin)
         for name, entry in sorted(header.items(), key=lambda item: tuple(item[1]["data_offsets"]))
         for begin, end in [entry["data_offsets"]]
     }
@@ -221,11 +217,11 @@ def written_to(place: Stored) -> Iterator[Callable[[Any], None]]:
 
 def in_order(tensors: dict[str, tuple[str, tuple[int, ...]]]) -> dict[str, tuple[str, tuple[int, ...]]]:
     """The tensors with the widest types first, so that each starts at a multiple of its item size."""
-    return dict(sorted(tensors.items(), key=lambda item: -_ITEM_BITS[item[1][0]]))
+    return dict(sorted(tensors.items(), key=lambda item: -ITEM_BITS[item[1][0]]))
 
 
 def tensor_bytes(dtype: str, shape: tuple[int, ...]) -> int:
-    return math.prod(shape) * _ITEM_BITS[dtype] // 8
+    return math.prod(shape) * ITEM_BITS[dtype] // 8
 
 
 def torch_dtype(dtype: str) -> Any:
@@ -233,17 +229,6 @@ def torch_dtype(dtype: str) -> Any:
     import torch
 
     return {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}[dtype]
-
-
-# Item sizes of the format (safetensors 0.8, `Dtype`).
-_ITEM_BITS = {
-    **dict.fromkeys(("C64", "F64", "I64", "U64"), 64),
-    **dict.fromkeys(("F32", "I32", "U32"), 32),
-    **dict.fromkeys(("F16", "BF16", "I16", "U16"), 16),
-    **dict.fromkeys(("I8", "U8", "BOOL", "F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"), 8),
-    **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
-    "F4": 4,
-}
 
 
 def _weight_map(folder: Path) -> dict[str, str] | None:

@@ -172,10 +172,22 @@ class Jobs:
             job = Job(shown, hidden, namespace, user, len(self.all) + 1, initiator)
             job.labels = dict(spec.get("labels") or {})
             self.all.append(job)
+        self._begin(job)
+        return job
+
+    def again(self, job: Job) -> None:
+        """One that was cancelled runs as if nobody had."""
+        next(thread for known, thread in reversed(self._threads) if known is job).join(timeout=30)
+        job.cancelled.clear()
+        job.events.clear()
+        job.finished, job.log_ended = None, False
+        job.become("SCHEDULING")
+        self._begin(job)
+
+    def _begin(self, job: Job) -> None:
         thread = threading.Thread(target=self._run, args=(job,), daemon=True)
         self._threads.append((job, thread))
         thread.start()
-        return job
 
     def stop(self) -> None:
         """Ends them all, those too that a test took out of the list."""
