@@ -283,13 +283,13 @@ def test_plan_export_and_verify_name_the_window_that_is_left_out(tmp_path: Path,
         assert len(warned) == 1, words
         assert "more than 8 tokens" in warned[0]
         assert ("max_length 64" in warned[0]) is (words == planned)
-    proof = verify(
+    proof, _ = verify(
         reference=model, adapter=None, base=None, ggufs=list(made.glob("*.gguf")), rows=[], held_out=[],
         record=tmp_path / "verify.json", tokens=64, progress=lambda *_: None, warn=lambda *_: None,
     )  # fmt: skip
-    check = next(check for check in proof["checks"] if check["name"] == "window")
-    assert (check["verdict"], check["threshold"]) == ("warn", 8)
-    assert "more than 8 tokens" in check["detail"]
+    check = next(check for check in proof.checks if check.name == "window")
+    assert (check.verdict, check.threshold) == ("warn", 8)
+    assert "more than 8 tokens" in check.detail
 
 
 def test_every_type_with_lora_targets_is_walked_over() -> None:

@@ -14,6 +14,7 @@ import pytest
 
 import planning
 import tiny
+import whole_records
 from hub_emulator import Fault, Hub
 from skill_train.publish.files import evaluation_of
 from skill_train.run.folder import RunDir
@@ -55,8 +56,9 @@ def run(tmp_path: Path) -> Path:
 def _write_proof(folder: Path, verdict: str) -> None:
     file = folder / "gguf" / "first-q8_0.gguf"
     check = {"name": "tuned", "file": file.name, "verdict": verdict, "figure": 1.0, "threshold": "1 ± 0.05"}
-    proof = {"verdict": verdict, "checks": [check | {"detail": "1.000 of the tuning"}], "samples": {"tokens": 2048}}
-    _write(folder / "verify.json", proof | {"inputs": {"ggufs": {file.name: _digest(file)}}})
+    checks = [check | {"detail": "1.000 of the tuning"}]
+    inputs = {"ggufs": {file.name: _digest(file)}}
+    _write(folder / "verify.json", whole_records.proof(verdict=verdict, checks=checks, inputs=inputs))
 
 
 def _write(path: Path, document: Any) -> None:
@@ -174,12 +176,11 @@ def test_the_card_has_the_figures_of_these_files_and_of_no_others(hub: Hub, tmp_
     file = run / "gguf" / "first-q8_0.gguf"
     model = {"loss": 0.5, "exact_match": 0.75, "asked_rows": 20}
     difference = {"model": file.name, "against": "tuned", "measure": "loss", "difference": 0.01, "low": -0.02}
-    found = {
-        "inputs": {"models": {file.name: {"model": _digest(file), "adapter": None}}},
-        "rows": 20,
-        "models": [model | {"name": "base", "loss": 2.5}, model | {"name": file.name}],
-        "differences": [difference | {"high": 0.04, "says": "inside the noise"}],
-    }
+    found = whole_records.evaluation(
+        inputs={"models": {file.name: {"model": _digest(file), "adapter": None}}},
+        models=[model | {"name": "base", "loss": 2.5}, model | {"name": file.name}],
+        differences=[difference | {"high": 0.04, "says": "inside the noise"}],
+    )
     _write(run / "evaluate.json", found)
     _push(hub, tmp_path / "home", run, "--repo", "me/tickets")
     card = hub.repositories["model", "me/tickets"].at("main")["README.md"].decode()
@@ -196,7 +197,7 @@ def test_an_evaluation_of_an_earlier_model_that_was_trained_whole_is_left_out(tm
     (tmp_path / "merged" / "model.safetensors").write_bytes(b"weights")
     _write(tmp_path / "plan.json", planning.plan_document(recipe={"finetuning_type": "full"}))
     tuned = {"model": {"model.safetensors": _digest(tmp_path / "merged" / "model.safetensors")}, "adapter": None}
-    _write(tmp_path / "evaluate.json", {"inputs": {"models": {"tuned": tuned}}})
+    _write(tmp_path / "evaluate.json", whole_records.evaluation(inputs={"models": {"tuned": tuned}}))
     assert evaluation_of(RunDir(tmp_path), []) is not None
     (tmp_path / "merged" / "model.safetensors").write_bytes(b"trained again")
     assert evaluation_of(RunDir(tmp_path), []) is None
@@ -268,12 +269,9 @@ def test_a_proof_of_other_files_goes_nowhere(hub: Hub, tmp_path: Path, run: Path
     _write_proof(run, "fail")
     if "gguf" in parts:
         (run / "gguf" / "first-q8_0.gguf").write_bytes(b"GGUF, exported again")
-    evaluation = {
-        "inputs": {"models": {"first-q8_0.gguf": {"model": {"bytes": 1, "sha256": "0"}}}},
-        "models": [],
-        "rows": 3,
-    }
-    _write(run / "evaluate.json", evaluation | {"differences": [], "answers": [{"prompt": ROW}]})
+    answer = {"line": 1, "prompt": ROW, "expected": "", "answers": {}}
+    inputs = {"models": {"first-q8_0.gguf": {"model": {"bytes": 1, "sha256": "0"}}}}
+    _write(run / "evaluate.json", whole_records.evaluation(inputs=inputs, answers=[answer]))
     options = [word for part in parts for word in ("--part", part)]
     code, answer, _ = _push(hub, tmp_path / "home", run, "--repo", "me/tickets", *options)
     assert (code, answer["data"]["verdict"]) == (0, None)

@@ -20,6 +20,7 @@ import pytest
 
 import browser
 import light
+import whole_records
 from command_tree import commands
 from pages import Page, differing
 from skill_train.core.errors import UsageError
@@ -257,7 +258,7 @@ def test_a_run_in_the_cloud_shows_its_jobs(run: Path) -> None:
     job = {"number": 1, "state": "started", "job_id": "64f0", "url": "https://huggingface.co/jobs/ada/64f0"}
     job |= {"flavor": "a10g-small", "timeout_seconds": 7200, "usd_per_hour": 1.0, "asked_at": "2026-11-21T10:00:00Z"}
     spoofed = job | {"number": 2, "job_id": "64f1", "url": "javascript:alert(1)"}
-    cloud = {"schema": "skill-train/cloud/1", "run_id": "0123456789ab", "bucket": "ada/jobs-artifacts", "jobs": [job]}
+    cloud = whole_records.cloud(job, bucket="ada/jobs-artifacts")
     (run / "cloud.json").write_text(json.dumps(cloud), encoding="utf-8")
     page = make(run)
     assert [

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import planning
+import whole_records
 from skill_train.core.errors import UsageError
 from skill_train.core.files import write_json
 from skill_train.merge import check_weights as merge_weights
+from skill_train.run import evaluate_record
 from skill_train.run.folder import write_record
 from skill_train.run.records import read_json
 
@@ -33,8 +36,8 @@ def test_a_merge_that_was_judged_by_its_weights(kept: float | None, tmp_path: Pa
 def test_an_evaluation_before_the_merge(tmp_path: Path) -> None:
     """Base and tuned are one folder then, and the second is named by a word."""
     models = {"base": {"model": {}, "adapter": None}, "tuned": {"model": "the folder of base", "adapter": {}}}
-    write_record(tmp_path / "evaluate.json", inputs={"models": models}, outputs={})
-    assert read_json(tmp_path / "evaluate.json")["inputs"]["models"] == models
+    write_json(tmp_path / "evaluate.json", whole_records.evaluation(inputs={"models": models}))
+    assert msgspec.to_builtins(evaluate_record.read(tmp_path / "evaluate.json").inputs.models) == models
 
 
 def test_a_record_with_more_in_it_still_says_what_it_lacks(tmp_path: Path) -> None:

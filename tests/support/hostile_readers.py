@@ -15,16 +15,18 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import yaml
 
 import hostile_records
 from hostile import text
 from hostile_files import ADAPTER, MODEL, RECIPE, _entry, _gguf, _plan, _safetensors, _whole_plan
 from hostile_rows import ROWS, _parquet
+from skill_train.cloud.pull import Pull
 from skill_train.core.resources import demo
 from skill_train.data import read_rows as rows
 from skill_train.data import scan as dataset
@@ -51,7 +53,10 @@ from skill_train.program.rows import iter_rows
 from skill_train.recipe import fields as recipe
 from skill_train.run import begun, cloud_record, plan_record, records
 from skill_train.run import lock as run_lock
+from skill_train.run.demo_record import Demo
+from skill_train.run.evaluate_record import Evaluation
 from skill_train.run.folder import RunDir
+from skill_train.run.verify_record import Proof
 from skill_train.train import local
 from skill_train.train import measured_speed as calibration
 from skill_train.verify import check_header as verify_file
@@ -481,10 +486,7 @@ _CLOUD = ("train.failed.json", "pull.json", "cloud.json", "push.json")
 def _of_records() -> list[Reader]:
     """The readers of records themselves: a thousand a second."""
     names = [name for name in sorted(hostile_records.documents()) if name != "cloud.json"]
-    made = [
-        Reader("a record", name, "json", _cloud_run, lambda run, name=name: text(records.read_json(run / name)))
-        for name in names
-    ]
+    made = [Reader("a record", name, "json", _cloud_run, partial(_read_record, name=name)) for name in names]
     made += [
         Reader("lines", name, "jsonl", _cloud_run, lambda run, name=name: text(records.read_lines(run / name)))
         for name in _LINES
@@ -501,6 +503,20 @@ def _of_records() -> list[Reader]:
     made.append(Reader("what has begun", "plan.json", "json", _run, _begun))
     made.append(Reader("the lock", ".lock", "text", _run, lambda run: run_lock.is_locked(RunDir(run))))
     return made
+
+
+_CLASSES: dict[str, type[msgspec.Struct]] = {
+    "verify.json": Proof,
+    "evaluate.json": Evaluation,
+    "demo.json": Demo,
+    "pull.json": Pull,
+}
+
+
+def _read_record(run: Path, name: str) -> bytes:
+    """As its own class, where it has one."""
+    kind = _CLASSES.get(name)
+    return text(records.read_json(run / name) if kind is None else msgspec.to_builtins(records.read(run / name, kind)))
 
 
 def _begun(run: Path) -> None:

@@ -9,6 +9,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 import cloud_runs
 from hostile import command, cut, file_bytes, text
 from hostile_files import ADAPTER, Target, _entry, _safetensors, in_folder
@@ -27,14 +29,16 @@ def documents() -> dict[str, Any]:
     found = {path.name: json.loads(path.read_text()) for path in (RUNS / "demo").glob("*.json")}
     known = cloud_runs.CloudJob(1, "started", "t4-small", 600, "2026-11-21T10:00:00Z", 0.4, "64f0" * 6, "https://x/y")
     record = cloud_runs.CloudRecord(cloud_runs.RUN_ID, "1" * 16, "me", "me/x", cloud_runs.BUCKET, "f", jobs=(known,))
-    import dataclasses
-
-    found["cloud.json"] = {"schema": "skill-train/cloud/1", **dataclasses.asdict(record)}
+    found["cloud.json"] = msgspec.to_builtins(record)
     found["train.failed.json"] = {
         "error": {"code": "x", "message": "m", "expected": "", "got": "", "hint": ""},
         "exit_code": 5,
     }
-    found["pull.json"] = {"outputs": {"train.json": {"bytes": 1, "sha256": "0" * 64}}, "inputs": {}}
+    found["pull.json"] = {
+        "inputs": {"bucket": cloud_runs.BUCKET, "state": "done", "checkpoint": 8},
+        "outputs": {"train.json": {"bytes": 1, "sha256": "0" * 64}},
+        "finished_at": "2026-11-21T10:00:00Z",
+    }
     found["plan.json"]["policy"]["hub_model_id"] = "me/x"
     found["train.json"]["outputs"] = {
         "adapter/adapter_config.json": _digest(text(ADAPTER)),

@@ -18,7 +18,7 @@ from skill_train.core.digests import file_digest
 from skill_train.verify import check_template as verify_template
 from skill_train.verify import run_checks as verify_judge
 from skill_train.verify.questions import Subject, questions_of
-from skill_train.verify.run_checks import Draft, Proof, judge
+from skill_train.verify.run_checks import Draft, Findings, judge
 from skill_train.verify.sample_texts import Sample
 from skill_train.verify.step import _measure
 
@@ -62,7 +62,7 @@ def verdicts(subject: Subject, tmp_path: Path) -> Iterator[Callable[..., dict[st
     """A function from files to the verdicts on the first of them, by check."""
 
     def judged(*files: Path, about: Subject = subject, run: Path = tmp_path) -> dict[str, str]:
-        proof = Proof()
+        proof = Findings()
         digests = {file.name: file_digest(file) for file in files}
         judge(
             list(files), about, proof, run=run, digests=digests, warn=lambda *_: None, progress=lambda *_: None
@@ -315,7 +315,7 @@ def test_crash_of_llama_cpp_is_a_verdict_on_that_file(
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(verify_judge, "WORKER", "dying_worker")
-    files, proof = [good.file("q8_0"), good.file("f16")], Proof()
+    files, proof = [good.file("q8_0"), good.file("f16")], Findings()
     digests = {file.name: file_digest(file) for file in files}
     judge(files, subject, proof, run=tmp_path, digests=digests, warn=lambda *_: None, progress=lambda *_: None)
     loads = {check.file: check for check in proof.checks if check.name == "loads"}

@@ -38,7 +38,7 @@ def missed(family: str, work: Path, only: tuple[str, ...] | None = None) -> dict
     assert only is None or set(faults) == set(only)
     files = [Path(shutil.copy(good.path, work / "good.gguf"))]
     files += [one.plant(good, work / f"{number}.gguf") for number, one in enumerate(faults.values())]
-    record = verify(
+    record, _ = verify(
         reference=reference,
         adapter=None,
         base=None,
@@ -51,9 +51,9 @@ def missed(family: str, work: Path, only: tuple[str, ...] | None = None) -> dict
         warn=lambda *_: None,
     )
     failed: dict[str, set[str]] = {file.name: set() for file in files}
-    for check in record["checks"]:
-        if check["verdict"] == "fail":
-            failed[check["file"]].add(check["name"])
+    for check in record.checks:
+        if check.verdict == "fail":
+            failed[check.file].add(check.name)
     expected: dict[str, Fault | None] = dict(zip(failed, (None, *faults.values()), strict=True))
     names = dict(zip(failed, ("nothing", *faults), strict=True))
     return {

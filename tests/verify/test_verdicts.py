@@ -13,7 +13,8 @@ import pytest
 
 from skill_train.llama.gguf_header import GgufFile, Tensor
 from skill_train.llama.logit_distance import TokenFigures, compare_change, summarize, summarize_change
-from skill_train.verify.check import Check, NotChecked, worst
+from skill_train.run.verify_record import Check, NotChecked
+from skill_train.verify.check import worst
 from skill_train.verify.check_answers import check_answers
 from skill_train.verify.check_header import check_types, name_type
 from skill_train.verify.check_logits import check_logits, check_tuned

@@ -15,15 +15,18 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+import msgspec
+
 from skill_train.cloud.bucket import BEFORE, FILES, Kept, KeptFile, belongs
 from skill_train.cloud.poll import Say, patiently
 from skill_train.core.console import Bar
-from skill_train.core.digests import file_digest
+from skill_train.core.digests import FileDigest, file_digest
 from skill_train.core.errors import UsageError, VerificationFailed
 from skill_train.hub import jobs
-from skill_train.run.folder import RunDir, require_space, write_record
+from skill_train.run import records
+from skill_train.run.folder import RunDir, require_space
 from skill_train.run.lock import locked
-from skill_train.run.records import read_json
+from skill_train.run.records import FileName, StepSchema, Whole, read_json
 
 _PART = ".pull.part"  # files on their way; of the next pull too
 _TRIES = 2
@@ -31,8 +34,34 @@ _GROUP_FILES, _GROUP_BYTES = 8, 256_000_000
 _REWRITTEN = {BEFORE, *FILES} - {"train.json"}  # while the run goes on
 
 
-def from_bucket(run: RunDir, kept: Kept, *, progress: Bar, say: Say) -> dict[str, Any]:
-    """Fetches everything that is kept and not here yet; returns `pull.json` with the names that were `fetched`.
+class PullInputs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Where files came from: a bucket, or a repository and its commit.
+
+    Attributes:
+        state: `done`, `failed` or `unfinished`.
+        checkpoint: the step of the newest complete one; None when there is none.
+    """
+
+    bucket: str | None = None
+    repository: str | None = None
+    commit: str | None = None
+    state: str
+    checkpoint: Whole | None
+
+
+class Pull(msgspec.Struct, frozen=True, kw_only=True):
+    """`pull.json`: every file that a pull wrote, also an earlier one."""
+
+    schema: StepSchema = "skill-train/step/1"
+    step: str = "pull"
+    inputs: PullInputs
+    options: dict[str, str] = {}
+    outputs: dict[FileName, FileDigest]
+    finished_at: str
+
+
+def from_bucket(run: RunDir, kept: Kept, *, progress: Bar, say: Say) -> tuple[Pull, list[str]]:
+    """Fetches everything that is kept and not here yet; returns the record, and the names that were fetched.
 
     Raises:
         UsageError: a file of another content is here that no pull wrote.
@@ -43,17 +72,15 @@ def from_bucket(run: RunDir, kept: Kept, *, progress: Bar, say: Say) -> dict[str
         earlier = _earlier(run)
         todo = [file for file in kept.files if not _is_here(run, file, earlier)]
         require_space(run.path, sum(file.size for file in todo), "what the job kept")
-        outputs = {file.name: file.digest for file in kept.files if file not in todo}
+        outputs = {file.name: file.digest for file in kept.files if file.digest is not None and file not in todo}
         outputs |= {file.name: earlier[file.name] for file in todo if file.name in earlier}  # should it come torn now
         done = 0
         for group in _groups(_in_order(todo)):
             progress(done, len(todo), group[0].name)
             outputs |= _fetch(run, kept.bucket, group, say)
             done += len(group)
-        inputs = {"bucket": kept.bucket, "state": kept.state, "checkpoint": kept.checkpoint}
-        record = write_record(run.record("pull"), inputs=inputs, options={}, outputs=outputs)
-        shutil.rmtree(run.path / _PART, ignore_errors=True)  # last: while it is there, the record may be an old one
-        return record | {"fetched": [file.name for file in todo]}
+        inputs = PullInputs(bucket=kept.bucket, state=kept.state, checkpoint=kept.checkpoint)
+        return _written(run, inputs, outputs), [file.name for file in todo]
 
 
 def in_repository(trained: dict[str, Any]) -> dict[str, str]:
@@ -68,8 +95,9 @@ def in_repository(trained: dict[str, Any]) -> dict[str, str]:
     return pushed | {name: name for name in ("environment.json", "train.json")}
 
 
-def from_repository(run: RunDir, repository: str, folder: Path, commit: str | None) -> dict[str, Any]:
-    """Copies the result and its records out of a snapshot of the model repository that the job pushed to.
+def from_repository(run: RunDir, repository: str, folder: Path, commit: str | None) -> tuple[Pull, list[str]]:
+    """Copies the result and its records out of a snapshot of the model repository that the job pushed to; returns as
+    `from_bucket`.
 
     Raises:
         UsageError: the repository has no `train.json`, or a file of another content is here already.
@@ -78,7 +106,7 @@ def from_repository(run: RunDir, repository: str, folder: Path, commit: str | No
     if not (folder / "train.json").is_file():
         raise nothing_kept(run.path, f"{repository} has no train.json")
     trained = read_json(folder / "train.json")
-    promised: dict[str, dict[str, Any]] = trained.get("outputs", {})
+    promised: dict[str, FileDigest] = trained.get("outputs", {})
     with locked(run, "pull"):
         earlier = _earlier(run)
         sources = {name: folder / place for name, place in in_repository(trained).items()}
@@ -86,17 +114,22 @@ def from_repository(run: RunDir, repository: str, folder: Path, commit: str | No
         files = [KeptFile(name, "", _size(path), promised.get(name)) for name, path in sources.items()]
         todo = [file for file in files if not _is_here(run, file, earlier)]
         outputs = {name: digest for name, digest in earlier.items() if (run.path / name).is_file()}
-        outputs |= {file.name: file.digest for file in files if file not in todo}
+        outputs |= {file.name: file.digest for file in files if file.digest is not None and file not in todo}
         for file in _in_order(todo):
             part = _part(run, file)
             part.parent.mkdir(parents=True, exist_ok=True)
             if sources[file.name].is_file():
                 shutil.copyfile(sources[file.name], part)
             outputs[file.name] = _placed(run, file, f"{repository} at {commit}")
-        inputs = {"repository": repository, "commit": commit, "state": "done", "checkpoint": None}
-        record = write_record(run.record("pull"), inputs=inputs, options={}, outputs=outputs)
-        shutil.rmtree(run.path / _PART, ignore_errors=True)  # last: while it is there, the record may be an old one
-        return record | {"fetched": [file.name for file in todo]}
+        inputs = PullInputs(repository=repository, commit=commit, state="done", checkpoint=None)
+        return _written(run, inputs, outputs), [file.name for file in todo]
+
+
+def _written(run: RunDir, inputs: PullInputs, outputs: dict[str, FileDigest]) -> Pull:
+    pull = Pull(inputs=inputs, outputs=outputs, finished_at=records.timestamp())
+    records.write(run.record("pull"), pull)
+    shutil.rmtree(run.path / _PART, ignore_errors=True)  # last: while it is there, the record may be an old one
+    return pull
 
 
 def nothing_kept(run: Path, why: str) -> UsageError:
@@ -111,14 +144,13 @@ def nothing_kept(run: Path, why: str) -> UsageError:
     )
 
 
-def _earlier(run: RunDir) -> dict[str, Any]:
+def _earlier(run: RunDir) -> dict[str, FileDigest]:
     """What earlier pulls wrote."""
     path = run.record("pull")
-    outputs: dict[str, Any] = read_json(path).get("outputs", {}) if path.is_file() else {}
-    return outputs
+    return records.read(path, Pull).outputs if path.is_file() else {}
 
 
-def _is_here(run: RunDir, file: KeptFile, earlier: dict[str, Any]) -> bool:
+def _is_here(run: RunDir, file: KeptFile, earlier: dict[str, FileDigest]) -> bool:
     """Whether the very file is here.
 
     Raises:
@@ -164,7 +196,7 @@ def _groups(files: list[KeptFile]) -> list[list[KeptFile]]:
     return groups
 
 
-def _fetch(run: RunDir, bucket: str, group: list[KeptFile], say: Say) -> dict[str, dict[str, Any]]:
+def _fetch(run: RunDir, bucket: str, group: list[KeptFile], say: Say) -> dict[str, FileDigest]:
     """Fetches each file that did not come whole before, once more when it is not what was promised."""
     for _ in range(_TRIES):
         missing = [file for file in group if not _is_whole(_part(run, file), file)]
@@ -189,7 +221,7 @@ def _is_whole(part: Path, file: KeptFile) -> bool:
     return file.digest is not None and part.is_file() and file_digest(part) == file.digest
 
 
-def _placed(run: RunDir, file: KeptFile, source: str) -> dict[str, Any]:
+def _placed(run: RunDir, file: KeptFile, source: str) -> FileDigest:
     """Gives a fetched file its name when it is what was promised; returns its digest."""
     part, final = _part(run, file), run.path / file.name
     if file.digest is None:

@@ -7,12 +7,13 @@ answer may make its job for two minutes; until they are over no other is made.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import TypeVar
+
+import msgspec
 
 from skill_train.core import waiting
 from skill_train.core.errors import SkillTrainError, Temporary
@@ -51,7 +52,7 @@ def start(
     """
     before, began, doubtful = record, time.monotonic(), False
     for attempt in range(1, TRIES + 1):
-        posted = dataclasses.replace(asked, asked_at=now())
+        posted = msgspec.structs.replace(asked, asked_at=now())
         record = before.with_job(posted)
         cloud_record.write(run, record)
         try:
@@ -181,7 +182,7 @@ def look(record: CloudRecord, number: int, times: int = 2, say: Callable[[str], 
 def started(run: RunDir, record: CloudRecord, asked: CloudJob, job: Job) -> CloudRecord:
     """Notes a job that exists."""
     bucket, folder = job.bucket or (record.bucket, record.folder)
-    record = dataclasses.replace(record, bucket=bucket, folder=folder).with_job(begun(asked, job))
+    record = msgspec.structs.replace(record, bucket=bucket, folder=folder).with_job(begun(asked, job))
     cloud_record.write(run, record)
     return record
 
@@ -201,10 +202,10 @@ def begun(asked: CloudJob, job: Job) -> CloudJob:
     """The job that was asked for, as it exists. One on another flavor was asked for from another folder, which alone
     knows its timeout."""
     created = timestamp(job.created_at) if job.created_at else None
-    known = dataclasses.replace(asked, state="started", job_id=job.id, url=job.url, created_at=created)
+    known = msgspec.structs.replace(asked, state="started", job_id=job.id, url=job.url, created_at=created)
     if job.flavor in (None, asked.flavor):
         return known
-    return dataclasses.replace(known, flavor=job.flavor, timeout_seconds=None, usd_per_hour=None)
+    return msgspec.structs.replace(known, flavor=job.flavor, timeout_seconds=None, usd_per_hour=None)
 
 
 def patiently(question: Callable[[], Answer]) -> Answer:

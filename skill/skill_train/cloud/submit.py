@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shlex
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+
+import msgspec
 
 from skill_train.cloud import claim as job_claim
 from skill_train.cloud import find_run as cloud_run
@@ -69,7 +70,7 @@ def _asked_for(run: RunDir, order: Order, record: CloudRecord, job: CloudJob, sa
         say(f"starting the job on {job.flavor}")
         record = job_once.start(run, record, job, lambda: jobs.start(spec, place), say)
         if record.folder is None:  # the answer left it out
-            record = dataclasses.replace(record, bucket=place[0], folder=place[1])
+            record = msgspec.structs.replace(record, bucket=place[0], folder=place[1])
             cloud_record.write(run, record)
     begun = job_once.first_look(record)
     if begun is None:
@@ -225,7 +226,7 @@ def _new_record(run: RunDir, order: Order) -> CloudRecord:
     """The one that is there when no job of it ever began, so that its run id stays."""
     known = cloud_record.read(run)
     if known is not None and known.plan_hash == order.plan_hash:
-        return dataclasses.replace(known, jobs=(), hub_model_id=order.plan.policy.hub_model_id or "")
+        return msgspec.structs.replace(known, jobs=(), hub_model_id=order.plan.policy.hub_model_id or "")
     return CloudRecord(
         run_id=cloud_record.new_run_id(),
         plan_hash=order.plan_hash,
@@ -239,7 +240,7 @@ def _with_data(run: RunDir, order: Order, record: CloudRecord, say: Say) -> Clou
     if order.staged is None:
         return record
     data = upload(order.staged, order.namespace, order.data_repo, say)
-    record = dataclasses.replace(record, data=data)
+    record = msgspec.structs.replace(record, data=data)
     cloud_record.write(run, record)
     return record
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 
 from skill_train.commands._base_model import base_of
 from skill_train.commands._drawing import add_row, draw_text, figure, rich_table
@@ -22,6 +23,7 @@ from skill_train.evaluate.scores import Scoring, scoring_of
 from skill_train.reference.load import read_rows
 from skill_train.run import plan_record
 from skill_train.run.begun import trained
+from skill_train.run.evaluate_record import AnsweredRow, Evaluation
 from skill_train.run.folder import RunDir, open_run
 from skill_train.run.lock import locked
 from skill_train.run.plan_record import Plan
@@ -47,9 +49,9 @@ def run(options: EvaluateOptions, console: Console) -> Result:
     opened = open_run(options.run)
     plan = plan_record.read(opened.plan)
     scoring = scoring_of(plan.policy, options.score, options.pattern, options.scorer)
-    record = evaluate_run(options, console, scoring)
-    data = _data(opened, record)
-    quiet = next((f"{one['loss']:.4g}" for one in record["models"] if one["name"] == "tuned" and one["loss"]), "")
+    evaluation, reused = evaluate_run(options, console, scoring)
+    data = _data(opened, evaluation, reused=reused)
+    quiet = next((f"{one.loss:.4g}" for one in evaluation.models if one.name == "tuned" and one.loss), "")
     return Result(
         data,
         human=lambda rich: draw_evaluation(rich, data),
@@ -67,14 +69,16 @@ def _next(opened: RunDir, run: Path, plan: Plan) -> list[str]:
     return [f"skill-train {word} {quoted(run)}" for word in steps] + pushed
 
 
-def evaluate_run(options: EvaluateOptions, console: Console, scoring: Scoring) -> dict[str, Any]:
-    """The record `evaluate.json` of a run, measured now or earlier."""
+def evaluate_run(options: EvaluateOptions, console: Console, scoring: Scoring) -> tuple[Evaluation, bool]:
+    """The evaluation of a run, and whether it was measured earlier."""
     run = RunDir(options.run)
     with locked(run, "evaluate"):
         return _evaluate_locked(options, console, run, scoring)
 
 
-def _evaluate_locked(options: EvaluateOptions, console: Console, run: RunDir, scoring: Scoring) -> dict[str, Any]:
+def _evaluate_locked(
+    options: EvaluateOptions, console: Console, run: RunDir, scoring: Scoring
+) -> tuple[Evaluation, bool]:
     from skill_train.evaluate import step
 
     trained(run)
@@ -90,7 +94,7 @@ def _evaluate_locked(options: EvaluateOptions, console: Console, run: RunDir, sc
             "verify tells whether the GGUF files are",
         )
     with console.progress("evaluating") as progress:
-        record = step.evaluate(
+        evaluation, reused = step.evaluate(
             models=[Model("base", base), tuned, *_files(list(options.gguf) or run.ggufs)],
             rows=rows,
             loss_on=recipe.loss_on,
@@ -102,9 +106,9 @@ def _evaluate_locked(options: EvaluateOptions, console: Console, run: RunDir, sc
             progress=progress,
             warn=console.warn,
         )
-    if warning := step.blind(record["models"], base):
+    if warning := step.blind(evaluation.models, base):
         console.warn("blind", warning)
-    return record
+    return evaluation, reused
 
 
 def tuned_of(run: RunDir, base: Path) -> Model:
@@ -140,44 +144,43 @@ def _files(paths: list[Path]) -> list[Model]:
     return models
 
 
-def _data(run: RunDir, record: dict[str, Any]) -> dict[str, Any]:
+def _data(run: RunDir, evaluation: Evaluation, *, reused: bool) -> dict[str, Any]:
     """The record in at most 8 KB: figures to six digits, and a few answers side by side."""
-    dropped = ("why", "asked_rows", *(("score", "scored_rows") if record["score"] is None else ()))
+    dropped = ("why", "asked_rows", *(("score", "scored_rows") if evaluation.score is None else ()))
     return {
         "run_dir": str(run.path),
-        "rows": record["rows"],
-        "asked": record["asked"],
-        "answer_tokens": record["answer_tokens"],
-        "score": record["score"],
-        "models": [{k: _short(v) for k, v in one.items() if k not in dropped} for one in record["models"]],
-        "differences": [{k: _short(v) for k, v in one.items()} for one in record["differences"]],
-        "answers": [_shown(one) for one in _telling(record["answers"])],
+        "rows": evaluation.rows,
+        "asked": evaluation.asked,
+        "answer_tokens": evaluation.answer_tokens,
+        "score": evaluation.score,
+        "models": [_short(one, dropped) for one in evaluation.models],
+        "differences": [_short(one) for one in evaluation.differences],
+        "answers": [_shown(one) for one in _telling(evaluation.answers)],
         "record": str(run.record("evaluate")),
-        "reused": record.get("reused", False),
+        "reused": reused,
     }
 
 
-def _telling(answers: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _telling(answers: list[AnsweredRow]) -> list[AnsweredRow]:
     """Rows where most different answers were given come first: they show what the figures stand for."""
-    kinds = [len(set(one["answers"].values())) for one in answers]
-    order = sorted(range(len(answers)), key=lambda number: (-kinds[number], number))
-    return [answers[number] for number in order[:_SHOWN]]
+    return sorted(answers, key=lambda one: -one.different_answers)[:_SHOWN]
 
 
-def _shown(one: dict[str, Any]) -> dict[str, Any]:
+def _shown(one: AnsweredRow) -> dict[str, Any]:
     from skill_train.evaluate.step import end_of
 
-    most = _SHOWN_CHARACTERS // (2 + len(one["answers"]))
+    most = _SHOWN_CHARACTERS // (2 + len(one.answers))
     return {
-        "line": one["line"],
-        "prompt": end_of(one["prompt"], most),
-        "expected": one["expected"][:most],
-        "answers": {name: text[:most] for name, text in one["answers"].items()},
+        "line": one.line,
+        "prompt": end_of(one.prompt, most),
+        "expected": one.expected[:most],
+        "answers": {name: text[:most] for name, text in one.answers.items()},
     }
 
 
-def _short(value: Any) -> Any:
-    return float(f"{value:.{_DIGITS}g}") if isinstance(value, float) else value
+def _short(one: msgspec.Struct, dropped: tuple[str, ...] = ()) -> dict[str, Any]:
+    values = {key: value for key, value in msgspec.structs.asdict(one).items() if key not in dropped}
+    return {key: float(f"{v:.{_DIGITS}g}") if isinstance(v, float) else v for key, v in values.items()}
 
 
 # --- The drawing ---

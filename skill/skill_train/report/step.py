@@ -11,6 +11,8 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from skill_train.core.console import Bar
 from skill_train.core.errors import UsageError
 from skill_train.core.files import write_text
@@ -21,14 +23,15 @@ from skill_train.report.same_run import same
 from skill_train.report.sections import curve, differences, overview, shown
 from skill_train.report.words import placeless
 from skill_train.run import compare_runs as diff
-from skill_train.run import plan_record
+from skill_train.run import plan_record, records
+from skill_train.run.cloud_record import CloudRecord
+from skill_train.run.demo_record import Demo
+from skill_train.run.evaluate_record import Evaluation
 from skill_train.run.folder import RunDir
-from skill_train.run.records import read_json, read_lines
+from skill_train.run.records import Record, read_json, read_lines
+from skill_train.run.verify_record import Proof
 
-_DOCUMENTS = (
-    "plan", "train", "train.failed", "environment", "merge", "convert", "quantize", "verify", "evaluate", "demo",
-    "cloud",
-)  # fmt: skip
+_DOCUMENTS = ("plan", "train", "train.failed", "environment", "merge", "convert", "quantize")
 _OURS = '<meta name="generator" content="skill-train report">'
 _SHALLOW = 2  # `/home` and `/tmp` are everybody's
 _HEAD = 2000  # characters; the mark stands in them
@@ -116,7 +119,19 @@ def _read(run: RunDir, name: str) -> Run:
         documents=placeless(documents, places),
         metrics=read_lines(run.metrics),
         texts=placeless(texts, places),
+        proof=_placeless(run.record("verify"), Proof, places),
+        evaluation=_placeless(run.record("evaluate"), Evaluation, places),
+        demo=_placeless(run.record("demo"), Demo, places),
+        cloud=_placeless(run.record("cloud"), CloudRecord, places),
     )
+
+
+def _placeless(path: Path, kind: type[Record], places: list[str]) -> Record | None:
+    """A record without places of this machine; None where there is none."""
+    if not path.is_file():
+        return None
+    document = msgspec.to_builtins(records.read(path, kind))
+    return records.convert(placeless(document, places), kind, path)
 
 
 def _documents(run: RunDir) -> dict[str, Any]:

@@ -10,13 +10,25 @@ from __future__ import annotations
 import json
 import os
 import stat
+import time
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
-from typing import Any, NoReturn, TypeVar
+from typing import Annotated, Any, Literal, NoReturn, TypeVar
+
+import msgspec
 
 from skill_train.core.errors import UsageError
+from skill_train.core.files import write_json
 
 Record = TypeVar("Record")
+
+StepSchema = Literal["skill-train/step/1"]
+Verdict = Literal["pass", "warn", "fail"]
+# What no figure of a run reaches breaks arithmetic: 10**400 is no float, and 1e300 s are no date. JSON has no NaN.
+Whole = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+Number = Whole | Annotated[float, msgspec.Meta(ge=-1e300, le=1e300)]
+# A file that a step made lies in the run directory.
+FileName = Annotated[str, msgspec.Meta(pattern=r"(?s)^(?!/)(?!.*(?:^|/)\.\.(?:/|$))[^\\\x00]+$")]
 
 MOST_BYTES = 100_000_000  # the largest that we write takes a few MB; a tokenizer.json of a base 30 MB
 _MOST_OF_LINE = 50_000_000  # a row of a million tokens takes 15 MB
@@ -57,35 +69,6 @@ _SHAPES: dict[str, dict[str, Any]] = {
     },
     "convert.json": {"outputs": _MADE, "inputs": dict, "options": dict, "reasons": list, "versions": {"*": str}},
     "quantize.json": {"outputs": _MADE, "inputs": dict, "options": dict, "versions": {"*": str}},
-    "verify.json": {
-        "inputs": {"ggufs": _FILES, "reference": dict, "adapter": dict}, "verdict": _WORD, "options": dict,
-        "checks": [_CHECK], "not_checked": [{"name": str, "file": str, "reason": str}], "samples": {"*": int},
-        "versions": {"*": str}, "outputs": _FILES,
-    },
-    "evaluate.json": {
-        "inputs": {"models": {"*": {"model": object, "adapter": object}}}, "options": dict, "outputs": _FILES,
-        "rows": int, "asked": int, "answer_tokens": int, "score": str, "versions": {"*": str},
-        "models": [{"name": str, "backend": str, "device": str, "loss": float, "perplexity": float, "reason": str,
-                    "exact_match": float, "score": float, "tokens_per_second": float, "asked_rows": int}],
-        "differences": [{"model": str, "against": str, "measure": str, "difference": float, "low": float,
-                         "high": float, "says": str}],
-        "answers": [{"line": int, "prompt": str, "expected": str, "answers": {"*": str}, "exact": {"*": bool},
-                     "scores": {"*": float}}],
-    },
-    "demo.json": {
-        "inputs": dict, "outputs": _FILES,
-        "figures": {"stages": [{"stage": str, "bytes": float, "exact_match": float, "rows": int, "mean_kl": float,
-                                "tokens_per_second": float, "verdict": object}]},
-    },
-    "pull.json": {"outputs": _FILES, "inputs": dict},
-    "push.json": {"inputs": dict, "outputs": dict},
-    "cloud.json": {"jobs": [{
-        "number": int, "state": str, "flavor": str, "timeout_seconds": int, "asked_at": str, "usd_per_hour": float,
-        "job_id": str, "url": str, "created_at": str, "max_cost": float, "stage": str, "ended_at": str,
-        "seconds": float, "cost_usd": float,
-    }], "data": {"mount_path": str, "bytes": int, "files": int, "bucket": str, "folder": str, "repository": str,
-                 "revision": str}, "namespace": str, "hub_model_id": str,
-        "bucket": str, "folder": str},
     "metrics.jsonl": {
         "step": int, "steps": int, "start": int, "job": str, "loss": float, "learning_rate": float,
         "grad_norm": float, "seconds": float, "tokens": int, "trained_tokens": int,
@@ -155,6 +138,25 @@ def regular_bytes(path: Path) -> bytes:
     return content
 
 
+def read(path: Path, kind: type[Record]) -> Record:
+    """The record in a file, as the class that its step writes.
+
+    Raises:
+        UsageError: missing, no JSON, or not as its step writes it.
+    """
+    return convert(read_json(path), kind, path)
+
+
+def write(path: Path, record: Any) -> None:
+    """Writes a record, whole or not at all."""
+    write_json(path, msgspec.to_builtins(record))
+
+
+def timestamp() -> str:
+    """Now, as records hold it."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """The objects of a file with one a line, such as metrics.jsonl; empty when there is no such file. A last line that
     a kill cut in two is left out.
@@ -205,8 +207,6 @@ def convert(document: Any, kind: type[Record], path: Path) -> Record:
     Raises:
         UsageError: a key is missing, or a value is of another kind.
     """
-    import msgspec
-
     try:
         return msgspec.convert(document, kind)
     except (msgspec.ValidationError, UnicodeEncodeError) as error:  # half a character cannot be encoded

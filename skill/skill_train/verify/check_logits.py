@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from skill_train.verify.check import Check, NotChecked, Verdict, worst
+from skill_train.run.records import Verdict
+from skill_train.run.verify_record import Check, NotChecked
+from skill_train.verify.check import worst
 from skill_train.verify.thresholds import FAR_TOKENS, Limits
 
 _COSTLY = 0.5  # of the tuning's own effect: from here on what rounding did is worth a warning

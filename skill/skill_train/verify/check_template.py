@@ -8,7 +8,8 @@ from skill_train.core.errors import NativeCrash, from_exit_code
 from skill_train.core.worker import run_worker
 from skill_train.llama.gguf_header import GgufFile
 from skill_train.program.encode import endless_template, limited
-from skill_train.verify.check import Check, NotChecked, Verdict
+from skill_train.run.records import Verdict
+from skill_train.run.verify_record import Check, NotChecked
 
 _SECONDS = 20
 _USER = {"role": "user", "content": "What is 2 + 2?\nAnswer shortly."}

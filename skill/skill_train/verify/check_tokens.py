@@ -5,7 +5,8 @@ from __future__ import annotations
 import unicodedata
 from typing import Any
 
-from skill_train.verify.check import Check, NotChecked, problems
+from skill_train.run.verify_record import Check, NotChecked
+from skill_train.verify.check import problems
 
 # Each line is here because some tokenizer or converter got it wrong.
 HARD_STRINGS = (

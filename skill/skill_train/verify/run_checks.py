@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from skill_train.core.console import Bar
+from skill_train.core.digests import FileDigest
 from skill_train.core.errors import DecisionNeeded, NativeCrash, VerificationFailed
 from skill_train.core.worker import ending, run_worker
 from skill_train.llama.gguf_header import GgufFile, read_gguf
 from skill_train.machine.read import available_memory_bytes, physical_cores
-from skill_train.run import folder as run_dir
+from skill_train.run import records
+from skill_train.run.verify_record import Check, NotChecked
 from skill_train.verify import check_answers as verify_answers
 from skill_train.verify import check_header as verify_file
 from skill_train.verify import check_logits as verify_logits
@@ -21,7 +23,6 @@ from skill_train.verify import check_template as template
 from skill_train.verify import check_tokens as verify_tokens
 from skill_train.verify import check_vocabulary as verify_vocabulary
 from skill_train.verify import template_branches as verify_branches
-from skill_train.verify.check import Check, NotChecked
 from skill_train.verify.metadata import check as verify_metadata
 from skill_train.verify.questions import Subject
 from skill_train.verify.reference_answers import first_of
@@ -49,7 +50,7 @@ _PLAIN = ("Hello world", "12 + 30 = 42", "\n")  # texts that get BOS and EOS whe
 
 
 @dataclass
-class Proof:
+class Findings:
     """What was found so far."""
 
     checks: list[Check] = field(default_factory=list)
@@ -89,20 +90,20 @@ class Known:
 def judge(
     ggufs: list[Path],
     subject: Subject,
-    proof: Proof,
+    found: Findings,
     run: Path,
-    digests: dict[str, Any],
+    digests: dict[str, FileDigest],
     warn: Warn,
     progress: Bar,
     known: Known | None = None,
 ) -> None:
-    """Adds what is found to `proof`.
+    """Adds what is found to `found`.
 
     llama.cpp runs two files at once where memory has room for them: parts of a run use one core only. On two cores, a
     third would only make the others wait.
     """
     if known is None:
-        files = readable(ggufs, proof)
+        files = readable(ggufs, found)
         weights = verify_weights.check_weights(files, subject.reference, subject.adapter)
         known = Known(files, weights, own_templates(files, subject.conversations), Draft())
     exports, files = export_records(run), known.files
@@ -114,13 +115,13 @@ def judge(
         for number, (gguf, started) in enumerate(zip(files, runs, strict=True)):
             name = gguf.path.name
             progress(number + 1, len(ggufs) + 1, name)
-            proof.add(verify_file.check_file(gguf))
-            proof.add(verify_file.check_digest(gguf, digests[name], exports.get(name)))
+            found.add(verify_file.check_file(gguf))
+            found.add(verify_file.check_digest(gguf, digests[name], exports.get(name)))
             for one in known.weights[name]:
-                proof.add(one)
+                found.add(one)
             right = all(_all_known(known.weights[each.path.name], each) for each in (gguf, plain or gguf))
-            _judge_static(gguf, plain if plain is not gguf else None, subject, proof, right)
-            _judge_running(gguf, subject, started, proof, _limits(gguf, subject, run))
+            _judge_static(gguf, plain if plain is not gguf else None, subject, found, right)
+            _judge_running(gguf, subject, started, found, _limits(gguf, subject, run))
     progress(len(ggufs) + 1, len(ggufs) + 1, "done")
 
 
@@ -187,67 +188,67 @@ def _all_known(weights: list[Check | NotChecked], gguf: GgufFile) -> bool:
     return any(one.figures["looked_at"] == len(gguf.tensors) for one in good)
 
 
-def readable(ggufs: list[Path], proof: Proof) -> list[GgufFile]:
+def readable(ggufs: list[Path], found: Findings) -> list[GgufFile]:
     """The files whose header makes sense; the others fail here, and llama.cpp never sees them."""
     files = []
     for path in ggufs:
         try:
             files.append(read_gguf(path))
         except VerificationFailed as error:
-            proof.add(Check("file", path.name, "fail", path.stat().st_size, "whole", error.message))
-            proof.add(NotChecked("everything else", path.name, "the file is damaged"))
+            found.add(Check("file", path.name, "fail", path.stat().st_size, "whole", error.message))
+            found.add(NotChecked("everything else", path.name, "the file is damaged"))
     return files
 
 
-def export_records(run: Path) -> dict[str, Any]:
+def export_records(run: Path) -> dict[str, FileDigest]:
     """Digests by file name, as the steps that made them recorded them."""
-    found: dict[str, Any] = {}
+    found: dict[str, FileDigest] = {}
     for step in ("convert", "quantize", "lora_gguf"):
         file = run / f"{step}.json"
-        outputs = run_dir.read_json(file).get("outputs", {}) if file.is_file() else {}
+        outputs = records.read_json(file).get("outputs", {}) if file.is_file() else {}
         found |= {Path(name).name: digest for name, digest in outputs.items()}
     return found
 
 
-def _judge_static(gguf: GgufFile, unquantized: GgufFile | None, subject: Subject, proof: Proof, known: bool) -> None:
+def _judge_static(gguf: GgufFile, unquantized: GgufFile | None, subject: Subject, found: Findings, known: bool) -> None:
     output = verify_tensors.output_of_its_own(subject.reference, subject.adapter)
-    proof.add(verify_file.check_types(gguf))
-    proof.add(verify_metadata.check_metadata(gguf, subject.config))
+    found.add(verify_file.check_types(gguf))
+    found.add(verify_metadata.check_metadata(gguf, subject.config))
     if (window := verify_metadata.check_window(gguf.path.name, subject.config)) is not None:
-        proof.add(window)
+        found.add(window)
     own = subject.vocabulary
-    proof.add(verify_vocabulary.check_vocabulary(gguf, subject.tokenizer, own, subject.files, subject.config))
-    proof.add(
+    found.add(verify_vocabulary.check_vocabulary(gguf, subject.tokenizer, own, subject.files, subject.config))
+    found.add(
         verify_tensors.check_tensors(
             gguf, unquantized=unquantized, needs_output=output, reference=subject.reference, known=known
         )
     )
 
 
-def _judge_running(gguf: GgufFile, subject: Subject, run: _Run, proof: Proof, bounds: Limits) -> None:
+def _judge_running(gguf: GgufFile, subject: Subject, run: _Run, found: Findings, bounds: Limits) -> None:
     file, measured = gguf.path.name, subject.measured
     text = verify_branches.text_difference(gguf, subject.tokenizer)
-    proof.add(template.check_chat_template(file, own=run.own, reference=subject.rendered, text=text))
+    found.add(template.check_chat_template(file, own=run.own, reference=subject.rendered, text=text))
     try:
         result = run.result.result()
     except (VerificationFailed, NativeCrash) as error:
-        proof.add(Check("loads", file, "fail", error.code, "runs", f"{error.message} ({error.got[-200:]})"))
-        proof.add(NotChecked("everything else", file, "llama.cpp cannot run the file"))
+        found.add(Check("loads", file, "fail", error.code, "runs", f"{error.message} ({error.got[-200:]})"))
+        found.add(NotChecked("everything else", file, "llama.cpp cannot run the file"))
         return
-    proof.add(Check("loads", file, "pass", "runs", "runs", f"llama.cpp loads it, {result['facts']['tokens']} tokens"))
+    found.add(Check("loads", file, "pass", "runs", "runs", f"llama.cpp loads it, {result['facts']['tokens']} tokens"))
     for check in _answered(gguf, result, subject, run.shipped):
-        proof.add(check)
+        found.add(check)
     cost = measured.cost["mean_kl"] if measured.cost and measured.stored else None
-    proof.add(verify_logits.check_logits(file, result["figures"], bounds, measured.stored, cost))
-    proof.add(verify_logits.check_tuned(file, result["change"], bounds, measured.why_no_base, measured.stored, cost))
+    found.add(verify_logits.check_logits(file, result["figures"], bounds, measured.stored, cost))
+    found.add(verify_logits.check_tuned(file, result["change"], bounds, measured.why_no_base, measured.stored, cost))
     given = run.drafted or result["answers"]
-    proof.add(verify_answers.check_answers(file, measured.answers, given, bounds, subject.tokenizer))
+    found.add(verify_answers.check_answers(file, measured.answers, given, bounds, subject.tokenizer))
 
 
 def _limits(gguf: GgufFile, subject: Subject, run: Path) -> Limits:
     """By what the merge stored; without its record by what the base does."""
     record = run / "merge.json"
-    merged = run_dir.read_json(record).get("changes", {}).get("stored_dtype") if record.is_file() else None
+    merged = records.read_json(record).get("changes", {}).get("stored_dtype") if record.is_file() else None
     stored = merged or subject.config.get("dtype") or subject.config.get("torch_dtype")
     known = subject.measured.rounded is not None  # what rounding costs is measured then, and part of the reference
     rounded = subject.adapter is not None and stored in ("BF16", "bfloat16") and not known

@@ -10,7 +10,7 @@ from itertools import cycle, islice
 from typing import Any
 
 from skill_train.llama.gguf_header import GgufFile
-from skill_train.verify.check import Verdict
+from skill_train.run.records import Verdict
 from skill_train.verify.check_template import first_difference, render_text
 
 _KEY = "tokenizer.chat_template"
