@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import gguf_maker
+import step_records
 import tiny
 import training
 from skill_train.core.console import MAX_JSON_BYTES
@@ -21,8 +22,8 @@ from skill_train.evaluate.backends import Model, Question, ask_llama_cpp, ask_tr
 from skill_train.evaluate.scores import Scoring
 from skill_train.evaluate.step import ROOM, evaluate, questions
 from skill_train.program.encode import Encoder
-from skill_train.reference.load import read_rows
-from skill_train.run.folder import write_record
+from skill_train.run import records
+from skill_train.run.train_record import read_rows
 
 pytestmark = pytest.mark.slow
 
@@ -50,7 +51,7 @@ def run(made: gguf_maker.Export, tmp_path_factory: pytest.TempPathFactory) -> Pa
         shutil.copy(file, folder / "gguf")
     write_trained(folder)
     merged = digests(folder, (folder / "merged").iterdir())
-    write_record(folder / "merge.json", inputs={"adapter": digests(folder / "adapter")}, options={}, outputs=merged)
+    records.write(folder / "merge.json", step_records.merged(digests(folder / "adapter"), merged))
     return folder
 
 
@@ -274,7 +275,7 @@ def encoded(base: Path, data: Path, count: int) -> list[dict[str, Any]]:
 
 def write_trained(run: Path) -> None:
     outputs = digests(run, (run / "adapter").iterdir())
-    write_record(run / "train.json", inputs={}, options={}, outputs=outputs)
+    records.write(run / "train.json", step_records.trained(outputs))
 
 
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:

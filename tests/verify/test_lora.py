@@ -39,7 +39,7 @@ def export(kind: str, work: Path, **options: Any) -> tuple[Path, Path, Path]:
     """Base, adapter and the adapter's GGUF file."""
     base = tiny.cached(kind)
     adapter = tiny.adapter(base, work / "adapter", **{"size": 0.1} | options)
-    record = export_lora(
+    exported = export_lora(
         base=base,
         adapter=adapter,
         out=work / "gguf",
@@ -50,7 +50,7 @@ def export(kind: str, work: Path, **options: Any) -> tuple[Path, Path, Path]:
         progress=lambda *_: None,
         warn=lambda *_: None,
     )
-    return base, adapter, work / next(iter(record["outputs"]))
+    return base, adapter, work / next(iter(exported.record.outputs))
 
 
 def proof(file: Path, base: Path, adapter: Path | None, **changes: Any) -> dict[str, Any]:

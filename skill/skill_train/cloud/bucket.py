@@ -19,6 +19,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from skill_train.cloud.poll import Say, patiently
+from skill_train.core.digests import FileDigest
 from skill_train.core.errors import UsageError, VerificationFailed
 from skill_train.hub import jobs
 from skill_train.hub.jobs import BucketFile
@@ -40,7 +41,7 @@ class KeptFile:
     name: str
     remote: str
     size: int
-    digest: dict[str, Any] | None
+    digest: FileDigest | None
 
 
 @dataclass(frozen=True)
@@ -148,7 +149,7 @@ def _listed(bucket: str, folder: str, say: Say) -> list[BucketFile]:
 
 def _newest_whole(
     listed: dict[str, BucketFile], markers: dict[str, Any], newest_first: list[str]
-) -> tuple[int | None, dict[str, dict[str, Any] | None]]:
+) -> tuple[int | None, dict[str, FileDigest | None]]:
     """The newest checkpoint whose every file is there in its size: its step, and its files."""
     for marker in newest_first:
         digests, folder = _digests(markers.get(marker)), marker.removesuffix(MARKER)
@@ -159,7 +160,7 @@ def _newest_whole(
     return None, {}
 
 
-def _kept_file(listed: dict[str, BucketFile], name: str, digest: dict[str, Any] | None) -> KeptFile:
+def _kept_file(listed: dict[str, BucketFile], name: str, digest: FileDigest | None) -> KeptFile:
     there = listed.get(name)
     if there is None:
         raise VerificationFailed(
@@ -172,11 +173,11 @@ def _kept_file(listed: dict[str, BucketFile], name: str, digest: dict[str, Any] 
     return KeptFile(name, there.remote, there.size, digest)
 
 
-def _digests(value: Any) -> dict[str, dict[str, Any]] | None:
+def _digests(value: Any) -> dict[str, FileDigest] | None:
     """The digests of a marker; None for a torn one, or one of another kind."""
     if not isinstance(value, dict):
         return None
-    whole = {
+    whole: dict[str, FileDigest] = {
         name: {"bytes": d["bytes"], "sha256": d["sha256"]}
         for name, d in value.items()
         if isinstance(d, dict)

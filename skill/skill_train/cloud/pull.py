@@ -18,12 +18,14 @@ from typing import Any
 from skill_train.cloud.bucket import BEFORE, FILES, Kept, KeptFile, belongs
 from skill_train.cloud.poll import Say, patiently
 from skill_train.core.console import Bar
-from skill_train.core.digests import file_digest
+from skill_train.core.digests import FileDigest, file_digest
 from skill_train.core.errors import UsageError, VerificationFailed
 from skill_train.hub import jobs
+from skill_train.run import train_record
 from skill_train.run.folder import RunDir, require_space, write_record
 from skill_train.run.lock import locked
 from skill_train.run.records import read_json
+from skill_train.run.train_record import TrainRecord
 
 _PART = ".pull.part"  # files on their way; of the next pull too
 _TRIES = 2
@@ -56,14 +58,10 @@ def from_bucket(run: RunDir, kept: Kept, *, progress: Bar, say: Say) -> dict[str
         return record | {"fetched": [file.name for file in todo]}
 
 
-def in_repository(trained: dict[str, Any]) -> dict[str, str]:
+def in_repository(trained: TrainRecord) -> dict[str, str]:
     """Where a job pushes the files of its result, by their names in the run directory: those of its one folder lie
-    beside its records.
-
-    Args:
-        trained: `train.json`.
-    """
-    names = [name for name in trained.get("outputs", {}) if belongs(name)]
+    beside its records."""
+    names = [name for name in trained.outputs if belongs(name)]
     pushed = {name: PurePosixPath(*PurePosixPath(name).parts[1:]).as_posix() for name in names}
     return pushed | {name: name for name in ("environment.json", "train.json")}
 
@@ -77,8 +75,8 @@ def from_repository(run: RunDir, repository: str, folder: Path, commit: str | No
     """
     if not (folder / "train.json").is_file():
         raise nothing_kept(run.path, f"{repository} has no train.json")
-    trained = read_json(folder / "train.json")
-    promised: dict[str, dict[str, Any]] = trained.get("outputs", {})
+    trained = train_record.read(folder / "train.json")
+    promised = trained.outputs
     with locked(run, "pull"):
         earlier = _earlier(run)
         sources = {name: folder / place for name, place in in_repository(trained).items()}
@@ -164,7 +162,7 @@ def _groups(files: list[KeptFile]) -> list[list[KeptFile]]:
     return groups
 
 
-def _fetch(run: RunDir, bucket: str, group: list[KeptFile], say: Say) -> dict[str, dict[str, Any]]:
+def _fetch(run: RunDir, bucket: str, group: list[KeptFile], say: Say) -> dict[str, FileDigest]:
     """Fetches each file that did not come whole before, once more when it is not what was promised."""
     for _ in range(_TRIES):
         missing = [file for file in group if not _is_whole(_part(run, file), file)]
@@ -189,7 +187,7 @@ def _is_whole(part: Path, file: KeptFile) -> bool:
     return file.digest is not None and part.is_file() and file_digest(part) == file.digest
 
 
-def _placed(run: RunDir, file: KeptFile, source: str) -> dict[str, Any]:
+def _placed(run: RunDir, file: KeptFile, source: str) -> FileDigest:
     """Gives a fetched file its name when it is what was promised; returns its digest."""
     part, final = _part(run, file), run.path / file.name
     if file.digest is None:

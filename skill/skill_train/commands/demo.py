@@ -23,9 +23,11 @@ from skill_train.evaluate.backends import Model
 from skill_train.evaluate.figures import figures
 from skill_train.evaluate.scores import Scoring
 from skill_train.evaluate.step import ROOM, measure, questions, spread
-from skill_train.reference.load import load_tokenizer, read_rows
+from skill_train.reference.load import load_tokenizer
 from skill_train.run.folder import RunDir, write_record
+from skill_train.run.merge_record import MergeRecord
 from skill_train.run.records import read_json
+from skill_train.run.train_record import TrainRecord, read_rows
 
 QUANTS = "f16,q8_0,q4_k_m"
 LEARNED = 0.9  # share of held-out rows that every stage after training must answer to the letter
@@ -41,8 +43,8 @@ class DemoOptions:
 class _Records:
     """What the steps say of the run; `exported` lists its GGUF files."""
 
-    trained: dict[str, Any]
-    merged: dict[str, Any]
+    trained: TrainRecord
+    merged: MergeRecord
     exported: list[dict[str, Any]]
     proof: dict[str, Any]
 
@@ -73,8 +75,8 @@ def _chain(console: Console, run: RunDir) -> _Records:
     with console.progress("finding the converter") as progress:
         tools = get_converter.find_or_fetch(progress=progress)
     plan = local.plan_of(console, resources.demo() / "recipe.yaml")
-    trained = local.train_run(console, run, plan, resume=True)
-    merged = merge_run(console, run)
+    trained = local.train_run(console, run, plan, resume=True).record
+    merged = merge_run(console, run).record
     exported = export_gguf.export_run(console, run, QUANTS, tools).data["files"]
     verify.verify_run(console, run, 2048)
     return _Records(trained, merged, exported, read_json(run.record("verify")))
@@ -96,11 +98,11 @@ def _table(console: Console, run: RunDir, records: _Records) -> list[dict[str, A
     base = base_of(run)
     evaluation = evaluate.evaluate_run(evaluate.EvaluateOptions(run.path), console, Scoring())
     found = {one["name"]: one for one in evaluation["models"]}
-    gate = records.merged["gate"]
+    gate = records.merged.gate
     stages = [
         _row("base", _bytes(base), found["base"], None, None),
-        _row("adapter", _bytes(run.adapter), _adapter(console, run, base), None, records.trained["verdict"]),
-        _row("merged", _bytes(run.merged), found["tuned"], gate["figures"]["mean_kl"], gate["verdict"]),
+        _row("adapter", _bytes(run.adapter), _adapter(console, run, base), None, records.trained.verdict),
+        _row("merged", _bytes(run.merged), found["tuned"], gate["figures"].get("mean_kl"), gate["verdict"]),
     ]
     for file in records.exported:
         name = Path(file["path"]).name

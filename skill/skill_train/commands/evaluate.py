@@ -19,13 +19,12 @@ from skill_train.core.digests import digests
 from skill_train.core.errors import UsageError
 from skill_train.evaluate.backends import Model
 from skill_train.evaluate.scores import Scoring, scoring_of
-from skill_train.reference.load import read_rows
-from skill_train.run import plan_record
+from skill_train.run import merge_record, plan_record
 from skill_train.run.begun import trained
 from skill_train.run.folder import RunDir, open_run
 from skill_train.run.lock import locked
 from skill_train.run.plan_record import Plan
-from skill_train.run.records import read_json
+from skill_train.run.train_record import read_rows
 
 ROWS = 100
 _SHOWN, _SHOWN_CHARACTERS = 2, 800  # rows side by side in the answer, and characters of one; the record has all
@@ -77,10 +76,10 @@ def evaluate_run(options: EvaluateOptions, console: Console, scoring: Scoring) -
 def _evaluate_locked(options: EvaluateOptions, console: Console, run: RunDir, scoring: Scoring) -> dict[str, Any]:
     from skill_train.evaluate import step
 
-    trained(run)
+    training = trained(run)
     rows = read_rows(run.held_out)
     step.require_rows(rows, run.path)
-    warn_of_seen(console, read_json(run.record("train")).get("data") or {})
+    warn_of_seen(console, training.data)
     base, recipe = base_of(run), plan_record.read(run.plan).recipe
     tuned = tuned_of(run, base)
     if tuned.adapter is not None and run.merged.is_dir():
@@ -119,7 +118,7 @@ def tuned_of(run: RunDir, base: Path) -> Model:
 def _is_merged(run: RunDir) -> bool:
     """The adapter is the one that the record of the merge names: another may have been trained in the folder since."""
     record = run.record("merge")
-    read = read_json(record)["inputs"]["adapter"] if record.is_file() else {}
+    read = merge_record.read(record).inputs.adapter if record.is_file() else {}
     files = [run.adapter / name for name in read]
     return bool(read) and all(file.is_file() for file in files) and digests(run.adapter, files) == read
 

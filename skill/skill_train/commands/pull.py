@@ -19,9 +19,9 @@ from skill_train.commands._shell import quoted
 from skill_train.commands._smoke import smoke_failure
 from skill_train.core.console import Console, Result
 from skill_train.core.errors import AccessError, VerificationFailed
+from skill_train.run import train_record
 from skill_train.run.begun import trained
 from skill_train.run.folder import RunDir
-from skill_train.run.records import read_json
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,7 @@ def run(options: PullOptions, console: Console) -> Result:
     source = fetched["inputs"]
     done, failure = source["state"] == "done", None
     if done:
-        trained(here)
-        record = read_json(here.record("train"))
+        record = trained(here)
         failure = smoke_failure(here, record)
     else:
         step = source["checkpoint"]
@@ -50,7 +49,7 @@ def run(options: PullOptions, console: Console) -> Result:
         "run_dir": str(here.path),
         "state": source["state"],
         "trained": done,
-        "verdict": record.get("verdict") if done else None,
+        "verdict": record.verdict if done else None,
         "checkpoint": source["checkpoint"],
         "from": source.get("bucket") or source.get("repository"),
         "fetched": len(fetched["fetched"]),
@@ -105,7 +104,7 @@ def _from_repository(cloud: CloudRun, here: RunDir) -> dict[str, Any]:
     from skill_train.hub import models
 
     repository = cloud.record.hub_model_id
-    pushed = pull.in_repository(read_json(models.model_file(repository, "train.json")))
+    pushed = pull.in_repository(train_record.read(models.model_file(repository, "train.json")))
     folder, commit = models.model_folder(repository, None, files=tuple(pushed.values()))
     return pull.from_repository(here, repository, folder, commit)
 

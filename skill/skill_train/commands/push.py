@@ -31,11 +31,10 @@ from skill_train.publish.files import (
 from skill_train.publish.model_card import CardFacts, card
 from skill_train.publish.records import published
 from skill_train.recipe.resolved import ResolvedRecipe
-from skill_train.run import plan_record
+from skill_train.run import plan_record, train_record
 from skill_train.run.begun import trained
 from skill_train.run.folder import RunDir, open_run, write_record
 from skill_train.run.plan_record import Plan
-from skill_train.run.records import read_json
 
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
@@ -188,7 +187,7 @@ def _card(push: _Push) -> PushFile:
         data_on_hub=not local_data,
         recipe=recipe.as_dict(),
         recipe_hash=push.plan.recipe_hash,
-        training=read_json(push.run.record("train")),
+        training=train_record.read(push.run.record("train")),
         proof=None if push.proof is None else published("verify", push.proof),
         evaluation=push.evaluation,
         private=push.private,

@@ -65,7 +65,7 @@ def verify_run(console: Console, run: RunDir, tokens: int | None, out: Path | No
 
 
 def _verify_locked(console: Console, run: RunDir, tokens: int | None, out: Path | None) -> Result:
-    from skill_train.reference.load import read_rows
+    from skill_train.run.train_record import read_rows
 
     trained(run)
     if not run.exported:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from skill_train.core.console import Bar
+from skill_train.core.digests import FileDigest
 from skill_train.core.errors import UsageError
 from skill_train.evaluate.backends import Model, Question, Replies, backend_of
 from skill_train.evaluate.figures import FEW_ROWS, Measured, differences, figures
@@ -24,6 +25,7 @@ from skill_train.model.sidecar_files import model_digests
 from skill_train.program.split import IGNORED
 from skill_train.reference.load import context_length, load_tokenizer
 from skill_train.run import folder as run_dir
+from skill_train.run.train_record import Row
 
 Warn = Callable[[str, str], None]
 ROOM = 8  # tokens that an answer may be longer than the expected one
@@ -34,7 +36,7 @@ _VERSIONS = ("transformers", "torch", "peft", "llama-cpp-python", "vllm")
 def evaluate(
     *,
     models: list[Model],
-    rows: list[dict[str, Any]],
+    rows: list[Row],
     loss_on: str,
     most_rows: int,
     tokenizer_of: Path,
@@ -104,7 +106,7 @@ def measure(
     return Measured(model, why, replies, [exact(one) for one in texts], own, [one.answer for one in texts])
 
 
-def questions(rows: list[dict[str, Any]], *, loss_on: str, room: int, context: int | None) -> list[Question]:
+def questions(rows: list[Row], *, loss_on: str, room: int, context: int | None) -> list[Question]:
     """Rows as questions. A row of plain text, or one that was cut, has a loss and no answer to ask for.
 
     Args:
@@ -114,12 +116,12 @@ def questions(rows: list[dict[str, Any]], *, loss_on: str, room: int, context: i
     return [_question(row, loss_on, room, context) for row in rows]
 
 
-def spread(rows: list[dict[str, Any]], most: int) -> list[dict[str, Any]]:
+def spread(rows: list[Row], most: int) -> list[Row]:
     """At most `most` rows, evenly over the list: the first ones may all be of one kind."""
     return rows if len(rows) <= most else [rows[i * len(rows) // most] for i in range(most)]
 
 
-def _question(row: dict[str, Any], loss_on: str, room: int, context: int | None) -> Question:
+def _question(row: Row, loss_on: str, room: int, context: int | None) -> Question:
     ids, labels = row["input_ids"], row["labels"]
     trained = [at for at, label in enumerate(labels) if label != IGNORED and at > 0]
     if row["kind"] == "text" or loss_on == "all" or row["truncated"]:
@@ -182,9 +184,7 @@ def _part(progress: Bar, number: int, models: list[Model]) -> Bar:
     return lambda done, total, text: progress(number + done / total, len(models), text)
 
 
-def _answers(
-    rows: list[dict[str, Any]], asked: list[Question], measured: list[Measured], tokenizer: Any
-) -> list[dict[str, Any]]:
+def _answers(rows: list[Row], asked: list[Question], measured: list[Measured], tokenizer: Any) -> list[dict[str, Any]]:
     """Side by side, for every row that asked: the prompt's end, what was expected, and what each model answered."""
     able = [(row["line"], question) for row, question in zip(rows, asked, strict=True) if question.prompt]
     return [
@@ -216,7 +216,7 @@ def blind(models: list[dict[str, Any]], base: Path) -> str:
     return f"{', '.join(named)}: {among}" if named else ""
 
 
-def _fixed(models: list[Model], rows: list[dict[str, Any]], scoring: Scoring, backend: str) -> dict[str, Any]:
+def _fixed(models: list[Model], rows: list[Row], scoring: Scoring, backend: str) -> dict[str, Any]:
     """What a measurement is a measurement of."""
     folders = {model.path: model.name for model in reversed(models)}
     inputs: dict[str, Any] = {}
@@ -234,7 +234,7 @@ def _fixed(models: list[Model], rows: list[dict[str, Any]], scoring: Scoring, ba
     }
 
 
-def _content(path: Path) -> dict[str, Any]:
+def _content(path: Path) -> FileDigest | dict[str, FileDigest]:
     return run_dir.file_digest(path) if path.is_file() else model_digests(path)
 
 
@@ -245,7 +245,7 @@ def _earlier(record: Path, fixed: dict[str, Any]) -> dict[str, Any] | None:
     return earlier if all(earlier.get(key) == value for key, value in fixed.items()) else None
 
 
-def require_rows(rows: list[dict[str, Any]], run: Path) -> None:
+def require_rows(rows: list[Row], run: Path) -> None:
     """Refuses a run that kept no rows from training.
 
     Raises:

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from string import Template
 from typing import Any
 
+from skill_train.run.train_record import TrainRecord
+
 _PROOF = ("weights", "tokens", "chat_template", "logits", "tuned", "answers")  # of the checks, those a reader asks for
 _FACTS = (
     "finetuning_type", "lora_r", "lora_alpha", "lora_dropout", "target_modules", "learning_rate", "lr_scheduler_type",
@@ -46,7 +48,7 @@ class CardFacts:
     data_on_hub: bool
     recipe: dict[str, Any]
     recipe_hash: str
-    training: dict[str, Any]
+    training: TrainRecord
     proof: dict[str, Any] | None
     ggufs: dict[str, int] = field(default_factory=dict)
     evaluation: dict[str, Any] | None = None
@@ -101,9 +103,9 @@ def _about(facts: CardFacts) -> str:
     base = (
         f"`{_word(facts.base)}`" if facts.base_on_hub else f"`{_word(facts.base)}` (a folder, not a model on the Hub)"
     )
-    data = facts.training["data"]
-    notes = "".join(f" Note: {_word(note)}." for note in data.get("notes", []))
-    trained = f"{how} of {base}, fine-tuned on {data['train_rows']} rows of `{_word(facts.data)}` with skill-train."
+    data = facts.training.data
+    notes = "".join(f" Note: {_word(note)}." for note in data.notes)
+    trained = f"{how} of {base}, fine-tuned on {data.train_rows} rows of `{_word(facts.data)}` with skill-train."
     return f"{trained}{notes} {_verdict(facts)}".rstrip()
 
 
@@ -197,9 +199,9 @@ def _cell(check: dict[str, Any]) -> str:
 
 
 def _made(facts: CardFacts) -> str:
-    figures = facts.training["figures"]
+    figures = facts.training.figures
     rows = [(key, facts.recipe[key]) for key in _FACTS if key in facts.recipe]
-    rows += [("first loss", _round(figures.get("first_loss"))), ("last loss", _round(figures.get("last_loss")))]
+    rows += [("first loss", _round(figures.first_loss)), ("last loss", _round(figures.last_loss))]
     table = "\n".join(f"| {key} | {_plain(value)} |" for key, value in rows)
     revision = facts.recipe.get("revision")
     pinned = f" at revision `{_word(revision)}`" if revision else ""

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from skill_train.run.train_record import StepLine
+
 NOT_KNOWN = "not known"
 
 
@@ -79,7 +81,7 @@ class Run:
     name: str
     call: str
     documents: dict[str, dict[str, Any]]
-    metrics: list[dict[str, Any]]
+    metrics: list[StepLine]
     texts: dict[str, str]
     outdated: tuple[str, ...] = ()
 

@@ -30,6 +30,7 @@ from skill_train.model.weight_files import read_folder
 from skill_train.reference.low_memory import frugal_model, is_plain, peak_bytes
 from skill_train.reference.rounded_merge import Rounding, rounding_of
 from skill_train.run import folder as run_dir
+from skill_train.run.train_record import Row
 from skill_train.verify.check import worst
 from skill_train.verify.check_adapter import judge_adapters, of_kind
 from skill_train.verify.questions import Questions, Subject, questions_of
@@ -48,8 +49,8 @@ def verify(
     adapter: Path | None,
     base: Path | None,
     ggufs: list[Path],
-    rows: list[dict[str, Any]],
-    held_out: list[dict[str, Any]],
+    rows: list[Row],
+    held_out: list[Row],
     record: Path,
     tokens: int | None = None,
     unread: tuple[tuple[str, str], ...] = (),
@@ -193,8 +194,8 @@ def _fixed(
     adapter: Path | None,
     base: Path | None,
     ggufs: list[Path],
-    rows: list[dict[str, Any]],
-    held_out: list[dict[str, Any]],
+    rows: list[Row],
+    held_out: list[Row],
     sample: Sample,
     unread: tuple[tuple[str, str], ...],
 ) -> dict[str, Any]:
@@ -218,7 +219,7 @@ def _weights(model: Path) -> int:
     return sum(math.prod(stored.shape) for shard in read_folder(model) for stored in shard.tensors.values())
 
 
-def _digest(rows: list[dict[str, Any]]) -> str:
+def _digest(rows: list[Row]) -> str:
     return hashlib.sha256(json.dumps(rows, sort_keys=True).encode()).hexdigest()
 
 
