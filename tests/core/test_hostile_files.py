@@ -18,6 +18,7 @@ import yaml
 import hostile
 import hostile_records
 import planning
+import step_records
 import whole_records
 from hostile import command, judged
 from hostile_files import LAUGHS, ROOT, _archive, _gguf
@@ -47,6 +48,7 @@ from skill_train.run.folder import RunDir
 from skill_train.run.job_spec import _dependencies
 from skill_train.run.progress import speed
 from skill_train.run.records import read_json
+from skill_train.run.train_record import read_steps
 from skill_train.run.verify_record import Proof
 from skill_train.train import measured_speed as calibration
 
@@ -99,8 +101,8 @@ def test_a_record_that_is_no_json(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "train.json"
     path.write_bytes(content)
     assert refused(read_json, path).code == "bad_json"
-    path.with_suffix(".jsonl").write_bytes(content + b"\n{}\n")
-    assert judged(lambda: records.read_lines(path.with_suffix(".jsonl")), tmp_path) in ("bad_json", "done")
+    path.with_suffix(".jsonl").write_bytes(content + b'\n{"step": 1, "steps": 2}\n')
+    assert judged(lambda: read_steps(path.with_suffix(".jsonl")), tmp_path) in ("bad_json", "done")
 
 
 def test_a_record_of_a_gigabyte_is_not_read(tmp_path: Path) -> None:
@@ -125,7 +127,7 @@ def test_a_line_without_an_end_is_not_read_to_its_end(tmp_path: Path) -> None:
     with open(tmp_path / "metrics.jsonl", "wb") as file:
         file.truncate(10**12)
     with hostile.limits(5):
-        assert refused(records.read_lines, tmp_path / "metrics.jsonl").code == "bad_json"
+        assert refused(read_steps, tmp_path / "metrics.jsonl").code == "bad_json"
 
 
 def test_a_file_of_another_size_than_its_record_says_is_not_read(tmp_path: Path) -> None:
@@ -170,15 +172,19 @@ def test_a_key_that_is_missing_is_named_with_its_file(tmp_path: Path) -> None:
     [
         ("train.json", {"outputs": {"/etc/passwd": {"bytes": 1, "sha256": ""}}}, "outside of the run directory"),
         ("train.json", {"outputs": {"adapter/../../x": {"bytes": 1, "sha256": ""}}}, "outside of the run directory"),
-        ("train.json", {"outputs": {"adapter/x": {"bytes": 1}}}, "no sha256"),
-        ("train.json", {"checks": [{"name": "x", "verdict": "fine"}]}, "'fine', not pass, warn or fail"),
-        ("train.json", {"steps": 10**400}, "a huge number"),
-        ("environment.json", {"versions": {"torch": 1}}, "versions.torch"),
+        ("train.json", {"outputs": {"adapter/x": {"bytes": 1}}}, "missing required field `sha256`"),
+        ("train.json", {"checks": [{"name": "x", "verdict": "fine"}]}, "Invalid enum value 'fine' - at `$.checks[0]"),
+        ("train.json", {"steps": 10**400}, "at `$.steps`"),
+        ("train.json", {"schema": "skill-train/step/2"}, "skill-train/step/2"),
+        ("train.json", {"figures": {"last_loss": float("nan")}}, "at `$.figures.last_loss`"),
+        ("environment.json", {"versions": {"torch": 1}}, "at `$.versions[...]`"),
+        ("merge.json", {"inputs": {"base": {}}}, "missing required field `adapter`"),
+        ("convert.json", {"outputs": {"a": {"bytes": 1, "sha256": "x"}}}, "missing required field `quant`"),
     ],
 )
 def test_a_record_of_another_kind(name: str, change: dict[str, Any], got: str, tmp_path: Path) -> None:
-    write_json(tmp_path / name, json.loads(json.dumps(change)))
-    error = refused(read_json, tmp_path / name)
+    (tmp_path / name).write_text(json.dumps(hostile_records.documents()[name] | change))
+    error = refused(lambda: records.read(tmp_path / name, hostile_records.CLASSES[name]))
     assert error.code == "broken_record" and got in error.got
 
 
@@ -435,7 +441,7 @@ def test_names_in_a_model_card_are_words_of_a_line() -> None:
     facts = CardFacts(
         repo="me/x", parts=("gguf", "adapter"), base=HOSTILE_NAME, base_on_hub=True, licence=None, licence_reason="r",
         data=HOSTILE_NAME, data_on_hub=True, recipe={"revision": HOSTILE_NAME, "target_modules": [HOSTILE_NAME]},
-        recipe_hash="0", training={"data": {"train_rows": 1}, "figures": {}},
+        recipe_hash="0", training=step_records.trained({}, rows=1),
         proof=msgspec.convert(whole_records.proof(checks=[check]), Proof), ggufs={"a b;$(id).gguf": 1},
     )  # fmt: skip
     page = card(facts, template("model_card.md").read_text(encoding="utf-8"))
@@ -455,7 +461,7 @@ def test_the_licence_of_a_base_is_a_word_of_a_line() -> None:
     licence = "mit`\n# <script>alert(1)</script> ![x](http://evil/x.png)"
     facts = CardFacts(
         repo="me/x", parts=("adapter",), base="a/b", base_on_hub=True, licence=licence, licence_reason="r",
-        data="a/c", data_on_hub=True, recipe={}, recipe_hash="0", training={"data": {"train_rows": 1}, "figures": {}},
+        data="a/c", data_on_hub=True, recipe={}, recipe_hash="0", training=step_records.trained({}, rows=1),
         proof=None, ggufs={},
     )  # fmt: skip
     page = card(facts, template("model_card.md").read_text(encoding="utf-8"))

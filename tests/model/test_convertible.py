@@ -283,10 +283,10 @@ def test_plan_export_and_verify_name_the_window_that_is_left_out(tmp_path: Path,
         assert len(warned) == 1, words
         assert "more than 8 tokens" in warned[0]
         assert ("max_length 64" in warned[0]) is (words == planned)
-    proof, _ = verify(
+    proof = verify(
         reference=model, adapter=None, base=None, ggufs=list(made.glob("*.gguf")), rows=[], held_out=[],
         record=tmp_path / "verify.json", tokens=64, progress=lambda *_: None, warn=lambda *_: None,
-    )  # fmt: skip
+    ).record  # fmt: skip
     check = next(check for check in proof.checks if check.name == "window")
     assert (check.verdict, check.threshold) == ("warn", 8)
     assert "more than 8 tokens" in check.detail

@@ -11,13 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 import planning
+import step_records
 import tiny
 import whole_records
 from hub_emulator import Fault, Hub
 from skill_train.publish.files import evaluation_of
+from skill_train.run import records
 from skill_train.run.folder import RunDir
+from skill_train.run.train_record import Answer
 
 pytestmark = pytest.mark.slow
 
@@ -47,8 +51,9 @@ def run(tmp_path: Path) -> Path:
     policy = {"sensitive": False, "hub_model_id": None}
     plan = planning.plan_document(recipe=recipe, policy=policy, recipe_hash="ab" * 32, fingerprints={})
     _write(folder / "plan.json", plan)
-    training = {"outputs": outputs, "data": {"train_rows": 40}, "figures": {"first_loss": 2.5, "last_loss": 0.25}}
-    _write(folder / "train.json", training | {"example": "a row of a customer", "answer": {"prompt": "of a customer"}})
+    training = step_records.trained(outputs, first_loss=2.5, last_loss=0.25)
+    training = replace(training, example="a row of a customer", answer=Answer("of a customer"))
+    records.write(folder / "train.json", training)
     _write_proof(folder, "pass")
     return folder
 
@@ -302,7 +307,10 @@ def test_a_proof_leaves_without_rows(hub: Hub, tmp_path: Path, run: Path) -> Non
         proof["checks"][-1] |= {"threshold": ROW}
     proof |= {"examples": [ROW], "not_checked": [{"name": "tokens", "file": "first-q8_0.gguf", "reason": ROW}]}
     _write(run / "verify.json", proof | {"verdict": "warn", "something_new": ROW})
-    _write(run / "train.json", json.loads((run / "train.json").read_text()) | {"checks": [{"name": "x"} | quoting]})
+    _write(
+        run / "train.json",
+        json.loads((run / "train.json").read_text()) | {"checks": [{"name": "x", "verdict": "warn"} | quoting]},
+    )
     code, answer, _ = _push(hub, tmp_path / "home", run, "--repo", "me/tickets")
     assert (code, answer["data"]["verdict"]) == (0, "warn")
     there = hub.repositories["model", "me/tickets"].at("main")

@@ -15,6 +15,7 @@ from skill_train.report.words import marked, nats, number, placeless, rate, shar
 from skill_train.run.cloud_record import CloudRecord
 from skill_train.run.demo_record import Demo
 from skill_train.run.evaluate_record import Evaluation
+from skill_train.run.train_record import StepLine
 from skill_train.run.verify_record import Proof
 
 ADAPTER = {"bytes": 10, "sha256": "aa"}
@@ -221,12 +222,13 @@ def test_thinning_keeps_the_ends_and_the_extremes() -> None:
 
 
 def test_a_curve_has_a_gap_where_a_value_is_not_known() -> None:
-    metrics = [{"step": 5, "memory_bytes": {"cuda": 7}}, {"step": 6, "memory_bytes": None}, {"step": 7}]
+    used = {5: {"cuda": 7}, 6: None, 7: {"rss": 9}}
+    metrics = [StepLine(step=step, steps=7, memory_bytes=memory) for step, memory in used.items()]
     assert curve(metrics, "memory_bytes", "cuda") == ([5, 6, 7], [7, None, None])
 
 
 def test_the_table_of_steps_has_at_most_two_hundred_and_the_last() -> None:
-    table = steps([{"step": step, "loss": 0.5} for step in range(1, 1001)])
+    table = steps([StepLine(step=step, steps=1000, loss=0.5) for step in range(1, 1001)])
     assert (table["every"], table["steps"], len(table["rows"])) == (5, 1000, 201)
     assert table["rows"][-1] == [1000, "0.5", "", "", "", ""]
     assert steps([]) == {"every": 1, "rows": [], "steps": 0}

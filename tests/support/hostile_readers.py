@@ -15,18 +15,16 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import yaml
 
 import hostile_records
 from hostile import text
 from hostile_files import ADAPTER, MODEL, RECIPE, _entry, _gguf, _plan, _safetensors, _whole_plan
 from hostile_rows import ROWS, _parquet
-from skill_train.cloud.pull import Pull
 from skill_train.core.resources import demo
 from skill_train.data import read_rows as rows
 from skill_train.data import scan as dataset
@@ -51,12 +49,9 @@ from skill_train.program.model_files import check_base, check_model, read_foreig
 from skill_train.program.plan import load_plan
 from skill_train.program.rows import iter_rows
 from skill_train.recipe import fields as recipe
-from skill_train.run import begun, cloud_record, plan_record, records
+from skill_train.run import begun, cloud_record, plan_record, records, train_record
 from skill_train.run import lock as run_lock
-from skill_train.run.demo_record import Demo
-from skill_train.run.evaluate_record import Evaluation
 from skill_train.run.folder import RunDir
-from skill_train.run.verify_record import Proof
 from skill_train.train import local
 from skill_train.train import measured_speed as calibration
 from skill_train.verify import check_header as verify_file
@@ -437,7 +432,11 @@ def _of_recipes() -> list[Reader]:
 
 # --- A run directory, caches ---
 
-_LINES = ("metrics.jsonl", "samples.jsonl", "held_out.jsonl")
+_LINES: dict[str, Callable[[Path], Any]] = {
+    "metrics.jsonl": train_record.read_steps,
+    "samples.jsonl": train_record.read_fed_rows,
+    "held_out.jsonl": train_record.read_rows,
+}
 _TEXTS = ("recipe.yaml", "gguf/Modelfile", "train.log")
 
 
@@ -486,10 +485,12 @@ _CLOUD = ("train.failed.json", "pull.json", "cloud.json", "push.json")
 def _of_records() -> list[Reader]:
     """The readers of records themselves: a thousand a second."""
     names = [name for name in sorted(hostile_records.documents()) if name != "cloud.json"]
-    made = [Reader("a record", name, "json", _cloud_run, partial(_read_record, name=name)) for name in names]
+    made = [
+        Reader("a record", name, "json", _cloud_run, lambda run, name=name: _read_record(run / name)) for name in names
+    ]
     made += [
-        Reader("lines", name, "jsonl", _cloud_run, lambda run, name=name: text(records.read_lines(run / name)))
-        for name in _LINES
+        Reader("lines", name, "jsonl", _cloud_run, lambda run, name=name, read=read: read(run / name))
+        for name, read in _LINES.items()
     ]
     calls: dict[str, Call] = {
         "the record of the jobs": lambda run: cloud_record.read(RunDir(run)),
@@ -505,18 +506,13 @@ def _of_records() -> list[Reader]:
     return made
 
 
-_CLASSES: dict[str, type[msgspec.Struct]] = {
-    "verify.json": Proof,
-    "evaluate.json": Evaluation,
-    "demo.json": Demo,
-    "pull.json": Pull,
-}
-
-
-def _read_record(run: Path, name: str) -> bytes:
-    """As its own class, where it has one."""
-    kind = _CLASSES.get(name)
-    return text(records.read_json(run / name) if kind is None else msgspec.to_builtins(records.read(run / name, kind)))
+def _read_record(path: Path) -> None:
+    """Read, and written again."""
+    kind = hostile_records.CLASSES.get(path.name)
+    if kind is None:
+        text(records.read_json(path))
+    else:
+        records.write(path.with_name("again.json"), records.read(path, kind))
 
 
 def _begun(run: Path) -> None:

@@ -14,13 +14,26 @@ import msgspec
 import cloud_runs
 from hostile import command, cut, file_bytes, text
 from hostile_files import ADAPTER, Target, _entry, _safetensors, in_folder
+from skill_train.cloud.pull import Pull
 from skill_train.llama import get_converter as toolchain
+from skill_train.run.demo_record import Demo
+from skill_train.run.evaluate_record import Evaluation
+from skill_train.run.export_record import ExportRecord
+from skill_train.run.merge_record import MergeRecord
+from skill_train.run.train_record import Environment, TrainFailure, TrainRecord
+from skill_train.run.verify_record import Proof
 
 RUNS = Path(__file__).resolve().parent / "data" / "runs"
 _METRIC = {"step": 1, "steps": 9, "loss": 2.5, "learning_rate": 1e-4, "seconds": 2.0, "tokens": 9, "trained_tokens": 3,
            "grad_norm": 1.0, "tokens_per_second": 100.0, "memory_bytes": {"rss": 10**9}}  # fmt: skip
 _SAMPLE = {"row": 1, "kind": "chat", "rendered": "x", "input_ids": [1, 2], "labels": [-100, 2],
-           "messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}  # fmt: skip
+           "messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}], "line": 2,
+           "truncated": False, "full_length": 2}  # fmt: skip
+CLASSES: dict[str, type[Any]] = {
+    "train.json": TrainRecord, "train.failed.json": TrainFailure, "environment.json": Environment,
+    "merge.json": MergeRecord, "convert.json": ExportRecord, "quantize.json": ExportRecord,
+    "verify.json": Proof, "evaluate.json": Evaluation, "demo.json": Demo, "pull.json": Pull,
+}  # fmt: skip
 
 
 @cache

@@ -40,7 +40,7 @@ def export(kind: str, work: Path, **options: Any) -> tuple[Path, Path, Path]:
     """Base, adapter and the adapter's GGUF file."""
     base = tiny.cached(kind)
     adapter = tiny.adapter(base, work / "adapter", **{"size": 0.1} | options)
-    record = export_lora(
+    exported = export_lora(
         base=base,
         adapter=adapter,
         out=work / "gguf",
@@ -51,7 +51,7 @@ def export(kind: str, work: Path, **options: Any) -> tuple[Path, Path, Path]:
         progress=lambda *_: None,
         warn=lambda *_: None,
     )
-    return base, adapter, work / next(iter(record["outputs"]))
+    return base, adapter, work / next(iter(exported.record.outputs))
 
 
 def proof(file: Path, base: Path, adapter: Path | None, **changes: Any) -> Proof:
@@ -65,7 +65,7 @@ def proof(file: Path, base: Path, adapter: Path | None, **changes: Any) -> Proof
         "record": file.parent.parent / "verify.json",
         "tokens": 128,
     }
-    return verify(**arguments | changes, progress=lambda *_: None, warn=lambda *_: None)[0]
+    return verify(**arguments | changes, progress=lambda *_: None, warn=lambda *_: None).record
 
 
 def verdicts(record: Proof) -> dict[str, str]:

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 
 def found(family: str, files: list[Path], record: Path) -> dict[tuple[str, str], Check]:
     """Checks of `verify` by file and name."""
-    made, _ = verify(
+    made = verify(
         reference=tiny_families.folder(family),
         adapter=None,
         base=None,
@@ -28,7 +28,7 @@ def found(family: str, files: list[Path], record: Path) -> dict[tuple[str, str],
         record=record,
         progress=lambda *_: None,
         warn=lambda *_: None,
-    )
+    ).record
     return {(check.file, check.name): check for check in made.checks}
 
 

@@ -38,7 +38,7 @@ def missed(family: str, work: Path, only: tuple[str, ...] | None = None) -> dict
     assert only is None or set(faults) == set(only)
     files = [Path(shutil.copy(good.path, work / "good.gguf"))]
     files += [one.plant(good, work / f"{number}.gguf") for number, one in enumerate(faults.values())]
-    record, _ = verify(
+    record = verify(
         reference=reference,
         adapter=None,
         base=None,
@@ -49,7 +49,7 @@ def missed(family: str, work: Path, only: tuple[str, ...] | None = None) -> dict
         tokens=64,
         progress=lambda *_: None,
         warn=lambda *_: None,
-    )
+    ).record
     failed: dict[str, set[str]] = {file.name: set() for file in files}
     for check in record.checks:
         if check.verdict == "fail":

@@ -31,10 +31,10 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         base = tiny.cached("llama-spm", dtype="bfloat16")
     adapter, rows = merging.adapter(base, work / "adapter", size=0.004, seed=2), verify_rows.chats(base, 6)
     settings: dict[str, Any] = {"dtype": None, "threshold": None, "progress": lambda *_: None, "warn": lambda *_: None}
-    record = merge(base=base, adapter=adapter, out=work / "merged", record=work / "merge.json", rows=rows, **settings)
+    merged = merge(base=base, adapter=adapter, out=work / "merged", record=work / "merge.json", rows=rows, **settings)
     (work / "gguf").mkdir()
     gguf_maker.export(work / "merged", work / "gguf")
-    return {"base": base, "adapter": adapter, "rows": rows, "work": work, "merge": record}
+    return {"base": base, "adapter": adapter, "rows": rows, "work": work, "merge": merged.record}
 
 
 def test_a_correct_file_of_a_mixture_merged_in_fp32_passes(tmp_path: Path) -> None:
@@ -62,7 +62,7 @@ def test_a_correct_file_of_a_mixture_merged_in_fp32_passes(tmp_path: Path) -> No
 
 def checks(made: dict[str, Any], file: Path | None = None, tokens: int = 256) -> dict[str, Check]:
     work = made["work"]
-    record, _ = verify(
+    record = verify(
         reference=made["base"],
         adapter=made["adapter"],
         base=made["base"],
@@ -73,7 +73,7 @@ def checks(made: dict[str, Any], file: Path | None = None, tokens: int = 256) ->
         tokens=tokens,
         progress=lambda *_: None,
         warn=lambda *_: None,
-    )
+    ).record
     return {check.name: check for check in record.checks}
 
 

@@ -14,6 +14,7 @@ import gguf_maker
 import tiny
 import verify_rows
 from skill_train.core.errors import UsageError
+from skill_train.run.folder import StepResult
 from skill_train.run.verify_record import Check, Proof
 from skill_train.verify.step import verify
 
@@ -39,11 +40,10 @@ CHECKS = {
 
 
 def proof(made: gguf_maker.Export, record: Path, **changes: Any) -> Proof:
-    return proven(made, record, **changes)[0]
+    return proven(made, record, **changes).record
 
 
-def proven(made: gguf_maker.Export, record: Path, **changes: Any) -> tuple[Proof, bool]:
-    """And whether it was there."""
+def proven(made: gguf_maker.Export, record: Path, **changes: Any) -> StepResult[Proof]:
     arguments: dict[str, Any] = {
         "reference": made.base,
         "adapter": made.adapter,
@@ -113,11 +113,11 @@ def test_the_same_question_is_answered_from_the_record(tmp_path: Path) -> None:
     file = tmp_path / "model-f16.gguf"
     shutil.copy(made.file("f16"), file)
     first = proof(made, record, ggufs=[file], tokens=64)
-    assert proven(made, record, ggufs=[file], tokens=64) == (first, True)
+    assert proven(made, record, ggufs=[file], tokens=64) == StepResult(first, reused=True)
     file.write_bytes(file.read_bytes()[:-100])
-    again, reused = proven(made, record, ggufs=[file], tokens=64)
-    assert not reused
-    assert [check.name for check in complaints(again)] == ["file"]
+    again = proven(made, record, ggufs=[file], tokens=64)
+    assert not again.reused
+    assert [check.name for check in complaints(again.record)] == ["file"]
 
 
 def test_a_proof_in_the_folder_of_its_reference_is_found_again(tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_a_proof_in_the_folder_of_its_reference_is_found_again(tmp_path: Path) -
     given: dict[str, Any] = {"reference": model, "adapter": None, "base": None, "ggufs": [file], "tokens": 64}
     first = proof(made, model / "verify.json", **given)
     assert set(first.inputs.reference) == {path.name for path in made.merged.iterdir()}
-    assert proven(made, model / "verify.json", **given) == (first, True)
+    assert proven(made, model / "verify.json", **given) == StepResult(first, reused=True)
 
 
 def test_an_adapter_without_effect_is_a_warning(tmp_path: Path) -> None:

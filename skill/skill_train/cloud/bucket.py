@@ -177,8 +177,8 @@ def _digests(value: Any) -> dict[str, FileDigest] | None:
     """The digests of a marker; None for a torn one, or one of another kind."""
     if not isinstance(value, dict):
         return None
-    whole = {
-        name: FileDigest(bytes=d["bytes"], sha256=d["sha256"])
+    whole: dict[str, FileDigest] = {
+        name: {"bytes": d["bytes"], "sha256": d["sha256"]}
         for name, d in value.items()
         if isinstance(d, dict)
         and isinstance(d.get("bytes"), int)

@@ -13,7 +13,6 @@ import shutil
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 import msgspec
 
@@ -23,10 +22,11 @@ from skill_train.core.console import Bar
 from skill_train.core.digests import FileDigest, file_digest
 from skill_train.core.errors import UsageError, VerificationFailed
 from skill_train.hub import jobs
-from skill_train.run import records
+from skill_train.run import records, train_record
 from skill_train.run.folder import RunDir, require_space
 from skill_train.run.lock import locked
-from skill_train.run.records import FileName, StepSchema, Whole, read_json
+from skill_train.run.records import FileName, StepSchema, Whole
+from skill_train.run.train_record import TrainRecord
 
 _PART = ".pull.part"  # files on their way; of the next pull too
 _TRIES = 2
@@ -83,14 +83,10 @@ def from_bucket(run: RunDir, kept: Kept, *, progress: Bar, say: Say) -> tuple[Pu
         return _written(run, inputs, outputs), [file.name for file in todo]
 
 
-def in_repository(trained: dict[str, Any]) -> dict[str, str]:
+def in_repository(trained: TrainRecord) -> dict[str, str]:
     """Where a job pushes the files of its result, by their names in the run directory: those of its one folder lie
-    beside its records.
-
-    Args:
-        trained: `train.json`.
-    """
-    names = [name for name in trained.get("outputs", {}) if belongs(name)]
+    beside its records."""
+    names = [name for name in trained.outputs if belongs(name)]
     pushed = {name: PurePosixPath(*PurePosixPath(name).parts[1:]).as_posix() for name in names}
     return pushed | {name: name for name in ("environment.json", "train.json")}
 
@@ -105,8 +101,8 @@ def from_repository(run: RunDir, repository: str, folder: Path, commit: str | No
     """
     if not (folder / "train.json").is_file():
         raise nothing_kept(run.path, f"{repository} has no train.json")
-    trained = read_json(folder / "train.json")
-    promised: dict[str, FileDigest] = trained.get("outputs", {})
+    trained = train_record.read(folder / "train.json")
+    promised = trained.outputs
     with locked(run, "pull"):
         earlier = _earlier(run)
         sources = {name: folder / place for name, place in in_repository(trained).items()}

@@ -24,12 +24,14 @@ from skill_train.evaluate.backends import Model
 from skill_train.evaluate.figures import figures
 from skill_train.evaluate.scores import Scoring
 from skill_train.evaluate.step import ROOM, measure, questions, spread
-from skill_train.reference.load import load_tokenizer, read_rows
+from skill_train.reference.load import load_tokenizer
 from skill_train.run import demo_record, records, verify_record
 from skill_train.run.demo_record import Demo, DemoFigures, Stage
 from skill_train.run.evaluate_record import ModelFigures
 from skill_train.run.folder import RunDir
+from skill_train.run.merge_record import MergeRecord
 from skill_train.run.records import Verdict
+from skill_train.run.train_record import TrainRecord, read_rows
 from skill_train.run.verify_record import Proof
 from skill_train.verify.check import worst
 
@@ -47,8 +49,8 @@ class DemoOptions:
 class _Chain:
     """What the steps say of the run; `exported` lists its GGUF files."""
 
-    trained: dict[str, Any]
-    merged: dict[str, Any]
+    trained: TrainRecord
+    merged: MergeRecord
     exported: list[dict[str, Any]]
     proof: Proof
 
@@ -80,8 +82,8 @@ def _chain(console: Console, run: RunDir) -> _Chain:
     with console.progress("finding the converter") as progress:
         tools = get_converter.find_or_fetch(progress=progress)
     plan = local.plan_of(console, resources.demo() / "recipe.yaml")
-    trained = local.train_run(console, run, plan, resume=True)
-    merged = merge_run(console, run)
+    trained = local.train_run(console, run, plan, resume=True).record
+    merged = merge_run(console, run).record
     exported = export_gguf.export_run(console, run, QUANTS, tools).data["files"]
     verify.verify_run(console, run, 2048)
     return _Chain(trained, merged, exported, verify_record.read(run.record("verify")))
@@ -99,13 +101,13 @@ def _recorded(run: RunDir) -> list[Stage] | None:
 
 def _table(console: Console, run: RunDir, chain: _Chain) -> list[Stage]:
     base = base_of(run)
-    evaluation, _ = evaluate.evaluate_run(evaluate.EvaluateOptions(run.path), console, Scoring())
+    evaluation = evaluate.evaluate_run(evaluate.EvaluateOptions(run.path), console, Scoring()).record
     found = {one.name: one for one in evaluation.models}
-    gate = chain.merged["gate"]
+    gate = chain.merged.gate
     stages = [
         _row("base", _bytes(base), found["base"], None, None),
-        _row("adapter", _bytes(run.adapter), _adapter(console, run, base), None, chain.trained["verdict"]),
-        _row("merged", _bytes(run.merged), found["tuned"], gate["figures"]["mean_kl"], gate["verdict"]),
+        _row("adapter", _bytes(run.adapter), _adapter(console, run, base), None, chain.trained.verdict),
+        _row("merged", _bytes(run.merged), found["tuned"], gate["figures"].get("mean_kl"), gate["verdict"]),
     ]
     for file in chain.exported:
         name = Path(file["path"]).name

@@ -20,14 +20,13 @@ from skill_train.core.digests import digests
 from skill_train.core.errors import UsageError
 from skill_train.evaluate.backends import Model
 from skill_train.evaluate.scores import Scoring, scoring_of
-from skill_train.reference.load import read_rows
-from skill_train.run import plan_record
+from skill_train.run import merge_record, plan_record
 from skill_train.run.begun import trained
 from skill_train.run.evaluate_record import AnsweredRow, Evaluation
-from skill_train.run.folder import RunDir, open_run
+from skill_train.run.folder import RunDir, StepResult, open_run
 from skill_train.run.lock import locked
 from skill_train.run.plan_record import Plan
-from skill_train.run.records import read_json
+from skill_train.run.train_record import read_rows
 
 ROWS = 100
 _SHOWN, _SHOWN_CHARACTERS = 2, 800  # rows side by side in the answer, and characters of one; the record has all
@@ -49,8 +48,8 @@ def run(options: EvaluateOptions, console: Console) -> Result:
     opened = open_run(options.run)
     plan = plan_record.read(opened.plan)
     scoring = scoring_of(plan.policy, options.score, options.pattern, options.scorer)
-    evaluation, reused = evaluate_run(options, console, scoring)
-    data = _data(opened, evaluation, reused=reused)
+    result = evaluate_run(options, console, scoring)
+    evaluation, data = result.record, _data(opened, result)
     quiet = next((f"{one.loss:.4g}" for one in evaluation.models if one.name == "tuned" and one.loss), "")
     return Result(
         data,
@@ -69,8 +68,8 @@ def _next(opened: RunDir, run: Path, plan: Plan) -> list[str]:
     return [f"skill-train {word} {quoted(run)}" for word in steps] + pushed
 
 
-def evaluate_run(options: EvaluateOptions, console: Console, scoring: Scoring) -> tuple[Evaluation, bool]:
-    """The evaluation of a run, and whether it was measured earlier."""
+def evaluate_run(options: EvaluateOptions, console: Console, scoring: Scoring) -> StepResult[Evaluation]:
+    """The evaluation of a run, measured now or earlier."""
     run = RunDir(options.run)
     with locked(run, "evaluate"):
         return _evaluate_locked(options, console, run, scoring)
@@ -78,13 +77,13 @@ def evaluate_run(options: EvaluateOptions, console: Console, scoring: Scoring) -
 
 def _evaluate_locked(
     options: EvaluateOptions, console: Console, run: RunDir, scoring: Scoring
-) -> tuple[Evaluation, bool]:
+) -> StepResult[Evaluation]:
     from skill_train.evaluate import step
 
-    trained(run)
+    training = trained(run)
     rows = read_rows(run.held_out)
     step.require_rows(rows, run.path)
-    warn_of_seen(console, read_json(run.record("train")).get("data") or {})
+    warn_of_seen(console, training.data)
     base, recipe = base_of(run), plan_record.read(run.plan).recipe
     tuned = tuned_of(run, base)
     if tuned.adapter is not None and run.merged.is_dir():
@@ -94,7 +93,7 @@ def _evaluate_locked(
             "verify tells whether the GGUF files are",
         )
     with console.progress("evaluating") as progress:
-        evaluation, reused = step.evaluate(
+        result = step.evaluate(
             models=[Model("base", base), tuned, *_files(list(options.gguf) or run.ggufs)],
             rows=rows,
             loss_on=recipe.loss_on,
@@ -106,9 +105,9 @@ def _evaluate_locked(
             progress=progress,
             warn=console.warn,
         )
-    if warning := step.blind(evaluation.models, base):
+    if warning := step.blind(result.record.models, base):
         console.warn("blind", warning)
-    return evaluation, reused
+    return result
 
 
 def tuned_of(run: RunDir, base: Path) -> Model:
@@ -123,7 +122,7 @@ def tuned_of(run: RunDir, base: Path) -> Model:
 def _is_merged(run: RunDir) -> bool:
     """The adapter is the one that the record of the merge names: another may have been trained in the folder since."""
     record = run.record("merge")
-    read = read_json(record)["inputs"]["adapter"] if record.is_file() else {}
+    read = merge_record.read(record).inputs.adapter if record.is_file() else {}
     files = [run.adapter / name for name in read]
     return bool(read) and all(file.is_file() for file in files) and digests(run.adapter, files) == read
 
@@ -144,8 +143,9 @@ def _files(paths: list[Path]) -> list[Model]:
     return models
 
 
-def _data(run: RunDir, evaluation: Evaluation, *, reused: bool) -> dict[str, Any]:
+def _data(run: RunDir, result: StepResult[Evaluation]) -> dict[str, Any]:
     """The record in at most 8 KB: figures to six digits, and a few answers side by side."""
+    evaluation = result.record
     dropped = ("why", "asked_rows", *(("score", "scored_rows") if evaluation.score is None else ()))
     return {
         "run_dir": str(run.path),
@@ -157,7 +157,7 @@ def _data(run: RunDir, evaluation: Evaluation, *, reused: bool) -> dict[str, Any
         "differences": [_short(one) for one in evaluation.differences],
         "answers": [_shown(one) for one in _telling(evaluation.answers)],
         "record": str(run.record("evaluate")),
-        "reused": reused,
+        "reused": result.reused,
     }
 
 

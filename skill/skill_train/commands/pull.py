@@ -20,9 +20,9 @@ from skill_train.commands._shell import quoted
 from skill_train.commands._smoke import smoke_failure
 from skill_train.core.console import Console, Result
 from skill_train.core.errors import AccessError, VerificationFailed
+from skill_train.run import train_record
 from skill_train.run.begun import trained
 from skill_train.run.folder import RunDir
-from skill_train.run.records import read_json
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def run(options: PullOptions, console: Console) -> Result:
         "run_dir": str(here.path),
         "state": source.state,
         "trained": done,
-        "verdict": training.get("verdict") if done else None,
+        "verdict": training.verdict if done else None,
         "checkpoint": source.checkpoint,
         "from": source.bucket or source.repository,
         "fetched": len(fetched),
@@ -106,7 +106,7 @@ def _from_repository(cloud: CloudRun, here: RunDir) -> tuple[Pull, list[str]]:
     from skill_train.hub import models
 
     repository = cloud.record.hub_model_id
-    pushed = pull.in_repository(read_json(models.model_file(repository, "train.json")))
+    pushed = pull.in_repository(train_record.read(models.model_file(repository, "train.json")))
     folder, commit = models.model_folder(repository, None, files=tuple(pushed.values()))
     return pull.from_repository(here, repository, folder, commit)
 

@@ -32,12 +32,11 @@ from skill_train.publish.files import (
 from skill_train.publish.model_card import CardFacts, card
 from skill_train.publish.push_record import Push, PushedFile, PushInputs, PushTarget
 from skill_train.recipe.resolved import ResolvedRecipe
-from skill_train.run import plan_record, records
+from skill_train.run import plan_record, records, train_record
 from skill_train.run.begun import trained
 from skill_train.run.evaluate_record import Evaluation
 from skill_train.run.folder import RunDir, open_run
 from skill_train.run.plan_record import Plan
-from skill_train.run.records import read_json
 from skill_train.run.verify_record import Proof
 
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -195,7 +194,7 @@ def _card(push: _Push) -> PushFile:
         data_on_hub=not local_data,
         recipe=recipe.as_dict(),
         recipe_hash=push.plan.recipe_hash,
-        training=read_json(push.run.record("train")),
+        training=train_record.read(push.run.record("train")),
         proof=push.proof,
         evaluation=push.evaluation,
         private=push.private,

@@ -67,7 +67,7 @@ def verify_run(console: Console, run: RunDir, tokens: int | None, out: Path | No
 
 
 def _verify_locked(console: Console, run: RunDir, tokens: int | None, out: Path | None) -> Result:
-    from skill_train.reference.load import read_rows
+    from skill_train.run.train_record import read_rows
 
     trained(run)
     if not run.exported:
@@ -105,7 +105,8 @@ def _verify(console: Console, *, following: list[str], **arguments: Any) -> Resu
         hint = f"--out {quoted(file / 'verify.json')}"
         raise UsageError(f"{file} is a folder", code="bad_out", expected="a file for the proof", hint=hint)
     with console.progress("verifying") as progress:
-        proof, reused = verify(**arguments, progress=progress, warn=console.warn)
+        result = verify(**arguments, progress=progress, warn=console.warn)
+    proof = result.record
     order = {"fail": 0, "warn": 1, "pass": 2}
     checks = sorted(proof.checks, key=lambda check: order[check.verdict])
     data = {
@@ -114,7 +115,7 @@ def _verify(console: Console, *, following: list[str], **arguments: Any) -> Resu
         "not_checked": msgspec.to_builtins(proof.not_checked),
         "samples": proof.samples,
         "proof": str(file),
-        "reused": reused,
+        "reused": result.reused,
     }
     failed = [check for check in checks if check.verdict == "fail"]
     for check in checks:

@@ -35,7 +35,8 @@ from skill_train.run.evaluate_record import (
     ModelFigures,
     ModelInputs,
 )
-from skill_train.run.folder import require_writable, versions
+from skill_train.run.folder import StepResult, require_writable, versions
+from skill_train.run.train_record import Row
 
 Warn = Callable[[str, str], None]
 ROOM = 8  # tokens that an answer may be longer than the expected one
@@ -55,7 +56,7 @@ class _Scope:
 def evaluate(
     *,
     models: list[Model],
-    rows: list[dict[str, Any]],
+    rows: list[Row],
     loss_on: str,
     most_rows: int,
     tokenizer_of: Path,
@@ -64,8 +65,8 @@ def evaluate(
     record: Path,
     progress: Bar,
     warn: Warn,
-) -> tuple[Evaluation, bool]:
-    """The measurement, as written to `record`, and whether one of the same inputs, options and versions was there.
+) -> StepResult[Evaluation]:
+    """The measurement, as written to `record`. One of the same inputs, options and versions stays.
 
     Args:
         models: the base first when there is one, then the tuned model, then files made of it; names differ.
@@ -86,7 +87,7 @@ def evaluate(
     _warn(asked, loss_on, warn)
     scope = _scope(models, rows, scoring, backend)
     if (earlier := _earlier(record, scope)) is not None:
-        return earlier, True
+        return StepResult(earlier, reused=True)
     _require_able(models, backend, record)
     tokenizer = load_tokenizer(tokenizer_of)
     _try_scorer(scoring, asked, tokenizer)
@@ -110,7 +111,7 @@ def evaluate(
         finished_at=records.timestamp(),
     )
     records.write(record, evaluation)
-    return evaluation, False
+    return StepResult(evaluation)
 
 
 def _require_able(models: list[Model], backend: str, record: Path) -> None:
@@ -131,7 +132,7 @@ def measure(
     return Measured(model, why, replies, [exact(one) for one in texts], own, [one.answer for one in texts])
 
 
-def questions(rows: list[dict[str, Any]], *, loss_on: str, room: int, context: int | None) -> list[Question]:
+def questions(rows: list[Row], *, loss_on: str, room: int, context: int | None) -> list[Question]:
     """Rows as questions. A row of plain text, or one that was cut, has a loss and no answer to ask for.
 
     Args:
@@ -141,12 +142,12 @@ def questions(rows: list[dict[str, Any]], *, loss_on: str, room: int, context: i
     return [_question(row, loss_on, room, context) for row in rows]
 
 
-def spread(rows: list[dict[str, Any]], most: int) -> list[dict[str, Any]]:
+def spread(rows: list[Row], most: int) -> list[Row]:
     """At most `most` rows, evenly over the list: the first ones may all be of one kind."""
     return rows if len(rows) <= most else [rows[i * len(rows) // most] for i in range(most)]
 
 
-def _question(row: dict[str, Any], loss_on: str, room: int, context: int | None) -> Question:
+def _question(row: Row, loss_on: str, room: int, context: int | None) -> Question:
     ids, labels = row["input_ids"], row["labels"]
     trained = [at for at, label in enumerate(labels) if label != IGNORED and at > 0]
     if row["kind"] == "text" or loss_on == "all" or row["truncated"]:
@@ -209,9 +210,7 @@ def _part(progress: Bar, number: int, models: list[Model]) -> Bar:
     return lambda done, total, text: progress(number + done / total, len(models), text)
 
 
-def _answers(
-    rows: list[dict[str, Any]], asked: list[Question], measured: list[Measured], tokenizer: Any
-) -> list[AnsweredRow]:
+def _answers(rows: list[Row], asked: list[Question], measured: list[Measured], tokenizer: Any) -> list[AnsweredRow]:
     """For every row that asked."""
     able = [(row["line"], question) for row, question in zip(rows, asked, strict=True) if question.prompt]
     return [
@@ -243,12 +242,12 @@ def blind(models: list[ModelFigures], base: Path) -> str:
     return f"{', '.join(named)}: {among}" if named else ""
 
 
-def _scope(models: list[Model], rows: list[dict[str, Any]], scoring: Scoring, backend: str) -> _Scope:
+def _scope(models: list[Model], rows: list[Row], scoring: Scoring, backend: str) -> _Scope:
     options = EvaluationOptions(score=scoring.name, pattern=scoring.pattern, backend=backend)
     return _Scope(_inputs(models, rows, scoring), options, versions(*_VERSIONS))
 
 
-def _inputs(models: list[Model], rows: list[dict[str, Any]], scoring: Scoring) -> EvaluationInputs:
+def _inputs(models: list[Model], rows: list[Row], scoring: Scoring) -> EvaluationInputs:
     folders = {model.path: model.name for model in reversed(models)}
     read: dict[str, ModelInputs] = {}
     for model in models:
@@ -275,7 +274,7 @@ def _earlier(record: Path, scope: _Scope) -> Evaluation | None:
     return earlier if same else None
 
 
-def require_rows(rows: list[dict[str, Any]], run: Path) -> None:
+def require_rows(rows: list[Row], run: Path) -> None:
     """Refuses a run that kept no rows from training.
 
     Raises:

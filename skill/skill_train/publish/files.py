@@ -17,7 +17,7 @@ from skill_train.core.secret_scan import secret_in
 from skill_train.hub.upload import PushFile
 from skill_train.publish.records import published, without_paths
 from skill_train.recipe.fields import to_yaml
-from skill_train.run import cloud_record, evaluate_record, plan_record, verify_record
+from skill_train.run import cloud_record, evaluate_record, plan_record, train_record, verify_record
 from skill_train.run.evaluate_record import Evaluation, ModelInputs
 from skill_train.run.folder import RunDir, is_file_of
 from skill_train.run.records import read_json
@@ -75,7 +75,8 @@ def records_of(run: RunDir, proof: Proof | None, evaluation: Evaluation | None) 
     only what is of those that are pushed."""
     recipe = to_yaml(without_paths(plan_record.read(run.plan).recipe.as_dict()))
     found = [PushFile(f"{_RECORDS}/recipe.yaml", None, recipe.encode("utf-8", "replace"), "paths as names")]
-    known = {"train": read_json(run.record("train")), "verify": proof, "evaluate": evaluation}
+    training = msgspec.to_builtins(train_record.read(run.record("train")))
+    known = {"train": training, "verify": proof, "evaluate": evaluation}
     for step, record in known.items():
         if record is not None:
             content = _json(published(step, msgspec.to_builtins(record)))

@@ -14,6 +14,7 @@ from typing import Any
 
 from skill_train.publish.records import TOLD
 from skill_train.run.evaluate_record import Difference, Evaluation, ModelFigures
+from skill_train.run.train_record import TrainRecord
 from skill_train.run.verify_record import Check, Proof
 
 _PROOF = ("weights", "tokens", "chat_template", "logits", "tuned", "answers")  # of the checks, those a reader asks for
@@ -51,7 +52,7 @@ class CardFacts:
     data_on_hub: bool
     recipe: dict[str, Any]
     recipe_hash: str
-    training: dict[str, Any]
+    training: TrainRecord
     proof: Proof | None
     ggufs: dict[str, int] = field(default_factory=dict)
     evaluation: Evaluation | None = None
@@ -106,9 +107,9 @@ def _about(facts: CardFacts) -> str:
     base = (
         f"`{_word(facts.base)}`" if facts.base_on_hub else f"`{_word(facts.base)}` (a folder, not a model on the Hub)"
     )
-    data = facts.training["data"]
-    notes = "".join(f" Note: {_word(note)}." for note in data.get("notes", []))
-    trained = f"{how} of {base}, fine-tuned on {data['train_rows']} rows of `{_word(facts.data)}` with skill-train."
+    data = facts.training.data
+    notes = "".join(f" Note: {_word(note)}." for note in data.notes)
+    trained = f"{how} of {base}, fine-tuned on {data.train_rows} rows of `{_word(facts.data)}` with skill-train."
     return f"{trained}{notes} {_verdict(facts)}".rstrip()
 
 
@@ -204,9 +205,9 @@ def _number(value: Any) -> Any:
 
 
 def _made(facts: CardFacts) -> str:
-    figures = facts.training["figures"]
+    figures = facts.training.figures
     rows = [(key, facts.recipe[key]) for key in _FACTS if key in facts.recipe]
-    rows += [("first loss", _round(figures.get("first_loss"))), ("last loss", _round(figures.get("last_loss")))]
+    rows += [("first loss", _round(figures.first_loss)), ("last loss", _round(figures.last_loss))]
     table = "\n".join(f"| {key} | {_plain(value)} |" for key, value in rows)
     revision = facts.recipe.get("revision")
     pinned = f" at revision `{_word(revision)}`" if revision else ""

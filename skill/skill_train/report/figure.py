@@ -16,6 +16,7 @@ import msgspec
 from skill_train.run.cloud_record import CloudRecord
 from skill_train.run.demo_record import Demo
 from skill_train.run.evaluate_record import Evaluation
+from skill_train.run.train_record import StepLine
 from skill_train.run.verify_record import Proof
 
 NOT_KNOWN = "not known"
@@ -86,7 +87,7 @@ class Run:
     name: str
     call: str
     documents: dict[str, dict[str, Any]]
-    metrics: list[dict[str, Any]]
+    metrics: list[StepLine]
     texts: dict[str, str]
     proof: Proof | None = None
     evaluation: Evaluation | None = None

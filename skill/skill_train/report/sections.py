@@ -9,6 +9,8 @@ from skill_train.report.artifacts import cloud, files, missing, proof, reproduce
 from skill_train.report.figure import Figure, Record, Run, differ
 from skill_train.report.quality import answers, measured, quality
 from skill_train.report.words import marked, number, rate, share, size
+from skill_train.run.records import Number
+from skill_train.run.train_record import StepLine
 from skill_train.run.verify_record import Proof
 
 MOST_POINTS = 600  # of one curve: about one a pixel
@@ -241,16 +243,15 @@ def differences(runs: list[Run]) -> list[dict[str, Any]]:
     return found
 
 
-def curve(metrics: list[dict[str, Any]], *keys: str) -> tuple[list[int], list[float | None]]:
-    """Steps and values of one curve, thinned; None where a line has no such value."""
-    values = []
-    for line in metrics:
-        value: Any = line
-        for key in keys:
-            value = value.get(key) if isinstance(value, dict) else None
-        values.append(value)
+def curve(metrics: list[StepLine], name: str, kind: str = "") -> tuple[list[int], list[float | None]]:
+    """Steps and values of one curve, thinned; None where a line has no such value.
+
+    Args:
+        kind: of the memory.
+    """
+    values = [(line.memory_bytes or {}).get(kind) if kind else getattr(line, name) for line in metrics]
     kept = thinned(values)
-    return [metrics[i]["step"] for i in kept], [values[i] for i in kept]
+    return [metrics[i].step for i in kept], [values[i] for i in kept]
 
 
 def thinned(values: list[float | None], most: int = MOST_POINTS) -> list[int]:
@@ -266,20 +267,19 @@ def thinned(values: list[float | None], most: int = MOST_POINTS) -> list[int]:
     return sorted(kept)
 
 
-def steps(metrics: list[dict[str, Any]]) -> dict[str, Any]:
+def steps(metrics: list[StepLine]) -> dict[str, Any]:
     """The figures behind the curves: every step, or every so many and the last."""
     every = -(-len(metrics) // MOST_ROWS) or 1
     lines = [line for i, line in enumerate(metrics) if i % every == 0 or i == len(metrics) - 1]
     keys = ("loss", "grad_norm", "learning_rate", "tokens_per_second")
     rows = [
-        [line["step"], *(_cell(line.get(key)) for key in keys), _cell(_most(line.get("memory_bytes")))]
-        for line in lines
+        [line.step, *(_cell(getattr(line, key)) for key in keys), _cell(_most(line.memory_bytes))] for line in lines
     ]
     return {"every": every, "rows": rows, "steps": len(metrics)}
 
 
-def _most(memory: Any) -> float | None:
-    return max(memory.values()) if memory else None
+def _most(memory: dict[str, Number | None] | None) -> Number | None:
+    return max((used for used in (memory or {}).values() if used is not None), default=None)
 
 
 def _cell(value: float | None) -> str:

@@ -9,6 +9,7 @@ from skill_train.core.worker import run_worker
 from skill_train.llama.gguf_header import GgufFile
 from skill_train.program.encode import endless_template, limited
 from skill_train.run.records import Verdict
+from skill_train.run.train_record import Row
 from skill_train.run.verify_record import Check, NotChecked
 
 _SECONDS = 20
@@ -31,7 +32,7 @@ CONVERSATIONS: tuple[dict[str, Any], ...] = tuple(
 )
 
 
-def row_conversations(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def row_conversations(rows: list[Row]) -> list[dict[str, Any]]:
     """The rows that are conversations, complete as they were trained."""
     return [
         {"messages": row["messages"], "tools": row.get("tools"), "add_generation_prompt": False}

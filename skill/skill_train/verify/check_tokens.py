@@ -5,6 +5,7 @@ from __future__ import annotations
 import unicodedata
 from typing import Any
 
+from skill_train.run.train_record import Row
 from skill_train.run.verify_record import Check, NotChecked
 from skill_train.verify.check import problems
 
@@ -126,7 +127,7 @@ def _ends(ids: list[int], other: list[int]) -> list[int]:
 
 def check_trained(
     file: str,
-    rows: list[dict[str, Any]],
+    rows: list[Row],
     shipped: list[list[int] | str],
     eos: int | None,
     *,

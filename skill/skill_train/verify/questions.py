@@ -9,6 +9,7 @@ from typing import Any
 
 from skill_train.model.folder import read_config
 from skill_train.reference.load import load_tokenizer, stop_ids
+from skill_train.run.train_record import Row
 from skill_train.verify import check_template as template
 from skill_train.verify import check_tokens as verify_tokens
 from skill_train.verify.check_vocabulary import Files, read_files
@@ -36,7 +37,7 @@ class Questions:
     config: dict[str, Any]
     tokenizer: Any
     stops: set[int]
-    rows: list[dict[str, Any]]
+    rows: list[Row]
     texts: list[str]
     rendered: list[dict[str, str]] | None
     sequences: list[list[int]]
@@ -79,8 +80,8 @@ def questions_of(
     reference: Path,
     *,
     adapter: Path | None,
-    rows: list[dict[str, Any]],
-    held_out: list[dict[str, Any]],
+    rows: list[Row],
+    held_out: list[Row],
     sample: Sample,
 ) -> Questions:
     config = read_config(reference)

@@ -14,7 +14,8 @@ from skill_train.core.errors import DecisionNeeded, NativeCrash, VerificationFai
 from skill_train.core.worker import ending, run_worker
 from skill_train.llama.gguf_header import GgufFile, read_gguf
 from skill_train.machine.read import available_memory_bytes, physical_cores
-from skill_train.run import records
+from skill_train.run import export_record, merge_record
+from skill_train.run.export_record import ExportedFile
 from skill_train.run.verify_record import Check, NotChecked
 from skill_train.verify import check_answers as verify_answers
 from skill_train.verify import check_header as verify_file
@@ -200,14 +201,9 @@ def readable(ggufs: list[Path], found: Findings) -> list[GgufFile]:
     return files
 
 
-def export_records(run: Path) -> dict[str, FileDigest]:
+def export_records(run: Path) -> dict[str, ExportedFile]:
     """Digests by file name, as the steps that made them recorded them."""
-    found: dict[str, FileDigest] = {}
-    for step in ("convert", "quantize", "lora_gguf"):
-        file = run / f"{step}.json"
-        outputs = records.read_json(file).get("outputs", {}) if file.is_file() else {}
-        found |= {Path(name).name: digest for name, digest in outputs.items()}
-    return found
+    return {Path(name).name: made for name, made in export_record.outputs(run).items()}
 
 
 def _judge_static(gguf: GgufFile, unquantized: GgufFile | None, subject: Subject, found: Findings, known: bool) -> None:
@@ -248,7 +244,7 @@ def _judge_running(gguf: GgufFile, subject: Subject, run: _Run, found: Findings,
 def _limits(gguf: GgufFile, subject: Subject, run: Path) -> Limits:
     """By what the merge stored; without its record by what the base does."""
     record = run / "merge.json"
-    merged = records.read_json(record).get("changes", {}).get("stored_dtype") if record.is_file() else None
+    merged = merge_record.read(record).changes["stored_dtype"] if record.is_file() else None
     stored = merged or subject.config.get("dtype") or subject.config.get("torch_dtype")
     known = subject.measured.rounded is not None  # what rounding costs is measured then, and part of the reference
     rounded = subject.adapter is not None and stored in ("BF16", "bfloat16") and not known

@@ -18,7 +18,6 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from skill_train.core.console import Bar
 from skill_train.core.digests import digests, file_digest
@@ -32,7 +31,8 @@ from skill_train.model.weight_files import read_folder
 from skill_train.reference.low_memory import frugal_model, is_plain, peak_bytes
 from skill_train.reference.rounded_merge import Rounding, rounding_of
 from skill_train.run import records, verify_record
-from skill_train.run.folder import require_writable, versions
+from skill_train.run.folder import StepResult, require_writable, versions
+from skill_train.run.train_record import Row
 from skill_train.run.verify_record import Proof, ProofInputs, ProofOptions
 from skill_train.verify.check import worst
 from skill_train.verify.check_adapter import judge_adapters, of_kind
@@ -61,16 +61,16 @@ def verify(
     adapter: Path | None,
     base: Path | None,
     ggufs: list[Path],
-    rows: list[dict[str, Any]],
-    held_out: list[dict[str, Any]],
+    rows: list[Row],
+    held_out: list[Row],
     record: Path,
     tokens: int | None = None,
     unread: tuple[tuple[str, str], ...] = (),
     progress: Bar,
     warn: Warn,
-) -> tuple[Proof, bool]:
-    """The proof, as written to `record`, and whether it was there: one of the same inputs, options and versions stays,
-    and any other is replaced, because a proof of other files is worth nothing.
+) -> StepResult[Proof]:
+    """The proof, as written to `record`. One of the same inputs, options and versions stays, and any other is replaced,
+    because a proof of other files is worth nothing.
 
     Args:
         reference: model folder. With `adapter` on top, or as it is (a merged or plain model).
@@ -93,7 +93,7 @@ def verify(
         scoping = beside.submit(_scope, reference, adapter, base, ggufs, rows, held_out, sample, unread)
         earlier = _earlier(record, scoping.result()) if record.is_file() else None
         if earlier is not None:
-            return earlier, True
+            return StepResult(earlier, reused=True)
         require_writable(record.parent)
         found = Findings()
         files, adapters = of_kind(readable(ggufs, found), unread, found)
@@ -109,7 +109,7 @@ def verify(
             known, scope = Known(files, weights, rendering.result(), drafting.result()), scoping.result()
             judge(ggufs, subject, found, record.parent, scope.inputs.ggufs, warn, progress, known)
             judge_adapters(adapters, subject, found, record.parent, scope.inputs.ggufs, Path(scratch))
-    return _written(record, scope, found, subject.samples, time.monotonic() - started), False
+    return StepResult(_written(record, scope, found, subject.samples, time.monotonic() - started))
 
 
 def _measure(
@@ -207,8 +207,8 @@ def _scope(
     adapter: Path | None,
     base: Path | None,
     ggufs: list[Path],
-    rows: list[dict[str, Any]],
-    held_out: list[dict[str, Any]],
+    rows: list[Row],
+    held_out: list[Row],
     sample: Sample,
     unread: tuple[tuple[str, str], ...],
 ) -> _Scope:
@@ -229,7 +229,7 @@ def _weights(model: Path) -> int:
     return sum(math.prod(stored.shape) for shard in read_folder(model) for stored in shard.tensors.values())
 
 
-def _digest(rows: list[dict[str, Any]]) -> str:
+def _digest(rows: list[Row]) -> str:
     return hashlib.sha256(json.dumps(rows, sort_keys=True).encode()).hexdigest()
 
 
