@@ -112,7 +112,9 @@ def test_it_arrives_byte_for_byte_and_says_what_was_changed(hub: Hub, tmp_path: 
 def test_the_adapters_own_gguf_needs_a_proof_too(hub: Hub, tmp_path: Path, run: Path) -> None:
     """And Ollama runs no adapter, though it is the smallest file."""
     (run / "gguf" / "first-lora-f16.gguf").write_bytes(b"GGUF")
-    _write(run / "lora_gguf.json", {"outputs": {"gguf/first-lora-f16.gguf": {"bytes": 4, "sha256": "x"}}})
+    _write(
+        run / "lora_gguf.json", {"outputs": {"gguf/first-lora-f16.gguf": {"bytes": 4, "sha256": "x", "quant": "f16"}}}
+    )
     code, answer, _ = _push(hub, tmp_path / "home", run, "--repo", "me/tickets")
     assert (code, answer["data"]["verdict"], [w["code"] for w in answer["warnings"]]) == (0, None, ["not_verified"])
     assert "skill-train/verify.json" not in hub.repositories["model", "me/tickets"].at("main")

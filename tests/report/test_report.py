@@ -291,7 +291,13 @@ def test_the_same_run_gives_the_same_page(run: Path, page: Page) -> None:
 
 
 def test_a_long_run_stays_small(run: Path) -> None:
-    line = {"learning_rate": 1e-4, "grad_norm": 1.0, "tokens_per_second": 100.0, "memory_bytes": {"rss": 1, "cuda": 2}}
+    line = {
+        "steps": 50_000,
+        "learning_rate": 1e-4,
+        "grad_norm": 1.0,
+        "tokens_per_second": 100.0,
+        "memory_bytes": {"rss": 1, "cuda": 2},
+    }
     with open(run / "metrics.jsonl", "w", encoding="utf-8") as file:
         for step in range(1, 50_001):
             file.write(json.dumps(line | {"step": step, "loss": 9.5 if step == 31_416 else 1 + step % 7 / 7}) + "\n")
@@ -400,7 +406,7 @@ def _poisoned(value: Any, payload: str, key: str = "") -> Any:
         return {name: _poisoned(item, payload, name) for name, item in value.items()}
     if isinstance(value, list):
         return [_poisoned(item, payload, key) for item in value]
-    return value + payload if isinstance(value, str) and key not in ("verdict", "sha256") else value
+    return value + payload if isinstance(value, str) and key not in ("verdict", "sha256", "how") else value
 
 
 def _points(html: str, gid: str) -> list[tuple[float, float]]:

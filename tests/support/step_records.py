@@ -19,7 +19,15 @@ def trained(outputs: dict[str, FileDigest], *, rows: int = 40, steps: int = 1, *
         steps=steps,
         verdict="pass",
         outputs=outputs,
-        data=TrainedData(rows=rows, train_rows=rows, held_out_rows=0),
+        data=TrainedData(
+            rows=rows,
+            train_rows=rows,
+            held_out_rows=0,
+            repeated_rows=0,
+            repeated_groups=0,
+            held_out_trained=0,
+            held_out_asked=0,
+        ),
         figures=TrainFigures(**figures),
     )
 
