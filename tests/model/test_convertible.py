@@ -19,10 +19,10 @@ import gguf_maker
 import tiny
 import tiny_families
 import tiny_vocab
-from skill_train.core import worker as native
 from skill_train.core.errors import UsageError, VerificationFailed
 from skill_train.gguf.convert import convert
 from skill_train.llama import get_converter as toolchain
+from skill_train.llama import inference
 from skill_train.model.convertible.vocabulary import why_no_vocabulary
 from skill_train.model.folder import read_model
 from skill_train.model.lora_targets import TARGETS
@@ -163,10 +163,15 @@ def distance(model: Path, gguf: Path, work: Path, tokens: Collection[int] = IDS)
     with reference.reference_model(model) as loaded:
         logits = reference.logits(loaded, ids)
     logits.tofile(work / "tuned.bin")
-    job: dict[str, Any] = {"gguf": str(gguf), "context_tokens": 64, "threads": 1, "plain": [], "special": []}
-    job |= {"vocabulary": logits.shape[1], "prompts": [], "scored": [], "base": None, "base_rows": 0}
-    job |= {"tuned": str(work / "tuned.bin"), "sequences": [{"ids": ids, "first": 0}]}
-    return float(native.run_worker("skill_train.llama.inference_worker", job)["figures"]["mean_kl"])
+    job = inference.Job(
+        gguf=str(gguf),
+        context_tokens=64,
+        threads=1,
+        vocabulary=logits.shape[1],
+        tuned=str(work / "tuned.bin"),
+        sequences=[inference.Sequence(ids, 0)],
+    )
+    return float(inference.ask(job).figures["mean_kl"])
 
 
 def require_same(model: Path, work: Path) -> None:

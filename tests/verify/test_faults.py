@@ -15,8 +15,8 @@ import gguf_edit
 import gguf_maker
 import verify_rows
 from skill_train.core.digests import file_digest
+from skill_train.llama import inference
 from skill_train.verify import check_template as verify_template
-from skill_train.verify import run_checks as verify_judge
 from skill_train.verify.questions import Subject, questions_of
 from skill_train.verify.run_checks import Draft, Findings, judge
 from skill_train.verify.sample_texts import Sample
@@ -314,7 +314,7 @@ def test_crash_of_llama_cpp_is_a_verdict_on_that_file(
         "inference_worker.worker_main(inference_worker.run)\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(verify_judge, "WORKER", "dying_worker")
+    monkeypatch.setattr(inference, "WORKER", "dying_worker")
     files, proof = [good.file("q8_0"), good.file("f16")], Findings()
     digests = {file.name: file_digest(file) for file in files}
     judge(files, subject, proof, run=tmp_path, digests=digests, warn=lambda *_: None, progress=lambda *_: None)

@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -91,8 +92,8 @@ def evaluate(
     _require_able(models, backend, record)
     tokenizer = load_tokenizer(tokenizer_of)
     _try_scorer(scoring, asked, tokenizer)
-    how: dict[str, Any] = {"tokenizer": tokenizer, "scoring": scoring, "backend": backend}
-    measured = [measure(model, asked, **how, progress=_part(progress, n, models)) for n, model in enumerate(models)]
+    ask = partial(measure, tokenizer=tokenizer, scoring=scoring, backend=backend)
+    measured = [ask(model, asked, progress=_part(progress, n, models)) for n, model in enumerate(models)]
     evaluation = Evaluation(
         step=record.stem,
         inputs=scope.inputs,

@@ -10,10 +10,12 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
+import msgspec
+
 from skill_train.core.digests import FileDigest
 from skill_train.core.errors import NativeCrash, SkillTrainError, VerificationFailed
-from skill_train.core.worker import run_worker
 from skill_train.llama import get_converter as toolchain
+from skill_train.llama import inference
 from skill_train.llama import run_converter as converter
 from skill_train.llama.float_type import BYTES_PER_WEIGHT, choose, read_weights
 from skill_train.llama.gguf_header import GgufFile, read_gguf
@@ -142,11 +144,11 @@ def _check_metadata(gguf: GgufFile, architecture: str | None) -> Check:
 def _judge_running(gguf: GgufFile, base: GgufFile, subject: Subject, found: Findings) -> None:
     """What llama.cpp answers with the adapter beside the base, against base + adapter through PEFT."""
     file, measured = gguf.path.name, subject.measured
-    job = verify_judge.job_of(base, subject, [], threads=physical_cores())
+    asked = verify_judge.job_of(base, subject, [], threads=physical_cores())
     # The base was not rounded on its way into its file, and nothing was merged.
-    job |= {"lora": str(gguf.path), "plain": [], "special": [], "tuned": str(measured.tuned)}
+    job = msgspec.structs.replace(asked, lora=str(gguf.path), plain=[], special=[], tuned=str(measured.tuned))
     try:
-        result = run_worker(verify_judge.WORKER, job)
+        result = inference.ask(job)
     except (VerificationFailed, NativeCrash) as error:
         found.add(Check("loads", file, "fail", error.code, "runs", f"{error.message} ({error.got[-200:]})"))
         found.add(NotChecked("everything else", file, "llama.cpp cannot run the base with the file"))
@@ -155,9 +157,9 @@ def _judge_running(gguf: GgufFile, base: GgufFile, subject: Subject, found: Find
     kind = verify_file.file_type(base)
     bounds = of_this_model(limits(kind), measured.cost, kind, measured.noise)
     checks: Iterable[Check | NotChecked] = (
-        verify_logits.check_logits(file, result["figures"], bounds),
-        verify_logits.check_tuned(file, result["change"], bounds, measured.why_no_base),
-        verify_answers.check_answers(file, measured.answers, result["answers"], bounds, subject.tokenizer),
+        verify_logits.check_logits(file, result.figures, bounds, result.trained_kl),
+        verify_logits.check_tuned(file, result.change, bounds, measured.why_no_base),
+        verify_answers.check_answers(file, measured.answers, result.answers, bounds, subject.tokenizer),
     )
     for check in checks:
         found.add(check)

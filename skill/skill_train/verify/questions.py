@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from skill_train.llama.template import Conversation, Rendered
 from skill_train.model.folder import read_config
 from skill_train.reference.load import load_tokenizer, stop_ids
 from skill_train.run.train_record import Row
@@ -39,12 +40,12 @@ class Questions:
     stops: set[int]
     rows: list[Row]
     texts: list[str]
-    rendered: list[dict[str, str]] | None
+    rendered: list[Rendered] | None
     sequences: list[list[int]]
     prompts: list[list[int]]
 
     @property
-    def conversations(self) -> list[dict[str, Any]]:
+    def conversations(self) -> list[Conversation]:
         return [*template.CONVERSATIONS, *template.row_conversations(self.rows)]
 
 
@@ -92,7 +93,7 @@ def questions_of(
     strings = verify_tokens.with_composed_forms(
         [
             *(row["rendered"] for row in rows),
-            *(one["text"] for one in (rendered or [])[: len(template.CONVERSATIONS)] if "text" in one),
+            *(one.text for one in (rendered or [])[: len(template.CONVERSATIONS)] if one.text is not None),
             *verify_tokens.HARD_STRINGS,
             *verify_tokens.special_strings(tokenizer),
         ]

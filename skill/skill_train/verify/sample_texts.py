@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from skill_train.llama.template import Conversation
 from skill_train.reference.load import NEUTRAL_TEXTS, context_length
 from skill_train.run.train_record import Row
 from skill_train.verify.check_template import CONVERSATIONS, render_reference
@@ -69,8 +70,8 @@ def _fill(sequences: list[list[int]], longest: int, most: int) -> list[list[int]
 def _chats(tokenizer: Any, *, generation_prompt: bool) -> list[list[int]]:
     if not tokenizer.chat_template:
         return []
-    wanted = [one for one in CONVERSATIONS if one["add_generation_prompt"] is generation_prompt]
-    rendered = (one["text"] for one in render_reference(tokenizer, wanted) if "text" in one)
+    wanted = [one for one in CONVERSATIONS if one.add_generation_prompt is generation_prompt]
+    rendered = [one.text for one in render_reference(tokenizer, wanted) if one.text is not None]
     return [tokenizer(text, add_special_tokens=False).input_ids for text in rendered]
 
 
@@ -84,9 +85,10 @@ def _prompt(row: Row, tokenizer: Any) -> list[int]:
     if "assistant" not in roles:
         return []
     last = len(roles) - 1 - roles[::-1].index("assistant")
-    asked = {"messages": row["messages"][:last], "tools": row.get("tools"), "add_generation_prompt": True}
-    rendered = render_reference(tokenizer, [asked])[0] if last else {}
-    return tokenizer(rendered["text"], add_special_tokens=False).input_ids if "text" in rendered else []
+    if not last:
+        return []
+    [rendered] = render_reference(tokenizer, [Conversation(row["messages"][:last], row.get("tools"), True)])
+    return [] if rendered.text is None else tokenizer(rendered.text, add_special_tokens=False).input_ids
 
 
 def _half(ids: list[int]) -> list[int]:
