@@ -278,7 +278,7 @@ def test_wrong_metadata(key: str, value: Any, good: gguf_maker.Export, verdicts:
 
 
 def test_file_that_changed_after_its_export(good: gguf_maker.Export, verdicts: Any, tmp_path: Path) -> None:
-    listed = {"model-f16.gguf": file_digest(good.file("f16"))}
+    listed = {"model-f16.gguf": {**file_digest(good.file("f16")), "quant": "f16"}}
     (tmp_path / "convert.json").write_text(json.dumps({"outputs": listed}))
     assert verdicts(good.file("f16"))["digest"] == "pass"
     listed["model-f16.gguf"]["sha256"] = "0" * 64

@@ -82,7 +82,7 @@ def test_a_correct_file_of_a_bf16_merge_gets_no_warning(made: dict[str, Any]) ->
     assert {name: found[name].verdict for name in ("logits", "answers")} == {"logits": "pass", "answers": "pass"}
     # A correct f16 file of a model that needs no rounding is at most 2e-6 off (references/verification.md).
     assert found["logits"].figure < 5e-6
-    assert found["logits"].figures["rounding"] == pytest.approx(made["merge"]["gate"]["figures"]["mean_kl"], rel=2)
+    assert found["logits"].figures["rounding"] == pytest.approx(made["merge"].gate["figures"]["mean_kl"], rel=2)
     assert "BF16" in found["logits"].detail
     # What tables show is the distance from what was trained, the rounding of the merge included.
     assert found["logits"].figures["trained_kl"] == pytest.approx(found["logits"].figures["rounding"], rel=0.5)
@@ -102,7 +102,7 @@ def test_a_fault_below_the_cost_of_rounding_is_found(made: dict[str, Any]) -> No
 
 
 def test_rounding_that_costs_as_much_as_the_tuning_is_told(made: dict[str, Any]) -> None:
-    found, moved = checks(made), made["merge"]["gate"]["effect"]["kl_between"]
+    found, moved = checks(made), made["merge"].gate["effect"]["kl_between"]
     cost = found["logits"].figures["rounding"]
     assert (found["tuned"].verdict == "warn") == (cost > found["tuned"].figures["kl_between"] / 2)
     assert found["tuned"].verdict != "warn" or "--dtype float32" in found["tuned"].detail
