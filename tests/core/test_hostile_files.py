@@ -188,11 +188,19 @@ def test_a_record_of_another_kind(name: str, change: dict[str, Any], got: str, t
     assert error.code == "broken_record" and got in error.got
 
 
+_INFINITE = {"name": "logits", "file": "x.gguf", "verdict": "pass", "figure": 0, "threshold": 0, "detail": ""}
+_INFINITE |= {"figures": {"limits": {"ratio": [0.1, float("inf")]}}}
+
+
 @pytest.mark.parametrize(
     ("change", "got"),
     [
         ({"checks": [5]}, "`$.checks[0]`"),
         ({"checks": None}, "`$.checks`"),
+        (
+            {"checks": whole_records.proof(checks=[{**_CHECK, "figures": {"kl": float("inf")}}])["checks"]},
+            "a number that no step writes",
+        ),
         ({"verdict": "fine"}, "Invalid enum value 'fine'"),
         ({"schema": "skill-train/step/2"}, "Invalid enum value 'skill-train/step/2'"),
         ({"samples": {"tokens": 10**400}}, "`$.samples[...]`"),
