@@ -90,9 +90,10 @@ def write_adapter(folder: Path, base: Path) -> Path:
 
 def write_run(run: Path, base: Path, *, rows: int = 64) -> Path:
     """A run directory as `skill-train local` leaves it: plan, adapter, samples, held-out rows, train.json."""
+    import step_records
     import verify_rows
     from skill_train.core.digests import digests
-    from skill_train.run.folder import write_record
+    from skill_train.run import records
 
     adapter = write_adapter(run / "adapter", base)
     recipe = {"model": str(base), "revision": None, "max_length": 512, "finetuning_type": "lora"}
@@ -100,7 +101,7 @@ def write_run(run: Path, base: Path, *, rows: int = 64) -> Path:
     chats = verify_rows.chats(base, 2 * rows)
     for name, chosen in (("samples.jsonl", chats[:rows]), ("held_out.jsonl", chats[rows:])):
         (run / name).write_text("".join(json.dumps(row) + "\n" for row in chosen), encoding="utf-8")
-    write_record(run / "train.json", outputs=digests(run, sorted(adapter.iterdir())))
+    records.write(run / "train.json", step_records.trained(digests(run, sorted(adapter.iterdir()))))
     return run
 
 

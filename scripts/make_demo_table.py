@@ -6,7 +6,6 @@ It is what `skill-train demo` prints on a terminal of 80 columns, drawn by the s
 from __future__ import annotations
 
 import io
-import json
 import re
 import sys
 from pathlib import Path
@@ -14,6 +13,7 @@ from pathlib import Path
 from rich.console import Console
 
 from skill_train.commands.demo import draw_stages
+from skill_train.run import demo_record
 
 README = Path(__file__).resolve().parent.parent / "README.md"
 _BLOCK = re.compile(r"(<!-- made by scripts/make_demo_table.py -->\n```text\n).*?(```\n)", re.DOTALL)
@@ -27,9 +27,8 @@ def main() -> None:
 
 def table_of(run: Path) -> str:
     """The table of a run with `demo.json`."""
-    stages = json.loads((run / "demo.json").read_text(encoding="utf-8"))["figures"]["stages"]
     out = io.StringIO()
-    draw_stages(Console(file=out, width=80, color_system=None), stages)
+    draw_stages(Console(file=out, width=80, color_system=None), demo_record.read(run / "demo.json").figures.stages)
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
 
 

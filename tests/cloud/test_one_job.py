@@ -5,7 +5,6 @@ Each command is a process of its own, as on two machines.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import shutil
 import signal
@@ -15,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import cloud_runs
@@ -145,7 +145,7 @@ def test_a_refusal_holds_nobody_up(hub: Hub, tmp_path: Path) -> None:
 def test_the_ceiling_holds_for_all_jobs_of_a_run(cloud: Cloud) -> None:
     """Ten minutes of a t4-small at $0.40 an hour are 6.7 cents; the first job ran 15 minutes, which are 10."""
     first = cloud.record.jobs[0]
-    ended = dataclasses.replace(first, stage="CANCELED", seconds=900.0, cost_usd=0.10, max_cost=0.15)
+    ended = msgspec.structs.replace(first, stage="CANCELED", seconds=900.0, cost_usd=0.10, max_cost=0.15)
     cloud.write(cloud.record.with_job(ended))
     answer = cloud.on("resume", "--timeout", "10m", "--yes")
     assert (answer.exit_code, answer.error["code"], cloud.hub.jobs_created) == (3, "over_budget", 1)

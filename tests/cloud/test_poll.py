@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 import threading
@@ -11,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import cloud_runs
@@ -80,10 +80,10 @@ def test_a_person_reads_lines(cloud: Cloud) -> None:
 def test_a_job_whose_start_nobody_heard_of_is_found(cloud: Cloud) -> None:
     cloud.keep({"metrics.jsonl": cloud_runs.metrics(1)})
     job = _running(cloud)
-    lost = dataclasses.replace(cloud.record.jobs[0], state="starting", job_id=None, url=None)
-    cloud.write(dataclasses.replace(cloud.record, jobs=(lost,), bucket=None, folder=None))
+    lost = msgspec.structs.replace(cloud.record.jobs[0], state="starting", job_id=None, url=None)
+    cloud.write(msgspec.structs.replace(cloud.record, jobs=(lost,), bucket=None, folder=None))
     assert cloud.on("status").data["job_id"] == job.id
-    never = dataclasses.replace(cloud.record, run_id="f" * 12)
+    never = msgspec.structs.replace(cloud.record, run_id="f" * 12)
     cloud.write(never)
     answer = cloud.on("status")
     assert (answer.exit_code, answer.error["code"]) == (2, "missing_step")
@@ -127,7 +127,7 @@ def test_the_end_of_a_job_is_written_down_once(cloud: Cloud) -> None:
     _ended(cloud, cloud.start("raise SystemExit(1)"))
     _ended(cloud, cloud.start("pass"))
     assert cloud.on("status").data["cost_usd"]["all_jobs"] is None  # nobody saw the first end
-    cloud.write(cloud.record.with_job(dataclasses.replace(cloud.record.jobs[0], stage="ERROR", cost_usd=0.5)))
+    cloud.write(cloud.record.with_job(msgspec.structs.replace(cloud.record.jobs[0], stage="ERROR", cost_usd=0.5)))
     assert cloud.on("status").data["cost_usd"]["all_jobs"] == pytest.approx(0.5067)
     first, second = cloud.record.jobs
     assert (first.stage, first.ended_at) == ("ERROR", None)
@@ -170,7 +170,7 @@ def test_a_start_that_nobody_heard_of_may_appear(cloud: Cloud) -> None:
     """The job before it is shown meanwhile."""
     first = cloud.start("pass")
     _ended(cloud, first)
-    asked = dataclasses.replace(cloud.record.jobs[0], number=2, state="starting", job_id=None, url=None)
+    asked = msgspec.structs.replace(cloud.record.jobs[0], number=2, state="starting", job_id=None, url=None)
     cloud.write(cloud.record.with_job(asked))
     assert cloud.on("status").data["attempt"] == 1
     second = cloud.hub.jobs.create(first.spec | {"labels": first.labels | {"attempt": "2"}}, "me", "me")

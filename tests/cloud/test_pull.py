@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import resource
@@ -15,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import cloud_runs
@@ -52,7 +52,7 @@ def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
 def test_a_run_that_is_not_fetched_yet_is_not_trained_here(cloud: Cloud, stage: str | None) -> None:
     """A first user was told to train on this machine, over the run that she had paid for."""
     cloud.start("pass")
-    cloud.write(cloud.record.with_job(dataclasses.replace(cloud.record.jobs[0], stage=stage)))
+    cloud.write(cloud.record.with_job(msgspec.structs.replace(cloud.record.jobs[0], stage=stage)))
     before = _tree(cloud)
     way_on = f"skill-train {'pull' if stage in (None, 'COMPLETED') else 'resume'} {cloud.run.path}"
     for command in ("export-gguf", "verify", "evaluate", "merge", "push"):
@@ -404,7 +404,7 @@ def test_by_the_id_of_a_job(cloud: Cloud, tmp_path: Path) -> None:
     assert (answer.data["trained"], answer.data["run_dir"]) == (True, str(tmp_path / "new"))
     assert json.loads((tmp_path / "new" / "plan.json").read_text()) == json.loads(cloud.run.plan.read_text())
     assert cloud.call("status", str(tmp_path / "new")).data["job_id"] == job.id
-    cloud.write(dataclasses.replace(cloud.record, run_id="f" * 12))
+    cloud.write(msgspec.structs.replace(cloud.record, run_id="f" * 12))
     refused = cloud.call("pull", f"me/{job.id}", "--run-dir", str(cloud.run.path))
     assert (refused.exit_code, refused.error["code"]) == (2, "another_run")
 
@@ -526,11 +526,11 @@ def test_by_the_id_of_a_job_with_its_data(cloud: Cloud, tmp_path: Path) -> None:
 def test_the_ceiling_of_the_first_job_holds_for_the_next(cloud: Cloud) -> None:
     """Ten minutes of a t4-small are 6.7 cents."""
     _cancelled(cloud)
-    cloud.write(cloud.record.with_job(dataclasses.replace(cloud.record.jobs[0], max_cost=0.07)))
+    cloud.write(cloud.record.with_job(msgspec.structs.replace(cloud.record.jobs[0], max_cost=0.07)))
     answer = cloud.on("resume")
     hint = f"skill-train resume {cloud.run.path} --max-cost 0.07 --yes"
     assert (answer.error["code"], answer.error["hint"], answer.document["next"]) == ("confirm_cost", hint, [])
-    cloud.write(cloud.record.with_job(dataclasses.replace(cloud.record.jobs[0], max_cost=0.06)))
+    cloud.write(cloud.record.with_job(msgspec.structs.replace(cloud.record.jobs[0], max_cost=0.06)))
     answer = cloud.on("resume", "--yes")
     assert (answer.exit_code, answer.error["code"], cloud.hub.jobs_created) == (3, "over_budget", 1)
     assert answer.error["hint"] == f"skill-train resume {cloud.run.path} --max-cost 0.06 --timeout 9m"
@@ -606,7 +606,7 @@ def test_two_jobs_of_one_number(cloud: Cloud) -> None:
 def test_the_ceiling_holds_for_what_follows_a_job_of_another_folder(cloud: Cloud, tmp_path: Path) -> None:
     """Ten minutes of a t4-small are 6.7 cents; the other folder said no ceiling."""
     first = _cancelled(cloud)
-    cloud.write(cloud.record.with_job(dataclasses.replace(cloud.record.jobs[0], max_cost=0.06)))
+    cloud.write(cloud.record.with_job(msgspec.structs.replace(cloud.record.jobs[0], max_cost=0.06)))
     second = cloud.call("resume", first.id, "--run-dir", str(tmp_path / "other"), "--yes").data
     _end(cloud, second["job_id"])
     answer = cloud.on("resume", "--timeout", "10m", "--yes")
@@ -707,7 +707,7 @@ def test_a_start_that_was_cut_off_is_looked_for(cloud: Cloud, monkeypatch: pytes
     _cancelled(cloud)
     cloud.on("resume", "--yes")
     record = cloud.record
-    lost = dataclasses.replace(record.jobs[1], state="starting", job_id=None, url=None)
+    lost = msgspec.structs.replace(record.jobs[1], state="starting", job_id=None, url=None)
     cloud.write(record.with_job(lost))
     answer = cloud.on("resume", "--yes")
     assert (answer.data["reused"], answer.data["job_id"]) == (True, record.jobs[1].job_id)

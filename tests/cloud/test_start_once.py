@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from skill_train.cloud import find_run as cloud_run
@@ -132,7 +133,7 @@ def test_it_is_on_disk_before_it_is_asked_for(hub: Any, tmp_path: Path) -> None:
     def post() -> jobs.Job:
         record = cloud_record.read(run)
         assert record is not None and record.last is not None
-        assert dataclasses.replace(record.last, asked_at=ASKED.asked_at) == ASKED
+        assert msgspec.structs.replace(record.last, asked_at=ASKED.asked_at) == ASKED
         return _job(1)
 
     job_once.start(run, RECORD, ASKED, post, lambda text: None)

@@ -11,12 +11,15 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import yaml
 
 import hostile
 import hostile_records
 import planning
+import step_records
+import whole_records
 from hostile import command, judged
 from hostile_files import LAUGHS, ROOT, _archive, _gguf
 from skill_train.cloud import bucket as kept
@@ -39,12 +42,14 @@ from skill_train.publish.files import files_of
 from skill_train.publish.model_card import CardFacts, card
 from skill_train.recipe import fields as recipe
 from skill_train.report import step as report
-from skill_train.run import begun, plan_record, records
+from skill_train.run import begun, plan_record, records, verify_record
 from skill_train.run import lock as run_lock
 from skill_train.run.folder import RunDir
 from skill_train.run.job_spec import _dependencies
 from skill_train.run.progress import speed
 from skill_train.run.records import read_json
+from skill_train.run.train_record import read_steps
+from skill_train.run.verify_record import Proof
 from skill_train.train import measured_speed as calibration
 
 
@@ -96,8 +101,8 @@ def test_a_record_that_is_no_json(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "train.json"
     path.write_bytes(content)
     assert refused(read_json, path).code == "broken_record"
-    path.with_suffix(".jsonl").write_bytes(content + b"\n{}\n")
-    assert judged(lambda: records.read_lines(path.with_suffix(".jsonl")), tmp_path) in ("broken_record", "done")
+    path.with_suffix(".jsonl").write_bytes(content + b'\n{"step": 1, "steps": 2}\n')
+    assert judged(lambda: read_steps(path.with_suffix(".jsonl")), tmp_path) in ("broken_record", "done")
 
 
 def test_a_record_of_a_gigabyte_is_not_read(tmp_path: Path) -> None:
@@ -122,7 +127,7 @@ def test_a_line_without_an_end_is_not_read_to_its_end(tmp_path: Path) -> None:
     with open(tmp_path / "metrics.jsonl", "wb") as file:
         file.truncate(10**12)
     with hostile.limits(5):
-        assert refused(records.read_lines, tmp_path / "metrics.jsonl").code == "broken_record"
+        assert refused(read_steps, tmp_path / "metrics.jsonl").code == "broken_record"
 
 
 def test_a_file_of_another_size_than_its_record_says_is_not_read(tmp_path: Path) -> None:
@@ -167,18 +172,56 @@ def test_a_key_that_is_missing_is_named_with_its_file(tmp_path: Path) -> None:
     [
         ("train.json", {"outputs": {"/etc/passwd": {"bytes": 1, "sha256": ""}}}, "outside of the run directory"),
         ("train.json", {"outputs": {"adapter/../../x": {"bytes": 1, "sha256": ""}}}, "outside of the run directory"),
-        ("train.json", {"outputs": {"adapter/x": {"bytes": 1}}}, "no sha256"),
-        ("train.json", {"checks": [{"name": "x", "verdict": "fine"}]}, "'fine', not pass, warn or fail"),
-        ("train.json", {"steps": 10**400}, "a huge number"),
-        ("verify.json", {"checks": [5]}, "checks.0 is 5, not an object"),
-        ("environment.json", {"versions": {"torch": 1}}, "versions.torch"),
-        ("cloud.json", {"jobs": {}}, "jobs is an object"),
+        ("train.json", {"outputs": {"adapter/x": {"bytes": 1}}}, "missing required field `sha256`"),
+        ("train.json", {"checks": [{"name": "x", "verdict": "fine"}]}, "Invalid enum value 'fine' - at `$.checks[0]"),
+        ("train.json", {"steps": 10**400}, "at `$.steps`"),
+        ("train.json", {"schema": "skill-train/step/2"}, "skill-train/step/2"),
+        ("train.json", {"figures": {"last_loss": float("nan")}}, "at `$.figures.last_loss`"),
+        ("environment.json", {"versions": {"torch": 1}}, "at `$.versions[...]`"),
+        ("merge.json", {"inputs": {"base": {}}}, "missing required field `adapter`"),
+        ("convert.json", {"outputs": {"a": {"bytes": 1, "sha256": "x"}}}, "missing required field `quant`"),
     ],
 )
 def test_a_record_of_another_kind(name: str, change: dict[str, Any], got: str, tmp_path: Path) -> None:
-    write_json(tmp_path / name, json.loads(json.dumps(change)))
-    error = refused(read_json, tmp_path / name)
+    (tmp_path / name).write_text(json.dumps(hostile_records.documents()[name] | change))
+    error = refused(lambda: records.read(tmp_path / name, hostile_records.CLASSES[name]))
     assert error.code == "broken_record" and got in error.got
+
+
+_INFINITE = {"name": "logits", "file": "x.gguf", "verdict": "pass", "figure": 0, "threshold": 0, "detail": ""}
+_INFINITE |= {"figures": {"limits": {"ratio": [0.1, float("inf")]}}}
+
+
+@pytest.mark.parametrize(
+    ("change", "got"),
+    [
+        ({"checks": [5]}, "`$.checks[0]`"),
+        ({"checks": None}, "`$.checks`"),
+        ({"checks": [_INFINITE]}, "a number that no step writes"),
+        ({"verdict": "fine"}, "Invalid enum value 'fine'"),
+        ({"schema": "skill-train/step/2"}, "Invalid enum value 'skill-train/step/2'"),
+        ({"samples": {"tokens": 10**400}}, "`$.samples[...]`"),
+        ({"seconds": float("nan")}, "`$.seconds`"),
+        ({"inputs": {"ggufs": {"/etc/passwd": {"bytes": 1, "sha256": ""}}}}, "`$.inputs.ggufs`"),
+        ({"inputs": {"ggufs": {"a\n/../../x": {"bytes": 1, "sha256": ""}}}}, "`$.inputs.ggufs`"),
+        ({"inputs": {"ggufs": {"x.gguf": {"bytes": 1}}}}, "missing required field `sha256`"),
+        ({"not_checked": [{"name": "\ud800", "file": "x"}]}, "`$.not_checked[0]`"),
+    ],
+)
+def test_a_proof_of_another_kind(change: dict[str, Any], got: str, tmp_path: Path) -> None:
+    document = whole_records.proof() | change
+    if "inputs" in change:
+        document["inputs"] = whole_records.proof(**change)["inputs"]
+    (tmp_path / "verify.json").write_text(json.dumps(document))
+    error = refused(verify_record.read, tmp_path / "verify.json")
+    assert error.code == "broken_record" and got in error.got
+
+
+def test_a_proof_without_a_verdict_is_none(tmp_path: Path) -> None:
+    document = whole_records.proof()
+    for key in ("verdict", "checks", "not_checked"):
+        write_json(tmp_path / "verify.json", {name: value for name, value in document.items() if name != key})
+        assert refused(verify_record.read, tmp_path / "verify.json").got == f"Object missing required field `{key}`"
 
 
 @pytest.mark.parametrize(
@@ -403,8 +446,8 @@ def test_names_in_a_model_card_are_words_of_a_line() -> None:
     facts = CardFacts(
         repo="me/x", parts=("gguf", "adapter"), base=HOSTILE_NAME, base_on_hub=True, licence=None, licence_reason="r",
         data=HOSTILE_NAME, data_on_hub=True, recipe={"revision": HOSTILE_NAME, "target_modules": [HOSTILE_NAME]},
-        recipe_hash="0", training={"data": {"train_rows": 1}, "figures": {}},
-        proof={"verdict": "pass", "checks": [check]}, ggufs={"a b;$(id).gguf": 1},
+        recipe_hash="0", training=step_records.trained({}, rows=1),
+        proof=msgspec.convert(whole_records.proof(checks=[check]), Proof), ggufs={"a b;$(id).gguf": 1},
     )  # fmt: skip
     page = card(facts, template("model_card.md").read_text(encoding="utf-8"))
     front, body = page.split("---\n", 2)[1:]
@@ -423,7 +466,7 @@ def test_the_licence_of_a_base_is_a_word_of_a_line() -> None:
     licence = "mit`\n# <script>alert(1)</script> ![x](http://evil/x.png)"
     facts = CardFacts(
         repo="me/x", parts=("adapter",), base="a/b", base_on_hub=True, licence=licence, licence_reason="r",
-        data="a/c", data_on_hub=True, recipe={}, recipe_hash="0", training={"data": {"train_rows": 1}, "figures": {}},
+        data="a/c", data_on_hub=True, recipe={}, recipe_hash="0", training=step_records.trained({}, rows=1),
         proof=None, ggufs={},
     )  # fmt: skip
     page = card(facts, template("model_card.md").read_text(encoding="utf-8"))

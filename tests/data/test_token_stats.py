@@ -55,8 +55,8 @@ def test_a_sample_says_so() -> None:
 def test_percentiles_and_histogram() -> None:
     """Nearest rank of 8: p50 is the 4th, p90 the 8th. Buckets end at powers of two."""
     figures = tokens.distribution(LENGTHS)
-    assert (figures["p50"], figures["p90"], figures["p99"]) == (20, 60, 60)
-    assert figures["histogram"] == [{"up_to": 16, "rows": 2}, {"up_to": 32, "rows": 3}, {"up_to": 64, "rows": 3}]
+    assert (figures.p50, figures.p90, figures.p99) == (20, 60, 60)
+    assert [(bucket.up_to, bucket.rows) for bucket in figures.histogram] == [(16, 2), (32, 3), (64, 3)]
 
 
 def test_what_was_counted_is_found_for_any_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import gguf_maker
+import step_records
 import tiny
 import training
 from skill_train.core.console import MAX_JSON_BYTES
@@ -21,8 +22,10 @@ from skill_train.evaluate.backends import Model, Question, ask_llama_cpp, ask_tr
 from skill_train.evaluate.scores import Scoring
 from skill_train.evaluate.step import ROOM, evaluate, questions
 from skill_train.program.encode import Encoder
-from skill_train.reference.load import read_rows
-from skill_train.run.folder import write_record
+from skill_train.run import records
+from skill_train.run.evaluate_record import Evaluation
+from skill_train.run.folder import StepResult
+from skill_train.run.train_record import read_rows
 
 pytestmark = pytest.mark.slow
 
@@ -50,7 +53,7 @@ def run(made: gguf_maker.Export, tmp_path_factory: pytest.TempPathFactory) -> Pa
         shutil.copy(file, folder / "gguf")
     write_trained(folder)
     merged = digests(folder, (folder / "merged").iterdir())
-    write_record(folder / "merge.json", inputs={"adapter": digests(folder / "adapter")}, options={}, outputs=merged)
+    records.write(folder / "merge.json", step_records.merged(digests(folder / "adapter"), merged))
     return folder
 
 
@@ -103,8 +106,8 @@ def test_a_record_in_the_folder_of_the_base_is_found_again(made: gguf_maker.Expo
     base = Path(shutil.copytree(made.base, tmp_path / "base"))
     rows = read_rows(run / "held_out.jsonl")[:2]
     first = step([Model("base", base)], rows, made, base)
-    assert set(first["inputs"]["models"]["base"]["model"]) == {path.name for path in made.base.iterdir()}
-    assert step([Model("base", base)], rows, made, base) == first | {"reused": True}
+    assert set(first.record.inputs.models["base"].model) == {path.name for path in made.base.iterdir()}
+    assert step([Model("base", base)], rows, made, base) == StepResult(first.record, reused=True)
 
 
 def test_an_adapter_that_is_not_merged_is_asked_on_its_base(run: Path, made: gguf_maker.Export, tmp_path: Path) -> None:
@@ -197,20 +200,22 @@ def test_a_base_that_does_not_know_every_token_is_left_out(run: Path, made: gguf
     """As when the tuning added tokens to the vocabulary."""
     rows = read_rows(run / "held_out.jsonl")[:4]
     rows[1]["input_ids"][3] = 700
-    record = step([Model("base", made.base), Model("tuned", tiny.cached("phi3"))], rows, made, tmp_path)
-    base, tuned = record["models"]
-    assert (base["loss"], base["exact_match"]) == (None, None)
-    assert base["reason"] == "it knows 640 tokens, and the rows use number 700"
-    assert tuned["loss"] > 0 and record["differences"] == []
+    models = [Model("base", made.base), Model("tuned", tiny.cached("phi3"))]
+    evaluation = step(models, rows, made, tmp_path).record
+    base, tuned = evaluation.models
+    assert (base.loss, base.exact_match) == (None, None)
+    assert base.reason == "it knows 640 tokens, and the rows use number 700"
+    assert tuned.loss > 0 and evaluation.differences == []
 
 
 def test_whole_texts_have_a_loss_and_no_answers(run: Path, made: gguf_maker.Export, tmp_path: Path) -> None:
     rows = [row | {"kind": "text", "labels": row["input_ids"]} for row in read_rows(run / "held_out.jsonl")[:4]]
     warned: list[str] = []
-    record = step([Model("base", made.base), Model("q8", made.file("q8_0"))], rows, made, tmp_path, warned, "all")
-    assert record["models"][0]["loss"] == pytest.approx(own_loss(made.base, rows), rel=1e-5)
-    assert [one["exact_match"] for one in record["models"]] == [None, None]
-    assert (record["asked"], record["answers"], warned) == (0, [], ["no_questions", "few_rows"])
+    models = [Model("base", made.base), Model("q8", made.file("q8_0"))]
+    found = step(models, rows, made, tmp_path, warned, "all").record
+    assert found.models[0].loss == pytest.approx(own_loss(made.base, rows), rel=1e-5)
+    assert [one.exact_match for one in found.models] == [None, None]
+    assert (found.asked, found.answers, warned) == (0, [], ["no_questions", "few_rows"])
 
 
 def test_vllm_is_asked_for_where_there_is_none(made: gguf_maker.Export) -> None:
@@ -243,7 +248,7 @@ def step(
     folder: Path,
     warned: list[str] | None = None,
     loss_on: str = "assistant",
-) -> dict[str, Any]:
+) -> StepResult[Evaluation]:
     told = [] if warned is None else warned
     return evaluate(
         models=models,
@@ -274,7 +279,7 @@ def encoded(base: Path, data: Path, count: int) -> list[dict[str, Any]]:
 
 def write_trained(run: Path) -> None:
     outputs = digests(run, (run / "adapter").iterdir())
-    write_record(run / "train.json", inputs={}, options={}, outputs=outputs)
+    records.write(run / "train.json", step_records.trained(outputs))
 
 
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:

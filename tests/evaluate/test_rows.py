@@ -8,6 +8,7 @@ from math import exp
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from skill_train.commands.evaluate import draw_evaluation
@@ -92,18 +93,18 @@ def measured(
 def test_loss_is_a_mean_over_tokens() -> None:
     """1 nat over 2 tokens and 4 over 8: 5 nats over 10 tokens."""
     got = figures(measured("base", [1.0, 4.0], [1.0, 0.0], [3.0, None]), ASKED)
-    assert (got["loss"], got["perplexity"]) == (pytest.approx(0.5), pytest.approx(exp(0.5)))
-    assert (got["exact_match"], got["score"], got["scored_rows"], got["tokens_per_second"]) == (0.5, 3.0, 1, 10.0)
+    assert (got.loss, got.perplexity) == (pytest.approx(0.5), pytest.approx(exp(0.5)))
+    assert (got.exact_match, got.score, got.scored_rows, got.tokens_per_second) == (0.5, 3.0, 1, 10.0)
 
 
 def test_a_loss_that_is_no_number_is_unknown_with_its_reason() -> None:
     got = figures(measured("base", [None, 4.0], [1.0, 0.0]), ASKED)
-    assert (got["loss"], got["perplexity"]) == (None, None)
-    assert "not finite" in got["reason"]
+    assert (got.loss, got.perplexity) == (None, None)
+    assert "not finite" in got.reason
 
 
 def test_a_perplexity_beyond_floats_is_unknown() -> None:
-    assert figures(measured("base", [2e4, 0.0], [1.0, 0.0]), ASKED)["perplexity"] is None
+    assert figures(measured("base", [2e4, 0.0], [1.0, 0.0]), ASKED).perplexity is None
 
 
 def test_tuned_is_held_against_base_and_files_against_tuned() -> None:
@@ -111,9 +112,7 @@ def test_tuned_is_held_against_base_and_files_against_tuned() -> None:
     tuned = measured("tuned", [2.0, 8.0], [1.0, 1.0])
     file = measured("a.gguf", [4.0, 16.0], [1.0, 1.0])
     broken = measured("b.gguf", [None, 16.0], [])
-    got = {
-        (one["model"], one["against"], one["measure"]): one for one in differences([base, tuned, file, broken], ASKED)
-    }
+    got = {(one.model, one.against, one.measure): one for one in differences([base, tuned, file, broken], ASKED)}
     assert list(got) == [
         ("tuned", "base", "loss"),
         ("tuned", "base", "exact_match"),
@@ -122,30 +121,32 @@ def test_tuned_is_held_against_base_and_files_against_tuned() -> None:
     ]
     # Every resample has the same mean: (20 - 2) / 2 = (80 - 8) / 8 = 9 nats a token.
     loss = got["tuned", "base", "loss"]
-    assert [loss[key] for key in ("difference", "low", "high")] == pytest.approx([-9.0] * 3)
+    assert [loss.difference, loss.low, loss.high] == pytest.approx([-9.0] * 3)
     few = ", of few rows"  # two rows
-    assert (loss["says"], got["tuned", "base", "exact_match"]["says"]) == (f"better{few}", f"better{few}")
-    assert got["a.gguf", "tuned", "loss"]["says"] == f"worse{few}"
-    assert got["a.gguf", "tuned", "exact_match"]["says"] == NOISE
+    assert (loss.says, got["tuned", "base", "exact_match"].says) == (f"better{few}", f"better{few}")
+    assert got["a.gguf", "tuned", "loss"].says == f"worse{few}"
+    assert got["a.gguf", "tuned", "exact_match"].says == NOISE
 
 
 def test_rows_that_only_one_model_could_be_scored_on_are_left_out() -> None:
     tuned = measured("tuned", [1.0, 1.0], [1.0, 1.0], [5.0, None])
     base = measured("base", [1.0, 1.0], [1.0, 1.0], [2.0, 9.0])
-    score = next(one for one in differences([base, tuned], ASKED) if one["measure"] == "score")
-    assert (score["difference"], score["says"]) == (3.0, "better, of few rows")
+    score = next(one for one in differences([base, tuned], ASKED) if one.measure == "score")
+    assert (score.difference, score.says) == (3.0, "better, of few rows")
 
 
 def test_thirty_rows_are_not_few() -> None:
     asked = ASKED * 15
     base, tuned = measured("base", [20.0, 80.0] * 15, [0.0] * 30), measured("tuned", [2.0, 8.0] * 15, [1.0] * 30)
-    assert {one["says"] for one in differences([base, tuned], asked)} == {"better"}
+    assert {one.says for one in differences([base, tuned], asked)} == {"better"}
 
 
 def test_more_than_the_size_of_the_vocabulary_is_worse_than_guessing(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"text_config": {"vocab_size": 1000}}')
+    one = figures(measured("base", [1.0, 1.0], []), ASKED)
     models = [
-        {"name": name, "loss": loss} for name, loss in (("base", 6.9), ("tuned", 6.92), ("a", None), ("b", 900.0))
+        msgspec.structs.replace(one, name=name, loss=loss)
+        for name, loss in (("base", 6.9), ("tuned", 6.92), ("a", None), ("b", 900.0))
     ]
     said = blind(models, tmp_path)  # ln 1000 = 6.908
     assert said.startswith("tuned (loss 6.92), b (loss 900): worse than blind guessing among 1,000 tokens")
@@ -161,9 +162,9 @@ def test_a_person_sees_figures_intervals_and_answers() -> None:
 
     base, tuned = measured("base", [20.0, 80.0], [0.0, 0.0]), measured("tuned", [2.0, 8.0], [1.0, 0.5])
     data: dict[str, Any] = {"rows": 2, "asked": 2, "answer_tokens": 10, "score": None}
-    data["models"] = [figures(one, ASKED) for one in (base, tuned)]
+    data["models"] = msgspec.to_builtins([figures(one, ASKED) for one in (base, tuned)])
     data["models"].append(data["models"][0] | {"name": "small", "loss": None, "reason": "it knows 5 tokens"})
-    data["differences"] = differences([base, tuned], ASKED)
+    data["differences"] = msgspec.to_builtins(differences([base, tuned], ASKED))
     data["answers"] = [{"line": 7, "prompt": "[b]what?", "expected": "yes", "answers": {"base": "no", "tuned": "yes"}}]
     out = io.StringIO()
     draw_evaluation(Console(file=out, width=120), data)
@@ -187,7 +188,7 @@ def against_tuned(away: list[float], tokens: int = 50, *, gguf: bool = True, sco
     scores = [0.1 + 0.01 * row for row in range(len(away))]
     tuned = measured("tuned", list(theirs), [1.0] * len(away), list(scores))
     other = measured("a.gguf" if gguf else "a", list(ours), [1.0] * len(away), [one + score for one in scores])
-    return {one["measure"]: one["says"] for one in differences([tuned, other], asked)}
+    return {one.measure: one.says for one in differences([tuned, other], asked)}
 
 
 def steady(size: float, rows: int = 40) -> list[float]:

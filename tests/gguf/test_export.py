@@ -29,6 +29,9 @@ from skill_train.llama import get_converter as toolchain
 from skill_train.llama import logit_distance as compare
 from skill_train.llama import run_converter as converter
 from skill_train.reference import load as reference
+from skill_train.run import export_record
+from skill_train.run.export_record import ExportRecord
+from skill_train.run.folder import StepResult
 
 pytestmark = pytest.mark.slow
 
@@ -46,7 +49,7 @@ class Warnings(list[tuple[str, str]]):
         self.append((code, message))
 
 
-def converted(model: Path, root: Path, *, outtype: str = "auto", name: str = "model") -> dict[str, Any]:
+def converted(model: Path, root: Path, *, outtype: str = "auto", name: str = "model") -> StepResult[ExportRecord]:
     return convert(
         model=model,
         out=root / "gguf",
@@ -61,7 +64,7 @@ def converted(model: Path, root: Path, *, outtype: str = "auto", name: str = "mo
 
 def quantized(
     root: Path, quants: list[str], *, warn: Warnings | None = None, source: Path | None = None
-) -> dict[str, Any]:
+) -> quantize.Quantized:
     return quantize.quantize(
         source=source or root / "gguf" / "model-f16.gguf",
         out=root / "gguf",
@@ -125,23 +128,24 @@ def mean_kl(folder: Path, file: Path, *, adapter: Path | None = None, lora: Path
 
 def test_q8_0_and_q4_k_m_of_a_llama_whose_rows_fit(exported: Path) -> None:
     warnings = Warnings()
-    record = quantized(exported, ["q8_0", "Q4-K-M"], warn=warnings)
-    assert sorted(record["outputs"]) == ["gguf/model-q4_k_m.gguf", "gguf/model-q8_0.gguf"]
-    assert not record["reused"]
+    made = quantized(exported, ["q8_0", "Q4-K-M"], warn=warnings)
+    outputs = made.record.outputs
+    assert sorted(outputs) == ["gguf/model-q4_k_m.gguf", "gguf/model-q8_0.gguf"]
+    assert not made.reused
     assert warnings == []
-    for name, entry in record["outputs"].items():
-        assert file_digest(exported / name) == {key: entry[key] for key in ("bytes", "sha256")}
+    for name, entry in outputs.items():
+        assert file_digest(exported / name) == {"bytes": entry["bytes"], "sha256": entry["sha256"]}
         assert entry["fallbacks"] == []
     matrices = {name: kind for name, kind in types_in(exported / "gguf/model-q8_0.gguf").items() if "norm" not in name}
     assert set(matrices.values()) == {"Q8_0"}
-    assert record["outputs"]["gguf/model-q8_0.gguf"]["bits_per_weight"] == 8 * Q8_0_BYTES_PER_WEIGHT
+    assert outputs["gguf/model-q8_0.gguf"]["bits_per_weight"] == 8 * Q8_0_BYTES_PER_WEIGHT
     assert set(types_in(exported / "gguf/model-q4_k_m.gguf").values()) == {"Q4_K", "Q6_K", "F32"}
-    assert json.loads((exported / "quantize.json").read_text())["outputs"] == record["outputs"]
+    assert json.loads((exported / "quantize.json").read_text())["outputs"] == outputs
 
 
 def test_the_f16_file_is_the_model_and_the_record_says_why_f16(exported: Path) -> None:
     record = json.loads((exported / "convert.json").read_text())
-    assert output_of(record, exported) == exported / "gguf" / "model-f16.gguf"
+    assert output_of(export_record.read(exported / "convert.json"), exported) == exported / "gguf" / "model-f16.gguf"
     assert "f16" in record["reasons"][0]["because"]
     assert record["versions"]["llama-cpp-python"] in record["versions"]["converter"]
     assert mean_kl(tiny.cached("llama-spm", hidden=256), exported / "gguf" / "model-f16.gguf") < 1e-5
@@ -151,12 +155,12 @@ def test_a_second_call_reuses_and_one_more_type_is_added(exported: Path) -> None
     quantized(exported, ["q8_0"])
     file = exported / "gguf" / "model-q8_0.gguf"
     before = file.stat().st_mtime_ns
-    assert converted(tiny.cached("llama-spm", hidden=256), exported)["reused"] is True
+    assert converted(tiny.cached("llama-spm", hidden=256), exported).reused
     again = quantized(exported, ["q8_0"])
-    assert (again["reused"], again["reused_files"]) == (True, ["gguf/model-q8_0.gguf"])
+    assert (again.reused, again.reused_files) == (True, ["gguf/model-q8_0.gguf"])
     more = quantized(exported, ["q8_0", "q6_k"])
-    assert (more["reused"], more["reused_files"]) == (False, ["gguf/model-q8_0.gguf"])
-    assert {"gguf/model-q8_0.gguf", "gguf/model-q6_k.gguf"} <= set(more["outputs"])
+    assert (more.reused, more.reused_files) == (False, ["gguf/model-q8_0.gguf"])
+    assert {"gguf/model-q8_0.gguf", "gguf/model-q6_k.gguf"} <= set(more.record.outputs)
     assert file.stat().st_mtime_ns == before
 
 
@@ -187,9 +191,9 @@ def test_a_record_of_another_source_is_refused(exported: Path, tmp_path: Path) -
 
 
 def test_a_type_that_the_source_has_already_makes_no_file(exported: Path) -> None:
-    record = quantized(exported, ["f16"])
-    assert record["same_as_source"] == ["f16"]
-    assert "gguf/model-f16.gguf" not in record["outputs"]
+    made = quantized(exported, ["f16"])
+    assert made.same_as_source == ["f16"]
+    assert "gguf/model-f16.gguf" not in made.record.outputs
 
 
 def dry_run(source: Path, types: dict[str, int]) -> dict[str, Any]:
@@ -211,7 +215,7 @@ def test_every_type_can_be_made_or_is_refused_before_anything_runs(exported: Pat
 def test_the_predicted_size_is_the_size(exported: Path) -> None:
     """The dry run's figure, which decides whether the disk is large enough, against the file that was then written."""
     planned = dry_run(exported / "gguf/model-f16.gguf", {"q3_k_m": 12})["q3_k_m"]["size_bytes"]
-    made = exported / next(name for name in quantized(exported, ["q3_k_m"])["outputs"] if "q3_k_m" in name)
+    made = exported / next(name for name in quantized(exported, ["q3_k_m"]).record.outputs if "q3_k_m" in name)
     from gguf import GGUFReader
 
     stored = sum(int(tensor.n_bytes) for tensor in GGUFReader(made).tensors)
@@ -222,7 +226,7 @@ def test_tensors_that_fall_back_are_listed_and_said(tmp_path: Path) -> None:
     """A Llama with 64 columns: hardly a row is divisible by 256, and llama.cpp says nothing of the output matrix."""
     converted(tiny.cached("llama-spm"), tmp_path)
     warnings = Warnings()
-    entry = quantized(tmp_path, ["q4_k_m"], warn=warnings)["outputs"]["gguf/model-q4_k_m.gguf"]
+    entry = quantized(tmp_path, ["q4_k_m"], warn=warnings).record.outputs["gguf/model-q4_k_m.gguf"]
     kinds = types_in(tmp_path / "gguf/model-q4_k_m.gguf")
     odd = {name for name, kind in kinds.items() if kind not in ("Q4_K", "Q6_K", "F32")}
     assert {fallback["tensor"] for fallback in entry["fallbacks"]} == odd
@@ -236,10 +240,10 @@ def test_bf16_weights_become_f16_without_loss_and_the_name_is_kept(tmp_path: Pat
     from gguf import GGUFReader
 
     model = tiny.cached("llama-spm", dtype="bfloat16")
-    record = converted(model, tmp_path, name="tickets")
+    record = converted(model, tmp_path, name="tickets").record
     file = output_of(record, tmp_path)
     assert file.name == "tickets-f16.gguf"
-    assert "BF16" in record["reasons"][0]["because"]
+    assert record.reasons and "BF16" in record.reasons[0].because
     reader = GGUFReader(file)
     assert bytes(reader.fields["general.name"].parts[-1]).decode() == "tickets"
     from safetensors.torch import load_file
@@ -347,8 +351,8 @@ def test_a_killed_quantization_leaves_no_file_and_the_next_call_makes_it(tmp_pat
     time.sleep(0.5)  # the worker may still write into its part
     assert not (run / "gguf" / "model-q3_k_l.gguf").exists()
     assert not (run / "quantize.json").exists()
-    record = quantized(run, ["q3_k_l"])
-    assert sorted(record["outputs"]) == ["gguf/model-q3_k_l.gguf"]
+    record = quantized(run, ["q3_k_l"]).record
+    assert sorted(record.outputs) == ["gguf/model-q3_k_l.gguf"]
     assert sorted(path.name for path in (run / "gguf").iterdir()) == ["model-f16.gguf", "model-q3_k_l.gguf"]
 
 
@@ -356,27 +360,27 @@ def test_a_killed_quantization_leaves_no_file_and_the_next_call_makes_it(tmp_pat
 def base_f32(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The f32 file of a tiny Llama."""
     root = tmp_path_factory.mktemp("base")
-    return output_of(converted(tiny.cached("llama-spm"), root, outtype="f32"), root)
+    return output_of(converted(tiny.cached("llama-spm"), root, outtype="f32").record, root)
 
 
 def test_an_adapter_alone_does_in_llama_cpp_what_it_does_in_peft(tmp_path: Path, base_f32: Path) -> None:
     base = tiny.cached("llama-spm")
     adapter = tiny.adapter(base, tmp_path / "adapter")
-    record = exported_lora(base, adapter, tmp_path)
-    assert record["figures"]["tensors"] == 2 * record["figures"]["modules"] == 2 * 14  # seven matrices, two layers
-    assert mean_kl(base, base_f32, adapter=adapter, lora=tmp_path / next(iter(record["outputs"]))) < 1e-5
+    record = exported_lora(base, adapter, tmp_path).record
+    assert record.figures == {"tensors": 2 * 14, "modules": 14, "alpha": 16}  # seven matrices, two layers
+    assert mean_kl(base, base_f32, adapter=adapter, lora=tmp_path / next(iter(record.outputs))) < 1e-5
     assert mean_kl(base, base_f32, adapter=adapter) > 1e-2  # and it matters
-    assert exported_lora(base, adapter, tmp_path)["reused"] is True
+    assert exported_lora(base, adapter, tmp_path).reused
 
 
 def test_a_rank_stabilised_adapter_gets_the_alpha_that_llama_cpp_needs(tmp_path: Path, base_f32: Path) -> None:
     """With the alpha as it was trained, llama.cpp answers 1.7 nats off on a tiny Qwen2."""
     base = tiny.cached("llama-spm")
     adapter = tiny.adapter(base, tmp_path / "adapter", use_rslora=True)  # r 8, alpha 16
-    record = exported_lora(base, adapter, tmp_path)
-    assert record["figures"]["alpha"] == pytest.approx(16 * 8**0.5)
-    assert "instead of 16" in record["reasons"][0]["because"]
-    assert mean_kl(base, base_f32, adapter=adapter, lora=tmp_path / next(iter(record["outputs"]))) < 1e-5
+    record = exported_lora(base, adapter, tmp_path).record
+    assert record.figures and record.figures["alpha"] == pytest.approx(16 * 8**0.5)
+    assert record.reasons and "instead of 16" in record.reasons[0].because
+    assert mean_kl(base, base_f32, adapter=adapter, lora=tmp_path / next(iter(record.outputs))) < 1e-5
 
 
 @pytest.mark.parametrize(
@@ -402,7 +406,7 @@ def test_an_adapter_that_llama_cpp_cannot_apply_is_refused_by_name(tmp_path, kin
     assert not (tmp_path / "gguf").exists()
 
 
-def exported_lora(base: Path, adapter: Path, root: Path) -> dict[str, Any]:
+def exported_lora(base: Path, adapter: Path, root: Path) -> StepResult[ExportRecord]:
     return export_lora(
         base=base,
         adapter=adapter,

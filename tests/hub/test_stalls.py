@@ -19,11 +19,13 @@ import pytest
 
 import cloud_runs
 import planning
+import step_records
 from cloud_runs import Cloud
 from command_child import Done, program
 from hub_emulator import ALWAYS, Fault, Hub
 from models import recorded
 from skill_train.core.files import write_json
+from skill_train.run import records
 from skill_train.run.folder import RunDir
 
 pytestmark = pytest.mark.slow
@@ -256,9 +258,9 @@ def trained(tmp_path: Path) -> Path:
     policy = {"sensitive": False, "hub_model_id": None}
     plan = planning.plan_document(recipe=recipe, policy=policy, recipe_hash="ab" * 32, fingerprints={})
     outputs = {f"adapter/{name}": cloud_runs.digest(content) for name, content in files.items()}
-    training = {"outputs": outputs, "data": {"train_rows": 40}, "figures": {"first_loss": 2.5, "last_loss": 0.25}}
+    training = step_records.trained(outputs, first_loss=2.5, last_loss=0.25)
     (folder / "plan.json").write_text(json.dumps(plan))
-    (folder / "train.json").write_text(json.dumps(training))
+    records.write(folder / "train.json", training)
     (tmp_path / "base").mkdir()
     return folder
 

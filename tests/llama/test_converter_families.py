@@ -6,14 +6,15 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import merging
 import tiny
 import tiny_vocab
-from skill_train.core import worker as native
 from skill_train.gguf.convert import convert
 from skill_train.llama import get_converter as toolchain
+from skill_train.llama import inference
 from skill_train.reference import load as reference
 
 pytestmark = pytest.mark.slow
@@ -85,8 +86,7 @@ def test_a_model_converts_and_llama_cpp_computes_the_same(
     with reference.reference_model(folder) as model:
         logits = reference.logits(model, IDS)
     logits.tofile(tmp_path / "tuned.bin")
-    job: dict[str, Any] = {"gguf": str(tmp_path / "m-f32.gguf"), "context_tokens": 64, "threads": 1, "plain": []}
-    job |= {"vocabulary": logits.shape[1], "special": [], "prompts": [], "scored": [], "base": None, "base_rows": 0}
-    job |= {"tuned": str(tmp_path / "tuned.bin"), "sequences": [{"ids": IDS, "first": 0}]}
-    found = native.run_worker("skill_train.llama.inference_worker", job)
-    assert found["figures"]["mean_kl"] < 1e-5, found["figures"]
+    file, tuned = str(tmp_path / "m-f32.gguf"), str(tmp_path / "tuned.bin")
+    job = inference.Job(gguf=file, context_tokens=64, threads=1, vocabulary=logits.shape[1], tuned=tuned)
+    found = inference.ask(msgspec.structs.replace(job, sequences=[inference.Sequence(IDS, 0)])).figures
+    assert found["mean_kl"] < 1e-5, found

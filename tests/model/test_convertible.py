@@ -19,10 +19,10 @@ import gguf_maker
 import tiny
 import tiny_families
 import tiny_vocab
-from skill_train.core import worker as native
 from skill_train.core.errors import UsageError, VerificationFailed
 from skill_train.gguf.convert import convert
 from skill_train.llama import get_converter as toolchain
+from skill_train.llama import inference
 from skill_train.model.convertible.vocabulary import why_no_vocabulary
 from skill_train.model.folder import read_model
 from skill_train.model.lora_targets import TARGETS
@@ -163,10 +163,15 @@ def distance(model: Path, gguf: Path, work: Path, tokens: Collection[int] = IDS)
     with reference.reference_model(model) as loaded:
         logits = reference.logits(loaded, ids)
     logits.tofile(work / "tuned.bin")
-    job: dict[str, Any] = {"gguf": str(gguf), "context_tokens": 64, "threads": 1, "plain": [], "special": []}
-    job |= {"vocabulary": logits.shape[1], "prompts": [], "scored": [], "base": None, "base_rows": 0}
-    job |= {"tuned": str(work / "tuned.bin"), "sequences": [{"ids": ids, "first": 0}]}
-    return float(native.run_worker("skill_train.llama.inference_worker", job)["figures"]["mean_kl"])
+    job = inference.Job(
+        gguf=str(gguf),
+        context_tokens=64,
+        threads=1,
+        vocabulary=logits.shape[1],
+        tuned=str(work / "tuned.bin"),
+        sequences=[inference.Sequence(ids, 0)],
+    )
+    return float(inference.ask(job).figures["mean_kl"])
 
 
 def require_same(model: Path, work: Path) -> None:
@@ -286,10 +291,10 @@ def test_plan_export_and_verify_name_the_window_that_is_left_out(tmp_path: Path,
     proof = verify(
         reference=model, adapter=None, base=None, ggufs=list(made.glob("*.gguf")), rows=[], held_out=[],
         record=tmp_path / "verify.json", tokens=64, progress=lambda *_: None, warn=lambda *_: None,
-    )  # fmt: skip
-    check = next(check for check in proof["checks"] if check["name"] == "window")
-    assert (check["verdict"], check["threshold"]) == ("warn", 8)
-    assert "more than 8 tokens" in check["detail"]
+    ).record  # fmt: skip
+    check = next(check for check in proof.checks if check.name == "window")
+    assert (check.verdict, check.threshold) == ("warn", 8)
+    assert "more than 8 tokens" in check.detail
 
 
 def test_every_type_with_lora_targets_is_walked_over() -> None:

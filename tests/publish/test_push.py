@@ -11,12 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 import planning
+import step_records
 import tiny
+import whole_records
 from hub_emulator import Fault, Hub
 from skill_train.publish.files import evaluation_of
+from skill_train.run import records
 from skill_train.run.folder import RunDir
+from skill_train.run.train_record import Answer
 
 pytestmark = pytest.mark.slow
 
@@ -46,8 +51,9 @@ def run(tmp_path: Path) -> Path:
     policy = {"sensitive": False, "hub_model_id": None}
     plan = planning.plan_document(recipe=recipe, policy=policy, recipe_hash="ab" * 32, fingerprints={})
     _write(folder / "plan.json", plan)
-    training = {"outputs": outputs, "data": {"train_rows": 40}, "figures": {"first_loss": 2.5, "last_loss": 0.25}}
-    _write(folder / "train.json", training | {"example": "a row of a customer", "answer": {"prompt": "of a customer"}})
+    training = step_records.trained(outputs, first_loss=2.5, last_loss=0.25)
+    training = replace(training, example="a row of a customer", answer=Answer("of a customer"))
+    records.write(folder / "train.json", training)
     _write_proof(folder, "pass")
     return folder
 
@@ -55,8 +61,9 @@ def run(tmp_path: Path) -> Path:
 def _write_proof(folder: Path, verdict: str) -> None:
     file = folder / "gguf" / "first-q8_0.gguf"
     check = {"name": "tuned", "file": file.name, "verdict": verdict, "figure": 1.0, "threshold": "1 ± 0.05"}
-    proof = {"verdict": verdict, "checks": [check | {"detail": "1.000 of the tuning"}], "samples": {"tokens": 2048}}
-    _write(folder / "verify.json", proof | {"inputs": {"ggufs": {file.name: _digest(file)}}})
+    checks = [check | {"detail": "1.000 of the tuning"}]
+    inputs = {"ggufs": {file.name: _digest(file)}}
+    _write(folder / "verify.json", whole_records.proof(verdict=verdict, checks=checks, inputs=inputs))
 
 
 def _write(path: Path, document: Any) -> None:
@@ -105,7 +112,9 @@ def test_it_arrives_byte_for_byte_and_says_what_was_changed(hub: Hub, tmp_path: 
 def test_the_adapters_own_gguf_needs_a_proof_too(hub: Hub, tmp_path: Path, run: Path) -> None:
     """And Ollama runs no adapter, though it is the smallest file."""
     (run / "gguf" / "first-lora-f16.gguf").write_bytes(b"GGUF")
-    _write(run / "lora_gguf.json", {"outputs": {"gguf/first-lora-f16.gguf": {"bytes": 4, "sha256": "x"}}})
+    _write(
+        run / "lora_gguf.json", {"outputs": {"gguf/first-lora-f16.gguf": {"bytes": 4, "sha256": "x", "quant": "f16"}}}
+    )
     code, answer, _ = _push(hub, tmp_path / "home", run, "--repo", "me/tickets")
     assert (code, answer["data"]["verdict"], [w["code"] for w in answer["warnings"]]) == (0, None, ["not_verified"])
     assert "skill-train/verify.json" not in hub.repositories["model", "me/tickets"].at("main")
@@ -174,12 +183,11 @@ def test_the_card_has_the_figures_of_these_files_and_of_no_others(hub: Hub, tmp_
     file = run / "gguf" / "first-q8_0.gguf"
     model = {"loss": 0.5, "exact_match": 0.75, "asked_rows": 20}
     difference = {"model": file.name, "against": "tuned", "measure": "loss", "difference": 0.01, "low": -0.02}
-    found = {
-        "inputs": {"models": {file.name: {"model": _digest(file), "adapter": None}}},
-        "rows": 20,
-        "models": [model | {"name": "base", "loss": 2.5}, model | {"name": file.name}],
-        "differences": [difference | {"high": 0.04, "says": "inside the noise"}],
-    }
+    found = whole_records.evaluation(
+        inputs={"models": {file.name: {"model": _digest(file), "adapter": None}}},
+        models=[model | {"name": "base", "loss": 2.5}, model | {"name": file.name}],
+        differences=[difference | {"high": 0.04, "says": "inside the noise"}],
+    )
     _write(run / "evaluate.json", found)
     _push(hub, tmp_path / "home", run, "--repo", "me/tickets")
     card = hub.repositories["model", "me/tickets"].at("main")["README.md"].decode()
@@ -196,7 +204,7 @@ def test_an_evaluation_of_an_earlier_model_that_was_trained_whole_is_left_out(tm
     (tmp_path / "merged" / "model.safetensors").write_bytes(b"weights")
     _write(tmp_path / "plan.json", planning.plan_document(recipe={"finetuning_type": "full"}))
     tuned = {"model": {"model.safetensors": _digest(tmp_path / "merged" / "model.safetensors")}, "adapter": None}
-    _write(tmp_path / "evaluate.json", {"inputs": {"models": {"tuned": tuned}}})
+    _write(tmp_path / "evaluate.json", whole_records.evaluation(inputs={"models": {"tuned": tuned}}))
     assert evaluation_of(RunDir(tmp_path), []) is not None
     (tmp_path / "merged" / "model.safetensors").write_bytes(b"trained again")
     assert evaluation_of(RunDir(tmp_path), []) is None
@@ -268,12 +276,9 @@ def test_a_proof_of_other_files_goes_nowhere(hub: Hub, tmp_path: Path, run: Path
     _write_proof(run, "fail")
     if "gguf" in parts:
         (run / "gguf" / "first-q8_0.gguf").write_bytes(b"GGUF, exported again")
-    evaluation = {
-        "inputs": {"models": {"first-q8_0.gguf": {"model": {"bytes": 1, "sha256": "0"}}}},
-        "models": [],
-        "rows": 3,
-    }
-    _write(run / "evaluate.json", evaluation | {"differences": [], "answers": [{"prompt": ROW}]})
+    answer = {"line": 1, "prompt": ROW, "expected": "", "answers": {}}
+    inputs = {"models": {"first-q8_0.gguf": {"model": {"bytes": 1, "sha256": "0"}}}}
+    _write(run / "evaluate.json", whole_records.evaluation(inputs=inputs, answers=[answer]))
     options = [word for part in parts for word in ("--part", part)]
     code, answer, _ = _push(hub, tmp_path / "home", run, "--repo", "me/tickets", *options)
     assert (code, answer["data"]["verdict"]) == (0, None)
@@ -304,7 +309,10 @@ def test_a_proof_leaves_without_rows(hub: Hub, tmp_path: Path, run: Path) -> Non
         proof["checks"][-1] |= {"threshold": ROW}
     proof |= {"examples": [ROW], "not_checked": [{"name": "tokens", "file": "first-q8_0.gguf", "reason": ROW}]}
     _write(run / "verify.json", proof | {"verdict": "warn", "something_new": ROW})
-    _write(run / "train.json", json.loads((run / "train.json").read_text()) | {"checks": [{"name": "x"} | quoting]})
+    _write(
+        run / "train.json",
+        json.loads((run / "train.json").read_text()) | {"checks": [{"name": "x", "verdict": "warn"} | quoting]},
+    )
     code, answer, _ = _push(hub, tmp_path / "home", run, "--repo", "me/tickets")
     assert (code, answer["data"]["verdict"]) == (0, "warn")
     there = hub.repositories["model", "me/tickets"].at("main")

@@ -4,19 +4,36 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
+import whole_records
 from skill_train.core.units import dollars, duration
 from skill_train.report.figure import Record, Run
 from skill_train.report.sections import curve, differences, estimates, shown, steps, thinned, verdict
 from skill_train.report.words import marked, nats, number, placeless, rate, share, size
+from skill_train.run.cloud_record import CloudRecord
+from skill_train.run.demo_record import Demo
+from skill_train.run.evaluate_record import Evaluation
+from skill_train.run.train_record import StepLine
+from skill_train.run.verify_record import Proof
 
 ADAPTER = {"bytes": 10, "sha256": "aa"}
 FILE = {"bytes": 20, "sha256": "bb", "quant": "q8_0"}
 
 
-def run(**documents: Any) -> Run:
-    return Run(name="first", call="runs/first", documents=documents, metrics=[], texts={})
+def run(verify: Any = None, evaluate: Any = None, demo: Any = None, cloud: Any = None, **documents: Any) -> Run:
+    return Run(
+        name="first",
+        call="runs/first",
+        documents=documents,
+        metrics=[],
+        texts={},
+        proof=verify and msgspec.convert(verify, Proof),
+        evaluation=evaluate and msgspec.convert(evaluate, Evaluation),
+        demo=demo and msgspec.convert(demo, Demo),
+        cloud=cloud and msgspec.convert(cloud, CloudRecord),
+    )
 
 
 def trained(word: str = "pass") -> dict[str, Any]:
@@ -30,7 +47,7 @@ def proven(*words: str, file: str = "m-q8_0.gguf", sha256: str = "bb", adapter: 
     ]
     worst = next(word for word in ("fail", "warn", "pass") if word in words)
     inputs = {"adapter": {"adapter_model.safetensors": adapter}, "ggufs": {file: {"bytes": 20, "sha256": sha256}}}
-    return {"verdict": worst, "checks": checks, "inputs": inputs, "not_checked": []}
+    return whole_records.proof(verdict=worst, checks=checks, inputs=inputs)
 
 
 CONVERT = {"outputs": {"gguf/m-q8_0.gguf": FILE}}
@@ -41,7 +58,7 @@ CONVERT = {"outputs": {"gguf/m-q8_0.gguf": FILE}}
     [
         ({}, "unknown", "Not trained yet", "", "skill-train local --resume --run-dir runs/first"),
         (
-            {"cloud": {"run_id": "0", "jobs": [{"number": 1}]}},
+            {"cloud": whole_records.cloud({"number": 1})},
             "unknown",
             "Submitted, results not fetched yet",
             "",
@@ -205,12 +222,13 @@ def test_thinning_keeps_the_ends_and_the_extremes() -> None:
 
 
 def test_a_curve_has_a_gap_where_a_value_is_not_known() -> None:
-    metrics = [{"step": 5, "memory_bytes": {"cuda": 7}}, {"step": 6, "memory_bytes": None}, {"step": 7}]
+    used = {5: {"cuda": 7}, 6: None, 7: {"rss": 9}}
+    metrics = [StepLine(step=step, steps=7, memory_bytes=memory) for step, memory in used.items()]
     assert curve(metrics, "memory_bytes", "cuda") == ([5, 6, 7], [7, None, None])
 
 
 def test_the_table_of_steps_has_at_most_two_hundred_and_the_last() -> None:
-    table = steps([{"step": step, "loss": 0.5} for step in range(1, 1001)])
+    table = steps([StepLine(step=step, steps=1000, loss=0.5) for step in range(1, 1001)])
     assert (table["every"], table["steps"], len(table["rows"])) == (5, 1000, 201)
     assert table["rows"][-1] == [1000, "0.5", "", "", "", ""]
     assert steps([]) == {"every": 1, "rows": [], "steps": 0}
@@ -237,7 +255,7 @@ def test_runs_differ_in_what_is_another_and_in_nothing_else() -> None:
 def test_runs_are_compared_by_the_loss_on_rows_that_never_trained() -> None:
     """As `evaluate` measured it; nothing takes its place."""
     models = [{"name": name, "exact_match": 0.0, "loss": loss} for name, loss in (("base", 13.099), ("tuned", 9.57))]
-    evaluate = {"models": models, "differences": [], "answers": []}
+    evaluate = whole_records.evaluation(models=models)
     cells = dict(shown(run(train=trained(), evaluate=evaluate))["overview"])["held-out loss, base to tuned"]
     assert [cell.text for cell in cells] == ["13.1", "9.57"]
     cells = dict(shown(run(train=trained()))["overview"])["held-out loss, base to tuned"]
@@ -247,13 +265,13 @@ def test_runs_are_compared_by_the_loss_on_rows_that_never_trained() -> None:
 def test_an_evaluation_is_taken_before_the_demo_and_never_mixed_with_it() -> None:
     stage = {"stage": "q8_0", "exact_match": 1.0, "tokens_per_second": 100.0}
     model = {"name": "m-q8_0.gguf", "exact_match": 0.25, "tokens_per_second": None, "loss": 1.0, "perplexity": 2.7}
-    documents = {"convert": CONVERT, "demo": {"figures": {"stages": [stage]}}, "train": trained()}
+    documents = {"convert": CONVERT, "demo": whole_records.demo(stage), "train": trained()}
     (file,) = shown(run(**documents))["files"]
     assert (file["exact_match"].text, file["speed"].text) == ("100%", "100 tokens/s")
-    (file,) = shown(run(**documents, evaluate={"models": [model], "differences": [], "answers": []}))["files"]
+    (file,) = shown(run(**documents, evaluate=whole_records.evaluation(models=[model])))["files"]
     assert (file["exact_match"].text, file["speed"].text) == ("25.0%", "not measured")
     other = model | {"name": "m-f16.gguf"}
-    (file,) = shown(run(**documents, evaluate={"models": [other], "differences": [], "answers": []}))["files"]
+    (file,) = shown(run(**documents, evaluate=whole_records.evaluation(models=[other])))["files"]
     assert (file["exact_match"].text, file["speed"].text) == ("not measured", "not measured")
 
 
@@ -265,7 +283,7 @@ def test_an_evaluation_is_taken_before_the_demo_and_never_mixed_with_it() -> Non
 def test_an_evaluation_of_other_files_is_left_out_and_said(file: str, adapter: str, left_out: bool) -> None:
     tuned = {"model": "the folder of base", "adapter": {"adapter_model.safetensors": {"bytes": 10, "sha256": adapter}}}
     inputs = {"models": {"tuned": tuned, "m-q8_0.gguf": {"model": {"bytes": 20, "sha256": file}, "adapter": None}}}
-    record = {"inputs": inputs, "models": [{"name": "tuned", "loss": 1.0}], "differences": [], "answers": []}
+    record = whole_records.evaluation(inputs=inputs, models=[{"name": "tuned", "loss": 1.0}])
     view = shown(run(train=trained(), convert=CONVERT, evaluate=record).without_outdated())
     assert (view["quality"] is None) is left_out
     assert ("evaluated, but other files than these" in [one["said"] for one in view["missing"]]) is left_out
@@ -274,7 +292,7 @@ def test_an_evaluation_of_other_files_is_left_out_and_said(file: str, adapter: s
 def test_an_evaluation_of_an_earlier_model_that_was_trained_whole_is_left_out() -> None:
     train = trained() | {"outputs": {"merged/model.safetensors": ADAPTER}}
     tuned = {"model": {"model.safetensors": ADAPTER}, "adapter": None}
-    record = {"inputs": {"models": {"tuned": tuned}}, "models": [{"name": "tuned"}], "differences": [], "answers": []}
+    record = whole_records.evaluation(inputs={"models": {"tuned": tuned}}, models=[{"name": "tuned"}])
     assert run(train=train, evaluate=record).without_outdated()["evaluate"]
     tuned["model"] = {"model.safetensors": ADAPTER | {"sha256": "ee"}}
     assert not run(train=train, evaluate=record).without_outdated()["evaluate"]
@@ -282,7 +300,7 @@ def test_an_evaluation_of_an_earlier_model_that_was_trained_whole_is_left_out() 
 
 def test_a_model_that_was_trained_whole_is_held_against_its_proof() -> None:
     train = trained() | {"outputs": {"merged/model.safetensors": ADAPTER}}
-    proof = proven("pass") | {"inputs": {"adapter": None, "reference": {"model.safetensors": ADAPTER}, "ggufs": {}}}
+    proof = whole_records.proof(inputs={"reference": {"model.safetensors": ADAPTER}})
     assert verdict(run(train=train, verify=proof))["word"] == "pass"
     proof["inputs"]["reference"] = {"model.safetensors": ADAPTER | {"sha256": "cc"}}
     assert verdict(run(train=train, verify=proof))["because"] == ["merged/ is another than the one that was verified"]
@@ -296,7 +314,9 @@ def test_the_file_to_run_is_the_smallest_that_passes() -> None:
         {"name": "logits", "file": f"m {quant}.gguf", "verdict": word, "detail": ""}
         for quant, word in (("f16", "pass"), ("q8_0", "pass"), ("q4_k_m", "fail"))
     ]
-    view = shown(run(convert={"outputs": outputs}, verify={"checks": checks, "verdict": "fail"}, train=trained()))
+    view = shown(
+        run(convert={"outputs": outputs}, verify=whole_records.proof(checks=checks, verdict="fail"), train=trained())
+    )
     assert view["run_it"]["quant"] == "q8_0"
     lines = [line for one in view["run_it"]["commands"] for line in one["lines"]]
     assert "llama-cli -m 'gguf/m q8_0.gguf' -cnv" in lines

@@ -20,6 +20,7 @@ import pytest
 
 import browser
 import light
+import whole_records
 from command_tree import commands
 from pages import Page, differing
 from skill_train.core.errors import UsageError
@@ -257,7 +258,7 @@ def test_a_run_in_the_cloud_shows_its_jobs(run: Path) -> None:
     job = {"number": 1, "state": "started", "job_id": "64f0", "url": "https://huggingface.co/jobs/ada/64f0"}
     job |= {"flavor": "a10g-small", "timeout_seconds": 7200, "usd_per_hour": 1.0, "asked_at": "2026-11-21T10:00:00Z"}
     spoofed = job | {"number": 2, "job_id": "64f1", "url": "javascript:alert(1)"}
-    cloud = {"schema": "skill-train/cloud/1", "run_id": "0123456789ab", "bucket": "ada/jobs-artifacts", "jobs": [job]}
+    cloud = whole_records.cloud(job, bucket="ada/jobs-artifacts")
     (run / "cloud.json").write_text(json.dumps(cloud), encoding="utf-8")
     page = make(run)
     assert [
@@ -290,7 +291,13 @@ def test_the_same_run_gives_the_same_page(run: Path, page: Page) -> None:
 
 
 def test_a_long_run_stays_small(run: Path) -> None:
-    line = {"learning_rate": 1e-4, "grad_norm": 1.0, "tokens_per_second": 100.0, "memory_bytes": {"rss": 1, "cuda": 2}}
+    line = {
+        "steps": 50_000,
+        "learning_rate": 1e-4,
+        "grad_norm": 1.0,
+        "tokens_per_second": 100.0,
+        "memory_bytes": {"rss": 1, "cuda": 2},
+    }
     with open(run / "metrics.jsonl", "w", encoding="utf-8") as file:
         for step in range(1, 50_001):
             file.write(json.dumps(line | {"step": step, "loss": 9.5 if step == 31_416 else 1 + step % 7 / 7}) + "\n")
@@ -399,7 +406,7 @@ def _poisoned(value: Any, payload: str, key: str = "") -> Any:
         return {name: _poisoned(item, payload, name) for name, item in value.items()}
     if isinstance(value, list):
         return [_poisoned(item, payload, key) for item in value]
-    return value + payload if isinstance(value, str) and key not in ("verdict", "sha256") else value
+    return value + payload if isinstance(value, str) and key not in ("verdict", "sha256", "how") else value
 
 
 def _points(html: str, gid: str) -> list[tuple[float, float]]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import planning
@@ -30,7 +30,7 @@ def test_it_is_read_back_as_it_was_written(tmp_path: Path) -> None:
     run = RunDir(tmp_path / "run")
     assert read(run) is None
     data = CloudData("/dataset", 10, 1, bucket="me/jobs-artifacts", folder="rows-1")
-    record = dataclasses.replace(RECORD, data=data)
+    record = msgspec.structs.replace(RECORD, data=data)
     write(run, record)
     assert read(run) == submitted(run) == record
 
@@ -49,11 +49,11 @@ def test_the_file_has_the_keys_that_others_read(tmp_path: Path) -> None:
 
 
 def test_a_job_that_started_takes_the_place_of_the_one_that_was_asked_for() -> None:
-    started = dataclasses.replace(JOB, state="started", job_id="a" * 24, url="u", created_at="2026-11-21T10:00:01Z")
-    second = dataclasses.replace(JOB, number=2)
+    started = msgspec.structs.replace(JOB, state="started", job_id="a" * 24, url="u", created_at="2026-11-21T10:00:01Z")
+    second = msgspec.structs.replace(JOB, number=2)
     record = RECORD.with_job(second).with_job(started)
     assert record.jobs == (started, second) and record.last == second
-    assert dataclasses.replace(record, jobs=()).last is None
+    assert msgspec.structs.replace(record, jobs=()).last is None
 
 
 @pytest.mark.parametrize(
@@ -64,8 +64,10 @@ def test_a_job_that_started_takes_the_place_of_the_one_that_was_asked_for() -> N
         {"run_id": "no"},
         {"run_id": 5},
         {"jobs": [{"number": 1}]},
-        {"jobs": [dataclasses.asdict(JOB) | {"state": "started"}]},
+        {"jobs": [msgspec.to_builtins(JOB) | {"state": "started"}]},
         {"more": 1},
+        {"jobs": {}},
+        {"hub_model_id": None},
     ],
 )
 def test_another_file_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:

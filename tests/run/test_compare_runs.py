@@ -3,12 +3,13 @@ recorded 2026-11-21 with the program of that day and transformers 5.23, trl 1.16
 
 from __future__ import annotations
 
-import copy
+import dataclasses
 import json
 import shutil
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from skill_train.commands.diff import DiffOptions, _read, run
@@ -16,7 +17,7 @@ from skill_train.core.console import MAX_JSON_BYTES, Console
 from skill_train.core.errors import UsageError
 from skill_train.run import compare_runs as diff
 from skill_train.run.folder import RunDir
-from skill_train.run.records import read_lines
+from skill_train.run.train_record import StepLine, read_steps
 
 RECORDED = Path(__file__).resolve().parent.parent / "support" / "data" / "runs" / "tiny"
 
@@ -27,12 +28,15 @@ def recorded() -> diff.Run:
 
 def changed(part: str, *path: str | int, to: Any) -> diff.Run:
     """The recorded run with one value replaced."""
-    run = copy.deepcopy(recorded())
-    place = getattr(run, part)
+    run = recorded()
+    kept = getattr(run, part)
+    document = msgspec.to_builtins(kept)
+    place = document
     for key in path[:-1]:
         place = place[key]
     place[path[-1]] = to
-    return run
+    kind = list[type(kept[0])] if isinstance(kept, list) and part == "metrics" else type(kept)  # type: ignore[misc]
+    return dataclasses.replace(run, **{part: document if part == "samples" else msgspec.convert(document, kind)})
 
 
 def facts(found: list[diff.Difference]) -> list[str]:
@@ -116,7 +120,7 @@ def test_a_token_that_differs_is_placed() -> None:
 
 def test_losses_are_told_and_not_judged() -> None:
     line = recorded().metrics[4]
-    found = diff.compare(recorded(), changed("metrics", 4, "loss", to=line["loss"] + 0.25))
+    found = diff.compare(recorded(), changed("metrics", 4, "loss", to=(line.loss or 0) + 0.25))
     assert found.verdict == "same"
     assert found.losses == {"steps": 8, "equal": False, "largest_difference": 0.25, "at_step": 5}
 
@@ -126,16 +130,16 @@ def test_other_weights_without_a_reason_are_told() -> None:
     other = changed("train", "outputs", name, "sha256", to="0" * 64)
     found = diff.compare(recorded(), other)
     assert (found.same_weights, found.unexplained, found.verdict) == (False, True, "same")
-    other.environment["device_name"] = "another processor"  # type: ignore[index]
-    assert diff.compare(recorded(), other).unexplained is False
+    elsewhere = changed("environment", "device_name", to="another processor")
+    assert diff.compare(recorded(), dataclasses.replace(other, environment=elsewhere.environment)).unexplained is False
 
 
 def test_a_fact_that_only_one_run_has_is_said() -> None:
     """A run of an earlier version has no record of the data; one that failed has fewer steps and no weights."""
     old = recorded()
     assert old.environment is not None
-    for name in ("data", "optimizer"):
-        del old.environment[name]
+    environment = msgspec.structs.replace(old.environment, data=None, optimizer=None)
+    old = dataclasses.replace(old, environment=environment)
     found = diff.compare(recorded(), old)
     assert found.verdict == "incomplete"
     assert found.not_compared == ["data: only run A has a record", "optimizer: only run A has a record"]
@@ -153,10 +157,11 @@ def test_an_adapter_on_one_side_alone_is_another_recipe() -> None:
 
 def test_every_placement_argument_is_one_of_the_trainer() -> None:
     """A renamed argument must not stay excused."""
-    environment = recorded().environment or {}
-    assert set(environment["trainer"]) >= diff.PLACEMENT_ARGUMENTS
-    assert set(environment["lora"]) | {"runtime_config"} >= diff.PLACEMENT_OF["lora"]
-    assert set(environment["optimizer"]["groups"][0]) >= diff.PLACEMENT_OF["optimizer"]
+    environment = recorded().environment
+    assert environment and environment.trainer and environment.lora and environment.optimizer
+    assert set(environment.trainer) >= diff.PLACEMENT_ARGUMENTS
+    assert set(environment.lora) | {"runtime_config"} >= diff.PLACEMENT_OF["lora"]
+    assert set(environment.optimizer["groups"][0]) >= diff.PLACEMENT_OF["optimizer"]
 
 
 def test_the_arguments_that_decide_the_model_are_of_the_recipe() -> None:
@@ -196,11 +201,11 @@ def test_the_answer_names_what_differs_within_its_bound(capsys: pytest.CaptureFi
 
 def test_a_torn_last_line_is_left_out_and_a_broken_one_is_not(tmp_path: Path) -> None:
     file = tmp_path / "metrics.jsonl"
-    file.write_text('{"step": 1}\n{"st')
-    assert read_lines(file) == [{"step": 1}]
+    file.write_text('{"step": 1, "steps": 9}\n{"st')
+    assert read_steps(file) == [StepLine(step=1, steps=9)]
     file.write_text('{"st\n{"step": 2}\n')
     with pytest.raises(UsageError) as caught:
-        read_lines(file)
+        read_steps(file)
     assert (caught.value.code, caught.value.message) == ("broken_record", f"line 1 of {file} is not JSON")
 
 

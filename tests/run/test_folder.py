@@ -14,11 +14,14 @@ import pytest
 
 import containers
 from skill_train.core import files as parts
+from skill_train.core.digests import FileDigest
 from skill_train.core.errors import DecisionNeeded, UsageError
 from skill_train.core.files import whole_file, whole_folder
 from skill_train.gguf import export_files
 from skill_train.run import folder as run_dir
-from skill_train.run.folder import RunDir, finished_record, note_of, require_space, set_aside, write_record
+from skill_train.run import records
+from skill_train.run.export_record import ExportedFile, ExportRecord
+from skill_train.run.folder import RunDir, finished_record, note_of, require_space, set_aside
 
 
 def test_whole_folder_appears_when_the_block_ends(tmp_path: Path) -> None:
@@ -169,8 +172,8 @@ def test_an_adapters_own_file_is_told_by_its_record_not_by_its_name(tmp_path: Pa
     for name in ("qwen-lora-v2-f16.gguf", "qwen-lora-v2-lora-f16.gguf"):
         (run.gguf / name).write_bytes(b"GGUF")
     assert [path.name for path in run.ggufs] == ["qwen-lora-v2-f16.gguf", "qwen-lora-v2-lora-f16.gguf"]
-    outputs = {"gguf/qwen-lora-v2-lora-f16.gguf": {"bytes": 4, "sha256": "x"}}
-    write_record(run.record("lora_gguf"), inputs={}, options={}, outputs=outputs)
+    made: ExportedFile = {"bytes": 4, "sha256": "x", "quant": "f16"}
+    records.write(run.record("lora_gguf"), ExportRecord(outputs={"gguf/qwen-lora-v2-lora-f16.gguf": made}))
     assert run.ggufs == [run.gguf / "qwen-lora-v2-f16.gguf"]
 
 
@@ -186,64 +189,64 @@ def test_digests_are_sha256_by_name(tmp_path: Path) -> None:
     assert list(run_dir.digests(tmp_path, [tmp_path / "b.bin"])) == ["b.bin"]
 
 
-INPUTS = {"base": {"model.safetensors": {"bytes": 2, "sha256": "x"}}}
-OPTIONS = {"dtype": "float16"}
+INPUTS: dict[str, FileDigest] = {"model.safetensors": {"bytes": 2, "sha256": "x"}}
+OPTIONS = {"outtype": "f16"}
 
 
 def _finished(folder: Path) -> Path:
-    (folder / "merged").mkdir(parents=True)
-    output = folder / "merged" / "model.safetensors"
+    (folder / "gguf").mkdir(parents=True)
+    output = folder / "gguf" / "m.gguf"
     output.write_bytes(b"12")
-    digest = {"bytes": 2, "sha256": hashlib.sha256(b"12").hexdigest()}
-    outputs = {"merged/model.safetensors": digest | {"quant": None}}
-    write_record(folder / "merge.json", inputs=INPUTS, options=OPTIONS, outputs=outputs)
-    return folder / "merge.json"
+    made: ExportedFile = {"bytes": 2, "sha256": hashlib.sha256(b"12").hexdigest(), "quant": "f16"}
+    record = ExportRecord(step="convert", inputs=INPUTS, options=OPTIONS, outputs={"gguf/m.gguf": made})
+    records.write(folder / "convert.json", record)
+    return folder / "convert.json"
 
 
 def test_no_record_means_work_to_do(tmp_path: Path) -> None:
-    assert finished_record(tmp_path / "merge.json", inputs=INPUTS, options=OPTIONS) is None
+    assert finished_record(tmp_path / "convert.json", ExportRecord, inputs=INPUTS, options=OPTIONS) is None
 
 
 def test_a_matching_record_is_the_answer(tmp_path: Path) -> None:
-    record = finished_record(_finished(tmp_path), inputs=INPUTS, options=OPTIONS)
+    record = finished_record(_finished(tmp_path), ExportRecord, inputs=INPUTS, options=OPTIONS)
     assert record is not None
-    assert (record["schema"], record["step"]) == ("skill-train/step/1", "merge")
+    assert (record.schema, record.step) == ("skill-train/step/1", "convert")
 
 
 @pytest.mark.parametrize(
-    ("inputs", "options", "different"), [({}, OPTIONS, "inputs"), (INPUTS, {"dtype": "bfloat16"}, "options")]
+    ("inputs", "options", "different"), [({}, OPTIONS, "inputs"), (INPUTS, {"outtype": "bf16"}, "options")]
 )
 def test_other_work_is_not_overwritten(
     tmp_path: Path, inputs: dict[str, str], options: dict[str, str], different: str
 ) -> None:
     path = _finished(tmp_path)
     with pytest.raises(UsageError, match=different) as caught:
-        finished_record(path, inputs=inputs, options=options)
+        finished_record(path, ExportRecord, inputs=inputs, options=options)
     assert caught.value.code == "output_exists"
     assert caught.value.hint
 
 
 def test_work_of_which_nothing_is_left_is_to_be_done_again(tmp_path: Path) -> None:
     path = _finished(tmp_path)
-    (tmp_path / "merged" / "model.safetensors").unlink()
-    assert finished_record(path, inputs=INPUTS, options=OPTIONS) is None
+    (tmp_path / "gguf" / "m.gguf").unlink()
+    assert finished_record(path, ExportRecord, inputs=INPUTS, options=OPTIONS) is None
 
 
 def test_a_record_of_nothing_is_no_work_done(tmp_path: Path) -> None:
     """Edited by hand, say: what reads the name of the file in it would find none."""
     path = _finished(tmp_path)
     path.write_text(json.dumps(json.loads(path.read_text()) | {"outputs": {}}))
-    assert finished_record(path, inputs=INPUTS, options=OPTIONS) is None
+    assert finished_record(path, ExportRecord, inputs=INPUTS, options=OPTIONS) is None
     assert export_files.outtype(path, ["f16"]) == "f16"
 
 
 @pytest.mark.parametrize("damage", ["same size", "shorter"])
 def test_a_changed_output_is_noticed(tmp_path: Path, damage: str) -> None:
     path = _finished(tmp_path)
-    output = tmp_path / "merged" / "model.safetensors"
+    output = tmp_path / "gguf" / "m.gguf"
     output.write_bytes(b"13" if damage == "same size" else b"1")
     with pytest.raises(UsageError) as caught:
-        finished_record(path, inputs=INPUTS, options=OPTIONS)
+        finished_record(path, ExportRecord, inputs=INPUTS, options=OPTIONS)
     assert caught.value.code == "output_changed"
 
 
@@ -285,18 +288,19 @@ def test_a_result_without_its_record_is_set_aside(tmp_path: Path) -> None:
 def test_a_note_becomes_the_record_of_what_it_describes_and_of_nothing_else(tmp_path: Path) -> None:
     """A kill came between the two."""
     record = _finished(tmp_path)
-    note = note_of(tmp_path / "merged", record)
-    arguments: dict[str, Any] = {"inputs": INPUTS, "options": OPTIONS, "made": tmp_path / "merged"}
+    file = tmp_path / "gguf" / "m.gguf"
+    note = note_of(file, record)
+    arguments: dict[str, Any] = {"inputs": INPUTS, "options": OPTIONS, "made": file}
     os.rename(record, note)
-    assert finished_record(record, **arguments | {"options": {}}) is None and not record.exists()
-    (tmp_path / "merged" / "model.safetensors").write_bytes(b"13")
-    assert finished_record(record, **arguments) is None and not record.exists()
-    (tmp_path / "merged" / "model.safetensors").write_bytes(b"12")
-    assert finished_record(record, **arguments) is not None and record.is_file() and not note.exists()
+    assert finished_record(record, ExportRecord, **arguments | {"options": {}}) is None and not record.exists()
+    file.write_bytes(b"13")
+    assert finished_record(record, ExportRecord, **arguments) is None and not record.exists()
+    file.write_bytes(b"12")
+    assert finished_record(record, ExportRecord, **arguments) is not None and record.is_file() and not note.exists()
     note.write_text(json.dumps({"inputs": INPUTS, "options": OPTIONS, "outputs": {"../secret": {}}}))
     record.unlink()
     with pytest.raises(UsageError) as caught:
-        finished_record(record, **arguments)
+        finished_record(record, ExportRecord, **arguments)
     assert caught.value.code == "broken_record"
 
 

@@ -23,6 +23,7 @@ from skill_train.hub import flavors
 from skill_train.recipe import fields as recipe
 from skill_train.run import job_spec
 from skill_train.run.job_spec import Mount
+from skill_train.run.train_record import SmokeCheck
 
 NAMES = (
     "it's.jsonl", 'a"b.jsonl', "a\nb.jsonl", "two words.jsonl", "$(touch canary).jsonl", "`touch canary`.jsonl",
@@ -78,7 +79,7 @@ def test_a_name_in_a_task_and_in_a_job() -> None:
 
 def test_markup_and_escapes_in_a_table_are_text(capsys: pytest.CaptureFixture[str]) -> None:
     hostile = "[/b][bold]x[link=file:///etc/passwd]\x1b[31m:smile:\u202egnp"
-    check = {"name": hostile, "verdict": "pass", "figure": hostile, "detail": hostile}
+    check = SmokeCheck(name=hostile, verdict="pass", figure=1, detail=hostile)
     console = Console("human", "x")
     console.result(Result({}, human=lambda rich: draw_checks(rich, f"title {hostile}", [check]), next=[hostile]))
     console.result(Result({}, human=lambda rich: rich.print_json(data={hostile: [hostile]})))

@@ -13,8 +13,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+from msgspec.structs import replace
 
+import step_records
 from hub_emulator import Hub
 from hub_emulator.buckets import Bucket, put_files
 from hub_emulator.jobs import Job
@@ -148,7 +151,8 @@ def result(state: str = "done", **more: bytes) -> dict[str, bytes]:
     """The files of a run that has ended, with `kept.json`."""
     adapter = {"adapter/adapter_config.json": b"{}", "adapter/adapter_model.safetensors": b"tuned" * 1000}
     outputs = {name: digest(content) for name, content in adapter.items()}
-    train = json.dumps({"recipe_hash": plan()["recipe_hash"], "outputs": outputs}).encode()
+    trained = replace(step_records.trained(outputs), recipe_hash=plan()["recipe_hash"])
+    train = json.dumps(msgspec.to_builtins(trained)).encode()
     files = adapter | {"train.json": train, "metrics.jsonl": metrics(10), "environment.json": b"{}", **more}
     marker = {"run": RUN_ID, "state": state, "exit_code": 0, "files": {n: digest(c) for n, c in files.items()}}
     return files | {"kept.json": json.dumps(marker).encode()}

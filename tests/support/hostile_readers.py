@@ -49,7 +49,7 @@ from skill_train.program.model_files import check_base, check_model, read_foreig
 from skill_train.program.plan import load_plan
 from skill_train.program.rows import iter_rows
 from skill_train.recipe import fields as recipe
-from skill_train.run import begun, cloud_record, plan_record, records
+from skill_train.run import begun, cloud_record, plan_record, records, train_record
 from skill_train.run import lock as run_lock
 from skill_train.run.folder import RunDir
 from skill_train.train import local
@@ -432,7 +432,11 @@ def _of_recipes() -> list[Reader]:
 
 # --- A run directory, caches ---
 
-_LINES = ("metrics.jsonl", "samples.jsonl", "held_out.jsonl")
+_LINES: dict[str, Callable[[Path], Any]] = {
+    "metrics.jsonl": train_record.read_steps,
+    "samples.jsonl": train_record.read_fed_rows,
+    "held_out.jsonl": train_record.read_rows,
+}
 _TEXTS = ("recipe.yaml", "gguf/Modelfile", "train.log")
 
 
@@ -482,12 +486,11 @@ def _of_records() -> list[Reader]:
     """The readers of records themselves: a thousand a second."""
     names = [name for name in sorted(hostile_records.documents()) if name != "cloud.json"]
     made = [
-        Reader("a record", name, "json", _cloud_run, lambda run, name=name: text(records.read_json(run / name)))
-        for name in names
+        Reader("a record", name, "json", _cloud_run, lambda run, name=name: _read_record(run / name)) for name in names
     ]
     made += [
-        Reader("lines", name, "jsonl", _cloud_run, lambda run, name=name: text(records.read_lines(run / name)))
-        for name in _LINES
+        Reader("lines", name, "jsonl", _cloud_run, lambda run, name=name, read=read: read(run / name))
+        for name, read in _LINES.items()
     ]
     calls: dict[str, Call] = {
         "the record of the jobs": lambda run: cloud_record.read(RunDir(run)),
@@ -501,6 +504,15 @@ def _of_records() -> list[Reader]:
     made.append(Reader("what has begun", "plan.json", "json", _run, _begun))
     made.append(Reader("the lock", ".lock", "text", _run, lambda run: run_lock.is_locked(RunDir(run))))
     return made
+
+
+def _read_record(path: Path) -> None:
+    """Read, and written again."""
+    kind = hostile_records.CLASSES.get(path.name)
+    if kind is None:
+        text(records.read_json(path))
+    else:
+        records.write(path.with_name("again.json"), records.read(path, kind))
 
 
 def _begun(run: Path) -> None:

@@ -9,16 +9,31 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 import cloud_runs
 from hostile import command, cut, file_bytes, text
 from hostile_files import ADAPTER, Target, _entry, _safetensors, in_folder
+from skill_train.cloud.pull import Pull
 from skill_train.llama import get_converter as toolchain
+from skill_train.run.demo_record import Demo
+from skill_train.run.evaluate_record import Evaluation
+from skill_train.run.export_record import ExportRecord
+from skill_train.run.merge_record import MergeRecord
+from skill_train.run.train_record import Environment, TrainFailure, TrainRecord
+from skill_train.run.verify_record import Proof
 
 RUNS = Path(__file__).resolve().parent / "data" / "runs"
 _METRIC = {"step": 1, "steps": 9, "loss": 2.5, "learning_rate": 1e-4, "seconds": 2.0, "tokens": 9, "trained_tokens": 3,
            "grad_norm": 1.0, "tokens_per_second": 100.0, "memory_bytes": {"rss": 10**9}}  # fmt: skip
 _SAMPLE = {"row": 1, "kind": "chat", "rendered": "x", "input_ids": [1, 2], "labels": [-100, 2],
-           "messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}  # fmt: skip
+           "messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}], "line": 2,
+           "truncated": False, "full_length": 2}  # fmt: skip
+CLASSES: dict[str, type[Any]] = {
+    "train.json": TrainRecord, "train.failed.json": TrainFailure, "environment.json": Environment,
+    "merge.json": MergeRecord, "convert.json": ExportRecord, "quantize.json": ExportRecord,
+    "verify.json": Proof, "evaluate.json": Evaluation, "demo.json": Demo, "pull.json": Pull,
+}  # fmt: skip
 
 
 @cache
@@ -27,14 +42,16 @@ def documents() -> dict[str, Any]:
     found = {path.name: json.loads(path.read_text()) for path in (RUNS / "demo").glob("*.json")}
     known = cloud_runs.CloudJob(1, "started", "t4-small", 600, "2026-11-21T10:00:00Z", 0.4, "64f0" * 6, "https://x/y")
     record = cloud_runs.CloudRecord(cloud_runs.RUN_ID, "1" * 16, "me", "me/x", cloud_runs.BUCKET, "f", jobs=(known,))
-    import dataclasses
-
-    found["cloud.json"] = {"schema": "skill-train/cloud/1", **dataclasses.asdict(record)}
+    found["cloud.json"] = msgspec.to_builtins(record)
     found["train.failed.json"] = {
         "error": {"code": "x", "message": "m", "expected": "", "got": "", "hint": ""},
         "exit_code": 5,
     }
-    found["pull.json"] = {"outputs": {"train.json": {"bytes": 1, "sha256": "0" * 64}}, "inputs": {}}
+    found["pull.json"] = {
+        "inputs": {"bucket": cloud_runs.BUCKET, "state": "done", "checkpoint": 8},
+        "outputs": {"train.json": {"bytes": 1, "sha256": "0" * 64}},
+        "finished_at": "2026-11-21T10:00:00Z",
+    }
     found["plan.json"]["policy"]["hub_model_id"] = "me/x"
     found["train.json"]["outputs"] = {
         "adapter/adapter_config.json": _digest(text(ADAPTER)),

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import step_records
 import tiny
 from skill_train.merge.step import merge
 
@@ -49,7 +50,7 @@ def run(base: Path, adapter: Path, work: Path, **options: Any) -> dict[str, Any]
     warned: list[str] = []
     said: list[tuple[str, str]] = []
     settings: dict[str, Any] = {"rows": ROWS, "dtype": None, "threshold": None} | options
-    record = merge(
+    merged = merge(
         base=base,
         adapter=adapter,
         out=work / "merged",
@@ -58,7 +59,7 @@ def run(base: Path, adapter: Path, work: Path, **options: Any) -> dict[str, Any]
         warn=lambda code, message: (warned.append(code), said.append((code, message))),
         **settings,
     )
-    return record | {"warned": warned, "said": said}
+    return step_records.as_dict(merged) | {"warned": warned, "said": said}
 
 
 def logits(folder: Path, adapter: Path | None = None, *, resize: int | None = None) -> Any:

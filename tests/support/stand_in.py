@@ -23,7 +23,10 @@ OF_CHECKPOINT = ("adapter_model.safetensors", "before.json", "complete.json", "o
 def content(name: str) -> bytes:
     """The bytes of a file, by the name that it has in the run directory."""
     if name == "train.json":
-        return json.dumps({"outputs": {each: digest(content(each)) for each in ADAPTER}}).encode()
+        outputs = {each: digest(content(each)) for each in ADAPTER}
+        data = {"rows": 40, "train_rows": 40, "held_out_rows": 0}
+        record = {"steps": STEPS, "verdict": "pass", "outputs": outputs, "data": data, "figures": {}}
+        return json.dumps(record).encode()
     if name.endswith(".json"):
         return json.dumps({"name": name}).encode()
     return random.Random(name).randbytes(3000)

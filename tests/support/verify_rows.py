@@ -23,6 +23,7 @@ def _chat(tokenizer: Any, number: int, messages: list[dict[str, str]], system: s
     ids = tokenizer(rendered, add_special_tokens=False).input_ids
     return {
         "row": number,
+        "line": number + 1,
         "kind": "chat",
         "messages": messages,
         "tools": None,
@@ -30,6 +31,7 @@ def _chat(tokenizer: Any, number: int, messages: list[dict[str, str]], system: s
         "input_ids": ids,
         "labels": ids,
         "truncated": False,
+        "full_length": len(ids),
     }
 
 
@@ -43,6 +45,7 @@ def texts(base: Path, count: int) -> list[dict[str, Any]]:
         whole = {"kind": "text", "text": prompt + "\n" + completion}
         rendered = prompt + "\n" + completion
         ids = [*tokenizer(rendered).input_ids, tokenizer.eos_token_id]
-        kept = {"row": number, "rendered": rendered, "input_ids": ids, "labels": ids, "truncated": False}
+        kept = {"row": number, "line": number + 1, "rendered": rendered, "input_ids": ids, "labels": ids}
+        kept |= {"truncated": False, "full_length": len(ids)}
         made.append({**kept, **(parts if number % 2 else whole)})
     return made

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import signal
@@ -13,10 +12,12 @@ import pytest
 from msgspec.structs import replace
 
 import planning
+import step_records
 from skill_train.commands.local import LocalOptions, _epochs, _is_finished, _steps_were_said, _whole_training
+from skill_train.core.digests import digests
 from skill_train.core.errors import DecisionNeeded, NativeCrash, SkillTrainError, TrainingFailed, UsageError
 from skill_train.plan import file as plan_file
-from skill_train.run import plan_record
+from skill_train.run import plan_record, records
 from skill_train.run.folder import RunDir
 from skill_train.run.plan_record import Launch, Reason
 from skill_train.train import local
@@ -30,15 +31,15 @@ def run(tmp_path: Path) -> RunDir:
     adapter = tmp_path / "adapter" / "adapter_model.safetensors"
     adapter.parent.mkdir()
     adapter.write_bytes(b"42")
-    digest = {"bytes": 2, "sha256": hashlib.sha256(b"42").hexdigest()}
-    (tmp_path / "train.json").write_text(json.dumps({"outputs": {"adapter/adapter_model.safetensors": digest}}))
+    record = step_records.trained(digests(tmp_path, [adapter]))
+    records.write(tmp_path / "train.json", record)
     plan_record.write(tmp_path / "plan.json", PLAN)
     (tmp_path / "train.log").write_text("some words\n")
     return RunDir(tmp_path)
 
 
 def test_a_finished_run_is_found(run: RunDir) -> None:
-    assert "outputs" in local.trained(run)
+    assert local.trained(run).outputs.keys() == {"adapter/adapter_model.safetensors"}
 
 
 @pytest.mark.parametrize("content", [b"43", b"4", None])
@@ -232,7 +233,7 @@ def test_after_a_smoke_run_comes_the_whole_training(
 
 
 def test_only_steps_that_were_said_can_be_too_many() -> None:
-    record = {"steps": 20, "data": {"train_rows": 143}}
+    record = step_records.trained({}, rows=143, steps=20)
     assert _epochs(planning.plan_with(recipe={"effective_batch_size": 16}), record) == pytest.approx(2.2378, abs=1e-4)
     assert _steps_were_said(replace(PLAN, reasons=[Reason("format", "", "", "")]))
     assert not _steps_were_said(replace(PLAN, reasons=[Reason("max_steps", "", "", "")]))

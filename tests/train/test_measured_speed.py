@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 import planning
 from skill_train.estimate import time as estimate_time
 from skill_train.facts import MachineFacts, ModelFacts
 from skill_train.run.plan_record import Plan
+from skill_train.run.train_record import StepLine
 from skill_train.train import measured_speed as calibration
 
 MACHINE = MachineFacts("Linux", "a processor", "cpu", 16 << 30, 12 << 30, None, 2, False)
@@ -37,7 +39,7 @@ MODEL = ModelFacts(
 )
 LARGER = dataclasses.replace(MODEL, source="models/larger", layers=3, parameters=4400)
 # Three steps of 4 rows, 40 tokens, 20 of them trained. The first warms up.
-LINES = [{"seconds": seconds, "tokens": 40, "trained_tokens": 20} for seconds in (9.0, 2.0, 3.0)]
+LINES = [StepLine(step=1, steps=9, seconds=seconds, tokens=40, trained_tokens=20) for seconds in (9.0, 2.0, 3.0)]
 # One row of 10 tokens, forward and backward (2 passes), a multiply-add counted twice:
 #   the 1060 parameters that are no embedding   2 x 1060 x 10 x 2                    = 42,400
 #   the adapter, 2 x (4 + 4) in 2 layers, and its own gradient   2 x 32 x 10 x 3     =  1,920
@@ -86,7 +88,7 @@ def test_recomputation_counts_as_work() -> None:
 def test_reading_the_weights_is_not_the_speed() -> None:
     """A run of 4 micro-steps a step reads the weights 4 times. At a bandwidth of 1000 bytes a second that is 35.2 s of
     a step of 100: the speed is that of the other 64.8."""
-    lines = [line | {"seconds": 100.0} for line in LINES]
+    lines = [replace(line, seconds=100.0) for line in LINES]
     split = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 4}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(estimate_time, "_CPU_READS", 500.0)
@@ -111,7 +113,7 @@ def test_another_shape_is_a_hint_when_it_is_of_about_that_size() -> None:
 
 def test_the_newest_run_of_a_shape_counts() -> None:
     _remember()
-    slower = [line | {"seconds": line["seconds"] * 2} for line in LINES]
+    slower = [replace(line, seconds=(line.seconds or 0) * 2) for line in LINES]
     calibration.remember(_plan(), slower, "2026-11-22T10:00:00Z")
     found = calibration.known(MACHINE, MODEL, "cpu")["float32"]
     assert (found.flops_per_second, found.basis[-10:]) == (pytest.approx(SPEED / 2), "2026-11-22")
@@ -129,7 +131,7 @@ def test_a_short_run_does_not_replace_a_longer_one() -> None:
 
 def test_the_first_step_of_each_start_warms_up() -> None:
     seconds = [(9.0, 1), (2.0, 1), (3.0, 1), (90.0, 2), (2.0, 2), (3.0, 2)]
-    lines = [LINES[0] | {"seconds": taken, "start": start} for taken, start in seconds]
+    lines = [replace(LINES[0], seconds=taken, start=start) for taken, start in seconds]
     found = calibration.remember(_plan(), lines, "2026-11-21T10:00:00Z")
     assert found is not None and found.flops_per_second == pytest.approx(SPEED)
 
@@ -142,8 +144,8 @@ def test_another_machine_device_or_dtype_says_nothing() -> None:
         assert calibration.known(dataclasses.replace(MACHINE, **change), MODEL, "cpu") == {}
 
 
-@pytest.mark.parametrize("lines", [LINES[:2], [], [line | {"seconds": None} for line in LINES]])
-def test_a_run_too_short_to_tell_is_not_kept(lines: list[dict[str, Any]], cache: Path) -> None:
+@pytest.mark.parametrize("lines", [LINES[:2], [], [replace(line, seconds=None) for line in LINES]])
+def test_a_run_too_short_to_tell_is_not_kept(lines: list[StepLine], cache: Path) -> None:
     assert calibration.remember(_plan(), lines, "2026-11-21T10:00:00Z") is None
     assert not cache.exists()
 

@@ -15,10 +15,10 @@ import gguf_edit
 import gguf_maker
 import verify_rows
 from skill_train.core.digests import file_digest
+from skill_train.llama import inference
 from skill_train.verify import check_template as verify_template
-from skill_train.verify import run_checks as verify_judge
 from skill_train.verify.questions import Subject, questions_of
-from skill_train.verify.run_checks import Draft, Proof, judge
+from skill_train.verify.run_checks import Draft, Findings, judge
 from skill_train.verify.sample_texts import Sample
 from skill_train.verify.step import _measure
 
@@ -62,7 +62,7 @@ def verdicts(subject: Subject, tmp_path: Path) -> Iterator[Callable[..., dict[st
     """A function from files to the verdicts on the first of them, by check."""
 
     def judged(*files: Path, about: Subject = subject, run: Path = tmp_path) -> dict[str, str]:
-        proof = Proof()
+        proof = Findings()
         digests = {file.name: file_digest(file) for file in files}
         judge(
             list(files), about, proof, run=run, digests=digests, warn=lambda *_: None, progress=lambda *_: None
@@ -278,7 +278,7 @@ def test_wrong_metadata(key: str, value: Any, good: gguf_maker.Export, verdicts:
 
 
 def test_file_that_changed_after_its_export(good: gguf_maker.Export, verdicts: Any, tmp_path: Path) -> None:
-    listed = {"model-f16.gguf": file_digest(good.file("f16"))}
+    listed = {"model-f16.gguf": {**file_digest(good.file("f16")), "quant": "f16"}}
     (tmp_path / "convert.json").write_text(json.dumps({"outputs": listed}))
     assert verdicts(good.file("f16"))["digest"] == "pass"
     listed["model-f16.gguf"]["sha256"] = "0" * 64
@@ -314,8 +314,8 @@ def test_crash_of_llama_cpp_is_a_verdict_on_that_file(
         "inference_worker.worker_main(inference_worker.run)\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(verify_judge, "WORKER", "dying_worker")
-    files, proof = [good.file("q8_0"), good.file("f16")], Proof()
+    monkeypatch.setattr(inference, "WORKER", "dying_worker")
+    files, proof = [good.file("q8_0"), good.file("f16")], Findings()
     digests = {file.name: file_digest(file) for file in files}
     judge(files, subject, proof, run=tmp_path, digests=digests, warn=lambda *_: None, progress=lambda *_: None)
     loads = {check.file: check for check in proof.checks if check.name == "loads"}

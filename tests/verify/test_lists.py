@@ -13,7 +13,7 @@ import pytest
 import listed_families
 from skill_train.llama.gguf_header import GgufFile, read_gguf
 from skill_train.reference.load import load_tokenizer
-from skill_train.verify.check import Check
+from skill_train.run.verify_record import Check
 from skill_train.verify.check_vocabulary import check_vocabulary, read_files
 from skill_train.verify.metadata.check import check_metadata
 

@@ -23,6 +23,7 @@ from skill_train.core.errors import UsageError
 from skill_train.gguf.convert_adapter import export_lora
 from skill_train.llama import get_converter as toolchain
 from skill_train.run.folder import RunDir
+from skill_train.run.verify_record import Proof
 from skill_train.verify.step import verify
 
 pytestmark = pytest.mark.slow
@@ -39,7 +40,7 @@ def export(kind: str, work: Path, **options: Any) -> tuple[Path, Path, Path]:
     """Base, adapter and the adapter's GGUF file."""
     base = tiny.cached(kind)
     adapter = tiny.adapter(base, work / "adapter", **{"size": 0.1} | options)
-    record = export_lora(
+    exported = export_lora(
         base=base,
         adapter=adapter,
         out=work / "gguf",
@@ -50,10 +51,10 @@ def export(kind: str, work: Path, **options: Any) -> tuple[Path, Path, Path]:
         progress=lambda *_: None,
         warn=lambda *_: None,
     )
-    return base, adapter, work / next(iter(record["outputs"]))
+    return base, adapter, work / next(iter(exported.record.outputs))
 
 
-def proof(file: Path, base: Path, adapter: Path | None, **changes: Any) -> dict[str, Any]:
+def proof(file: Path, base: Path, adapter: Path | None, **changes: Any) -> Proof:
     arguments: dict[str, Any] = {
         "reference": base,
         "adapter": adapter,
@@ -64,14 +65,14 @@ def proof(file: Path, base: Path, adapter: Path | None, **changes: Any) -> dict[
         "record": file.parent.parent / "verify.json",
         "tokens": 128,
     }
-    return verify(**arguments | changes, progress=lambda *_: None, warn=lambda *_: None)
+    return verify(**arguments | changes, progress=lambda *_: None, warn=lambda *_: None).record
 
 
-def verdicts(record: dict[str, Any]) -> dict[str, str]:
-    return {check["name"]: check["verdict"] for check in record["checks"]}
+def verdicts(record: Proof) -> dict[str, str]:
+    return {check.name: check.verdict for check in record.checks}
 
 
-def failed(record: dict[str, Any]) -> set[str]:
+def failed(record: Proof) -> set[str]:
     return {name for name, verdict in verdicts(record).items() if verdict == "fail"}
 
 
@@ -79,14 +80,14 @@ def failed(record: dict[str, Any]) -> set[str]:
 def test_a_correct_file_passes(kind: str, tmp_path: Path) -> None:
     base, adapter, file = export(kind, tmp_path)
     record = proof(file, base, adapter)
-    assert [check for check in record["checks"] if check["verdict"] != "pass"] == []
-    assert set(verdicts(record)) == CHECKS | {"digest"} and record["not_checked"] == []
-    assert record["verdict"] == "pass" and set(record["inputs"]["ggufs"]) == {file.name}
+    assert [check for check in record.checks if check.verdict != "pass"] == []
+    assert set(verdicts(record)) == CHECKS | {"digest"} and record.not_checked == []
+    assert record.verdict == "pass" and set(record.inputs.ggufs) == {file.name}
 
 
 def test_a_rank_stabilised_adapter_and_one_on_few_modules_pass(tmp_path: Path) -> None:
     base, adapter, file = export("llama-spm", tmp_path, use_rslora=True, targets=["q_proj", "down_proj"])
-    assert proof(file, base, adapter)["verdict"] == "pass"
+    assert proof(file, base, adapter).verdict == "pass"
 
 
 @pytest.fixture(scope="module", params=["gemma", pytest.param("llama-spm", marks=pytest.mark.torture)])
@@ -153,8 +154,8 @@ def test_a_fault_in_its_tensors_is_found_and_named(
     base, adapter, file = good
     (tmp_path / "gguf").mkdir()
     record = proof(rewrite(file, tmp_path / "gguf" / file.name, fault), base, adapter)
-    assert "weights" in failed(record) and record["verdict"] == "fail"
-    told = next(check["detail"] for check in record["checks"] if check["name"] == "weights")
+    assert "weights" in failed(record) and record.verdict == "fail"
+    told = next(check.detail for check in record.checks if check.name == "weights")
     assert "blk." in told or "model.layers" in told
 
 
@@ -217,9 +218,9 @@ def test_without_an_adapter_to_compare_with_it_is_not_checked_and_that_is_no_pas
 ) -> None:
     base, _, file = good
     record = proof(file, base, None, record=tmp_path / "verify.json")
-    assert record["verdict"] == "warn"
-    assert [(one["name"], one["file"]) for one in record["not_checked"]] == [("everything else", file.name)]
-    assert [check["name"] for check in record["checks"]] == ["file"]
+    assert record.verdict == "warn"
+    assert [(one.name, one.file) for one in record.not_checked] == [("everything else", file.name)]
+    assert [check.name for check in record.checks] == ["file"]
 
 
 def test_a_base_that_no_disk_holds_is_told_and_no_pass(
@@ -230,8 +231,8 @@ def test_a_base_that_no_disk_holds_is_told_and_no_pass(
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1, 1, 1_000_000_000))
     monkeypatch.setattr("skill_train.verify.check_adapter._needed_bytes", lambda *_: 2_000_000_000)
     record = proof(file, base, adapter, record=tmp_path / "verify.json")
-    assert record["verdict"] == "warn"
-    left = {one["name"]: one["reason"] for one in record["not_checked"]}
+    assert record.verdict == "warn"
+    left = {one.name: one.reason for one in record.not_checked}
     assert set(left) - {"digest"} == {"weights", "logits", "tuned", "answers"}
     assert "GGUF file of the base" in left["logits"]
 
@@ -266,7 +267,8 @@ def test_what_else_lies_in_the_folder_or_in_a_record_is_no_plain_pass(
 ) -> None:
     (run.gguf / "Modelfile").write_text("FROM ./run-f16.gguf\n")
     (run.gguf / "run-q4_k_m.gguf.unrecorded-1").write_bytes(b"GGUF")
-    (run.path / "convert.json").write_text(json.dumps({"outputs": {"gguf/run-f16.gguf": {"bytes": 1, "sha256": "x"}}}))
+    made = {"bytes": 1, "sha256": "x", "quant": "f16"}
+    (run.path / "convert.json").write_text(json.dumps({"outputs": {"gguf/run-f16.gguf": made}}))
     data = answered(run, monkeypatch)
     assert data["verdict"] == "warn"
     assert {one["file"] for one in data["not_checked"]} == {"run-f16.gguf", "run-q4_k_m.gguf.unrecorded-1"}

@@ -5,18 +5,18 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import gguf_edit
 import tiny_families
+from skill_train.run.verify_record import Check
 from skill_train.verify.step import verify
 
 pytestmark = pytest.mark.slow
 
 
-def found(family: str, files: list[Path], record: Path) -> dict[tuple[str, str], dict[str, Any]]:
+def found(family: str, files: list[Path], record: Path) -> dict[tuple[str, str], Check]:
     """Checks of `verify` by file and name."""
     made = verify(
         reference=tiny_families.folder(family),
@@ -28,8 +28,8 @@ def found(family: str, files: list[Path], record: Path) -> dict[tuple[str, str],
         record=record,
         progress=lambda *_: None,
         warn=lambda *_: None,
-    )
-    return {(check["file"], check["name"]): check for check in made["checks"]}
+    ).record
+    return {(check.file, check.name): check for check in made.checks}
 
 
 @pytest.mark.parametrize("family", ["qwen3next", "granitehybrid"])
@@ -38,8 +38,8 @@ def test_a_correct_file_passes_and_a_norm_by_two_percent_does_not(family: str, t
     norm = {"blk.1.attn_norm.weight": lambda data: data * 1.02}
     wrong = gguf_edit.rewrite(good, tmp_path / "norm.gguf", tensors=norm)
     checks = found(family, [good, wrong], tmp_path / "verify.json")
-    assert {name: check["detail"] for (file, name), check in checks.items() if file == "good.gguf"
-            and check["verdict"] != "pass"} == {}  # fmt: skip
-    assert checks["good.gguf", "logits"]["figures"]["max_kl"] > 1e-3  # a router did turn
-    assert checks["norm.gguf", "weights"]["verdict"] == "fail"
-    assert checks["norm.gguf", "logits"]["verdict"] != "pass", checks["norm.gguf", "logits"]
+    assert {name: check.detail for (file, name), check in checks.items() if file == "good.gguf"
+            and check.verdict != "pass"} == {}  # fmt: skip
+    assert checks["good.gguf", "logits"].figures["max_kl"] > 1e-3  # a router did turn
+    assert checks["norm.gguf", "weights"].verdict == "fail"
+    assert checks["norm.gguf", "logits"].verdict != "pass", checks["norm.gguf", "logits"]

@@ -49,11 +49,11 @@ def missed(family: str, work: Path, only: tuple[str, ...] | None = None) -> dict
         tokens=64,
         progress=lambda *_: None,
         warn=lambda *_: None,
-    )
+    ).record
     failed: dict[str, set[str]] = {file.name: set() for file in files}
-    for check in record["checks"]:
-        if check["verdict"] == "fail":
-            failed[check["file"]].add(check["name"])
+    for check in record.checks:
+        if check.verdict == "fail":
+            failed[check.file].add(check.name)
     expected: dict[str, Fault | None] = dict(zip(failed, (None, *faults.values()), strict=True))
     names = dict(zip(failed, ("nothing", *faults), strict=True))
     return {

@@ -19,7 +19,9 @@ import gguf_maker
 import tiny
 from skill_train.core.errors import DecisionNeeded
 from skill_train.core.worker import ending, run_worker
+from skill_train.llama import inference
 from skill_train.llama.gguf_header import read_gguf
+from skill_train.llama.inference import Prompt
 from skill_train.machine.read import available_memory_bytes
 from skill_train.reference.load import reference_model
 from skill_train.reference.low_memory import frugal_model, is_plain
@@ -205,11 +207,8 @@ def draft_of_file(quant: str) -> list[list[int]]:
 
 
 def answered(file: Path, expected: list[list[int]] | None, prompts: list[list[int]] = PROMPTS) -> list[list[int]]:
-    asked: list[dict[str, Any]] = [{"ids": ids, "most": MOST} for ids in prompts]
-    asked = [one | {"expected": ids} for one, ids in zip(asked, expected, strict=True)] if expected else asked
-    job = verify_judge._NOTHING | {"gguf": str(file), "context_tokens": 300, "threads": 2, "prompts": asked}
-    answers: list[list[int]] = run_worker("skill_train.llama.inference_worker", job)["answers"]
-    return answers
+    asked = [Prompt(ids, MOST, one) for ids, one in zip(prompts, expected or [None] * len(prompts), strict=True)]
+    return inference.ask(inference.Job(gguf=str(file), context_tokens=300, threads=2, prompts=asked)).answers
 
 
 def test_a_draft_asks_for_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ import merging
 import tiny
 import verify_rows
 from skill_train.merge.step import merge
+from skill_train.run.verify_record import Check
 from skill_train.verify.step import verify
 
 pytestmark = pytest.mark.slow
@@ -30,10 +31,10 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         base = tiny.cached("llama-spm", dtype="bfloat16")
     adapter, rows = merging.adapter(base, work / "adapter", size=0.004, seed=2), verify_rows.chats(base, 6)
     settings: dict[str, Any] = {"dtype": None, "threshold": None, "progress": lambda *_: None, "warn": lambda *_: None}
-    record = merge(base=base, adapter=adapter, out=work / "merged", record=work / "merge.json", rows=rows, **settings)
+    merged = merge(base=base, adapter=adapter, out=work / "merged", record=work / "merge.json", rows=rows, **settings)
     (work / "gguf").mkdir()
     gguf_maker.export(work / "merged", work / "gguf")
-    return {"base": base, "adapter": adapter, "rows": rows, "work": work, "merge": record}
+    return {"base": base, "adapter": adapter, "rows": rows, "work": work, "merge": merged.record}
 
 
 def test_a_correct_file_of_a_mixture_merged_in_fp32_passes(tmp_path: Path) -> None:
@@ -53,13 +54,13 @@ def test_a_correct_file_of_a_mixture_merged_in_fp32_passes(tmp_path: Path) -> No
     (tmp_path / "gguf").mkdir()
     gguf_maker.export(tmp_path / "merged", tmp_path / "gguf")
     found = checks({"work": tmp_path, "base": base, "adapter": adapter, "rows": rows}, tokens=512)
-    assert found["logits"]["figures"]["max_kl"] > 0.05  # a router did turn
-    assert {name: found[name]["verdict"] for name in ("logits", "tuned", "answers")} == dict.fromkeys(
+    assert found["logits"].figures["max_kl"] > 0.05  # a router did turn
+    assert {name: found[name].verdict for name in ("logits", "tuned", "answers")} == dict.fromkeys(
         ("logits", "tuned", "answers"), "pass"
     )
 
 
-def checks(made: dict[str, Any], file: Path | None = None, tokens: int = 256) -> dict[str, dict[str, Any]]:
+def checks(made: dict[str, Any], file: Path | None = None, tokens: int = 256) -> dict[str, Check]:
     work = made["work"]
     record = verify(
         reference=made["base"],
@@ -72,20 +73,20 @@ def checks(made: dict[str, Any], file: Path | None = None, tokens: int = 256) ->
         tokens=tokens,
         progress=lambda *_: None,
         warn=lambda *_: None,
-    )
-    return {check["name"]: check for check in record["checks"]}
+    ).record
+    return {check.name: check for check in record.checks}
 
 
 def test_a_correct_file_of_a_bf16_merge_gets_no_warning(made: dict[str, Any]) -> None:
     found = checks(made)
-    assert {name: found[name]["verdict"] for name in ("logits", "answers")} == {"logits": "pass", "answers": "pass"}
+    assert {name: found[name].verdict for name in ("logits", "answers")} == {"logits": "pass", "answers": "pass"}
     # A correct f16 file of a model that needs no rounding is at most 2e-6 off (references/verification.md).
-    assert found["logits"]["figure"] < 5e-6
-    assert found["logits"]["figures"]["rounding"] == pytest.approx(made["merge"]["gate"]["figures"]["mean_kl"], rel=2)
-    assert "BF16" in found["logits"]["detail"]
+    assert found["logits"].figure < 5e-6
+    assert found["logits"].figures["rounding"] == pytest.approx(made["merge"].gate["figures"]["mean_kl"], rel=2)
+    assert "BF16" in found["logits"].detail
     # What tables show is the distance from what was trained, the rounding of the merge included.
-    assert found["logits"]["figures"]["trained_kl"] == pytest.approx(found["logits"]["figures"]["rounding"], rel=0.5)
-    assert found["tuned"]["figures"]["share"] == pytest.approx(1, abs=0.005)
+    assert found["logits"].figures["trained_kl"] == pytest.approx(found["logits"].figures["rounding"], rel=0.5)
+    assert found["tuned"].figures["share"] == pytest.approx(1, abs=0.005)
 
 
 def test_a_fault_below_the_cost_of_rounding_is_found(made: dict[str, Any]) -> None:
@@ -97,12 +98,12 @@ def test_a_fault_below_the_cost_of_rounding_is_found(made: dict[str, Any]) -> No
         work / "wrong" / "model-f16.gguf",
         tensors={"blk.1.attn_norm.weight": lambda data: data * 1.02},
     )
-    assert checks(made, wrong)["logits"]["verdict"] != "pass"
+    assert checks(made, wrong)["logits"].verdict != "pass"
 
 
 def test_rounding_that_costs_as_much_as_the_tuning_is_told(made: dict[str, Any]) -> None:
-    found, moved = checks(made), made["merge"]["gate"]["effect"]["kl_between"]
-    cost = found["logits"]["figures"]["rounding"]
-    assert (found["tuned"]["verdict"] == "warn") == (cost > found["tuned"]["figures"]["kl_between"] / 2)
-    assert found["tuned"]["verdict"] != "warn" or "--dtype float32" in found["tuned"]["detail"]
+    found, moved = checks(made), made["merge"].gate["effect"]["kl_between"]
+    cost = found["logits"].figures["rounding"]
+    assert (found["tuned"].verdict == "warn") == (cost > found["tuned"].figures["kl_between"] / 2)
+    assert found["tuned"].verdict != "warn" or "--dtype float32" in found["tuned"].detail
     assert moved > 0

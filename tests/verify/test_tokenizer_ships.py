@@ -11,9 +11,9 @@ import pytest
 
 import tiny
 import training
-from skill_train.core import worker as native
 from skill_train.gguf.convert import convert
 from skill_train.llama import get_converter as toolchain
+from skill_train.llama import inference
 from skill_train.program.encode import Encoder, load_tokenizer
 from skill_train.program.events import Refused
 from skill_train.reference import load as reference
@@ -46,10 +46,8 @@ def shipped(folder: Path, work: Path, texts: list[str]) -> list[list[int]]:
     """The ids of llama.cpp from the converted file."""
     options: dict[str, Any] = {"progress": lambda *_: None, "warn": lambda *_: None, "toolchain": toolchain.find()}
     convert(model=folder, out=work, record=work / "convert.json", name="m", outtype="f16", **options)
-    job = {"gguf": str(work / "m-f16.gguf"), "context_tokens": 64, "threads": 1, "vocabulary": None, "plain": texts}
-    nothing: dict[str, Any] = {"special": [], "sequences": [], "prompts": [], "scored": [], "base_rows": 0}
-    job |= nothing | {"tuned": None, "base": None}
-    return list(native.run_worker("skill_train.llama.inference_worker", job)["plain"])
+    job = inference.Job(gguf=str(work / "m-f16.gguf"), context_tokens=64, threads=1, plain=texts)
+    return inference.ask(job).plain
 
 
 # One of each kind: the class that a folder names, the spaces before a text, tokenizer.model alone, bytes for pieces.

@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 
 from skill_train.llama.gguf_header import GgufFile, Tensor
-from skill_train.llama.logit_distance import TokenFigures, compare_change, summarize, summarize_change
-from skill_train.verify.check import Check, NotChecked, worst
+from skill_train.llama.inference import VocabularyFacts
+from skill_train.llama.logit_distance import Distance, TokenFigures, compare_change, summarize, summarize_change
+from skill_train.run.verify_record import Check, NotChecked
+from skill_train.verify.check import worst
 from skill_train.verify.check_answers import check_answers
 from skill_train.verify.check_header import check_types, name_type
 from skill_train.verify.check_logits import check_logits, check_tuned
@@ -30,9 +32,12 @@ def gguf(name: str, file_type: int, kinds: list[str], row: int = 256, **metadata
     return GgufFile(Path(name), 3, 32, keys, tensors, 0, 0)
 
 
-def figures(kl: float | None, ratio: float = 1.0, width: float = 0.0) -> dict[str, Any]:
-    values = {"mean_kl": kl, "p99_kl": kl, "trimmed_kl": kl, "same_top1": 1.0, "perplexity_ratio": ratio}
-    return values | {"perplexity_ratio_half_width": width, "tokens": 100}
+def figures(kl: float | None, ratio: float = 1.0, width: float = 0.0) -> Distance:
+    return {
+        "mean_kl": kl, "p99_kl": kl, "trimmed_kl": kl, "median_kl": kl, "max_kl": kl, "same_top1": 1.0,
+        "perplexity": 5.0 * ratio, "perplexity_reference": 5.0, "perplexity_ratio": ratio,
+        "perplexity_ratio_half_width": width, "tokens": 100,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -286,7 +291,17 @@ def test_letters_with_separate_accents_are_no_fault_of_the_file() -> None:
 
 def test_special_tokens() -> None:
     own: Any = SimpleNamespace(bos_token_id=1, eos_token_id=2, pad_token_id=0)
-    facts = {"bos": 1, "eos": 2, "pad": None, "add_bos": True, "end_of_generation": [2, 7]}
+    facts = VocabularyFacts(
+        bos=1,
+        eos=2,
+        eot=None,
+        pad=None,
+        add_bos=True,
+        add_eos=False,
+        end_of_generation=[2, 7],
+        tokens=8,
+        context_length=9,
+    )
 
     def check(**changes: Any) -> Check:
         tokenizer: Any = letters

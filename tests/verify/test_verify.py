@@ -7,12 +7,15 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import gguf_maker
 import tiny
 import verify_rows
 from skill_train.core.errors import UsageError
+from skill_train.run.folder import StepResult
+from skill_train.run.verify_record import Check, Proof
 from skill_train.verify.step import verify
 
 pytestmark = pytest.mark.slow
@@ -36,7 +39,11 @@ CHECKS = {
 }
 
 
-def proof(made: gguf_maker.Export, record: Path, **changes: Any) -> dict[str, Any]:
+def proof(made: gguf_maker.Export, record: Path, **changes: Any) -> Proof:
+    return proven(made, record, **changes).record
+
+
+def proven(made: gguf_maker.Export, record: Path, **changes: Any) -> StepResult[Proof]:
     arguments: dict[str, Any] = {
         "reference": made.base,
         "adapter": made.adapter,
@@ -50,8 +57,8 @@ def proof(made: gguf_maker.Export, record: Path, **changes: Any) -> dict[str, An
     return verify(**arguments | changes, progress=lambda *_: None, warn=lambda *_: None)
 
 
-def complaints(record: dict[str, Any]) -> list[dict[str, Any]]:
-    return [check for check in record["checks"] if check["verdict"] != "pass"]
+def complaints(record: Proof) -> list[Check]:
+    return [check for check in record.checks if check.verdict != "pass"]
 
 
 @pytest.mark.parametrize(
@@ -69,18 +76,18 @@ def test_a_correct_export_passes_every_check(kind: str, tmp_path: Path) -> None:
     large = kind.startswith("qwen")  # a real vocabulary of 152 000 tokens
     record = proof(made, tmp_path / "verify.json", rows=rows, held_out=rows, tokens=100 if large else 256)
     assert complaints(record) == []
-    assert record["verdict"] == "pass"
+    assert record.verdict == "pass"
     for file in made.ggufs:
-        assert {check["name"] for check in record["checks"] if check["file"] == file.name} == CHECKS
-    assert {one["name"] for one in record["not_checked"]} == {"digest"}
-    assert json.loads((tmp_path / "verify.json").read_text()) == record
+        assert {check.name for check in record.checks if check.file == file.name} == CHECKS
+    assert {one.name for one in record.not_checked} == {"digest"}
+    assert json.loads((tmp_path / "verify.json").read_text()) == msgspec.to_builtins(record)
 
 
 def test_a_model_without_a_chat_template_and_rows_of_plain_text(tmp_path: Path) -> None:
     made = gguf_maker.exported("gpt2")
     record = proof(made, tmp_path / "verify.json", rows=verify_rows.texts(made.base, 6))
     assert complaints(record) == []
-    names = {check["name"] for check in record["checks"] if check["file"] == "model-q4_k_m.gguf"}
+    names = {check.name for check in record.checks if check.file == "model-q4_k_m.gguf"}
     assert names == CHECKS - {"chat_template"}
 
 
@@ -89,16 +96,16 @@ def test_without_a_run_the_built_in_texts_are_used(tmp_path: Path) -> None:
     alone = [made.file("q4_k_m")]
     record = proof(made, tmp_path / "verify.json", reference=made.merged, adapter=None, base=None, ggufs=alone)
     assert complaints(record) == []
-    assert record["samples"]["tokens"] > 128 and record["samples"]["answers"] > 0
-    assert {one["name"] for one in record["not_checked"]} == {"digest", "tuned", "trained_is_shipped"}
+    assert record.samples["tokens"] > 128 and record.samples["answers"] > 0
+    assert {one.name for one in record.not_checked} == {"digest", "tuned", "trained_is_shipped"}
 
 
 def test_a_file_of_the_base_is_not_the_merged_model(tmp_path: Path) -> None:
     made, untuned = gguf_maker.exported("gemma"), gguf_maker.exported("gemma", times=0)
     files = [untuned.file("f16")]
     record = proof(made, tmp_path / "verify.json", reference=made.merged, adapter=None, base=None, ggufs=files)
-    assert record["verdict"] == "fail"
-    assert "logits" in {check["name"] for check in complaints(record)}
+    assert record.verdict == "fail"
+    assert "logits" in {check.name for check in complaints(record)}
 
 
 def test_the_same_question_is_answered_from_the_record(tmp_path: Path) -> None:
@@ -106,11 +113,11 @@ def test_the_same_question_is_answered_from_the_record(tmp_path: Path) -> None:
     file = tmp_path / "model-f16.gguf"
     shutil.copy(made.file("f16"), file)
     first = proof(made, record, ggufs=[file], tokens=64)
-    assert proof(made, record, ggufs=[file], tokens=64) == first | {"reused": True}
+    assert proven(made, record, ggufs=[file], tokens=64) == StepResult(first, reused=True)
     file.write_bytes(file.read_bytes()[:-100])
-    again = proof(made, record, ggufs=[file], tokens=64)
-    assert "reused" not in again
-    assert [check["name"] for check in complaints(again)] == ["file"]
+    again = proven(made, record, ggufs=[file], tokens=64)
+    assert not again.reused
+    assert [check.name for check in complaints(again.record)] == ["file"]
 
 
 def test_a_proof_in_the_folder_of_its_reference_is_found_again(tmp_path: Path) -> None:
@@ -120,15 +127,15 @@ def test_a_proof_in_the_folder_of_its_reference_is_found_again(tmp_path: Path) -
     file = Path(shutil.copy(made.file("q8_0"), model))
     given: dict[str, Any] = {"reference": model, "adapter": None, "base": None, "ggufs": [file], "tokens": 64}
     first = proof(made, model / "verify.json", **given)
-    assert set(first["inputs"]["reference"]) == {path.name for path in made.merged.iterdir()}
-    assert proof(made, model / "verify.json", **given) == first | {"reused": True}
+    assert set(first.inputs.reference) == {path.name for path in made.merged.iterdir()}
+    assert proven(made, model / "verify.json", **given) == StepResult(first, reused=True)
 
 
 def test_an_adapter_without_effect_is_a_warning(tmp_path: Path) -> None:
     made = gguf_maker.exported("gemma", times=0)
     nothing = tiny.adapter(made.base, tmp_path / "adapter", size=0.0)
     record = proof(made, tmp_path / "verify.json", adapter=nothing, ggufs=[made.file("f16")])
-    assert [(check["name"], check["verdict"]) for check in complaints(record)] == [("tuned", "warn")]
+    assert [(check.name, check.verdict) for check in complaints(record)] == [("tuned", "warn")]
 
 
 def test_a_missing_file_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
@@ -143,8 +150,8 @@ def test_a_file_of_another_model_is_judged_not_crashed_on(tmp_path: Path) -> Non
     made, other = gguf_maker.exported("gemma"), gguf_maker.exported("llama-spm")
     rows = verify_rows.chats(made.base, 4)
     record = proof(made, tmp_path / "verify.json", rows=rows, held_out=rows, ggufs=[other.file("f16")])
-    assert record["verdict"] == "fail"
-    assert {"vocabulary", "metadata"} <= {check["name"] for check in record["checks"] if check["verdict"] == "fail"}
+    assert record.verdict == "fail"
+    assert {"vocabulary", "metadata"} <= {check.name for check in record.checks if check.verdict == "fail"}
 
 
 def test_two_files_of_one_name_are_refused(tmp_path: Path) -> None:

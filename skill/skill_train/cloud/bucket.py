@@ -19,6 +19,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from skill_train.cloud.poll import Say, patiently
+from skill_train.core.digests import FileDigest
 from skill_train.core.errors import UsageError, VerificationFailed
 from skill_train.hub import jobs
 from skill_train.hub.jobs import BucketFile
@@ -40,7 +41,7 @@ class StoredFile:
     name: str
     remote: str
     size: int
-    digest: dict[str, Any] | None
+    digest: FileDigest | None
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ def stored_run(bucket: str, folder: str, say: Say) -> StoredRun | None:
     state = str(end.get("state")) if end.get("state") in ("done", "failed") else "unfinished"
     promised = _digests(end.get("files")) or {} if state == "done" else {}
     step, checkpoint = _newest_whole(listed, markers, newest_first)
-    loose = {name: None for name in listed if name in FILES}
+    loose: dict[str, FileDigest | None] = {name: None for name in listed if name in FILES}
     wanted = loose | promised | checkpoint
     files = [_kept_file(listed, name, digest) for name, digest in wanted.items() if belongs_to_run(name)]
     files += [replace(file, name=BEFORE) for file in files if file.name == f"checkpoints/checkpoint-{step}/before.json"]
@@ -148,7 +149,7 @@ def _listed(bucket: str, folder: str, say: Say) -> list[BucketFile]:
 
 def _newest_whole(
     listed: dict[str, BucketFile], markers: dict[str, Any], newest_first: list[str]
-) -> tuple[int | None, dict[str, dict[str, Any] | None]]:
+) -> tuple[int | None, dict[str, FileDigest | None]]:
     """The step and the files of the newest checkpoint of which every file exists in its full size."""
     for marker in newest_first:
         digests, folder = _digests(markers.get(marker)), marker.removesuffix(MARKER)
@@ -159,7 +160,7 @@ def _newest_whole(
     return None, {}
 
 
-def _kept_file(listed: dict[str, BucketFile], name: str, digest: dict[str, Any] | None) -> StoredFile:
+def _kept_file(listed: dict[str, BucketFile], name: str, digest: FileDigest | None) -> StoredFile:
     there = listed.get(name)
     if there is None:
         raise VerificationFailed(
@@ -172,11 +173,11 @@ def _kept_file(listed: dict[str, BucketFile], name: str, digest: dict[str, Any] 
     return StoredFile(name, there.remote, there.size, digest)
 
 
-def _digests(value: Any) -> dict[str, dict[str, Any]] | None:
+def _digests(value: Any) -> dict[str, FileDigest] | None:
     """The digests in a marker; None if the marker is incomplete or of another kind."""
     if not isinstance(value, dict):
         return None
-    whole = {
+    whole: dict[str, FileDigest] = {
         name: {"bytes": d["bytes"], "sha256": d["sha256"]}
         for name, d in value.items()
         if isinstance(d, dict)

@@ -12,11 +12,13 @@ import re
 import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
-from skill_train.core.errors import DIED_OF_MEMORY
+from skill_train.core.errors import DIED_OF_MEMORY, UsageError
 from skill_train.facts import Flavor
-from skill_train.run.records import fits
+from skill_train.run.records import Number, convert
+from skill_train.run.train_record import TrainFailure
 
 BILLING = "https://huggingface.co/settings/billing"
 LONG_WAIT_SECONDS = 1200.0  # for a machine; a queue is not explained before that
@@ -43,7 +45,7 @@ class Ending:
     timeout_seconds: int | None = None
     step: int | None = None
     steps: int | None = None
-    memory_bytes: dict[str, int] = field(default_factory=dict)
+    memory_bytes: dict[str, Number] = field(default_factory=dict)
     trained: bool = False
 
 
@@ -242,7 +244,7 @@ def exit_code(message: str | None) -> int | None:
     return int(found[1]) if found else None
 
 
-def failed_event(lines: Iterable[str]) -> dict[str, Any] | None:
+def failed_event(lines: Iterable[str]) -> TrainFailure | None:
     """The last `failed` event of the program among the lines of a log."""
     for line in reversed(tuple(lines)):
         if '"failed"' in line:
@@ -250,16 +252,18 @@ def failed_event(lines: Iterable[str]) -> dict[str, Any] | None:
                 event = json.loads(line)
             except (ValueError, RecursionError):
                 continue
-            if isinstance(event, dict) and event.get("event") == "failed" and _is_failure(event):
-                return event
+            failure = _failure(event) if isinstance(event, dict) and event.get("event") == "failed" else None
+            if failure is not None:
+                return failure
     return None
 
 
-def _is_failure(document: dict[str, Any]) -> bool:
+def _failure(document: Any) -> TrainFailure | None:
     """Whether a document has the form of `train.failed.json`, because a bucket and a log may contain anything."""
-    error = document.get("error")
-    whole = isinstance(error, dict) and {"code", "message"} <= error.keys() and "exit_code" in document
-    return whole and fits(document, "train.failed.json")
+    try:
+        return convert(document, TrainFailure, Path("train.failed.json"))
+    except UsageError:
+        return None
 
 
 def larger(offered: Iterable[Flavor], name: str | None, need: str) -> Flavor | None:
@@ -324,21 +328,20 @@ def _of_program(ending: Ending) -> Story | None:
     """The explanation of the training program itself. The record may belong to an earlier job; then its exit code
     differs."""
     code = exit_code(ending.message)
-    event = failed_event(ending.lines)
-    record = ending.failure if ending.failure and code in (None, ending.failure.get("exit_code")) else None
-    failure = event or record
-    if failure is None or not _is_failure(failure):
+    record = _failure(ending.failure)
+    failure = failed_event(ending.lines) or (record if record and code in (None, record.exit_code) else None)
+    if failure is None:
         return None
-    error = failure["error"]
-    if error["code"] in _WITHOUT_A_REASON:
-        told = _of_log(error.get("got", "").splitlines()) or _of_log(ending.lines)
+    error = failure.error
+    if error.code in _WITHOUT_A_REASON:
+        told = _of_log(error.got.splitlines()) or _of_log(ending.lines)
         if told is not None:
             return told
-    remedy = _OWN_REMEDY.get(error["code"], "data")
-    if error["code"] == "out_of_memory" and "cuda" in error["message"].lower():
+    remedy = _OWN_REMEDY.get(error.code, "data")
+    if error.code == "out_of_memory" and "cuda" in error.message.lower():
         remedy = "gpu"
-    ours = failure["exit_code"] if failure["exit_code"] in (3, 4, 8) else 5
-    return Story(error["code"], error["message"], error.get("hint", ""), remedy, ours, error.get("got", ""))
+    ours = failure.exit_code if failure.exit_code in (3, 4, 8) else 5
+    return Story(error.code, error.message, error.hint, remedy, ours, error.got)
 
 
 def _of_log(lines: Sequence[str]) -> Story | None:

@@ -7,6 +7,8 @@ import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import msgspec
+
 from skill_train.cloud import bucket as kept
 from skill_train.cloud.poll import Say, job_now, patiently
 from skill_train.cloud.start_once import started_job, timestamp
@@ -95,7 +97,7 @@ def with_recorded_end(cloud: CloudRun) -> CloudRun:
     seconds = None
     if now.started_at is not None and now.finished_at is not None:
         seconds = max((now.finished_at - now.started_at).total_seconds(), 0.0)
-    ended = replace(
+    ended = msgspec.structs.replace(
         job,
         stage=now.stage,
         ended_at=timestamp(now.finished_at) if now.finished_at else None,
@@ -183,7 +185,7 @@ def with_run_dir(cloud: CloudRun, folder: Path | None, say: Say) -> CloudRun:
             expected="plan.json beside the program of the job",
             hint="use the run directory that submitted it",
         )
-    record = replace(record, hub_model_id=record.hub_model_id or plan.policy.hub_model_id or "")
+    record = msgspec.structs.replace(record, hub_model_id=record.hub_model_id or plan.policy.hub_model_id or "")
     if _known(run, record.run_id) is None:
         require_unused(run)
     with locked(run, "pull"):
@@ -228,7 +230,7 @@ def with_bucket(record: CloudRecord, job: Job) -> CloudRecord:
     """The record with the bucket folder that the client chose for the first job."""
     if job.bucket is None or record.folder is not None:
         return record
-    return replace(record, bucket=job.bucket[0], folder=job.bucket[1])
+    return msgspec.structs.replace(record, bucket=job.bucket[0], folder=job.bucket[1])
 
 
 def _by_id(name: str, namespace: str, job_id: str, say: Say) -> CloudRun:

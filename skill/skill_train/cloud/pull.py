@@ -13,18 +13,21 @@ import shutil
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import Any
+
+import msgspec
 
 from skill_train.cloud.bucket import BEFORE, FILES, StoredFile, StoredRun, belongs_to_run
 from skill_train.cloud.poll import Say, patiently
 from skill_train.core.console import Bar
-from skill_train.core.digests import file_digest
+from skill_train.core.digests import FileDigest, file_digest
 from skill_train.core.errors import UsageError, VerificationFailed
 from skill_train.hub import jobs
 from skill_train.program.push import without_rows
-from skill_train.run.folder import RunDir, require_space, write_record
+from skill_train.run import records, train_record
+from skill_train.run.folder import RunDir, require_space
 from skill_train.run.lock import locked
-from skill_train.run.records import read_json
+from skill_train.run.records import FileName, StepSchema, Whole
+from skill_train.run.train_record import TrainRecord
 
 _PART = ".pull.part"  # files on their way; of the next pull too
 _TRIES = 2
@@ -32,8 +35,34 @@ _GROUP_FILES, _GROUP_BYTES = 8, 256_000_000
 _REWRITTEN = {BEFORE, *FILES} - {"train.json"}  # while the run goes on
 
 
-def from_bucket(run: RunDir, stored: StoredRun, *, progress: Bar, say: Say) -> dict[str, Any]:
-    """Fetches all stored files that are missing here; returns `pull.json` with the names that were `fetched`.
+class PullInputs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Where files came from: a bucket, or a repository and its commit.
+
+    Attributes:
+        state: `done`, `failed` or `unfinished`.
+        checkpoint: the step of the newest complete one; None when there is none.
+    """
+
+    bucket: str | None = None
+    repository: str | None = None
+    commit: str | None = None
+    state: str
+    checkpoint: Whole | None
+
+
+class Pull(msgspec.Struct, frozen=True, kw_only=True):
+    """`pull.json`: every file that a pull wrote, also an earlier one."""
+
+    schema: StepSchema = "skill-train/step/1"
+    step: str = "pull"
+    inputs: PullInputs
+    options: dict[str, str] = {}
+    outputs: dict[FileName, FileDigest]
+    finished_at: str
+
+
+def from_bucket(run: RunDir, stored: StoredRun, *, progress: Bar, say: Say) -> tuple[Pull, list[str]]:
+    """Fetches all stored files that are missing here; returns the record, and the names that were fetched.
 
     Raises:
         UsageError: a file of another content is here that no pull wrote.
@@ -44,32 +73,27 @@ def from_bucket(run: RunDir, stored: StoredRun, *, progress: Bar, say: Say) -> d
         earlier = _earlier(run)
         todo = [file for file in stored.files if not _is_here(run, file, earlier)]
         require_space(run.path, sum(file.size for file in todo), "what the job kept")
-        outputs = {file.name: file.digest for file in stored.files if file not in todo}
+        outputs = {file.name: file.digest for file in stored.files if file.digest is not None and file not in todo}
         outputs |= {file.name: earlier[file.name] for file in todo if file.name in earlier}  # should it come torn now
         done = 0
         for group in _groups(_in_order(todo)):
             progress(done, len(todo), group[0].name)
             outputs |= _fetch(run, stored.bucket, group, say)
             done += len(group)
-        inputs = {"bucket": stored.bucket, "state": stored.state, "checkpoint": stored.checkpoint}
-        record = write_record(run.record("pull"), inputs=inputs, options={}, outputs=outputs)
-        shutil.rmtree(run.path / _PART, ignore_errors=True)  # last: while it is there, the record may be an old one
-        return record | {"fetched": [file.name for file in todo]}
+        inputs = PullInputs(bucket=stored.bucket, state=stored.state, checkpoint=stored.checkpoint)
+        return _written(run, inputs, outputs), [file.name for file in todo]
 
 
-def in_repository(trained: dict[str, Any]) -> dict[str, str]:
-    """The paths at which a job pushes its result files, by their names in the run directory.
-
-    Args:
-        trained: `train.json`.
-    """
-    names = [name for name in trained.get("outputs", {}) if belongs_to_run(name)]
+def in_repository(trained: TrainRecord) -> dict[str, str]:
+    """The paths at which a job pushes its result files, by their names in the run directory."""
+    names = [name for name in trained.outputs if belongs_to_run(name)]
     pushed = {name: PurePosixPath(*PurePosixPath(name).parts[1:]).as_posix() for name in names}
     return pushed | {name: name for name in ("environment.json", "train.json")}
 
 
-def from_repository(run: RunDir, repository: str, folder: Path, commit: str | None) -> dict[str, Any]:
-    """Copies the result and its records from a snapshot of the model repository that the job pushed to.
+def from_repository(run: RunDir, repository: str, folder: Path, commit: str | None) -> tuple[Pull, list[str]]:
+    """Copies the result and its records from a snapshot of the model repository that the job pushed to; returns as
+    `from_bucket`.
 
     Raises:
         UsageError: the repository has no `train.json`, or a file of another content is here already.
@@ -77,29 +101,34 @@ def from_repository(run: RunDir, repository: str, folder: Path, commit: str | No
     """
     if not (folder / "train.json").is_file():
         raise nothing_kept(run.path, f"{repository} has no train.json")
-    trained = read_json(folder / "train.json")
-    promised: dict[str, dict[str, Any]] = trained.get("outputs", {})
+    trained = train_record.read(folder / "train.json")
+    promised = trained.outputs
     with locked(run, "pull"):
         earlier = _earlier(run)
         sources = {name: folder / place for name, place in in_repository(trained).items()}
         sources = {name: path for name, path in sources.items() if name in promised or path.is_file()}
-        if _has_this_record(run, trained):
+        if _has_this_record(run, folder / "train.json"):
             del sources["train.json"]
         files = [StoredFile(name, "", _size(path), promised.get(name)) for name, path in sources.items()]
         todo = [file for file in files if not _is_here(run, file, earlier)]
         outputs = {name: digest for name, digest in earlier.items() if (run.path / name).is_file()}
         outputs |= {name: file_digest(run.path / name) for name in ("train.json",) if name not in sources}
-        outputs |= {file.name: file.digest for file in files if file not in todo}
+        outputs |= {file.name: file.digest for file in files if file.digest is not None and file not in todo}
         for file in _in_order(todo):
             part = _part(run, file)
             part.parent.mkdir(parents=True, exist_ok=True)
             if sources[file.name].is_file():
                 shutil.copyfile(sources[file.name], part)
             outputs[file.name] = _placed(run, file, f"{repository} at {commit}")
-        inputs = {"repository": repository, "commit": commit, "state": "done", "checkpoint": None}
-        record = write_record(run.record("pull"), inputs=inputs, options={}, outputs=outputs)
-        shutil.rmtree(run.path / _PART, ignore_errors=True)  # last: while it is there, the record may be an old one
-        return record | {"fetched": [file.name for file in todo]}
+        inputs = PullInputs(repository=repository, commit=commit, state="done", checkpoint=None)
+        return _written(run, inputs, outputs), [file.name for file in todo]
+
+
+def _written(run: RunDir, inputs: PullInputs, outputs: dict[str, FileDigest]) -> Pull:
+    pull = Pull(inputs=inputs, outputs=outputs, finished_at=records.timestamp())
+    records.write(run.record("pull"), pull)
+    shutil.rmtree(run.path / _PART, ignore_errors=True)  # last: while it is there, the record may be an old one
+    return pull
 
 
 def nothing_kept(run: Path, why: str) -> UsageError:
@@ -114,22 +143,20 @@ def nothing_kept(run: Path, why: str) -> UsageError:
     )
 
 
-def _earlier(run: RunDir) -> dict[str, Any]:
+def _earlier(run: RunDir) -> dict[str, FileDigest]:
     """The digests of the files that earlier pulls wrote."""
     path = run.record("pull")
-    outputs: dict[str, Any] = read_json(path).get("outputs", {}) if path.is_file() else {}
-    return outputs
+    return records.read(path, Pull).outputs if path.is_file() else {}
 
 
-def _has_this_record(run: RunDir, pushed: dict[str, Any]) -> bool:
+def _has_this_record(run: RunDir, pushed: Path) -> bool:
     """Whether `train.json` is here already. A job pushes it without rows of the data; the one from the bucket has them,
     and stays."""
-    path = run.record("train")
-    here: dict[str, Any] = read_json(path) if path.is_file() else {}
-    return path.is_file() and without_rows(here) == without_rows(pushed)
+    here = run.record("train")
+    return here.is_file() and without_rows(records.read_json(here)) == without_rows(records.read_json(pushed))
 
 
-def _is_here(run: RunDir, file: StoredFile, earlier: dict[str, Any]) -> bool:
+def _is_here(run: RunDir, file: StoredFile, earlier: dict[str, FileDigest]) -> bool:
     """Whether this file is already here, with the same content.
 
     Raises:
@@ -175,7 +202,7 @@ def _groups(files: list[StoredFile]) -> list[list[StoredFile]]:
     return groups
 
 
-def _fetch(run: RunDir, bucket: str, group: list[StoredFile], say: Say) -> dict[str, dict[str, Any]]:
+def _fetch(run: RunDir, bucket: str, group: list[StoredFile], say: Say) -> dict[str, FileDigest]:
     """Fetches each incomplete file, and a second time if its content is wrong."""
     for _ in range(_TRIES):
         missing = [file for file in group if not _is_whole(_part(run, file), file)]
@@ -200,7 +227,7 @@ def _is_whole(part: Path, file: StoredFile) -> bool:
     return file.digest is not None and part.is_file() and file_digest(part) == file.digest
 
 
-def _placed(run: RunDir, file: StoredFile, source: str) -> dict[str, Any]:
+def _placed(run: RunDir, file: StoredFile, source: str) -> FileDigest:
     """Checks a fetched file and gives it its final name; returns its digest."""
     part, final = _part(run, file), run.path / file.name
     if file.digest is None:

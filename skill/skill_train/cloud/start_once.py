@@ -7,12 +7,13 @@ answer may make its job for two minutes; until they are over no other is made.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import TypeVar
+
+import msgspec
 
 from skill_train.core import waiting
 from skill_train.core.errors import SkillTrainError, Temporary
@@ -51,7 +52,7 @@ def start(
     """
     before, began, doubtful = record, time.monotonic(), False
     for attempt in range(1, TRIES + 1):
-        posted = dataclasses.replace(requested, asked_at=current_timestamp())
+        posted = msgspec.structs.replace(requested, asked_at=current_timestamp())
         record = before.with_job(posted)
         cloud_record.write(run, record)
         try:
@@ -181,7 +182,7 @@ def find_job(record: CloudRecord, number: int, times: int = 2, say: Callable[[st
 def record_started(run: RunDir, record: CloudRecord, requested: CloudJob, job: Job) -> CloudRecord:
     """Writes a job that exists to the record."""
     bucket, folder = job.bucket or (record.bucket, record.folder)
-    record = dataclasses.replace(record, bucket=bucket, folder=folder).with_job(started_job(requested, job))
+    record = msgspec.structs.replace(record, bucket=bucket, folder=folder).with_job(started_job(requested, job))
     cloud_record.write(run, record)
     return record
 
@@ -201,10 +202,10 @@ def started_job(requested: CloudJob, job: Job) -> CloudJob:
     """The record of a requested job that now exists. A job on another flavor was requested from another folder, and
     only that folder knows its timeout."""
     created = timestamp(job.created_at) if job.created_at else None
-    known = dataclasses.replace(requested, state="started", job_id=job.id, url=job.url, created_at=created)
+    known = msgspec.structs.replace(requested, state="started", job_id=job.id, url=job.url, created_at=created)
     if job.flavor in (None, requested.flavor):
         return known
-    return dataclasses.replace(known, flavor=job.flavor, timeout_seconds=None, usd_per_hour=None)
+    return msgspec.structs.replace(known, flavor=job.flavor, timeout_seconds=None, usd_per_hour=None)
 
 
 def patiently(question: Callable[[], Answer]) -> Answer:

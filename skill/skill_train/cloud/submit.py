@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shlex
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+
+import msgspec
 
 from skill_train.cloud import claim, find_run, stage_data, start_once
 from skill_train.cloud.order import Order, Sent
@@ -65,7 +66,7 @@ def _asked_for(run: RunDir, order: Order, record: CloudRecord, job: CloudJob, sa
         say(f"starting the job on {job.flavor}")
         record = start_once.start(run, record, job, lambda: jobs.start(spec, place), say)
         if record.folder is None:  # the answer left it out
-            record = dataclasses.replace(record, bucket=place[0], folder=place[1])
+            record = msgspec.structs.replace(record, bucket=place[0], folder=place[1])
             cloud_record.write(run, record)
     begun = start_once.inspect_new_job(record)
     if begun is None:
@@ -222,7 +223,7 @@ def _new_record(run: RunDir, order: Order) -> CloudRecord:
     """The existing record if none of its jobs ever started, so that its run id is kept; otherwise a new one."""
     known = cloud_record.read(run)
     if known is not None and known.plan_hash == order.plan_hash:
-        return dataclasses.replace(known, jobs=(), hub_model_id=order.plan.policy.hub_model_id or "")
+        return msgspec.structs.replace(known, jobs=(), hub_model_id=order.plan.policy.hub_model_id or "")
     return CloudRecord(
         run_id=cloud_record.new_run_id(),
         plan_hash=order.plan_hash,
@@ -236,7 +237,7 @@ def _with_data(run: RunDir, order: Order, record: CloudRecord, say: Say) -> Clou
     if order.staged is None:
         return record
     data = upload(order.staged, order.namespace, order.data_repo, say)
-    record = dataclasses.replace(record, data=data)
+    record = msgspec.structs.replace(record, data=data)
     cloud_record.write(run, record)
     return record
 

@@ -4,49 +4,53 @@ from __future__ import annotations
 
 from typing import Any
 
+from msgspec import UNSET
+
 from skill_train.commands._drawing import add_row, draw_text, rich_table
 from skill_train.core.console import clean
+from skill_train.data.inspect_report import DataReport, TokenReport
 
 
-def draw_data(rich: Any, data: dict[str, Any]) -> None:
+def draw_data(rich: Any, data: DataReport) -> None:
     """Draws the answer of `data`: format, methods, problems, row lengths and an example."""
-    said = f"{data['rows']:,} rows, columns {', '.join(f'{name} ({kind})' for name, kind in data['columns'].items())}"
-    draw_text(rich, f"{data['path']}: {said}")
+    said = f"{data.rows:,} rows, columns {', '.join(f'{name} ({kind})' for name, kind in data.columns.items())}"
+    draw_text(rich, f"{data.path}: {said}")
     verdicts = rich_table("method", "verdict", "because", "recipe lines")
     colours = {"ready": "green", "needs_mapping": "yellow", "impossible": "red"}
-    for name, verdict in data["methods"].items():
-        cells = (name, verdict["verdict"], verdict["because"], "\n".join(verdict["recipe"]))
-        add_row(verdicts, *cells, style=colours[verdict["verdict"]])
+    for name, method in data.methods.items():
+        cells = (name, method.verdict, method.because, "\n".join(method.recipe))
+        add_row(verdicts, *cells, style=colours[method.verdict])
     rich.print(verdicts)
-    draw_text(rich, data["note"])
+    draw_text(rich, data.note)
     _draw_problems(rich, data)
-    if data["tokens"] is not None:
-        _draw_tokens(rich, data["tokens"])
-    draw_text(rich, "one row, ⟦trained parts⟧ marked:\n" + data["example"][:600])
-    if "fix" in data:
-        left_out = ", ".join(f"{count} {kind}" for kind, count in data["fix"]["left_out"].items()) or "none"
-        draw_text(rich, f"{data['fix']['path']}: {data['fix']['rows']:,} rows; left out: {left_out}")
+    if data.tokens is not None:
+        _draw_tokens(rich, data.tokens)
+    draw_text(rich, "one row, ⟦trained parts⟧ marked:\n" + data.example[:600])
+    if data.fix:
+        left_out = ", ".join(f"{count} {kind}" for kind, count in data.fix.left_out.items()) or "none"
+        draw_text(rich, f"{data.fix.path}: {data.fix.rows:,} rows; left out: {left_out}")
 
 
-def _draw_problems(rich: Any, data: dict[str, Any]) -> None:
+def _draw_problems(rich: Any, data: DataReport) -> None:
     table = rich_table("problem", "rows", "training refuses", "lines", "first")
-    for name, count in data["problems"].items():
+    for name, count in data.problems.items():
         if count is None:
-            table.add_row(name, "unknown", "", "", clean(data["unknown"].get(name, "")), style="dim")
-        elif count["rows"]:
-            share = f"{count['rows']:,}" + (f" of {count['of_rows']:,}" if "of_rows" in count else "")
-            lines = ", ".join(map(str, count["lines"]))
-            cells = (name, share, f"{count['refused']:,}", lines, clean(count["first"]))
-            table.add_row(*cells, style="red" if count["refused"] else "yellow")
+            table.add_row(name, "unknown", "", "", clean(data.unknown.get(name, "")), style="dim")
+        elif count.rows:
+            share = f"{count.rows:,}" + (f" of {count.of_rows:,}" if count.of_rows is not UNSET else "")
+            lines = ", ".join(map(str, count.lines or ()))
+            cells = (name, share, f"{count.refused or 0:,}", lines, clean(count.first or ""))
+            table.add_row(*cells, style="red" if count.refused else "yellow")
     rich.print(table)
 
 
-def _draw_tokens(rich: Any, tokens: dict[str, Any]) -> None:
+def _draw_tokens(rich: Any, tokens: TokenReport) -> None:
     names = ("mean", "p50", "p90", "p99", "longest", "trained_share", "truncated_share")
-    figures = ", ".join(f"{name} {tokens[name]}" for name in names if tokens.get(name) is not None)
-    draw_text(rich, f"tokens a row ({tokens['basis']}): {figures}; max_length {tokens['max_length']}")
-    if "histogram" in tokens:
-        table, most = rich_table("tokens", "rows", ""), max(bucket["rows"] for bucket in tokens["histogram"])
-        for bucket in tokens["histogram"]:
-            table.add_row(f"up to {bucket['up_to']:,}", f"{bucket['rows']:,}", "█" * -(-30 * bucket["rows"] // most))
+    known = [(name, getattr(tokens, name)) for name in names if getattr(tokens, name) not in (None, UNSET)]
+    figures = ", ".join(f"{name} {value}" for name, value in known)
+    draw_text(rich, f"tokens a row ({tokens.basis}): {figures}; max_length {tokens.max_length}")
+    if tokens.histogram:
+        table, most = rich_table("tokens", "rows", ""), max(bucket.rows for bucket in tokens.histogram)
+        for bucket in tokens.histogram:
+            table.add_row(f"up to {bucket.up_to:,}", f"{bucket.rows:,}", "█" * -(-30 * bucket.rows // most))
         rich.print(table)

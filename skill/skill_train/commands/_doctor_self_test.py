@@ -84,14 +84,14 @@ def _trained(console: Console, run: RunDir, plan: Plan) -> None:
 
     from skill_train.commands import local
 
-    record = local.train_run(console, run, plan, resume=False)
-    failed = [check for check in record["checks"] if check["verdict"] == "fail"]
+    record = local.train_run(console, run, plan, resume=False).record
+    failed = [check for check in record.checks if check.verdict == "fail"]
     if failed:
         raise TrainingFailed(
-            f"the training of the self-test failed: {', '.join(check['name'] for check in failed)}",
+            f"the self-test's training failed: {', '.join(check.name for check in failed)}",
             code="self_test_failed",
             expected="every smoke check to pass",
-            got="; ".join(check["detail"] for check in failed),
+            got="; ".join(check.detail for check in failed),
             hint="skill-train demo",
         )
 

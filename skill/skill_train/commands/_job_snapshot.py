@@ -157,7 +157,7 @@ def _explained(cloud: CloudRun, measured: Speed | None, there: bucket.StoredReco
     ending = Ending(
         stage=now.stage,
         message=now.message,
-        failure=failure if failure and isinstance(failure.get("error"), dict) else None,
+        failure=failure,
         lines=tuple(lines),
         flavor=now.flavor,
         timeout_seconds=cloud.job.timeout_seconds,

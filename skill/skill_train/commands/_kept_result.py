@@ -10,9 +10,8 @@ from skill_train.core.console import Console
 from skill_train.core.errors import UsageError
 from skill_train.hub import repositories
 from skill_train.program.push import PROOF
-from skill_train.run import plan_record
+from skill_train.run import plan_record, train_record
 from skill_train.run.folder import RunDir
-from skill_train.run.records import read_json
 
 
 def is_live(cloud: CloudRun) -> bool:
@@ -41,8 +40,8 @@ def why_not_pushed(cloud: CloudRun, run: RunDir, console: Console) -> str:
         files = found.files if found else ()
         if "train.json" not in files or PROOF in files:
             return f"neither its bucket nor {repository} has its result"
-        trained = read_json(models.model_file(repository, "train.json"))
+        trained = train_record.read(models.model_file(repository, "train.json"))
     except UsageError as error:
         return f"its bucket has no result, and {error.message}"
-    same = trained.get("recipe_hash") == plan_record.read(run.plan).recipe_hash
+    same = trained.recipe_hash == plan_record.read(run.plan).recipe_hash
     return "" if same else f"its bucket has no result, and {repository} has that of another recipe"

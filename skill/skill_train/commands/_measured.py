@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from skill_train.run.plan_record import Estimate, Plan
+from skill_train.run.train_record import TrainRecord
 
 
-def measured_beside_estimates(plan: Plan, record: dict[str, Any]) -> dict[str, Any]:
+def measured_beside_estimates(plan: Plan, record: TrainRecord) -> dict[str, Any]:
     """The measurements beside the estimates. The smaller layout of a second try has no estimates."""
-    figures = record["figures"]
-    peaks = figures["peak_memory_bytes"]
+    peaks = record.figures.peak_memory_bytes
     device = plan.placement.device
-    measured = {"memory_bytes": peaks.get(device, peaks.get("rss")), "seconds": record["seconds"]}
+    measured = {"memory_bytes": peaks.get(device, peaks.get("rss")), "seconds": record.seconds}
     estimates = {"memory_bytes": plan.estimates.memory_bytes, "seconds": plan.estimates.seconds}
-    if record.get("smaller_layout"):
+    if record.smaller_layout:
         estimates = dict.fromkeys(estimates, Estimate(None, None, "the layout was made smaller"))
     return {
         key: {

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from skill_train.commands._base_model import base_of
 from skill_train.commands._outputs import beside, put_aside
 from skill_train.commands._shell import quoted
 from skill_train.core.console import Console
 from skill_train.core.errors import UsageError, VerificationFailed
-from skill_train.reference.load import read_rows
+from skill_train.run import merge_record
 from skill_train.run.begun import trained
-from skill_train.run.folder import RunDir
+from skill_train.run.folder import RunDir, StepResult
 from skill_train.run.lock import locked
-from skill_train.run.records import read_json
+from skill_train.run.merge_record import MergeOptions, MergeRecord
+from skill_train.run.train_record import FedRow, read_fed_rows
 
 
 @dataclass(frozen=True)
@@ -30,12 +32,12 @@ class MergeTask:
     base: Path
     adapter: Path
     out: Path
-    rows: list[dict[str, Any]] = field(default_factory=list)
+    rows: Sequence[FedRow] = ()
     dtype: str | None = None
     gate: str = "auto"
 
 
-def merge_run(console: Console, run: RunDir, dtype: str | None = None, gate: str = "auto") -> dict[str, Any]:
+def merge_run(console: Console, run: RunDir, dtype: str | None = None, gate: str = "auto") -> StepResult[MergeRecord]:
     """Merges the adapter of a run into `merged/`.
 
     Raises:
@@ -45,7 +47,7 @@ def merge_run(console: Console, run: RunDir, dtype: str | None = None, gate: str
         return merge_locked(console, run, dtype, gate)
 
 
-def merge_locked(console: Console, run: RunDir, dtype: str | None, gate: str) -> dict[str, Any]:
+def merge_locked(console: Console, run: RunDir, dtype: str | None, gate: str) -> StepResult[MergeRecord]:
     """`merge_run` for a caller that has the lock of the run."""
     trained(run)
     if run.is_full:
@@ -56,7 +58,7 @@ def merge_locked(console: Console, run: RunDir, dtype: str | None, gate: str) ->
             got="finetuning_type full",
             hint=f"skill-train export-gguf {quoted(run.path)}",
         )
-    rows = read_rows(run.held_out) or read_rows(run.samples)
+    rows = read_fed_rows(run.held_out) or read_fed_rows(run.samples)
     put_aside(console, run.merged, run.record("merge"))
     try:
         return merge_folders(console, MergeTask(base_of(run), run.adapter, run.merged, rows, dtype, gate))
@@ -66,8 +68,8 @@ def merge_locked(console: Console, run: RunDir, dtype: str | None, gate: str) ->
         raise
 
 
-def merge_folders(console: Console, task: MergeTask) -> dict[str, Any]:
-    """Merges an adapter in a folder into a base in a folder; returns the record."""
+def merge_folders(console: Console, task: MergeTask) -> StepResult[MergeRecord]:
+    """Merges an adapter in a folder into a base in a folder."""
     from skill_train.merge.step import merge
 
     out = task.out
@@ -87,8 +89,13 @@ def merge_folders(console: Console, task: MergeTask) -> dict[str, Any]:
         )
 
 
-def merge_choices(run: RunDir) -> dict[str, Any]:
+class MergeChoices(TypedDict):
+    dtype: str | None
+    gate: str
+
+
+def merge_choices(run: RunDir) -> MergeChoices:
     """The options of an existing merge, so that it can be reused."""
     record = run.record("merge")
-    asked = read_json(record)["options"] if record.is_file() else {}
-    return {"dtype": asked.get("dtype"), "gate": asked.get("gate", "auto")}
+    asked = merge_record.read(record).options if record.is_file() else MergeOptions()
+    return {"dtype": asked.dtype, "gate": asked.gate or "auto"}

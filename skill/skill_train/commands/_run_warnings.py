@@ -4,26 +4,28 @@ from __future__ import annotations
 
 from typing import Any
 
+from msgspec import UNSET
+
 from skill_train.core.console import Console
 from skill_train.core.units import duration
 from skill_train.plan.make import few_steps
-from skill_train.run import plan_record
+from skill_train.run import plan_record, train_record
 from skill_train.run.folder import RunDir
 from skill_train.run.plan_record import Plan
-from skill_train.run.records import read_json
+from skill_train.run.train_record import TrainedData, TrainRecord
 
 
-def warn_of_run(console: Console, plan: Plan, record: dict[str, Any], estimates: dict[str, Any]) -> None:
+def warn_of_run(console: Console, plan: Plan, record: TrainRecord, estimates: dict[str, Any]) -> None:
     """Prints all warnings about a trained run.
 
     Args:
         estimates: what was estimated beside what was measured, by what.
     """
-    if smaller := record.get("smaller_layout"):
-        console.warn("smaller_layout", f"trained with {smaller['value']}, because memory ran out: {smaller['because']}")
-    if few := few_steps(plan.recipe, record["steps"]):
+    if smaller := record.smaller_layout:
+        console.warn("smaller_layout", f"trained with {smaller.value}, because memory ended: {smaller.because}")
+    if few := few_steps(plan.recipe, record.steps):
         console.warn("few_steps", few)
-    warn_of_repeats(console, record["data"])
+    warn_of_repeats(console, record.data)
     missed = [_missed(name, one) for name, one in estimates.items() if one["within"] is False]
     if missed:
         console.warn(
@@ -33,10 +35,9 @@ def warn_of_run(console: Console, plan: Plan, record: dict[str, Any], estimates:
 
 def warn_of_part(console: Console, run: RunDir) -> None:
     """Warns about a smoke run, which has not seen all its rows and whose files are not a final result."""
-    recipe, record = plan_record.read(run.plan).recipe, read_json(run.record("train"))
-    steps, batch = record.get("steps"), recipe.effective_batch_size
-    rows = (record.get("data") or {}).get("train_rows")
-    if steps and batch and rows and steps * batch < rows:
+    recipe, record = plan_record.read(run.plan).recipe, train_record.read(run.record("train"))
+    steps, batch, rows = record.steps, recipe.effective_batch_size, record.data.train_rows
+    if steps * batch < rows:
         part = f"{steps} steps of {batch} rows are less than the {rows:,} training rows"
         console.warn("smoke_run", f"{part}: these files come from a smoke run, not from the whole training")
 
@@ -50,24 +51,23 @@ def _missed(name: str, one: dict[str, Any]) -> str:
     return f"memory: {actual} GB, estimated {low} to {high} GB"
 
 
-def warn_of_repeats(console: Console, data: dict[str, Any]) -> None:
+def warn_of_repeats(console: Console, data: TrainedData) -> None:
     """Warns about repeated rows, and about held-out rows that the model has seen."""
-    rows, held_out = data.get("rows"), data.get("held_out_rows")
-    if data.get("repeated_rows"):
-        groups = f"{data['repeated_rows']} of {rows} rows repeat an earlier one, in {data['repeated_groups']} groups"
+    if data.repeated_rows:
+        groups = f"{data.repeated_rows} of {data.rows} rows repeat an earlier one, in {data.repeated_groups} groups"
         console.warn("repeated_rows", f"{groups}; each group is trained whole or held out whole")
     warn_of_seen(console, data)
-    if data.get("held_out_asked"):
-        asked = f"{data['held_out_asked']} of {held_out} held-out rows ask what trained rows ask too"
+    if data.held_out_asked:
+        asked = f"{data.held_out_asked} of {data.held_out_rows} held-out rows ask what trained rows ask too"
         console.warn("held_out_asked", f"{asked} with another answer, because too few rows have a unique question")
 
 
-def warn_of_seen(console: Console, data: dict[str, Any]) -> None:
+def warn_of_seen(console: Console, data: TrainedData) -> None:
     """Warns about held-out rows that were trained, in a run of an earlier version."""
-    if data.get("held_out_trained"):
-        seen = f"{data['held_out_trained']} of {data.get('held_out_rows')} held-out rows were trained too"
+    if data.held_out_trained:
+        seen = f"{data.held_out_trained} of {data.held_out_rows} held-out rows were trained too"
         anew = "train in a new --run-dir for a fair evaluation"
         console.warn("held_out_trained", f"{seen}: this run was split by an earlier version; {anew}")
-    elif "held_out_rows" in data and "held_out_trained" not in data:
+    elif data.held_out_trained is UNSET:
         why = "an earlier version trained this run, and did not keep rows that repeat together"
         console.warn("held_out_unknown", f"{why}: held-out rows may have been trained")

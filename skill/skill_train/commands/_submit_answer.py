@@ -106,8 +106,8 @@ def _data(order: Order) -> CloudData | None:
         return None
     about = CloudData(stage_data.mount_path(staged), staged.bytes, len(staged.files))
     if order.data_repo is not None:
-        return dataclasses.replace(about, repository=order.data_repo, revision=_AT_START)
-    return dataclasses.replace(about, bucket=f"{order.namespace}/jobs-artifacts", folder=staged.name)
+        return msgspec.structs.replace(about, repository=order.data_repo, revision=_AT_START)
+    return msgspec.structs.replace(about, bucket=f"{order.namespace}/jobs-artifacts", folder=staged.name)
 
 
 def require_as_asked(

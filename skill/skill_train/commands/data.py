@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 
 from skill_train.commands._data_view import draw_data
 from skill_train.commands._frame import command
@@ -79,17 +80,17 @@ def _answer(console: Console, asked: Recipe, options: DataOptions) -> Result:
     if fix is None and subject.method == "sft" and subject.verdict.verdict == "needs_mapping":
         console.warn("needs_mapping", _UNMAPPED)
     if fix is not None and subject.check is not None and counted.error is None:
-        answer["fix"] = _fix(console, subject, counted.counter, fix)
-        left_out = sum(answer["fix"]["left_out"].values())
-        console.status(f"{fix}: {answer['fix']['rows']} rows; {left_out} left out")
+        fixed = _fix(console, subject, counted.counter, fix)
+        answer = msgspec.structs.replace(answer, fix=fixed)
+        console.status(f"{fix}: {fixed.rows} rows; {sum(fixed.left_out.values())} left out")
         following, error = [_after(subject, fix)], None
     else:
         error = counted.error or _refusal(subject, counted)
         following = _next(subject) if error is None else []
     return Result(
-        answer,
+        msgspec.to_builtins(answer),
         human=lambda rich: draw_data(rich, answer),
-        quiet=answer["fix"]["path"] if "fix" in answer else subject.verdict.verdict,
+        quiet=answer.fix.path if answer.fix else subject.verdict.verdict,
         next=following,
         error=error,
     )
@@ -200,7 +201,7 @@ def _warn(console: Console, subject: Inspection) -> None:
         )
 
 
-def _fix(console: Console, subject: Inspection, counter: Any, out: Path) -> dict[str, Any]:
+def _fix(console: Console, subject: Inspection, counter: Any, out: Path) -> write_fixed.Fixed:
     check = subject.check
     assert check is not None
     refuses = _refuses(subject, counter) if counter is not None else None

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 
 from skill_train.commands import evaluate, export_gguf, local, verify
 from skill_train.commands._base_model import base_of
@@ -17,15 +18,22 @@ from skill_train.commands._options import PATH
 from skill_train.commands._shell import quoted
 from skill_train.core import resources
 from skill_train.core.console import Console, Result
-from skill_train.core.digests import digests
+from skill_train.core.digests import FileDigest, digests
 from skill_train.core.errors import VerificationFailed
 from skill_train.evaluate.backends import Model
 from skill_train.evaluate.figures import figures
 from skill_train.evaluate.scores import Scoring
 from skill_train.evaluate.step import ROOM, measure, questions, spread
-from skill_train.reference.load import load_tokenizer, read_rows
-from skill_train.run.folder import RunDir, write_record
-from skill_train.run.records import read_json
+from skill_train.reference.load import load_tokenizer
+from skill_train.run import demo_record, records, verify_record
+from skill_train.run.demo_record import Demo, DemoFigures, Stage
+from skill_train.run.evaluate_record import ModelFigures
+from skill_train.run.folder import RunDir
+from skill_train.run.merge_record import MergeRecord
+from skill_train.run.records import Verdict
+from skill_train.run.train_record import TrainRecord, read_rows
+from skill_train.run.verify_record import Proof
+from skill_train.verify.check import worst
 
 QUANTS = "f16,q8_0,q4_k_m"
 LEARNED = 0.9  # share of held-out rows that every stage after training must answer to the letter
@@ -38,28 +46,29 @@ class DemoOptions:
 
 
 @dataclass(frozen=True)
-class _Records:
+class _Chain:
     """The records of the steps; `exported` lists the GGUF files."""
 
-    trained: dict[str, Any]
-    merged: dict[str, Any]
+    trained: TrainRecord
+    merged: MergeRecord
     exported: list[dict[str, Any]]
-    proof: dict[str, Any]
+    proof: Proof
 
 
 def run(options: DemoOptions, console: Console) -> Result:
     """Runs all steps in `run_dir`; reuses what an earlier call finished."""
     folder = RunDir(options.run_dir)
-    records = _chain(console, folder)
-    table = _recorded(folder) or _table(console, folder, records)
-    write_record(folder.record("demo"), inputs=_inputs(folder), options={}, outputs={}, figures={"stages": table})
-    verdict = records.proof["verdict"]
+    chain = _chain(console, folder)
+    table = _recorded(folder) or _table(console, folder, chain)
+    records.write(
+        folder.record("demo"), Demo(inputs=_inputs(folder), figures=DemoFigures(table), finished_at=records.timestamp())
+    )
     following = [
         f"skill-train evaluate {quoted(options.run_dir)}",
         "skill-train local --model MODEL --data DATA --max-steps 50",
     ]
     return Result(
-        {"run_dir": str(options.run_dir), "stages": table, "verdict": verdict},
+        {"run_dir": str(options.run_dir), "stages": msgspec.to_builtins(table), "verdict": chain.proof.verdict},
         human=lambda rich: draw_stages(rich, table),
         quiet=str(options.run_dir),
         next=following,
@@ -67,49 +76,46 @@ def run(options: DemoOptions, console: Console) -> Result:
     )
 
 
-def _chain(console: Console, run: RunDir) -> _Records:
+def _chain(console: Console, run: RunDir) -> _Chain:
     from skill_train.llama import get_converter
 
     with console.progress("finding the converter") as progress:
         tools = get_converter.find_or_fetch(progress=progress)
     plan = local.plan_of(console, resources.demo() / "recipe.yaml")
-    trained = local.train_run(console, run, plan, resume=True)
-    merged = merge_run(console, run)
+    trained = local.train_run(console, run, plan, resume=True).record
+    merged = merge_run(console, run).record
     exported = export_gguf.export_run(console, run, QUANTS, tools).data["files"]
     verify.verify_run(console, run, 2048)
-    return _Records(trained, merged, exported, read_json(run.record("verify")))
+    return _Chain(trained, merged, exported, verify_record.read(run.record("verify")))
 
 
-def _inputs(run: RunDir) -> dict[str, Any]:
+def _inputs(run: RunDir) -> dict[str, FileDigest]:
     return digests(run.path, [run.record(step) for step in ("train", "merge", "verify")])
 
 
-def _recorded(run: RunDir) -> list[dict[str, Any]] | None:
+def _recorded(run: RunDir) -> list[Stage] | None:
     """The table of an earlier call, if its inputs have not changed."""
-    record = read_json(run.record("demo")) if run.record("demo").is_file() else {}
-    stages: list[dict[str, Any]] | None = record.get("figures", {}).get("stages")
-    return stages if record.get("inputs") == _inputs(run) else None
+    earlier = demo_record.read(run.record("demo")) if run.record("demo").is_file() else None
+    return earlier.figures.stages if earlier is not None and earlier.inputs == _inputs(run) else None
 
 
-def _table(console: Console, run: RunDir, records: _Records) -> list[dict[str, Any]]:
-    """One row for each stage: size in bytes, held-out exact match, mean KL to the trained model in nats, tokens/s,
-    verdict."""
+def _table(console: Console, run: RunDir, chain: _Chain) -> list[Stage]:
     base = base_of(run)
-    evaluation = evaluate.evaluate_run(evaluate.EvaluateOptions(run.path), console, Scoring())
-    found = {one["name"]: one for one in evaluation["models"]}
-    gate = records.merged["gate"]
+    evaluation = evaluate.evaluate_run(evaluate.EvaluateOptions(run.path), console, Scoring()).record
+    found = {one.name: one for one in evaluation.models}
+    gate = chain.merged.gate
     stages = [
         _row("base", _bytes(base), found["base"], None, None),
-        _row("adapter", _bytes(run.adapter), _adapter(console, run, base), None, records.trained["verdict"]),
-        _row("merged", _bytes(run.merged), found["tuned"], gate["figures"]["mean_kl"], gate["verdict"]),
+        _row("adapter", _bytes(run.adapter), _adapter(console, run, base), None, chain.trained.verdict),
+        _row("merged", _bytes(run.merged), found["tuned"], gate["figures"].get("mean_kl"), gate["verdict"]),
     ]
-    for file in records.exported:
+    for file in chain.exported:
         name = Path(file["path"]).name
-        stages.append(_row(file["quant"], file["bytes"], found[name], *_proven(records.proof, name)))
+        stages.append(_row(file["quant"], file["bytes"], found[name], *_proven(chain.proof, name)))
     return stages
 
 
-def _adapter(console: Console, run: RunDir, base: Path) -> dict[str, Any]:
+def _adapter(console: Console, run: RunDir, base: Path) -> ModelFigures:
     """The figures of base + adapter, which `evaluate` leaves out after the merge."""
     rows = spread(read_rows(run.held_out), evaluate.ROWS)
     asked = questions(rows, loss_on="assistant", room=ROOM, context=None)
@@ -118,41 +124,42 @@ def _adapter(console: Console, run: RunDir, base: Path) -> dict[str, Any]:
         return figures(measure(Model("adapter", base, run.adapter), asked, **how, progress=progress), asked)
 
 
-def _row(stage: str, size: int, found: dict[str, Any], kl: float | None, verdict: str | None) -> dict[str, Any]:
-    return {
-        "stage": stage,
-        "bytes": size,
-        "exact_match": round(found["exact_match"], 4),
-        "rows": found["asked_rows"],
-        "mean_kl": kl,
-        "tokens_per_second": found["tokens_per_second"],
-        "verdict": verdict,
-    }
+def _row(stage: str, size: int, found: ModelFigures, kl: float | None, verdict: Verdict | None) -> Stage:
+    assert found.exact_match is not None  # each row of the demo asks
+    return Stage(
+        stage=stage,
+        bytes=size,
+        exact_match=round(found.exact_match, 4),
+        rows=found.asked_rows,
+        mean_kl=kl,
+        tokens_per_second=found.tokens_per_second,
+        verdict=verdict,
+    )
 
 
-def _proven(proof: dict[str, Any], name: str) -> tuple[float | None, str]:
+def _proven(proof: Proof, name: str) -> tuple[float | None, Verdict]:
     """The mean KL to the trained model, and the worst verdict, of one file."""
-    checks = [check for check in proof["checks"] if check["file"] == name]
-    kl = next((check["figures"]["trained_kl"] for check in checks if "trained_kl" in check.get("figures", {})), None)
-    return kl, next((v for v in ("fail", "warn") if v in {c["verdict"] for c in checks}), "pass")
+    checks = [check for check in proof.checks if check.file == name]
+    kl = next((check.figures["trained_kl"] for check in checks if "trained_kl" in check.figures), None)
+    return kl, worst(check.verdict for check in checks)
 
 
 def _bytes(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
 
 
-def _missed(table: list[dict[str, Any]], run: RunDir) -> VerificationFailed | None:
+def _missed(table: list[Stage], run: RunDir) -> VerificationFailed | None:
     """The stages without the expected result: unknown before the training, learned after it, and kept in every file."""
     base, after = table[0], table[1:]
-    bad = [base] if base["exact_match"] > NOT_KNOWN else []
-    bad += [row for row in after if row["exact_match"] < LEARNED or row["verdict"] == "fail"]
+    bad = [base] if base.exact_match > NOT_KNOWN else []
+    bad += [row for row in after if row.exact_match < LEARNED or row.verdict == "fail"]
     if not bad:
         return None
     return VerificationFailed(
-        f"the stage {bad[0]['stage']} did not reach the expected result",
+        f"the stage {bad[0].stage} does not hold what the demo promises",
         code="self_test_failed",
         expected=f"exact match at most {NOT_KNOWN:.0%} before, at least {LEARNED:.0%} after, and no failed check",
-        got=f"exact match {bad[0]['exact_match']:.0%}, verdict {bad[0]['verdict']}",
+        got=f"exact match {bad[0].exact_match:.0%}, verdict {bad[0].verdict}",
         hint=f"skill-train verify {quoted(run.path)}",
     )
 
@@ -160,14 +167,14 @@ def _missed(table: list[dict[str, Any]], run: RunDir) -> VerificationFailed | No
 # --- The drawing ---
 
 
-def draw_stages(rich: Any, table: list[dict[str, Any]]) -> None:
-    rows = table[0]["rows"]
+def draw_stages(rich: Any, table: list[Stage]) -> None:
+    rows = table[0].rows
     drawn = rich_table("stage", "size", f"exact match ({rows} held out)", "KL to trained", "tokens/s", "verdict")
     for row in table:
-        kl = "" if row["mean_kl"] is None else f"{row['mean_kl']:.1e}"
-        speed = "" if row["tokens_per_second"] is None else f"{row['tokens_per_second']:,.0f}"
-        cells = (row["stage"], f"{row['bytes'] / 1e6:.2f} MB", f"{row['exact_match']:.1%}", kl, speed)
-        drawn.add_row(*cells, row["verdict"] or "")
+        kl = "" if row.mean_kl is None else f"{row.mean_kl:.1e}"
+        speed = "" if row.tokens_per_second is None else f"{row.tokens_per_second:,.0f}"
+        cells = (row.stage, f"{row.bytes / 1e6:.2f} MB", f"{row.exact_match:.1%}", kl, speed)
+        drawn.add_row(*cells, row.verdict or "")
     rich.print(drawn)
 
 

@@ -18,10 +18,9 @@ from skill_train.commands._options import PATH
 from skill_train.commands._shell import quoted
 from skill_train.core.console import Console, Result
 from skill_train.core.errors import UsageError, VerificationFailed
-from skill_train.run import plan_record
+from skill_train.run import plan_record, train_record
 from skill_train.run.compare_runs import Comparison, Difference, Run, compare
 from skill_train.run.folder import RunDir, open_run
-from skill_train.run.records import read_json, read_lines
 
 _NAMES = {"model": "recipe.revision", "data": "recipe.data_revision"}
 _SHOWN = 60  # characters of a value; the files hold the whole
@@ -45,7 +44,7 @@ def run(options: DiffOptions, console: Console) -> Result:
         "verdict": found.verdict,
         "run_a": str(options.run_a),
         "run_b": str(options.run_b),
-        "recipe_hash": [a.plan["recipe_hash"], b.plan["recipe_hash"]],
+        "recipe_hash": [a.plan.recipe_hash, b.plan.recipe_hash],
         "recipe": [_shown(each) for each in found.recipe],
         "placement": [_shown(each) for each in found.placement],
         "counts": {"compared": found.compared, "recipe": len(found.recipe), "placement": len(found.placement)},
@@ -115,26 +114,12 @@ def _opened(path: Path) -> RunDir:
 
 def _read(run: RunDir) -> Run:
     return Run(
-        plan=plan_record.read(run.plan).as_dict(),
-        environment=_object(run.record("environment")),
-        train=_object(run.record("train")),
-        metrics=read_lines(run.metrics),
-        samples=read_lines(run.samples),
+        plan=plan_record.read(run.plan),
+        environment=train_record.read_environment(run.record("environment")),
+        train=train_record.read(run.record("train")) if run.record("train").is_file() else None,
+        metrics=train_record.read_steps(run.metrics),
+        samples=train_record.read_fed_rows(run.samples),
     )
-
-
-def _object(path: Path) -> dict[str, Any] | None:
-    if not path.is_file():
-        return None
-    document = read_json(path)
-    if not isinstance(document, dict):
-        raise UsageError(
-            f"{path} is not a record of skill-train",
-            code="broken_record",
-            expected="a JSON object",
-            hint="fetch or copy the run again: skill-train pull RUN",
-        )
-    return document
 
 
 # --- The drawing ---

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 
 from skill_train.commands._base_model import base_of
 from skill_train.commands._drawing import add_row, draw_text, figure, rich_table
@@ -19,13 +20,13 @@ from skill_train.core.digests import digests
 from skill_train.core.errors import UsageError
 from skill_train.evaluate.backends import Model
 from skill_train.evaluate.scores import Scoring, scoring_of
-from skill_train.reference.load import read_rows
-from skill_train.run import plan_record
+from skill_train.run import merge_record, plan_record
 from skill_train.run.begun import trained
-from skill_train.run.folder import RunDir, open_run
+from skill_train.run.evaluate_record import AnsweredRow, Evaluation
+from skill_train.run.folder import RunDir, StepResult, open_run
 from skill_train.run.lock import locked
 from skill_train.run.plan_record import Plan
-from skill_train.run.records import read_json
+from skill_train.run.train_record import read_rows
 
 ROWS = 100
 _SHOWN, _SHOWN_CHARACTERS = 2, 800  # rows side by side in the answer, and characters of one; the record has all
@@ -47,9 +48,9 @@ def run(options: EvaluateOptions, console: Console) -> Result:
     opened = open_run(options.run)
     plan = plan_record.read(opened.plan)
     scoring = scoring_of(plan.policy, options.score, options.pattern, options.scorer)
-    record = evaluate_run(options, console, scoring)
-    data = _data(opened, record)
-    quiet = next((f"{one['loss']:.4g}" for one in record["models"] if one["name"] == "tuned" and one["loss"]), "")
+    result = evaluate_run(options, console, scoring)
+    evaluation, data = result.record, _data(opened, result)
+    quiet = next((f"{one.loss:.4g}" for one in evaluation.models if one.name == "tuned" and one.loss), "")
     return Result(
         data,
         human=lambda rich: draw_evaluation(rich, data),
@@ -67,20 +68,22 @@ def _next(opened: RunDir, run: Path, plan: Plan) -> list[str]:
     return [f"skill-train {word} {quoted(run)}" for word in steps] + pushed
 
 
-def evaluate_run(options: EvaluateOptions, console: Console, scoring: Scoring) -> dict[str, Any]:
-    """The record `evaluate.json` of a run, measured now or earlier."""
+def evaluate_run(options: EvaluateOptions, console: Console, scoring: Scoring) -> StepResult[Evaluation]:
+    """The evaluation of a run, measured now or earlier."""
     run = RunDir(options.run)
     with locked(run, "evaluate"):
         return _evaluate_locked(options, console, run, scoring)
 
 
-def _evaluate_locked(options: EvaluateOptions, console: Console, run: RunDir, scoring: Scoring) -> dict[str, Any]:
+def _evaluate_locked(
+    options: EvaluateOptions, console: Console, run: RunDir, scoring: Scoring
+) -> StepResult[Evaluation]:
     from skill_train.evaluate import step
 
-    trained(run)
+    training = trained(run)
     rows = read_rows(run.held_out)
     step.require_rows(rows, run.path)
-    warn_of_seen(console, read_json(run.record("train")).get("data") or {})
+    warn_of_seen(console, training.data)
     base, recipe = base_of(run), plan_record.read(run.plan).recipe
     tuned = tuned_of(run, base)
     if tuned.adapter is not None and run.merged.is_dir():
@@ -90,7 +93,7 @@ def _evaluate_locked(options: EvaluateOptions, console: Console, run: RunDir, sc
             "`verify` shows whether the GGUF files were",
         )
     with console.progress("evaluating") as progress:
-        record = step.evaluate(
+        result = step.evaluate(
             models=[Model("base", base), tuned, *_files(list(options.gguf) or run.ggufs)],
             rows=rows,
             loss_on=recipe.loss_on,
@@ -102,9 +105,9 @@ def _evaluate_locked(options: EvaluateOptions, console: Console, run: RunDir, sc
             progress=progress,
             warn=console.warn,
         )
-    if warning := step.blind(record["models"], base):
+    if warning := step.blind(result.record.models, base):
         console.warn("blind", warning)
-    return record
+    return result
 
 
 def tuned_of(run: RunDir, base: Path) -> Model:
@@ -119,7 +122,7 @@ def tuned_of(run: RunDir, base: Path) -> Model:
 def _is_merged(run: RunDir) -> bool:
     """The adapter is the one that the record of the merge names: another may have been trained in the folder since."""
     record = run.record("merge")
-    read = read_json(record)["inputs"]["adapter"] if record.is_file() else {}
+    read = merge_record.read(record).inputs.adapter if record.is_file() else {}
     files = [run.adapter / name for name in read]
     return bool(read) and all(file.is_file() for file in files) and digests(run.adapter, files) == read
 
@@ -140,44 +143,44 @@ def _files(paths: list[Path]) -> list[Model]:
     return models
 
 
-def _data(run: RunDir, record: dict[str, Any]) -> dict[str, Any]:
+def _data(run: RunDir, result: StepResult[Evaluation]) -> dict[str, Any]:
     """The record in at most 8 KB: figures to six digits, and a few answers side by side."""
-    dropped = ("why", "asked_rows", *(("score", "scored_rows") if record["score"] is None else ()))
+    evaluation = result.record
+    dropped = ("why", "asked_rows", *(("score", "scored_rows") if evaluation.score is None else ()))
     return {
         "run_dir": str(run.path),
-        "rows": record["rows"],
-        "asked": record["asked"],
-        "answer_tokens": record["answer_tokens"],
-        "score": record["score"],
-        "models": [{k: _short(v) for k, v in one.items() if k not in dropped} for one in record["models"]],
-        "differences": [{k: _short(v) for k, v in one.items()} for one in record["differences"]],
-        "answers": [_shown(one) for one in _telling(record["answers"])],
+        "rows": evaluation.rows,
+        "asked": evaluation.asked,
+        "answer_tokens": evaluation.answer_tokens,
+        "score": evaluation.score,
+        "models": [_short(one, dropped) for one in evaluation.models],
+        "differences": [_short(one) for one in evaluation.differences],
+        "answers": [_shown(one) for one in _telling(evaluation.answers)],
         "record": str(run.record("evaluate")),
-        "reused": record.get("reused", False),
+        "reused": result.reused,
     }
 
 
-def _telling(answers: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _telling(answers: list[AnsweredRow]) -> list[AnsweredRow]:
     """Rows where most different answers were given come first: they show what the figures stand for."""
-    kinds = [len(set(one["answers"].values())) for one in answers]
-    order = sorted(range(len(answers)), key=lambda number: (-kinds[number], number))
-    return [answers[number] for number in order[:_SHOWN]]
+    return sorted(answers, key=lambda one: -one.different_answers)[:_SHOWN]
 
 
-def _shown(one: dict[str, Any]) -> dict[str, Any]:
+def _shown(one: AnsweredRow) -> dict[str, Any]:
     from skill_train.evaluate.step import end_of
 
-    most = _SHOWN_CHARACTERS // (2 + len(one["answers"]))
+    most = _SHOWN_CHARACTERS // (2 + len(one.answers))
     return {
-        "line": one["line"],
-        "prompt": end_of(one["prompt"], most),
-        "expected": one["expected"][:most],
-        "answers": {name: text[:most] for name, text in one["answers"].items()},
+        "line": one.line,
+        "prompt": end_of(one.prompt, most),
+        "expected": one.expected[:most],
+        "answers": {name: text[:most] for name, text in one.answers.items()},
     }
 
 
-def _short(value: Any) -> Any:
-    return float(f"{value:.{_DIGITS}g}") if isinstance(value, float) else value
+def _short(one: msgspec.Struct, dropped: tuple[str, ...] = ()) -> dict[str, Any]:
+    values = {key: value for key, value in msgspec.structs.asdict(one).items() if key not in dropped}
+    return {key: float(f"{v:.{_DIGITS}g}") if isinstance(v, float) else v for key, v in values.items()}
 
 
 # --- The drawing ---

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
 from skill_train.commands._base_model import base_of
 from skill_train.commands._drawing import rich_table
@@ -27,11 +28,14 @@ from skill_train.gguf import export_room
 from skill_train.gguf.export_files import model_of, outtype, recorded
 from skill_train.llama import run_converter
 from skill_train.recipe.formats import BARE
-from skill_train.run import plan_record
+from skill_train.run import export_record, plan_record
 from skill_train.run.begun import trained
-from skill_train.run.folder import RunDir, open_run, renamed_aside, require_no_run
+from skill_train.run.export_record import ExportRecord
+from skill_train.run.folder import RunDir, StepResult, open_run, renamed_aside, require_no_run
 from skill_train.run.lock import locked, locked_out
-from skill_train.run.records import read_json
+
+if TYPE_CHECKING:
+    from skill_train.gguf.quantize import Quantized
 
 UNQUANTIZED = ("f16", "bf16", "f32")
 DEFAULT_TYPES = "q8_0,q4_k_m"
@@ -166,7 +170,8 @@ def _put_unrecorded_aside(console: Console, run: RunDir, files: list[Path]) -> N
 def _name(run: RunDir) -> str:
     """Of the files: that of the folder, or the one that it had when they were made."""
     record = run.record("convert")
-    return str(read_json(record)["options"]["name"]) if record.is_file() else slug(run.path)
+    earlier = export_record.read(record).options.get("name") if record.is_file() else None
+    return earlier or slug(run.path)
 
 
 def _say_room(console: Console, run: RunDir, types: list[str]) -> None:
@@ -195,9 +200,10 @@ def _export(console: Console, task: _Export, tools: Any, ready: Any = None) -> R
     parameters, reasons = ollama_modelfile.parameters_of(
         task.model, task.trained_length, bare=task.bare, tokenizer=tokenizer
     )
-    source = convert.output_of(converted, task.records)
+    source = convert.output_of(converted.record, task.records)
     quantized = _quantize(console, task, source)
-    outputs = outputs_of(converted, task.records) + outputs_of(quantized, task.records)
+    outputs = outputs_of(converted.record.outputs, task.records)
+    outputs += outputs_of(quantized.record.outputs, task.records) if quantized else []
     for made in outputs:  # a converter whose command was killed may have begun its part after the next command looked
         remove_leftovers(Path(made["path"]))
     chosen = _for_ollama(outputs, task.types)
@@ -214,19 +220,19 @@ def _export(console: Console, task: _Export, tools: Any, ready: Any = None) -> R
         "modelfile": str(modelfile),
         "modelfile_reasons": reasons,
         "fallbacks": {path: len(tensors) for path, tensors in fallbacks.items()},
-        "reasons": converted["reasons"],
-        "reused": bool(converted.get("reused") and quantized.get("reused")),
+        "reasons": msgspec.to_builtins(converted.record.reasons or []),
+        "reused": converted.reused and (quantized is None or quantized.reused),
     }
     return _result(task, outputs, data)
 
 
-def _convert(console: Console, task: _Export, tools: Any, ready: Any) -> tuple[dict[str, Any], Any]:
-    """The record of the unquantized file, and the tokenizer, which is read meanwhile: both use one core."""
+def _convert(console: Console, task: _Export, tools: Any, ready: Any) -> tuple[StepResult[ExportRecord], Any]:
+    """The unquantized file, and the tokenizer, which is read meanwhile: both use one core."""
     from skill_train.gguf import convert, ollama_modelfile
 
     reading: list[Future[Any]] = []
     with ending(ThreadPoolExecutor(1)) as thread, console.progress("converting") as progress:
-        record = convert.convert(
+        converted = convert.convert(
             model=task.model,
             out=task.out,
             record=task.records / "convert.json",
@@ -238,17 +244,17 @@ def _convert(console: Console, task: _Export, tools: Any, ready: Any) -> tuple[d
             progress=progress,
             warn=console.warn,
         )
-    return record, reading[0].result() if reading else None
+    return converted, reading[0].result() if reading else None
 
 
-def _quantize(console: Console, task: _Export, source: Path) -> dict[str, Any]:
-    """The record of the types that the unquantized file is not of."""
+def _quantize(console: Console, task: _Export, source: Path) -> Quantized | None:
+    """The types that the unquantized file is not of; None where there are none."""
     from skill_train.gguf import quantize
 
     done = task.unquantized[:1]
     rest = [kind for kind in task.types if kind not in done and not source.name.endswith(f"-{kind}.gguf")]
     if not rest:
-        return {"outputs": {}, "reused": True}
+        return None
     with console.progress("quantizing") as progress:
         return quantize.quantize(
             source=source,
@@ -281,7 +287,7 @@ def _export_lora(console: Console, run: RunDir, tools: Any) -> Result:
             hint=f"skill-train export-gguf {quoted(run.path)}",
         )
     with console.progress("converting the adapter") as progress:
-        record = export_lora(
+        exported = export_lora(
             base=base_of(run),
             adapter=run.adapter,
             out=run.gguf,
@@ -292,8 +298,14 @@ def _export_lora(console: Console, run: RunDir, tools: Any) -> Result:
             progress=progress,
             warn=console.warn,
         )
-    listed = outputs_of(record, run.path)
-    data = {"files": listed, **{key: record.get(key, False) for key in ("figures", "reasons", "reused")}}
+    record = exported.record
+    listed = outputs_of(record.outputs, run.path)
+    data = {
+        "files": listed,
+        "figures": record.figures or {},
+        "reasons": msgspec.to_builtins(record.reasons or []),
+        "reused": exported.reused,
+    }
     return Result(data, quiet=listed[0]["path"], human=_files_table(listed))
 
 

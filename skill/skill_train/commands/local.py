@@ -27,11 +27,11 @@ from skill_train.core.console import Console, Result
 from skill_train.core.errors import UsageError
 from skill_train.plan.file import is_plan, read_unchanged_plan, require_same_inputs
 from skill_train.plan.placement import HERE
-from skill_train.reference.load import read_rows
-from skill_train.run import cloud_record, plan_record
+from skill_train.run import cloud_record, plan_record, train_record
 from skill_train.run.begun import require_resumable
-from skill_train.run.folder import RunDir, open_run
+from skill_train.run.folder import RunDir, StepResult, open_run
 from skill_train.run.plan_record import Plan
+from skill_train.run.train_record import SmokeCheck, TrainRecord
 from skill_train.train import measured_speed
 
 
@@ -74,12 +74,12 @@ def run(options: LocalOptions, console: Console) -> Result:
         cloud_record.require_of_this_machine(RunDir(options.run_dir))
     plan = _plan(options, console)
     folder = _run_at(options.run_dir or _default_run_dir(plan))
-    record = _train(options, console, folder, plan)
+    trained = _train(options, console, folder, plan)
     plan = plan_record.read(folder.plan)  # a run that had begun keeps the one it began with
-    epochs = _epochs(plan, record)
-    _warn(options, console, plan, record)
+    epochs = _epochs(plan, trained.record)
+    _warn(options, console, plan, trained.record)
     whole = _whole_training(options) if epochs < 1 and not options.goes_on else []
-    return _result(folder, plan, record, epochs, whole)
+    return _result(folder, plan, trained, epochs, whole)
 
 
 def _plan(options: LocalOptions, console: Console) -> Plan:
@@ -92,7 +92,7 @@ def _plan(options: LocalOptions, console: Console) -> Plan:
     return plan_with_files(console, load_recipe(options.recipe, recipe_values), choices)
 
 
-def _train(options: LocalOptions, console: Console, folder: RunDir, plan: Plan) -> dict[str, Any]:
+def _train(options: LocalOptions, console: Console, folder: RunDir, plan: Plan) -> StepResult[TrainRecord]:
     words = _words("local", options.recipe, set_options(options, (*RECIPE_OPTIONS, "device", "dtype")))
     words += ["--force"] * options.force
     place = ["--run-dir", str(options.run_dir)] if options.run_dir is not None else []
@@ -105,14 +105,14 @@ def _train(options: LocalOptions, console: Console, folder: RunDir, plan: Plan) 
         return train_run(console, folder, plan, resume=options.resume)
 
 
-def _warn(options: LocalOptions, console: Console, plan: Plan, record: dict[str, Any]) -> None:
+def _warn(options: LocalOptions, console: Console, plan: Plan, record: TrainRecord) -> None:
     began = plan.placement
     for key, value, had in (("device", options.device, began.device), ("dtype", options.dtype, began.dtype)):
         if value not in (None, had):
             console.warn("kept_plan", f"the run started with {key} {had} and keeps it; {value} is ignored")
     epochs = _epochs(plan, record)
     if epochs > 1 and _steps_were_said(plan):
-        rows, steps = record["data"]["train_rows"], record["steps"]
+        rows, steps = record.data.train_rows, record.steps
         console.warn("epochs", f"{steps} steps are {epochs:.2g} epochs of the {rows} rows, so rows are repeated")
     warn_of_run(console, plan, record, measured_beside_estimates(plan, record))
 
@@ -161,9 +161,9 @@ def _plan_to_go_on_with(folder: Path) -> Plan:
     return plan
 
 
-def _epochs(plan: Plan, record: dict[str, Any]) -> float:
+def _epochs(plan: Plan, record: TrainRecord) -> float:
     """How often the training saw each row."""
-    return float(record["steps"] * plan.recipe.effective_batch_size / record["data"]["train_rows"])
+    return record.steps * plan.recipe.effective_batch_size / record.data.train_rows
 
 
 def _steps_were_said(plan: Plan) -> bool:
@@ -190,19 +190,20 @@ def plan_of(console: Console, recipe: Path) -> Plan:
     return plan_with_files(console, load_recipe(recipe, {}), HERE)
 
 
-def train_run(console: Console, run: RunDir, plan: Plan, *, resume: bool) -> dict[str, Any]:
+def train_run(console: Console, run: RunDir, plan: Plan, *, resume: bool) -> StepResult[TrainRecord]:
     """Trains a plan in its run directory, and shows the reason for each value."""
     from skill_train.train.local import train
 
     for reason in plan.reasons:
         console.status(f"{reason.rule}: {reason.value} ({reason.because})")
     with console.progress("training") as progress:
-        record = train(run, plan, resume=resume, progress=progress, say=console.status)
-    for note in record["data"]["notes"]:
+        trained = train(run, plan, resume=resume, progress=progress, say=console.status)
+    for note in trained.record.data.notes:
         console.warn("template", note)
-    if not record.get("reused"):
-        measured_speed.remember(plan_record.read(run.plan), read_rows(run.metrics), record["finished_at"])
-    return record
+    if not trained.reused:
+        steps, ended = train_record.read_steps(run.metrics), trained.record.finished_at or ""
+        measured_speed.remember(plan_record.read(run.plan), steps, ended)
+    return trained
 
 
 def _default_run_dir(plan: Plan) -> Path:
@@ -210,27 +211,28 @@ def _default_run_dir(plan: Plan) -> Path:
     return Path("runs") / f"{name}-{plan.recipe_hash[:8]}"
 
 
-def _result(run: RunDir, plan: Plan, record: dict[str, Any], epochs: float, whole: list[str]) -> Result:
+def _result(run: RunDir, plan: Plan, trained: StepResult[TrainRecord], epochs: float, whole: list[str]) -> Result:
+    record = trained.record
     error = smoke_failure(run, record)
     data = {
         "run_dir": str(run.path),
         "recipe_hash": plan.recipe_hash,
-        "verdict": record["verdict"],
-        "checks": record["checks"],
-        "figures": record["figures"],
-        "steps": record["steps"],
+        "verdict": record.verdict,
+        "checks": msgspec.to_builtins(record.checks),
+        "figures": msgspec.to_builtins(record.figures),
+        "steps": record.steps,
         "epochs": round(epochs, 3),
-        "example": record["example"],
-        "answer": record["answer"],
-        "data": record["data"],
+        "example": record.example,
+        "answer": msgspec.to_builtins(record.answer),
+        "data": msgspec.to_builtins(record.data),
         "placement": msgspec.to_builtins(plan.placement),
         "estimates": measured_beside_estimates(plan, record),
-        "reused": record.get("reused", False),
+        "reused": trained.reused,
     }
     following = [] if error else [*whole, f"skill-train export-gguf {quoted(run.path)}"]
     return Result(
         data,
-        human=lambda rich: _draw(rich, data),
+        human=lambda rich: _draw(rich, record),
         quiet=str(run.path),
         next=following,
         error=error,
@@ -240,21 +242,21 @@ def _result(run: RunDir, plan: Plan, record: dict[str, Any], epochs: float, whol
 # --- The drawing ---
 
 
-def _draw(rich: Any, data: dict[str, Any]) -> None:
+def _draw(rich: Any, record: TrainRecord) -> None:
     """Draws the smoke verdict, one row as the model saw it, and one prompt answered before and after."""
-    draw_checks(rich, f"smoke test: {data['verdict']}", data["checks"])
-    draw_text(rich, "one row as it was fed, ⟦trained parts⟧ marked:\n" + data["example"][:600])
-    draw_text(rich, "prompt: " + data["answer"]["prompt"][-300:])
-    for when in ("before", "after"):
-        answer = data["answer"][when]
-        draw_text(rich, f"{when}: {'not measured' if answer is None else repr(answer[:200])}")
+    draw_checks(rich, f"smoke test: {record.verdict}", record.checks)
+    if record.example is not None:
+        draw_text(rich, "one row as it was fed, ⟦trained parts⟧ marked:\n" + record.example[:600])
+    if record.answer is not None:
+        draw_text(rich, "prompt: " + record.answer.prompt[-300:])
+        for when, answer in (("before", record.answer.before), ("after", record.answer.after)):
+            draw_text(rich, f"{when}: {'not measured' if answer is None else repr(answer[:200])}")
 
 
-def draw_checks(rich: Any, title: str, checks: list[dict[str, Any]]) -> None:
+def draw_checks(rich: Any, title: str, checks: list[SmokeCheck]) -> None:
     table = folding_table("check", "verdict", "figure", "detail", title=title)
     for check in checks:
-        cells = (check["name"], check["verdict"], figure(check["figure"]), str(check["detail"]))
-        add_row(table, *cells, style=STYLE[check["verdict"]])
+        add_row(table, check.name, check.verdict, figure(check.figure), check.detail, style=STYLE[check.verdict])
     rich.print(table)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -16,8 +15,9 @@ from skill_train.commands._outputs import outputs_of
 from skill_train.commands._shell import quoted
 from skill_train.core.console import Console, Result
 from skill_train.core.errors import UsageError
-from skill_train.run.folder import open_run
+from skill_train.run.folder import StepResult, open_run
 from skill_train.run.lock import locked_out
+from skill_train.run.merge_record import MergeRecord
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ def run(options: MergeOptions, console: Console) -> Result:
     if options.run is None:
         return _merge_folders(options, console)
     require_only_run("merge", {"--base": options.base, "--adapter": options.adapter, "--out": options.out})
-    record = merge_run(console, open_run(options.run), options.dtype, options.gate)
-    return _result(record, options.run / "merged", exported=options.run)
+    merged = merge_run(console, open_run(options.run), options.dtype, options.gate)
+    return _result(merged, options.run / "merged", exported=options.run)
 
 
 def _merge_folders(options: MergeOptions, console: Console) -> Result:
@@ -50,15 +50,24 @@ def _merge_folders(options: MergeOptions, console: Console) -> Result:
     with locked_out(options.out, "merge"):
         base = base_folder(options.base)
         task = MergeTask(base, options.adapter, options.out, dtype=options.dtype, gate=options.gate)
-        record = merge_folders(console, task)
-    return _result(record, options.out, exported=options.out)
+        merged = merge_folders(console, task)
+    return _result(merged, options.out, exported=options.out)
 
 
-def _result(record: dict[str, Any], folder: Path, *, exported: Path) -> Result:
+def _result(merged: StepResult[MergeRecord], folder: Path, *, exported: Path) -> Result:
     """The answer, with the run or the folder that can be exported."""
-    data = {"out": str(folder), **{key: record.get(key) for key in ("how", "reasons", "changes", "gate", "seconds")}}
-    listed = [file for file in outputs_of(record, folder.parent) if file["path"].endswith(".safetensors")]
-    data |= {"files": [file | {"quant": None} for file in listed], "reused": record.get("reused", False)}
+    record = merged.record
+    listed = [file for file in outputs_of(record.outputs, folder.parent) if file["path"].endswith(".safetensors")]
+    data = {
+        "out": str(folder),
+        "how": record.how,
+        "reasons": record.reasons,
+        "changes": record.changes,
+        "gate": record.gate,
+        "seconds": record.seconds,
+        "files": [file | {"quant": None} for file in listed],
+        "reused": merged.reused,
+    }
     return Result(
         data,
         quiet=str(folder),

@@ -36,10 +36,9 @@ from skill_train.program.encode import WITHOUT_TEMPLATE
 from skill_train.program.split import held_out_count
 from skill_train.recipe.formats import BARE
 from skill_train.recipe.resolved import ResolvedRecipe
-from skill_train.run import plan_record
+from skill_train.run import plan_record, train_record
 from skill_train.run.folder import open_run
 from skill_train.run.plan_record import Plan
-from skill_train.run.records import read_json
 
 _MANY_EPOCHS = 10
 _FEW_HELD_OUT = 10
@@ -105,7 +104,7 @@ def _of_run(folder: Path, options: PlanOptions) -> Result:
     plan = plan_record.read(run.plan)
     data = _summary(plan) | {"plan": str(run.plan)}
     if run.record("train").is_file():
-        data["actual"] = measured_beside_estimates(plan, read_json(run.record("train")))
+        data["actual"] = measured_beside_estimates(plan, train_record.read(run.record("train")))
     return Result(data, human=lambda rich: _draw(rich, data), quiet=plan.where)
 
 

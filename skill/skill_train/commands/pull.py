@@ -11,6 +11,7 @@ import click
 from skill_train.cloud import find_run
 from skill_train.cloud.bucket import StoredRun
 from skill_train.cloud.find_run import CloudRun
+from skill_train.cloud.pull import Pull
 from skill_train.commands._drawing import draw_line
 from skill_train.commands._frame import command
 from skill_train.commands._kept_result import in_bucket, is_live, why_not_pushed
@@ -19,9 +20,9 @@ from skill_train.commands._shell import quoted
 from skill_train.commands._smoke import smoke_failure
 from skill_train.core.console import Console, Result
 from skill_train.core.errors import AccessError, VerificationFailed
+from skill_train.run import train_record
 from skill_train.run.begun import trained
 from skill_train.run.folder import RunDir
-from skill_train.run.records import read_json
 
 
 @dataclass(frozen=True)
@@ -35,26 +36,25 @@ def run(options: PullOptions, console: Console) -> Result:
     cloud = find_run.with_run_dir(find_run.find(options.run, console.status), options.run_dir, console.status)
     here = cloud.run
     assert here is not None  # in_folder gave it one
-    fetched = _fetched(cloud, here, console)
-    source = fetched["inputs"]
-    done, failure = source["state"] == "done", None
+    record, fetched = _fetched(cloud, here, console)
+    source = record.inputs
+    done, failure = source.state == "done", None
     if done:
-        trained(here)
-        record = read_json(here.record("train"))
-        failure = smoke_failure(here, record)
+        training = trained(here)
+        failure = smoke_failure(here, training)
     else:
-        step = source["checkpoint"]
+        step = source.checkpoint
         what = "nothing but records" if step is None else f"a checkpoint of step {step}"
-        console.warn("unfinished", f"the run has no result yet ({source['state']}); fetched so far: {what}")
+        console.warn("unfinished", f"the run has no result yet ({source.state}); fetched so far: {what}")
     data = {
         "run_dir": str(here.path),
-        "state": source["state"],
+        "state": source.state,
         "trained": done,
-        "verdict": record.get("verdict") if done else None,
-        "checkpoint": source["checkpoint"],
-        "from": source.get("bucket") or source.get("repository"),
-        "fetched": len(fetched["fetched"]),
-        "files": [{"path": str(here.path / name), **digest} for name, digest in fetched["outputs"].items()],
+        "verdict": training.verdict if done else None,
+        "checkpoint": source.checkpoint,
+        "from": source.bucket or source.repository,
+        "fetched": len(fetched),
+        "files": [{"path": str(here.path / name), **digest} for name, digest in record.outputs.items()],
     }
     word = quoted(here.path)
     unfinished = f"skill-train {'wait' if is_live(cloud) else 'resume'} {word}"
@@ -67,8 +67,9 @@ def run(options: PullOptions, console: Console) -> Result:
     )
 
 
-def _fetched(cloud: CloudRun, here: RunDir, console: Console) -> dict[str, Any]:
-    """Fetches and returns `pull.json`. The result may only be in the repository, because the bucket took no files."""
+def _fetched(cloud: CloudRun, here: RunDir, console: Console) -> tuple[Pull, list[str]]:
+    """Fetches; returns `pull.json` and the names of the files that came. The result may only be in the repository,
+    because the bucket took no files."""
     from skill_train.cloud import pull
 
     try:
@@ -93,19 +94,19 @@ def _fetched(cloud: CloudRun, here: RunDir, console: Console) -> dict[str, Any]:
     return _from_bucket(console, here, there)
 
 
-def _from_bucket(console: Console, here: RunDir, there: StoredRun) -> dict[str, Any]:
+def _from_bucket(console: Console, here: RunDir, there: StoredRun) -> tuple[Pull, list[str]]:
     from skill_train.cloud import pull
 
     with console.progress("fetching") as progress:
         return pull.from_bucket(here, there, progress=progress, say=console.status)
 
 
-def _from_repository(cloud: CloudRun, here: RunDir) -> dict[str, Any]:
+def _from_repository(cloud: CloudRun, here: RunDir) -> tuple[Pull, list[str]]:
     from skill_train.cloud import pull
     from skill_train.hub import models
 
     repository = cloud.record.hub_model_id
-    pushed = pull.in_repository(read_json(models.model_file(repository, "train.json")))
+    pushed = pull.in_repository(train_record.read(models.model_file(repository, "train.json")))
     folder, commit = models.model_folder(repository, None, files=tuple(pushed.values()))
     return pull.from_repository(here, repository, folder, commit)
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 import shlex
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 
 from skill_train.commands._frame import command
 from skill_train.commands._options import PATH
@@ -17,7 +18,7 @@ from skill_train.core import resources
 from skill_train.core.console import Console, Result
 from skill_train.core.errors import DecisionNeeded, UsageError
 from skill_train.hub import permissions, upload
-from skill_train.hub.upload import PushFile
+from skill_train.hub.upload import PushFile, Uploaded
 from skill_train.publish.files import (
     chosen_parts,
     evaluation_of,
@@ -29,13 +30,14 @@ from skill_train.publish.files import (
     without_others,
 )
 from skill_train.publish.model_card import CardFacts, card
-from skill_train.publish.records import published
+from skill_train.publish.push_record import Push, PushedFile, PushInputs, PushTarget
 from skill_train.recipe.resolved import ResolvedRecipe
-from skill_train.run import plan_record
+from skill_train.run import plan_record, records, train_record
 from skill_train.run.begun import trained
-from skill_train.run.folder import RunDir, open_run, write_record
+from skill_train.run.evaluate_record import Evaluation
+from skill_train.run.folder import RunDir, open_run
 from skill_train.run.plan_record import Plan
-from skill_train.run.records import read_json
+from skill_train.run.verify_record import Proof
 
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
@@ -68,8 +70,8 @@ class _Push:
     base_on_hub: bool
     files: list[PushFile]
     left_out: list[str]
-    proof: dict[str, Any] | None
-    evaluation: dict[str, Any] | None
+    proof: Proof | None
+    evaluation: Evaluation | None
     private: bool
 
     def data(self) -> dict[str, Any]:
@@ -77,11 +79,15 @@ class _Push:
             "repo": self.repo,
             "parts": list(self.parts),
             "private": self.private,
-            "verdict": self.proof["verdict"] if self.proof else None,
+            "verdict": self.proof.verdict if self.proof else None,
             "bytes": sum(file.size for file in self.files),
             "left_out": self.left_out,
-            "files": [{"path": file.path, "bytes": file.size, "changed": file.changed} for file in self.files],
+            "files": msgspec.to_builtins(self.pushed),
         }
+
+    @property
+    def pushed(self) -> list[PushedFile]:
+        return [PushedFile(file.path, file.size, file.changed) for file in self.files]
 
 
 def run(options: PushOptions, console: Console) -> Result:
@@ -97,7 +103,7 @@ def run(options: PushOptions, console: Console) -> Result:
     message = f"skill-train: {', '.join(push.parts)}"
     sent = upload.upload(push.repo, push.files, private=push.private, message=message, say=console.status)
     _record(push, sent)
-    return Result(push.data() | sent, quiet=sent["url"])
+    return Result(push.data() | asdict(sent), quiet=sent.url)
 
 
 def _gathered(options: PushOptions, console: Console) -> _Push:
@@ -190,8 +196,8 @@ def _card(push: _Push) -> PushFile:
         data_on_hub=not local_data,
         recipe=recipe.as_dict(),
         recipe_hash=push.plan.recipe_hash,
-        training=read_json(push.run.record("train")),
-        proof=None if push.proof is None else published("verify", push.proof),
+        training=train_record.read(push.run.record("train")),
+        proof=push.proof,
         evaluation=push.evaluation,
         private=push.private,
         ggufs={name: file.stat().st_size for name, file in whole_models(push.run, push.files).items()},
@@ -214,16 +220,19 @@ def _refuse_secrets(files: list[PushFile]) -> None:
     )
 
 
-def _record(push: _Push, sent: dict[str, Any]) -> None:
-    data = push.data()
-    write_record(
-        push.run.record("push"),
-        inputs={"recipe_hash": push.plan.recipe_hash},
-        options={"repo": data["repo"], "parts": data["parts"], "private": data["private"]},
-        outputs={},
-        files=data["files"],
-        **sent,
+def _record(push: _Push, sent: Uploaded) -> None:
+    record = Push(
+        inputs=PushInputs(push.plan.recipe_hash),
+        options=PushTarget(push.repo, list(push.parts), push.private),
+        files=push.pushed,
+        url=sent.url,
+        commit=sent.commit,
+        created=sent.created,
+        reused=sent.reused,
+        private=sent.private,
+        finished_at=records.timestamp(),
     )
+    records.write(push.run.record("push"), record)
 
 
 @command(

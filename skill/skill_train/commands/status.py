@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 
 from skill_train.cloud import find_run
 from skill_train.cloud.find_run import CloudRun
@@ -21,7 +22,7 @@ from skill_train.core import waiting
 from skill_train.core.console import Console, Result
 from skill_train.run import cloud_record, lock, plan_record, progress
 from skill_train.run.folder import RunDir
-from skill_train.run.records import read_json
+from skill_train.run.train_record import read_failure
 
 # Between two looks. One at a job asks the Hub up to five questions, of the 1,000 that it allows in 5 minutes.
 _HERE_SECONDS, _JOB_SECONDS = 1.0, 10.0
@@ -81,7 +82,7 @@ def _here(run: RunDir) -> dict[str, Any]:
     measured = progress.speed(text.splitlines())
     busy = locked if locked is not None else _fresh(run.metrics)
     failed = run.record("train.failed")
-    error = read_json(failed)["error"] if failed.is_file() and not done and not busy else None
+    error = read_failure(failed).error if failed.is_file() and not done and not busy else None
     written = datetime.fromtimestamp(run.metrics.stat().st_mtime, UTC) if measured else None
     stage = "COMPLETED" if done else "RUNNING" if busy else "ERROR" if error else "STOPPED"
     return {
@@ -99,7 +100,7 @@ def _here(run: RunDir) -> dict[str, Any]:
             "age_seconds": rounded(age(written)),
         },
         "seconds": {"left": rounded(measured.left_seconds) if measured and not done else None},
-        "why": error,
+        "why": msgspec.to_builtins(error),
     }
 
 

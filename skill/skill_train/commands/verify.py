@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 
 from skill_train.commands._base_model import base_folder, base_of
 from skill_train.commands._drawing import STYLE, add_row, draw_text, figure, folding_table
@@ -19,6 +20,7 @@ from skill_train.gguf.export_files import recorded, unread
 from skill_train.run.begun import trained
 from skill_train.run.folder import RunDir, open_run
 from skill_train.run.lock import locked
+from skill_train.run.verify_record import Check, Proof
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ def verify_run(console: Console, run: RunDir, tokens: int | None, out: Path | No
 
 
 def _verify_locked(console: Console, run: RunDir, tokens: int | None, out: Path | None) -> Result:
-    from skill_train.reference.load import read_rows
+    from skill_train.run.train_record import read_rows
 
     trained(run)
     if not run.exported:
@@ -98,49 +100,51 @@ def _verify_locked(console: Console, run: RunDir, tokens: int | None, out: Path 
 def _verify(console: Console, *, following: list[str], **arguments: Any) -> Result:
     from skill_train.verify.step import verify
 
-    proof: Path = arguments["record"]
-    if proof.is_dir():
-        hint = f"--out {quoted(proof / 'verify.json')}"
-        raise UsageError(f"{proof} is a folder", code="bad_usage", expected="a file for the proof", hint=hint)
+    file: Path = arguments["record"]
+    if file.is_dir():
+        hint = f"--out {quoted(file / 'verify.json')}"
+        raise UsageError(f"{file} is a folder", code="bad_usage", expected="a file for the proof", hint=hint)
     with console.progress("verifying") as progress:
-        record = verify(**arguments, progress=progress, warn=console.warn)
+        result = verify(**arguments, progress=progress, warn=console.warn)
+    proof = result.record
     order = {"fail": 0, "warn": 1, "pass": 2}
-    checks = sorted(record["checks"], key=lambda check: order[check["verdict"]])
+    checks = sorted(proof.checks, key=lambda check: order[check.verdict])
     data = {
-        "verdict": record["verdict"],
+        "verdict": proof.verdict,
         "checks": [_short(check) for check in checks],
-        "not_checked": record["not_checked"],
-        "samples": record["samples"],
-        "proof": str(arguments["record"]),
-        "reused": record.get("reused", False),
+        "not_checked": msgspec.to_builtins(proof.not_checked),
+        "samples": proof.samples,
+        "proof": str(file),
+        "reused": result.reused,
     }
-    failed = [check for check in checks if check["verdict"] == "fail"]
+    failed = [check for check in checks if check.verdict == "fail"]
     for check in checks:
-        if check["verdict"] == "warn":
-            console.warn("verdict_warn", f"{check['file']}: {check['name']}: {check['detail']}")
+        if check.verdict == "warn":
+            console.warn("verdict_warn", f"{check.file}: {check.name}: {check.detail}")
     if arguments["base"] is None:
         console.warn("no_base", "without --base, `verify` may not notice that a coarse type has lost a small fine-tune")
     return Result(
         data,
-        human=lambda rich: _draw(rich, record),
-        quiet=record["verdict"],
+        human=lambda rich: _draw(rich, proof),
+        quiet=proof.verdict,
         next=[] if failed else following,
-        error=_not_proven(failed, arguments["record"]) if failed else None,
+        error=_not_proven(failed, file) if failed else None,
     )
 
 
-def _short(check: dict[str, Any]) -> dict[str, Any]:
+def _short(check: Check) -> dict[str, Any]:
     """A check in one line. The proof file has further figures, and the details of passed checks."""
-    return {k: v for k, v in check.items() if k != "figures" and (k != "detail" or check["verdict"] != "pass")}
+    left_out = {"figures", "detail"} if check.verdict == "pass" else {"figures"}
+    return {key: value for key, value in msgspec.structs.asdict(check).items() if key not in left_out}
 
 
-def _not_proven(failed: list[dict[str, Any]], record: Path) -> VerificationFailed:
-    names = list(dict.fromkeys(f"{check['name']} ({check['file']})" for check in failed))
+def _not_proven(failed: list[Check], record: Path) -> VerificationFailed:
+    names = list(dict.fromkeys(f"{check.name} ({check.file})" for check in failed))
     return VerificationFailed(
         f"verification failed: {', '.join(names[:12])}",
         code="verification_failed",
         expected="every check to pass",
-        got=str(failed[0].get("detail") or failed[0]["figure"])[:600],
+        got=str(failed[0].detail or failed[0].figure)[:600],
         hint=f"read {quoted(record)}",
     )
 
@@ -148,21 +152,15 @@ def _not_proven(failed: list[dict[str, Any]], record: Path) -> VerificationFaile
 # --- The drawing ---
 
 
-def _draw(rich: Any, record: dict[str, Any]) -> None:
-    table = folding_table("file", "check", "verdict", "figure", "threshold", title=f"proof: {record['verdict']}")
-    for check in record["checks"]:
-        cells = (
-            str(check["file"]),
-            check["name"],
-            check["verdict"],
-            figure(check["figure"]),
-            figure(check["threshold"]),
-        )
-        add_row(table, *cells, style=STYLE[check["verdict"]])
+def _draw(rich: Any, proof: Proof) -> None:
+    table = folding_table("file", "check", "verdict", "figure", "threshold", title=f"proof: {proof.verdict}")
+    for check in proof.checks:
+        cells = (check.file, check.name, check.verdict, figure(check.figure), figure(check.threshold))
+        add_row(table, *cells, style=STYLE[check.verdict])
     rich.print(table)
-    for check in record["checks"]:
-        if check["verdict"] != "pass":
-            draw_text(rich, f"{check['file']} {check['name']}: {check['detail']}")
+    for check in proof.checks:
+        if check.verdict != "pass":
+            draw_text(rich, f"{check.file} {check.name}: {check.detail}")
 
 
 # --- The command ---

@@ -7,18 +7,29 @@ import os
 from collections.abc import Callable, Iterable
 from io import BufferedReader
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypedDict
+
+import msgspec
 
 # A file system's clock ticks every few milliseconds: only a file that takes longer to read can be told by its time.
 _LARGE_BYTES = 1 << 26
 # Each block waits for its turn between Python's threads: one of 1 MB for as long as 14 blocks take to add up.
 _BLOCK_BYTES = 1 << 24
-_digests: dict[tuple[int, int, int, int], dict[str, Any]] = {}
 
 
-def file_digest(path: Path, unwanted: Callable[[], bool] = lambda: False) -> dict[str, Any]:
-    """`{"bytes": size, "sha256": hex}` of one file, read in constant memory. The digest of a large file is cached in
-    the process as long as its inode, size and time do not change.
+class FileDigest(TypedDict):
+    """Size and hash of one file, as records hold them."""
+
+    bytes: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+    sha256: str
+
+
+_digests: dict[tuple[int, int, int, int], FileDigest] = {}
+
+
+def file_digest(path: Path, unwanted: Callable[[], bool] = lambda: False) -> FileDigest:
+    """The digest of one file, read in constant memory; a large one once in a process while its inode, size and time
+    stay.
 
     Args:
         unwanted: asked after each block; when it is true the work is given up.
@@ -29,7 +40,7 @@ def file_digest(path: Path, unwanted: Callable[[], bool] = lambda: False) -> dic
     with open(path, "rb") as file:
         stat = os.fstat(file.fileno())
         if _key(stat) in _digests:
-            return dict(_digests[_key(stat)])
+            return _digests[_key(stat)].copy()
         sha256 = _sha256(file, unwanted)
         if stat.st_size >= _LARGE_BYTES and _key(os.fstat(file.fileno())) == _key(stat):
             _digests[_key(stat)] = {"bytes": stat.st_size, "sha256": sha256}
@@ -57,7 +68,7 @@ def _sha256(file: BufferedReader, unwanted: Callable[[], bool]) -> str:
 
 def digests(
     root: Path, files: Iterable[Path] | None = None, unwanted: Callable[[], bool] = lambda: False
-) -> dict[str, dict[str, Any]]:
+) -> dict[str, FileDigest]:
     """The digest of each file, by its name relative to `root`: of the given files, or of all files below `root`.
     `unwanted` as in `file_digest`."""
     chosen = files if files is not None else (p for p in root.rglob("*") if p.is_file())

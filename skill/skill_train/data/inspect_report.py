@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import msgspec
+from msgspec import UNSET, UnsetType
 
 from skill_train.core.digests import file_digest
 from skill_train.core.errors import SkillTrainError
@@ -13,6 +16,7 @@ from skill_train.data import token_stats
 from skill_train.data.inspect import Inspection
 from skill_train.data.methods import Verdict
 from skill_train.data.problems import Count, Survey
+from skill_train.data.write_fixed import Fixed
 from skill_train.facts import TokenFacts
 from skill_train.program.examples import to_example
 from skill_train.recipe.formats import DetectedFormat
@@ -36,52 +40,133 @@ class Counted:
     counter: Any = None
 
 
-def report(subject: Inspection, counted: Counted) -> dict[str, Any]:
+class MappingReport(msgspec.Struct, frozen=True):
+    """The format and its columns; `with_chat_template`: what a model that has one makes of them instead."""
+
+    name: str
+    columns: dict[str, str]
+    because: str
+    with_chat_template: str | UnsetType = UNSET
+
+
+class MethodReport(msgspec.Struct, frozen=True):
+    """The verdict on one method, and the lines of a recipe that map the columns."""
+
+    verdict: str
+    because: str
+    recipe: list[str]
+
+
+class ProblemReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One kind of problem: `refused` of the rows end the training. Of none there is nothing but the count.
+
+    Attributes:
+        first: the reason of the first one.
+        of_rows: how many were looked at, where that is not all.
+    """
+
+    rows: int
+    refused: int | UnsetType = UNSET
+    lines: list[int] | UnsetType = UNSET
+    first: str | UnsetType = UNSET
+    of_rows: int | UnsetType = UNSET
+
+
+class TokenReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens a row, as `TokenFacts` has them; a range where they were not counted, and then no distribution."""
+
+    basis: str
+    counted: bool
+    mean: float | list[float]
+    longest: float | list[float]
+    mean_cut: float | list[float]
+    max_length: int
+    trained_share: float | None
+    truncated_share: float | None
+    p50: int | UnsetType = UNSET
+    p90: int | UnsetType = UNSET
+    p99: int | UnsetType = UNSET
+    histogram: list[token_stats.Bucket] | UnsetType = UNSET
+
+
+class DataReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer.
+
+    Attributes:
+        bytes, sha256: of a file.
+        columns: the kinds of value of each.
+        format: None where nothing is known.
+        problems: None for one that is `unknown`, with the reason there.
+        fix: what `--fix` wrote.
+    """
+
+    path: str
+    bytes: int | None
+    sha256: str | None
+    rows: int
+    usable_rows: int | None
+    columns: dict[str, str]
+    not_read: list[str]
+    format: MappingReport | None
+    method: str
+    methods: dict[str, MethodReport]
+    note: str
+    problems: dict[str, ProblemReport | None]
+    unknown: dict[str, str]
+    tokens: TokenReport | None
+    example: str
+    fix: Fixed | UnsetType = UNSET
+
+
+def report(subject: Inspection, counted: Counted) -> DataReport:
     path, seen = Path(subject.recipe.data), subject.seen
-    digest = file_digest(path) if path.is_file() else {"bytes": None, "sha256": None}
-    found = subject.found
-    mapped = None if found is None else {"name": found.format, "columns": found.columns, "because": found.reason}
-    if mapped is not None and mapped["name"] == "prompt_completion" and not subject.recipe.model:
-        mapped["with_chat_template"] = "question_answer"  # a model that has one makes turns of them
+    digest = file_digest(path) if path.is_file() else None
     used = set(subject.verdict.columns.values())
+    return DataReport(
+        path=subject.recipe.data,
+        bytes=digest and digest["bytes"],
+        sha256=digest and digest["sha256"],
+        rows=seen.rows,
+        usable_rows=seen.usable if subject.check else None,
+        columns={name: " or ".join(kinds) for name, kinds in list(seen.columns.items())[:40]},
+        not_read=[name for name in seen.columns if name not in used][:20],
+        format=None if subject.found is None else _mapping(subject.found, subject.recipe.model),
+        method=subject.method,
+        methods={name: _verdict(verdict) for name, verdict in subject.verdicts.items()},
+        note=ONLY_SFT,
+        problems=_problems(seen, counted),
+        unknown=_unknown(subject, counted),
+        tokens=_token_report(subject, counted),
+        example=_short(counted.example),
+    )
+
+
+def _mapping(found: DetectedFormat, model: str) -> MappingReport:
+    turns = found.format == "prompt_completion" and not model  # a model with a chat template makes turns of them
+    return MappingReport(found.format, found.columns, found.reason, "question_answer" if turns else UNSET)
+
+
+def _verdict(verdict: Verdict) -> MethodReport:
+    return MethodReport(verdict.verdict, verdict.because, verdict.lines)
+
+
+def _problems(seen: Survey, counted: Counted) -> dict[str, ProblemReport | None]:
+    named: dict[str, Count | None] = {name: seen.problems.get(name) for name in survey.READING + survey.MAPPED}
+    looked_at = len(counted.lengths.counted) if counted.lengths is not None else seen.usable
+    sampled = ("truncated", "fully_masked", "template") if looked_at < seen.usable else ()
     return {
-        "path": subject.recipe.data,
-        **digest,
-        "rows": seen.rows,
-        "usable_rows": seen.usable if subject.check else None,
-        "columns": {name: " or ".join(kinds) for name, kinds in list(seen.columns.items())[:40]},
-        "not_read": [name for name in seen.columns if name not in used][:20],
-        "format": mapped,
-        "method": subject.method,
-        "methods": {name: _verdict(verdict) for name, verdict in subject.verdicts.items()},
-        "note": ONLY_SFT,
-        "problems": _problems(seen, counted),
-        "unknown": _unknown(subject, counted),
-        "tokens": _token_report(subject, counted),
-        "example": _short(counted.example),
+        name: _count(count, looked_at if name in sampled else UNSET)
+        for name, count in (named | counted.problems).items()
     }
 
 
-def _verdict(verdict: Verdict) -> dict[str, Any]:
-    return {"verdict": verdict.verdict, "because": verdict.because, "recipe": verdict.lines}
-
-
-def _problems(seen: Survey, counted: Counted) -> dict[str, Any]:
-    named: dict[str, Count | None] = {name: seen.problems.get(name) for name in survey.READING + survey.MAPPED}
-    counts = {name: _count(count) for name, count in (named | counted.problems).items()}
-    sampled = counted.lengths is not None and len(counted.lengths.counted) < seen.usable
-    for name in ("truncated", "fully_masked", "template"):
-        if sampled and counted.lengths is not None and counts[name] is not None:
-            counts[name]["of_rows"] = len(counted.lengths.counted)
-    return counts
-
-
-def _count(count: Count | None) -> Any:
+def _count(count: Count | None, of_rows: int | UnsetType) -> ProblemReport | None:
     if count is None:
         return None
     if not count.rows:
-        return {"rows": 0}
-    return {"rows": count.rows, "refused": count.refused, "lines": count.lines, "first": _short(count.why, 160)}
+        return ProblemReport(rows=0, of_rows=of_rows)
+    first = _short(count.why, 160)
+    return ProblemReport(rows=count.rows, refused=count.refused, lines=count.lines, first=first, of_rows=of_rows)
 
 
 def _unknown(subject: Inspection, counted: Counted) -> dict[str, str]:
@@ -94,27 +179,34 @@ def _unknown(subject: Inspection, counted: Counted) -> dict[str, str]:
     return unknown
 
 
-def _token_report(subject: Inspection, counted: Counted) -> dict[str, Any] | None:
+def _token_report(subject: Inspection, counted: Counted) -> TokenReport | None:
     seen, limit = subject.seen, subject.recipe.max_length
     if not seen.usable:
         return None
-    if counted.lengths is not None:
-        return _rounded(token_stats.token_facts(counted.lengths, limit)) | token_stats.distribution(counted.lengths)
-    return _rounded(
-        token_stats.token_range(
-            seen.usable, seen.text_bytes, seen.longest_text_bytes, limit, seen.turns, seen.longest_turns
-        )
+    if counted.lengths is None:
+        sizes = (seen.usable, seen.text_bytes, seen.longest_text_bytes)
+        return _rounded(token_stats.token_range(*sizes, limit, seen.turns, seen.longest_turns))
+    found, spread = _rounded(token_stats.token_facts(counted.lengths, limit)), token_stats.distribution(counted.lengths)
+    return msgspec.structs.replace(found, p50=spread.p50, p90=spread.p90, p99=spread.p99, histogram=spread.histogram)
+
+
+def _rounded(facts: TokenFacts) -> TokenReport:
+    def size(ends: tuple[float, float]) -> float | list[float]:
+        return round(ends[0], 1) if facts.counted else [round(end, 1) for end in ends]
+
+    def share(value: float | None) -> float | None:
+        return None if value is None else round(value, 4)
+
+    return TokenReport(
+        basis=facts.basis,
+        counted=facts.counted,
+        mean=size(facts.mean),
+        longest=size(facts.longest),
+        mean_cut=size(facts.mean_cut),
+        max_length=facts.max_length,
+        trained_share=share(facts.trained_share),
+        truncated_share=share(facts.truncated_share),
     )
-
-
-def _rounded(facts: TokenFacts) -> dict[str, Any]:
-    values: dict[str, Any] = {}
-    for name, value in asdict(facts).items():
-        if isinstance(value, tuple):
-            values[name] = round(value[0], 1) if facts.counted else [round(part, 1) for part in value]
-        else:
-            values[name] = round(value, 4) if isinstance(value, float) else value
-    return values
 
 
 def plain_example(subject: Inspection) -> str:

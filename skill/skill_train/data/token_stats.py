@@ -6,7 +6,6 @@ import hashlib
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from skill_train.core.files import write_json
 from skill_train.facts import DatasetFacts, TokenFacts
@@ -90,18 +89,34 @@ def token_facts(lengths: Lengths, max_length: int) -> TokenFacts:
     )
 
 
-def distribution(lengths: Lengths) -> dict[str, Any]:
-    """Percentiles (nearest rank) and a histogram: each bucket counts the rows of at most `up_to` tokens that are not in
-    the bucket before."""
+@dataclass(frozen=True)
+class Bucket:
+    """Rows of at most `up_to` tokens, and more than the bucket before."""
+
+    up_to: int
+    rows: int
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """Percentiles (nearest rank) and a histogram."""
+
+    p50: int
+    p90: int
+    p99: int
+    histogram: list[Bucket]
+
+
+def distribution(lengths: Lengths) -> Distribution:
     sizes = sorted(size for size, _, _ in lengths.counted)
-    rank = {f"p{p}": sizes[max(0, -(-p * len(sizes) // 100) - 1)] for p in (50, 90, 99)}
-    histogram, edge, done = [], 16, 0
+    p50, p90, p99 = (sizes[max(0, -(-p * len(sizes) // 100) - 1)] for p in (50, 90, 99))
+    histogram, edge, done = list[Bucket](), 16, 0
     while done < len(sizes):
         below = sum(size <= edge for size in sizes)
         if below:
-            histogram.append({"up_to": edge, "rows": below - done})
+            histogram.append(Bucket(edge, below - done))
         done, edge = below, edge * 2
-    return {**rank, "histogram": histogram}
+    return Distribution(p50, p90, p99, histogram)
 
 
 def known_tokens(

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from skill_train.core.digests import file_digest
 from skill_train.core.errors import UsageError
 from skill_train.core.files import whole_file
@@ -42,9 +44,17 @@ def check_out(out: Path) -> None:
         )
 
 
-def write_fixed(
-    recipe: Recipe, columns: dict[str, str], check: Check, refuses: Refuses | None, out: Path
-) -> dict[str, Any]:
+class Fixed(msgspec.Struct, frozen=True):
+    """The file that was written, and how many rows were left out, by kind."""
+
+    path: str
+    rows: int
+    bytes: int
+    sha256: str
+    left_out: dict[str, int]
+
+
+def write_fixed(recipe: Recipe, columns: dict[str, str], check: Check, refuses: Refuses | None, out: Path) -> Fixed:
     """Writes `out`; returns what it contains and what was left out, by kind.
 
     Broken rows, rows that training refuses and all but the first of equal rows are left out.
@@ -76,7 +86,8 @@ def write_fixed(
             )
         file.flush()
         os.fsync(file.fileno())
-    return {"path": str(out), "rows": written, **file_digest(out), "left_out": dict(left_out)}
+    digest = file_digest(out)
+    return Fixed(str(out), written, digest["bytes"], digest["sha256"], dict(left_out))
 
 
 def _lines(

@@ -16,7 +16,10 @@ from typing import Any
 
 from skill_train.core.console import Bar
 from skill_train.core.errors import NotInstalled, UsageError
-from skill_train.core.worker import llama_cpp_folder, run_worker
+from skill_train.core.worker import llama_cpp_folder
+from skill_train.evaluate import vllm_job
+from skill_train.llama import inference
+from skill_train.llama.inference import Prompt, Scored
 from skill_train.model.foreign_files import require_sound
 from skill_train.reference.load import load_tokenizer, reference_model, stop_ids
 
@@ -132,24 +135,26 @@ def ask_llama_cpp(model: Model, questions: list[Question], progress: Progress) -
     from skill_train.machine.read import physical_cores
 
     longest = max(max(len(one.ids), len(one.prompt) + one.most) for one in questions)
-    job: dict[str, Any] = {"gguf": str(model.path), "context_tokens": longest + 8, "threads": physical_cores()}
-    job |= {"vocabulary": None, "plain": [], "special": [], "sequences": [], "tuned": None, "base": None}
-    job |= {"base_rows": 0, "scored": [{"ids": one.ids, "trained": one.trained} for one in questions]}
-    job |= {"prompts": _prompts(questions)}
-    result = run_worker("skill_train.llama.inference_worker", job, progress=_halves(progress))
-    speed = _speed(result["answers"], result["answer_seconds"])
-    return Replies("llama.cpp", "cpu", result["losses"], _in_place(questions, result["answers"]), speed)
+    job = inference.Job(
+        gguf=str(model.path),
+        context_tokens=longest + 8,
+        threads=physical_cores(),
+        scored=_scored(questions),
+        prompts=_prompts(questions),
+    )
+    result = inference.ask(job, progress=_halves(progress))
+    speed = _speed(result.answers, result.answer_seconds)
+    return Replies("llama.cpp", "cpu", result.losses, _in_place(questions, result.answers), speed)
 
 
 def ask_vllm(model: Model, questions: list[Question], progress: Progress) -> Replies:
     """A folder through vLLM in fp32, all rows at once, in a child process that gives the GPU's memory back."""
     require_sound(model.path)
     longest = max(max(len(one.ids), len(one.prompt) + one.most) for one in questions)
-    job = {"folder": str(model.path), "context_tokens": longest + 8, "prompts": _prompts(questions)}
-    job["scored"] = [{"ids": one.ids, "trained": one.trained} for one in questions]
-    result = run_worker("skill_train.evaluate.vllm_worker", job, progress=_halves(progress))
-    speed = _speed(result["answers"], result["answer_seconds"])
-    return Replies("vllm", "cuda", result["losses"], _in_place(questions, result["answers"]), speed)
+    job = vllm_job.Job(str(model.path), longest + 8, _scored(questions), _prompts(questions))
+    result = vllm_job.ask(job, progress=_halves(progress))
+    speed = _speed(result.answers, result.answer_seconds)
+    return Replies("vllm", "cuda", result.losses, _in_place(questions, result.answers), speed)
 
 
 def _require_vllm() -> None:
@@ -213,8 +218,12 @@ def _greedy(network: Any, question: Question, stops: set[int], device: str) -> l
     return answer
 
 
-def _prompts(questions: list[Question]) -> list[dict[str, Any]]:
-    return [{"ids": one.prompt, "most": one.most} for one in questions if one.prompt]
+def _scored(questions: list[Question]) -> list[Scored]:
+    return [Scored(one.ids, one.trained) for one in questions]
+
+
+def _prompts(questions: list[Question]) -> list[Prompt]:
+    return [Prompt(one.prompt, one.most) for one in questions if one.prompt]
 
 
 def _in_place(questions: list[Question], answers: list[list[int]]) -> list[list[int]]:

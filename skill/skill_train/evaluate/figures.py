@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 from skill_train.evaluate.backends import Model, Question, Replies
 from skill_train.evaluate.bootstrap import Interval, paired
 from skill_train.llama.logit_distance import SAME_LOSS
+from skill_train.run.evaluate_record import Difference, ModelFigures
 
 NOISE = "inside the noise"
 SAME = "same within noise"
@@ -36,28 +36,28 @@ class Measured:
     texts: list[str]
 
 
-def figures(one: Measured, asked: list[Question]) -> dict[str, Any]:
-    """What the tables show of one model. `loss` is nats a token, mean over all trained tokens; None with a reason."""
+def figures(one: Measured, asked: list[Question]) -> ModelFigures:
+    """What the tables show of one model. Where there is no loss, there is a reason."""
     loss = _loss(one, asked)
     scored = [score for score in one.scores if score is not None]
     speed = one.replies.tokens_per_second
-    return {
-        "name": one.model.name,
-        "backend": one.replies.backend,
-        "why": one.why,
-        "device": one.replies.device,
-        "loss": loss,
-        "perplexity": None if loss is None or loss > 700 else math.exp(loss),  # e^709 is the largest float
-        "exact_match": _mean(one.exact),
-        "asked_rows": len(one.exact),
-        "score": _mean(scored),
-        "scored_rows": len(scored),
-        "tokens_per_second": None if speed is None else round(speed, 1),
-        "reason": one.replies.reason or ("" if loss is not None else "its logits are not finite numbers"),
-    }
+    return ModelFigures(
+        name=one.model.name,
+        backend=one.replies.backend,
+        why=one.why,
+        device=one.replies.device,
+        loss=loss,
+        perplexity=None if loss is None or loss > 700 else math.exp(loss),  # e^709 is the largest float
+        exact_match=_mean(one.exact),
+        asked_rows=len(one.exact),
+        score=_mean(scored),
+        scored_rows=len(scored),
+        tokens_per_second=None if speed is None else round(speed, 1),
+        reason=one.replies.reason or ("" if loss is not None else "its logits are not finite numbers"),
+    )
 
 
-def differences(measured: list[Measured], asked: list[Question]) -> list[dict[str, Any]]:
+def differences(measured: list[Measured], asked: list[Question]) -> list[Difference]:
     """Tuned less base, and each file less tuned, in every figure that both have."""
     compared = []
     for one, other in _pairs(measured):
@@ -88,21 +88,19 @@ def _smallest(measure: str, one: Measured, other: Measured) -> float:
     return _SAME_SCORE * max(scores, default=0.0) if measure == "score" else 0.0
 
 
-def _difference(
-    model: str, against: str, measure: str, interval: Interval, rows: int, smallest: float
-) -> dict[str, Any]:
+def _difference(model: str, against: str, measure: str, interval: Interval, rows: int, smallest: float) -> Difference:
     better = (interval.difference < 0) == (measure in _LOWER_IS_BETTER)
     word = f"{'better' if better else 'worse'}{', of few rows' if rows < FEW_ROWS else ''}"
-    return {
-        "model": model,
-        "against": against,
-        "measure": measure,
-        "difference": interval.difference,
-        "low": interval.low,
-        "high": interval.high,
-        "smallest": smallest,
-        "says": NOISE if interval.is_noise else SAME if abs(interval.difference) < smallest else word,
-    }
+    return Difference(
+        model=model,
+        against=against,
+        measure=measure,
+        difference=interval.difference,
+        low=interval.low,
+        high=interval.high,
+        smallest=smallest,
+        says=NOISE if interval.is_noise else SAME if abs(interval.difference) < smallest else word,
+    )
 
 
 def _losses(one: Measured, other: Measured, asked: list[Question]) -> Interval | None:

@@ -11,11 +11,15 @@ import json
 import math
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from skill_train.core.console import Bar
+from skill_train.core.digests import FileDigest, digests, file_digest
 from skill_train.core.errors import UsageError
+from skill_train.core.peak_memory import peak_memory_bytes
 from skill_train.evaluate.backends import Model, Question, Replies, backend_of
 from skill_train.evaluate.figures import FEW_ROWS, Measured, differences, figures
 from skill_train.evaluate.scores import Answer, Scoring, exact, scores
@@ -23,7 +27,17 @@ from skill_train.model.folder import read_config
 from skill_train.model.sidecar_files import model_digests
 from skill_train.program.split import IGNORED
 from skill_train.reference.load import context_length, load_tokenizer
-from skill_train.run import folder as run_dir
+from skill_train.run import evaluate_record, records
+from skill_train.run.evaluate_record import (
+    AnsweredRow,
+    Evaluation,
+    EvaluationInputs,
+    EvaluationOptions,
+    ModelFigures,
+    ModelInputs,
+)
+from skill_train.run.folder import StepResult, require_writable, versions
+from skill_train.run.train_record import Row
 
 Warn = Callable[[str, str], None]
 ROOM = 8  # tokens that an answer may be longer than the expected one
@@ -31,10 +45,19 @@ _LONGEST_TEXT = 1000  # characters of a text that the record keeps
 _VERSIONS = ("transformers", "torch", "peft", "llama-cpp-python", "vllm")
 
 
+@dataclass(frozen=True)
+class _Scope:
+    """What a measurement is a measurement of."""
+
+    inputs: EvaluationInputs
+    options: EvaluationOptions
+    versions: dict[str, str | None]
+
+
 def evaluate(
     *,
     models: list[Model],
-    rows: list[dict[str, Any]],
+    rows: list[Row],
     loss_on: str,
     most_rows: int,
     tokenizer_of: Path,
@@ -43,8 +66,8 @@ def evaluate(
     record: Path,
     progress: Bar,
     warn: Warn,
-) -> dict[str, Any]:
-    """The measurement, as written to `record`: `models`, `differences`, `answers`, versions and digests.
+) -> StepResult[Evaluation]:
+    """The measurement, as written to `record`. One of the same inputs, options and versions stays.
 
     Args:
         models: the base first when there is one, then the tuned model, then files made of it; names differ.
@@ -53,8 +76,6 @@ def evaluate(
         most_rows: how many rows to take, evenly over the file.
         tokenizer_of: folder whose tokenizer turns ids into text.
         backend: for folders: auto, transformers or vllm.
-
-    A record of the same inputs, options and versions is returned as it is, with `reused`; any other is replaced.
 
     Raises:
         UsageError: the user's scorer is wrong, or vllm was asked for without CUDA.
@@ -65,21 +86,19 @@ def evaluate(
     rows = spread(rows, most_rows)
     asked = questions(rows, loss_on=loss_on, room=_room(scoring), context=_context(tokenizer_of))
     _warn(asked, loss_on, warn)
-    fixed = _fixed(models, rows, scoring, backend)
-    earlier = _earlier(record, fixed)
-    if earlier is not None:
-        return earlier | {"reused": True}
-    run_dir.require_writable(record.parent)
-    for model in models:
-        backend_of(model, backend)  # what is missing is told before minutes are spent
+    scope = _scope(models, rows, scoring, backend)
+    if (earlier := _earlier(record, scope)) is not None:
+        return StepResult(earlier, reused=True)
+    _require_able(models, backend, record)
     tokenizer = load_tokenizer(tokenizer_of)
     _try_scorer(scoring, asked, tokenizer)
-    how: dict[str, Any] = {"tokenizer": tokenizer, "scoring": scoring, "backend": backend}
-    measured = [measure(model, asked, **how, progress=_part(progress, n, models)) for n, model in enumerate(models)]
-    return run_dir.write_record(
-        record,
-        **fixed,
-        outputs={},
+    ask = partial(measure, tokenizer=tokenizer, scoring=scoring, backend=backend)
+    measured = [ask(model, asked, progress=_part(progress, n, models)) for n, model in enumerate(models)]
+    evaluation = Evaluation(
+        step=record.stem,
+        inputs=scope.inputs,
+        options=scope.options,
+        versions=scope.versions,
         rows=len(rows),
         asked=sum(bool(question.prompt) for question in asked),
         answer_tokens=sum(len(question.trained) for question in asked),
@@ -88,9 +107,19 @@ def evaluate(
         differences=differences(measured, asked),
         answers=_answers(rows, asked, measured, tokenizer),
         seconds=round(time.monotonic() - started, 2),
-        peak_memory_bytes=run_dir.peak_memory_bytes(),
-        peak_memory_children_bytes=run_dir.peak_memory_bytes(children=True),
+        peak_memory_bytes=peak_memory_bytes(),
+        peak_memory_children_bytes=peak_memory_bytes(children=True),
+        finished_at=records.timestamp(),
     )
+    records.write(record, evaluation)
+    return StepResult(evaluation)
+
+
+def _require_able(models: list[Model], backend: str, record: Path) -> None:
+    """What is missing is told before minutes are spent."""
+    require_writable(record.parent)
+    for model in models:
+        backend_of(model, backend)
 
 
 def measure(
@@ -104,7 +133,7 @@ def measure(
     return Measured(model, why, replies, [exact(one) for one in texts], own, [one.answer for one in texts])
 
 
-def questions(rows: list[dict[str, Any]], *, loss_on: str, room: int, context: int | None) -> list[Question]:
+def questions(rows: list[Row], *, loss_on: str, room: int, context: int | None) -> list[Question]:
     """Rows as questions. A row of plain text, or one that was cut, has a loss and no answer to ask for.
 
     Args:
@@ -114,12 +143,12 @@ def questions(rows: list[dict[str, Any]], *, loss_on: str, room: int, context: i
     return [_question(row, loss_on, room, context) for row in rows]
 
 
-def spread(rows: list[dict[str, Any]], most: int) -> list[dict[str, Any]]:
+def spread(rows: list[Row], most: int) -> list[Row]:
     """At most `most` rows, evenly over the list: the first ones may all be of one kind."""
     return rows if len(rows) <= most else [rows[i * len(rows) // most] for i in range(most)]
 
 
-def _question(row: dict[str, Any], loss_on: str, room: int, context: int | None) -> Question:
+def _question(row: Row, loss_on: str, room: int, context: int | None) -> Question:
     ids, labels = row["input_ids"], row["labels"]
     trained = [at for at, label in enumerate(labels) if label != IGNORED and at > 0]
     if row["kind"] == "text" or loss_on == "all" or row["truncated"]:
@@ -182,20 +211,18 @@ def _part(progress: Bar, number: int, models: list[Model]) -> Bar:
     return lambda done, total, text: progress(number + done / total, len(models), text)
 
 
-def _answers(
-    rows: list[dict[str, Any]], asked: list[Question], measured: list[Measured], tokenizer: Any
-) -> list[dict[str, Any]]:
-    """Side by side, for every row that asked: the prompt's end, what was expected, and what each model answered."""
+def _answers(rows: list[Row], asked: list[Question], measured: list[Measured], tokenizer: Any) -> list[AnsweredRow]:
+    """For every row that asked."""
     able = [(row["line"], question) for row, question in zip(rows, asked, strict=True) if question.prompt]
     return [
-        {
-            "line": line,
-            "prompt": end_of(str(tokenizer.decode(question.prompt)), _LONGEST_TEXT),
-            "expected": str(tokenizer.decode(question.wanted, skip_special_tokens=True)).strip()[:_LONGEST_TEXT],
-            "answers": {one.model.name: one.texts[place][:_LONGEST_TEXT] for one in measured if one.texts},
-            "exact": {one.model.name: bool(one.exact[place]) for one in measured if one.texts},
-            "scores": {one.model.name: one.scores[place] for one in measured if one.scores},
-        }
+        AnsweredRow(
+            line=line,
+            prompt=end_of(str(tokenizer.decode(question.prompt)), _LONGEST_TEXT),
+            expected=str(tokenizer.decode(question.wanted, skip_special_tokens=True)).strip()[:_LONGEST_TEXT],
+            answers={one.model.name: one.texts[place][:_LONGEST_TEXT] for one in measured if one.texts},
+            exact={one.model.name: bool(one.exact[place]) for one in measured if one.texts},
+            scores={one.model.name: one.scores[place] for one in measured if one.scores},
+        )
         for place, (line, question) in enumerate(able)
     ]
 
@@ -205,47 +232,50 @@ def end_of(text: str, most: int) -> str:
     return text if len(text) <= most else "…" + text[1 - most :]
 
 
-def blind(models: list[dict[str, Any]], base: Path) -> str:
+def blind(models: list[ModelFigures], base: Path) -> str:
     """Names the models that are worse than one that gives every token the same chance, whose perplexity is the size of
     the vocabulary; empty when there is none."""
     config = read_config(base)
     size = config.get("text_config", {}).get("vocab_size") or config.get("vocab_size")
     guess = math.log(size) if size else math.inf
-    named = [f"{one['name']} (loss {one['loss']:.4g})" for one in models if (one["loss"] or 0.0) > guess]
+    named = [f"{one.name} (loss {one.loss:.4g})" for one in models if one.loss is not None and one.loss > guess]
     among = f"worse than blind guessing among {size:,} tokens, which has {guess:.4g}" if named else ""
     return f"{', '.join(named)}: {among}" if named else ""
 
 
-def _fixed(models: list[Model], rows: list[dict[str, Any]], scoring: Scoring, backend: str) -> dict[str, Any]:
-    """What a measurement is a measurement of."""
+def _scope(models: list[Model], rows: list[Row], scoring: Scoring, backend: str) -> _Scope:
+    options = EvaluationOptions(score=scoring.name, pattern=scoring.pattern, backend=backend)
+    return _Scope(_inputs(models, rows, scoring), options, versions(*_VERSIONS))
+
+
+def _inputs(models: list[Model], rows: list[Row], scoring: Scoring) -> EvaluationInputs:
     folders = {model.path: model.name for model in reversed(models)}
-    inputs: dict[str, Any] = {}
+    read: dict[str, ModelInputs] = {}
     for model in models:
-        same = folders[model.path]
+        same, adapter = folders[model.path], model.adapter or model.merged
         content = _content(model.path) if same == model.name else f"the folder of {same}"
-        adapter = model.adapter or model.merged
-        inputs[model.name] = {"model": content, "adapter": run_dir.digests(adapter) if adapter else None}
+        read[model.name] = ModelInputs(content, digests(adapter) if adapter else None)
     digest = hashlib.sha256(json.dumps(rows, sort_keys=True).encode()).hexdigest()
-    own = run_dir.file_digest(scoring.scorer) if scoring.scorer else None
-    return {
-        "inputs": {"models": inputs, "rows": digest, "scorer": own},
-        "options": {"score": scoring.name, "pattern": scoring.pattern, "backend": backend},
-        "versions": run_dir.versions(*_VERSIONS),
-    }
+    scorer = file_digest(scoring.scorer) if scoring.scorer else None
+    return EvaluationInputs(models=read, rows=digest, scorer=scorer)
 
 
-def _content(path: Path) -> dict[str, Any]:
-    return run_dir.file_digest(path) if path.is_file() else model_digests(path)
+def _content(path: Path) -> dict[str, int | str | FileDigest]:
+    if not path.is_file():
+        return {**model_digests(path)}
+    digest = file_digest(path)
+    return {"bytes": digest["bytes"], "sha256": digest["sha256"]}
 
 
-def _earlier(record: Path, fixed: dict[str, Any]) -> dict[str, Any] | None:
+def _earlier(record: Path, scope: _Scope) -> Evaluation | None:
     if not record.is_file():
         return None
-    earlier: dict[str, Any] = run_dir.read_json(record)
-    return earlier if all(earlier.get(key) == value for key, value in fixed.items()) else None
+    earlier = evaluate_record.read(record)
+    same = (earlier.inputs, earlier.options, earlier.versions) == (scope.inputs, scope.options, scope.versions)
+    return earlier if same else None
 
 
-def require_rows(rows: list[dict[str, Any]], run: Path) -> None:
+def require_rows(rows: list[Row], run: Path) -> None:
     """Refuses a run that kept no rows from training.
 
     Raises:

@@ -1,6 +1,5 @@
 """Child process: losses and greedy answers of one model folder by vLLM, which holds the GPU's memory until it ends.
 
-Job: {"folder", "context_tokens", "scored": [{"ids", "trained": [positions]}], "prompts": [{"ids", "most"}]}
 Written for vllm.LLM and vllm.SamplingParams as they are in vLLM's repository (vllm/sampling_params.py, vllm/outputs.py,
 read 2026-08): prompts as token ids, `prompt_logprobs=0` for the tokens of the prompt alone, None for the first.
 """
@@ -11,44 +10,49 @@ import math
 import time
 from typing import Any
 
+import msgspec
+
 from skill_train.core.errors import NotInstalled
 from skill_train.core.worker import report_progress, worker_main
+from skill_train.evaluate.vllm_job import Job, Result
+from skill_train.llama.inference import Prompt, Scored
 
 
-def run(job: dict[str, Any]) -> dict[str, Any]:
-    vllm = _vllm()
+def run(document: dict[str, Any]) -> dict[str, Any]:
+    job, vllm = msgspec.convert(document, Job), _vllm()
     model = vllm.LLM(
-        model=job["folder"],
+        model=job.folder,
         dtype="float32",  # "auto" would compute in the stored type
-        max_model_len=job["context_tokens"],
+        max_model_len=job.context_tokens,
         trust_remote_code=False,
         seed=0,
     )
     report_progress(0, 1, "losses")
-    losses = _losses(vllm, model, job["scored"])
+    losses = _losses(vllm, model, job.scored)
     report_progress(0, 1, "answering")
     started = time.monotonic()
-    answers = _answers(vllm, model, job["prompts"])
-    return {"losses": losses, "answers": answers, "answer_seconds": time.monotonic() - started}
+    answers = _answers(vllm, model, job.prompts)
+    result: dict[str, Any] = msgspec.to_builtins(Result(losses, answers, time.monotonic() - started))
+    return result
 
 
-def _losses(vllm: Any, model: Any, scored: list[dict[str, Any]]) -> list[float | None]:
+def _losses(vllm: Any, model: Any, scored: list[Scored]) -> list[float | None]:
     """For each sequence, the sum of -log p in nats over its trained tokens."""
     asked = vllm.SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0, detokenize=False)
-    outputs = model.generate([{"prompt_token_ids": one["ids"]} for one in scored], asked, use_tqdm=False)
+    outputs = model.generate([{"prompt_token_ids": one.ids} for one in scored], asked, use_tqdm=False)
     sums = []
     for one, output in zip(scored, outputs, strict=True):
         of_prompt = output.prompt_logprobs
-        total = -sum(of_prompt[at][one["ids"][at]].logprob for at in one["trained"])
+        total = -sum(of_prompt[at][one.ids[at]].logprob for at in one.trained)
         sums.append(total if math.isfinite(total) else None)
     return sums
 
 
-def _answers(vllm: Any, model: Any, prompts: list[dict[str, Any]]) -> list[list[int]]:
+def _answers(vllm: Any, model: Any, prompts: list[Prompt]) -> list[list[int]]:
     if not prompts:
         return []
-    asked = [vllm.SamplingParams(temperature=0.0, max_tokens=one["most"], detokenize=False) for one in prompts]
-    outputs = model.generate([{"prompt_token_ids": one["ids"]} for one in prompts], asked, use_tqdm=False)
+    asked = [vllm.SamplingParams(temperature=0.0, max_tokens=one.most, detokenize=False) for one in prompts]
+    outputs = model.generate([{"prompt_token_ids": one.ids} for one in prompts], asked, use_tqdm=False)
     return [list(output.outputs[0].token_ids) for output in outputs]
 
 

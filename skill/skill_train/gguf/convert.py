@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from skill_train.core.console import Bar
-from skill_train.core.digests import file_digest
 from skill_train.core.errors import UsageError, nearest
 from skill_train.core.files import whole_file
 from skill_train.core.peak_memory import peak_memory_bytes
@@ -30,7 +29,9 @@ from skill_train.machine.limits import require_memory
 from skill_train.model.foreign_files import require_sound
 from skill_train.model.sidecar_files import model_digests
 from skill_train.model.weight_files import Stored
-from skill_train.run.folder import finished_record, note_of, require_space, require_writable, versions, write_record
+from skill_train.run import records
+from skill_train.run.export_record import ExportFigures, ExportReason, ExportRecord, exported_file
+from skill_train.run.folder import StepResult, finished_record, note_of, require_space, require_writable, versions
 from skill_train.run.records import read_json
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tiktoken.model", "tekken.json")
@@ -57,8 +58,8 @@ def convert(
     meanwhile: Callable[[], Any] = lambda: None,
     progress: Bar,
     warn: Callable[[str, str], None],
-) -> dict[str, Any]:
-    """Writes `out/<name>-<type>.gguf` and returns the record of the step.
+) -> StepResult[ExportRecord]:
+    """Writes `out/<name>-<type>.gguf`.
 
     Args:
         model: a folder with config.json, safetensors weights and tokenizer files.
@@ -76,34 +77,42 @@ def convert(
     _check_model(model, outtype, toolchain, warn)
     inputs = model_digests(model)
     options = {"name": name, "outtype": outtype}
-    if done := finished_record(record, inputs=inputs, options=options):
-        return done | {"reused": True}
+    if done := finished_record(record, ExportRecord, inputs=inputs, options=options):
+        return StepResult(done, reused=True)
     require_writable(out)
+    chosen = _chosen(model, out, outtype, toolchain, progress)
+    file = out / f"{name}-{chosen.outtype}.gguf"
+    if done := finished_record(record, ExportRecord, inputs=inputs, options=options, made=file):
+        return StepResult(done, reused=True)
+    _refuse_existing(file, record)
+    meanwhile()
+    with whole_file(file) as part:
+        _run(toolchain, model, part, _how(model, name, chosen), progress, ready)
+        made = ExportRecord(
+            step=record.stem,
+            inputs=inputs,
+            options=options,
+            outputs={str(file.relative_to(record.parent)): exported_file(part, chosen.outtype)},
+            figures=_figures(part, chosen),
+            reasons=[_reason(chosen)],
+            versions=_versions(toolchain),
+            seconds=round(time.monotonic() - started, 3),
+            peak_memory_bytes=peak_memory_bytes(children=True),
+            finished_at=records.timestamp(),
+        )
+        records.write(note_of(file, record), made)
+    os.replace(note_of(file, record), record)
+    return StepResult(made)
+
+
+def _chosen(model: Path, out: Path, outtype: str, toolchain: Toolchain, progress: Bar) -> WeightType:
+    """The type to convert to, after what can be refused is refused."""
     weights = read_weights(model)
     _check_room(weights, model, out, outtype)
     if sum(stored.size for stored in weights.values()) > _LONG_BYTES:
         check_supported(model, toolchain, progress=progress)
     progress(0, 1, "looking at the range of the weights")
-    chosen = choose(weights, outtype)
-    file = out / f"{name}-{chosen.outtype}.gguf"
-    if done := finished_record(record, inputs=inputs, options=options, made=file):
-        return done | {"reused": True}
-    _refuse_existing(file, record)
-    meanwhile()
-    with whole_file(file) as part:
-        _run(toolchain, model, part, _how(model, name, chosen), progress, ready)
-        written = write_record(
-            note_of(file, record),
-            step=record.stem,
-            inputs=inputs,
-            options=options,
-            outputs={str(file.relative_to(record.parent)): file_digest(part) | {"quant": chosen.outtype}},
-            figures=_figures(part, chosen),
-            reasons=[_reason(chosen)],
-            **_circumstances(toolchain, started),
-        )
-    os.replace(note_of(file, record), record)
-    return written
+    return choose(weights, outtype)
 
 
 def check_supported(model: Path, toolchain: Toolchain, *, progress: Bar) -> None:
@@ -118,9 +127,9 @@ def check_supported(model: Path, toolchain: Toolchain, *, progress: Bar) -> None
         _run(toolchain, model, Path(folder) / "vocabulary.gguf", ["--vocab-only"], lambda done, total, text: None)
 
 
-def output_of(record: dict[str, Any], folder: Path) -> Path:
+def output_of(record: ExportRecord, folder: Path) -> Path:
     """The GGUF file that a record of this step names; `folder` is where the record lies."""
-    return folder / str(next(iter(record["outputs"])))
+    return folder / next(iter(record.outputs))
 
 
 def _run(
@@ -213,16 +222,12 @@ def _written_together(counts: dict[str, int]) -> Counter[str]:
     return together
 
 
-def _circumstances(toolchain: Toolchain, started: float) -> dict[str, Any]:
+def _versions(toolchain: Toolchain) -> dict[str, str | None]:
     packages = versions("llama-cpp-python", "torch", "transformers", "sentencepiece")
-    return {
-        "versions": packages | {"converter": f"{toolchain.source} {toolchain.folder.name}"},
-        "seconds": round(time.monotonic() - started, 3),
-        "peak_memory_bytes": peak_memory_bytes(children=True),
-    }
+    return packages | {"converter": f"{toolchain.source} {toolchain.folder.name}"}
 
 
-def _figures(file: Path, chosen: WeightType) -> dict[str, Any]:
+def _figures(file: Path, chosen: WeightType) -> ExportFigures:
     kinds = Counter(tensor.kind.lower() for tensor in read_gguf(file).tensors.values())
     return {"tensors": kinds.total(), "types": dict(kinds), "largest_weight": chosen.largest_weight}
 
@@ -237,5 +242,5 @@ def _refuse_existing(file: Path, record: Path) -> None:
         )
 
 
-def _reason(chosen: WeightType) -> dict[str, str]:
-    return {"rule": "outtype", "because": f"{chosen.outtype}: {chosen.reason}", "source": "safetensors weights"}
+def _reason(chosen: WeightType) -> ExportReason:
+    return ExportReason("outtype", f"{chosen.outtype}: {chosen.reason}", "safetensors weights")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from skill_train.core.console import Bar
-from skill_train.core.digests import digests, file_digest
+from skill_train.core.digests import digests
 from skill_train.core.errors import UsageError, nearest
 from skill_train.core.files import whole_file
 from skill_train.core.peak_memory import peak_memory_bytes
@@ -22,7 +22,9 @@ from skill_train.llama.get_converter import Toolchain
 from skill_train.llama.gguf_header import read_gguf
 from skill_train.model.adapter import CONFIG, WEIGHTS, Adapter, pattern_value, read_adapter, why_not_streamed
 from skill_train.model.new_tokens import new_tokens
-from skill_train.run.folder import finished_record, require_space, versions, write_record
+from skill_train.run import records
+from skill_train.run.export_record import ExportReason, ExportRecord, exported_file
+from skill_train.run.folder import StepResult, finished_record, require_space, versions
 from skill_train.run.records import read_json
 
 OUTTYPES = ("f32", "f16", "bf16", "q8_0")
@@ -47,8 +49,8 @@ def export_lora(
     toolchain: Toolchain,
     progress: Bar,
     warn: Callable[[str, str], None],
-) -> dict[str, Any]:
-    """Writes `out/<name>-lora-<type>.gguf` and returns the record of the step.
+) -> StepResult[ExportRecord]:
+    """Writes `out/<name>-lora-<type>.gguf`.
 
     Args:
         base: the base model's folder; its weights are not read.
@@ -71,27 +73,30 @@ def export_lora(
     converter.warn_of_window(base, warn)
     inputs = digests(adapter, [adapter / CONFIG, adapter / WEIGHTS]) | digests(base, [base / "config.json"])
     options = {"name": name, "outtype": outtype}
-    done = finished_record(record, inputs=inputs, options=options)
+    done = finished_record(record, ExportRecord, inputs=inputs, options=options)
     if done is not None:
-        return done | {"reused": True}
+        return StepResult(done, reused=True)
     require_space(out, 2 * (adapter / WEIGHTS).stat().st_size, "the adapter's GGUF file")
     file = out / f"{name}-lora-{outtype}.gguf"
     with whole_file(file) as part:
         arguments = ["--outfile", str(part.resolve()), "--outtype", outtype]
         _run(toolchain, base, adapter, alpha, arguments, progress)
         tensors = len(read_gguf(part).tensors)
-        digest = file_digest(part)
-    return write_record(
-        record,
+        made_file = exported_file(part, outtype)
+    made = ExportRecord(
+        step=record.stem,
         inputs=inputs,
         options=options,
-        outputs={str(file.relative_to(record.parent)): digest | {"quant": outtype}},
+        outputs={str(file.relative_to(record.parent)): made_file},
         figures={"tensors": tensors, "modules": len(read.modules), "alpha": alpha},
-        reasons=[{"rule": "alpha", "because": reason, "source": CONFIG}],
+        reasons=[ExportReason("alpha", reason, CONFIG)],
         versions=versions("llama-cpp-python", "torch", "transformers"),
         seconds=round(time.monotonic() - started, 3),
         peak_memory_bytes=peak_memory_bytes(children=True),
+        finished_at=records.timestamp(),
     )
+    records.write(record, made)
+    return StepResult(made)
 
 
 def problems(adapter: Adapter, base_config: dict[str, Any]) -> list[str]:

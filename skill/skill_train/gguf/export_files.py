@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from skill_train.run import export_record
 from skill_train.run.folder import RunDir
-from skill_train.run.records import read_json
 
 
 def unread(run: RunDir) -> tuple[tuple[str, str], ...]:
@@ -20,17 +20,16 @@ def unread(run: RunDir) -> tuple[tuple[str, str], ...]:
 
 def recorded(run: RunDir) -> list[Path]:
     """The files that the steps say they made."""
-    records = [run.record(step) for step in ("convert", "quantize", "lora_gguf")]
-    return [run.path / name for record in records if record.is_file() for name in read_json(record)["outputs"]]
+    return [run.path / name for name in export_record.outputs(run.path)]
 
 
 def outtype(record: Path, plain: list[str]) -> str:
     """The type to convert to. A conversion already done is kept when it is of the type that is asked for."""
-    earlier = read_json(record) if record.is_file() else None
-    if earlier is None or not earlier["outputs"]:
+    earlier = export_record.read(record) if record.is_file() else None
+    if earlier is None or not earlier.outputs:
         return plain[0] if plain else "auto"
-    made = next(iter(earlier["outputs"].values()))["quant"]
-    return str(earlier["options"]["outtype"]) if not plain or made in plain else plain[0]
+    made = next(iter(earlier.outputs.values()))["quant"]
+    return earlier.options.get("outtype", "auto") if not plain or made in plain else plain[0]
 
 
 def model_of(modelfile: Path) -> str | None:

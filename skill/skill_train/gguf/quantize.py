@@ -12,11 +12,12 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from skill_train.core.console import Bar
-from skill_train.core.digests import digests, file_digest
+from skill_train.core.digests import FileDigest, digests, file_digest
 from skill_train.core.errors import UsageError, nearest
 from skill_train.core.files import whole_file
 from skill_train.core.peak_memory import peak_memory_bytes
@@ -24,8 +25,9 @@ from skill_train.core.worker import ending, llama_cpp_folder, run_worker
 from skill_train.llama.gguf_header import GgufFile, read_gguf
 from skill_train.machine.limits import require_memory
 from skill_train.machine.read import available_memory_bytes
-from skill_train.run.folder import note_of, noted, require_space, require_writable, versions, write_record
-from skill_train.run.records import read_json
+from skill_train.run import export_record, records
+from skill_train.run.export_record import ExportedFile, ExportRecord
+from skill_train.run.folder import note_of, noted, require_space, require_writable, versions
 
 WORKER = "skill_train.gguf.quantize_worker"
 
@@ -41,6 +43,32 @@ _AT_ONCE = 2
 _WORKER_BYTES = 400_000_000  # 0.12 GB measured; the source is mapped, not loaded
 
 
+@dataclass(frozen=True)
+class Quantized:
+    """What quantizing returns.
+
+    Attributes:
+        reused: every file was there.
+        reused_files: names of those that were.
+        same_as_source: types that the source has already.
+    """
+
+    record: ExportRecord
+    reused: bool
+    reused_files: list[str]
+    same_as_source: list[str]
+
+
+@dataclass(frozen=True)
+class _DryRun:
+    """What llama.cpp would do for one type, as the worker says it."""
+
+    size_bytes: int
+    changed: int
+    fallbacks: list[dict[str, str]]
+    needs_imatrix: bool
+
+
 def quantize(
     *,
     source: Path,
@@ -51,11 +79,9 @@ def quantize(
     progress: Bar,
     warn: Callable[[str, str], None],
     threads: int = 0,
-) -> dict[str, Any]:
-    """Writes `out/<name>-<type>.gguf` for each type and returns the record of the step.
-
-    Types that the record already has are reused; the answer names them in `reused_files`, and `reused` is True when all
-    were. A type that the source has already is in `same_as_source`, and no file is written for it.
+) -> Quantized:
+    """Writes `out/<name>-<type>.gguf` for each type. Types that the record already has are reused, and for a type that
+    the source has already no file is written.
 
     Args:
         source: an unquantized GGUF file.
@@ -73,14 +99,15 @@ def quantize(
     files = {quant: out / f"{name}-{quant}.gguf" for quant in types}
     names = {quant: str(file.relative_to(record.parent)) for quant, file in files.items()}
     for file in files.values():
-        outputs = (noted(file, record, inputs=inputs, options={}) or {}).get("outputs", {}) | outputs
+        if note := noted(file, record, ExportRecord, inputs=inputs, options={}):
+            outputs = note.outputs | outputs
     reused = [quant for quant in types if names[quant] in outputs]
     for quant in reused:
         _check_unchanged(files[quant], outputs[names[quant]], record)
     if len(reused) < len(types):
         require_writable(out)
     plans = _plans(source, {quant: number for quant, number in types.items() if quant not in reused}, progress)
-    same = [quant for quant, plan in plans.items() if plan["changed"] == 0]
+    same = [quant for quant, plan in plans.items() if plan.changed == 0]
     to_make = [quant for quant in plans if quant not in same]
     _check_room(source, out, files, {quant: plans[quant] for quant in to_make})
     made = _make_all(
@@ -94,13 +121,12 @@ def quantize(
         keep=lambda done: _write(record, inputs, outputs | {names[quant]: done[quant] for quant in done}, started),
     )
     outputs |= {names[quant]: entry for quant, entry in made.items()}
-    recorded = read_json(record) if record.is_file() else {}
-    if recorded.get("outputs") != outputs:  # nothing was made, but a file that the record names was removed
+    recorded = export_record.read(record) if record.is_file() else None
+    if recorded is None or recorded.outputs != outputs:  # nothing was made, but a file that it names was removed
         recorded = _write(record, inputs, outputs, started)
     for file in files.values():
         note_of(file, record).unlink(missing_ok=True)
-    answer = {"reused": not to_make, "reused_files": [names[quant] for quant in reused], "same_as_source": same}
-    return recorded | answer
+    return Quantized(recorded, not to_make, [names[quant] for quant in reused], same)
 
 
 def known_types() -> dict[str, int]:
@@ -138,7 +164,7 @@ def type_names(quants: list[str]) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def fallbacks_of(file: GgufFile, planned: list[dict[str, Any]], quant: str) -> list[dict[str, Any]]:
+def fallbacks_of(file: GgufFile, planned: list[dict[str, str]], quant: str) -> list[dict[str, str]]:
     """Tensors that the file stores in another type than the one they should have: `tensor`, `wanted`, `got`, `why`.
 
     `got` is read from the file. llama.cpp says nothing when it stores an output matrix (or the embedding of a tied
@@ -161,14 +187,15 @@ def fallbacks_of(file: GgufFile, planned: list[dict[str, Any]], quant: str) -> l
     return said + silent
 
 
-def _plans(source: Path, types: dict[str, int], progress: Bar) -> dict[str, dict[str, Any]]:
+def _plans(source: Path, types: dict[str, int], progress: Bar) -> dict[str, _DryRun]:
     """What llama.cpp would do for each type: its dry run, which reads only the header."""
     if not types:
         return {}
     progress(0, len(types), f"asking llama.cpp about {', '.join(types)}")
-    plans = run_worker(WORKER, {"source": str(source), "types": types, "out": "", "threads": 1})
+    answers = run_worker(WORKER, {"source": str(source), "types": types, "out": "", "threads": 1})
+    plans = {quant: _DryRun(**answer) for quant, answer in answers.items()}
     for quant, plan in plans.items():
-        if plan["needs_imatrix"]:
+        if plan.needs_imatrix:
             raise UsageError(
                 f"llama.cpp cannot make {quant} without an importance matrix, which skill-train does not make",
                 code="cannot_quantize",
@@ -183,25 +210,25 @@ def _plans(source: Path, types: dict[str, int], progress: Bar) -> dict[str, dict
 def _make_all(
     jobs: dict[str, dict[str, Any]],
     files: dict[str, Path],
-    plans: dict[str, dict[str, Any]],
+    plans: dict[str, _DryRun],
     *,
     at_once: int,
     progress: Bar,
     warn: Callable[[str, str], None],
-    note: Callable[[str, dict[str, Any]], Any],
-    keep: Callable[[dict[str, Any]], Any],
-) -> dict[str, Any]:
+    note: Callable[[str, ExportedFile], Any],
+    keep: Callable[[dict[str, ExportedFile]], Any],
+) -> dict[str, ExportedFile]:
     """The record's entries in the order of `jobs`, of files that are made side by side.
 
     Args:
         note: called with the entry of a file before that gets its name.
         keep: called with the entries so far whenever a file is whole, so that a failure of another loses nothing.
     """
-    done: dict[str, Any] = {}
+    done: dict[str, ExportedFile] = {}
     bars = _parts_of(progress, len(jobs))
     with ending(ThreadPoolExecutor(at_once)) as pool:
         pending = {
-            pool.submit(_make, job, files[quant], quant, plans[quant]["fallbacks"], bars(quant), warn, note): quant
+            pool.submit(_make, job, files[quant], quant, plans[quant].fallbacks, bars(quant), warn, note): quant
             for quant, job in jobs.items()
         }
         for future in as_completed(pending):
@@ -228,11 +255,11 @@ def _make(
     job: dict[str, Any],
     final: Path,
     quant: str,
-    planned: list[dict[str, Any]],
+    planned: list[dict[str, str]],
     progress: Bar,
     warn: Callable[[str, str], None],
-    note: Callable[[str, dict[str, Any]], Any],
-) -> dict[str, Any]:
+    note: Callable[[str, ExportedFile], Any],
+) -> ExportedFile:
     """Quantizes one file and returns its entry in the record."""
     started = time.monotonic()
     with whole_file(final) as part:
@@ -241,7 +268,8 @@ def _make(
         made = read_gguf(part)
         fallbacks = fallbacks_of(made, planned, quant)
         matrices = [tensor for tensor in made.tensors.values() if len(tensor.shape) > _ONE_DIMENSION]
-        entry = file_digest(part) | {
+        entry: ExportedFile = {
+            **file_digest(part),
             "quant": quant,
             "types": dict(Counter(tensor.kind.lower() for tensor in made.tensors.values())),
             "fallbacks": fallbacks,
@@ -259,25 +287,25 @@ def _make(
     return entry
 
 
-def _earlier_outputs(record: Path, inputs: dict[str, Any]) -> dict[str, Any]:
+def _earlier_outputs(record: Path, inputs: dict[str, FileDigest]) -> dict[str, ExportedFile]:
     """What the record says of files that are still there; a file that was removed may be made again."""
     if not record.is_file():
         return {}
-    earlier = read_json(record)
-    if earlier.get("inputs") != inputs:
+    earlier = export_record.read(record)
+    if earlier.inputs != inputs:
         raise UsageError(
             f"{record} describes files made from another GGUF file",
             code="output_exists",
-            expected=f"the source {', '.join(earlier.get('inputs', {}))} as it was",
+            expected=f"the source {', '.join(earlier.inputs)} as it was",
             got=", ".join(inputs),
             hint=f"move {shlex.quote(str(record))} and its files away, or use another --run-dir or --out",
         )
-    return {name: entry for name, entry in earlier["outputs"].items() if (record.parent / name).is_file()}
+    return {name: entry for name, entry in earlier.outputs.items() if (record.parent / name).is_file()}
 
 
-def _check_unchanged(file: Path, entry: dict[str, Any], record: Path) -> None:
+def _check_unchanged(file: Path, entry: ExportedFile, record: Path) -> None:
     digest = file_digest(file)
-    if digest != {key: entry[key] for key in digest}:
+    if digest != {"bytes": entry["bytes"], "sha256": entry["sha256"]}:
         raise UsageError(
             f"{file} is not the file that {record.name} describes",
             code="output_changed",
@@ -287,7 +315,7 @@ def _check_unchanged(file: Path, entry: dict[str, Any], record: Path) -> None:
         )
 
 
-def _check_room(source: Path, out: Path, files: dict[str, Path], plans: dict[str, dict[str, Any]]) -> None:
+def _check_room(source: Path, out: Path, files: dict[str, Path], plans: dict[str, _DryRun]) -> None:
     for quant in plans:
         if files[quant].exists():
             raise UsageError(
@@ -300,7 +328,7 @@ def _check_room(source: Path, out: Path, files: dict[str, Path], plans: dict[str
         return
     header = read_gguf(source)
     metadata_bytes = header.size_bytes - sum(tensor.n_bytes for tensor in header.tensors.values())
-    need = sum(plan["size_bytes"] + metadata_bytes for plan in plans.values())
+    need = sum(plan.size_bytes + metadata_bytes for plan in plans.values())
     require_space(out, need, f"{', '.join(plans)} files")
     require_memory(_worker_bytes(header.size_bytes), "quantizing")
 
@@ -319,14 +347,17 @@ def _parts_of(progress: Bar, count: int) -> Callable[[str], Bar]:
     return part
 
 
-def _write(record: Path, inputs: dict[str, Any], outputs: dict[str, Any], started: float) -> dict[str, Any]:
-    return write_record(
-        record,
+def _write(
+    record: Path, inputs: dict[str, FileDigest], outputs: dict[str, ExportedFile], started: float
+) -> ExportRecord:
+    made = ExportRecord(
         step="quantize",
         inputs=inputs,
-        options={},
         outputs=outputs,
         versions=versions("llama-cpp-python", "gguf"),
         seconds=round(time.monotonic() - started, 3),
         peak_memory_bytes=peak_memory_bytes(children=True),
+        finished_at=records.timestamp(),
     )
+    records.write(record, made)
+    return made

@@ -35,6 +35,24 @@ class PushFile:
         return self.source.stat().st_size
 
 
+@dataclass(frozen=True)
+class Uploaded:
+    """What became of an upload.
+
+    Attributes:
+        commit: its id.
+        created: the repository is new.
+        reused: it had all of this already.
+        private: the repository is; one that is there stays as it was.
+    """
+
+    url: str
+    commit: str
+    created: bool
+    reused: bool
+    private: bool
+
+
 def licence_of(model: str) -> str | None:
     """The licence in the card of a Hub model; None if the card names none or cannot be read."""
 
@@ -70,15 +88,9 @@ def licence_in(folder: Path) -> str | None:
     return named if isinstance(named, str) else None
 
 
-def upload(
-    repo: str, files: list[PushFile], *, private: bool, message: str, say: Callable[[str], None]
-) -> dict[str, Any]:
+def upload(repo: str, files: list[PushFile], *, private: bool, message: str, say: Callable[[str], None]) -> Uploaded:
     """Creates the repository if needed, and uploads the files. Files that are already there are not sent again, so an
     interrupted push continues where it stopped.
-
-    Returns:
-        `url`, `commit` (its id), `created` (the repository is new), `reused` (it had all of this already), `private`
-        (the repository is: one that is there stays as it was).
 
     Raises:
         DecisionNeeded: the repository is public, and `private` was asked for.
@@ -101,7 +113,7 @@ def upload(
     reused = before is not None and before.sha == info.oid
     say("nothing has changed, so there is no new commit" if reused else f"committed {len(files)} files")
     hidden = private if before is None else bool(before.private)
-    return {"url": str(info.repo_url), "commit": info.oid, "created": created, "reused": reused, "private": hidden}
+    return Uploaded(str(info.repo_url), info.oid, created, reused, hidden)
 
 
 def public_refusal(repo: str) -> DecisionNeeded:

@@ -1,14 +1,4 @@
-"""Child process: answers all questions of `verify` and `evaluate` about one GGUF file with a single load of llama.cpp.
-
-Job: {"gguf", "lora" (an adapter's file, if any), "context_tokens", "threads",
-      "vocabulary" (size of the reference's; None without logits),
-      "plain": [texts], "special": [texts], "sequences": [{"ids", "first"}], "tuned": FILE, "base": FILE | None,
-      "trained" (what was trained, where `tuned` is that model rounded; else None), "base_rows",
-      "prompts": [{"ids", "most", "expected"}], "scored": [{"ids", "trained": [positions]}]}
-Logits of the reference lie in files, float32 [rows, vocabulary]; `first` is a sequence's first row. They are compared
-here, so that full logits never travel. With `expected` an answer ends with the first token that is another,
-or that follows it.
-"""
+"""Child process: everything that `verify` and `evaluate` ask of llama.cpp about one GGUF file, in one load."""
 
 from __future__ import annotations
 
@@ -17,10 +7,16 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from skill_train.core.worker import report_progress, worker_main
+from skill_train.llama.inference import Job, Prompt, Result, Scored
 from skill_train.llama.llama_cpp import Llama, loaded
 from skill_train.llama.logit_distance import (
+    Distance,
     ShareFigures,
+    TokenFigures,
+    TuningShare,
     compare_change,
     compare_logits,
     join,
@@ -30,37 +26,51 @@ from skill_train.llama.logit_distance import (
 )
 
 
-def run(job: dict[str, Any]) -> dict[str, Any]:
-    lora = Path(job["lora"]) if job.get("lora") else None
-    with loaded(Path(job["gguf"]), context_tokens=job["context_tokens"], threads=job["threads"], lora=lora) as llama:
-        return {
-            "facts": llama.facts(),
-            "plain": [llama.tokenize(text, add_special=False) for text in job["plain"]],
-            "special": [llama.tokenize(text, add_special=True) for text in job["special"]],
-            **_compare(llama, job),
-            "losses": _losses(llama, job["scored"]),
-            **_answers(llama, job["prompts"]),
-        }
+def run(document: dict[str, Any]) -> dict[str, Any]:
+    job = msgspec.convert(document, Job)
+    lora = Path(job.lora) if job.lora else None
+    with loaded(Path(job.gguf), context_tokens=job.context_tokens, threads=job.threads, lora=lora) as llama:
+        result: dict[str, Any] = msgspec.to_builtins(_answered(llama, job))
+    return result
 
 
-def _answers(llama: Llama, prompts: list[dict[str, Any]]) -> dict[str, Any]:
-    started, answers = time.monotonic(), []
+def _answered(llama: Llama, job: Job) -> Result:
+    figures, trained_kl, change = _compare(llama, job)
+    sums, started = _losses(llama, job.scored), time.monotonic()
+    answers = _answers(llama, job.prompts)
+    return Result(
+        facts=llama.facts(),
+        plain=[llama.tokenize(text, add_special=False) for text in job.plain],
+        special=[llama.tokenize(text, add_special=True) for text in job.special],
+        figures=figures,
+        trained_kl=trained_kl,
+        change=change,
+        losses=sums,
+        answers=answers,
+        answer_seconds=time.monotonic() - started,
+    )
+
+
+def _answers(llama: Llama, prompts: list[Prompt]) -> list[list[int]]:
+    answers = []
     for number, prompt in enumerate(prompts):
         report_progress(number, len(prompts), "answering")
-        answers.append(_answer(llama, prompt["ids"], prompt["most"], prompt.get("expected")))
-    return {"answers": answers, "answer_seconds": time.monotonic() - started}
+        answers.append(_answer(llama, prompt))
+    return answers
 
 
-def _answer(llama: Llama, ids: list[int], most: int, expected: list[int] | None) -> list[int]:
-    return llama.greedy(ids, most=most) if expected is None else llama.greedy_like(ids, expected, most=most)
+def _answer(llama: Llama, prompt: Prompt) -> list[int]:
+    if prompt.expected is None:
+        return llama.greedy(prompt.ids, most=prompt.most)
+    return llama.greedy_like(prompt.ids, prompt.expected, most=prompt.most)
 
 
-def _losses(llama: Llama, scored: list[dict[str, Any]]) -> list[float | None]:
+def _losses(llama: Llama, scored: list[Scored]) -> list[float | None]:
     """For each sequence, the sum of -log p in nats over its trained tokens; None when it is not a finite number."""
     sums = []
     for number, sequence in enumerate(scored):
         report_progress(number, len(scored), "losses")
-        sums.append(_loss(llama, sequence["ids"], sequence["trained"]))
+        sums.append(_loss(llama, sequence.ids, sequence.trained))
     return sums
 
 
@@ -73,31 +83,30 @@ def _loss(llama: Llama, ids: list[int], trained: list[int]) -> float | None:
     return total if math.isfinite(total) else None
 
 
-def _compare(llama: Llama, job: dict[str, Any]) -> dict[str, Any]:
-    """The figures against the tuned reference and, for the first rows, the share of the tuning."""
-    sequences, figures, shares = job["sequences"], [], []
-    trained, to_trained = _rows(job.get("trained"), job["vocabulary"]), []
-    tuned, base = _rows(job["tuned"], job["vocabulary"]), _rows(job["base"], job["vocabulary"])
-    columns = min(llama.tokens, job["vocabulary"] or 0)  # a padded vocabulary may be longer on one side
-    for number, sequence in enumerate(sequences):
-        report_progress(number, len(sequences), "comparing logits")
-        ids, first = sequence["ids"], sequence["first"]
+def _compare(llama: Llama, job: Job) -> tuple[Distance | None, float | None, TuningShare | None]:
+    """Figures against the tuned reference, the distance from what was trained and, on the first rows, the share of the
+    tuning."""
+    import numpy as np
+
+    figures, to_trained, shares = list[TokenFigures](), list[TokenFigures](), list[ShareFigures]()
+    tuned, trained, base = (_rows(file, job.vocabulary) for file in (job.tuned, job.trained, job.base))
+    columns = min(llama.tokens, job.vocabulary or 0)  # a padded vocabulary may be longer on one side
+    for number, sequence in enumerate(job.sequences):
+        report_progress(number, len(job.sequences), "comparing logits")
+        ids, first = sequence.ids, sequence.first
         for start, logits in llama.logits(ids):
-            following = ids[start + 1 : start + 1 + len(logits)]  # nothing follows the last token
+            following = np.asarray(ids[start + 1 : start + 1 + len(logits)])  # nothing follows the last token
             other = logits[: len(following), :columns]
             rows = slice(first + start, first + start + len(following))
-            if following:
+            if len(following):
                 figures.append(compare_logits(tuned[rows, :columns], other, following))
                 if trained is not None:
                     to_trained.append(compare_logits(trained[rows, :columns], other, following))
-                shares += _shares(tuned, base, other, rows, job["base_rows"])
+                shares += _shares(tuned, base, other, rows, job.base_rows)
     found = summarize(join(figures)) if figures else None
-    if found is not None:  # where no merge was rounded between them, what was trained is what the file was made of
-        found["trained_kl"] = summarize(join(to_trained))["mean_kl"] if to_trained else found["mean_kl"]
-    return {
-        "figures": found,
-        "change": summarize_change(shares) if shares else None,
-    }
+    # Where no merge was rounded between them, what was trained is what the file was made of.
+    to = summarize(join(to_trained)) if to_trained else found
+    return found, to["mean_kl"] if to else None, summarize_change(shares) if shares else None
 
 
 def _shares(tuned: Any, base: Any, other: Any, rows: slice, base_rows: int) -> list[ShareFigures]:

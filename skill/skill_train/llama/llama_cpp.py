@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from skill_train.core.errors import NotInstalled, VerificationFailed
+from skill_train.llama.inference import VocabularyFacts
 
 if TYPE_CHECKING:
     import numpy as np
@@ -35,17 +36,17 @@ class Llama:
     context: Any
     tokens: int
 
-    def facts(self) -> dict[str, Any]:
-        """Special tokens and settings as llama.cpp applies them; ids are None if the file does not name them."""
+    def facts(self) -> VocabularyFacts:
         api, vocab = self.api, self.vocab
         ids = {name: getattr(api, f"llama_vocab_{name}")(vocab) for name in ("bos", "eos", "eot", "pad")}
-        return {name: token if token >= 0 else None for name, token in ids.items()} | {
-            "add_bos": bool(api.llama_vocab_get_add_bos(vocab)),
-            "add_eos": bool(api.llama_vocab_get_add_eos(vocab)),
-            "end_of_generation": [token for token in range(self.tokens) if api.llama_vocab_is_eog(vocab, token)],
-            "tokens": self.tokens,
-            "context_length": api.llama_model_n_ctx_train(self.model),
-        }
+        return VocabularyFacts(
+            **{name: token if token >= 0 else None for name, token in ids.items()},
+            add_bos=bool(api.llama_vocab_get_add_bos(vocab)),
+            add_eos=bool(api.llama_vocab_get_add_eos(vocab)),
+            end_of_generation=[token for token in range(self.tokens) if api.llama_vocab_is_eog(vocab, token)],
+            tokens=self.tokens,
+            context_length=api.llama_model_n_ctx_train(self.model),
+        )
 
     def tokenize(self, text: str, *, add_special: bool) -> list[int]:
         """The token ids of a text. Special tokens in the text are recognised, as in a rendered chat prompt."""

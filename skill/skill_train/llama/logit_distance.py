@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict
 
 if TYPE_CHECKING:
     import numpy as np
@@ -78,32 +79,51 @@ def join(parts: list[TokenFigures]) -> TokenFigures:
     return TokenFigures(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
 
 
-def summarize(figures: TokenFigures) -> dict[str, Any]:
-    """The summary for a proof.
+class Distance(TypedDict):
+    """How far a model is from another: KL divergences in nats, of which `trimmed_kl` is the mean without the farthest
+    hundredth of the tokens and `median_kl` that of the token in the middle; `same_top1` a share; the ratio of the
+    perplexities, other / reference, with the half width of its 95 % interval; the sample size.
 
-    `mean_kl` and `p99_kl` in nats, `trimmed_kl` the mean without the farthest hundredth of the tokens, `median_kl` that
-    of the token in the middle; `same_top1` a share; `perplexity_ratio` other / reference with the half width of its
-    95 % interval (paired: the standard error of the mean difference of -log p, times 1.96); `tokens` the sample size.
-    A NaN or infinite figure comes back as None, which no threshold accepts.
+    A NaN or infinite figure is None, which no threshold accepts.
     """
+
+    mean_kl: float | None
+    p99_kl: float | None
+    trimmed_kl: float | None
+    median_kl: float | None
+    max_kl: float | None
+    same_top1: float | None
+    perplexity: float | None
+    perplexity_reference: float | None
+    perplexity_ratio: float | None
+    perplexity_ratio_half_width: float | None
+    tokens: int
+
+
+def summarize(figures: TokenFigures) -> Distance:
+    """The interval is paired: the standard error of the mean difference of -log p, times 1.96."""
     import numpy as np
 
     difference = figures.nll_other - figures.nll_reference
     ratio = float(np.exp(difference.mean()))
     error = float(difference.std(ddof=1) / np.sqrt(len(difference))) if len(difference) > 1 else float("inf")
-    values = {
-        "mean_kl": float(figures.kl.mean()),
-        "p99_kl": float(np.quantile(figures.kl, 0.99)),
-        "trimmed_kl": _trimmed(figures.kl),
-        "median_kl": float(np.median(figures.kl)),
-        "max_kl": float(figures.kl.max()),
-        "same_top1": float(figures.same_top1.mean()),
-        "perplexity": float(np.exp(figures.nll_other.mean())),
-        "perplexity_reference": float(np.exp(figures.nll_reference.mean())),
-        "perplexity_ratio": ratio,
-        "perplexity_ratio_half_width": ratio * 1.96 * error,
+    return {
+        "mean_kl": _finite(figures.kl.mean()),
+        "p99_kl": _finite(np.quantile(figures.kl, 0.99)),
+        "trimmed_kl": _finite(_trimmed(figures.kl)),
+        "median_kl": _finite(np.median(figures.kl)),
+        "max_kl": _finite(figures.kl.max()),
+        "same_top1": _finite(figures.same_top1.mean()),
+        "perplexity": _finite(np.exp(figures.nll_other.mean())),
+        "perplexity_reference": _finite(np.exp(figures.nll_reference.mean())),
+        "perplexity_ratio": _finite(ratio),
+        "perplexity_ratio_half_width": _finite(ratio * 1.96 * error),
+        "tokens": len(figures.kl),
     }
-    return {name: value if np.isfinite(value) else None for name, value in values.items()} | {"tokens": len(figures.kl)}
+
+
+def _finite(value: float | np.floating) -> float | None:
+    return float(value) if math.isfinite(value) else None
 
 
 def _trimmed(values: np.ndarray) -> float:
@@ -144,25 +164,34 @@ def compare_change(tuned: np.ndarray, base: np.ndarray, compared: np.ndarray) ->
     )
 
 
-def summarize_change(parts: list[ShareFigures]) -> dict[str, Any]:
+class TuningShare(TypedDict):
     """`share`: 1 for the tuned model, 0 for the base, about 2 for a change made twice; with the half width of its 95 %
-    interval (a ratio's standard error over positions, times 1.96). The mean divergences in nats; None when not finite.
-    """
+    interval. The mean divergences in nats; the sample size. What is not finite is None."""
+
+    share: float | None
+    share_half_width: float | None
+    kl_tuned: float | None
+    kl_base: float | None
+    kl_between: float | None
+    tokens: int
+
+
+def summarize_change(parts: list[ShareFigures]) -> TuningShare:
+    """The interval is that of a ratio: its standard error over positions, times 1.96."""
     import numpy as np
 
     all_ = _join_shares(parts)
     total = float(all_.squared.sum())
     share = float(all_.along.sum()) / total if total else float("nan")
     error = float(np.sqrt(((all_.along - share * all_.squared) ** 2).sum())) / total if total else float("nan")
-    values = {
-        "share": share,
-        "share_half_width": 1.96 * error,
-        "kl_tuned": float(all_.kl_tuned.mean()),
-        "kl_base": float(all_.kl_base.mean()),
-        "kl_between": float(all_.kl_between.mean()),
+    return {
+        "share": _finite(share),
+        "share_half_width": _finite(1.96 * error),
+        "kl_tuned": _finite(all_.kl_tuned.mean()),
+        "kl_base": _finite(all_.kl_base.mean()),
+        "kl_between": _finite(all_.kl_between.mean()),
+        "tokens": len(all_.along),
     }
-    known = {name: value if np.isfinite(value) else None for name, value in values.items()}
-    return known | {"tokens": len(all_.along)}
 
 
 def _change(tuned: np.ndarray, base: np.ndarray, other: np.ndarray) -> ShareFigures:

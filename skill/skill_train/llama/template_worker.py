@@ -2,7 +2,6 @@
 
 A template is a program from somebody else. llama-cpp-python renders it in jinja2's immutable sandbox; endless loops and
 memory bombs are ended by the limits that `run` sets.
-Job: {"template", "bos", "eos", "seconds", "conversations": [{"messages", "tools", "add_generation_prompt"}]}
 """
 
 from __future__ import annotations
@@ -11,19 +10,24 @@ import contextlib
 import faulthandler
 from typing import Any
 
+import msgspec
+
 from skill_train.core.errors import NotInstalled
 from skill_train.core.worker import worker_main
+from skill_train.llama.template import Conversation, Job, Rendered, Result
 
 _MEMORY_BYTES = 8 << 30  # of addresses, of which libraries take a part
 
 
-def run(job: dict[str, Any]) -> dict[str, Any]:
+def run(document: dict[str, Any]) -> dict[str, Any]:
+    job = msgspec.convert(document, Job)
     formatter = _formatter()  # imported before the limits, which are meant for the template alone
-    faulthandler.dump_traceback_later(job["seconds"], exit=True)
+    faulthandler.dump_traceback_later(job.seconds, exit=True)
     _limit_memory()
-    rendered = [_render(formatter, job, conversation) for conversation in job["conversations"]]
+    rendered = [_render(formatter, job, conversation) for conversation in job.conversations]
     faulthandler.cancel_dump_traceback_later()
-    return {"rendered": rendered}
+    result: dict[str, Any] = msgspec.to_builtins(Result(rendered))
+    return result
 
 
 def _formatter() -> Any:
@@ -36,19 +40,18 @@ def _formatter() -> Any:
     return Jinja2ChatFormatter
 
 
-def _render(formatter: Any, job: dict[str, Any], conversation: dict[str, Any]) -> dict[str, str]:
-    """`{"text"}`, or `{"refused"}` with the error of the template."""
+def _render(formatter: Any, job: Job, conversation: Conversation) -> Rendered:
     import jinja2
 
     # What a template can raise: its own refusal, and Python's errors of the expressions in it.
     errors = (jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError)
     try:
-        prompt = conversation["add_generation_prompt"]
-        template = formatter(job["template"], job["eos"], job["bos"], add_generation_prompt=prompt)
-        tools = {"tools": conversation["tools"]} if conversation["tools"] else {}
-        return {"text": template(messages=conversation["messages"], **tools).prompt}
+        prompt = conversation.add_generation_prompt
+        template = formatter(job.template, job.eos, job.bos, add_generation_prompt=prompt)
+        tools = {"tools": conversation.tools} if conversation.tools else {}
+        return Rendered(str(template(messages=conversation.messages, **tools).prompt))
     except (*errors, TypeError, ValueError) as error:
-        return {"refused": f"{type(error).__name__}: {error}"[:300]}
+        return Rendered(refused=f"{type(error).__name__}: {error}"[:300])
 
 
 def _limit_memory() -> None:

@@ -22,10 +22,10 @@ import hashlib
 import itertools
 import json
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 from skill_train.core.console import Bar
 from skill_train.core.errors import VerificationFailed
@@ -34,6 +34,8 @@ from skill_train.model.folder import read_config
 from skill_train.reference import load as reference
 from skill_train.reference import rounded_merge as merge_rounded
 from skill_train.reference.low_memory import frugal_model
+from skill_train.run.merge_record import Effect, Figures, Gate, Rounded
+from skill_train.run.train_record import FedRow
 
 if TYPE_CHECKING:
     import numpy as np
@@ -74,13 +76,13 @@ def gate(
     base: Path,
     adapter: Path,
     merged: Path,
-    rows: list[dict[str, Any]],
+    rows: Sequence[FedRow],
     stored: str,
     kept: float | None,
     threshold: float | None,
     bar: Bar,
     tokens: int = MAX_TOKENS,
-) -> dict[str, Any]:
+) -> Gate:
     """The gate's figures, limits and verdict, as `merge.json` keeps them.
 
     Args:
@@ -103,37 +105,38 @@ def gate(
     with _Scratch(merged, texts) as scratch:
         _write_reference(base, adapter, texts, scratch, stored if rounds else None, bar)
         found = _compare_merged(merged, texts, scratch, bar)
-    limits = _limits(found, threshold, same_sums=kept is None)
+    limits = _limits(found["rounded"], threshold, same_sums=kept is None)
     failures = _failures(found, limits, kept)
     return {
         "texts": texts.source,
         "text_sha256": hashlib.sha256(json.dumps(texts.ids).encode()).hexdigest(),
         "stored_dtype": stored,
-        **found,
+        "figures": found["figures"],
+        "effect": found["effect"],
+        "rounded": found["rounded"],
         "limits": limits,
         "failures": failures,
         "verdict": "fail" if failures else "pass",
     }
 
 
-def _limits(found: dict[str, Any], threshold: float | None, *, same_sums: bool) -> dict[str, float]:
+def _limits(rounded: Rounded | None, threshold: float | None, *, same_sums: bool) -> dict[str, float]:
     """Of `rounded` where there is one, else of `figures`."""
     share = {"share": 1.0, "share_tolerance": _SHARE}
-    if found["rounded"] is None:
+    if rounded is None:
         limit = EXACT if threshold is None else threshold
         return {"mean_kl": limit, "p99_kl": _P99 * limit, **share}
-    cost = found["rounded"]["cost"]
-    most = 0.0 if same_sums else 1.0
-    half, mean = (most * part * (cost[name] or 0.0) for part, name in ((_OF_HALF, "median_kl"), (_OF_MEAN, "mean_kl")))
+    cost, most = rounded["cost"], 0.0 if same_sums else 1.0
+    half, mean = most * _OF_HALF * (cost["median_kl"] or 0.0), most * _OF_MEAN * (cost["mean_kl"] or 0.0)
     return {"median_kl": max(EXACT, half), "mean_kl": max(EXACT, mean), **share}
 
 
-def has_effect(effect: dict[str, Any]) -> bool:
+def has_effect(effect: Effect) -> bool:
     """The adapter changes the base's answers by more than fp32 arithmetic does."""
     return effect["kl_between"] is None or effect["kl_between"] > _NO_EFFECT
 
 
-def choose_texts(rows: list[dict[str, Any]], model: Path, most: int = MAX_TOKENS) -> Texts:
+def choose_texts(rows: Sequence[FedRow], model: Path, most: int = MAX_TOKENS) -> Texts:
     """At most so many tokens: the rows, else NEUTRAL_TEXTS, else made-up ids for a model without a tokenizer."""
     config = read_config(model)
     text = config["text_config"] if isinstance(config.get("text_config"), dict) else config
@@ -141,7 +144,7 @@ def choose_texts(rows: list[dict[str, Any]], model: Path, most: int = MAX_TOKENS
         (n for n in map(text.get, ("max_position_embeddings", "n_positions")) if isinstance(n, int)), _ROW_TOKENS
     )
     vocabulary = next(n for n in (text.get("vocab_size"), config.get("vocab_size"), 256) if isinstance(n, int))
-    ids = [row["input_ids"] for row in rows if len(row.get("input_ids") or ()) > 1]
+    ids = [row["input_ids"] for row in rows if len(row["input_ids"]) > 1]
     source = "rows of the data"
     if not ids and any((model / name).is_file() for name in _TOKENIZER_FILES):
         tokenizer = reference.load_tokenizer(model)
@@ -223,8 +226,7 @@ def _without_adapter(model: Any) -> Iterator[None]:
             yield
 
 
-def _compare_merged(merged: Path, texts: Texts, scratch: _Scratch, bar: Bar) -> dict[str, Any]:
-    """`figures`, `effect` and `rounded`."""
+def _compare_merged(merged: Path, texts: Texts, scratch: _Scratch, bar: Bar) -> _Compared:
     import numpy as np
 
     tuned, base = scratch.read(scratch.tuned), scratch.read(scratch.base)
@@ -242,6 +244,14 @@ def _compare_merged(merged: Path, texts: Texts, scratch: _Scratch, bar: Bar) -> 
             start += len(ids)
             bar(2 * len(texts.ids) + number + 1, 3 * len(texts.ids), "gate: merged model")
     return seen.summary()
+
+
+class _Compared(TypedDict):
+    """What the merged model was compared with, as in `Gate`."""
+
+    figures: Figures
+    effect: Effect
+    rounded: Rounded | None
 
 
 @dataclass
@@ -266,21 +276,22 @@ class _Seen:
         if base is not None:
             self.rounded_changes.append(compare.compare_change(rounded, base, found))
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> _Compared:
         figures, rounded = _summary(self.figures), None
         if self.rounded:
+            rounded = cast(Rounded, {**_summary(self.rounded), "cost": _summary(self.cost)})
             share = compare.summarize_change(self.rounded_changes)
-            names = ("share", "share_half_width")
-            rounded = {**_summary(self.rounded), "cost": _summary(self.cost), **{name: share[name] for name in names}}
-        return {"figures": figures, "effect": compare.summarize_change(self.changes), "rounded": rounded}
+            rounded["share"], rounded["share_half_width"] = share["share"], share["share_half_width"]
+        effect = cast(Effect, compare.summarize_change(self.changes))
+        return {"figures": figures, "effect": effect, "rounded": rounded}
 
 
-def _summary(parts: list[compare.TokenFigures]) -> dict[str, Any]:
+def _summary(parts: list[compare.TokenFigures]) -> Figures:
     import numpy as np
 
     joined = compare.join(parts)
     median = float(np.median(joined.kl))
-    return compare.summarize(joined) | {"median_kl": median if np.isfinite(median) else None}
+    return cast(Figures, compare.summarize(joined) | {"median_kl": median if np.isfinite(median) else None})
 
 
 def _other_vocabulary(expected: int, got: int) -> VerificationFailed:
@@ -293,22 +304,22 @@ def _other_vocabulary(expected: int, got: int) -> VerificationFailed:
     )
 
 
-def _failures(found: dict[str, Any], limits: dict[str, float], kept: float | None) -> list[str]:
+def _failures(found: _Compared, limits: dict[str, float], kept: float | None) -> list[str]:
     """What is wrong, one sentence each. A figure that is None (NaN or infinite) fails."""
     rounded, effect = found["rounded"], found["effect"]
-    judged, of = (rounded, " from base + adapter, rounded,") if rounded else (found["figures"], "")
-    failures = []
+    judged: Any = rounded or found["figures"]
+    of, failures = " from base + adapter, rounded," if rounded else "", []
     for name, words in _WORDS.items():
         value = judged[name]
         if name in limits and (value is None or value > limits[name]):
             failures.append(f"{words} {_number(value)} nats{of} is above {limits[name]:.3g}")
     if failures or not has_effect(effect):
         return failures
-    share, width = (rounded or effect)["share"], (rounded or effect)["share_half_width"]
+    share, width = (rounded or effect)["share"], (rounded or effect)["share_half_width"] or 0.0
     if share is None or abs(share - limits["share"]) - width > limits["share_tolerance"]:
         expected = f"{limits['share']:.3f} ± {limits['share_tolerance']:.3f}"
         failures.append(f"{_number(share)} of the adapter is in the merged model, expected {expected}")
-    left = kept if kept is not None or effect["share"] is None else effect["share"] + effect["share_half_width"]
+    left = kept if kept is not None or effect["share"] is None else effect["share"] + (effect["share_half_width"] or 0)
     if left is not None and left < _LOST:
         failures.append(f"rounding leaves only {left:.2f} of the adapter in the stored weights")
     return failures

@@ -34,6 +34,7 @@ from skill_train.model.weight_files import (
     torch_dtype,
     wide_rows,
 )
+from skill_train.run.merge_record import Gate
 
 ROW_ERROR = {"F64": 1e-5, "F32": 1e-5, "F16": 2**-10, "BF16": 2**-7}
 _SMALLEST_F16 = 2.0**-24  # below 6e-5 an f16 is off by up to half of this, whatever its size
@@ -126,7 +127,7 @@ def _compare(name: str, stored: Stored, new: Stored | None, adapter: Adapter, sc
     return found
 
 
-def outcome(found: Found, *, stored: str, kept: float | None) -> dict[str, Any]:
+def outcome(found: Found, *, stored: str, kept: float | None) -> Gate:
     """Figures, limits, failures and verdict, in the form of `merge_gate.gate`.
 
     Args:

@@ -15,21 +15,24 @@ import os
 import shlex
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from skill_train.core.console import Bar
 from skill_train.core.digests import digests
-from skill_train.core.errors import NotInstalled, UsageError, VerificationFailed, nearest
-from skill_train.core.files import whole_folder, write_json
+from skill_train.core.errors import NotInstalled, UsageError, nearest
+from skill_train.core.files import whole_folder
 from skill_train.core.peak_memory import peak_memory_bytes
 from skill_train.machine.address_space import require_room_for_torch
 from skill_train.merge import check_logits as merge_gate
 from skill_train.merge import check_weights as merge_weights
 from skill_train.merge import with_peft as merge_peft
+from skill_train.merge.judge import judge
 from skill_train.merge.plan import Base, MergePlan, plan_merge, vocabulary_rows
 from skill_train.merge.write import computing_threads, planned_bytes, write_shards
 from skill_train.model import adapter as adapters
@@ -41,12 +44,13 @@ from skill_train.model.new_tokens import TOKENIZER, require_rows
 from skill_train.model.sidecar_files import adapter_files, companion_files, copy_companions, write_config
 from skill_train.model.weight_files import INDEX, Shard, read_folder
 from skill_train.reference.low_memory import peak_bytes
-from skill_train.run.folder import finished_record, note_of, require_space, require_writable, versions, write_record
+from skill_train.run import records
+from skill_train.run.folder import StepResult, finished_record, note_of, require_space, require_writable, versions
+from skill_train.run.merge_record import Changes, Gate, MergeInputs, MergeOptions, MergeRecord
+from skill_train.run.train_record import FedRow
 
 DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 GATES = ("auto", "weights", "answers")
-_COSTLY = 0.5  # from this share of the tuning's own effect on, in nats, what rounding does is worth a warning
-_KEPT = 0.9  # below this share of the change of the weights, rounding is worth a warning
 
 
 def merge(
@@ -55,20 +59,19 @@ def merge(
     adapter: Path,
     out: Path,
     record: Path,
-    rows: list[dict[str, Any]],
+    rows: Sequence[FedRow],
     dtype: str | None,
     threshold: float | None,
     gate: str = "auto",
     progress: Bar,
     warn: Callable[[str, str], None],
-) -> dict[str, Any]:
-    """Writes the merged model to `out` and returns the record; `reused` is True in it when that was done before.
+) -> StepResult[MergeRecord]:
+    """Writes the merged model to `out`.
 
     Args:
-        base: folder of the full-precision base model.
-        adapter: folder of the PEFT adapter.
+        base, adapter: folders of the full-precision base model and of the PEFT adapter.
         record: where `merge.json` goes; `out` lies in its folder or is its folder.
-        rows: texts with `input_ids` for the gate; may be empty.
+        rows: texts for the gate; may be empty.
         dtype: `float32`, `float16` or `bfloat16` for every weight; None keeps each as the base stores it.
         threshold: highest mean KL divergence, in nats, that the gate accepts; None is the stored dtype's own.
         gate: `weights`, `answers` (logits, in fp32) or `auto`: weights wherever they can tell, answers of small models.
@@ -82,33 +85,49 @@ def merge(
     _check_dtype(dtype)
     tuned = adapters.read_adapter(adapter)
     model = _read_base(base, tuned, out)
-    options = {"dtype": dtype, "threshold": threshold} | ({} if gate == "auto" else {"gate": gate})
-    known = record.is_file() or note_of(out, record).is_file()
-    done = finished_record(record, inputs=_inputs(model, tuned), options=options, made=out) if known else None
-    if done is not None:
-        return done | {"reused": True}
+    options = MergeOptions(dtype, threshold, msgspec.UNSET if gate == "auto" else gate)
+    if done := _earlier(record, out, model, tuned, options):
+        return StepResult(done, reused=True)
     require_writable(out.parent)
     with _digesting(model, tuned) as inputs:
         plan, reasons = _fitting_plan(model, tuned)
         ways = _ways(gate, model, tuned, reasons, threshold)
         require_space(out.parent, planned_bytes(model, plan, DTYPES[dtype] if dtype else None), "the merged model")
         with whole_folder(out) as part:
-            figures, found = _write(model, tuned, plan, reasons, part, dtype, progress, warn, ways.weights)
+            changes, found = _write(model, tuned, plan, reasons, part, dtype, progress, warn, ways.weights)
             compared: dict[str, Any] = {"base": base, "adapter": adapter, "merged": part, "rows": rows, "bar": progress}
-            fields = {
-                "inputs": inputs.result(),
-                "options": options,
-                "how": "peft" if reasons else "streamed",
-                "reasons": reasons,
-                "changes": figures,
-                "gate": _gate(ways, found, figures, threshold, compared),
-                **_circumstances(started),
-            }
-            _judge(fields, record, out, warn)
-            outputs = {str(out.relative_to(record.parent) / name): digest for name, digest in digests(part).items()}
-            written = write_record(note_of(out, record), step=record.stem, **fields, outputs=outputs)
+            made = MergeRecord(
+                step=record.stem,
+                inputs=inputs.result(),
+                options=options,
+                how="peft" if reasons else "streamed",
+                reasons=reasons,
+                changes=changes,
+                gate=_gate(ways, found, changes, threshold, compared),
+                versions=versions("torch", "transformers", "peft", "safetensors"),
+                seconds=round(time.monotonic() - started, 2),
+                peak_memory_bytes=peak_memory_bytes(),
+                outputs={},
+            )
+            judge(made, record, out, warn)
+            made = _noted(made, part, out, record)
     os.replace(note_of(out, record), record)
-    return written
+    return StepResult(made)
+
+
+def _earlier(record: Path, out: Path, base: Base, adapter: Adapter, options: MergeOptions) -> MergeRecord | None:
+    """`finished_record`, which needs digests of all inputs, where there is something that may be finished."""
+    if not record.is_file() and not note_of(out, record).is_file():
+        return None
+    return finished_record(record, MergeRecord, inputs=_inputs(base, adapter), options=options, made=out)
+
+
+def _noted(made: MergeRecord, part: Path, out: Path, record: Path) -> MergeRecord:
+    """With its files, and written as the note that waits until they have their names."""
+    outputs = {str(out.relative_to(record.parent) / name): digest for name, digest in digests(part).items()}
+    made = msgspec.structs.replace(made, outputs=outputs, finished_at=records.timestamp())
+    records.write(note_of(out, record), made)
+    return made
 
 
 @dataclass(frozen=True)
@@ -139,28 +158,20 @@ def _ways(gate: str, base: Base, adapter: Adapter, reasons: list[str], threshold
 def _gate(
     ways: _Ways,
     found: merge_weights.Found,
-    figures: dict[str, Any],
+    changes: Changes,
     threshold: float | None,
     compared: dict[str, Any],
-) -> dict[str, Any]:
+) -> Gate:
     """The outcome of the answers, with that of the weights inside; or of the weights alone."""
-    kept, stored = figures.get("kept_after_rounding"), figures["stored_dtype"]
+    kept, stored = changes.get("kept_after_rounding"), changes["stored_dtype"]
     weights = merge_weights.outcome(found, stored=stored, kept=kept) if ways.weights else None
     if weights is not None and (ways.no_answers or weights["failures"]):
-        return weights | {"no_answers": ways.no_answers or "the weights are wrong already"}
+        return {**weights, "no_answers": ways.no_answers or "the weights are wrong already"}
     started = time.monotonic()
     tokens = merge_gate.MAX_TOKENS if weights is None else merge_gate.ENOUGH_TOKENS
     outcome = merge_gate.gate(**compared, stored=stored, kept=kept, threshold=threshold, tokens=tokens)
     seconds = round(time.monotonic() - started, 2)
-    return outcome | {"by": "answers", "weights": weights, "seconds": seconds}
-
-
-def _circumstances(started: float) -> dict[str, Any]:
-    return {
-        "versions": versions("torch", "transformers", "peft", "safetensors"),
-        "seconds": round(time.monotonic() - started, 2),
-        "peak_memory_bytes": peak_memory_bytes(),
-    }
+    return {**outcome, "by": "answers", "weights": weights, "seconds": seconds}
 
 
 def _check_dtype(dtype: str | None) -> None:
@@ -233,7 +244,7 @@ def _require_known(folder: Path, config: dict[str, Any]) -> None:
 
 
 @contextlib.contextmanager
-def _digesting(base: Base, adapter: Adapter) -> Iterator[Future[dict[str, Any]]]:
+def _digesting(base: Base, adapter: Adapter) -> Iterator[Future[MergeInputs]]:
     """`_inputs`, read in a thread while torch is imported and the model is written. Whatever is raised gives it up."""
     given_up = threading.Event()
     with ThreadPoolExecutor(1) as pool:
@@ -244,15 +255,15 @@ def _digesting(base: Base, adapter: Adapter) -> Iterator[Future[dict[str, Any]]]
             raise
 
 
-def _inputs(base: Base, adapter: Adapter, unwanted: Callable[[], bool] = lambda: False) -> dict[str, Any]:
+def _inputs(base: Base, adapter: Adapter, unwanted: Callable[[], bool] = lambda: False) -> MergeInputs:
     """Digests of everything that decides the result: all of what is read or copied."""
     weights = [base.folder / shard.name for shard in base.shards]
     index = [base.folder / INDEX] if (base.folder / INDEX).is_file() else []
     read = [adapter.folder / adapters.CONFIG, adapter.folder / adapters.WEIGHTS, *adapter_files(adapter.folder)]
-    return {
-        "base": digests(base.folder, [*companion_files(base.folder), *weights, *index], unwanted),
-        "adapter": digests(adapter.folder, read, unwanted),
-    }
+    return MergeInputs(
+        base=digests(base.folder, [*companion_files(base.folder), *weights, *index], unwanted),
+        adapter=digests(adapter.folder, read, unwanted),
+    )
 
 
 def _fitting_plan(base: Base, adapter: Adapter) -> tuple[MergePlan, list[str]]:
@@ -301,16 +312,16 @@ def _write(
     progress: Bar,
     warn: Callable[[str, str], None],
     weights: bool,
-) -> tuple[dict[str, Any], merge_weights.Found]:
+) -> tuple[Changes, merge_weights.Found]:
     """Fills `part`, and returns what was changed, and what the comparison of weights saw."""
     found = merge_weights.Found()
     if reasons:
         stored = DTYPES[dtype] if dtype else _main_dtype(base)
         torch_name = next(name for name, code in DTYPES.items() if code == stored)
-        changes = merge_peft.merge_with_peft(base.folder, adapter.folder, part, torch_name)
-        figures: dict[str, Any] = {"stored_dtype": stored}
+        config = merge_peft.merge_with_peft(base.folder, adapter.folder, part, torch_name)
+        changes: Changes = {"stored_dtype": stored}
     else:
-        changes, kind = plan.config, DTYPES[dtype] if dtype else None
+        config, kind = plan.config, DTYPES[dtype] if dtype else None
         scales = merge_weights.scales_of(adapter, list(base.tensors)) if weights else {}
         with computing_threads() as pool:
 
@@ -318,12 +329,12 @@ def _write(
                 if weights:
                     found.add(merge_weights.compare_tensors(names, shard, written, adapter, scales, pool))
 
-            figures = write_shards(base, plan, part, kind, progress, pool, compare).as_dict()
-    figures["from_adapter"] = copy_companions(base.folder, adapter.folder, part, warn)
-    figures["config"] = write_config(base.folder, part, changes, dtype)
-    if "vocab_size" in figures["config"] and not {*figures["from_adapter"]} & {*TOKENIZER}:
+            changes = write_shards(base, plan, part, kind, progress, pool, compare).changes()
+    changes["from_adapter"] = copy_companions(base.folder, adapter.folder, part, warn)
+    changes["config"] = write_config(base.folder, part, config, dtype)
+    if "vocab_size" in changes["config"] and not {*changes["from_adapter"]} & {*TOKENIZER}:
         warn("resized_without_tokenizer", "the adapter resizes the vocabulary, but its folder has no tokenizer for it")
-    return figures, found
+    return changes, found
 
 
 def _main_dtype(base: Base) -> str:
@@ -333,61 +344,3 @@ def _main_dtype(base: Base) -> str:
         if stored.dtype in sizes:
             sizes[stored.dtype] += stored.size
     return max(sizes, key=lambda dtype: sizes[dtype])
-
-
-def _judge(fields: dict[str, Any], record: Path, out: Path, warn: Callable[[str, str], None]) -> None:
-    """Warns, or keeps the failing figures beside the record and raises."""
-    outcome = fields["gate"]
-    failed = (out.parent if record.parent == out else record.parent) / f"{record.stem}.failed.json"
-    failed.unlink(missing_ok=True)
-    if outcome["failures"]:
-        write_json(failed, fields)
-        raise VerificationFailed(
-            f"the merged model differs from base + adapter: {'; '.join(outcome['failures'][:5])}",
-            code="merge_gate",
-            **_expected_and_got(outcome, failed),
-            hint=f"read {shlex.quote(str(failed))}"
-            if outcome["stored_dtype"] == "F32"
-            else "run the same command with --dtype float32, which rounds nothing",
-        )
-    kept = fields["changes"].get("kept_after_rounding")
-    if kept is not None and kept < _KEPT:
-        warn(
-            "rounding_loss",
-            f"{outcome['stored_dtype']} keeps {kept:.0%} of the adapter's change; --dtype float32 all of it",
-        )
-    if cost := _rounding_cost(fields):
-        warn("rounding_cost", f"{cost}; --dtype float32 rounds nothing")
-    if not merge_gate.has_effect(outcome["effect"]):
-        warn("no_effect", "the adapter does not change the base's answers: was it trained, and is it the right one?")
-
-
-def _rounding_cost(fields: dict[str, Any]) -> str:
-    """What rounding does to the model beside what the tuning does; empty where that is less than half."""
-    outcome, figures = fields["gate"], fields["gate"]["figures"]
-    stored, error = outcome["stored_dtype"], fields["changes"].get("rounding_error_of_change")
-    if outcome["by"] == "answers" and outcome["rounded"] is not None:
-        cost, moved = figures["mean_kl"], outcome["effect"]["kl_between"]
-        if cost > _COSTLY * moved and merge_gate.has_effect(outcome["effect"]):
-            return (
-                f"rounding to {stored} moves the answers by {cost:.2g} nats, and the tuning itself by {moved:.2g} "
-                f"(mean KL divergence, {figures['tokens']} tokens)"
-            )
-    elif outcome["by"] == "weights" and error is not None and error**2 > _COSTLY:  # nats grow with the square
-        return f"rounding to {stored} moves the weights {error:.1f} times as far as the tuning does"
-    return ""
-
-
-def _expected_and_got(outcome: dict[str, Any], failed: Path) -> dict[str, str]:
-    figures, limits = outcome["figures"], outcome["limits"]
-    if outcome["by"] == "weights":
-        expected = f"rows within {limits['worst_row']:.2g} of their length ({outcome['stored_dtype']})"
-        return {"expected": expected, "got": f"{figures['worst_row']}; all figures in {failed}"}
-    moved = f"the adapter itself moves the base by {outcome['effect']['kl_between']} nats"
-    of = ""
-    if outcome["rounded"] is not None:
-        figures, of = outcome["rounded"], f" from base + adapter, rounded to {outcome['stored_dtype']}"
-    return {
-        "expected": f"mean KL divergence of at most {limits['mean_kl']:.3g} nats{of}",
-        "got": f"{figures['mean_kl']} nats; {moved}; all figures in {failed}",
-    }

@@ -36,6 +36,7 @@ from skill_train.model.weight_files import (
     wide_rows,
     written_to,
 )
+from skill_train.run.merge_record import Changes
 from skill_train.run.records import read_json
 
 Layout = dict[str, dict[str, tuple[str, tuple[int, ...]]]]
@@ -65,7 +66,7 @@ class Tally:
     kept_product: float = 0.0
     stored_square: float = 0.0
 
-    def as_dict(self) -> dict[str, Any]:
+    def changes(self) -> Changes:
         """For the record. `kept_after_rounding` is a share of the change, and `rounding_error_of_change` the length of
         the stored change less the exact one over that of the exact one; None without a change.
 

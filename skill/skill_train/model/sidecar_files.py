@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from skill_train.core.digests import digests
+from skill_train.core.digests import FileDigest, digests
 from skill_train.core.errors import UsageError
 from skill_train.core.files import write_text
 from skill_train.model.new_tokens import TOKENIZER, end_token, take_tokenizer, takes_tokenizer
@@ -29,7 +29,7 @@ def companion_files(folder: Path) -> list[Path]:
     return [path for path in files_of_base(folder) if _is_own(path, folder)]
 
 
-def model_digests(folder: Path) -> dict[str, dict[str, Any]]:
+def model_digests(folder: Path) -> dict[str, FileDigest]:
     """The digests of these files and of the weights: everything that determines what a model says."""
     return digests(folder, {*companion_files(folder), *folder.glob("*.safetensors"), *folder.glob(INDEX)})
 

@@ -5,19 +5,23 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from skill_train.core.digests import file_digest
+import msgspec
+
+from skill_train.core.digests import FileDigest, file_digest
 from skill_train.core.errors import UsageError, VerificationFailed
 from skill_train.core.secret_scan import secret_in
 from skill_train.hub.upload import PushFile
 from skill_train.publish.records import published, without_paths
 from skill_train.recipe.fields import to_yaml
-from skill_train.run import cloud_record, plan_record
+from skill_train.run import cloud_record, evaluate_record, plan_record, train_record, verify_record
+from skill_train.run.evaluate_record import Evaluation, ModelInputs
 from skill_train.run.folder import RunDir, is_file_of
 from skill_train.run.records import read_json
+from skill_train.run.verify_record import Proof
 
 PARTS = ("gguf", "adapter", "merged")
 _RECORDS = "skill-train"
@@ -66,15 +70,16 @@ def files_of(run: RunDir, parts: tuple[str, ...], base: str) -> list[PushFile]:
     return found
 
 
-def records_of(run: RunDir, proof: dict[str, Any] | None, evaluation: dict[str, Any] | None) -> list[PushFile]:
+def records_of(run: RunDir, proof: Proof | None, evaluation: Evaluation | None) -> list[PushFile]:
     """Recipe and figures, without rows of the data and without paths of this machine; of what proves or measures files
     only what is of those that are pushed."""
     recipe = to_yaml(without_paths(plan_record.read(run.plan).recipe.as_dict()))
     found = [PushFile(f"{_RECORDS}/recipe.yaml", None, recipe.encode("utf-8", "replace"), "paths as names")]
-    known = {"train": read_json(run.record("train")), "verify": proof, "evaluate": evaluation}
+    training = msgspec.to_builtins(train_record.read(run.record("train")))
+    known = {"train": training, "verify": proof, "evaluate": evaluation}
     for step, record in known.items():
         if record is not None:
-            content = _json(published(step, record))
+            content = _json(published(step, msgspec.to_builtins(record)))
             found.append(PushFile(f"{_RECORDS}/{step}.json", None, content, "without rows of the data and local paths"))
     return found
 
@@ -85,7 +90,7 @@ def whole_models(run: RunDir, files: list[PushFile]) -> dict[str, Path]:
     return {file.path: file.source for file in files if file.source in ggufs}
 
 
-def proof_of(run: RunDir, files: list[PushFile]) -> dict[str, Any] | None:
+def proof_of(run: RunDir, files: list[PushFile]) -> Proof | None:
     """The proof of the GGUF files that are pushed, those of the adapter too; None when there are none, one was not
     verified, or the adapter beside them is another than the one that they were compared with.
 
@@ -94,15 +99,15 @@ def proof_of(run: RunDir, files: list[PushFile]) -> dict[str, Any] | None:
     """
     if not run.record("verify").is_file():
         return None
-    proof: dict[str, Any] = read_json(run.record("verify"))
-    known = proof.get("inputs", {}).get("ggufs", {})
+    proof = verify_record.read(run.record("verify"))
+    known = proof.inputs.ggufs
     pushed = {file.path: file.source for file in files if file.source in run.exported and file.source is not None}
     if not pushed or any(known.get(name) != file_digest(source) for name, source in pushed.items()):
         return None
-    if not _is_of_adapter(proof["inputs"].get("adapter") or {}, run, files):
+    if not _is_of_adapter(proof.inputs.adapter or {}, run, files):
         return None
-    if proof["verdict"] == "fail":
-        failed = [f"{check['file']}: {check['name']}" for check in proof["checks"] if check["verdict"] == "fail"]
+    if proof.verdict == "fail":
+        failed = [f"{check.file}: {check.name}" for check in proof.checks if check.verdict == "fail"]
         raise VerificationFailed(
             f"{run.path} failed its verification ({'; '.join(failed[:4])}), so it was not pushed",
             code="verification_failed",
@@ -112,25 +117,27 @@ def proof_of(run: RunDir, files: list[PushFile]) -> dict[str, Any] | None:
     return proof
 
 
-def _is_of_adapter(known: dict[str, Any], run: RunDir, files: list[PushFile]) -> bool:
+def _is_of_adapter(known: dict[str, FileDigest], run: RunDir, files: list[PushFile]) -> bool:
     """Whether the adapter that is pushed, if one is, has these digests; those that are not known are not compared."""
     pushed = {file.source: file.source.name for file in files if file.source and file.source.parent == run.adapter}
     return all(name not in known or known[name] == file_digest(source) for source, name in pushed.items())
 
 
-def evaluation_of(run: RunDir, files: list[PushFile]) -> dict[str, Any] | None:
+def evaluation_of(run: RunDir, files: list[PushFile]) -> Evaluation | None:
     """`evaluate.json`; None when there is none, or it is of another adapter or of other files than those pushed."""
     if not run.record("evaluate").is_file():
         return None
-    found: dict[str, Any] = read_json(run.record("evaluate"))
-    models = found.get("inputs", {}).get("models", {})
-    pushed = whole_models(run, files)
-    tuned, part = models.get("tuned", {}), "model" if run.is_full else "adapter"
-    read = {run.tuned / name: digest for name, digest in (tuned.get(part) or {}).items()}
-    read |= {source: models[name]["model"] for name, source in pushed.items() if name in models}
-    if not all(is_file_of(path, digest) for path, digest in read.items()):
-        return None
-    return found
+    evaluation = evaluate_record.read(run.record("evaluate"))
+    models = evaluation.inputs.models
+    read: dict[Path, object] = {run.tuned / name: digest for name, digest in _tuned(run, models.get("tuned")).items()}
+    read |= {source: models[name].model for name, source in whole_models(run, files).items() if name in models}
+    return evaluation if all(is_file_of(path, digest) for path, digest in read.items()) else None
+
+
+def _tuned(run: RunDir, read: ModelInputs | None) -> Mapping[str, object]:
+    """Digests of what the training made, as they were when it was measured; none where that is not known."""
+    part = None if read is None else read.model if run.is_full else read.adapter
+    return part if isinstance(part, dict) else {}
 
 
 def secret_in_files(files: list[PushFile]) -> tuple[str, str] | None:

@@ -12,6 +12,11 @@ from dataclasses import dataclass, field
 from string import Template
 from typing import Any
 
+from skill_train.publish.records import TOLD
+from skill_train.run.evaluate_record import Difference, Evaluation, ModelFigures
+from skill_train.run.train_record import TrainRecord
+from skill_train.run.verify_record import Check, Proof
+
 _PROOF = ("weights", "tokens", "chat_template", "logits", "tuned", "answers")  # of the checks, those a reader asks for
 _FACTS = (
     "finetuning_type", "lora_r", "lora_alpha", "lora_dropout", "target_modules", "learning_rate", "lr_scheduler_type",
@@ -30,9 +35,10 @@ class CardFacts:
         licence: of the base; None when it is not known, with the reason.
         data: the id of the dataset on the Hub, or a file's name; `data_on_hub` tells which.
         recipe: as the plan resolved it.
-        training: `train.json`; proof: `verify.json`, None when nothing was verified.
+        training: `train.json`.
+        proof: None when nothing was verified.
         ggufs: name and bytes of each file that holds a whole model.
-        evaluation: `evaluate.json` of these files; None when there is none.
+        evaluation: of these files; None when there is none.
         private: the repository is not for everybody.
     """
 
@@ -46,10 +52,10 @@ class CardFacts:
     data_on_hub: bool
     recipe: dict[str, Any]
     recipe_hash: str
-    training: dict[str, Any]
-    proof: dict[str, Any] | None
+    training: TrainRecord
+    proof: Proof | None
     ggufs: dict[str, int] = field(default_factory=dict)
-    evaluation: dict[str, Any] | None = None
+    evaluation: Evaluation | None = None
     private: bool = False
 
 
@@ -101,9 +107,9 @@ def _about(facts: CardFacts) -> str:
     base = (
         f"`{_word(facts.base)}`" if facts.base_on_hub else f"`{_word(facts.base)}` (a folder, not a model on the Hub)"
     )
-    data = facts.training["data"]
-    notes = "".join(f" Note: {_word(note)}." for note in data.get("notes", []))
-    trained = f"{how} of {base}, fine-tuned on {data['train_rows']} rows of `{_word(facts.data)}` with skill-train."
+    data = facts.training.data
+    notes = "".join(f" Note: {_word(note)}." for note in data.notes)
+    trained = f"{how} of {base}, fine-tuned on {data.train_rows} rows of `{_word(facts.data)}` with skill-train."
     return f"{trained}{notes} {_verdict(facts)}".rstrip()
 
 
@@ -112,7 +118,7 @@ def _verdict(facts: CardFacts) -> str:
         return ""
     if facts.proof is None:
         return "The files were **not verified** against the trained model."
-    return f"Each file in the table below was compared with the model that was trained: **{facts.proof['verdict']}**."
+    return f"Each file in the table below was compared with the model that was trained: **{facts.proof.verdict}**."
 
 
 def _use(facts: CardFacts) -> str:
@@ -148,13 +154,12 @@ def _measured(facts: CardFacts) -> str:
     if facts.evaluation is None:
         return ""
     found = facts.evaluation
-    loss = {one["model"]: one for one in found["differences"] if one["measure"] == "loss"}
-    rows = [one for one in found["models"] if not one["name"].endswith(".gguf") or one["name"] in facts.ggufs]
+    loss = {one.model: one for one in found.differences if one.measure == "loss"}
+    rows = [one for one in found.models if not one.name.endswith(".gguf") or one.name in facts.ggufs]
     table = [
-        f"| {_word(one['name'])} | {_digits(one['loss'])} | {_exact(one)} | {_against(loss, one['name'])} |"
-        for one in rows
+        f"| {_word(one.name)} | {_digits(one.loss)} | {_exact(one)} | {_against(loss.get(one.name))} |" for one in rows
     ]
-    told = f"By `skill-train evaluate`, on {found['rows']} rows that never trained. The interval is of 95 %."
+    told = f"By `skill-train evaluate`, on {found.rows} rows that never trained. The interval is of 95 %."
     head = f"## Measured\n\n{told}\n\n"
     return head + "| model | loss | exact match | difference in loss |\n| --- | --- | --- | --- |\n" + "\n".join(table)
 
@@ -163,25 +168,24 @@ def _digits(value: float | None) -> str:
     return "not measured" if value is None else f"{value:.4g}"
 
 
-def _exact(one: dict[str, Any]) -> str:
-    return "not asked" if one["exact_match"] is None else f"{one['exact_match']:.0%} of {one['asked_rows']}"
+def _exact(one: ModelFigures) -> str:
+    return "not asked" if one.exact_match is None else f"{one.exact_match:.0%} of {one.asked_rows}"
 
 
-def _against(loss: dict[str, Any], name: str) -> str:
-    one = loss.get(name)
+def _against(one: Difference | None) -> str:
     if one is None:
         return ""
-    interval = f"{one['difference']:+.3g} ({one['low']:+.3g} to {one['high']:+.3g})"
-    return f"{interval} against {_word(one['against'])}: {_word(one['says'])}"
+    interval = f"{one.difference:+.3g} ({one.low:+.3g} to {one.high:+.3g})"
+    return f"{interval} against {_word(one.against)}: {_word(one.says)}"
 
 
 def _proof(facts: CardFacts) -> str:
     """One row a file and check. The figures are those of verify.json."""
     if facts.proof is None:
         return ""
-    rows = [check for check in facts.proof["checks"] if check["name"] in _PROOF]
-    table = [f"| {_word(c['file'])} | {c['name']} | {c['verdict']} | {_cell(c)} |" for c in rows]
-    tokens = facts.proof.get("samples", {}).get("tokens")
+    rows = [check for check in facts.proof.checks if check.name in _PROOF]
+    table = [f"| {_word(check.file)} | {check.name} | {check.verdict} | {_cell(check)} |" for check in rows]
+    tokens = facts.proof.samples.get("tokens")
     head = (
         f"## Proof\n\nBy `skill-train verify`, on {tokens} tokens. All checks: `skill-train/verify.json`. It proves "
         "that each file is the model that was trained; it does not say that the model is good.\n\n"
@@ -189,17 +193,21 @@ def _proof(facts: CardFacts) -> str:
     return head + "| file | check | verdict | found |\n| --- | --- | --- | --- |\n" + "\n".join(table)
 
 
-def _cell(check: dict[str, Any]) -> str:
-    """The sentence of a check; of `answers` and `tokens` the count only, because they can quote texts."""
-    if check["name"] in ("answers", "tokens", "chat_template"):
-        return f"{_round(check.get('figure'))} (limit {_round(check.get('threshold'))})"
-    return _word(check["detail"])
+def _cell(check: Check) -> str:
+    """The sentence of a check; of those that can quote texts the numbers only."""
+    if check.name in TOLD:
+        return _word(check.detail)
+    return f"{_number(check.figure)} (limit {_number(check.threshold)})"
+
+
+def _number(value: Any) -> Any:
+    return None if isinstance(value, str) else _round(value)
 
 
 def _made(facts: CardFacts) -> str:
-    figures = facts.training["figures"]
+    figures = facts.training.figures
     rows = [(key, facts.recipe[key]) for key in _FACTS if key in facts.recipe]
-    rows += [("first loss", _round(figures.get("first_loss"))), ("last loss", _round(figures.get("last_loss")))]
+    rows += [("first loss", _round(figures.first_loss)), ("last loss", _round(figures.last_loss))]
     table = "\n".join(f"| {key} | {_plain(value)} |" for key, value in rows)
     revision = facts.recipe.get("revision")
     pinned = f" at revision `{_word(revision)}`" if revision else ""

@@ -16,7 +16,7 @@ _KEPT = {
     ),
 }  # fmt: skip
 # Checks whose sentence has figures and names of tensors. Those of tokens, templates and answers quote texts.
-_TOLD = ("digest", "file", "logits", "tensors", "tuned", "types", "weights")
+TOLD = ("digest", "file", "logits", "tensors", "tuned", "types", "weights")
 
 
 def published(step: str, record: dict[str, Any]) -> dict[str, Any]:
@@ -36,7 +36,7 @@ def without_paths(recipe: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check(check: dict[str, Any], *, sentence: bool) -> dict[str, Any]:
-    told = sentence and check.get("name") in _TOLD
+    told = sentence and check.get("name") in TOLD
     kept: dict[str, Any] = {key: check[key] for key in ("name", "file", "verdict") if key in check}
     kept |= {key: check[key] for key in ("figure", "threshold") if key in check and (told or _is_figure(check[key]))}
     kept |= {"detail": check["detail"]} if told and "detail" in check else {}

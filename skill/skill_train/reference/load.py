@@ -18,7 +18,7 @@ from skill_train.model.foreign_files import block_hub_kernels, require_sound
 from skill_train.model.template_guard import require_ending
 from skill_train.program.encode import read_tokenizer
 from skill_train.program.model import config_with
-from skill_train.run.records import read_json, read_lines
+from skill_train.run.records import read_json
 
 # Read when a model has no data of its own: plain prose, code, digits and other scripts.
 NEUTRAL_TEXTS = (
@@ -146,11 +146,6 @@ def context_length(config: dict[str, Any]) -> int | None:
     """Most tokens that a model takes, of its config.json; None when that names none."""
     text = {**config, **config.get("text_config", {})}
     return next((int(text[key]) for key in _CONTEXT_KEYS if isinstance(text.get(key), int)), None)
-
-
-def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of a `samples.jsonl` or `held_out.jsonl`; empty when there is no such file."""
-    return read_lines(path)
 
 
 def _with_adapter(model: Any, adapter: Path) -> Any:

@@ -15,7 +15,7 @@ from typing import Any
 
 from skill_train.model.weight_files import read_folder, torch_dtype
 from skill_train.reference.low_memory import is_plain
-from skill_train.run.records import read_json
+from skill_train.run import merge_record
 
 KINDS = ("F16", "BF16")
 
@@ -35,12 +35,12 @@ class Rounding:
 
 def rounding_of(record: Path, base: Path) -> Rounding | None:
     """Of a merge by its record; None when it rounded nothing, or there is no record."""
-    merge = read_json(record) if record.is_file() else {}
-    stored = merge.get("changes", {}).get("stored_dtype")
-    if stored not in KINDS:
+    merge = merge_record.read(record) if record.is_file() else None
+    stored = merge.changes["stored_dtype"] if merge else None
+    if merge is None or stored not in KINDS:
         return None
     # PEFT stores all of a model in one type, and so does --dtype.
-    one_type = merge.get("how") == "peft" or merge.get("options", {}).get("dtype") is not None
+    one_type = merge.how == "peft" or merge.options.dtype is not None
     return Rounding(stored, {} if one_type else stored_kinds(base))
 
 

@@ -10,10 +10,13 @@ import shlex
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from skill_train.core.units import dollars
 from skill_train.report.figure import Figure, Run
 from skill_train.report.quality import measured
 from skill_train.report.words import nats, number, ratio, share, size
+from skill_train.run.verify_record import Check
 
 Shown = Callable[[Any], str]
 _WORST = {"fail": 0, "warn": 1, "pass": 2}
@@ -36,12 +39,11 @@ def missing(run: Run) -> list[dict[str, str]]:
 
 def way_on(run: Run) -> str:
     """What brings a run on that is not trained here; as `cloud_record.way_on`."""
-    if not run["cloud"]:
+    if run.cloud is None:
         return "local --resume --run-dir"
-    jobs = run["cloud"].get("jobs", default=[])
-    if not jobs:
+    if run.cloud.last is None:
         return "submit"
-    return "pull" if jobs[-1].get("stage") in (None, "COMPLETED") else "resume"
+    return "pull" if run.cloud.last.stage in (None, "COMPLETED") else "resume"
 
 
 def _missing(run: Run, part: str, done: str) -> str:
@@ -55,29 +57,22 @@ def quant_of(run: Run, file: str) -> str:
 
 def proof(run: Run) -> dict[str, Any] | None:
     """Checks down, files across; below it each check with its figure, its threshold and its words."""
-    verify = run["verify"]
-    if not verify:
+    if run.proof is None:
         return None
-    names = list(verify.get("inputs", "ggufs", default={}))
+    verify, files = run["verify"], list(run.proof.inputs.ggufs)
     checks = [
-        {
-            "name": check["name"],
-            "file": check["file"],
-            "verdict": check["verdict"],
-            "figure": verify.figure(number, "checks", i, "figure", unknown=""),
-            "threshold": verify.figure(number, "checks", i, "threshold", unknown=""),
-            "detail": check["detail"],
-        }
-        for i, check in verify.items("checks")
+        msgspec.structs.asdict(check)
+        | {key: verify.figure(number, "checks", i, key, unknown="") for key in ("figure", "threshold")}
+        for i, check in enumerate(run.proof.checks)
     ]
     by_place = {(check["name"], check["file"]): check for check in checks}
-    rows = [(name, [by_place.get((name, file)) for file in names]) for name in dict.fromkeys(c["name"] for c in checks)]
+    names = dict.fromkeys(check.name for check in run.proof.checks)
     return {
-        "files": [(file, quant_of(run, file)) for file in names],
-        "rows": rows,
+        "files": [(file, quant_of(run, file)) for file in files],
+        "rows": [(name, [by_place.get((name, file)) for file in files]) for name in names],
         "checks": checks,
-        "not_checked": verify.get("not_checked", default=[]),
-        "samples": [(name, verify.figure(number, "samples", str(name))) for name, _ in verify.items("samples")],
+        "not_checked": run.proof.not_checked,
+        "samples": [(name, verify.figure(number, "samples", name)) for name in run.proof.samples],
     }
 
 
@@ -89,8 +84,8 @@ def files(run: Run) -> list[dict[str, Any]]:
 
 def _file(run: Run, file: str, step: str, name: str) -> dict[str, Any]:
     verify = run["verify"]
-    own = [(i, check) for i, check in verify.items("checks") if check["file"] == file]
-    logits = next((i for i, check in own if check["name"] == "logits"), "none")
+    own = [(i, check) for i, check in enumerate(run.proof.checks if run.proof else ()) if check.file == file]
+    logits = next((i for i, check in own if check.name == "logits"), "none")
     quant = quant_of(run, file)
 
     def compared(key: str, shown: Shown) -> Figure:
@@ -102,8 +97,8 @@ def _file(run: Run, file: str, step: str, name: str) -> dict[str, Any]:
         "quant": quant,
         "bytes": run[step].figure(size, "outputs", name, "bytes"),
         "bits": run[step].figure(number, "outputs", name, "bits_per_weight", unknown=""),
-        "verdict": min((check["verdict"] for _, check in own), key=lambda v: _WORST[v], default="unknown"),
-        "mean_kl": compared(_to_trained(own), nats),
+        "verdict": min((check.verdict for _, check in own), key=lambda v: _WORST[v], default="unknown"),
+        "mean_kl": compared(_to_trained([check for _, check in own]), nats),
         "same_top1": compared("same_top1", share),
         "perplexity": compared("perplexity_ratio", ratio),
         "half_width": compared("perplexity_ratio_half_width", nats),
@@ -113,10 +108,10 @@ def _file(run: Run, file: str, step: str, name: str) -> dict[str, Any]:
     }
 
 
-def _to_trained(own: list[tuple[Any, Any]]) -> str:
+def _to_trained(checks: list[Check]) -> str:
     """What holds the distance to the trained model; proofs of earlier versions compared with nothing else."""
-    found = (check.get("figures", {}) for _, check in own if check["name"] == "logits")
-    return "trained_kl" if any("trained_kl" in figures for figures in found) else "mean_kl"
+    known = any("trained_kl" in check.figures for check in checks if check.name == "logits")
+    return "trained_kl" if known else "mean_kl"
 
 
 def smallest(run: Run) -> list[Figure]:
@@ -170,22 +165,22 @@ def _commands(name: str, path: str) -> list[dict[str, Any]]:
 
 def cloud(run: Run) -> dict[str, Any] | None:
     """The jobs of a run in the cloud: their ids, ends, machines, costs, and where what they made is kept."""
-    record = run["cloud"]
-    if not record:
+    if run.cloud is None:
         return None
+    record = run["cloud"]
     jobs = [
         {
             "number": record.figure(number, "jobs", i, "number"),
-            "state": job.get("stage") or job.get("state", ""),
+            "state": job.stage or job.state,
             "cost": record.figure(dollars, "jobs", i, "cost_usd"),
             "job_id": record.figure(str, "jobs", i, "job_id"),
-            "url": job["url"] if str(job.get("url") or "").startswith("https://") else None,
+            "url": job.url if (job.url or "").startswith("https://") else None,
             "flavor": record.figure(str, "jobs", i, "flavor"),
             "price": record.figure(lambda usd: f"{dollars(usd)}/h", "jobs", i, "usd_per_hour"),
             "timeout": record.figure(lambda s: f"{s / 3600:.3g} h", "jobs", i, "timeout_seconds"),
-            "asked_at": job.get("asked_at", ""),
+            "asked_at": job.asked_at,
         }
-        for i, job in record.items("jobs")
+        for i, job in enumerate(run.cloud.jobs)
     ]
     kept = [("bucket", "bucket"), ("folder", "folder"), ("repository", "hub_model_id"), ("run", "run_id")]
     return {"jobs": jobs, "kept": [(said, record.figure(str, key)) for said, key in kept]}

@@ -7,9 +7,17 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+import msgspec
+
+from skill_train.run.cloud_record import CloudRecord
+from skill_train.run.demo_record import Demo
+from skill_train.run.evaluate_record import Evaluation
+from skill_train.run.train_record import StepLine
+from skill_train.run.verify_record import Proof
 
 NOT_KNOWN = "not known"
 
@@ -31,11 +39,11 @@ class Figure:
 
 @dataclass(frozen=True)
 class Record:
-    """One JSON document of a run; `content` is empty when there is no such file."""
+    """One JSON document of a run; `content` is empty or None when there is no such file."""
 
     run: str
     file: str
-    content: dict[str, Any]
+    content: dict[str, Any] | msgspec.Struct | None
 
     def __bool__(self) -> bool:
         return bool(self.content)
@@ -45,8 +53,8 @@ class Record:
         found: Any = self.content
         for key in keys:
             try:
-                found = found[key]
-            except (KeyError, IndexError, TypeError):
+                found = getattr(found, str(key)) if isinstance(found, msgspec.Struct) else found[key]
+            except (AttributeError, KeyError, IndexError, TypeError):
                 return default
         return default if found is None else found
 
@@ -70,7 +78,7 @@ class Run:
     Attributes:
         name: of its folder, and unlike that of any other run on the page.
         call: what a command is given to find it.
-        documents: JSON documents by the name of their file without `.json`.
+        documents: further JSON documents by the name of their file without `.json`.
         outdated: documents that were left out, because they are of other files than those of the run.
         metrics: a line a step, in order.
         texts: `recipe.yaml` and `Modelfile`, where there are such files.
@@ -79,12 +87,17 @@ class Run:
     name: str
     call: str
     documents: dict[str, dict[str, Any]]
-    metrics: list[dict[str, Any]]
+    metrics: list[StepLine]
     texts: dict[str, str]
+    proof: Proof | None = None
+    evaluation: Evaluation | None = None
+    demo: Demo | None = None
+    cloud: CloudRecord | None = None
     outdated: tuple[str, ...] = ()
 
     def __getitem__(self, name: str) -> Record:
-        return Record(self.name, f"{name}.json", self.documents.get(name, {}))
+        typed = {"verify": self.proof, "evaluate": self.evaluation, "demo": self.demo, "cloud": self.cloud}
+        return Record(self.name, f"{name}.json", typed.get(name) or self.documents.get(name))
 
     def exported(self) -> dict[str, tuple[str, str]]:
         """File name to the step that made it, and its name in that step's record."""
@@ -105,25 +118,31 @@ class Run:
 
     def without_outdated(self) -> Run:
         """Without an evaluation of other files: its figures would stand beside files that they are not of."""
-        evaluate = self["evaluate"]
-        for file, (step, name) in self.exported().items():
-            read = evaluate.get("inputs", "models", file, "model", "sha256")
-            if read is not None and read != self[step].get("outputs", name, "sha256"):
-                return self._without("evaluate")
-        for folder, read in (("adapter", "adapter"), ("merged", "model")):
-            if differ(evaluate.get("inputs", "models", "tuned", read), self.trained(folder)):
-                return self._without("evaluate")
-        return self
+        if self.evaluation is None or not self._is_outdated(self.evaluation):
+            return self
+        return dataclasses.replace(self, evaluation=None, outdated=(*self.outdated, "evaluate"))
 
-    def _without(self, gone: str) -> Run:
-        kept = {name: document for name, document in self.documents.items() if name != gone}
-        return dataclasses.replace(self, documents=kept, outdated=(*self.outdated, gone))
+    def _is_outdated(self, evaluation: Evaluation) -> bool:
+        models = evaluation.inputs.models
+        for file, (step, name) in self.exported().items():
+            read = _sha256(models[file].model) if file in models else None
+            if read is not None and read != self[step].get("outputs", name, "sha256"):
+                return True
+        tuned = models.get("tuned")
+        return tuned is not None and (
+            differ(tuned.adapter, self.trained("adapter")) or differ(tuned.model, self.trained("merged"))
+        )
 
     def command(self, words: str) -> str:
         """`skill-train …` on this run."""
         return f"skill-train {words} {shlex.quote(self.call)}"
 
 
-def differ(digests: dict[str, Any] | None, made: dict[str, str]) -> bool:
+def differ(digests: Mapping[str, object] | str | None, made: dict[str, str]) -> bool:
     """Whether a step read other files than these; False where it, or the training, names none."""
-    return bool(digests and made) and any((digests or {}).get(name, {}).get("sha256") != made[name] for name in made)
+    known = digests if isinstance(digests, Mapping) else {}
+    return bool(known) and any(_sha256(known.get(name)) != made[name] for name in made)
+
+
+def _sha256(digest: object) -> object:
+    return digest.get("sha256") if isinstance(digest, dict) else None

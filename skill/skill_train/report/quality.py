@@ -8,6 +8,7 @@ from typing import Any
 
 from skill_train.report.figure import Figure, Run
 from skill_train.report.words import number, rate, share
+from skill_train.run.evaluate_record import AnsweredRow
 
 Shown = Callable[[Any], str]
 MOST_ANSWERS = 12  # prompts that are shown side by side
@@ -27,44 +28,45 @@ def measured(run: Run, model: str, key: str, *, stage: str = "") -> Figure:
     Args:
         stage: how the demo's table names it, which is taken where there is no evaluation.
     """
-    evaluate, demo = run["evaluate"], run["demo"]
-    for i, one in evaluate.items("models"):
-        if one["name"] == model:
-            return evaluate.figure(_MEASURES[key], "models", i, key, unknown=NOT_MEASURED)
-    for i, row in demo.items("figures", "stages") if not evaluate else ():
-        if row["stage"] == (stage or model):
-            return demo.figure(_MEASURES[key], "figures", "stages", i, key, unknown=NOT_MEASURED)
-    return Figure(NOT_MEASURED)
+    shown = _MEASURES[key]
+    if run.evaluation is not None:
+        names = [one.name for one in run.evaluation.models]
+        at = ("models", names.index(model), key) if model in names else ()
+        return run["evaluate"].figure(shown, *at, unknown=NOT_MEASURED) if at else Figure(NOT_MEASURED)
+    stages = [one.stage for one in run.demo.figures.stages] if run.demo is not None else []
+    if (stage or model) not in stages:
+        return Figure(NOT_MEASURED)
+    return run["demo"].figure(shown, "figures", "stages", stages.index(stage or model), key, unknown=NOT_MEASURED)
 
 
 def quality(run: Run) -> dict[str, Any] | None:
     """Each evaluated model with its figures, and how it differs from what it was made of."""
-    evaluate = run["evaluate"]
-    if not evaluate:
+    if run.evaluation is None:
         return None
-    keys = [key for key in _MEASURES if key != "score" or evaluate.get("score") is not None]
+    found, evaluate = run.evaluation, run["evaluate"]
+    keys = [key for key in _MEASURES if key != "score" or found.score is not None]
     models = [
         {
-            "name": one["name"],
+            "name": one.name,
             "figures": [evaluate.figure(_MEASURES[key], "models", i, key, unknown=NOT_MEASURED) for key in keys],
-            "reason": one.get("reason") or "",
+            "reason": one.reason,
         }
-        for i, one in evaluate.items("models")
+        for i, one in enumerate(found.models)
     ]
     differences = [
         {
-            "model": one["model"],
-            "against": one["against"],
-            "measure": one["measure"].replace("_", " "),
-            "says": one["says"],
+            "model": one.model,
+            "against": one.against,
+            "measure": one.measure.replace("_", " "),
+            "says": one.says,
             **{key: evaluate.figure(_signed, "differences", i, key) for key in ("difference", "low", "high")},
         }
-        for i, one in evaluate.items("differences")
+        for i, one in enumerate(found.differences)
     ]
     return {
         "rows": evaluate.figure(number, "rows"),
         "asked": evaluate.figure(number, "asked"),
-        "score": evaluate.get("score"),
+        "score": found.score,
         "measures": [key.replace("_", " ") for key in keys],
         "models": models,
         "differences": differences,
@@ -77,11 +79,10 @@ def _signed(value: float) -> str:
 
 def answers(run: Run) -> dict[str, Any] | None:
     """The same prompts answered by each model, the most telling first; at least the one that the training asked."""
-    asked = run["evaluate"].get("answers", default=[])
+    asked = run.evaluation.answers if run.evaluation is not None else []
     if asked:
-        order = sorted(range(len(asked)), key=lambda i: (-len(set(asked[i]["answers"].values())), i))
-        rows = [_answered(asked[i]) for i in order[:MOST_ANSWERS]]
-        return {"rows": rows, "of": len(asked), "source": "evaluate.json"}
+        telling = sorted(asked, key=lambda row: -row.different_answers)[:MOST_ANSWERS]
+        return {"rows": [_answered(row) for row in telling], "of": len(asked), "source": "evaluate.json"}
     answer = run["train"].get("answer")
     if answer is None:
         return None
@@ -93,7 +94,6 @@ def answers(run: Run) -> dict[str, Any] | None:
 _WHEN = (("base", "before"), ("tuned", "after"))
 
 
-def _answered(row: dict[str, Any]) -> dict[str, Any]:
-    exact = row.get("exact", {})
-    told = [{"model": name, "text": text, "exact": exact.get(name)} for name, text in row["answers"].items()]
-    return {"prompt": row["prompt"], "expected": row.get("expected"), "answers": told}
+def _answered(row: AnsweredRow) -> dict[str, Any]:
+    told = [{"model": name, "text": text, "exact": row.exact.get(name)} for name, text in row.answers.items()]
+    return {"prompt": row.prompt, "expected": row.expected, "answers": told}

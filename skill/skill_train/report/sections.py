@@ -9,6 +9,9 @@ from skill_train.report.artifacts import cloud, files, missing, proof, reproduce
 from skill_train.report.figure import Figure, Record, Run, differ
 from skill_train.report.quality import answers, measured, quality
 from skill_train.report.words import marked, number, rate, share, size
+from skill_train.run.records import Number
+from skill_train.run.train_record import StepLine
+from skill_train.run.verify_record import Proof
 
 MOST_POINTS = 600  # of one curve: about one a pixel
 MOST_ROWS = 200  # of the table of steps
@@ -40,20 +43,20 @@ def shown(run: Run) -> dict[str, Any]:
 
 def verdict(run: Run) -> dict[str, Any]:
     """The one word that a reader came for, what it rests on, and the next command where something is left to do."""
-    train, verify = run["train"], run["verify"]
+    train = run["train"]
     if not train:
         return _not_trained(run)
     if train.get("verdict") == "fail":
         failed = [f"{check['name']}: {check['detail']}" for check in train.get("checks") if check["verdict"] == "fail"]
         return _verdict("fail", "The smoke test failed", failed)
-    if not verify:
+    if run.proof is None:
         said = ["The training passed its smoke test; nothing is known yet of any file that was made from it."]
         following = "verify" if run["convert"] else "export-gguf"
         return _verdict("unknown", "Trained, not verified yet", said, run.command(following))
-    stale = _stale(run)
+    stale = _stale(run, run.proof)
     if stale:
         return _verdict("fail", "The proof is of other files", stale, run.command("verify"))
-    return _proven(verify)
+    return _proven(run.proof)
 
 
 def _not_trained(run: Run) -> dict[str, Any]:
@@ -61,33 +64,32 @@ def _not_trained(run: Run) -> dict[str, Any]:
     if failure:
         error = failure.get("error", default={})
         return _verdict("fail", "The training failed", [error.get("message", "")], error.get("hint", ""))
-    said = "Submitted, results not fetched yet" if run["cloud"] else "Not trained yet"
+    said = "Submitted, results not fetched yet" if run.cloud else "Not trained yet"
     return _verdict("unknown", said, [], run.command(way_on(run)))
 
 
-def _proven(verify: Record) -> dict[str, Any]:
-    checks = verify.get("checks", default=[])
-    count = {word: sum(check["verdict"] == word for check in checks) for word in ("pass", "warn", "fail")}
-    said = [f"{c['file']} {c['name']}: {c['detail']}" for c in checks if c["verdict"] != "pass"]
-    said += [f"{one['file']} {one['name']}: not checked, {one['reason']}" for one in verify.get("not_checked") or []]
-    judged = len(verify.get("inputs", "ggufs", default={}))
-    of = f"{count['pass']} of {len(checks)} checks pass on {judged} file{'' if judged == 1 else 's'}"
+def _proven(proof: Proof) -> dict[str, Any]:
+    passing = sum(check.verdict == "pass" for check in proof.checks)
+    said = [f"{check.file} {check.name}: {check.detail}" for check in proof.checks if check.verdict != "pass"]
+    said += [f"{one.file} {one.name}: not checked, {one.reason}" for one in proof.not_checked]
+    judged = len(proof.inputs.ggufs)
+    of = f"{passing} of {len(proof.checks)} checks pass on {judged} file{'' if judged == 1 else 's'}"
     head = {"pass": "Proven", "warn": "Proven, with warnings", "fail": "Not what was trained"}
-    return _verdict(verify.get("verdict"), f"{head[verify.get('verdict')]}: {of}", said)
+    return _verdict(proof.verdict, f"{head[proof.verdict]}: {of}", said)
 
 
 def _verdict(word: str, headline: str, because: list[str], following: str = "") -> dict[str, Any]:
     return {"word": word, "headline": headline, "because": because, "next": following}
 
 
-def _stale(run: Run) -> list[str]:
+def _stale(run: Run, proof: Proof) -> list[str]:
     """Files that changed after the proof, or that it never saw, by the digests in the records."""
-    proven, said = run["verify"].get("inputs", default={}), []
-    for folder, read in (("adapter", "adapter"), ("merged", "reference")):
-        if differ(proven.get(read), run.trained(folder)):
+    said = []
+    for folder, read in (("adapter", proof.inputs.adapter), ("merged", proof.inputs.reference)):
+        if differ(read, run.trained(folder)):
             said.append(f"{folder}/ is another than the one that was verified")
     for file, (step, name) in run.exported().items():
-        known = proven.get("ggufs", {}).get(file)
+        known = proof.inputs.ggufs.get(file)
         if known is None:
             said.append(f"{file} was exported and not verified")
         elif known["sha256"] != run[step].get("outputs", name, "sha256"):
@@ -181,16 +183,17 @@ def _estimate(plan: Record, what: str, key: str, shown: Any, actual: Figure) -> 
 
 def _cost(run: Run) -> Figure:
     """A local run pays no rent. A job's cost is known once its end was seen; the bill says it in any case."""
-    record, seconds = run["cloud"], run["train"].get("seconds")
-    if not record:
+    seconds = run["train"].get("seconds")
+    if run.cloud is None:
         return Figure("no rent", 0) if run["plan"].get("where") == "local" else Figure("not known")
-    costs = [job.get("cost_usd") for _, job in record.items("jobs") if job.get("job_id")]
-    if len(costs) == 1 and costs[0] is not None:
-        return record.figure(dollars, "jobs", 0, "cost_usd")
-    if costs and None not in costs:
+    begun = [job for job in run.cloud.jobs if job.job_id]
+    costs = [job.cost_usd for job in begun if job.cost_usd is not None]
+    if len(begun) == len(costs) == 1:
+        return run["cloud"].figure(dollars, "jobs", 0, "cost_usd")
+    if costs and len(costs) == len(begun):
         return Figure(f"{dollars(sum(costs))} for {len(costs)} jobs", sum(costs))
-    price = record.get("jobs", 0, "usd_per_hour")
-    if seconds is None or price is None or len(record.get("jobs")) > 1:
+    price = run.cloud.jobs[0].usd_per_hour if len(run.cloud.jobs) == 1 else None
+    if seconds is None or price is None:
         return Figure("not known: the bill of the jobs says it")
     return Figure(f"{dollars(seconds / 3600 * price)} or more: what the training alone took")
 
@@ -240,16 +243,15 @@ def differences(runs: list[Run]) -> list[dict[str, Any]]:
     return found
 
 
-def curve(metrics: list[dict[str, Any]], *keys: str) -> tuple[list[int], list[float | None]]:
-    """Steps and values of one curve, thinned; None where a line has no such value."""
-    values = []
-    for line in metrics:
-        value: Any = line
-        for key in keys:
-            value = value.get(key) if isinstance(value, dict) else None
-        values.append(value)
+def curve(metrics: list[StepLine], name: str, kind: str = "") -> tuple[list[int], list[float | None]]:
+    """Steps and values of one curve, thinned; None where a line has no such value.
+
+    Args:
+        kind: of the memory.
+    """
+    values = [(line.memory_bytes or {}).get(kind) if kind else getattr(line, name) for line in metrics]
     kept = thinned(values)
-    return [metrics[i]["step"] for i in kept], [values[i] for i in kept]
+    return [metrics[i].step for i in kept], [values[i] for i in kept]
 
 
 def thinned(values: list[float | None], most: int = MOST_POINTS) -> list[int]:
@@ -265,20 +267,19 @@ def thinned(values: list[float | None], most: int = MOST_POINTS) -> list[int]:
     return sorted(kept)
 
 
-def steps(metrics: list[dict[str, Any]]) -> dict[str, Any]:
+def steps(metrics: list[StepLine]) -> dict[str, Any]:
     """The figures behind the curves: every step, or every so many and the last."""
     every = -(-len(metrics) // MOST_ROWS) or 1
     lines = [line for i, line in enumerate(metrics) if i % every == 0 or i == len(metrics) - 1]
     keys = ("loss", "grad_norm", "learning_rate", "tokens_per_second")
     rows = [
-        [line["step"], *(_cell(line.get(key)) for key in keys), _cell(_most(line.get("memory_bytes")))]
-        for line in lines
+        [line.step, *(_cell(getattr(line, key)) for key in keys), _cell(_most(line.memory_bytes))] for line in lines
     ]
     return {"every": every, "rows": rows, "steps": len(metrics)}
 
 
-def _most(memory: Any) -> float | None:
-    return max(memory.values()) if memory else None
+def _most(memory: dict[str, Number | None] | None) -> Number | None:
+    return max((used for used in (memory or {}).values() if used is not None), default=None)
 
 
 def _cell(value: float | None) -> str:

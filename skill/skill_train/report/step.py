@@ -11,24 +11,33 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from skill_train.core.console import Bar
 from skill_train.core.errors import UsageError
 from skill_train.core.files import write_text
+from skill_train.recipe.resolved import ResolvedRecipe
 from skill_train.report.charts import COLOURS, Amount, Panel, Series, bars, curves
 from skill_train.report.figure import Run
 from skill_train.report.page import page
 from skill_train.report.same_run import same
 from skill_train.report.sections import curve, differences, overview, shown
 from skill_train.report.words import placeless
+from skill_train.run import cloud_record, plan_record, records, train_record
 from skill_train.run import compare_runs as diff
-from skill_train.run import plan_record
+from skill_train.run.demo_record import Demo
+from skill_train.run.evaluate_record import Evaluation
+from skill_train.run.export_record import ExportRecord
 from skill_train.run.folder import RunDir
-from skill_train.run.records import read_json, read_lines
+from skill_train.run.merge_record import MergeRecord
+from skill_train.run.records import Record
+from skill_train.run.train_record import Environment, TrainFailure, TrainRecord
+from skill_train.run.verify_record import Proof
 
-_DOCUMENTS = (
-    "plan", "train", "train.failed", "environment", "merge", "convert", "quantize", "verify", "evaluate", "demo",
-    "cloud",
-)  # fmt: skip
+_DOCUMENTS: dict[str, Any] = {
+    "train": TrainRecord, "train.failed": TrainFailure, "environment": Environment, "merge": MergeRecord,
+    "convert": ExportRecord, "quantize": ExportRecord,
+}  # fmt: skip
 _OURS = '<meta name="generator" content="skill-train report">'
 _SHALLOW = 2  # `/home` and `/tmp` are everybody's
 _HEAD = 2000  # characters; the mark stands in them
@@ -102,25 +111,40 @@ def _names(runs: list[RunDir]) -> list[str]:
 
 
 def _read(run: RunDir, name: str) -> Run:
-    documents = _documents(run)
+    documents, recipe = _documents(run), plan_record.read(run.plan).recipe
     texts = {
         path.name: path.read_text(encoding="utf-8", errors="replace")
         for path in (run.recipe, run.gguf / "Modelfile")
         if path.is_file()
     }
-    places = _places(run, documents["plan"])
+    places = _places(run, recipe)
     call = name if run.path.is_absolute() else str(run.path)
     return Run(
         name=placeless(name, []),
         call=call,
         documents=placeless(documents, places),
-        metrics=read_lines(run.metrics),
+        metrics=train_record.read_steps(run.metrics),
         texts=placeless(texts, places),
+        proof=_placeless(_record(run.record("verify"), Proof), places),
+        evaluation=_placeless(_record(run.record("evaluate"), Evaluation), places),
+        demo=_placeless(_record(run.record("demo"), Demo), places),
+        cloud=_placeless(cloud_record.read(run), places),
     )
 
 
+def _record(path: Path, kind: type[Record]) -> Record | None:
+    return records.read(path, kind) if path.is_file() else None
+
+
+def _placeless(record: Record | None, places: list[str]) -> Record | None:
+    """Without places of this machine."""
+    return record and msgspec.convert(placeless(msgspec.to_builtins(record), places), type(record))
+
+
 def _documents(run: RunDir) -> dict[str, Any]:
-    found = {key: read_json(run.record(key)) for key in _DOCUMENTS if run.record(key).is_file()}
+    """As JSON has them, because each figure of the page names its place in its file; each read by its own class."""
+    paths = {name: run.record(name) for name in _DOCUMENTS if run.record(name).is_file()}
+    found = {name: msgspec.to_builtins(records.read(path, _DOCUMENTS[name])) for name, path in paths.items()}
     return found | {"plan": plan_record.read(run.plan).as_dict()}
 
 
@@ -128,26 +152,25 @@ def _same(runs: list[RunDir], names: list[str]) -> list[dict[str, Any]]:
     """Each run against the first. Compared as the files have it, and told without places of this machine."""
     read = [_to_compare(run) for run in runs]
     told = [same(names[0], name, diff.compare(read[0], one)) for name, one in zip(names[1:], read[1:], strict=True)]
-    places = [place for run, one in zip(runs, read, strict=True) for place in _places(run, one.plan)]
+    places = [place for run, one in zip(runs, read, strict=True) for place in _places(run, one.plan.recipe)]
     found: list[dict[str, Any]] = placeless(told, places)
     return found
 
 
 def _to_compare(run: RunDir) -> diff.Run:
-    documents = _documents(run)
     return diff.Run(
-        plan=documents["plan"],
-        environment=documents.get("environment"),
-        train=documents.get("train"),
-        metrics=read_lines(run.metrics),
-        samples=read_lines(run.samples),
+        plan=plan_record.read(run.plan),
+        environment=train_record.read_environment(run.record("environment")),
+        train=train_record.read(run.record("train")) if run.record("train").is_file() else None,
+        metrics=train_record.read_steps(run.metrics),
+        samples=train_record.read_fed_rows(run.samples),
     )
 
 
-def _places(run: RunDir, plan: dict[str, Any]) -> list[str]:
+def _places(run: RunDir, recipe: ResolvedRecipe) -> list[str]:
     """Paths of this machine, and of the one that planned, with the folders above them: their names may have spaces."""
-    asked = [Path(str(plan["recipe"].get(key))) for key in ("model", "data")]
-    known = [path for path in (*asked, run.path.resolve(), Path.cwd(), Path.home()) if path.is_absolute()]
+    paths = (Path(recipe.model), Path(recipe.data), run.path.resolve(), Path.cwd(), Path.home())
+    known = [path for path in paths if path.is_absolute()]
     return [str(place) for path in known for place in (path, *path.parents) if len(place.parts) > _SHALLOW]
 
 
@@ -158,10 +181,11 @@ def _beside(overviews: list[Any]) -> list[tuple[str, list[Any]]]:
 def _curves(runs: list[Run]) -> list[dict[str, Any]]:
     """Loss above the learning rate, gradient norm, tokens a second, memory; those of which anything is known."""
 
-    def series(*keys: str, scale: float = 1.0, dashed: bool = False) -> list[Series]:
-        return _apart([_series(number, run, keys, scale, dashed) for number, run in enumerate(runs)])
+    def series(name: str, kind: str = "", *, scale: float = 1.0, dashed: bool = False) -> list[Series]:
+        found = [curve(run.metrics, name, kind) for run in runs]
+        return _apart([_series(number, xs, ys, scale, dashed) for number, (xs, ys) in enumerate(found)])
 
-    kinds = dict.fromkeys(kind for run in runs for line in run.metrics for kind in line.get("memory_bytes") or {})
+    kinds = dict.fromkeys(kind for run in runs for line in run.metrics for kind in line.memory_bytes or {})
     several = len(kinds) > 1  # the process's own memory beside that of a device
     memory = [s for kind in kinds for s in series("memory_bytes", kind, scale=1e-9, dashed=several and kind == "rss")]
     aside = ", that of the process dashed" if several else ""
@@ -178,8 +202,7 @@ def _loss(loss: list[Series], rate: list[Series]) -> list[Panel]:
     return [Panel("loss", loss, "log"), Panel("rate", rate, "free")]
 
 
-def _series(number: int, run: Run, keys: tuple[str, ...], scale: float, dashed: bool) -> Series:
-    xs, ys = curve(run.metrics, *keys)
+def _series(number: int, xs: list[int], ys: list[float | None], scale: float, dashed: bool) -> Series:
     return Series(number, xs, [None if y is None else y * scale for y in ys], dashed or number >= COLOURS)
 
 

@@ -6,13 +6,12 @@ import contextlib
 import shlex
 import shutil
 from pathlib import Path
-from typing import Any
 
 from skill_train.core.errors import UsageError
-from skill_train.run import cloud_record, plan_record
+from skill_train.run import cloud_record, plan_record, train_record
 from skill_train.run.folder import RunDir, is_file_of, require_unused
 from skill_train.run.plan_record import Plan
-from skill_train.run.records import read_json
+from skill_train.run.train_record import TrainRecord
 
 _STARTED = (".lock", "recipe.yaml", "train.log", "checkpoints")  # beside plan.json, which `plan --out` writes too
 
@@ -51,7 +50,7 @@ def _require_same(run: RunDir, plan: Plan) -> None:
         )
 
 
-def already_there(run: RunDir, plan: Plan, resume: bool) -> dict[str, Any] | None:
+def already_there(run: RunDir, plan: Plan, resume: bool) -> TrainRecord | None:
     if not has_begun(run):
         return None
     _require_same(run, plan)
@@ -71,7 +70,7 @@ def has_begun(run: RunDir) -> bool:
     return run.plan.is_file() and (any(run.checkpoints.glob("checkpoint-*")) or run.tuned.is_dir())
 
 
-def trained(run: RunDir) -> dict[str, Any]:
+def trained(run: RunDir) -> TrainRecord:
     """`train.json` of a finished run whose adapter, or whole model, is still the one that was trained.
 
     Raises:
@@ -84,8 +83,8 @@ def trained(run: RunDir) -> dict[str, Any]:
             expected=f"train.json and {run.tuned.name}/",
             hint=cloud_record.way_on(run),
         )
-    record: dict[str, Any] = read_json(run.record("train"))
-    for name, digest in record.get("outputs", {}).items():
+    record = train_record.read(run.record("train"))
+    for name, digest in record.outputs.items():
         file = run.path / name
         if not is_file_of(file, digest):
             raise UsageError(

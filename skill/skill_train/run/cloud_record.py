@@ -7,15 +7,12 @@ A job in state `starting` was asked for, and nobody knows whether it exists: loo
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
-import re
 import secrets
 import shlex
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Final, Literal
 
 import msgspec
 
@@ -24,20 +21,20 @@ from skill_train.core.files import write_json
 from skill_train.run.folder import RunDir
 from skill_train.run.job_spec import Mount
 from skill_train.run.plan_record import Plan
-from skill_train.run.records import read_json
+from skill_train.run.records import Number, Whole, convert, read_json
 
 SCHEMA = "skill-train/cloud/1"
-BACKEND = "hf_jobs"
-STATES = ("starting", "started")
+BACKEND: Final = "hf_jobs"
+_NEEDED = {"schema", "backend", "data", "jobs"}  # in the file; what is made here may leave them out
+RunId = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{12}\Z")]
+PlanHash = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{16}\Z")]
 
 
-@dataclass(frozen=True)
-class CloudJob:
+class CloudJob(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One job of a run.
 
     Attributes:
         number: from 1; the label `attempt` has it too.
-        state: `starting` or `started`.
         job_id, url, created_at: None while it is starting.
         timeout_seconds: None for a job that is known by its id only: the client does not tell.
         usd_per_hour: of its flavor when it was asked for; None when no price was known.
@@ -46,24 +43,23 @@ class CloudJob:
         stage, ended_at, seconds, cost_usd: of a job that was seen to have ended; the time is that it ran.
     """
 
-    number: int
-    state: str
+    number: Whole
+    state: Literal["starting", "started"]
     flavor: str
-    timeout_seconds: int | None
+    timeout_seconds: Whole | None
     asked_at: str
-    usd_per_hour: float | None = None
+    usd_per_hour: Number | None = None
     job_id: str | None = None
     url: str | None = None
     created_at: str | None = None
-    max_cost: float | None = None
+    max_cost: Number | None = None
     stage: str | None = None
     ended_at: str | None = None
-    seconds: float | None = None
-    cost_usd: float | None = None
+    seconds: Number | None = None
+    cost_usd: Number | None = None
 
 
-@dataclass(frozen=True)
-class CloudData:
+class CloudData(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Local data that was uploaded, and where a job finds it: below `mount_path`, by the name that it has here.
 
     Attributes:
@@ -73,8 +69,8 @@ class CloudData:
     """
 
     mount_path: str
-    bytes: int | None
-    files: int | None
+    bytes: Whole | None
+    files: Whole | None
     bucket: str | None = None
     folder: str | None = None
     repository: str | None = None
@@ -88,26 +84,25 @@ class CloudData:
         return Mount(self.bucket or "", self.folder or "", self.mount_path, read_only=True)
 
 
-@dataclass(frozen=True)
-class CloudRecord:
+class CloudRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="schema", tag=SCHEMA):
     """All that is known here of a run in the cloud; nothing in it is secret.
 
     Attributes:
-        run_id: 12 hex digits, in the labels of each of its jobs.
-        plan_hash: 16 hex digits, of `plan_hash`.
+        run_id: in the labels of each of its jobs.
+        plan_hash: of the function of that name.
         bucket, folder: where the program, the plan and what is kept of the run lie; None before the first job exists.
         data: None for a dataset of the Hub.
     """
 
-    run_id: str
-    plan_hash: str
+    run_id: RunId
+    plan_hash: PlanHash
     namespace: str
     hub_model_id: str
     bucket: str | None = None
     folder: str | None = None
     data: CloudData | None = None
     jobs: tuple[CloudJob, ...] = ()
-    backend: str = BACKEND
+    backend: Literal["hf_jobs"] = BACKEND
 
     @property
     def last(self) -> CloudJob | None:
@@ -122,7 +117,7 @@ class CloudRecord:
     def with_job(self, job: CloudJob) -> CloudRecord:
         """With this job in the place of the one that has its number, or as a new one."""
         others = (known for known in self.jobs if known.number != job.number)
-        return dataclasses.replace(self, jobs=tuple(sorted((*others, job), key=lambda known: known.number)))
+        return msgspec.structs.replace(self, jobs=tuple(sorted((*others, job), key=lambda known: known.number)))
 
 
 def new_run_id() -> str:
@@ -151,7 +146,7 @@ def record_path(run: RunDir) -> Path:
 
 
 def write(run: RunDir, record: CloudRecord) -> None:
-    write_json(record_path(run), {"schema": SCHEMA, **dataclasses.asdict(record)})
+    write_json(record_path(run), msgspec.to_builtins(record))
 
 
 def read(run: RunDir) -> CloudRecord | None:
@@ -164,16 +159,26 @@ def read(run: RunDir) -> CloudRecord | None:
     if not path.is_file():
         return None
     document = read_json(path)
+    if isinstance(document, dict) and (missing := _NEEDED - document.keys()):
+        raise _broken(path, f"no {', '.join(sorted(missing))}")
     try:
-        return _record(document)
-    except (KeyError, TypeError, ValueError) as error:
-        raise UsageError(
-            f"{path} is not a valid record of a submitted run",
-            code="broken_record",
-            expected=f"schema {SCHEMA}, as `skill-train submit` writes it",
-            got=f"{type(error).__name__}: {error}",
-            hint="restore the file; hf jobs ps -a lists your jobs",
-        ) from None
+        record = convert(document, CloudRecord, path)
+    except UsageError as error:
+        raise _broken(path, error.got) from None
+    for job in record.jobs:
+        if (job.state == "started") != (job.job_id is not None):
+            raise _broken(path, f"job {job.number} is {job.state!r}, with the id {job.job_id}")
+    return record
+
+
+def _broken(path: Path, got: str) -> UsageError:
+    return UsageError(
+        f"{path} is not a valid record of a submitted run",
+        code="broken_record",
+        expected=f"schema {SCHEMA}, as `skill-train submit` writes it",
+        got=got,
+        hint="restore the file; hf jobs ps -a lists your jobs",
+    )
 
 
 def submitted(run: RunDir) -> CloudRecord:
@@ -223,19 +228,3 @@ def require_of_this_machine(run: RunDir) -> None:
             got="a folder with cloud.json",
             hint=way_on(run),
         )
-
-
-def _record(document: Any) -> CloudRecord:
-    """A value of the wrong kind raises, as a missing one does."""
-    values = dict(document)
-    if values.pop("schema", None) != SCHEMA or values.get("backend") != BACKEND:
-        raise ValueError("another schema or backend")
-    for key, pattern in (("run_id", "[0-9a-f]{12}"), ("plan_hash", "[0-9a-f]{16}")):
-        if not re.fullmatch(pattern, values[key]):
-            raise ValueError(f"{key} {values[key]!r}")
-    jobs = tuple(CloudJob(**job) for job in values.pop("jobs"))
-    for job in jobs:
-        if job.state not in STATES or (job.state == "started") != (job.job_id is not None):
-            raise ValueError(f"job {job.number} is {job.state!r}, with the id {job.job_id}")
-    data = values.pop("data")
-    return CloudRecord(**values, data=None if data is None else CloudData(**data), jobs=jobs)

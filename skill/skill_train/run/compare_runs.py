@@ -11,6 +11,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec import UNSET, structs
+
+from skill_train.run.plan_record import Plan
+from skill_train.run.train_record import Environment, FedData, FedRow, StepLine, TrainRecord
+
 # Arguments of transformers' and TRL's trainer that may differ (transformers 5.23, trl 1.16): where and in which pieces
 # the same rows are computed, and what is written, shown or uploaded meanwhile.
 PLACEMENT_ARGUMENTS = {
@@ -51,11 +56,11 @@ class Run:
         metrics, samples: the lines of `metrics.jsonl` and of `samples.jsonl`.
     """
 
-    plan: dict[str, Any]
-    environment: dict[str, Any] | None = None
-    train: dict[str, Any] | None = None
-    metrics: list[dict[str, Any]] = field(default_factory=list)
-    samples: list[dict[str, Any]] = field(default_factory=list)
+    plan: Plan
+    environment: Environment | None = None
+    train: TrainRecord | None = None
+    metrics: list[StepLine] = field(default_factory=list)
+    samples: list[FedRow] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -135,51 +140,55 @@ def is_placement(fact: str) -> bool:
 
 def _sections(run: Run, other: Run) -> dict[str, dict[str, Any] | None]:
     """Facts by section, in the order in which they should be read; None for a section without a record."""
-    seen = run.environment or {}
+    seen, plan = run.environment or Environment(), run.plan
+    machine = {name: getattr(seen, name) for name in _MACHINE}
     recorded: dict[str, dict[str, Any] | None] = {
-        "recipe": _recipe(run.plan, other.plan),
-        "program": seen.get("program"),
-        "versions": _versions(seen.get("versions")),
-        "data": _data(seen.get("data")),
-        "trainer": seen.get("trainer"),
-        "lora": (seen["lora"] or {}) if "lora" in seen else None,  # null says that there is none
-        **{name: seen.get(name) for name in ("optimizer", "schedule", "model", "processes")},
-        "placement": run.plan.get("placement"),
-        "launch": {"flavor": run.plan.get("flavor"), **_started(run.plan)},
-        "policy": run.plan.get("policy", {}),
-        "machine": {name: seen[name] for name in _MACHINE if name in seen} or None,
+        "recipe": _recipe(plan, other.plan),
+        "program": seen.program,
+        "versions": _versions(seen.versions),
+        "data": _data(seen.data),
+        "trainer": seen.trainer,
+        "lora": None if seen.lora is UNSET else seen.lora or {},  # null says that there is none
+        "optimizer": seen.optimizer,
+        "schedule": seen.schedule,
+        "model": seen.model,
+        "processes": seen.processes,
+        "placement": structs.asdict(plan.placement),
+        "launch": {
+            "flavor": plan.flavor,
+            "arguments": plan.launch.arguments,
+            "environment": plan.launch.environment,
+        },
+        "policy": structs.asdict(plan.policy),
+        "machine": machine if any(value is not None for value in machine.values()) else None,
     }
     return {name: None if values is None else dict(_flat(name, values)) for name, values in recorded.items()}
 
 
-def _recipe(plan: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+def _recipe(plan: Plan, other: Plan) -> dict[str, Any]:
     """A model or data that both runs had as files is compared by what it held: where it lay is placement."""
-    values = {"hash": plan.get("recipe_hash"), **plan["recipe"]}
+    values: dict[str, Any] = {"hash": plan.recipe_hash, **plan.recipe.as_dict()}
     for key in ("model", "data"):
-        here, there = (p.get("fingerprints", {}).get(key) for p in (plan, other))
+        here, there = plan.fingerprints.get(key), other.fingerprints.get(key)
         if here and there:
-            values[key] = {"sha256": here, "path": values.get(key)}
+            values[key] = {"sha256": here, "path": values[key]}
     return values
 
 
-def _versions(versions: dict[str, str] | None) -> dict[str, str] | None:
+def _versions(versions: dict[str, str | None] | None) -> dict[str, str | None] | None:
     """The build of torch (`+cpu`, `+cu130`) goes with the device; its version does not."""
     if versions is None:
         return None
-    torch, _, build = (versions["torch"] or "").partition("+")
+    torch, _, build = (versions.get("torch") or "").partition("+")
     return {**versions, "torch": torch, "torch_build": build}
 
 
-def _data(data: dict[str, Any] | None) -> dict[str, Any] | None:
+def _data(data: FedData | None) -> dict[str, Any] | None:
     """The first batches by number, so that the first one that differs is named."""
-    if data is None:
-        return None
-    return {**data, "first_batches": {str(n): each for n, each in enumerate(data["first_batches"], start=1)}}
-
-
-def _started(plan: dict[str, Any]) -> dict[str, Any]:
-    started = plan.get("launch", {})
-    return {name: started.get(name) for name in ("arguments", "environment")}
+    batches = (data or {}).get("first_batches")
+    if data is None or not isinstance(batches, list):
+        return data
+    return {**data, "first_batches": {str(n): each for n, each in enumerate(batches, start=1)}}
 
 
 def _flat(prefix: str, values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -204,9 +213,10 @@ def _rows(a: Run, b: Run) -> list[Difference]:
     for one, other in zip(a.samples, b.samples, strict=False):
         if one["row"] != other["row"]:
             return [Difference("samples.row", one["row"], other["row"])]
-        for name in ("input_ids", "labels"):
-            if one[name] != other[name]:
-                return [_from_where_they_differ(f"samples.row {one['row']}.{name}", one[name], other[name])]
+        fed = (("input_ids", one["input_ids"], other["input_ids"]), ("labels", one["labels"], other["labels"]))
+        for name, here, there in fed:
+            if here != there:
+                return [_from_where_they_differ(f"samples.row {one['row']}.{name}", here, there)]
     return []
 
 
@@ -220,9 +230,10 @@ def _steps(a: Run, b: Run) -> list[Difference]:
     """The first step that was fed another number of tokens, or had another learning rate."""
     found = []
     for name in ("tokens", "trained_tokens", "learning_rate"):
-        first = next(((x, y) for x, y in _pairs(a, b) if x.get(name) != y.get(name)), None)
+        pairs = ((x.step, getattr(x, name), getattr(y, name)) for x, y in _pairs(a, b))
+        first = next((pair for pair in pairs if pair[1] != pair[2]), None)
         if first is not None:
-            found.append(Difference(f"step {first[0]['step']}.{name}", first[0].get(name), first[1].get(name)))
+            found.append(Difference(f"step {first[0]}.{name}", *first[1:]))
     return found
 
 
@@ -236,7 +247,7 @@ def _other_steps(a: Run, b: Run) -> list[str]:
 
 def _losses(a: Run, b: Run) -> dict[str, Any] | None:
     """Losses are what a run gave and not what it was asked for: they are told, and nothing is judged by them."""
-    pairs = [(one["step"], one["loss"], other["loss"]) for one, other in _pairs(a, b)]
+    pairs = [(one.step, one.loss, other.loss) for one, other in _pairs(a, b)]
     far = [(abs(x - y), step) for step, x, y in pairs if x is not None and y is not None]
     if not far:
         return None
@@ -245,12 +256,12 @@ def _losses(a: Run, b: Run) -> dict[str, Any] | None:
     return {"steps": len(pairs), "equal": equal, "largest_difference": largest, "at_step": step if largest else None}
 
 
-def _pairs(a: Run, b: Run) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    others = {line["step"]: line for line in b.metrics}
-    return [(line, others[line["step"]]) for line in a.metrics if line["step"] in others]
+def _pairs(a: Run, b: Run) -> list[tuple[StepLine, StepLine]]:
+    others = {line.step: line for line in b.metrics}
+    return [(line, others[line.step]) for line in a.metrics if line.step in others]
 
 
 def _weights(run: Run) -> dict[str, str] | None:
     """Digests of the trained weights. The configuration beside them names the base, which may lie elsewhere."""
-    outputs = (run.train or {}).get("outputs", {})
+    outputs = run.train.outputs if run.train else {}
     return {name: each["sha256"] for name, each in outputs.items() if name.endswith(".safetensors")} or None

@@ -16,11 +16,12 @@ import os
 import shlex
 import shutil
 import sys
-import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
+from skill_train.core.digests import FileDigest
 from skill_train.core.digests import digests as digests
 from skill_train.core.digests import file_digest as file_digest
 from skill_train.core.digests import is_file_of as is_file_of
@@ -31,18 +32,39 @@ from skill_train.core.files import write_json as write_json
 from skill_train.core.files import write_text as write_text
 from skill_train.core.peak_memory import peak_memory_bytes as peak_memory_bytes
 from skill_train.core.peak_memory import watch_memory as watch_memory
-from skill_train.run import plan_record
+from skill_train.run import export_record, plan_record, records
+from skill_train.run.records import Record
 from skill_train.run.records import read_json as read_json  # the floor of all that reads a run
 from skill_train.run.records import regular_bytes as regular_bytes
-from skill_train.run.records import require_shape
 
-STEP_SCHEMA = "skill-train/step/1"
 # What training and the steps after it write.
 _MADE = (
     *("plan.json", "recipe.yaml", "environment.json", "samples.jsonl", "held_out.jsonl", "metrics.jsonl", "train.log"),
     *("checkpoints", "adapter", "train.json", "train.failed.json", "merged", "merge.json", "gguf", "convert.json"),
     *("quantize.json", "lora_gguf.json", "verify.json", "evaluate.json", "report.html"),
 )
+
+
+class StepRecord(Protocol):
+    """What the records of all steps have: enough to tell whether the work is done, and is still there."""
+
+    @property
+    def inputs(self) -> Any: ...
+    @property
+    def options(self) -> Any: ...
+    @property
+    def outputs(self) -> Mapping[str, FileDigest]: ...
+
+
+Step = TypeVar("Step", bound=StepRecord)
+
+
+@dataclass(frozen=True)
+class StepResult(Generic[Record]):
+    """What a step returns: its record, and whether an earlier call had done the work."""
+
+    record: Record
+    reused: bool = False
 
 
 @dataclass(frozen=True)
@@ -111,7 +133,7 @@ class RunDir:
     def ggufs(self) -> list[Path]:
         """The GGUF files that hold a whole model: not the adapter's own, which its record names."""
         record = self.record("lora_gguf")
-        adapters = {self.path / name for name in read_json(record)["outputs"]} if record.is_file() else set()
+        adapters = {self.path / name for name in export_record.read(record).outputs} if record.is_file() else set()
         return sorted(path for path in self.gguf.glob("*.gguf") if path not in adapters)
 
     @property
@@ -199,52 +221,41 @@ def require_no_run(folder: Path, otherwise: str) -> None:
         raise UsageError(wrong, code="bad_usage", expected="a separate folder for these files", hint=otherwise)
 
 
-def write_record(path: Path, **fields: Any) -> dict[str, Any]:
-    """Writes `<step>.json`, last. The usual fields: inputs, options, outputs, figures, reasons, versions, seconds,
-    peak_memory_bytes."""
-    record = {
-        "schema": STEP_SCHEMA,
-        "step": path.stem,
-        **fields,
-        "finished_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-    }
-    write_json(path, record)
-    return record
-
-
 def note_of(made: Path, record: Path) -> Path:
     """Where the record of a result waits while the result gets its name: a kill may come between the two."""
     return record.with_name(f".{made.name}.made.json")
 
 
-def noted(made: Path, record: Path, *, inputs: dict[str, Any], options: dict[str, Any]) -> dict[str, Any] | None:
+def noted(made: Path, record: Path, kind: type[Step], *, inputs: Any, options: Any) -> Step | None:
     """What a note says of a result, when that was made from the same and has not been changed since."""
     note = note_of(made, record)
-    found: dict[str, Any] = read_json(note) if note.is_file() else {}
-    require_shape(note, found, name=".".join(record.name.split(".")[-2:]))
-    same = found.get("inputs") == inputs and found.get("options") == options
-    as_made = all(_is_still(record.parent / name, digest) for name, digest in found.get("outputs", {}).items())
+    if not note.is_file():
+        return None
+    found = records.read(note, kind)
+    same = found.inputs == inputs and found.options == options
+    as_made = all(_is_still(record.parent / name, digest) for name, digest in found.outputs.items())
     return found if same and as_made else None
 
 
 def finished_record(
-    path: Path, *, inputs: dict[str, Any], options: dict[str, Any], made: Path | None = None
-) -> dict[str, Any] | None:
+    path: Path, kind: type[Step], *, inputs: Any, options: Any, made: Path | None = None
+) -> Step | None:
     """The record of a step that already did exactly this, with its outputs still whole; None when it must be done.
 
     Args:
+        kind: the class of the record.
         made: the result, whose note becomes the record where a kill came before that.
 
     Raises:
         UsageError: the record is of other inputs or options, or an output has changed since.
     """
-    if not path.is_file() and made is not None and noted(made, path, inputs=inputs, options=options):
+    if not path.is_file() and made is not None and noted(made, path, kind, inputs=inputs, options=options):
         os.replace(note_of(made, path), path)
     if not path.is_file():
         return None
-    record: dict[str, Any] = read_json(path)
-    if record.get("inputs") != inputs or record.get("options") != options:
-        different = "inputs" if record.get("inputs") != inputs else "options"
+    record = records.read(path, kind)
+    if record.inputs != inputs or record.options != options:
+        different = "inputs" if record.inputs != inputs else "options"
         raise UsageError(
             f"{path.parent} already holds a finished {path.stem} with other {different}",
             code="output_exists",
@@ -252,24 +263,26 @@ def finished_record(
             got=f"{different} recorded in {path.name} differ",
             hint=f"move {shlex.quote(str(path))} and what it made away, or use another --run-dir or --out",
         )
-    outputs = record.get("outputs", {})
-    if not any((path.parent / name).exists() for name in outputs):
+    if not any((path.parent / name).exists() for name in record.outputs):
         return None  # somebody removed all that was made: it can be made again, and nothing is overwritten
-    for name, digest in outputs.items():
-        file = path.parent / name
-        if not _is_still(file, digest):
-            raise UsageError(
-                f"{file} is not the file that {path.name} describes",
-                code="output_changed",
-                expected=f"{digest['bytes']} bytes, sha256 {digest['sha256'][:12]}…",
-                got="missing" if not file.is_file() else "another content",
-                hint=f"move {shlex.quote(str(path))} away and run the step again",
-            )
+    for name, digest in record.outputs.items():
+        _require_unchanged(path, path.parent / name, digest)
     return record
 
 
-def _is_still(file: Path, digest: dict[str, Any]) -> bool:
-    return is_file_of(file, {k: digest[k] for k in ("bytes", "sha256")})
+def _require_unchanged(record: Path, file: Path, digest: FileDigest) -> None:
+    if not _is_still(file, digest):
+        raise UsageError(
+            f"{file} is not the file that {record.name} describes",
+            code="output_changed",
+            expected=f"{digest['bytes']} bytes, sha256 {digest['sha256'][:12]}…",
+            got="missing" if not file.is_file() else "another content",
+            hint=f"move {shlex.quote(str(record))} away and run the step again",
+        )
+
+
+def _is_still(file: Path, digest: FileDigest) -> bool:
+    return is_file_of(file, {"bytes": digest["bytes"], "sha256": digest["sha256"]})
 
 
 def require_space(folder: Path, need_bytes: int, what: str) -> None:

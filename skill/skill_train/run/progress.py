@@ -6,9 +6,11 @@ import json
 import math
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
 
-from skill_train.run.records import fits
+from skill_train.core.errors import UsageError
+from skill_train.run.records import Number, convert
+from skill_train.run.train_record import StepLine
 
 MARGIN, SAVING_SECONDS = 1.25, 600  # as `candidates.timeout_seconds`: a quarter more, and time for saving and uploading
 
@@ -30,7 +32,7 @@ class Speed:
     loss: float | None
     tokens_per_second: float | None
     seconds_per_step: float | None
-    memory_bytes: dict[str, int]
+    memory_bytes: dict[str, Number]
 
     @property
     def left_seconds(self) -> float | None:
@@ -48,22 +50,22 @@ def speed(lines: Iterable[str], others: Collection[str | None] = ()) -> Speed | 
     if not read:
         return None
     last = read[-1]
-    of_another = last.get("job") is not None and last["job"] in others
-    own = [] if of_another else [line for line in read if line.get("start") == last.get("start")]
-    seconds = [line["seconds"] for line in own[1:] if _positive(line.get("seconds"))]
-    made = last["step"] if own and last.get("start") == 1 else None
+    of_another = last.job is not None and last.job in others
+    own = [] if of_another else [line for line in read if line.start == last.start]
+    seconds = [line.seconds for line in own[1:] if line.seconds is not None and line.seconds > 0]
+    made = last.step if own and last.start == 1 else None
     if own and own[0] is not read[0]:  # else the lines may begin in the middle of a start, as the tail of a log does
-        made = last["step"] - own[0]["step"] + 1
-    kinds: dict[str, int] = {}
+        made = last.step - own[0].step + 1
+    kinds: dict[str, Number] = {}
     for line in read:
-        for kind, used in (line.get("memory_bytes") or {}).items():
+        for kind, used in (line.memory_bytes or {}).items():
             kinds[kind] = max(used or 0, kinds.get(kind, 0))
     return Speed(
-        step=last["step"],
-        steps=last["steps"],
+        step=last.step,
+        steps=last.steps,
         made=made,
-        loss=last.get("loss"),
-        tokens_per_second=last.get("tokens_per_second"),
+        loss=last.loss,
+        tokens_per_second=last.tokens_per_second,
         seconds_per_step=sum(seconds) / len(seconds) if seconds else None,
         memory_bytes=kinds,
     )
@@ -97,17 +99,11 @@ def longer_timeout(measured: Speed | None, *, kept_step: int, ran_seconds: float
     return max(minutes * 60, 2 * before if made is None else before)
 
 
-def _step(line: str) -> dict[str, Any] | None:
+def _step(line: str) -> StepLine | None:
     """A line of metrics; None for another one, and for one that a copy cut in two."""
     if not line.startswith("{"):
         return None
     try:
-        document = json.loads(line)
-    except (ValueError, RecursionError):
+        return convert(json.loads(line), StepLine, Path("metrics.jsonl"))
+    except (ValueError, RecursionError, UsageError):
         return None
-    whole = isinstance(document, dict) and all(isinstance(document.get(key), int) for key in ("step", "steps"))
-    return document if whole and fits(document, "metrics.jsonl") else None
-
-
-def _positive(value: Any) -> bool:
-    return isinstance(value, (int, float)) and value > 0

@@ -1,112 +1,48 @@
 """Reads the JSON files of a run. They can come from a bucket, a repository or a colleague, so nothing of them is taken
 on trust: not that a key is there, not that a value is of its kind, not that a name stays inside the run directory.
 
-A document is a dict that says which file lacks a key. `_SHAPES` holds the kinds of what is read from each; what it does
-not name is nobody's business, and a key that is left out is refused only where it is needed.
+`read` makes a document the class that its step writes. Other documents, of models and of what a job keeps, are dicts
+that say which file lacks a key.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import stat
-from collections.abc import Callable
-from pathlib import Path, PurePosixPath
-from typing import Any, NoReturn, TypeVar
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal, NoReturn, TypeVar
+
+import msgspec
 
 from skill_train.core.errors import UsageError
+from skill_train.core.files import write_json
 
 Record = TypeVar("Record")
+
+StepSchema = Literal["skill-train/step/1"]
+Verdict = Literal["pass", "warn", "fail"]
+# What no figure of a run reaches breaks arithmetic: 10**400 is no float, and a date of 1e300 s no date. No step writes
+# NaN, which JSON does not have.
+Whole = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+Number = Whole | Annotated[float, msgspec.Meta(ge=-1e300, le=1e300)]
+# A file that a step made lies in the run directory.
+FileName = Annotated[str, msgspec.Meta(pattern=r"(?s)^(?!/)(?!.*(?:^|/)\.\.(?:/|$))[^\\\x00]+$")]
 
 MOST_BYTES = 100_000_000  # the largest that we write takes a few MB; a tokenizer.json of a base 30 MB
 _MOST_OF_LINE = 50_000_000  # a row of a million tokens takes 15 MB
 
-# A kind is a type, a list of one kind, or an object of kinds by key; under `*` that of every other key. A value may be
-# null, but not one of `_NEEDED`, and of objects and lists whose kind says what is in them only those of `_NULL`.
-_NEEDED = {"model", "data", "name", "file", "verdict", "prompt", "expected", "number", "state", "step", "row", "kind"}
-_NULL = {"columns", "target_modules", "modules_to_save", "answer", "gate", "effect", "data", "memory_bytes", "reasons"}
-_NULL |= {"prices", "smaller_layout"}
-_DIGEST = {"bytes": int, "sha256": str}
-_FILES = {"*": _DIGEST}
-_MADE = {"*": {**_DIGEST, "quant": str, "fallbacks": list, "bits_per_weight": float}}
-_WORD = "pass, warn or fail"
-_CHECK = {"name": str, "file": str, "verdict": _WORD, "detail": str, "figures": dict}
-_REASON = {"rule": str, "value": str, "because": str, "source": str}
-_SHAPES: dict[str, dict[str, Any]] = {
-    "train.json": {
-        "outputs": _FILES, "checks": [_CHECK], "verdict": str, "recipe_hash": str, "steps": int, "example": str,
-        "answer": {"prompt": str, "before": str, "after": str}, "seconds": float, "finished_at": str,
-        "smaller_layout": _REASON,
-        "data": {"rows": int, "train_rows": int, "held_out_rows": int, "truncated_rows": int, "skipped_rows": int,
-                 "tokens": int, "longest_row_tokens": int, "trained_token_share": float, "notes": list,
-                 "repeated_rows": int, "repeated_groups": int, "held_out_trained": int, "held_out_asked": int},
-        "figures": {"first_loss": float, "last_loss": float, "tokens_per_second": float, "seconds_per_step": float,
-                    "peak_memory_bytes": {"*": float}, "baseline_memory_bytes": {"*": float}},
-    },
-    "train.failed.json": {"error": {"*": str}, "exit_code": int},
-    "environment.json": {
-        "versions": {"*": str}, "trainer": dict, "program": dict, "lora": dict, "optimizer": dict, "schedule": dict,
-        "model": dict, "processes": dict, "data": {"first_batches": list}, "python": str, "platform": str,
-        "device": str, "device_name": str,
-    },
-    "merge.json": {
-        "outputs": _FILES, "inputs": {"base": _FILES, "adapter": _FILES}, "options": dict, "reasons": list, "how": str,
-        "versions": {"*": str},
-        "changes": dict, "gate": {"verdict": str, "failures": list, "limits": {"*": float}, "effect": {"*": float},
-                                  "figures": {"worst_tensor": str, "*": float}},
-    },
-    "convert.json": {"outputs": _MADE, "inputs": dict, "options": dict, "reasons": list, "versions": {"*": str}},
-    "quantize.json": {"outputs": _MADE, "inputs": dict, "options": dict, "versions": {"*": str}},
-    "verify.json": {
-        "inputs": {"ggufs": _FILES, "reference": dict, "adapter": dict}, "verdict": _WORD, "options": dict,
-        "checks": [_CHECK], "not_checked": [{"name": str, "file": str, "reason": str}], "samples": {"*": int},
-        "versions": {"*": str}, "outputs": _FILES,
-    },
-    "evaluate.json": {
-        "inputs": {"models": {"*": {"model": object, "adapter": object}}}, "options": dict, "outputs": _FILES,
-        "rows": int, "asked": int, "answer_tokens": int, "score": str, "versions": {"*": str},
-        "models": [{"name": str, "backend": str, "device": str, "loss": float, "perplexity": float, "reason": str,
-                    "exact_match": float, "score": float, "tokens_per_second": float, "asked_rows": int}],
-        "differences": [{"model": str, "against": str, "measure": str, "difference": float, "low": float,
-                         "high": float, "says": str}],
-        "answers": [{"line": int, "prompt": str, "expected": str, "answers": {"*": str}, "exact": {"*": bool},
-                     "scores": {"*": float}}],
-    },
-    "demo.json": {
-        "inputs": dict, "outputs": _FILES,
-        "figures": {"stages": [{"stage": str, "bytes": float, "exact_match": float, "rows": int, "mean_kl": float,
-                                "tokens_per_second": float, "verdict": object}]},
-    },
-    "pull.json": {"outputs": _FILES, "inputs": dict},
-    "push.json": {"inputs": dict, "outputs": dict},
-    "cloud.json": {"jobs": [{
-        "number": int, "state": str, "flavor": str, "timeout_seconds": int, "asked_at": str, "usd_per_hour": float,
-        "job_id": str, "url": str, "created_at": str, "max_cost": float, "stage": str, "ended_at": str,
-        "seconds": float, "cost_usd": float,
-    }], "data": {"mount_path": str, "bytes": int, "files": int, "bucket": str, "folder": str, "repository": str,
-                 "revision": str}, "namespace": str, "hub_model_id": str,
-        "bucket": str, "folder": str},
-    "metrics.jsonl": {
-        "step": int, "steps": int, "start": int, "job": str, "loss": float, "learning_rate": float,
-        "grad_norm": float, "seconds": float, "tokens": int, "trained_tokens": int,
-        "tokens_per_second": float, "memory_bytes": {"*": float},
-    },
-    "samples.jsonl": {
-        "row": int, "kind": str, "rendered": str, "input_ids": [int], "labels": [int], "messages": [dict],
-        "tools": list,
-    },
-}  # fmt: skip
 _AGAIN = "run the step that writes it, or fetch it: skill-train pull RUN"
-_SHAPES["lora_gguf.json"] = _SHAPES["convert.json"]
-_SHAPES["held_out.jsonl"] = _SHAPES["samples.jsonl"]
 
 
 def read_json(path: Path) -> Any:
     """The JSON document in a file that skill-train wrote.
 
     Raises:
-        UsageError: missing, not JSON, too large, or not as its step writes it; later, when a key that it lacks is
-            asked for.
+        UsageError: missing, not JSON, or too large; later, when a key that it lacks is asked for.
     """
     try:
         found = json.loads(regular_bytes(path).decode("utf-8"), object_pairs_hook=_maker(path))
@@ -124,7 +60,6 @@ def read_json(path: Path) -> Any:
             got=str(path),
             hint=_AGAIN,
         ) from None
-    require_shape(path, found)
     return found
 
 
@@ -155,16 +90,40 @@ def regular_bytes(path: Path) -> bytes:
     return content
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
+def read(path: Path, kind: type[Record]) -> Record:
+    """The record in a file, as the class that its step writes.
+
+    Raises:
+        UsageError: missing, no JSON, or not as its step writes it.
+    """
+    return convert(read_json(path), kind, path)
+
+
+def write(path: Path, record: Any) -> None:
+    """Writes a record, whole or not at all."""
+    write_json(path, msgspec.to_builtins(record))
+
+
+def timestamp() -> str:
+    """Now, as records hold it."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+
+def read_lines(path: Path, kind: type[Record]) -> list[Record]:
     """The objects of a file with one a line, such as metrics.jsonl; empty when there is no such file. A last line that
     a kill cut in two is left out.
 
     Raises:
         UsageError: another line is broken, or not as its step writes it.
     """
+    return [convert(line, kind, path, f"line {number}: ") for number, line in _lines(path)]
+
+
+def _lines(path: Path) -> Iterator[tuple[int, Any]]:
+    """The JSON documents of a file with one a line, by the number of their line."""
     if not path.is_file():
-        return []
-    make, found, torn = _maker(path), list[dict[str, Any]](), ""
+        return
+    torn = ""
     with open(path, "rb") as file:
         for number, raw in enumerate(iter(lambda: file.readline(_MOST_OF_LINE), b""), start=1):
             if torn:
@@ -177,49 +136,26 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
             if not raw.strip():
                 continue
             try:
-                line = json.loads(raw.decode("utf-8"), object_pairs_hook=make)
+                line = json.loads(raw.decode("utf-8"))
             except (ValueError, RecursionError):
                 torn = f"line {number} of {path} is not JSON"
                 continue
-            if not isinstance(line, dict):
-                raise broken(path, f"line {number} is {shortened(line)}, not an object")
-            require_shape(path, line, f"line {number}")
-            found.append(line)
-    return found
+            yield number, line
 
 
-def require_shape(path: Path, document: Any, where: str = "", name: str | None = None) -> None:
-    """Refuses a document whose values are not of the kinds that its step writes.
-
-    Args:
-        name: of the file that it stands for, when it has another name.
-    """
-    kinds = _SHAPES.get(name or path.name)
-    if kinds is not None:
-        _check(path, where, document, kinds)
-
-
-def convert(document: Any, kind: type[Record], path: Path) -> Record:
+def convert(document: Any, kind: type[Record], path: Path, where: str = "") -> Record:
     """A document of `path` as the class that its step writes. Keys that the class does not have are left out.
 
     Raises:
         UsageError: a key is missing, or a value is of another kind.
     """
-    import msgspec
-
     try:
         return msgspec.convert(document, kind)
     except (msgspec.ValidationError, UnicodeEncodeError) as error:  # half a character cannot be encoded
-        raise broken(path, str(error)) from None
-
-
-def fits(document: Any, name: str) -> bool:
-    """Whether an object is one that a file of this name could hold."""
-    try:
-        require_shape(Path(name), document)
-    except UsageError:
-        return False
-    return isinstance(document, dict)
+        why = re.sub(
+            r"Expected `str` matching regex '.*?' - at `key`", "a name outside of the run directory", str(error)
+        )
+        raise broken(path, where + why) from None
 
 
 class _Document(dict[str, Any]):
@@ -243,58 +179,6 @@ def _maker(path: Path) -> Callable[[list[tuple[str, Any]]], _Document]:
         return made
 
     return make
-
-
-def _check(path: Path, where: str, value: Any, kind: Any) -> None:
-    if isinstance(kind, dict):
-        _check_object(path, where, value, kind)
-    elif isinstance(kind, list):
-        if not isinstance(value, list):
-            raise broken(path, f"{where} is {shortened(value)}, not a list")
-        for number, item in enumerate(value):
-            _check(path, f"{where}.{number}", item, kind[0])
-    elif kind is _WORD:
-        if value not in ("pass", "warn", "fail"):
-            raise broken(path, f"{where} is {shortened(value)}, not {_WORD}")
-    elif not _is(value, kind):
-        raise broken(path, f"{where} is {shortened(value)}, not {_NAMES[kind]}")
-
-
-def _check_object(path: Path, where: str, value: Any, kind: dict[str, Any]) -> None:
-    if not isinstance(value, dict):
-        raise broken(path, f"{where or 'the document'} is {shortened(value)}, not an object")
-    for key, item in value.items():
-        wanted = kind.get(key, kind.get("*"))
-        if kind is _FILES or kind is _MADE:
-            _check_name(path, key)
-        if wanted is not None and (item is not None or not _may_be_null(key, wanted)):
-            _check(path, f"{where}.{key}".lstrip("."), item, wanted)
-    if kind is _DIGEST or kind is _MADE["*"]:
-        for key in _DIGEST:
-            if value.get(key) is None:
-                raise broken(path, f"{where} has no {key}")
-
-
-def _may_be_null(key: str, kind: Any) -> bool:
-    return key in _NULL if isinstance(kind, (dict, list)) else key not in _NEEDED
-
-
-def _check_name(path: Path, name: str) -> None:
-    """A file that a step made lies in the run directory."""
-    if not name or "\\" in name or "\0" in name or PurePosixPath(name).is_absolute() or ".." in name.split("/"):
-        raise broken(path, f"it names {shortened(name)}, outside of the run directory")
-
-
-_NAMES: dict[Any, str] = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
-_NAMES |= {dict: "an object", list: "a list", object: "anything"}
-
-
-def _is(value: Any, kind: Any) -> bool:
-    if kind in (int, float):
-        # What no figure of a run reaches breaks arithmetic: 10**400 is no float, and a date of 1e300 s no date.
-        number = (int,) if kind is int else (int, float)
-        return isinstance(value, number) and not isinstance(value, bool) and (value != value or abs(value) <= 1e300)
-    return isinstance(value, kind)
 
 
 def shortened(value: Any) -> str:

@@ -44,21 +44,23 @@ from skill_train.plan.file import require_own_folder
 from skill_train.program.plan import kills_for_memory, last_stage, layout_words, memory_ended, once_more, smaller_plan
 from skill_train.program.watch import is_complete, numbered, step_of
 from skill_train.recipe.fields import to_yaml
-from skill_train.run import cloud_record, plan_record
+from skill_train.run import cloud_record, plan_record, train_record
 from skill_train.run.begun import already_there, forget, has_begun
 from skill_train.run.begun import trained as trained
-from skill_train.run.folder import RunDir
+from skill_train.run.folder import RunDir, StepResult
 from skill_train.run.lock import locked
 from skill_train.run.plan_record import Launch, Plan
 from skill_train.run.records import read_json
+from skill_train.run.train_record import TrainRecord
 
 _TAIL_LINES = 15
 _ATTEMPT = '{"event": "attempt", '  # how the line between two attempts begins
 
 
-def train(run: RunDir, plan: Plan, *, resume: bool, progress: Bar, say: Callable[[str], None]) -> dict[str, Any]:
-    """Runs the plan in its run directory and returns `train.json`. A finished run of the same recipe is returned as it
-    is, with `reused`.
+def train(
+    run: RunDir, plan: Plan, *, resume: bool, progress: Bar, say: Callable[[str], None]
+) -> StepResult[TrainRecord]:
+    """Runs the plan in its run directory. A finished run of the same recipe is returned as it is.
 
     Raises:
         UsageError: the folder holds another run, one in the cloud, or a part of this one and `resume` was not said.
@@ -70,7 +72,7 @@ def train(run: RunDir, plan: Plan, *, resume: bool, progress: Bar, say: Callable
     with locked(run, "local") as lock:
         finished = already_there(run, plan, resume)
         if finished is not None:
-            return finished | {"reused": True}
+            return StepResult(finished, reused=True)
         try:
             require_room_for_torch()
         except DecisionNeeded:
@@ -84,8 +86,7 @@ def train(run: RunDir, plan: Plan, *, resume: bool, progress: Bar, say: Callable
         except (UsageError, NotInstalled):
             forget(run, there)
             raise
-        record: dict[str, Any] = read_json(run.record("train"))
-        return record
+        return StepResult(train_record.read(run.record("train")))
 
 
 def probe_precision(plan: Plan, machine: MachineFacts, model: ModelFacts) -> PrecisionProbe | None:

@@ -19,6 +19,7 @@ from skill_train.facts import Calibration, MachineFacts, ModelFacts
 from skill_train.machine.read import cache_dir
 from skill_train.run.plan_record import Plan
 from skill_train.run.records import read_json
+from skill_train.run.train_record import StepLine
 
 SCHEMA = "skill-train/calibration/1"
 _LEAST_STEPS = 3  # the first warms up
@@ -29,7 +30,7 @@ _ENOUGH_STEPS = 10  # fewer do not take the place of more
 _SIMILAR = 4.0
 
 
-def remember(plan: Plan, lines: list[dict[str, Any]], finished_at: str) -> Calibration | None:
+def remember(plan: Plan, lines: list[StepLine], finished_at: str) -> Calibration | None:
     """Keeps the speed of a run; None when it was too short to tell, or much shorter than the run that is known.
 
     Args:
@@ -37,7 +38,7 @@ def remember(plan: Plan, lines: list[dict[str, Any]], finished_at: str) -> Calib
         lines: of its `metrics.jsonl`.
         finished_at: when it ended, for the reader.
     """
-    settled = [line for last, line in pairwise(lines) if line.get("seconds") and line.get("start") == last.get("start")]
+    settled = [line for last, line in pairwise(lines) if line.seconds and line.tokens and line.start == last.start]
     model, machine = plan.facts.model, plan.facts.machine
     if len(lines) < _LEAST_STEPS or not settled or plan.placement.num_processes > 1:
         return None
@@ -45,7 +46,7 @@ def remember(plan: Plan, lines: list[dict[str, Any]], finished_at: str) -> Calib
     flops = sum(count * (micro_step_flops(model, step) or 0) for count, step in steps)
     if not flops:
         return None
-    seconds = computing_seconds(model, machine, sum(line["seconds"] for line in settled), steps)
+    seconds = computing_seconds(model, machine, sum(line.seconds or 0 for line in settled), steps)
     dtype, shape = plan.placement.dtype, _shape(model)
     basis = f"{len(settled)} steps of {Path(model.source).name} in {dtype}, {finished_at[:10]}"
     path = _path(machine, plan.placement.device, dtype)
@@ -100,10 +101,10 @@ def computing_seconds(
     return max(seconds - memory, seconds / 5)
 
 
-def _micro_steps(plan: Plan, line: dict[str, Any]) -> tuple[int, MicroStep]:
+def _micro_steps(plan: Plan, line: StepLine) -> tuple[int, MicroStep]:
     """How many micro-steps one optimizer step had, and one of them, from the tokens that it was fed."""
     recipe, placement = plan.recipe, plan.placement
-    rows, tokens = placement.per_device_train_batch_size, line["tokens"]
+    rows, tokens = placement.per_device_train_batch_size, line.tokens or 1
     full = recipe.is_full
     step = MicroStep(
         device=placement.device,
@@ -114,7 +115,7 @@ def _micro_steps(plan: Plan, line: dict[str, Any]) -> tuple[int, MicroStep]:
         four_bit=recipe.load_in_4bit,
         lora_r=recipe.lora_r,
         target_modules=tuple(recipe.target_modules),
-        trained_share=line["trained_tokens"] / tokens,
+        trained_share=(line.trained_tokens or 0) / tokens,
         full=full,
         pure_bf16=recipe.pure_bf16,
         optim=recipe.optim,

@@ -1,44 +1,13 @@
-"""One check of a proof, and the verdict of many."""
+"""The verdict of many checks, and the check that counts faults."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import Any, Literal
 
-Verdict = Literal["pass", "warn", "fail"]
+from skill_train.run.records import Verdict
+from skill_train.run.verify_record import Check
+
 _ORDER: tuple[Verdict, ...] = ("pass", "warn", "fail")
-
-
-@dataclass(frozen=True)
-class Check:
-    """What was measured on one file, and what it may be at most.
-
-    Attributes:
-        name: a stable word, such as `logits`.
-        file: name of the GGUF file.
-        figure: the measured value that the verdict rests on.
-        threshold: what it is held against.
-        detail: one sentence for a person.
-        figures: further values, for programs.
-    """
-
-    name: str
-    file: str
-    verdict: Verdict
-    figure: float | int | str | None
-    threshold: float | int | str | None
-    detail: str
-    figures: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class NotChecked:
-    """A check that could not be made on one file, and why."""
-
-    name: str
-    file: str
-    reason: str
 
 
 def worst(verdicts: Iterable[Verdict]) -> Verdict:

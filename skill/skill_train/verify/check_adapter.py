@@ -9,25 +9,28 @@ import math
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
+import msgspec
+
+from skill_train.core.digests import FileDigest
 from skill_train.core.errors import NativeCrash, SkillTrainError, VerificationFailed
-from skill_train.core.worker import run_worker
 from skill_train.llama import get_converter as toolchain
+from skill_train.llama import inference
 from skill_train.llama import run_converter as converter
 from skill_train.llama.float_type import BYTES_PER_WEIGHT, choose, read_weights
 from skill_train.llama.gguf_header import GgufFile, read_gguf
 from skill_train.machine.read import physical_cores
 from skill_train.model.families import ANSWERS_UP_TO
 from skill_train.model.weight_files import Stored
-from skill_train.run import folder as run_dir
+from skill_train.run.folder import require_space
+from skill_train.run.verify_record import Check, NotChecked
 from skill_train.verify import check_answers as verify_answers
 from skill_train.verify import check_header as verify_file
 from skill_train.verify import check_logits as verify_logits
 from skill_train.verify import run_checks as verify_judge
-from skill_train.verify.check import Check, NotChecked, problems
+from skill_train.verify.check import problems
 from skill_train.verify.questions import Subject
-from skill_train.verify.run_checks import Proof
+from skill_train.verify.run_checks import Findings
 from skill_train.verify.thresholds import limits, of_this_model
 from skill_train.verify.weights.adapter import check_lora_weights
 
@@ -36,30 +39,30 @@ _FLOATS = {"F32", "F16"}  # what a file of any type may hold beside it: rows tha
 
 
 def of_kind(
-    files: list[GgufFile], unread: tuple[tuple[str, str], ...], proof: Proof
+    files: list[GgufFile], unread: tuple[tuple[str, str], ...], found: Findings
 ) -> tuple[list[GgufFile], list[GgufFile]]:
     """Whole models, and adapters. Files of any other kind are told as not checked, as those of `unread` are."""
     for name, why in unread:
-        _leave_out(proof, name, why)
+        _leave_out(found, name, why)
     models = [gguf for gguf in files if gguf.metadata.get("general.type", "model") == "model"]
     adapters = [gguf for gguf in files if gguf.metadata.get("general.type") == "adapter"]
     for gguf in files:
         if gguf not in models and gguf not in adapters:
             kind = gguf.metadata.get("general.type")
-            _leave_out(proof, gguf.path.name, f"it is a file of the kind {kind!r}, which is not compared with anything")
+            _leave_out(found, gguf.path.name, f"it is a file of the kind {kind!r}, which is not compared with anything")
     return models, adapters
 
 
-def _leave_out(proof: Proof, file: str, reason: str) -> None:
+def _leave_out(found: Findings, file: str, reason: str) -> None:
     """A file that nothing is said of: the verdict is then no pass."""
-    proof.add(Check("file", file, "warn", "not checked", "checked", reason))
-    proof.add(NotChecked("everything else", file, reason))
+    found.add(Check("file", file, "warn", "not checked", "checked", reason))
+    found.add(NotChecked("everything else", file, reason))
 
 
 def judge_adapters(
-    adapters: list[GgufFile], subject: Subject, proof: Proof, run: Path, digests: dict[str, Any], folder: Path
+    adapters: list[GgufFile], subject: Subject, found: Findings, run: Path, digests: dict[str, FileDigest], folder: Path
 ) -> None:
-    """Adds what is found of each adapter's file to `proof`.
+    """Adds what is found of each adapter's file to `found`.
 
     Args:
         folder: temporary; the base's GGUF file is written there.
@@ -68,22 +71,22 @@ def judge_adapters(
     for gguf in adapters:
         name = gguf.path.name
         if subject.adapter is None:
-            _leave_out(proof, name, "it is an adapter alone, and there is none to compare it with")
+            _leave_out(found, name, "it is an adapter alone, and there is none to compare it with")
             continue
         base = base or _base_file(subject.reference, folder)
-        proof.add(verify_file.check_file(gguf))
-        proof.add(verify_file.check_digest(gguf, digests[name], verify_judge.export_records(run).get(name)))
-        proof.add(_check_types(gguf))
+        found.add(verify_file.check_file(gguf))
+        found.add(verify_file.check_digest(gguf, digests[name], verify_judge.export_records(run).get(name)))
+        found.add(_check_types(gguf))
         known = base.architecture if isinstance(base, GgufFile) else None
-        proof.add(_check_metadata(gguf, known))
+        found.add(_check_metadata(gguf, known))
         if isinstance(base, GgufFile):
-            proof.add(check_lora_weights(gguf, base, subject.reference, subject.adapter))
-            _judge_running(gguf, base, subject, proof)
+            found.add(check_lora_weights(gguf, base, subject.reference, subject.adapter))
+            _judge_running(gguf, base, subject, found)
         else:
             reason = f"no GGUF file of the base could be made: {base.message}"
-            proof.add(Check("loads", name, "warn", "not run", "runs", reason))
+            found.add(Check("loads", name, "warn", "not run", "runs", reason))
             for check in ("weights", *_RUNNING):
-                proof.add(NotChecked(check, name, reason))
+                found.add(NotChecked(check, name, reason))
 
 
 def _base_file(base: Path, folder: Path) -> GgufFile | SkillTrainError:
@@ -92,7 +95,7 @@ def _base_file(base: Path, folder: Path) -> GgufFile | SkillTrainError:
         weights = read_weights(base)
         small = sum(math.prod(stored.shape) for stored in weights.values()) <= ANSWERS_UP_TO
         outtype = "f32" if small else choose(weights, "auto").outtype
-        run_dir.require_space(folder, _needed_bytes(weights, outtype), "a GGUF file of the base, for the adapter's")
+        require_space(folder, _needed_bytes(weights, outtype), "a GGUF file of the base, for the adapter's")
         out = folder / "base.gguf"
         tools = toolchain.find_or_fetch()
         with converter.without_code(base) as view:
@@ -138,25 +141,25 @@ def _check_metadata(gguf: GgufFile, architecture: str | None) -> Check:
     return problems("metadata", gguf.path.name, found, looked_at=4, good=good)
 
 
-def _judge_running(gguf: GgufFile, base: GgufFile, subject: Subject, proof: Proof) -> None:
+def _judge_running(gguf: GgufFile, base: GgufFile, subject: Subject, found: Findings) -> None:
     """What llama.cpp answers with the adapter beside the base, against base + adapter through PEFT."""
     file, measured = gguf.path.name, subject.measured
-    job = verify_judge.job_of(base, subject, [], threads=physical_cores())
+    asked = verify_judge.job_of(base, subject, [], threads=physical_cores())
     # The base was not rounded on its way into its file, and nothing was merged.
-    job |= {"lora": str(gguf.path), "plain": [], "special": [], "tuned": str(measured.tuned)}
+    job = msgspec.structs.replace(asked, lora=str(gguf.path), plain=[], special=[], tuned=str(measured.tuned))
     try:
-        result = run_worker(verify_judge.WORKER, job)
+        result = inference.ask(job)
     except (VerificationFailed, NativeCrash) as error:
-        proof.add(Check("loads", file, "fail", error.code, "runs", f"{error.message} ({error.got[-200:]})"))
-        proof.add(NotChecked("everything else", file, "llama.cpp cannot run the base with the file"))
+        found.add(Check("loads", file, "fail", error.code, "runs", f"{error.message} ({error.got[-200:]})"))
+        found.add(NotChecked("everything else", file, "llama.cpp cannot run the base with the file"))
         return
-    proof.add(Check("loads", file, "pass", "runs", "runs", "llama.cpp loads it beside the base"))
+    found.add(Check("loads", file, "pass", "runs", "runs", "llama.cpp loads it beside the base"))
     kind = verify_file.file_type(base)
     bounds = of_this_model(limits(kind), measured.cost, kind, measured.noise)
     checks: Iterable[Check | NotChecked] = (
-        verify_logits.check_logits(file, result["figures"], bounds),
-        verify_logits.check_tuned(file, result["change"], bounds, measured.why_no_base),
-        verify_answers.check_answers(file, measured.answers, result["answers"], bounds, subject.tokenizer),
+        verify_logits.check_logits(file, result.figures, bounds, result.trained_kl),
+        verify_logits.check_tuned(file, result.change, bounds, measured.why_no_base),
+        verify_answers.check_answers(file, measured.answers, result.answers, bounds, subject.tokenizer),
     )
     for check in checks:
-        proof.add(check)
+        found.add(check)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from skill_train.verify.check import Check, NotChecked, Verdict, worst
+from skill_train.run.records import Verdict
+from skill_train.run.verify_record import Check, NotChecked
+from skill_train.verify.check import worst
 from skill_train.verify.reference_answers import Answer
 from skill_train.verify.thresholds import Limits
 

@@ -7,8 +7,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from skill_train.core.digests import FileDigest
 from skill_train.llama.gguf_header import GgufFile
-from skill_train.verify.check import Check, NotChecked
+from skill_train.run.verify_record import Check, NotChecked
 
 # A type at the end of a file name: model-q4_k_m.gguf, Qwen2-0.5B-Instruct.Q4_K_M.gguf.
 _TYPE_IN_NAME = re.compile(r"[-._]((?:f16|bf16|f32|i?q\d\w*|tq\d\w*|mxfp4\w*|nvfp4))\.gguf$", re.IGNORECASE)
@@ -86,14 +87,14 @@ def name_type(path: Path) -> str | None:
     return found.group(1).lower() if found else None
 
 
-def check_digest(gguf: GgufFile, digest: dict[str, Any], recorded: dict[str, Any] | None) -> Check | NotChecked:
+def check_digest(gguf: GgufFile, digest: FileDigest, recorded: FileDigest | None) -> Check | NotChecked:
     """The bytes that were exported are the bytes that are checked."""
     name = gguf.path.name
     if recorded is None:
         return NotChecked("digest", name, "no export record names this file")
-    same = all(digest[key] == recorded.get(key) for key in ("bytes", "sha256"))
+    same = (digest["bytes"], digest["sha256"]) == (recorded["bytes"], recorded["sha256"])
     detail = "the file that was exported" if same else "the file changed after it was exported"
-    return Check("digest", name, "pass" if same else "fail", digest["sha256"], recorded.get("sha256"), detail)
+    return Check("digest", name, "pass" if same else "fail", digest["sha256"], recorded["sha256"], detail)
 
 
 def _block_matrices(gguf: GgufFile) -> list[Any]:

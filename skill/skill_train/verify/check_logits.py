@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from skill_train.verify.check import Check, NotChecked, Verdict, worst
+from skill_train.llama.logit_distance import Distance, TuningShare
+from skill_train.run.records import Verdict
+from skill_train.run.verify_record import Check, NotChecked
+from skill_train.verify.check import worst
 from skill_train.verify.thresholds import FAR_TOKENS, Limits
 
 _COSTLY = 0.5  # of the tuning's own effect: from here on what rounding did is worth a warning
@@ -12,33 +13,41 @@ _SAMPLING_NOISE = 1e-6  # nats: below this the base and the tuned model are one 
 
 
 def check_logits(
-    file: str, figures: dict[str, Any] | None, limits: Limits, stored: str = "", cost: float | None = None
+    file: str,
+    figures: Distance | None,
+    limits: Limits,
+    trained_kl: float | None = None,
+    stored: str = "",
+    cost: float | None = None,
 ) -> Check | NotChecked:
     """Mean KL divergence, and the perplexity ratio beyond its interval.
 
     Args:
-        figures: of `compare.summarize`, against the reference; rounded, where the merge was stored in 16 bits.
+        figures: against the reference; rounded, where the merge was stored in 16 bits.
+        trained_kl: mean KL divergence from what was trained, nats.
         stored: the type that the merge was rounded to; empty where it was not.
         cost: what that moved, mean KL divergence in nats.
     """
     if figures is None:
         return NotChecked("logits", file, "no text was long enough to compare")
-    kl, ratio = figures["mean_kl"], figures["perplexity_ratio"]
-    if kl is None or ratio is None:
-        return Check("logits", file, "fail", None, limits.kl[0], "the logits are not finite", figures)
+    measured = {**figures, "trained_kl": trained_kl}
+    kl, ratio, width = figures["mean_kl"], figures["perplexity_ratio"], figures["perplexity_ratio_half_width"]
+    trimmed, median = figures["trimmed_kl"], figures["median_kl"]
+    if kl is None or ratio is None or width is None or trimmed is None or median is None:
+        return Check("logits", file, "fail", None, limits.kl[0], "the logits are not finite", measured)
     # Worse by more than the sample's own uncertainty. A quantized file that happens to be better is no fault.
-    beyond = max(0.0, ratio - 1 - figures["perplexity_ratio_half_width"])
+    beyond = max(0.0, ratio - 1 - width)
     # All tokens but the farthest, which may be near-ties that turned; and with these, as far as rounding puts some.
     with_far = [
         bound + most * limits.far / figures["tokens"] for bound, most in zip(limits.kl, FAR_TOKENS, strict=True)
     ]
-    nearer = [_judge(figures["trimmed_kl"], limits.kl)]
+    nearer = [_judge(trimmed, limits.kl)]
     if limits.typical is not None:
-        nearer.append(_judge(figures["median_kl"], limits.typical))
+        nearer.append(_judge(median, limits.typical))
     verdict = worst([*nearer, _judge(kl, (with_far[0], with_far[1])), _judge(beyond, limits.ratio)])
     detail = (
         f"mean KL {kl:.2g} nats, 99th percentile {figures['p99_kl']:.2g}, same first token {figures['same_top1']:.1%}, "
-        f"perplexity x{ratio:.4f} ± {figures['perplexity_ratio_half_width']:.4f} on {figures['tokens']} tokens"
+        f"perplexity x{ratio:.4f} ± {width:.4f} on {figures['tokens']} tokens"
     )
     if cost is not None:
         detail += f"; the merge itself is {cost:.2g} nats from what was trained, because it is stored in {stored}"
@@ -51,12 +60,12 @@ def check_logits(
         "ratio": list(limits.ratio),
         "source": limits.source,
     }
-    return Check("logits", file, verdict, kl, with_far[0], detail, figures | {"limits": bounds, "rounding": cost})
+    return Check("logits", file, verdict, kl, with_far[0], detail, measured | {"limits": bounds, "rounding": cost})
 
 
 def check_tuned(
     file: str,
-    change: dict[str, Any] | None,
+    change: TuningShare | None,
     limits: Limits,
     why_not: str,
     stored: str = "",
@@ -65,21 +74,20 @@ def check_tuned(
     """The share of the tuning that is in the file: 1 when the adapter was applied once, as it was trained.
 
     Args:
-        change: of `compare.summarize_change`.
         why_not: why there is none.
         stored, cost: as for `check_logits`.
     """
     if change is None:
         return NotChecked("tuned", file, why_not)
-    share, width = change["share"], change["share_half_width"]
-    if change["kl_between"] is not None and change["kl_between"] < _SAMPLING_NOISE:
-        detail = f"the adapter changes nothing measurable: tuned and base differ by {change['kl_between']:.1g} nats"
-        return Check("tuned", file, "warn", share, 1.0, detail, change)
+    share, width, between, figures = change["share"], change["share_half_width"], change["kl_between"], {**change}
+    if between is not None and between < _SAMPLING_NOISE:
+        detail = f"the adapter changes nothing measurable: tuned and base differ by {between:.1g} nats"
+        return Check("tuned", file, "warn", share, 1.0, detail, figures)
     if share is None or width is None:
-        return Check("tuned", file, "fail", None, 1.0, "the logits are not finite", change)
+        return Check("tuned", file, "fail", None, 1.0, "the logits are not finite", figures)
     # Surely outside fails; surely or likely inside passes; a sample too small to tell warns.
     off = abs(share - 1)
-    large = change["kl_between"] is None or change["kl_between"] >= limits.tuning
+    large = between is None or between >= limits.tuning
     sure: Verdict = "fail" if large and off - width > limits.share[1] else "warn"
     verdict: Verdict = "pass" if off <= limits.share[0] else sure
     nearer = "tuned model" if (change["kl_tuned"] or 0) < (change["kl_base"] or 0) else "base"
@@ -87,15 +95,15 @@ def check_tuned(
         f"{share:.3f} ± {width:.3f} of the tuning is in the file ({_means(share)}); it is nearer to the {nearer}: "
         f"KL {change['kl_tuned']:.2g} from the tuned model, {change['kl_base']:.2g} from the base"
     )
-    if cost is not None and change["kl_between"] is not None and cost > _COSTLY * change["kl_between"]:
+    if cost is not None and between is not None and cost > _COSTLY * between:
         verdict = worst([verdict, "warn"])
         detail += (
             f"; storing the merge in {stored} moved the answers by {cost:.2g} nats, and the tuning by "
-            f"{change['kl_between']:.2g}: skill-train merge RUN --dtype float32 rounds nothing"
+            f"{between:.2g}: skill-train merge RUN --dtype float32 rounds nothing"
         )
     if not large:
-        detail += f"; the tuning itself is only {change['kl_between']:.2g} nats, less than this type can hold for sure"
-    return Check("tuned", file, verdict, share, f"1 ± {limits.share[0]}", detail, change)
+        detail += f"; the tuning itself is only {between:.2g} nats, less than this type can hold for sure"
+    return Check("tuned", file, verdict, share, f"1 ± {limits.share[0]}", detail, figures)
 
 
 def _judge(figure: float, bounds: tuple[float, float]) -> Verdict:

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from skill_train.core.errors import NativeCrash, from_exit_code
-from skill_train.core.worker import run_worker
-from skill_train.llama.gguf_header import GgufFile
-from skill_train.program.encode import endless_template, limited
-from skill_train.verify.check import Check, NotChecked, Verdict
+import msgspec
 
+from skill_train.core.errors import NativeCrash, from_exit_code
+from skill_train.llama.gguf_header import GgufFile
+from skill_train.llama.template import Conversation, Job, Rendered, ask
+from skill_train.program.encode import endless_template, limited
+from skill_train.run.records import Verdict
+from skill_train.run.train_record import Row
+from skill_train.run.verify_record import Check, NotChecked
+
+# By the file's own template: None without one; a sentence when it does not come to an end or takes too much memory.
+Own = list[Rendered] | str | None
 _SECONDS = 20
 _USER = {"role": "user", "content": "What is 2 + 2?\nAnswer shortly."}
 _ASSISTANT = {"role": "assistant", "content": "It is 4."}
@@ -17,8 +23,8 @@ _SYSTEM = {"role": "system", "content": "You are exact."}
 _AGAIN = {"role": "user", "content": "  And 3 + 3? 🙂 "}
 
 # What users send: with and without a system message, one turn and several, to be answered or complete.
-CONVERSATIONS: tuple[dict[str, Any], ...] = tuple(
-    {"messages": messages, "tools": None, "add_generation_prompt": prompt}
+CONVERSATIONS: tuple[Conversation, ...] = tuple(
+    Conversation(messages, None, prompt)
     for messages, prompt in (
         ([_USER], True),
         ([_USER, _ASSISTANT], False),
@@ -30,13 +36,9 @@ CONVERSATIONS: tuple[dict[str, Any], ...] = tuple(
 )
 
 
-def row_conversations(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def row_conversations(rows: list[Row]) -> list[Conversation]:
     """The rows that are conversations, complete as they were trained."""
-    return [
-        {"messages": row["messages"], "tools": row.get("tools"), "add_generation_prompt": False}
-        for row in rows
-        if row["kind"] == "chat"
-    ]
+    return [Conversation(row["messages"], row.get("tools"), False) for row in rows if row["kind"] == "chat"]
 
 
 def identity(gguf: GgufFile) -> str:
@@ -44,27 +46,22 @@ def identity(gguf: GgufFile) -> str:
     return repr([gguf.metadata.get("tokenizer.chat_template"), *_special(gguf)])
 
 
-def render_own(gguf: GgufFile, conversations: list[dict[str, Any]]) -> list[dict[str, str]] | str | None:
-    """`{"text"}` or `{"refused"}` for each conversation by the file's own template.
-
-    None without a template; a sentence when it does not come to an end or takes too much memory.
-    """
+def render_own(gguf: GgufFile, conversations: list[Conversation]) -> Own:
+    """Each conversation by the file's own template."""
     template = gguf.metadata.get("tokenizer.chat_template")
     return render_text(template, gguf, conversations) if isinstance(template, str) else None
 
 
-def render_text(template: str, gguf: GgufFile, conversations: list[dict[str, Any]]) -> list[dict[str, str]] | str:
+def render_text(template: str, gguf: GgufFile, conversations: list[Conversation]) -> list[Rendered] | str:
     """As `render_own`, by another template in place of the file's."""
     bos, eos = _special(gguf)
-    job = {"template": template, "bos": bos, "eos": eos, "seconds": _SECONDS, "conversations": conversations}
     try:
-        rendered: list[dict[str, str]] = run_worker("skill_train.llama.template_worker", job)["rendered"]
+        return ask(Job(template=template, bos=bos, eos=eos, seconds=_SECONDS, conversations=conversations))
     except NativeCrash:
         return f"the template did not end within {_SECONDS} seconds"
-    return rendered
 
 
-def render_reference(tokenizer: Any, conversations: list[dict[str, Any]]) -> list[dict[str, str]]:
+def render_reference(tokenizer: Any, conversations: list[Conversation]) -> list[Rendered]:
     """The same by the reference's tokenizer.
 
     Raises:
@@ -81,8 +78,8 @@ def render_reference(tokenizer: Any, conversations: list[dict[str, Any]]) -> lis
 def check_chat_template(
     file: str,
     *,
-    own: list[dict[str, str]] | str | None,
-    reference: list[dict[str, str]] | None,
+    own: Own,
+    reference: list[Rendered] | None,
     text: tuple[Verdict, str] = ("pass", ""),
 ) -> Check | NotChecked:
     """Equal texts, and refusals of the same conversations.
@@ -101,7 +98,7 @@ def check_chat_template(
     if reference is None:
         why = "the file has a chat template and the reference has none"
         return Check("chat_template", file, "warn", "present", "missing", why)
-    different = [pair for pair in zip(own, reference, strict=True) if not _same(*pair)]
+    different = [pair for pair in zip(own, reference, strict=True) if pair[0].text != pair[1].text]
     if different:
         detail = first_difference(*different[0])
         return Check("chat_template", file, "fail", len(different), 0, detail, {"looked_at": len(own)})
@@ -115,9 +112,9 @@ def turn_end(tokenizer: Any) -> int | None:
     if not tokenizer.chat_template:
         return None
     rendered = _render(tokenizer, CONVERSATIONS[1])
-    if "text" not in rendered:
+    if rendered.text is None:
         return None
-    after = rendered["text"].rpartition(_ASSISTANT["content"])[2]
+    after = rendered.text.rpartition(_ASSISTANT["content"])[2]
     special = set(tokenizer.all_special_ids) | {
         token for token, added in tokenizer.added_tokens_decoder.items() if added.special
     }
@@ -130,8 +127,8 @@ def openers(tokenizer: Any) -> set[int]:
     `<|assistant|>`; an answer has ended before the next one opens."""
     if not tokenizer.chat_template:
         return set()
-    both = [{**CONVERSATIONS[0], "add_generation_prompt": prompt} for prompt in (True, False)]
-    texts = [_render(tokenizer, one).get("text", "") for one in both]
+    both = [msgspec.structs.replace(CONVERSATIONS[0], add_generation_prompt=prompt) for prompt in (True, False)]
+    texts = [_render(tokenizer, one).text or "" for one in both]
     ids, without = (tokenizer(text, add_special_tokens=False).input_ids for text in texts)
     shared = next((at for at, pair in enumerate(zip(ids, without, strict=False)) if pair[0] != pair[1]), len(without))
     return set(ids[shared:]) - {turn_end(tokenizer)}
@@ -150,32 +147,28 @@ def _special(gguf: GgufFile) -> tuple[str, str]:
     return bos, eos
 
 
-def _render(tokenizer: Any, conversation: dict[str, Any]) -> dict[str, str]:
+def _render(tokenizer: Any, conversation: Conversation) -> Rendered:
     import jinja2
 
     errors = (jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError)
     try:
         text = tokenizer.apply_chat_template(
-            conversation["messages"],
-            tools=conversation["tools"],
+            conversation.messages,
+            tools=conversation.tools,
             tokenize=False,
-            add_generation_prompt=conversation["add_generation_prompt"],
+            add_generation_prompt=conversation.add_generation_prompt,
         )
     except (*errors, TypeError, ValueError) as error:
-        return {"refused": f"{type(error).__name__}: {error}"[:300]}
-    return {"text": text}
+        return Rendered(refused=f"{type(error).__name__}: {error}"[:300])
+    return Rendered(text)
 
 
-def _same(own: dict[str, str], reference: dict[str, str]) -> bool:
-    return own.get("text") == reference.get("text")
-
-
-def first_difference(own: dict[str, str], reference: dict[str, str]) -> str:
-    if "refused" in own:
-        return f"the file's template refuses a conversation: {own['refused']}"
-    if "refused" in reference:
-        return f"the reference's template refuses a conversation that the file's accepts: {reference['refused']}"
-    a, b = own["text"], reference["text"]
+def first_difference(own: Rendered, reference: Rendered) -> str:
+    a, b = own.text, reference.text
+    if a is None:
+        return f"the file's template refuses a conversation: {own.refused}"
+    if b is None:
+        return f"the reference's template refuses a conversation that the file's accepts: {reference.refused}"
     at = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
     start = max(0, at - 20)
     return f"at character {at} the file writes {a[start : at + 30]!r}, the reference {b[start : at + 30]!r}"

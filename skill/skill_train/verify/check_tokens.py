@@ -5,7 +5,10 @@ from __future__ import annotations
 import unicodedata
 from typing import Any
 
-from skill_train.verify.check import Check, NotChecked, problems
+from skill_train.llama.inference import VocabularyFacts
+from skill_train.run.train_record import Row
+from skill_train.run.verify_record import Check, NotChecked
+from skill_train.verify.check import problems
 
 # Each line is here because some tokenizer or converter got it wrong.
 HARD_STRINGS = (
@@ -84,7 +87,7 @@ def difference(got: list[int], expected: list[int]) -> str:
 
 def check_special_tokens(
     file: str,
-    facts: dict[str, Any],
+    facts: VocabularyFacts,
     *,
     tokenizer: Any,
     stops: set[int],
@@ -94,18 +97,17 @@ def check_special_tokens(
     """BOS, EOS and PAD are the reference's, plain text gets them alike, and what ends an answer ends it for llama.cpp.
 
     Args:
-        facts: of `inference_worker`.
         stops: ids that the reference's generation settings stop at.
         turn_end: the token that the chat template writes after an answer; None when it writes none.
         plain: texts, and llama.cpp's ids of them with the special tokens that it adds.
     """
-    own = {"bos": tokenizer.bos_token_id, "eos": tokenizer.eos_token_id, "pad": tokenizer.pad_token_id}
+    own = (("bos", facts.bos, tokenizer.bos_token_id), ("eos", facts.eos, tokenizer.eos_token_id))
     found = [
-        f"{name} is {facts[name]} for llama.cpp, {token} in the reference"
-        for name, token in own.items()
-        if token is not None and facts[name] != token and not (name == "pad" and facts[name] is None)
+        f"{name} is {known} for llama.cpp, {token} in the reference"
+        for name, known, token in (*own, ("pad", facts.pad, tokenizer.pad_token_id))
+        if token is not None and known != token and not (name == "pad" and known is None)
     ]
-    ending = set(facts["end_of_generation"])
+    ending = set(facts.end_of_generation)
     if turn_end is not None and turn_end not in ending:
         found.append(f"llama.cpp does not stop at token {turn_end}, which ends an answer in the chat template")
     found += [f"llama.cpp does not stop at token {token}, the reference does" for token in sorted(stops - ending)]
@@ -113,8 +115,8 @@ def check_special_tokens(
         expected = tokenizer(text).input_ids
         if _ends(ids, expected) != _ends(expected, ids):
             found.append(f"special tokens are added in another way: {difference(ids, expected)}")
-    added = "added" if facts["add_bos"] else "not added"
-    good = f"bos {facts['bos']} {added}, eos {facts['eos']}, stops at {sorted(ending)[:8]}"
+    added = "added" if facts.add_bos else "not added"
+    good = f"bos {facts.bos} {added}, eos {facts.eos}, stops at {sorted(ending)[:8]}"
     return problems("special_tokens", file, found, looked_at=3 + len(stops) + len(plain), good=good)
 
 
@@ -125,7 +127,7 @@ def _ends(ids: list[int], other: list[int]) -> list[int]:
 
 def check_trained(
     file: str,
-    rows: list[dict[str, Any]],
+    rows: list[Row],
     shipped: list[list[int] | str],
     eos: int | None,
     *,

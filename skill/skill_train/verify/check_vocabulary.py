@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from skill_train.llama.gguf_header import GgufFile
-from skill_train.verify.check import Check, problems
+from skill_train.run.verify_record import Check
+from skill_train.verify.check import problems
 from skill_train.verify.check_tokens import same_piece
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER, _UNUSED, _BYTE = range(1, 7)  # llama.cpp, llama_token_type

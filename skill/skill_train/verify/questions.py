@@ -7,8 +7,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from skill_train.llama.template import Conversation, Rendered
 from skill_train.model.folder import read_config
 from skill_train.reference.load import load_tokenizer, stop_ids
+from skill_train.run.train_record import Row
 from skill_train.verify import check_template as template
 from skill_train.verify import check_tokens as verify_tokens
 from skill_train.verify.check_vocabulary import Files, read_files
@@ -36,14 +38,14 @@ class Questions:
     config: dict[str, Any]
     tokenizer: Any
     stops: set[int]
-    rows: list[dict[str, Any]]
+    rows: list[Row]
     texts: list[str]
-    rendered: list[dict[str, str]] | None
+    rendered: list[Rendered] | None
     sequences: list[list[int]]
     prompts: list[list[int]]
 
     @property
-    def conversations(self) -> list[dict[str, Any]]:
+    def conversations(self) -> list[Conversation]:
         return [*template.CONVERSATIONS, *template.row_conversations(self.rows)]
 
 
@@ -79,8 +81,8 @@ def questions_of(
     reference: Path,
     *,
     adapter: Path | None,
-    rows: list[dict[str, Any]],
-    held_out: list[dict[str, Any]],
+    rows: list[Row],
+    held_out: list[Row],
     sample: Sample,
 ) -> Questions:
     config = read_config(reference)
@@ -91,7 +93,7 @@ def questions_of(
     strings = verify_tokens.with_composed_forms(
         [
             *(row["rendered"] for row in rows),
-            *(one["text"] for one in (rendered or [])[: len(template.CONVERSATIONS)] if "text" in one),
+            *(one.text for one in (rendered or [])[: len(template.CONVERSATIONS)] if one.text is not None),
             *verify_tokens.HARD_STRINGS,
             *verify_tokens.special_strings(tokenizer),
         ]

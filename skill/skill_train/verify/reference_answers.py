@@ -13,7 +13,8 @@ from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from skill_train.llama.logit_distance import compare_logits, join, summarize
+from skill_train.llama.inference import Sequence
+from skill_train.llama.logit_distance import Distance, compare_logits, join, summarize
 from skill_train.reference.load import logits
 from skill_train.reference.low_memory import frugal_model
 from skill_train.reference.rounded_merge import Rounding, rounded
@@ -26,14 +27,6 @@ if TYPE_CHECKING:
 
 _PASS_TOKENS = 512  # of 152,000 logits each: 311 MB
 _PASS_COST = 40  # tokens: reading the weights of 494M takes as long as computing so many (2 cores, 2026-11)
-
-
-@dataclass(frozen=True)
-class Sequence:
-    """Tokens that are compared; `first` is the row of its first token in the files of logits."""
-
-    ids: list[int]
-    first: int
 
 
 @dataclass(frozen=True)
@@ -58,7 +51,7 @@ class Measured:
         rounded: logits [tokens, vocabulary] of the reference with its weights rounded as the merge stored them; None
             where it rounded nothing, or nobody knows how.
         stored: the type that they are rounded to.
-        cost: of `compare.summarize`: how far that is from the reference.
+        cost: how far that is from the reference.
         noise: of a mixture of experts, the same by type of file: how far rounding what goes into products to that type
             puts it from what files are made of.
     """
@@ -73,8 +66,8 @@ class Measured:
     sample: Sample = field(default_factory=Sample)
     rounded: Path | None = None
     stored: str = ""
-    cost: dict[str, Any] | None = None
-    noise: dict[str, dict[str, Any]] = field(default_factory=dict)
+    cost: Distance | None = None
+    noise: dict[str, Distance] = field(default_factory=dict)
 
     @property
     def made_of(self) -> Path:
@@ -188,8 +181,8 @@ def _with_noise(model: Any, found: Measured, folder: Path) -> Measured:
     return replace(found, noise=noise)
 
 
-def _distance(model: Any, reference: Path, file: Path, found: Measured) -> dict[str, Any] | None:
-    """Of `compare.summarize`: how far the model is, on the same texts, from the logits in a file. Its own go into
+def _distance(model: Any, reference: Path, file: Path, found: Measured) -> Distance | None:
+    """How far the model is, on the same texts, from the logits in a file. Its own go into
     `file`. None where no token follows another."""
     import numpy as np
 

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from skill_train.core.console import Bar
+from skill_train.core.digests import FileDigest
 from skill_train.core.errors import DecisionNeeded, NativeCrash, VerificationFailed
-from skill_train.core.worker import ending, run_worker
+from skill_train.core.worker import ending
+from skill_train.llama import inference
 from skill_train.llama.gguf_header import GgufFile, read_gguf
+from skill_train.llama.inference import Job, Prompt, Result
+from skill_train.llama.template import Conversation, Rendered
 from skill_train.machine.read import available_memory_bytes, physical_cores
-from skill_train.run import folder as run_dir
+from skill_train.run import export_record, merge_record
+from skill_train.run.export_record import ExportedFile
+from skill_train.run.verify_record import Check, NotChecked
 from skill_train.verify import check_answers as verify_answers
 from skill_train.verify import check_header as verify_file
 from skill_train.verify import check_logits as verify_logits
@@ -21,7 +28,7 @@ from skill_train.verify import check_template as template
 from skill_train.verify import check_tokens as verify_tokens
 from skill_train.verify import check_vocabulary as verify_vocabulary
 from skill_train.verify import template_branches as verify_branches
-from skill_train.verify.check import Check, NotChecked
+from skill_train.verify.check_template import Own
 from skill_train.verify.metadata import check as verify_metadata
 from skill_train.verify.questions import Subject
 from skill_train.verify.reference_answers import first_of
@@ -30,26 +37,15 @@ from skill_train.verify.weights import check as verify_weights
 from skill_train.verify.weights import tensors as verify_tensors
 
 Warn = Callable[[str, str], None]
-WORKER = "skill_train.llama.inference_worker"
 _UNQUANTIZED = ("f32", "f16", "bf16")
 _ROOM = 8  # tokens of context to spare
 _AT_ONCE = 2  # files; three took 5 to 9 s at 0.5B on 2 cores where two take 4.2
 _WORK_BYTES = 700_000_000  # of llama.cpp for 128 tokens of a model with 152,000 tokens, and of Python
-_NOTHING: dict[str, Any] = {
-    "vocabulary": None,
-    "plain": [],
-    "special": [],
-    "sequences": [],
-    "tuned": None,
-    "base": None,
-    "base_rows": 0,
-    "scored": [],
-}
 _PLAIN = ("Hello world", "12 + 30 = 42", "\n")  # texts that get BOS and EOS where the tokenizer adds them
 
 
 @dataclass
-class Proof:
+class Findings:
     """What was found so far."""
 
     checks: list[Check] = field(default_factory=list)
@@ -82,27 +78,27 @@ class Known:
 
     files: list[GgufFile]
     weights: verify_weights.Weights
-    own_templates: dict[str, Any]
+    own_templates: dict[str, Own]
     draft: Draft
 
 
 def judge(
     ggufs: list[Path],
     subject: Subject,
-    proof: Proof,
+    found: Findings,
     run: Path,
-    digests: dict[str, Any],
+    digests: dict[str, FileDigest],
     warn: Warn,
     progress: Bar,
     known: Known | None = None,
 ) -> None:
-    """Adds what is found to `proof`.
+    """Adds what is found to `found`.
 
     llama.cpp runs two files at once where memory has room for them: parts of a run use one core only. On two cores, a
     third would only make the others wait.
     """
     if known is None:
-        files = readable(ggufs, proof)
+        files = readable(ggufs, found)
         weights = verify_weights.check_weights(files, subject.reference, subject.adapter)
         known = Known(files, weights, own_templates(files, subject.conversations), Draft())
     exports, files = export_records(run), known.files
@@ -114,17 +110,17 @@ def judge(
         for number, (gguf, started) in enumerate(zip(files, runs, strict=True)):
             name = gguf.path.name
             progress(number + 1, len(ggufs) + 1, name)
-            proof.add(verify_file.check_file(gguf))
-            proof.add(verify_file.check_digest(gguf, digests[name], exports.get(name)))
+            found.add(verify_file.check_file(gguf))
+            found.add(verify_file.check_digest(gguf, digests[name], exports.get(name)))
             for one in known.weights[name]:
-                proof.add(one)
+                found.add(one)
             right = all(_all_known(known.weights[each.path.name], each) for each in (gguf, plain or gguf))
-            _judge_static(gguf, plain if plain is not gguf else None, subject, proof, right)
-            _judge_running(gguf, subject, started, proof, _limits(gguf, subject, run))
+            _judge_static(gguf, plain if plain is not gguf else None, subject, found, right)
+            _judge_running(gguf, subject, started, found, _limits(gguf, subject, run))
     progress(len(ggufs) + 1, len(ggufs) + 1, "done")
 
 
-def own_templates(files: list[GgufFile], conversations: list[dict[str, Any]]) -> dict[str, Any]:
+def own_templates(files: list[GgufFile], conversations: list[Conversation]) -> dict[str, Own]:
     """What each chat template of the files makes of the conversations; files of one run share one."""
     by_identity = {template.identity(gguf): gguf for gguf in files}
     return {key: template.render_own(gguf, conversations) for key, gguf in by_identity.items()}
@@ -136,14 +132,14 @@ def draft_of(files: list[GgufFile], prompts: list[list[int]], most: int, referen
     gguf = unquantized(files) or (files[0] if files else None)
     if gguf is None or not prompts or not have_room([gguf], reference_bytes):
         return Draft()
-    job = {
-        "gguf": str(gguf.path),
-        "context_tokens": max(map(len, prompts), default=0) + most + _ROOM,
-        "threads": max(1, physical_cores() // 2),
-        "prompts": [{"ids": ids, "most": most} for ids in prompts],
-    }
+    job = Job(
+        gguf=str(gguf.path),
+        context_tokens=max(map(len, prompts), default=0) + most + _ROOM,
+        threads=max(1, physical_cores() // 2),
+        prompts=[Prompt(ids, most) for ids in prompts],
+    )
     try:
-        return Draft(gguf, run_worker(WORKER, _NOTHING | job)["answers"])
+        return Draft(gguf, inference.ask(job).answers)
     except (VerificationFailed, NativeCrash, DecisionNeeded):
         return Draft()
 
@@ -159,12 +155,21 @@ def have_room(files: list[GgufFile], beside_bytes: int = 0) -> bool:
 
 
 @dataclass(frozen=True)
+class Shipped:
+    """What a user of a file would send for one row; `refused` says why the file's template writes nothing."""
+
+    chat: bool
+    text: str | None
+    refused: str = ""
+
+
+@dataclass(frozen=True)
 class _Run:
     """llama.cpp at work on a file: what it was sent, and its result to come."""
 
-    own: Any
-    shipped: list[dict[str, Any]]
-    result: Future[dict[str, Any]]
+    own: Own
+    shipped: list[Shipped]
+    result: Future[Result]
     drafted: list[list[int]]
 
 
@@ -177,8 +182,8 @@ def _started(
     job = job_of(gguf, subject, shipped, threads=max(1, physical_cores() // at_once) + more)
     drafted = known.draft.answers if gguf is known.draft.gguf else []
     if drafted:
-        job["prompts"] = []
-    return _Run(own, shipped, pool.submit(run_worker, WORKER, job), drafted)
+        job = msgspec.structs.replace(job, prompts=[])
+    return _Run(own, shipped, pool.submit(inference.ask, job), drafted)
 
 
 def _all_known(weights: list[Check | NotChecked], gguf: GgufFile) -> bool:
@@ -187,67 +192,62 @@ def _all_known(weights: list[Check | NotChecked], gguf: GgufFile) -> bool:
     return any(one.figures["looked_at"] == len(gguf.tensors) for one in good)
 
 
-def readable(ggufs: list[Path], proof: Proof) -> list[GgufFile]:
+def readable(ggufs: list[Path], found: Findings) -> list[GgufFile]:
     """The files whose header makes sense; the others fail here, and llama.cpp never sees them."""
     files = []
     for path in ggufs:
         try:
             files.append(read_gguf(path))
         except VerificationFailed as error:
-            proof.add(Check("file", path.name, "fail", path.stat().st_size, "whole", error.message))
-            proof.add(NotChecked("everything else", path.name, "the file is damaged"))
+            found.add(Check("file", path.name, "fail", path.stat().st_size, "whole", error.message))
+            found.add(NotChecked("everything else", path.name, "the file is damaged"))
     return files
 
 
-def export_records(run: Path) -> dict[str, Any]:
+def export_records(run: Path) -> dict[str, ExportedFile]:
     """Digests by file name, as the steps that made them recorded them."""
-    found: dict[str, Any] = {}
-    for step in ("convert", "quantize", "lora_gguf"):
-        file = run / f"{step}.json"
-        outputs = run_dir.read_json(file).get("outputs", {}) if file.is_file() else {}
-        found |= {Path(name).name: digest for name, digest in outputs.items()}
-    return found
+    return {Path(name).name: made for name, made in export_record.outputs(run).items()}
 
 
-def _judge_static(gguf: GgufFile, unquantized: GgufFile | None, subject: Subject, proof: Proof, known: bool) -> None:
+def _judge_static(gguf: GgufFile, unquantized: GgufFile | None, subject: Subject, found: Findings, known: bool) -> None:
     output = verify_tensors.output_of_its_own(subject.reference, subject.adapter)
-    proof.add(verify_file.check_types(gguf))
-    proof.add(verify_metadata.check_metadata(gguf, subject.config))
+    found.add(verify_file.check_types(gguf))
+    found.add(verify_metadata.check_metadata(gguf, subject.config))
     if (window := verify_metadata.check_window(gguf.path.name, subject.config)) is not None:
-        proof.add(window)
+        found.add(window)
     own = subject.vocabulary
-    proof.add(verify_vocabulary.check_vocabulary(gguf, subject.tokenizer, own, subject.files, subject.config))
-    proof.add(
+    found.add(verify_vocabulary.check_vocabulary(gguf, subject.tokenizer, own, subject.files, subject.config))
+    found.add(
         verify_tensors.check_tensors(
             gguf, unquantized=unquantized, needs_output=output, reference=subject.reference, known=known
         )
     )
 
 
-def _judge_running(gguf: GgufFile, subject: Subject, run: _Run, proof: Proof, bounds: Limits) -> None:
+def _judge_running(gguf: GgufFile, subject: Subject, run: _Run, found: Findings, bounds: Limits) -> None:
     file, measured = gguf.path.name, subject.measured
     text = verify_branches.text_difference(gguf, subject.tokenizer)
-    proof.add(template.check_chat_template(file, own=run.own, reference=subject.rendered, text=text))
+    found.add(template.check_chat_template(file, own=run.own, reference=subject.rendered, text=text))
     try:
         result = run.result.result()
     except (VerificationFailed, NativeCrash) as error:
-        proof.add(Check("loads", file, "fail", error.code, "runs", f"{error.message} ({error.got[-200:]})"))
-        proof.add(NotChecked("everything else", file, "llama.cpp cannot run the file"))
+        found.add(Check("loads", file, "fail", error.code, "runs", f"{error.message} ({error.got[-200:]})"))
+        found.add(NotChecked("everything else", file, "llama.cpp cannot run the file"))
         return
-    proof.add(Check("loads", file, "pass", "runs", "runs", f"llama.cpp loads it, {result['facts']['tokens']} tokens"))
+    found.add(Check("loads", file, "pass", "runs", "runs", f"llama.cpp loads it, {result.facts.tokens} tokens"))
     for check in _answered(gguf, result, subject, run.shipped):
-        proof.add(check)
+        found.add(check)
     cost = measured.cost["mean_kl"] if measured.cost and measured.stored else None
-    proof.add(verify_logits.check_logits(file, result["figures"], bounds, measured.stored, cost))
-    proof.add(verify_logits.check_tuned(file, result["change"], bounds, measured.why_no_base, measured.stored, cost))
-    given = run.drafted or result["answers"]
-    proof.add(verify_answers.check_answers(file, measured.answers, given, bounds, subject.tokenizer))
+    found.add(verify_logits.check_logits(file, result.figures, bounds, result.trained_kl, measured.stored, cost))
+    found.add(verify_logits.check_tuned(file, result.change, bounds, measured.why_no_base, measured.stored, cost))
+    given = run.drafted or result.answers
+    found.add(verify_answers.check_answers(file, measured.answers, given, bounds, subject.tokenizer))
 
 
 def _limits(gguf: GgufFile, subject: Subject, run: Path) -> Limits:
     """By what the merge stored; without its record by what the base does."""
     record = run / "merge.json"
-    merged = run_dir.read_json(record).get("changes", {}).get("stored_dtype") if record.is_file() else None
+    merged = merge_record.read(record).changes["stored_dtype"] if record.is_file() else None
     stored = merged or subject.config.get("dtype") or subject.config.get("torch_dtype")
     known = subject.measured.rounded is not None  # what rounding costs is measured then, and part of the reference
     rounded = subject.adapter is not None and stored in ("BF16", "bfloat16") and not known
@@ -255,29 +255,27 @@ def _limits(gguf: GgufFile, subject: Subject, run: Path) -> Limits:
     return of_this_model(bounds, subject.measured.cost, verify_file.file_type(gguf), subject.measured.noise)
 
 
-def _answered(
-    gguf: GgufFile, result: dict[str, Any], subject: Subject, shipped: list[dict[str, Any]]
-) -> list[Check | NotChecked]:
+def _answered(gguf: GgufFile, result: Result, subject: Subject, shipped: list[Shipped]) -> list[Check | NotChecked]:
     """Checks of tokens, of the worker's answers in the order in which `job_of` asked."""
     file, count, tokenizer = gguf.path.name, len(subject.texts), subject.tokenizer
     turn_end = template.turn_end(tokenizer)
     ends = {*subject.stops, tokenizer.eos_token_id, turn_end} - {None}
-    plain = list(zip(_PLAIN, result["special"], strict=False))
-    chats, others = iter(result["plain"][count:]), iter(result["special"][len(_PLAIN) :])
+    plain = list(zip(_PLAIN, result.special, strict=False))
+    chats, others = iter(result.plain[count:]), iter(result.special[len(_PLAIN) :])
     ids: list[list[int] | str] = [
-        one["refused"] if "refused" in one else next(chats if one["chat"] else others) for one in shipped
+        one.refused if one.text is None else next(chats if one.chat else others) for one in shipped
     ]
     return [
-        verify_tokens.check_tokens(file, subject.texts, result["plain"][:count], tokenizer),
+        verify_tokens.check_tokens(file, subject.texts, result.plain[:count], tokenizer),
         verify_tokens.check_special_tokens(
             file,
-            result["facts"],
+            result.facts,
             tokenizer=tokenizer,
             stops=subject.stops - template.openers(tokenizer),
             turn_end=turn_end,
             plain=plain,
         ),
-        verify_vocabulary.check_stops(gguf, result["facts"]["end_of_generation"], ends),
+        verify_vocabulary.check_stops(gguf, result.facts.end_of_generation, ends),
         verify_tokens.check_trained(
             file,
             subject.rows,
@@ -289,47 +287,42 @@ def _answered(
     ]
 
 
-def _shipped_texts(own: list[dict[str, str]] | str | None, subject: Subject, warn: Warn) -> list[dict[str, Any]]:
-    """For each row the text that a user of the file would send: `{"chat", "text"}` or `{"chat", "refused"}`."""
+def _shipped_texts(own: Own, subject: Subject, warn: Warn) -> list[Shipped]:
+    """For each row the text that a user of the file would send."""
     first, why = len(template.CONVERSATIONS), own if isinstance(own, str) else "it has no chat template"
     rendered = iter(zip(own[first:], (subject.rendered or own)[first:], strict=True) if isinstance(own, list) else [])
-    made: list[dict[str, Any]] = []
+    made: list[Shipped] = []
     for row in subject.rows:
         if row["kind"] != "chat":
-            made.append({"chat": False, "text": row["rendered"]})
+            made.append(Shipped(False, row["rendered"]))
             continue
-        by_file, by_reference = next(rendered, ({"refused": why}, {"refused": why}))
+        by_file, by_reference = next(rendered, (Rendered(refused=why), Rendered(refused=why)))
         if by_file == by_reference and template.reads_clock(subject.tokenizer):
             warn(
                 "date_in_template",
                 "the chat template writes the date, so prompts differ from those of the training day",
             )
-            by_file = {"text": row["rendered"]}
-        made.append({"chat": True, **by_file})
+            by_file = Rendered(row["rendered"])
+        made.append(Shipped(True, by_file.text, by_file.refused))
     return made
 
 
-def job_of(gguf: GgufFile, subject: Subject, shipped: list[dict[str, Any]], threads: int) -> dict[str, Any]:
+def job_of(gguf: GgufFile, subject: Subject, shipped: list[Shipped], threads: int) -> Job:
     """What the worker is asked of one file. Args: shipped: of `_shipped_texts`."""
     measured = subject.measured
     coarse = verify_file.file_type(gguf) not in _UNQUANTIZED
     tokens = measured.sample.quantized_tokens if coarse else measured.sample.tokens
-    sent = [one for one in shipped if "text" in one]
-    return {
-        "gguf": str(gguf.path),
-        "context_tokens": measured.longest + _ROOM,
-        "threads": threads,
-        "vocabulary": measured.vocabulary,
-        "plain": [*subject.texts, *(one["text"] for one in sent if one["chat"])],
-        "special": [*_PLAIN, *(one["text"] for one in sent if not one["chat"])],
-        "sequences": [asdict(sequence) for sequence in first_of(measured.sequences, tokens)],
-        "tuned": str(measured.made_of),
-        "trained": str(measured.tuned) if measured.made_of != measured.tuned else None,
-        "base": str(measured.base) if measured.base else None,
-        "base_rows": measured.base_rows,
-        "prompts": [
-            {"ids": answer.prompt, "most": measured.sample.answer_tokens, "expected": answer.ids}
-            for answer in measured.answers
-        ],
-        "scored": [],
-    }
+    return Job(
+        gguf=str(gguf.path),
+        context_tokens=measured.longest + _ROOM,
+        threads=threads,
+        vocabulary=measured.vocabulary,
+        plain=[*subject.texts, *(one.text for one in shipped if one.chat and one.text is not None)],
+        special=[*_PLAIN, *(one.text for one in shipped if not one.chat and one.text is not None)],
+        sequences=first_of(measured.sequences, tokens),
+        tuned=str(measured.made_of),
+        trained=str(measured.tuned) if measured.made_of != measured.tuned else None,
+        base=str(measured.base) if measured.base else None,
+        base_rows=measured.base_rows,
+        prompts=[Prompt(answer.prompt, measured.sample.answer_tokens, answer.ids) for answer in measured.answers],
+    )

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from skill_train.llama.template import Conversation
 from skill_train.reference.load import NEUTRAL_TEXTS, context_length
+from skill_train.run.train_record import Row
 from skill_train.verify.check_template import CONVERSATIONS, render_reference
 
 PROMPTS = 4
@@ -35,7 +37,7 @@ def sample_of(weights: int, tokens: int | None) -> Sample:
     return chosen if tokens is None else replace(chosen, tokens=tokens, quantized_tokens=tokens)
 
 
-def texts(rows: list[dict[str, Any]], *, tokenizer: Any, config: dict[str, Any], most: int) -> list[list[int]]:
+def texts(rows: list[Row], *, tokenizer: Any, config: dict[str, Any], most: int) -> list[list[int]]:
     """Token ids to compare logits on, at most `most` in all: of rows in their order, then of built-in texts if few."""
     longest = min(_LONGEST, (context_length(config) or _LONGEST))
     chosen = _fill([row["input_ids"] for row in rows], longest, most)
@@ -46,7 +48,7 @@ def texts(rows: list[dict[str, Any]], *, tokenizer: Any, config: dict[str, Any],
     return _fill([*chosen, *built_in], longest, most)
 
 
-def prompts(rows: list[dict[str, Any]], *, tokenizer: Any, config: dict[str, Any], sample: Sample) -> list[list[int]]:
+def prompts(rows: list[Row], *, tokenizer: Any, config: dict[str, Any], sample: Sample) -> list[list[int]]:
     """Token ids of a few prompts to answer: the short ones of some rows, or built in."""
     made = [ids for row in rows[: 4 * sample.prompts] if (ids := _prompt(row, tokenizer))]
     if not made:
@@ -68,12 +70,12 @@ def _fill(sequences: list[list[int]], longest: int, most: int) -> list[list[int]
 def _chats(tokenizer: Any, *, generation_prompt: bool) -> list[list[int]]:
     if not tokenizer.chat_template:
         return []
-    wanted = [one for one in CONVERSATIONS if one["add_generation_prompt"] is generation_prompt]
-    rendered = (one["text"] for one in render_reference(tokenizer, wanted) if "text" in one)
+    wanted = [one for one in CONVERSATIONS if one.add_generation_prompt is generation_prompt]
+    rendered = [one.text for one in render_reference(tokenizer, wanted) if one.text is not None]
     return [tokenizer(text, add_special_tokens=False).input_ids for text in rendered]
 
 
-def _prompt(row: dict[str, Any], tokenizer: Any) -> list[int]:
+def _prompt(row: Row, tokenizer: Any) -> list[int]:
     """What comes before the last answer of a row; empty when there is no answer to give."""
     if row["kind"] == "completion":
         return list(tokenizer(row["prompt"]).input_ids)
@@ -83,9 +85,10 @@ def _prompt(row: dict[str, Any], tokenizer: Any) -> list[int]:
     if "assistant" not in roles:
         return []
     last = len(roles) - 1 - roles[::-1].index("assistant")
-    asked = {"messages": row["messages"][:last], "tools": row.get("tools"), "add_generation_prompt": True}
-    rendered = render_reference(tokenizer, [asked])[0] if last else {}
-    return tokenizer(rendered["text"], add_special_tokens=False).input_ids if "text" in rendered else []
+    if not last:
+        return []
+    [rendered] = render_reference(tokenizer, [Conversation(row["messages"][:last], row.get("tools"), True)])
+    return [] if rendered.text is None else tokenizer(rendered.text, add_special_tokens=False).input_ids
 
 
 def _half(ids: list[int]) -> list[int]:

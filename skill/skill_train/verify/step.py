@@ -16,12 +16,13 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from skill_train.core.console import Bar
+from skill_train.core.digests import digests, file_digest
 from skill_train.core.errors import UsageError
+from skill_train.core.peak_memory import peak_memory_bytes
 from skill_train.core.worker import ending, llama_cpp_folder
 from skill_train.llama.gguf_header import GgufFile
 from skill_train.model.foreign_files import require_sound, require_sound_files
@@ -29,17 +30,29 @@ from skill_train.model.sidecar_files import model_digests
 from skill_train.model.weight_files import read_folder
 from skill_train.reference.low_memory import frugal_model, is_plain, peak_bytes
 from skill_train.reference.rounded_merge import Rounding, rounding_of
-from skill_train.run import folder as run_dir
+from skill_train.run import records, verify_record
+from skill_train.run.folder import StepResult, require_writable, versions
+from skill_train.run.train_record import Row
+from skill_train.run.verify_record import Proof, ProofInputs, ProofOptions
 from skill_train.verify.check import worst
 from skill_train.verify.check_adapter import judge_adapters, of_kind
 from skill_train.verify.questions import Questions, Subject, questions_of
 from skill_train.verify.reference_answers import Measured, measure, measure_base, measure_rounded
-from skill_train.verify.run_checks import Draft, Known, Proof, draft_of, judge, own_templates, readable
+from skill_train.verify.run_checks import Draft, Findings, Known, draft_of, judge, own_templates, readable
 from skill_train.verify.sample_texts import Sample, sample_of
 from skill_train.verify.weights.check import Weights, compare_weights, compared_bytes
 
 Warn = Callable[[str, str], None]
 _OF_A_PROOF = {"checks", "not_checked", "samples"}
+
+
+@dataclass(frozen=True)
+class _Scope:
+    """What a proof is a proof of."""
+
+    inputs: ProofInputs
+    options: ProofOptions
+    versions: dict[str, str | None]
 
 
 def verify(
@@ -48,15 +61,16 @@ def verify(
     adapter: Path | None,
     base: Path | None,
     ggufs: list[Path],
-    rows: list[dict[str, Any]],
-    held_out: list[dict[str, Any]],
+    rows: list[Row],
+    held_out: list[Row],
     record: Path,
     tokens: int | None = None,
     unread: tuple[tuple[str, str], ...] = (),
     progress: Bar,
     warn: Warn,
-) -> dict[str, Any]:
-    """The proof, as written to `record`: `verdict`, `checks`, `not_checked`, `samples`, versions and digests.
+) -> StepResult[Proof]:
+    """The proof, as written to `record`. One of the same inputs, options and versions stays, and any other is replaced,
+    because a proof of other files is worth nothing.
 
     Args:
         reference: model folder. With `adapter` on top, or as it is (a merged or plain model).
@@ -67,9 +81,6 @@ def verify(
         tokens: most tokens to compare logits on; None takes what `verify_texts.sample_of` has for the model's size.
         unread: names of files that belong here and cannot be judged, each with the reason.
 
-    A record of the same inputs, options and versions is returned as it is, with `reused`; any other is replaced,
-    because a proof of other files is worth nothing.
-
     Raises:
         UsageError: nothing to judge, a file is missing, or the record cannot be written.
         NotInstalled: transformers, peft, gguf or llama-cpp-python is missing.
@@ -79,28 +90,26 @@ def verify(
     _require_proof(record)
     sample = sample_of(_weights(reference), tokens)
     with ending(ThreadPoolExecutor(3)) as beside:  # what needs no reference is done while it is read and at work
-        fixing = beside.submit(_fixed, reference, adapter, base, ggufs, rows, held_out, sample, unread)
-        earlier = _earlier(record, fixing.result()) if record.is_file() else None
+        scoping = beside.submit(_scope, reference, adapter, base, ggufs, rows, held_out, sample, unread)
+        earlier = _earlier(record, scoping.result()) if record.is_file() else None
         if earlier is not None:
-            return earlier | {"reused": True}
-        run_dir.require_writable(record.parent)
-        proof = Proof()
-        files, adapters = of_kind(readable(ggufs, proof), unread, proof)
+            return StepResult(earlier, reused=True)
+        require_writable(record.parent)
+        found = Findings()
+        files, adapters = of_kind(readable(ggufs, found), unread, found)
         progress(0, len(ggufs) + 1, "reference")
         asked = questions_of(reference, adapter=adapter, rows=rows, held_out=held_out or rows, sample=sample)
         busy = peak_bytes(reference, adapter) + compared_bytes(adapter)
         drafting = beside.submit(draft_of, files, asked.prompts, sample.answer_tokens, busy)
         rendering = beside.submit(own_templates, files, asked.conversations)
-        with tempfile.TemporaryDirectory(prefix="skill-train-verify-") as folder:
+        with tempfile.TemporaryDirectory(prefix="skill-train-verify-") as scratch:
             rounding = rounding_of(record.parent / "merge.json", reference) if adapter and files else None
-            measured, weights = _measure(asked, base, sample, files, Path(folder), drafting, rounding)
+            measured, weights = _measure(asked, base, sample, files, Path(scratch), drafting, rounding)
             subject = Subject(**vars(asked), measured=measured)
-            known, fixed = Known(files, weights, rendering.result(), drafting.result()), fixing.result()
-            digests = fixed["inputs"]["ggufs"]
-            judge(ggufs, subject, proof, record.parent, digests, warn, progress, known)
-            judge_adapters(adapters, subject, proof, record.parent, digests, Path(folder))
-    figures = {"samples": subject.samples, "seconds": round(time.monotonic() - started, 2)}
-    return _write(record, fixed, proof, figures)
+            known, scope = Known(files, weights, rendering.result(), drafting.result()), scoping.result()
+            judge(ggufs, subject, found, record.parent, scope.inputs.ggufs, warn, progress, known)
+            judge_adapters(adapters, subject, found, record.parent, scope.inputs.ggufs, Path(scratch))
+    return StepResult(_written(record, scope, found, subject.samples, time.monotonic() - started))
 
 
 def _measure(
@@ -135,18 +144,23 @@ def _measure(
     return measured, weights
 
 
-def _write(record: Path, fixed: dict[str, Any], proof: Proof, figures: dict[str, Any]) -> dict[str, Any]:
-    return run_dir.write_record(
-        record,
-        **fixed,
-        outputs={},
-        verdict=worst(check.verdict for check in proof.checks),
-        checks=[asdict(check) for check in proof.checks],
-        not_checked=[asdict(one) for one in proof.not_checked],
-        **figures,
-        peak_memory_bytes=run_dir.peak_memory_bytes(),
-        peak_memory_children_bytes=run_dir.peak_memory_bytes(children=True),
+def _written(record: Path, scope: _Scope, found: Findings, samples: dict[str, int], seconds: float) -> Proof:
+    proof = Proof(
+        step=record.stem,
+        inputs=scope.inputs,
+        options=scope.options,
+        versions=scope.versions,
+        verdict=worst(check.verdict for check in found.checks),
+        checks=found.checks,
+        not_checked=found.not_checked,
+        samples=samples,
+        seconds=round(seconds, 2),
+        peak_memory_bytes=peak_memory_bytes(),
+        peak_memory_children_bytes=peak_memory_bytes(children=True),
+        finished_at=records.timestamp(),
     )
+    records.write(record, proof)
+    return proof
 
 
 def _require(ggufs: list[Path], reference: Path, adapter: Path | None, base: Path | None) -> None:
@@ -177,7 +191,7 @@ def _require(ggufs: list[Path], reference: Path, adapter: Path | None, base: Pat
 
 def _require_proof(record: Path) -> None:
     """Only a proof is replaced."""
-    found = run_dir.read_json(record) if record.is_file() else None
+    found = records.read_json(record) if record.is_file() else None
     if os.path.lexists(record) and not (isinstance(found, dict) and found.keys() >= _OF_A_PROOF):
         raise UsageError(
             f"{record} already exists and is not a proof",
@@ -188,40 +202,38 @@ def _require_proof(record: Path) -> None:
         )
 
 
-def _fixed(
+def _scope(
     reference: Path,
     adapter: Path | None,
     base: Path | None,
     ggufs: list[Path],
-    rows: list[dict[str, Any]],
-    held_out: list[dict[str, Any]],
+    rows: list[Row],
+    held_out: list[Row],
     sample: Sample,
     unread: tuple[tuple[str, str], ...],
-) -> dict[str, Any]:
-    """What a proof is a proof of."""
-    return {
-        "inputs": {
-            "reference": model_digests(reference),
-            "adapter": run_dir.digests(adapter) if adapter else None,
-            "base": None if base is None else "the reference" if base == reference else model_digests(base),
-            "ggufs": {path.name: run_dir.file_digest(path) for path in ggufs},
-            "rows": _digest(rows),
-            "held_out": _digest(held_out),
-            "unread": [list(each) for each in unread],
-        },
-        "options": {"tokens": sample.tokens},
-        "versions": run_dir.versions("llama-cpp-python", "gguf", "transformers", "torch", "peft"),
-    }
+) -> _Scope:
+    inputs = ProofInputs(
+        reference=model_digests(reference),
+        adapter=digests(adapter) if adapter else None,
+        base=None if base is None else "the reference" if base == reference else model_digests(base),
+        ggufs={path.name: file_digest(path) for path in ggufs},
+        rows=_digest(rows),
+        held_out=_digest(held_out),
+        unread=[list(each) for each in unread],
+    )
+    libraries = versions("llama-cpp-python", "gguf", "transformers", "torch", "peft")
+    return _Scope(inputs, ProofOptions(sample.tokens), libraries)
 
 
 def _weights(model: Path) -> int:
     return sum(math.prod(stored.shape) for shard in read_folder(model) for stored in shard.tensors.values())
 
 
-def _digest(rows: list[dict[str, Any]]) -> str:
+def _digest(rows: list[Row]) -> str:
     return hashlib.sha256(json.dumps(rows, sort_keys=True).encode()).hexdigest()
 
 
-def _earlier(record: Path, fixed: dict[str, Any]) -> dict[str, Any] | None:
-    earlier: dict[str, Any] = run_dir.read_json(record)
-    return earlier if all(earlier.get(key) == value for key, value in fixed.items()) else None
+def _earlier(record: Path, scope: _Scope) -> Proof | None:
+    earlier = verify_record.read(record)
+    same = (earlier.inputs, earlier.options, earlier.versions) == (scope.inputs, scope.options, scope.versions)
+    return earlier if same else None

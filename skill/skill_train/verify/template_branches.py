@@ -10,7 +10,8 @@ from itertools import cycle, islice
 from typing import Any
 
 from skill_train.llama.gguf_header import GgufFile
-from skill_train.verify.check import Verdict
+from skill_train.llama.template import Conversation, Message
+from skill_train.run.records import Verdict
 from skill_train.verify.check_template import first_difference, render_text
 
 _KEY = "tokenizer.chat_template"
@@ -22,28 +23,28 @@ _TOOL: dict[str, Any] = {
         "parameters": {"type": "object", "properties": {"place": {"type": "string"}}, "required": ["place"]},
     },
 }
-_SYSTEM: dict[str, Any] = {"role": "system", "content": "You are exact."}
-_USER: dict[str, Any] = {"role": "user", "content": "Is it raining in Oslo?"}
-_ASSISTANT: dict[str, Any] = {"role": "assistant", "content": "It is."}
+_SYSTEM: Message = {"role": "system", "content": "You are exact."}
+_USER: Message = {"role": "user", "content": "Is it raining in Oslo?"}
+_ASSISTANT: Message = {"role": "assistant", "content": "It is."}
 _CALLED: dict[str, Any] = {
     "id": "call_0001",
     "type": "function",
     "function": {"name": "weather", "arguments": {"place": "Oslo"}},
 }
-_CALL: dict[str, Any] = {"role": "assistant", "content": "", "tool_calls": [_CALLED]}
-_RESULT: dict[str, Any] = {"role": "tool", "name": "weather", "tool_call_id": "call_0001", "content": '{"rain": true}'}
-_THOUGHT: dict[str, Any] = {
+_CALL: Message = {"role": "assistant", "content": "", "tool_calls": [_CALLED]}
+_RESULT: Message = {"role": "tool", "name": "weather", "tool_call_id": "call_0001", "content": '{"rain": true}'}
+_THOUGHT: Message = {
     "role": "assistant",
     "content": "<think>\nI look.\n</think>\n\nIt is.",
     "reasoning_content": "I look.",
 }
 
 
-def _conversations() -> list[dict[str, Any]]:
+def _conversations() -> list[Conversation]:
     turns = [list(islice(cycle((_USER, _ASSISTANT)), count)) for count in (*range(1, 12), 20, 21)]
     called = [_USER, _CALL, _RESULT]
     twice = [_USER, {**_CALL, "tool_calls": [_CALLED, {**_CALLED, "id": "call_0002"}]}, _RESULT, _RESULT]
-    bodies: list[list[dict[str, Any]]] = [
+    bodies: list[list[Message]] = [
         *turns,
         called[:2],
         called,
@@ -59,9 +60,9 @@ def _conversations() -> list[dict[str, Any]]:
         [_USER, _USER],
         [_ASSISTANT],
     ]
-    starts: list[list[dict[str, Any]]] = [[], [_SYSTEM]]
+    starts: list[list[Message]] = [[], [_SYSTEM]]
     return [
-        {"messages": [*first, *body], "tools": tools, "add_generation_prompt": prompt}
+        Conversation([*first, *body], tools, prompt)
         for first in starts
         for body in bodies
         for tools in (None, [_TOOL])
@@ -95,7 +96,7 @@ def _rendered_difference(gguf: GgufFile, own: str, reference: str) -> tuple[Verd
     if isinstance(by_file, str) or isinstance(by_reference, str):
         return "fail", f"{where}, and it does not come to an end"
     for pair in zip(by_file, by_reference, strict=True):
-        if pair[0].get("text") != pair[1].get("text"):
+        if pair[0].text != pair[1].text:
             return "fail", f"{where}: {first_difference(*pair)}"
     return "warn", f"{where}; {len(conversations)} conversations render alike, others may not"
 

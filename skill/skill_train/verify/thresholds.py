@@ -14,9 +14,8 @@ matrix shifted by one, 0.7 to 1.5. What such a figure cannot tell, `tensors` and
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
-from skill_train.llama.logit_distance import SAME_LOSS
+from skill_train.llama.logit_distance import SAME_LOSS, Distance
 
 _FACTORS = (10.0, 15.0)
 
@@ -127,30 +126,28 @@ def limits(kind: str, *, merged_in_bf16: bool = False) -> Limits:
     )
 
 
-def of_this_model(
-    bounds: Limits, cost: dict[str, Any] | None, kind: str, noise: dict[str, dict[str, Any]] | None = None
-) -> Limits:
+def of_this_model(bounds: Limits, cost: Distance | None, kind: str, noise: dict[str, Distance] | None = None) -> Limits:
     """The bounds for files of a model that rounding to 16 bits moves so far: its own noise is part of them.
 
     llama.cpp rounds what goes into a product to the type of the file: f16 errs by an eighth of what bf16 does, and
     where a router's near-tie turns, the answers move in proportion. A sum of squares would move them by a 64th.
 
     Args:
-        cost: of `compare.summarize`, for weights in 16 bits; None where that was not measured.
+        cost: for weights in 16 bits; None where that was not measured.
         noise: of `verify_reference.Measured`: for a mixture, the same rounding by type of file. It counts instead.
     """
     if noise:
         return _with_noise(bounds, noise, kind)
-    if cost is None or cost["p99_kl"] is None or cost["trimmed_kl"] is None:
+    if cost is None or cost["p99_kl"] is None or cost["trimmed_kl"] is None or cost["max_kl"] is None:
         return bounds
     gap, more = _spread(cost["p99_kl"]), _OF_ROUNDING.get(kind, 1.0) * cost["trimmed_kl"]
     return replace(bounds, gap=_plus(bounds.gap, gap), kl=_plus(bounds.kl, more), far=cost["max_kl"])
 
 
-def _with_noise(bounds: Limits, noise: dict[str, dict[str, Any]], kind: str) -> Limits:
+def _with_noise(bounds: Limits, noise: dict[str, Distance], kind: str) -> Limits:
     """The noise of the file's own type; of bf16, which has 8 bits as well, for one of 8 bits or fewer."""
     own, times = noise.get("f16" if kind == "f32" else kind, noise["bf16"]), _OF_NOISE.get(kind, 1.0)
-    if None in (own["p99_kl"], own["trimmed_kl"], own["median_kl"], own["max_kl"]):
+    if own["p99_kl"] is None or own["trimmed_kl"] is None or own["median_kl"] is None or own["max_kl"] is None:
         return bounds
     return replace(
         bounds,

@@ -8,7 +8,8 @@ from typing import Any
 from skill_train.llama.gguf_header import GgufFile
 from skill_train.model.config import text_config, unread_window
 from skill_train.model.convertible import from_config as convertible
-from skill_train.verify.check import Check, Verdict
+from skill_train.run.records import Verdict
+from skill_train.run.verify_record import Check
 from skill_train.verify.metadata.rope import kind_of, table_faults
 from skill_train.verify.metadata.stated import (
     EXPECTED,

@@ -15,7 +15,8 @@ from skill_train.llama.gguf_header import GgufFile, Tensor
 from skill_train.model.adapter import Adapter, pattern_value, read_adapter
 from skill_train.model.lora_math import scaling
 from skill_train.model.weight_files import Stored, read_folder, read_tensor
-from skill_train.verify.check import Check, problems
+from skill_train.run.verify_record import Check
+from skill_train.verify.check import problems
 from skill_train.verify.weights.tensors import row_bound, row_errors, weights_of
 
 if TYPE_CHECKING:

@@ -16,7 +16,8 @@ from typing import Any
 from skill_train.llama.gguf_header import GgufFile, Tensor
 from skill_train.model.adapter import read_adapter
 from skill_train.reference.low_memory import frugal_model, merged_weights
-from skill_train.verify.check import Check, NotChecked, Verdict
+from skill_train.run.records import Verdict
+from skill_train.run.verify_record import Check, NotChecked
 from skill_train.verify.weights.arrangements import as_it_is, minus_exp, one_more
 from skill_train.verify.weights.computed import computed_tensors, metadata_of
 from skill_train.verify.weights.places import EMBEDDING, OUTPUT, TRIED, VOCABULARY, Place, Places, places

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from skill_train.llama.gguf_header import GgufFile, Tensor
 from skill_train.model.folder import read_config
 from skill_train.model.foreign_files import foreign_json
-from skill_train.verify.check import Check, problems
+from skill_train.run.verify_record import Check
+from skill_train.verify.check import problems
 
 if TYPE_CHECKING:
     import numpy as np

@@ -1,0 +1,37 @@
+"""What vLLM is asked of one model folder, and what it answers: the job of a child process and its result."""
+
+from __future__ import annotations
+
+import msgspec
+
+from skill_train.core.console import Bar
+from skill_train.core.worker import run_worker
+from skill_train.llama.inference import Prompt, Scored
+
+WORKER = "skill_train.evaluate.vllm_worker"
+
+
+class Job(msgspec.Struct, frozen=True):
+    """Rows whose losses are wanted, and prompts to answer."""
+
+    folder: str
+    context_tokens: int
+    scored: list[Scored]
+    prompts: list[Prompt]
+
+
+class Result(msgspec.Struct, frozen=True):
+    """What was answered, in the order of the job.
+
+    Attributes:
+        losses: the sum of -log p in nats over each row's trained tokens; None where it is not finite.
+    """
+
+    losses: list[float | None]
+    answers: list[list[int]]
+    answer_seconds: float
+
+
+def ask(job: Job, progress: Bar) -> Result:
+    """The result of one job, from a child process that gives the GPU's memory back."""
+    return msgspec.convert(run_worker(WORKER, msgspec.to_builtins(job), progress=progress), Result)

@@ -1,0 +1,76 @@
+"""What the outcome of the gate means: a refusal, with the figures beside it, or warnings."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from skill_train.core.errors import VerificationFailed
+from skill_train.core.files import write_json
+from skill_train.merge import check_logits as merge_gate
+from skill_train.run.merge_record import Changes, Gate, MergeRecord
+
+_COSTLY = 0.5  # from this share of the tuning's own effect on, in nats, what rounding does is worth a warning
+_OF_FINISHED = ("schema", "step", "outputs", "finished_at")  # keys that a failed merge has nothing for
+_KEPT = 0.9  # below this share of the change of the weights, rounding is worth a warning
+
+
+def judge(made: MergeRecord, record: Path, out: Path, warn: Callable[[str, str], None]) -> None:
+    """Warns, or keeps the failing figures beside the record and raises."""
+    outcome = made.gate
+    failed = (out.parent if record.parent == out else record.parent) / f"{record.stem}.failed.json"
+    failed.unlink(missing_ok=True)
+    if outcome["failures"]:
+        document = msgspec.to_builtins(made)
+        write_json(failed, {key: document[key] for key in document if key not in _OF_FINISHED})
+        raise VerificationFailed(
+            f"the merged model is not base + adapter: {'; '.join(outcome['failures'][:5])}",
+            code="merge_gate",
+            **_expected_and_got(outcome, failed),
+            hint=f"read {shlex.quote(str(failed))}"
+            if outcome["stored_dtype"] == "F32"
+            else "the same command with --dtype float32, which rounds nothing",
+        )
+    kept = made.changes.get("kept_after_rounding")
+    if kept is not None and kept < _KEPT:
+        warn(
+            "rounding_loss",
+            f"{outcome['stored_dtype']} keeps {kept:.0%} of the adapter's change; --dtype float32 all of it",
+        )
+    if cost := _rounding_cost(outcome, made.changes):
+        warn("rounding_cost", f"{cost}; --dtype float32 rounds nothing")
+    if not merge_gate.has_effect(outcome["effect"]):
+        warn("no_effect", "the adapter does not change the base's answers: was it trained, and is it the right one?")
+
+
+def _rounding_cost(outcome: Gate, changes: Changes) -> str:
+    """What rounding does to the model beside what the tuning does; empty where that is less than half."""
+    figures, stored, error = outcome["figures"], outcome["stored_dtype"], changes.get("rounding_error_of_change")
+    if outcome["by"] == "answers" and outcome["rounded"] is not None:
+        cost, moved = figures["mean_kl"] or 0.0, outcome["effect"]["kl_between"] or 0.0
+        if cost > _COSTLY * moved and merge_gate.has_effect(outcome["effect"]):
+            return (
+                f"rounding to {stored} moves the answers by {cost:.2g} nats, and the tuning itself by {moved:.2g} "
+                f"(mean KL divergence, {figures['tokens']} tokens)"
+            )
+    elif outcome["by"] == "weights" and error is not None and error**2 > _COSTLY:  # nats grow with the square
+        return f"rounding to {stored} moves the weights {error:.1f} times as far as the tuning does"
+    return ""
+
+
+def _expected_and_got(outcome: Gate, failed: Path) -> dict[str, str]:
+    figures, limits = outcome["figures"], outcome["limits"]
+    if outcome["by"] == "weights":
+        expected = f"rows within {limits['worst_row']:.2g} of their length ({outcome['stored_dtype']})"
+        return {"expected": expected, "got": f"{figures['worst_row']}; all figures in {failed}"}
+    moved = f"the adapter itself moves the base by {outcome['effect']['kl_between']} nats"
+    of = ""
+    if outcome["rounded"] is not None:
+        figures, of = outcome["rounded"], f" from base + adapter, rounded to {outcome['stored_dtype']}"
+    return {
+        "expected": f"mean KL divergence of at most {limits['mean_kl']:.3g} nats{of}",
+        "got": f"{figures['mean_kl']} nats; {moved}; all figures in {failed}",
+    }

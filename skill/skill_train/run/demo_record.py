@@ -1,0 +1,57 @@
+"""`demo.json`: one row for each stage of the chain, as it is written and read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from skill_train.core.digests import FileDigest
+from skill_train.run import records
+from skill_train.run.records import FileName, Number, StepSchema, Verdict, Whole
+
+
+class Stage(msgspec.Struct, frozen=True, kw_only=True):
+    """What one stage made.
+
+    Attributes:
+        stage: `base`, `adapter`, `merged`, or the type of a GGUF file.
+        exact_match: the share of the held-out `rows` that are answered to the letter.
+        mean_kl: divergence from what was trained, in nats; None where it was not measured.
+        verdict: None of the base, which nothing is asked of.
+    """
+
+    stage: str
+    bytes: Whole
+    exact_match: Number
+    rows: Whole
+    mean_kl: Number | None
+    tokens_per_second: Number | None
+    verdict: Verdict | None
+
+
+class DemoFigures(msgspec.Struct, frozen=True):
+    """The table, in the order of the chain."""
+
+    stages: list[Stage]
+
+
+class Demo(msgspec.Struct, frozen=True, kw_only=True):
+    """The table, and the records that it stands on."""
+
+    schema: StepSchema = "skill-train/step/1"
+    step: str = "demo"
+    inputs: dict[FileName, FileDigest]
+    options: dict[str, str] = {}
+    outputs: dict[FileName, FileDigest] = {}
+    figures: DemoFigures
+    finished_at: str
+
+
+def read(path: Path) -> Demo:
+    """The table in a file.
+
+    Raises:
+        UsageError: missing, no JSON, or not as `demo` writes it.
+    """
+    return records.read(path, Demo)

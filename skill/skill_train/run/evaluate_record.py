@@ -1,0 +1,138 @@
+"""`evaluate.json`: how good the models of a run are on its held-out rows, as it is written and read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from skill_train.core.digests import FileDigest
+from skill_train.run import records
+from skill_train.run.records import FileName, Number, StepSchema, Whole
+
+
+class ModelInputs(msgspec.Struct, frozen=True):
+    """What one model was read from.
+
+    Attributes:
+        model: the digest of a file, or those of a folder's files; `the folder of base` where it is that.
+        adapter: on top of the model, or merged into it.
+    """
+
+    model: dict[str, int | str | FileDigest] | str
+    adapter: dict[str, FileDigest] | None = None
+
+
+class EvaluationInputs(msgspec.Struct, frozen=True, kw_only=True):
+    """What was measured.
+
+    Attributes:
+        rows: sha256 of them.
+        scorer: the user's own.
+    """
+
+    models: dict[str, ModelInputs]
+    rows: str
+    scorer: FileDigest | None = None
+
+
+class EvaluationOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How it was measured."""
+
+    score: str
+    pattern: str | None = None
+    backend: str
+
+
+class ModelFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """What the tables show of one model.
+
+    Attributes:
+        why: why this backend.
+        loss: nats a token, mean over all trained tokens.
+        asked_rows, scored_rows: behind `exact_match` and `score`.
+        reason: why something was not measured; empty for nothing.
+    """
+
+    name: str
+    backend: str
+    why: str
+    device: str
+    loss: Number | None
+    perplexity: Number | None
+    exact_match: Number | None
+    asked_rows: Whole
+    score: Number | None
+    scored_rows: Whole
+    tokens_per_second: Number | None
+    reason: str
+
+
+class Difference(msgspec.Struct, frozen=True, kw_only=True):
+    """One figure of a model less that of another, with the two ends of its 95 % interval.
+
+    Attributes:
+        smallest: that counts as a difference.
+        says: in words.
+    """
+
+    model: str
+    against: str
+    measure: str
+    difference: Number
+    low: Number
+    high: Number
+    smallest: Number = 0.0
+    says: str
+
+
+class AnsweredRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One held-out row: the prompt's end, what was expected, and by name of the model what each answered."""
+
+    line: Whole
+    prompt: str
+    expected: str
+    answers: dict[str, str]
+    exact: dict[str, bool] = {}
+    scores: dict[str, Number | None] = {}
+
+    @property
+    def different_answers(self) -> Whole:
+        return len(set(self.answers.values()))
+
+
+class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
+    """The measurement.
+
+    Attributes:
+        rows, asked, answer_tokens: rows that were measured, those that ask for an answer, and tokens of the loss.
+        score: the name of the second score; None without one.
+        finished_at: UTC.
+    """
+
+    schema: StepSchema = "skill-train/step/1"
+    step: str = "evaluate"
+    inputs: EvaluationInputs
+    options: EvaluationOptions
+    versions: dict[str, str | None]
+    outputs: dict[FileName, FileDigest] = {}
+    rows: Whole
+    asked: Whole
+    answer_tokens: Whole
+    score: str | None
+    models: list[ModelFigures]
+    differences: list[Difference]
+    answers: list[AnsweredRow]
+    seconds: Number
+    peak_memory_bytes: Whole | None = None
+    peak_memory_children_bytes: Whole | None = None
+    finished_at: str
+
+
+def read(path: Path) -> Evaluation:
+    """The measurement in a file.
+
+    Raises:
+        UsageError: missing, no JSON, or not as `evaluate` writes it.
+    """
+    return records.read(path, Evaluation)

@@ -1,0 +1,156 @@
+"""`merge.json`: what a merge changed, and what its gate found."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal, NotRequired, TypedDict
+
+import msgspec
+
+from skill_train.core.digests import FileDigest
+from skill_train.run import records
+from skill_train.run.records import FileName, Number, StepSchema, Verdict, Whole
+
+
+class MergeInputs(msgspec.Struct, frozen=True):
+    """Digests of all files that decide the result."""
+
+    base: dict[str, FileDigest]
+    adapter: dict[str, FileDigest]
+
+
+class MergeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the user asked for.
+
+    Attributes:
+        dtype: None keeps the base's.
+        threshold: highest mean KL divergence in nats; None is the stored dtype's own.
+        gate: `weights` or `answers`; it is left out where the step decides.
+    """
+
+    dtype: str | None = None
+    threshold: Number | None = None
+    gate: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class Changes(TypedDict):
+    """What the merged files have that the base has not. A merge by PEFT counts nothing.
+
+    Attributes:
+        stored_dtype: safetensors' dtype of the changed weights, the coarsest where they differ.
+        change_of_weights: length of the change over that of the base's weights.
+        kept_after_rounding: the share of the change that rounding left.
+        rounding_error_of_change: length of what rounding did over that of the change.
+        from_adapter: files that the adapter's folder gave.
+        config: fields of config.json that are others.
+    """
+
+    changed_tensors: NotRequired[Whole]
+    converted_tensors: NotRequired[Whole]
+    stored_dtype: str
+    change_of_weights: NotRequired[Number | None]
+    kept_after_rounding: NotRequired[Number | None]
+    rounding_error_of_change: NotRequired[Number | None]
+    from_adapter: NotRequired[list[str]]
+    config: NotRequired[dict[str, Any]]
+
+
+class Effect(TypedDict):
+    """How much of the adapter is in the merged model (1 for all of it), with the half width of its interval; and how
+    far apart the models are, in nats. None where a figure is not finite."""
+
+    share: Number | None
+    share_half_width: Number | None
+    kl_tuned: NotRequired[Number | None]
+    kl_base: NotRequired[Number | None]
+    kl_between: Number | None
+    tokens: NotRequired[Whole]
+
+
+class Figures(TypedDict, total=False):
+    """Distances of answers, as `llama.logit_distance.summarize` has them, or of weights. None where a figure is not
+    finite."""
+
+    mean_kl: Number | None
+    p99_kl: Number | None
+    trimmed_kl: Number | None
+    median_kl: Number | None
+    max_kl: Number | None
+    same_top1: Number | None
+    perplexity: Number | None
+    perplexity_reference: Number | None
+    perplexity_ratio: Number | None
+    perplexity_ratio_half_width: Number | None
+    tokens: Whole
+    tensors: Whole
+    changed: Whole
+    worst_row: Number | None
+    worst_tensor: str
+    rounded_otherwise: Number
+
+
+class Rounded(Figures, total=False):
+    """Figures against base + adapter, rounded, and the `cost` of rounding."""
+
+    cost: Figures
+    share: Number | None
+    share_half_width: Number | None
+
+
+class Gate(TypedDict):
+    """What the gate compared, and its verdict.
+
+    Attributes:
+        by: `weights` or `answers`; merges of earlier versions have answers alone and do not say it.
+        texts, text_sha256: what the answers were asked on.
+        figures: of the merged model against base + adapter.
+        rounded: None in fp32.
+        failures: sentences; empty when it passed.
+        weights: outcome of the weights, inside that of the answers.
+        no_answers: why there is none of the answers.
+    """
+
+    by: NotRequired[Literal["weights", "answers"]]
+    texts: NotRequired[str]
+    text_sha256: NotRequired[str]
+    stored_dtype: str
+    figures: Figures
+    effect: Effect
+    rounded: NotRequired[Rounded | None]
+    limits: dict[str, Number]
+    failures: list[str]
+    verdict: Verdict
+    weights: NotRequired[Gate | None]
+    no_answers: NotRequired[str]
+    seconds: NotRequired[Number]
+
+
+class MergeRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What the step did.
+
+    Attributes:
+        how: `streamed` from the base's files, or by `peft`, with the reasons why it was not streamed.
+    """
+
+    schema: StepSchema = "skill-train/step/1"
+    step: str = "merge"
+    inputs: MergeInputs
+    options: MergeOptions
+    how: Literal["streamed", "peft"]
+    reasons: list[str]
+    changes: Changes
+    gate: Gate
+    versions: dict[str, str | None] = {}
+    seconds: Number | None = None
+    peak_memory_bytes: Whole | None = None
+    outputs: dict[FileName, FileDigest]
+    finished_at: str | None = None
+
+
+def read(path: Path) -> MergeRecord:
+    """The record in a file.
+
+    Raises:
+        UsageError: missing, no JSON, or not as its step writes it.
+    """
+    return records.read(path, MergeRecord)

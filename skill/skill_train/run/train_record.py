@@ -1,0 +1,239 @@
+"""What the training program leaves: `train.json`, `train.failed.json`, `environment.json`, a line a step, and rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
+
+import msgspec
+
+from skill_train.core.digests import FileDigest
+from skill_train.run import records
+from skill_train.run.plan_record import Reason
+from skill_train.run.records import FileName, Number, StepSchema, Verdict, Whole
+
+_TokenId = Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)]
+_KEYS_OF_KIND: dict[str, tuple[str, ...]] = {"chat": ("messages",), "completion": ("prompt", "completion"), "text": ()}
+
+
+class SmokeCheck(msgspec.Struct, frozen=True):
+    """One thing that a training must show."""
+
+    name: str
+    verdict: Verdict
+    figure: Number | None = None
+    detail: str = ""
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """One prompt, answered before and after training; None where no process held the whole model."""
+
+    prompt: str
+    before: str | None = None
+    after: str | None = None
+
+
+class TrainedData(msgspec.Struct, frozen=True, kw_only=True):
+    """Rows and tokens of the data.
+
+    Attributes:
+        repeated_rows: rows that repeat an earlier one, in so many `repeated_groups`.
+        held_out_trained, held_out_asked: held-out rows that were trained too, whole or by their question. Earlier
+            versions did not count these four.
+    """
+
+    rows: Whole
+    train_rows: Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
+    held_out_rows: Whole
+    truncated_rows: Whole | None = None
+    skipped_rows: Whole | None = None
+    tokens: Whole | None = None
+    longest_row_tokens: Whole | None = None
+    trained_token_share: Number | None = None
+    repeated_rows: Whole | msgspec.UnsetType = msgspec.UNSET
+    repeated_groups: Whole | msgspec.UnsetType = msgspec.UNSET
+    held_out_trained: Whole | msgspec.UnsetType = msgspec.UNSET
+    held_out_asked: Whole | msgspec.UnsetType = msgspec.UNSET
+    notes: list[str] = []
+
+
+class TrainFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """Measured while it trained. Memory is by kind: `rss`, `cuda`, `mps`."""
+
+    first_loss: Number | None = None
+    last_loss: Number | None = None
+    tokens_per_second: Number | None = None
+    seconds_per_step: Number | None = None
+    peak_memory_bytes: dict[str, Number | None] = {}
+    baseline_memory_bytes: dict[str, Number | None] = {}
+
+
+class TrainRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """`train.json`.
+
+    Attributes:
+        saved_dtype: of the trained weights, as torch names it.
+        smaller_layout: why a second try trained with smaller batches; None where the first one fitted.
+        example: a row decoded, with the trained parts between ⟦ and ⟧. It and `answer` stay in the folder of the run:
+            what a job pushed has neither.
+    """
+
+    schema: StepSchema = "skill-train/step/1"
+    step: str = "train"
+    recipe_hash: str | None = None
+    steps: Whole
+    verdict: Verdict
+    outputs: dict[FileName, FileDigest]
+    saved_dtype: str | None = None
+    smaller_layout: Reason | None = None
+    checks: list[SmokeCheck] = []
+    example: str | None = None
+    answer: Answer | None = None
+    data: TrainedData
+    figures: TrainFigures
+    seconds: Number | None = None
+    finished_at: str | None = None
+
+
+class FailureWords(msgspec.Struct, frozen=True):
+    """What was wrong, what was expected, what was there, and what to do next."""
+
+    code: str
+    message: str
+    expected: str = ""
+    got: str = ""
+    hint: str = ""
+
+
+class TrainFailure(msgspec.Struct, frozen=True):
+    """`train.failed.json`: why the program ended."""
+
+    exit_code: Whole
+    error: FailureWords
+
+
+# Digests and counts of what was fed, and digests of the `first_batches`.
+FedData = dict[str, Whole | str | list[str]]
+
+
+class Environment(msgspec.Struct, frozen=True, kw_only=True):
+    """`environment.json`: versions, device, and every argument as the libraries hold it. Those are theirs, so their
+    names are not ours to list. The optimizer and the schedule join when training starts; None where an earlier version
+    did not record a part.
+
+    Attributes:
+        lora: None where the model has no adapter.
+    """
+
+    program: dict[str, Any] | None = None
+    python: str | None = None
+    platform: str | None = None
+    device: str | None = None
+    device_name: str | None = None
+    cuda: str | None = None
+    threads: Whole | None = None
+    versions: dict[str, str | None] | None = None
+    processes: dict[str, Any] | None = None
+    model: dict[str, Any] | None = None
+    lora: dict[str, Any] | msgspec.UnsetType | None = msgspec.UNSET
+    trainer: dict[str, Any] | None = None
+    data: FedData | None = None
+    optimizer: dict[str, Any] | None = None
+    schedule: dict[str, Any] | None = None
+
+
+class StepLine(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of `metrics.jsonl`.
+
+    Attributes:
+        start: which start of the program made the step.
+        job: of Hugging Face Jobs.
+        epoch: how often all rows were fed by then.
+    """
+
+    step: Whole
+    steps: Whole
+    start: Whole | None = None
+    job: str | None = None
+    loss: Number | None = None
+    grad_norm: Number | None = None
+    learning_rate: Number | None = None
+    epoch: Number | None = None
+    tokens: Whole | None = None
+    trained_tokens: Whole | None = None
+    seconds: Number | None = None
+    tokens_per_second: Number | None = None
+    memory_bytes: dict[str, Number | None] | None = None
+
+
+class FedRow(TypedDict):
+    """What was fed of a row, of `samples.jsonl` or `held_out.jsonl`."""
+
+    row: Whole
+    input_ids: list[_TokenId]
+    labels: list[_TokenId]
+
+
+class Row(FedRow):
+    """The whole line: the row as it was read, too.
+
+    Attributes:
+        row: its number in the data, from 0.
+        line: where it stands in its file.
+        messages, tools, trained_messages: of a chat.
+        prompt, completion: of a completion, and `text` of a text.
+        rendered: as the template has it.
+        truncated: it was longer than max_length; `full_length` in tokens.
+    """
+
+    line: Whole
+    kind: Literal["chat", "completion", "text"]
+    messages: NotRequired[list[dict[str, Any]]]
+    tools: NotRequired[list[Any] | None]
+    trained_messages: NotRequired[list[Whole]]
+    prompt: NotRequired[str]
+    completion: NotRequired[str]
+    text: NotRequired[str]
+    without_template: NotRequired[bool]
+    rendered: str
+    truncated: bool
+    full_length: Whole
+
+
+def read(path: Path) -> TrainRecord:
+    """`train.json` in a file.
+
+    Raises:
+        UsageError: missing, no JSON, or not as the program writes it.
+    """
+    return records.read(path, TrainRecord)
+
+
+def read_environment(path: Path) -> Environment | None:
+    """`environment.json`; None when there is none."""
+    return records.read(path, Environment) if path.is_file() else None
+
+
+def read_failure(path: Path) -> TrainFailure:
+    """`train.failed.json`."""
+    return records.read(path, TrainFailure)
+
+
+def read_steps(path: Path) -> list[StepLine]:
+    """`metrics.jsonl`; empty when there is none."""
+    return records.read_lines(path, StepLine)
+
+
+def read_fed_rows(path: Path) -> list[FedRow]:
+    """Of `samples.jsonl` or `held_out.jsonl`, what was fed; empty when there is none."""
+    return records.read_lines(path, FedRow)
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The lines of `samples.jsonl` or `held_out.jsonl`; empty when there is none."""
+    rows = records.read_lines(path, Row)
+    for row in rows:
+        lacking = [key for key in _KEYS_OF_KIND[row["kind"]] if key not in row]
+        if lacking or not all("role" in message for message in row.get("messages", ())):
+            raise records.broken(path, f"row {row['row']} has no {lacking[0] if lacking else 'role'}")
+    return rows
