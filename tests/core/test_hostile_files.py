@@ -197,7 +197,7 @@ _INFINITE |= {"figures": {"limits": {"ratio": [0.1, float("inf")]}}}
     [
         ({"checks": [5]}, "`$.checks[0]`"),
         ({"checks": None}, "`$.checks`"),
-        ({"checks": [_INFINITE]}, "a number that no step writes"),
+        ({"checks": [_INFINITE]}, "is not a number that a step writes"),
         ({"verdict": "fine"}, "Invalid enum value 'fine'"),
         ({"schema": "skill-train/step/2"}, "Invalid enum value 'skill-train/step/2'"),
         ({"samples": {"tokens": 10**400}}, "`$.samples[...]`"),
@@ -231,7 +231,7 @@ def test_a_proof_without_a_verdict_is_none(tmp_path: Path) -> None:
         ({"schema": "skill-train/plan/2"}, "skill-train/plan/2"),
         ({"recipe": {"max_steps": 10**400}}, "a huge number"),
         ({"recipe": {"\ud800": "x"}}, "surrogates not allowed"),
-        ({"timeout_seconds": float("nan")}, "nan"),
+        ({"timeout_seconds": float("at `$.timeout_seconds`")}, "nan"),
         ({"recipe": {"model": ["x"]}}, "got `array` - at `$.recipe.model`"),
         ({"launch": {"arguments": ["--module", "evil"], "environment": {}}}, "starts something else"),
         ({"launch": {"arguments": ["evil.py"], "environment": {}}}, "starts something else"),

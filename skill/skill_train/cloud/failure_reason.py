@@ -252,14 +252,13 @@ def failed_event(lines: Iterable[str]) -> TrainFailure | None:
                 event = json.loads(line)
             except (ValueError, RecursionError):
                 continue
-            failure = _failure(event) if isinstance(event, dict) and event.get("event") == "failed" else None
-            if failure is not None:
+            if isinstance(event, dict) and event.get("event") == "failed" and (failure := _failure(event)):
                 return failure
     return None
 
 
 def _failure(document: Any) -> TrainFailure | None:
-    """Whether a document has the form of `train.failed.json`, because a bucket and a log may contain anything."""
+    """A document as `train.failed.json` has it; None for any other: a bucket and a log may contain anything."""
     try:
         return convert(document, TrainFailure, Path("train.failed.json"))
     except UsageError:

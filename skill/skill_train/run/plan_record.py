@@ -15,7 +15,6 @@ from skill_train.run.records import broken, convert, read_json, shortened
 
 SCHEMA = "skill-train/plan/1"
 Number = int | float
-_LARGEST = 1e300
 
 # Arguments of `accelerate launch`, as plan/launch_args writes them.
 _ARGUMENTS = re.compile(
@@ -215,7 +214,6 @@ def from_dict(document: Any, path: Path) -> Plan:
     Raises:
         UsageError: as `read`.
     """
-    _check_numbers(path, document)
     plan = convert(document, Plan, path)
     if plan.schema != SCHEMA:
         raise broken(path, f"schema is {shortened(plan.schema)}, not {SCHEMA}")
@@ -225,15 +223,6 @@ def from_dict(document: Any, path: Path) -> Plan:
 
 def write(path: Path, plan: Plan) -> None:
     write_json(path, plan.as_dict())
-
-
-def _check_numbers(path: Path, value: Any) -> None:
-    """JSON has no NaN, and what is larger than a float breaks arithmetic."""
-    if isinstance(value, (int, float)) and not abs(value) <= _LARGEST:
-        raise broken(path, f"{shortened(value)} is not a number that a plan can hold")
-    if isinstance(value, (dict, list)):
-        for item in value.values() if isinstance(value, dict) else value:
-            _check_numbers(path, item)
 
 
 def _check_launch(path: Path, launch: Launch) -> None:

@@ -28,7 +28,8 @@ Verdict = Literal["pass", "warn", "fail"]
 # What no figure of a run reaches breaks arithmetic: 10**400 is no float, and a date of 1e300 s no date. No step writes
 # NaN, which JSON does not have.
 Whole = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
-Number = Whole | Annotated[float, msgspec.Meta(ge=-1e300, le=1e300)]
+_LARGEST = 1e300
+Number = Whole | Annotated[float, msgspec.Meta(ge=-_LARGEST, le=_LARGEST)]
 # A file that a step made lies in the run directory.
 FileName = Annotated[str, msgspec.Meta(pattern=r"(?s)^(?!/)(?!.*(?:^|/)\.\.(?:/|$))[^\\\x00]+$")]
 
@@ -150,12 +151,27 @@ def convert(document: Any, kind: type[Record], path: Path, where: str = "") -> R
         UsageError: a key is missing, or a value is of another kind.
     """
     try:
-        return msgspec.convert(document, kind)
+        record = msgspec.convert(document, kind)
     except (msgspec.ValidationError, UnicodeEncodeError) as error:  # half a character cannot be encoded
         why = re.sub(
             r"Expected `str` matching regex '.*?' - at `key`", "a name outside of the run directory", str(error)
         )
         raise broken(path, where + why) from None
+    if (number := _not_finite(document)) is not None:
+        raise broken(path, f"{where}{shortened(number)} is not a number that a step writes")
+    return record
+
+
+def _not_finite(document: Any) -> Any:
+    """The first number that breaks arithmetic, at any depth; None when there is none."""
+    waiting = [document]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, (dict, list)):
+            waiting += value.values() if isinstance(value, dict) else value
+        elif isinstance(value, (int, float)) and not abs(value) <= _LARGEST:
+            return value
+    return None
 
 
 class _Document(dict[str, Any]):
