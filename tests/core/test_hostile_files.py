@@ -231,7 +231,7 @@ def test_a_proof_without_a_verdict_is_none(tmp_path: Path) -> None:
         ({"schema": "skill-train/plan/2"}, "skill-train/plan/2"),
         ({"recipe": {"max_steps": 10**400}}, "a huge number"),
         ({"recipe": {"\ud800": "x"}}, "surrogates not allowed"),
-        ({"timeout_seconds": float("at `$.timeout_seconds`")}, "nan"),
+        ({"timeout_seconds": float("nan")}, "at `$.timeout_seconds`"),
         ({"recipe": {"model": ["x"]}}, "got `array` - at `$.recipe.model`"),
         ({"launch": {"arguments": ["--module", "evil"], "environment": {}}}, "starts something else"),
         ({"launch": {"arguments": ["evil.py"], "environment": {}}}, "starts something else"),

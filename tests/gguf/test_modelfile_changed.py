@@ -32,4 +32,4 @@ def test_an_export_that_changes_the_model_of_the_modelfile_says_so(tmp_path: Pat
     new = next(rule for rule in exported(model, out, "f16").rules if rule.startswith("FROM"))
     assert old.endswith("-q8_0.gguf") and new.endswith("-f16.gguf")
     said = exported(model, out, "q8_0").said["modelfile_changed"]
-    assert f"{new!r}"[1:-1] in said and f"{old!r}"[1:-1] in said
+    assert f"from {new.removeprefix('FROM ')} to {old.removeprefix('FROM ')}" in said

@@ -31,6 +31,7 @@ from skill_train.program.main import main
 from skill_train.program.watch import check_split, is_complete
 from skill_train.run import plan_record
 from skill_train.run.folder import RunDir
+from skill_train.run.train_record import TrainRecord
 from skill_train.train import local
 
 pytestmark = pytest.mark.slow
@@ -60,7 +61,7 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two processes, two rows at a time each, one batch a step."""
     run = _write(tmp_path_factory.mktemp("two") / "run", lora_dropout=0.0)
-    assert _train(run)["verdict"] == "pass"
+    assert _train(run).verdict == "pass"
     return run
 
 
@@ -68,7 +69,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two processes with dropout, never stopped."""
     run = _write(tmp_path_factory.mktemp("straight") / "run")
-    assert _train(run)["verdict"] == "pass"
+    assert _train(run).verdict == "pass"
     return run
 
 
@@ -131,7 +132,7 @@ def test_interrupted_and_resumed_is_the_same_as_straight(straight: Path, tmp_pat
     assert driver.returncode == 130 and "interrupted" in (run / "train.failed.json").read_text()
     (saved,) = (run / "checkpoints").glob("checkpoint-*")
     assert is_complete(saved)
-    assert _train(run, resume=True)["steps"] == STEPS
+    assert _train(run, resume=True).steps == STEPS
     assert _weights(run).read_bytes() == _weights(straight).read_bytes()
     losses = [[line["loss"] for line in training.metrics(r)] for r in (run, straight)]
     assert losses[0] == losses[1]
@@ -259,9 +260,9 @@ def _write(run: Path, *, split: tuple[int, int, int] = (2, 1, 2), **values: Any)
     return training.write_run(run, base=tiny.cached("qwen2"), split=split, **{"max_steps": STEPS, **values})
 
 
-def _train(run: Path, *, resume: bool = False, say: Any = lambda _: None) -> dict[str, Any]:
+def _train(run: Path, *, resume: bool = False, say: Any = lambda _: None) -> TrainRecord:
     plan = plan_record.read(run / "plan.json")
-    return local.train(RunDir(run), plan, resume=resume, progress=lambda *_: None, say=say)
+    return local.train(RunDir(run), plan, resume=resume, progress=lambda *_: None, say=say).record
 
 
 _DRIVER = """
@@ -271,6 +272,7 @@ from skill_train.train import local
 from skill_train.core.errors import SkillTrainError
 from skill_train.run import plan_record
 from skill_train.run.folder import RunDir
+from skill_train.run.train_record import TrainRecord
 run = Path(sys.argv[1])
 plan = plan_record.read(run / "plan.json")
 tell = lambda step, *_: print("step", step, flush=True)
