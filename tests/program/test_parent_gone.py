@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -22,7 +23,7 @@ from skill_train.run.lock import is_locked
 pytestmark = pytest.mark.slow
 
 STEPS = 400
-SOON = 30  # seconds, on a busy machine; the whole training takes longer
+SOON = 30  # seconds, on a busy machine
 
 
 def test_it_stops_at_a_checkpoint_and_goes_on_at_once(commands: Commands, tmp_path: Path) -> None:
@@ -64,6 +65,7 @@ def test_a_command_that_is_asked_to_end_says_how_to_go_on(tmp_path: Path, how: i
         document = json.loads(process.stdout.read())
         process.wait(SOON)
     assert psutil.wait_procs(started, timeout=SOON)[1] == [] and is_locked(RunDir(tmp_path / "run")) is False
+    assert "error" in document, (tmp_path / "run" / "train.log").read_text()[-4000:]
     error = document["error"]
     assert (process.returncode, error["code"]) == (5, "interrupted")
     assert "skill-train local --resume --run-dir run" in error["hint"]
@@ -122,7 +124,24 @@ local.train(RunDir(Path("run")), plan, resume=False, progress=tell, say=lambda _
 
 
 def _kill(folder: Path, at: str, how: int, *, driver: bool = False) -> list[psutil.Process]:
-    """Kills the command alone when it says something that begins so. Returns all that it had started."""
+    """Kills the command alone when it says something that begins so. Returns all that it had started.
+
+    A test that the system left waiting can be too late: the whole training takes 10 s. It then begins again.
+    """
+    fresh = folder / "fresh"
+    shutil.copytree(folder / "run", fresh) if driver else fresh.mkdir()
+    for _ in range(3):
+        started = _kill_once(folder, at, how, driver=driver)
+        steps = folder / "run" / "metrics.jsonl"
+        if not steps.is_file() or steps.read_text().count("\n") < STEPS / 2:
+            return started
+        psutil.wait_procs(started)
+        shutil.rmtree(folder / "run")
+        shutil.copytree(fresh, folder / "run")
+    raise AssertionError(f"three times the test heard {at!r} only after half of the training")
+
+
+def _kill_once(folder: Path, at: str, how: int, *, driver: bool) -> list[psutil.Process]:
     command = program("local", "recipe.yaml", "--run-dir", "run", "--format", "json")
     command = [command[0], "-c", _DRIVER] if driver else command
     pipes: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
@@ -141,6 +160,7 @@ def _failed(run: Path) -> dict[str, str]:
     end = time.monotonic() + SOON
     while not (run / "train.failed.json").is_file() and time.monotonic() < end:
         time.sleep(0.1)
+    assert (run / "train.failed.json").is_file(), (run / "train.log").read_text()[-4000:]
     return dict(json.loads((run / "train.failed.json").read_text())["error"])
 
 
