@@ -6,8 +6,10 @@ The same rows written as `messages` say what is right: equal token ids and equal
 from __future__ import annotations
 
 import csv
+import functools
 import json
 import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -54,12 +56,19 @@ def _messages() -> list[dict[str, Any]]:
 
 def _encoded(kind: str, data: Path, **values: Any) -> list[tuple[list[int], list[int]]]:
     recipe = training.resolved(tiny.cached(kind), data, max_steps=1, held_out_fraction=0.0, **values)
-    loaded = load_data(recipe, load_tokenizer(recipe))
+    loaded = load_data(recipe, _tokenizer(kind))
     return [(row["input_ids"], row["labels"]) for row in loaded["train"]]
 
 
-def _expected(kind: str, folder: Path) -> list[tuple[list[int], list[int]]]:
-    return _encoded(kind, training.write_data(folder, _messages(), "messages.jsonl"))
+@functools.cache  # 150,000 words take a second to read
+def _tokenizer(kind: str) -> Any:
+    return load_tokenizer(training.resolved(tiny.cached(kind), Path("rows.jsonl"), max_steps=1))
+
+
+@functools.cache
+def _expected(kind: str) -> list[tuple[list[int], list[int]]]:
+    with tempfile.TemporaryDirectory() as folder:
+        return _encoded(kind, training.write_data(Path(folder), _messages(), "messages.jsonl"))
 
 
 @pytest.mark.parametrize("kind", TEMPLATES)
@@ -67,7 +76,7 @@ def _expected(kind: str, folder: Path) -> list[tuple[list[int], list[int]]]:
 def test_a_mapping_makes_turns(tmp_path: Path, kind: str, names: tuple[str, str]) -> None:
     data = training.write_data(tmp_path, _rows(*names))
     columns = {"prompt": names[0], "completion": names[1]}
-    assert _encoded(kind, data, format="prompt_completion", columns=columns) == _expected(kind, tmp_path)
+    assert _encoded(kind, data, format="prompt_completion", columns=columns) == _expected(kind)
 
 
 @pytest.mark.parametrize("names", PAIRS, ids="/".join)
@@ -79,7 +88,7 @@ def test_what_data_writes_makes_turns(commands: Commands, tmp_path: Path, names:
     done = commands.run(tmp_path, dict(os.environ), "data", "rows.csv", "--fix", "fixed.jsonl", "--format", "json")
     assert done.code == 0, done.stderr
     for kind in TEMPLATES:
-        assert _encoded(kind, tmp_path / "fixed.jsonl") == _expected(kind, tmp_path)
+        assert _encoded(kind, tmp_path / "fixed.jsonl") == _expected(kind)
 
 
 @pytest.mark.parametrize("kind", TEMPLATES)
@@ -88,14 +97,14 @@ def test_chosen_answers_make_turns(commands: Commands, tmp_path: Path, kind: str
     training.write_data(tmp_path, rows, "pairs.jsonl")
     done = commands.run(tmp_path, dict(os.environ), "data", "pairs.jsonl", "--fix", "fixed.jsonl", "--format", "json")
     assert done.code == 0, done.stderr
-    assert _encoded(kind, tmp_path / "fixed.jsonl") == _expected(kind, tmp_path)
+    assert _encoded(kind, tmp_path / "fixed.jsonl") == _expected(kind)
 
 
 def test_texts_beside_messages_are_turns_too(tmp_path: Path) -> None:
     texts = _rows("prompt", "completion")
     lists = [{"prompt": row["messages"][:1], "completion": row["messages"][1:]} for row in _messages()]
     data = training.write_data(tmp_path, [*texts[:12], *lists[12:]])
-    assert _encoded("qwen2", data) == _expected("qwen2", tmp_path)
+    assert _encoded("qwen2", data) == _expected("qwen2")
 
 
 @pytest.mark.parametrize(("kind", "values"), [("qwen2", {"format": "completion"}), ("gpt2", {})], ids=["asked", "none"])
