@@ -399,12 +399,12 @@ def check_model(folder: Path) -> None:
     check_claims(folder, stored_shapes(weight_files(folder)))
 
 
-def check_base(recipe: dict[str, Any]) -> None:
+def check_base(model: str, revision: str | None) -> None:
     """As `check_model`, of the model of a plan. One on the Hub is known by its config and its index: they name all that
     is fetched after them."""
-    if Path(recipe["model"]).is_dir():
-        return check_model(Path(recipe["model"]))
-    found = [model_file(recipe["model"], recipe["revision"], name) for name in ("config.json", INDEX)]
+    if Path(model).is_dir():
+        return check_model(Path(model))
+    found = [model_file(model, revision, name) for name in ("config.json", INDEX)]
     for file in filter(None, found):
         check_files(Path(file).parent)
         if Path(file).name == INDEX:
@@ -2272,16 +2272,16 @@ def has_tokenizer(folder: Path) -> bool:
     return any((folder / name).is_file() for name in TOKENIZERS)
 
 
-def load_tokenizer(recipe: dict[str, Any]) -> Any:
+def load_tokenizer(model: str, revision: str | None) -> Any:
     """The model's own. Without its files transformers makes an empty one of the model's type, and says nothing."""
-    check_files(Path(recipe["model"]))
-    if Path(recipe["model"]).is_dir() and not has_tokenizer(Path(recipe["model"])):
-        raise no_tokenizer(recipe["model"], f"one of {', '.join(TOKENIZERS)} in the model folder", "none of them")
-    with readable(recipe["model"]):
-        tokenizer = read_tokenizer(recipe["model"], recipe["revision"])
+    check_files(Path(model))
+    if Path(model).is_dir() and not has_tokenizer(Path(model)):
+        raise no_tokenizer(model, f"one of {', '.join(TOKENIZERS)} in the model folder", "none of them")
+    with readable(model):
+        tokenizer = read_tokenizer(model, revision)
     if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
-        raise no_tokenizer(recipe["model"], "a vocabulary", f"{len(tokenizer)} special tokens and nothing else")
-    require_one_vocabulary(recipe["model"], recipe["revision"], tokenizer)
+        raise no_tokenizer(model, "a vocabulary", f"{len(tokenizer)} special tokens and nothing else")
+    require_one_vocabulary(model, revision, tokenizer)
     return tokenizer
 
 
@@ -4669,8 +4669,8 @@ def run(plan: dict[str, Any], folder: Path, *, resume: bool) -> None:
     tuned = folder / TUNED[recipe["finetuning_type"]]
     check_optimizer(recipe)
     event("stage", text="reading the data")
-    check_base(recipe)
-    tokenizer = load_tokenizer(recipe)
+    check_base(recipe["model"], recipe["revision"])
+    tokenizer = load_tokenizer(recipe["model"], recipe["revision"])
     checkpoint = newest_checkpoint(folder / "checkpoints") if resume else None
     data = load_data(recipe, tokenizer, recorded_split(folder, checkpoint))
     event("data", **data["figures"])
@@ -4807,7 +4807,7 @@ def probe(plan: dict[str, Any]) -> dict[str, Any]:
     recipe, placement = plan["recipe"], plan["placement"]
     if placement["threads"]:
         torch.set_num_threads(placement["threads"])
-    check_base(recipe)
+    check_base(recipe["model"], recipe["revision"])
     model = load_model(recipe, {**placement, "dtype": "float32"})
     size = model.config.get_text_config().vocab_size
     ids = torch.randint(0, size, (1, 128), generator=torch.manual_seed(0)).to(placement["device"])

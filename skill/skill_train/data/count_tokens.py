@@ -128,7 +128,7 @@ def _tokenizer(recipe: Recipe) -> Any:
         ) from None
     transformers.utils.logging.set_verbosity_error()
     try:
-        tokenizer = load_tokenizer({"model": recipe.model, "revision": recipe.revision})
+        tokenizer = load_tokenizer(recipe.model, recipe.revision)
         require_ending(tokenizer.chat_template)
         return tokenizer
     except Refused as refusal:

@@ -38,16 +38,16 @@ def has_tokenizer(folder: Path) -> bool:
     return any((folder / name).is_file() for name in TOKENIZERS)
 
 
-def load_tokenizer(recipe: dict[str, Any]) -> Any:
+def load_tokenizer(model: str, revision: str | None) -> Any:
     """The model's own. Without its files transformers makes an empty one of the model's type, and says nothing."""
-    check_files(Path(recipe["model"]))
-    if Path(recipe["model"]).is_dir() and not has_tokenizer(Path(recipe["model"])):
-        raise no_tokenizer(recipe["model"], f"one of {', '.join(TOKENIZERS)} in the model folder", "none of them")
-    with readable(recipe["model"]):
-        tokenizer = read_tokenizer(recipe["model"], recipe["revision"])
+    check_files(Path(model))
+    if Path(model).is_dir() and not has_tokenizer(Path(model)):
+        raise no_tokenizer(model, f"one of {', '.join(TOKENIZERS)} in the model folder", "none of them")
+    with readable(model):
+        tokenizer = read_tokenizer(model, revision)
     if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
-        raise no_tokenizer(recipe["model"], "a vocabulary", f"{len(tokenizer)} special tokens and nothing else")
-    require_one_vocabulary(recipe["model"], recipe["revision"], tokenizer)
+        raise no_tokenizer(model, "a vocabulary", f"{len(tokenizer)} special tokens and nothing else")
+    require_one_vocabulary(model, revision, tokenizer)
     return tokenizer
 
 

@@ -132,8 +132,8 @@ def run(plan: dict[str, Any], folder: Path, *, resume: bool) -> None:
     tuned = folder / TUNED[recipe["finetuning_type"]]
     check_optimizer(recipe)
     event("stage", text="reading the data")
-    check_base(recipe)
-    tokenizer = load_tokenizer(recipe)
+    check_base(recipe["model"], recipe["revision"])
+    tokenizer = load_tokenizer(recipe["model"], recipe["revision"])
     checkpoint = newest_checkpoint(folder / "checkpoints") if resume else None
     data = load_data(recipe, tokenizer, recorded_split(folder, checkpoint))
     event("data", **data["figures"])
@@ -270,7 +270,7 @@ def probe(plan: dict[str, Any]) -> dict[str, Any]:
     recipe, placement = plan["recipe"], plan["placement"]
     if placement["threads"]:
         torch.set_num_threads(placement["threads"])
-    check_base(recipe)
+    check_base(recipe["model"], recipe["revision"])
     model = load_model(recipe, {**placement, "dtype": "float32"})
     size = model.config.get_text_config().vocab_size
     ids = torch.randint(0, size, (1, 128), generator=torch.manual_seed(0)).to(placement["device"])

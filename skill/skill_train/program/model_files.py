@@ -87,12 +87,12 @@ def check_model(folder: Path) -> None:
     check_claims(folder, stored_shapes(weight_files(folder)))
 
 
-def check_base(recipe: dict[str, Any]) -> None:
+def check_base(model: str, revision: str | None) -> None:
     """As `check_model`, of the model of a plan. One on the Hub is known by its config and its index: they name all that
     is fetched after them."""
-    if Path(recipe["model"]).is_dir():
-        return check_model(Path(recipe["model"]))
-    found = [model_file(recipe["model"], recipe["revision"], name) for name in ("config.json", INDEX)]
+    if Path(model).is_dir():
+        return check_model(Path(model))
+    found = [model_file(model, revision, name) for name in ("config.json", INDEX)]
     for file in filter(None, found):
         check_files(Path(file).parent)
         if Path(file).name == INDEX:
