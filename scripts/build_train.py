@@ -18,7 +18,7 @@ TARGET = ROOT / "scripts" / "train.py"
 PACKAGE = "skill_train.program."
 # A part imports those before it.
 PARTS = (
-    "events", "model_files", "plan", "parquet", "rows", "examples", "split", "encode", "model", "watch", "trainer",
+    "events", "model_files", "plan", "examples", "parquet", "rows", "split", "encode", "model", "watch", "trainer",
     "checks", "push", "job", "main",
 )  # fmt: skip
 NOTE = "# Written by scripts/build_train.py (`make docs`) from skill/skill_train/program/: change the parts.\n\n"

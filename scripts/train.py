@@ -71,11 +71,12 @@ import threading
 import time
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from types import UnionType
+from typing import IO, Any, Literal, NamedTuple, NotRequired, TypedDict, get_args, get_origin, get_type_hints
 
 # --- events ----------------------------------------------------------------------------------------------------------
 # What the program tells and writes: refusals with their exit codes, events, whole files.
@@ -88,6 +89,23 @@ LAST_BYTES = 4 << 20  # of a limited address space: what came so near to the lim
 PROGRAM = Path(__file__).with_name("main.py") if __package__ else Path(__file__)
 
 
+class ErrorWords(TypedDict):
+    """What is wrong, what was expected, what was there, what to do next."""
+
+    code: str
+    message: str
+    expected: str
+    got: str
+    hint: str
+
+
+class Failure(TypedDict):
+    """`train.failed.json`, and the event of that name."""
+
+    exit_code: int
+    error: ErrorWords
+
+
 class Refused(Exception):
     """An end that is explained: what is wrong, what was expected, what was there, what to do next."""
 
@@ -96,19 +114,28 @@ class Refused(Exception):
     ) -> None:
         super().__init__(message)
         self.exit_code = exit_code
-        self.error = {"code": code, "message": message, "expected": expected, "got": got, "hint": hint}
+        self.error: ErrorWords = {
+            "code": code,
+            "message": message,
+            "expected": expected,
+            "got": got,
+            "hint": hint,
+        }
+
+    @property
+    def failure(self) -> Failure:
+        return {"exit_code": self.exit_code, "error": self.error}
 
 
 def tell_failure(refusal: Refused, folder: Path | None) -> None:
     """The first process that fails tells why, whichever it is: the others fail because it did."""
-    failure = {"exit_code": refusal.exit_code, "error": refusal.error}
     if folder is not None and folder.is_dir():
         record = folder / "train.failed.json"
         if record.exists():
             return
         with suppress(OSError):  # a full disk is what it may have to tell of; the event below says it too
-            write_json(record, failure)
-    tell("failed", **failure)
+            write_json(record, refusal.failure)
+    tell("failed", **refusal.failure)
 
 
 @contextmanager
@@ -299,12 +326,17 @@ def number(value: Any) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def file_digest(path: Path) -> dict[str, Any]:
+class FileDigest(TypedDict):
+    bytes: int
+    sha256: str
+
+
+def file_digest(path: Path) -> FileDigest:
     with open(path, "rb") as file:
         return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
 
 
-def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
+def write_rows(path: Path, rows: Iterable[object]) -> None:
     if is_main_process():
         write_text(path, "".join(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows))
 
@@ -384,6 +416,9 @@ NAMES_OF_CODE: dict[str, tuple[Any, ...]] = {
 }
 
 
+JsonObject = dict[str, Any]  # of a document that somebody else wrote
+
+
 def check_model(folder: Path) -> None:
     """Refuses a model folder that leads libraries to other files than its own, or to work without end, before one of
     them reads it.
@@ -396,12 +431,12 @@ def check_model(folder: Path) -> None:
     check_claims(folder, stored_shapes(weight_files(folder)))
 
 
-def check_base(recipe: dict[str, Any]) -> None:
+def check_base(model: str, revision: str | None) -> None:
     """As `check_model`, of the model of a plan. One on the Hub is known by its config and its index: they name all that
     is fetched after them."""
-    if Path(recipe["model"]).is_dir():
-        return check_model(Path(recipe["model"]))
-    found = [model_file(recipe["model"], recipe["revision"], name) for name in ("config.json", INDEX)]
+    if Path(model).is_dir():
+        return check_model(Path(model))
+    found = [model_file(model, revision, name) for name in ("config.json", INDEX)]
     for file in filter(None, found):
         check_files(Path(file).parent)
         if Path(file).name == INDEX:
@@ -444,7 +479,7 @@ def check_settings(document: Any, path: Path) -> None:
                     )
 
 
-def check_values(document: dict[str, Any], path: Path) -> None:
+def check_values(document: JsonObject, path: Path) -> None:
     """Refuses what no library of C or Rust can hold: whole numbers above 2**63, and half a surrogate pair for a
     character. `model_max_length` may be 10**30, for "no limit"."""
     for key, value in values_in(document):
@@ -454,7 +489,7 @@ def check_values(document: dict[str, Any], path: Path) -> None:
             raise unsound(path, f"{key} holds half of a character")
 
 
-def check_ids(document: dict[str, Any], path: Path) -> None:
+def check_ids(document: JsonObject, path: Path) -> None:
     """Refuses tokens of another kind than ids, and parts that are no objects: they are used far from the file."""
     for key, value in document.items():
         if key in PARTS and value is not None and not isinstance(value, dict):
@@ -501,15 +536,26 @@ def stored_shapes(files: list[Path]) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
     for path in files:
         try:
-            header = safetensors_header(path)
+            tensors = safetensors_header(path).tensors
         except (FileNotFoundError, Refused):
             return {}
-        found |= {name: header[name]["shape"] for name in tensors_of(header) if 0 not in header[name]["shape"]}
+        found |= {name: entry["shape"] for name, entry in tensors.items() if 0 not in entry["shape"]}
     return found
 
 
-def safetensors_header(path: Path) -> dict[str, Any]:
-    """The header of a safetensors file: dtype, shape and byte range by tensor, and `__metadata__`.
+class TensorEntry(TypedDict):
+    dtype: str
+    shape: list[int]
+    data_offsets: list[int]
+
+
+class Header(NamedTuple):
+    tensors: dict[str, TensorEntry]
+    metadata: dict[str, str]
+
+
+def safetensors_header(path: Path) -> Header:
+    """The header of a safetensors file: dtype, shape and byte range by tensor, and its `__metadata__`.
 
     Source: https://github.com/huggingface/safetensors, README, "Format". The tensors lie one after the other, from the
     end of the header to the end of the file.
@@ -526,31 +572,27 @@ def safetensors_header(path: Path) -> dict[str, Any]:
     if marks_in(content) > MOST_MARKS:
         raise broken_weights(path, "its header has more values than a million tensors need")
     try:
-        header = json.loads(content.decode("utf-8"), parse_int=whole_number)
+        document = json.loads(content.decode("utf-8"), parse_int=whole_number)
     except (ValueError, RecursionError) as error:
         raise broken_weights(path, f"its header is not JSON: {error}") from None
-    if not isinstance(header, dict) or not is_text_only(header.get("__metadata__", {})):
+    if not isinstance(document, dict) or not is_text_only(document.get("__metadata__", {})):
         raise broken_weights(path, "its header is not an object of tensors")
-    check_ranges(path, header, size - 8 - length)
+    header = Header(metadata=document.pop("__metadata__", {}), tensors=document)
+    check_ranges(path, header.tensors, size - 8 - length)
     return header
-
-
-def tensors_of(header: dict[str, Any]) -> list[str]:
-    return [name for name in header if name != "__metadata__"]
 
 
 def is_text_only(metadata: Any) -> bool:
     return isinstance(metadata, dict) and all(isinstance(value, str) for value in metadata.values())
 
 
-def check_ranges(path: Path, header: dict[str, Any], size: int) -> None:
+def check_ranges(path: Path, tensors: dict[str, TensorEntry], size: int) -> None:
     """Refuses tensors that do not fill these bytes, each as many as its dtype and shape need."""
-    for name in tensors_of(header):
-        if not is_entry(header[name]):
+    for name, entry in tensors.items():
+        if not is_entry(entry):
             raise broken_weights(path, f"the entry of {name!r} is malformed")
     position = 0
-    for name in sorted(tensors_of(header), key=lambda name: header[name]["data_offsets"]):
-        entry = header[name]
+    for name, entry in sorted(tensors.items(), key=lambda item: item[1]["data_offsets"]):
         begin, end = entry["data_offsets"]
         if begin != position or (end - begin) * 8 != math.prod(entry["shape"]) * ITEM_BITS[entry["dtype"]]:
             raise broken_weights(path, f"{name!r} does not lie at the bytes {begin} to {end}")
@@ -594,7 +636,7 @@ def values_in(document: Any) -> Iterator[tuple[str, Any]]:
             yield key, value
 
 
-def objects_in(document: Any) -> Iterator[dict[str, Any]]:
+def objects_in(document: Any) -> Iterator[JsonObject]:
     """Every object of a document, the outer before the inner."""
     waiting = [document]
     while waiting:
@@ -803,74 +845,115 @@ def model_file(model: str, revision: str | None, name: str) -> str | None:
 
 PLAN_SCHEMA = "skill-train/plan/1"
 
-# Every field the program reads, with its JSON type. `skill_train.recipe.fields` holds the meaning and the defaults.
-RECIPE_FIELDS: dict[str, tuple[type, ...]] = {
-    "model": (str,),
-    "revision": (str, type(None)),
-    "data": (str,),
-    "data_revision": (str, type(None)),
-    "data_config": (str, type(None)),
-    "split": (str,),
-    "format": (str,),
-    "columns": (dict,),
-    "loss_on": (str,),
-    "method": (str,),
-    "finetuning_type": (str,),
-    "pure_bf16": (bool,),
-    "max_length": (int,),
-    "max_steps": (int,),
-    "effective_batch_size": (int,),
-    "learning_rate": (float, int),
-    "lr_scheduler_type": (str,),
-    "warmup_steps": (int,),
-    "weight_decay": (float, int),
-    "adam_beta1": (float, int),
-    "adam_beta2": (float, int),
-    "adam_epsilon": (float, int),
-    "max_grad_norm": (float, int),
-    "optim": (str,),
-    "lora_r": (int,),
-    "lora_alpha": (float, int),
-    "lora_dropout": (float, int),
-    "target_modules": (list,),
-    "modules_to_save": (list, type(None)),
-    "use_rslora": (bool,),
-    "use_dora": (bool,),
-    "load_in_4bit": (bool,),
-    "held_out_fraction": (float, int),
-    "skip_untrained_rows": (bool,),
-    "seed": (int,),
-}
-PLACEMENT_FIELDS: dict[str, tuple[type, ...]] = {
-    "backend": (str,),
-    "device": (str,),
-    "dtype": (str,),
-    "attn_implementation": (str,),
-    "per_device_train_batch_size": (int,),
-    "gradient_accumulation_steps": (int,),
-    "num_processes": (int,),
-    "strategy": (str,),
-    "offload": (bool,),
-    "gradient_checkpointing": (bool,),
-    "threads": (int, type(None)),
-    "save_steps": (int,),
-    "save_total_limit": (int,),
-    "report_to": (str,),
-}
+
+class Recipe(TypedDict):
+    """What is trained. `skill_train.recipe.fields` holds the meaning of each field, and the defaults."""
+
+    model: str
+    revision: str | None
+    data: str
+    data_revision: str | None
+    data_config: str | None
+    split: str
+    format: str
+    columns: dict[str, str]
+    loss_on: str
+    method: str
+    finetuning_type: str
+    pure_bf16: bool
+    max_length: int
+    max_steps: int
+    effective_batch_size: int
+    learning_rate: float | int
+    lr_scheduler_type: str
+    warmup_steps: int
+    weight_decay: float | int
+    adam_beta1: float | int
+    adam_beta2: float | int
+    adam_epsilon: float | int
+    max_grad_norm: float | int
+    optim: str
+    lora_r: int
+    lora_alpha: float | int
+    lora_dropout: float | int
+    target_modules: list[str]
+    modules_to_save: list[str] | None
+    use_rslora: bool
+    use_dora: bool
+    load_in_4bit: bool
+    held_out_fraction: float | int
+    skip_untrained_rows: bool
+    seed: int
+
+
+class Placement(TypedDict):
+    """Where and in which pieces the recipe is computed."""
+
+    backend: str
+    device: str
+    dtype: str
+    attn_implementation: str
+    per_device_train_batch_size: int
+    gradient_accumulation_steps: int
+    num_processes: int
+    strategy: str
+    offload: bool
+    gradient_checkpointing: bool
+    threads: int | None
+    save_steps: int
+    save_total_limit: int
+    report_to: str
+
+
+class Policy(TypedDict):
+    """What the user decided that no training depends on."""
+
+    sensitive: bool
+    hub_model_id: str | None
+    score: str | None
+    score_pattern: str | None
+    report_to: str
+
+
+class Reason(TypedDict):
+    """Why a value is what it is, and where the rule comes from."""
+
+    rule: str
+    value: str
+    because: str
+    source: str
+
+
+class Launch(TypedDict):
+    """Arguments of `accelerate launch` and variables of the environment."""
+
+    arguments: list[str]
+    environment: dict[str, str]
+    reasons: list[Reason]
+
+
+class Plan(TypedDict):
+    """`plan.json`, as far as the program reads it. `recipe` and `placement` must be there, with all their fields."""
+
+    schema: str
+    recipe: Recipe
+    placement: Placement
+    recipe_hash: NotRequired[str]
+    fingerprints: NotRequired[dict[str, str | None]]
+    policy: NotRequired[Policy]
+    launch: NotRequired[Launch]
+    reasons: NotRequired[list[Reason]]
+
+
 STRATEGIES = ("single", "ddp", "fsdp")
 TUNED = {"lora": "adapter", "full": "merged"}  # the folder of what was trained
 MEASURING, TRAINS = "measuring the model before training", "training"  # the stages with a batch in memory
 SMALLER = "smaller_layout"  # the rule of a reason in a plan whose first layout met the end of the memory
 
 
-def load_plan(path: Path) -> dict[str, Any]:
+def load_plan(path: Path) -> Plan:
     """The plan, every field present and of its type. Standard library only: a bad plan fails in milliseconds."""
-    plan = plan_document(path)
-    if not isinstance(plan, dict) or plan.get("schema") != PLAN_SCHEMA:
-        got = str(plan.get("schema")) if isinstance(plan, dict) else type(plan).__name__
-        raise bad_plan(f"{path} is not a plan", expected=PLAN_SCHEMA, got=got)
-    check_fields(plan.get("recipe"), RECIPE_FIELDS, "recipe")
-    check_fields(plan.get("placement"), PLACEMENT_FIELDS, "placement")
+    plan: Plan = plan_document(path)
     tuning = plan["recipe"]["finetuning_type"]
     if tuning not in TUNED:
         raise bad_plan("recipe.finetuning_type is unknown", expected=" or ".join(TUNED), got=tuning)
@@ -883,6 +966,17 @@ def load_plan(path: Path) -> dict[str, Any]:
 
 
 def plan_document(path: Path) -> Any:
+    """The JSON object of a plan, whose recipe and placement have their fields."""
+    document = read_document(path)
+    if not isinstance(document, dict) or document.get("schema") != PLAN_SCHEMA:
+        got = str(document.get("schema")) if isinstance(document, dict) else type(document).__name__
+        raise bad_plan(f"{path} is not a plan", expected=PLAN_SCHEMA, got=got)
+    check_fields(document.get("recipe"), json_types(Recipe), "recipe")
+    check_fields(document.get("placement"), json_types(Placement), "placement")
+    return document
+
+
+def read_document(path: Path) -> Any:
     try:
         return foreign_json(path)
     except FileNotFoundError:
@@ -904,6 +998,13 @@ def bad_plan(message: str, *, expected: str = "", got: str = "") -> Refused:
     return Refused(message, code="bad_plan", expected=expected, got=got, hint=hint)
 
 
+def json_types(fields: type) -> dict[str, tuple[type, ...]]:
+    """What `isinstance` takes of each field: of `list[str]` the list."""
+    hints = get_type_hints(fields).items()
+    parts = {name: get_args(hint) if isinstance(hint, UnionType) else (hint,) for name, hint in hints}
+    return {name: tuple(get_origin(part) or part for part in types) for name, types in parts.items()}
+
+
 def check_fields(values: Any, fields: dict[str, tuple[type, ...]], name: str) -> None:
     if not isinstance(values, dict):
         raise bad_plan(f"the plan has no {name}", expected=f"an object called {name}")
@@ -917,15 +1018,16 @@ def check_fields(values: Any, fields: dict[str, tuple[type, ...]], name: str) ->
             raise bad_plan(f"{name}.{key} has the wrong type", expected=expected, got=repr(value))
 
 
-def check_batch(recipe: dict[str, Any], placement: dict[str, Any]) -> None:
-    parts = [placement[k] for k in ("per_device_train_batch_size", "gradient_accumulation_steps", "num_processes")]
+def check_batch(recipe: Recipe, placement: Placement) -> None:
+    processes = placement["num_processes"]
+    parts = (placement["per_device_train_batch_size"], placement["gradient_accumulation_steps"], processes)
     if math.prod(parts) != recipe["effective_batch_size"]:
         raise bad_plan(
             "the batch split does not make the effective batch size",
             expected=f"effective_batch_size {recipe['effective_batch_size']}",
             got=" x ".join(map(str, parts)) + " (per device x accumulation x processes)",
         )
-    strategy, processes = placement["strategy"], placement["num_processes"]
+    strategy = placement["strategy"]
     if strategy not in STRATEGIES or (strategy == "single") != (processes == 1):
         raise bad_plan(
             "placement.strategy does not go with the number of processes",
@@ -934,7 +1036,7 @@ def check_batch(recipe: dict[str, Any], placement: dict[str, Any]) -> None:
         )
 
 
-def check_processes(placement: dict[str, Any]) -> None:
+def check_processes(placement: Placement) -> None:
     """A process that was never started would leave out its part of every batch, and the loss would look healthy:
     `accelerate launch --cpu --num_processes 2` starts one (accelerate 1.15)."""
     started = int(os.environ.get("WORLD_SIZE", "1"))
@@ -952,7 +1054,7 @@ def wrong_launch(expected: str, got: str) -> Refused:
     )
 
 
-def smaller_plan(plan: dict[str, Any], error: dict[str, Any], stage: str | None) -> dict[str, Any] | None:
+def smaller_plan(plan: Plan, error: ErrorWords, stage: str | None) -> Plan | None:
     """The plan for another try after `error`, with its reason; None where a smaller layout would not help.
 
     Args:
@@ -962,7 +1064,7 @@ def smaller_plan(plan: dict[str, Any], error: dict[str, Any], stage: str | None)
     placement = smaller_layout(plan["placement"]) if stage in (MEASURING, TRAINS) else None
     if placement is None:
         return None
-    reason = {
+    reason: Reason = {
         "rule": SMALLER,
         "value": layout_words(placement),
         "because": f"{error['message']}; it was {layout_words(plan['placement'])}",
@@ -971,7 +1073,7 @@ def smaller_plan(plan: dict[str, Any], error: dict[str, Any], stage: str | None)
     return plan | {"placement": placement, "reasons": [*(plan.get("reasons") or []), reason]}
 
 
-def smaller_layout(placement: dict[str, Any]) -> dict[str, Any] | None:
+def smaller_layout(placement: Placement) -> Placement | None:
     """The next one in the planner's order that needs less memory: activations that are computed again, then fewer rows
     at a time. Each step trains the same rows. None after the smallest."""
     if not placement["gradient_checkpointing"]:
@@ -984,14 +1086,14 @@ def smaller_layout(placement: dict[str, Any]) -> dict[str, Any] | None:
     return placement | {"per_device_train_batch_size": fewer, "gradient_accumulation_steps": whole // fewer}
 
 
-def layout_words(placement: dict[str, Any]) -> str:
+def layout_words(placement: Placement) -> str:
     rows, times = placement["per_device_train_batch_size"], placement["gradient_accumulation_steps"]
     return (
         f"{rows} x {times} rows {'with' if placement['gradient_checkpointing'] else 'without'} gradient_checkpointing"
     )
 
 
-def memory_ended(error: dict[str, Any], kills: int | None) -> bool:
+def memory_ended(error: ErrorWords, kills: int | None) -> bool:
     """Whether a training certainly ended for its memory. One that was killed did not say so, and anybody may have
     killed it.
 
@@ -999,7 +1101,7 @@ def memory_ended(error: dict[str, Any], kills: int | None) -> bool:
         kills: `kills_for_memory` from before it.
     """
     if error["code"] != "out_of_memory" or "SIGKILL" not in error["message"]:
-        return bool(error["code"] == "out_of_memory")
+        return error["code"] == "out_of_memory"
     now = kills_for_memory()
     return kills is not None and now is not None and now > kills
 
@@ -1019,12 +1121,12 @@ def last_stage(said: str) -> str | None:
     return str(json.loads(lines[-1])["text"]) if lines else None
 
 
-def once_more(plan: dict[str, Any]) -> str:
+def once_more(plan: Plan) -> str:
     reason = plan["reasons"][-1]
     return f"{reason['because']}; once more, with {reason['value']}"
 
 
-def prepare_environment(placement: dict[str, Any]) -> None:
+def prepare_environment(placement: Placement) -> None:
     """Before any library is imported: no telemetry, and MPS falls back to the CPU for operators it lacks."""
     for name in ("HF_HUB_DISABLE_TELEMETRY", "DISABLE_TELEMETRY", "DO_NOT_TRACK"):
         os.environ[name] = "1"
@@ -1035,6 +1137,320 @@ def prepare_environment(placement: dict[str, Any]) -> None:
     if placement["device"] == "mps":
         os.environ.setdefault("PYTORCH_ENABLE_MPS_FALLBACK", "1")
         event("note", text="PYTORCH_ENABLE_MPS_FALLBACK=1: operators that MPS lacks run on the CPU, slower")
+
+
+# --- examples --------------------------------------------------------------------------------------------------------
+# Examples: what a row becomes, which is messages, prompt and completion, or text.
+
+# A row of a dataset, as its author wrote it: its columns, and what is in them, are of any kind.
+Row = dict[str, Any]
+
+ANSWERS = ("completion", "output", "answer")
+PAIRS = ("prompt_completion", "question_answer")  # each side a text, or messages
+BARE = ("prompt_completion", "completion")  # texts joined as they stand
+
+
+class Message(TypedDict):
+    """One of a chat. What else its author wrote in it stays, for the template: `name`, `reasoning_content` and such."""
+
+    role: str
+    content: str
+    tool_calls: NotRequired[Any]
+
+
+class Example(TypedDict):
+    """What is learned from one row: a chat with `messages`, `tools` and `trained_messages`, a completion with `prompt`
+    and `completion`, or a `text`.
+
+    Attributes:
+        trained_messages: the places of the answers that train.
+        without_template: whether the recipe asks for bare text; said where the model has a chat template.
+    """
+
+    kind: Literal["chat", "completion", "text"]
+    messages: NotRequired[list[Message]]
+    tools: NotRequired[list[Any] | None]
+    trained_messages: NotRequired[list[int]]
+    prompt: NotRequired[str]
+    completion: NotRequired[str]
+    text: NotRequired[str]
+    without_template: NotRequired[bool]
+
+
+class Tokens(TypedDict):
+    """What the model is fed of a row: ids, and the labels of those that train (`IGNORED` elsewhere)."""
+
+    input_ids: list[int]
+    labels: list[int]
+
+
+class EncodedRow(Example, Tokens):
+    """A line of `samples.jsonl` and `held_out.jsonl`.
+
+    Attributes:
+        row: its number in the data, from 0; `line` where it stands in its file.
+        rendered: as the template has it.
+        truncated: it was longer than max_length; `full_length` in tokens.
+    """
+
+    row: int
+    line: int
+    rendered: str
+    truncated: bool
+    full_length: int
+
+
+def to_example(row: Row, data_format: str, columns: dict[str, str]) -> Example:
+    """One row as the model is to learn it.
+
+    Args:
+        data_format: `messages`, `question_answer`, `instruction` or `sharegpt`, which become turns; `completion` and
+            `prompt_completion`, whose texts are joined as they stand; or `text`.
+        columns: what the format calls a column, to what the dataset calls it.
+    """
+
+    def value(name: str) -> Any:
+        return row.get(columns[name]) if name in columns else None
+
+    if data_format == "messages":
+        return chat(value("messages"), value("tools"), 0)
+    if data_format == "sharegpt":
+        return chat(from_sharegpt(value("conversations"), value("system")), value("tools"), 0)
+    if data_format == "text":
+        return {"kind": "text", "text": text_of(value("text"), "text")}
+    names = ("question", "answer") if data_format == "question_answer" else ("prompt", "completion")
+    prompt, completion = value(names[0]), value(names[1])
+    if data_format in PAIRS and (isinstance(prompt, list) or isinstance(completion, list)):
+        prompt, completion = as_messages(prompt, "user", names[0]), as_messages(completion, "assistant", names[1])
+        return chat([*prompt, *completion], value("tools"), len(prompt))
+    if data_format in BARE:
+        return {
+            "kind": "completion",
+            "prompt": text_of(prompt, "prompt"),
+            "completion": text_of(completion, "completion"),
+        }
+    return chat(from_pair(data_format, value), value("tools"), 0)
+
+
+def from_pair(data_format: str, value: Callable[[str], Any]) -> list[Message]:
+    """`instruction`/`input`/`output` and `question`/`answer` as one turn, after a system message if there is one."""
+    names = ("instruction", "output") if data_format == "instruction" else ("question", "answer")
+    user = text_of(value(names[0]), names[0])
+    if value("input"):
+        user += "\n\n" + text_of(value("input"), "input")
+    system = system_message(value("system"))
+    answer: Message = {"role": "assistant", "content": text_of(value(names[1]), names[1])}
+    return [*system, {"role": "user", "content": user}, answer]
+
+
+ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython", "observation", "environment")
+SHAREGPT_ROLES = {
+    "human": "user",
+    "user": "user",
+    "gpt": "assistant",
+    "assistant": "assistant",
+    "chatgpt": "assistant",
+    "model": "assistant",
+    "system": "system",
+    "tool": "tool",
+}
+
+
+def system_message(text: Any) -> list[Message]:
+    """No message where there is no text."""
+    return [{"role": "system", "content": text_of(text, "system")}] if text else []
+
+
+def from_sharegpt(turns: Any, system: Any) -> list[Message]:
+    if not isinstance(turns, list):
+        raise Refused(
+            "conversations is not a list", code="bad_row", expected='[{"from", "value"}, …]', got=repr(turns)[:80]
+        )
+    messages = system_message(system)
+    for turn in turns:
+        role = SHAREGPT_ROLES.get(str(turn.get("from")).lower()) if isinstance(turn, dict) else None
+        if role is None:
+            raise Refused(
+                "a turn has an unknown speaker", code="unknown_role", expected="from: human or gpt", got=repr(turn)[:80]
+            )
+        messages.append({"role": role, "content": text_of(turn.get("value"), "value")})
+    return messages
+
+
+def as_messages(value: Any, role: str, name: str) -> list[Any]:
+    """The messages of a row as they are, or one of its text."""
+    if isinstance(value, list):
+        return value
+    return [{"role": role, "content": text_of(value, name)}]
+
+
+PICTURES = (
+    "png|jpe?g|jfif|jp2|j2k|jxl|webp|gif|bmp|tiff?|heic|heif|avif|svg|ico|tga|exr|p[bgpn]m|psd|dng|nef|cr[23]|arw|dcm"
+    "|pdf|djvu"
+)
+SOUNDS = "wav|mp3|flac|ogg|oga|opus|m4a|aac|aiff?|wma|amr|sph|caf|midi?"
+FILMS = "mp4|m4v|mov|webm|mkv|avi|mpe?g|wmv|flv|ogv|3gp"
+MEDIA = f"(?:{PICTURES}|{SOUNDS}|{FILMS})"
+# A file name alone, or a path or an address with spaces in it. A sentence that ends with a file name is neither. An
+# address may name the kind of picture in its parameters.
+MEDIA_NAME = re.compile(
+    rf"\S+\.{MEDIA}(?:[?#]\S*)?|\S*[/\\][^\n]*\.{MEDIA}(?:[?#]\S*)?|https?://\S+[?&](?:format|fmt|type|ext)=(?:image/)?{MEDIA}(?:&\S*)?",
+    re.IGNORECASE,
+)
+MEDIA_URI = re.compile(r"data:(?:image|audio|video)/", re.IGNORECASE)
+MEDIA_KEYS = {"bytes", "path", "array", "sampling_rate"}  # datasets' Image and Audio; Parquet may leave out the empty
+MEDIA_BASE64 = re.compile(r"[A-Za-z0-9+/_-]{32,}={0,2}")
+MEDIA_HEX = re.compile(r"(?:0x|\\x)?((?:[0-9A-Fa-f]{2}){24})")
+# First bytes: PNG, JPEG, GIF, TIFF, FLAC, Ogg, MP3, Matroska and WebM; WebP, WAV and AVI; MP4, HEIC and AVIF.
+MEDIA_MAGIC = re.compile(
+    rb"\x89PNG\r\n|\xff\xd8\xff|GIF8[79]a|II\*\0|MM\0\*|fLaC|OggS\0|ID3[\2-\4]|\x1a\x45\xdf\xa3"
+    rb"|RIFF.{4}(?:WEBP|WAVE|AVI )|.{4}ftyp",
+    re.DOTALL,
+)
+# Marks of vision and audio models: as Qwen, Phi, Gemma, Pixtral, Llama 3.2, InternVL, Idefics, DeepSeek, MiniCPM write.
+MEDIA_MARK = re.compile(
+    r"<\|(?:image|img|vision|video|audio)[^|<>\n]*\|>|<(?:start|end)_of_(?:image|audio)>"
+    r"|<(?:image|img|video|audio)[_ -]?(?:soft_token|placeholder|context|token|pad|patch|here|#?\d+)>"
+    r"|<fake_token_around_image>|<im_patch>|<im(?:g|age)>[^<>\n]+</im(?:g|age)>|\[IMG\](?!.*\[/IMG\])",
+    re.IGNORECASE,
+)
+# The bare tags of LLaVA's kind at an end of a text or of a line, and other brackets at an end of a text. HTML closes
+# such a tag.
+TAGGED = "(?:image|img|photo|video|audio|speech)"
+# Within a sentence `<image>` stands for a picture too, unless the sentence is about the tag.
+IN_SENTENCE = r"(?<![\w`\"'])<image>(?![`\"'])(?!\s*(?:tag|element|node|attribute|label|field)s?\b)"
+MEDIA_TAG = re.compile(rf"(?:^|\n)\s*<{TAGGED}>|<{TAGGED}>\s*(?:\n|$)|{IN_SENTENCE}", re.IGNORECASE)
+BRACKETED = r"(?:\[(?:image|IMAGE|img)(?: ?#?\d+)?\]|\{\{?image\}?\})"
+MEDIA_FIRST, MEDIA_LAST = re.compile(rf"\s*{BRACKETED}"), re.compile(rf"{BRACKETED}\s*\Z")
+
+
+def media_in(value: Any, *, answer: bool = False) -> str | None:
+    """What of this value is a picture, sound or film and no text: a file's name or address, its data, or the mark that
+    stands for it in a text. None for a text.
+
+    Args:
+        answer: the bare name of a file is a good answer, and a bad question.
+    """
+    if isinstance(value, (bytes, bytearray)):
+        return f"{len(value)} bytes"
+    if isinstance(value, dict):
+        held = any(
+            name == "array" or media_in(each) is not None or (name == "bytes" and not isinstance(each, int))
+            for name, each in value.items()
+        )
+        return "{" + ", ".join(sorted(value)) + "}" if held and MEDIA_KEYS.issuperset(value) else None
+    if isinstance(value, list):
+        return next((found for each in value if (found := media_in(each)) is not None), None)
+    if not isinstance(value, str):
+        return None
+    short = value[:4096].strip()
+    if MEDIA_URI.match(short):
+        return short[:40]
+    if len(value) < 1024 and MEDIA_NAME.fullmatch(short) and not (answer and "/" not in short and "\\" not in short):
+        return short[:80]
+    if MEDIA_BASE64.match(short[:64]) and MEDIA_MAGIC.match(base64.urlsafe_b64decode(base64_start(short))):
+        return f"{short[:16]}…, a file as base64"
+    if (digits := MEDIA_HEX.match(short)) and MEDIA_MAGIC.match(bytes.fromhex(digits[1])):
+        return f"{short[:16]}…, a file in hexadecimal digits"
+    return media_mark(value)
+
+
+def media_mark(text: str) -> str | None:
+    """What stands for a picture, sound or film in this text."""
+    mark = MEDIA_MARK.search(text) if "<" in text or "[IMG]" in text else None
+    if mark is None and "<" in text and "</" not in text:
+        mark = MEDIA_TAG.search(text)
+    if mark is None and (text.lstrip()[:1] in ("[", "{") or text.rstrip()[-1:] in ("]", "}")):
+        mark = MEDIA_FIRST.match(text) or MEDIA_LAST.search(text[-64:])
+    return None if mark is None else mark.group().strip()
+
+
+def base64_start(text: str) -> str:
+    """The characters of the first 24 bytes."""
+    return text[:32].replace("+", "-").replace("/", "_")
+
+
+def require_text(value: Any, name: str, *, answer: bool = False) -> None:
+    found = media_in(value, answer=answer)
+    if found is not None:
+        raise Refused(
+            f"{name} contains an image, audio or video, and this version trains on text only",
+            code="not_text",
+            expected=f"text in {name}",
+            got=found,
+            hint="remove such rows, or use a dataset of text",
+        )
+
+
+def text_of(value: Any, name: str) -> str:
+    require_text(value, name, answer=name in ANSWERS)
+    if not isinstance(value, str) or not value.strip():
+        raise Refused(f"{name} is empty or not text", code="bad_row", expected=f"text in {name}", got=repr(value)[:80])
+    return value
+
+
+def is_text_part(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text", ""), str)
+
+
+def is_unicode(fields: JsonObject) -> bool:
+    try:
+        return (len(fields) < 2 and fields["role"].isascii()) or bool(
+            json.dumps(fields, ensure_ascii=False, default=str).encode("utf-8")
+        )
+    except UnicodeEncodeError:
+        return False
+
+
+def chat(messages: Any, tools: Any, prompt_messages: int) -> Example:
+    """A conversation whose messages are well formed. `prompt_messages` at its start are never trained."""
+    if not isinstance(messages, list) or not messages:
+        raise Refused(
+            "messages is empty or not a list",
+            code="bad_row",
+            expected='[{"role", "content"}, …]',
+            got=repr(messages)[:80],
+        )
+    cleaned: list[Message] = [checked_message(message) for message in messages]
+    answers = [i for i, m in enumerate(cleaned) if m["role"] == "assistant" and i >= prompt_messages]
+    if not answers:
+        raise no_answer(cleaned)
+    return {"kind": "chat", "messages": cleaned, "tools": tools or None, "trained_messages": answers}
+
+
+def checked_message(message: Any) -> Any:
+    """The message of a row as a `Message`: with the text of all its parts, and without keys that are null."""
+    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+        raise Refused("a message has no role", code="bad_row", expected='{"role", "content"}', got=repr(message)[:80])
+    # `datasets` fills the keys that a row lacks with None; a template must not see them.
+    message = {key: value for key, value in message.items() if value is not None}
+    content = message.get("content", "")
+    for part in content if isinstance(content, list) else ():
+        if isinstance(part, dict) and part.get("type") not in (None, "text"):
+            require_text({"bytes": None, "path": None}, f"a part of type {part['type']}")
+    require_text(content, f"the {message['role']} message", answer=message["role"] == "assistant")
+    if isinstance(content, list) and all(map(is_text_part, content)):
+        content = "".join(part.get("text", "") for part in content)
+    if not isinstance(content, str) or (not content and not message.get("tool_calls")):
+        raise Refused(f"the {message['role']} message has no text", code="bad_row", got=repr(message)[:80])
+    if not is_unicode({key: value for key, value in message.items() if key != "content"}):  # templates write it too
+        half = "half a surrogate pair stands in a message, which no tokenizer reads"
+        raise Refused(half, code="bad_row", expected="text in Unicode", got=repr(message)[:80])
+    return {**message, "content": content}
+
+
+def no_answer(messages: list[Message]) -> Refused:
+    """Of a conversation without a message of the assistant after its prompt."""
+    unknown = next((message["role"] for message in messages if message["role"] not in ROLES), None)
+    if unknown is None:
+        return Refused("a conversation has no assistant message to learn from", code="bad_row", got=repr(messages)[:80])
+    return Refused(
+        f"the role {unknown[:40]!r} is unknown, and there is no message of the assistant",
+        code="unknown_role",
+        expected=f"one of {', '.join(ROLES)}",
+        got=repr(messages)[:80],
+        hint="rename the role that answers to assistant in the dataset",
+    )
 
 
 # --- parquet ---------------------------------------------------------------------------------------------------------
@@ -1332,7 +1748,7 @@ def python_bytes(array: Any) -> int:
     return own + (compute.sum(lengths.take(array.indices)).as_py() or 0)
 
 
-def as_written(rows: Iterable[dict[str, Any]], schema: Any, *, json_read: bool = False) -> Iterator[dict[str, Any]]:
+def as_written(rows: Iterable[Row], schema: Any, *, json_read: bool = False) -> Iterator[Row]:
     """Rows of Arrow without the nulls that Arrow put in: one column has one type, so each call of a tool would have the
     arguments of all the others. JSON inside a column is read (`json_read`: it was already), and its nulls stay."""
     readers = {field.name: read for field in schema if (read := arrow_reader(field.type, json_read=json_read))}
@@ -1381,7 +1797,7 @@ SAVE_AGAIN = "save the dataset again with Dataset.save_to_disk, or write the row
 
 def iter_rows(
     data: str, *, split: str, config: str | None = None, revision: str | None = None
-) -> Iterator[tuple[int, dict[str, Any]]]:
+) -> Iterator[tuple[int, Row]]:
     """`(line, row)` for each row of the chosen split; `line` is the line in the file where it has one, else its number.
 
     A line that is not a JSON object is refused by its number: dropping it silently would train on something else than
@@ -1407,7 +1823,7 @@ def iter_rows(
     yield from rows
 
 
-def use_data(plan: dict[str, Any], data: Path | None) -> None:
+def use_data(plan: Plan, data: Path | None) -> None:
     """Takes the data from another place than the one that was planned, where the same bytes must lie."""
     if data is None:
         return
@@ -1434,14 +1850,14 @@ def use_data(plan: dict[str, Any], data: Path | None) -> None:
 def data_fingerprint(data: Path, split: str) -> str:
     """SHA-256 of a file's bytes, or of the rows of a folder, as the plan has it."""
     if data.is_file():
-        return str(file_digest(data)["sha256"])
+        return file_digest(data)["sha256"]
     digest = hashlib.sha256()
     for _, row in iter_rows(str(data), split=split):
         digest.update(json.dumps(row, sort_keys=True, ensure_ascii=False, default=str).encode("utf-8", "replace"))
     return digest.hexdigest()
 
 
-def iter_file(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def iter_file(path: Path) -> Iterator[tuple[int, Row]]:
     kind = path.suffix.lower()
     if kind in (".jsonl", ".ndjson"):
         yield from iter_jsonl(path)
@@ -1461,7 +1877,7 @@ def iter_file(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         )
 
 
-def iter_parquet(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def iter_parquet(path: Path) -> Iterator[tuple[int, Row]]:
     import pyarrow.parquet
 
     try:
@@ -1484,7 +1900,7 @@ def iter_parquet(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         ) from None
 
 
-def iter_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def iter_jsonl(path: Path) -> Iterator[tuple[int, Row]]:
     for number, raw in numbered_lines(path):
         if raw.strip():
             yield number, parse_object(raw, f"line {number} of {path}")
@@ -1541,7 +1957,7 @@ def not_utf8(where: str, raw: bytes) -> Refused:
     )
 
 
-def parse_object(raw: bytes, where: str) -> dict[str, Any]:
+def parse_object(raw: bytes, where: str) -> Row:
     try:
         row = json.loads(raw.decode("utf-8-sig"))
     except UnicodeDecodeError:
@@ -1565,7 +1981,7 @@ def parse_object(raw: bytes, where: str) -> dict[str, Any]:
     return row
 
 
-def iter_json(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def iter_json(path: Path) -> Iterator[tuple[int, Row]]:
     """A JSON file: a list of objects, an object that holds one such list, or one object a line after all."""
     try:
         document = json.loads(whole_text(path))
@@ -1599,7 +2015,7 @@ def delimiter_of(path: Path) -> str:
     return ";" if b";" in header and b"," not in header else ","
 
 
-def iter_csv(path: Path, delimiter: str) -> Iterator[tuple[int, dict[str, Any]]]:
+def iter_csv(path: Path, delimiter: str) -> Iterator[tuple[int, Row]]:
     csv.field_size_limit(CELL_CHARACTERS)
     reader = csv.DictReader(decoded_lines(path), delimiter=delimiter, strict=True)
     try:
@@ -1660,7 +2076,7 @@ def iter_slice(rows: Iterator[tuple[int, Any]], split: str) -> Iterator[tuple[in
             yield row
 
 
-def iter_saved(folder: Path, split: str) -> Iterator[tuple[int, dict[str, Any]]]:
+def iter_saved(folder: Path, split: str) -> Iterator[tuple[int, Row]]:
     """A folder that `datasets` saved."""
     if not any((folder / name).is_file() for name in (SPLITS, STATE)):
         raise Refused(
@@ -1700,7 +2116,7 @@ def load_saved(folder: Path, name: str) -> Any:
     return saved[name]
 
 
-def rows_of(saved: Any, folder: Path) -> Iterator[dict[str, Any]]:
+def rows_of(saved: Any, folder: Path) -> Iterator[Row]:
     with broken_saved(folder):
         yield from saved
 
@@ -1742,7 +2158,7 @@ def is_name_of_folder(name: Any) -> bool:
     return isinstance(name, str) and name not in ("", ".", "..") and not re.search(r"[/\\:\0]", name)
 
 
-def saved_json(path: Path) -> dict[str, Any]:
+def saved_json(path: Path) -> JsonObject:
     """A JSON object beside the rows. A pipe is never waited for, and of a large file only so much is read."""
     try:
         document = foreign_json(path)
@@ -1806,266 +2222,11 @@ def record_batch(message: Any) -> dict[int, int]:
     return {0: max(0, rows), 3: int(3 in batch)}
 
 
-def iter_hub(name: str, split: str, config: str | None, revision: str | None) -> Iterator[tuple[int, dict[str, Any]]]:
+def iter_hub(name: str, split: str, config: str | None, revision: str | None) -> Iterator[tuple[int, Row]]:
     import datasets
 
     loaded = datasets.load_dataset(name, config, split=split, revision=revision)
     yield from enumerate(as_written(loaded, loaded.features.arrow_schema, json_read=True), start=1)
-
-
-# --- examples --------------------------------------------------------------------------------------------------------
-# Examples: what a row becomes, which is messages, prompt and completion, or text.
-
-ANSWERS = ("completion", "output", "answer")
-PAIRS = ("prompt_completion", "question_answer")  # each side a text, or messages
-BARE = ("prompt_completion", "completion")  # texts joined as they stand
-
-
-def to_example(row: dict[str, Any], data_format: str, columns: dict[str, str]) -> dict[str, Any]:
-    """One row as `{"kind": "chat", "messages", "tools", "prompt_messages"}`, `{"kind": "completion", "prompt",
-    "completion"}` or `{"kind": "text", "text"}`.
-
-    Args:
-        data_format: `messages`, `question_answer`, `instruction` or `sharegpt`, which become turns; `completion` and
-            `prompt_completion`, whose texts are joined as they stand; or `text`.
-        columns: what the format calls a column, to what the dataset calls it.
-    """
-
-    def value(name: str) -> Any:
-        return row.get(columns[name]) if name in columns else None
-
-    if data_format == "messages":
-        return chat(value("messages"), value("tools"), 0)
-    if data_format == "sharegpt":
-        return chat(from_sharegpt(value("conversations"), value("system")), value("tools"), 0)
-    if data_format == "text":
-        return {"kind": "text", "text": text_of(value("text"), "text")}
-    names = ("question", "answer") if data_format == "question_answer" else ("prompt", "completion")
-    prompt, completion = value(names[0]), value(names[1])
-    if data_format in PAIRS and (isinstance(prompt, list) or isinstance(completion, list)):
-        prompt, completion = as_messages(prompt, "user", names[0]), as_messages(completion, "assistant", names[1])
-        return chat([*prompt, *completion], value("tools"), len(prompt))
-    if data_format in BARE:
-        return {
-            "kind": "completion",
-            "prompt": text_of(prompt, "prompt"),
-            "completion": text_of(completion, "completion"),
-        }
-    return chat(from_pair(data_format, value), value("tools"), 0)
-
-
-def from_pair(data_format: str, value: Any) -> list[dict[str, Any]]:
-    """`instruction`/`input`/`output` and `question`/`answer` as one turn, after a system message if there is one."""
-    names = ("instruction", "output") if data_format == "instruction" else ("question", "answer")
-    user = text_of(value(names[0]), names[0])
-    if value("input"):
-        user += "\n\n" + text_of(value("input"), "input")
-    system = [{"role": "system", "content": text_of(value("system"), "system")}] if value("system") else []
-    answer = {"role": "assistant", "content": text_of(value(names[1]), names[1])}
-    return [*system, {"role": "user", "content": user}, answer]
-
-
-ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython", "observation", "environment")
-SHAREGPT_ROLES = {
-    "human": "user",
-    "user": "user",
-    "gpt": "assistant",
-    "assistant": "assistant",
-    "chatgpt": "assistant",
-    "model": "assistant",
-    "system": "system",
-    "tool": "tool",
-}
-
-
-def from_sharegpt(turns: Any, system: Any) -> list[dict[str, Any]]:
-    if not isinstance(turns, list):
-        raise Refused(
-            "conversations is not a list", code="bad_row", expected='[{"from", "value"}, …]', got=repr(turns)[:80]
-        )
-    messages = [{"role": "system", "content": text_of(system, "system")}] if system else []
-    for turn in turns:
-        role = SHAREGPT_ROLES.get(str(turn.get("from")).lower()) if isinstance(turn, dict) else None
-        if role is None:
-            raise Refused(
-                "a turn has an unknown speaker", code="unknown_role", expected="from: human or gpt", got=repr(turn)[:80]
-            )
-        messages.append({"role": role, "content": text_of(turn.get("value"), "value")})
-    return messages
-
-
-def as_messages(value: Any, role: str, name: str) -> list[dict[str, Any]]:
-    if isinstance(value, list):
-        return value
-    return [{"role": role, "content": text_of(value, name)}]
-
-
-PICTURES = (
-    "png|jpe?g|jfif|jp2|j2k|jxl|webp|gif|bmp|tiff?|heic|heif|avif|svg|ico|tga|exr|p[bgpn]m|psd|dng|nef|cr[23]|arw|dcm"
-    "|pdf|djvu"
-)
-SOUNDS = "wav|mp3|flac|ogg|oga|opus|m4a|aac|aiff?|wma|amr|sph|caf|midi?"
-FILMS = "mp4|m4v|mov|webm|mkv|avi|mpe?g|wmv|flv|ogv|3gp"
-MEDIA = f"(?:{PICTURES}|{SOUNDS}|{FILMS})"
-# A file name alone, or a path or an address with spaces in it. A sentence that ends with a file name is neither. An
-# address may name the kind of picture in its parameters.
-MEDIA_NAME = re.compile(
-    rf"\S+\.{MEDIA}(?:[?#]\S*)?|\S*[/\\][^\n]*\.{MEDIA}(?:[?#]\S*)?|https?://\S+[?&](?:format|fmt|type|ext)=(?:image/)?{MEDIA}(?:&\S*)?",
-    re.IGNORECASE,
-)
-MEDIA_URI = re.compile(r"data:(?:image|audio|video)/", re.IGNORECASE)
-MEDIA_KEYS = {"bytes", "path", "array", "sampling_rate"}  # datasets' Image and Audio; Parquet may leave out the empty
-MEDIA_BASE64 = re.compile(r"[A-Za-z0-9+/_-]{32,}={0,2}")
-MEDIA_HEX = re.compile(r"(?:0x|\\x)?((?:[0-9A-Fa-f]{2}){24})")
-# First bytes: PNG, JPEG, GIF, TIFF, FLAC, Ogg, MP3, Matroska and WebM; WebP, WAV and AVI; MP4, HEIC and AVIF.
-MEDIA_MAGIC = re.compile(
-    rb"\x89PNG\r\n|\xff\xd8\xff|GIF8[79]a|II\*\0|MM\0\*|fLaC|OggS\0|ID3[\2-\4]|\x1a\x45\xdf\xa3"
-    rb"|RIFF.{4}(?:WEBP|WAVE|AVI )|.{4}ftyp",
-    re.DOTALL,
-)
-# Marks of vision and audio models: as Qwen, Phi, Gemma, Pixtral, Llama 3.2, InternVL, Idefics, DeepSeek, MiniCPM write.
-MEDIA_MARK = re.compile(
-    r"<\|(?:image|img|vision|video|audio)[^|<>\n]*\|>|<(?:start|end)_of_(?:image|audio)>"
-    r"|<(?:image|img|video|audio)[_ -]?(?:soft_token|placeholder|context|token|pad|patch|here|#?\d+)>"
-    r"|<fake_token_around_image>|<im_patch>|<im(?:g|age)>[^<>\n]+</im(?:g|age)>|\[IMG\](?!.*\[/IMG\])",
-    re.IGNORECASE,
-)
-# The bare tags of LLaVA's kind at an end of a text or of a line, and other brackets at an end of a text. HTML closes
-# such a tag.
-TAGGED = "(?:image|img|photo|video|audio|speech)"
-# Within a sentence `<image>` stands for a picture too, unless the sentence is about the tag.
-IN_SENTENCE = r"(?<![\w`\"'])<image>(?![`\"'])(?!\s*(?:tag|element|node|attribute|label|field)s?\b)"
-MEDIA_TAG = re.compile(rf"(?:^|\n)\s*<{TAGGED}>|<{TAGGED}>\s*(?:\n|$)|{IN_SENTENCE}", re.IGNORECASE)
-BRACKETED = r"(?:\[(?:image|IMAGE|img)(?: ?#?\d+)?\]|\{\{?image\}?\})"
-MEDIA_FIRST, MEDIA_LAST = re.compile(rf"\s*{BRACKETED}"), re.compile(rf"{BRACKETED}\s*\Z")
-
-
-def media_in(value: Any, *, answer: bool = False) -> str | None:
-    """What of this value is a picture, sound or film and no text: a file's name or address, its data, or the mark that
-    stands for it in a text. None for a text.
-
-    Args:
-        answer: the bare name of a file is a good answer, and a bad question.
-    """
-    if isinstance(value, (bytes, bytearray)):
-        return f"{len(value)} bytes"
-    if isinstance(value, dict):
-        held = any(
-            name == "array" or media_in(each) is not None or (name == "bytes" and not isinstance(each, int))
-            for name, each in value.items()
-        )
-        return "{" + ", ".join(sorted(value)) + "}" if held and MEDIA_KEYS.issuperset(value) else None
-    if isinstance(value, list):
-        return next((found for each in value if (found := media_in(each)) is not None), None)
-    if not isinstance(value, str):
-        return None
-    short = value[:4096].strip()
-    if MEDIA_URI.match(short):
-        return short[:40]
-    if len(value) < 1024 and MEDIA_NAME.fullmatch(short) and not (answer and "/" not in short and "\\" not in short):
-        return short[:80]
-    if MEDIA_BASE64.match(short[:64]) and MEDIA_MAGIC.match(base64.urlsafe_b64decode(base64_start(short))):
-        return f"{short[:16]}…, a file as base64"
-    if (digits := MEDIA_HEX.match(short)) and MEDIA_MAGIC.match(bytes.fromhex(digits[1])):
-        return f"{short[:16]}…, a file in hexadecimal digits"
-    return media_mark(value)
-
-
-def media_mark(text: str) -> str | None:
-    """What stands for a picture, sound or film in this text."""
-    mark = MEDIA_MARK.search(text) if "<" in text or "[IMG]" in text else None
-    if mark is None and "<" in text and "</" not in text:
-        mark = MEDIA_TAG.search(text)
-    if mark is None and (text.lstrip()[:1] in ("[", "{") or text.rstrip()[-1:] in ("]", "}")):
-        mark = MEDIA_FIRST.match(text) or MEDIA_LAST.search(text[-64:])
-    return None if mark is None else mark.group().strip()
-
-
-def base64_start(text: str) -> str:
-    """The characters of the first 24 bytes."""
-    return text[:32].replace("+", "-").replace("/", "_")
-
-
-def require_text(value: Any, name: str, *, answer: bool = False) -> None:
-    found = media_in(value, answer=answer)
-    if found is not None:
-        raise Refused(
-            f"{name} contains an image, audio or video, and this version trains on text only",
-            code="not_text",
-            expected=f"text in {name}",
-            got=found,
-            hint="remove such rows, or use a dataset of text",
-        )
-
-
-def text_of(value: Any, name: str) -> str:
-    require_text(value, name, answer=name in ANSWERS)
-    if not isinstance(value, str) or not value.strip():
-        raise Refused(f"{name} is empty or not text", code="bad_row", expected=f"text in {name}", got=repr(value)[:80])
-    return value
-
-
-def is_text_part(part: Any) -> bool:
-    return isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text", ""), str)
-
-
-def is_unicode(fields: dict[str, Any]) -> bool:
-    try:
-        return (len(fields) < 2 and fields["role"].isascii()) or bool(
-            json.dumps(fields, ensure_ascii=False, default=str).encode("utf-8")
-        )
-    except UnicodeEncodeError:
-        return False
-
-
-def chat(messages: Any, tools: Any, prompt_messages: int) -> dict[str, Any]:
-    """A conversation whose messages are well formed. `prompt_messages` at its start are never trained."""
-    if not isinstance(messages, list) or not messages:
-        raise Refused(
-            "messages is empty or not a list",
-            code="bad_row",
-            expected='[{"role", "content"}, …]',
-            got=repr(messages)[:80],
-        )
-    cleaned = []
-    for message in messages:
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise Refused(
-                "a message has no role", code="bad_row", expected='{"role", "content"}', got=repr(message)[:80]
-            )
-        # `datasets` fills the keys that a row lacks with None; a template must not see them.
-        message = {key: value for key, value in message.items() if value is not None}
-        content = message.get("content", "")
-        for part in content if isinstance(content, list) else ():
-            if isinstance(part, dict) and part.get("type") not in (None, "text"):
-                require_text({"bytes": None, "path": None}, f"a part of type {part['type']}")
-        require_text(content, f"the {message['role']} message", answer=message["role"] == "assistant")
-        if isinstance(content, list) and all(map(is_text_part, content)):
-            content = "".join(part.get("text", "") for part in content)
-        if not isinstance(content, str) or (not content and not message.get("tool_calls")):
-            raise Refused(f"the {message['role']} message has no text", code="bad_row", got=repr(message)[:80])
-        if not is_unicode({key: value for key, value in message.items() if key != "content"}):  # templates write it too
-            half = "half a surrogate pair stands in a message, which no tokenizer reads"
-            raise Refused(half, code="bad_row", expected="text in Unicode", got=repr(message)[:80])
-        cleaned.append({**message, "content": content})
-    require_answer(cleaned, prompt_messages)
-    return {"kind": "chat", "messages": cleaned, "tools": tools or None, "prompt_messages": prompt_messages}
-
-
-def require_answer(messages: list[dict[str, Any]], prompt_messages: int) -> None:
-    """Refuses a conversation without a message of the assistant after its prompt."""
-    if any(message["role"] == "assistant" for message in messages[prompt_messages:]):
-        return
-    unknown = next((message["role"] for message in messages if message["role"] not in ROLES), None)
-    if unknown is None:
-        raise Refused("a conversation has no assistant message to learn from", code="bad_row", got=repr(messages)[:80])
-    raise Refused(
-        f"the role {unknown[:40]!r} is unknown, and there is no message of the assistant",
-        code="unknown_role",
-        expected=f"one of {', '.join(ROLES)}",
-        got=repr(messages)[:80],
-        hint="rename the role that answers to assistant in the dataset",
-    )
 
 
 # --- split -----------------------------------------------------------------------------------------------------------
@@ -2076,12 +2237,45 @@ HELD_OUT_ROWS = 200  # rows held out at most
 SPLIT = "held_out.json"  # in a checkpoint: the numbers of the rows that never train
 
 
-def trained_tokens(row: dict[str, Any]) -> int:
+class Repeated(TypedDict):
+    """Rows that repeat an earlier one, the groups that they make, and the held-out rows that training has seen:
+    whole, or by their question."""
+
+    repeated_rows: int
+    repeated_groups: int
+    held_out_trained: int
+    held_out_asked: int
+
+
+class DataFigures(Repeated):
+    """Rows and tokens of the data. The tokens are those of the rows that train."""
+
+    rows: int
+    train_rows: int
+    held_out_rows: int
+    truncated_rows: int
+    skipped_rows: int
+    tokens: int
+    longest_row_tokens: int
+    trained_token_share: float
+    notes: list[str]
+
+
+class Data(TypedDict):
+    """What is fed. `order`: places in `train`, one for each row of each step."""
+
+    train: list[EncodedRow]
+    held_out: list[EncodedRow]
+    figures: DataFigures
+    order: list[int]
+
+
+def trained_tokens(row: Tokens) -> int:
     """Labels that count: the first one is never predicted, because nothing stands before it."""
     return sum(label != IGNORED for label in row["labels"][1:])
 
 
-def trainable_rows(rows: list[dict[str, Any]], recipe: dict[str, Any]) -> list[dict[str, Any]]:
+def trainable_rows(rows: list[EncodedRow], recipe: Recipe) -> list[EncodedRow]:
     """Refuses rows with nothing to learn: a batch of them would train at loss 0 and look like success (trl#6668)."""
     empty = [row for row in rows if not trained_tokens(row)]
     if not empty or (recipe["skip_untrained_rows"] and len(empty) < len(rows)):
@@ -2152,7 +2346,7 @@ def joined(*keys: list[Any]) -> list[int]:
     return [root(index) for index in range(len(parents))]
 
 
-def contents_of(rows: list[dict[str, Any]]) -> list[int]:
+def contents_of(rows: list[EncodedRow]) -> list[int]:
     """Equal numbers for rows that train the same: their text is equal after `normalised`, or what max_length leaves
     of it is equal."""
     texts = [digest_of(normalised(row["rendered"])) for row in rows]
@@ -2164,14 +2358,14 @@ def digest_of(text: str) -> bytes:
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
-def question_of(row: dict[str, Any]) -> str:
+def question_of(row: EncodedRow) -> str:
     """What a row asks: a conversation up to its first message of the user, a prompt, or the whole of a text."""
     if row["kind"] == "completion":
-        return str(row["prompt"])
+        return row["prompt"]
     messages = row["messages"] if row["kind"] == "chat" else []
     first = next((index for index, message in enumerate(messages) if message["role"] == "user"), None)
     if first is None:
-        return str(row["rendered"])
+        return row["rendered"]
     return "\n".join(f"{message['role']}: {message['content']}" for message in messages[: first + 1])
 
 
@@ -2190,9 +2384,7 @@ def normalised(text: str) -> str:
     return " ".join(same.translate(ALIKE).split())
 
 
-def repeated(contents: list[int], questions: list[bytes], held_out: set[int]) -> dict[str, int]:
-    """Rows that repeat an earlier one, the groups that they make, and the held-out rows that training has seen:
-    whole, or by their question."""
+def repeated(contents: list[int], questions: list[bytes], held_out: set[int]) -> Repeated:
     sizes = Counter(contents).values()
     train = [index for index in range(len(contents)) if index not in held_out]
     trained, asked = {contents[index] for index in train}, {questions[index] for index in train}
@@ -2262,16 +2454,16 @@ def has_tokenizer(folder: Path) -> bool:
     return any((folder / name).is_file() for name in TOKENIZERS)
 
 
-def load_tokenizer(recipe: dict[str, Any]) -> Any:
+def load_tokenizer(model: str, revision: str | None) -> Any:
     """The model's own. Without its files transformers makes an empty one of the model's type, and says nothing."""
-    check_files(Path(recipe["model"]))
-    if Path(recipe["model"]).is_dir() and not has_tokenizer(Path(recipe["model"])):
-        raise no_tokenizer(recipe["model"], f"one of {', '.join(TOKENIZERS)} in the model folder", "none of them")
-    with readable(recipe["model"]):
-        tokenizer = read_tokenizer(recipe["model"], recipe["revision"])
+    check_files(Path(model))
+    if Path(model).is_dir() and not has_tokenizer(Path(model)):
+        raise no_tokenizer(model, f"one of {', '.join(TOKENIZERS)} in the model folder", "none of them")
+    with readable(model):
+        tokenizer = read_tokenizer(model, revision)
     if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
-        raise no_tokenizer(recipe["model"], "a vocabulary", f"{len(tokenizer)} special tokens and nothing else")
-    require_one_vocabulary(recipe["model"], recipe["revision"], tokenizer)
+        raise no_tokenizer(model, "a vocabulary", f"{len(tokenizer)} special tokens and nothing else")
+    require_one_vocabulary(model, revision, tokenizer)
     return tokenizer
 
 
@@ -2389,11 +2581,11 @@ def as_published(tokenizer: Any, file: str, model: str, revision: str | None) ->
     return plain
 
 
-def without_words(said: dict[str, Any]) -> Any:
+def without_words(said: JsonObject) -> Any:
     """The tokenizer of such a file with an empty vocabulary, which transformers takes from the file in any case."""
     from tokenizers import Tokenizer
 
-    empty: dict[str, Any] = {"vocab": {}, "merges": []} if said["model"].get("type") == "BPE" else {}
+    empty: JsonObject = {"vocab": {}, "merges": []} if said["model"].get("type") == "BPE" else {}
     return Tokenizer.from_str(json.dumps({**said, "model": {**said["model"], **empty}, "added_tokens": []}))
 
 
@@ -2472,10 +2664,20 @@ def endless_template(model: str) -> Refused:
     )
 
 
+class Feeding(TypedDict):
+    """What of a recipe says how a row is fed."""
+
+    data: str
+    format: str
+    columns: dict[str, str]
+    loss_on: str
+    max_length: int
+
+
 class Encoder:
     """Turns rows into token ids and labels, with the model's own template and tokenizer."""
 
-    def __init__(self, recipe: dict[str, Any], tokenizer: Any) -> None:
+    def __init__(self, recipe: Feeding, tokenizer: Any) -> None:
         self.recipe = recipe
         self.tokenizer = tokenizer
         self.count = 0
@@ -2487,7 +2689,7 @@ class Encoder:
         if not tokenizer.is_fast:
             raise Refused("this model has no fast tokenizer", code="bad_tokenizer", expected="a tokenizer with offsets")
 
-    def __call__(self, index: int, line: int, row: dict[str, Any]) -> dict[str, Any]:
+    def __call__(self, index: int, line: int, row: Row) -> EncodedRow:
         self.count += 1
         try:
             example = to_example(row, self.recipe["format"], self.recipe["columns"])
@@ -2502,7 +2704,7 @@ class Encoder:
         return {
             "row": index,
             "line": line,
-            **{k: v for k, v in example.items() if k != "prompt_messages"},
+            **example,
             "rendered": rendered,
             "input_ids": ids[:limit],
             "labels": labels[:limit],
@@ -2539,18 +2741,17 @@ class Encoder:
             )
         return int(self.tokenizer.eos_token_id)
 
-    def chat_spans(self, example: dict[str, Any]) -> tuple[str, list[tuple[int, int]]]:
+    def chat_spans(self, example: Example) -> tuple[str, list[tuple[int, int]]]:
         """The rendered conversation and the character spans of the assistant's answers, end token included."""
-        messages, first = example["messages"], example["prompt_messages"]
+        messages = example["messages"]
         if self.recipe["format"] in ("question_answer", "instruction"):
             self.require_unrendered(messages)
-        example["trained_messages"] = [i for i, m in enumerate(messages) if m["role"] == "assistant" and i >= first]
         rendered = self.render(messages, example["tools"])
         if self.recipe["loss_on"] == "all":
             return rendered, []  # the whole text is trained, wherever the answers stand
         return rendered, [self.answer_span(example, rendered, i) for i in example["trained_messages"]]
 
-    def answer_span(self, example: dict[str, Any], rendered: str, index: int) -> tuple[int, int]:
+    def answer_span(self, example: Example, rendered: str, index: int) -> tuple[int, int]:
         """Where one answer stands: its text, its calls of tools, and the token that ends the turn.
 
         It starts where the generation prompt ends, because from there on the model is alone.
@@ -2575,22 +2776,23 @@ class Encoder:
         start, end = span
         return (prefix if 0 < prefix <= start else start), self.turn_end(rendered, end)
 
-    def around_answer(self, example: dict[str, Any], rendered: str, index: int) -> tuple[int, int] | None:
+    def around_answer(self, example: Example, rendered: str, index: int) -> tuple[int, int] | None:
         """The answer without the token that ends it. Text and calls are replaced by a mark: what stays the same around
         the mark is not it."""
         messages = example["messages"]
-        marked = {key: value for key, value in messages[index].items() if key != "tool_calls"} | {"content": MARK}
+        marked = messages[index] | {"content": MARK}
+        marked.pop("tool_calls", None)
         text = self.render([*messages[:index], marked, *messages[index + 1 :]], example["tools"])
         head, mark, tail = text.partition(MARK)
         if mark and rendered.startswith(head) and rendered.endswith(tail):
             return len(head), len(rendered) - len(tail)
         return None
 
-    def around_calls(self, example: dict[str, Any], rendered: str, index: int) -> tuple[int, int] | None:
+    def around_calls(self, example: Example, rendered: str, index: int) -> tuple[int, int] | None:
         """The same for an answer with calls, where a template writes the last message in another way (Qwen3 thinks
         there). Some put what a tool answered into the same turn: then it changes with the messages that follow."""
         messages = example["messages"]
-        others = [{**message, "content": MARK} for message in messages[index + 1 :]]
+        others = [message | {"content": MARK} for message in messages[index + 1 :]]
         try:
             span = self.around_answer(example, rendered, index)
             other = self.render([*messages[: index + 1], *others], example["tools"])
@@ -2607,7 +2809,7 @@ class Encoder:
             return end
         return match.end()
 
-    def render(self, messages: list[dict[str, Any]], tools: Any, *, add_generation_prompt: bool = False) -> str:
+    def render(self, messages: list[Message], tools: Any, *, add_generation_prompt: bool = False) -> str:
         import jinja2
 
         if not self.tokenizer.chat_template:
@@ -2641,7 +2843,7 @@ class Encoder:
             earned = SECONDS_A_RENDERING + SECONDS_A_CHARACTER * size
             self.patience += earned - (time.thread_time() - started)
 
-    def plain_spans(self, example: dict[str, Any]) -> tuple[str, list[tuple[int, int]]]:
+    def plain_spans(self, example: Example) -> tuple[str, list[tuple[int, int]]]:
         if self.tokenizer.chat_template:
             self.note(WITHOUT_TEMPLATE)
             example["without_template"] = self.recipe["format"] in ("completion", "text")  # these two ask for it
@@ -2650,7 +2852,7 @@ class Encoder:
         rendered = example["prompt"] + example["completion"]
         return rendered, [(len(example["prompt"]), len(rendered))]
 
-    def require_unrendered(self, messages: list[dict[str, Any]]) -> None:
+    def require_unrendered(self, messages: list[Message]) -> None:
         """A question that somebody rendered with the template already would be rendered twice."""
         question = next(message["content"] for message in messages if message["role"] == "user")
         mark = next((mark for mark in self.template_marks() if mark in question), None)
@@ -2693,7 +2895,7 @@ LOGITS_AT_ONCE = 16_000_000
 SOFTMAX_AT_ONCE = 1_000_000
 
 
-def trained_types(model: Any, placement: dict[str, Any]) -> dict[str, Any]:
+def trained_types(model: Any, placement: Placement) -> dict[str, Any]:
     """The torch type of each weight that trains, by name; float32 now unless the plan computes in bfloat16.
 
     TRL (1.16) has made the adapter of a quantized base bfloat16, whatever is computed in, and PEFT (0.21) leaves a
@@ -2847,12 +3049,12 @@ def log_probs_function() -> Any:
     return LogProbs
 
 
-def attention_kernel(recipe: dict[str, Any], placement: dict[str, Any]) -> str:
+def attention_kernel(recipe: Recipe, placement: Placement) -> str:
     """The kernel of the plan, or eager where the model's class has no such one: torch's fused attention knows neither
     the capped scores of Gemma 2 nor the sinks of gpt-oss."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    wanted = str(placement["attn_implementation"])
+    wanted = placement["attn_implementation"]
     config = AutoConfig.from_pretrained(recipe["model"], revision=recipe["revision"], trust_remote_code=False)
     known = AutoModelForCausalLM._model_mapping
     classes = known.get(type(config), None)
@@ -2873,7 +3075,7 @@ def config_with(model: str, revision: str | None, attention: str) -> Any:
     return config
 
 
-def load_model(recipe: dict[str, Any], placement: dict[str, Any]) -> Any:
+def load_model(recipe: Recipe, placement: Placement) -> Any:
     import torch
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
@@ -2902,19 +3104,19 @@ def load_model(recipe: dict[str, Any], placement: dict[str, Any]) -> Any:
     return model
 
 
-def is_full(recipe: dict[str, Any]) -> bool:
+def is_full(recipe: Recipe) -> bool:
     """Every weight trains, instead of an adapter."""
-    return bool(recipe["finetuning_type"] == "full")
+    return recipe["finetuning_type"] == "full"
 
 
-def weights_dtype(recipe: dict[str, Any], placement: dict[str, Any]) -> str:
+def weights_dtype(recipe: Recipe, placement: Placement) -> str:
     """A frozen base has the type that is computed in. Weights that train are float32, and autocast computes in the
     placement's type: bfloat16 has 8 bits, so a step that moves a weight by less than 1/256 of it would change nothing.
     `pure_bf16` takes that."""
-    return "float32" if is_full(recipe) and not recipe["pure_bf16"] else str(placement["dtype"])
+    return "float32" if is_full(recipe) and not recipe["pure_bf16"] else placement["dtype"]
 
 
-def check_optimizer(recipe: dict[str, Any]) -> None:
+def check_optimizer(recipe: Recipe) -> None:
     """Before anything is loaded: a wrong name would be found after the model is."""
     from transformers.training_args import OptimizerNames
 
@@ -2930,7 +3132,7 @@ def check_optimizer(recipe: dict[str, Any]) -> None:
         )
 
 
-def lora_config(recipe: dict[str, Any], model: Any) -> Any:
+def lora_config(recipe: Recipe, model: Any) -> Any:
     from peft import LoraConfig
 
     modules = list(model.named_modules(remove_duplicate=False))
@@ -3028,7 +3230,7 @@ def is_linear(module: Any) -> bool:
     return isinstance(module, torch.nn.Linear) or type(module).__name__ in ("Conv1D", "Linear4bit", "Linear8bitLt")
 
 
-def check_vocabulary(model: Any, data: dict[str, Any]) -> None:
+def check_vocabulary(model: Any, data: Data) -> None:
     size = model.get_input_embeddings().weight.shape[0]
     highest = max(max(row["input_ids"]) for row in data["train"] + data["held_out"])
     if highest >= size:
@@ -3041,7 +3243,7 @@ def check_vocabulary(model: Any, data: dict[str, Any]) -> None:
         )
 
 
-def require_device(torch: Any, placement: dict[str, Any]) -> None:
+def require_device(torch: Any, placement: Placement) -> None:
     device = placement["device"]
     available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     if not available.get(device, False):
@@ -3117,7 +3319,7 @@ def newest_checkpoint(folder: Path) -> Path | None:
     return None
 
 
-def check_split(checkpoint: Path, placement: dict[str, Any]) -> None:
+def check_split(checkpoint: Path, placement: Placement) -> None:
     """A run may go on with another number of processes: it feeds the same rows in the same batches. Only dropout is
     drawn anew, since each process has its own. What FSDP saves, only FSDP reads."""
     if any(checkpoint.glob("pytorch_model_fsdp*")) != (placement["strategy"] == "fsdp"):
@@ -3155,12 +3357,39 @@ def step_of(checkpoint: Path) -> int:
     return int(checkpoint.name.rsplit("-", 1)[1])
 
 
+class Fed(TypedDict):
+    """What one step was fed. `epoch`: how often all rows were by then."""
+
+    epoch: float
+    tokens: int
+    trained_tokens: int
+
+
+class StepLine(Fed):
+    """One line of `metrics.jsonl`.
+
+    Attributes:
+        start: which start of the program made the step.
+        job: of Hugging Face Jobs; its next one may have another machine.
+        memory_bytes: at most so far, by kind.
+    """
+
+    step: int
+    steps: int
+    start: NotRequired[int]
+    job: NotRequired[str | None]
+    loss: float | None
+    grad_norm: float | None
+    learning_rate: float | None
+    seconds: float | None
+    tokens_per_second: float | None
+    memory_bytes: dict[str, int] | None
+
+
 class Watch:
     """Writes a line a step, marks complete checkpoints, and stops a run that has gone wrong."""
 
-    def __init__(
-        self, folder: Path, data: dict[str, Any], recipe: dict[str, Any], checkpoint: Path | None, *, keep: int
-    ) -> None:
+    def __init__(self, folder: Path, data: Data, recipe: Recipe, checkpoint: Path | None, *, keep: int) -> None:
         self.metrics = folder / "metrics.jsonl"
         self.data, self.recipe, self.keep = data, recipe, keep
         self.problem: Refused | None = None
@@ -3171,23 +3400,16 @@ class Watch:
         self.peak_bytes: dict[str, int] = {}
         self.lines = self.kept_lines(checkpoint) if checkpoint else []
         self.start = 1 + max((line.get("start", 1) for line in self.lines), default=0)
-        self.losses = [line["loss"] for line in self.lines]
+        self.losses = [line["loss"] for line in self.lines if line["loss"] is not None]
         if is_main_process():
             write_text(self.metrics, "".join(json.dumps(line) + "\n" for line in self.lines))
 
-    def kept_lines(self, checkpoint: Path) -> list[dict[str, Any]]:
+    def kept_lines(self, checkpoint: Path) -> list[StepLine]:
         """Lines of the steps that the checkpoint holds; later ones will be made again. A line that is lost has what the
         trainer wrote down: losses, and no times."""
         state = json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
         logged = {entry["step"]: entry for entry in state["log_history"] if "loss" in entry}
-        untold = dict.fromkeys(("seconds", "tokens_per_second", "memory_bytes"))
-        lines = {
-            step: {"step": step, "steps": state["max_steps"], "start": 1}
-            | {name: number(entry.get(name)) for name in ("loss", "grad_norm", "learning_rate")}
-            | self.fed(step)
-            | untold
-            for step, entry in logged.items()
-        }
+        lines = {step: self.lost_line(step, state["max_steps"], entry) for step, entry in logged.items()}
         for text in self.metrics.read_text(encoding="utf-8").splitlines() if self.metrics.is_file() else ():
             try:
                 line = json.loads(text)
@@ -3198,7 +3420,24 @@ class Watch:
         self.require_same_rows(checkpoint, kept)
         return kept
 
-    def require_same_rows(self, checkpoint: Path, lines: list[dict[str, Any]]) -> None:
+    def lost_line(self, step: int, steps: int, logs: dict[str, float]) -> StepLine:
+        fed = self.fed(step)
+        return {
+            "step": step,
+            "steps": steps,
+            "start": 1,
+            "loss": number(logs.get("loss")),
+            "grad_norm": number(logs.get("grad_norm")),
+            "learning_rate": number(logs.get("learning_rate")),
+            "epoch": fed["epoch"],
+            "tokens": fed["tokens"],
+            "trained_tokens": fed["trained_tokens"],
+            "seconds": None,
+            "tokens_per_second": None,
+            "memory_bytes": None,
+        }
+
+    def require_same_rows(self, checkpoint: Path, lines: list[StepLine]) -> None:
         """Refuses to go on with another split: rows that were trained would count as new ones."""
         for line in lines:
             fed = self.fed(line["step"])
@@ -3230,7 +3469,7 @@ class Watch:
                 if watch.asked_to_stop(args.device):
                     control.should_save = control.should_training_stop = True
 
-            def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any], **_: Any) -> None:
+            def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float], **_: Any) -> None:
                 if "loss" in logs and not watch.on_loss(state.global_step, state.max_steps, logs):
                     control.should_save, control.should_training_stop = False, True
 
@@ -3247,25 +3486,25 @@ class Watch:
             known = json.loads(record.read_text(encoding="utf-8"))
             write_json(record, known | {"optimizer": built_optimizer(optimizer), "schedule": built_schedule(scheduler)})
 
-    def on_loss(self, step: int, steps: int, logs: dict[str, Any]) -> bool:
+    def on_loss(self, step: int, steps: int, logs: dict[str, float]) -> bool:
         """Records one step. False when the run must stop."""
         fed, seconds = self.fed(step), time.monotonic() - self.step_started
-        line = {
+        loss, grad_norm = float(logs["loss"]), number(logs.get("grad_norm"))
+        bad = self.bad_loss(step, loss, grad_norm)
+        self.problem = bad or self.problem  # an interruption alone still saves its checkpoint
+        line: StepLine = {
             "step": step,
             "steps": steps,
             "start": self.start,
-            "job": os.environ.get("JOB_ID"),  # of Hugging Face Jobs; its next one may have another machine
-            "loss": float(logs["loss"]),
-            "grad_norm": number(logs.get("grad_norm")),
+            "job": os.environ.get("JOB_ID"),
+            "loss": number(loss),
+            "grad_norm": grad_norm,
             "learning_rate": number(logs.get("learning_rate")),
             **fed,
             "seconds": round(seconds, 4),
             "tokens_per_second": round(fed["tokens"] / seconds, 1) if seconds > 0 else None,
             "memory_bytes": self.memory(),
         }
-        bad = self.bad_loss(step, line["loss"], line["grad_norm"])
-        self.problem = bad or self.problem  # an interruption alone still saves its checkpoint
-        line["loss"] = number(line["loss"])
         self.lines.append(line)
         if is_main_process():
             with open(self.metrics, "a", encoding="utf-8") as file:
@@ -3273,8 +3512,7 @@ class Watch:
             event("step", **line)
         return bad is None
 
-    def fed(self, step: int) -> dict[str, Any]:
-        """What one step was fed, and how often all rows were by then."""
+    def fed(self, step: int) -> Fed:
         batch, rows = self.recipe["effective_batch_size"], self.data["train"]
         read = [rows[i] for i in self.data["order"][(step - 1) * batch : step * batch]]
         return {
@@ -3374,7 +3612,7 @@ class Watch:
                 signal.signal(number, handler)
 
 
-def built_optimizer(optimizer: Any) -> dict[str, Any]:
+def built_optimizer(optimizer: Any) -> dict[str, object]:
     """Its class and its groups. `lr` is left out: it changes with each step, and a resumed run has another one."""
     inner = getattr(optimizer, "optimizer", optimizer)
     groups = [{key: value for key, value in g.items() if key not in ("params", "lr")} for g in inner.param_groups]
@@ -3385,7 +3623,7 @@ def built_optimizer(optimizer: Any) -> dict[str, Any]:
     }
 
 
-def built_schedule(scheduler: Any) -> dict[str, Any]:
+def built_schedule(scheduler: Any) -> dict[str, object]:
     inner = getattr(scheduler, "scheduler", scheduler)
     first = next(iter(getattr(inner, "lr_lambdas", [])), None)
     function = getattr(first, "func", first)
@@ -3409,9 +3647,7 @@ OTHER_WORK = ("plan.json", "adapter_config.json", "trainer_state.json")  # in th
 FIRST_BATCHES = 4  # of which a digest each is kept, so that a difference can be placed
 
 
-def build_trainer(
-    recipe: dict[str, Any], placement: dict[str, Any], folder: Path, tokenizer: Any, data: dict[str, Any], watch: Watch
-) -> Any:
+def build_trainer(recipe: Recipe, placement: Placement, folder: Path, tokenizer: Any, data: Data, watch: Watch) -> Any:
     """TRL's trainer with every argument said. Rows are tokenized and masked already, so TRL prepares nothing."""
     import datasets
     import torch
@@ -3464,7 +3700,7 @@ def build_trainer(
     return trainer
 
 
-def trainer_arguments(recipe: dict[str, Any], placement: dict[str, Any], folder: Path) -> Any:
+def trainer_arguments(recipe: Recipe, placement: Placement, folder: Path) -> Any:
     """Nothing is left to a library's default (trl 1.16, unset: bf16 on every device, checkpointing on, 1024 tokens)."""
     from trl import SFTConfig
 
@@ -3642,7 +3878,7 @@ def gathered_weights(model: Any) -> dict[str, Any]:
     return {name: weight for name, weight in get_model_state_dict(model, options=options).items() if name in names}
 
 
-def base_folder(recipe: dict[str, Any]) -> Path:
+def base_folder(recipe: Recipe) -> Path:
     """The base's files beside its weights. Fetched before training: afterwards a broken line would cost the run."""
     if Path(recipe["model"]).is_dir():
         return Path(recipe["model"])
@@ -3652,7 +3888,46 @@ def base_folder(recipe: dict[str, Any]) -> Path:
     return Path(snapshot_download(recipe["model"], revision=recipe["revision"], ignore_patterns=left_out))
 
 
-def environment(trainer: Any, data: dict[str, Any]) -> dict[str, Any]:
+class Processes(TypedDict):
+    count: int
+    distributed: str
+    mixed_precision: str
+
+
+class FedData(TypedDict):
+    """Token counts, and digests of token ids and labels: of all rows, of their order, and of the first batches as the
+    trainer holds them."""
+
+    train_rows: int
+    held_out_rows: int
+    rows_sha256: str
+    held_out_sha256: str
+    order_sha256: str
+    fed_rows: int
+    fed_tokens: int
+    fed_trained_tokens: int
+    first_batches: list[str]
+
+
+class Environment(TypedDict):
+    """`environment.json` before training. What libraries tell of their own objects has the names that they chose."""
+
+    program: FileDigest
+    python: str
+    platform: str
+    device: str
+    device_name: str
+    cuda: str | None
+    threads: int
+    versions: dict[str, str]
+    processes: Processes
+    model: dict[str, object]
+    lora: dict[str, object] | None
+    trainer: dict[str, object]
+    data: FedData
+
+
+def environment(trainer: Any, data: Data) -> Environment:
     """Versions, device, what is fed, and every argument as the trainer holds it after construction.
 
     `skill-train diff` compares two of these. The optimizer and the schedule join when training starts.
@@ -3685,7 +3960,7 @@ def environment(trainer: Any, data: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def built_model(model: Any) -> dict[str, Any]:
+def built_model(model: Any) -> dict[str, object]:
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     return {
         "class": type(base).__name__,
@@ -3695,7 +3970,7 @@ def built_model(model: Any) -> dict[str, Any]:
     }
 
 
-def built_lora(model: Any) -> dict[str, Any] | None:
+def built_lora(model: Any) -> dict[str, object] | None:
     """Every field of PEFT's configuration, sets in order; None when the model has no adapter."""
     config = getattr(model, "peft_config", {}).get("default")
     if config is None:
@@ -3704,9 +3979,7 @@ def built_lora(model: Any) -> dict[str, Any] | None:
     return dict(json.loads(json.dumps(fields, default=str)))
 
 
-def fed_data(data: dict[str, Any], dataset: Any, steps: int) -> dict[str, Any]:
-    """Token counts, and digests of token ids and labels: of all rows, of their order, and of the first batches as the
-    trainer holds them."""
+def fed_data(data: Data, dataset: Any, steps: int) -> FedData:
     train, order = data["train"], data["order"]
     batch = len(order) // steps
     held = dataset.select(range(min(len(order), FIRST_BATCHES * batch)))
@@ -3749,24 +4022,44 @@ ANSWER_TOKENS = 48
 RELOAD_TOKENS = 64  # enough to see a wrong adapter; the logits of a long row would need more memory than training
 
 
+Verdict = Literal["pass", "warn", "fail"]
+
+
+class Check(TypedDict):
+    """One thing that a training must show."""
+
+    name: str
+    verdict: Verdict
+    figure: float | None
+    detail: str
+
+
+class Answer(TypedDict, total=False):
+    """One prompt, answered before and after training; None where no process holds the whole model."""
+
+    prompt: str
+    before: str | None
+    after: str | None
+
+
 class Checks:
     """What a smoke test must show, each with its figure: pass, warn or fail."""
 
-    def __init__(self, trainer: Any, tokenizer: Any, data: dict[str, Any], recipe: dict[str, Any]) -> None:
+    def __init__(self, trainer: Any, tokenizer: Any, data: Data, recipe: Recipe) -> None:
         self.trainer, self.tokenizer, self.data, self.recipe = trainer, tokenizer, data, recipe
         fed = list(dict.fromkeys(data["order"]))
         self.rows = [data["train"][i] for i in fed[:FIXED_ROWS]]
-        self.results: list[dict[str, Any]] = []
-        self.answer: dict[str, Any] = {}
+        self.results: list[Check] = []
+        self.answer: Answer = {}
         self.loss_before: float | None = None
 
-    def add(self, name: str, verdict: str, figure: Any, detail: str) -> None:
+    def add(self, name: str, verdict: Verdict, figure: float | None, detail: str) -> None:
         figure = number(figure) if isinstance(figure, float) else figure
         self.results.append({"name": name, "verdict": verdict, "figure": figure, "detail": detail})
 
-    def verdict(self) -> str:
+    def verdict(self) -> Verdict:
         verdicts = [result["verdict"] for result in self.results]
-        return next((v for v in ("fail", "warn") if v in verdicts), "pass")
+        return "fail" if "fail" in verdicts else "warn" if "warn" in verdicts else "pass"
 
     def before_training(self, *, resumed: bool, folder: Path) -> None:
         """Measures what training will change. A resumed run takes these figures from its first start."""
@@ -3822,19 +4115,19 @@ class Checks:
         limit = 0.05 if coarse else 1e-3
         self.add("accumulation", "pass" if error <= limit else "fail", error, f"relative difference, at most {limit}")
 
-    def short_rows(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def short_rows(self, rows: Sequence[Tokens]) -> list[Tokens]:
         """The end of each row around its last trained token, so that all of them together need no more memory than one
         batch of the training."""
         batch = self.trainer.args.per_device_train_batch_size
         keep = max(2, self.recipe["max_length"] * batch // len(rows))
-        short = []
+        short: list[Tokens] = []
         for row in rows:
             end = max(i for i, label in enumerate(row["labels"]) if label != IGNORED) + 1
             at = slice(max(0, end - keep), end)
             short.append({"input_ids": row["input_ids"][at], "labels": row["labels"][at]})
         return short
 
-    def gradient(self, batches: list[list[dict[str, Any]]]) -> list[Any]:
+    def gradient(self, batches: list[list[Tokens]]) -> list[Any]:
         """The gradient of the mean loss over all batches, one tensor a weight, by the trainer's own loss function,
         dropout off."""
         import torch
@@ -3849,7 +4142,7 @@ class Checks:
         model.train()
         return gradient
 
-    def loss(self, rows: list[dict[str, Any]], items: Any) -> Any:
+    def loss(self, rows: Sequence[Tokens], items: Any) -> Any:
         """Of the trained tokens. The balancing loss of experts is a mean of each batch, so it depends on the split."""
         inputs = self.trainer.data_collator([{"input_ids": r["input_ids"], "labels": r["labels"]} for r in rows])
         inputs = {key: value.to(self.trainer.model.device) for key, value in inputs.items()}
@@ -3878,7 +4171,7 @@ class Checks:
         size = self.trainer.model.config.get_text_config().vocab_size
         if before > math.log(size):  # a perplexity above the size of the vocabulary: no weights, or no tokenizer, of it
             detail += f"; the base is worse than blind guessing among {size:,} tokens, {math.log(size):.4f}"
-        verdict = "pass" if after < before else "warn" if after < 1.05 * before else "fail"
+        verdict: Verdict = "pass" if after < before else "warn" if after < 1.05 * before else "fail"
         self.add("loss_falls", verdict if math.isfinite(after) else "fail", number(before - after), detail)
 
     def check_reload(self, tuned: Path) -> None:
@@ -3892,7 +4185,7 @@ class Checks:
             name, reloaded = "adapter_reloads", self.logits(model)
         difference = float((trained - reloaded).abs().max().cpu())
         limit = 1e-4 * max(1.0, float(trained.abs().max().cpu()))
-        verdict = "pass" if difference <= limit else "fail"
+        verdict: Verdict = "pass" if difference <= limit else "fail"
         self.add(name, verdict, difference, f"largest difference of the logits, at most {limit:.1e}")
 
     def load_again(self, tuned: Path, model: Any) -> None:
@@ -3981,7 +4274,7 @@ PUBLISHED = {
 }  # fmt: skip
 
 
-def push(plan: dict[str, Any], work: Path) -> None:
+def push(plan: Plan, work: Path) -> None:
     """The result, its records and its card in one commit. Done before, it does nothing."""
     tell("stage", text="pushing the result")
     folder = work / ("adapter" if (work / "adapter").is_dir() else "merged")
@@ -3997,23 +4290,23 @@ def push(plan: dict[str, Any], work: Path) -> None:
             f"the run is trained and stored, but could not be pushed: {refusal}",
             code="push_failed",
             exit_code=EXIT_FAILED,
-            expected=f"{plan['policy']['hub_model_id']} takes a commit",
+            expected=f"{hub_repository(plan)} takes a commit",
             got=refusal.error["got"],
             hint="start the run again, which pushes the stored result without training",
         ) from refusal
-    tell("pushed", repo=plan["policy"]["hub_model_id"], commit=commit_id)
+    tell("pushed", repo=hub_repository(plan), commit=commit_id)
 
 
-def without_rows(record: dict[str, Any]) -> dict[str, Any]:
+def without_rows(record: Mapping[str, object]) -> dict[str, object]:
     """`train.json` as it is pushed. The folder of the run keeps the whole one."""
     return {key: value for key, value in record.items() if key in PUBLISHED}
 
 
-def commit(plan: dict[str, Any], files: dict[str, Any], message: str) -> str:
+def commit(plan: Plan, files: Mapping[str, Path | bytes], message: str) -> str:
     """One commit in the private repository of the plan, which is made where there is none. Returns its id."""
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
-    repo = plan.get("policy", {}).get("hub_model_id")
+    repo = hub_repository(plan)
     if not repo:
         raise Refused(
             "the plan names no repository for the result", code="bad_plan", expected="hub_model_id: owner/name"
@@ -4031,6 +4324,11 @@ def commit(plan: dict[str, Any], files: dict[str, Any], message: str) -> str:
         return str(api.create_commit(repo, changes, commit_message=message).oid)
 
     return str(asked(attempt, repo))
+
+
+def hub_repository(plan: Plan) -> str | None:
+    """Where the result goes."""
+    return plan.get("policy", {}).get("hub_model_id")
 
 
 def hub() -> Any:
@@ -4118,20 +4416,20 @@ def unreachable(repo: str, got: str) -> Refused:
     )
 
 
-def on_hub(plan: dict[str, Any], key: str) -> str | None:
+def on_hub(plan: Plan, key: Literal["model", "data"]) -> str | None:
     """The Hub id of the model or the data; None for what lay on the machine that planned."""
-    name = str(plan["recipe"][key])
+    name = plan["recipe"][key]
     local = plan.get("fingerprints", {}).get(key) or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name)
     return None if local else name
 
 
-def shown_recipe(plan: dict[str, Any]) -> dict[str, Any]:
+def shown_recipe(plan: Plan) -> Recipe:
     """The recipe without the folders of the machine that planned."""
-    names = {key: on_hub(plan, key) or Path(plan["recipe"][key]).name for key in ("model", "data")}
-    return {**plan["recipe"], **names}
+    model, data = Path(plan["recipe"]["model"]).name, Path(plan["recipe"]["data"]).name
+    return plan["recipe"] | {"model": on_hub(plan, "model") or model, "data": on_hub(plan, "data") or data}
 
 
-def licence(plan: dict[str, Any]) -> dict[str, str]:
+def licence(plan: Plan) -> dict[str, str]:
     """What the card of the base says of its licence; nothing when it says nothing or cannot be read."""
     base = on_hub(plan, "model")
     if base is None:
@@ -4145,11 +4443,11 @@ def licence(plan: dict[str, Any]) -> dict[str, str]:
     return {}
 
 
-def model_card(plan: dict[str, Any], work: Path, licence: dict[str, str]) -> str:
+def model_card(plan: Plan, work: Path, licence: dict[str, str]) -> str:
     """README.md: what the Hub reads between the lines of ---, then what a reader wants to know."""
     from huggingface_hub import ModelCardData
 
-    recipe, repo = plan["recipe"], plan["policy"]["hub_model_id"]
+    recipe, repo = plan["recipe"], hub_repository(plan) or ""
     adapter, data = (work / "adapter").is_dir(), on_hub(plan, "data")
     about = ModelCardData(
         base_model=on_hub(plan, "model"),
@@ -4184,8 +4482,8 @@ model = Model.from_pretrained("{repo}")
 {card_figures(plan, work)}"""
 
 
-def card_figures(plan: dict[str, Any], work: Path) -> str:
-    recipe = plan["recipe"]
+def card_figures(plan: Plan, work: Path) -> str:
+    recipe: Mapping[str, object] = plan["recipe"]
     record = json.loads((work / "train.json").read_text(encoding="utf-8"))
     versions = json.loads((work / "environment.json").read_text(encoding="utf-8"))["versions"]
     figures, data = record["figures"], record["data"]
@@ -4245,21 +4543,20 @@ def run_job(path: Path, data: Path | None, *, rehearse: bool) -> int:
                 start_job(plan, kept, rehearse=rehearse)
                 failure = train_in_job(plan, path, data, work, kept)
                 if failure is not None:
-                    return int(failure["exit_code"])
+                    return failure["exit_code"]
             if not rehearse:
                 push(plan, work)
             require_kept(kept)
     except Refused as refusal:
-        failure = {"exit_code": refusal.exit_code, "error": refusal.error}
         with suppress(OSError):
             if not (kept / MARKER).exists():  # it was refused before it was trained
-                put_json(kept / "train.failed.json", failure)
-        tell("failed", **failure)
+                put_json(kept / "train.failed.json", refusal.failure)
+        tell("failed", **refusal.failure)
         return refusal.exit_code
     return 0
 
 
-def start_job(plan: dict[str, Any], kept: Path, *, rehearse: bool) -> None:
+def start_job(plan: Plan, kept: Path, *, rehearse: bool) -> None:
     """Before anything is paid for: both places that take the result can be written. An earlier end is forgotten."""
     for name in (MARKER, "train.failed.json"):
         (kept / name).unlink(missing_ok=True)
@@ -4270,10 +4567,10 @@ def start_job(plan: dict[str, Any], kept: Path, *, rehearse: bool) -> None:
     tell("stage", text="proving that the result can be pushed")
     state = {"run": run_id(), "recipe_hash": plan.get("recipe_hash"), "state": "training"}
     commit_id = commit(plan, {PROOF: as_json(state)}, "Training has begun")
-    tell("note", text=f"{plan['policy']['hub_model_id']} can be written: {commit_id}")
+    tell("note", text=f"{hub_repository(plan)} can be written: {commit_id}")
 
 
-def train_in_job(plan: dict[str, Any], path: Path, data: Path | None, work: Path, kept: Path) -> dict[str, Any] | None:
+def train_in_job(plan: Plan, path: Path, data: Path | None, work: Path, kept: Path) -> Failure | None:
     """Trains in a child process, and keeps what it makes while it makes it. Returns why it failed, if it did."""
     plan = layout_that_was_left(plan, kept)
     keeper, begun = Keeper(work, kept, restore(kept, work)), kills_for_memory()
@@ -4298,23 +4595,21 @@ def train_in_job(plan: dict[str, Any], path: Path, data: Path | None, work: Path
     return failure
 
 
-def layout_that_was_left(plan: dict[str, Any], kept: Path) -> dict[str, Any]:
+def layout_that_was_left(plan: Plan, kept: Path) -> Plan:
     """The plan; where an earlier job of it went on with a smaller layout, with that one."""
-    smaller = read_marker(kept / SMALLER_PLAN)
+    smaller: Plan | None = read_object(kept / SMALLER_PLAN)
     same = smaller is not None and smaller.get("recipe_hash") == plan.get("recipe_hash")
     return smaller if smaller is not None and same else plan
 
 
-def after_memory(
-    plan: dict[str, Any], failure: dict[str, Any] | None, kills: int | None, child: Child
-) -> dict[str, Any] | None:
+def after_memory(plan: Plan, failure: Failure | None, kills: int | None, child: Child) -> Plan | None:
     """The plan of a second try; None where there is none."""
     if failure is None or not memory_ended(failure["error"], kills):
         return None
     return smaller_plan(plan, failure["error"], last_stage(child.said()))
 
 
-def child_command(plan: dict[str, Any], work: Path, data: Path | None) -> list[str]:
+def child_command(plan: Plan, work: Path, data: Path | None) -> list[str]:
     """What `skill-train local` starts for this plan."""
     arguments = plan.get("launch", {}).get("arguments") or []
     launcher = ["-m", "accelerate.commands.launch", *arguments] if arguments else []
@@ -4329,7 +4624,7 @@ class Child:
     It stays in our process group, so that whoever kills the group leaves nothing behind.
     """
 
-    def __init__(self, command: list[str], plan: dict[str, Any], log: Path) -> None:
+    def __init__(self, command: list[str], plan: Plan, log: Path) -> None:
         self.stopped = False
         self.log = open(log, "ab")  # noqa: SIM115 - closed on exit
         self.start = self.log.tell()
@@ -4385,19 +4680,18 @@ class Child:
             signal.signal(number, handler)
 
 
-def how_it_failed(child: Child, work: Path) -> dict[str, Any] | None:
+def how_it_failed(child: Child, work: Path) -> Failure | None:
     """What the program says in train.failed.json. One that was killed says nothing, and its launcher ends with 1."""
     code, record = child.process.returncode, work / "train.failed.json"
     if code == 0:
         return None
-    told = json.loads(record.read_text(encoding="utf-8")) if record.is_file() else None
+    told: Failure | None = json.loads(record.read_text(encoding="utf-8")) if record.is_file() else None
     if told is not None and told["error"]["code"] != "process_lost":
-        return dict(told)
+        return told
     killed = [int(n) for n in re.findall(r"exitcode\s*:\s*(-\d+)", child.said()) if int(n) != -signal.SIGTERM]
     if told is not None and not killed:
-        return dict(told)
-    refusal = ended(killed[0] if killed and code > 0 else code, child)
-    failure = {"exit_code": refusal.exit_code, "error": refusal.error}
+        return told
+    failure = ended(killed[0] if killed and code > 0 else code, child).failure
     write_json(record, failure)
     tell("failed", **failure)
     return failure
@@ -4516,7 +4810,7 @@ class Keeper:
                 remove_kept(path)
 
 
-def keep_results(work: Path, kept: Path, failure: dict[str, Any] | None) -> None:
+def keep_results(work: Path, kept: Path, failure: Failure | None) -> None:
     files = {path.relative_to(work).as_posix(): path for name in RESULTS for path in files_of(work / name)}
     digests = {name: copy_file(path, kept / name) for name, path in files.items()}
     state = (
@@ -4538,7 +4832,7 @@ def require_kept(kept: Path) -> None:
 
 def fetch_result(kept: Path, work: Path) -> bool:
     """Whether this run was trained before; its results are in `work` then."""
-    marker = read_marker(kept / MARKER)
+    marker = read_object(kept / MARKER)
     if marker is None or marker.get("state") != "done":
         return False
     if fetch(kept, work, marker["files"]):
@@ -4554,7 +4848,7 @@ def restore(kept: Path, work: Path) -> Path | None:
     if (kept / "train.log").is_file():
         copy_file(kept / "train.log", work / "train.log")
     for checkpoint in numbered(kept / "checkpoints"):
-        target, marker = work / "checkpoints" / checkpoint.name, read_marker(checkpoint / MARKER)
+        target, marker = work / "checkpoints" / checkpoint.name, read_object(checkpoint / MARKER)
         if marker is not None and fetch(checkpoint, target, marker):
             tell("note", text=f"{checkpoint.name} was kept and is whole")
             for name, place in (("metrics.jsonl", work), ("before.json", work / "checkpoints")):
@@ -4565,7 +4859,7 @@ def restore(kept: Path, work: Path) -> Path | None:
     return None
 
 
-def fetch(source: Path, target: Path, files: dict[str, Any]) -> bool:
+def fetch(source: Path, target: Path, files: dict[str, FileDigest]) -> bool:
     """Whether every file came with the bytes that were kept. If not, there is no `target` afterwards."""
     for name, digest in files.items():
         try:
@@ -4578,12 +4872,13 @@ def fetch(source: Path, target: Path, files: dict[str, Any]) -> bool:
     return True
 
 
-def read_marker(path: Path) -> dict[str, Any] | None:
+def read_object(path: Path) -> Any:
+    """What an earlier job left: a marker or a plan. None where there is none; a torn one is none."""
     try:
-        marker = json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):  # a torn one is none
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
         return None
-    return marker if isinstance(marker, dict) else None
+    return document if isinstance(document, dict) else None
 
 
 def remove_kept(folder: Path) -> None:
@@ -4593,7 +4888,7 @@ def remove_kept(folder: Path) -> None:
         shutil.rmtree(folder)
 
 
-def copy_file(source: Path, target: Path) -> dict[str, Any]:
+def copy_file(source: Path, target: Path) -> FileDigest:
     """Copies a file, and returns the digest of what was read."""
     target.parent.mkdir(parents=True, exist_ok=True)
     digest, size = hashlib.sha256(), 0
@@ -4652,15 +4947,15 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def run(plan: dict[str, Any], folder: Path, *, resume: bool) -> None:
+def run(plan: Plan, folder: Path, *, resume: bool) -> None:
     """Data, model, checks, training, checks, and `train.json` last."""
     started = time.monotonic()
     recipe, placement = plan["recipe"], plan["placement"]
     tuned = folder / TUNED[recipe["finetuning_type"]]
     check_optimizer(recipe)
     event("stage", text="reading the data")
-    check_base(recipe)
-    tokenizer = load_tokenizer(recipe)
+    check_base(recipe["model"], recipe["revision"])
+    tokenizer = load_tokenizer(recipe["model"], recipe["revision"])
     checkpoint = newest_checkpoint(folder / "checkpoints") if resume else None
     data = load_data(recipe, tokenizer, recorded_split(folder, checkpoint))
     event("data", **data["figures"])
@@ -4694,7 +4989,7 @@ def run(plan: dict[str, Any], folder: Path, *, resume: bool) -> None:
     trainer.accelerator.end_training()
 
 
-def load_data(recipe: dict[str, Any], tokenizer: Any, recorded: set[int] | None = None) -> dict[str, Any]:
+def load_data(recipe: Recipe, tokenizer: Any, recorded: set[int] | None = None) -> Data:
     """Encoded rows, split into `train` and `held_out`, with their figures and the order in which they are fed.
 
     Args:
@@ -4721,7 +5016,7 @@ def load_data(recipe: dict[str, Any], tokenizer: Any, recorded: set[int] | None 
         held_out = {index for index, row in enumerate(rows) if row["row"] in recorded}
     train = [row for index, row in enumerate(rows) if index not in held_out]
     lengths, trained = [len(r["input_ids"]) for r in train], [trained_tokens(r) for r in train]
-    figures = {
+    figures: DataFigures = {
         "rows": len(rows),
         "train_rows": len(train),
         "held_out_rows": len(held_out),
@@ -4737,20 +5032,45 @@ def load_data(recipe: dict[str, Any], tokenizer: Any, recorded: set[int] | None 
     return {"train": train, "held_out": [rows[i] for i in sorted(held_out)], "figures": figures, "order": order}
 
 
+class TrainFigures(TypedDict):
+    """Measured while it trained. Memory is by kind: `rss`, `cuda`, `mps`."""
+
+    first_loss: float | None
+    last_loss: float | None
+    tokens_per_second: float | None
+    seconds_per_step: float | None
+    peak_memory_bytes: dict[str, int]
+    baseline_memory_bytes: dict[str, int]
+
+
+class TrainRecord(TypedDict):
+    """`train.json`. `smaller_layout`: why a second try trained with smaller batches."""
+
+    schema: Literal["skill-train/step/1"]
+    step: Literal["train"]
+    recipe_hash: str | None
+    steps: int
+    verdict: Verdict
+    outputs: dict[str, FileDigest]
+    saved_dtype: str
+    smaller_layout: Reason | None
+    checks: list[Check]
+    example: str
+    answer: Answer
+    data: DataFigures
+    figures: TrainFigures
+    seconds: float
+    finished_at: str
+
+
 def report(
-    plan: dict[str, Any],
-    data: dict[str, Any],
-    watch: Watch,
-    checks: Checks,
-    trainer: Any,
-    tuned: Path,
-    seconds: float,
-) -> dict[str, Any]:
+    plan: Plan, data: Data, watch: Watch, checks: Checks, trainer: Any, tuned: Path, seconds: float
+) -> TrainRecord:
     """The record. `seconds` are of this start, and in the record of the steps of earlier ones too."""
     steps = [line for line in watch.lines if line["tokens_per_second"]]
     last = [line for line in steps if line.get("start", 1) == watch.start]
     settled = last[1:] or steps[1:] or steps  # the first step warms up
-    timed = sum(line["seconds"] for line in settled)
+    timed = sum(line["seconds"] or 0.0 for line in settled)
     return {
         "schema": "skill-train/step/1",
         "step": "train",
@@ -4763,7 +5083,9 @@ def report(
             if path.is_file()
         },
         "saved_dtype": saved_type(tuned),
-        SMALLER: next((each for each in reversed(plan.get("reasons") or []) if each.get("rule") == SMALLER), None),
+        "smaller_layout": next(
+            (each for each in reversed(plan.get("reasons") or []) if each.get("rule") == SMALLER), None
+        ),
         "checks": checks.results,
         "example": checks.example()[:2000],
         "answer": checks.answer,
@@ -4776,7 +5098,9 @@ def report(
             "peak_memory_bytes": watch.peak_bytes,
             "baseline_memory_bytes": watch.baseline_bytes,
         },
-        "seconds": round(seconds + sum(line["seconds"] for line in steps if line.get("start", 1) < watch.start), 2),
+        "seconds": round(
+            seconds + sum(line["seconds"] or 0.0 for line in steps if line.get("start", 1) < watch.start), 2
+        ),
         "finished_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
 
@@ -4790,18 +5114,23 @@ def saved_type(folder: Path) -> str:
     return str(weight.dtype).removeprefix("torch.")
 
 
-def probe(plan: dict[str, Any]) -> dict[str, Any]:
+class Timed(TypedDict):
+    seconds: float
+    loss: float | None
+
+
+def probe(plan: Plan) -> dict[str, Timed]:
     """Seconds of a forward and backward pass, and the loss, in fp32 and in bf16: the plan's model on its device."""
     import torch
 
     recipe, placement = plan["recipe"], plan["placement"]
     if placement["threads"]:
         torch.set_num_threads(placement["threads"])
-    check_base(recipe)
-    model = load_model(recipe, {**placement, "dtype": "float32"})
+    check_base(recipe["model"], recipe["revision"])
+    model = load_model(recipe, placement | {"dtype": "float32"})
     size = model.config.get_text_config().vocab_size
     ids = torch.randint(0, size, (1, 128), generator=torch.manual_seed(0)).to(placement["device"])
-    figures: dict[str, Any] = {}
+    figures: dict[str, Timed] = {}
     for name in ("float32", "bfloat16"):
         model.to(device=placement["device"], dtype=getattr(torch, name))
         model.requires_grad_(False)  # as with an adapter: only what is passed on gets a gradient

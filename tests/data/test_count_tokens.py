@@ -43,7 +43,7 @@ def test_counts_are_those_of_training(tmp_path: Path) -> None:
         "max_length": 1024, "held_out_fraction": 0.0, "skip_untrained_rows": True, "seed": 1, "max_steps": 1,
         "effective_batch_size": 1,
     }  # fmt: skip
-    tokenizer = load_tokenizer(recipe)
+    tokenizer = load_tokenizer(recipe["model"], recipe["revision"])
     whole = load_data(recipe, tokenizer)["figures"]
     cut = load_data(recipe | {"max_length": 40}, tokenizer)
     code, answer = _data(path, "--model", model, "--max-length", 40)

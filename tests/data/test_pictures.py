@@ -184,5 +184,5 @@ def test_a_job_refuses_them_too(tmp_path: Path) -> None:
     recipe = training.resolved(tiny.cached("gemma"), data, max_steps=1)
     training.write_data(tmp_path, [TEXT["named in a sentence"], {"prompt": "<image>\nWhat?", "completion": "A cat."}])
     with pytest.raises(Refused) as caught:
-        load_data(recipe, load_tokenizer(recipe))
+        load_data(recipe, load_tokenizer(recipe["model"], recipe["revision"]))
     assert caught.value.error["code"] == "not_text" and "line 2" in caught.value.error["message"]

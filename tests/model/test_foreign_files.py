@@ -92,7 +92,7 @@ def test_the_training_program_refuses_such_an_index_before_it_loads_anything(bas
         "sys.modules['torch'] = sys.modules['transformers'] = None\n"
         "program = runpy.run_path(sys.argv[1])\n"
         "try:\n"
-        "    program['check_base']({'model': sys.argv[2], 'revision': None})\n"
+        "    program['check_base'](sys.argv[2], None)\n"
         "except program['Refused'] as refusal:\n"
         "    sys.exit(refusal.error['code'])\n"
     )

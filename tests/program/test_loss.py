@@ -129,7 +129,7 @@ def _trainer(run: Path, tuning: str) -> Any:
     training.write_run(run, finetuning_type=tuning, learning_rate=2e-4)
     plan = load_plan(run / "plan.json")
     recipe = plan["recipe"]
-    tokenizer = load_tokenizer(recipe)
+    tokenizer = load_tokenizer(recipe["model"], recipe["revision"])
     data = load_data(recipe, tokenizer)
     watch = Watch(run, data, recipe, None, keep=2)
     trainer = build_trainer(recipe, plan["placement"], run, tokenizer, data, watch)

@@ -163,7 +163,7 @@ def test_an_end_that_the_tokenizer_appends_itself_is_trained(tmp_path: Path) -> 
     rows = {"completion": {"prompt": "two and two is", "completion": " four"}, "text": {"text": "a plain text"}}
     for name, row in rows.items():
         recipe = training.resolved(base, training.write_data(tmp_path, [row]), format=name)
-        made = Encoder(recipe, load_tokenizer(recipe))(0, 1, row)
+        made = Encoder(recipe, load_tokenizer(recipe["model"], recipe["revision"]))(0, 1, row)
         assert made["input_ids"].count(number) == 1
         assert (made["input_ids"][-1], made["labels"][-1]) == (number, number)
 
@@ -389,7 +389,7 @@ def _encoder(
 @functools.cache
 def _tokenizer(base: Path) -> tuple[Any, str | None]:
     """Read once, with the template that it came with: a large vocabulary takes seconds."""
-    tokenizer = load_tokenizer({"model": str(base), "revision": None})
+    tokenizer = load_tokenizer(str(base), None)
     return tokenizer, tokenizer.chat_template
 
 

@@ -62,7 +62,7 @@ def _encoded(kind: str, data: Path, **values: Any) -> list[tuple[list[int], list
 
 @functools.cache  # 150,000 words take a second to read
 def _tokenizer(kind: str) -> Any:
-    return load_tokenizer(training.resolved(tiny.cached(kind), Path("rows.jsonl"), max_steps=1))
+    return load_tokenizer(str(tiny.cached(kind)), None)
 
 
 @functools.cache
@@ -112,7 +112,7 @@ def test_bare_text_is_joined_as_it_stands(tmp_path: Path, kind: str, values: dic
     """GPT-2 has no template. Both texts are tokenized by hand: the prompt is not trained, the completion is."""
     data = training.write_data(tmp_path, [{"prompt": "Two and two is", "completion": f" four, {n}"} for n in range(3)])
     recipe = training.resolved(tiny.cached(kind), data, max_steps=1, **values)
-    tokenizer = load_tokenizer(recipe)
+    tokenizer = load_tokenizer(recipe["model"], recipe["revision"])
     loaded = load_data(recipe, tokenizer)
     prompt, answer = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in ("Two and two is", " four, 0"))
     row = loaded["train"][0]
@@ -134,7 +134,7 @@ def test_bare_text_is_told(commands: Commands, tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", TEMPLATES)
 def test_a_question_that_is_rendered_already_is_refused(tmp_path: Path, kind: str) -> None:
     recipe = training.resolved(tiny.cached(kind), training.write_data(tmp_path, _rows("prompt", "completion")))
-    tokenizer = load_tokenizer(recipe)
+    tokenizer = load_tokenizer(recipe["model"], recipe["revision"])
     turn = [{"role": "user", "content": "Wo ist Paket 7?"}]
     prompt = tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
     training.write_data(tmp_path, [{"prompt": prompt, "completion": "Im Depot."}])

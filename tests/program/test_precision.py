@@ -185,7 +185,7 @@ def _built(folder: Path, dtype: str, **values: Any) -> Any:
     )
     plan = load_plan(run / "plan.json")
     recipe, placement = plan["recipe"], plan["placement"]
-    tokenizer = load_tokenizer(recipe)
+    tokenizer = load_tokenizer(recipe["model"], recipe["revision"])
     data = load_data(recipe, tokenizer)
     watch = Watch(run, data, recipe, None, keep=2)
     return build_trainer(recipe, placement, run, tokenizer, data, watch)

@@ -68,7 +68,7 @@ VARIANTS: dict[str, Callable[[Row], Row]] = {
 def _load(folder: Path, rows: list[Row], **values: Any) -> dict[str, Any]:
     data = training.write_data(folder, rows)
     recipe = training.resolved(tiny.cached("gemma"), data, held_out_fraction=FRACTION, max_steps=2, **values)
-    return dict(load_data(recipe, load_tokenizer(recipe)))
+    return dict(load_data(recipe, load_tokenizer(recipe["model"], recipe["revision"])))
 
 
 def _numbers(rows: list[Row]) -> set[int]:

@@ -151,7 +151,7 @@ def _planned(folder: Path) -> None:
 
 def _checked(folder: Path) -> None:
     check_model(folder)
-    check_base({"model": str(folder), "revision": None})
+    check_base(str(folder), None)
 
 
 def _with_companions(folder: Path) -> None:

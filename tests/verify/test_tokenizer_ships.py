@@ -88,7 +88,7 @@ def test_what_is_trained_is_what_ships(kind: str, tokenizer: Any, config: Any, w
     folder = model(kind, tmp_path, tokenizer=tokenizer, **config)
     if without:
         (folder / without).unlink()
-    trained = load_tokenizer({"model": str(folder), "revision": None})
+    trained = load_tokenizer(str(folder), None)
     checked = reference.load_tokenizer(folder)
     ids = [trained(text, add_special_tokens=False).input_ids for text in TEXTS]
     assert ids == [checked(text, add_special_tokens=False).input_ids for text in TEXTS]
@@ -98,7 +98,7 @@ def test_what_is_trained_is_what_ships(kind: str, tokenizer: Any, config: Any, w
 def test_llama_2_reads_inst_as_its_tokenizer_json_does(tmp_path: Path) -> None:
     """518 and 29961: the ids of `[` with and without a space before it in Llama 2's published vocabulary."""
     folder = model("llama-spm", tmp_path, tokenizer_class="LlamaTokenizer")
-    tokenizer = load_tokenizer({"model": str(folder), "revision": None})
+    tokenizer = load_tokenizer(str(folder), None)
     assert tokenizer("<s>[INST]", add_special_tokens=False).input_ids[1] == 518
 
 
@@ -114,27 +114,27 @@ def other_pieces(folder: Path) -> None:
 
 def test_two_vocabularies_in_one_folder_are_refused_before_the_training(tmp_path: Path) -> None:
     folder = model("llama-spm", tmp_path)
-    kept = load_tokenizer({"model": str(folder), "revision": None})
+    kept = load_tokenizer(str(folder), None)
     other_pieces(folder)
     assert shipped(folder, tmp_path, ["<s>[INST]"]) != [kept("<s>[INST]", add_special_tokens=False).input_ids]
     with pytest.raises(Refused) as caught:
-        load_tokenizer({"model": str(folder), "revision": None})
+        load_tokenizer(str(folder), None)
     assert caught.value.error["code"] == "bad_tokenizer"
     assert "518" in caught.value.error["got"]
     (folder / "tokenizer.json").unlink()  # the way out that the hint names
-    alone = load_tokenizer({"model": str(folder), "revision": None})
+    alone = load_tokenizer(str(folder), None)
     assert alone("<s>[INST]", add_special_tokens=False).input_ids[1] == 519
 
 
 @pytest.mark.parametrize("kind", ["llama-spm", "mistral", "gemma", "phi3"])
 def test_the_two_files_of_published_vocabularies_agree(kind: str) -> None:
-    assert load_tokenizer({"model": str(tiny.cached(kind)), "revision": None})
+    assert load_tokenizer(str(tiny.cached(kind)), None)
 
 
 def test_the_count_of_tokens_says_that_another_class_was_named(tmp_path: Path) -> None:
     folder = model("llama-spm", tmp_path, tokenizer_class="LlamaTokenizer")
     recipe = training.resolved(folder, tiny.write_rows(tmp_path / "rows.jsonl", 3))
-    (note,) = Encoder(recipe, load_tokenizer({"model": str(folder), "revision": None})).notes
+    (note,) = Encoder(recipe, load_tokenizer(str(folder), None)).notes
     assert "LlamaTokenizer" in note
-    plain = load_tokenizer({"model": str(tiny.cached("llama-spm")), "revision": None})
+    plain = load_tokenizer(str(tiny.cached("llama-spm")), None)
     assert Encoder(recipe, plain).notes == []

@@ -7,7 +7,7 @@ import shlex
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
@@ -28,9 +28,13 @@ from skill_train.data.scan import unread_media, unread_text_told, wrong_columns
 from skill_train.data.text_encoding import rewriting_command
 from skill_train.facts import DatasetFacts
 from skill_train.program.events import Refused
+from skill_train.program.examples import Row
 from skill_train.recipe import fields
 from skill_train.recipe.fields import Recipe
 from skill_train.recipe.formats import COLUMNS
+
+if TYPE_CHECKING:
+    from skill_train.data.count_tokens import Counter
 
 _UNMAPPED = (
     "plan and local refuse these columns as they are: put the recipe lines of methods.sft into a recipe, or write a "
@@ -201,7 +205,7 @@ def _warn(console: Console, subject: Inspection) -> None:
         )
 
 
-def _fix(console: Console, subject: Inspection, counter: Any, out: Path) -> write_fixed.Fixed:
+def _fix(console: Console, subject: Inspection, counter: Counter | None, out: Path) -> write_fixed.Fixed:
     check = subject.check
     assert check is not None
     refuses = _refuses(subject, counter) if counter is not None else None
@@ -212,10 +216,10 @@ def _fix(console: Console, subject: Inspection, counter: Any, out: Path) -> writ
     return write_fixed.write_fixed(subject.recipe, ordered, check, refuses, out)
 
 
-def _refuses(subject: Inspection, counter: Any) -> write_fixed.Refuses:
+def _refuses(subject: Inspection, counter: Counter) -> write_fixed.Refuses:
     """Encodes every row: exactly the rows that training would reject are left out."""
 
-    def refuses(line: int, row: dict[str, Any]) -> str | None:
+    def refuses(line: int, row: Row) -> str | None:
         encoded = counter.encode(line, row)
         if encoded is None:
             return "template"

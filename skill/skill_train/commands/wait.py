@@ -18,6 +18,7 @@ from skill_train.commands._status_view import draw_status
 from skill_train.core import waiting
 from skill_train.core.console import Console, Result
 from skill_train.core.errors import SkillTrainError, Temporary, from_exit_code
+from skill_train.program.events import ErrorWords
 
 _LAST_LOOK_SECONDS = 5.0  # after the time of `wait`, for what the job is doing then
 
@@ -60,8 +61,14 @@ def _not_well(seen: Snapshot, timeout: float | None) -> SkillTrainError | None:
     if seen.story is None:
         return None
     story = seen.story
-    told = {"code": story.code, "message": story.message, "expected": story.help, "got": story.got}
-    return from_exit_code(story.exit_code, told | {"hint": story.next[0] if story.next else ""})
+    told: ErrorWords = {
+        "code": story.code,
+        "message": story.message,
+        "expected": story.help,
+        "got": story.got,
+        "hint": story.next[0] if story.next else "",
+    }
+    return from_exit_code(story.exit_code, told)
 
 
 @command(

@@ -20,7 +20,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from skill_train.program.events import lacks_memory
+from skill_train.program.events import ErrorWords, lacks_memory
 
 EXIT_CODES: dict[int, str] = {
     0: "done",
@@ -61,7 +61,7 @@ class SkillTrainError(Exception):
         self.got = got
         self.hint = hint
 
-    def as_dict(self) -> dict[str, str]:
+    def as_dict(self) -> ErrorWords:
         """The `error` object of the JSON envelope."""
         return {
             "code": self.code,
@@ -108,7 +108,7 @@ class NativeCrash(SkillTrainError):
     exit_code = 1
 
 
-def from_exit_code(exit_code: int, error: dict[str, str]) -> SkillTrainError:
+def from_exit_code(exit_code: int, error: ErrorWords) -> SkillTrainError:
     """The error that a child program reported as data, with the class of its exit code."""
     classes = (UsageError, DecisionNeeded, AccessError, TrainingFailed, VerificationFailed, NotInstalled, Temporary)
     kind = next((c for c in classes if c.exit_code == exit_code), TrainingFailed)

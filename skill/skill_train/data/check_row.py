@@ -9,8 +9,8 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from skill_train.program.events import Refused
-from skill_train.program.examples import to_example
+from skill_train.program.events import ErrorWords, Refused
+from skill_train.program.examples import Example, Row, to_example
 from skill_train.recipe.formats import DetectedFormat, is_media, kind
 
 # Roles that answer a call of the assistant, by the names that templates know.
@@ -32,13 +32,13 @@ class Trouble(NamedTuple):
 Checked = tuple[int, int, Trouble | None]
 
 
-def checker(detected: DetectedFormat) -> Callable[[dict[str, Any]], Checked]:
+def checker(detected: DetectedFormat) -> Callable[[Row], Checked]:
     """A function that checks rows of one format. Training's own `to_example` decides."""
     data_format, columns, required = detected.format, detected.columns, detected.required
     read = set(columns.values())
     talk = columns["messages"] if data_format == "messages" and set(columns) == {"messages"} else None
 
-    def check(row: dict[str, Any]) -> Checked:
+    def check(row: Row) -> Checked:
         try:
             if not detected.explicit and len(row) > len(read) and (other := media_beside(row, detected)) is not None:
                 return _refusal("not_text", f"{other!r} contains an image, audio or video")
@@ -64,7 +64,7 @@ def checker(detected: DetectedFormat) -> Callable[[dict[str, Any]], Checked]:
     return check
 
 
-def media_beside(row: dict[str, Any], detected: DetectedFormat) -> str | None:
+def media_beside(row: Row, detected: DetectedFormat) -> str | None:
     """A column that training would not read, and that contains images, audio or video."""
     if detected.explicit:
         return None
@@ -72,11 +72,11 @@ def media_beside(row: dict[str, Any], detected: DetectedFormat) -> str | None:
     return next((name for name, value in row.items() if name not in read and is_media(name, value)), None)
 
 
-def column_checker(columns: dict[str, str]) -> Callable[[dict[str, Any]], Checked]:
+def column_checker(columns: dict[str, str]) -> Callable[[Row], Checked]:
     """A function that checks rows for a method that skill-train does not train: every column exists, none is empty, the
     answers have one type, and the label is true or false."""
 
-    def check(row: dict[str, Any]) -> Checked:
+    def check(row: Row) -> Checked:
         missing = [column for column in columns.values() if column not in row]
         if missing:
             written = _written(missing[0], frozenset(row.keys() - set(columns.values())))
@@ -130,7 +130,7 @@ def _may_be_media(content: str) -> bool:
     return alone or ("?" in content[-300:] and "/" in content and "\n" not in content)
 
 
-def measure(example: dict[str, Any]) -> tuple[int, int]:
+def measure(example: Example) -> tuple[int, int]:
     """UTF-8 bytes of the texts that training reads, and the number of messages (0 for plain text).
 
     Raises:
@@ -182,7 +182,7 @@ def _refusal(kind: str, why: str) -> Checked:
     return 0, 0, Trouble(kind, True, why)
 
 
-def _kind(row: dict[str, Any], required: frozenset[str], error: dict[str, str]) -> str:
+def _kind(row: Row, required: frozenset[str], error: ErrorWords) -> str:
     """The name of the problem for a refusal of training."""
     if error["code"] in ("not_text", "unknown_role"):
         return error["code"]

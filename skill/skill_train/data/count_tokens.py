@@ -12,8 +12,9 @@ from skill_train.data.problems import Count
 from skill_train.data.token_stats import Lengths
 from skill_train.model.foreign_files import block_hub_kernels
 from skill_train.model.template_guard import require_ending
-from skill_train.program.encode import Encoder, load_tokenizer
+from skill_train.program.encode import Encoder, Feeding, load_tokenizer
 from skill_train.program.events import Refused
+from skill_train.program.examples import EncodedRow, Row, Tokens
 from skill_train.program.split import IGNORED, trained_tokens
 from skill_train.recipe.fields import Recipe
 from skill_train.recipe.formats import DetectedFormat, as_turns
@@ -37,34 +38,39 @@ class Counter:
         self.recipe = recipe
         self.tokenizer = _tokenizer(recipe)
         self.found = as_turns(found) if self.tokenizer.chat_template else found
-        values = {"format": self.found.format, "columns": self.found.columns, "data": recipe.data, "max_length": _UNCUT}
-        loss_on = recipe.loss_on or ("all" if self.found.format == "text" else "assistant")
-        self._encode = Encoder(values | {"loss_on": loss_on}, self.tokenizer)
+        feeding: Feeding = {
+            "data": recipe.data,
+            "format": self.found.format,
+            "columns": self.found.columns,
+            "loss_on": recipe.loss_on or ("all" if self.found.format == "text" else "assistant"),
+            "max_length": _UNCUT,
+        }
+        self._encode = Encoder(feeding, self.tokenizer)
         self.template = Count()
 
     @property
     def notes(self) -> list[str]:
         return list(self._encode.notes)
 
-    def encode(self, line: int, row: dict[str, Any]) -> dict[str, Any] | None:
+    def encode(self, line: int, row: Row) -> EncodedRow | None:
         """The encoded row without a cut; None if the model's template rejects it.
 
         Raises:
             UsageError: the model cannot render any conversation.
         """
         try:
-            return dict(self._encode(0, line, row))
+            return self._encode(0, line, row)
         except Refused as refusal:
             if refusal.error["code"] in _OF_THE_MODEL:
                 raise from_exit_code(refusal.exit_code, refusal.error) from None
             self.template.add(line, refusal.error["message"], refused=True)
             return None
 
-    def trained(self, encoded: dict[str, Any]) -> bool:
+    def trained(self, encoded: Tokens) -> bool:
         """Whether the row still has something to train on after the cut."""
-        return bool(first_trained(encoded) < self.recipe.max_length)
+        return first_trained(encoded) < self.recipe.max_length
 
-    def example(self, encoded: dict[str, Any]) -> str:
+    def example(self, encoded: Tokens) -> str:
         """The row as the model sees it, with the trained parts between ⟦ and ⟧."""
         limit, text = self.recipe.max_length, ""
         pairs = zip(encoded["input_ids"][:limit], encoded["labels"][:limit], strict=True)
@@ -75,7 +81,7 @@ class Counter:
 
 
 def count_rows(
-    counter: Counter, rows: Iterator[tuple[int, dict[str, Any]]], total: int, longest_row: int
+    counter: Counter, rows: Iterator[tuple[int, Row]], total: int, longest_row: int
 ) -> tuple[Lengths | None, dict[str, Count], str]:
     """The lengths of an even sample of `total` rows, the problems that only a tokenizer finds, and the first row with a
     trained part, rendered.
@@ -102,7 +108,7 @@ def count_rows(
     return (Lengths(total, sorted(lengths), longest) if lengths else None), problems, example
 
 
-def first_trained(encoded: dict[str, Any]) -> int:
+def first_trained(encoded: Tokens) -> int:
     """The position of the first label that counts, or the length of the row. The first position is never predicted."""
     labels = encoded["labels"]
     return next((i for i in range(1, len(labels)) if labels[i] != IGNORED), _UNCUT)
@@ -128,7 +134,7 @@ def _tokenizer(recipe: Recipe) -> Any:
         ) from None
     transformers.utils.logging.set_verbosity_error()
     try:
-        tokenizer = load_tokenizer({"model": recipe.model, "revision": recipe.revision})
+        tokenizer = load_tokenizer(recipe.model, recipe.revision)
         require_ending(tokenizer.chat_template)
         return tokenizer
     except Refused as refusal:

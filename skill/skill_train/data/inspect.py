@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from skill_train.data import methods, problems
 from skill_train.data.check_row import checker, column_checker
 from skill_train.data.problems import Survey
 from skill_train.data.scan import complete, empty, find_format, require_columns, unread_text
+from skill_train.program.examples import Row
 from skill_train.recipe.fields import Recipe
 from skill_train.recipe.formats import DetectedFormat, detect
 
@@ -28,7 +28,7 @@ class Inspection:
 
     recipe: Recipe
     method: str
-    row: dict[str, Any]
+    row: Row
     verdicts: dict[str, methods.Verdict]
     found: DetectedFormat | None
     seen: Survey
@@ -70,7 +70,7 @@ def inspect_dataset(recipe: Recipe, method: str, file: Path | None) -> Inspectio
         verdicts["sft"] = dataclasses.replace(verdict, columns=whole.columns, because=whole.reason)
 
 
-def _usual_format(first: dict[str, Any], row: dict[str, Any]) -> DetectedFormat | None:
+def _usual_format(first: Row, row: Row) -> DetectedFormat | None:
     """The format that training would detect from the first row, unless that row differs from the others."""
     found = detect(row)
     same = detect(first)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -18,8 +18,11 @@ from skill_train.data.methods import Verdict
 from skill_train.data.problems import Count, Survey
 from skill_train.data.write_fixed import Fixed
 from skill_train.facts import TokenFacts
-from skill_train.program.examples import to_example
+from skill_train.program.examples import Row, to_example
 from skill_train.recipe.formats import DetectedFormat
+
+if TYPE_CHECKING:
+    from skill_train.data.count_tokens import Counter
 
 ONLY_SFT = "the only method that skill-train trains is sft; the other verdicts are for TRL's own trainers"
 _EXAMPLE = 1200  # characters
@@ -29,7 +32,7 @@ _EXAMPLE = 1200  # characters
 class Counted:
     """The findings of the tokenizer: lengths, problems and a rendered row, or the reason why there are none.
 
-    `error`: the model cannot be trained on this format at all. `counter`: the `token_count.Counter` that counted.
+    `error`: the model cannot be trained on this format at all. `counter`: what counted.
     """
 
     problems: dict[str, Count | None]
@@ -37,7 +40,7 @@ class Counted:
     lengths: token_stats.Lengths | None = None
     why_not: str = ""
     error: SkillTrainError | None = None
-    counter: Any = None
+    counter: Counter | None = None
 
 
 class MappingReport(msgspec.Struct, frozen=True):
@@ -220,7 +223,7 @@ def plain_example(subject: Inspection) -> str:
     return marked(row, subject.found, subject.recipe.loss_on)
 
 
-def marked(row: dict[str, Any], detected: DetectedFormat, loss_on: str | None) -> str:
+def marked(row: Row, detected: DetectedFormat, loss_on: str | None) -> str:
     """A row as training reads it, before the template, with the trained parts between ⟦ and ⟧."""
     example = to_example(row, detected.format, detected.columns)
     if example["kind"] == "text":
@@ -235,7 +238,7 @@ def marked(row: dict[str, Any], detected: DetectedFormat, loss_on: str | None) -
     said = []
     for index, message in enumerate(example["messages"]):
         text = "\n".join(str(part) for part in (message["content"], message.get("tool_calls")) if part)
-        trained = loss_on == "all" or (message["role"] == "assistant" and index >= example["prompt_messages"])
+        trained = loss_on == "all" or index in example["trained_messages"]
         said.append(f"{message['role']}: ⟦{text}⟧" if trained else f"{message['role']}: {text}")
     return "\n".join(said)
 

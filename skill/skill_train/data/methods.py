@@ -10,8 +10,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
+from skill_train.program.examples import Row
 from skill_train.recipe.formats import OPTIONAL, DetectedFormat, detect, is_media, kind
 
 METHODS = ("sft", "dpo", "kto", "grpo", "reward")
@@ -70,9 +71,7 @@ class Verdict:
         return [line for line in text.splitlines() if line]
 
 
-def judge(
-    row: dict[str, Any], detected: DetectedFormat | None, rows: Sequence[dict[str, Any]] = ()
-) -> dict[str, Verdict]:
+def judge(row: Row, detected: DetectedFormat | None, rows: Sequence[Row] = ()) -> dict[str, Verdict]:
     """The verdict for every method.
 
     Args:
@@ -86,7 +85,7 @@ def judge(
     }
 
 
-def _sft(row: dict[str, Any], found: DetectedFormat | None, rows: Sequence[dict[str, Any]]) -> Verdict:
+def _sft(row: Row, found: DetectedFormat | None, rows: Sequence[Row]) -> Verdict:
     read = set() if found is None else set(found.columns.values())  # whose rows are looked at one by one
     media = [column for column, value in row.items() if column not in read and is_media(column, value)]
     if media and (found is None or not found.explicit):
@@ -110,13 +109,13 @@ def _sft(row: dict[str, Any], found: DetectedFormat | None, rows: Sequence[dict[
     return Verdict("impossible", why)
 
 
-def _usual_columns(row: dict[str, Any]) -> Verdict | None:
+def _usual_columns(row: Row) -> Verdict | None:
     found = detect(row)
     because = f"{found.reason}; the first row has others" if found is not None else ""
     return None if found is None else Verdict("needs_mapping", because, found.columns, found.format)
 
 
-def _chosen_answers(row: dict[str, Any]) -> Verdict | None:
+def _chosen_answers(row: Row) -> Verdict | None:
     """The verdict for preference pairs, whose chosen answers can be trained."""
     pair = _pair(row)
     if pair is None:
@@ -130,7 +129,7 @@ def _chosen_answers(row: dict[str, Any]) -> Verdict | None:
     return Verdict("needs_mapping", because, {"text": chosen}, "text") if kind(row[chosen]) == "text" else None
 
 
-def _odd_names(row: dict[str, Any]) -> Verdict | None:
+def _odd_names(row: Row) -> Verdict | None:
     """The verdict for two columns with known names in another spelling or combination."""
     texts = {name: value for name, value in row.items() if kind(value) in ("text", "messages")}
     asked, answered = _column(texts, _ASKED), _column(texts, _ANSWERED)
@@ -139,7 +138,7 @@ def _odd_names(row: dict[str, Any]) -> Verdict | None:
     return _pairs(row, asked, answered, f"{asked} is asked and {answered} answers, by their names")
 
 
-def _one_column(row: dict[str, Any]) -> Verdict | None:
+def _one_column(row: Row) -> Verdict | None:
     """The verdict for a single column that can only have one meaning."""
     for wanted, data_format, name in (
         ("messages", "messages", "messages"),
@@ -154,7 +153,7 @@ def _one_column(row: dict[str, Any]) -> Verdict | None:
     return None
 
 
-def _two_texts(row: dict[str, Any], rows: Sequence[dict[str, Any]]) -> Verdict | None:
+def _two_texts(row: Row, rows: Sequence[Row]) -> Verdict | None:
     texts = [column for column, value in row.items() if kind(value) == "text"]
     if len(texts) != 2:
         return None
@@ -170,7 +169,7 @@ def _two_texts(row: dict[str, Any], rows: Sequence[dict[str, Any]]) -> Verdict |
     return _pairs(row, texts[0], texts[1], because, guessed=True)
 
 
-def _no_answer(row: dict[str, Any], texts: list[str]) -> str | None:
+def _no_answer(row: Row, texts: list[str]) -> str | None:
     """Why neither of two columns can be the answer: it is not text, or it is the subject of the other."""
     answers = [column for column in row if column not in texts and _plain(column).rstrip("s") in _ANSWERED]
     if answers and (asked := _column(row, _ASKED)) is not None:
@@ -179,19 +178,19 @@ def _no_answer(row: dict[str, Any], texts: list[str]) -> str | None:
     return None if about is None else f"{about} is what a text is about by its name, and no answer is beside it"
 
 
-def _asks(column: str, rows: Sequence[dict[str, Any]]) -> bool:
+def _asks(column: str, rows: Sequence[Row]) -> bool:
     """Whether most values end with a question mark: Latin, Chinese, Arabic, Armenian or Amharic."""
     texts = [value.strip() for row in rows if isinstance(value := row.get(column), str) and value.strip()]
     return 2 * sum(text.endswith(_QUESTION_MARKS) for text in texts) > len(texts)
 
 
-def _names_files(column: str, rows: Sequence[dict[str, Any]]) -> bool:
+def _names_files(column: str, rows: Sequence[Row]) -> bool:
     """Whether almost all values are single words with slashes or a file extension."""
     texts = [value.strip() for row in rows if isinstance(value := row.get(column), str) and value.strip()]
     return bool(texts) and 10 * sum(_FILE.fullmatch(text) is not None for text in texts) >= 9 * len(texts)
 
 
-def _pairs(row: dict[str, Any], asked: str, answered: str, because: str, *, guessed: bool = False) -> Verdict:
+def _pairs(row: Row, asked: str, answered: str, because: str, *, guessed: bool = False) -> Verdict:
     """A question or an instruction is rendered as a chat turn, with what belongs to it; a prompt is given as it
     stands."""
     columns, data_format = {"prompt": asked, "completion": answered}, "prompt_completion"
@@ -208,7 +207,7 @@ def _pairs(row: dict[str, Any], asked: str, answered: str, because: str, *, gues
     return Verdict("needs_mapping", because, columns, data_format, guessed=guessed)
 
 
-def _preference(row: dict[str, Any], what: str) -> Verdict:
+def _preference(row: Row, what: str) -> Verdict:
     pair = _pair(row)
     if pair is None:
         return Verdict("impossible", f"{what} needs a chosen and a rejected answer to each prompt")
@@ -222,7 +221,7 @@ def _preference(row: dict[str, Any], what: str) -> Verdict:
     return _mapped(row, pair, because)
 
 
-def _kto(row: dict[str, Any]) -> Verdict:
+def _kto(row: Row) -> Verdict:
     if _pair(row) is not None:
         verdict = _preference(row, "KTO")
         because = f"{verdict.because}; TRL makes two rows of each pair"
@@ -236,19 +235,19 @@ def _kto(row: dict[str, Any]) -> Verdict:
     return _mapped(row, names, f"{prompt}, {answer} and {label}")
 
 
-def _grpo(row: dict[str, Any]) -> Verdict:
+def _grpo(row: Row) -> Verdict:
     prompt = _column(row, _ASKED)
     if prompt is None or kind(row[prompt]) not in ("text", "messages"):
         return Verdict("impossible", "GRPO needs a column of prompts; the model writes the answers")
     return _mapped(row, {"prompt": prompt}, f"{prompt}; a reward function must come with it")
 
 
-def _mapped(row: dict[str, Any], columns: dict[str, str], because: str) -> Verdict:
+def _mapped(row: Row, columns: dict[str, str], because: str) -> Verdict:
     ready = all(wanted == column for wanted, column in columns.items())
     return Verdict("ready" if ready else "needs_mapping", because, columns)
 
 
-def _pair(row: dict[str, Any]) -> dict[str, str] | None:
+def _pair(row: Row) -> dict[str, str] | None:
     """Two columns of one type: a better and a worse answer."""
     chosen, rejected = _column(row, _CHOSEN), _column(row, _REJECTED)
     if chosen is None or rejected is None or kind(row[chosen]) != kind(row[rejected]):
@@ -256,7 +255,7 @@ def _pair(row: dict[str, Any]) -> dict[str, str] | None:
     return {"chosen": chosen, "rejected": rejected} if kind(row[chosen]) in ("text", "messages") else None
 
 
-def _column(row: dict[str, Any], names: tuple[str, ...]) -> str | None:
+def _column(row: Row, names: tuple[str, ...]) -> str | None:
     """The column with the first of these names, ignoring case, spaces and underscores."""
     plain = {_plain(column): column for column in reversed(row)}
     return next((plain[name] for name in names if name in plain), None)

@@ -13,10 +13,11 @@ from skill_train.data.check_row import Checked
 from skill_train.data.personal import WHAT, holds_personal
 from skill_train.data.repeats import Repeats
 from skill_train.data.scan import canonical
+from skill_train.program.examples import Row
 from skill_train.recipe.fields import Recipe
 from skill_train.recipe.formats import kind
 
-Check = Callable[[dict[str, Any]], Checked]
+Check = Callable[[Row], Checked]
 READING = ("broken_json", "not_utf8", "not_an_object", "duplicate", "personal_data")  # known without a mapping
 MAPPED = ("missing_column", "empty", "malformed", "not_text", "unknown_role", "wrong_role_order")
 LINES = 10  # line numbers kept of each problem
@@ -64,13 +65,13 @@ class Survey:
         return sum(count.refused for count in self.problems.values())
 
 
-def peek(recipe: Recipe) -> list[dict[str, Any]]:
+def peek(recipe: Recipe) -> list[Row]:
     """The first complete rows."""
     whole = (row for _, row, _ in read_rows.read(recipe) if isinstance(row, dict))
     return list(islice(whole, PEEKED))
 
 
-def typical(peeked: list[dict[str, Any]]) -> dict[str, Any]:
+def typical(peeked: list[Row]) -> Row:
     """A row with the most frequent set of columns, each with its first value that is not null."""
     usual = Counter(tuple(row) for row in peeked).most_common(1)[0][0]
     alike = [row for row in peeked if tuple(row) == usual]
@@ -102,7 +103,7 @@ def survey(recipe: Recipe, check: Check | None) -> Survey:
     return found
 
 
-def usable(recipe: Recipe, check: Check) -> Iterator[tuple[int, dict[str, Any]]]:
+def usable(recipe: Recipe, check: Check) -> Iterator[tuple[int, Row]]:
     """`(line, row)` of each row that training accepts."""
     for line, row, _ in read_rows.read(recipe):
         if isinstance(row, dict):
@@ -111,7 +112,7 @@ def usable(recipe: Recipe, check: Check) -> Iterator[tuple[int, dict[str, Any]]]
                 yield line, row
 
 
-def content(row: dict[str, Any], raw: bytes | None) -> bytes:
+def content(row: Row, raw: bytes | None) -> bytes:
     """The content that makes two rows equal: the bytes of the line, or the values if a row is not a line."""
     return canonical(row) if raw is None else raw.strip()
 
@@ -131,11 +132,11 @@ def _count(found: Survey, line: int, checked: Checked) -> None:
         found.longest_turns = turns
 
 
-def _has_new(columns: dict[str, list[str]], row: dict[str, Any]) -> bool:
+def _has_new(columns: dict[str, list[str]], row: Row) -> bool:
     return len(columns) < _SHAPES and not row.keys() <= columns.keys()
 
 
-def _note_columns(columns: dict[str, list[str]], row: dict[str, Any]) -> None:
+def _note_columns(columns: dict[str, list[str]], row: Row) -> None:
     for name, value in row.items():
         kinds = columns.setdefault(name, [])
         if kind(value) not in kinds:

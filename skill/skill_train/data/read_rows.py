@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from skill_train.core.errors import Temporary, UsageError
 from skill_train.program.events import Refused
+from skill_train.program.examples import Row
 from skill_train.program.rows import (
     CELL_CHARACTERS,
     broken_table,
@@ -32,15 +33,15 @@ SUFFIXES = (*LINES, ".json", ".csv", ".tsv", ".parquet")
 
 @dataclass(frozen=True)
 class Broken:
-    """A line that is not a row. `refusal` is the `Refused` with which training would end."""
+    """A line that is not a row. Training would end with the `refusal`."""
 
     kind: Literal["broken_json", "not_utf8", "not_an_object"]
-    refusal: Any
+    refusal: Refused
 
 
 # Its number, from 1 as an editor counts; the row; its bytes in a file with one row a line. A plain tuple, because a
 # million are made.
-Line = tuple[int, dict[str, Any] | Broken, bytes | None]
+Line = tuple[int, Row | Broken, bytes | None]
 
 
 def read(recipe: Recipe) -> Iterator[Line]:
@@ -77,7 +78,7 @@ def is_id(name: str) -> bool:
     return name.count("/") == 1 and not path.is_absolute() and name[0] != "." and path.suffix.lower() not in SUFFIXES
 
 
-def _from_hub(recipe: Recipe, rows: Iterator[tuple[int, dict[str, Any]]]) -> Iterator[tuple[int, dict[str, Any]]]:
+def _from_hub(recipe: Recipe, rows: Iterator[tuple[int, Row]]) -> Iterator[tuple[int, Row]]:
     if not is_id(recipe.data):
         raise UsageError(
             f"{recipe.data} does not exist",
@@ -146,9 +147,9 @@ def free_name(path: Path) -> str:
     return str(next(name for name in names if not name.exists()))
 
 
-def _parsed(raw: bytes, where: str) -> dict[str, Any] | Broken:
+def _parsed(raw: bytes, where: str) -> Row | Broken:
     try:
-        row: dict[str, Any] = parse_object(raw, where)
+        row: Row = parse_object(raw, where)
     except Refused as refusal:
         cause = refusal.__context__
         if isinstance(cause, UnicodeDecodeError):
@@ -200,7 +201,7 @@ def _csv(path: Path, delimiter: str) -> Iterator[Line]:
             yield reader.line_num, _table_row(names, cells, f"line {reader.line_num} of {path}"), None
 
 
-def _table_row(names: list[str], cells: list[str], where: str) -> dict[str, Any] | Broken:
+def _table_row(names: list[str], cells: list[str], where: str) -> Row | Broken:
     if len(cells) == len(names):
         return dict(zip(names, cells, strict=True))
     return Broken("broken_json", other_columns(where, names))

@@ -18,7 +18,7 @@ from skill_train.data.check_row import checker, media_beside
 from skill_train.data.text_encoding import rewriting_command
 from skill_train.facts import DatasetFacts
 from skill_train.program.events import Refused
-from skill_train.program.examples import media_in, to_example
+from skill_train.program.examples import Row, media_in, to_example
 from skill_train.recipe.fields import Recipe
 from skill_train.recipe.formats import (
     COLUMNS,
@@ -51,7 +51,7 @@ def scan(recipe: Recipe) -> DatasetFacts:
 def _scan(recipe: Recipe, path: Path) -> DatasetFacts:
     digest = None if path.is_file() else hashlib.sha256()
     count = text_bytes = longest = turns = longest_turns = 0
-    first: dict[str, Any] | None = None
+    first: Row | None = None
     for line, row, _ in read_rows.read(recipe):
         if isinstance(row, read_rows.Broken):
             keeps_rows = rewriting_command(path) if row.kind == "not_utf8" else None
@@ -96,7 +96,7 @@ def _scan(recipe: Recipe, path: Path) -> DatasetFacts:
     )
 
 
-def with_text_of(facts: DatasetFacts, recipe: Recipe, first: tuple[dict[str, Any], ...]) -> DatasetFacts:
+def with_text_of(facts: DatasetFacts, recipe: Recipe, first: tuple[Row, ...]) -> DatasetFacts:
     """The facts of a dataset that was not read completely: the text of its first rows stands for the others."""
     check = checker(DetectedFormat(facts.format, facts.columns, facts.reason))
     measured = [(size, said) for size, said, trouble in map(check, first) if trouble is None or not trouble.refused]
@@ -112,12 +112,12 @@ def with_text_of(facts: DatasetFacts, recipe: Recipe, first: tuple[dict[str, Any
     )
 
 
-def canonical(row: dict[str, Any]) -> bytes:
+def canonical(row: Row) -> bytes:
     """Bytes that are equal for equal rows, whatever file they came from."""
     return json.dumps(row, sort_keys=True, ensure_ascii=False, default=str).encode("utf-8", "replace")
 
 
-def find_format(recipe: Recipe, row: dict[str, Any]) -> DetectedFormat:
+def find_format(recipe: Recipe, row: Row) -> DetectedFormat:
     """The format that the recipe names, or that this row has.
 
     Raises:
@@ -172,7 +172,7 @@ def require_columns(recipe: Recipe, detected: DetectedFormat, names: Collection[
         raise wrong_columns(recipe, names, f"no column {missing!r} in any row")
 
 
-def first_format(recipe: Recipe, first: Sequence[dict[str, Any]]) -> DetectedFormat:
+def first_format(recipe: Recipe, first: Sequence[Row]) -> DetectedFormat:
     """The format and the mapping of a dataset that begins with these rows.
 
     Raises:
@@ -201,12 +201,12 @@ def unread_media(recipe: Recipe, columns: dict[str, str]) -> str | None:
     return f"{left}: the recipe names the columns of the text, and the model learns that alone"
 
 
-def first_rows_of(recipe: Recipe) -> list[dict[str, Any]]:
+def first_rows_of(recipe: Recipe) -> list[Row]:
     """The first complete rows."""
     return list(islice((row for _, row, _ in read_rows.read(recipe) if isinstance(row, dict)), _FIRST))
 
 
-def unread_text(first: Sequence[dict[str, Any]], columns: dict[str, str]) -> list[str]:
+def unread_text(first: Sequence[Row], columns: dict[str, str]) -> list[str]:
     """Columns that are not read although their text differs from row to row: the passage that a question is about,
     earlier turns, or the label of a plain text.
 
@@ -277,9 +277,7 @@ def wrong_columns(recipe: Recipe, names: Collection[str], why: str) -> UsageErro
     )
 
 
-def media_error(
-    recipe: Recipe, where: str, column: str, row: dict[str, Any], detected: DetectedFormat | None
-) -> UsageError:
+def media_error(recipe: Recipe, where: str, column: str, row: Row, detected: DetectedFormat | None) -> UsageError:
     """The error for a dataset of images, audio or video, whose text alone would teach something else.
 
     Args:
@@ -300,7 +298,7 @@ def media_error(
     )
 
 
-def _refused(recipe: Recipe, line: int, row: dict[str, Any], found: DetectedFormat, kind: str) -> SkillTrainError:
+def _refused(recipe: Recipe, line: int, row: Row, found: DetectedFormat, kind: str) -> SkillTrainError:
     """The error for a row that training rejects, with its line."""
     where = f"line {line} of {recipe.data}"
     if kind == "missing_column":

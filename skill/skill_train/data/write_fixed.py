@@ -8,7 +8,6 @@ import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -18,10 +17,11 @@ from skill_train.core.files import whole_file
 from skill_train.data import read_rows
 from skill_train.data.problems import Check
 from skill_train.data.repeats import Repeats
+from skill_train.program.examples import Row
 from skill_train.recipe.fields import Recipe
 
 # Why the tokenizer would have a row refused, or None. Asked of rows that would be written otherwise.
-Refuses = Callable[[int, dict[str, Any]], str | None]
+Refuses = Callable[[int, Row], str | None]
 
 
 def check_out(out: Path) -> None:
@@ -105,12 +105,12 @@ def _lines(
             yield place, _line({wanted: row.get(column) for wanted, column in columns.items()})
 
 
-def _trouble(check: Check, row: dict[str, Any]) -> str | None:
+def _trouble(check: Check, row: Row) -> str | None:
     trouble = check(row)[2]
     return trouble.kind if trouble is not None and trouble.refused else None
 
 
-def _line(row: dict[str, Any]) -> bytes:
+def _line(row: Row) -> bytes:
     try:
         return (json.dumps(row, ensure_ascii=False, default=str) + "\n").encode("utf-8")
     except UnicodeEncodeError:  # half a surrogate pair where no text of a message stands

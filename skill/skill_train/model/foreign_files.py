@@ -53,8 +53,8 @@ def foreign_json(file: Path) -> Any:
         return model_files.foreign_json(file)
 
 
-def safetensors_header(file: Path) -> dict[str, Any]:
-    """The header of a safetensors file: dtype, shape and byte range by tensor, and `__metadata__`.
+def safetensors_header(file: Path) -> model_files.Header:
+    """The header of a safetensors file: dtype, shape and byte range by tensor, and its `__metadata__`.
 
     Raises:
         UsageError: no regular file, or not of this format.

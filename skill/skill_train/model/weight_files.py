@@ -94,15 +94,14 @@ def read_shard(file: Path) -> Shard:
             got="no such file",
             hint="download or save the file again",
         ) from None
-    metadata = header.pop("__metadata__", {})
-    sizes = sum(end - begin for begin, end in (entry["data_offsets"] for entry in header.values()))
+    sizes = sum(end - begin for begin, end in (entry["data_offsets"] for entry in header.tensors.values()))
     data = file.stat().st_size - sizes
     tensors = {
         name: Stored(file, entry["dtype"], tuple(entry["shape"]), data + begin, end - begin)
-        for name, entry in sorted(header.items(), key=lambda item: tuple(item[1]["data_offsets"]))
+        for name, entry in sorted(header.tensors.items(), key=lambda item: tuple(item[1]["data_offsets"]))
         for begin, end in [entry["data_offsets"]]
     }
-    return Shard(file.name, tensors, metadata)
+    return Shard(file.name, tensors, header.metadata)
 
 
 @contextlib.contextmanager

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypedDict
 
 from skill_train.program.events import is_main_process, number, write_json
+from skill_train.program.examples import Tokens
 from skill_train.program.model import config_with, is_full
-from skill_train.program.split import IGNORED, trained_tokens
+from skill_train.program.plan import Recipe
+from skill_train.program.split import IGNORED, Data, trained_tokens
 from skill_train.program.watch import is_complete
 
 FIXED_ROWS = 8  # training rows whose loss is measured before and after
@@ -17,24 +20,44 @@ ANSWER_TOKENS = 48
 RELOAD_TOKENS = 64  # enough to see a wrong adapter; the logits of a long row would need more memory than training
 
 
+Verdict = Literal["pass", "warn", "fail"]
+
+
+class Check(TypedDict):
+    """One thing that a training must show."""
+
+    name: str
+    verdict: Verdict
+    figure: float | None
+    detail: str
+
+
+class Answer(TypedDict, total=False):
+    """One prompt, answered before and after training; None where no process holds the whole model."""
+
+    prompt: str
+    before: str | None
+    after: str | None
+
+
 class Checks:
     """What a smoke test must show, each with its figure: pass, warn or fail."""
 
-    def __init__(self, trainer: Any, tokenizer: Any, data: dict[str, Any], recipe: dict[str, Any]) -> None:
+    def __init__(self, trainer: Any, tokenizer: Any, data: Data, recipe: Recipe) -> None:
         self.trainer, self.tokenizer, self.data, self.recipe = trainer, tokenizer, data, recipe
         fed = list(dict.fromkeys(data["order"]))
         self.rows = [data["train"][i] for i in fed[:FIXED_ROWS]]
-        self.results: list[dict[str, Any]] = []
-        self.answer: dict[str, Any] = {}
+        self.results: list[Check] = []
+        self.answer: Answer = {}
         self.loss_before: float | None = None
 
-    def add(self, name: str, verdict: str, figure: Any, detail: str) -> None:
+    def add(self, name: str, verdict: Verdict, figure: float | None, detail: str) -> None:
         figure = number(figure) if isinstance(figure, float) else figure
         self.results.append({"name": name, "verdict": verdict, "figure": figure, "detail": detail})
 
-    def verdict(self) -> str:
+    def verdict(self) -> Verdict:
         verdicts = [result["verdict"] for result in self.results]
-        return next((v for v in ("fail", "warn") if v in verdicts), "pass")
+        return "fail" if "fail" in verdicts else "warn" if "warn" in verdicts else "pass"
 
     def before_training(self, *, resumed: bool, folder: Path) -> None:
         """Measures what training will change. A resumed run takes these figures from its first start."""
@@ -90,19 +113,19 @@ class Checks:
         limit = 0.05 if coarse else 1e-3
         self.add("accumulation", "pass" if error <= limit else "fail", error, f"relative difference, at most {limit}")
 
-    def short_rows(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def short_rows(self, rows: Sequence[Tokens]) -> list[Tokens]:
         """The end of each row around its last trained token, so that all of them together need no more memory than one
         batch of the training."""
         batch = self.trainer.args.per_device_train_batch_size
         keep = max(2, self.recipe["max_length"] * batch // len(rows))
-        short = []
+        short: list[Tokens] = []
         for row in rows:
             end = max(i for i, label in enumerate(row["labels"]) if label != IGNORED) + 1
             at = slice(max(0, end - keep), end)
             short.append({"input_ids": row["input_ids"][at], "labels": row["labels"][at]})
         return short
 
-    def gradient(self, batches: list[list[dict[str, Any]]]) -> list[Any]:
+    def gradient(self, batches: list[list[Tokens]]) -> list[Any]:
         """The gradient of the mean loss over all batches, one tensor a weight, by the trainer's own loss function,
         dropout off."""
         import torch
@@ -117,7 +140,7 @@ class Checks:
         model.train()
         return gradient
 
-    def loss(self, rows: list[dict[str, Any]], items: Any) -> Any:
+    def loss(self, rows: Sequence[Tokens], items: Any) -> Any:
         """Of the trained tokens. The balancing loss of experts is a mean of each batch, so it depends on the split."""
         inputs = self.trainer.data_collator([{"input_ids": r["input_ids"], "labels": r["labels"]} for r in rows])
         inputs = {key: value.to(self.trainer.model.device) for key, value in inputs.items()}
@@ -146,7 +169,7 @@ class Checks:
         size = self.trainer.model.config.get_text_config().vocab_size
         if before > math.log(size):  # a perplexity above the size of the vocabulary: no weights, or no tokenizer, of it
             detail += f"; the base is worse than blind guessing among {size:,} tokens, {math.log(size):.4f}"
-        verdict = "pass" if after < before else "warn" if after < 1.05 * before else "fail"
+        verdict: Verdict = "pass" if after < before else "warn" if after < 1.05 * before else "fail"
         self.add("loss_falls", verdict if math.isfinite(after) else "fail", number(before - after), detail)
 
     def check_reload(self, tuned: Path) -> None:
@@ -160,7 +183,7 @@ class Checks:
             name, reloaded = "adapter_reloads", self.logits(model)
         difference = float((trained - reloaded).abs().max().cpu())
         limit = 1e-4 * max(1.0, float(trained.abs().max().cpu()))
-        verdict = "pass" if difference <= limit else "fail"
+        verdict: Verdict = "pass" if difference <= limit else "fail"
         self.add(name, verdict, difference, f"largest difference of the logits, at most {limit:.1e}")
 
     def load_again(self, tuned: Path, model: Any) -> None:

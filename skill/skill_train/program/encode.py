@@ -11,11 +11,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from skill_train.program.events import Refused, readable
-from skill_train.program.examples import to_example
-from skill_train.program.model_files import check_files, model_file
+from skill_train.program.examples import EncodedRow, Example, Message, Row, to_example
+from skill_train.program.model_files import JsonObject, check_files, model_file
 from skill_train.program.split import IGNORED
 
 # For a chat template, of which a published one takes less than a millisecond a conversation: at most for one, for all
@@ -38,16 +38,16 @@ def has_tokenizer(folder: Path) -> bool:
     return any((folder / name).is_file() for name in TOKENIZERS)
 
 
-def load_tokenizer(recipe: dict[str, Any]) -> Any:
+def load_tokenizer(model: str, revision: str | None) -> Any:
     """The model's own. Without its files transformers makes an empty one of the model's type, and says nothing."""
-    check_files(Path(recipe["model"]))
-    if Path(recipe["model"]).is_dir() and not has_tokenizer(Path(recipe["model"])):
-        raise no_tokenizer(recipe["model"], f"one of {', '.join(TOKENIZERS)} in the model folder", "none of them")
-    with readable(recipe["model"]):
-        tokenizer = read_tokenizer(recipe["model"], recipe["revision"])
+    check_files(Path(model))
+    if Path(model).is_dir() and not has_tokenizer(Path(model)):
+        raise no_tokenizer(model, f"one of {', '.join(TOKENIZERS)} in the model folder", "none of them")
+    with readable(model):
+        tokenizer = read_tokenizer(model, revision)
     if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
-        raise no_tokenizer(recipe["model"], "a vocabulary", f"{len(tokenizer)} special tokens and nothing else")
-    require_one_vocabulary(recipe["model"], recipe["revision"], tokenizer)
+        raise no_tokenizer(model, "a vocabulary", f"{len(tokenizer)} special tokens and nothing else")
+    require_one_vocabulary(model, revision, tokenizer)
     return tokenizer
 
 
@@ -165,11 +165,11 @@ def as_published(tokenizer: Any, file: str, model: str, revision: str | None) ->
     return plain
 
 
-def without_words(said: dict[str, Any]) -> Any:
+def without_words(said: JsonObject) -> Any:
     """The tokenizer of such a file with an empty vocabulary, which transformers takes from the file in any case."""
     from tokenizers import Tokenizer
 
-    empty: dict[str, Any] = {"vocab": {}, "merges": []} if said["model"].get("type") == "BPE" else {}
+    empty: JsonObject = {"vocab": {}, "merges": []} if said["model"].get("type") == "BPE" else {}
     return Tokenizer.from_str(json.dumps({**said, "model": {**said["model"], **empty}, "added_tokens": []}))
 
 
@@ -248,10 +248,20 @@ def endless_template(model: str) -> Refused:
     )
 
 
+class Feeding(TypedDict):
+    """What of a recipe says how a row is fed."""
+
+    data: str
+    format: str
+    columns: dict[str, str]
+    loss_on: str
+    max_length: int
+
+
 class Encoder:
     """Turns rows into token ids and labels, with the model's own template and tokenizer."""
 
-    def __init__(self, recipe: dict[str, Any], tokenizer: Any) -> None:
+    def __init__(self, recipe: Feeding, tokenizer: Any) -> None:
         self.recipe = recipe
         self.tokenizer = tokenizer
         self.count = 0
@@ -263,7 +273,7 @@ class Encoder:
         if not tokenizer.is_fast:
             raise Refused("this model has no fast tokenizer", code="bad_tokenizer", expected="a tokenizer with offsets")
 
-    def __call__(self, index: int, line: int, row: dict[str, Any]) -> dict[str, Any]:
+    def __call__(self, index: int, line: int, row: Row) -> EncodedRow:
         self.count += 1
         try:
             example = to_example(row, self.recipe["format"], self.recipe["columns"])
@@ -278,7 +288,7 @@ class Encoder:
         return {
             "row": index,
             "line": line,
-            **{k: v for k, v in example.items() if k != "prompt_messages"},
+            **example,
             "rendered": rendered,
             "input_ids": ids[:limit],
             "labels": labels[:limit],
@@ -315,18 +325,17 @@ class Encoder:
             )
         return int(self.tokenizer.eos_token_id)
 
-    def chat_spans(self, example: dict[str, Any]) -> tuple[str, list[tuple[int, int]]]:
+    def chat_spans(self, example: Example) -> tuple[str, list[tuple[int, int]]]:
         """The rendered conversation and the character spans of the assistant's answers, end token included."""
-        messages, first = example["messages"], example["prompt_messages"]
+        messages = example["messages"]
         if self.recipe["format"] in ("question_answer", "instruction"):
             self.require_unrendered(messages)
-        example["trained_messages"] = [i for i, m in enumerate(messages) if m["role"] == "assistant" and i >= first]
         rendered = self.render(messages, example["tools"])
         if self.recipe["loss_on"] == "all":
             return rendered, []  # the whole text is trained, wherever the answers stand
         return rendered, [self.answer_span(example, rendered, i) for i in example["trained_messages"]]
 
-    def answer_span(self, example: dict[str, Any], rendered: str, index: int) -> tuple[int, int]:
+    def answer_span(self, example: Example, rendered: str, index: int) -> tuple[int, int]:
         """Where one answer stands: its text, its calls of tools, and the token that ends the turn.
 
         It starts where the generation prompt ends, because from there on the model is alone.
@@ -351,22 +360,23 @@ class Encoder:
         start, end = span
         return (prefix if 0 < prefix <= start else start), self.turn_end(rendered, end)
 
-    def around_answer(self, example: dict[str, Any], rendered: str, index: int) -> tuple[int, int] | None:
+    def around_answer(self, example: Example, rendered: str, index: int) -> tuple[int, int] | None:
         """The answer without the token that ends it. Text and calls are replaced by a mark: what stays the same around
         the mark is not it."""
         messages = example["messages"]
-        marked = {key: value for key, value in messages[index].items() if key != "tool_calls"} | {"content": MARK}
+        marked = messages[index] | {"content": MARK}
+        marked.pop("tool_calls", None)
         text = self.render([*messages[:index], marked, *messages[index + 1 :]], example["tools"])
         head, mark, tail = text.partition(MARK)
         if mark and rendered.startswith(head) and rendered.endswith(tail):
             return len(head), len(rendered) - len(tail)
         return None
 
-    def around_calls(self, example: dict[str, Any], rendered: str, index: int) -> tuple[int, int] | None:
+    def around_calls(self, example: Example, rendered: str, index: int) -> tuple[int, int] | None:
         """The same for an answer with calls, where a template writes the last message in another way (Qwen3 thinks
         there). Some put what a tool answered into the same turn: then it changes with the messages that follow."""
         messages = example["messages"]
-        others = [{**message, "content": MARK} for message in messages[index + 1 :]]
+        others = [message | {"content": MARK} for message in messages[index + 1 :]]
         try:
             span = self.around_answer(example, rendered, index)
             other = self.render([*messages[: index + 1], *others], example["tools"])
@@ -383,7 +393,7 @@ class Encoder:
             return end
         return match.end()
 
-    def render(self, messages: list[dict[str, Any]], tools: Any, *, add_generation_prompt: bool = False) -> str:
+    def render(self, messages: list[Message], tools: Any, *, add_generation_prompt: bool = False) -> str:
         import jinja2
 
         if not self.tokenizer.chat_template:
@@ -417,7 +427,7 @@ class Encoder:
             earned = SECONDS_A_RENDERING + SECONDS_A_CHARACTER * size
             self.patience += earned - (time.thread_time() - started)
 
-    def plain_spans(self, example: dict[str, Any]) -> tuple[str, list[tuple[int, int]]]:
+    def plain_spans(self, example: Example) -> tuple[str, list[tuple[int, int]]]:
         if self.tokenizer.chat_template:
             self.note(WITHOUT_TEMPLATE)
             example["without_template"] = self.recipe["format"] in ("completion", "text")  # these two ask for it
@@ -426,7 +436,7 @@ class Encoder:
         rendered = example["prompt"] + example["completion"]
         return rendered, [(len(example["prompt"]), len(rendered))]
 
-    def require_unrendered(self, messages: list[dict[str, Any]]) -> None:
+    def require_unrendered(self, messages: list[Message]) -> None:
         """A question that somebody rendered with the template already would be rendered twice."""
         question = next(message["content"] for message in messages if message["role"] == "user")
         mark = next((mark for mark in self.template_marks() if mark in question), None)

@@ -9,10 +9,10 @@ import math
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 EXIT_USAGE, EXIT_DOES_NOT_FIT, EXIT_FAILED, EXIT_NOT_INSTALLED = 2, 3, 5, 7
 EXIT_NO_ACCESS, EXIT_TEMPORARY = 4, 8
@@ -20,6 +20,23 @@ NETWORK = ("httpx2", "httpcore2", "httpx", "httpcore", "hf_xet")
 LAST_BYTES = 4 << 20  # of a limited address space: what came so near to the limit has met it
 # What a job starts, and environment.json names: the joined program, or main.py where the parts are a package.
 PROGRAM = Path(__file__).with_name("main.py") if __package__ else Path(__file__)
+
+
+class ErrorWords(TypedDict):
+    """What is wrong, what was expected, what was there, what to do next."""
+
+    code: str
+    message: str
+    expected: str
+    got: str
+    hint: str
+
+
+class Failure(TypedDict):
+    """`train.failed.json`, and the event of that name."""
+
+    exit_code: int
+    error: ErrorWords
 
 
 class Refused(Exception):
@@ -30,19 +47,28 @@ class Refused(Exception):
     ) -> None:
         super().__init__(message)
         self.exit_code = exit_code
-        self.error = {"code": code, "message": message, "expected": expected, "got": got, "hint": hint}
+        self.error: ErrorWords = {
+            "code": code,
+            "message": message,
+            "expected": expected,
+            "got": got,
+            "hint": hint,
+        }
+
+    @property
+    def failure(self) -> Failure:
+        return {"exit_code": self.exit_code, "error": self.error}
 
 
 def tell_failure(refusal: Refused, folder: Path | None) -> None:
     """The first process that fails tells why, whichever it is: the others fail because it did."""
-    failure = {"exit_code": refusal.exit_code, "error": refusal.error}
     if folder is not None and folder.is_dir():
         record = folder / "train.failed.json"
         if record.exists():
             return
         with suppress(OSError):  # a full disk is what it may have to tell of; the event below says it too
-            write_json(record, failure)
-    tell("failed", **failure)
+            write_json(record, refusal.failure)
+    tell("failed", **refusal.failure)
 
 
 @contextmanager
@@ -233,12 +259,17 @@ def number(value: Any) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def file_digest(path: Path) -> dict[str, Any]:
+class FileDigest(TypedDict):
+    bytes: int
+    sha256: str
+
+
+def file_digest(path: Path) -> FileDigest:
     with open(path, "rb") as file:
         return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
 
 
-def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
+def write_rows(path: Path, rows: Iterable[object]) -> None:
     if is_main_process():
         write_text(path, "".join(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows))
 

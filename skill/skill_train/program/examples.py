@@ -5,18 +5,72 @@ from __future__ import annotations
 import base64
 import json
 import re
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Literal, NotRequired, TypedDict
 
 from skill_train.program.events import Refused
+from skill_train.program.model_files import JsonObject
+
+# A row of a dataset, as its author wrote it: its columns, and what is in them, are of any kind.
+Row = dict[str, Any]
 
 ANSWERS = ("completion", "output", "answer")
 PAIRS = ("prompt_completion", "question_answer")  # each side a text, or messages
 BARE = ("prompt_completion", "completion")  # texts joined as they stand
 
 
-def to_example(row: dict[str, Any], data_format: str, columns: dict[str, str]) -> dict[str, Any]:
-    """One row as `{"kind": "chat", "messages", "tools", "prompt_messages"}`, `{"kind": "completion", "prompt",
-    "completion"}` or `{"kind": "text", "text"}`.
+class Message(TypedDict):
+    """One of a chat. What else its author wrote in it stays, for the template: `name`, `reasoning_content` and such."""
+
+    role: str
+    content: str
+    tool_calls: NotRequired[Any]
+
+
+class Example(TypedDict):
+    """What is learned from one row: a chat with `messages`, `tools` and `trained_messages`, a completion with `prompt`
+    and `completion`, or a `text`.
+
+    Attributes:
+        trained_messages: the places of the answers that train.
+        without_template: whether the recipe asks for bare text; said where the model has a chat template.
+    """
+
+    kind: Literal["chat", "completion", "text"]
+    messages: NotRequired[list[Message]]
+    tools: NotRequired[list[Any] | None]
+    trained_messages: NotRequired[list[int]]
+    prompt: NotRequired[str]
+    completion: NotRequired[str]
+    text: NotRequired[str]
+    without_template: NotRequired[bool]
+
+
+class Tokens(TypedDict):
+    """What the model is fed of a row: ids, and the labels of those that train (`IGNORED` elsewhere)."""
+
+    input_ids: list[int]
+    labels: list[int]
+
+
+class EncodedRow(Example, Tokens):
+    """A line of `samples.jsonl` and `held_out.jsonl`.
+
+    Attributes:
+        row: its number in the data, from 0; `line` where it stands in its file.
+        rendered: as the template has it.
+        truncated: it was longer than max_length; `full_length` in tokens.
+    """
+
+    row: int
+    line: int
+    rendered: str
+    truncated: bool
+    full_length: int
+
+
+def to_example(row: Row, data_format: str, columns: dict[str, str]) -> Example:
+    """One row as the model is to learn it.
 
     Args:
         data_format: `messages`, `question_answer`, `instruction` or `sharegpt`, which become turns; `completion` and
@@ -47,14 +101,14 @@ def to_example(row: dict[str, Any], data_format: str, columns: dict[str, str]) -
     return chat(from_pair(data_format, value), value("tools"), 0)
 
 
-def from_pair(data_format: str, value: Any) -> list[dict[str, Any]]:
+def from_pair(data_format: str, value: Callable[[str], Any]) -> list[Message]:
     """`instruction`/`input`/`output` and `question`/`answer` as one turn, after a system message if there is one."""
     names = ("instruction", "output") if data_format == "instruction" else ("question", "answer")
     user = text_of(value(names[0]), names[0])
     if value("input"):
         user += "\n\n" + text_of(value("input"), "input")
-    system = [{"role": "system", "content": text_of(value("system"), "system")}] if value("system") else []
-    answer = {"role": "assistant", "content": text_of(value(names[1]), names[1])}
+    system = system_message(value("system"))
+    answer: Message = {"role": "assistant", "content": text_of(value(names[1]), names[1])}
     return [*system, {"role": "user", "content": user}, answer]
 
 
@@ -71,12 +125,17 @@ SHAREGPT_ROLES = {
 }
 
 
-def from_sharegpt(turns: Any, system: Any) -> list[dict[str, Any]]:
+def system_message(text: Any) -> list[Message]:
+    """No message where there is no text."""
+    return [{"role": "system", "content": text_of(text, "system")}] if text else []
+
+
+def from_sharegpt(turns: Any, system: Any) -> list[Message]:
     if not isinstance(turns, list):
         raise Refused(
             "conversations is not a list", code="bad_row", expected='[{"from", "value"}, …]', got=repr(turns)[:80]
         )
-    messages = [{"role": "system", "content": text_of(system, "system")}] if system else []
+    messages = system_message(system)
     for turn in turns:
         role = SHAREGPT_ROLES.get(str(turn.get("from")).lower()) if isinstance(turn, dict) else None
         if role is None:
@@ -87,7 +146,8 @@ def from_sharegpt(turns: Any, system: Any) -> list[dict[str, Any]]:
     return messages
 
 
-def as_messages(value: Any, role: str, name: str) -> list[dict[str, Any]]:
+def as_messages(value: Any, role: str, name: str) -> list[Any]:
+    """The messages of a row as they are, or one of its text."""
     if isinstance(value, list):
         return value
     return [{"role": role, "content": text_of(value, name)}]
@@ -202,7 +262,7 @@ def is_text_part(part: Any) -> bool:
     return isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text", ""), str)
 
 
-def is_unicode(fields: dict[str, Any]) -> bool:
+def is_unicode(fields: JsonObject) -> bool:
     try:
         return (len(fields) < 2 and fields["role"].isascii()) or bool(
             json.dumps(fields, ensure_ascii=False, default=str).encode("utf-8")
@@ -211,7 +271,7 @@ def is_unicode(fields: dict[str, Any]) -> bool:
         return False
 
 
-def chat(messages: Any, tools: Any, prompt_messages: int) -> dict[str, Any]:
+def chat(messages: Any, tools: Any, prompt_messages: int) -> Example:
     """A conversation whose messages are well formed. `prompt_messages` at its start are never trained."""
     if not isinstance(messages, list) or not messages:
         raise Refused(
@@ -220,39 +280,40 @@ def chat(messages: Any, tools: Any, prompt_messages: int) -> dict[str, Any]:
             expected='[{"role", "content"}, …]',
             got=repr(messages)[:80],
         )
-    cleaned = []
-    for message in messages:
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise Refused(
-                "a message has no role", code="bad_row", expected='{"role", "content"}', got=repr(message)[:80]
-            )
-        # `datasets` fills the keys that a row lacks with None; a template must not see them.
-        message = {key: value for key, value in message.items() if value is not None}
-        content = message.get("content", "")
-        for part in content if isinstance(content, list) else ():
-            if isinstance(part, dict) and part.get("type") not in (None, "text"):
-                require_text({"bytes": None, "path": None}, f"a part of type {part['type']}")
-        require_text(content, f"the {message['role']} message", answer=message["role"] == "assistant")
-        if isinstance(content, list) and all(map(is_text_part, content)):
-            content = "".join(part.get("text", "") for part in content)
-        if not isinstance(content, str) or (not content and not message.get("tool_calls")):
-            raise Refused(f"the {message['role']} message has no text", code="bad_row", got=repr(message)[:80])
-        if not is_unicode({key: value for key, value in message.items() if key != "content"}):  # templates write it too
-            half = "half a surrogate pair stands in a message, which no tokenizer reads"
-            raise Refused(half, code="bad_row", expected="text in Unicode", got=repr(message)[:80])
-        cleaned.append({**message, "content": content})
-    require_answer(cleaned, prompt_messages)
-    return {"kind": "chat", "messages": cleaned, "tools": tools or None, "prompt_messages": prompt_messages}
+    cleaned: list[Message] = [checked_message(message) for message in messages]
+    answers = [i for i, m in enumerate(cleaned) if m["role"] == "assistant" and i >= prompt_messages]
+    if not answers:
+        raise no_answer(cleaned)
+    return {"kind": "chat", "messages": cleaned, "tools": tools or None, "trained_messages": answers}
 
 
-def require_answer(messages: list[dict[str, Any]], prompt_messages: int) -> None:
-    """Refuses a conversation without a message of the assistant after its prompt."""
-    if any(message["role"] == "assistant" for message in messages[prompt_messages:]):
-        return
+def checked_message(message: Any) -> Any:
+    """The message of a row as a `Message`: with the text of all its parts, and without keys that are null."""
+    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+        raise Refused("a message has no role", code="bad_row", expected='{"role", "content"}', got=repr(message)[:80])
+    # `datasets` fills the keys that a row lacks with None; a template must not see them.
+    message = {key: value for key, value in message.items() if value is not None}
+    content = message.get("content", "")
+    for part in content if isinstance(content, list) else ():
+        if isinstance(part, dict) and part.get("type") not in (None, "text"):
+            require_text({"bytes": None, "path": None}, f"a part of type {part['type']}")
+    require_text(content, f"the {message['role']} message", answer=message["role"] == "assistant")
+    if isinstance(content, list) and all(map(is_text_part, content)):
+        content = "".join(part.get("text", "") for part in content)
+    if not isinstance(content, str) or (not content and not message.get("tool_calls")):
+        raise Refused(f"the {message['role']} message has no text", code="bad_row", got=repr(message)[:80])
+    if not is_unicode({key: value for key, value in message.items() if key != "content"}):  # templates write it too
+        half = "half a surrogate pair stands in a message, which no tokenizer reads"
+        raise Refused(half, code="bad_row", expected="text in Unicode", got=repr(message)[:80])
+    return {**message, "content": content}
+
+
+def no_answer(messages: list[Message]) -> Refused:
+    """Of a conversation without a message of the assistant after its prompt."""
     unknown = next((message["role"] for message in messages if message["role"] not in ROLES), None)
     if unknown is None:
-        raise Refused("a conversation has no assistant message to learn from", code="bad_row", got=repr(messages)[:80])
-    raise Refused(
+        return Refused("a conversation has no assistant message to learn from", code="bad_row", got=repr(messages)[:80])
+    return Refused(
         f"the role {unknown[:40]!r} is unknown, and there is no message of the assistant",
         code="unknown_role",
         expected=f"one of {', '.join(ROLES)}",

@@ -27,6 +27,8 @@ from skill_train.program.events import (
     EXIT_DOES_NOT_FIT,
     EXIT_FAILED,
     PROGRAM,
+    Failure,
+    FileDigest,
     Refused,
     again,
     explained_errors,
@@ -35,6 +37,7 @@ from skill_train.program.events import (
     write_json,
 )
 from skill_train.program.plan import (
+    Plan,
     kills_for_memory,
     last_stage,
     load_plan,
@@ -43,7 +46,7 @@ from skill_train.program.plan import (
     prepare_environment,
     smaller_plan,
 )
-from skill_train.program.push import PROOF, as_json, commit, files_of, push
+from skill_train.program.push import PROOF, as_json, commit, files_of, hub_repository, push
 from skill_train.program.watch import is_complete, numbered, step_of
 
 KEEP_SECONDS = 2.0
@@ -69,21 +72,20 @@ def run_job(path: Path, data: Path | None, *, rehearse: bool) -> int:
                 start_job(plan, kept, rehearse=rehearse)
                 failure = train_in_job(plan, path, data, work, kept)
                 if failure is not None:
-                    return int(failure["exit_code"])
+                    return failure["exit_code"]
             if not rehearse:
                 push(plan, work)
             require_kept(kept)
     except Refused as refusal:
-        failure = {"exit_code": refusal.exit_code, "error": refusal.error}
         with suppress(OSError):
             if not (kept / MARKER).exists():  # it was refused before it was trained
-                put_json(kept / "train.failed.json", failure)
-        tell("failed", **failure)
+                put_json(kept / "train.failed.json", refusal.failure)
+        tell("failed", **refusal.failure)
         return refusal.exit_code
     return 0
 
 
-def start_job(plan: dict[str, Any], kept: Path, *, rehearse: bool) -> None:
+def start_job(plan: Plan, kept: Path, *, rehearse: bool) -> None:
     """Before anything is paid for: both places that take the result can be written. An earlier end is forgotten."""
     for name in (MARKER, "train.failed.json"):
         (kept / name).unlink(missing_ok=True)
@@ -94,10 +96,10 @@ def start_job(plan: dict[str, Any], kept: Path, *, rehearse: bool) -> None:
     tell("stage", text="proving that the result can be pushed")
     state = {"run": run_id(), "recipe_hash": plan.get("recipe_hash"), "state": "training"}
     commit_id = commit(plan, {PROOF: as_json(state)}, "Training has begun")
-    tell("note", text=f"{plan['policy']['hub_model_id']} can be written: {commit_id}")
+    tell("note", text=f"{hub_repository(plan)} can be written: {commit_id}")
 
 
-def train_in_job(plan: dict[str, Any], path: Path, data: Path | None, work: Path, kept: Path) -> dict[str, Any] | None:
+def train_in_job(plan: Plan, path: Path, data: Path | None, work: Path, kept: Path) -> Failure | None:
     """Trains in a child process, and keeps what it makes while it makes it. Returns why it failed, if it did."""
     plan = layout_that_was_left(plan, kept)
     keeper, begun = Keeper(work, kept, restore(kept, work)), kills_for_memory()
@@ -122,23 +124,21 @@ def train_in_job(plan: dict[str, Any], path: Path, data: Path | None, work: Path
     return failure
 
 
-def layout_that_was_left(plan: dict[str, Any], kept: Path) -> dict[str, Any]:
+def layout_that_was_left(plan: Plan, kept: Path) -> Plan:
     """The plan; where an earlier job of it went on with a smaller layout, with that one."""
-    smaller = read_marker(kept / SMALLER_PLAN)
+    smaller: Plan | None = read_object(kept / SMALLER_PLAN)
     same = smaller is not None and smaller.get("recipe_hash") == plan.get("recipe_hash")
     return smaller if smaller is not None and same else plan
 
 
-def after_memory(
-    plan: dict[str, Any], failure: dict[str, Any] | None, kills: int | None, child: Child
-) -> dict[str, Any] | None:
+def after_memory(plan: Plan, failure: Failure | None, kills: int | None, child: Child) -> Plan | None:
     """The plan of a second try; None where there is none."""
     if failure is None or not memory_ended(failure["error"], kills):
         return None
     return smaller_plan(plan, failure["error"], last_stage(child.said()))
 
 
-def child_command(plan: dict[str, Any], work: Path, data: Path | None) -> list[str]:
+def child_command(plan: Plan, work: Path, data: Path | None) -> list[str]:
     """What `skill-train local` starts for this plan."""
     arguments = plan.get("launch", {}).get("arguments") or []
     launcher = ["-m", "accelerate.commands.launch", *arguments] if arguments else []
@@ -153,7 +153,7 @@ class Child:
     It stays in our process group, so that whoever kills the group leaves nothing behind.
     """
 
-    def __init__(self, command: list[str], plan: dict[str, Any], log: Path) -> None:
+    def __init__(self, command: list[str], plan: Plan, log: Path) -> None:
         self.stopped = False
         self.log = open(log, "ab")  # noqa: SIM115 - closed on exit
         self.start = self.log.tell()
@@ -209,19 +209,18 @@ class Child:
             signal.signal(number, handler)
 
 
-def how_it_failed(child: Child, work: Path) -> dict[str, Any] | None:
+def how_it_failed(child: Child, work: Path) -> Failure | None:
     """What the program says in train.failed.json. One that was killed says nothing, and its launcher ends with 1."""
     code, record = child.process.returncode, work / "train.failed.json"
     if code == 0:
         return None
-    told = json.loads(record.read_text(encoding="utf-8")) if record.is_file() else None
+    told: Failure | None = json.loads(record.read_text(encoding="utf-8")) if record.is_file() else None
     if told is not None and told["error"]["code"] != "process_lost":
-        return dict(told)
+        return told
     killed = [int(n) for n in re.findall(r"exitcode\s*:\s*(-\d+)", child.said()) if int(n) != -signal.SIGTERM]
     if told is not None and not killed:
-        return dict(told)
-    refusal = ended(killed[0] if killed and code > 0 else code, child)
-    failure = {"exit_code": refusal.exit_code, "error": refusal.error}
+        return told
+    failure = ended(killed[0] if killed and code > 0 else code, child).failure
     write_json(record, failure)
     tell("failed", **failure)
     return failure
@@ -340,7 +339,7 @@ class Keeper:
                 remove_kept(path)
 
 
-def keep_results(work: Path, kept: Path, failure: dict[str, Any] | None) -> None:
+def keep_results(work: Path, kept: Path, failure: Failure | None) -> None:
     files = {path.relative_to(work).as_posix(): path for name in RESULTS for path in files_of(work / name)}
     digests = {name: copy_file(path, kept / name) for name, path in files.items()}
     state = (
@@ -362,7 +361,7 @@ def require_kept(kept: Path) -> None:
 
 def fetch_result(kept: Path, work: Path) -> bool:
     """Whether this run was trained before; its results are in `work` then."""
-    marker = read_marker(kept / MARKER)
+    marker = read_object(kept / MARKER)
     if marker is None or marker.get("state") != "done":
         return False
     if fetch(kept, work, marker["files"]):
@@ -378,7 +377,7 @@ def restore(kept: Path, work: Path) -> Path | None:
     if (kept / "train.log").is_file():
         copy_file(kept / "train.log", work / "train.log")
     for checkpoint in numbered(kept / "checkpoints"):
-        target, marker = work / "checkpoints" / checkpoint.name, read_marker(checkpoint / MARKER)
+        target, marker = work / "checkpoints" / checkpoint.name, read_object(checkpoint / MARKER)
         if marker is not None and fetch(checkpoint, target, marker):
             tell("note", text=f"{checkpoint.name} was kept and is whole")
             for name, place in (("metrics.jsonl", work), ("before.json", work / "checkpoints")):
@@ -389,7 +388,7 @@ def restore(kept: Path, work: Path) -> Path | None:
     return None
 
 
-def fetch(source: Path, target: Path, files: dict[str, Any]) -> bool:
+def fetch(source: Path, target: Path, files: dict[str, FileDigest]) -> bool:
     """Whether every file came with the bytes that were kept. If not, there is no `target` afterwards."""
     for name, digest in files.items():
         try:
@@ -402,12 +401,13 @@ def fetch(source: Path, target: Path, files: dict[str, Any]) -> bool:
     return True
 
 
-def read_marker(path: Path) -> dict[str, Any] | None:
+def read_object(path: Path) -> Any:
+    """What an earlier job left: a marker or a plan. None where there is none; a torn one is none."""
     try:
-        marker = json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):  # a torn one is none
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
         return None
-    return marker if isinstance(marker, dict) else None
+    return document if isinstance(document, dict) else None
 
 
 def remove_kept(folder: Path) -> None:
@@ -417,7 +417,7 @@ def remove_kept(folder: Path) -> None:
         shutil.rmtree(folder)
 
 
-def copy_file(source: Path, target: Path) -> dict[str, Any]:
+def copy_file(source: Path, target: Path) -> FileDigest:
     """Copies a file, and returns the digest of what was read."""
     target.parent.mkdir(parents=True, exist_ok=True)
     digest, size = hashlib.sha256(), 0

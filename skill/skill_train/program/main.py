@@ -50,11 +50,12 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypedDict
 
-from skill_train.program.checks import Checks
+from skill_train.program.checks import Answer, Check, Checks, Verdict
 from skill_train.program.encode import Encoder, load_tokenizer
 from skill_train.program.events import (
+    FileDigest,
     Refused,
     event,
     explained_errors,
@@ -68,9 +69,22 @@ from skill_train.program.events import (
 from skill_train.program.job import run_job
 from skill_train.program.model import check_optimizer, is_full, load_model
 from skill_train.program.model_files import check_base
-from skill_train.program.plan import MEASURING, SMALLER, TRAINS, TUNED, check_processes, load_plan, prepare_environment
+from skill_train.program.plan import (
+    MEASURING,
+    SMALLER,
+    TRAINS,
+    TUNED,
+    Plan,
+    Reason,
+    Recipe,
+    check_processes,
+    load_plan,
+    prepare_environment,
+)
 from skill_train.program.rows import iter_rows, use_data
 from skill_train.program.split import (
+    Data,
+    DataFigures,
     contents_of,
     digest_of,
     feeding_order,
@@ -125,15 +139,15 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def run(plan: dict[str, Any], folder: Path, *, resume: bool) -> None:
+def run(plan: Plan, folder: Path, *, resume: bool) -> None:
     """Data, model, checks, training, checks, and `train.json` last."""
     started = time.monotonic()
     recipe, placement = plan["recipe"], plan["placement"]
     tuned = folder / TUNED[recipe["finetuning_type"]]
     check_optimizer(recipe)
     event("stage", text="reading the data")
-    check_base(recipe)
-    tokenizer = load_tokenizer(recipe)
+    check_base(recipe["model"], recipe["revision"])
+    tokenizer = load_tokenizer(recipe["model"], recipe["revision"])
     checkpoint = newest_checkpoint(folder / "checkpoints") if resume else None
     data = load_data(recipe, tokenizer, recorded_split(folder, checkpoint))
     event("data", **data["figures"])
@@ -167,7 +181,7 @@ def run(plan: dict[str, Any], folder: Path, *, resume: bool) -> None:
     trainer.accelerator.end_training()
 
 
-def load_data(recipe: dict[str, Any], tokenizer: Any, recorded: set[int] | None = None) -> dict[str, Any]:
+def load_data(recipe: Recipe, tokenizer: Any, recorded: set[int] | None = None) -> Data:
     """Encoded rows, split into `train` and `held_out`, with their figures and the order in which they are fed.
 
     Args:
@@ -194,7 +208,7 @@ def load_data(recipe: dict[str, Any], tokenizer: Any, recorded: set[int] | None 
         held_out = {index for index, row in enumerate(rows) if row["row"] in recorded}
     train = [row for index, row in enumerate(rows) if index not in held_out]
     lengths, trained = [len(r["input_ids"]) for r in train], [trained_tokens(r) for r in train]
-    figures = {
+    figures: DataFigures = {
         "rows": len(rows),
         "train_rows": len(train),
         "held_out_rows": len(held_out),
@@ -210,20 +224,45 @@ def load_data(recipe: dict[str, Any], tokenizer: Any, recorded: set[int] | None 
     return {"train": train, "held_out": [rows[i] for i in sorted(held_out)], "figures": figures, "order": order}
 
 
+class TrainFigures(TypedDict):
+    """Measured while it trained. Memory is by kind: `rss`, `cuda`, `mps`."""
+
+    first_loss: float | None
+    last_loss: float | None
+    tokens_per_second: float | None
+    seconds_per_step: float | None
+    peak_memory_bytes: dict[str, int]
+    baseline_memory_bytes: dict[str, int]
+
+
+class TrainRecord(TypedDict):
+    """`train.json`. `smaller_layout`: why a second try trained with smaller batches."""
+
+    schema: Literal["skill-train/step/1"]
+    step: Literal["train"]
+    recipe_hash: str | None
+    steps: int
+    verdict: Verdict
+    outputs: dict[str, FileDigest]
+    saved_dtype: str
+    smaller_layout: Reason | None
+    checks: list[Check]
+    example: str
+    answer: Answer
+    data: DataFigures
+    figures: TrainFigures
+    seconds: float
+    finished_at: str
+
+
 def report(
-    plan: dict[str, Any],
-    data: dict[str, Any],
-    watch: Watch,
-    checks: Checks,
-    trainer: Any,
-    tuned: Path,
-    seconds: float,
-) -> dict[str, Any]:
+    plan: Plan, data: Data, watch: Watch, checks: Checks, trainer: Any, tuned: Path, seconds: float
+) -> TrainRecord:
     """The record. `seconds` are of this start, and in the record of the steps of earlier ones too."""
     steps = [line for line in watch.lines if line["tokens_per_second"]]
     last = [line for line in steps if line.get("start", 1) == watch.start]
     settled = last[1:] or steps[1:] or steps  # the first step warms up
-    timed = sum(line["seconds"] for line in settled)
+    timed = sum(line["seconds"] or 0.0 for line in settled)
     return {
         "schema": "skill-train/step/1",
         "step": "train",
@@ -236,7 +275,9 @@ def report(
             if path.is_file()
         },
         "saved_dtype": saved_type(tuned),
-        SMALLER: next((each for each in reversed(plan.get("reasons") or []) if each.get("rule") == SMALLER), None),
+        "smaller_layout": next(
+            (each for each in reversed(plan.get("reasons") or []) if each.get("rule") == SMALLER), None
+        ),
         "checks": checks.results,
         "example": checks.example()[:2000],
         "answer": checks.answer,
@@ -249,7 +290,9 @@ def report(
             "peak_memory_bytes": watch.peak_bytes,
             "baseline_memory_bytes": watch.baseline_bytes,
         },
-        "seconds": round(seconds + sum(line["seconds"] for line in steps if line.get("start", 1) < watch.start), 2),
+        "seconds": round(
+            seconds + sum(line["seconds"] or 0.0 for line in steps if line.get("start", 1) < watch.start), 2
+        ),
         "finished_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
 
@@ -263,18 +306,23 @@ def saved_type(folder: Path) -> str:
     return str(weight.dtype).removeprefix("torch.")
 
 
-def probe(plan: dict[str, Any]) -> dict[str, Any]:
+class Timed(TypedDict):
+    seconds: float
+    loss: float | None
+
+
+def probe(plan: Plan) -> dict[str, Timed]:
     """Seconds of a forward and backward pass, and the loss, in fp32 and in bf16: the plan's model on its device."""
     import torch
 
     recipe, placement = plan["recipe"], plan["placement"]
     if placement["threads"]:
         torch.set_num_threads(placement["threads"])
-    check_base(recipe)
-    model = load_model(recipe, {**placement, "dtype": "float32"})
+    check_base(recipe["model"], recipe["revision"])
+    model = load_model(recipe, placement | {"dtype": "float32"})
     size = model.config.get_text_config().vocab_size
     ids = torch.randint(0, size, (1, 128), generator=torch.manual_seed(0)).to(placement["device"])
-    figures: dict[str, Any] = {}
+    figures: dict[str, Timed] = {}
     for name in ("float32", "bfloat16"):
         model.to(device=placement["device"], dtype=getattr(torch, name))
         model.requires_grad_(False)  # as with an adapter: only what is passed on gets a gradient

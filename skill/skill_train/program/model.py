@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from skill_train.program.events import EXIT_DOES_NOT_FIT, EXIT_FAILED, EXIT_NOT_INSTALLED, Refused, event, readable
-from skill_train.program.split import IGNORED
+from skill_train.program.plan import Placement, Recipe
+from skill_train.program.split import IGNORED, Data
 
 # Elements. The whole head is read for each lot of logits, so a lot is large: 105 tokens of Qwen2.5's 151,936 words take
 # half the time of 4 lots of 26 in bf16, two thirds in fp32. The softmax of a lot is made in parts that stay in cache.
@@ -18,7 +19,7 @@ LOGITS_AT_ONCE = 16_000_000
 SOFTMAX_AT_ONCE = 1_000_000
 
 
-def trained_types(model: Any, placement: dict[str, Any]) -> dict[str, Any]:
+def trained_types(model: Any, placement: Placement) -> dict[str, Any]:
     """The torch type of each weight that trains, by name; float32 now unless the plan computes in bfloat16.
 
     TRL (1.16) has made the adapter of a quantized base bfloat16, whatever is computed in, and PEFT (0.21) leaves a
@@ -172,12 +173,12 @@ def log_probs_function() -> Any:
     return LogProbs
 
 
-def attention_kernel(recipe: dict[str, Any], placement: dict[str, Any]) -> str:
+def attention_kernel(recipe: Recipe, placement: Placement) -> str:
     """The kernel of the plan, or eager where the model's class has no such one: torch's fused attention knows neither
     the capped scores of Gemma 2 nor the sinks of gpt-oss."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    wanted = str(placement["attn_implementation"])
+    wanted = placement["attn_implementation"]
     config = AutoConfig.from_pretrained(recipe["model"], revision=recipe["revision"], trust_remote_code=False)
     known = AutoModelForCausalLM._model_mapping
     classes = known.get(type(config), None)
@@ -198,7 +199,7 @@ def config_with(model: str, revision: str | None, attention: str) -> Any:
     return config
 
 
-def load_model(recipe: dict[str, Any], placement: dict[str, Any]) -> Any:
+def load_model(recipe: Recipe, placement: Placement) -> Any:
     import torch
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
@@ -227,19 +228,19 @@ def load_model(recipe: dict[str, Any], placement: dict[str, Any]) -> Any:
     return model
 
 
-def is_full(recipe: dict[str, Any]) -> bool:
+def is_full(recipe: Recipe) -> bool:
     """Every weight trains, instead of an adapter."""
-    return bool(recipe["finetuning_type"] == "full")
+    return recipe["finetuning_type"] == "full"
 
 
-def weights_dtype(recipe: dict[str, Any], placement: dict[str, Any]) -> str:
+def weights_dtype(recipe: Recipe, placement: Placement) -> str:
     """A frozen base has the type that is computed in. Weights that train are float32, and autocast computes in the
     placement's type: bfloat16 has 8 bits, so a step that moves a weight by less than 1/256 of it would change nothing.
     `pure_bf16` takes that."""
-    return "float32" if is_full(recipe) and not recipe["pure_bf16"] else str(placement["dtype"])
+    return "float32" if is_full(recipe) and not recipe["pure_bf16"] else placement["dtype"]
 
 
-def check_optimizer(recipe: dict[str, Any]) -> None:
+def check_optimizer(recipe: Recipe) -> None:
     """Before anything is loaded: a wrong name would be found after the model is."""
     from transformers.training_args import OptimizerNames
 
@@ -255,7 +256,7 @@ def check_optimizer(recipe: dict[str, Any]) -> None:
         )
 
 
-def lora_config(recipe: dict[str, Any], model: Any) -> Any:
+def lora_config(recipe: Recipe, model: Any) -> Any:
     from peft import LoraConfig
 
     modules = list(model.named_modules(remove_duplicate=False))
@@ -353,7 +354,7 @@ def is_linear(module: Any) -> bool:
     return isinstance(module, torch.nn.Linear) or type(module).__name__ in ("Conv1D", "Linear4bit", "Linear8bitLt")
 
 
-def check_vocabulary(model: Any, data: dict[str, Any]) -> None:
+def check_vocabulary(model: Any, data: Data) -> None:
     size = model.get_input_embeddings().weight.shape[0]
     highest = max(max(row["input_ids"]) for row in data["train"] + data["held_out"])
     if highest >= size:
@@ -366,7 +367,7 @@ def check_vocabulary(model: Any, data: dict[str, Any]) -> None:
         )
 
 
-def require_device(torch: Any, placement: dict[str, Any]) -> None:
+def require_device(torch: Any, placement: Placement) -> None:
     device = placement["device"]
     available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     if not available.get(device, False):

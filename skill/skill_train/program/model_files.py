@@ -11,7 +11,7 @@ import sys
 from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple, TypedDict
 
 from skill_train.program.events import Refused
 
@@ -72,6 +72,9 @@ NAMES_OF_CODE: dict[str, tuple[Any, ...]] = {
 }
 
 
+JsonObject = dict[str, Any]  # of a document that somebody else wrote
+
+
 def check_model(folder: Path) -> None:
     """Refuses a model folder that leads libraries to other files than its own, or to work without end, before one of
     them reads it.
@@ -84,12 +87,12 @@ def check_model(folder: Path) -> None:
     check_claims(folder, stored_shapes(weight_files(folder)))
 
 
-def check_base(recipe: dict[str, Any]) -> None:
+def check_base(model: str, revision: str | None) -> None:
     """As `check_model`, of the model of a plan. One on the Hub is known by its config and its index: they name all that
     is fetched after them."""
-    if Path(recipe["model"]).is_dir():
-        return check_model(Path(recipe["model"]))
-    found = [model_file(recipe["model"], recipe["revision"], name) for name in ("config.json", INDEX)]
+    if Path(model).is_dir():
+        return check_model(Path(model))
+    found = [model_file(model, revision, name) for name in ("config.json", INDEX)]
     for file in filter(None, found):
         check_files(Path(file).parent)
         if Path(file).name == INDEX:
@@ -132,7 +135,7 @@ def check_settings(document: Any, path: Path) -> None:
                     )
 
 
-def check_values(document: dict[str, Any], path: Path) -> None:
+def check_values(document: JsonObject, path: Path) -> None:
     """Refuses what no library of C or Rust can hold: whole numbers above 2**63, and half a surrogate pair for a
     character. `model_max_length` may be 10**30, for "no limit"."""
     for key, value in values_in(document):
@@ -142,7 +145,7 @@ def check_values(document: dict[str, Any], path: Path) -> None:
             raise unsound(path, f"{key} holds half of a character")
 
 
-def check_ids(document: dict[str, Any], path: Path) -> None:
+def check_ids(document: JsonObject, path: Path) -> None:
     """Refuses tokens of another kind than ids, and parts that are no objects: they are used far from the file."""
     for key, value in document.items():
         if key in PARTS and value is not None and not isinstance(value, dict):
@@ -189,15 +192,26 @@ def stored_shapes(files: list[Path]) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
     for path in files:
         try:
-            header = safetensors_header(path)
+            tensors = safetensors_header(path).tensors
         except (FileNotFoundError, Refused):
             return {}
-        found |= {name: header[name]["shape"] for name in tensors_of(header) if 0 not in header[name]["shape"]}
+        found |= {name: entry["shape"] for name, entry in tensors.items() if 0 not in entry["shape"]}
     return found
 
 
-def safetensors_header(path: Path) -> dict[str, Any]:
-    """The header of a safetensors file: dtype, shape and byte range by tensor, and `__metadata__`.
+class TensorEntry(TypedDict):
+    dtype: str
+    shape: list[int]
+    data_offsets: list[int]
+
+
+class Header(NamedTuple):
+    tensors: dict[str, TensorEntry]
+    metadata: dict[str, str]
+
+
+def safetensors_header(path: Path) -> Header:
+    """The header of a safetensors file: dtype, shape and byte range by tensor, and its `__metadata__`.
 
     Source: https://github.com/huggingface/safetensors, README, "Format". The tensors lie one after the other, from the
     end of the header to the end of the file.
@@ -214,31 +228,27 @@ def safetensors_header(path: Path) -> dict[str, Any]:
     if marks_in(content) > MOST_MARKS:
         raise broken_weights(path, "its header has more values than a million tensors need")
     try:
-        header = json.loads(content.decode("utf-8"), parse_int=whole_number)
+        document = json.loads(content.decode("utf-8"), parse_int=whole_number)
     except (ValueError, RecursionError) as error:
         raise broken_weights(path, f"its header is not JSON: {error}") from None
-    if not isinstance(header, dict) or not is_text_only(header.get("__metadata__", {})):
+    if not isinstance(document, dict) or not is_text_only(document.get("__metadata__", {})):
         raise broken_weights(path, "its header is not an object of tensors")
-    check_ranges(path, header, size - 8 - length)
+    header = Header(metadata=document.pop("__metadata__", {}), tensors=document)
+    check_ranges(path, header.tensors, size - 8 - length)
     return header
-
-
-def tensors_of(header: dict[str, Any]) -> list[str]:
-    return [name for name in header if name != "__metadata__"]
 
 
 def is_text_only(metadata: Any) -> bool:
     return isinstance(metadata, dict) and all(isinstance(value, str) for value in metadata.values())
 
 
-def check_ranges(path: Path, header: dict[str, Any], size: int) -> None:
+def check_ranges(path: Path, tensors: dict[str, TensorEntry], size: int) -> None:
     """Refuses tensors that do not fill these bytes, each as many as its dtype and shape need."""
-    for name in tensors_of(header):
-        if not is_entry(header[name]):
+    for name, entry in tensors.items():
+        if not is_entry(entry):
             raise broken_weights(path, f"the entry of {name!r} is malformed")
     position = 0
-    for name in sorted(tensors_of(header), key=lambda name: header[name]["data_offsets"]):
-        entry = header[name]
+    for name, entry in sorted(tensors.items(), key=lambda item: item[1]["data_offsets"]):
         begin, end = entry["data_offsets"]
         if begin != position or (end - begin) * 8 != math.prod(entry["shape"]) * ITEM_BITS[entry["dtype"]]:
             raise broken_weights(path, f"{name!r} does not lie at the bytes {begin} to {end}")
@@ -282,7 +292,7 @@ def values_in(document: Any) -> Iterator[tuple[str, Any]]:
             yield key, value
 
 
-def objects_in(document: Any) -> Iterator[dict[str, Any]]:
+def objects_in(document: Any) -> Iterator[JsonObject]:
     """Every object of a document, the outer before the inner."""
     waiting = [document]
     while waiting:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from skill_train.program.events import Refused
+from skill_train.program.examples import Row
 
 # A table of one kilobyte can unpack to gigabytes: by its codec, by the number of a long text in a dictionary, by texts
 # that repeat the beginning of the one before, by a run of rows or of parts of a row. A file of so many bytes is
@@ -301,7 +302,7 @@ def python_bytes(array: Any) -> int:
     return own + (compute.sum(lengths.take(array.indices)).as_py() or 0)
 
 
-def as_written(rows: Iterable[dict[str, Any]], schema: Any, *, json_read: bool = False) -> Iterator[dict[str, Any]]:
+def as_written(rows: Iterable[Row], schema: Any, *, json_read: bool = False) -> Iterator[Row]:
     """Rows of Arrow without the nulls that Arrow put in: one column has one type, so each call of a tool would have the
     arguments of all the others. JSON inside a column is read (`json_read`: it was already), and its nulls stay."""
     readers = {field.name: read for field in schema if (read := arrow_reader(field.type, json_read=json_read))}

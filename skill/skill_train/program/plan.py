@@ -7,81 +7,123 @@ import math
 import os
 import re
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, NotRequired, TypedDict, get_args, get_origin, get_type_hints
 
-from skill_train.program.events import Refused, event
+from skill_train.program.events import ErrorWords, Refused, event
 from skill_train.program.model_files import ATTENTION, block_hub_kernels, foreign_json
 
 PLAN_SCHEMA = "skill-train/plan/1"
 
-# Every field the program reads, with its JSON type. `skill_train.recipe.fields` holds the meaning and the defaults.
-RECIPE_FIELDS: dict[str, tuple[type, ...]] = {
-    "model": (str,),
-    "revision": (str, type(None)),
-    "data": (str,),
-    "data_revision": (str, type(None)),
-    "data_config": (str, type(None)),
-    "split": (str,),
-    "format": (str,),
-    "columns": (dict,),
-    "loss_on": (str,),
-    "method": (str,),
-    "finetuning_type": (str,),
-    "pure_bf16": (bool,),
-    "max_length": (int,),
-    "max_steps": (int,),
-    "effective_batch_size": (int,),
-    "learning_rate": (float, int),
-    "lr_scheduler_type": (str,),
-    "warmup_steps": (int,),
-    "weight_decay": (float, int),
-    "adam_beta1": (float, int),
-    "adam_beta2": (float, int),
-    "adam_epsilon": (float, int),
-    "max_grad_norm": (float, int),
-    "optim": (str,),
-    "lora_r": (int,),
-    "lora_alpha": (float, int),
-    "lora_dropout": (float, int),
-    "target_modules": (list,),
-    "modules_to_save": (list, type(None)),
-    "use_rslora": (bool,),
-    "use_dora": (bool,),
-    "load_in_4bit": (bool,),
-    "held_out_fraction": (float, int),
-    "skip_untrained_rows": (bool,),
-    "seed": (int,),
-}
-PLACEMENT_FIELDS: dict[str, tuple[type, ...]] = {
-    "backend": (str,),
-    "device": (str,),
-    "dtype": (str,),
-    "attn_implementation": (str,),
-    "per_device_train_batch_size": (int,),
-    "gradient_accumulation_steps": (int,),
-    "num_processes": (int,),
-    "strategy": (str,),
-    "offload": (bool,),
-    "gradient_checkpointing": (bool,),
-    "threads": (int, type(None)),
-    "save_steps": (int,),
-    "save_total_limit": (int,),
-    "report_to": (str,),
-}
+
+class Recipe(TypedDict):
+    """What is trained. `skill_train.recipe.fields` holds the meaning of each field, and the defaults."""
+
+    model: str
+    revision: str | None
+    data: str
+    data_revision: str | None
+    data_config: str | None
+    split: str
+    format: str
+    columns: dict[str, str]
+    loss_on: str
+    method: str
+    finetuning_type: str
+    pure_bf16: bool
+    max_length: int
+    max_steps: int
+    effective_batch_size: int
+    learning_rate: float | int
+    lr_scheduler_type: str
+    warmup_steps: int
+    weight_decay: float | int
+    adam_beta1: float | int
+    adam_beta2: float | int
+    adam_epsilon: float | int
+    max_grad_norm: float | int
+    optim: str
+    lora_r: int
+    lora_alpha: float | int
+    lora_dropout: float | int
+    target_modules: list[str]
+    modules_to_save: list[str] | None
+    use_rslora: bool
+    use_dora: bool
+    load_in_4bit: bool
+    held_out_fraction: float | int
+    skip_untrained_rows: bool
+    seed: int
+
+
+class Placement(TypedDict):
+    """Where and in which pieces the recipe is computed."""
+
+    backend: str
+    device: str
+    dtype: str
+    attn_implementation: str
+    per_device_train_batch_size: int
+    gradient_accumulation_steps: int
+    num_processes: int
+    strategy: str
+    offload: bool
+    gradient_checkpointing: bool
+    threads: int | None
+    save_steps: int
+    save_total_limit: int
+    report_to: str
+
+
+class Policy(TypedDict):
+    """What the user decided that no training depends on."""
+
+    sensitive: bool
+    hub_model_id: str | None
+    score: str | None
+    score_pattern: str | None
+    report_to: str
+
+
+class Reason(TypedDict):
+    """Why a value is what it is, and where the rule comes from."""
+
+    rule: str
+    value: str
+    because: str
+    source: str
+
+
+class Launch(TypedDict):
+    """Arguments of `accelerate launch` and variables of the environment."""
+
+    arguments: list[str]
+    environment: dict[str, str]
+    reasons: list[Reason]
+
+
+class Plan(TypedDict):
+    """`plan.json`, as far as the program reads it. `recipe` and `placement` must be there, with all their fields."""
+
+    schema: str
+    recipe: Recipe
+    placement: Placement
+    recipe_hash: NotRequired[str]
+    fingerprints: NotRequired[dict[str, str | None]]
+    policy: NotRequired[Policy]
+    launch: NotRequired[Launch]
+    reasons: NotRequired[list[Reason]]
+
+
 STRATEGIES = ("single", "ddp", "fsdp")
 TUNED = {"lora": "adapter", "full": "merged"}  # the folder of what was trained
 MEASURING, TRAINS = "measuring the model before training", "training"  # the stages with a batch in memory
 SMALLER = "smaller_layout"  # the rule of a reason in a plan whose first layout met the end of the memory
 
 
-def load_plan(path: Path) -> dict[str, Any]:
+def load_plan(path: Path) -> Plan:
     """The plan, every field present and of its type. Standard library only: a bad plan fails in milliseconds."""
-    plan = plan_document(path)
-    if not isinstance(plan, dict) or plan.get("schema") != PLAN_SCHEMA:
-        got = str(plan.get("schema")) if isinstance(plan, dict) else type(plan).__name__
-        raise bad_plan(f"{path} is not a plan", expected=PLAN_SCHEMA, got=got)
-    check_fields(plan.get("recipe"), RECIPE_FIELDS, "recipe")
-    check_fields(plan.get("placement"), PLACEMENT_FIELDS, "placement")
+    plan: Plan = plan_document(path)
     tuning = plan["recipe"]["finetuning_type"]
     if tuning not in TUNED:
         raise bad_plan("recipe.finetuning_type is unknown", expected=" or ".join(TUNED), got=tuning)
@@ -94,6 +136,17 @@ def load_plan(path: Path) -> dict[str, Any]:
 
 
 def plan_document(path: Path) -> Any:
+    """The JSON object of a plan, whose recipe and placement have their fields."""
+    document = read_document(path)
+    if not isinstance(document, dict) or document.get("schema") != PLAN_SCHEMA:
+        got = str(document.get("schema")) if isinstance(document, dict) else type(document).__name__
+        raise bad_plan(f"{path} is not a plan", expected=PLAN_SCHEMA, got=got)
+    check_fields(document.get("recipe"), json_types(Recipe), "recipe")
+    check_fields(document.get("placement"), json_types(Placement), "placement")
+    return document
+
+
+def read_document(path: Path) -> Any:
     try:
         return foreign_json(path)
     except FileNotFoundError:
@@ -115,6 +168,13 @@ def bad_plan(message: str, *, expected: str = "", got: str = "") -> Refused:
     return Refused(message, code="bad_plan", expected=expected, got=got, hint=hint)
 
 
+def json_types(fields: type) -> dict[str, tuple[type, ...]]:
+    """What `isinstance` takes of each field: of `list[str]` the list."""
+    hints = get_type_hints(fields).items()
+    parts = {name: get_args(hint) if isinstance(hint, UnionType) else (hint,) for name, hint in hints}
+    return {name: tuple(get_origin(part) or part for part in types) for name, types in parts.items()}
+
+
 def check_fields(values: Any, fields: dict[str, tuple[type, ...]], name: str) -> None:
     if not isinstance(values, dict):
         raise bad_plan(f"the plan has no {name}", expected=f"an object called {name}")
@@ -128,15 +188,16 @@ def check_fields(values: Any, fields: dict[str, tuple[type, ...]], name: str) ->
             raise bad_plan(f"{name}.{key} has the wrong type", expected=expected, got=repr(value))
 
 
-def check_batch(recipe: dict[str, Any], placement: dict[str, Any]) -> None:
-    parts = [placement[k] for k in ("per_device_train_batch_size", "gradient_accumulation_steps", "num_processes")]
+def check_batch(recipe: Recipe, placement: Placement) -> None:
+    processes = placement["num_processes"]
+    parts = (placement["per_device_train_batch_size"], placement["gradient_accumulation_steps"], processes)
     if math.prod(parts) != recipe["effective_batch_size"]:
         raise bad_plan(
             "the batch split does not make the effective batch size",
             expected=f"effective_batch_size {recipe['effective_batch_size']}",
             got=" x ".join(map(str, parts)) + " (per device x accumulation x processes)",
         )
-    strategy, processes = placement["strategy"], placement["num_processes"]
+    strategy = placement["strategy"]
     if strategy not in STRATEGIES or (strategy == "single") != (processes == 1):
         raise bad_plan(
             "placement.strategy does not go with the number of processes",
@@ -145,7 +206,7 @@ def check_batch(recipe: dict[str, Any], placement: dict[str, Any]) -> None:
         )
 
 
-def check_processes(placement: dict[str, Any]) -> None:
+def check_processes(placement: Placement) -> None:
     """A process that was never started would leave out its part of every batch, and the loss would look healthy:
     `accelerate launch --cpu --num_processes 2` starts one (accelerate 1.15)."""
     started = int(os.environ.get("WORLD_SIZE", "1"))
@@ -163,7 +224,7 @@ def wrong_launch(expected: str, got: str) -> Refused:
     )
 
 
-def smaller_plan(plan: dict[str, Any], error: dict[str, Any], stage: str | None) -> dict[str, Any] | None:
+def smaller_plan(plan: Plan, error: ErrorWords, stage: str | None) -> Plan | None:
     """The plan for another try after `error`, with its reason; None where a smaller layout would not help.
 
     Args:
@@ -173,7 +234,7 @@ def smaller_plan(plan: dict[str, Any], error: dict[str, Any], stage: str | None)
     placement = smaller_layout(plan["placement"]) if stage in (MEASURING, TRAINS) else None
     if placement is None:
         return None
-    reason = {
+    reason: Reason = {
         "rule": SMALLER,
         "value": layout_words(placement),
         "because": f"{error['message']}; it was {layout_words(plan['placement'])}",
@@ -182,7 +243,7 @@ def smaller_plan(plan: dict[str, Any], error: dict[str, Any], stage: str | None)
     return plan | {"placement": placement, "reasons": [*(plan.get("reasons") or []), reason]}
 
 
-def smaller_layout(placement: dict[str, Any]) -> dict[str, Any] | None:
+def smaller_layout(placement: Placement) -> Placement | None:
     """The next one in the planner's order that needs less memory: activations that are computed again, then fewer rows
     at a time. Each step trains the same rows. None after the smallest."""
     if not placement["gradient_checkpointing"]:
@@ -195,14 +256,14 @@ def smaller_layout(placement: dict[str, Any]) -> dict[str, Any] | None:
     return placement | {"per_device_train_batch_size": fewer, "gradient_accumulation_steps": whole // fewer}
 
 
-def layout_words(placement: dict[str, Any]) -> str:
+def layout_words(placement: Placement) -> str:
     rows, times = placement["per_device_train_batch_size"], placement["gradient_accumulation_steps"]
     return (
         f"{rows} x {times} rows {'with' if placement['gradient_checkpointing'] else 'without'} gradient_checkpointing"
     )
 
 
-def memory_ended(error: dict[str, Any], kills: int | None) -> bool:
+def memory_ended(error: ErrorWords, kills: int | None) -> bool:
     """Whether a training certainly ended for its memory. One that was killed did not say so, and anybody may have
     killed it.
 
@@ -210,7 +271,7 @@ def memory_ended(error: dict[str, Any], kills: int | None) -> bool:
         kills: `kills_for_memory` from before it.
     """
     if error["code"] != "out_of_memory" or "SIGKILL" not in error["message"]:
-        return bool(error["code"] == "out_of_memory")
+        return error["code"] == "out_of_memory"
     now = kills_for_memory()
     return kills is not None and now is not None and now > kills
 
@@ -230,12 +291,12 @@ def last_stage(said: str) -> str | None:
     return str(json.loads(lines[-1])["text"]) if lines else None
 
 
-def once_more(plan: dict[str, Any]) -> str:
+def once_more(plan: Plan) -> str:
     reason = plan["reasons"][-1]
     return f"{reason['because']}; once more, with {reason['value']}"
 
 
-def prepare_environment(placement: dict[str, Any]) -> None:
+def prepare_environment(placement: Placement) -> None:
     """Before any library is imported: no telemetry, and MPS falls back to the CPU for operators it lacks."""
     for name in ("HF_HUB_DISABLE_TELEMETRY", "DISABLE_TELEMETRY", "DO_NOT_TRACK"):
         os.environ[name] = "1"

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from skill_train.program.events import EXIT_FAILED, EXIT_NO_ACCESS, EXIT_TEMPORARY, Refused, tell
-from skill_train.program.plan import SMALLER
+from skill_train.program.plan import SMALLER, Plan, Recipe
 
 PAUSES = (1, 2, 4, 8, 16, 32, 64, 128, 128)  # seconds; together longer than the 300 of the Hub's rate limit
 REQUEST_SECONDS = 60.0  # to connect, to write, and for each read; huggingface_hub 2.4 sets no limit of its own
@@ -23,7 +23,7 @@ PUBLISHED = {
 }  # fmt: skip
 
 
-def push(plan: dict[str, Any], work: Path) -> None:
+def push(plan: Plan, work: Path) -> None:
     """The result, its records and its card in one commit. Done before, it does nothing."""
     tell("stage", text="pushing the result")
     folder = work / ("adapter" if (work / "adapter").is_dir() else "merged")
@@ -39,23 +39,23 @@ def push(plan: dict[str, Any], work: Path) -> None:
             f"the run is trained and stored, but could not be pushed: {refusal}",
             code="push_failed",
             exit_code=EXIT_FAILED,
-            expected=f"{plan['policy']['hub_model_id']} takes a commit",
+            expected=f"{hub_repository(plan)} takes a commit",
             got=refusal.error["got"],
             hint="start the run again, which pushes the stored result without training",
         ) from refusal
-    tell("pushed", repo=plan["policy"]["hub_model_id"], commit=commit_id)
+    tell("pushed", repo=hub_repository(plan), commit=commit_id)
 
 
-def without_rows(record: dict[str, Any]) -> dict[str, Any]:
+def without_rows(record: Mapping[str, object]) -> dict[str, object]:
     """`train.json` as it is pushed. The folder of the run keeps the whole one."""
     return {key: value for key, value in record.items() if key in PUBLISHED}
 
 
-def commit(plan: dict[str, Any], files: dict[str, Any], message: str) -> str:
+def commit(plan: Plan, files: Mapping[str, Path | bytes], message: str) -> str:
     """One commit in the private repository of the plan, which is made where there is none. Returns its id."""
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
-    repo = plan.get("policy", {}).get("hub_model_id")
+    repo = hub_repository(plan)
     if not repo:
         raise Refused(
             "the plan names no repository for the result", code="bad_plan", expected="hub_model_id: owner/name"
@@ -73,6 +73,11 @@ def commit(plan: dict[str, Any], files: dict[str, Any], message: str) -> str:
         return str(api.create_commit(repo, changes, commit_message=message).oid)
 
     return str(asked(attempt, repo))
+
+
+def hub_repository(plan: Plan) -> str | None:
+    """Where the result goes."""
+    return plan.get("policy", {}).get("hub_model_id")
 
 
 def hub() -> Any:
@@ -160,20 +165,20 @@ def unreachable(repo: str, got: str) -> Refused:
     )
 
 
-def on_hub(plan: dict[str, Any], key: str) -> str | None:
+def on_hub(plan: Plan, key: Literal["model", "data"]) -> str | None:
     """The Hub id of the model or the data; None for what lay on the machine that planned."""
-    name = str(plan["recipe"][key])
+    name = plan["recipe"][key]
     local = plan.get("fingerprints", {}).get(key) or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name)
     return None if local else name
 
 
-def shown_recipe(plan: dict[str, Any]) -> dict[str, Any]:
+def shown_recipe(plan: Plan) -> Recipe:
     """The recipe without the folders of the machine that planned."""
-    names = {key: on_hub(plan, key) or Path(plan["recipe"][key]).name for key in ("model", "data")}
-    return {**plan["recipe"], **names}
+    model, data = Path(plan["recipe"]["model"]).name, Path(plan["recipe"]["data"]).name
+    return plan["recipe"] | {"model": on_hub(plan, "model") or model, "data": on_hub(plan, "data") or data}
 
 
-def licence(plan: dict[str, Any]) -> dict[str, str]:
+def licence(plan: Plan) -> dict[str, str]:
     """What the card of the base says of its licence; nothing when it says nothing or cannot be read."""
     base = on_hub(plan, "model")
     if base is None:
@@ -187,11 +192,11 @@ def licence(plan: dict[str, Any]) -> dict[str, str]:
     return {}
 
 
-def model_card(plan: dict[str, Any], work: Path, licence: dict[str, str]) -> str:
+def model_card(plan: Plan, work: Path, licence: dict[str, str]) -> str:
     """README.md: what the Hub reads between the lines of ---, then what a reader wants to know."""
     from huggingface_hub import ModelCardData
 
-    recipe, repo = plan["recipe"], plan["policy"]["hub_model_id"]
+    recipe, repo = plan["recipe"], hub_repository(plan) or ""
     adapter, data = (work / "adapter").is_dir(), on_hub(plan, "data")
     about = ModelCardData(
         base_model=on_hub(plan, "model"),
@@ -226,8 +231,8 @@ model = Model.from_pretrained("{repo}")
 {card_figures(plan, work)}"""
 
 
-def card_figures(plan: dict[str, Any], work: Path) -> str:
-    recipe = plan["recipe"]
+def card_figures(plan: Plan, work: Path) -> str:
+    recipe: Mapping[str, object] = plan["recipe"]
     record = json.loads((work / "train.json").read_text(encoding="utf-8"))
     versions = json.loads((work / "environment.json").read_text(encoding="utf-8"))["versions"]
     figures, data = record["figures"], record["data"]

@@ -15,8 +15,17 @@ from pathlib import Path
 from typing import Any
 
 from skill_train.program.events import Refused, file_digest, lacks_memory
-from skill_train.program.model_files import KINDS_OF_JSON, check_regular, foreign_json, not_a_file, regular_file
+from skill_train.program.examples import Row
+from skill_train.program.model_files import (
+    KINDS_OF_JSON,
+    JsonObject,
+    check_regular,
+    foreign_json,
+    not_a_file,
+    regular_file,
+)
 from skill_train.program.parquet import VALUE_BYTES, as_written, believable, most_in_all, parquet_batches, too_much
+from skill_train.program.plan import Plan
 
 CELL_CHARACTERS = 10_000_000  # of a table; Python's own limit is 131,072. A quote that nobody closes ends here
 LINE_BYTES = 50_000_000  # of a line of a dataset: a row of a million tokens takes 15 MB
@@ -30,7 +39,7 @@ SAVE_AGAIN = "save the dataset again with Dataset.save_to_disk, or write the row
 
 def iter_rows(
     data: str, *, split: str, config: str | None = None, revision: str | None = None
-) -> Iterator[tuple[int, dict[str, Any]]]:
+) -> Iterator[tuple[int, Row]]:
     """`(line, row)` for each row of the chosen split; `line` is the line in the file where it has one, else its number.
 
     A line that is not a JSON object is refused by its number: dropping it silently would train on something else than
@@ -56,7 +65,7 @@ def iter_rows(
     yield from rows
 
 
-def use_data(plan: dict[str, Any], data: Path | None) -> None:
+def use_data(plan: Plan, data: Path | None) -> None:
     """Takes the data from another place than the one that was planned, where the same bytes must lie."""
     if data is None:
         return
@@ -83,14 +92,14 @@ def use_data(plan: dict[str, Any], data: Path | None) -> None:
 def data_fingerprint(data: Path, split: str) -> str:
     """SHA-256 of a file's bytes, or of the rows of a folder, as the plan has it."""
     if data.is_file():
-        return str(file_digest(data)["sha256"])
+        return file_digest(data)["sha256"]
     digest = hashlib.sha256()
     for _, row in iter_rows(str(data), split=split):
         digest.update(json.dumps(row, sort_keys=True, ensure_ascii=False, default=str).encode("utf-8", "replace"))
     return digest.hexdigest()
 
 
-def iter_file(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def iter_file(path: Path) -> Iterator[tuple[int, Row]]:
     kind = path.suffix.lower()
     if kind in (".jsonl", ".ndjson"):
         yield from iter_jsonl(path)
@@ -110,7 +119,7 @@ def iter_file(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         )
 
 
-def iter_parquet(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def iter_parquet(path: Path) -> Iterator[tuple[int, Row]]:
     import pyarrow.parquet
 
     try:
@@ -133,7 +142,7 @@ def iter_parquet(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         ) from None
 
 
-def iter_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def iter_jsonl(path: Path) -> Iterator[tuple[int, Row]]:
     for number, raw in numbered_lines(path):
         if raw.strip():
             yield number, parse_object(raw, f"line {number} of {path}")
@@ -190,7 +199,7 @@ def not_utf8(where: str, raw: bytes) -> Refused:
     )
 
 
-def parse_object(raw: bytes, where: str) -> dict[str, Any]:
+def parse_object(raw: bytes, where: str) -> Row:
     try:
         row = json.loads(raw.decode("utf-8-sig"))
     except UnicodeDecodeError:
@@ -214,7 +223,7 @@ def parse_object(raw: bytes, where: str) -> dict[str, Any]:
     return row
 
 
-def iter_json(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def iter_json(path: Path) -> Iterator[tuple[int, Row]]:
     """A JSON file: a list of objects, an object that holds one such list, or one object a line after all."""
     try:
         document = json.loads(whole_text(path))
@@ -248,7 +257,7 @@ def delimiter_of(path: Path) -> str:
     return ";" if b";" in header and b"," not in header else ","
 
 
-def iter_csv(path: Path, delimiter: str) -> Iterator[tuple[int, dict[str, Any]]]:
+def iter_csv(path: Path, delimiter: str) -> Iterator[tuple[int, Row]]:
     csv.field_size_limit(CELL_CHARACTERS)
     reader = csv.DictReader(decoded_lines(path), delimiter=delimiter, strict=True)
     try:
@@ -309,7 +318,7 @@ def iter_slice(rows: Iterator[tuple[int, Any]], split: str) -> Iterator[tuple[in
             yield row
 
 
-def iter_saved(folder: Path, split: str) -> Iterator[tuple[int, dict[str, Any]]]:
+def iter_saved(folder: Path, split: str) -> Iterator[tuple[int, Row]]:
     """A folder that `datasets` saved."""
     if not any((folder / name).is_file() for name in (SPLITS, STATE)):
         raise Refused(
@@ -349,7 +358,7 @@ def load_saved(folder: Path, name: str) -> Any:
     return saved[name]
 
 
-def rows_of(saved: Any, folder: Path) -> Iterator[dict[str, Any]]:
+def rows_of(saved: Any, folder: Path) -> Iterator[Row]:
     with broken_saved(folder):
         yield from saved
 
@@ -391,7 +400,7 @@ def is_name_of_folder(name: Any) -> bool:
     return isinstance(name, str) and name not in ("", ".", "..") and not re.search(r"[/\\:\0]", name)
 
 
-def saved_json(path: Path) -> dict[str, Any]:
+def saved_json(path: Path) -> JsonObject:
     """A JSON object beside the rows. A pipe is never waited for, and of a large file only so much is read."""
     try:
         document = foreign_json(path)
@@ -455,7 +464,7 @@ def record_batch(message: Any) -> dict[int, int]:
     return {0: max(0, rows), 3: int(3 in batch)}
 
 
-def iter_hub(name: str, split: str, config: str | None, revision: str | None) -> Iterator[tuple[int, dict[str, Any]]]:
+def iter_hub(name: str, split: str, config: str | None, revision: str | None) -> Iterator[tuple[int, Row]]:
     import datasets
 
     loaded = datasets.load_dataset(name, config, split=split, revision=revision)

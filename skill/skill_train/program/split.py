@@ -8,21 +8,56 @@ import random
 import unicodedata
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from skill_train.program.events import Refused
+from skill_train.program.examples import EncodedRow, Tokens
+from skill_train.program.plan import Recipe
 
 IGNORED = -100  # the label of a token that is read and not trained
 HELD_OUT_ROWS = 200  # rows held out at most
 SPLIT = "held_out.json"  # in a checkpoint: the numbers of the rows that never train
 
 
-def trained_tokens(row: dict[str, Any]) -> int:
+class Repeated(TypedDict):
+    """Rows that repeat an earlier one, the groups that they make, and the held-out rows that training has seen:
+    whole, or by their question."""
+
+    repeated_rows: int
+    repeated_groups: int
+    held_out_trained: int
+    held_out_asked: int
+
+
+class DataFigures(Repeated):
+    """Rows and tokens of the data. The tokens are those of the rows that train."""
+
+    rows: int
+    train_rows: int
+    held_out_rows: int
+    truncated_rows: int
+    skipped_rows: int
+    tokens: int
+    longest_row_tokens: int
+    trained_token_share: float
+    notes: list[str]
+
+
+class Data(TypedDict):
+    """What is fed. `order`: places in `train`, one for each row of each step."""
+
+    train: list[EncodedRow]
+    held_out: list[EncodedRow]
+    figures: DataFigures
+    order: list[int]
+
+
+def trained_tokens(row: Tokens) -> int:
     """Labels that count: the first one is never predicted, because nothing stands before it."""
     return sum(label != IGNORED for label in row["labels"][1:])
 
 
-def trainable_rows(rows: list[dict[str, Any]], recipe: dict[str, Any]) -> list[dict[str, Any]]:
+def trainable_rows(rows: list[EncodedRow], recipe: Recipe) -> list[EncodedRow]:
     """Refuses rows with nothing to learn: a batch of them would train at loss 0 and look like success (trl#6668)."""
     empty = [row for row in rows if not trained_tokens(row)]
     if not empty or (recipe["skip_untrained_rows"] and len(empty) < len(rows)):
@@ -93,7 +128,7 @@ def joined(*keys: list[Any]) -> list[int]:
     return [root(index) for index in range(len(parents))]
 
 
-def contents_of(rows: list[dict[str, Any]]) -> list[int]:
+def contents_of(rows: list[EncodedRow]) -> list[int]:
     """Equal numbers for rows that train the same: their text is equal after `normalised`, or what max_length leaves
     of it is equal."""
     texts = [digest_of(normalised(row["rendered"])) for row in rows]
@@ -105,14 +140,14 @@ def digest_of(text: str) -> bytes:
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
-def question_of(row: dict[str, Any]) -> str:
+def question_of(row: EncodedRow) -> str:
     """What a row asks: a conversation up to its first message of the user, a prompt, or the whole of a text."""
     if row["kind"] == "completion":
-        return str(row["prompt"])
+        return row["prompt"]
     messages = row["messages"] if row["kind"] == "chat" else []
     first = next((index for index, message in enumerate(messages) if message["role"] == "user"), None)
     if first is None:
-        return str(row["rendered"])
+        return row["rendered"]
     return "\n".join(f"{message['role']}: {message['content']}" for message in messages[: first + 1])
 
 
@@ -131,9 +166,7 @@ def normalised(text: str) -> str:
     return " ".join(same.translate(ALIKE).split())
 
 
-def repeated(contents: list[int], questions: list[bytes], held_out: set[int]) -> dict[str, int]:
-    """Rows that repeat an earlier one, the groups that they make, and the held-out rows that training has seen:
-    whole, or by their question."""
+def repeated(contents: list[int], questions: list[bytes], held_out: set[int]) -> Repeated:
     sizes = Counter(contents).values()
     train = [index for index in range(len(contents)) if index not in held_out]
     trained, asked = {contents[index] for index in train}, {questions[index] for index in train}

@@ -8,10 +8,11 @@ import os
 import shutil
 import struct
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from skill_train.program.events import (
     PROGRAM,
+    FileDigest,
     event,
     file_digest,
     is_main_process,
@@ -28,8 +29,8 @@ from skill_train.program.model import (
     score_trained_tokens_only,
     trained_types,
 )
-from skill_train.program.plan import wrong_launch
-from skill_train.program.split import longest_first, trained_tokens
+from skill_train.program.plan import Placement, Recipe, wrong_launch
+from skill_train.program.split import Data, longest_first, trained_tokens
 from skill_train.program.watch import Watch
 
 SETS_OF_NAMES = ("target_modules", "exclude_modules")  # in adapter_config.json
@@ -42,9 +43,7 @@ OTHER_WORK = ("plan.json", "adapter_config.json", "trainer_state.json")  # in th
 FIRST_BATCHES = 4  # of which a digest each is kept, so that a difference can be placed
 
 
-def build_trainer(
-    recipe: dict[str, Any], placement: dict[str, Any], folder: Path, tokenizer: Any, data: dict[str, Any], watch: Watch
-) -> Any:
+def build_trainer(recipe: Recipe, placement: Placement, folder: Path, tokenizer: Any, data: Data, watch: Watch) -> Any:
     """TRL's trainer with every argument said. Rows are tokenized and masked already, so TRL prepares nothing."""
     import datasets
     import torch
@@ -97,7 +96,7 @@ def build_trainer(
     return trainer
 
 
-def trainer_arguments(recipe: dict[str, Any], placement: dict[str, Any], folder: Path) -> Any:
+def trainer_arguments(recipe: Recipe, placement: Placement, folder: Path) -> Any:
     """Nothing is left to a library's default (trl 1.16, unset: bf16 on every device, checkpointing on, 1024 tokens)."""
     from trl import SFTConfig
 
@@ -275,7 +274,7 @@ def gathered_weights(model: Any) -> dict[str, Any]:
     return {name: weight for name, weight in get_model_state_dict(model, options=options).items() if name in names}
 
 
-def base_folder(recipe: dict[str, Any]) -> Path:
+def base_folder(recipe: Recipe) -> Path:
     """The base's files beside its weights. Fetched before training: afterwards a broken line would cost the run."""
     if Path(recipe["model"]).is_dir():
         return Path(recipe["model"])
@@ -285,7 +284,46 @@ def base_folder(recipe: dict[str, Any]) -> Path:
     return Path(snapshot_download(recipe["model"], revision=recipe["revision"], ignore_patterns=left_out))
 
 
-def environment(trainer: Any, data: dict[str, Any]) -> dict[str, Any]:
+class Processes(TypedDict):
+    count: int
+    distributed: str
+    mixed_precision: str
+
+
+class FedData(TypedDict):
+    """Token counts, and digests of token ids and labels: of all rows, of their order, and of the first batches as the
+    trainer holds them."""
+
+    train_rows: int
+    held_out_rows: int
+    rows_sha256: str
+    held_out_sha256: str
+    order_sha256: str
+    fed_rows: int
+    fed_tokens: int
+    fed_trained_tokens: int
+    first_batches: list[str]
+
+
+class Environment(TypedDict):
+    """`environment.json` before training. What libraries tell of their own objects has the names that they chose."""
+
+    program: FileDigest
+    python: str
+    platform: str
+    device: str
+    device_name: str
+    cuda: str | None
+    threads: int
+    versions: dict[str, str]
+    processes: Processes
+    model: dict[str, object]
+    lora: dict[str, object] | None
+    trainer: dict[str, object]
+    data: FedData
+
+
+def environment(trainer: Any, data: Data) -> Environment:
     """Versions, device, what is fed, and every argument as the trainer holds it after construction.
 
     `skill-train diff` compares two of these. The optimizer and the schedule join when training starts.
@@ -318,7 +356,7 @@ def environment(trainer: Any, data: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def built_model(model: Any) -> dict[str, Any]:
+def built_model(model: Any) -> dict[str, object]:
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     return {
         "class": type(base).__name__,
@@ -328,7 +366,7 @@ def built_model(model: Any) -> dict[str, Any]:
     }
 
 
-def built_lora(model: Any) -> dict[str, Any] | None:
+def built_lora(model: Any) -> dict[str, object] | None:
     """Every field of PEFT's configuration, sets in order; None when the model has no adapter."""
     config = getattr(model, "peft_config", {}).get("default")
     if config is None:
@@ -337,9 +375,7 @@ def built_lora(model: Any) -> dict[str, Any] | None:
     return dict(json.loads(json.dumps(fields, default=str)))
 
 
-def fed_data(data: dict[str, Any], dataset: Any, steps: int) -> dict[str, Any]:
-    """Token counts, and digests of token ids and labels: of all rows, of their order, and of the first batches as the
-    trainer holds them."""
+def fed_data(data: Data, dataset: Any, steps: int) -> FedData:
     train, order = data["train"], data["order"]
     batch = len(order) // steps
     held = dataset.select(range(min(len(order), FIRST_BATCHES * batch)))

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 from skill_train.program.events import (
     EXIT_FAILED,
@@ -30,7 +30,8 @@ from skill_train.program.events import (
     write_text,
 )
 from skill_train.program.model import require_float32
-from skill_train.program.split import SPLIT, trained_tokens
+from skill_train.program.plan import Placement, Recipe
+from skill_train.program.split import SPLIT, Data, trained_tokens
 
 # A pipe on standard input holds the processes of a run to the command that started them: the system closes it when
 # that command ends, however it ends, and a launcher passes it on to all its processes.
@@ -81,7 +82,7 @@ def newest_checkpoint(folder: Path) -> Path | None:
     return None
 
 
-def check_split(checkpoint: Path, placement: dict[str, Any]) -> None:
+def check_split(checkpoint: Path, placement: Placement) -> None:
     """A run may go on with another number of processes: it feeds the same rows in the same batches. Only dropout is
     drawn anew, since each process has its own. What FSDP saves, only FSDP reads."""
     if any(checkpoint.glob("pytorch_model_fsdp*")) != (placement["strategy"] == "fsdp"):
@@ -119,12 +120,39 @@ def step_of(checkpoint: Path) -> int:
     return int(checkpoint.name.rsplit("-", 1)[1])
 
 
+class Fed(TypedDict):
+    """What one step was fed. `epoch`: how often all rows were by then."""
+
+    epoch: float
+    tokens: int
+    trained_tokens: int
+
+
+class StepLine(Fed):
+    """One line of `metrics.jsonl`.
+
+    Attributes:
+        start: which start of the program made the step.
+        job: of Hugging Face Jobs; its next one may have another machine.
+        memory_bytes: at most so far, by kind.
+    """
+
+    step: int
+    steps: int
+    start: NotRequired[int]
+    job: NotRequired[str | None]
+    loss: float | None
+    grad_norm: float | None
+    learning_rate: float | None
+    seconds: float | None
+    tokens_per_second: float | None
+    memory_bytes: dict[str, int] | None
+
+
 class Watch:
     """Writes a line a step, marks complete checkpoints, and stops a run that has gone wrong."""
 
-    def __init__(
-        self, folder: Path, data: dict[str, Any], recipe: dict[str, Any], checkpoint: Path | None, *, keep: int
-    ) -> None:
+    def __init__(self, folder: Path, data: Data, recipe: Recipe, checkpoint: Path | None, *, keep: int) -> None:
         self.metrics = folder / "metrics.jsonl"
         self.data, self.recipe, self.keep = data, recipe, keep
         self.problem: Refused | None = None
@@ -135,23 +163,16 @@ class Watch:
         self.peak_bytes: dict[str, int] = {}
         self.lines = self.kept_lines(checkpoint) if checkpoint else []
         self.start = 1 + max((line.get("start", 1) for line in self.lines), default=0)
-        self.losses = [line["loss"] for line in self.lines]
+        self.losses = [line["loss"] for line in self.lines if line["loss"] is not None]
         if is_main_process():
             write_text(self.metrics, "".join(json.dumps(line) + "\n" for line in self.lines))
 
-    def kept_lines(self, checkpoint: Path) -> list[dict[str, Any]]:
+    def kept_lines(self, checkpoint: Path) -> list[StepLine]:
         """Lines of the steps that the checkpoint holds; later ones will be made again. A line that is lost has what the
         trainer wrote down: losses, and no times."""
         state = json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
         logged = {entry["step"]: entry for entry in state["log_history"] if "loss" in entry}
-        untold = dict.fromkeys(("seconds", "tokens_per_second", "memory_bytes"))
-        lines = {
-            step: {"step": step, "steps": state["max_steps"], "start": 1}
-            | {name: number(entry.get(name)) for name in ("loss", "grad_norm", "learning_rate")}
-            | self.fed(step)
-            | untold
-            for step, entry in logged.items()
-        }
+        lines = {step: self.lost_line(step, state["max_steps"], entry) for step, entry in logged.items()}
         for text in self.metrics.read_text(encoding="utf-8").splitlines() if self.metrics.is_file() else ():
             try:
                 line = json.loads(text)
@@ -162,7 +183,24 @@ class Watch:
         self.require_same_rows(checkpoint, kept)
         return kept
 
-    def require_same_rows(self, checkpoint: Path, lines: list[dict[str, Any]]) -> None:
+    def lost_line(self, step: int, steps: int, logs: dict[str, float]) -> StepLine:
+        fed = self.fed(step)
+        return {
+            "step": step,
+            "steps": steps,
+            "start": 1,
+            "loss": number(logs.get("loss")),
+            "grad_norm": number(logs.get("grad_norm")),
+            "learning_rate": number(logs.get("learning_rate")),
+            "epoch": fed["epoch"],
+            "tokens": fed["tokens"],
+            "trained_tokens": fed["trained_tokens"],
+            "seconds": None,
+            "tokens_per_second": None,
+            "memory_bytes": None,
+        }
+
+    def require_same_rows(self, checkpoint: Path, lines: list[StepLine]) -> None:
         """Refuses to go on with another split: rows that were trained would count as new ones."""
         for line in lines:
             fed = self.fed(line["step"])
@@ -194,7 +232,7 @@ class Watch:
                 if watch.asked_to_stop(args.device):
                     control.should_save = control.should_training_stop = True
 
-            def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any], **_: Any) -> None:
+            def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float], **_: Any) -> None:
                 if "loss" in logs and not watch.on_loss(state.global_step, state.max_steps, logs):
                     control.should_save, control.should_training_stop = False, True
 
@@ -211,25 +249,25 @@ class Watch:
             known = json.loads(record.read_text(encoding="utf-8"))
             write_json(record, known | {"optimizer": built_optimizer(optimizer), "schedule": built_schedule(scheduler)})
 
-    def on_loss(self, step: int, steps: int, logs: dict[str, Any]) -> bool:
+    def on_loss(self, step: int, steps: int, logs: dict[str, float]) -> bool:
         """Records one step. False when the run must stop."""
         fed, seconds = self.fed(step), time.monotonic() - self.step_started
-        line = {
+        loss, grad_norm = float(logs["loss"]), number(logs.get("grad_norm"))
+        bad = self.bad_loss(step, loss, grad_norm)
+        self.problem = bad or self.problem  # an interruption alone still saves its checkpoint
+        line: StepLine = {
             "step": step,
             "steps": steps,
             "start": self.start,
-            "job": os.environ.get("JOB_ID"),  # of Hugging Face Jobs; its next one may have another machine
-            "loss": float(logs["loss"]),
-            "grad_norm": number(logs.get("grad_norm")),
+            "job": os.environ.get("JOB_ID"),
+            "loss": number(loss),
+            "grad_norm": grad_norm,
             "learning_rate": number(logs.get("learning_rate")),
             **fed,
             "seconds": round(seconds, 4),
             "tokens_per_second": round(fed["tokens"] / seconds, 1) if seconds > 0 else None,
             "memory_bytes": self.memory(),
         }
-        bad = self.bad_loss(step, line["loss"], line["grad_norm"])
-        self.problem = bad or self.problem  # an interruption alone still saves its checkpoint
-        line["loss"] = number(line["loss"])
         self.lines.append(line)
         if is_main_process():
             with open(self.metrics, "a", encoding="utf-8") as file:
@@ -237,8 +275,7 @@ class Watch:
             event("step", **line)
         return bad is None
 
-    def fed(self, step: int) -> dict[str, Any]:
-        """What one step was fed, and how often all rows were by then."""
+    def fed(self, step: int) -> Fed:
         batch, rows = self.recipe["effective_batch_size"], self.data["train"]
         read = [rows[i] for i in self.data["order"][(step - 1) * batch : step * batch]]
         return {
@@ -338,7 +375,7 @@ class Watch:
                 signal.signal(number, handler)
 
 
-def built_optimizer(optimizer: Any) -> dict[str, Any]:
+def built_optimizer(optimizer: Any) -> dict[str, object]:
     """Its class and its groups. `lr` is left out: it changes with each step, and a resumed run has another one."""
     inner = getattr(optimizer, "optimizer", optimizer)
     groups = [{key: value for key, value in g.items() if key not in ("params", "lr")} for g in inner.param_groups]
@@ -349,7 +386,7 @@ def built_optimizer(optimizer: Any) -> dict[str, Any]:
     }
 
 
-def built_schedule(scheduler: Any) -> dict[str, Any]:
+def built_schedule(scheduler: Any) -> dict[str, object]:
     inner = getattr(scheduler, "scheduler", scheduler)
     first = next(iter(getattr(inner, "lr_lambdas", [])), None)
     function = getattr(first, "func", first)

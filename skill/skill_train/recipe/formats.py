@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from skill_train.facts import DatasetFacts
-from skill_train.program.examples import media_in
+from skill_train.program.examples import Row, media_in
 
 # Columns by the name a format gives them, with the names that datasets use for them, the usual one first.
 COLUMNS: dict[str, dict[str, tuple[str, ...]]] = {
@@ -56,7 +56,7 @@ class DetectedFormat(NamedTuple):
         return frozenset(self.columns[name] for name in COLUMNS[self.format] if name in self.columns)
 
 
-def detect(row: dict[str, Any]) -> DetectedFormat | None:
+def detect(row: Row) -> DetectedFormat | None:
     """The first format whose columns this row has."""
     for name in COLUMNS:
         columns = match(name, row) if name not in ASKED_FOR else None
@@ -65,7 +65,7 @@ def detect(row: dict[str, Any]) -> DetectedFormat | None:
     return None
 
 
-def match(name: str, row: dict[str, Any]) -> dict[str, str] | None:
+def match(name: str, row: Row) -> dict[str, str] | None:
     """The mapping of one format onto this row, or None."""
     columns = {}
     for wanted, candidates in COLUMNS[name].items():

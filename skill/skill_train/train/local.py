@@ -22,6 +22,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, TextIO
 
+import msgspec
+
 from skill_train.core.console import Bar
 from skill_train.core.errors import (
     DecisionNeeded,
@@ -41,6 +43,7 @@ from skill_train.facts import MachineFacts, ModelFacts, PrecisionProbe
 from skill_train.machine.address_space import require_room_for_torch
 from skill_train.machine.read import cache_dir
 from skill_train.plan.file import require_own_folder
+from skill_train.program import plan as program_plan
 from skill_train.program.plan import kills_for_memory, last_stage, layout_words, memory_ended, once_more, smaller_plan
 from skill_train.program.watch import is_complete, numbered, step_of
 from skill_train.recipe.fields import to_yaml
@@ -136,9 +139,9 @@ def _run_until_it_fits(
     try:
         return _run_program(run, lock, resume=resume, progress=progress, say=say)
     except DecisionNeeded as error:
-        told = {"code": error.code, "message": error.message}
+        told = error.as_dict()
         stage = last_stage(run.log.read_text(encoding="utf-8", errors="replace").rpartition(_ATTEMPT)[2])
-        plan = plan_record.read(run.plan).as_dict()
+        plan: program_plan.Plan = msgspec.to_builtins(plan_record.read(run.plan))
         smaller = smaller_plan(plan, told, stage) if memory_ended(told, kills) else None
         if smaller is None:
             raise
