@@ -5,12 +5,12 @@ from __future__ import annotations
 import csv
 import io
 import json
-from typing import Any
 
 from skill_train.core.errors import UsageError
+from skill_train.core.foreign import JsonObject
 from skill_train.program.rows import CELL_CHARACTERS
 
-Row = dict[str, Any]
+Row = JsonObject
 
 
 def parse(data: bytes, name: str, *, whole: bool) -> list[Row]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from skill_train.core.foreign import JsonObject
 from skill_train.llama.gguf_header import GgufFile
 from skill_train.run.verify_record import Check
 from skill_train.verify.check import problems
@@ -41,7 +42,7 @@ class Files:
         added: ids of added tokens, and whether they are special; two files may say different things.
     """
 
-    document: dict[str, Any] | None
+    document: JsonObject | None
     pieces: Any
     merges: list[str] | None
     added: dict[int, set[bool]]
@@ -59,9 +60,7 @@ def read_files(folder: Path) -> Files:
     return Files(document, _sentencepiece(folder), _merges(folder, document), added)
 
 
-def check_vocabulary(
-    gguf: GgufFile, tokenizer: Any, own: list[str | None], files: Files, config: dict[str, Any]
-) -> Check:
+def check_vocabulary(gguf: GgufFile, tokenizer: Any, own: list[str | None], files: Files, config: JsonObject) -> Check:
     """Each entry of the file's lists is the reference's.
 
     Args:
@@ -102,7 +101,7 @@ def check_stops(gguf: GgufFile, ending: list[int], allowed: set[int]) -> Check:
     return problems("stop_tokens", gguf.path.name, found, looked_at=len(ending), good=good)
 
 
-def _id_faults(gguf: GgufFile, tokenizer: Any, config: dict[str, Any]) -> tuple[list[str], str]:
+def _id_faults(gguf: GgufFile, tokenizer: Any, config: JsonObject) -> tuple[list[str], str]:
     """Ids of the file that neither the tokenizer nor config.json gives to that purpose; and what is said of the one for
     unknown text, where the vocabulary has every byte and no text is unknown."""
     text, found, unused = {**config, **config.get("text_config", {})}, [], ""
@@ -217,7 +216,7 @@ def _scores(files: Files) -> list[float] | None:
     return [float(score) for _, score in model["vocab"]] if model.get("type") == "Unigram" else None
 
 
-def _merges(folder: Path, document: dict[str, Any] | None) -> list[str] | None:
+def _merges(folder: Path, document: JsonObject | None) -> list[str] | None:
     """`left right`. A space inside a part is written as the byte-level alphabet writes it."""
     listed = (document or {}).get("model", {}).get("merges")
     if listed:
@@ -241,8 +240,8 @@ def _sentencepiece(folder: Path) -> Any:
         return None
 
 
-def _json(file: Path) -> dict[str, Any] | None:
+def _json(file: Path) -> JsonObject | None:
     if not file.is_file():
         return None
-    document: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    document: JsonObject = json.loads(file.read_text(encoding="utf-8"))
     return document

@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from skill_train.core.foreign import JsonObject
 from skill_train.llama.template import Conversation, Rendered
 from skill_train.model.folder import read_config
 from skill_train.reference.load import load_tokenizer, stop_ids
@@ -35,7 +36,7 @@ class Questions:
 
     reference: Path
     adapter: Path | None
-    config: dict[str, Any]
+    config: JsonObject
     tokenizer: Any
     stops: set[int]
     rows: list[Row]

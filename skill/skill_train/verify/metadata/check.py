@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from skill_train.core.foreign import JsonObject
 from skill_train.llama.gguf_header import GgufFile
 from skill_train.model.config import text_config, unread_window
 from skill_train.model.convertible import from_config as convertible
@@ -32,7 +33,7 @@ _ROUTED = {"deepseek2", "glm4moe", "dots1", "bailingmoe2"}
 _CONSTANTS = {("falcon", "context_length"): 2048}
 
 
-def check_metadata(gguf: GgufFile, config: dict[str, Any]) -> Check:
+def check_metadata(gguf: GgufFile, config: JsonObject) -> Check:
     """Each key of the architecture is what config.json states. A key without a known statement is a warning."""
     said = stated(config)
     prefix = f"{gguf.architecture}."
@@ -53,7 +54,7 @@ def check_metadata(gguf: GgufFile, config: dict[str, Any]) -> Check:
     return _verdict(gguf, found, equal, unknown, harmless)
 
 
-def check_window(file: str, config: dict[str, Any]) -> Check | None:
+def check_window(file: str, config: JsonObject) -> Check | None:
     """A warning where llama.cpp is not known to compute the model's sliding window; None where there is nothing to say.
 
     The texts that the other checks compare are usually shorter than a window.
