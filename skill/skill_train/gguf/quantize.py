@@ -16,17 +16,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from skill_train.core.console import Bar
 from skill_train.core.digests import FileDigest, digests, file_digest
 from skill_train.core.errors import UsageError, nearest
 from skill_train.core.files import whole_file
 from skill_train.core.peak_memory import peak_memory_bytes
 from skill_train.core.worker import ending, llama_cpp_folder, run_worker
+from skill_train.gguf.quantize_worker import DryRun, QuantizeJob
 from skill_train.llama.gguf_header import GgufFile, read_gguf
 from skill_train.machine.limits import require_memory
 from skill_train.machine.read import available_memory_bytes
 from skill_train.run import export_record, records
-from skill_train.run.export_record import ExportedFile, ExportRecord
+from skill_train.run.export_record import ExportedFile, ExportRecord, Fallback
 from skill_train.run.folder import note_of, noted, require_space, require_writable, versions
 
 WORKER = "skill_train.gguf.quantize_worker"
@@ -57,16 +60,6 @@ class Quantized:
     reused: bool
     reused_files: list[str]
     same_as_source: list[str]
-
-
-@dataclass(frozen=True)
-class _DryRun:
-    """What llama.cpp would do for one type, as the worker says it."""
-
-    size_bytes: int
-    changed: int
-    fallbacks: list[dict[str, str]]
-    needs_imatrix: bool
 
 
 def quantize(
@@ -107,11 +100,11 @@ def quantize(
     if len(reused) < len(types):
         require_writable(out)
     plans = _plans(source, {quant: number for quant, number in types.items() if quant not in reused}, progress)
-    same = [quant for quant, plan in plans.items() if plan.changed == 0]
+    same = [quant for quant, plan in plans.items() if plan["changed"] == 0]
     to_make = [quant for quant in plans if quant not in same]
     _check_room(source, out, files, {quant: plans[quant] for quant in to_make})
     made = _make_all(
-        {quant: {"source": str(source), "types": {quant: types[quant]}, "threads": threads} for quant in to_make},
+        {quant: _job(source, {quant: types[quant]}, threads) for quant in to_make},
         files,
         plans,
         at_once=_at_once(source),
@@ -164,15 +157,15 @@ def type_names(quants: list[str]) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def fallbacks_of(file: GgufFile, planned: list[dict[str, str]], quant: str) -> list[dict[str, str]]:
+def fallbacks_of(file: GgufFile, planned: list[Fallback], quant: str) -> list[Fallback]:
     """Tensors that the file stores in another type than the one they should have: `tensor`, `wanted`, `got`, `why`.
 
     `got` is read from the file. llama.cpp says nothing when it stores an output matrix (or the embedding of a tied
     model) as q8_0 because its rows are not divisible by 256; such a tensor is in the list too.
     """
-    said = [fallback | {"got": file.tensors[fallback["tensor"]].kind.lower()} for fallback in planned]
+    said: list[Fallback] = [{**fallback, "got": file.tensors[fallback["tensor"]].kind.lower()} for fallback in planned]
     named = {fallback["tensor"] for fallback in planned}
-    silent = [
+    silent: list[Fallback] = [
         {
             "tensor": tensor.name,
             "wanted": "q6_k",
@@ -187,15 +180,19 @@ def fallbacks_of(file: GgufFile, planned: list[dict[str, str]], quant: str) -> l
     return said + silent
 
 
-def _plans(source: Path, types: dict[str, int], progress: Bar) -> dict[str, _DryRun]:
+def _job(source: Path, types: dict[str, int], threads: int) -> QuantizeJob:
+    return {"source": str(source), "types": types, "out": "", "threads": threads}
+
+
+def _plans(source: Path, types: dict[str, int], progress: Bar) -> dict[str, DryRun]:
     """What llama.cpp would do for each type: its dry run, which reads only the header."""
     if not types:
         return {}
     progress(0, len(types), f"asking llama.cpp about {', '.join(types)}")
-    answers = run_worker(WORKER, {"source": str(source), "types": types, "out": "", "threads": 1})
-    plans = {quant: _DryRun(**answer) for quant, answer in answers.items()}
+    answers = run_worker(WORKER, _job(source, types, 1))
+    plans = msgspec.convert(answers, dict[str, DryRun])
     for quant, plan in plans.items():
-        if plan.needs_imatrix:
+        if plan["needs_imatrix"]:
             raise UsageError(
                 f"llama.cpp cannot make {quant} without an importance matrix, which skill-train does not make",
                 code="cannot_quantize",
@@ -208,9 +205,9 @@ def _plans(source: Path, types: dict[str, int], progress: Bar) -> dict[str, _Dry
 
 
 def _make_all(
-    jobs: dict[str, dict[str, Any]],
+    jobs: dict[str, QuantizeJob],
     files: dict[str, Path],
-    plans: dict[str, _DryRun],
+    plans: dict[str, DryRun],
     *,
     at_once: int,
     progress: Bar,
@@ -228,7 +225,7 @@ def _make_all(
     bars = _parts_of(progress, len(jobs))
     with ending(ThreadPoolExecutor(at_once)) as pool:
         pending = {
-            pool.submit(_make, job, files[quant], quant, plans[quant].fallbacks, bars(quant), warn, note): quant
+            pool.submit(_make, job, files[quant], quant, plans[quant]["fallbacks"], bars(quant), warn, note): quant
             for quant, job in jobs.items()
         }
         for future in as_completed(pending):
@@ -252,10 +249,10 @@ def _worker_bytes(source_bytes: int) -> int:
 
 
 def _make(
-    job: dict[str, Any],
+    job: QuantizeJob,
     final: Path,
     quant: str,
-    planned: list[dict[str, str]],
+    planned: list[Fallback],
     progress: Bar,
     warn: Callable[[str, str], None],
     note: Callable[[str, ExportedFile], Any],
@@ -263,7 +260,7 @@ def _make(
     """Quantizes one file and returns its entry in the record."""
     started = time.monotonic()
     with whole_file(final) as part:
-        run_worker(WORKER, job | {"out": str(part)}, progress=progress)
+        run_worker(WORKER, {**job, "out": str(part)}, progress=progress)
         progress(1, 1, "written, reading it back")
         made = read_gguf(part)
         fallbacks = fallbacks_of(made, planned, quant)
@@ -315,7 +312,7 @@ def _check_unchanged(file: Path, entry: ExportedFile, record: Path) -> None:
         )
 
 
-def _check_room(source: Path, out: Path, files: dict[str, Path], plans: dict[str, _DryRun]) -> None:
+def _check_room(source: Path, out: Path, files: dict[str, Path], plans: dict[str, DryRun]) -> None:
     for quant in plans:
         if files[quant].exists():
             raise UsageError(
@@ -328,7 +325,7 @@ def _check_room(source: Path, out: Path, files: dict[str, Path], plans: dict[str
         return
     header = read_gguf(source)
     metadata_bytes = header.size_bytes - sum(tensor.n_bytes for tensor in header.tensors.values())
-    need = sum(plan.size_bytes + metadata_bytes for plan in plans.values())
+    need = sum(plan["size_bytes"] + metadata_bytes for plan in plans.values())
     require_space(out, need, f"{', '.join(plans)} files")
     require_memory(_worker_bytes(header.size_bytes), "quantizing")
 
