@@ -152,7 +152,7 @@ def _missing(gguf: GgufFile, said: Stated) -> list[str]:
 
 def _deepseek_gating(gguf: GgufFile) -> int:
     """Softmax; and sigmoid of what llama.cpp takes for GLM-4.7-Flash by its size."""
-    layers, tokens = gguf.of_architecture("block_count"), len(gguf.metadata.get("tokenizer.ggml.tokens", []))
+    layers, tokens = gguf.of_architecture("block_count"), len(gguf.strings("tokenizer.ggml.tokens"))
     return 2 if layers in (47, 48) and tokens == 154880 else 1
 
 
@@ -171,7 +171,7 @@ def _base(gguf: GgufFile) -> Any:
 
 def _vocabulary_size(gguf: GgufFile, said: Stated) -> list[str]:
     rows = gguf.tensors["token_embd.weight"].shape[-1] if "token_embd.weight" in gguf.tensors else None
-    tokens = len(gguf.metadata.get("tokenizer.ggml.tokens", []))
+    tokens = len(gguf.strings("tokenizer.ggml.tokens"))
     found = [] if rows in (None, tokens) else [f"{tokens} tokens in the vocabulary, {rows} rows in the embedding"]
     expected = said.text.get("vocab_size")
     if expected is not None and tokens < expected:

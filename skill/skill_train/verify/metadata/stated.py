@@ -302,7 +302,7 @@ def _scaling(name: str) -> Callable[[Stated, GgufFile], Any]:
 attention_factor = _scaling("attn_factor")
 
 EXPECTED: dict[str, tuple[str, ...] | Callable[[Stated, GgufFile], Any]] = {
-    "vocab_size": lambda said, gguf: said("vocab_size") or len(gguf.metadata.get("tokenizer.ggml.tokens", [])),
+    "vocab_size": lambda said, gguf: said("vocab_size") or len(gguf.strings("tokenizer.ggml.tokens")),
     "block_count": _layers,
     "context_length": _context,
     "embedding_length": ("hidden_size", "n_embd", "d_model"),
