@@ -12,11 +12,11 @@ from skill_train.facts import DatasetFacts
 from skill_train.hub import dataset_card, first_rows
 from skill_train.hub.client import REQUEST_SECONDS, Subject, ask, understood
 from skill_train.hub.dataset_card import Configuration
+from skill_train.hub.first_rows import Row
 from skill_train.program.parquet import as_written
 from skill_train.recipe.fields import Recipe
 from skill_train.recipe.formats import DetectedFormat
 
-Row = dict[str, Any]
 # How the first rows become examples, for a recipe; it refuses what cannot be trained.
 FindFormat = Callable[[Recipe, Sequence[Row]], DetectedFormat]
 
