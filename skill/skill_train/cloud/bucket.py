@@ -149,7 +149,7 @@ def _listed(bucket: str, folder: str, say: Say) -> list[BucketFile]:
 
 
 def _newest_whole(
-    listed: dict[str, BucketFile], markers: JsonObject, newest_first: list[str]
+    listed: dict[str, BucketFile], markers: dict[str, JsonObject], newest_first: list[str]
 ) -> tuple[int | None, dict[str, FileDigest | None]]:
     """The step and the files of the newest checkpoint of which every file exists in its full size."""
     for marker in newest_first:
@@ -188,7 +188,7 @@ def _digests(value: Any) -> dict[str, FileDigest] | None:
     return whole if len(whole) == len(value) else None
 
 
-def _read_json(bucket: str, files: list[BucketFile], say: Say) -> JsonObject:
+def _read_json(bucket: str, files: list[BucketFile], say: Say) -> dict[str, JsonObject]:
     """JSON documents by their path in the folder. Incomplete documents are left out."""
     texts = _fetch(bucket, [file.remote for file in files], say)
     found = {}

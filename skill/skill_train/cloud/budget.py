@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import TypedDict
 
 from skill_train.core.errors import DecisionNeeded, UsageError
 from skill_train.core.units import dollars
@@ -13,6 +13,16 @@ from skill_train.run.plan_record import Estimate, Plan
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _MOST_DAYS = 365  # of a timeout; more is a slip of the hand, and nobody's budget
+
+
+class Cost(TypedDict):
+    """Dollars of a job, as answers have them; None where the estimate or the price is unknown."""
+
+    low: float | None
+    high: float | None
+    most: float | None
+    usd_per_hour: float | None
+    basis: str
 
 
 @dataclass(frozen=True)
@@ -37,7 +47,7 @@ class Budget:
         """Whether the upper estimate exceeds the timeout."""
         return self.seconds is not None and self.timeout_seconds < self.seconds[1]
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> Cost:
         low, high = (None, None) if self.cost_usd is None else (round(end, 6) for end in self.cost_usd)
         most = None if self.most_usd is None else round(self.most_usd, 6)
         return {"low": low, "high": high, "most": most, "usd_per_hour": self.usd_per_hour, "basis": self.basis}
