@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -96,7 +97,7 @@ def _answer(console: Console, asked: Recipe, options: DataOptions) -> Result:
     )
 
 
-def _recipe(file: Path | None, flags: dict[str, Any]) -> Recipe:
+def _recipe(file: Path | None, flags: dict[str, object]) -> Recipe:
     """The recipe for reading the dataset. The model may be missing, because data can be inspected alone."""
     loaded = asdict(fields.load(file)) if file is not None else {}
     values = {key: value for key, value in loaded.items() if value is not None} | flags
@@ -215,7 +216,7 @@ def _fix(console: Console, subject: Inspection, counter: Any, out: Path) -> writ
 def _refuses(subject: Inspection, counter: Any) -> write_fixed.Refuses:
     """Encodes every row: exactly the rows that training would reject are left out."""
 
-    def refuses(line: int, row: dict[str, Any]) -> str | None:
+    def refuses(line: int, row: Mapping[str, object]) -> str | None:
         encoded = counter.encode(line, row)
         if encoded is None:
             return "template"

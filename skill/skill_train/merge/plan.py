@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from skill_train.core.errors import UsageError
+from skill_train.core.foreign import JsonObject
 from skill_train.model.adapter import Adapter, pattern_value, whole_tensors
 from skill_train.model.lora_math import Change, embedding, linear, same, scaling
 from skill_train.model.weight_files import FLOAT_BYTES, Shard, Stored, same_bytes
@@ -36,7 +37,7 @@ class Base:
     """A base model's folder: its config and the header entries of its weights."""
 
     folder: Path
-    config: dict[str, Any]
+    config: JsonObject
     shards: list[Shard]
 
     @property
@@ -58,7 +59,7 @@ class MergePlan:
 
     changes: dict[str, Change] = field(default_factory=dict)
     copies: dict[str, str] = field(default_factory=dict)
-    config: dict[str, Any] = field(default_factory=dict)
+    config: dict[str, object] = field(default_factory=dict)
     unmatched: dict[str, str] = field(default_factory=dict)
     ambiguous: bool = False
 
@@ -376,7 +377,7 @@ def _misfit(tensor: str, expected: Any, got: Any, hint: str = _OTHER_BASE) -> Us
     )
 
 
-def _configs(config: dict[str, Any]) -> list[dict[str, Any]]:
+def _configs(config: JsonObject) -> list[JsonObject]:
     """The config and the text part of a multimodal one."""
     inner = config.get("text_config")
     return [config, inner] if isinstance(inner, dict) else [config]

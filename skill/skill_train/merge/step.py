@@ -18,8 +18,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -27,6 +27,7 @@ from skill_train.core.console import Bar
 from skill_train.core.digests import digests
 from skill_train.core.errors import NotInstalled, UsageError, nearest
 from skill_train.core.files import whole_folder
+from skill_train.core.foreign import JsonObject
 from skill_train.core.peak_memory import peak_memory_bytes
 from skill_train.machine.address_space import require_room_for_torch
 from skill_train.merge import check_logits as merge_gate
@@ -95,7 +96,7 @@ def merge(
         require_space(out.parent, planned_bytes(model, plan, DTYPES[dtype] if dtype else None), "the merged model")
         with whole_folder(out) as part:
             changes, found = _write(model, tuned, plan, reasons, part, dtype, progress, warn, ways.weights)
-            compared: dict[str, Any] = {"base": base, "adapter": adapter, "merged": part, "rows": rows, "bar": progress}
+            ask = partial(merge_gate.gate, base=base, adapter=adapter, merged=part, rows=rows, bar=progress)
             made = MergeRecord(
                 step=record.stem,
                 inputs=inputs.result(),
@@ -103,7 +104,7 @@ def merge(
                 how="peft" if reasons else "streamed",
                 reasons=reasons,
                 changes=changes,
-                gate=_gate(ways, found, changes, threshold, compared),
+                gate=_gate(ways, found, changes, threshold, ask),
                 versions=versions("torch", "transformers", "peft", "safetensors"),
                 seconds=round(time.monotonic() - started, 2),
                 peak_memory_bytes=peak_memory_bytes(),
@@ -160,16 +161,20 @@ def _gate(
     found: merge_weights.Found,
     changes: Changes,
     threshold: float | None,
-    compared: dict[str, Any],
+    ask: Callable[..., Gate],
 ) -> Gate:
-    """The outcome of the answers, with that of the weights inside; or of the weights alone."""
+    """The outcome of the answers, with that of the weights inside; or of the weights alone.
+
+    Args:
+        ask: `merge_gate.gate` of these models and texts.
+    """
     kept, stored = changes.get("kept_after_rounding"), changes["stored_dtype"]
     weights = merge_weights.outcome(found, stored=stored, kept=kept) if ways.weights else None
     if weights is not None and (ways.no_answers or weights["failures"]):
         return {**weights, "no_answers": ways.no_answers or "the weights are wrong already"}
     started = time.monotonic()
     tokens = merge_gate.MAX_TOKENS if weights is None else merge_gate.ENOUGH_TOKENS
-    outcome = merge_gate.gate(**compared, stored=stored, kept=kept, threshold=threshold, tokens=tokens)
+    outcome = ask(stored=stored, kept=kept, threshold=threshold, tokens=tokens)
     seconds = round(time.monotonic() - started, 2)
     return {**outcome, "by": "answers", "weights": weights, "seconds": seconds}
 
@@ -205,7 +210,7 @@ def _read_base(folder: Path, adapter: Adapter, out: Path) -> Base:
     return Base(folder, config, read_folder(folder))
 
 
-def _refuse_quantized(folder: Path, config: dict[str, Any], adapter: Adapter, out: Path) -> None:
+def _refuse_quantized(folder: Path, config: JsonObject, adapter: Adapter, out: Path) -> None:
     """A change cannot be added to packed integers."""
     levels = [level for level in (config, config.get("text_config")) if isinstance(level, dict)]
     found = next((q for level in levels if isinstance(q := level.get("quantization_config"), dict)), None)
@@ -224,7 +229,7 @@ def _refuse_quantized(folder: Path, config: dict[str, Any], adapter: Adapter, ou
     )
 
 
-def _require_known(folder: Path, config: dict[str, Any]) -> None:
+def _require_known(folder: Path, config: JsonObject) -> None:
     """The gate runs the model, and never with code from its folder."""
     known = causal_model_types()
     if known is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from skill_train.core.errors import UsageError, nearest
@@ -264,7 +265,7 @@ def few_steps(recipe: ResolvedRecipe, steps: int) -> str | None:
     return f"{too_few}; more epochs, or a smaller effective_batch_size"
 
 
-def _asked(recipe: Recipe, resolved: dict[str, Any]) -> dict[str, Any]:
+def _asked(recipe: Recipe, resolved: Mapping[str, object]) -> dict[str, object]:
     """The user's original values of fields that were resolved, so that they can be resolved again for other data or
     another model."""
     said = {key: value for key, value in dataclasses.asdict(recipe).items() if key not in POLICY}
@@ -284,7 +285,7 @@ def _require_feedable(steps: int, recipe: Recipe) -> None:
         )
 
 
-def _tuning(recipe: Recipe, model: ModelFacts, reasons: list[Reason]) -> dict[str, Any]:
+def _tuning(recipe: Recipe, model: ModelFacts, reasons: list[Reason]) -> dict[str, object]:
     """What is trained, and at which rate. Fields that full fine-tuning does not read get fixed values, so that equal
     runs have equal hashes.
 

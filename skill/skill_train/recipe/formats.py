@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -56,7 +56,7 @@ class DetectedFormat(NamedTuple):
         return frozenset(self.columns[name] for name in COLUMNS[self.format] if name in self.columns)
 
 
-def detect(row: dict[str, Any]) -> DetectedFormat | None:
+def detect(row: Mapping[str, object]) -> DetectedFormat | None:
     """The first format whose columns this row has."""
     for name in COLUMNS:
         columns = match(name, row) if name not in ASKED_FOR else None
@@ -65,7 +65,7 @@ def detect(row: dict[str, Any]) -> DetectedFormat | None:
     return None
 
 
-def match(name: str, row: dict[str, Any]) -> dict[str, str] | None:
+def match(name: str, row: Mapping[str, object]) -> dict[str, str] | None:
     """The mapping of one format onto this row, or None."""
     columns = {}
     for wanted, candidates in COLUMNS[name].items():
