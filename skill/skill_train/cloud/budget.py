@@ -62,6 +62,14 @@ class Need:
     timeout_seconds: int | None
 
 
+@dataclass(frozen=True)
+class Price:
+    """Of a machine; None when none is known. `source` says for the reader where it is from."""
+
+    usd_per_hour: float | None
+    source: str
+
+
 def need_of(plan: Plan) -> Need:
     return Need(plan.flavor or "", plan.estimates.seconds, plan.timeout_seconds)
 
@@ -69,8 +77,7 @@ def need_of(plan: Plan) -> Need:
 def budget(
     need: Need,
     *,
-    usd_per_hour: float | None,
-    price: str,
+    price: Price,
     timeout: int | None,
     max_cost: float | None,
     spent: float = 0.0,
@@ -79,7 +86,6 @@ def budget(
     """The budget of a job.
 
     Args:
-        price: where the price is from, for the reader.
         timeout: seconds that were asked for; None takes what the plan computed, or less where `max_cost` needs it.
         max_cost: dollars that all jobs of the plan together may never exceed.
         spent: dollars of those before this one.
@@ -88,7 +94,7 @@ def budget(
     Raises:
         DecisionNeeded: no timeout is known, it is below the lower estimate, or the cost may exceed `max_cost`.
     """
-    estimate = need.seconds
+    estimate, usd_per_hour = need.seconds, price.usd_per_hour
     seconds = None
     if estimate.low is not None and estimate.high is not None:
         seconds = (float(estimate.low), float(estimate.high))
@@ -98,7 +104,7 @@ def budget(
         affordable = _affordable(max_cost - spent, usd_per_hour)
         lowered = affordable < limit and seconds is not None and affordable >= seconds[1]
         limit = affordable if lowered else limit
-    basis = "no price is known" if usd_per_hour is None else f"{dollars(usd_per_hour)} an hour, {price}"
+    basis = "no price is known" if usd_per_hour is None else f"{dollars(usd_per_hour)} an hour, {price.source}"
     cost = None
     if seconds is None:
         basis += f"; no estimate: {estimate.basis}"

@@ -12,7 +12,7 @@ import msgspec
 
 from skill_train.cloud import budget as cloud_budget
 from skill_train.cloud import stage_data, start_once
-from skill_train.cloud.budget import Budget, Cost, Need
+from skill_train.cloud.budget import Budget, Cost, Need, Price
 from skill_train.cloud.order import Order, Sent, Upload, uploads
 from skill_train.commands._cost import cost_in_words
 from skill_train.commands._drawing import draw_line, draw_text
@@ -218,8 +218,7 @@ def _budget_of(plan: Plan, job: CloudJob) -> Budget:
         seconds = Estimate(None, None, why)
     found = cloud_budget.budget(
         Need(job.flavor, seconds, plan.timeout_seconds),
-        usd_per_hour=job.usd_per_hour,
-        price=f"asked {job.asked_at[:10]}",
+        price=Price(job.usd_per_hour, f"asked {job.asked_at[:10]}"),
         timeout=limit or 1,  # without an estimate any will do
         max_cost=None,
     )
