@@ -110,18 +110,8 @@ def _plan(
     offered: Any,
     probe: Any = None,
 ) -> Plan:
-    machine = facts.machine
-    known = measured_speed.known(machine, facts.model, choices.device or machine.device)
-    return make.make_plan(
-        recipe,
-        model=facts.model,
-        dataset=facts.dataset,
-        machine=machine,
-        choices=choices,
-        probe=probe,
-        offered=offered,
-        calibrations=known,
-    )
+    known = measured_speed.known(facts.machine, facts.model, choices.device or facts.machine.device)
+    return make.make_plan(recipe, facts, choices=choices, probe=probe, offered=offered, calibrations=known)
 
 
 def pinned(recipe: Recipe, model_commit: str | None, data_commit: str | None) -> Recipe:

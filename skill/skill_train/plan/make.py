@@ -19,6 +19,7 @@ from skill_train.plan.placement import (
     HERE,
     PROBE_FROM_PARAMETERS,
     Choices,
+    Workload,
     has_device,
     placement,
     split_of,
@@ -42,10 +43,8 @@ TEXT_OF_VISION = ("fuyu", "gemma3", "gemma3n", "gemma4", "git", "llama4", "mllam
 
 def make_plan(
     recipe: Recipe,
+    facts: Facts,
     *,
-    model: ModelFacts,
-    dataset: DatasetFacts,
-    machine: MachineFacts,
     choices: Choices = HERE,
     probe: PrecisionProbe | None = None,
     offered: tuple[Flavor, ...] = (),
@@ -62,11 +61,13 @@ def make_plan(
         DecisionNeeded: a choice that is not safe was asked for.
     """
     choices = with_precision(choices, pure_bf16=recipe.pure_bf16)
-    dataset = for_model(dataset, has_chat_template=model.has_chat_template)
+    model, machine = facts.model, facts.machine
+    dataset = for_model(facts.dataset, has_chat_template=model.has_chat_template)
     reasons: list[Reason] = []
     resolved = _resolve(recipe, model, dataset, reasons)
-    here = places.local_candidate(resolved, model, dataset, machine, choices, probe, calibrations or {})
-    cloud = places.flavors(resolved, model, dataset, offered, choices)
+    workload = Workload(resolved, model, dataset)
+    here = places.local_candidate(workload, machine, choices, probe, calibrations or {})
+    cloud = places.flavors(workload, offered, choices)
     counted = dataset.tokens is not None and dataset.tokens.counted
     said = {"sensitive": recipe.sensitive, "counted": counted}
     decision = rubric.decide(resolved, model=model, here=here, choices=choices, **said)
