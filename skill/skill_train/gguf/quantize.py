@@ -104,9 +104,7 @@ def quantize(
     to_make = [quant for quant in plans if quant not in same]
     _check_room(source, out, files, {quant: plans[quant] for quant in to_make})
     made = _make_all(
-        {quant: _job(source, {quant: types[quant]}, threads) for quant in to_make},
-        files,
-        plans,
+        [_ToMake(quant, _job(source, {quant: types[quant]}, threads), files[quant], plans[quant]) for quant in to_make],
         at_once=_at_once(source),
         progress=progress,
         warn=warn,
@@ -204,10 +202,18 @@ def _plans(source: Path, types: dict[str, int], progress: Bar) -> dict[str, DryR
     return plans
 
 
+@dataclass(frozen=True)
+class _ToMake:
+    """A file that is to be made, and what llama.cpp said that it would do."""
+
+    quant: str
+    job: QuantizeJob
+    file: Path
+    plan: DryRun
+
+
 def _make_all(
-    jobs: dict[str, QuantizeJob],
-    files: dict[str, Path],
-    plans: dict[str, DryRun],
+    wanted: list[_ToMake],
     *,
     at_once: int,
     progress: Bar,
@@ -215,23 +221,20 @@ def _make_all(
     note: Callable[[str, ExportedFile], Any],
     keep: Callable[[dict[str, ExportedFile]], Any],
 ) -> dict[str, ExportedFile]:
-    """The record's entries in the order of `jobs`, of files that are made side by side.
+    """The record's entries in the order of `wanted`, of files that are made side by side.
 
     Args:
         note: called with the entry of a file before that gets its name.
         keep: called with the entries so far whenever a file is whole, so that a failure of another loses nothing.
     """
     done: dict[str, ExportedFile] = {}
-    bars = _parts_of(progress, len(jobs))
+    bars = _parts_of(progress, len(wanted))
     with ending(ThreadPoolExecutor(at_once)) as pool:
-        pending = {
-            pool.submit(_make, job, files[quant], quant, plans[quant]["fallbacks"], bars(quant), warn, note): quant
-            for quant, job in jobs.items()
-        }
+        pending = {pool.submit(_make, one, bars(one.quant), warn, note): one.quant for one in wanted}
         for future in as_completed(pending):
             if future.exception() is None:
                 done[pending[future]] = future.result()
-                done = {quant: done[quant] for quant in jobs if quant in done}
+                done = {one.quant: done[one.quant] for one in wanted if one.quant in done}
                 keep(done)
     for future in pending:
         future.result()  # raises what one of them raised
@@ -249,21 +252,18 @@ def _worker_bytes(source_bytes: int) -> int:
 
 
 def _make(
-    job: QuantizeJob,
-    final: Path,
-    quant: str,
-    planned: list[Fallback],
+    wanted: _ToMake,
     progress: Bar,
     warn: Callable[[str, str], None],
     note: Callable[[str, ExportedFile], Any],
 ) -> ExportedFile:
     """Quantizes one file and returns its entry in the record."""
-    started = time.monotonic()
-    with whole_file(final) as part:
-        run_worker(WORKER, {**job, "out": str(part)}, progress=progress)
+    started, quant = time.monotonic(), wanted.quant
+    with whole_file(wanted.file) as part:
+        run_worker(WORKER, {**wanted.job, "out": str(part)}, progress=progress)
         progress(1, 1, "written, reading it back")
         made = read_gguf(part)
-        fallbacks = fallbacks_of(made, planned, quant)
+        fallbacks = fallbacks_of(made, wanted.plan["fallbacks"], quant)
         matrices = [tensor for tensor in made.tensors.values() if len(tensor.shape) > _ONE_DIMENSION]
         entry: ExportedFile = {
             **file_digest(part),
@@ -278,7 +278,7 @@ def _make(
         got = ", ".join(sorted({fallback["got"] for fallback in fallbacks}))
         warn(
             "quant_fallback",
-            f"{final.name}: {len(fallbacks)} of {len(matrices)} matrices are stored as {got}, which is larger, "
+            f"{wanted.file.name}: {len(fallbacks)} of {len(matrices)} matrices are stored as {got}, which is larger, "
             f"because {fallbacks[0]['why']}",
         )
     return entry

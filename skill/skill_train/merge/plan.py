@@ -82,8 +82,8 @@ def plan_merge(base: Base, adapter: Adapter) -> MergePlan:
     if free:
         tie = replace(tie, head=next(iter(free))) if tie else None
     plan = MergePlan()
-    for module, parts in adapter.modules.items():
-        _plan_module(plan, base, adapter, module, parts, names, tie)
+    for module in adapter.modules:
+        _plan_module(plan, base, adapter, module, names, tie)
     for parameter, tensor in adapter.replaced.items():
         _merge_into(plan, names[parameter], replace=adapter.tensor(tensor))
     if tie:
@@ -163,12 +163,11 @@ def _plan_module(
     base: Base,
     adapter: Adapter,
     module: str,
-    parts: dict[str, str],
     names: dict[str, str],
     tie: _Tie | None,
 ) -> None:
     """Adds the change of one adapted module."""
-    config = adapter.config
+    config, parts = adapter.config, adapter.modules[module]
     target = names[f"{module}.weight"]
     if "token_rows" in parts:
         # A head that is tied follows the embedding, and the config names that one only.
