@@ -32,6 +32,7 @@ class Questions:
         rendered: `conversations` by the reference's chat template; None without one.
         sequences: token ids whose logits are compared.
         prompts: token ids to answer.
+        sample: how much is asked.
     """
 
     reference: Path
@@ -44,6 +45,7 @@ class Questions:
     rendered: list[Rendered] | None
     sequences: list[list[int]]
     prompts: list[list[int]]
+    sample: Sample
 
     @property
     def conversations(self) -> list[Conversation]:
@@ -110,4 +112,5 @@ def questions_of(
         rendered,
         texts(held_out, tokenizer=tokenizer, config=config, most=sample.tokens),
         prompts(held_out, tokenizer=tokenizer, config=config, sample=sample),
+        sample,
     )

@@ -118,10 +118,11 @@ def verify(
         rendering = beside.submit(own_templates, files, asked.conversations)
         with tempfile.TemporaryDirectory(prefix="skill-train-verify-") as scratch:
             rounding = rounding_of(record.parent / "merge.json", reference) if adapter and files else None
-            measured, weights = _measure(asked, base, sample, files, Path(scratch), drafting, rounding)
+            measured, weights = _measure(asked, base, files, Path(scratch), drafting, rounding)
             subject = Subject(**vars(asked), measured=measured)
-            known, scope = Known(files, weights, rendering.result(), drafting.result()), scoping.result()
-            judge(ggufs, subject, found, record.parent, scope.inputs.ggufs, warn, progress, known)
+            scope = scoping.result()
+            known = Known(files, weights, rendering.result(), drafting.result(), scope.inputs.ggufs)
+            judge(subject, found, record.parent, known, warn, progress)
             judge_adapters(adapters, subject, found, record.parent, scope.inputs.ggufs, Path(scratch))
     return StepResult(_written(record, scope, found, subject.samples, time.monotonic() - started))
 
@@ -129,7 +130,6 @@ def verify(
 def _measure(
     asked: Questions,
     base: Path | None,
-    sample: Sample,
     files: list[GgufFile],
     folder: Path,
     drafting: Future[Draft],
@@ -144,7 +144,7 @@ def _measure(
             texts=asked.sequences,
             prompts=asked.prompts,
             stops=asked.stops,
-            sample=sample,
+            sample=asked.sample,
             folder=folder,
             switches_off=base == asked.reference and asked.adapter is not None and plain,
             drafts=lambda: drafting.result().answers,
